@@ -223,6 +223,37 @@ def test_pieces_that_a_user_defined_are_text(tmp_path):
   assert list(vocabularies.control_tokens_of(vocabulary)) == ["[MASK]"]
 
 
+def test_letters_of_a_byte_are_text(tmp_path):
+  """As SentencePiece reads them, by a tokenizer.json of the same pieces, which alone would take them for the byte."""
+  path = sentencepiece_model(
+    tmp_path,
+    vocab_size=320,
+    hard_vocab_limit=False,
+    byte_fallback=True,
+    unk_id=2,
+    bos_id=-1,
+    normalization_rule_name="identity",
+  )
+  published = vocabularies.load(path)
+  pieces = [(published.tokenizer.id_to_piece(i), published.tokenizer.get_score(i)) for i in range(published.vocab_size)]
+  made = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, 2, True))
+  made.normalizer = tokenizers.normalizers.NFKC()
+  made.pre_tokenizer, made.decoder = tokenizers.pre_tokenizers.Metaspace(), tokenizers.decoders.ByteFallback()
+  made.add_special_tokens(["<pad>", "</s>", "<unk>"])
+  made.save(str(tmp_path / "tokenizer.json"))
+  vocabulary = vocabularies.load(str(tmp_path / "tokenizer.json"))
+  assert 3 + 10 in made.encode("<0x0A>").ids
+  for text in ("<0x0A>", "the <0x0A>é number <0xC3><0xA9>", "the é\n", "é <0x0a> <0x0A"):
+    expected = list(published.encode(text))
+    assert list(vocabularies.as_text(vocabulary).encode(text)) == expected
+    assert vocabularies.encode_text(vocabulary, text, special_tokens="all") == expected
+    assert vocabularies.tokens_of(vocabularies.as_text(vocabulary), text).ids.tolist() == expected
+  found = vocabularies.encode_text(vocabulary, "</s><0x0A>", special_tokens="all")
+  assert found == [1, *published.encode("<0x0A>")[1:]] or found == [1, *published.encode("<0x0A>")]
+  wide = vocabularies.encode_text(vocabulary, "＜0x0A＞")
+  assert wide == list(published.encode("<0x0A>"))
+
+
 def test_counts(tmp_path):
   vocabulary = vocabularies.load(wordpiece(tmp_path), extra_ids=2)
   texts = ["[PAD] [PAD]", "<extra_id_1> [MASK][MASK][MASK]", "<extra_id_2> </s>"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 
 import numpy as np
@@ -22,6 +23,7 @@ from t2t.data import (
   selection,
   text_formats,
   vocabularies,
+  windows,
 )
 from t2t.data.preview import examples as previews
 from t2t.data.sources import faults, slices
@@ -138,6 +140,45 @@ def test_a_stream_whose_share_makes_nothing_reads_the_other_shares(register, sma
   texts = [[record for piece in share for _, record in source.records.read(piece)] for share in source.shares]
   assert all(int(record[1].split()[-1]) % 2 == 0 for record in texts[0])
   test_rows.assert_stopping_changes_nothing(batches(data), steps=4)
+
+
+class _Shards:
+  """Twelve shards of one record each, which is a window."""
+
+  num_columns = 1
+
+  def shards(self):
+    return [windows.Shard(1e6)] * 12
+
+  def read(self, piece):
+    yield 10**6, (b"%d" % piece.shard,)
+
+  def parse(self, found):
+    return found
+
+
+def shards_of(name, *, num_streams, seed):
+  data = data_of(name)
+  plan = pipeline.plan(data, "encoder_decoder", pipeline.load_task(data), train=True, seed=seed)
+  return rows.Source(plan, plan.task, _Shards(), windows.shares(_Shards().shards(), num_streams))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_example_in_an_epoch_is_enough(register, seed):
+  """Wherever the order of an epoch has it: at the beginning of one and at the end of the next."""
+  source = shards_of(register("a_twelfth"), num_streams=1, seed=seed)
+  read = []
+  for window in itertools.islice(source.windows(0, windows.Place()), 600):
+    read.append(window.place)
+    if window.records == [(b"7",)]:
+      source.progress.note(0)
+  order = itertools.islice(source.order(0).windows(_Shards(), windows.Place()), 600)
+  assert read == [window.place for window in order]
+
+
+def test_shares_without_an_example_end(register):
+  source = shards_of(register("no_twelfth"), num_streams=2, seed=1)
+  assert len(list(itertools.islice(source.windows(0, windows.Place()), 600))) <= 2 * (6 + 12 + 2 * 4)
 
 
 # ---- What is said of the first ---------------------------------------------------------------------------------------

@@ -296,6 +296,44 @@ def test_four_processes_do_as_one_does(text, module, alone, tmp_path):
     assert "broken.jsonl, line 2" in said[index].splitlines()[-1]
 
 
+# Of ten records the first stream has those whose targets are odd, see
+# `test_a_stream_whose_share_makes_nothing_reads_the_other_shares`.
+_FILTERED = """
+import seqio, tensorflow as tf
+from t2t.data import text_formats
+def source(split, shuffle_files=False, seed=None):
+  numbers = range(10)
+  texts = {"inputs": [f"{i} plus 1" for i in numbers], "targets": [f"{split} {i + 1}" for i in numbers]}
+  return tf.data.Dataset.from_tensor_slices(texts)
+for name, pattern in (("one_half", "train .*[13579]"), ("none_held_out", "validation .*")):
+  left_out = lambda dataset, pattern=pattern: dataset.filter(
+    lambda x: tf.logical_not(tf.strings.regex_full_match(x["targets"], pattern))
+  )
+  splits = {"train": 10, "validation": 10}
+  seqio.TaskRegistry.add(
+    name,
+    source=seqio.FunctionDataSource(source, splits=tuple(splits), num_input_examples=splits),
+    preprocessors=text_formats.preprocessors(left_out),
+    output_features=text_formats.t5_features(),
+  )
+"""
+
+
+def test_two_processes_read_tasks_whose_examples_are_left_out(tmp_path):
+  """A process whose share makes no example goes on with the other's; without held-out examples both say the same."""
+  (tmp_path / "filtered.py").write_text(_FILTERED)
+  train = lambda mixture: [
+    *("train", *test_train.T5, *_SHORT, *TWO["data"], "--config.data.num_streams=2"),
+    *(f"--config.data.mixture={mixture}", f"--config.data.task_modules={tmp_path / 'filtered.py'}"),
+    *("--config.data.vocabulary=bytes", f"--workdir={tmp_path / mixture}"),
+  ]
+  codes, said = Processes(2, 2, [train("one_half"), train("none_held_out")], cache=tmp_path).wait()
+  assert codes == [2] * 2, "\n".join(said)
+  assert 2 in curves(tmp_path / "one_half")[0]
+  for each in said:
+    assert "no held-out example: none_held_out makes none of the 10 records" in each.splitlines()[-1]
+
+
 # ---- Who does not come -----------------------------------------------------------------------------------------------
 
 

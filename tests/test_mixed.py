@@ -237,7 +237,7 @@ def test_held_out_text_of_all_comes_once(small, data, tmp_path, pack):
 
 
 def test_malformed_records_of_all_are_counted_together(data, tmp_path):
-  (tmp_path / "c.jsonl").write_text('{"text": "c is whole"}\n' * 3 + '{"text": "c has two"}\n' + "not json\n")
+  (tmp_path / "c.jsonl").write_text("".join(f'{{"text": "c is whole {i}"}}\n' for i in range(3)) + "not json\n")
   sources_of = {**data.sources, "c": {"files": f"{tmp_path}/c.jsonl"}}
   task = pipeline.load_task(dataclasses.replace(data, sources=sources_of, malformed=0.3))
   tallies = {id(each.source.tally("train")) for each in task.tasks}

@@ -214,7 +214,7 @@ def test_a_position_belongs_to_all_that_the_order_of_the_data_depends_on(data):
   free |= {"malformed", "files_may_change", "most_epochs", "sources", "size", "alpha"}
   free |= {"dictionary", "switching_rate"}  # which count together
   free.add("language")  # counts where tags name it
-  free |= {"labels", "columns", "prefix", "table"}  # of a table, whose resolved columns count, see test_tables.py
+  free |= {"labels", "columns", "prefix", "table"}  # of a table, which counts by `tables.identity`
 
   def identity(data, **options):
     options = {"batch_size": 8, "seed": 1, "num_streams": 2} | options

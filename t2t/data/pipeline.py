@@ -382,12 +382,13 @@ def _eval_parts(
     for name, spec in dataset.element_spec.items()
     if name != rows.POSITION
   }
-  own_counts = np.array([[filled, *(len(source.progress.yields) for source in read)]])
-  own_records = np.array([[source.progress.num_records for source in read]])
-  counts, records = own_counts, own_records
+  # [host, source, stream]: hosts may read the same streams.
+  of_streams = [[[source.progress.records.get(i, 0) for i in range(number)] for source in read]]
+  yielding = [[[i in source.progress.yields for i in range(number)] for source in read]]
+  counts = np.array([filled]), np.array(of_streams), np.array(yielding)
   if jax.process_count() > 1:
-    counts, records = (multihost_utils.process_allgather(x, tiled=True) for x in (own_counts, own_records))
-  most, read_of = int(counts[:, 0].max()), records.sum(axis=0)
+    counts = tuple(multihost_utils.process_allgather(x, tiled=True) for x in counts)
+  most, read_of, yields = int(counts[0].max()), counts[1].max(axis=0).sum(axis=1), counts[2].any(axis=(0, 2))
   if not most:
     of = f"config.data.sources.{task.name}" if task.name in data.sources else data.named
     where = "config.data.eval_files" if data.files else f"split {data.eval_split!r} of {of}"
@@ -396,8 +397,8 @@ def _eval_parts(
     why = f"{names} makes none of the {number:,} records that were read" if number else f"{names} has no record"
     instead = "" if data.files else f", or another split (config.data.eval_split={data.eval_split})"
     raise UserError(f"{where}: no held-out example: {why}; give text to evaluate on{instead}")
-  for source, number, streams_with in zip(read, read_of, counts[:, 1:].sum(axis=0), strict=True):
-    if number and not streams_with and jax.process_index() == 0:
+  for source, number, has_example in zip(read, read_of, yields, strict=True):
+    if number and not has_example and jax.process_index() == 0:
       telling.tell(
         f"{source.task.name}: split {of_task.split!r} has no held-out example, of {number:,} records that were read;"
         " the held-out loss is of the other tasks"

@@ -5,6 +5,7 @@ integers: for each task (epoch, group, window, examples taken from it), and for 
 rows taken from it) with the positions that its tasks had at that window's beginning.
 """
 
+import collections
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
@@ -239,21 +240,26 @@ class Source:
   def _used(self, stream: int, order: windows.Order, place: windows.Place) -> Iterator[windows.Window]:
     """The windows of an order up to an epoch without an example, or from its beginning `MOST_UNUSED` records."""
     begins, progress = place == windows.Place(), self.progress
-    unused: list[int] = []  # records of each window since the last example
-    epoch = epochs = count = whole = 0  # windows of this epoch, and of the last that was read from its beginning
+    epoch = None if begins else place.epoch
+    # Records of each window since the last example, and whether an epoch begins with it.  The newest windows are apart:
+    # their examples may not have been read yet.
+    newest: collections.deque[tuple[int, bool]] = collections.deque()
+    records = epochs = 0
     for window in order.windows(self.records, place):
-      if window.place.epoch != epoch or not epochs:
-        whole = count if epochs > (0 if begins else 1) else whole
-        epoch, epochs, count = window.place.epoch, epochs + 1, 0
       if stream in progress.made:
         progress.made.discard(stream)
-        unused.clear()
-      if whole and len(unused) >= whole + _AHEAD:
+        newest.clear()
+        records = epochs = 0
+      # Pieces come in another order in each epoch: two examples of a share may be nearly two epochs apart.
+      if epochs == 2:
         return
-      if begins and stream not in progress.yields and sum(unused[:-_AHEAD]) >= faults.MOST_UNUSED:
+      if begins and stream not in progress.yields and records >= faults.MOST_UNUSED:
         return
-      unused.append(len(window.records))
-      count += 1
+      newest.append((len(window.records), window.place.epoch != epoch))
+      epoch = window.place.epoch
+      if len(newest) > _AHEAD:
+        number, is_first = newest.popleft()
+        records, epochs = records + number, epochs + is_first
       progress.records[stream] = progress.records.get(stream, 0) + len(window.records)
       yield window
 

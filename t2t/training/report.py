@@ -61,7 +61,8 @@ def means(metrics: metrics_lib.Metrics) -> dict[str, float]:
   return {name: float(metric.total / max(metric.weight, 1e-8)) for name, metric in found.items()}
 
 
-_UNCOUNTED = 10  # batches in which nothing counts, after which a run ends
+# Batches without a position that counts after which it is reported, and rows of such batches after which a run ends.
+_UNCOUNTED, _UNCOUNTED_ROWS = 10, 1_000
 
 
 class Report:
@@ -141,7 +142,7 @@ class Report:
     host.pop("skipped", None)
     values = means(host)
     values |= self._throughput.step(tokens=float(host["tokens"].total), wait_seconds=made.wait_seconds)
-    self._check_counts(step, float(host["loss"].weight))
+    self._check_counts(step, host, rows=len(next(iter(made.batch.values()))))
     found = self._watch.judge(step, values, squares, made.batch)
     if found.back:
       return found.why
@@ -172,23 +173,31 @@ class Report:
       self._write(step, told)
     return ""
 
-  def _check_counts(self, step: int, weight: float) -> None:
-    """Ends a run in whose first batches no position counts: their loss is 0, and nothing is learned.
+  def _check_counts(self, step: int, metrics: metrics_lib.Metrics, *, rows: int) -> None:
+    """Ends a run in which no position has counted since training began: the loss is 0, and nothing is learned.
+
+    Few examples of a task may have an answer: a few batches without one are reported, many rows end the run.
 
     Raises:
       UserError: so it is.
     """
-    if self._uncounted is None or weight > 0:
+    losses = [metric for name, metric in metrics.items() if name == "loss" or name.endswith("_loss")]
+    if self._uncounted is None or any(float(metric.weight) > 0 for metric in losses):
       self._uncounted = None
       return
     self._uncounted += 1
-    if self._uncounted >= _UNCOUNTED or step == self._config.train.steps:
-      raise UserError(
-        f"step {step}: in the {self._uncounted} batch(es) since training began no position counts in the loss"
-        f" (config.train.loss={self._config.train.loss or 'cross_entropy'}: all weights are 0), so that nothing is"
-        " learned. Look at the targets, loss weights and questions of heads that the data makes, with `t2t tasks show`"
-        " or in the batches themselves, and give a task or a loss that goes with them"
-      )
+    what = (
+      f"step {step}: in the {self._uncounted} batch(es) since training or its stage began no position counts in the"
+      f" loss (config.train.loss={self._config.train.loss or 'cross_entropy'}: all weights are 0), so that nothing is"
+      " learned. Look at the targets, loss weights and questions of heads that the data makes, with `t2t tasks show`"
+      " or in the batches themselves, and give a task or a loss that goes with them"
+    )
+    is_last = step == self._config.train.steps
+    is_enough = self._uncounted >= _UNCOUNTED and self._uncounted * rows >= _UNCOUNTED_ROWS
+    if is_enough or (is_last and self._uncounted == step):
+      raise UserError(what)
+    if self._line is not None and (is_last or self._uncounted == _UNCOUNTED):
+      self._line.say(what)
 
   def _write(self, step: int, values: Mapping[str, float]) -> None:
     """Records numbers, here and with the tracker; those that stand there already stay."""

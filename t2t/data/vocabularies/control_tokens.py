@@ -34,6 +34,7 @@ _MARK = "\ufdd0"  # before the name of a control token where it is meant; a nonc
 # so that positions in a text stay right.
 _PROTECTED = {character: chr(0xFDD1 + number) for number, character in enumerate("<[|{(_@#$&*~!%^+=-/:;?.")}
 _PLAIN = {protected: character for character, protected in _PROTECTED.items()}
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # piece of a byte, for characters without a piece
 _ANY_PROTECTED = re.compile(f"[{''.join(_PLAIN)}]")
 
 
@@ -462,7 +463,11 @@ def _sentencepiece_reader(model: bytes) -> _SentencePieces:
 
 
 class _Subwords(_Reader):
-  """Two tokenizers: the published one, and one in which the names of control tokens have a mark in front."""
+  """Two tokenizers: the published one, and one in which the names of control tokens have a mark in front.
+
+  A Unigram model reads the letters "<0x0A>" as the piece of this byte, which SentencePiece does not.  For texts with
+  such letters there is a third, in which pieces of bytes have the mark, too.
+  """
 
   def __init__(self, content: str, special_ids: Collection[int], extra_ids: int):
     self._published = tokenizers.Tokenizer.from_str(content)
@@ -481,18 +486,27 @@ class _Subwords(_Reader):
     self._sentinels = {f"<extra_id_{number}>": last - number for number in range(extra_ids)}
     self.names = self._sentinels | own
     self._content = content
+    self._text = self._tokenizer(is_text=True)
+    model = json.loads(content)["model"]
+    falls_back = model["type"] == "Unigram" and model.get("byte_fallback")
+    of_bytes = {pieces.get(f"<0x{byte:02X}>"): None for byte in range(256)} if falls_back else {}
+    self._bytes = {} if None in of_bytes else of_bytes  # ids, in the order of the bytes
+    self._unknown = model.get("unk_id")
+
+  @functools.cache  # noqa: B019 - readers are few, and kept
+  def _tokenizer(self, *, is_text: bool, marks_bytes: bool = False) -> tokenizers.Tokenizer:
+    found = self._marked_tokenizer(marks_bytes)
     # Letters are text even with the mark in front.
-    self._text = self._marked_tokenizer()
-    self._text.encode_special_tokens = True
+    found.encode_special_tokens = is_text
+    return found
 
-  @functools.cached_property
-  def _marked(self) -> tokenizers.Tokenizer:
-    return self._marked_tokenizer()
-
-  def _marked_tokenizer(self) -> tokenizers.Tokenizer:
+  def _marked_tokenizer(self, marks_bytes: bool) -> tokenizers.Tokenizer:
     content = json.loads(self._content)
     names = {name: _MARK + name for name in self._control.values()}
     model = content["model"]
+    if marks_bytes:
+      model["byte_fallback"] = False
+      names |= {name: _MARK + name for name, _ in model["vocab"] if _BYTE.fullmatch(name)}
     if isinstance(model["vocab"], dict):
       model["vocab"] = {names.get(piece, piece): i for piece, i in model["vocab"].items()}
     else:
@@ -521,7 +535,14 @@ class _Subwords(_Reader):
 
   def _encode_text(self, text):
     # The batch call without offsets is the library's fastest, for a single text, too.
-    return self._text.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    ids = self._text.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    if self._bytes and not self._bytes.keys().isdisjoint(ids) and self._spells_bytes(text):
+      return [i for i, _, _ in self._tokens(text, is_text=True)]
+    return ids
+
+  def _spells_bytes(self, text: str) -> bool:
+    normalizer = self._published.normalizer
+    return _BYTE.search(text if normalizer is None else normalizer.normalize_str(text)) is not None
 
   def _encode_mixed(self, text, accept, protected):
     return [i for i, _, _ in self.encode_with_offsets(text, accept=accept, protected=protected)]
@@ -548,12 +569,25 @@ class _Subwords(_Reader):
           places.append(start + text[start:end].rindex(name))
     text = _plain(text) if protected else text
     parts = [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
-    tokenizer = self._marked if places else self._text
-    encoding = tokenizer.encode(_MARK.join(parts), add_special_tokens=False)
     marks = [place + number for number, place in enumerate(places)]
     return [
       (i, at + _unmarked(start, marks), at + _unmarked(end, marks))
-      for i, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
+      for i, start, end in self._tokens(_MARK.join(parts), is_text=not places)
+    ]
+
+  def _tokens(self, text: str, *, is_text: bool) -> list[tuple[int, int, int]]:
+    """(id, start, end) of each token of a text with marks; `is_text`: names with a mark are text, too."""
+    bytes_of = list(self._bytes) if self._bytes and self._spells_bytes(text) else []
+    tokenizer = self._tokenizer(is_text=is_text, marks_bytes=bool(bytes_of))
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    found = [(i, *offsets) for i, offsets in zip(encoding.ids, encoding.offsets, strict=True)]
+    if not bytes_of:
+      return found
+    # The library returns the letters of an unknown token as its text.
+    return [
+      (i, start, end)
+      for (unit, start, end), letters in zip(found, encoding.tokens, strict=True)
+      for i in ([bytes_of[byte] for byte in letters.encode()] if unit == self._unknown else [unit])
     ]
 
 
