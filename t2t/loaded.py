@@ -425,6 +425,9 @@ class Model:
     Raises:
       UserError: one cannot be asked.
     """
+    if isinstance(texts, str | Mapping):
+      one = "a text" if isinstance(texts, str) else "a mapping"
+      raise UserError(f"texts: is {one}; give a list with it, [...]")
     given = []
     for number, text in enumerate(texts):
       where = f"texts[{number}]"

@@ -262,7 +262,7 @@ def main(argv: list[str]) -> None:
   for input_path, output_path in _files(options, found if of_tasks else None, source):
     as_table = line_files.is_table(output_path)
     if as_table:
-      table_output.check(output_path)
+      table_output.check(output_path, input_path)
     rows_path = table_output.rows_path(output_path) if as_table else output_path
     job = lines.Job(input_path, rows_path, options.field, options.batch_size, options.strict, blank=blank)
     way = make_way(mesh)

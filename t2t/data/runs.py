@@ -156,7 +156,7 @@ def _tell_unread(config: Config, number: float) -> None:
     steps, size = config.train.steps, config.train.batch_size
     hosts.say(
       f"config.train.epochs={config.train.epochs:g}: {steps:,} steps of {size} examples leave {unread:,.0f} of"
-      f" {number:,.0f} unread in the last epoch; config.train.steps={steps + 1} reads them all"
+      f" {number:,.0f} unread in the last epoch"
     )
 
 

@@ -96,8 +96,9 @@ def read(path: str, *, field: str = "", form: Form = TEXTS) -> Iterator[Line]:
   number = 0
   if is_table(path):
     for number, values in enumerate(_table_rows(path), 1):
-      text, others = _taken(values, field or form.field, place(path, number), form, named=bool(field))
-      yield Line(number, text if text.strip() else "", others)
+      # A table keeps all columns, also the one with the text.
+      text, _ = _taken(dict(values), field or form.field, place(path, number), form, named=bool(field))
+      yield Line(number, text if text.strip() else "", values)
     if not number:
       raise UserError(f"{place(path)} has no row; give at least one below the names of the columns")
     return

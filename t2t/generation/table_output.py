@@ -25,12 +25,24 @@ def rows_path(output: str) -> str:
   return f"{output}{_ROWS}"
 
 
-def check(output: str) -> None:
-  """Refuses a compressed table, which would not be written so.
+def check(output: str, input_path: str) -> None:
+  """Refuses an output that would be written otherwise than named, or in the place of another file.
+
+  Args:
+    output: path of the table to write.
+    input_path: path of the input.
 
   Raises:
-    UserError: it is one.
+    UserError: the output is compressed, is the input, or exists and was not made by `t2t infer`.
   """
+  path = pathlib.Path(os.path.expanduser(output))
+  if path.exists() and os.path.realpath(path) == os.path.realpath(os.path.expanduser(input_path)):
+    raise UserError(f"--output {output}: is the input, which would be replaced; give another --output")
+  if path.exists() and not pathlib.Path(os.path.expanduser(rows_path(output))).exists():
+    raise UserError(
+      f"--output {output}: exists, and no {path.name}{_ROWS} beside it says what made it; give another --output, or"
+      " delete it to start anew"
+    )
   if pathlib.Path(output).suffix not in (".tsv", ".csv", ".parquet"):
     raise UserError(f"--output {output}: tables are written uncompressed; give a .tsv, .csv, .parquet or .jsonl file")
 

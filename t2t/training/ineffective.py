@@ -197,10 +197,7 @@ def _replaced(config: Config, steps: int) -> Iterator[str]:
   """Notes on keys in whose place another key is read."""
   optimizer, plain = config.optimizer, _defaults()
   if config.train.epochs:
-    yield (
-      f"config.train.epochs={config.train.epochs:g} is {steps:,} steps of {config.train.batch_size} examples;"
-      " config.train.steps is not read"
-    )
+    yield (f"config.train.epochs={config.train.epochs:g} is {steps:,} steps of {config.train.batch_size} examples")
   if optimizer.warmup_ratio and optimizer.warmup_steps not in (0, plain.optimizer.warmup_steps):
     yield (
       f"config.optimizer.warmup_steps={optimizer.warmup_steps} has no effect: {_RATIO}={optimizer.warmup_ratio:g} is"
