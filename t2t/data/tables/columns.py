@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from t2t import UserError, did_you_mean
-from t2t.data.tables import reading, values
+from t2t.data.tables import choices, reading, values
 from t2t.data.tables.spec import TableSpec
 
 # Roles that config.data.columns may name, and the kind of task that a role belongs to.
@@ -34,8 +34,22 @@ _PAIRS = (
 )
 _WORDS, _TAGS = ("tokens", "words"), ("ner_tags", "pos_tags", "chunk_tags", "upos", "tags", "ner", "labels", "label")
 _CANDIDATES = ("candidates", "choices", "options", "endings")
-_NUMBERED = re.compile(r"(choice|option|ending|candidate|solution|sol|answer)_?([0-9]|[a-e])")
-_RIGHT = (*_LABELS[:4], "answer", "answerkey", "answer_key", "correct", "gold", "target")
+# A column for each candidate; a letter alone is one of "question", "A", "B", "C", "D", "answer".
+_NUMBERED = re.compile(r"(choice|option|opt|op|ending|candidate|solution|sol|answer|)_?([0-9]+|[a-z])")
+_FEWEST_LETTERS = 3  # two may be the texts of a pair
+_RIGHT = (
+  *(*_LABELS[:4], "answer", "answerkey", "answer_key", "correct", "gold", "target", "cop"),
+  *("correct_answer", "correct_option", "correct_choice", "answer_index", "answer_idx"),
+)
+# Texts in front of candidates, in the order in which they are read: what a question is about, then the question.
+_ASKED = (
+  *("article", "passage", "story", "paragraph", "document", "premise", "context", "ctx", "question", "sentence"),
+  *("sent1", "text", "goal", "startphrase", "query"),
+)
+# Why an answer is right: to read it would tell the answer.
+_REASONS = ("exp", "explanation", "rationale", "reasoning", "reason", "cot", "solution", "analysis", "comment")
+# A task and what it is done to, which may be empty.
+_TASKS = (("instruction", "input"), ("instruction", "context"), ("prompt", "input"), ("prompt", "context"))
 _ANSWERS, _STARTS = ("answers", "answer", "answer_text"), ("answer_start", "start")
 _IDS = re.compile(r"(.*_)?(id|idx|index|guid|uid|uuid|line|row|unnamed_?\d*)|", re.IGNORECASE)
 
@@ -168,8 +182,10 @@ class Finder:
         return self._span()
       if self._looks_tagged():
         return self._tags()
-      if self._find_candidates() and any(map(self._named, _RIGHT)):
+      if any(map(self._named, _RIGHT)) and self._find_candidates():
         return self._choice()
+      if self._named("instruction") and any(map(self._named, _TARGETS)) and not any(map(self._named, _LABELS[:2])):
+        return self._text()
       if any(map(self._named, _TARGETS)) and not any(map(self._named, _LABELS)):
         return self._text()
     return self._labelled()
@@ -184,7 +200,9 @@ class Finder:
   def _text(self) -> TableSpec:
     label = self._one("targets", lambda: self._first(_TARGETS, "targets"))
     inputs = self._given.get("inputs") or self._given.get("text")
-    return TableSpec("text", tuple(inputs or [self._first(_INPUTS, "inputs", but=(label,))]), label)
+    pairs = [[self._named(name) for name in pair] for pair in _TASKS]
+    pair = next((pair for pair in pairs if all(pair) and label not in pair), None)
+    return TableSpec("text", tuple(inputs or pair or [self._first(_INPUTS, "inputs", but=(label,))]), label)
 
   def _tags(self) -> TableSpec:
     words = self._one("words", lambda: self._first((*_WORDS, "text", "sentence"), "words"))
@@ -201,13 +219,31 @@ class Finder:
   def _choice(self) -> TableSpec:
     candidates = self._given.get("candidates") or self._find_candidates()
     label = self._one("label", lambda: self._first(_RIGHT, "label", but=candidates))
-    texts = self._given.get("text")
-    if texts is None:
-      known = ("premise", "context", "ctx", "question", "sentence", "sent1", "text", "goal", "startphrase", "query")
-      texts = [name for name in map(self._named, known) if name and name not in (*candidates, label)]
-      others = [x.name for x in self._columns.values() if x.may_be_text and x.name not in (*candidates, label)]
-      texts = texts or self._only(others, "text", "text in front of the candidates")
+    texts = self._given.get("text") or self._find_asked((*candidates, label))
     return TableSpec("choice", tuple(texts), label, candidates=tuple(candidates))
+
+  def _find_asked(self, but: Sequence[str]) -> list[str]:
+    """The texts in front of the candidates; refuses a table with another, longer text that may belong to them."""
+    named = [name for name in map(self._named, _ASKED) if name and name not in but]
+    others = [x for x in self._columns.values() if x.may_be_text and x.name not in (*but, *named)]
+    if not named:
+      return self._only([x.name for x in others], "text", "text in front of the candidates")
+    longest = max(self._columns[name].words for name in named)
+    longer = [x.name for x in others if x.words > max(longest, _FEWEST_WORDS_OF_TEXT) and not self._tells_why(x.name)]
+    if longer:
+      both = "+".join([longer[0], *named])
+      self._refuse(
+        f"`{longer[0]}` may be read in front of {' and '.join(f'`{x}`' for x in named)} (text={both}) or not"
+        f" (text={'+'.join(named)})",
+        "text",
+        ["+".join(named)],
+        label=but[-1],
+        candidates="+".join(but[:-1]),
+      )
+    return named
+
+  def _tells_why(self, name: str) -> bool:
+    return _plain(name) in _REASONS
 
   # ---- Columns ---------------------------------------------------------------
 
@@ -263,14 +299,30 @@ class Finder:
 
   def _find_candidates(self) -> tuple[str, ...]:
     for name in filter(None, map(self._named, _CANDIDATES)):
-      if self._columns[name].is_list:
+      if choices.are_listed(self._columns[name].values):
         return (name,)
-    numbered: dict[str, list[str]] = {}
+    numbered: dict[tuple[str, bool], dict[int, str]] = {}
     for plain, name in self._plain.items():
       if match := _NUMBERED.fullmatch(plain):
-        numbered.setdefault(match[1], []).append(name)
-    found = [tuple(sorted(names)) for names in numbered.values() if len(names) > 1]
-    return found[0] if len(found) == 1 else ()
+        is_number = match[2].isdigit()
+        place = int(match[2]) if is_number else ord(match[2]) - ord("a")
+        numbered.setdefault((match[1], is_number), {})[place] = name
+    found = []
+    for (prefix, _), names in numbered.items():
+      if len(names) < (2 if prefix else _FEWEST_LETTERS) or not prefix and not self._named("question"):
+        continue
+      places = sorted(names)
+      own = tuple(names[place] for place in places)
+      if places[0] > 1 or places != list(range(places[0], places[-1] + 1)):
+        listed = "+".join(own)
+        self._refuse(
+          f"the candidates may be {' and '.join(f'`{x}`' for x in own[:6])}, of which one lacks", "candidates", [listed]
+        )
+      found.append(own)
+    if len(found) > 1:
+      listed = [f"`{'+'.join(own)}`" for own in found]
+      self._refuse(f"the candidates may be {' or '.join(listed)}", "candidates", ["+".join(found[0])])
+    return found[0] if found else ()
 
   def _looks_tagged(self) -> bool:
     """Returns whether a column of words and one of tags have as many in the first rows, and more than one somewhere."""
@@ -306,14 +358,15 @@ class Finder:
         f" which: {_KEY}=text=COLUMN,label=COLUMN"
       )
 
-  def _refuse(self, what: str, role: str, found: Sequence[str] = ()) -> str:
-    """Raises an error that says what to type."""
+  def _refuse(self, what: str, role: str, found: Sequence[str] = (), **known: str) -> str:
+    """Raises an error that says what to type; `known` are columns of other roles."""
     shown = "; ".join(f"`{name}` ({self._example(name)})" for name in self._names[:12])
     example = {role: f"{role}={found[0] if found else 'COLUMN'}"}
     if role in ("text", "label"):
       example = {"text": "text=COLUMN", "label": "label=COLUMN"} | example
     if self._given:
       example = {key: f"{key}={'+'.join(own)}" for key, own in self._given.items()} | example
+    example |= {key: f"{key}={name}" for key, name in known.items()}
     raise UserError(
       f"{self._where}: {what}. Its columns: {shown}. Say which is which: {_KEY}={','.join(example.values())}"
     )

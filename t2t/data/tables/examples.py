@@ -9,7 +9,7 @@ import zlib
 
 from t2t import UserError
 from t2t.data import answers
-from t2t.data.tables import columns, labels, reading, values
+from t2t.data.tables import choices, columns, labels, reading, values
 from t2t.data.tables.spec import TableSpec
 
 Example = dict[str, Any]
@@ -40,12 +40,12 @@ class _Missing(Exception):
   """A row without a text or without a label, which is left out."""
 
 
-def _text(row: reading.Row, name: str) -> str:
+def _text(row: reading.Row, name: str, may_be_empty: bool = False) -> str:
   value = values.plain(row.fields.get(name))
   found = values.text(value)
   if found is None:
     raise UserError(f"{row.where}: {name} is {str(value)[:40]!r}, not a text; name another column, config.data.columns")
-  if not found:
+  if not (found or may_be_empty):
     raise _Missing(f"without a text in {name!r}")
   return found
 
@@ -69,20 +69,7 @@ def candidates_of(spec: TableSpec, fields: Mapping[str, Any], *, where: str) -> 
   Raises:
     UserError: there are fewer than two, or they are no texts.
   """
-  if len(spec.candidates) == 1:
-    value = values.plain(fields.get(spec.candidates[0]))
-    if isinstance(value, Mapping):  # as Hugging Face's ARC and CommonsenseQA have them
-      value = values.plain(value.get("text"))
-    found = values.strings(value)
-  else:
-    found = [values.text(values.plain(fields.get(name))) or "" for name in spec.candidates]
-    found = [text for text in found if text]
-  if found is None or len(found) < 2:
-    raise UserError(
-      f"{where}: {', '.join(spec.candidates)}: {str(fields.get(spec.candidates[0]))[:40]!r} is no list of two texts or"
-      ' more; give ["a", "b"]'
-    )
-  return found
+  return choices.read(spec, fields, where=where).filled
 
 
 def read_example(spec: TableSpec, row: reading.Row) -> Example:
@@ -100,9 +87,11 @@ def read_example(spec: TableSpec, row: reading.Row) -> Example:
   if spec.kind == "tags":
     found = _tags(spec, row, value)
   else:
-    texts = [_text(row, name) for name in spec.texts]
+    texts = [_text(row, spec.texts[0]), *(_text(row, name, spec.kind == "text") for name in spec.texts[1:])]
     found = _KINDS[spec.kind](spec, row, value, texts)
-    found["key"] = "\n".join(texts)
+    # Rows of one question with other candidates are other rows; the order of candidates makes none.
+    own = sorted(found["candidates"]) if spec.label_is else ()
+    found["key"] = "\n".join([*texts, *own])
   return found | {"row": row.where}
 
 
@@ -135,26 +124,11 @@ def _target(spec: TableSpec, row: reading.Row, value: Any, texts: list[str]) -> 
 
 def _choice(spec: TableSpec, row: reading.Row, value: Any, texts: list[str]) -> Example:
   _check_labelled(spec, value)
-  candidates = candidates_of(spec, row.fields, where=row.where)
-  number = _right(spec, row, value, candidates)
+  listed = choices.read(spec, row.fields, where=row.where)
+  number, candidates = choices.right(spec, value, listed, where=row.where), listed.filled
   options = [f"choice{n}" for n in range(1, len(candidates) + 1)]
   found = {"inputs": spec.inputs(texts, candidates), "targets": options[number], "label": number, "parts": texts}
   return found | {"candidates": candidates, "options": options}
-
-
-def _right(spec: TableSpec, row: reading.Row, value: Any, candidates: Sequence[str]) -> int:
-  """The number of the right candidate, from 0: given as number, letter, or as the candidate itself."""
-  name = values.label(value)
-  if name in candidates:
-    return candidates.index(name)
-  first = spec.counts_from
-  found = int(name) - first if name.isdigit() else ord(name.lower()) - ord("a") if len(name) == 1 else -1
-  if 0 <= found < len(candidates):
-    return found
-  raise UserError(
-    f"{row.where}: {spec.label} is {name[:40]!r}, which is none of the {len(candidates)} candidates; give its number,"
-    f" from {first}, or the candidate itself"
-  )
 
 
 def _tags(spec: TableSpec, row: reading.Row, value: Any) -> Example:
@@ -209,17 +183,11 @@ _KINDS = {"class": _class, "score": _score, "text": _target, "choice": _choice, 
 
 
 def begin(spec: TableSpec, rows: Sequence[reading.Row]) -> TableSpec:
-  """The specification with what only all rows tell: whether answers may be missing, whether choices count from 1."""
-  found = [values.plain(row.fields.get(spec.label)) for row in rows]
+  """The specification with what only all rows tell: whether answers may be missing."""
   if spec.kind == "span":
-    read = [values.answers(x, None) for x in found]
+    read = [values.answers(values.plain(row.fields.get(spec.label)), None) for row in rows]
     without = sum(x is not None and not x[0] for x in read)
     return dataclasses.replace(spec, no_answer=0 < without < len(rows))
-  if spec.kind == "choice":
-    names = [values.label(x) for x in found if not labels.is_missing(x, spec)]
-    if names and all(name.isdigit() for name in names) and "0" not in names:
-      most = max(len(candidates_of(spec, row.fields, where=row.where)) for row in rows)
-      return dataclasses.replace(spec, counts_from=int(str(most) in names))
   return spec
 
 
@@ -307,18 +275,23 @@ def split(examples: Sequence[Example], *, where: str) -> tuple[list[Example], li
   return [x for x in examples if x["key"] not in chosen], [x for x in examples if x["key"] in chosen]
 
 
+def _answer(example: Example) -> str:
+  """Returns the class of an example, or the text of the right candidate, whatever its place."""
+  return example["candidates"][example["label"]] if "candidates" in example else example["targets"]
+
+
 def _contradicting(examples: Sequence[Example]) -> list[str]:
   """A note on texts that are there several times, with different classes."""
   first: dict[str, Example] = {}
   pairs = [(first.setdefault(x["key"], x), x) for x in examples if _group(x)]
-  differ = [(one, other) for one, other in pairs if one["targets"] != other["targets"]]
+  differ = [(one, other) for one, other in pairs if _answer(one) != _answer(other)]
   if not differ:
     return []
   one, other = differ[0]
   texts = len({one["key"] for one, _ in differ})
   return [
-    f"warning: {texts:,} texts are there with different labels ({one['row']}: {one['targets']}; {other['row']}:"
-    f" {other['targets']})"
+    f"warning: {texts:,} texts are there with different labels ({one['row']}: {_answer(one)}; {other['row']}:"
+    f" {_answer(other)})"
   ]
 
 
@@ -352,7 +325,7 @@ def _described(spec: TableSpec, examples: Sequence[Example]) -> list[str]:
     return [f"{len(spec.classes)} tags: {', '.join(spec.classes[:20])}"]
   if spec.kind == "choice":
     numbers = [len(example["candidates"]) for example in examples]
-    return [f"one of {min(numbers, default=0)} to {max(numbers, default=0)} candidates"]
+    return [f"one of {min(numbers, default=0)} to {max(numbers, default=0)} candidates; {choices.described(spec)}"]
   without = " or none" if spec.no_answer else ""
   return [f"a part of the context{without}" if spec.kind == "span" else "a text that the model writes"]
 

@@ -6,7 +6,7 @@ import dataclasses
 
 from t2t import UserError, did_you_mean
 from t2t.data import answers
-from t2t.data.tables import columns, reading, values
+from t2t.data.tables import choices, columns, reading, values
 from t2t.data.tables.spec import TableSpec
 
 NUMBER, TEXT, AUTO = "number", "text", "auto"
@@ -49,9 +49,11 @@ def decide(spec: TableSpec, rows: Sequence[reading.Row], labels: str, *, files: 
     UserError: labels that are no classes, a single class, or too many rows without a label.
   """
   classes = given(labels) or (reading.class_names(files, spec.label) if labels == AUTO else ())
-  if spec.kind in ("span", "choice"):
+  if spec.kind == "choice":
+    return choices.decide(spec, rows, labels, where=where)
+  if spec.kind == "span":
     if labels != AUTO:
-      raise UserError(f"config.data.labels={labels}: the table has {_CALLED[spec.kind]}; leave it {AUTO}")
+      raise UserError(f"config.data.labels={labels}: the table has answers in a context; leave it {AUTO}")
     return spec
   if spec.kind == "tags":
     return _with_tags(spec, rows, classes, labels, where)
@@ -71,15 +73,14 @@ def decide(spec: TableSpec, rows: Sequence[reading.Row], labels: str, *, files: 
   return _labelled(spec, counts, where)
 
 
-_CALLED = {"span": "answers in a context", "choice": "candidates"}
-
-
 def is_missing(value: object, spec: TableSpec) -> bool:
   """Returns whether a row lacks its label: null, empty, or -1 where that is no class."""
   value = values.plain(value)
   if values.is_missing(value):
     return True
-  return spec.kind in ("class", "choice") and values.label(value) == "-1" and "-1" not in spec.classes
+  if spec.kind == "choice":
+    return choices.is_missing(spec, value)
+  return spec.kind == "class" and values.label(value) == "-1" and "-1" not in spec.classes
 
 
 def _has_missing_mark(counts: "collections.Counter[str]", number: int, where: str, column: str) -> bool:

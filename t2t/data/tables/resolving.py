@@ -136,7 +136,7 @@ def _check_writable(spec: TableSpec, vocabulary: seqio.Vocabulary) -> None:
 
 def identity(table: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the settings of a table that a position in the data belongs to.  Folders may move."""
-  read = {key: x for key, x in table.items() if key not in ("files", "eval_files")}
+  read = {key: x for key, x in table.items() if key not in ("files", "eval_files") and (key != "label_is" or x)}
   found = {f"data.table.{key}": list(x) if isinstance(x, tuple) else x for key, x in read.items()}
   files = table["files"]
   paths = reading.find(files, where="config.data.files")

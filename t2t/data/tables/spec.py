@@ -24,6 +24,7 @@ class TableSpec:
   start: of a span the column with the first character of the answer; "": the answers say it, or it is searched.
   no_answer: of a span, whether a context may have no answer.
   counts_from: of a choice the number of the first candidate in the label, 0 or 1.
+  label_is: of a choice "number", "letter", "key" (name of a candidate) or "text"; "": any of them, row by row.
   files, eval_files: as config.data has them; "examples:DIGEST" are rows that a Python program has passed.
   """
 
@@ -36,6 +37,7 @@ class TableSpec:
   start: str = ""
   no_answer: bool = False
   counts_from: int = 0
+  label_is: str = ""
   files: str = ""
   eval_files: str = ""
 
@@ -67,7 +69,8 @@ class TableSpec:
       candidates: of a choice.
     """
     words = [texts[0] if texts[0].startswith(self.prefix) else f"{self.prefix}{texts[0]}"]
-    words += [f"{shown(name)}: {text}" for name, text in zip(self.texts[1:], texts[1:], strict=False)]
+    others = zip(self.texts[1:], texts[1:], strict=False)
+    words += [f"{shown(name)}: {text}" for name, text in others if text or self.kind != "text"]
     words += [f"choice{number}: {text}" for number, text in enumerate(candidates, start=1)]
     return " ".join(words)
 

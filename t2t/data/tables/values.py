@@ -70,14 +70,6 @@ def words(value: Any) -> list[str] | None:
   return [label(x) for x in found] if isinstance(found, list) else value.split()
 
 
-def strings(value: Any) -> list[str] | None:
-  """A list of texts, or a cell that holds one as JSON writes it; None: it is none."""
-  found = parsed(value) if isinstance(value, str) else value
-  if not isinstance(found, list | tuple) or not all(isinstance(x, str) for x in found):
-    return None
-  return [x.strip() for x in found]
-
-
 def parsed(value: str) -> Any:
   """A cell that holds a list or an object as JSON writes it; any other text as it is."""
   if value.lstrip()[:1] in ("[", "{"):

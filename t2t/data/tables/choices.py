@@ -1,0 +1,235 @@
+"""Reads the candidates of a row, and which of them is right; all labels of a column are read in one way."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Any, NamedTuple
+
+from t2t import UserError
+from t2t.data.tables import reading, values
+from t2t.data.tables.spec import TableSpec
+
+_MISSING = "-1"  # number of a row without a label
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+class Candidates(NamedTuple):
+  """Candidates of a row.
+
+  texts: of each candidate; "": the candidate is empty.
+  keys: name of each candidate, as ARC's `choices.label` has it, or its column.
+  """
+
+  texts: Sequence[str]
+  keys: Sequence[str]
+
+  @property
+  def filled(self) -> list[str]:
+    """The candidates that are not empty."""
+    return [text for text in self.texts if text]
+
+
+def read(spec: TableSpec, fields: Mapping[str, Any], *, where: str) -> Candidates:
+  """Returns all candidates of a row, with the empty ones: labels count these, too.
+
+  In:  {"choices": {"text": ["p", "q"], "label": ["A", "B"]}};  {"choices": '["p", "q"]'};  {"choices": {"A": "p", ...}}
+  Out: (["p", "q"], ["A", "B"]);  (["p", "q"], []);  (["p", ...], ["A", ...])
+
+  Raises:
+    UserError: fewer than two candidates, or a candidate that is no text; names file, line and column.
+  """
+  names = spec.candidates
+  first = values.plain(fields.get(names[0]))
+  found = _listed(first) if len(names) == 1 else ([values.plain(fields.get(name)) for name in names], names)
+  texts = [values.text(x) for x in found[0]] if found else []
+  if None in texts or sum(map(bool, texts)) < 2:
+    raise UserError(
+      f'{where}: {", ".join(names)}: {str(first)[:40]!r} is no list of two texts or more; give ["a", "b"]'
+    )
+  keys = [values.label(key).casefold() for key in found[1]]
+  return Candidates(texts, keys if len(keys) == len(texts) else ())
+
+
+def _listed(cell: Any) -> tuple[Sequence[Any], Sequence[Any]] | None:
+  """Candidates and their names in a single cell; None: the cell has no candidates."""
+  cell = values.parsed(cell) if isinstance(cell, str) else cell
+  if isinstance(cell, Mapping):
+    texts, keys = values.plain(cell.get("text")), values.plain(cell.get("label"))
+    if not isinstance(texts, list | tuple):  # {"A": "p", "B": "q"}
+      pairs = [(key, text) for key, text in cell.items() if not values.is_missing(text)]
+      return [text for _, text in pairs], [key for key, _ in pairs]
+    return texts, keys if isinstance(keys, list | tuple) else ()
+  if isinstance(cell, list | tuple) and cell and all(isinstance(x, Mapping) for x in cell):  # [{"label", "text"}]
+    return [x.get("text") for x in cell], [x.get("label", x.get("key", "")) for x in cell]
+  return (cell, ()) if isinstance(cell, list | tuple) else None
+
+
+def are_listed(cells: Sequence[Any]) -> bool:
+  """Returns whether nearly all of the first cells of a column hold candidates; faults are refused with their lines."""
+  found = [_listed(values.plain(cell)) for cell in cells[:100]]
+  number = sum(x is not None and len(x[0]) > 1 and None not in map(values.text, x[0]) for x in found)
+  return bool(found) and number >= 0.8 * len(found)
+
+
+# ---- The right candidate ---------------------------------------------------------------------------------------------
+
+
+def _number(name: str, candidates: Candidates, first: int) -> int:
+  return int(name) - first if name.isascii() and name.isdigit() else -1
+
+
+def _letter(name: str, candidates: Candidates, first: int) -> int:
+  return _LETTERS.find(name.upper()) if len(name) == 1 else -1
+
+
+def _text(name: str, candidates: Candidates, first: int) -> int:
+  texts = [values.label(text) for text in candidates.texts]
+  return texts.index(name) if name in texts else -1
+
+
+def _key(name: str, candidates: Candidates, first: int) -> int:
+  return candidates.keys.index(name.casefold()) if name.casefold() in candidates.keys else -1
+
+
+_READ = {"key": _key, "number": _number, "letter": _letter, "text": _text}
+
+# (label_is, counts_from) -> what a label is, for messages.
+_WAYS = {
+  ("key", 0): "the name of a candidate",
+  ("number", 0): "the number of a candidate, from 0",
+  ("number", 1): "the number of a candidate, from 1",
+  ("letter", 0): "the letter of a candidate",
+  ("text", 0): "the text of a candidate",
+}
+
+
+def described(spec: TableSpec) -> str:
+  """What the labels of a column are, for the start of a run."""
+  if spec.label_is == "number":
+    return f"labels count from {spec.counts_from}"
+  way = _WAYS.get((spec.label_is, spec.counts_from))
+  return f"a label is {way}" if way else "a label is a number, a letter or a text"
+
+
+def is_missing(spec: TableSpec, value: Any) -> bool:
+  """Returns whether a row lacks its label: null, empty, or -1, unless candidates may be -1."""
+  return values.is_missing(value) or spec.label_is != "text" and values.label(value) == _MISSING
+
+
+def right(spec: TableSpec, value: Any, candidates: Candidates, *, where: str) -> int:
+  """The number of the right candidate among those that are not empty, from 0.
+
+  Raises:
+    UserError: the label names no candidate, or an empty one; names file, line and column.
+  """
+  name = values.label(value)
+  # Tables that were read before their labels were decided for the whole column.
+  ways = (spec.label_is,) if spec.label_is else ("text", "number", "letter")
+  position = next((x for way in ways if (x := _READ[way](name, candidates, spec.counts_from)) >= 0), -1)
+  if not 0 <= position < len(candidates.texts):
+    way = _WAYS.get((spec.label_is, spec.counts_from), "a number, a letter or a text")
+    raise UserError(
+      f"{where}: {spec.label} is {name[:40]!r}, which is none of the {len(candidates.texts)} candidates: in this column"
+      f" a label is {way}; correct the row, or write all labels alike"
+    )
+  if not candidates.texts[position]:
+    raise UserError(
+      f"{where}: {spec.label} is {name[:40]!r}, and candidate {position + 1} of {len(candidates.texts)} is empty; give"
+      " the candidate, or leave the row out"
+    )
+  return sum(map(bool, candidates.texts[:position]))
+
+
+def decide(spec: TableSpec, rows: Sequence[reading.Row], labels: str, *, where: str) -> TableSpec:
+  """The specification with what a label is: a number from 0 or 1, a letter, a name, or the candidate itself.
+
+  Args:
+    spec: of a choice.
+    rows: of the table that is trained on.
+    labels: config.data.labels: auto, text, or labels in the order of the candidates, 0,1,2 or 1,2,3 or A,B,C.
+    where: the key that names the files, and the files, for messages.
+
+  Raises:
+    UserError: labels that can be read in two ways; says what to type.
+  """
+  pairs = [(row, values.plain(row.fields.get(spec.label))) for row in rows]
+  read_rows = [
+    (row, value, read(spec, row.fields, where=row.where)) for row, value in pairs if not values.is_missing(value)
+  ]
+  typed = _typed(max((len(found.texts) for _, _, found in read_rows), default=2))
+  if labels != "auto":
+    return _replaced(spec, _given(labels, typed))
+  labelled = [x for x in read_rows if not _lacks_label(x[1], x[2])]
+  if not labelled:
+    return spec
+  fitting: dict[tuple[str, int], list[int]] = {}
+  counts: dict[tuple[str, int], int] = {}
+  for way in _WAYS:
+    positions = [_position(way, value, found) for _, value, found in labelled]
+    counts[way] = sum(x >= 0 for x in positions)
+    if counts[way] == len(positions):
+      fitting[way] = positions
+  if not fitting:  # a row is named where it is read
+    return _replaced(spec, max(counts, key=lambda way: counts[way]))
+  if ("key", 0) in fitting:
+    return _replaced(spec, ("key", 0))
+  if all(isinstance(value, int | float) for _, value, _ in labelled) and any(way == "number" for way, _ in fitting):
+    fitting.pop(("text", 0), None)  # numbers in JSON are no texts
+  first, *others = fitting
+  for other in others:
+    if fitting[first] != fitting[other]:
+      _refuse(spec, labelled, fitting, first, other, typed, where)
+  return _replaced(spec, first)
+
+
+def _replaced(spec: TableSpec, way: tuple[str, int]) -> TableSpec:
+  return dataclasses.replace(spec, label_is=way[0], counts_from=way[1])
+
+
+def _lacks_label(value: Any, candidates: Candidates) -> bool:
+  """Returns whether a row lacks its label, before it is known whether -1 may be a candidate's text."""
+  return values.label(value) == _MISSING and (not isinstance(value, str) or _MISSING not in candidates.texts)
+
+
+def _position(way: tuple[str, int], value: Any, candidates: Candidates) -> int:
+  """The candidate, or -1: there is none, or it is empty."""
+  position = _READ[way[0]](values.label(value), candidates, way[1])
+  return position if 0 <= position < len(candidates.texts) and candidates.texts[position] else -1
+
+
+def _typed(most: int) -> dict[tuple[str, int], str]:
+  """What to give as config.data.labels to have labels read in a way."""
+  found = {("number", first): ",".join(str(n + first) for n in range(most)) for first in (0, 1)}
+  return found | {("letter", 0): ",".join(_LETTERS[:most]), ("text", 0): "text"}
+
+
+def _given(labels: str, typed: Mapping[tuple[str, int], str]) -> tuple[str, int]:
+  names = "".join(labels.split()).upper()
+  for way, value in typed.items():
+    if names == value.upper():
+      return way
+  listed = "; ".join(f"{value}: {_WAYS[way]}" for way, value in typed.items())
+  raise UserError(
+    f"config.data.labels={labels}: the table has candidates; leave it auto, or give what a label is: {listed}"
+  )
+
+
+def _refuse(
+  spec: TableSpec,
+  labelled: Sequence[tuple[reading.Row, Any, Candidates]],
+  fitting: Mapping[tuple[str, int], Sequence[int]],
+  first: tuple[str, int],
+  other: tuple[str, int],
+  typed: Mapping[tuple[str, int], str],
+  where: str,
+) -> None:
+  """Raises an error that names a row which two readings take for different candidates, and what to type."""
+  number = next(n for n, (one, two) in enumerate(zip(fitting[first], fitting[other], strict=True)) if one != two)
+  row, value, candidates = labelled[number]
+  ways = "; or ".join(
+    f"{_WAYS[way]}, here {candidates.texts[fitting[way][number]][:40]!r}: --config.data.labels={typed[way]}"
+    for way in (first, other)
+  )
+  raise UserError(
+    f"{where}: column {spec.label!r} can be read in two ways; {values.label(value)[:40]!r} ({row.where}) may be {ways}."
+    " Give one of the two"
+  )
