@@ -66,7 +66,7 @@ _CHOICE = {"question": "What?", "choices": ["a", "b"], "label": 1}
     (lambda i: {"words": f"Ann saw {i}", "tags": "B-PER O O"}, "tags", ("words",), "tags"),
     (lambda i: _SPAN, "span", ("question", "context"), "answers"),
     (lambda i: {"question": "Who?", "context": f"Bob {i}", "answer": "Bob"}, "span", ("question", "context"), "answer"),
-    (lambda i: {**_CHOICE, "question": f"What {i}?"}, "choice", ("question",), "label"),
+    (lambda i: {**_CHOICE, "question": f"What {i}?", "label": i % 2}, "choice", ("question",), "label"),
     (lambda i: {"premise": f"p {i}", "choice1": "a", "choice2": "b", "label": i % 2}, "choice", ("premise",), "label"),
     (lambda i: {"inputs": f"{i} + 1", "targets": i + 1}, "text", ("inputs",), "targets"),
     (lambda i: {"document": f"long {i}", "summary": f"short {i}"}, "text", ("document",), "summary"),
@@ -301,7 +301,7 @@ def test_a_name_of_examples_tells_what_they_hold():
     lambda i: {"text": f"t {i}", "label": i / 7},
     lambda i: {**_TAGS, "tokens": ["Ann", "saw", str(i)]},
     lambda i: {**_SPAN, "context": f"Ann met Bob {i}."},
-    lambda i: {**_CHOICE, "question": f"What {i}?", "choices": ["a", "b", "c"][: 2 + i % 2]},
+    lambda i: {**_CHOICE, "question": f"What {i}?", "choices": ["a", "b", "c"][: 2 + i % 2], "label": i % 4 // 2},
     lambda i: {"inputs": f"{i} + 1", "targets": i + 1},
   ],
 )

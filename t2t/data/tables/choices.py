@@ -168,12 +168,20 @@ def decide(spec: TableSpec, rows: Sequence[reading.Row], labels: str, *, where: 
     counts[way] = sum(x >= 0 for x in positions)
     if counts[way] == len(positions):
       fitting[way] = positions
+  if not any(counts.values()):
+    row, value, found = labelled[0]
+    raise UserError(
+      f"{row.where}: {spec.label} is {values.label(value)[:40]!r}, which is none of the {len(found.texts)} candidates;"
+      " give its number or letter, or the candidate itself, in all rows alike"
+    )
   if not fitting:  # a row is named where it is read
     return _replaced(spec, max(counts, key=lambda way: counts[way]))
   if ("key", 0) in fitting:
     return _replaced(spec, ("key", 0))
   if all(isinstance(value, int | float) for _, value, _ in labelled) and any(way == "number" for way, _ in fitting):
     fitting.pop(("text", 0), None)  # numbers in JSON are no texts
+  if not _are_filled(fitting.get(("number", 1)), labelled) and _are_filled(fitting.get(("number", 0)), labelled):
+    fitting.pop(("number", 1), None)  # it would have empty candidates right
   first, *others = fitting
   for other in others:
     if fitting[first] != fitting[other]:
@@ -191,9 +199,15 @@ def _lacks_label(value: Any, candidates: Candidates) -> bool:
 
 
 def _position(way: tuple[str, int], value: Any, candidates: Candidates) -> int:
-  """The candidate, or -1: there is none, or it is empty."""
+  """The candidate, or -1: there is none.  Empty ones at the end fill up a row, and are none."""
   position = _READ[way[0]](values.label(value), candidates, way[1])
-  return position if 0 <= position < len(candidates.texts) and candidates.texts[position] else -1
+  number = max(n for n, text in enumerate(candidates.texts, start=1) if text)
+  return position if 0 <= position < number else -1
+
+
+def _are_filled(positions: Sequence[int] | None, labelled: Sequence[tuple[reading.Row, Any, Candidates]]) -> bool:
+  """Returns whether a reading is there, and has no empty candidate right."""
+  return positions is not None and all(x[2].texts[n] for n, x in zip(positions, labelled, strict=True))
 
 
 def _typed(most: int) -> dict[tuple[str, int], str]:
@@ -225,10 +239,8 @@ def _refuse(
   """Raises an error that names a row which two readings take for different candidates, and what to type."""
   number = next(n for n, (one, two) in enumerate(zip(fitting[first], fitting[other], strict=True)) if one != two)
   row, value, candidates = labelled[number]
-  ways = "; or ".join(
-    f"{_WAYS[way]}, here {candidates.texts[fitting[way][number]][:40]!r}: --config.data.labels={typed[way]}"
-    for way in (first, other)
-  )
+  texts = {way: candidates.texts[fitting[way][number]][:40] or "an empty one" for way in (first, other)}
+  ways = "; or ".join(f"{_WAYS[way]}, here {text!r}: --config.data.labels={typed[way]}" for way, text in texts.items())
   raise UserError(
     f"{where}: column {spec.label!r} can be read in two ways; {values.label(value)[:40]!r} ({row.where}) may be {ways}."
     " Give one of the two"

@@ -179,7 +179,7 @@ class Finder:
       return self._text()
     if not given:
       if self._named("question") and self._named("context") and any(map(self._named, _ANSWERS)):
-        return self._span()
+        return self._choice() if self._answers_are_candidates() else self._span()
       if self._looks_tagged():
         return self._tags()
       if any(map(self._named, _RIGHT)) and self._find_candidates():
@@ -217,7 +217,8 @@ class Finder:
     return TableSpec("span", (question, context), answers, start=start)
 
   def _choice(self) -> TableSpec:
-    candidates = self._given.get("candidates") or self._find_candidates()
+    answers = (self._named("answers"),) if not self._given and self._answers_are_candidates() else ()
+    candidates = self._given.get("candidates") or answers or self._find_candidates()
     label = self._one("label", lambda: self._first(_RIGHT, "label", but=candidates))
     texts = self._given.get("text") or self._find_asked((*candidates, label))
     return TableSpec("choice", tuple(texts), label, candidates=tuple(candidates))
@@ -301,6 +302,7 @@ class Finder:
     for name in filter(None, map(self._named, _CANDIDATES)):
       if choices.are_listed(self._columns[name].values):
         return (name,)
+      self._refuse(f'the candidates in `{name}` are no list of two texts or more, ["a", "b"]', "text")
     numbered: dict[tuple[str, bool], dict[int, str]] = {}
     for plain, name in self._plain.items():
       if match := _NUMBERED.fullmatch(plain):
@@ -308,12 +310,13 @@ class Finder:
         place = int(match[2]) if is_number else ord(match[2]) - ord("a")
         numbered.setdefault((match[1], is_number), {})[place] = name
     found = []
-    for (prefix, _), names in numbered.items():
-      if len(names) < (2 if prefix else _FEWEST_LETTERS) or not prefix and not self._named("question"):
-        continue
+    for (prefix, is_number), names in numbered.items():
       places = sorted(names)
       own = tuple(names[place] for place in places)
-      if places[0] > 1 or places != list(range(places[0], places[-1] + 1)):
+      is_whole = places[0] <= int(is_number) and places == list(range(places[0], places[-1] + 1))
+      if not prefix and not (is_whole and len(own) >= _FEWEST_LETTERS and self._named("question")) or len(own) < 2:
+        continue
+      if not is_whole:
         listed = "+".join(own)
         self._refuse(
           f"the candidates may be {' and '.join(f'`{x}`' for x in own[:6])}, of which one lacks", "candidates", [listed]
@@ -323,6 +326,15 @@ class Finder:
       listed = [f"`{'+'.join(own)}`" for own in found]
       self._refuse(f"the candidates may be {' or '.join(listed)}", "candidates", ["+".join(found[0])])
     return found[0] if found else ()
+
+  def _answers_are_candidates(self) -> bool:
+    """Returns whether `answers`, beside a label, has texts to choose from that are no parts of the context."""
+    name = self._named("answers")
+    if not name or not any(map(self._named, _LABELS[:2])) or not self._columns[name].is_list:
+      return False
+    pairs = [(row.fields.get(self._named("context")), row.fields.get(name)) for row in self._rows[:50]]
+    lists = [(str(context), x) for context, x in pairs if isinstance(x, list | tuple) and len(x) > 1]
+    return bool(lists) and not all(str(text) in context for context, own in lists for text in own)
 
   def _looks_tagged(self) -> bool:
     """Returns whether a column of words and one of tags have as many in the first rows, and more than one somewhere."""
