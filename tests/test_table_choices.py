@@ -67,6 +67,7 @@ def asked(i: int, candidates, label) -> dict:
     (lambda i: asked(i, [["B", "A", "O", "C"], WORDS][i % 2], "ABCD"[i % 4]), lambda i: ["BAOC", WORDS][i % 2][i % 4]),
     (lambda i: asked(i, ["-1", "0", "1"], ["-1", "0", "1"][i % 3]), lambda i: ["-1", "0", "1"][i % 3]),
     (lambda i: asked(i, [2, 4, 8], i % 3), lambda i: "248"[i % 3]),
+    (lambda i: asked(i, WORDS, str(float(i % 4))), lambda i: WORDS[i % 4]),
     (lambda i: asked(i, ["the  cat", "a dog"], ["the cat", "a dog"][i % 2]), lambda i: ["the  cat", "a dog"][i % 2]),
   ],
 )
@@ -181,6 +182,8 @@ def test_columns_of_candidates_are_read_in_their_order(names, label):
     ({"article": "A long text.", "question": "What?", "options": WORDS, "answer": "A"}, ("article", "question")),
     ({"question": "What?", "passage": "A long text.", "choices": WORDS, "label": 0}, ("passage", "question")),
     ({"context": "A long text.", "question": "What?", "answers": WORDS, "label": 0}, ("context", "question")),
+    ({"question": "What?", "answers": WORDS, "correct_answer_id": 0}, ("question",)),
+    ({"question": "What?", "choices": WORDS, "answers": ["p", "q"], "label": 0}, ("question",)),
     ({"question": "What is it?", "choices": WORDS, "label": 0, "rationale": "It is long since so"}, ("question",)),
     ({"question": "What?", "choices": {"A": "p", "B": "q"}, "answer": "A"}, ("question",)),
   ],

@@ -74,7 +74,8 @@ def are_listed(cells: Sequence[Any]) -> bool:
 
 
 def _number(name: str, candidates: Candidates, first: int) -> int:
-  return int(name) - first if name.isascii() and name.isdigit() else -1
+  number = values.number(name) if name.isascii() else None  # pandas writes 1.0 where a label is missing
+  return int(number) - first if number is not None and number.is_integer() else -1
 
 
 def _letter(name: str, candidates: Candidates, first: int) -> int:

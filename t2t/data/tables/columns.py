@@ -39,16 +39,17 @@ _NUMBERED = re.compile(r"(choice|option|opt|op|ending|candidate|solution|sol|ans
 _FEWEST_LETTERS = 3  # two may be the texts of a pair
 _RIGHT = (
   *(*_LABELS[:4], "answer", "answerkey", "answer_key", "correct", "gold", "target", "cop"),
-  *("correct_answer", "correct_option", "correct_choice", "answer_index", "answer_idx"),
+  *("correct_answer", "correct_option", "correct_choice", "correct_answer_id", "answer_index", "answer_idx"),
 )
 # Texts in front of candidates, in the order in which they are read: what a question is about, then the question.
 _ASKED = (
   *("article", "passage", "story", "paragraph", "document", "premise", "context", "ctx", "question", "sentence"),
-  *("sent1", "text", "goal", "startphrase", "query"),
+  *("question_stem", "stem", "problem", "sent1", "text", "goal", "startphrase", "query"),
 )
 # Why an answer is right: to read it would tell the answer.
 _REASONS = ("exp", "explanation", "rationale", "reasoning", "reason", "cot", "solution", "analysis", "comment")
 # A task and what it is done to, which may be empty.
+_GRADES = tuple(name for name in _LABELS if name not in ("category", "topic"))  # the label, beside an instruction
 _TASKS = (("instruction", "input"), ("instruction", "context"), ("prompt", "input"), ("prompt", "context"))
 _ANSWERS, _STARTS = ("answers", "answer", "answer_text"), ("answer_start", "start")
 _IDS = re.compile(r"(.*_)?(id|idx|index|guid|uid|uuid|line|row|unnamed_?\d*)|", re.IGNORECASE)
@@ -178,13 +179,15 @@ class Finder:
     if given & {"inputs", "targets"}:
       return self._text()
     if not given:
+      if self._answers_are_candidates():
+        return self._choice((self._named("answers"),))
       if self._named("question") and self._named("context") and any(map(self._named, _ANSWERS)):
-        return self._choice() if self._answers_are_candidates() else self._span()
+        return self._span()
       if self._looks_tagged():
         return self._tags()
       if any(map(self._named, _RIGHT)) and self._find_candidates():
         return self._choice()
-      if self._named("instruction") and any(map(self._named, _TARGETS)) and not any(map(self._named, _LABELS[:2])):
+      if self._named("instruction") and any(map(self._named, _TARGETS)) and not any(map(self._named, _GRADES)):
         return self._text()
       if any(map(self._named, _TARGETS)) and not any(map(self._named, _LABELS)):
         return self._text()
@@ -216,9 +219,8 @@ class Finder:
     start = self._one("start", lambda: next(filter(None, map(self._named, _STARTS)), ""))
     return TableSpec("span", (question, context), answers, start=start)
 
-  def _choice(self) -> TableSpec:
-    answers = (self._named("answers"),) if not self._given and self._answers_are_candidates() else ()
-    candidates = self._given.get("candidates") or answers or self._find_candidates()
+  def _choice(self, candidates: Sequence[str] = ()) -> TableSpec:
+    candidates = candidates or self._given.get("candidates") or self._find_candidates()
     label = self._one("label", lambda: self._first(_RIGHT, "label", but=candidates))
     texts = self._given.get("text") or self._find_asked((*candidates, label))
     return TableSpec("choice", tuple(texts), label, candidates=tuple(candidates))
@@ -302,6 +304,8 @@ class Finder:
     for name in filter(None, map(self._named, _CANDIDATES)):
       if choices.are_listed(self._columns[name].values):
         return (name,)
+      if self._columns[name].is_number or not self._columns[name].values:
+        continue
       self._refuse(f'the candidates in `{name}` are no list of two texts or more, ["a", "b"]', "text")
     numbered: dict[tuple[str, bool], dict[int, str]] = {}
     for plain, name in self._plain.items():
@@ -328,9 +332,11 @@ class Finder:
     return found[0] if found else ()
 
   def _answers_are_candidates(self) -> bool:
-    """Returns whether `answers`, beside a label, has texts to choose from that are no parts of the context."""
+    """Returns whether `answers`, beside a label, has texts to choose from and not parts of the context."""
     name = self._named("answers")
-    if not name or not any(map(self._named, _LABELS[:2])) or not self._columns[name].is_list:
+    is_right = any(self._named(x) for x in _RIGHT if x not in _ANSWERS)
+    others = any(map(self._named, _CANDIDATES))
+    if not (name and is_right and self._named("question")) or others or not self._columns[name].is_list:
       return False
     pairs = [(row.fields.get(self._named("context")), row.fields.get(name)) for row in self._rows[:50]]
     lists = [(str(context), x) for context, x in pairs if isinstance(x, list | tuple) and len(x) > 1]
