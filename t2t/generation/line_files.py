@@ -255,6 +255,12 @@ def check_text(text: Any, field: str, where: str) -> None:
     raise UserError(f"{where}: field {field!r} {reason}")
 
 
+def json_kind(value: Any) -> str:
+  """Returns the name of a value's type in JSON, with an article."""
+  kinds = {bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "a list", dict: "an object"}
+  return kinds.get(type(value), "null")
+
+
 def texts(fields: Mapping[str, Any], name: str, where: str) -> list[str]:
   """The texts that an object has in a field.
 
