@@ -349,6 +349,9 @@ def _check_key(argument: str, key: str, *, there: Sequence[str], mappings: Seque
     return
   if key in _RENAMED:
     raise UserError(f"--config.{key}: no such key any more; give {argument.replace(key, _RENAMED[key], 1)}")
+  keys = [each.removeprefix(f"{key}.") for each in there if each.startswith(f"{key}.")]
+  if keys and "." not in key:
+    raise UserError(f"{argument}: {key} is a section; give --config.{key}.KEY=VALUE, KEY one of {', '.join(keys)}")
   for mapping in mappings:
     if f"{key}.".startswith(f"{mapping}.") and mapping in _RECORDS:
       fields = [field.name for field in dataclasses.fields(_RECORDS[mapping])]

@@ -220,6 +220,7 @@ def test_a_config_in_python_may_be_given_its_files_later():
     ("--config.electra.mlp_dim=16", r"mlp_dim=16: config.train.loss=cross_entropy does not read it; add --config.tr"),
     ("--config.trian.steps=7", r"--config.trian.steps: no such key; nearest: train.steps"),
     ("--config.steps=7", r"--config.steps: no such key"),
+    ("--config.init=runs/x", r"init is a section; give --config.init.KEY=VALUE, KEY one of by_piece, checkpoint"),
     ("--config.train.steps=many", r"config.train.steps"),
     ("--config.train.steps=1.5", r"config.train.steps"),
     ("--config.data.pack=perhaps", r"config.data.pack"),

@@ -13,6 +13,7 @@ from t2t import UserError
 from t2t import __main__ as command
 from t2t.data import pipeline, tables
 from t2t.data.tables import examples, memory, resolving
+from t2t.generation import line_files, table_output
 from t2t.sections import DataConfig
 
 ROWS = range(40)
@@ -44,6 +45,23 @@ def load(files: str, labels: str = "auto", **data) -> examples.Table:
 
 def sentences(label=lambda i: ("bad", "good")[i % 2]):
   return [(f"this is what I think of {i}", label(i)) for i in ROWS]
+
+
+def test_a_table_is_not_written_over_another_file():
+  """Neither over the input; a table that `t2t infer` made is gone on with."""
+  given, other = tsv("given.tsv", "text", [("a",)]), tsv("other.tsv", "text", [("b",)])
+  with pytest.raises(UserError, match="--output given.tsv: is the input"):
+    table_output.check(given, given)
+  with pytest.raises(UserError, match="--output other.tsv: exists, and no other.tsv.rows.jsonl"):
+    table_output.check(other, given)
+  pathlib.Path(table_output.rows_path(other)).write_text("")
+  table_output.check(other, given)
+  table_output.check("new.csv", given)
+
+
+def test_the_column_that_is_named_stays_in_the_table():
+  lines = list(line_files.read(tsv("given.tsv", "id review", [(1, "good")]), field="review"))
+  assert [(line.text, line.others) for line in lines] == [("good", {"id": "1", "review": "good"})]
 
 
 # ---- Columns ---------------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def test_blanks_are_filled_over_http(tmp_path):
     (b"[]", "no JSON object"),
     (b"{}", "nothing to read"),
     (b'{"inputs": " "}', "nothing to read"),
-    (b'{"inputs": 3}', "nothing to read"),
+    (b'{"inputs": 3}', "inputs: is a number; give a text"),
     (b'{"parts": "a", "candidates": ["b"]}', "field 'parts' is \"a\"; give a list"),
     (b'{"inputs": "a"}', "the request: has no 'candidates'"),
     (b'{"inputs": "a", "candidates": [1]}', "field 'candidates' is [1]; give a list"),

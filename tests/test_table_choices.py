@@ -196,6 +196,7 @@ def test_the_texts_in_front_of_candidates_are_found(row, texts):
 def test_candidates_in_a_cell_are_read_and_others_refused():
   rows = [{"question": f"Which {i}?", "choices": json.dumps(WORDS), "answer": i % 4} for i in ROWS]
   assert right_of(rows, "a.csv") == [WORDS[i % 4] for i in ROWS]
+  assert right_of(({**row, "choices": str(WORDS)} for row in rows), "a.csv") == [WORDS[i % 4] for i in ROWS]
   for cell in ("p, q, r", "a) p b) q"):
     assert "`choices` are no list of two texts" in refused(({**row, "choices": cell} for row in rows), "b.csv")
 

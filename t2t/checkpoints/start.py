@@ -85,9 +85,14 @@ def start(
     if step > config.train.steps:
       width = before["model"]["embed_dim"]
       other = "" if width == config.model.embed_dim else f" (whose model has embed_dim={width}, and is another one)"
+      train, more = config.train, "steps"
+      end = f"config.train.steps={train.steps}"
+      if train.epochs:
+        end, more = f"the {train.steps} steps of config.train.epochs={train.epochs:g}", "epochs"
+        end += f" at config.train.batch_size={train.batch_size}"
       raise UserError(
-        f"--workdir {checkpoints.directory.parent} is at step {step}{other}, beyond config.train.steps="
-        f"{config.train.steps}; give {'' if other else 'more steps to go on, or '}another workdir"
+        f"--workdir {checkpoints.directory.parent} is at step {step}{other}, beyond {end}; give"
+        f" {'' if other else f'more {more} to go on, or '}another workdir"
       )
     _check_stage(before, stage, step)
     # Where it is the same, the very step that was taken from it, which may not be its last any more.

@@ -103,13 +103,13 @@ def _with_heads(config: Config, found: seqio.Task | seqio.Mixture | None) -> Con
 
 
 def _number_of_examples(config: Config, found: seqio.Task | seqio.Mixture | None) -> float:
-  """Examples of an epoch; 0.0 where the run does not count epochs.
+  """Examples of an epoch; 0.0 where the run does not count epochs and has no table.
 
   Raises:
     UserError: they cannot be counted.
   """
   epochs, data = config.train.epochs, config.data
-  if not epochs:
+  if not epochs and (not data.table or data.pack):
     return 0.0
   if found is None or epochs < 0:
     raise UserError(
@@ -144,7 +144,9 @@ def _with_steps(config: Config, number: float) -> Config:
   """
   epochs = config.train.epochs
   if not epochs:
-    return _with_intervals(config, config.train.steps)
+    # An epoch of files is not counted; the rows of a table are.
+    epoch = round(number / config.train.batch_size) if number else config.train.steps
+    return _with_intervals(config, min(epoch, config.train.steps))
   steps = max(1, round(epochs * number / config.train.batch_size))
   return _with_intervals(config.with_(train={"steps": steps}), round(steps / max(epochs, 1.0)))
 

@@ -356,7 +356,8 @@ class BatchIterator:
       if not self._files_may_change:
         raise UserError(
           f"{key} are not those that the checkpoint's position belongs to: {shown};"
-          " bring them back, or set config.data.files_may_change=True to go on at about the same part of what is there"
+          " bring them back, set config.data.files_may_change=True to go on at about the same part of what is there, or"
+          " give another --workdir to begin anew"
         )
       telling.tell(
         f"{key} have changed since the checkpoint: {shown};"

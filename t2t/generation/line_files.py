@@ -1,6 +1,6 @@
 """Lines in, lines out: inputs from a file or a pipe, and an output file that the run which began it goes on with."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import fcntl
@@ -95,7 +95,7 @@ def read(path: str, *, field: str = "", form: Form = TEXTS) -> Iterator[Line]:
   """
   number = 0
   if is_table(path):
-    for number, values in enumerate(_table_rows(path), 1):
+    for number, values in enumerate(_table_rows(path, (field,) if field else (*form.columns, form.field)), 1):
       # A table keeps all columns, also the one with the text.
       text, _ = _taken(dict(values), field or form.field, place(path, number), form, named=bool(field))
       yield Line(number, text if text.strip() else "", values)
@@ -117,11 +117,13 @@ def read(path: str, *, field: str = "", form: Form = TEXTS) -> Iterator[Line]:
     raise UserError(f"{place(path)} is empty; give at least one line")
 
 
-def _table_rows(path: str) -> Iterator[dict[str, Any]]:
-  """The rows of a table, with values as JSON has them."""
+def _table_rows(path: str, read: Sequence[str]) -> Iterator[dict[str, Any]]:
+  """The rows of a table, with values as JSON has them; those of columns that are `read` are no bytes."""
   from t2t.data.sources import tables, text_files
 
   for row in tables.read_rows(text_files.find_files(path, where="--input"), where="--input"):
+    if binary := [name for name in read if isinstance(row.values.get(name), bytes)]:
+      raise UserError(f"--input: {row.place}: column {binary[0]!r} is binary and not UTF-8; give text")
     yield json.loads(json.dumps(dict(row.values), default=str))
 
 
@@ -253,6 +255,12 @@ def check_text(text: Any, field: str, where: str) -> None:
     raise UserError(f"{where}: field {field!r} is {json.dumps(text)[:60]}, not a string")
   if reason := encoding.unpaired_surrogate(text):  # JSON can escape one
     raise UserError(f"{where}: field {field!r} {reason}")
+
+
+def json_kind(value: Any) -> str:
+  """Returns the name of a value's type in JSON, with an article."""
+  kinds = {bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "a list", dict: "an object"}
+  return kinds.get(type(value), "null")
 
 
 def texts(fields: Mapping[str, Any], name: str, where: str) -> list[str]:

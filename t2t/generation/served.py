@@ -126,7 +126,9 @@ class Asker:
       text = " ".join(given[name] for name in form.columns)
     if isinstance(text, str) and (reason := encoding.unpaired_surrogate(text)):
       raise UserError(f"{form.field}: {reason}")
-    if not isinstance(text, str) or not text.strip():
+    if text is not None and not isinstance(text, str):
+      raise UserError(f"{form.field}: is {line_files.json_kind(text)}; give a text")
+    if text is None or not text.strip():
       raise UserError(f"{form.field}: there is nothing to read; write something")
     line = line_files.Line(1, text, given)
     self._way.check(line, where)

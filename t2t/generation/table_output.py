@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
-import csv
+import itertools
 import json
 import os
 import pathlib
@@ -117,20 +117,29 @@ def _cell(value: Any, *, tabs: bool) -> str:
 
 
 def _write_text(path: pathlib.Path, names: Sequence[str], records: Iterator[Mapping[str, Any]], *, tabs: bool) -> None:
-  with open(path, "w", encoding="utf-8", newline="") as file:
-    if tabs:
-      for row in (names, *([_cell(record.get(name), tabs=True) for name in names] for record in records)):
-        file.write("\t".join(row) + "\n")
-      return
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([_cell(record.get(name), tabs=False) for name in names] for record in records)
+  # Half of a surrogate pair, which JSON can escape, is written as it is escaped there.
+  with open(path, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+    rows = ([_cell(record.get(name), tabs=tabs) for name in names] for record in records)
+    for row in itertools.chain([names], rows):
+      file.write(("\t".join(row) if tabs else ",".join(map(_quoted, row)) or '""') + "\n")
+
+
+def _quoted(text: str) -> str:
+  # Python's csv does not quote a carriage return that is no part of its line ends, and reads it as a line end.
+  return '"' + text.replace('"', '""') + '"' if any(x in text for x in ',"\r\n') else text
 
 
 def _write_parquet(path: pathlib.Path, names: Sequence[str], records: Iterator[Mapping[str, Any]]) -> None:
   import pyarrow as pa
   import pyarrow.parquet
 
+  def column(values: Sequence[Any]) -> pa.Array:
+    try:
+      return pa.array(values)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):  # of several types, which Parquet has not
+      texts = (None if value is None else _cell(value, tabs=False) for value in values)
+      return pa.array([text and text.encode("utf-8", "backslashreplace").decode() for text in texts], pa.string())
+
   found = list(records)
-  columns = {name: [record.get(name) for record in found] for name in names}
+  columns = {name: column([record.get(name) for record in found]) for name in names}
   pyarrow.parquet.write_table(pa.table(columns), path)

@@ -110,9 +110,10 @@ def _long_warmup(optimizer: OptimizerConfig, stage: Stage) -> str:
   key = _warmup_key(optimizer)
   if stage.name:
     shorter, key = shorter.removeprefix("config."), key.removeprefix("config.")
+  length = f" (config.train.{'epochs' if stage.config.train.epochs else 'steps'})"
   return (
     f"{key} is a warm-up of {warmup} steps, and the {of_run} has {steps}: {reached}. Give"
-    f" {'' if stage.name else '--'}{shorter}, or a longer {of_run}{'' if stage.name else ' (config.train.steps)'}"
+    f" {'' if stage.name else '--'}{shorter}, or a longer {of_run}{'' if stage.name else length}"
   )
 
 

@@ -1,6 +1,7 @@
 """Reads Parquet: the texts of one column, or whole rows, whatever Arrow type the writer gave to strings."""
 
 from collections.abc import Iterator, Sequence
+import contextlib
 import re
 from typing import Any
 
@@ -191,16 +192,21 @@ def _first_line(error: Exception) -> str:
 
 
 def rows(path: str, *, where: str) -> Iterator[tuple[int, dict[str, Any]]]:
-  """The rows of a file, numbered from 1, as Python's values.
+  """The rows of a file, numbered from 1, as Python's values: text for binary values that are UTF-8.
 
   Raises:
     UserError: the file cannot be read.
   """
   number = 0
   try:
-    for batch in _open(path, where=where).iter_batches(1_000):
+    file = _open(path, where=where)
+    binary = [field.name for field in file.schema_arrow if "binary" in str(field.type)]
+    for batch in file.iter_batches(1_000):
       for row in batch.to_pylist():
         number += 1
+        for name in binary:
+          with contextlib.suppress(UnicodeDecodeError):  # an image, which no text is read of
+            row[name] = _decoded(row[name])
         yield number, row
   except (pa.ArrowException, ValueError, MemoryError, OSError) as error:
     raise UserError(f"{where}: {path}: cannot be read after record {number} ({_first_line(error)})") from error

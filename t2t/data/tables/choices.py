@@ -8,7 +8,7 @@ from t2t import UserError
 from t2t.data.tables import reading, values
 from t2t.data.tables.spec import TableSpec
 
-_MISSING = "-1"  # number of a row without a label
+_MARKS = ("-1", "-100")  # of a row without a label; the second is PyTorch's
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -112,8 +112,8 @@ def described(spec: TableSpec) -> str:
 
 
 def is_missing(spec: TableSpec, value: Any) -> bool:
-  """Returns whether a row lacks its label: null, empty, or -1, unless candidates may be -1."""
-  return values.is_missing(value) or spec.label_is != "text" and values.label(value) == _MISSING
+  """Returns whether a row lacks its label: null, empty, -1 or -100, unless candidates may be -1."""
+  return values.is_missing(value) or spec.label_is != "text" and values.label(value) in _MARKS
 
 
 def right(spec: TableSpec, value: Any, candidates: Candidates, *, where: str) -> int:
@@ -196,7 +196,7 @@ def _replaced(spec: TableSpec, way: tuple[str, int]) -> TableSpec:
 
 def _lacks_label(value: Any, candidates: Candidates) -> bool:
   """Returns whether a row lacks its label, before it is known whether -1 may be a candidate's text."""
-  return values.label(value) == _MISSING and (not isinstance(value, str) or _MISSING not in candidates.texts)
+  return (name := values.label(value)) in _MARKS and (not isinstance(value, str) or name not in candidates.texts)
 
 
 def _position(way: tuple[str, int], value: Any, candidates: Candidates) -> int:

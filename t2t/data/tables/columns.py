@@ -52,6 +52,7 @@ _REASONS = ("exp", "explanation", "rationale", "reasoning", "reason", "cot", "so
 _GRADES = tuple(name for name in _LABELS if name not in ("category", "topic"))  # the label, beside an instruction
 _TASKS = (("instruction", "input"), ("instruction", "context"), ("prompt", "input"), ("prompt", "context"))
 _ANSWERS, _STARTS = ("answers", "answer", "answer_text"), ("answer_start", "start")
+IMPOSSIBLE = "is_impossible"  # of a span: whether the context has no answer, as SQuAD 2.0 has it
 _IDS = re.compile(r"(.*_)?(id|idx|index|guid|uid|uuid|line|row|unnamed_?\d*)|", re.IGNORECASE)
 
 _KNOWN = {*_LABELS, *_TARGETS, *_INPUTS, *sum((*_TEXTS, *_PAIRS), ()), *_WORDS, *_TAGS, *_CANDIDATES, *_ANSWERS}
@@ -82,7 +83,10 @@ class _Column:
 
   @functools.cached_property
   def is_number(self) -> bool:
-    return bool(self.values) and not self.is_list and all(values.number(x) is not None for x in self.values)
+    if self.is_list:
+      return False
+    numbers = [values.number(x) is not None for x in self.values if not values.is_no_number(x)]
+    return bool(numbers) and all(numbers)
 
   @functools.cached_property
   def distinct(self) -> int:
@@ -350,11 +354,11 @@ class Finder:
       return False
 
     def alike(row: reading.Row, name: str) -> bool:
-      pair = [values.words(row.fields.get(column)) for column in (words, name)]
+      pair = [values.words(row.fields.get(words)), values.tags(row.fields.get(name))]
       return None not in pair and len(pair[0]) == len(pair[1]) > 0
 
     first = self._rows[:50]
-    several = lambda name: any(len(values.words(row.fields.get(name)) or ()) > 1 for row in first)
+    several = lambda name: any(len(values.tags(row.fields.get(name)) or ()) > 1 for row in first)
     is_named = _plain(words) in _WORDS
     # A few rows that are not alike are faults that are told of later, with their lines.
     most = lambda name: sum(alike(row, name) for row in first) >= 0.8 * len(first)
@@ -399,7 +403,8 @@ class Finder:
 
 def unread(spec: TableSpec, names: Sequence[str]) -> list[str]:
   """Columns of a table that its task does not read."""
-  return [name for name in names if name not in (*spec.columns, spec.label, spec.start)]
+  read = (*spec.columns, spec.label, spec.start, *((IMPOSSIBLE,) if spec.kind == "span" else ()))
+  return [name for name in names if name not in read]
 
 
 def check(spec: TableSpec, fields: Mapping[str, Any], *, where: str, labelled: bool = True) -> None:

@@ -2,15 +2,19 @@
 
 import collections
 from collections.abc import Mapping, Sequence
+import contextlib
 import dataclasses
 import functools
 from typing import Any
 import zlib
 
+import numpy as np
+
 from t2t import UserError
 from t2t.data import answers
 from t2t.data.tables import choices, columns, labels, reading, values
 from t2t.data.tables.spec import TableSpec
+from t2t.storage import encoding
 
 Example = dict[str, Any]
 
@@ -82,8 +86,7 @@ def read_example(spec: TableSpec, row: reading.Row) -> Example:
   Raises:
     UserError: a value that cannot be used; names file, line and column.
   """
-  columns.check(spec, row.fields, where=row.where)
-  value = values.plain(row.fields[spec.label])
+  value = values.plain(row.fields.get(spec.label))
   if spec.kind == "tags":
     found = _tags(spec, row, value)
   else:
@@ -92,6 +95,9 @@ def read_example(spec: TableSpec, row: reading.Row) -> Example:
     # Rows of one question with other candidates are other rows; the order of candidates makes none.
     own = sorted(found["candidates"]) if spec.label_is else ()
     found["key"] = "\n".join([*texts, *own])
+  for text in (found["inputs"], found["targets"]):
+    if reason := encoding.unpaired_surrogate(text):  # JSON can escape one
+      raise UserError(f"{row.where}: {text[:40]!r} {reason}")
   return found | {"row": row.where}
 
 
@@ -110,8 +116,12 @@ def _score(spec: TableSpec, row: reading.Row, value: Any, texts: list[str]) -> E
   _check_labelled(spec, value)
   number = values.number(value)
   if number is None:
-    raise UserError(f"{row.where}: {spec.label} is {str(value)[:40]!r}, not a number; correct the row, or leave it out")
-  return {"inputs": spec.inputs(texts), "targets": f"{number:.4g}", "label": number, "parts": texts}
+    point = "; write a decimal point, 0.5 and not 0,5" if labels.has_comma(str(value)) else ""
+    raise UserError(
+      f"{row.where}: {spec.label} is {str(value)[:40]!r}, not a number; correct the row, or leave it out{point}"
+    )
+  written = np.format_float_positional(number, trim="-")  # as many digits as tell it from other numbers
+  return {"inputs": spec.inputs(texts), "targets": written, "label": number, "parts": texts}
 
 
 def _target(spec: TableSpec, row: reading.Row, value: Any, texts: list[str]) -> Example:
@@ -132,18 +142,33 @@ def _choice(spec: TableSpec, row: reading.Row, value: Any, texts: list[str]) -> 
 
 
 def _tags(spec: TableSpec, row: reading.Row, value: Any) -> Example:
-  words, tags = values.words(values.plain(row.fields[spec.texts[0]])), values.words(value)
+  of_words = values.plain(row.fields.get(spec.texts[0]))
+  if values.is_missing(of_words):
+    raise _Missing(f"without words in {spec.texts[0]!r}")
+  if values.is_missing(value):
+    raise _Missing(f"without tags in {spec.label!r}")
+  words, tags = values.words(of_words), values.tags(value)
   if words is None or tags is None:
     name = spec.texts[0] if words is None else spec.label
-    raise UserError(f"{row.where}: {name} is {str(row.fields[name])[:40]!r}; give a list, or words with spaces between")
+    raise UserError(
+      f"{row.where}: {name} is {str(row.fields[name])[:40]!r}; give a list of words without null, or words with spaces"
+      " between"
+    )
   if not words:
     raise _Missing(f"without words in {spec.texts[0]!r}")
-  if not tags or set(tags) == {"-1"}:
+  unscored = [(word, tag) for word, tag in zip(words, tags, strict=False) if labels.is_mark(tag, spec)]
+  if len(unscored) == len(tags):
     raise _Missing(f"without tags in {spec.label!r}")
   if len(words) != len(tags):
     raise UserError(
       f"{row.where}: has {len(words)} words in {spec.texts[0]!r} and {len(tags)} tags in {spec.label!r}; give one tag"
       " for each word"
+    )
+  if unscored:
+    word, tag = unscored[0]
+    raise UserError(
+      f"{row.where}: the word {word[:40]!r} has no tag in {spec.label!r}, which has null or {tag}, as padding has; take"
+      " such words out of the row, or give each a tag; if it is a tag, list all in config.data.labels"
     )
   numbers = [labels.class_number(tag, spec, where=row.where) for tag in tags]
   names = [spec.classes[number] for number in numbers]
@@ -152,13 +177,12 @@ def _tags(spec: TableSpec, row: reading.Row, value: Any) -> Example:
 
 
 def _span(spec: TableSpec, row: reading.Row, value: Any, texts: list[str]) -> Example:
-  question, context = texts[0], row.fields[spec.texts[1]]  # as it stands: answers count its characters
-  found = values.answers(value, row.fields.get(spec.start))
-  if found is None:
-    raise UserError(
-      f'{row.where}: {spec.label} is {str(value)[:40]!r}; give the answer, or {{"text": [...], "answer_start": [...]}}'
-    )
-  given, starts = found
+  question, context = texts[0], values.plain(row.fields[spec.texts[1]])
+  context = context if isinstance(context, str) else texts[1]  # as it stands: answers count its characters
+  try:
+    given, starts = _answers(spec, row.fields, value)
+  except values.Unreadable as error:
+    raise UserError(f"{row.where}: {spec.label}: {error}") from error
   placed = []
   for text, start in zip(given, starts, strict=True):
     place = context.find(text) if start is None else start
@@ -176,6 +200,13 @@ def _span(spec: TableSpec, row: reading.Row, value: Any, texts: list[str]) -> Ex
   return {"inputs": spec.inputs([question, context.strip()]), "targets": target, "id": row.where} | own
 
 
+def _answers(spec: TableSpec, fields: Mapping[str, Any], value: Any) -> tuple[list[str], list[int | None]]:
+  """The answers of a row; a question that is marked as impossible has none, whatever is plausible."""
+  if values.label(values.plain(fields.get(columns.IMPOSSIBLE))).lower() in ("true", "1"):
+    return [], []
+  return values.answers(value, fields.get(spec.start))
+
+
 _KINDS = {"class": _class, "score": _score, "text": _target, "choice": _choice, "span": _span}
 
 
@@ -185,8 +216,11 @@ _KINDS = {"class": _class, "score": _score, "text": _target, "choice": _choice, 
 def begin(spec: TableSpec, rows: Sequence[reading.Row]) -> TableSpec:
   """The specification with what only all rows tell: whether answers may be missing."""
   if spec.kind == "span":
-    read = [values.answers(values.plain(row.fields.get(spec.label)), None) for row in rows]
-    without = sum(x is not None and not x[0] for x in read)
+    without = 0
+    for row in rows:
+      value = values.plain(row.fields.get(spec.label))
+      with contextlib.suppress(values.Unreadable):  # which is told with its line when the row is read
+        without += not _answers(spec, row.fields, value)[0]
     return dataclasses.replace(spec, no_answer=0 < without < len(rows))
   return spec
 
@@ -237,6 +271,11 @@ def _load(spec: TableSpec, most_missing: float, stamps: Any) -> Table:
     if patterns:
       where = f"config.data.{key}"
       rows = reading.read(patterns, where=where)
+      fields = rows[0].fields
+      if any(name not in fields for name in (*spec.columns, spec.label)):
+        # A column that only some JSON objects have is empty in the others.
+        fields = dict.fromkeys(reading.names_of(rows))
+      columns.check(spec, fields, where=rows[0].where)
       found[key], own = _read(spec, rows, where=f"{where}={patterns}", most_missing=most_missing)
       notes += own + _contradicting(found[key])
   train, held_out = found["files"], found["eval_files"]

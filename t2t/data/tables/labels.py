@@ -1,8 +1,10 @@
 """Decides what a label is: a class, a number or a text; and which classes there are, in an order that files decide."""
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
+import re
+from typing import Any
 
 from t2t import UserError, did_you_mean
 from t2t.data import answers
@@ -60,9 +62,12 @@ def decide(spec: TableSpec, rows: Sequence[reading.Row], labels: str, *, files: 
   if labels in (NUMBER, TEXT):
     return dataclasses.replace(spec, kind="score" if labels == NUMBER else "text")
   found = [(row, values.plain(row.fields.get(spec.label))) for row in rows]
+  for row, value in found:
+    _check_single(value, spec, where=row.where)
   counts = collections.Counter(values.label(x) for _, x in found if not values.is_missing(x))
-  if not classes and _has_missing_mark(counts, len(rows), where, spec.label):
-    del counts["-1"]
+  if not classes:
+    for mark in _missing_marks(counts, len(rows), where, spec.label):
+      del counts[mark]
   if not counts:
     raise UserError(f"{where}: column {spec.label!r} has no label in any of {len(rows):,} rows; give rows with labels")
   if classes:
@@ -73,36 +78,87 @@ def decide(spec: TableSpec, rows: Sequence[reading.Row], labels: str, *, files: 
   return _labelled(spec, counts, where)
 
 
-def is_missing(value: object, spec: TableSpec) -> bool:
-  """Returns whether a row lacks its label: null, empty, or -1 where that is no class."""
+_MARKS = ("-1", "-100")  # of what is not scored; the second is PyTorch's
+_NO_GOLD = "-"  # of SNLI, where annotators disagree
+
+
+def is_mark(name: str, spec: TableSpec) -> bool:
+  """Returns whether the name of a class or tag marks one that is not scored: -1 or -100 where that is no class."""
+  return name in _MARKS and name not in spec.classes
+
+
+def is_missing(value: Any, spec: TableSpec) -> bool:
+  """Returns whether a row lacks its label: null, empty, or -1, -100, "-", NaN as text where that is no class."""
   value = values.plain(value)
   if values.is_missing(value):
     return True
   if spec.kind == "choice":
     return choices.is_missing(spec, value)
-  return spec.kind == "class" and values.label(value) == "-1" and "-1" not in spec.classes
+  name = values.label(value)
+  if spec.kind in ("class", "score") and values.is_no_number(value):
+    return name not in spec.classes and all(values.number(x) is not None for x in spec.classes)
+  if spec.kind == "class" and name == _NO_GOLD:
+    return name not in spec.classes
+  return spec.kind == "class" and is_mark(name, spec)
 
 
-def _has_missing_mark(counts: "collections.Counter[str]", number: int, where: str, column: str) -> bool:
-  """Returns whether -1 marks rows without a label: the others are 0, 1, ..., and few are without."""
-  others = sorted(name for name in counts if name != "-1")
-  if "-1" not in counts or "0" not in others or not all(name.isdigit() for name in others):
-    return False
-  if counts["-1"] > MOST_MISSING * number:
+def _check_single(value: Any, spec: TableSpec, *, where: str) -> None:
+  """Refuses several labels in a row, and bytes that are no text."""
+  if isinstance(value, bytes):
+    raise UserError(f"{where}: {spec.label} is binary and not UTF-8; give a text or a number as label")
+  if isinstance(values.parsed(value) if isinstance(value, str) and spec.kind != "text" else value, _SEVERAL):
+    if spec.kind == "text":
+      raise UserError(f"{where}: {spec.label} is {str(value)[:40]!r}, not a text; name another column")
     raise UserError(
-      f"{where}: {counts['-1']:,} of {number:,} rows have the {column} -1, which marks a row without a label; if it is"
-      f" a class, give --config.data.labels=-1,{','.join(others[:20])}; else leave these rows out"
+      f"{where}: {spec.label} is {str(value)[:40]!r}: several labels in a row are not supported; give each row one"
+      " label, or train a model for each label, on a column with 0 or 1"
     )
-  return True
+
+
+_SEVERAL = (list, tuple, Mapping)
+
+
+def _missing_marks(counts: "collections.Counter[str]", number: int, where: str, column: str) -> list[str]:
+  """Names that mark rows without a label, of which there are few.
+
+  They are -1 and -100 where the others are 0, 1, ..., "-" where the others are several words, and NaN as text where the
+  others are numbers.
+  """
+  found = [name for name in counts if values.is_no_number(name)]
+  rest = [name for name in counts if name not in found]
+  if not rest or any(values.number(name) is None for name in rest):
+    found, rest = [], list(counts)
+  others = sorted(name for name in rest if name not in _MARKS)
+  words = [name for name in rest if name != _NO_GOLD]
+  marks: list[str] = []
+  if "0" in others and all(map(values.is_digits, others)):
+    marks = [name for name in rest if name in _MARKS]
+  elif len(words) > 1 and all(len(name) > 1 and name[0].isalpha() for name in words):
+    others, marks = words, [name for name in rest if name == _NO_GOLD]
+  for mark in marks:
+    if counts[mark] > MOST_MISSING * number:
+      raise UserError(
+        f"{where}: {counts[mark]:,} of {number:,} rows have the {column} {mark}, which marks a row without a label; if"
+        f" it is a class, give --config.data.labels={mark},{','.join(others[:20])}; else leave these rows out"
+      )
+  return found + marks
 
 
 def _labelled(spec: TableSpec, counts: "collections.Counter[str]", where: str) -> TableSpec:
   """A label that no name says to be a target."""
-  numbers = [values.number(name) for name in counts]
-  if all(x is not None for x in numbers):
-    whole = all(float(x).is_integer() for x in numbers)
-    if not whole or spec.label.lower() in _SCORES and len(counts) > 10:
-      return dataclasses.replace(spec, kind="score")
+  numbers = {name: x for name in counts if (x := values.number(name)) is not None}
+  whole = all(x.is_integer() for x in numbers.values())
+  commas = [name for name in counts if has_comma(name)]
+  if commas and len(commas) + len(numbers) == len(counts):
+    raise UserError(
+      f"{where}: column {spec.label!r} has {commas[0]!r} ({counts[commas[0]]:,} rows), a number with a comma; write"
+      f" a decimal point, 0.5 and not 0,5, and no commas between thousands"
+    )
+  # A few others are faults, whose lines are named when the rows are read.
+  mostly = sum(counts[name] for name in numbers) >= (1 - MOST_MISSING) * sum(counts.values())
+  if mostly and (not whole or spec.label.lower() in _SCORES and len(numbers) > 10):
+    return dataclasses.replace(spec, kind="score")
+  if len(numbers) == len(counts):
     if len(counts) > _MOST_WHOLE_NUMBERS:
       raise UserError(
         f"{where}: column {spec.label!r} has {len(counts):,} different whole numbers; give"
@@ -115,6 +171,11 @@ def _labelled(spec: TableSpec, counts: "collections.Counter[str]", where: str) -
       " for another column, or list the classes in --config.data.labels"
     )
   return _with_classes(spec, counts, where)
+
+
+def has_comma(name: str) -> bool:
+  """Returns whether a name is a number with a comma, as "0,5" or "1,000"."""
+  return bool(re.fullmatch(r"[+-]?\d+(,\d+)+(\.\d+)?", name.strip()))
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:
@@ -130,15 +191,17 @@ def _with_classes(spec: TableSpec, counts: "collections.Counter[str]", where: st
     raise UserError(
       f"{where}: all labels in column {spec.label!r} are {names[0]!r}; a classifier needs rows of two classes at least"
     )
-  folded: dict[str, str] = {}
+  folded: dict[str | float, str] = {}
   for name in names:
-    if other := folded.get(name.casefold()):
+    value = values.number(name)
+    key = name.casefold() if value is None else value
+    if other := folded.get(key):
+      alike = "differ in upper case alone" if value is None else "are one number"
       raise UserError(
         f"{where}: column {spec.label!r} has the labels {other!r} ({counts[other]:,} rows) and {name!r}"
-        f" ({counts[name]:,}), which differ in upper case alone; write them alike, or list the classes in"
-        " --config.data.labels"
+        f" ({counts[name]:,}), which {alike}; write them alike, or list the classes in --config.data.labels"
       )
-    folded[name.casefold()] = name
+    folded[key] = name
   return dataclasses.replace(spec, kind="class", classes=names)
 
 
@@ -146,8 +209,8 @@ def _with_given(
   spec: TableSpec, counts: "collections.Counter[str]", classes: tuple[str, ...], labels: str, where: str
 ) -> TableSpec:
   """The classes that the user lists; labels 0, 1, ... are their numbers where none of their names is there."""
-  unknown = [name for name in counts if name not in classes]
-  numbered = len(unknown) == len(counts) and all(x.isdigit() and int(x) < len(classes) for x in counts)
+  unknown = [name for name in counts if _named(name, classes) is None]
+  numbered = len(unknown) == len(counts) and all(_placed(name, classes) is not None for name in counts)
   if unknown and not numbered:
     raise UserError(
       f"{where}: column {spec.label!r} has the label {unknown[0]!r} ({counts[unknown[0]]:,} rows), which"
@@ -169,7 +232,10 @@ def _with_tags(
     )
   counts: collections.Counter[str] = collections.Counter()
   for row in rows:
-    counts.update(values.words(values.plain(row.fields.get(spec.label))) or ())
+    counts.update(values.tags(values.plain(row.fields.get(spec.label))) or ())
+  if not classes:
+    for mark in _MARKS:
+      del counts[mark]
   if classes:
     return dataclasses.replace(spec, classes=classes)
   if len(counts) > 200 or not counts:
@@ -196,15 +262,31 @@ def class_number(value: object, spec: TableSpec, *, where: str) -> int:
     UserError: it is none of the classes; lists them.
   """
   name = values.label(values.plain(value))
-  if name in spec.classes:
-    return spec.classes.index(name)
-  if name.isdigit() and int(name) < len(spec.classes) and not any(x.isdigit() for x in spec.classes):
-    return int(name)
+  for found in (_named(name, spec.classes), _placed(name, spec.classes)):
+    if found is not None:
+      return found
   raise UserError(
     f"{where}: {spec.label} is {name[:60]!r}, which is no class of the table that is trained on:"
     f" {', '.join(spec.classes[:20])}{did_you_mean(name, spec.classes)}; correct the row, or list all classes in"
     " config.data.labels when training"
   )
+
+
+def _named(name: str, classes: Sequence[str]) -> int | None:
+  """The number of the class of a name, or of its value: 1 is 1.0; None: there is none, or several."""
+  if name in classes:
+    return classes.index(name)
+  value = values.number(name)
+  found = [number for number, other in enumerate(classes) if value is not None and values.number(other) == value]
+  return found[0] if len(found) == 1 else None
+
+
+def _placed(name: str, classes: Sequence[str]) -> int | None:
+  """The number that a label is, where no class is named by a number; None: it is none."""
+  value = values.number(name)
+  if value is None or not value.is_integer() or any(values.number(other) is not None for other in classes):
+    return None
+  return int(value) if 0 <= value < len(classes) else None
 
 
 def named(spec: TableSpec, names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Examples that a Python program passes: dicts, a `datasets.Dataset` or a pandas DataFrame, as rows of a table."""
+"""Examples that a Python program passes: dicts, a `datasets.Dataset` or a DataFrame, as rows of a table."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,7 +11,8 @@ def keep(examples: Any, *, where: str) -> str:
   """Keeps examples in memory; returns their name, which stands in the place of config.data.files.
 
   Args:
-    examples: an iterable of dicts; a `datasets.Dataset`, whose numbers of classes become their names; or a DataFrame.
+    examples: an iterable of dicts; a `datasets.Dataset`, whose numbers of classes become their names; a DataFrame of
+      pandas or polars; or a table of pyarrow.
     where: what the user passed them as, for messages.
 
   Raises:
@@ -31,6 +32,10 @@ def keep(examples: Any, *, where: str) -> str:
 
 
 def _rows(examples: Any, where: str) -> Iterable[Any]:
+  if hasattr(examples, "columns") and hasattr(examples, "iter_rows"):  # polars
+    return examples.iter_rows(named=True)
+  if hasattr(examples, "columns") and hasattr(examples, "to_pylist"):  # pyarrow
+    return examples.to_pylist()
   if hasattr(examples, "to_dict") and hasattr(examples, "columns"):  # pandas
     return examples.to_dict("records")
   if isinstance(examples, Mapping | str) or not isinstance(examples, Iterable):
