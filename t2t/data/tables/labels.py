@@ -95,7 +95,7 @@ def is_missing(value: Any, spec: TableSpec) -> bool:
     return True
   name = values.label(value)
   if spec.kind in ("class", "score") and values.is_no_number(value):
-    return name not in spec.classes and all(values.number(x) is not None for x in spec.classes)
+    return all(values.number(x) is not None for x in spec.classes)
   if spec.kind == "class" and name == _NO_GOLD:
     return name not in spec.classes
   return spec.kind in ("class", "choice") and is_mark(name, spec)
@@ -134,7 +134,8 @@ def _missing_marks(counts: "collections.Counter[str]", number: int, where: str, 
     marks = [name for name in rest if name in _MARKS]
   elif len(words) > 1 and all(len(name) > 1 and name[0].isalpha() for name in words):
     others, marks = words, [name for name in rest if name == _NO_GOLD]
-  for mark in marks:
+  may_be_classes = found if found and all(values.number(name).is_integer() for name in others) else []
+  for mark in [*marks, *may_be_classes]:
     if counts[mark] > MOST_MISSING * number:
       raise UserError(
         f"{where}: {counts[mark]:,} of {number:,} rows have the {column} {mark}, which marks a row without a label; if"

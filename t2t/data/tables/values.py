@@ -63,7 +63,7 @@ def is_no_number(value: Any) -> bool:
   return isinstance(value, str) and value.strip().lower().lstrip("+-") in _NO_NUMBERS
 
 
-_NO_NUMBERS = ("nan", "n/a", "na", "<na>", "null", "none", "inf", "infinity", "", "?")
+_NO_NUMBERS = ("nan", "n/a", "na", "<na>", "null", "none", "inf", "infinity", "?")
 
 
 def label(value: Any) -> str:
