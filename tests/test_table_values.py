@@ -9,9 +9,10 @@ import pyarrow.parquet
 import pytest
 
 from t2t import UserError
+from t2t.data import tables
 from t2t.data.sources import tables as table_files
 from t2t.data.tables import examples, memory, resolving, values
-from t2t.generation import line_files, table_output
+from t2t.generation import line_files, table_output, tabled
 from t2t.sections import DataConfig
 
 ROWS = range(40)
@@ -170,6 +171,15 @@ def test_words_that_are_null_are_refused():
     load(jsonl("a.jsonl", [*rows, {"tokens": ["Ann", None], "tags": ["B-PER", "O"]}]))
 
 
+def test_words_to_predict_on_are_read_alike():
+  spec = tables.TableSpec("tags", ("tokens",), "tags", classes=("O", "B-PER"))
+  read = lambda cell: tabled.words_of(spec, line_files.Line(1, "It is", {"tokens": cell}), "row 1")
+  assert read("['It' 'is']") == read(["It", "is"]) == read("It is") == read(None) == ["It", "is"]
+  for cell in (["It", None], "['It', 'is"):
+    with pytest.raises(UserError, match="row 1: tokens is .*without null"):
+      read(cell)
+
+
 # ---- Labels ----------------------------------------------------------------------------------------------------------
 
 
@@ -234,6 +244,14 @@ def test_snli_marks_rows_without_a_gold_label():
   assert found[0].classes == ("contradiction", "entailment", "neutral") and len(every(found)) == 78
   for signs in ("+-", "+-0"):
     assert "-" in load(jsonl("b.jsonl", labelled(lambda i, signs=signs: signs[i % len(signs)])))[0].classes
+
+
+@pytest.mark.parametrize("target", ["-", "none", "N/A"])
+def test_a_text_to_be_written_is_no_mark(target):
+  rows = [{"document": f"text {i}", "summary": target if i % 2 else f"say {i}"} for i in ROWS]
+  assert target in {row["targets"] for row in every(load(jsonl("a.jsonl", rows)))}
+  rows = [{"document": f"text {i}", "summary": (target, i + 100)[i % 2]} for i in ROWS]
+  assert target in {row["targets"] for row in every(load(jsonl("b.jsonl", rows)))}
 
 
 @pytest.mark.parametrize("label", [["joy", "anger"], [1, 0, 0], {"a": 0}, ["joy"], "['joy', 'anger']", "[1 0 0]"])
