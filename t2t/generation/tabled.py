@@ -172,6 +172,7 @@ def words_of(spec: "tables.TableSpec", line: line_files.Line, where: str) -> lis
   words = tables.words(given)
   if words is None:
     raise UserError(
-      f"{where}: {spec.texts[0]} is {str(given)[:40]!r}; give a list of words without null, or words with spaces between"
+      f"{where}: {spec.texts[0]} is {str(given)[:40]!r}; give a list of words without null, or words with spaces"
+      " between"
     )
   return words

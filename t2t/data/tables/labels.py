@@ -138,8 +138,8 @@ def _missing_marks(counts: "collections.Counter[str]", number: int, where: str, 
   for mark in [*marks, *may_be_classes]:
     if counts[mark] > MOST_MISSING * number:
       raise UserError(
-        f"{where}: {counts[mark]:,} of {number:,} rows have the {spec.label} {mark}, which marks a row without a label; if"
-        f" it is a class, give --config.data.labels={mark},{','.join(others[:20])}; else leave these rows out"
+        f"{where}: {counts[mark]:,} of {number:,} rows have the {spec.label} {mark}, which marks a row without a label;"
+        f" if it is a class, give --config.data.labels={mark},{','.join(others[:20])}; else leave these rows out"
       )
   return found + marks
 
