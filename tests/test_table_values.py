@@ -171,6 +171,14 @@ def test_words_that_are_null_are_refused():
     load(jsonl("a.jsonl", [*rows, {"tokens": ["Ann", None], "tags": ["B-PER", "O"]}]))
 
 
+def test_answers_count_the_characters_of_a_context_as_it_stands():
+  spec = tables.TableSpec("span", ("question", "context"), "answers")
+  read = lambda others: tabled.context_of(spec, line_files.Line(1, "Who? Ann saw", others), "Ann saw")
+  assert read({"context": "  Ann saw"}) == "  Ann saw" and read({"context": 7}) == read({}) == "Ann saw"
+  row = {"question": "Who?", "context": "  Ann saw Ann", "answers": "Ann", "answer_start": 10}
+  assert every(load(jsonl("a.jsonl", [{**row, "question": f"Who {i}?"} for i in ROWS])))[0]["answer_starts"] == [10]
+
+
 def test_words_to_predict_on_are_read_alike():
   spec = tables.TableSpec("tags", ("tokens",), "tags", classes=("O", "B-PER"))
   read = lambda cell: tabled.words_of(spec, line_files.Line(1, "It is", {"tokens": cell}), "row 1")

@@ -136,7 +136,7 @@ class Tabled:
     if len(texts) < 2 and not line.text.startswith(self._spec.prefix):
       raise UserError(f"{where}: has no {self._spec.texts[1]!r} to find the answer in; give both columns")
     if self._way.asks == "span":
-      return line_files.Line(line.number, texts[0], {"context": texts[1]})
+      return line_files.Line(line.number, texts[0], {"context": context_of(self._spec, line, texts[1])})
     return line_files.Line(line.number, self._spec.inputs(texts), {})
 
   def _texts(self, fields: Mapping[str, Any], where: str) -> list[str]:
@@ -155,6 +155,12 @@ class Tabled:
     if "candidates" in fields and "candidates" not in self._spec.candidates:
       return line_files.texts(fields, "candidates", where)
     return tables.candidates_of(self._spec, fields, where=where)
+
+
+def context_of(spec: "tables.TableSpec", line: line_files.Line, text: str) -> str:
+  """The context of a line's column as it stands, since answers count its characters; without a column, `text`."""
+  found = line.others.get(spec.texts[1])
+  return found if isinstance(found, str) else text
 
 
 def words_of(spec: "tables.TableSpec", line: line_files.Line, where: str) -> list[str]:
