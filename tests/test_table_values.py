@@ -1,9 +1,11 @@
 """Values of a user's table: each is read as it is meant, or refused with its file and line."""
 
 import csv
+import decimal
 import json
 import pathlib
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -323,6 +325,24 @@ def test_binary_text_of_parquet_is_text():
   pa.parquet.write_table(pa.table({"text": texts, "label": [b"\xff", b"\xfe"] * 20}), "b.parquet")
   with pytest.raises(UserError, match="b.parquet, record 1: label is binary and not UTF-8"):
     load("b.parquet")
+
+
+def test_decimal_numbers_of_parquet_are_numbers():
+  for name, own, divisor in (("score", 40, 4), ("stars", 4, 1)):
+    numbers = [decimal.Decimal(i % own) / divisor for i in ROWS]
+    pa.parquet.write_table(pa.table({"text": [f"some text {i}" for i in ROWS], name: pa.array(numbers)}), "a.parquet")
+    found = load("a.parquet", columns=f"text=text,label={name}")
+    assert found[0].kind == ("score" if name == "score" else "class")
+    assert {row["targets"] for row in every(found)} == {f"{float(x):g}" for x in numbers}
+
+
+def test_rows_in_memory_may_have_numbers_of_numpy():
+  tags = lambda i: {"tokens": [np.str_("Ann"), f"w{i}"], "ner_tags": list(np.array([1, 0]))}
+  assert every(load(memory.keep(map(tags, ROWS), where="rows")))[0]["tags"] == [1, 0]
+  answers = lambda i: span(i, {"text": np.array(["Ann"], object), "answer_start": (np.int32(8),)})
+  assert every(load(memory.keep(map(answers, ROWS), where="rows")))[0]["answer_starts"] == [8]
+  scores = labelled(lambda i: np.float32(i / 8), "score")
+  assert every(load(memory.keep(scores, where="rows")))[0]["label"] == 0.0
 
 
 class _Polars:
