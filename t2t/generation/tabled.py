@@ -69,7 +69,7 @@ class Tabled:
     inner = self._inner(line, f"line {line.number}")
     asked = self._way.read(inner)
     if self._is_tagged and not asked.error:
-      return dataclasses.replace(asked, given=[self._words(line), asked.given])
+      return dataclasses.replace(asked, given=[words_of(self._spec, line, f"line {line.number}"), asked.given])
     return asked
 
   def answer(
@@ -95,23 +95,13 @@ class Tabled:
 
     return row | {"prediction": answers.number()(row["prediction"])}
 
-  def _words(self, line: line_files.Line) -> list[str]:
-    """The words of a line's column, or of its text."""
-    from t2t.data import tables
-    from t2t.data.answering import tags
-
-    given = line.others.get(self._spec.texts[0], line.others.get("words"))
-    if given is None:
-      return tags.split(line.text)
-    return tables.words(given) or []
-
   def _inner(self, line: line_files.Line, where: str) -> line_files.Line:
     """The line as the model is asked: one text, or parts."""
     spec, others = self._spec, line.others
     if not line.text:
       return line
     if spec.kind == "tags":
-      words = self._words(line)
+      words = words_of(self._spec, line, where)
       if self._way.asks == "tag":
         own = {"words": words} if spec.texts[0] in others or "words" in others else {}
         return line_files.Line(line.number, " ".join(words) if own else line.text, own)
@@ -146,7 +136,7 @@ class Tabled:
     if len(texts) < 2 and not line.text.startswith(self._spec.prefix):
       raise UserError(f"{where}: has no {self._spec.texts[1]!r} to find the answer in; give both columns")
     if self._way.asks == "span":
-      return line_files.Line(line.number, texts[0], {"context": texts[1]})
+      return line_files.Line(line.number, texts[0], {"context": context_of(self._spec, line, texts[1])})
     return line_files.Line(line.number, self._spec.inputs(texts), {})
 
   def _texts(self, fields: Mapping[str, Any], where: str) -> list[str]:
@@ -165,3 +155,30 @@ class Tabled:
     if "candidates" in fields and "candidates" not in self._spec.candidates:
       return line_files.texts(fields, "candidates", where)
     return tables.candidates_of(self._spec, fields, where=where)
+
+
+def context_of(spec: "tables.TableSpec", line: line_files.Line, text: str) -> str:
+  """The context of a line's column as it stands, since answers count its characters; without a column, `text`."""
+  found = line.others.get(spec.texts[1])
+  return found if isinstance(found, str) else text
+
+
+def words_of(spec: "tables.TableSpec", line: line_files.Line, where: str) -> list[str]:
+  """The words of a line's column, or of its text.
+
+  Raises:
+    UserError: the column has something else than words, such as null; begins with `where`.
+  """
+  from t2t.data import tables
+  from t2t.data.answering import tags
+
+  given = line.others.get(spec.texts[0], line.others.get("words"))
+  if given is None:
+    return tags.split(line.text)
+  words = tables.words(given)
+  if words is None:
+    raise UserError(
+      f"{where}: {spec.texts[0]} is {str(given)[:40]!r}; give a list of words without null, or words with spaces"
+      " between"
+    )
+  return words

@@ -66,7 +66,7 @@ def decide(spec: TableSpec, rows: Sequence[reading.Row], labels: str, *, files: 
     _check_single(value, spec, where=row.where)
   counts = collections.Counter(values.label(x) for _, x in found if not values.is_missing(x))
   if not classes:
-    for mark in _missing_marks(counts, len(rows), where, spec.label):
+    for mark in _missing_marks(counts, len(rows), where, spec):
       del counts[mark]
   if not counts:
     raise UserError(f"{where}: column {spec.label!r} has no label in any of {len(rows):,} rows; give rows with labels")
@@ -96,7 +96,7 @@ def is_missing(value: Any, spec: TableSpec) -> bool:
     return choices.is_missing(spec, value)
   name = values.label(value)
   if spec.kind in ("class", "score") and values.is_no_number(value):
-    return name not in spec.classes and all(values.number(x) is not None for x in spec.classes)
+    return all(values.number(x) is not None for x in spec.classes)
   if spec.kind == "class" and name == _NO_GOLD:
     return name not in spec.classes
   return spec.kind == "class" and is_mark(name, spec)
@@ -118,28 +118,29 @@ def _check_single(value: Any, spec: TableSpec, *, where: str) -> None:
 _SEVERAL = (list, tuple, Mapping)
 
 
-def _missing_marks(counts: "collections.Counter[str]", number: int, where: str, column: str) -> list[str]:
+def _missing_marks(counts: "collections.Counter[str]", number: int, where: str, spec: TableSpec) -> list[str]:
   """Names that mark rows without a label, of which there are few.
 
   They are -1 and -100 where the others are 0, 1, ..., "-" where the others are several words, and NaN as text where the
-  others are numbers.
+  others are numbers.  Of texts to be written only the first are marks.
   """
   found = [name for name in counts if values.is_no_number(name)]
   rest = [name for name in counts if name not in found]
-  if not rest or any(values.number(name) is None for name in rest):
+  if spec.kind == "text" or not rest or any(values.number(name) is None for name in rest):
     found, rest = [], list(counts)
   others = sorted(name for name in rest if name not in _MARKS)
   words = [name for name in rest if name != _NO_GOLD]
   marks: list[str] = []
   if "0" in others and all(map(values.is_digits, others)):
     marks = [name for name in rest if name in _MARKS]
-  elif len(words) > 1 and all(len(name) > 1 and name[0].isalpha() for name in words):
+  elif spec.kind != "text" and len(words) > 1 and all(len(name) > 1 and name[0].isalpha() for name in words):
     others, marks = words, [name for name in rest if name == _NO_GOLD]
-  for mark in marks:
+  may_be_classes = found if found and all(values.number(name).is_integer() for name in others) else []
+  for mark in [*marks, *may_be_classes]:
     if counts[mark] > MOST_MISSING * number:
       raise UserError(
-        f"{where}: {counts[mark]:,} of {number:,} rows have the {column} {mark}, which marks a row without a label; if"
-        f" it is a class, give --config.data.labels={mark},{','.join(others[:20])}; else leave these rows out"
+        f"{where}: {counts[mark]:,} of {number:,} rows have the {spec.label} {mark}, which marks a row without a label;"
+        f" if it is a class, give --config.data.labels={mark},{','.join(others[:20])}; else leave these rows out"
       )
   return found + marks
 
@@ -152,7 +153,7 @@ def _labelled(spec: TableSpec, counts: "collections.Counter[str]", where: str) -
   if commas and len(commas) + len(numbers) == len(counts):
     raise UserError(
       f"{where}: column {spec.label!r} has {commas[0]!r} ({counts[commas[0]]:,} rows), a number with a comma; write"
-      f" a decimal point, 0.5 and not 0,5, and no commas between thousands"
+      " a decimal point, 0.5 and not 0,5, and no commas between thousands"
     )
   # A few others are faults, whose lines are named when the rows are read.
   mostly = sum(counts[name] for name in numbers) >= (1 - MOST_MISSING) * sum(counts.values())

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Mapping, Sequence
+import decimal
 import json
 import math
 import re
@@ -16,17 +17,21 @@ class Unreadable(ValueError):
 
 
 def plain(value: Any) -> Any:
-  """A value without NumPy: an array as a list, a scalar as Python's, bytes of UTF-8 as text, also in lists."""
-  if hasattr(value, "tolist") and not isinstance(value, str | bytes):
+  """A value as JSON has it, also in lists and dicts: NumPy's and decimal numbers as Python's, UTF-8 as text."""
+  if isinstance(value, str):
+    return value
+  if hasattr(value, "tolist") and not isinstance(value, bytes):
     value = value.tolist()
+  if isinstance(value, decimal.Decimal):
+    return float(value)
   if isinstance(value, bytes):
     try:
       return value.decode()
     except UnicodeDecodeError:
       return value
-  if isinstance(value, list) and any(isinstance(x, bytes | list) for x in value):
+  if isinstance(value, list | tuple):
     return [plain(x) for x in value]
-  return value
+  return {name: plain(x) for name, x in value.items()} if isinstance(value, dict) else value
 
 
 def is_missing(value: Any) -> bool:
@@ -38,7 +43,7 @@ def is_missing(value: Any) -> bool:
 
 def number(value: Any) -> float | None:
   """A finite number; None: it is none."""
-  if isinstance(value, bool) or not isinstance(value, int | float | str) or "_" in str(value):
+  if isinstance(value, bool) or not isinstance(value, int | float | str | decimal.Decimal) or "_" in str(value):
     return None
   try:
     found = float(value)
@@ -63,7 +68,7 @@ def is_no_number(value: Any) -> bool:
   return isinstance(value, str) and value.strip().lower().lstrip("+-") in _NO_NUMBERS
 
 
-_NO_NUMBERS = ("nan", "n/a", "na", "<na>", "null", "none", "inf", "infinity", "", "?")
+_NO_NUMBERS = ("nan", "n/a", "na", "<na>", "null", "none", "inf", "infinity", "?")
 
 
 def label(value: Any) -> str:
