@@ -155,6 +155,13 @@ def test_a_table_with_printed_lists():
     load(table("a.csv", [*rows, {"tokens": "['Ann', 'sa", "ner_tags": "[3 0]"}]))
 
 
+def test_candidates_in_a_cell():
+  rows = [{"question": f"What {i}?", "choices": ("['a b' 'c']", "['a b', 'c']")[i % 2], "label": i % 2} for i in ROWS]
+  assert {tuple(row["candidates"]) for row in every(load(table("a.csv", rows)))} == {("a b", "c")}
+  with pytest.raises(UserError, match="a.csv, line 42: choices"):
+    load(table("a.csv", [*rows, {"question": "What?", "choices": "['a b', 'c", "label": 0}]))
+
+
 @pytest.mark.parametrize("mark", [-1, -100, None, float("nan")])
 def test_padding_is_no_tag(mark):
   rows = [{"tokens": ["Ann", "saw", str(i)], "ner_tags": [1, 0, 2]} for i in ROWS]
