@@ -361,3 +361,16 @@ def test_the_first_examples_are_made_before_training(labels, message, monkeypatc
   config = config.with_(data=data, train={"loss": "", "batch_size": 2}, model={"vocab_size": 384})
   with pytest.raises(UserError, match=message):
     runs.check(runs.resolved(config))
+
+
+def test_only_questions_ask_a_head():
+  """A task that compares texts asks none; a step that reads lengths, or a cache, does not matter."""
+
+  def cut(dataset, sequence_length):
+    return dataset.map(lambda example: {"text": tf.strings.substr(example["text"], 0, sequence_length["inputs"])})
+
+  found = task().replace(metric_fns=[])
+  assert not answering.is_answered(selection.named("docs_pairs", modules=("t2t.tasks.docs",)))
+  assert not answering.is_answered(found.replace(preprocessors=[cut]))
+  assert answering.is_answered(found)
+  assert answering.is_answered(found.replace(preprocessors=[seqio.CacheDatasetPlaceholder(), *found.preprocessors]))

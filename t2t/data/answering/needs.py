@@ -7,13 +7,14 @@ import re
 import seqio
 import tensorflow as tf
 
-from t2t import UserError
+from t2t import UserError, features
 from t2t.data import objectives, raw_text, selection, text_formats, vocabularies
 from t2t.data.answering import kinds
 from t2t.data.sources import faults, named
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig, TransformerConfig
 
+_ANY_LENGTH = 512  # tokens
 # Steps that make what a model writes of text; for a head it is framed in another way.
 _WRITING = (
   *text_formats.TOKENIZERS,
@@ -52,10 +53,10 @@ def formats_of(task: seqio.Task) -> list:
   return [step for step in steps if text_formats.function_of(step) not in _WRITING]
 
 
-def formatted(task: seqio.Task, records: tf.data.Dataset) -> tf.data.Dataset:
-  """What a task's formats make of records."""
+def formatted(task: seqio.Task, records: tf.data.Dataset, lengths: Mapping[str, int] | None = None) -> tf.data.Dataset:
+  """Returns what a task's formats make of records; `lengths` are tokens of each feature, for steps that read them."""
   part = task.replace(preprocessors=formats_of(task))
-  return part.preprocess_postcache(part.preprocess_precache(records, seed=0), sequence_length={}, seed=0)
+  return part.preprocess_postcache(part.preprocess_precache(records, seed=0), sequence_length=lengths or {}, seed=0)
 
 
 def need_of(task: seqio.Task) -> Need:
@@ -215,8 +216,13 @@ def is_answered(found: selection.Found) -> bool:
 
 def asks(task: seqio.Task) -> bool:
   """Returns True if the examples of a task have the fields of a question that a head answers; reads no record."""
+  if features.are_compared(task.output_features):
+    return False
   records = task.source.get_dataset(split=_split(task), shuffle=False, seed=0)
-  spec = formatted(task, records).element_spec
+  steps = [step for step in task.preprocessors if not isinstance(step, seqio.CacheDatasetPlaceholder)]
+  # A user's own step may read lengths; which fields examples have does not depend on them.
+  lengths = dict.fromkeys(task.output_features, _ANY_LENGTH)
+  spec = formatted(task.replace(preprocessors=steps), records, lengths).element_spec
   return isinstance(spec, Mapping) and bool(kinds.kind_of(spec))
 
 
