@@ -20,7 +20,8 @@ def _is_of_table(argv: list[str]) -> bool:
   path = options.parse_known_args(argv)[0].checkpoint
   if not path:
     return False
-  for folder in (bucket.absolute(path), bucket.absolute(path).parent.parent):
+  root = bucket.absolute(path)
+  for folder in (root, *([root.parent.parent] if root.name.isdigit() else [])):  # WORKDIR/checkpoints/STEP
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
       return bool(json.loads((folder / "config.json").read_text())["data"].get("table"))
   return False
