@@ -413,10 +413,11 @@ def test_a_failure(data, capsys):
   for options, message in [
     (("--splits", "test"), "--splits test: cache_test_pairs has no such split; it has train, validation"),
     (("--runner", "NoRunner"), "--runner NoRunner: Unexpected pipeline runner"),
-    (("--num_shards", "-1"), "--num_shards -1: cannot be negative"),
     (("--extra_ids", "5"), "--extra_ids 5: only with --vocabulary"),
     (("--vocabulary", "/nowhere"), "--vocabulary /nowhere: no such file"),
     (("--mixture", "cache_test_pair"), "--mixture cache_test_pair: no task or mixture of that name; the nearest are"),
   ]:
     code, _, error = cache(capsys, data, *options)
     assert code == 2 and message in error, error
+  with pytest.raises(SystemExit, match="^2$"):
+    cache(capsys, data, "--num_shards", "-1")

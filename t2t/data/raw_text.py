@@ -100,7 +100,7 @@ def spelled(task: selection.Found, *, split: str) -> dict[str, int]:
   found: dict[str, int] = {}
   for each in selection.tasks_of(task):
     if split in each.splits:
-      if isinstance(each.source, sources.FileSource):
+      if type(each.source) is sources.FileSource:  # one of another kind has records of its own
         records = each.source.texts(split)
       else:
         records = each.source.get_dataset(split=split, shuffle=False, seed=0).as_numpy_iterator()
