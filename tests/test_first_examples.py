@@ -133,7 +133,7 @@ def test_held_out_examples_that_are_lacking_are_named(register, capfd):
 def test_a_stream_whose_share_makes_nothing_reads_the_other_shares(register, small):
   """Every second record is filtered, which are one stream's: that stream goes on with all, also after it is resumed."""
   odd = lambda dataset: dataset.filter(lambda x: tf.strings.regex_full_match(x["text"], ".*[13579]"))
-  name = register("odd", odd, number=60)
+  name = register("odd_numbers", odd, number=60)
   data = data_of(name)
   plan = pipeline.plan(data, "encoder_decoder", pipeline.load_task(data), train=True, seed=1)
   (source,) = rows.sources_of(plan, 2)

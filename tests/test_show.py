@@ -326,7 +326,6 @@ def test_files_of_ones_own(printed, tmp_path):
       ["show_test_pair", "--stage", "lnog", '--config.stages={"name": "short", "share": 0.5}, {"name": "long"}'],
       "--stage lnog: no such stage; there are short, long; did you mean long?",
     ),
-    (["show_test_pair", "--examples", "-1"], "--examples -1: cannot be negative"),
     (["show_test_pair", "--examples", "0", "--summary", "0"], "nothing is left to show"),
   ],
 )
