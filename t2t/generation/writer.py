@@ -152,9 +152,10 @@ class Writer:
     inputs_length: int = 0,
     tensor: int = 1,
     defaults: decoding.DecodeConfig,
+    special_tokens: str = "blanks",
   ):
     self._source, self._defaults = source, defaults
-    options = dict(ends_prompts=ends_prompts, inputs_length=inputs_length, tensor=tensor)
+    options = dict(ends_prompts=ends_prompts, inputs_length=inputs_length, tensor=tensor, special_tokens=special_tokens)
     self._ready = ready.Ready(source, adapters=adapters, **options)
     self._sizes = attending.sizes(self._ready.config, self._ready.config.kind.attentions)
     self._prefixes = prompting.task_prefixes(source)
