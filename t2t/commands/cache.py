@@ -100,8 +100,6 @@ def main(argv: list[str]) -> int:
   if not options.debug:
     # What it logs of a failure is in the error that it raises.
     python_logging.getLogger("apache_beam").setLevel(python_logging.CRITICAL)
-  if options.num_shards < 0:
-    raise UserError(f"--num_shards {options.num_shards}: cannot be negative; 0 has it chosen")
   if options.extra_ids is not None and not options.vocabulary:
     raise UserError(f"--extra_ids {options.extra_ids}: only with --vocabulary; the task's own has its number")
   beam_caching.load_beam()

@@ -377,9 +377,6 @@ def main(argv: list[str]) -> int:
       help="examples to count over, 0: none; default: 100",
     )
     options, _ = options_lib.parse_known(parser, argv[1:])
-    for name in ("examples", "tokens", "summary"):
-      if getattr(options, name) < 0:
-        raise UserError(f"--{name} {getattr(options, name)}: cannot be negative")
     if not max(options.examples, options.summary):
       raise UserError("--examples 0 --summary 0: nothing is left to show")
     _show(_console(options.color), _choose(parser, argv[1:]), options)

@@ -377,7 +377,7 @@ def _is_tied(family: Family, fields: Mapping[str, Any], entries: Mapping[str, En
 
 
 def _difference(one: Entry, other: Entry) -> str:
-  """How two tensors differ, for a message: " (by up to 0.25)"; "" where their numbers cannot be read."""
+  """Returns the largest difference of two tensors, for a message: " (by up to 0.25)"; "" if they cannot be read."""
   if one.shape != other.shape:
     return f" ({list(one.shape)} against {list(other.shape)})"
   if not {one.dtype, other.dtype} <= set(safetensors.DTYPES):

@@ -49,7 +49,7 @@ def measured(task: seqio.Task) -> seqio.Task:
 
 
 def is_measured(dataset: tf.data.Dataset) -> bool:
-  """Whether each text of the examples comes with its length before it was cut."""
+  """Returns True if each text of the examples comes with its length before it was cut."""
   spec = dataset.element_spec
   return isinstance(spec, Mapping) and all(name + SUFFIX in spec for name in TEXTS if name in spec)
 

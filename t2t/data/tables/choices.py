@@ -104,7 +104,7 @@ _WAYS = {
 
 
 def described(spec: TableSpec) -> str:
-  """What the labels of a column are, for the start of a run."""
+  """Returns a sentence on the labels of a column, for the start of a run."""
   if spec.label_is == "number":
     return f"labels count from {spec.counts_from}"
   way = _WAYS.get((spec.label_is, spec.counts_from))
@@ -212,7 +212,7 @@ def _are_filled(positions: Sequence[int] | None, labelled: Sequence[tuple[readin
 
 
 def _typed(most: int) -> dict[tuple[str, int], str]:
-  """What to give as config.data.labels to have labels read in a way."""
+  """Returns the values of config.data.labels, by the way in which they have labels read."""
   found = {("number", first): ",".join(str(n + first) for n in range(most)) for first in (0, 1)}
   return found | {("letter", 0): ",".join(_LETTERS[:most]), ("text", 0): "text"}
 
