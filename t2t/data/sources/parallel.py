@@ -145,7 +145,7 @@ def translated(path: str, number: int, record: bytes, *, translation: str, where
   if text_files.kind(path, where=where) == "pairs":
     return text.rstrip("\r\n").split("\t")[1].strip()
   try:
-    key = "set config.data.translation to the translation's name"
+    key = "set config.data.translation to the field of the translation"
     return fields.text(json.loads(text), translation, key=key).strip()
   except fields.Unreadable as error:
     raise UserError(f"{where}: {path}, line {number}: {error}") from error
