@@ -184,7 +184,7 @@ def check(data):
     ({"a.tsv": "a\tb\na\n"}, {}, r"a.tsv, line 2: 1 column\(s\), separated by tabs; a text and its translation"),
     ({"a.tsv": "a\tb\na\tb\tc\n"}, {}, r"a.tsv, line 2: 3 column\(s\)"),
     ({"a.jsonl": '{"text": "a", "translation": "b"}\n{"text": "a"}\n'}, {}, "line 2: has no field 'translation'"),
-    ({"a.jsonl": '{"text": "a", "translation": 3}\n'}, {}, "line 1: field 'translation' is a number, not a string; set"),
+    ({"a.jsonl": '{"text": "a", "translation": 3}\n'}, {}, "line 1: field 'translation' is a number, not a string"),
     ({"a.tsv": "a\tb\n"}, {"objective": "masked_lm"}, "a.tsv: has texts and their translations, which the objective"),
   ],
 )  # fmt: skip

@@ -94,6 +94,6 @@ class EarlyStop:
     if not 0 < self._config.patience <= self._since:
       return ""
     return (
-      f"{self._config.stop_by} {self._best:.4f} of step {self._step} was not bettered in {self._since} evaluations"
-      f" (config.eval.patience={self._config.patience}): the run ends here"
+      f"{self._config.stop_by} {self._best:.4f} of step {self._step} was not bettered in {self._since}"
+      f" evaluation{'s' * (self._since != 1)} (config.eval.patience={self._config.patience}): the run ends here"
     )

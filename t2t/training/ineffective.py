@@ -180,8 +180,9 @@ def _cadence(stage: Stage) -> Iterator[str]:
   evaluations = len([step for step in range(1, steps) if not (stage.begin + step) % config.eval.every])
   if config.eval.patience and evaluations <= config.eval.patience:
     yield (
-      f"config.eval.patience={config.eval.patience} has no effect: {what} have {evaluations} evaluations before the"
-      f" last (config.eval.every={config.eval.every}), and early stopping needs {config.eval.patience + 1}"
+      f"config.eval.patience={config.eval.patience} has no effect: {what} have {evaluations}"
+      f" evaluation{'s' * (evaluations != 1)} before the last (config.eval.every={config.eval.every}),"
+      f" and early stopping needs {config.eval.patience + 1}"
     )
   numbers = config.numbers
   if numbers.spike_deviations and numbers.spike_window >= steps:

@@ -276,11 +276,11 @@ def _load(spec: TableSpec, most_missing: float, stamps: Any) -> Table:
         # A column that only some JSON objects have is empty in the others.
         fields = dict.fromkeys(reading.names_of(rows))
       columns.check(spec, fields, where=rows[0].where)
-      found[key], own = _read(spec, rows, where=f"{where}={patterns}", most_missing=most_missing)
+      found[key], own = _read(spec, rows, where=reading.described(patterns, key=where), most_missing=most_missing)
       notes += own + _contradicting(found[key])
   train, held_out = found["files"], found["eval_files"]
   if spec.files and not spec.eval_files:
-    train, held_out = split(train, where=f"config.data.files={spec.files}")
+    train, held_out = split(train, where=reading.described(spec.files))
     notes.append(f"held out: {len(held_out):,} of {len(train) + len(held_out):,} rows, chosen by a hash of their text")
   elif train:
     notes += _repeated(train, held_out)

@@ -25,6 +25,7 @@ class Row(NamedTuple):
 
 _kept: dict[str, tuple[Row, ...]] = {}
 _names: dict[str, dict[str, tuple[str, ...]]] = {}
+_arguments: dict[str, str] = {}
 
 
 def keep(rows: Sequence[Mapping[str, Any]], *, where: str, names: Mapping[str, tuple[str, ...]]) -> str:
@@ -43,6 +44,7 @@ def keep(rows: Sequence[Mapping[str, Any]], *, where: str, names: Mapping[str, t
     digest.update(json.dumps(row, sort_keys=True, default=str).encode())
   name = f"{_MEMORY}{digest.hexdigest()[:16]}"
   _names[name] = dict(names)
+  _arguments[name] = where
   _kept[name] = tuple(Row(row, f"{where}[{number}]") for number, row in enumerate(rows))
   return name
 
@@ -50,6 +52,11 @@ def keep(rows: Sequence[Mapping[str, Any]], *, where: str, names: Mapping[str, t
 def class_names(patterns: str, column: str) -> tuple[str, ...]:
   """Classes of a column of rows in memory, in their order, where the program that passed them has said them."""
   return _names.get(patterns, {}).get(column, ())
+
+
+def described(patterns: str, *, key: str = "config.data.files") -> str:
+  """Names a table in messages: "config.data.files=train.tsv", or for rows in memory the argument, "examples"."""
+  return _arguments.get(patterns, f"{key}={patterns}")
 
 
 def is_in_memory(patterns: str) -> bool:
@@ -89,7 +96,9 @@ def read(patterns: str, *, where: str) -> list[Row]:
     return list(_kept[patterns])
   found = _read(patterns, stamp(patterns, where=where), where)
   if not found:
-    raise UserError(f"{where}={patterns}: has no row; give a table with a line of names and a row below it at least")
+    raise UserError(
+      f"{described(patterns, key=where)}: has no row; give a table with a line of names and a row below it at least"
+    )
   return found
 
 

@@ -33,7 +33,7 @@ def find(data: DataConfig) -> TableSpec:
     raise UserError(f"config.data.labels={data.labels}: config.data.files is empty; give the table, train.tsv")
   if data.sources or data.mixture:
     raise UserError(f"config.data.labels={data.labels}: config.data.files is one table; leave out {_others(data)}")
-  where = f"config.data.files={data.files}"
+  where = reading.described(data.files)
   rows = reading.read(data.files, where="config.data.files")
   found = columns.Finder(rows, columns=data.columns, labels=data.labels, where=where).spec()
   found = labels.decide(found, rows, data.labels, files=data.files, where=where)
@@ -91,8 +91,13 @@ def resolved(config: Config, vocabulary: Any) -> Config:
     return config
   if not config.data.vocabulary:
     raise UserError(
-      "config.data.vocabulary is empty: a table is read in that of the model that is fine-tuned; give"
-      " --config.init.checkpoint=CHECKPOINT, and, where it has none, --config.data.vocabulary=FILE"
+      "config.data.vocabulary is empty: a table needs the vocabulary of the model that is fine-tuned; "
+      + (
+        f"give the checkpoint to t2t.config, init={{'checkpoint': {config.init.checkpoint!r}}}, which reads its model,"
+        " vocabulary and recipe, or, if the checkpoint has no vocabulary, set config.data.vocabulary"
+        if config.init.checkpoint
+        else "give --config.init.checkpoint=CHECKPOINT and, if it has no vocabulary, --config.data.vocabulary=FILE"
+      )
     )
   is_new = bool(config.data.labels)
   config = config.with_(data=dataclasses.asdict(with_table(config.data)))
@@ -101,14 +106,15 @@ def resolved(config: Config, vocabulary: Any) -> Config:
   by_heads = answered_by_heads(loss) or not (loss or config.model.kind.writes)
   if spec.kind == "text" and by_heads:
     raise UserError(
-      f"config.data.files={spec.files}: column {spec.label!r} has texts to be written, which"
+      f"{reading.described(spec.files)}: column {spec.label!r} has texts to be written, which"
       f" {'an encoder alone' if not config.model.kind.writes else f'config.train.loss={loss}'} does not; start from an"
       " encoder-decoder or a decoder, or give --config.data.labels=auto with a column of classes"
     )
   table = examples.load(spec, malformed=config.data.malformed)
   if is_new:
     names = reading.names_of(reading.read(spec.files, where="config.data.files")[:1000])
-    lines = [f"table {spec.files}: {labels.named(spec, names)}", *table.notes]
+    called = "examples" if reading.is_in_memory(spec.files) else f"table {spec.files}"
+    lines = [f"{called}: {labels.named(spec, names)}", *table.notes]
     if spec.prefix and not by_heads:
       lines.append(f"inputs begin with {spec.prefix!r}, which infer, eval and t2t.load add by themselves")
     hosts.say("\n  ".join(lines))
@@ -128,7 +134,7 @@ def _check_writable(spec: TableSpec, vocabulary: seqio.Vocabulary) -> None:
     if ids in written or not ids:
       other = f"as {written[ids]!r}" if ids in written else "as nothing"
       raise UserError(
-        f"config.data.files={spec.files}: the model's vocabulary writes the label {name!r} {other}; rename it, or have"
+        f"{reading.described(spec.files)}: the model's vocabulary writes the label {name!r} {other}; rename it, or have"
         " a head answer: --config.train.loss=heads"
       )
     written[ids] = name
