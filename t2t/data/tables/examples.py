@@ -276,7 +276,7 @@ def _load(spec: TableSpec, most_missing: float, stamps: Any) -> Table:
         # A column that only some JSON objects have is empty in the others.
         fields = dict.fromkeys(reading.names_of(rows))
       columns.check(spec, fields, where=rows[0].where)
-      found[key], own = _read(spec, rows, where=reading.described(patterns, key=where), most_missing=most_missing)
+      found[key], own = _read(spec, rows, where=reading.described(patterns, key=f"{where}="), most_missing=most_missing)
       notes += own + _contradicting(found[key])
   train, held_out = found["files"], found["eval_files"]
   if spec.files and not spec.eval_files:

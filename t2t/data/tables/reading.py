@@ -23,9 +23,19 @@ class Row(NamedTuple):
   where: str
 
 
-_kept: dict[str, tuple[Row, ...]] = {}
-_names: dict[str, dict[str, tuple[str, ...]]] = {}
-_arguments: dict[str, str] = {}
+class _Kept(NamedTuple):
+  """Rows in memory.
+
+  argument: which the user passed them as: "examples".
+  names: column -> its classes in their order, where that is known.
+  """
+
+  rows: tuple[Row, ...]
+  argument: str
+  names: Mapping[str, tuple[str, ...]]
+
+
+_kept: dict[str, _Kept] = {}
 
 
 def keep(rows: Sequence[Mapping[str, Any]], *, where: str, names: Mapping[str, tuple[str, ...]]) -> str:
@@ -43,20 +53,18 @@ def keep(rows: Sequence[Mapping[str, Any]], *, where: str, names: Mapping[str, t
   for row in rows:
     digest.update(json.dumps(row, sort_keys=True, default=str).encode())
   name = f"{_MEMORY}{digest.hexdigest()[:16]}"
-  _names[name] = dict(names)
-  _arguments[name] = where
-  _kept[name] = tuple(Row(row, f"{where}[{number}]") for number, row in enumerate(rows))
+  _kept[name] = _Kept(tuple(Row(row, f"{where}[{number}]") for number, row in enumerate(rows)), where, dict(names))
   return name
 
 
 def class_names(patterns: str, column: str) -> tuple[str, ...]:
   """Classes of a column of rows in memory, in their order, where the program that passed them has said them."""
-  return _names.get(patterns, {}).get(column, ())
+  return _kept[patterns].names.get(column, ()) if patterns in _kept else ()
 
 
-def described(patterns: str, *, key: str = "config.data.files") -> str:
+def described(patterns: str, *, key: str = "config.data.files=") -> str:
   """Names a table in messages: "config.data.files=train.tsv", or for rows in memory the argument, "examples"."""
-  return _arguments.get(patterns, f"{key}={patterns}")
+  return _kept[patterns].argument if patterns in _kept else f"{key}{patterns}"
 
 
 def is_in_memory(patterns: str) -> bool:
@@ -93,12 +101,10 @@ def read(patterns: str, *, where: str) -> list[Row]:
         f"{where}={patterns}: these rows were passed to t2t.train by a Python program, and are not saved; pass them"
         f" again as examples=, or give the files of a table, --{where}=FILE"
       )
-    return list(_kept[patterns])
+    return list(_kept[patterns].rows)
   found = _read(patterns, stamp(patterns, where=where), where)
   if not found:
-    raise UserError(
-      f"{described(patterns, key=where)}: has no row; give a table with a line of names and a row below it at least"
-    )
+    raise UserError(f"{where}={patterns}: has no row; give a table with a line of names and a row below it at least")
   return found
 
 

@@ -113,8 +113,7 @@ def resolved(config: Config, vocabulary: Any) -> Config:
   table = examples.load(spec, malformed=config.data.malformed)
   if is_new:
     names = reading.names_of(reading.read(spec.files, where="config.data.files")[:1000])
-    called = "examples" if reading.is_in_memory(spec.files) else f"table {spec.files}"
-    lines = [f"{called}: {labels.named(spec, names)}", *table.notes]
+    lines = [f"{reading.described(spec.files, key='table ')}: {labels.named(spec, names)}", *table.notes]
     if spec.prefix and not by_heads:
       lines.append(f"inputs begin with {spec.prefix!r}, which infer, eval and t2t.load add by themselves")
     hosts.say("\n  ".join(lines))
