@@ -12,6 +12,7 @@ def test_transformers_gives_what_is_written_there(name):
   written = dict(np.load(golden.FOLDER / name / "expected.npz"))
   theirs = parity.load(golden.FOLDER / name, golden.CLASSES.get(name, ""))
   found = golden.expected(theirs, golden.batch(name), int(written["eos_id"]))
-  np.testing.assert_allclose(found.pop("logits"), written["logits"], atol=1e-5)
+  # Gemma 3 in float32 differs from itself by 2.5e-5 between processors.
+  np.testing.assert_allclose(found.pop("logits"), written["logits"], atol=1e-4)
   for text, tokens in found.items():
     np.testing.assert_array_equal(tokens, written[text])
