@@ -89,6 +89,7 @@ def _is_text(config: ConfigDict, key: str) -> bool:
   return isinstance(found, str)
 
 
+@foreign_names.translating
 def train(
   config: ConfigDict,
   workdir: str | os.PathLike,

@@ -1,4 +1,13 @@
-"""Names that Hugging Face, T5X and MaxText give to settings, and the keys that they have here."""
+"""Names that Hugging Face, T5X and MaxText give to settings and options, and the names that they have here."""
+
+from collections.abc import Callable, Iterable
+import functools
+import inspect
+from typing import Any, TypeVar
+
+from t2t import UserError, did_you_mean
+
+_Door = TypeVar("_Door", bound=Callable[..., Any])
 
 _HUGGING_FACE = {
   "lr": "optimizer.learning_rate",
@@ -124,6 +133,33 @@ _MAXTEXT = {
   "packing": "data.pack",
 }
 _NAMES = {"Hugging Face": _HUGGING_FACE, "T5X": _T5X, "MaxText": _MAXTEXT}
+# Options of commands and functions: their names there -> here; the first counts that the command or function has.
+_OPTIONS = {
+  "Hugging Face": {
+    "num_beams": ("beam",),
+    "max_new_tokens": ("max_length",),
+    "min_new_tokens": ("min_length",),
+    "do_sample": ("temperature",),
+    "top_k": ("top",),
+    "model": ("checkpoint",),
+    "model_name_or_path": ("checkpoint",),
+    "pretrained_model_name_or_path": ("checkpoint",),
+    "tokenizer": ("vocabulary",),
+    "max_length": ("inputs_length",),
+    "model_max_length": ("inputs_length",),
+    "max_seq_length": ("inputs_length",),
+    "max_source_length": ("inputs_length",),
+    "max_target_length": ("max_length",),
+    "per_device_eval_batch_size": ("batch_size",),
+    "eval_batch_size": ("batch_size",),
+    "train_dataset": ("examples",),
+    "eval_dataset": ("eval_examples",),
+    "output_dir": ("workdir", "output"),
+    "args": ("config",),
+  },
+  "vLLM": {"max_tokens": ("max_length",), "min_tokens": ("min_length",), "tensor_parallel_size": ("tensor",)},
+  "T5X": {"beam_size": ("beam",)},
+}
 
 
 def translated(name: str) -> str:
@@ -137,3 +173,38 @@ def translated(name: str) -> str:
     if (key := names.get(name)) is not None:
       return f"; {framework}'s {name} is {'' if key.startswith('--') else 'config.'}{key}"
   return ""
+
+
+def translated_option(name: str, known: Iterable[str], *, dashes: str = "") -> str:
+  """Returns the end of an error that translates an option's name of another framework; "" if there is no translation.
+
+  In:  "num_beams", the options of `t2t infer`, dashes="--"
+  Out: "; Hugging Face's num_beams is --beam"
+
+  Args:
+    name: that was given.
+    known: names of the options that the command or function has.
+    dashes: before an option's name.
+  """
+  name, known = name.lstrip("-").replace("-", "_"), set(known)
+  for framework, names in _OPTIONS.items():
+    if here := next((each for each in names.get(name, ()) if each in known), ""):
+      return f"; {framework}'s {name} is {dashes}{here}"
+  return ""
+
+
+def translating(function: _Door) -> _Door:
+  """Has a function refuse options that it does not have by a UserError, with the option's name here if there is one."""
+  kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+  known = [each.name for each in inspect.signature(function).parameters.values() if each.kind in kinds]
+  known = [name for name in known if name != "self"]
+
+  @functools.wraps(function)
+  def call(*args, **options):
+    for name in options:
+      if name not in known:
+        near = translated_option(name, known) or did_you_mean(name, known)
+        raise UserError(f"{name}: {function.__name__} has no such option{near}; its options are {', '.join(known)}")
+    return function(*args, **options)
+
+  return call  # type: ignore[return-value]
