@@ -27,6 +27,7 @@ LEAST_TEMPERATURE = (
 )
 
 
+MOST_BEAMS = 10_000  # more need memory for nothing
 MOST_PENALTY = 10  # of a length, either way: ((5 + 1,024) / 6) ** 10 is 2e22, and more is soon no float32
 
 
@@ -62,6 +63,8 @@ class DecodeConfig:
       value = getattr(self, option)
       if not value >= least:
         raise UserError(f"{option}={value}: must be at least {least}")
+    if self.num_beams > MOST_BEAMS:
+      raise UserError(f"num_beams={self.num_beams}: must be at most {MOST_BEAMS:,}")
     if self.min_length > self.max_length:
       raise UserError(f"min_length={self.min_length}: must be at most max_length={self.max_length}")
     if not 0.0 < self.top_p <= 1.0:

@@ -347,7 +347,7 @@ class Embed(nnx.Module):
     small = lambda table: sharding.shard(table[...], None, None)
     added = own or self
     if added.positions is not None:
-      if tokens.shape[1] > self.max_length:
+      if positions is None and tokens.shape[1] > self.max_length:
         raise ValueError(f"{tokens.shape[1]} positions, but only {self.max_length} are learned")
       # One row per position of the batch where they are the same for all sequences: no gather, and a small gradient.
       learned = small(added.positions)[self.position_offset :]
