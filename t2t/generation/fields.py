@@ -18,10 +18,10 @@ _MAX_CHARACTERS, _MAX_TEXTS = 100_000, 256
 _MOST_DIGITS = 4_000
 
 _TYPES: dict[str, tuple[Any, str]] = {
-  "string": (str, "string"),
+  "string": (str, "a string"),
   "boolean": (bool, "true or false"),
-  "integer": ((int, float), "whole number"),
-  "number": ((int, float), "number"),
+  "integer": ((int, float), "a whole number"),
+  "number": ((int, float), "a number"),
 }
 
 
@@ -94,7 +94,7 @@ class Field:
     accepted, called = _TYPES[self.kind]
     is_bool = isinstance(value, bool)
     if not isinstance(value, accepted) or is_bool != (self.kind == "boolean") or self._is_no_integer(value):
-      raise self._error(f"is {shown(value)}; give a {called}")
+      raise self._error(f"is {shown(value)}; give {called}")
     if self.choices and value not in self.choices:
       if not any(self.choices):
         raise self._error(f"is {shown(value, 60)}; leave it out. {self.says}")
@@ -118,6 +118,7 @@ class Field:
     if low or (self.most is not None and not value <= self.most):
       least = f"above {self.least}" if self.above else self.least
       right = f"{least} or more" if self.most is None else f"{least} to {self.most}"
+      right = f"{least}, or leave it out. {self.says}" if self.least == self.most else right
       raise self._error(f"is {str(value)[:40]}; give {right}")
     return int(value) if self.kind == "integer" else value
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 import functools
+import json
 import math
 import threading
 from typing import Any
@@ -114,22 +115,31 @@ class Asker:
 
   def _line(self, given: dict[str, Any]) -> line_files.Line:
     where, form = "the request", self._way.form
-    known = (form.field, *form.lists, *form.needs, *form.may, *form.columns)
+    known = tuple(dict.fromkeys((form.field, *form.lists, *form.needs, *form.may, *form.columns)))
     for name in given:
       if name not in known:
         raise UserError(f"{name!r}: no such option; there are {', '.join(known)}")
+    ways = [name for name in (form.field, *form.lists) if name in given]
+    columns = [name for name in form.columns if name in given]
+    own = [name for name in columns if name not in (form.field, *form.lists, *form.needs, *form.may)]
+    if len(ways) + bool(own) > 1:
+      both = " and ".join(repr(name) for name in (*ways, *own[:1]))
+      raise UserError(f"{both}: each has the text; give one of them")
     text = given.pop(form.field, None)
     for name in form.lists:
       if text is None and name in given:
         text = " ".join(line_files.texts(given, name, where))
-    if text is None and form.columns and all(isinstance(given.get(name), str) for name in form.columns):
-      text = " ".join(given[name] for name in form.columns)
+    if text is None and own:
+      if missing := [name for name in form.columns if given.get(name) is None]:
+        raise UserError(f"{missing[0]}: is missing; give {', '.join(form.columns)}, or {form.field}")
+      text = " ".join(x if isinstance(x, str) else json.dumps(x) for x in map(given.get, form.columns))
+    called = own[0] if own else form.field
     if isinstance(text, str) and (reason := encoding.unpaired_surrogate(text)):
-      raise UserError(f"{form.field}: {reason}")
+      raise UserError(f"{called}: {reason}")
     if text is not None and not isinstance(text, str):
-      raise UserError(f"{form.field}: is {line_files.json_kind(text)}; give a text")
+      raise UserError(f"{called}: is {line_files.json_kind(text)}; give a text")
     if text is None or not text.strip():
-      raise UserError(f"{form.field}: there is nothing to read; write something")
+      raise UserError(f"{called}: there is nothing to read; write something")
     line = line_files.Line(1, text, given)
     self._way.check(line, where)
     return line
@@ -198,7 +208,8 @@ def _form_schema(way: lines.Way, adapters: list[str]) -> dict[str, Any]:
   kinds = {"context": {"type": "string"}, line_files.ADAPTER: {"enum": adapters}}
   properties = {form.field: text} | {name: several for name in form.lists}
   properties |= {name: kinds.get(name, several) for name in (*form.needs, *form.may)}
-  properties |= {name: {"type": "string"} for name in form.columns if name not in properties}
+  column = {"type": ["string", "number", "array", "object"]}  # as in the table that the model was fine-tuned on
+  properties |= {name: column for name in form.columns if name not in properties}
   found = {"type": "object", "properties": properties, "additionalProperties": False, "required": list(form.needs)}
   if form.columns:  # as a row of its table, or a text
     return found | {"required": []}

@@ -50,6 +50,19 @@ class _Incoming(io.RawIOBase):
     return self._connection.recv_into(buffer)
 
 
+class _Refused(UserError):
+  """A request whose body cannot be read.
+
+  Args:
+    status: of the answer.
+    message: what is wrong, and what to send.
+  """
+
+  def __init__(self, status: int, message: str):
+    super().__init__(message)
+    self.status = status
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
   """GET / is the page, other paths say what model it is and what it can be asked; POST asks it, see `Endpoint`."""
 
@@ -152,6 +165,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     except fields.TooLarge as error:
       self._refuse(413, str(error))
       return
+    except _Refused as error:
+      self._refuse(error.status, str(error))
+      return
     except completions.NotFound as error:
       self._refuse(404, str(error), error)
       return
@@ -190,9 +206,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     # A form on another site can send text, but no JSON without being allowed to.
     if self.headers.get_content_type() != "application/json":
       raise UserError("Content-Type: must be application/json")
+    if "Transfer-Encoding" in self.headers:
+      raise _Refused(
+        411, f"Transfer-Encoding: is {self.headers['Transfer-Encoding'][:40]}; send Content-Length instead"
+      )
+    if (coding := self.headers.get("Content-Encoding", "identity")) != "identity":
+      raise _Refused(415, f"Content-Encoding: is {coding[:40]}; send the JSON as it is")
     lengths = self.headers.get_all("Content-Length", [])
-    if len(lengths) != 1 or not re.fullmatch("[0-9]{1,18}", lengths[0]) or "Transfer-Encoding" in self.headers:
-      raise UserError("Content-Length: is missing, is given twice, or is no number")
+    if not lengths:
+      raise _Refused(411, "Content-Length: is missing; send the number of bytes")
+    if len(lengths) != 1 or not re.fullmatch("[0-9]{1,18}", lengths[0]):
+      raise UserError("Content-Length: is given twice, or is no number")
     length = int(lengths[0])
     if length > fields.MAX_BODY:
       raise fields.TooLarge(f"the request has {length:,} bytes; {fields.MAX_BODY:,} are the most")
@@ -280,7 +304,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   def _stream(self, events: Iterator[Event], form: str) -> None:
     write = self._line if form == endpoints.LINES else self._server_sent
     try:
-      self._start(200, form, {"Transfer-Encoding": "chunked"})
+      if self._takes_chunks:
+        self._start(200, form, {"Transfer-Encoding": "chunked"})
+      else:
+        self.close_connection = True  # which is the end of the answer
+        self._start(200, form, {})
       try:
         for event in events:
           write(event)
@@ -294,7 +322,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         raise
       except Exception as error:
         write(self._error(500, self._failed(error)))
-      self.wfile.write(b"0\r\n\r\n")
+      if self._takes_chunks:
+        self.wfile.write(b"0\r\n\r\n")
     except (ConnectionError, TimeoutError):
       self.close_connection = True  # who asked has left, or does not read: nothing more is written for them
     finally:
@@ -316,9 +345,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     # A comment, which shows whether anybody is there.
     self._chunk(b": waiting\n\n" if "state" in event else b"data: %s\n\n" % json.dumps(event).encode())
 
+  @property
+  def _takes_chunks(self) -> bool:
+    """False for HTTP/1.0, which has no chunks: a client would read their lengths as text."""
+    return self.request_version != "HTTP/1.0"
+
   def _chunk(self, content: bytes) -> None:
     self.connection.settimeout(_WRITE_SECONDS)
-    self.wfile.write(b"%x\r\n%s\r\n" % (len(content), content))
+    self.wfile.write(b"%x\r\n%s\r\n" % (len(content), content) if self._takes_chunks else content)
 
 
 _BUSY = b'{"error": "too many connections; ask again in a moment"}'

@@ -116,10 +116,11 @@ class Tabled:
     texts = self._texts(others, where) if has_columns else list(others.get("parts", [line.text]))
     if spec.kind == "span":
       return self._question(line, texts, where)
-    if len(texts) < len(spec.texts) and not (self._whole and line.text.startswith(spec.prefix)):
+    if len(texts) != len(spec.texts) and not (self._whole and line.text.startswith(spec.prefix)):
+      number = len(spec.texts)
       raise UserError(
-        f"{where}: the model reads {len(spec.texts)} texts, the columns {' and '.join(map(repr, spec.texts))}; give a"
-        f" .tsv, .csv, .jsonl or .parquet file that has them"
+        f"{where}: has {len(texts)} text(s), but the model reads {number}, the column{'s' * (number > 1)}"
+        f" {' and '.join(map(repr, spec.texts))}; give a .tsv, .csv, .jsonl or .parquet file that has them"
       )
     if self._whole:
       return line_files.Line(line.number, spec.inputs(texts), {})
