@@ -3,7 +3,7 @@
 It asks as the commands ask (`t2t.generation`): the same text gets the same answer, to the last digit, whichever asks.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2t import UserError
+from t2t import UserError, foreign_names
 from t2t.checkpoints import by_task, converted, pretrained
 from t2t.convert import given_vocabulary, huggingface, tensors
 from t2t.generation import (
@@ -43,6 +43,7 @@ from t2t.storage import bucket, encoding, given_paths
 Asked = str | Mapping[str, Any]  # a text, or what a line of `t2t infer` may have: {"parts": ["a", "b"]}
 
 
+@foreign_names.translating
 def load(
   checkpoint: str | os.PathLike,
   *,
@@ -52,7 +53,7 @@ def load(
   inputs_length: int = 0,
   task_modules: str | os.PathLike | Sequence[str | os.PathLike] = "",
   vocabulary: str | os.PathLike = "",
-  special_tokens: str = "blanks",
+  special_tokens: str = "",
 ) -> "Model":
   """Reads a checkpoint onto this process's devices.
 
@@ -68,7 +69,8 @@ def load(
     vocabulary: "bytes", or the file of one, for a folder that has none: T5X's never has, nor a run of own batches that
       named none.
     special_tokens: which letters of texts that spell control tokens are these, and not text: "none"; "blanks",
-      sentinels and masks, which a model is asked to fill; "all".  What `answer` and `embed` read is text.
+      sentinels and masks, which a model is asked to fill; "all"; "": blanks, or of a model that was fine-tuned on a
+      table those of its training.  What heads and `embed` read is text.
 
   Raises:
     UserError: there is no checkpoint, or it cannot be read; says what was found there.
@@ -125,16 +127,14 @@ class Model:
     tensor: int = 1,
     batch_size: int = 32,
     inputs_length: int = 0,
-    special_tokens: str = "blanks",
+    special_tokens: str = "",
   ):
-    numeric.check("batch_size", batch_size, whole=True)
-    if batch_size < 1:
-      raise UserError(f"batch_size={batch_size}: must be at least 1")
+    numeric.check("batch_size", batch_size, 1, whole=True)
     numeric.check("tensor", tensor, whole=True)
-    numeric.check("inputs_length", inputs_length, whole=True)
-    if special_tokens not in prompting.SPECIAL_TOKENS:
+    numeric.check("inputs_length", inputs_length, 0, whole=True)
+    if special_tokens not in ("", *prompting.SPECIAL_TOKENS):
       raise UserError(f"special_tokens={special_tokens!r}: give one of {', '.join(prompting.SPECIAL_TOKENS)}")
-    self._special_tokens = special_tokens
+    self._special_tokens = prompting.special_tokens(source, special_tokens)
     self._source, self._batch_size, self._inputs_length = source, batch_size, inputs_length
     self._mesh = lines.make_mesh(tensor)
     self._vocabulary = pretrained.vocabulary(source)
@@ -159,6 +159,7 @@ class Model:
     """Its seqio vocabulary."""
     return self._vocabulary
 
+  @foreign_names.translating
   def save_pretrained(self, folder: str | os.PathLike, *, dtype: str = "float32", head: str = "") -> list[str]:
     """Writes the folder that `t2t convert --to hf` writes, which transformers loads by `from_pretrained`.
 
@@ -184,6 +185,7 @@ class Model:
 
   # ---- Tokens --------------------------------------------------------------
 
+  @foreign_names.translating
   def tokenize(self, texts: Sequence[str], *, special_tokens: str = "none") -> list[list[int]]:
     """The ids of each text by itself: nothing is set around it.
 
@@ -204,6 +206,7 @@ class Model:
 
   # ---- Text ----------------------------------------------------------------
 
+  @foreign_names.translating
   def generate(
     self,
     texts: Sequence[str],
@@ -245,6 +248,7 @@ class Model:
       rows = self._ask(self._way("write", decode=decode, seed=seed), _texts(texts))
       return [row["prediction"] for row in rows]
 
+  @foreign_names.translating
   def fill(self, texts: Sequence[str], *, top: int = 10) -> list[dict[str, Any]]:
     """What an encoder finds likely in the blanks of each text, written [MASK], <mask> or <extra_id_0>.
 
@@ -266,6 +270,7 @@ class Model:
       predictor.check_predicts_tokens(self._source.model, where=repr(self))
       return self._ask(self._way("fill", top=top), _texts(texts))
 
+  @foreign_names.translating
   def answer(self, texts: Sequence[Asked], task: str = "") -> list[dict[str, Any]]:
     """What a head answers: a class with its probabilities, a number, a candidate, entities, or a part of a context.
 
@@ -281,6 +286,7 @@ class Model:
     with in_python():
       return self._ask(self._answering(task), texts)
 
+  @foreign_names.translating
   def classify(self, texts: Sequence[Asked]) -> list[dict[str, Any]]:
     """Returns the class of each text, one of those that the model was fine-tuned on, and the probability of each.
 
@@ -327,6 +333,7 @@ class Model:
 
   # ---- Numbers -------------------------------------------------------------
 
+  @foreign_names.translating
   def embed(self, texts: Sequence[Asked], *, pool: str = "mean", layer: int | str = "") -> np.ndarray:
     """A vector of each text, float32 [texts, embed]; of all layers [texts, layers + 1, embed].
 
@@ -342,8 +349,11 @@ class Model:
       raise UserError(f"pool={pool}: give one of {', '.join(embedding.POOLS)}")
     with in_python():
       rows = self._ask(self._way("embed", pool=pool, layer=str(layer)), texts)
+    if not rows:
+      raise UserError("texts: is empty; give a text at least")
     return np.stack([row["vector"] for row in rows])
 
+  @foreign_names.translating
   def score(self, inputs: Sequence[str], targets: Sequence[str]) -> np.ndarray:
     """The log-probability of each target behind its input, in nats, summed over its tokens; float32 [texts].
 
@@ -361,6 +371,7 @@ class Model:
       pairs = self._pairs(inputs, targets)
       return self._scorer.log_likelihood(self.params, pairs)
 
+  @foreign_names.translating
   def logits(self, inputs: Sequence[str], targets: Sequence[str] | None = None) -> list[np.ndarray]:
     """What the model says of each token, before the softmax: of each text float32 [tokens, vocabulary].
 
@@ -404,6 +415,7 @@ class Model:
     if asks == "rank":
       longest = prompting.longest_prompt(source, inputs_length=self._inputs_length, max_length=1)
       ends = prompting.ends_prompts(source)[0]
+      options["special_tokens"] = self._special_tokens
       return ranking.Ranking(source, mesh, longest=longest, ends_prompts=ends, batch_size=size, **options)
     if asks == "write":
       length = options["decode"].max_length
@@ -428,6 +440,8 @@ class Model:
     if isinstance(texts, str | Mapping):
       one = "a text" if isinstance(texts, str) else "a mapping"
       raise UserError(f"texts: is {one}; give a list with it, [...]")
+    if not isinstance(texts, Iterable):
+      raise UserError(f"texts: is {type(texts).__name__}; give a list of texts")
     given = []
     for number, text in enumerate(texts):
       where = f"texts[{number}]"
@@ -518,10 +532,13 @@ class Model:
     return jax.jit(logits)
 
 
-def _texts(texts: Sequence[str], called: str = "texts") -> Sequence[str]:
-  """The texts, if it is a sequence of such and no text itself."""
+def _texts(texts: Iterable[str], called: str = "texts") -> list[str]:
+  """The texts, if it is a list or another iterable of such and no text itself."""
   if isinstance(texts, str):
     raise UserError(f"{called}: is a text; give a list of texts, [{texts[:20]!r}]")
+  if not isinstance(texts, Iterable):
+    raise UserError(f"{called}: is {type(texts).__name__}; give a list of texts")
+  texts = list(texts)  # a generator can be read once
   for number, text in enumerate(texts):
     if not isinstance(text, str):
       raise UserError(f"{called}[{number}]: is {type(text).__name__}; give a text")

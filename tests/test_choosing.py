@@ -6,7 +6,7 @@ import trained
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import one_base, pretrained
-from t2t.generation import decoding, writer
+from t2t.generation import decoding, ready, writer
 
 LORA = ("--config.lora.rank=2", "--config.lora.targets=attention/,mlp/")
 NARROW = ("--config.lora.rank=1", "--config.lora.targets=attention/")
@@ -106,7 +106,7 @@ def test_a_request_names_its_adapter():
   source = pretrained.read_source(str(trained.workdir("encoder_decoder")))
   sources = one_base.open_all(source, adapters())
   config = decoding.DecodeConfig(max_length=5)
-  service = writer.Writer(source, adapters=sources, ends_prompts=True, defaults=config)
+  service = writer.Writer(ready.Ready(source, adapters=sources, ends_prompts=True), defaults=config)
   assert service.about()["adapters"] == ["a", "b", "c"]
 
   def answer(asked, **fields):
@@ -116,7 +116,7 @@ def test_a_request_names_its_adapter():
   for options in ({}, {"beam": 2}):
     scores = []
     for name, each in ({"": source} | {name: pretrained.read_source(str(adapters()[name])) for name in "bc"}).items():
-      alone = answer(writer.Writer(each, ends_prompts=True, defaults=config), **options)
+      alone = answer(writer.Writer(ready.Ready(each, ends_prompts=True), defaults=config), **options)
       found = answer(service, adapter=name, **options)
       assert found["prediction"] == alone["prediction"] and found["score"] == pytest.approx(alone["score"], rel=1e-3)
       scores.append(found["score"])

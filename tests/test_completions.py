@@ -262,7 +262,7 @@ def tuned(tmp_path_factory):
         path.write_text(json.dumps(content | {"data": content["data"] | {"table": table}}))
       source = pretrained.read_source(str(workdir))
       ends, defaults = prompting.ends_prompts(source)[0], decoding.DecodeConfig(max_length=6)
-      model = writer.Writer(source, ends_prompts=ends, defaults=defaults)
+      model = writer.Writer(ready.Ready(source, ends_prompts=ends), defaults=defaults)
       running = stack.enter_context(server.make_server(model, host="127.0.0.1", port=0))
       thread = threading.Thread(target=running.serve_forever)
       thread.start()
@@ -292,6 +292,27 @@ def test_a_text_is_read_behind_the_prefix_of_its_table(kind, ports, tuned):
   (score,) = json.loads(content)["scores"]
   assert score == pytest.approx(t2t.load(workdir).score(["lazy dog"], ["box"])[0], rel=1e-5)
   assert score == pytest.approx(loaded(kind).score(["sum: lazy dog"], ["box"])[0], rel=1e-5)
+
+
+def test_the_command_passes_special_tokens_on(tmp_path, monkeypatch):
+  """`t2t infer --server --special_tokens none` reads the letters of a sentinel as text."""
+  texts = [f"the number {number} of things in a text" for number in range(200)]
+  model = training.train_sentencepiece(texts, size=48, output_dir=tmp_path / "vocabulary", character_coverage=1.0)
+  (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+  own = [f"--config.data.vocabulary={model}", f"--config.data.files={tmp_path / 'text.jsonl'}"]
+  more = ["--config.data.extra_ids=5", "--config.model.vocab_size=64"]
+  assert command.main([*trained.arguments("decoder_only", tmp_path / "run"), *own, *more]) == 0
+  read = []
+
+  def serve(service, *, host, port):
+    endpoint = service.endpoints()["/v1/completions"]
+    body = json.dumps({"prompt": "the <extra_id_0>", "max_tokens": 1, "temperature": 0}).encode()
+    read.append(list(endpoint.answer(endpoint.parse(body)))[-1]["usage"]["prompt_tokens"])
+
+  monkeypatch.setattr(server, "serve", serve)
+  for option in ([], ["--special_tokens", "blanks"], ["--special_tokens", "none"]):
+    assert command.main(["infer", "--checkpoint", str(tmp_path / "run"), "--server", *option]) == 0
+  assert read[0] == read[1] < read[2]
 
 
 def test_an_echo_has_no_prefix_in_front(ports, tuned):
@@ -374,7 +395,7 @@ def test_pieces_of_words_join_to_the_text(tmp_path):
   own = [f"--config.data.vocabulary={model}", f"--config.data.files={tmp_path / 'text.jsonl'}"]
   assert command.main([*trained.arguments("decoder_only", tmp_path / "run"), *own]) == 0
   source = pretrained.read_source(str(tmp_path / "run"))
-  written = writer.Writer(source, ends_prompts=False, defaults=decoding.DecodeConfig(max_length=8))
+  written = writer.Writer(ready.Ready(source, ends_prompts=False), defaults=decoding.DecodeConfig(max_length=8))
   loaded_model, endpoint = t2t.load(str(tmp_path / "run")), written.endpoints()["/v1/completions"]
   encode, decode = loaded_model.vocabulary.encode, loaded_model.vocabulary.decode
 
@@ -428,7 +449,7 @@ REFUSED = {
   "stream_options": ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options: are of streams"),
   "stream_options.include_usage": (
     {"prompt": "a", "stream": True, "stream_options": {"include_usage": 1}},
-    "stream_options.include_usage: is 1; give a true or false",
+    "stream_options.include_usage: is 1; give true or false",
   ),
   "max_tokens": ({"prompt": "a", "max_tokens": 0}, "max_tokens: is 0; give 1 or more, or echo as well"),
   "temperature": ({"prompt": "a", "temperature": 2.5}, "temperature: is 2.5; give 0 to 2"),
@@ -437,7 +458,7 @@ REFUSED = {
   "logprobs": ({"prompt": "a", "logprobs": 6}, "logprobs: is 6; give 0 to 5"),
   "logprobs ": ({"prompt": "a", "logprobs": 1, "stream": True}, "leave out stream, or logprobs"),
   "stop": ({"prompt": "a", "stop": ["a"] * 5}, "stop: has 5 strings; give 0 to 4"),
-  "presence_penalty": ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty: is 0.5; give 0 to 0"),
+  "presence_penalty": ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty: is 0.5; give 0, or leave it out"),
   "echo": (
     {"prompt": "a", "echo": True},
     "echo: this model reads the prompt apart from what it writes; leave it out; POST",

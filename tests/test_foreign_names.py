@@ -1,8 +1,10 @@
 """Settings by the names of other frameworks, or of other types, are refused with what they are here."""
 
+import inspect
 import re
 
 import pytest
+import trained
 
 import t2t
 from t2t import UserError, foreign_names
@@ -51,6 +53,28 @@ def test_names_of_other_frameworks_in_python():
     config.train.steps = "10"
   config.train.steps = 10
   assert records(config).train.steps == 10
+
+
+def test_options_by_names_of_other_frameworks():
+  """Of functions and of commands; each translation is an option of one of them."""
+  model = t2t.load(str(trained.workdir("decoder_only")))
+  functions = [t2t.load, t2t.train, *(getattr(type(model), name) for name in ("generate", "fill", "embed"))]
+  options = {name for each in functions for name in inspect.signature(each).parameters}
+  assert {here for names in foreign_names._OPTIONS.values() for each in names.values() for here in each} <= options | {
+    "output"
+  }
+  with pytest.raises(UserError, match="num_beams: generate has no such option; Hugging Face's num_beams is beam;"):
+    model.generate(["a"], num_beams=2)
+  with pytest.raises(UserError, match="Hugging Face's top_k is top"):
+    model.fill(["a"], top_k=2)
+  with pytest.raises(UserError, match="device_map: load has no such option; its options are checkpoint, task"):
+    t2t.load("x", device_map="auto")
+  with pytest.raises(UserError, match="Hugging Face's train_dataset is examples"):
+    t2t.train(t2t.config("tiny"), "x", train_dataset=[])
+  assert foreign_names.translated_option("--max-new-tokens", ["max_length"], dashes="--") == (
+    "; Hugging Face's max_new_tokens is --max_length"
+  )
+  assert not foreign_names.translated_option("top_k", ["top_k", "beam"])
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,21 @@ def test_tokens_there_and_back(writer):
   assert writer.detokenize(writer.tokenize(TEXTS)) == TEXTS
 
 
+def test_a_generator_of_texts_is_read_once(decoder):
+  """It gets what a list gets; of no texts there are none, and what is no list is named."""
+  texts = ["quick", "brown fox"]
+  for ask in (lambda x: decoder.generate(x, max_length=2), decoder.tokenize, lambda x: list(decoder.score(x, x))):
+    assert ask(texts) == ask(tuple(texts))
+  assert decoder.generate(iter(texts), max_length=2) == decoder.generate(texts, max_length=2)
+  assert decoder.tokenize(text for text in texts) == decoder.tokenize(texts)
+  assert decoder.generate([]) == []
+  for ask in (decoder.tokenize, decoder.generate, decoder.embed):
+    with pytest.raises(UserError, match="texts: is NoneType; give a list of texts"):
+      ask(None)
+  with pytest.raises(UserError, match="texts: is empty; give a text at least"):
+    decoder.embed([])
+
+
 def test_what_is_too_long_is_cut_and_told(writer):
   with pytest.warns(UserWarning, match=r"texts\[0\]: 52 of its 100 tokens were cut.*inputs_length"):
     assert len(writer.embed(["a" * 99])) == 1
@@ -180,8 +195,9 @@ def test_what_is_no_checkpoint_is_told(tmp_path):
   with pytest.raises(UserError, match="(?s)^(?!.*--).*") as error:
     t2t.load(str(tmp_path / "none"))
   assert str(tmp_path / "none") in str(error.value)
-  with pytest.raises(UserError, match="batch_size=0: must be at least 1"):
-    t2t.load(str(trained.workdir("encoder_decoder")), batch_size=0)
+  for option, least in (("batch_size", 1), ("inputs_length", 0)):
+    with pytest.raises(UserError, match=f"{option}=-1: must be a whole number, {least} or more"):
+      t2t.load(str(trained.workdir("encoder_decoder")), **{option: -1})
 
 
 def test_it_saves_what_the_command_writes(writer, encoder, tmp_path):

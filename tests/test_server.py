@@ -16,7 +16,7 @@ import trained
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
-from t2t.generation import decoding, page, prompting, server, writer
+from t2t.generation import decoding, page, prompting, ready, server, writer
 
 GREEDY = {"inputs": "naïve 校服 dog", "max_length": 12}
 SAMPLED = GREEDY | {"temperature": 0.9, "top_p": 0.95, "seed": 3}
@@ -27,8 +27,7 @@ BEAM = GREEDY | {"beam": 3, "min_length": 7}
 def service(architecture: str) -> writer.Writer:
   source = pretrained.read_source(str(trained.workdir(architecture)))
   return writer.Writer(
-    source,
-    ends_prompts=prompting.ends_prompts(source)[0],
+    ready.Ready(source, ends_prompts=prompting.ends_prompts(source)[0]),
     defaults=decoding.DecodeConfig(max_length=12, temperature=0.9, top_p=0.95),
   )
 
@@ -60,6 +59,42 @@ def events(port, **request):
   status, headers, content = ask(port, "POST", "/generate", request)
   assert status == 200 and headers["Content-Type"] == "application/x-ndjson"
   return [json.loads(line) for line in content.splitlines()]
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
+def test_an_old_client_gets_no_chunks(path, port):
+  """HTTP/1.0 has none: their lengths would be read as text; the end of the connection ends the answer."""
+  body = {"/generate": GREEDY, "/v1/completions": {"prompt": "dog", "max_tokens": 3, "stream": True}}[path]
+  content = json.dumps(body).encode()
+  head = f"POST {path} HTTP/1.0\r\nHost: localhost\r\nConnection: keep-alive\r\nContent-Type: application/json\r\n"
+  with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+    client.sendall(head.encode() + b"Content-Length: %d\r\n\r\n%s" % (len(content), content))
+    answer = b"".join(iter(lambda: client.recv(65_536), b""))
+  headers, _, found = answer.partition(b"\r\n\r\n")
+  assert b"200 OK" in headers and b"chunked" not in headers
+  lines = [line for line in found.decode().splitlines() if line and not line.startswith(":")]
+  if path == "/generate":
+    assert [json.loads(line) for line in lines][-1]["prediction"]
+  else:
+    assert lines[-1] == "data: [DONE]" and all(line.startswith("data: ") for line in lines)
+
+
+@pytest.mark.parametrize(
+  ("headers", "status", "message"),
+  [
+    ({"Transfer-Encoding": "chunked"}, 411, "Transfer-Encoding: is chunked; send Content-Length instead"),
+    ({"Content-Encoding": "gzip", "Content-Length": "2"}, 415, "Content-Encoding: is gzip; send the JSON as it is"),
+    ({}, 411, "Content-Length: is missing; send the number of bytes"),
+  ],
+)
+def test_a_body_that_is_not_read_is_named(headers, status, message, port):
+  lines = {"Host": "localhost", "Content-Type": "application/json", **headers}
+  head = "POST /generate HTTP/1.1\r\n" + "".join(f"{name}: {x}\r\n" for name, x in lines.items())
+  with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+    client.sendall(f"{head}\r\n{{}}".encode())
+    client.shutdown(socket.SHUT_WR)
+    answer = b"".join(iter(lambda: client.recv(65_536), b"")).decode()
+  assert answer.startswith(f"HTTP/1.1 {status} ") and message in answer
 
 
 # ---- What is written -------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import sys
 from absl import logging
 import jax
 
-from t2t import UserError
+from t2t import UserError, foreign_names
 from t2t.checkpoints import by_task, one_base, pretrained
 from t2t.commands import gin_files
 from t2t.configs import default
@@ -29,6 +29,7 @@ from t2t.generation import (
   predictor,
   prompting,
   ranking,
+  ready,
   served,
   server,
   table_output,
@@ -40,6 +41,7 @@ from t2t.runtime import hosts, memory, numeric
 from t2t.settings import records
 
 _MAX_LENGTH, _TOP = 64, 10
+_OF_FILES = ("input", "output", "field", "strict")  # options that --server has no use for
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -175,12 +177,18 @@ def _parser() -> argparse.ArgumentParser:
   add(
     "--special_tokens",
     choices=prompting.SPECIAL_TOKENS,
-    default="blanks",
+    default="",
     help="which letters of an input that spell control tokens are these, and not text: none; blanks, <extra_id_0> and"
-    " [MASK]; all, as <s> and [SEP]; what heads are asked is text; default: blanks",
+    " [MASK]; all, as <s> and [SEP]; what heads are asked is text; default: blanks, of a table's model as in training",
   )
   add("--prompt_eos", choices=("yes", "no"), default="", help="EOS behind each input; default: as in training")
-  add("--batch_size", type=int, default=32, metavar="N", help="lines at a time, over all devices; default: 32")
+  add(
+    "--batch_size",
+    type=numeric.integer(1),
+    default=32,
+    metavar="N",
+    help="lines at a time, over all devices; default: 32",
+  )
   add("--tensor", type=int, default=1, metavar="N", help="devices that share one copy of the model; default: 1")
   page = parser.add_argument_group("page")
   add = page.add_argument
@@ -219,9 +227,9 @@ def main(argv: list[str]) -> None:
     if not getattr(options, name):
       or_bound = gin_files.or_bound(found, "--checkpoint") if name == "checkpoint" else ""
       raise UserError(f"--{name} is missing: give --{name} PATH{or_bound}; see `t2t infer --help`")
+  if options.server and (name := next((name for name in _OF_FILES if getattr(options, name)), "")):
+    raise UserError(f"--{name}: is for files, and --server answers requests; leave out one of them")
   line_files.check_local(options.output)
-  if options.batch_size < 1:
-    raise UserError(f"--batch_size {options.batch_size}: must be at least 1")
   decode = writing.decode_config(
     max_length=options.max_length,
     min_length=options.min_length,
@@ -278,6 +286,10 @@ def _options(argv: list[str]) -> tuple[argparse.Namespace, gin.Converted | None]
   options, rest = _parser().parse_known_args(argv)
   found, rest = gin_files.take(options, rest, argv)
   typed = [argument for argument in argv if not gin_files.is_binding(argument)]
+  for argument in rest:
+    name = argument.partition("=")[0]
+    if argument.startswith("--") and (near := foreign_names.translated_option(name, vars(options), dashes="--")):
+      raise UserError(f"{name}: no such option{near}")
   if rest or found is None:
     return _parser().parse_args(typed), found
   options = _parser().parse_args([*found.options, *typed])
@@ -371,6 +383,7 @@ def _way_of_text(
       longest=prompting.longest_prompt(source, inputs_length=options.inputs_length, max_length=1),
       ends_prompts=_ends_prompts(options, source),
       batch_size=options.batch_size,
+      special_tokens=options.special_tokens,
     )
   if asks == "write":
     decode = _as_long_as_targets(options, source, decode)
@@ -489,12 +502,12 @@ def _service(
   if adapters:
     _asks(options, source, decode)
     _asked_alike(options, adapters, decode)
-  return writer.Writer(
+  model = ready.Ready(
     source,
     adapters=adapters,
     inputs_length=options.inputs_length,
     ends_prompts=_ends_prompts(options, source),
     tensor=options.tensor,
     special_tokens=options.special_tokens,
-    defaults=decode,
   )
+  return writer.Writer(model, defaults=decode)

@@ -110,10 +110,11 @@ class Filling:
     top: int,
     longest: int,
     batch_size: int,
-    special_tokens: str = "blanks",
+    special_tokens: str = "",
   ):
     from t2t.data import vocabularies
 
+    special_tokens = prompting.special_tokens(source, special_tokens)
     model = pretrained.abstract(source, mesh)
     self._vocabulary = pretrained.vocabulary(source)
     self._texts = vocabularies.token_texts(self._vocabulary)

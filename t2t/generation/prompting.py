@@ -49,6 +49,18 @@ class Prompts:
     return vocabularies.encode_text(self._vocabulary, text, special_tokens=self._special_tokens)
 
 
+def special_tokens(source: pretrained.Source, given: str) -> str:
+  """Returns which letters of an input that spell control tokens are these: `given`, or if it is "" those of training.
+
+  A model of a table reads rows as its training read them. Of other models' training not all texts are known: they read
+  blanks.
+  """
+  data = source.run["data"]
+  if given or not data.get("table"):
+    return given or "blanks"
+  return "all" if data.get("special_tokens") else "none"
+
+
 def said(special_tokens: str) -> dict[str, str]:
   """Returns the options that rows depend on, if they are not the default."""
   return {} if special_tokens == "blanks" else {"special_tokens": special_tokens}

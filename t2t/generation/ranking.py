@@ -23,6 +23,7 @@ class Ranking:
     longest: tokens of a line at most, EOS included.
     ends_prompts: whether EOS ends what the model is given.
     batch_size: pairs of a line and an answer in a batch, over all devices.
+    special_tokens: see `prompting.special_tokens`.
   """
 
   unit, pairs = "tokens", False
@@ -37,13 +38,19 @@ class Ranking:
     longest: int,
     ends_prompts: bool,
     batch_size: int,
+    special_tokens: str = "",
   ):
     self.asks, self._classes = ("class" if classes else "choice"), tuple(classes)
     self.form = line_files.Form(needs=() if classes else ("candidates",))
     self.longest, self.cut_to = longest, f"{longest:,} tokens"
     self._vocabulary = pretrained.vocabulary(source)
+    special_tokens = prompting.special_tokens(source, special_tokens)
     self._prompts = prompting.Prompts(
-      self._vocabulary, ends=ends_prompts, longest=longest, prefix=prompting.prefix(source)
+      self._vocabulary,
+      ends=ends_prompts,
+      longest=longest,
+      special_tokens=special_tokens,
+      prefix=prompting.prefix(source),
     )
     model = pretrained.abstract(source, mesh)
     framing = predictor.framing(self._vocabulary, causal=pretrained.reads_causally(source))
@@ -51,7 +58,7 @@ class Ranking:
       model.config, model.graphdef, mesh, framing, decode=None, batch_size=batch_size, max_inputs=longest
     )
     self._end = [self._vocabulary.eos_id] if model.config.kind.reads_apart else []
-    self.options = {"inputs_length": longest, "method": "rank"}
+    self.options = {"inputs_length": longest, "method": "rank"} | prompting.said(special_tokens)
 
   def check(self, line: line_files.Line, where: str) -> None:
     """It has candidates, where there are no classes."""

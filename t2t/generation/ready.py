@@ -68,7 +68,7 @@ class Ready:
     ends_prompts: whether EOS ends an input, see `prompting.ends_prompts`.
     inputs_length: tokens of an input at most; 0: as in training.
     tensor: devices that the model is split over.
-    special_tokens: see `prompting.Prompts`.
+    special_tokens: see `prompting.special_tokens`.
   """
 
   def __init__(
@@ -79,7 +79,7 @@ class Ready:
     ends_prompts: bool,
     inputs_length: int = 0,
     tensor: int = 1,
-    special_tokens: str = "blanks",
+    special_tokens: str = "",
   ):
     from t2t.data import vocabularies
 
@@ -98,7 +98,7 @@ class Ready:
       self.vocabulary,
       ends=ends_prompts,
       longest=self.max_inputs,
-      special_tokens=special_tokens,
+      special_tokens=prompting.special_tokens(source, special_tokens),
       prefix=prompting.prefix(source),
     )
     self._extra = int(source.model.kind.continues)  # BOS

@@ -1,13 +1,12 @@
 """What a model that writes answers behind the page: texts, how sure it was of their tokens, and what it looked at."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 import dataclasses
 import math
 import time
 from typing import Any
 
 from t2t import UserError
-from t2t.checkpoints import pretrained
 from t2t.generation import (
   attending,
   choosing,
@@ -138,28 +137,15 @@ class Writer:
   """The service of a model that writes, see `endpoints.Service`.
 
   Args:
-    source: its checkpoint.
-    adapters, ends_prompts, inputs_length, tensor: see `ready.Ready`.
+    model: on the devices.
     defaults: how text is written unless the page says otherwise.
   """
 
-  def __init__(
-    self,
-    source: pretrained.Source,
-    *,
-    adapters: Mapping[str, pretrained.Source] | None = None,
-    ends_prompts: bool,
-    inputs_length: int = 0,
-    tensor: int = 1,
-    defaults: decoding.DecodeConfig,
-    special_tokens: str = "blanks",
-  ):
-    self._source, self._defaults = source, defaults
-    options = dict(ends_prompts=ends_prompts, inputs_length=inputs_length, tensor=tensor, special_tokens=special_tokens)
-    self._ready = ready.Ready(source, adapters=adapters, **options)
+  def __init__(self, model: ready.Ready, *, defaults: decoding.DecodeConfig):
+    self._ready, self._source, self._defaults = model, model.source, defaults
     self._sizes = attending.sizes(self._ready.config, self._ready.config.kind.attentions)
-    self._prefixes = prompting.task_prefixes(source)
-    named = served.facts(source, next(iter(self._ready.params.values())))["checkpoint"]
+    self._prefixes = prompting.task_prefixes(self._source)
+    named = served.facts(self._source, next(iter(self._ready.params.values())))["checkpoint"]
     self._completions = completions.Completions(self._ready, name=named)
 
   def about(self) -> dict[str, Any]:

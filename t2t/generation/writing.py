@@ -24,7 +24,7 @@ class Writing:
     longest: tokens of a line at most, EOS included.
     ends_prompts: whether EOS ends what the model is given.
     batch_size: lines of a batch, over all devices.
-    special_tokens: see `prompting.Prompts`.
+    special_tokens: see `prompting.special_tokens`.
   """
 
   asks, unit = "write", "new tokens"
@@ -41,8 +41,9 @@ class Writing:
     longest: int,
     ends_prompts: bool,
     batch_size: int,
-    special_tokens: str = "blanks",
+    special_tokens: str = "",
   ):
+    special_tokens = prompting.special_tokens(source, special_tokens)
     self.longest, self.cut_to, self._seed = longest, f"{longest:,} tokens", seed
     self._vocabulary = pretrained.vocabulary(source)
     self._prompts = prompting.Prompts(
@@ -144,8 +145,8 @@ def decode_config(
   if beam > 1 and drawing:
     name, value = next(iter(drawing.items()))
     raise UserError(f"--beam {beam} and --{name} {value}: beams find the likeliest text, nothing is drawn; give one")
-  if beam < 1:
-    raise UserError(f"--beam {beam}: must be at least 1, which is no search")
+  if not 1 <= beam <= decoding.MOST_BEAMS:
+    raise UserError(f"--beam {beam}: must be at least 1, which is no search, and at most {decoding.MOST_BEAMS:,}")
   if length_penalty is not None and beam == 1:
     raise UserError(f"--length_penalty {length_penalty}: only for beam search; give --beam 4, or leave it out")
   if drawing:
