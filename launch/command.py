@@ -85,7 +85,11 @@ def _parser() -> argparse.ArgumentParser:
   vm.add_argument("--project", help="in place of gcloud's own")
   vm.add_argument("--wheel", metavar="FILE", help="of t2t; otherwise that of this checkout is built")
   vm.add_argument(
-    "--restarts", type=int, default=10, metavar="N", help="how many times machines taken away are asked for again (10)"
+    "--restarts",
+    type=numeric.integer(0),
+    default=10,
+    metavar="N",
+    help="how many times machines taken away are asked for again (10)",
   )
   vm.add_argument("--delete", action="store_true", help="delete the machines when this command ends, in whatever way")
   vm.add_argument("--worker", type=numeric.integer(0), default=0, metavar="K", help="whose log `logs` shows (0)")
@@ -105,7 +109,9 @@ def _parser() -> argparse.ArgumentParser:
   pods.add_argument("--namespace", default="default", help="of Kubernetes (default)")
   pods.add_argument("--context", help="of kubectl; the current one otherwise")
   pods.add_argument("--service-account", help="of Kubernetes, whose pods may write to the bucket")
-  pods.add_argument("--restarts", type=int, default=10, metavar="N", help="after failures and preemptions (10)")
+  pods.add_argument(
+    "--restarts", type=numeric.integer(0), default=10, metavar="N", help="after failures and preemptions (10)"
+  )
   pods.add_argument("--delete", action="store_true", help="delete the JobSet when this command ends, in whatever way")
 
   batch = add("slurm", "GPUs of a SLURM cluster, as a batch job")
@@ -116,7 +122,9 @@ def _parser() -> argparse.ArgumentParser:
   batch.add_argument("--account", help="in place of your own")
   batch.add_argument("--setup", metavar="COMMAND", help="before the job, such as 'module load cuda'")
   batch.add_argument("--python", default=sys.executable, help="that all nodes see; this one otherwise")
-  batch.add_argument("--restarts", type=int, default=10, metavar="N", help="how many times it is queued again (10)")
+  batch.add_argument(
+    "--restarts", type=numeric.integer(0), default=10, metavar="N", help="how many times it is queued again (10)"
+  )
   batch.add_argument(
     "--sbatch-flag", action="append", default=[], metavar="FLAG", help="such as --sbatch-flag=--exclusive"
   )
@@ -154,8 +162,6 @@ def _check(options: argparse.Namespace, command: list[str] | None) -> None:
   for name in ("slices", "nodes", "gpus_per_node"):
     if name in options and getattr(options, name) < 1:
       raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)}: must be at least 1")
-  if options.restarts < 0:
-    raise UserError(f"--restarts {options.restarts}: must be at least 0")
   if options.kind != "slurm" and command is not None and not options.type:
     raise UserError(f"--type is missing; after the dash\n{tpu_types.described()}")
   if options.kind == "gke" and command is not None and not options.image:

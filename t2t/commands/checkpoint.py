@@ -18,7 +18,7 @@ import rich.table
 
 from t2t import UserError
 from t2t.checkpoints import converted, damage, inspection, manifest, pretrained, reading, store, writer
-from t2t.runtime import amounts, progress
+from t2t.runtime import amounts, numeric, progress
 from t2t.storage import bucket
 
 _WIDEST = 120  # columns
@@ -57,7 +57,9 @@ def _parser() -> argparse.ArgumentParser:
   for name in ("list", "verify", "prune"):
     parsers[name].add_argument("dir", metavar="DIR", help="workdir that t2t trained in, local or gs://")
   parsers["verify"].add_argument("--step", type=int, metavar="N", help="this one alone; default: all")
-  parsers["prune"].add_argument("--keep", type=int, required=True, metavar="N", help="the last so many stay")
+  parsers["prune"].add_argument(
+    "--keep", type=numeric.integer(1), required=True, metavar="N", help="the last so many stay"
+  )
   parsers["prune"].add_argument("--yes", action="store_true", help="delete without asking")
   for name in ("a", "b"):
     parsers["diff"].add_argument(name, metavar=name.upper(), help="workdir, or WORKDIR/checkpoints/STEP")
@@ -194,8 +196,6 @@ def _base(path: epath.Path, seen: dict[str, str]) -> str:
 
 
 def _prune(options: argparse.Namespace) -> int:
-  if options.keep < 1:
-    raise UserError(f"--keep {options.keep}: must be at least 1")
   folder = inspection.folder_of(options.dir)
   with contextlib.ExitStack() as stack:
     if bucket.is_remote(folder):

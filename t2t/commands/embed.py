@@ -11,7 +11,7 @@ from t2t import UserError, did_you_mean
 from t2t.checkpoints import by_task, pretrained
 from t2t.configs import default
 from t2t.generation import embedding, line_files, lines, prompting, vectors
-from t2t.runtime import hosts
+from t2t.runtime import hosts, numeric
 from t2t.settings import override, records
 
 
@@ -63,13 +63,19 @@ def _parser() -> argparse.ArgumentParser:
     help="instead of files: how well a linear classifier tells the classes of a registered task by the vectors of"
     " each layer, fitted to its training split and measured on its validation split",
   )
-  add("--examples", type=int, default=5_000, metavar="N", help="of each split at most; default: 5000")
+  add("--examples", type=numeric.integer(1), default=5_000, metavar="N", help="of each split at most; default: 5000")
   add("--task_modules", default="", metavar="M", help="modules or .py files of yours that register tasks")
   model = parser.add_argument_group("model")
   add = model.add_argument
   add("--task", default="", metavar="NAME", help="of a model that tells tasks apart: the one that all lines are of")
   add("--inputs_length", type=int, default=0, metavar="N", help="tokens of a line at most; default: as in training")
-  add("--batch_size", type=int, default=32, metavar="N", help="lines at a time, over all devices; default: 32")
+  add(
+    "--batch_size",
+    type=numeric.integer(1),
+    default=32,
+    metavar="N",
+    help="lines at a time, over all devices; default: 32",
+  )
   add("--tensor", type=int, default=1, metavar="N", help="devices that share one copy of the model; default: 1")
   hosts.add_options(parser)
   parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -92,9 +98,6 @@ def main(argv: list[str]) -> None:
   if options.pool not in embedding.POOLS:
     known = ", ".join(embedding.POOLS)
     raise UserError(f"--pool {options.pool}: give one of {known}{did_you_mean(options.pool, embedding.POOLS)}")
-  for name in ("batch_size", "examples"):
-    if getattr(options, name) < 1:
-      raise UserError(f"--{name} {getattr(options, name)}: must be at least 1")
   if not options.probe:
     _check_files(options, overrides)
   hosts.start(options, default.get_config().train)

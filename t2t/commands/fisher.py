@@ -10,7 +10,7 @@ from absl import logging
 import jax
 import jax.numpy as jnp
 
-from t2t import UserError, fisher
+from t2t import fisher
 from t2t.checkpoints import pretrained
 from t2t.commands import options as options_lib
 from t2t.configs import default
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
   add("--output", required=True, metavar="DIR", help="a folder that is not there yet, local or gs://")
   add(
     "--examples",
-    type=int,
+    type=numeric.integer(1),
     default=_EXAMPLES_READ,
     metavar="N",
     help=f"shuffled; where there are fewer, some count twice; default: {_EXAMPLES_READ}",
@@ -86,8 +86,6 @@ def main(argv: list[str]) -> None:
   """
   options, overrides = options_lib.parse_known(_parser(), argv)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
-  if options.examples < 1:
-    raise UserError(f"--examples {options.examples}: must be at least 1")
   bucket.check(options.output, where="--output ")
   hosts.start(options, default.get_config().train)
   output.check(bucket.absolute(options.output), 0)

@@ -10,9 +10,9 @@ from absl import logging
 import jax
 import numpy as np
 
-from t2t import UserError, replay
+from t2t import replay
 from t2t.checkpoints import pretrained
-from t2t.runtime import hosts
+from t2t.runtime import hosts, numeric
 from t2t.storage import bucket
 
 _DESCRIPTION = """\
@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument("--step", type=int, required=True, metavar="N", help="the step that is looked at")
   parser.add_argument(
     "--rows",
-    type=int,
+    type=numeric.integer(0),
     default=8,
     metavar="N",
     help="texts that are shown, those where a number arose first; default: 8",
@@ -67,8 +67,6 @@ def main(argv: list[str]) -> int:
   config = replay.config_of(workdir)
   hosts.start(options, config.train)
   pretrained.trust(options.task_modules)
-  if options.rows < 0:
-    raise UserError(f"--rows {options.rows}: must be at least 0")
   found = replay.replay(workdir, options.step)
   if jax.process_index() == 0:
     print("\n".join([*_lines(found), *_texts(found, _vocabulary(config), options.rows)]))

@@ -99,7 +99,9 @@ def _parser() -> argparse.ArgumentParser:
   report.add_argument("languages", nargs="+", metavar="LANGUAGE=GLOBS", help="a name, and files of text in it")
   report.add_argument("--vocabulary", required=True, help='as config.data.vocabulary: a file, its folder, or "bytes"')
   _add_field(report)
-  report.add_argument("--max_lines", type=int, default=100_000, help="of each language, from the beginning")
+  report.add_argument(
+    "--max_lines", type=numeric.integer(1), default=100_000, help="of each language, from the beginning"
+  )
   report.add_argument("--json", action="store_true", help="print JSON instead of a table")
   return parser
 
@@ -141,8 +143,6 @@ def _files_of(languages: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-  if arguments.max_lines < 1:
-    raise UserError(f"--max_lines {arguments.max_lines}: must be at least 1")
   vocabulary = vocabularies.load(arguments.vocabulary, extra_ids=0)
   found: dict[str, fertility.Division] = {}
   for name, files in progress.track(_files_of(arguments.languages).items(), "dividing text"):
