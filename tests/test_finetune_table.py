@@ -1,19 +1,22 @@
 """Fine-tuning on a user's own table: columns, labels, splits, the task, and the whole command."""
 
 import csv
+import dataclasses
 import json
 import pathlib
 
 import pytest
 import tensorflow as tf
+import test_served
 import trained
 
 import t2t
 from t2t import UserError
 from t2t import __main__ as command
-from t2t.data import pipeline, tables
+from t2t.checkpoints import pretrained
+from t2t.data import pipeline, tables, vocabularies
 from t2t.data.tables import examples, memory, resolving
-from t2t.generation import line_files, table_output
+from t2t.generation import line_files, lines, ranking, table_output, writing
 from t2t.sections import DataConfig
 
 ROWS = range(40)
@@ -174,6 +177,56 @@ def test_rows_are_held_out_by_their_text_and_of_each_class():
   assert 5 <= len(held_out) <= 8
 
 
+@pytest.mark.parametrize(
+  ("label", "alike"),
+  [
+    (("Good", "good"), "differ in upper case alone"),
+    (("caf\u00e9", "cafe\u0301"), "look alike and are other characters"),
+    (("good", "good\u200b"), "look alike and are other characters"),
+  ],
+)
+def test_labels_that_look_alike_are_refused(label, alike):
+  files = tsv("train.tsv", "text label", sentences(lambda i: (*label, "other")[i % 3]))
+  with pytest.raises(UserError, match=alike):
+    find(files)
+
+
+def test_tags_of_single_words_are_refused():
+  """A row for each word would make classes of words without their sentence; listed, they are classes."""
+  files = tsv("train.tsv", "word tag", [(f"w{i}", "OOB"[i % 3].replace("B", "B-PER")) for i in ROWS])
+  with pytest.raises(UserError, match="a tag for each row, and column 'word' one word"):
+    find(files)
+  assert find(files, "O,B-PER").kind == "class"
+
+
+@pytest.mark.parametrize(
+  "columns", ["text=text+label,label=label", "text=text+text,label=label", "text=text,label=text"]
+)
+def test_a_column_is_named_once(columns):
+  """A model that reads its label has nothing to learn."""
+  with pytest.raises(UserError, match="is named twice"):
+    find(tsv("train.tsv", "text label", sentences()), columns=columns)
+
+
+def test_what_a_number_or_a_text_cannot_be_measured_by_is_told():
+  """One number in all rows; texts without a word that ROUGE reads."""
+  constant = load(tsv("a.tsv", "text score", sentences(lambda i: 0.5)))
+  assert "warning: the number is 0.5 in all" in constant.notes[0]
+  rows = [(f"текст {chr(1072 + i % 32)}{i}", "резюме" if i % 2 else "a résumé 2") for i in ROWS]
+  notes = load(tsv("b.tsv", "inputs targets", rows), "text").notes
+  assert "have none of the letters a to z and no digit, all that ROUGE reads" in notes[1]
+
+
+def test_what_comes_behind_a_json_list_is_refused():
+  """Two lists in a file, as `cat` makes them: the second would be lost."""
+  one = json.dumps([{"text": f"t {i}", "label": i % 2} for i in ROWS])
+  pathlib.Path("train.json").write_text(f"{one}\n")
+  assert find("train.json").classes == ("0", "1")
+  pathlib.Path("train.json").write_text(f"{one}\n{one}\n")
+  with pytest.raises(UserError, match="train.json, line 2: goes on behind the end of its list"):
+    find("train.json")
+
+
 def test_rows_without_a_label_or_a_text_are_counted():
   rows = [(text, "" if i == 3 else label) for i, (text, label) in enumerate(sentences())]
   rows[5] = (" ", "good")
@@ -216,6 +269,7 @@ def test_the_table_to_measure_on_is_compared(rows, message):
     ({"question": "Who?", "context": "Ann", "answers": "Bob"}, "line 41: the answer 'Bob' is not in 'context'"),
     ({"question": "a", "choices": ["a", "b"], "label": 2}, "line 41: label is '2', which is none of the 2 candidates"),
     ({"text": ["a"], "label": 0}, "line 41: text is"),
+    ({"text": "a", "score": 1e39}, "line 41: score is 1e\\+39, beyond the numbers of a model"),
   ],
 )
 def test_a_value_that_cannot_be_used_is_named_with_its_line(row, message):
@@ -223,6 +277,7 @@ def test_a_value_that_cannot_be_used_is_named_with_its_line(row, message):
     "tokens": lambda i: {**_TAGS, "tokens": ["Ann", "saw", str(i)]},
     "context": lambda i: {**_SPAN, "question": f"Who {i}?"},
     "choices": lambda i: {**_CHOICE, "question": f"What {i}?", "label": i % 2},
+    "score": lambda i: {"text": f"a {i}", "score": i / 7},
     "text": lambda i: {"text": f"a {i}", "label": i % 2},
   }
   good = next(make for name, make in alike.items() if name in row)
@@ -404,6 +459,34 @@ def test_a_table_is_learned_measured_and_predicted(architecture, capsys):
     assert model.classify([f"sound: {row['sound']}" for row in found]) == answers
 
 
+@pytest.mark.parametrize(("data", "how"), [({}, "none"), ({"special_tokens": True}, "all")])
+def test_letters_of_control_tokens_are_read_as_in_training(data, how, monkeypatch):
+  """Of a table's model that writes or ranks; of others blanks are read, and the option goes before."""
+  seen = []
+  encode = vocabularies.encode_text
+  spy = lambda vocabulary, text, *, special_tokens: seen.append(special_tokens) or encode(vocabulary, text)
+  monkeypatch.setattr(vocabularies, "encode_text", spy)
+  source = pretrained.read_source(str(trained.workdir("encoder_decoder")))
+  spec = tables.TableSpec("class", ("text",), "label", classes=("a", "b"), prefix="text: ")
+  own = {"table": spec.to_dict(), "vocabulary": source.run["data"]["vocabulary"], **data}
+  tuned = dataclasses.replace(source, run=source.run | {"data": source.run["data"] | own})
+  mesh = lines.make_mesh(1)
+  options = {"longest": 20, "ends_prompts": True, "batch_size": 1}
+  for given, option, expected in (
+    (tuned, {}, how),
+    (tuned, {"special_tokens": "blanks"}, "blanks"),
+    (source, {}, "blanks"),
+  ):
+    ways = [
+      ranking.Ranking(given, mesh, classes=spec.classes, **options, **option),
+      writing.Writing(given, mesh, decode=writing.decode_config(max_length=2), seed=0, **options, **option),
+    ]
+    for way in ways:
+      way.read(line_files.Line(1, "<extra_id_0>", {}))
+    assert seen == [expected] * 2
+    seen.clear()
+
+
 def test_examples_in_memory_are_resumed_by_what_they_hold():
   rows = [{"words": [f"w{i}", "Ann"], "tags": ["O", "B-PER"]} for i in range(40)]
   config = t2t.config(
@@ -444,3 +527,12 @@ def test_each_kind_of_table_is_trained_and_asked(architecture, row, fields):
   found = [json.loads(line) for line in pathlib.Path("out.jsonl").read_text().splitlines()]
   for number, answer in enumerate(found):
     assert row(number).items() <= answer.items() and fields <= set(answer)
+  if "tags" not in row(0):  # which are written, and a page asks for texts
+    asker = test_served.service("run")
+    columns = {name: x for name, x in row(0).items() if name not in ("score", "label")}
+    assert list(asker.generate(asker.parse(json.dumps(columns).encode())))[-1]["prediction"] == found[0]["prediction"]
+    with pytest.raises(UserError, match="'inputs' and '.*': each has the text; give one of them"):
+      asker.parse(json.dumps({"inputs": "a"} | columns).encode())
+    first = next(iter(columns))
+    with pytest.raises(UserError, match=f"{first}: is missing"):
+      asker.parse(json.dumps(columns | {first: None}).encode())

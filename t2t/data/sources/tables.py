@@ -143,6 +143,13 @@ def _json_list(content: bytes, path: str, *, where: str) -> Iterator[tuple[int, 
   while True:
     position = _SPACE.match(text, position).end()
     if text.startswith("]", position):
+      position = _SPACE.match(text, position + 1).end()
+      if position < len(text):
+        number += text.count("\n", counted, position)
+        raise UserError(
+          f"{where}: {path}, line {number}: goes on behind the end of its list; give each list a file of its own, or an"
+          " object on each line (`jq -c '.[]'` makes lines of lists)"
+        )
       return
     number, counted = number + text.count("\n", counted, position), position
     try:

@@ -202,6 +202,9 @@ class Finder:
   def _labelled(self) -> TableSpec:
     label = self._one("label", self._find_label)
     texts = self._given.get("text") or self._find_texts(label)
+    if label in texts or len(set(texts)) < len(texts):
+      twice = label if label in texts else next(name for name in texts if texts.count(name) > 1)
+      raise UserError(f"config.data.columns: {twice!r} is named twice; give each column once, as text or as label")
     return TableSpec("class", tuple(texts), label)
 
   def _text(self) -> TableSpec:

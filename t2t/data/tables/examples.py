@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
+import re
 from typing import Any
 import zlib
 
@@ -21,6 +22,7 @@ Example = dict[str, Any]
 _HELD_OUT = 10  # one row in so many
 _MOST_HELD_OUT = 2_000  # rows: what more would measure better takes longer than it is worth
 _SHOWN = 8  # classes
+_WORDS_OF_ROUGE = re.compile("[a-z0-9]")
 _LARGE = 10.0  # numbers beyond it are far from what a head that begins near 0 gives
 
 
@@ -120,6 +122,8 @@ def _score(spec: TableSpec, row: reading.Row, value: Any, texts: list[str]) -> E
     raise UserError(
       f"{row.where}: {spec.label} is {str(value)[:40]!r}, not a number; correct the row, or leave it out{point}"
     )
+  if abs(number) > float(np.finfo(np.float32).max):
+    raise UserError(f"{row.where}: {spec.label} is {str(value)[:40]}, beyond the numbers of a model; divide the column")
   written = np.format_float_positional(number, trim="-")  # as many digits as tell it from other numbers
   return {"inputs": spec.inputs(texts), "targets": written, "label": number, "parts": texts}
 
@@ -358,6 +362,8 @@ def _described(spec: TableSpec, examples: Sequence[Example]) -> list[str]:
   if spec.kind == "score":
     scores = [example["label"] for example in examples]
     low, high = min(scores, default=0.0), max(scores, default=0.0)
+    if scores and low == high:
+      return [f"warning: the number is {low:g} in all {len(scores):,} rows; there is nothing to learn"]
     wide = f"; a head learns numbers up to {_LARGE:g} best: divide them" if max(-low, high) > _LARGE else ""
     return [f"a number from {low:g} to {high:g}{wide}"]
   if spec.kind == "tags":
@@ -365,8 +371,21 @@ def _described(spec: TableSpec, examples: Sequence[Example]) -> list[str]:
   if spec.kind == "choice":
     numbers = [len(example["candidates"]) for example in examples]
     return [f"one of {min(numbers, default=0)} to {max(numbers, default=0)} candidates; {choices.described(spec)}"]
+  if spec.kind == "text":
+    return ["a text that the model writes", *_outside_rouge(examples)]
   without = " or none" if spec.no_answer else ""
-  return [f"a part of the context{without}" if spec.kind == "span" else "a text that the model writes"]
+  return [f"a part of the context{without}"]
+
+
+def _outside_rouge(examples: Sequence[Example]) -> list[str]:
+  """Returns a note on targets of which ROUGE finds no word, in other scripts than the Latin one."""
+  without = sum(not _WORDS_OF_ROUGE.search(example["targets"].lower()) for example in examples)
+  if not without:
+    return []
+  return [
+    f"warning: {without:,} of {len(examples):,} targets have none of the letters a to z and no digit, all that ROUGE"
+    " reads: it is 0 for them whatever the model writes; go by the loss and the accuracy"
+  ]
 
 
 def _majority(spec: TableSpec, train: Sequence[Example], held_out: Sequence[Example]) -> list[str]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import re
 from typing import Any
+import unicodedata
 
 from t2t import UserError, did_you_mean
 from t2t.data import answers
@@ -75,7 +76,7 @@ def decide(spec: TableSpec, rows: Sequence[reading.Row], labels: str, *, files: 
   if spec.kind == "text":  # targets: classes where a few are there again and again
     few = 1 < len(counts) <= 20 and all(len(name.split()) <= 3 for name in counts)
     return _with_classes(spec, counts, where) if few and sum(counts.values()) >= 5 * len(counts) else spec
-  return _labelled(spec, counts, where)
+  return _labelled(spec, counts, rows, where)
 
 
 _MARKS = ("-1", "-100")  # of what is not scored; the second is PyTorch's
@@ -145,7 +146,16 @@ def _missing_marks(counts: "collections.Counter[str]", number: int, where: str, 
   return found + marks
 
 
-def _labelled(spec: TableSpec, counts: "collections.Counter[str]", where: str) -> TableSpec:
+def _are_tags_of_words(counts: "collections.Counter[str]", rows: Sequence[reading.Row], spec: TableSpec) -> bool:
+  """Returns whether labels are tags of entities, each of a text of one word."""
+  if "O" not in counts or not all(name == "O" or re.match("[BI]-.", name) for name in counts) or len(spec.texts) > 1:
+    return False
+  return all(len(str(row.fields.get(spec.texts[0])).split()) <= 1 for row in rows[:1000])
+
+
+def _labelled(
+  spec: TableSpec, counts: "collections.Counter[str]", rows: Sequence[reading.Row], where: str
+) -> TableSpec:
   """A label that no name says to be a target."""
   numbers = {name: x for name in counts if (x := values.number(name)) is not None}
   whole = all(x.is_integer() for x in numbers.values())
@@ -165,6 +175,12 @@ def _labelled(spec: TableSpec, counts: "collections.Counter[str]", where: str) -
         f"{where}: column {spec.label!r} has {len(counts):,} different whole numbers; give"
         f" --config.data.labels={NUMBER} to have the model tell a number, or list the classes"
       )
+  elif _are_tags_of_words(counts, rows, spec):
+    raise UserError(
+      f"{where}: column {spec.label!r} has a tag for each row, and column {spec.texts[0]!r} one word; give a row for"
+      ' each sentence, with lists: {"words": ["Ann", "won"], "tags": ["B-PER", "O"]}; if they are classes, list them in'
+      " --config.data.labels"
+    )
   elif len(counts) > _MOST_CLASSES or (total := sum(counts.values())) >= 10 and 2 * len(counts) > total:
     raise UserError(
       f"{where}: column {spec.label!r} has {len(counts):,} different labels in {sum(counts.values()):,} rows, too many"
@@ -195,15 +211,29 @@ def _with_classes(spec: TableSpec, counts: "collections.Counter[str]", where: st
   folded: dict[str | float, str] = {}
   for name in names:
     value = values.number(name)
-    key = name.casefold() if value is None else value
+    key = _appearance(name) if value is None else value
     if other := folded.get(key):
-      alike = "differ in upper case alone" if value is None else "are one number"
+      alike = "are one number"
+      if value is None:
+        is_case = other.casefold() == name.casefold()
+        alike = "differ in upper case alone" if is_case else "look alike and are other characters"
+      shown = [ascii(x) if alike.startswith("look") else repr(x) for x in (other, name)]
       raise UserError(
-        f"{where}: column {spec.label!r} has the labels {other!r} ({counts[other]:,} rows) and {name!r}"
+        f"{where}: column {spec.label!r} has the labels {shown[0]} ({counts[other]:,} rows) and {shown[1]}"
         f" ({counts[name]:,}), which {alike}; write them alike, or list the classes in --config.data.labels"
       )
     folded[key] = name
   return dataclasses.replace(spec, kind="class", classes=names)
+
+
+def _appearance(name: str) -> str:
+  """A name without what is not seen: upper case, how accents are composed, and characters of no width.
+
+  In:  "Cafe\\u0301", "caf\\u00e9\\u200b"
+  Out: "caf\\u00e9", "caf\\u00e9"
+  """
+  seen = "".join(x for x in name if unicodedata.category(x) != "Cf")
+  return unicodedata.normalize("NFC", seen.casefold())
 
 
 def _with_given(
