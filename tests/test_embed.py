@@ -184,7 +184,6 @@ def test_the_output_of_another_run_is_refused(run, tmp_path):
     (("--output=out.txt",), "--output out.txt: give a file that ends in .npy or .parquet"),
     (("--output=gs://b/out.npy",), "must be a local file"),
     (("--input=-",), "--input -: a file of vectors says how many"),
-    (("--batch_size=0",), "argument --batch_size: is 0; give a whole number, 1 or more"),
     (("--beam=3",), "unknown option --beam=3"),
     (("--inputs_length=81",), "--inputs_length 81: the model has learned 80 positions"),
     (("--strict",), "line 3: empty line"),

@@ -144,10 +144,6 @@ def test_the_docstrings_examples():
     (["report", "--vocabulary=bytes", "en=nothing.txt"], "en: no file matches nothing.txt"),
     (["report", "--vocabulary=bytes", "en=blank.txt"], "en: its files hold no text"),
     (["report", "--vocabulary=bytes", "en=x.jsonl"], "en: x.jsonl, line 1: has no field 'text'; .* --field"),
-    (
-      ["report", "--vocabulary=bytes", "--max_lines=0", "en=a.txt"],
-      "argument --max_lines: is 0; give a whole number, 1 or more",
-    ),
   ],
 )
 def test_what_cannot_be_divided(tmp_path, monkeypatch, argv, message):

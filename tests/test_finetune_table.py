@@ -531,6 +531,9 @@ def test_each_kind_of_table_is_trained_and_asked(architecture, row, fields):
     asker = test_served.service("run")
     columns = {name: x for name, x in row(0).items() if name not in ("score", "label")}
     assert list(asker.generate(asker.parse(json.dumps(columns).encode())))[-1]["prediction"] == found[0]["prediction"]
+    if row(0).keys() >= {"score"}:
+      with pytest.raises(UserError, match="the request: has 2 text"):
+        asker.parse(b'{"parts": ["a", "b"]}')
     with pytest.raises(UserError, match="'inputs' and '.*': each has the text; give one of them"):
       asker.parse(json.dumps({"inputs": "a"} | columns).encode())
     first = next(iter(columns))

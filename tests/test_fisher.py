@@ -359,7 +359,6 @@ def test_a_run_whose_checkpoint_is_gone_says_so(information, tmp_path):
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    (("--examples", "0"), "argument --examples: is 0; give a whole number, 1 or more"),
     (("--config.data.mixtrue=a",), "no such key; nearest: data.mixture"),
     (("--config.data.mixtrue=a b",), "no such key; nearest: data.mixture"),
     (("--config.train.loss=electra",), "config.train.loss=electra: gives an example no likelihood"),

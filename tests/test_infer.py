@@ -380,7 +380,6 @@ BAD = {
   "chance without temperature": (lambda t: ["--temperature", "0", "--top_p", "0.5"], ["--temperature 0", "--top_p"]),
   "no room": (lambda t: ["--max_length", "0"], ["max_length=0"]),
   "no length": (lambda t: ["--inputs_length", "-1"], ["--inputs_length -1"]),
-  "no batch": (lambda t: ["--batch_size", "0"], ["argument --batch_size: is 0; give a whole number, 1 or more"]),
   "a foreign name": (lambda t: ["--num_beams=4"], ["--num_beams: no such option; Hugging Face's num_beams is --beam"]),
   "a server with files": (lambda t: ["--server"], ["--input: is for files, and --server answers requests"]),
   "too many beams": (lambda t: ["--beam", "1000000000"], ["--beam 1000000000", "at most 10,000"]),

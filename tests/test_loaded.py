@@ -123,6 +123,16 @@ def test_a_generator_of_texts_is_read_once(decoder):
     decoder.embed([])
 
 
+def test_beams_are_no_positions(decoder):
+  """There may be more beams than learned positions."""
+  assert len(decoder.generate(["quick"], beam=decoder.config.most_positions + 10, max_length=2)) == 1
+
+
+def test_a_storage_that_is_not_read_is_named():
+  with pytest.raises(UserError, match="checkpoint is s3://bucket/run: s3:// is not read; copy it"):
+    t2t.load("s3://bucket/run")
+
+
 def test_what_is_too_long_is_cut_and_told(writer):
   with pytest.warns(UserWarning, match=r"texts\[0\]: 52 of its 100 tokens were cut.*inputs_length"):
     assert len(writer.embed(["a" * 99])) == 1

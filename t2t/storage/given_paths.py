@@ -18,10 +18,12 @@ def text(path: Any, *, called: str) -> str:
     called: name of the argument, for messages.
 
   Raises:
-    UserError: it is no path.
+    UserError: it is no path, or one of a storage that t2t does not read.
   """
   try:
     found = os.fsdecode(path)
   except TypeError:
     raise UserError(f"{called} is {type(path).__name__}: give a path, a str or a pathlib.Path") from None
+  if (scheme := re.match(r"(s3|s3a|az|abfs|wasbs|hdfs):/", found)) is not None:
+    raise UserError(f"{called} is {found}: {scheme[1]}:// is not read; copy it, and give a local path or gs://")
   return re.sub(r"^gs:/(?!/)", "gs://", found)
