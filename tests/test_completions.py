@@ -567,7 +567,7 @@ def test_a_map_of_attention(kind, ports):
     assert np.shape(found["weights"]) == (len(found["queries"]), len(found["keys"]))
   for fields, message in (
     ({"which": "decoder", "targets": "x" * 200}, "a map of attention has 128 at most"),
-    ({"which": "decoder", "layer": 2}, "layer: is 2; give 1 to 1"),
+    ({"which": "decoder", "layer": 2}, "layer: is 2; give 1, or leave it out"),
     ({"which": "decoder", "head": 0}, "head: is 0; give 1 to 2"),
     ({"which": "decode"}, 'which: is "decode"; there are '),
     ({}, "which: is missing"),
