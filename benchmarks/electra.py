@@ -41,7 +41,7 @@ from ml_collections import ConfigDict
 import numpy as np
 from sklearn import feature_extraction, linear_model, pipeline, preprocessing
 
-from t2t import UserError, loop
+from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.data import pipeline as data_pipeline
 from t2t.data import vocabularies
@@ -52,6 +52,7 @@ from t2t.params import Params
 from t2t.runtime import memory
 from t2t.settings import load_config, records
 from t2t.training import meshes, recipe, writers
+from t2t.training.train import train
 
 # name -> (config, where the discriminator's loss counts, colour)
 ARMS = {
@@ -141,7 +142,7 @@ def pretrain(config: ConfigDict, workdir: pathlib.Path) -> dict[str, dict[int, f
     shutil.rmtree(workdir, ignore_errors=True)
   if config.train.steps not in writers.read_metrics(metrics, "eval/loss"):
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-      state = loop.train(records(config), str(workdir))
+      state = train(records(config), str(workdir))
     if int(state.step) < config.train.steps:
       raise UserError(f"{workdir}: stopped at step {int(state.step)}; the same command again goes on from there")
   names = ("loss", "accuracy", "generator_loss", "generator_accuracy", "replaced")

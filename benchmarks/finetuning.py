@@ -24,12 +24,13 @@ import matplotlib.figure
 from ml_collections import ConfigDict
 import numpy as np
 
-from t2t import UserError, loop
+from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.data.runs import resolved
 from t2t.runtime import memory
 from t2t.settings import load_config, override, records
 from t2t.training import writers
+from t2t.training.train import train
 
 # Task -> its metric.
 TASKS = {"docs_summary": "rougeLsum", "docs_match": "accuracy"}
@@ -45,7 +46,7 @@ def pretrain(workdir: pathlib.Path) -> None:
   config.train.steps *= 2
   if config.train.steps not in writers.read_metrics(epath.Path(workdir) / "metrics.jsonl", "eval/loss"):
     with _quietly():
-      loop.train(records(config), str(workdir))
+      train(records(config), str(workdir))
 
 
 def run_config(task: str, source: str, arm: str, *, seed: int, steps: int, overrides: list[str]) -> ConfigDict:
@@ -80,7 +81,7 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> Curves:
   if not (done and _is_run_of(config, workdir)):
     shutil.rmtree(workdir, ignore_errors=True)
     with _quietly():
-      loop.train(records(config), str(workdir))
+      train(records(config), str(workdir))
   names = {"loss": "eval/loss", **{metric: f"eval/{task}/{metric}" for task, metric in TASKS.items()}}
   curves = {name: writers.read_metrics(metrics, recorded) for name, recorded in names.items()}
   return {name: curve for name, curve in curves.items() if curve}

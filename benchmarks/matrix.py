@@ -26,11 +26,12 @@ import matplotlib.figure
 import matplotlib.lines
 from ml_collections import ConfigDict
 
-from t2t import UserError, loop, losses
+from t2t import UserError, losses
 from t2t.data import objectives, pipeline
 from t2t.runtime import amounts, memory
 from t2t.settings import load_config, records
 from t2t.training import writers
+from t2t.training.train import train
 
 # Rows of T5's table (Raffel et al. 2020, table 2), and encoders.  Fields of tiny_t5's model.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -86,7 +87,7 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict[str, Any]:
   shutil.rmtree(workdir, ignore_errors=True)
   started = time.monotonic()
   with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-    loop.train(records(config), str(workdir))
+    train(records(config), str(workdir))
   metrics = epath.Path(workdir) / "metrics.jsonl"
   held_out = writers.read_metrics(metrics, "eval/loss")
   speed = writers.read_metrics(metrics, "train/steps_per_second")

@@ -39,7 +39,8 @@ from t2t.runtime import memory, watchdog  # noqa: E402
 from t2t.sections import Config  # noqa: E402
 from t2t.settings import records  # noqa: E402
 from t2t.storage import lease  # noqa: E402
-from t2t.training import finite, meshes, numbers, places, recipe  # noqa: E402
+from t2t.training import meshes, nan_check, places, recipe  # noqa: E402
+from t2t.training.callbacks import nan_policy  # noqa: E402
 
 _CALLS = 5_000  # of what takes microseconds
 
@@ -101,7 +102,7 @@ def guards(config: Config, mesh: jax.sharding.Mesh, *, pairs: int, steps: int) -
     more = _cost(guarded, training)[what] / _cost(plain, training)[what] - 1
     print(f"{'the same, ' + what + ' of the program':<44}{100 * more:>8.3f} %")
 
-  watch = numbers.Watch(
+  watch = nan_policy.Watch(
     dataclasses.replace(config, numbers=dataclasses.replace(config.numbers, spike_deviations=1e6, spike_window=128)),
     epath.Path(tempfile.gettempdir()),
     program.state.params,
@@ -152,7 +153,7 @@ def saves(config: Config, mesh: jax.sharding.Mesh, *, pairs: int, steps: int) ->
         first = training.block(program.train_step, 1)
         started = time.perf_counter()
         step = int(training.state.step)
-        finite.check(training.state, step=step)
+        nan_check.check(training.state, step=step)
         checkpoints.save(step, training.state, {}, {}, metrics={"loss": 0.0})
         stalls.append(time.perf_counter() - started)
         with_save.append(first + stalls[-1] + training.block(program.train_step, steps - 1))

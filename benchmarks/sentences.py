@@ -24,9 +24,9 @@ import rich.table
 from t2t import losses, sharding
 from t2t.checkpoints import pretrained
 from t2t.data import pipeline
-from t2t.loop import train
 from t2t.sections import Config
 from t2t.settings import load_config, override, records
+from t2t.training.train import train
 
 TASKS = {"next": "masked_lm_nsp", "order": "masked_lm_sop"}
 

@@ -41,10 +41,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 # What Python code finds here -> the module that has it, imported when it is first asked for: `import t2t` loads no JAX.
-_FOUND = {"load": "t2t.loaded", "config": "t2t.followed", "train": "t2t.followed"}
+_FOUND = {
+  "Callback": "t2t.training.run",
+  "config": "t2t.followed",
+  "load": "t2t.loaded",
+  "train": "t2t.followed",
+}
 
 
-__all__ = ["UserError", "config", "load", "train"]
+__all__ = ["Callback", "UserError", "config", "load", "train"]
 
 
 def __dir__() -> list[str]:

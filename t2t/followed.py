@@ -21,13 +21,15 @@ import weakref
 import jax
 from ml_collections import ConfigDict
 
-from t2t import UserError, foreign_names, loop, own_batches, settings, typed_config
+from t2t import UserError, foreign_names, own_batches, settings, typed_config
 from t2t.checkpoints import pretrained
 from t2t.configs import default
 from t2t.loaded import in_python
 from t2t.runtime import agreement, link, stopping, telling, waiting
 from t2t.storage import bucket, given_paths
-from t2t.training import ahead
+from t2t.training import background_compile
+from t2t.training.run import Callback, Run
+from t2t.training.train import train as train_loop
 
 
 def config(
@@ -98,6 +100,7 @@ def train(
   eval_batches: Iterable[own_batches.Rows] | None = None,
   examples: Any = None,
   eval_examples: Any = None,
+  callbacks: Sequence[Callback] = (),
 ) -> "Training":
   """Trains as `t2t train` does, and yields what is measured: what it writes to metrics.jsonl, row by row.
 
@@ -122,15 +125,22 @@ def train(
       dicts, [{"text": "...", "label": "..."}] or [{"words": [...], "tags": [...]}]; a `datasets.Dataset`; or a pandas
       DataFrame. A run that goes on needs the same ones.
     eval_examples: those to measure on; None: a tenth of `examples` is held out.
+    callbacks: instances of `t2t.Callback`, whose hooks run after those of t2t, in the order of the list.
 
   Raises:
-    UserError: see `loop.train` and `own_batches`, with the first row; something else is wrong with config or workdir,
-      at once.
+    UserError: see `training.train` and `own_batches`, with the first row; something else is wrong with config, workdir
+      or callbacks, at once.
   """
   if not isinstance(config, ConfigDict):
     raise UserError(f"config is {type(config).__name__}: give what t2t.config(name) returns")
   if jax.process_count() > 1 and link.current() is None:
     raise UserError("several processes train together by the command, `t2t train`; t2t.train is for one process")
+  for number, callback in enumerate(callbacks):
+    if not isinstance(callback, Callback):
+      raise UserError(
+        f"callbacks[{number}] is {callback!r}: give an instance of a subclass of t2t.Callback, with parentheses if it"
+        " is a class"
+      )
   workdir = given_paths.text(workdir, called="workdir")
   if not workdir:
     raise UserError("workdir is empty: give a folder, or a gs:// path, for checkpoints and metrics")
@@ -150,13 +160,13 @@ def train(
     if examples is not None:
       _read_examples(config, examples, eval_examples)
 
-    def run(follower: _Run) -> None:
+    def run(rows: _Rows) -> None:
       own = None if batches is None else own_batches.OwnData(batches, eval_batches)
-      loop.train(settings.records(config), workdir, follower=follower, data=own)
+      train_loop(settings.records(config), workdir, callbacks=[*callbacks, rows], data=own)
       if own is not None and own.failure is not None:
         raise own.failure  # which has ended the run, saved
 
-    return Training(_Run(run))
+    return Training(_Rows(run))
 
 
 def _read_examples(config: ConfigDict, examples: Any, eval_examples: Any) -> None:
@@ -178,10 +188,10 @@ def _read_examples(config: ConfigDict, examples: Any, eval_examples: Any) -> Non
 class Training(Iterator[dict[str, float]]):
   """A run that goes on as its rows are asked for: {"step": 10, "train/loss": 3.2, ...}."""
 
-  def __init__(self, run: "_Run"):
+  def __init__(self, run: "_Rows"):
     self._run = run
     # When nobody holds it any more, and when Python ends.
-    self._finalizer = weakref.finalize(self, _Run.forgotten, run)
+    self._finalizer = weakref.finalize(self, _Rows.forgotten, run)
     _trainings.add(self)
 
   def __next__(self) -> dict[str, float]:
@@ -218,23 +228,24 @@ def _end_all() -> None:
       training._finalizer()
     except BaseException:  # else Python would wait for ever for the pools, which are told after this
       traceback.print_exc()
-  ahead.finish(_COMPILER_SECONDS)  # of a run that found its data wanting
+  background_compile.finish(_COMPILER_SECONDS)  # of a run that found its data wanting
 
 
 # Before `atexit`, whose functions come after pools have been shut down: of these here, the last added are called first.
 threading._register_atexit(_end_all)
 
 
-class _Run:
-  """A run in its thread, which hands over row by row; a `loop.Follower`."""
+class _Rows(Callback):
+  """Runs the training in a thread and hands over its rows one by one."""
 
-  def __init__(self, train: Callable[["_Run"], object]):
+  def __init__(self, train: Callable[["_Rows"], object]):
     self._train = train
     self._rows: queue.SimpleQueue = queue.SimpleQueue()  # of rows, and at the end of None or what was raised
     self._goes_on: queue.SimpleQueue = queue.SimpleQueue()
     self._thread: threading.Thread | None = None
     self._stop: stopping.Steps | None = None
     self._why = ""  # it is to stop
+    self._written: list[dict[str, float]] = []
     self._ended = False
 
   # ---- Of the thread -------------------------------------------------------------------------------------------------
@@ -249,17 +260,31 @@ class _Run:
     else:
       self._rows.put(None)
 
-  def begins(self, stop: stopping.Steps) -> None:
-    """See `loop.Follower`."""
-    self._stop = stop
+  def on_start(self, run: Run) -> None:
+    """See `Callback`."""
+    self._stop = run.stop
     if self._why:
       self._ask()
 
-  def told(self, rows: Sequence[Mapping[str, float]]) -> None:
-    """See `loop.Follower`."""
+  def on_log(self, run: Run, step: int, row: Mapping[str, float]) -> None:
+    """See `Callback`."""
+    self._written.append({"step": step, **row})
+
+  def on_step_end(self, run: Run) -> None:
+    """See `Callback`."""
+    if self._written:
+      with run.paused():
+        self._hand_over()
+
+  def on_end(self, run: Run) -> None:
+    """See `Callback`."""
+    self._hand_over()
+
+  def _hand_over(self) -> None:
+    rows, self._written = self._written, []
     for row in rows:
       if not self._why:
-        self._rows.put(dict(row))
+        self._rows.put(row)
         self._goes_on.get()
 
   # ---- Of the caller -------------------------------------------------------------------------------------------------

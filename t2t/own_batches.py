@@ -29,7 +29,7 @@ _UNREAD = {"files": "", "eval_files": "", "mixture": "", "sources": {}, "folders
 
 
 class OwnData:
-  """A user's batches as the loop reads them; a `course.Data`.
+  """A user's batches as the loop reads them; a `stage_program.Data`.
 
   Args:
     batches: to train on: an iterable, which is gone through again and again; an iterator, which is gone through once;

@@ -17,13 +17,15 @@ from jax.experimental import multihost_utils
 import jax.numpy as jnp
 import numpy as np
 
-from t2t import UserError, course, stages
+from t2t import UserError, stages
 from t2t.checkpoints import adapted, damage, going_back, store
 from t2t.models.architecture import Batch
 from t2t.runtime import hosts, progress
 from t2t.sections import Config
 from t2t.settings import records, saved_config
-from t2t.training import numbers, origin, places, report, writers
+from t2t.training import origin, places, stage_program, writers
+from t2t.training.callbacks import metrics as metrics_callback
+from t2t.training.callbacks import nan_policy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,19 +108,17 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
         " has those that went wrong"
       )
     run = runs.resolved_stages(config)
-    mesh, _ = course.make_mesh(run)
+    mesh, _ = stage_program.make_mesh(run)
     stack.enter_context(jax.set_mesh(mesh))
-    legs = course.Course(run, mesh)
+    programs = stage_program.StagePrograms(run, mesh)
     left_out = functools.partial(going_back.left_out, workdir)
     batches = runs.batches(
       run, mesh, num_streams=config.data.num_streams, first=stages.at(run, first), left_out=left_out
     )
     stack.callback(batches.close)
-    program = legs[batches.stage].program
+    program = programs[batches.stage].program
     damage.check(directory / str(first))
-    state, saved = adapted.restore(
-      checkpoints, first, program.state, batches.stream_names, going_back.BESIDE, config=config
-    )
+    state, saved = adapted.restore(checkpoints, first, program.state, batches.stream_names, config=config)
     batches.restore(saved, step=first)
     turns = going_back.on_all_hosts(workdir)
     _, dropout_key = jax.random.split(jax.random.key(config.train.seed))
@@ -128,11 +128,11 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
       if number == step - 1:
         # The step reuses the state's memory; in the host's it is out of the way.
         before = jax.tree.map(_shards, state)
-      program = legs[batches.stage].program
+      program = programs[batches.stage].program
       state, metrics = program.train_step(state, batch, dropout_key)
     host = jax.device_get(metrics)
     squares = host.pop("grad_squares").total
-    values = report.means(host)
+    values = metrics_callback.means(host)
     found = Replayed(
       step,
       first,
@@ -163,7 +163,7 @@ def _check_step(workdir: epath.Path, step: int, config: Config, *, reached: int)
   """Refuses a step that the run did not make; of one that it ended at, all that is there may be the batch."""
   if step < 1 or step > config.train.steps:
     raise UserError(f"--step {step}: no such step; {workdir} has steps 1 to {config.train.steps}")
-  ended_there = (workdir / numbers.BAD_BATCHES / f"step_{step}.npz").exists()
+  ended_there = (workdir / nan_policy.BAD_BATCHES / f"step_{step}.npz").exists()
   if step > reached + config.train.log_every and not ended_there:
     raise UserError(f"--step {step}: no such step; {workdir} has come to step {reached}")
 

@@ -19,7 +19,7 @@ from t2t.models import adapt, transformer
 from t2t.models.adapt import bitfit, houlsby, ia3, lora, pals, pfeiffer, prefix, prompt
 from t2t.params import matches
 from t2t.settings import override, records
-from t2t.training import optimizers, recipe, train_state
+from t2t.training import optimizers, recipe, train_state, train_step
 
 # Every way, as these tests use it.
 WAYS = {
@@ -163,7 +163,7 @@ def steps(mesh, way, kind, **fields):
     frozen = adapt.frozen({way: WAYS[way]})
     graphdef, state, shardings = train_state.init_train_state(model_fn, tx, toy.key(), mesh, freeze=frozen)
     first = jax.tree.map(np.asarray, state)
-    step = train_state.make_train_step(graphdef, toy.loss(), tx, shardings)
+    step = train_step.make_train_step(graphdef, toy.loss(), tx, shardings)
     for seed in range(2):
       batch = toy.batch((8,) * 8, (6,) * 8, seed=seed, architecture=settings.architecture)
       state, _ = step(state, batch, toy.key())

@@ -15,13 +15,14 @@ import seqio
 import tensorflow as tf
 import toy
 
-from t2t import UserError, features, loop, losses, sharding, stages
+from t2t import UserError, features, losses, sharding, stages
 from t2t.data import converters, runs
 from t2t.data.objectives import masking
 from t2t.losses import boundary
 from t2t.models.config import HeadConfig
 from t2t.settings import load_config, override, records
 from t2t.training import recipe
+from t2t.training.train import train
 from t2t.training.writers import read_metrics
 
 HEAD = HeadConfig("sbo", 3, "boundary")  # spans of the objective are longer
@@ -324,7 +325,7 @@ def test_a_run_on_own_text(tmp_path, capsys):
       "--config.train.microbatches=2",
     ],
   )  # fmt: skip
-  loop.train(records(config), str(tmp_path / "run"))
+  train(records(config), str(tmp_path / "run"))
   for name in ("eval/loss", "eval/sbo_loss"):
     first, *_, last = read_metrics(epath.Path(tmp_path / "run" / "metrics.jsonl"), name).values()
     assert last < first < 7.0

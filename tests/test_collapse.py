@@ -9,7 +9,7 @@ from t2t import losses
 from t2t.losses import Baseline
 from t2t.models.config import HeadConfig
 from t2t.settings import load_config, override, records
-from t2t.training import collapse
+from t2t.training.callbacks import collapse
 
 
 def watch(name, *options, heads=(), loss=""):

@@ -13,7 +13,7 @@ import seqio
 import tensorflow as tf
 import toy
 
-from t2t import UserError, loop, losses, sharding
+from t2t import UserError, losses, sharding
 from t2t.data import converters, objectives, pipeline, registry, runs
 from t2t.data.objectives import pairs
 from t2t.losses import contrastive
@@ -22,6 +22,7 @@ from t2t.models.config import HeadConfig
 from t2t.sections import ContrastiveConfig
 from t2t.settings import load_config, override, records
 from t2t.training import recipe
+from t2t.training.train import train
 
 HEAD = HeadConfig("text", 0, "vector")
 LENGTH = 12
@@ -374,7 +375,7 @@ def test_a_run_on_own_text(tmp_path, capsys):
     "--config.model.mlp_dim=32", "--config.model.num_encoder_layers=1", "--config.model.vocab_size=384",
     "--config.train.steps=4", "--config.eval.batches=1", "--config.mesh.data=4", "--config.mesh.tensor=2",
   )  # fmt: skip
-  state = loop.train(config, str(tmp_path / "run"))
+  state = train(config, str(tmp_path / "run"))
   assert {path.split("/")[0] for path in toy.flat(state.frozen_params)} == {"head"}
   assert "heads/text/pooler" in toy.flat(state.params)
   said = capsys.readouterr().out

@@ -10,7 +10,8 @@ import test_train
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.settings import load_config, records
-from t2t.training import early
+from t2t.training import config_checks
+from t2t.training.callbacks import early_stopping
 
 text = test_train.text  # the fixture
 CONFIG = records(load_config("tiny")).eval
@@ -19,11 +20,11 @@ CONFIG = records(load_config("tiny")).eval
 def noted(values, *, patience=2, stop_by="loss", stopped=False):
   """After how many evaluations the run ends; `stopped`: it is saved and goes on after each."""
   config = dataclasses.replace(CONFIG, patience=patience, stop_by=stop_by)
-  found = early.EarlyStop(config, {})
+  found = early_stopping.EarlyStop(config, {})
   for number, value in enumerate(values, start=1):
     found.note(10 * number, {"loss": 1.0, stop_by: value})
     if stopped:
-      found = early.EarlyStop(config, found.state())
+      found = early_stopping.EarlyStop(config, found.state())
     if found.why:
       return number, found.why
   return None
@@ -56,7 +57,7 @@ def test_it_says_what_was_best():
 
 
 def test_a_stage_begins_anew():
-  found = early.EarlyStop(dataclasses.replace(CONFIG, patience=1), {})
+  found = early_stopping.EarlyStop(dataclasses.replace(CONFIG, patience=1), {})
   found.note(1, {"loss": 1.0})
   found.begin_stage()
   found.note(2, {"loss": 2.0})
@@ -66,22 +67,22 @@ def test_a_stage_begins_anew():
 
 
 def test_a_metric_that_is_not_measured_is_refused():
-  found = early.EarlyStop(dataclasses.replace(CONFIG, patience=1, stop_by="rte/acuracy"), {})
+  found = early_stopping.EarlyStop(dataclasses.replace(CONFIG, patience=1, stop_by="rte/acuracy"), {})
   with pytest.raises(UserError, match="measured by loss, rte/accuracy; did you mean rte/accuracy"):
     found.note(1, {"loss": 1.0, "rte/accuracy": 2.0})
   with pytest.raises(UserError, match="stop_by='eval/loss': the run is measured by loss; did you mean loss"):
-    early.check_measured(dataclasses.replace(CONFIG, patience=1, stop_by="eval/loss"), ["loss"])
-  early.check_measured(dataclasses.replace(CONFIG, patience=0, stop_by="eval/loss"), ["loss"])
+    config_checks.check_measured(dataclasses.replace(CONFIG, patience=1, stop_by="eval/loss"), ["loss"])
+  config_checks.check_measured(dataclasses.replace(CONFIG, patience=0, stop_by="eval/loss"), ["loss"])
 
 
 def test_a_patience_below_0_is_refused():
   with pytest.raises(UserError, match="patience=-1: must be at least 0"):
-    early.check(dataclasses.replace(CONFIG, patience=-1))
+    config_checks.check_early_stopping(dataclasses.replace(CONFIG, patience=-1))
 
 
 def test_a_metric_has_no_say_without_patience():
   with pytest.raises(UserError, match="stop_by=glue_rte/f1: without config.eval.patience"):
-    early.check(dataclasses.replace(CONFIG, patience=0, stop_by="glue_rte/f1"))
+    config_checks.check_early_stopping(dataclasses.replace(CONFIG, patience=0, stop_by="glue_rte/f1"))
 
 
 def test_a_run_ends_early_and_goes_on_with_more_patience(text, tmp_path, capsys):

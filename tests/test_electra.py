@@ -18,7 +18,7 @@ from t2t.models.adapt.prefix import PrefixConfig
 from t2t.models.adapt.prompt import PromptConfig
 from t2t.sections import ElectraConfig
 from t2t.settings import load_config, override, records
-from t2t.training import optimizers, train_state
+from t2t.training import optimizers, train_state, train_step
 
 MODEL = toy.config(
   architecture="encoder_only",
@@ -64,7 +64,7 @@ def gradient(loss, pair, batch, key=0):
     module = nnx.merge(graphdef, params)
     return loss(module, batch, loss.weights(batch), key=jax.random.key(key), train=True)
 
-  return jax.jit(lambda params: losses.gradient(terms, params))(params)
+  return jax.jit(lambda params: train_step.gradient(terms, params))(params)
 
 
 def test_both_are_trained_and_each_parameter_counts():
@@ -171,7 +171,7 @@ def stepped(shape, microbatches):
   tx, _ = optimizers.make_optimizer(toy.optimizer_config(learning_rate=0.1), 10)
   with jax.set_mesh(mesh):
     graphdef, state, shardings = train_state.init_train_state(lambda _: pair_of(loss), tx, toy.key(), mesh)
-    step = train_state.make_train_step(graphdef, loss, tx, shardings, num_microbatches=microbatches)
+    step = train_step.make_train_step(graphdef, loss, tx, shardings, num_microbatches=microbatches)
     state, metrics = step(state, jax.device_put(batch, sharding.batch_sharding(mesh)), toy.key())
     del metrics["grad_squares"]
     return jax.device_get(state.params), {name: float(metric.value()) for name, metric in metrics.items()}
@@ -202,10 +202,10 @@ def test_a_generator_may_stay_as_it_is():
     return loss(nnx.merge(graphdef, params | trained), batch, loss.weights(batch), key=jax.random.key(0), train=True)
 
   discriminator = {"discriminator": params["discriminator"]}
-  grads, _ = losses.gradient(terms, discriminator, all_terms=False)
+  grads, _ = train_step.gradient(terms, discriminator, all_terms=False)
   assert float(jnp.max(jnp.abs(grads["discriminator"]["embed"]["table"]))) > 0
   with pytest.raises(ValueError, match="the term 'generator'"):
-    losses.gradient(terms, discriminator)
+    train_step.gradient(terms, discriminator)
 
 
 def test_evaluation_draws_the_same_again():
@@ -215,7 +215,7 @@ def test_evaluation_draws_the_same_again():
   tx, _ = optimizers.make_optimizer(toy.optimizer_config(), 10)
   with jax.set_mesh(mesh):
     graphdef, state, _ = train_state.init_train_state(lambda _: pair_of(loss), tx, toy.key(), mesh)
-    evaluate = train_state.make_eval_step(graphdef, loss)
+    evaluate = train_step.make_eval_step(graphdef, loss)
     first, again = (evaluate(state, batch) for _ in range(2))
     later = evaluate(dataclasses.replace(state, step=state.step + 1), batch)
   value = lambda metrics: float(metrics["loss"].value())

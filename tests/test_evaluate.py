@@ -5,6 +5,7 @@ import functools
 import json
 import re
 import textwrap
+import types
 import zipfile
 
 from etils import epath
@@ -18,7 +19,8 @@ from t2t import __main__ as command
 from t2t.checkpoints import manifest, pretrained
 from t2t.evaluation import evaluate, results
 from t2t.settings import load_config, override, records
-from t2t.training import report, writers
+from t2t.training import train_logger, writers
+from t2t.training.callbacks import evaluation as callback
 
 MODULE = """
   import functools
@@ -188,12 +190,11 @@ def test_ranking_takes_the_likeliest_option(module):
 def test_what_is_known_to_be_a_percentage_is_told_as_one(module, tmp_path, capfd):
   """A metric of t2t's own; of one of the user's nobody knows."""
   both, params = evaluation(module, "encoder_decoder", mixture="odd")
-  told = report.Report(
-    records(load_config("tiny")), epath.Path(tmp_path), None, None, None, start=0, unwritten={}, resolved={}
-  )
+  logger = train_logger.TrainLogger(epath.Path(tmp_path), num_steps=1, start=0, unwritten={})
+  run = types.SimpleNamespace(logger=logger, workdir=epath.Path(tmp_path), step=1)
   capfd.readouterr()  # of the training of the model, where it is the first that asks for it
-  told.tasks(1, both.run(params))
-  told.close()
+  callback._log_tasks(run, both.run(params))
+  logger.close()
   said = "".join(capfd.readouterr())
   assert re.search(r"odd_label accuracy [0-9.]+ %", said) and re.search(r"odd_likelihood likelihood -[0-9.]+\s", said)
   assert said.count("%") == 1

@@ -172,7 +172,7 @@ def test_messages_of_a_run_call_keys_as_python_does():
     raise UserError("give --config.train.steps")
 
   with pytest.raises(UserError, match=r"^give config\.train\.steps$"):
-    next(followed.Training(followed._Run(train)))
+    next(followed.Training(followed._Rows(train)))
 
 
 def test_runs_follow_each_other(text, tmp_path):

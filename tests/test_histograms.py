@@ -1,31 +1,33 @@
 """How parameters are spread, and that the step is the same with and without."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import test_checkpoint
 
-from t2t.training import histograms
+from t2t.settings import load_config, records
+from t2t.training import callbacks
+from t2t.training.callbacks import histograms
 
 
 def looked_at(every, steps, *, change=lambda x: x + 0.5, mesh_shape=None):
   """What is found in steps that change every parameter so, and the state after them."""
   state = test_checkpoint.make_state(mesh_shape=mesh_shape) if mesh_shape else test_checkpoint.make_state()
   found = {}
-  drawn = histograms.Histograms(every, state.step.sharding.mesh, found.__setitem__)
-
-  def step(state, batch):
-    assert batch == "batch"
-    changed = jax.tree.map(change, state.params)
-    jax.tree.map(lambda x: x.delete(), state.params)  # as a step does that is given its memory
-    return dataclasses.replace(state, params=changed), "metrics"
-
+  logger = types.SimpleNamespace(histograms=found.__setitem__)
+  config = types.SimpleNamespace(logging=types.SimpleNamespace(histograms=every))
+  run = types.SimpleNamespace(config=config, mesh=state.step.sharding.mesh, logger=logger, state=state, step=0)
+  drawn = histograms.Histograms()
   for number in range(1, steps + 1):
-    state, metrics = drawn.around(number, step, state, "batch")
-    assert metrics == "metrics"
-  return found, state
+    drawn.on_batch(run, "batch")
+    changed = jax.tree.map(change, run.state.params)
+    jax.tree.map(lambda x: x.delete(), run.state.params)  # as a step does that is given its memory
+    run.state, run.step = dataclasses.replace(run.state, params=changed), number
+    drawn.on_step(run)
+  return found, run.state
 
 
 def test_values_and_updates_are_counted():
@@ -59,4 +61,8 @@ def test_an_array_of_one_value_has_a_histogram():
 
 
 def test_without_them_nothing_is_looked_at():
-  assert looked_at(0, 3)[0] == {}
+  """A config without them has no such callback."""
+  config = records(load_config("tiny"))
+  kinds = lambda config: [type(each) for each in callbacks.of_run(config)]
+  assert histograms.Histograms not in kinds(config)
+  assert histograms.Histograms in kinds(config.with_(logging={"histograms": 2}))

@@ -18,7 +18,7 @@ from t2t.models import adapt, layers, transformer
 from t2t.models.adapt.lora import LoraConfig
 from t2t.params import split_frozen
 from t2t.settings import override, records
-from t2t.training import optimizers, train_state
+from t2t.training import optimizers, train_state, train_step
 
 EVERYTHING = LoraConfig(rank=3, alpha=6.0, targets=("attention/", "mlp/"))
 WAYS = {"lora": EVERYTHING, "dora": dataclasses.replace(EVERYTHING, rslora=True, dora=True, dropout=0.3)}
@@ -198,7 +198,7 @@ def steps(mesh, *, lora, freeze=(), **fields):
     freeze = (*freeze, *adapt.frozen({"lora": lora}))
     graphdef, state, shardings = train_state.init_train_state(model_fn, tx, toy.key(), mesh, freeze=freeze)
     first = jax.tree.map(np.asarray, state)
-    step = train_state.make_train_step(graphdef, toy.loss(), tx, shardings)
+    step = train_step.make_train_step(graphdef, toy.loss(), tx, shardings)
     for seed in range(2):
       state, _ = step(state, toy.batch((8,) * 8, (6,) * 8, seed=seed), toy.key())
   return first, state

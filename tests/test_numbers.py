@@ -21,7 +21,8 @@ from t2t import __main__ as command
 from t2t.checkpoints import going_back, reading
 from t2t.data import streams
 from t2t.settings import load_config, override, records
-from t2t.training import numbers, places, recipe
+from t2t.training import places, recipe
+from t2t.training.callbacks import nan_policy
 
 text = test_train.text  # the fixture
 SHORT = (
@@ -100,7 +101,7 @@ def test_the_first_parameter_that_is_not_finite_is_the_first_that_the_model_runs
 def watch(workdir, *options, saved=None):
   config = override(load_config("tiny"), [f"--config.numbers.{option}" for option in options])
   params = {"embed": {"table": jax.ShapeDtypeStruct((4, 2), jnp.float32)}}
-  return numbers.Watch(records(config), epath.Path(workdir), params, saved or {})
+  return nan_policy.Watch(records(config), epath.Path(workdir), params, saved or {})
 
 
 def judged(watch, *losses, norm=1.0):
@@ -152,7 +153,7 @@ def test_a_spike_is_a_loss_above_the_mean_by_so_many_deviations(tmp_path_factory
     hypothesis.assume(abs(loss - limit) > 1e-9)
     (found,), (again,) = judged(one, loss), judged(two, loss)
     assert bool(found.why) == (loss > limit) and found == again
-    two = numbers.Watch(two._config, two._workdir, two._params, two.state())
+    two = nan_policy.Watch(two._config, two._workdir, two._params, two.state())
 
 
 def test_a_spike_is_gone_back_from(tmp_path):
@@ -161,7 +162,7 @@ def test_a_spike_is_gone_back_from(tmp_path):
   found = judged(spiked, 1.0, 1.1, 1.0, 1.1, 9.0)
   assert [each.back for each in found] == [False] * 4 + [True]
   assert "step 5: loss 9.0000 is" in found[-1].why
-  assert json.loads(spiked.state()[numbers.SAVED])["losses"] == [1.0, 1.1, 1.0, 1.1]
+  assert json.loads(spiked.state()[nan_policy.SAVED])["losses"] == [1.0, 1.1, 1.0, 1.1]
 
 
 @pytest.mark.parametrize(

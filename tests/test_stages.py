@@ -15,12 +15,12 @@ import test_numbers
 import test_rows
 import test_train
 
-from t2t import UserError, course, sharding, stages
+from t2t import UserError, sharding, stages
 from t2t import __main__ as command
 from t2t.data import positions, rows, runs, windows
 from t2t.sections import DataConfig
 from t2t.settings import load_config, override, records, saved_config
-from t2t.training import schedules
+from t2t.training import schedules, stage_program
 
 small, files, register, text = test_rows.small, test_rows.files, test_rows.register, test_train.text  # the fixtures
 
@@ -147,7 +147,7 @@ def test_a_stage_has_the_same_parameters(key):
   value = {"model.embed_dim": 32, "model.num_encoder_layers": 1, "model.vocab_size": 256}[key]
   run = runs.resolved_stages(config_of({"share": 0.5}, {"name": "wide", key: value}))
   with jax.set_mesh(mesh), pytest.raises(UserError, match="config.stages, wide: has another model than 1: .* it was"):
-    course.Course(run, mesh)
+    stage_program.StagePrograms(run, mesh)
 
 
 def test_what_is_typed_for_the_run_has_a_say_in_some_stage():
@@ -190,7 +190,7 @@ def test_a_stage_may_have_a_rate_of_its_own():
 def test_a_bad_rate_of_a_stage_is_refused():
   config = config_of({"share": 0.5}, {"name": "b", "optimizer.learning_rate": -1.0})
   with pytest.raises(UserError, match="^config.stages, b: config.optimizer.learning_rate=-1.0: must be at least 0"):
-    course.Course(stages.of(config), test_rows.mesh())
+    stage_program.StagePrograms(stages.of(config), test_rows.mesh())
 
 
 @pytest.mark.parametrize("name", schedules.SCHEDULES)

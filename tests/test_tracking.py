@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 import time
+import types
 
 from etils import epath
 import jax
@@ -14,7 +15,8 @@ import pytest
 
 from t2t import UserError
 from t2t.settings import load_config, records
-from t2t.training import report, trackers, tracking
+from t2t.training import trackers, tracking
+from t2t.training.callbacks import tracker
 
 CONFIG = {"train": {"steps": 4}, "stages": [{"name": "a"}]}
 # A library that writes down what it is asked, and in one place does otherwise.
@@ -177,21 +179,10 @@ def test_the_first_process_alone_has_a_tracker(monkeypatch, tmp_path):
   monkeypatch.setattr(tracking, "Tracking", lambda *given: pytest.fail("a second process has opened one"))
   monkeypatch.setattr(jax, "process_index", lambda: 1)
   config = records(load_config("tiny")).with_(logging={"tracker": "wandb"})
-  found = report.Report(config, epath.Path(tmp_path), None, None, None, start=0, unwritten={}, resolved={})
-  found.close()
-
-
-def test_rows_are_kept_for_a_follower_alone(monkeypatch, tmp_path):
-  """A long run that nobody follows would have all its numbers in memory."""
-  monkeypatch.setattr(report.writers.Writer, "write", lambda *given: True)
-  config = records(load_config("tiny"))
-  for followed in (False, True):
-    found = report.Report(
-      *(config, epath.Path(tmp_path), None, None, None), start=0, unwritten={}, resolved={}, followed=followed
-    )
-    found._write(1, {"train/loss": 2.0})
-    found.close()
-    assert found.rows() == ([{"step": 1, "train/loss": 2.0}] if followed else [])
+  run = types.SimpleNamespace(config=config, resolved=[{}], workdir=epath.Path(tmp_path))
+  callback = tracker.Tracker()
+  callback.on_start(run)
+  callback.on_close(run)
 
 
 def test_a_tracker_that_was_given_up_leaves_no_thread(tmp_path):

@@ -29,7 +29,7 @@ from t2t.reports import history, seen
 from t2t.runtime import agreement, exit_codes, stopping
 from t2t.sections import DataConfig
 from t2t.settings import load_config, override, records
-from t2t.training import meshes, optimizers, recipe, train_state, writers
+from t2t.training import meshes, optimizers, recipe, train_state, train_step, writers
 
 # A model and a corpus so small that what takes time is Python.
 SMALL = (
@@ -486,7 +486,7 @@ def test_a_warm_start_has_the_memory_of_what_it_starts_from():
 
 def test_what_is_planned_is_what_is_trained(text, tmp_path, monkeypatch):
   """The program that `t2t plan` compiles for a mesh is, to the letter, the one that training runs on it."""
-  programs, make = [], train_state.make_train_step
+  programs, make = [], train_step.make_train_step
 
   def recorded(*args, **options):
     step = make(*args, **options)

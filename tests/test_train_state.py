@@ -13,7 +13,7 @@ from t2t.metrics import WeightedSum
 from t2t.models import transformer
 from t2t.models.architecture import real_positions
 from t2t.planning.hlo import cost as hlo_cost
-from t2t.training import optimizers, train_state
+from t2t.training import optimizers, train_state, train_step
 
 ONE_DEVICE = {"data": 1}
 # Well conditioned: with a small epsilon Adam's first update is the gradient's sign, which rounding can turn.
@@ -42,7 +42,7 @@ def made(
     graphdef, state, shardings = train_state.init_train_state(
       lambda _: model, tx, toy.key(), mesh, freeze=freeze, offload_optimizer=offload
     )
-    step = train_state.make_train_step(
+    step = train_step.make_train_step(
       graphdef, loss_fn, tx, shardings, num_microbatches=microbatches, skip_not_finite=skip
     )
   # The step donates its state, so that each test starts from a copy.
@@ -137,7 +137,7 @@ def gradient_of_two_terms(mesh_shape, microbatches):
   with jax.set_mesh(mesh):
     graphdef, state, shardings = train_state.init_train_state(lambda _: model, tx, toy.key(), mesh)
     before = jax.device_get(state.params)
-    step = train_state.make_train_step(graphdef, loss, tx, shardings, num_microbatches=microbatches)
+    step = train_step.make_train_step(graphdef, loss, tx, shardings, num_microbatches=microbatches)
     batch = jax.device_put(batch, sharding.batch_sharding(mesh))
     after = jax.device_get(step(state, batch, toy.key())[0].params)
   return jax.tree.map(np.subtract, before, after)
@@ -165,7 +165,7 @@ def test_a_term_without_a_gradient_is_an_error():
   model = toy.model(toy.config(num_encoder_layers=1, num_decoder_layers=1))
   with jax.set_mesh(mesh):
     graphdef, state, shardings = train_state.init_train_state(lambda _: model, tx, toy.key(), mesh)
-    step = train_state.make_train_step(graphdef, OfMetrics(toy.loss_config()), tx, shardings)
+    step = train_step.make_train_step(graphdef, OfMetrics(toy.loss_config()), tx, shardings)
     with pytest.raises(ValueError, match="the term 'of_metrics' of the loss does not depend on any parameter"):
       step.lower(state, uneven_batch(), toy.key())
 
@@ -274,7 +274,7 @@ def test_each_microbatch_copy_and_step_draws_for_itself():
   model, loss = toy.model(toy.config(num_encoder_layers=1, num_decoder_layers=1)), OfKeys(toy.loss_config())
   with jax.set_mesh(mesh):
     graphdef, state, shardings = train_state.init_train_state(lambda _: model, tx, toy.key(), mesh)
-    step = train_state.make_train_step(graphdef, loss, tx, shardings, num_microbatches=4)
+    step = train_step.make_train_step(graphdef, loss, tx, shardings, num_microbatches=4)
     batch = {name: np.tile(x, (4, 1)) for name, x in uneven_batch().items()}
     batch = jax.device_put(batch, sharding.batch_sharding(mesh))
     total = np.zeros(1_000)
@@ -288,7 +288,7 @@ def test_each_microbatch_copy_and_step_draws_for_itself():
 def test_evaluation_has_no_dropout():
   """The same batch has the same loss always, that of the training step of a model without dropout."""
   mesh, graphdef, fresh, _ = made(tuple(ONE_DEVICE.items()), dropout_rate=0.3)
-  evaluate = train_state.make_eval_step(graphdef, toy.loss())
+  evaluate = train_step.make_eval_step(graphdef, toy.loss())
   with jax.set_mesh(mesh):
     loss = evaluate(fresh(), uneven_batch())["loss"].value()
   plain = train(ONE_DEVICE, uneven_batch())[1][0]["loss"]

@@ -12,7 +12,7 @@ import seqio
 import tensorflow as tf
 import toy
 
-from t2t import UserError, loop
+from t2t import UserError
 from t2t import __main__ as command
 from t2t.data import checks, converters, documentation, objectives, pipeline
 from t2t.data.objectives.translation import translation_lm
@@ -20,6 +20,7 @@ from t2t.data.sources import parallel
 from t2t.sections import DataConfig
 from t2t.settings import load_config, records
 from t2t.training import recipe
+from t2t.training.train import train
 
 
 class Ids(seqio.PassThroughVocabulary):
@@ -273,7 +274,7 @@ def test_a_translation_beside_a_text_helps(tmp_path):
   config.train.update(steps=200, batch_size=64)
   config.eval.update(every=200, batches=4, examples=0)
   run = records(config)
-  state = loop.train(run, str(tmp_path / "run"))
+  state = train(run, str(tmp_path / "run"))
 
   rows = pipeline.eval_rows(run.data, "encoder_only", batch_size=64, max_batches=4)
   graphdef = nnx.split(recipe.make(run).model_fn(toy.key()), graph=False)[0]

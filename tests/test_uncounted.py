@@ -8,7 +8,8 @@ import test_own_batches
 
 import t2t
 from t2t import UserError, settings
-from t2t.training import recipe, report
+from t2t.training import recipe
+from t2t.training.callbacks import uncounted as uncounted_callback
 
 # Config and what is changed of it, by the loss; the tests' own sizes besides.
 LOSSES = {
@@ -93,7 +94,7 @@ def test_weights_say_whether_a_batch_counts(loss):
 )
 def test_a_run_goes_on_in_which_few_batches_count(loss, terms, microbatches, tmp_path, capfd, monkeypatch):
   """One of the last batches, a row of it, and one of the terms: a few batches that do not are reported."""
-  monkeypatch.setattr(report, "_UNCOUNTED", 2)
+  monkeypatch.setattr(uncounted_callback, "_UNCOUNTED", 2)
   changes = {"train.steps": 4, "eval.every": 4, "checkpoint.every": 4, "eval.examples": 0}
   config = config_of(loss, **changes, **{"train.microbatches": microbatches, "train.batch_size": 16})
   last = {name: np.where(np.arange(16)[:, None] == 15, x, 0) for name, x in counted(config, *terms).items()}

@@ -9,7 +9,7 @@ from tensorboardX.proto import event_pb2
 from t2t import losses
 from t2t.storage import logs, records
 from t2t.training import writers
-from t2t.training.histograms import Histogram
+from t2t.training.writers import Histogram
 
 
 def test_wrapped_lines_have_a_width():

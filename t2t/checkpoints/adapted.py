@@ -36,7 +36,6 @@ def restore(
   step: int,
   abstract: TrainState,
   stream_names: tuple[str, ...],
-  others: tuple[str, ...] = (),
   *,
   config: Config,
   moved_to: str = "",
@@ -47,14 +46,14 @@ def restore(
   information, that.
 
   Args:
-    checkpoints, step, abstract, stream_names, others: see there.
+    checkpoints, step, abstract, stream_names: see there.
     config: of the run.
     moved_to: where that is now; "": where it was, or was found when the run began.
 
   Raises:
     UserError: as there; or what is left out is gone, or another.
   """
-  state, streams = _restore(checkpoints, step, abstract, stream_names, others, moved_to=moved_to)
+  state, streams = _restore(checkpoints, step, abstract, stream_names, moved_to=moved_to)
   return fishers.restored(config, abstract, state), streams
 
 
@@ -63,20 +62,19 @@ def _restore(
   step: int,
   abstract: TrainState,
   stream_names: tuple[str, ...],
-  others: tuple[str, ...],
   *,
   moved_to: str,
 ) -> tuple[TrainState, dict[str, bytes]]:
   found = reading.read_base(checkpoints.directory / str(step))
   if found is None:
-    return checkpoints.restore(step, abstract, stream_names, others)
+    return checkpoints.restore(step, abstract, stream_names)
   workdir = checkpoints.directory.parent
   where = "config.init.checkpoint=" if moved_to else f"{workdir}: its base: "
   source = pretrained.open_base(found, moved_to or (checkpoints.base or found).found(workdir), where=where)
   path = str(source.path)
   checkpoints.base = dataclasses.replace(found, path=path, beside=bases.beside(path, workdir))
   own = dataclasses.replace(abstract, frozen_params=found.without(abstract.frozen_params))
-  state, streams = checkpoints.restore(step, own, stream_names, others)
+  state, streams = checkpoints.restore(step, own, stream_names)
   frozen = traverse_util.flatten_dict(abstract.frozen_params, sep="/")
   # Compared as they were, whatever they are kept in.
   place = lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding)

@@ -16,12 +16,9 @@ from t2t.checkpoints import adapted, damage, store
 from t2t.runtime import hosts
 from t2t.sections import Config
 from t2t.storage import logs
-from t2t.training import early, numbers, writers
 from t2t.training.train_state import TrainState
 
 NAME = "went_back.jsonl"  # in a workdir: a line for each turn
-# What a run keeps beside the positions of its data.
-BESIDE = (*writers.UNWRITTEN, numbers.SAVED, early.SAVED)
 
 
 class Turn(NamedTuple):
@@ -133,7 +130,7 @@ def go_back(
     f"{why}; going back to step {saved_step}, and passing over the {step - saved_step} batches behind it; what was"
     " measured since is taken away"
   )
-  state, saved = adapted.restore(checkpoints, saved_step, abstract, batches.stream_names, BESIDE, config=config)
+  state, saved = adapted.restore(checkpoints, saved_step, abstract, batches.stream_names, config=config)
   batches.restore(saved, step=saved_step)
   pass_over(batches, taken, saved_step)
   return state, saved_step, saved

@@ -99,7 +99,7 @@ def start(
     moved_to = base if base != before.get("init", {}).get("checkpoint") else ""
     try:
       state, saved = adapted.restore(
-        checkpoints, step, program.state, batches.stream_names, going_back.BESIDE, config=config, moved_to=moved_to
+        checkpoints, step, program.state, batches.stream_names, config=config, moved_to=moved_to
       )
     except reading.OtherArrays as error:
       mesh, workdir = program.state.step.sharding.mesh, checkpoints.directory.parent

@@ -269,9 +269,9 @@ class Checkpoints:
     return with_current_keys(saved)
 
   def restore(
-    self, step: int, abstract: TrainState, stream_names: tuple[str, ...], others: tuple[str, ...] = ()
+    self, step: int, abstract: TrainState, stream_names: tuple[str, ...]
   ) -> tuple[TrainState, dict[str, bytes]]:
-    """The state, each array directly in its shards, and the streams; of `others` those that were saved beside them.
+    """Returns the state, each array directly in its shards, and the files beside it: its streams and what is no stream.
 
     Raises:
       UserError: the checkpoint's arrays are not those of `abstract`; names the first that differ.  Or it is of another
@@ -286,7 +286,7 @@ class Checkpoints:
     }
     reading.check_shapes(path, {name: found[name] for name in found.keys() - unread}, reading.shapes(abstract))
     state = ocp.args.StandardRestore(_with_unread(abstract, unread))  # Orbax reads all or nothing
-    args = ocp.args.Composite(state=state, streams=stream_files.Restore(stream_names, others))
+    args = ocp.args.Composite(state=state, streams=stream_files.Restore(stream_names))
     with reading.readable(path):
       restored = self._manager.restore(step, args=args)
     if int(restored.state.step) != step:

@@ -1,9 +1,15 @@
-"""The positions of the data's streams in a checkpoint: a file for each, written by the one host that it is for."""
+"""Files of a checkpoint beside its arrays: the position of each data stream, and what callbacks save.
+
+The one process that a stream is for writes its position.
+"""
 
 import dataclasses
 
 from etils import epath
 import orbax.checkpoint as ocp
+
+STREAM = "stream-"  # prefix of the names of positions
+_OF_ORBAX = ("commit_success", "_")  # its own files in a checkpoint's folder
 
 
 class Handler(ocp.AsyncCheckpointHandler):
@@ -25,9 +31,9 @@ class Handler(ocp.AsyncCheckpointHandler):
     raise TypeError("streams are saved by an asynchronous checkpointer")
 
   def restore(self, directory: epath.Path, args: "Restore") -> dict[str, bytes]:
-    """The content of each stream asked for, and of what else is there of `args.others`."""
-    there = [name for name in args.others if (directory / name).exists()]
-    return {name: (directory / name).read_bytes() for name in (*args.names, *there)}
+    """Returns the content of each requested stream, and of each file that is no stream."""
+    others = [path.name for path in directory.iterdir() if not path.name.startswith((STREAM, *_OF_ORBAX))]
+    return {name: (directory / name).read_bytes() for name in (*args.names, *sorted(others))}
 
 
 @ocp.args.register_with_handler(Handler, for_save=True)
@@ -41,7 +47,6 @@ class Save(ocp.args.CheckpointArgs):
 @ocp.args.register_with_handler(Handler, for_restore=True)
 @dataclasses.dataclass
 class Restore(ocp.args.CheckpointArgs):
-  """The streams that this host will read, and what else was saved beside them if there was need."""
+  """The streams that this process will read."""
 
   names: tuple[str, ...]
-  others: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from absl import logging
 from etils import epath
 import jax
 
-from t2t import UserError, loop
+from t2t import UserError
 from t2t.checkpoints import outdated, pretrained, store
 from t2t.commands.options import config_parser, parse_with_checkpoint
 from t2t.evaluation import results
@@ -15,6 +15,7 @@ from t2t.models import adapt
 from t2t.sections import Config
 from t2t.settings import records
 from t2t.storage import bucket
+from t2t.training.train import train
 
 # Diagnostic sets have no training data: the model that is best at the task that they diagnose answers them.
 _DIAGNOSTICS = {"super_glue_axb": "super_glue_rte", "super_glue_axg": "super_glue_rte"}
@@ -33,7 +34,7 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
     The results on validation and test sets, each of its task's best step; none where fine-tuning was told to stop.
 
   Raises:
-    UserError: see `loop.train` and `evaluate.Evaluation`.
+    UserError: see `training.train` and `evaluate.Evaluation`.
   """
   from t2t.data import runs
   from t2t.evaluation import evaluate
@@ -57,7 +58,7 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
   # Before training: it would be a pity to find out afterwards.
   with_test = _with_split(data, source, [*trained, *diagnostics], "test")
   config = config.with_(eval={"tasks": ()}, init={"checkpoint": str(source.path)})
-  state = loop.train(config, str(folder / "finetune"))
+  state = train(config, str(folder / "finetune"))
   if int(state.step) < config.train.steps:
     return []  # it was told to stop, and has said how to go on
 

@@ -5,10 +5,10 @@ from absl import logging
 from t2t import UserError
 from t2t.commands import gin_files
 from t2t.commands.options import config_parser, inherited, parse
-from t2t.loop import train
 from t2t.runtime import hosts
 from t2t.settings import records
 from t2t.storage import bucket
+from t2t.training.train import train
 
 
 @gin_files.in_words_of_t5x("train")

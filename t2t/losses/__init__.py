@@ -15,7 +15,7 @@ from t2t.losses.electra import Electra
 from t2t.losses.heads import ASKED as ASKED_KINDS
 from t2t.losses.heads import KINDS as ANSWERED_KINDS
 from t2t.losses.heads import Heads, all_answers, answers, scores_of
-from t2t.losses.protocol import Baseline, LogitsFn, Loss, Weights, gradient
+from t2t.losses.protocol import Baseline, LogitsFn, Loss, Weights
 from t2t.sections import Config
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
   "answered_by_heads",
   "answers",
   "compares_texts",
-  "gradient",
   "make",
   "scores_of",
   "share_of_weights",

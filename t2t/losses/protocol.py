@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-import functools
 from typing import Protocol
 
 from flax import nnx
@@ -11,7 +10,6 @@ import jax
 from t2t.metrics import Metrics
 from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
-from t2t.params import Params
 from t2t.sections import Config
 
 LogitsFn = Callable[[jax.Array], jax.Array]  # a pytree that holds its weights: [..., embed] -> [..., vocab]
@@ -92,49 +90,3 @@ class Loss(Protocol):
       batch_size: rows of a training batch.
       vocab_size: of the model.
     """
-
-
-def _noticing(x: jax.Array, notice: Callable[[], None]) -> jax.Array:
-  """`x`; `notice` is called when it is differentiated, which JAX does only where there is a derivative."""
-
-  @jax.custom_jvp
-  def identity(x: jax.Array) -> jax.Array:
-    return x
-
-  @identity.defjvp
-  def rule(primals, tangents):
-    notice()
-    return primals[0], tangents[0]
-
-  return identity(x)
-
-
-def gradient(
-  terms_of: Callable[[Params], tuple[Mapping[str, jax.Array], Metrics]], params: Params, *, all_terms: bool = True
-) -> tuple[Params, Metrics]:
-  """The gradient of the sum of all terms, and the metrics.
-
-  Args:
-    terms_of: parameters -> terms and metrics.
-    params: where.
-    all_terms: whether each term must depend on one of them; else it is enough that some do, as where others are frozen.
-
-  Raises:
-    ValueError: a term depends on no parameter; while it is traced, before anything is computed.
-  """
-  noticed, names = set(), []
-
-  def summed(params: Params) -> tuple[jax.Array, Metrics]:
-    terms, metrics = terms_of(params)
-    names.extend(terms)
-    parts = [_noticing(term, functools.partial(noticed.add, name)) for name, term in terms.items()]
-    return sum(parts), jax.lax.stop_gradient(metrics)
-
-  grads, metrics = jax.grad(summed, has_aux=True)(params)
-  for name in names:
-    if name not in noticed and (all_terms or not noticed):
-      raise ValueError(
-        f"the term {name!r} of the loss does not depend on any parameter that is trained: it was made of metrics,"
-        " which have no gradient, or of arrays behind a stop_gradient; return what the metrics were made of"
-      )
-  return grads, metrics

@@ -16,11 +16,12 @@ from t2t.checkpoints import damage, going_back, store, writer
 from t2t.reports import history, seen
 from t2t.settings import config_names, flat, load_config, records, saved_config
 from t2t.storage import bucket, logs
-from t2t.training import class_files, numbers, writers
+from t2t.training import class_files, writers
+from t2t.training.callbacks import nan_policy
 
 METRICS, CONFIG = writers.METRICS, "config.json"
 RUNS, FINISHED, STOPPED, HELD = "runs", "finished", "stopped", "held"  # states
-_PART_OF_RUN = {store.CHECKPOINTS, store.VOCABULARY, "tensorboard", numbers.BAD_BATCHES}
+_PART_OF_RUN = {store.CHECKPOINTS, store.VOCABULARY, "tensorboard", nan_policy.BAD_BATCHES}
 _FILE = re.compile(r"\.[a-z]+\d*$")  # how the name of a file ends, where a bucket does not say which is one
 
 
@@ -159,7 +160,7 @@ def _read(folder: epath.Path, names: Sequence[str], state: str) -> Run:
     history=history.read(folder) if history.NAME in names else [],
     checkpoints=damage.steps(folder / store.CHECKPOINTS) if store.CHECKPOINTS in names else [],
     turns=turns,
-    bad_batches=bucket.names(folder / numbers.BAD_BATCHES, where="") if numbers.BAD_BATCHES in names else [],
+    bad_batches=bucket.names(folder / nan_policy.BAD_BATCHES, where="") if nan_policy.BAD_BATCHES in names else [],
     samples=writers.read_samples(folder / writers.SAMPLES) if writers.SAMPLES in names else {},
     first_rows=seen.read(folder) if seen.NAME in names else [],
     classes=class_files.read(folder) if class_files.NAME in names else {},

@@ -19,7 +19,7 @@ from t2t.models.architecture import Batch
 from t2t.params import Params, join_frozen, path_name, split_frozen
 from t2t.sections import Config
 from t2t.stages import Stage
-from t2t.training import anchors, early, numbers, optimizers, paths, schedules, tracking, train_state
+from t2t.training import anchors, config_checks, optimizers, paths, schedules, train_state, train_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Recipe:
     check_lengths(self.config, mesh)
     graphdef, state, make_state = self.state(mesh)
     shardings = jax.tree.map(lambda x: x.sharding, state)
-    step = train_state.make_train_step(
+    step = train_step.make_train_step(
       graphdef,
       self.loss,
       self.tx,
@@ -114,7 +114,7 @@ class Recipe:
       num_microbatches=train.microbatches,
       skip_not_finite=self.config.numbers.not_finite == "skip",
     )
-    evaluate = train_state.make_eval_step(graphdef, self.loss)
+    evaluate = train_step.make_eval_step(graphdef, self.loss)
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     reader = functools.cache(lambda: self._reader(on_cpu=on_cpu))
     return Program(graphdef, reader, state, shardings, make_state, step, evaluate, self.freeze, self.halved)
@@ -134,7 +134,7 @@ class Program:
   make_reader: returns `reader`, and traces the model once.
   state: the training state's shapes, each with its sharding; `shardings` has these alone.
   make_state: key -> a fresh state; to be compiled with `shardings`.
-  train_step, eval_step: see `train_state`.
+  train_step, eval_step: see `training.train_step`.
   """
 
   graphdef: nnx.GraphDef
@@ -203,9 +203,7 @@ def make(config: Config) -> Recipe:
   tx, schedule = optimizers.make_optimizer(
     config.optimizer, config.train.steps, num_layers=layers, schedule=schedules.of_run(config)
   )
-  numbers.check(config.numbers)
-  early.check(config.eval)
-  tracking.check(config.logging)
+  config_checks.check(config)
 
   def model_fn(key: jax.Array) -> nnx.Module:
     rngs = nnx.Rngs(key)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 import concurrent.futures
 import contextlib
+import dataclasses
 import io
 import os
 import socket
@@ -21,7 +22,6 @@ from t2t.runtime import amounts, telling
 from t2t.stages import Stage
 from t2t.storage import bucket, logs, records
 from t2t.training import loss_curve, row_files
-from t2t.training.histograms import Histogram
 
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"  # in a workdir
 EMPTY = "(empty)"  # in place of a text that has nothing to read
@@ -32,6 +32,21 @@ def wrapped(label: str, text: str, *, width: int = 80) -> str:
   indent = " " * 15
   text = text if text.strip() else EMPTY
   return textwrap.fill(text, width, initial_indent=f"  {label:<13}", subsequent_indent=indent)
+
+
+@dataclasses.dataclass(frozen=True)
+class Histogram:
+  """Counts of the values of an array in bins of equal width.
+
+  limits: of the bins, one more than there are counts; the first is the least value, the last the greatest.
+  counts: values in each.
+  sum, sum_squares: of all.
+  """
+
+  limits: list[float]
+  counts: list[float]
+  sum: float
+  sum_squares: float
 
 
 class ProgressLine:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from t2t.training.ahead import Ahead
+from t2t.training.background_compile import BackgroundCompile
 
 
 def mesh():
@@ -23,7 +23,7 @@ def test_it_gives_what_the_function_gives():
     calls.append(x.shape)
     return 2 * x
 
-  ahead = Ahead(jax.jit(double), mesh(), shape(3))
+  ahead = BackgroundCompile(jax.jit(double), mesh(), shape(3))
   for length in (3, 3, 4):
     assert ahead(jnp.ones(length)).tolist() == [2.0] * length
   assert calls == [(3,), (4,)]  # traced once for each shape
@@ -32,7 +32,7 @@ def test_it_gives_what_the_function_gives():
 def test_the_mesh_is_set_in_its_thread():
   """What is said of axes by name means those of the mesh."""
   spread = jax.jit(lambda x: jax.lax.with_sharding_constraint(x, jax.P("data")))
-  out = Ahead(spread, mesh(), shape(8))(jnp.ones(8))
+  out = BackgroundCompile(spread, mesh(), shape(8))(jnp.ones(8))
   assert len(out.addressable_shards) == jax.device_count()
 
 
@@ -42,7 +42,7 @@ def test_an_error_is_raised_where_it_is_called():
   def fails(x):
     raise ValueError("no such thing")
 
-  ahead = Ahead(jax.jit(fails), mesh(), shape(3))
+  ahead = BackgroundCompile(jax.jit(fails), mesh(), shape(3))
   for _ in range(2):
     with pytest.raises(ValueError, match="no such thing"):
       ahead(jnp.ones(3))

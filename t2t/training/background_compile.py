@@ -1,4 +1,4 @@
-"""A program that is compiled while the host does something else: reads data, or a checkpoint."""
+"""Compiles a program in a thread, while the host reads data or a checkpoint."""
 
 from collections.abc import Callable
 import threading
@@ -9,7 +9,7 @@ import weakref
 import jax
 
 
-class Ahead:
+class BackgroundCompile:
   """A jitted function, compiled from now on in a thread; the first call waits for it.
 
   Args:

@@ -1,46 +1,17 @@
-"""Early stopping: a run ends when what it is measured by has not become better for some evaluations."""
+"""Early stopping: a run ends when a metric has not improved for `config.eval.patience` evaluations."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 import json
 import math
 
 import jax
 
-from t2t import UserError, did_you_mean
 from t2t.runtime import hosts
 from t2t.sections import EvalConfig
+from t2t.training import config_checks
+from t2t.training.run import Callback, Run
 
 SAVED = "early.json"  # what a checkpoint calls what is remembered
-
-
-def check(config: EvalConfig) -> None:
-  """Refuses a patience that there cannot be, and a metric that without one has no say.
-
-  Raises:
-    UserError: it is below 0, or the metric is given without one.
-  """
-  if config.patience < 0:
-    raise UserError(f"config.eval.patience={config.patience}: must be at least 0; 0: the run has all its steps")
-  if not config.patience and config.stop_by != "loss":
-    raise UserError(
-      f"config.eval.stop_by={config.stop_by}: without config.eval.patience, in evaluations, nothing stops by it"
-    )
-
-
-def check_measured(config: EvalConfig, names: Collection[str]) -> None:
-  """Refuses a metric that a run is not measured by.
-
-  Args:
-    config: of the run.
-    names: of what it is measured by.
-
-  Raises:
-    UserError: names the nearest.
-  """
-  name = config.stop_by
-  if config.patience and name not in names:
-    listed = ", ".join(names)
-    raise UserError(f"config.eval.stop_by={name!r}: the run is measured by {listed}{did_you_mean(name, names)}")
 
 
 class EarlyStop:
@@ -79,7 +50,7 @@ class EarlyStop:
     name = self._config.stop_by
     if not self._config.patience:
       return
-    check_measured(self._config, measured)
+    config_checks.check_measured(self._config, measured)
     value = hosts.share(measured[name])
     sign = -1 if name == "loss" else 1
     worth = lambda x: -math.inf if math.isnan(x) else sign * x  # any number is better than NaN
@@ -97,3 +68,27 @@ class EarlyStop:
       f"{self._config.stop_by} {self._best:.4f} of step {self._step} was not bettered in {self._since}"
       f" evaluation{'s' * (self._since != 1)} (config.eval.patience={self._config.patience}): the run ends here"
     )
+
+
+class EarlyStopping(Callback):
+  """Ends a run by `config.eval.patience` and `config.eval.stop_by`."""
+
+  def on_start(self, run: Run) -> None:
+    self._early = EarlyStop(run.config.eval, run.saved)
+
+  @property
+  def end_reason(self) -> str:
+    return self._early.why
+
+  def on_stage(self, run: Run) -> None:
+    self._early.begin_stage()
+
+  def on_evaluation(self, run: Run, step: int, metrics: Mapping[str, float]) -> None:
+    if not run.finished:
+      self._early.note(step, metrics)
+
+  def on_save(self, run: Run) -> Mapping[str, bytes]:
+    return self._early.state()
+
+  def on_rollback(self, run: Run) -> None:
+    self._early.restore(run.saved)

@@ -1,6 +1,6 @@
-"""What is done about a loss or a gradient that goes wrong: by `config.numbers`, the same on all hosts.
+"""NaN policy: stop, skip the update or roll back when a loss or gradient is not finite, or a loss spikes.
 
-All hosts read the same numbers of a step, so that all decide the same without asking each other.
+All processes read the same metrics of a step, so that all decide the same without communication.
 """
 
 import collections
@@ -18,32 +18,13 @@ import numpy as np
 from t2t import UserError
 from t2t.models.architecture import Batch
 from t2t.params import Params
-from t2t.sections import Config, NumbersConfig
+from t2t.sections import Config
 from t2t.storage import logs
 from t2t.training import places
+from t2t.training.run import Callback, DispatchedStep, Rollback, Run
 
 SAVED = "numbers.json"  # what a checkpoint calls the watch's memory
 BAD_BATCHES = "bad_batches"  # folder of a workdir
-
-
-_CHOICES = {"not_finite": ("stop", "skip", "back"), "spike": ("warn", "stop", "back")}
-_LOWEST = {"most_in_a_row": 1, "most_skipped": 0, "most_backs": 0, "spike_deviations": 0, "spike_window": 2}
-
-
-def check(config: NumbersConfig) -> None:
-  """Refuses what cannot be done.
-
-  Raises:
-    UserError: names the key, and what would be right.
-  """
-  for key, choices in _CHOICES.items():
-    value = getattr(config, key)
-    if value not in choices:
-      late = "; whether a loss is a spike is known when its update has been made" if value == "skip" else ""
-      raise UserError(f"config.numbers.{key}={value!r}: give {', '.join(choices)}{late}")
-  for key, low in _LOWEST.items():
-    if not low <= getattr(config, key) < math.inf:
-      raise UserError(f"config.numbers.{key}={getattr(config, key)}: must be at least {low}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +139,38 @@ class Watch:
       " config.optimizer.learning_rate, set config.optimizer.clip_norm=1.0, or see `t2t train --help numbers` for runs"
       " that leave such an update out, or go back; the same command again goes on from the last checkpoint"
     )
+
+
+class NanPolicy(Callback):
+  """Applies `config.numbers` to each step."""
+
+  def on_start(self, run: Run) -> None:
+    self._watch = Watch(run.config, run.workdir, run.program.program.state.params, run.saved)
+
+  def on_stage(self, run: Run) -> None:
+    self._watch.begin_stage()
+
+  def on_metrics(self, run: Run, step: DispatchedStep, metrics: dict[str, float]) -> None:
+    """Judges a step.
+
+    Raises:
+      Rollback: the run is to restore its last checkpoint.
+      UserError: the run is to end; the batch has been saved.
+    """
+    squares = jax.device_get(step.metrics["grad_squares"]).total
+    found = self._watch.judge(step.step, metrics, squares, step.batch)
+    if found.back:
+      raise Rollback(step.step, found.why)
+    if found.why:
+      run.logger.say(found.why)
+    if found.skipped is not None:
+      metrics["skipped"] = found.skipped
+
+  def on_save(self, run: Run) -> Mapping[str, bytes]:
+    return self._watch.state()
+
+  def on_rollback(self, run: Run) -> None:
+    self._watch.restore(run.saved)
 
 
 def save_batch(path: epath.Path, batch: Batch) -> None:

@@ -6,6 +6,7 @@ import optax
 
 from t2t.losses import Baseline, Loss
 from t2t.sections import Config
+from t2t.training.run import Callback, DispatchedStep, Run
 
 STEPS = 50  # at chance in a row, before a run reports it
 TOLERANCE = 1e-3  # of the loss
@@ -78,3 +79,25 @@ class Collapse:
           f" {baseline.loss:.4f}, which {baseline.knows}). Likely cause: {baseline.cause}"
         )
     return found
+
+
+class ChanceWarnings(Callback):
+  """Reports losses at chance, and names each stage."""
+
+  def on_start(self, run: Run) -> None:
+    if not run.batches.begins_stage:
+      self.on_stage(run)
+
+  def on_stage(self, run: Run) -> None:
+    stage, made = run.program.stage, run.program.made
+    self._collapse = Collapse(stage.config, made.loss, made.schedule)
+    if stage.described:
+      run.logger.say(f"{stage.described}: {stage.changes or 'as the config has it'}")
+
+  def on_metrics(self, run: Run, step: DispatchedStep, metrics: dict[str, float]) -> None:
+    for text in self._collapse.step(step.step, metrics):
+      run.remark(step.step, text)
+
+  def on_evaluation(self, run: Run, step: int, metrics: Mapping[str, float]) -> None:
+    for text in self._collapse.evaluation(step, metrics["loss"], run.program.baselines):
+      run.remark(step, text)

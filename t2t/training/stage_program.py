@@ -1,4 +1,4 @@
-"""What each stage of a run runs: its programs, its held-out batches, and what it is measured by."""
+"""The compiled programs, held-out batches and evaluation tasks of each stage of a run."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
@@ -10,14 +10,14 @@ from etils import epath
 import jax
 
 from t2t import UserError, losses
-from t2t.generation import shown
+from t2t.models import kernels
 from t2t.models.architecture import Batch
 from t2t.params import path_name
-from t2t.runtime import amounts
+from t2t.runtime import amounts, hosts
 from t2t.sections import Config
 from t2t.stages import Stage
-from t2t.training import early, meshes, recipe
-from t2t.training.ahead import Ahead
+from t2t.training import config_checks, meshes, recipe
+from t2t.training.background_compile import BackgroundCompile
 from t2t.training.train_state import TrainState
 
 
@@ -75,7 +75,7 @@ def make_mesh(run: Sequence[Stage]) -> tuple[jax.sharding.Mesh, str]:
   return meshes.make(recipe.largest(run).config)
 
 
-class Leg:
+class StageProgram:
   """A stage with its programs.
 
   Args:
@@ -94,13 +94,13 @@ class Leg:
       self.program = self.made.on(mesh)
 
   @functools.cached_property
-  def train_step(self) -> Ahead:
+  def train_step(self) -> BackgroundCompile:
     """The step, compiled from the first time that it is asked for."""
-    return Ahead(
+    return BackgroundCompile(
       self.program.train_step, self._mesh, self.program.state, *recipe.arguments(self.stage.config, self._mesh)
     )
 
-  def takes_step_of(self, other: "Leg") -> bool:
+  def takes_step_of(self, other: "StageProgram") -> bool:
     """Whether another stage's step is the same program, for batches of the same shapes."""
     mine, its = self.stage.config, other.stage.config
     return dataclasses.replace(mine, data=its.data) == its and recipe.batch(mine) == recipe.batch(its)
@@ -153,7 +153,7 @@ class Leg:
     if not settings.patience or settings.stop_by == "loss":
       return
     with self.stage.told():
-      early.check_measured(settings, ["loss", *(() if self.tasks is None else self.tasks.metric_names())])
+      config_checks.check_measured(settings, ["loss", *(() if self.tasks is None else self.tasks.metric_names())])
 
   @functools.cached_property
   def baselines(self) -> Sequence[losses.Baseline]:
@@ -179,59 +179,65 @@ class Leg:
       where += f"; config.train.loss={made.config.train.loss} makes nothing of the head {', '.join(made.idle_heads)}"
     return f"{number} {where}"
 
-  def samples(self, state: TrainState, vocabulary: Any) -> list[list[tuple[str, str]]]:
-    """What the model makes of the first held-out texts; nothing where nobody says what ids stand for."""
-    if vocabulary is None:
-      return []
-    number = self.stage.config.eval.examples
-    return shown.show(self.program.reader, state, self.eval_batches[0], vocabulary, number=number)
+  def prepare(self) -> float:
+    """Builds held-out batches and evaluation tasks, and reports the kernels; returns the FLOPs of a step.
+
+    Raises:
+      UserError: see `check_counts`.
+    """
+    self.check_counts()
+    hosts.say(kernels.described(recipe.attention_kernels(self.stage.config, self.eval_batches[0])))
+    if bits := self.stage.config.model.quantization:
+      hosts.say(f"layers multiply in {bits}, parameters are saved as they are")
+    self.tasks  # noqa: B018 - built here, and not within the first evaluation
+    return self.flops
 
 
-class Course:
+class StagePrograms:
   """The stages of a run; the step of the next is compiled while the one before runs.
 
   Args:
     run: the stages.
     mesh: the current one.
-    data: see `Leg`.
+    data: see `StageProgram`.
 
   Raises:
     UserError: one whose model or optimizer has other parameters than the first's; names what differs.
   """
 
   def __init__(self, run: Sequence[Stage], mesh: jax.sharding.Mesh, data: Data | None = None):
-    self._legs = [Leg(stage, mesh, data) for stage in run]
-    for leg in self._legs[1:]:
-      _check_same(self._legs[0], leg)
+    self._programs = [StageProgram(stage, mesh, data) for stage in run]
+    for program in self._programs[1:]:
+      _check_same(self._programs[0], program)
 
-  def __getitem__(self, number: int) -> Leg:
+  def __getitem__(self, number: int) -> StageProgram:
     """A stage, by its number."""
-    return self._legs[number]
+    return self._programs[number]
 
-  def __iter__(self) -> Iterator[Leg]:
+  def __iter__(self) -> Iterator[StageProgram]:
     """The stages in order."""
-    return iter(self._legs)
+    return iter(self._programs)
 
   def step(self, number: int, state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, Any]:
     """A step of a stage (`Program.train_step`)."""
-    made = self._legs[number].train_step(state, batch, key)
+    made = self._programs[number].train_step(state, batch, key)
     self.prepare(number + 1)
     return made
 
   def prepare(self, number: int) -> None:
     """Has the step of a stage compiled, if there is such a stage."""
-    if number >= len(self._legs):
+    if number >= len(self._programs):
       return
-    leg = self._legs[number]
-    if number and "train_step" not in vars(leg) and leg.takes_step_of(self._legs[number - 1]):
-      leg.train_step = self._legs[number - 1].train_step
-    leg.train_step  # noqa: B018 - compiled from here on
+    program = self._programs[number]
+    if number and "train_step" not in vars(program) and program.takes_step_of(self._programs[number - 1]):
+      program.train_step = self._programs[number - 1].train_step
+    program.train_step  # noqa: B018 - compiled from here on
 
 
-def _check_same(first: Leg, other: Leg) -> None:
+def _check_same(first: StageProgram, other: StageProgram) -> None:
   """Refuses a stage that cannot take over the state of the first."""
-  shapes = lambda leg: {
-    path_name(path): (x.shape, x.dtype) for path, x in jax.tree_util.tree_leaves_with_path(leg.program.state)
+  shapes = lambda program: {
+    path_name(path): (x.shape, x.dtype) for path, x in jax.tree_util.tree_leaves_with_path(program.program.state)
   }
   old, new = shapes(first), shapes(other)
   name = next((name for name in {**old, **new} if old.get(name) != new.get(name)), None)

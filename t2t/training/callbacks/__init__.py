@@ -1,0 +1,53 @@
+"""Callbacks: what a run does besides its steps, one file each, and the table of them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from t2t.runtime.lazy_table import LazyTable
+from t2t.sections import Config
+
+_HERE = "t2t.training.callbacks"
+
+# In the order in which hooks are called.
+CALLBACKS: LazyTable[Any] = LazyTable(
+  {
+    "first_batches": f"{_HERE}.first_batches:FirstBatches",
+    "histograms": f"{_HERE}.histograms:Histograms",
+    "metrics": f"{_HERE}.metrics:Metrics",
+    "uncounted": f"{_HERE}.uncounted:Uncounted",
+    "nan_policy": f"{_HERE}.nan_policy:NanPolicy",
+    "data_warnings": f"{_HERE}.data_warnings:DataWarnings",
+    "collapse": f"{_HERE}.collapse:ChanceWarnings",
+    "tracker": f"{_HERE}.tracker:Tracker",
+    "watchdog": f"{_HERE}.stalls:Stalls",
+    "evaluation": f"{_HERE}.evaluation:Evaluation",
+    "early_stopping": f"{_HERE}.early_stopping:EarlyStopping",
+    "samples": f"{_HERE}.samples:Samples",
+  }
+)
+# After those of the user, whose files they save and whose hooks may still write.
+LAST: LazyTable[Any] = LazyTable(
+  {
+    "checkpointing": f"{_HERE}.checkpointing:Checkpointing",
+    "summary": f"{_HERE}.summary:Summary",
+    "report": f"{_HERE}.run_report:RunReport",
+  }
+)
+
+# Callbacks of which few runs make use: name -> whether a config does.
+OPTIONAL: dict[str, Callable[[Config], bool]] = {
+  "histograms": lambda config: bool(config.logging.histograms),
+  "tracker": lambda config: config.logging.tracker != "none",
+  "early_stopping": lambda config: bool(config.eval.patience),
+}
+
+
+def of_run(config: Config, own: Sequence[Any] = ()) -> list[Any]:
+  """Returns the callbacks of a run in order: those that its config selects, the user's, and those that save.
+
+  Args:
+    config: of the run.
+    own: the user's, see `training.run.Callback`.
+  """
+  selected = [name for name in CALLBACKS if name not in OPTIONAL or OPTIONAL[name](config)]
+  return [*(CALLBACKS[name]() for name in selected), *own, *(LAST[name]() for name in LAST)]

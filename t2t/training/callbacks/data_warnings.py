@@ -1,0 +1,35 @@
+"""Warnings on the input pipeline: time spent waiting for batches, and tasks whose examples are repeated too often."""
+
+from t2t.training.run import Callback, DispatchedStep, Run
+
+_MOST_WAITING = 0.05  # of the time
+_FIRST_STEPS = 20  # whose waiting is that of a start
+
+
+class DataWarnings(Callback):
+  """Warns once if steps wait for data, and once for each task that is repeated `config.data.most_epochs` times."""
+
+  def __init__(self):
+    self._warned_of_waiting = False
+    self._repeated_tasks: set[str] = set()
+    self._start = 0
+
+  def on_start(self, run: Run) -> None:
+    self._start = run.step
+
+  def on_rollback(self, run: Run) -> None:
+    self._warned_of_waiting, self._start = False, run.step
+
+  def on_metrics(self, run: Run, step: DispatchedStep, metrics: dict[str, float]) -> None:
+    number, waiting = step.step, metrics.get("input_wait_average", 0.0)
+    if waiting > _MOST_WAITING and not self._warned_of_waiting and number >= self._start + _FIRST_STEPS:
+      self._warned_of_waiting = True  # metrics.jsonl has the time of each step
+      run.logger.say(f"step {number}: {waiting:.0%} of the time is spent waiting for data (config.data)")
+    most = run.config.data.most_epochs
+    for name, epoch in step.epochs.items():
+      if most and epoch >= most and name not in self._repeated_tasks:
+        self._repeated_tasks.add(name)
+        run.logger.say(
+          f"step {number}: {name} has been gone through {epoch} times (config.data.most_epochs={most:g}); give it more"
+          " text, or a lower rate"
+        )

@@ -1,0 +1,104 @@
+"""Evaluation during training, every `config.eval.every` steps: the held-out loss, and the metrics of tasks."""
+
+from collections.abc import Collection, Mapping, Sequence
+import contextlib
+import functools
+from typing import Any, Protocol
+
+import jax
+
+from t2t import metrics as metrics_lib
+from t2t.models.architecture import Batch
+from t2t.params import join_frozen
+from t2t.runtime import stopping
+from t2t.training import class_files
+from t2t.training.callbacks.metrics import means
+from t2t.training.run import Callback, Run
+
+
+class TaskResult(Protocol):
+  """Metrics of a model on one task: see `evaluation.results.Result`."""
+
+  task: str
+  metrics: Mapping[str, float]
+  score: float
+  answers: Sequence
+  unparseable: int
+  percentages: Collection[str]
+  tied: int
+  without_gold: int
+  classes: Any
+
+
+class Evaluation(Callback):
+  """Evaluates when it is due, and calls `on_evaluation`."""
+
+  def on_resume(self, run: Run) -> None:
+    """Repeats an evaluation during which the run was stopped; stopped there again, the run ends."""
+    is_due = run.step < run.config.train.steps and run.is_due(run.program.stage.config.eval.every)
+    if is_due and not run.checkpoints.was_measured(run.step):
+      with contextlib.suppress(stopping.Abandoned):
+        _evaluate(run)
+
+  def on_step(self, run: Run) -> None:
+    if run.evaluates:
+      with run.paused(), contextlib.suppress(stopping.Abandoned):
+        _evaluate(run)
+
+  def on_end(self, run: Run) -> None:
+    if run.measured_step != run.step:
+      _evaluate(run)
+
+
+def _evaluate(run: Run) -> None:
+  """Computes the held-out loss, by source too if sources name their language, and the metrics of tasks.
+
+  Raises:
+    Abandoned: a signal came, and the state is to be saved.
+  """
+  program = run.program
+
+  def evaluated(batches: Sequence[Batch]) -> metrics_lib.Metrics:
+    steps = (program.program.eval_step(run.state, batch) for batch in run.stop.abandonable(batches))
+    return functools.reduce(metrics_lib.merge, steps)
+
+  by_source = {name: evaluated(batches) for name, batches in program.by_source.items()}
+  found = {"loss": _log_loss(run, evaluated(program.eval_batches), by_source)}
+  if program.tasks is not None:
+    params = join_frozen(run.state.params, run.state.frozen_params)
+    found |= _log_tasks(run, program.tasks.run(params, on_batch=run.stop.between))
+  run.measured, run.measured_step = found, run.step
+  run.call("on_evaluation", run.step, found)
+
+
+def _log_loss(run: Run, metrics: metrics_lib.Metrics, by_source: Mapping[str, metrics_lib.Metrics]) -> float:
+  values = means(jax.device_get(metrics))
+  of_source = {name: means(jax.device_get(found))["loss"] for name, found in by_source.items()}
+  rows = values | {f"loss/{name}": loss for name, loss in of_source.items()}
+  run.logger.write(run.step, {f"eval/{name}": value for name, value in rows.items()})
+  listed = "".join(f", {name} {loss:.4f}" for name, loss in of_source.items())
+  accuracy = f"accuracy {values['accuracy']:.1%}"
+  run.logger.say(f"step {run.step}: held-out loss {values['loss']:.4f}{listed and f' ({listed[2:]})'}, {accuracy}")
+  return values["loss"]
+
+
+def _log_tasks(run: Run, results: Sequence[TaskResult]) -> dict[str, float]:
+  values = {f"{result.task}/{name}": value for result in results for name, value in result.metrics.items()}
+  values |= {f"{result.task}/score": result.score for result in results if result.metrics}
+  if not run.logger.is_first:
+    return values
+  run.logger.write(run.step, {f"eval/{name}": value for name, value in values.items()})
+  for result in results:
+    unit = lambda name, result=result: " %" if name in result.percentages else ""
+    metrics = ", ".join(f"{name} {value:.2f}{unit(name)}" for name, value in result.metrics.items())
+    counts = {
+      "unparseable": result.unparseable,
+      "tied": result.tied,
+      "without a gold answer, and left out": result.without_gold,
+    }
+    notes = "; ".join(f"{count} of {len(result.answers)} {what}" for what, count in counts.items() if count)
+    run.logger.say(f"step {run.step}: {result.task} {metrics}{notes and f' ({notes})'}")
+  class_files.write(
+    run.workdir, run.step, {result.task: result.classes.to_dict() for result in results if result.classes is not None}
+  )
+  return values

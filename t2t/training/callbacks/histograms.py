@@ -1,0 +1,80 @@
+"""Histograms of parameters and of their updates, for TensorBoard (`config.logging.histograms`).
+
+Values are counted beside the compiled step, which stays the same program.  The parameters before the step are kept for
+as long as the step takes.
+"""
+
+from collections.abc import Callable
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t2t import sharding
+from t2t.models.architecture import Batch
+from t2t.params import Params, path_name
+from t2t.training.run import Callback, Run
+from t2t.training.writers import Histogram
+
+BINS = 64
+
+
+class Histograms(Callback):
+  """Writes histograms of parameters and of their updates every `config.logging.histograms` steps."""
+
+  def __init__(self):
+    self._before: Params | None = None
+
+  def on_batch(self, run: Run, batch: Batch) -> None:
+    if (run.step + 1) % run.config.logging.histograms == 0:
+      self._before = jax.tree.map(jnp.copy, run.state.params)  # the step reuses their memory
+
+  def on_step(self, run: Run) -> None:
+    before, self._before = self._before, None
+    if before is not None:
+      run.logger.histograms(run.step, _histograms(run.mesh, before, run.state.params))
+
+
+def _histograms(mesh: jax.sharding.Mesh, before: Params, after: Params) -> dict[str, Histogram]:
+  counted = jax.device_get(_program(mesh)(before, after))
+  leaves = [
+    (f"{kind}/{path_name(path)}", counts)
+    for kind, tree in counted.items()
+    for path, counts in jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: isinstance(x, tuple))
+  ]
+  return {name: _histogram(*counts) for name, counts in leaves if all(np.isfinite(x).all() for x in counts)}
+
+
+def _histogram(
+  low: np.ndarray, high: np.ndarray, counts: np.ndarray, total: np.ndarray, squares: np.ndarray
+) -> Histogram:
+  low, high = float(low), float(high)
+  if low == high:  # an array that began as zeros, or ones
+    high = math.nextafter(high, math.inf) if high else 1e-30
+  return Histogram(np.linspace(low, high, BINS + 1).tolist(), counts.tolist(), float(total), float(squares))
+
+
+def _counted(x: jax.Array) -> tuple[jax.Array, ...]:
+  """Least and greatest value, counts float32 [BINS] between them, sum and sum of squares."""
+  x = jnp.atleast_1d(x.astype(jnp.float32))
+  low, high = jnp.min(x), jnp.max(x)
+  width = jnp.where(high > low, (high - low) / BINS, 1.0)
+  bins = jnp.clip(jnp.floor((x - low) / width), 0, BINS - 1).astype(jnp.int32)
+  # Bin by bin: sharded as it is, the array is read again and again, and nothing of its size is made.  Rows are counted
+  # as integers, for in float32 one more than 2**24 is as many.
+  count = lambda number: jnp.sum(jnp.sum(bins == number, axis=-1, dtype=jnp.int32).astype(jnp.float32))
+  return low, high, jax.lax.map(count, jnp.arange(BINS)), jnp.sum(x), jnp.sum(jnp.square(x))
+
+
+@functools.cache
+def _program(mesh: jax.sharding.Mesh) -> Callable[[Params, Params], dict[str, Any]]:
+  """Parameters before and after a step -> counts of these and of what was added; every host has them all."""
+
+  def counts(before: Params, after: Params) -> dict[str, Any]:
+    updates = jax.tree.map(jnp.subtract, after, before)
+    return {kind: jax.tree.map(_counted, tree) for kind, tree in (("params", after), ("updates", updates))}
+
+  return jax.jit(counts, out_shardings=sharding.replicated(mesh))

@@ -1,0 +1,28 @@
+"""Predictions on the first held-out examples (`config.eval.examples`), in samples.jsonl and in the report."""
+
+from collections.abc import Mapping
+
+from t2t.training.run import Callback, Run
+
+
+class Samples(Callback):
+  """Writes samples at the end, and at each evaluation if `config.logging.texts`."""
+
+  def on_evaluation(self, run: Run, step: int, metrics: Mapping[str, float]) -> None:
+    if run.program.stage.config.logging.texts:
+      run.stop.saving()  # compiling them the first time takes longer than a batch
+      _write(run)
+
+  def on_end(self, run: Run) -> None:
+    if run.samples_step != run.step:
+      _write(run)
+
+
+def _write(run: Run) -> None:
+  run.samples, run.samples_step = (), run.step
+  if run.vocabulary is not None:
+    from t2t.generation import shown
+
+    program, number = run.program, run.program.stage.config.eval.examples
+    run.samples = shown.show(program.program.reader, run.state, program.eval_batches[0], run.vocabulary, number=number)
+  run.logger.samples(run.step, run.samples)

@@ -1,0 +1,95 @@
+"""The summary that a run prints at its end."""
+
+from collections.abc import Mapping, Sequence
+import importlib.util
+import textwrap
+
+from etils import epath
+import jax
+
+from t2t.checkpoints import outdated
+from t2t.losses import Baseline
+from t2t.runtime import hosts
+from t2t.stages import Stage
+from t2t.training import writers
+from t2t.training.callbacks import collapse
+from t2t.training.run import Callback, Run
+
+
+class Summary(Callback):
+  """Prints the held-out loss beside its baselines, samples, and where the files are."""
+
+  def on_start(self, run: Run) -> None:
+    if run.step == run.config.train.steps:
+      hosts.say("nothing left to train: more --config.train.steps go on; what follows is the run as it stands")
+
+  def on_stop(self, run: Run) -> None:
+    run.logger.stopped(run.step)
+
+  def on_end(self, run: Run) -> None:
+    run.logger.end()
+    if run.end_reason:
+      hosts.say(run.end_reason)
+    baselines = run.program.baselines
+    if jax.process_index() != 0:
+      return
+    metrics = run.checkpoints.metrics()
+    ends = [stage.end for stage in run.stages[:-1]]
+    best = (outdated.best_of_stages(metrics, ends) or [{}])[-1]
+    loss, unit = run.measured["loss"], run.program.made.loss.unit
+    summarise(run.workdir, loss, unit, baselines, run.samples, run.saved_step, metrics, best, run.stages)
+
+
+def summarise(
+  workdir: epath.Path,
+  loss: float,
+  unit: str,
+  baselines: Sequence[Baseline],
+  shown: Sequence[Sequence[tuple[str, str]]],
+  saved_step: int,
+  metrics: Mapping[int, Mapping[str, float]],
+  best: Mapping[str, int],
+  run: Sequence[Stage],
+) -> None:
+  """Prints the summary, and draws the curve of the loss.
+
+  Args:
+    workdir: of the run.
+    loss, unit: held-out, and what it is in.
+    baselines: losses of models that have learned nothing.
+    shown: lines of examples, each a label and a text.
+    saved_step: of the last checkpoint.
+    metrics: of each checkpoint.
+    best: metric -> step of the checkpoint that is the best by it.
+    run: its stages, whose ends the curve marks.
+  """
+  picture = writers.plot_loss(workdir, baselines=baselines, unit=unit, run=run)
+  print(f"\nheld-out loss  {loss:.4f} {unit}")
+  for baseline in baselines:
+    print(f"{baseline.name:<15}{baseline.loss:.4f} ({baseline.knows})")
+  at_chance = [baseline for baseline in baselines if collapse.is_at(loss, baseline)]
+  if at_chance:
+    advice = f"The loss is at chance, that of a model that {at_chance[0].knows}. Likely cause: {at_chance[0].cause}."
+    print(textwrap.fill(advice, 80, initial_indent=" " * 15, subsequent_indent=" " * 15))
+  elif any(loss > baseline.loss for baseline in baselines):
+    advice = (
+      "It is above the loss of a model that knows only that. Look at the curve: if it still falls, more"
+      " config.train.steps help; if it has hardly fallen, another config.optimizer.learning_rate, larger for small"
+      " models; if the training loss alone has fallen, more text, or fewer steps."
+    )
+    print(textwrap.fill(advice, 80, initial_indent=" " * 15, subsequent_indent=" " * 15))
+  for number, lines in enumerate(shown, start=1):
+    print(f"\nexample {number}, held out")
+    for label, text in lines:
+      print(writers.wrapped(label, text))
+  best_loss = best.get("loss", "none: none has a held-out loss that is a number")
+  print(f"\ncheckpoints    {workdir / 'checkpoints'} (last {saved_step}, best {best_loss})")
+  for name, step in best.items():
+    if name != "loss" and not name.endswith("/score"):  # the mean of the task's metrics, which are told one by one
+      print(f"  best {name} {metrics[step][name]:.2f} at step {step}")
+  print(f"TensorBoard    tensorboard --logdir {workdir / 'tensorboard'}")
+  if importlib.util.find_spec("tensorboard") is None:
+    print(f"{'':<15}(pip install tensorboard)")
+  print(f"metrics        {workdir / 'metrics.jsonl'}")
+  print(f"config         {workdir / 'config.json'}")
+  print(f"loss curve     {picture}")

@@ -1,0 +1,69 @@
+"""Checks of config sections that callbacks read, before anything is built."""
+
+from collections.abc import Collection
+import math
+
+from t2t import UserError, did_you_mean
+from t2t.sections import Config, EvalConfig, NumbersConfig
+from t2t.training import tracking
+
+
+def check(config: Config) -> None:
+  """Refuses values of config.numbers, config.eval and config.logging that no run can have.
+
+  Raises:
+    UserError: names the key, and what would be right.
+  """
+  check_nan_policy(config.numbers)
+  check_early_stopping(config.eval)
+  tracking.check(config.logging)
+
+
+_CHOICES = {"not_finite": ("stop", "skip", "back"), "spike": ("warn", "stop", "back")}
+_LOWEST = {"most_in_a_row": 1, "most_skipped": 0, "most_backs": 0, "spike_deviations": 0, "spike_window": 2}
+
+
+def check_nan_policy(config: NumbersConfig) -> None:
+  """Refuses what cannot be done.
+
+  Raises:
+    UserError: names the key, and what would be right.
+  """
+  for key, choices in _CHOICES.items():
+    value = getattr(config, key)
+    if value not in choices:
+      late = "; whether a loss is a spike is known when its update has been made" if value == "skip" else ""
+      raise UserError(f"config.numbers.{key}={value!r}: give {', '.join(choices)}{late}")
+  for key, low in _LOWEST.items():
+    if not low <= getattr(config, key) < math.inf:
+      raise UserError(f"config.numbers.{key}={getattr(config, key)}: must be at least {low}")
+
+
+def check_early_stopping(config: EvalConfig) -> None:
+  """Refuses a patience that there cannot be, and a metric that without one has no say.
+
+  Raises:
+    UserError: it is below 0, or the metric is given without one.
+  """
+  if config.patience < 0:
+    raise UserError(f"config.eval.patience={config.patience}: must be at least 0; 0: the run has all its steps")
+  if not config.patience and config.stop_by != "loss":
+    raise UserError(
+      f"config.eval.stop_by={config.stop_by}: without config.eval.patience, in evaluations, nothing stops by it"
+    )
+
+
+def check_measured(config: EvalConfig, names: Collection[str]) -> None:
+  """Refuses a metric that a run is not measured by.
+
+  Args:
+    config: of the run.
+    names: of what it is measured by.
+
+  Raises:
+    UserError: names the nearest.
+  """
+  name = config.stop_by
+  if config.patience and name not in names:
+    listed = ", ".join(names)
+    raise UserError(f"config.eval.stop_by={name!r}: the run is measured by {listed}{did_you_mean(name, names)}")

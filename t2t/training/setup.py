@@ -1,0 +1,144 @@
+"""The start of a training run: data, mesh, programs, checkpoints, callbacks; and a rollback to a checkpoint."""
+
+from collections.abc import Iterator, Sequence
+import contextlib
+import functools
+import json
+
+import jax
+
+from t2t import stages
+from t2t.checkpoints import damage, going_back, store, writer
+from t2t.checkpoints import start as starts
+from t2t.runtime import hosts, stopping, watchdog
+from t2t.sections import Config
+from t2t.storage import bucket
+from t2t.training import callbacks as configured
+from t2t.training import ineffective, stage_program
+from t2t.training.run import Callback, Rollback, Run
+from t2t.training.throughput import Throughput
+from t2t.training.train_logger import TrainLogger
+
+
+@contextlib.contextmanager
+def open_run(
+  config: Config, workdir: str, callbacks: Sequence[Callback] = (), *, data: stage_program.Data | None = None
+) -> Iterator[Run]:
+  """Opens a run at its last checkpoint, at `config.init.checkpoint` or at fresh parameters.
+
+  Args: see `train.train`.
+
+  Raises:
+    UserError: see `train.train`.
+  """
+  bucket.check(workdir, where="--workdir ")
+  bucket.check(config.init.checkpoint, where="config.init.checkpoint=")
+  workdir = bucket.absolute(workdir)
+  starts.check(config, workdir)
+  data = data or stage_program.from_config()
+  run_stages = _resolved_stages(config, workdir, data)
+  config = run_stages[-1].config
+  hosts.check_number(config.train.hosts)
+  mesh, why_mesh = stage_program.make_mesh(run_stages)
+  steps = watchdog.Watchdog(config.train.stall_factor, longest=config.train.stall_seconds)
+
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(jax.set_mesh(mesh))
+    programs = stage_program.StagePrograms(run_stages, mesh, data)
+    # Compiling takes longest; it runs beside everything until the first step.
+    programs.prepare(starts.next_stage(run_stages, workdir))
+    stack.enter_context(steps.running())
+    data.check_stages(run_stages)
+    lock = stack.enter_context(writer.held(workdir))
+    hosts.say(f"{programs[-1].described}; {workdir}" + (f"\nmesh: {why_mesh}" if why_mesh else ""))
+    vocabulary = data.vocabulary(config)
+    for program in programs:
+      program.check_measured()
+
+    # ---- Checkpoints, data and state -----------------------------------------
+    damage.set_aside(workdir / store.CHECKPOINTS)
+    ends = [stage.end for stage in run_stages[:-1]]
+    settings = config.checkpoint
+    checkpoints = store.Checkpoints(workdir, keep=settings.keep, ends=ends, retry_seconds=settings.retry_seconds)
+    stack.callback(checkpoints.close)
+    data.check_vocabulary(config, vocabulary, workdir / store.VOCABULARY, checkpoints.latest_identity())
+    batches = data.batches(
+      run_stages,
+      mesh,
+      num_streams=checkpoints.latest_config().get("data", {}).get("num_streams"),
+      first=stages.at(run_stages, checkpoints.latest_step() or 0),
+      left_out=functools.partial(going_back.left_out, workdir),
+    )
+    stack.callback(batches.close)
+    # The number of streams decides the order of the data: a resumed run needs it in the saved config.
+    run_stages = [stage.with_(data={"num_streams": batches.num_streams}) for stage in run_stages]
+    resolved = [json.loads(json.dumps(stage.config.to_dict())) for stage in run_stages]
+    first = programs[batches.stage]
+    parameter_key, dropout_key = jax.random.split(jax.random.key(config.train.seed))
+    state, step, saved = starts.start(
+      first.program, run_stages[batches.stage], checkpoints, batches, parameter_key, vocabulary=vocabulary
+    )
+    if jax.process_index() == 0:
+      (workdir / "config.json").write_text(json.dumps(resolved[-1], indent=2) + "\n")
+      data.keep_vocabulary(vocabulary, workdir / store.VOCABULARY)
+
+    # ---- Metrics and callbacks -----------------------------------------------
+    logger = TrainLogger(workdir, num_steps=config.train.steps, start=step, unwritten=saved)
+    stack.callback(logger.close)
+    throughput = Throughput(devices=list(mesh.devices.flat))
+    run = Run(
+      config=config,
+      workdir=workdir,
+      mesh=mesh,
+      stages=run_stages,
+      resolved=resolved,
+      programs=programs,
+      batches=batches,
+      checkpoints=checkpoints,
+      lock=lock,
+      vocabulary=vocabulary,
+      stop=stack.enter_context(stopping.after_steps()),
+      watchdog=steps,
+      throughput=throughput,
+      logger=logger,
+      callbacks=configured.of_run(config, callbacks),
+      key=dropout_key,
+      state=state,
+      step=step,
+      saved=saved,
+    )
+    del state  # the first step reuses its memory
+    for callback in run.callbacks:
+      stack.callback(callback.on_close, run)
+    logger.on_row = functools.partial(run.call, "on_log")
+    throughput.begin(first.prepare())
+    yield run
+
+
+def _resolved_stages(config: Config, workdir, data: stage_program.Data) -> Sequence[stages.Stage]:
+  """Returns the stages with what the data decides; reports stages without a step and settings without effect."""
+  found = data.resolved_stages(config)
+  for name in (x.name for x in config.stages if x.name not in {stage.name for stage in found}):
+    hosts.say(f"stage {name}: its share of {config.train.steps} steps is less than one, and it is left out")
+  begins = not damage.steps(workdir / store.CHECKPOINTS)
+  for note in ineffective.check(config, found, begins=begins):
+    hosts.say(note)
+  return found
+
+
+def roll_back(run: Run, rollback: Rollback) -> None:
+  """Restores the last checkpoint and skips the batches up to that of `rollback.step`.
+
+  Raises:
+    UserError: there is no checkpoint, or the run was rolled back too often.
+  """
+  run.watchdog.pause()
+  run.state = None  # the devices have no room for two
+  run.state, run.step, run.saved = going_back.go_back(
+    rollback.step, rollback.why, run.program.stage.config, run.checkpoints, run.program.program.state, run.batches
+  )
+  run.throughput.pause()
+  run.logger.rewind(run.step, run.saved)
+  run.measured_step, run.saved_step, run.samples_step = None, run.step, None
+  run.call("on_rollback")
+  run.watchdog.resume()

@@ -1,0 +1,100 @@
+"""The terminal and the metric files of a run: progress line, metrics.jsonl, TensorBoard, samples."""
+
+from collections.abc import Callable, Mapping, Sequence
+import sys
+
+from etils import epath
+import jax
+
+from t2t.runtime import telling
+from t2t.training import writers
+from t2t.training.writers import Histogram
+
+
+class TrainLogger:
+  """Writes metrics to the terminal and the files of a workdir; only the first process has any.
+
+  Args:
+    workdir: where metrics are written.
+    num_steps: of the run.
+    start: step that training continues from.
+    unwritten: see `writers.Writer`.
+
+  Attributes:
+    on_row: takes the step and values of each row that was written.
+  """
+
+  def __init__(self, workdir: epath.Path, *, num_steps: int, start: int, unwritten: Mapping[str, bytes]):
+    self._workdir, self._num_steps = workdir, num_steps
+    self._writer = self._line = None
+    self.on_row: Callable[[int, Mapping[str, float]], None] = lambda step, values: None
+    if jax.process_index() == 0:
+      self._writer = writers.Writer(workdir, start=start, unwritten=unwritten)
+      self._line = writers.ProgressLine(start, num_steps)
+
+  @property
+  def is_first(self) -> bool:
+    """Returns whether this process writes."""
+    return self._writer is not None
+
+  def say(self, text: str) -> None:
+    """Prints a line above the progress line."""
+    if self._line is not None:
+      self._line.say(text)
+
+  def progress(self, step: int, *, loss: float, tokens_per_second: float | None, steps_per_second: float | None):
+    """Updates the progress line."""
+    if self._line is not None:
+      left = None if steps_per_second is None else (self._num_steps - step) / steps_per_second
+      self._line.update(step, loss=loss, tokens_per_second=tokens_per_second, seconds_left=left)
+
+  def write(self, step: int, values: Mapping[str, float]) -> None:
+    """Writes a row of metrics; a row that the file has already, of a run that resumed, is kept."""
+    if self._writer is not None and self._writer.write(step, values):
+      self.on_row(step, values)
+
+  def samples(self, step: int, shown: Sequence[Sequence[tuple[str, str]]]) -> None:
+    """Writes predictions on held-out text."""
+    if self._writer is not None:
+      self._writer.samples(step, shown)
+
+  def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+    """Writes histograms of parameters and updates to TensorBoard."""
+    if self._writer is not None:
+      self._writer.histograms(step, histograms)
+
+  def rewind(self, start: int, saved: Mapping[str, bytes]) -> None:
+    """Removes what was written after a step.
+
+    Args:
+      start: the step.
+      saved: files beside its checkpoint.
+    """
+    if self._writer is not None:
+      self._writer.close()
+      self._writer = writers.Writer(self._workdir, start=start, unwritten=saved)
+
+  def flush(self) -> dict[str, bytes]:
+    """Writes everything; returns what could not be written (`writers.Writer.flush`), to be saved in a checkpoint."""
+    return {} if self._writer is None else self._writer.flush()
+
+  def end(self) -> None:
+    """Writes everything and ends the progress line."""
+    self.flush()
+    if self._line is not None:
+      self._line.close()
+
+  def stopped(self, step: int) -> None:
+    """Ends the progress line of a run that a signal stopped."""
+    self.end()
+    if self._line is not None:
+      telling.tell(
+        f"stopped after step {step} of {self._num_steps}, saved; the same command again goes on from there",
+        file=sys.stdout,
+      )
+
+  def close(self) -> None:
+    """Closes the files."""
+    if self._line is not None:
+      self._line.close()
+      self._writer.close()

@@ -1,0 +1,209 @@
+"""The training step: gradients of the loss, accumulated over microbatches, and the optimizer's update."""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import functools
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import optax
+
+from t2t import metrics as metrics_lib
+from t2t import sharding
+from t2t.losses import Loss, Weights
+from t2t.metrics import Metrics
+from t2t.models.architecture import Batch, real_positions, sides
+from t2t.params import Params
+from t2t.training import anchors, places
+from t2t.training.train_state import DEVICE, HOST, TrainState
+
+
+def _microbatches(batch: Batch, num: int) -> Batch:
+  """[batch, ...] -> [num, batch / num, ...], each microbatch spread over all devices (row i goes to i % num)."""
+
+  def one(x):
+    x = jnp.swapaxes(x.reshape(x.shape[0] // num, num, *x.shape[1:]), 0, 1)
+    return sharding.shard(x, None, "batch", *[None] * (x.ndim - 2))
+
+  return jax.tree.map(one, batch)
+
+
+def _split_by_copy(copies: int, x: jax.Array) -> jax.Array:
+  """[microbatches, rows, ...] -> [microbatches, copies, rows of a copy, ...]."""
+  x = x.reshape(x.shape[0], copies, -1, *x.shape[2:])
+  return sharding.shard(x, None, "copies", "rows", *[None] * (x.ndim - 3))
+
+
+def _num_tokens(batch: Batch) -> jax.Array:
+  """How many positions of inputs and targets hold a token."""
+  real = (real_positions(batch, side) for side in sides(batch))
+  return sum(jnp.sum(positions) for positions in real).astype(jnp.float32)
+
+
+def _to_device(tree, shardings):
+  """What `shardings` have in the host's memory, in the device's."""
+
+  def one(x, placed):
+    return jax.device_put(x, placed.with_memory_kind(DEVICE)) if placed.memory_kind == HOST else x
+
+  return jax.tree.map(one, tree, shardings)
+
+
+def _select(good: jax.Array, new, old):
+  """`new` if `good`, bool [], else `old`; but the step of the schedule goes on.
+
+  The step counts: the batch is spent, and the run ends, decays and saves where it would have. The moments stay as they
+  were, and with them how many updates they are of, by which Adam corrects them and Adafactor's decay grows: a gradient
+  that is no number must not enter an average of thousands of steps, and an average of one update fewer is corrected for
+  one fewer. So does `optax.apply_if_finite`, where the schedule waits as well; and PaLM (Chowdhery et al. 2022, section
+  5.1) passed over the batches around a spike.
+  """
+  is_schedule = lambda x: isinstance(x, optax.ScaleByScheduleState)
+  chosen = lambda a, b: a if is_schedule(a) else jnp.where(good, a, b)
+  return jax.tree.map(chosen, new, old, is_leaf=is_schedule)
+
+
+def _noticing(x: jax.Array, notice: Callable[[], None]) -> jax.Array:
+  """`x`; `notice` is called when it is differentiated, which JAX does only where there is a derivative."""
+
+  @jax.custom_jvp
+  def identity(x: jax.Array) -> jax.Array:
+    return x
+
+  @identity.defjvp
+  def rule(primals, tangents):
+    notice()
+    return primals[0], tangents[0]
+
+  return identity(x)
+
+
+def gradient(
+  terms_of: Callable[[Params], tuple[Mapping[str, jax.Array], Metrics]], params: Params, *, all_terms: bool = True
+) -> tuple[Params, Metrics]:
+  """The gradient of the sum of all terms, and the metrics.
+
+  Args:
+    terms_of: parameters -> terms and metrics.
+    params: where.
+    all_terms: whether each term must depend on one of them; else it is enough that some do, as where others are frozen.
+
+  Raises:
+    ValueError: a term depends on no parameter; while it is traced, before anything is computed.
+  """
+  noticed, names = set(), []
+
+  def summed(params: Params) -> tuple[jax.Array, Metrics]:
+    terms, metrics = terms_of(params)
+    names.extend(terms)
+    parts = [_noticing(term, functools.partial(noticed.add, name)) for name, term in terms.items()]
+    return sum(parts), jax.lax.stop_gradient(metrics)
+
+  (_, metrics), grads = jax.value_and_grad(summed, has_aux=True)(params)
+  for name in names:
+    if name not in noticed and (all_terms or not noticed):
+      raise ValueError(
+        f"the term {name!r} of the loss does not depend on any parameter that is trained: it was made of metrics,"
+        " which have no gradient, or of arrays behind a stop_gradient; return what the metrics were made of"
+      )
+  return grads, metrics
+
+
+def make_train_step(
+  graphdef: nnx.GraphDef,
+  loss: Loss,
+  tx: optax.GradientTransformation,
+  state_shardings: TrainState,
+  *,
+  num_microbatches: int = 1,
+  skip_not_finite: bool = False,
+) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, Metrics]]:
+  """The compiled update: (state, batch, key) -> (next state, metrics); the old state's memory is reused.
+
+  Each term of the loss is divided by its weight in the whole batch, which is known before it is cut; gradients of
+  microbatches are added up in float32: the result does not depend on the cut, however unevenly tokens lie.
+
+  Args:
+    graphdef: structure of the model.
+    loss: see `Loss`.
+    tx: optimizer.
+    state_shardings: like the state; without it the second step would compile again.  What lies in the host's memory
+      comes to the device for the update.
+    num_microbatches: a divisor of the batch; memory for activations falls by as much.
+    skip_not_finite: leaves the update out where the loss or the norm of the gradient is not finite; see `_select`.
+
+  Returns:
+    Metrics are those of the loss, and grad_norm, param_norm (of the next state), tokens (without padding), skipped (1
+    where the update was left out), grad_squares, the sums of the gradient's squares by `places`, and where the initial
+    values are kept `anchors.distances`.
+  """
+
+  def gradients(weights: Weights, state: TrainState, batch: Batch, key: jax.Array) -> tuple[Params, Metrics]:
+    def terms_of(params: Params):
+      module = dataclasses.replace(state, params=params).model(graphdef)
+      return loss(module, batch, weights, key=key, train=True)
+
+    return gradient(terms_of, state.params, all_terms=not jax.tree.leaves(state.frozen_params))
+
+  def summed_gradients(weights: Weights, state: TrainState, batch: Batch, key: jax.Array):
+    """Of all microbatches; where parameters are copied, each copy adds up its own, and they meet once, at the end."""
+    copies, part = sharding.num_copies(), functools.partial(gradients, weights)
+    batches = _microbatches(batch, num_microbatches)
+    own = state_shardings.params
+    if copies > 1:
+      part, batches = sharding.by_copy(part), jax.tree.map(functools.partial(_split_by_copy, copies), batches)
+      own = jax.tree.map(sharding.of_each_copy, own)
+
+    def one(index: jax.Array, batch: Batch):
+      own_key = jax.random.fold_in(key, index)
+      grads, metrics = part(state, batch, own_key if copies == 1 else jax.random.split(own_key, copies))
+      return jax.lax.with_sharding_constraint(grads, own), metrics
+
+    def body(added, scanned):
+      grads, metrics = one(*scanned)
+      return (jax.tree.map(jnp.add, added[0], grads), metrics_lib.merge(added[1], metrics)), None
+
+    first = jax.tree.map(lambda x: x[0], (jnp.arange(num_microbatches), batches))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, *first))
+    zeros = jax.lax.with_sharding_constraint(zeros[0], own), zeros[1]
+    added = jax.lax.scan(body, zeros, (jnp.arange(num_microbatches), batches))[0]
+    return added if copies == 1 else jax.tree.map(lambda x: jnp.sum(x, axis=0), added)
+
+  def train_step(state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, Metrics]:
+    # Keys depend on (seed, step, microbatch) alone, so that a run that was resumed draws what it would have drawn.
+    key = jax.random.fold_in(key, state.step)
+    compute = gradients if num_microbatches == 1 else summed_gradients
+    grads, metrics = compute(loss.weights(batch), state, batch, key)
+    grads = jax.lax.with_sharding_constraint(grads, state_shardings.params)
+    opt_state = _to_device(state.opt_state, state_shardings.opt_state)
+    updates, new_opt_state = tx.update(grads, opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    one, squares = jnp.ones(()), places.squares(grads)
+    norm = jnp.sqrt(jnp.sum(squares))
+    if skip_not_finite:
+      # One scalar, of what is added up over all hosts for the metrics anyway.
+      good = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"].total)
+      params = _select(good, params, state.params)
+      new_opt_state = _select(good, new_opt_state, opt_state)
+      metrics["skipped"] = metrics_lib.WeightedSum(1.0 - good, one)
+    metrics["grad_norm"] = metrics_lib.WeightedSum(norm, one)
+    metrics["grad_squares"] = metrics_lib.WeightedSum(squares, one)
+    metrics["tokens"] = metrics_lib.WeightedSum(_num_tokens(batch), one)
+    # Of the new parameters: the old ones would have to be kept for it, though their memory is to be used again.
+    metrics["param_norm"] = metrics_lib.WeightedSum(optax.tree.norm(params), one)
+    for name, distance in anchors.distances(new_opt_state, params).items():
+      metrics[name] = metrics_lib.WeightedSum(distance, one)
+    return dataclasses.replace(state, step=state.step + 1, params=params, opt_state=new_opt_state), metrics
+
+  return jax.jit(train_step, donate_argnums=0, out_shardings=(state_shardings, None))
+
+
+def make_eval_step(graphdef: nnx.GraphDef, loss: Loss) -> Callable[[TrainState, Batch], Metrics]:
+  """The compiled evaluation of one batch, without dropout; what a loss draws depends on the step alone."""
+
+  def eval_step(state: TrainState, batch: Batch) -> Metrics:
+    key = jax.random.fold_in(jax.random.key(0), state.step)
+    return loss(state.model(graphdef), batch, loss.weights(batch), key=key, train=False)[1]
+
+  return jax.jit(eval_step)
