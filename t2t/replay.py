@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import UserError, stages
-from t2t.checkpoints import adapted, damage, going_back, store
+from t2t.checkpoints import damage, going_back, store
 from t2t.models.architecture import Batch
 from t2t.runtime import hosts, progress
 from t2t.sections import Config
@@ -118,7 +118,7 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
     stack.callback(batches.close)
     program = programs[batches.stage].program
     damage.check(directory / str(first))
-    state, saved = adapted.restore(checkpoints, first, program.state, batches.stream_names, config=config)
+    state, saved = going_back.restore(checkpoints, first, program.state, batches.stream_names, config=config)
     batches.restore(saved, step=first)
     turns = going_back.on_all_hosts(workdir)
     _, dropout_key = jax.random.split(jax.random.key(config.train.seed))

@@ -15,7 +15,7 @@ import pytest
 
 from t2t import UserError
 from t2t.settings import load_config, records
-from t2t.training import trackers, tracking
+from t2t.training import config_checks, trackers, tracking
 from t2t.training.callbacks import tracker
 
 CONFIG = {"train": {"steps": 4}, "stages": [{"name": "a"}]}
@@ -171,8 +171,12 @@ def test_a_run_that_is_killed_is_told_of(notes, tmp_path):
 def test_what_there_is_not_is_refused(values, message):
   config = records(load_config("tiny")).with_(logging=values)
   with pytest.raises(UserError) as error:
-    tracking.check(config.logging)
+    config_checks.check_logging(config.logging)
   assert message in str(error.value)
+
+
+def test_the_names_of_trackers_are_known_without_their_module():
+  assert (*trackers.TRACKERS,) == config_checks.TRACKERS
 
 
 def test_the_first_process_alone_has_a_tracker(monkeypatch, tmp_path):

@@ -135,7 +135,7 @@ def save(
     }
     items: dict[str, Any] = {"state": _StateSave(state), "config": ocp.args.JsonSave(config)}
     if base is not None:
-      items[bases.ITEM] = ocp.args.JsonSave(base.to_dict())
+      items[damage.BASE] = ocp.args.JsonSave(base.to_dict())
     as_json = {name: ocp.JsonCheckpointHandler() for name in items if name != "state"}
     handler = ocp.CompositeCheckpointHandler(state=_StateHandler(advance), **as_json)
     with ocp.Checkpointer(handler) as checkpointer:

@@ -15,7 +15,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from t2t import UserError
-from t2t.checkpoints import bases, manifest, pretrained, reading, store
+from t2t.checkpoints import bases, damage, manifest, pretrained, reading, store
 from t2t.checkpoints.warm_start import Taken
 from t2t.params import Params
 from t2t.sections import Config
@@ -65,7 +65,7 @@ def save(
   items = {
     "state": ocp.args.StandardSave({"step": np.asarray(step, np.int32), "params": fisher}),
     "config": ocp.args.JsonSave(dict(config)),
-    bases.ITEM: ocp.args.JsonSave(base.to_dict()),
+    damage.BASE: ocp.args.JsonSave(base.to_dict()),
     reading.FISHER: ocp.args.JsonSave(dict(about)),
   }
   as_json = {name: ocp.JsonCheckpointHandler() for name in items if name != "state"}

@@ -12,7 +12,7 @@ from etils import epath
 import jax
 
 from t2t import UserError
-from t2t.checkpoints import adapted, damage, store
+from t2t.checkpoints import damage, reading, store
 from t2t.runtime import hosts
 from t2t.sections import Config
 from t2t.storage import logs
@@ -90,6 +90,23 @@ def left_out(workdir: epath.Path, begin: int, end: int) -> int:
   return sum(min(turn.step, end) - begin for turn in on_all_hosts(workdir) if turn.checkpoint <= begin < turn.step)
 
 
+def restore(
+  checkpoints: store.Checkpoints,
+  step: int,
+  abstract: TrainState,
+  stream_names: tuple[str, ...],
+  *,
+  config: Config,
+  moved_to: str = "",
+) -> tuple[TrainState, dict[str, bytes]]:
+  """Restores a step of a run: `Checkpoints.restore`, and what steps of an adapter leave out (`adapted.restore`)."""
+  if config.adapters or config.optimizer.fisher or reading.has_base(checkpoints.directory / str(step)):
+    from t2t.checkpoints import adapted
+
+    return adapted.restore(checkpoints, step, abstract, stream_names, config=config, moved_to=moved_to)
+  return checkpoints.restore(step, abstract, stream_names)
+
+
 def go_back(
   step: int, why: str, config: Config, checkpoints: store.Checkpoints, abstract: TrainState, batches: Any
 ) -> tuple[TrainState, int, dict[str, bytes]]:
@@ -130,7 +147,7 @@ def go_back(
     f"{why}; going back to step {saved_step}, and passing over the {step - saved_step} batches behind it; what was"
     " measured since is taken away"
   )
-  state, saved = adapted.restore(checkpoints, saved_step, abstract, batches.stream_names, config=config)
+  state, saved = restore(checkpoints, saved_step, abstract, batches.stream_names, config=config)
   batches.restore(saved, step=saved_step)
   pass_over(batches, taken, saved_step)
   return state, saved_step, saved

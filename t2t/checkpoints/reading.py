@@ -10,10 +10,10 @@ import jax
 import orbax.checkpoint as ocp
 
 from t2t import UserError
-from t2t.checkpoints import bases, damage, manifest, patience
+from t2t.checkpoints import damage, manifest, patience
 from t2t.params import Params, join_frozen, path_name
 from t2t.settings import with_current_keys
-from t2t.storage import bucket, hub
+from t2t.storage import bucket
 
 FISHER = "fisher"  # an item of what looks like a checkpoint and is Fisher information; see fishers.py
 
@@ -46,6 +46,8 @@ def checkpoint_folder(path: str, *, where: str = "config.init.checkpoint=") -> e
       unfinished.append(child)
   if unfinished:
     raise UserError(f"{where}{path}: of its steps none is whole; {unfinished[0]}: {_UNFINISHED}")
+  from t2t.storage import hub
+
   hub.check(path, where=where)
   if not bucket.is_remote(root) and root.is_file():
     raise UserError(f"{where}{path}: is a file; give the folder of a checkpoint, or a workdir")
@@ -73,16 +75,23 @@ def read_config(path: epath.Path) -> dict:
   return config
 
 
-def read_base(path: epath.Path) -> bases.Base | None:
-  """What the checkpoint in folder `path` was saved on top of; None: it is whole by itself.
+def has_base(path: epath.Path) -> bool:
+  """Returns whether the checkpoint in folder `path` leaves out parameters, which another checkpoint has."""
+  return (path / damage.BASE).exists()
+
+
+def read_base(path: epath.Path) -> Any:
+  """Returns the `bases.Base` that the checkpoint in folder `path` was saved on top of; None: it is whole by itself.
 
   Raises:
     UserError: its file says something else.
   """
-  if not (path / bases.ITEM).exists():
+  if not has_base(path):
     return None
+  from t2t.checkpoints import bases
+
   with readable(path):
-    return bases.Base.from_dict(_read_json(path / bases.ITEM), path)
+    return bases.Base.from_dict(_read_json(path / damage.BASE), path)
 
 
 def _read_json(item: epath.Path) -> dict:

@@ -1,21 +1,14 @@
 """Where training starts: at this workdir's own checkpoint, from another's parameters, or from fresh ones."""
 
 from collections.abc import Mapping, Sequence
-import functools
 import json
 from typing import Any
 
 from etils import epath
-from flax import traverse_util
 import jax
-import jax.numpy as jnp
 
 from t2t import UserError, stages
-from t2t.checkpoints import adapted, changed_settings, damage, fishers, going_back, pretrained, reading, store
-from t2t.checkpoints.by_piece import Pieces
-from t2t.checkpoints.warm_start import warm_start
-from t2t.models import adapt
-from t2t.params import Params, join_frozen, matches
+from t2t.checkpoints import damage, going_back, reading, store
 from t2t.runtime import hosts
 from t2t.sections import Config
 from t2t.stages import Stage
@@ -98,10 +91,12 @@ def start(
     # Where it is the same, the very step that was taken from it, which may not be its last any more.
     moved_to = base if base != before.get("init", {}).get("checkpoint") else ""
     try:
-      state, saved = adapted.restore(
+      state, saved = going_back.restore(
         checkpoints, step, program.state, batches.stream_names, config=config, moved_to=moved_to
       )
     except reading.OtherArrays as error:
+      from t2t.checkpoints import changed_settings
+
       mesh, workdir = program.state.step.sharding.mesh, checkpoints.directory.parent
       why = changed_settings.error(before, config, mesh, workdir=workdir, step=step)
       raise (UserError(why) if why else error) from error
@@ -120,36 +115,9 @@ def start(
   # Of a run whose checkpoints are gone: this one has not gone back, when it comes to their steps.
   going_back.since(checkpoints.directory.parent, 0)
   if config.init.checkpoint and config.init.parameters:
-    source = pretrained.read_source(config.init.checkpoint, where="config.init.checkpoint=")
-    initial = join_frozen(program.state.params, program.state.frozen_params)
-    if config.adapters:  # of which digests are made: as they were, whatever they will be held in
-      initial = jax.tree.map(lambda x: x.update(dtype=jnp.float32), initial)
-    pieces = _pieces(source, vocabulary) if config.init.by_piece else None
-    if pieces is None:
-      _check_vocabulary(source, config, vocabulary, initial)
-    new = _new_adapters(source, config)
-    begin = adapt.beginning(new, vocabulary, seed=config.train.seed)
-    init, base_path = config.init, functools.partial(adapt.base_path, adapters=new)
-    fisher = fishers.open_fisher(config.optimizer.fisher) if config.optimizer.fisher else None
-    if fisher is not None:
-      fishers.check(fisher, program.state)
-    taken = warm_start(
-      source,
-      initial,
-      fresh=init.fresh,
-      parts=init.parts,
-      rows=init.rows,
-      pieces=pieces,
-      base_path=base_path,
-      model=config.model,
-    )
-    _check_trained(taken.fresh_in(program.state.frozen_params), config)
-    if config.adapters:
-      checkpoints.base = adapted.base_of(taken, program.state.frozen_params, checkpoints.directory.parent)
-    if fisher is not None:
-      fishers.check_base(fisher, program.state, taken)
-    state = program.warm(lambda fresh, params: begin(taken.over(fresh, params)))(taken.params, key)
-    return (state if fisher is None else fishers.begin(fisher, program.state, state)), 0, {}
+    from t2t.checkpoints import from_checkpoint
+
+    return from_checkpoint.start(program, config, checkpoints, key, vocabulary=vocabulary), 0, {}
   hosts.say("starting from fresh parameters")
   return program.fresh()(key), 0, {}
 
@@ -174,80 +142,6 @@ def _restore_data(batches: Any, saved: Mapping[str, bytes], step: int, *, had_no
     if not had_none:
       raise
     raise UserError(f"{error}; the run began without stages: --config.stages='()' goes on as it did") from error
-
-
-def _new_adapters(source: pretrained.Source, config: Config) -> adapt.Adapters:
-  """What the run adapts the checkpoint's model by; nothing, where it goes on with that model's own.
-
-  Raises:
-    UserError: the checkpoint's model has an adapter that cannot be merged, and the run's has not the same; or one that
-      is to be merged first.
-  """
-  if config.adapters:
-    pretrained.check_may_be_base(source, where=f"config.init.checkpoint={config.init.checkpoint}")
-  there = adapt.kept(source.adapters)
-  if there and there != config.adapters:
-    named = "/".join(there)
-    raise UserError(
-      f"config.init.checkpoint={config.init.checkpoint}: its model has what config.{named} added, which cannot be"
-      f" merged; give the same config.{named}, and it is trained further, or the checkpoint that it lies on top of"
-    )
-  return {} if there else config.adapters
-
-
-def _pieces(source: pretrained.Source, vocabulary: Any) -> Pieces:
-  """Of which rows of a checkpoint those of the run's vocabulary are made.
-
-  Raises:
-    UserError: the checkpoint's vocabulary is not known, or the run's.
-  """
-  if vocabulary is None:
-    raise UserError("config.init.by_piece=True: finds rows by their pieces; say them, config.data.vocabulary")
-  from t2t.data import vocabularies
-
-  return Pieces(vocabularies.old_pieces(pretrained.vocabulary(source), vocabulary))
-
-
-def _check_vocabulary(source: pretrained.Source, config: Config, vocabulary: Any, initial: Params) -> None:
-  """Tells, or refuses, a checkpoint whose ids stand for other pieces, where their embeddings are taken."""
-  paths = traverse_util.flatten_dict(initial, sep="/")
-  tables = [path for path in paths if path.endswith("embed/table")]
-  if all(matches(config.init.fresh, path) for path in tables):
-    return
-  where = f"config.init.checkpoint={config.init.checkpoint}"
-  if not source.vocabulary:
-    hosts.say(f"{where}: has no vocabulary beside it; whether the run's is the same is not known")
-    return
-  if vocabulary is None:
-    hosts.say(f"{where}: whether its vocabulary is that of the batches is not known (config.data.vocabulary is empty)")
-    return
-  from t2t.data import vocabularies
-
-  try:
-    trained = pretrained.vocabulary(source)
-  except UserError as error:  # which the run does not need
-    hosts.say(f"{where}: whether its vocabulary is the run's is not known ({error})")
-    return
-  # Hugging Face's and t2t's files of one vocabulary differ, and their pieces do not.
-  by_ids = ["embed/table", *(["head"] if any(path.startswith("head/") for path in paths) else [])]
-  if said := vocabularies.compare_start(trained, vocabulary, where=where, by_ids=by_ids):
-    hosts.say(said)
-
-
-def _check_trained(fresh: Sequence[str], config: Config) -> None:
-  """Refuses what was drawn at random and is not trained: an adapter leaves it alone, or a pattern freezes it.
-
-  Heads that are not trained are those that the loss makes nothing of.
-  """
-  idle = [path for path in fresh if "heads/" not in path]
-  if idle:
-    keys = [f"add {idle[0]} to config.{name}.also_train" for name in config.adapters]
-    keys += ["take it out of config.train.freeze"] if matches(config.train.freeze, idle[0]) else []
-    keys += ["add a rule to config.optimizer.paths, 'PATTERN: trained'"] if config.optimizer.paths else []
-    more = f" (and {len(idle) - 1} more)" if len(idle) > 1 else ""
-    raise UserError(
-      f"config.init: {idle[0]}{more} begins fresh, in whole or in new rows, and is not trained: {', or '.join(keys)}"
-    )
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

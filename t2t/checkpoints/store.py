@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from t2t import UserError, sharding
-from t2t.checkpoints import bases, damage, manifest, outdated, patience, reading, stream_files
+from t2t.checkpoints import damage, manifest, outdated, patience, reading, stream_files
 from t2t.params import path_name
 from t2t.runtime import hosts
 from t2t.settings import with_current_keys
@@ -78,7 +78,7 @@ class Checkpoints:
       # On a disk they are made at once: of one that cannot be made the others would hear after five minutes.
       async_options=ocp.options.AsyncOptions(create_directories_asynchronously=bucket.is_remote(self.directory)),
     )
-    self.base: bases.Base | None = None  # what steps are saved on top of: of an adapter
+    self.base: Any = None  # the `bases.Base` whose parameters steps leave out; None: steps are whole
     patience.without_tracebacks()
     self._error: Exception | None = None
     self._manager = self._open()
@@ -97,7 +97,7 @@ class Checkpoints:
         "state": ocp.StandardCheckpointHandler(),
         "streams": stream_files.Handler(),
         "config": ocp.JsonCheckpointHandler(),
-        bases.ITEM: ocp.JsonCheckpointHandler(),
+        damage.BASE: ocp.JsonCheckpointHandler(),
       },
     )
     # For neither has Orbax an option.
@@ -192,7 +192,7 @@ class Checkpoints:
     items = {"streams": stream_files.Save(streams), "config": ocp.args.JsonSave(config)}
     if self.base is not None:
       state = dataclasses.replace(state, frozen_params=self.base.without(state.frozen_params))
-      items[bases.ITEM] = ocp.args.JsonSave(self.base.to_dict())
+      items[damage.BASE] = ocp.args.JsonSave(self.base.to_dict())
     state = dataclasses.replace(state, opt_state=anchors.without_files(state.opt_state))
     args = ocp.args.Composite(state=ocp.args.StandardSave(jax.tree.map(_apart, state)), **items)
     if self._saving is not None:

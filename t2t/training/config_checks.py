@@ -4,8 +4,9 @@ from collections.abc import Collection
 import math
 
 from t2t import UserError, did_you_mean
-from t2t.sections import Config, EvalConfig, NumbersConfig
-from t2t.training import tracking
+from t2t.sections import Config, EvalConfig, LoggingConfig, NumbersConfig
+
+TRACKERS = ("wandb", "trackio", "mlflow")  # rows of `trackers.TRACKERS`
 
 
 def check(config: Config) -> None:
@@ -16,7 +17,7 @@ def check(config: Config) -> None:
   """
   check_nan_policy(config.numbers)
   check_early_stopping(config.eval)
-  tracking.check(config.logging)
+  check_logging(config.logging)
 
 
 _CHOICES = {"not_finite": ("stop", "skip", "back"), "spike": ("warn", "stop", "back")}
@@ -67,3 +68,20 @@ def check_measured(config: EvalConfig, names: Collection[str]) -> None:
   if config.patience and name not in names:
     listed = ", ".join(names)
     raise UserError(f"config.eval.stop_by={name!r}: the run is measured by {listed}{did_you_mean(name, names)}")
+
+
+def check_logging(config: LoggingConfig) -> None:
+  """Refuses a tracker that there is not, and one without a project.
+
+  Raises:
+    UserError: says which there are.
+  """
+  known = ("none", *TRACKERS)
+  if config.tracker not in known:
+    raise UserError(
+      f"config.logging.tracker={config.tracker!r}: give {', '.join(known)}{did_you_mean(config.tracker, known)}"
+    )
+  if config.tracker != "none" and not config.project:
+    raise UserError("config.logging.project is empty: give a name, which the tracker files runs under")
+  if config.histograms < 0:
+    raise UserError(f"config.logging.histograms={config.histograms}: give steps between them; 0: none")

@@ -10,7 +10,7 @@ from t2t.configs import default
 from t2t.sections import Config, OptimizerConfig
 from t2t.settings import records
 from t2t.stages import Stage
-from t2t.training import paths, schedules, tracking
+from t2t.training import paths, schedules
 
 # Keys of config.optimizer -> the optimizers that read them; all others are read by every optimizer.
 _BY_OPTIMIZER = {
@@ -226,7 +226,7 @@ def _sections(config: Config) -> Iterator[str]:
       f"config.numbers.not_finite={numbers.not_finite}: no update is skipped",
     ),
     ("numbers", ("most_backs",), goes_back, "neither config.numbers.not_finite nor config.numbers.spike is back"),
-    ("logging", ("project",), config.logging.tracker != tracking.NONE, "config.logging.tracker=none"),
+    ("logging", ("project",), config.logging.tracker != "none", "config.logging.tracker=none"),
     ("eval", ("num_beams",), config.eval.method in ("", "write") and config.model.kind.writes, "no answer is written"),
     ("eval", ("length_penalty",), config.eval.num_beams > 1, "config.eval.num_beams=1: there is no beam search"),
     (

@@ -15,34 +15,14 @@ from typing import Any
 
 from etils import epath
 
-from t2t import UserError, did_you_mean
 from t2t.runtime import examine
-from t2t.sections import LoggingConfig
 from t2t.storage import logs
 from t2t.training import trackers
 
 NAME = "tracker.json"  # in a workdir: tracker -> project -> which run there is this one
-NONE = "none"
 _WAITING = 1_000  # rows that may wait for a tracker that is slow
 _LAST_SECONDS = 5.0  # that a run waits for it at its end
 _STOPPED_SECONDS = 2.0  # and where a signal ends it: see `stopping.Steps.finish`
-
-
-def check(config: LoggingConfig) -> None:
-  """Refuses a tracker that there is not, and one without a project.
-
-  Raises:
-    UserError: says which there are.
-  """
-  known = (NONE, *trackers.TRACKERS)
-  if config.tracker not in known:
-    raise UserError(
-      f"config.logging.tracker={config.tracker!r}: give {', '.join(known)}{did_you_mean(config.tracker, known)}"
-    )
-  if config.tracker != NONE and not config.project:
-    raise UserError("config.logging.project is empty: give a name, which the tracker files runs under")
-  if config.histograms < 0:
-    raise UserError(f"config.logging.histograms={config.histograms}: give steps between them; 0: none")
 
 
 class Tracking:

@@ -1,0 +1,142 @@
+"""Initialization from another checkpoint, `config.init.checkpoint`."""
+
+from collections.abc import Sequence
+import functools
+from typing import Any
+
+from flax import traverse_util
+import jax
+import jax.numpy as jnp
+
+from t2t import UserError
+from t2t.checkpoints import adapted, fishers, pretrained, store
+from t2t.checkpoints.by_piece import Pieces
+from t2t.checkpoints.warm_start import warm_start
+from t2t.models import adapt
+from t2t.params import Params, join_frozen, matches
+from t2t.runtime import hosts
+from t2t.sections import Config
+from t2t.training.recipe import Program
+from t2t.training.train_state import TrainState
+
+
+def start(
+  program: Program, config: Config, checkpoints: store.Checkpoints, key: jax.Array, *, vocabulary: Any
+) -> TrainState:
+  """Returns a state of step 0 with the parameters of `config.init.checkpoint`, all or those that config.init selects.
+
+  Args:
+    program: of the run.
+    config: of the run.
+    checkpoints: of the workdir; of an adapter they leave out what the checkpoint has.
+    key: of fresh parameters.
+    vocabulary: see `start.start`.
+
+  Raises:
+    UserError: the checkpoint is of another model, or was trained in another vocabulary and its embedding would be
+      taken.
+  """
+  source = pretrained.read_source(config.init.checkpoint, where="config.init.checkpoint=")
+  initial = join_frozen(program.state.params, program.state.frozen_params)
+  if config.adapters:  # of which digests are made: as they were, whatever they will be held in
+    initial = jax.tree.map(lambda x: x.update(dtype=jnp.float32), initial)
+  pieces = _pieces(source, vocabulary) if config.init.by_piece else None
+  if pieces is None:
+    _check_vocabulary(source, config, vocabulary, initial)
+  new = _new_adapters(source, config)
+  begin = adapt.beginning(new, vocabulary, seed=config.train.seed)
+  init, base_path = config.init, functools.partial(adapt.base_path, adapters=new)
+  fisher = fishers.open_fisher(config.optimizer.fisher) if config.optimizer.fisher else None
+  if fisher is not None:
+    fishers.check(fisher, program.state)
+  taken = warm_start(
+    source,
+    initial,
+    fresh=init.fresh,
+    parts=init.parts,
+    rows=init.rows,
+    pieces=pieces,
+    base_path=base_path,
+    model=config.model,
+  )
+  _check_trained(taken.fresh_in(program.state.frozen_params), config)
+  if config.adapters:
+    checkpoints.base = adapted.base_of(taken, program.state.frozen_params, checkpoints.directory.parent)
+  if fisher is not None:
+    fishers.check_base(fisher, program.state, taken)
+  state = program.warm(lambda fresh, params: begin(taken.over(fresh, params)))(taken.params, key)
+  return state if fisher is None else fishers.begin(fisher, program.state, state)
+
+
+def _new_adapters(source: pretrained.Source, config: Config) -> adapt.Adapters:
+  """What the run adapts the checkpoint's model by; nothing, where it goes on with that model's own.
+
+  Raises:
+    UserError: the checkpoint's model has an adapter that cannot be merged, and the run's has not the same; or one that
+      is to be merged first.
+  """
+  if config.adapters:
+    pretrained.check_may_be_base(source, where=f"config.init.checkpoint={config.init.checkpoint}")
+  there = adapt.kept(source.adapters)
+  if there and there != config.adapters:
+    named = "/".join(there)
+    raise UserError(
+      f"config.init.checkpoint={config.init.checkpoint}: its model has what config.{named} added, which cannot be"
+      f" merged; give the same config.{named}, and it is trained further, or the checkpoint that it lies on top of"
+    )
+  return {} if there else config.adapters
+
+
+def _pieces(source: pretrained.Source, vocabulary: Any) -> Pieces:
+  """Of which rows of a checkpoint those of the run's vocabulary are made.
+
+  Raises:
+    UserError: the checkpoint's vocabulary is not known, or the run's.
+  """
+  if vocabulary is None:
+    raise UserError("config.init.by_piece=True: finds rows by their pieces; say them, config.data.vocabulary")
+  from t2t.data import vocabularies
+
+  return Pieces(vocabularies.old_pieces(pretrained.vocabulary(source), vocabulary))
+
+
+def _check_vocabulary(source: pretrained.Source, config: Config, vocabulary: Any, initial: Params) -> None:
+  """Tells, or refuses, a checkpoint whose ids stand for other pieces, where their embeddings are taken."""
+  paths = traverse_util.flatten_dict(initial, sep="/")
+  tables = [path for path in paths if path.endswith("embed/table")]
+  if all(matches(config.init.fresh, path) for path in tables):
+    return
+  where = f"config.init.checkpoint={config.init.checkpoint}"
+  if not source.vocabulary:
+    hosts.say(f"{where}: has no vocabulary beside it; whether the run's is the same is not known")
+    return
+  if vocabulary is None:
+    hosts.say(f"{where}: whether its vocabulary is that of the batches is not known (config.data.vocabulary is empty)")
+    return
+  from t2t.data import vocabularies
+
+  try:
+    trained = pretrained.vocabulary(source)
+  except UserError as error:  # which the run does not need
+    hosts.say(f"{where}: whether its vocabulary is the run's is not known ({error})")
+    return
+  # Hugging Face's and t2t's files of one vocabulary differ, and their pieces do not.
+  by_ids = ["embed/table", *(["head"] if any(path.startswith("head/") for path in paths) else [])]
+  if said := vocabularies.compare_start(trained, vocabulary, where=where, by_ids=by_ids):
+    hosts.say(said)
+
+
+def _check_trained(fresh: Sequence[str], config: Config) -> None:
+  """Refuses what was drawn at random and is not trained: an adapter leaves it alone, or a pattern freezes it.
+
+  Heads that are not trained are those that the loss makes nothing of.
+  """
+  idle = [path for path in fresh if "heads/" not in path]
+  if idle:
+    keys = [f"add {idle[0]} to config.{name}.also_train" for name in config.adapters]
+    keys += ["take it out of config.train.freeze"] if matches(config.train.freeze, idle[0]) else []
+    keys += ["add a rule to config.optimizer.paths, 'PATTERN: trained'"] if config.optimizer.paths else []
+    more = f" (and {len(idle) - 1} more)" if len(idle) > 1 else ""
+    raise UserError(
+      f"config.init: {idle[0]}{more} begins fresh, in whole or in new rows, and is not trained: {', or '.join(keys)}"
+    )
