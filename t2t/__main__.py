@@ -78,9 +78,9 @@ def main(argv: list[str] | None = None) -> int:
     print(_usage())
     return 0 if argv else 2
   if argv[0] in ("--version", "-V", "version"):
-    from t2t.runtime import examine
+    from t2t.runtime import versions
 
-    print(examine.versions())
+    print(versions.line())
     return 0
   command, *rest = argv
   if command == "launch":  # which has machines to look after before it ends

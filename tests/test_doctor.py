@@ -6,7 +6,7 @@ import re
 import pytest
 
 from t2t import __main__ as command
-from t2t.runtime import examine
+from t2t.runtime import examine, versions
 
 
 def states(findings):
@@ -75,8 +75,8 @@ def test_no_credential_is_told(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("version", "said"), [("0.9.0", "0.9.0; t2t needs jax<0.13,>=0.10.2"), ("", "not installed")])
 def test_a_package_of_another_version_is_named(version, said, monkeypatch):
-  real = examine._version
-  monkeypatch.setattr(examine, "_version", lambda name: version if name == "jax" else real(name))
+  real = versions.of
+  monkeypatch.setattr(versions, "of", lambda name: version if name == "jax" else real(name))
   wrong = [each for each in examine._packages() if each.state == examine.WRONG]
   assert [each.name for each in wrong] == ["jax"] and wrong[0].found.startswith(said)
   assert wrong[0].remedy == "pip install 'jax<0.13,>=0.10.2'"

@@ -8,7 +8,7 @@ from tensorboardX.proto import event_pb2
 
 from t2t import losses
 from t2t.storage import logs, records
-from t2t.training import writers
+from t2t.training import loss_curve, writers
 from t2t.training.writers import Histogram
 
 
@@ -254,10 +254,10 @@ def test_what_could_not_be_written_goes_with_the_checkpoint(tmp_path, monkeypatc
 def test_loss_curve_is_a_picture(tmp_path):
   """Also of a run that has not written anything yet."""
   workdir = epath.Path(tmp_path)
-  empty = writers.plot_loss(workdir).read_bytes()
+  empty = loss_curve.save(workdir).read_bytes()
   lines = ['{"step": 1, "train/loss": 3.0}', '{"step": 2, "train/loss": 2.0, "eval/loss": 2.5}']
   (workdir / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-  path = writers.plot_loss(workdir, baselines=[losses.Baseline("unigram model", 2.75, "")])
+  path = loss_curve.save(workdir, baselines=[losses.Baseline("unigram model", 2.75, "")])
   assert path == workdir / "loss.png"
   assert path.read_bytes().startswith(b"\x89PNG")
   assert path.read_bytes() != empty

@@ -8,7 +8,7 @@ import re
 
 from t2t import __main__ as command
 from t2t.commands.options import keys_by_section
-from t2t.runtime import examine
+from t2t.runtime import versions
 from t2t.settings import config_names
 
 _DESCRIPTION = """\
@@ -82,7 +82,7 @@ def script() -> str:
     cases += [_case(f'"{name} {part}"', options(name, part)) for part in parts]
     cases.append(_case(f'"{name} "*', [*parts, *options(name)]))
   return _SCRIPT.format(
-    version=examine.versions().partition(",")[0],
+    version=versions.line().partition(",")[0],
     commands=" ".join(command.SUBCOMMANDS),
     configs=" ".join(config_names()),
     keys=" ".join(keys),

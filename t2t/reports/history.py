@@ -12,7 +12,7 @@ from etils import epath
 import jax
 
 from t2t.losses import Baseline
-from t2t.runtime import examine, telling
+from t2t.runtime import telling, versions
 from t2t.storage import logs
 
 NAME = "history.jsonl"
@@ -74,7 +74,7 @@ def started(workdir: epath.Path, step: int, *, flops_per_step: float | None) -> 
       "step": step,
       "config": config_name(sys.argv),
       "command": without_secrets(sys.argv),
-      "t2t": examine.versions(),
+      "t2t": versions.line(),
       "devices": f"{len(devices)} x {devices[0].device_kind}",
       "hosts": jax.process_count(),
       "flops_per_step": flops_per_step,

@@ -8,7 +8,7 @@ from typing import Any
 from t2t.losses import Baseline
 from t2t.reports import confusion, curves, history, page, texts
 from t2t.reports import run as runs
-from t2t.runtime import amounts, examine
+from t2t.runtime import amounts, versions
 
 UNIT = "nats per target token"
 NOT_TASKS = ("loss", "accuracy", "z_loss")  # what else than tasks is measured of held-out text
@@ -85,7 +85,7 @@ def headline(run: runs.Run) -> str:
 def footer() -> str:
   """When the page was written, and by what."""
   now = datetime.datetime.now(datetime.UTC)
-  return f"<footer>{page.paragraph(f'Written {now:%Y-%m-%d %H:%M} UTC by {examine.versions()}.', soft=True)}</footer>"
+  return f"<footer>{page.paragraph(f'Written {now:%Y-%m-%d %H:%M} UTC by {versions.line()}.', soft=True)}</footer>"
 
 
 def _facts(run: runs.Run) -> Iterator[tuple[str, Any]]:

@@ -10,7 +10,6 @@ import importlib.util
 import json
 import os
 import pathlib
-import platform
 import re
 import resource
 import shutil
@@ -18,11 +17,8 @@ import subprocess
 import sys
 import tempfile
 
-import t2t
-from t2t.runtime import amounts, cache_folder, descriptors, quiet
+from t2t.runtime import amounts, cache_folder, descriptors, quiet, versions
 
-DISTRIBUTION = "t2t-jax"
-_CHECKOUT = pathlib.Path(t2t.__file__).resolve().parent.parent
 FINE, MISSING, WRONG = "ok", "-", "!"
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tensorflow", "tensorflow-text", "seqio")
@@ -68,58 +64,22 @@ class Finding:
   remedy: str = ""
 
 
-def versions() -> str:
-  """t2t, its commit in a checkout, Python and JAX, in a line."""
-  commit = _commit()
-  commit = f", commit {commit}" if commit else ""
-  return f"t2t {_version(DISTRIBUTION)}{commit}, Python {platform.python_version()}, jax {_version('jax')}"
-
-
 def everything() -> Iterator[tuple[str, list[Finding]]]:
   """Each kind of thing with what was found of it, one after another as they are looked at."""
-  yield "versions", [Finding(FINE, "t2t", versions()), *_packages()]
+  yield "versions", [Finding(FINE, "t2t", versions.line()), *_packages()]
   yield "devices", list(_devices())
   yield "memory and disk", list(_room())
   yield "extras", [_extra(name) for name in EXTRAS]
   yield "credentials", [*_credentials(), *map(_tool, _TOOLS)]
 
 
-def _version(distribution: str) -> str:
-  """Its version; "" where it is not installed."""
-  try:
-    return importlib.metadata.version(distribution)
-  except importlib.metadata.PackageNotFoundError:
-    return ""
-
-
-def _commit() -> str:
-  """Of the checkout that t2t is imported from, with a + where files differ from it; "" elsewhere."""
-  if not _is_checkout():
-    return ""
-  return _said(["git", "-C", str(_CHECKOUT), "describe", "--always", "--dirty=+", "--exclude=*"]).strip()
-
-
-def _is_checkout() -> bool:
-  """Whether t2t is imported from a clone, and not from a wheel."""
-  return (_CHECKOUT / ".git").exists()
-
-
-def _said(command: list[str], *, seconds: float = 10.0) -> str:
-  """What a command writes; "" where it cannot be run, fails, or takes too long."""
-  try:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
-  except (OSError, subprocess.TimeoutExpired):
-    return ""
-  return done.stdout if done.returncode == 0 else ""
-
-
 def _packages() -> Iterator[Finding]:
   """Those that matter most, and any that is not of the versions that t2t asks for."""
   asked = _asked()
-  found = {name: _version(name) for name in _PACKAGES}
+  found = {name: versions.of(name) for name in _PACKAGES}
   yield Finding(FINE, "packages", ", ".join(f"{name} {number}" for name, number in found.items() if number))
   for name, (text, allows) in asked.items():
-    number = _version(name)
+    number = versions.of(name)
     if not number or not allows(number):
       have = number or "not installed"
       yield Finding(WRONG, name, f"{have}; t2t needs {text}", f"pip install '{text}'")
@@ -130,7 +90,7 @@ def _asked() -> dict[str, tuple[str, Callable[[str], bool]]]:
   from packaging.requirements import Requirement
 
   try:
-    lines = importlib.metadata.requires(DISTRIBUTION) or []
+    lines = importlib.metadata.requires(versions.DISTRIBUTION) or []
   except importlib.metadata.PackageNotFoundError:
     return {}
   found = {}
@@ -241,7 +201,7 @@ def _extra(name: str) -> Finding:
 
 def install(extra: str) -> str:
   """The command that installs an extra: in a checkout of that, elsewhere of the release."""
-  return f"pip install -e '.[{extra}]'" if _is_checkout() else f"pip install '{DISTRIBUTION}[{extra}]'"
+  return f"pip install -e '.[{extra}]'" if versions.is_checkout() else f"pip install '{versions.DISTRIBUTION}[{extra}]'"
 
 
 def _is_there(module: str) -> bool:

@@ -1,14 +1,17 @@
 """The curve of a run's loss on axes of matplotlib: that of loss.png, and of reports."""
 
 from collections.abc import Callable, Mapping, Sequence
+import io
 import itertools
 import math
 from typing import Any
 
+from etils import epath
 import numpy as np
 
 from t2t.losses import Baseline
 from t2t.stages import Stage
+from t2t.training import writers
 
 EACH, TRAINING, HELD_OUT, QUIET = "#9bb8d3", "#1f5fa8", "#c8442e", "#6b6b6b"  # colours
 
@@ -82,3 +85,34 @@ def smooth(values: Sequence[float]) -> np.ndarray:
   """A mean over the fiftieth of the run around each step, so that it lags behind neither fall nor rise."""
   window = np.ones(max(1, len(values) // 50))
   return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
+
+
+def save(
+  workdir: epath.Path,
+  *,
+  baselines: Sequence[Baseline] = (),
+  unit: str = "nats per target token",
+  run: Sequence[Stage] = (),
+) -> epath.Path:
+  """Draws training and held-out loss of `workdir`/metrics.jsonl, in a `unit`; returns the PNG's path.
+
+  Args:
+    workdir: of the run.
+    baselines: losses of models that have learned nothing.
+    unit: of the loss.
+    run: its stages; where there are several, lines stand where one ends.
+  """
+  import matplotlib.figure
+
+  found = writers.read_all_metrics(workdir / "metrics.jsonl")
+  train, held_out = found.get("train/loss", {}), found.get("eval/loss", {})
+  figure = matplotlib.figure.Figure(figsize=(7.2, 4.0), dpi=120, layout="constrained")
+  axes = figure.subplots()
+  draw(axes, train, held_out, baselines=baselines, unit=unit, run=run)
+  if train or held_out:
+    axes.legend(frameon=False)
+  content = io.BytesIO()
+  figure.savefig(content, format="png")
+  path = workdir / "loss.png"
+  path.write_bytes(content.getvalue())
+  return path

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 import concurrent.futures
 import contextlib
 import dataclasses
-import io
 import os
 import socket
 import sys
@@ -17,11 +16,9 @@ import rich.console
 import rich.progress
 
 from t2t import UserError
-from t2t.losses import Baseline
 from t2t.runtime import amounts, telling
-from t2t.stages import Stage
 from t2t.storage import bucket, logs, records
-from t2t.training import loss_curve, row_files
+from t2t.training import row_files
 
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"  # in a workdir
 EMPTY = "(empty)"  # in place of a text that has nothing to read
@@ -296,34 +293,3 @@ class Writer:
         print(f"{log.path}: could not be written to its end; {len(log.waiting)} bytes are lost", file=sys.stderr)
       with contextlib.suppress(OSError):
         log.close()
-
-
-def plot_loss(
-  workdir: epath.Path,
-  *,
-  baselines: Sequence[Baseline] = (),
-  unit: str = "nats per target token",
-  run: Sequence[Stage] = (),
-) -> epath.Path:
-  """Draws training and held-out loss of `workdir`/metrics.jsonl, in a `unit`; returns the PNG's path.
-
-  Args:
-    workdir: of the run.
-    baselines: losses of who has learned nothing.
-    unit: of the loss.
-    run: its stages; where there are several, lines stand where one ends.
-  """
-  import matplotlib.figure
-
-  found = read_all_metrics(workdir / "metrics.jsonl")
-  train, held_out = found.get("train/loss", {}), found.get("eval/loss", {})
-  figure = matplotlib.figure.Figure(figsize=(7.2, 4.0), dpi=120, layout="constrained")
-  axes = figure.subplots()
-  loss_curve.draw(axes, train, held_out, baselines=baselines, unit=unit, run=run)
-  if train or held_out:
-    axes.legend(frameon=False)
-  content = io.BytesIO()
-  figure.savefig(content, format="png")
-  path = workdir / "loss.png"
-  path.write_bytes(content.getvalue())
-  return path

@@ -1,6 +1,6 @@
 """The history of a run and its report.html."""
 
-from t2t.reports import history, written
+from t2t.reports import history
 from t2t.training.run import Callback, Run
 
 
@@ -16,10 +16,16 @@ class RunReport(Callback):
 
   def on_stop(self, run: Run) -> None:
     history.ended(run.workdir, run.step, history.STOPPED)
-    written.at_end(run.workdir, ends=False)
+    _write(run, ends=False)
 
   def on_end(self, run: Run) -> None:
     loss, baselines = run.program.made.loss, run.program.baselines
     why = run.end_reason or history.FINISHED
     history.ended(run.workdir, run.step, why, unit=loss.unit, baselines=baselines, examples=run.samples)
-    written.at_end(run.workdir, ends=True)
+    _write(run, ends=True)
+
+
+def _write(run: Run, *, ends: bool) -> None:
+  from t2t.reports import written
+
+  written.at_end(run.workdir, ends=ends)

@@ -11,7 +11,7 @@ from t2t.checkpoints import outdated
 from t2t.losses import Baseline
 from t2t.runtime import hosts
 from t2t.stages import Stage
-from t2t.training import writers
+from t2t.training import loss_curve, writers
 from t2t.training.callbacks import collapse
 from t2t.training.run import Callback, Run
 
@@ -63,7 +63,7 @@ def summarise(
     best: metric -> step of the checkpoint that is the best by it.
     run: its stages, whose ends the curve marks.
   """
-  picture = writers.plot_loss(workdir, baselines=baselines, unit=unit, run=run)
+  picture = loss_curve.save(workdir, baselines=baselines, unit=unit, run=run)
   print(f"\nheld-out loss  {loss:.4f} {unit}")
   for baseline in baselines:
     print(f"{baseline.name:<15}{baseline.loss:.4f} ({baseline.knows})")
