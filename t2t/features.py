@@ -20,6 +20,7 @@ NEXT_TOKENS = ("inputs", "targets", "loss_weights", "both_ways")
 # The number of an example's task, where a model is told of it, and how many there may be: while rows are made of
 # examples it stands in the high bits of their ids, see `converters.convert`.
 TASK, TASK_BITS, MOST_TASKS = "task_number", 24, 127
+UNKNOWN = "<unk>"  # what T5 writes as the answer of an example whose answer is not given
 # Objectives whose examples have these.
 WITH_NEXT_TOKENS = ("masked_next_token", "next_token")
 # Objectives whose examples have targets alone; those of all others have inputs as well.

@@ -13,6 +13,7 @@ from t2t import UserError
 from t2t.data import objectives, pipeline, sources, vocabularies, windows
 from t2t.data.objectives import annotated
 from t2t.data.sources import text_files
+from t2t.data.vocabularies import offsets
 from t2t.sections import DataConfig
 
 TEXT = "Ann Lee of New York saw Rome again, and wrote of it"
@@ -68,11 +69,11 @@ def test_text_to_ids():
 
   def tokens_of(vocabulary, text):
     assert isinstance(vocabulary, Words) and text == "".join(pieces)
-    return vocabularies.Tokens(*(np.array(x, np.int32) for x in ([5, 6, 7], [0, 2, 5], [1, 4, 6])))
+    return offsets.Tokens(*(np.array(x, np.int32) for x in ([5, 6, 7], [0, 2, 5], [1, 4, 6])))
 
   monkeypatch = pytest.MonkeyPatch()
   with monkeypatch.context() as patched:
-    patched.setattr(vocabularies, "tokens_of", tokens_of)
+    patched.setattr(offsets, "tokens_of", tokens_of)
     records = tf.data.Dataset.from_tensors({"text": "a bc d", "entities": [[2, 6]]})
     (found,) = annotated.tokenize(records, {"targets": seqio.Feature(Words())}).as_numpy_iterator()
   assert {name: x.tolist() for name, x in found.items()} == {"targets": [5, 6, 7], "starts": [1, 1, 0]}

@@ -15,6 +15,7 @@ from t2t import UserError, task_metrics
 from t2t.data import answering, answers, framing, runs, selection, text_formats, vocabularies
 from t2t.data.answering import kinds, needs
 from t2t.data.answering.reading import Reading
+from t2t.data.rows import labelled
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.settings import load_config, records
 
@@ -230,7 +231,7 @@ def test_answers_that_are_not_given_are_not_learnt():
   """They are asked, as test sets are, and no batch has them."""
   asked = answering.for_heads(task(), "encoder_only", (HeadConfig("sure", 2, labels=LABELS, reads="first"),))
   dataset = asked.get_dataset({"inputs": 32}, split="train", shuffle=False, num_epochs=1)
-  assert [each["idx"] for each in answering.labelled(dataset).as_numpy_iterator()] == [0, 1]
+  assert [each["idx"] for each in labelled(dataset).as_numpy_iterator()] == [0, 1]
 
 
 def test_a_mixture_keeps_its_rates():

@@ -65,9 +65,9 @@ def test_a_prompt_and_its_continuation_are_the_text_of_both(vocabulary, text, cu
   """Token by token too, and where a character is several tokens."""
   ids = [i for i in vocabulary.encode(text) if i not in vocabularies.framing_ids(vocabulary)]
   before, after = ids[:cut], ids[cut:]
-  texts = vocabularies.continuation_texts(vocabulary, before, after)
+  texts = continuation.continuation_texts(vocabulary, before, after)
   assert len(texts) == len(after)
-  joined = vocabularies.decode_continuation(vocabulary, before, after)
+  joined = continuation.decode_continuation(vocabulary, before, after)
   assert joined == "".join(texts)
   shown = vocabulary.decode(before)
   if not shown.endswith("\ufffd") and vocabulary.decode(ids).startswith(shown):
@@ -78,24 +78,24 @@ def test_a_prompt_and_its_continuation_are_the_text_of_both(vocabulary, text, cu
 @given(strategies.lists(strategies.integers(0, 56), max_size=20), strategies.integers(0, 20))
 def test_any_ids_are_a_text_and_its_rest(vocabulary, ids, cut):
   ids = [i for i in ids if i not in vocabularies.framing_ids(vocabulary)]
-  texts = vocabularies.continuation_texts(vocabulary, [], ids)
+  texts = continuation.continuation_texts(vocabulary, [], ids)
   assert "".join(texts) == vocabulary.decode(ids)
-  assert len(vocabularies.continuation_texts(vocabulary, ids[:cut], ids[cut:])) == len(ids[cut:])
+  assert len(continuation.continuation_texts(vocabulary, ids[:cut], ids[cut:])) == len(ids[cut:])
 
 
 def test_a_leading_space_is_kept(vocabulary):
   ids = list(vocabulary.encode("the number of things"))
   for cut in range(1, len(ids)):
     before, after = ids[:cut], ids[cut:]
-    text = vocabularies.decode_continuation(vocabulary, before, after)
+    text = continuation.decode_continuation(vocabulary, before, after)
     assert vocabulary.decode(before) + text == "the number of things"
 
 
 def test_a_text_begins_anew_behind_what_frames_it(vocabulary):
   first, second = (list(vocabulary.encode(text)) for text in ("the number", "of things"))
   end = vocabulary.eos_id
-  assert vocabularies.decode_continuation(vocabulary, [*first, end], second) == "of things"
-  texts = vocabularies.continuation_texts(vocabulary, [], [*first, end, *second, end])
+  assert continuation.decode_continuation(vocabulary, [*first, end], second) == "of things"
+  texts = continuation.continuation_texts(vocabulary, [], [*first, end, *second, end])
   assert "".join(texts) == "the numberof things" and texts[len(first)] == texts[-1] == ""
 
 
@@ -105,10 +105,10 @@ def test_a_character_of_several_tokens(tmp_path):
   ids = list(vocabulary.encode("a \u3042b"))
   texts = [vocabulary.tokenizer.id_to_token(i) for i in ids]
   first = texts.index("<0xE3>")
-  found = vocabularies.continuation_texts(vocabulary, ids[:first], ids[first:])
+  found = continuation.continuation_texts(vocabulary, ids[:first], ids[first:])
   assert found == ["", "", "\u3042", "b"]
-  assert vocabularies.continuation_texts(vocabulary, ids[: first + 1], ids[first + 1 :]) == ["", "\u3042", "b"]
-  assert vocabularies.decode_continuation(vocabulary, ids[:first], ids[first : first + 2]) == "\ufffd\ufffd"
+  assert continuation.continuation_texts(vocabulary, ids[: first + 1], ids[first + 1 :]) == ["", "\u3042", "b"]
+  assert continuation.decode_continuation(vocabulary, ids[:first], ids[first : first + 2]) == "\ufffd\ufffd"
 
 
 def test_long_texts_take_linear_time(vocabulary):

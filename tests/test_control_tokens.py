@@ -14,7 +14,7 @@ import tokenizers
 
 from t2t import UserError
 from t2t.data import pipeline, raw_text, vocabularies
-from t2t.data.vocabularies import subwords, training
+from t2t.data.vocabularies import offsets, subwords, training
 from t2t.generation import filling, prompting
 from t2t.sections import DataConfig
 
@@ -139,7 +139,7 @@ def test_letters_are_text(vocabulary, text):
   assert not set(ids) & control_ids(vocabulary)
   assert encoded.encode_tf(tf.constant(text)).numpy().tolist() == ids
   assert vocabularies.encode_text(vocabulary, text) == ids
-  assert vocabularies.tokens_of(encoded, text).ids.tolist() == ids
+  assert offsets.tokens_of(encoded, text).ids.tolist() == ids
 
 
 @settings(max_examples=25)
@@ -247,7 +247,7 @@ def test_letters_of_a_byte_are_text(tmp_path):
     expected = list(published.encode(text))
     assert list(vocabularies.as_text(vocabulary).encode(text)) == expected
     assert vocabularies.encode_text(vocabulary, text, special_tokens="all") == expected
-    assert vocabularies.tokens_of(vocabularies.as_text(vocabulary), text).ids.tolist() == expected
+    assert offsets.tokens_of(vocabularies.as_text(vocabulary), text).ids.tolist() == expected
   found = vocabularies.encode_text(vocabulary, "</s><0x0A>", special_tokens="all")
   assert found == [1, *published.encode("<0x0A>")[1:]] or found == [1, *published.encode("<0x0A>")]
   wide = vocabularies.encode_text(vocabulary, "＜0x0A＞")

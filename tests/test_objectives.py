@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import objectives, vocabularies
-from t2t.data.objectives import corruption, pieces
+from t2t.data.objectives import corruption, denoisers, middle, pieces
 
 T5 = {"noise_density": 0.15, "mean_noise_span_length": 3.0}
 ALL = sorted(objectives.OBJECTIVES)
@@ -126,7 +126,7 @@ def test_one_part_of_a_long_document_is_drawn(monkeypatch):
 def test_ul2_puts_the_mode_in_front():
   """The docstring's example."""
   out = drawn(
-    objectives.ul2, [3, 4, 5, 6, 7, 8], {"inputs": 12, "targets": 6}, number=1, denoisers=objectives.S_DENOISERS
+    denoisers.ul2, [3, 4, 5, 6, 7, 8], {"inputs": 12, "targets": 6}, number=1, denoisers=denoisers.S_DENOISERS
   )
   assert out == [{"inputs": [50, 51, 3, 4, 5, 6, 99], "targets": [99, 7, 8]}]
 
@@ -141,13 +141,13 @@ def test_ul2_mixes_seven_denoisers_equally():
       return [modes[text]]
 
   feature = seqio.Feature(Modes(vocab_size, 100))
-  denoisers = objectives.R_DENOISERS + objectives.S_DENOISERS + objectives.X_DENOISERS
-  kinds = [(d.noise_density, d.mean_noise_span_length) for d in denoisers]
+  all_denoisers = denoisers.R_DENOISERS + denoisers.S_DENOISERS + denoisers.X_DENOISERS
+  kinds = [(d.noise_density, d.mean_noise_span_length) for d in all_denoisers]
   assert sorted(kinds) == [(0.15, 3), (0.15, 8), (0.15, 64), (0.25, math.inf), (0.5, 3), (0.5, 8), (0.5, 64)]
   sizes = [corruption.span_lengths(length - 1, noise_density=r, mean_noise_span_length=mu) for r, mu in kinds]
   with seqio.utils.map_seed_manager(0):
     document = list(range(100, 100 + text))
-    dataset = objectives.ul2(
+    dataset = denoisers.ul2(
       rows(*[document] * 300), {"inputs": length, "targets": length}, {"targets": feature}, merge_documents=False
     )
     found = lists(dataset)
@@ -192,7 +192,7 @@ def test_modes_of_any_length_leave_room_for_the_text():
   with seqio.utils.map_seed_manager(0):
     documents = rows(*[list(range(100, 400))] * 20)
     lengths = {"inputs": 40, "targets": 40}
-    found = lists(objectives.ul2(documents, lengths, {"targets": feature}, merge_documents=False))
+    found = lists(denoisers.ul2(documents, lengths, {"targets": feature}, merge_documents=False))
   longest = {
     mode[0]: max(len(each["inputs"]) for each in found if each["inputs"][0] == mode[0]) for mode in modes.values()
   }
@@ -227,7 +227,7 @@ def test_causal_lm():
 
 def test_fill_in_the_middle():
   """The docstring's examples, in the shares that it says."""
-  found = drawn(objectives.fill_in_the_middle, [3, 4, 5, 6, 7], {"targets": 12}, number=800)
+  found = drawn(middle.fill_in_the_middle, [3, 4, 5, 6, 7], {"targets": 12}, number=800)
   found = [example["targets"] for example in found]
   for row in ([3, 4, 5, 6, 7], [99, 3, 98, 6, 7, 97, 4, 5, 1], [99, 98, 6, 7, 97, 3, 4, 5, 1]):
     assert row in found
@@ -241,7 +241,7 @@ def test_fill_in_the_middle():
 def test_pieces_of_the_vocabulary_mark_the_middle():
   """Where it has them, as Code Llama's."""
   marks = {40: " <PRE>", 41: " <MID>", 42: " <SUF>"}
-  out = objectives.fill_in_the_middle(rows(*[[3, 4, 5]] * 50), {"targets": 12}, features(pieces=marks))
+  out = middle.fill_in_the_middle(rows(*[[3, 4, 5]] * 50), {"targets": 12}, features(pieces=marks))
   marks = {token for example in lists(out) for token in example["targets"]} - {3, 4, 5, 1}
   assert marks == {40, 41, 42}
   assert any(example["targets"][0] == 40 for example in lists(out))

@@ -12,6 +12,7 @@ from test_subwords import shared
 
 from t2t import UserError
 from t2t.data import vocabularies
+from t2t.data.vocabularies import offsets
 
 FILES = {"wordpiece": "bert_uncased/vocab.txt", "bpe": "gpt2/encoder.json", "sentencepiece": "t5_spiece/spiece.model"}
 
@@ -24,7 +25,7 @@ def vocabulary(request):
 
 
 def pieces(vocabulary, text):
-  found = vocabularies.tokens_of(vocabulary, text)
+  found = offsets.tokens_of(vocabulary, text)
   assert all(column.dtype == np.int32 for column in found)
   return [text[start:end] for start, end in zip(found.starts, found.ends, strict=True)]
 
@@ -44,7 +45,7 @@ def test_words_and_parts_of_words(vocabulary):
 )
 def test_offsets_count_characters(vocabulary, text, own):
   """Of the Python string, not bytes, and of the text as it was before accents went and letters became small."""
-  found, start = vocabularies.tokens_of(vocabulary, text), text.index(own)
+  found, start = offsets.tokens_of(vocabulary, text), text.index(own)
   inside = (found.starts >= start) & (found.ends <= start + len(own)) & (found.ends > found.starts)
   assert (found.starts[inside].min(), found.ends[inside].max()) == (start, start + len(own))
 
@@ -52,16 +53,16 @@ def test_offsets_count_characters(vocabulary, text, own):
 def test_docstring_example():
   """What stands there is what comes out."""
   t5 = vocabularies.load(shared(FILES["sentencepiece"]))
-  lines = inspect.getdoc(vocabularies.tokens_of).split("\n")
+  lines = inspect.getdoc(offsets.tokens_of).split("\n")
   expected = next(line for line in lines if line.startswith("Out:")).removeprefix("Out:")
-  found = vocabularies.tokens_of(t5, "Où es-tu?")
+  found = offsets.tokens_of(t5, "Où es-tu?")
   assert [column.tolist() for column in found] == list(ast.literal_eval(expected.strip()))
 
 
 def test_sentinels_stand_where_they_are_spelled_out(vocabulary):
   """In the vocabularies that read them in text; to bytes they are letters."""
   text = "Thank you <extra_id_0> me to <extra_id_4> week"
-  found = vocabularies.tokens_of(vocabulary, text)
+  found = offsets.tokens_of(vocabulary, text)
   for number in (0, 4):
     (places,) = np.nonzero(found.ids == vocabularies.sentinel_ids(vocabulary, 5)[number])
     if isinstance(vocabulary, seqio.ByteVocabulary):
@@ -81,7 +82,7 @@ ODD = strategies.text(strategies.characters(exclude_categories=["Cs"]), max_size
 @hypothesis.given(ODD)
 def test_any_text(vocabulary, text):
   """The same ids, ranges inside the text that do not go back, and no white space at their ends."""
-  found = vocabularies.tokens_of(vocabulary, text)
+  found = offsets.tokens_of(vocabulary, text)
   assert found.ids.tolist() == list(vocabulary.encode(text))
   assert (found.starts >= 0).all() and (found.starts <= found.ends).all() and (found.ends <= len(text)).all()
   assert (np.diff(found.starts) >= 0).all() and (np.diff(found.ends) >= 0).all()
@@ -92,4 +93,4 @@ def test_any_text(vocabulary, text):
 def test_a_vocabulary_of_ones_own():
   """What would do is said."""
   with pytest.raises(UserError, match="does not say where in a text its tokens stand.*SentencePiece"):
-    vocabularies.tokens_of(seqio.PassThroughVocabulary(5), "a")
+    offsets.tokens_of(seqio.PassThroughVocabulary(5), "a")

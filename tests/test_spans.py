@@ -23,6 +23,7 @@ from t2t.data import answering, answers, reading_formats, registry, selection, s
 from t2t.data.answering import spans
 from t2t.data.answering.reading import Reading
 from t2t.data.framing import Framing
+from t2t.data.vocabularies import offsets
 from t2t.evaluation import few_shot
 from t2t.generation import answerer
 from t2t.models.config import HeadConfig
@@ -33,9 +34,9 @@ BERT, DECODER = Framing((101,), (102,), (102,)), Framing((0,), (1,), ())
 HEAD = HeadConfig("span", 2, "span")
 
 
-def words(number: int) -> vocabularies.Tokens:
+def words(number: int) -> offsets.Tokens:
   """A context of words of one letter with a space between them."""
-  return vocabularies.Tokens(*(np.arange(number, dtype=np.int32) * k + j for k, j in ((1, 1000), (2, 0), (2, 1))))
+  return offsets.Tokens(*(np.arange(number, dtype=np.int32) * k + j for k, j in ((1, 1000), (2, 0), (2, 1))))
 
 
 def make(question, context, answer, *, length=200, framing=BERT):
@@ -415,7 +416,7 @@ def test_an_answer_of_any_characters_is_found(context, data):
   """In bytes, of which a character is up to four: the tokens of all its characters, and no others."""
   first = data.draw(strategies.integers(0, len(context) - 1))
   behind = data.draw(strategies.integers(first + 1, len(context)))
-  tokens = vocabularies.tokens_of(BYTES, context)
+  tokens = offsets.tokens_of(BYTES, context)
   (window,) = spans.windows([7], tokens, (first, behind), framing=BERT, length=200, eos_id=1)
   start, end = (int(np.flatnonzero(window.targets & bit)[0]) for bit in (1, 2))
   assert BYTES.decode(window.inputs[start : end + 1].tolist()) == context[first:behind]

@@ -25,7 +25,7 @@ def dictionary(tmp_path):
 def switched(texts, **options):
   dataset = tf.data.Dataset.from_tensor_slices({"text": texts})
   with seqio.utils.map_seed_manager(options.pop("seed", 0)):
-    found = objectives.code_switching(dataset, **options)
+    found = switching.code_switching(dataset, **options)
   return [example["text"].decode() for example in found.as_numpy_iterator()]
 
 

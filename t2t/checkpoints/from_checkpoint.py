@@ -95,9 +95,9 @@ def _pieces(source: pretrained.Source, vocabulary: Any) -> Pieces:
   """
   if vocabulary is None:
     raise UserError("config.init.by_piece=True: finds rows by their pieces; say them, config.data.vocabulary")
-  from t2t.data import vocabularies
+  from t2t.data.vocabularies import matching
 
-  return Pieces(vocabularies.old_pieces(pretrained.vocabulary(source), vocabulary))
+  return Pieces(matching.old_pieces(pretrained.vocabulary(source), vocabulary))
 
 
 def _check_vocabulary(source: pretrained.Source, config: Config, vocabulary: Any, initial: Params) -> None:

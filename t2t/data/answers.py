@@ -17,7 +17,6 @@ import numpy as np
 from t2t import UserError
 
 UNPARSEABLE = -1  # as the label that a text names
-UNKNOWN = "<unk>"  # what T5 writes where the answer is not given
 UNANSWERABLE = "unanswerable"  # what is written where a text does not answer a question
 
 Postprocess = Callable[..., Any]

@@ -10,7 +10,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import answering, objectives, rows, sources, uncut
+from t2t.data import objectives, rows, sources, uncut
 from t2t.data.sources import faults
 
 MOST_EXAMPLES = 1_000
@@ -68,7 +68,7 @@ class Counts:
       ids = np.asarray(example[name])[:limit]
       self.tokens += ids.size
       self.unknown += int(np.count_nonzero(ids == unknown_id))
-    has_answer = answering.has_answer(example)
+    has_answer = rows.has_answer(example)
     self.unanswered += not has_answer
     found = _class_of(example)
     if has_answer and found is not None:

@@ -6,9 +6,8 @@ from typing import Any
 
 import seqio
 
-from t2t.data import languages, mixed, objectives, selection, streams, tables, vocabularies
-from t2t.data.objectives import switching
-from t2t.data.sources import contents, named, parallel, text_files
+from t2t.data import languages, mixed, objectives, selection, streams, vocabularies
+from t2t.data.sources import contents, named, text_files
 from t2t.sections import DataConfig
 
 
@@ -35,6 +34,8 @@ def settings(
     identity["data.eval_files"] = "given" if data.eval_files else "empty: about 1 % of data.files is held out"
     identity["data.files"] = contents.summary(_with_beside(data, text_files.find_files(data.files)))
   if data.table:
+    from t2t.data import tables
+
     identity |= tables.identity(data.table)
   each = mixed.each(data) if data.sources else {}
   tells_languages = bool(languages.numbers(each)) or bool(data.language_tags)
@@ -53,6 +54,8 @@ def settings(
         said["annotations"] = own.annotations
     identity |= {f"data.sources.{name}.{key}": value for key, value in said.items()}
   if switches:
+    from t2t.data.objectives import switching
+
     identity["data.dictionary"] = switching.named(data.dictionary)
   for name, folder in data.folders.items():
     if folder:
@@ -70,6 +73,8 @@ def _with_beside(data: DataConfig, paths: Sequence[str]) -> tuple[str, ...]:
   """Files, and those beside them that hold the translations of their lines."""
   if not objectives.is_parallel(data.objective):
     return tuple(paths)
+  from t2t.data.sources import parallel
+
   others = (parallel.beside(path, translation=data.translation, where="config.data.files") for path in paths)
   return (*paths, *filter(None, others))
 
@@ -87,8 +92,7 @@ def files(
   """
   splits = (data.train_split, data.eval_split)
   sources = mixed.each(data) if data.sources else {}
-  table = {key: data.table[key] for key in ("files", "eval_files")} if data.table else {}
-  read = {"config.data": dataclasses.replace(data, **tables.on_disk(table))} | {
+  read = {"config.data": _with_files_of_table(data)} | {
     f"config.data.sources.{name}": own for name, own in sources.items()
   }
   found = {
@@ -112,6 +116,14 @@ def files(
       for root, released in selection.folders_read(each, splits[1:]).values():
         found[where] = contents.Contents(released, where=where, root=root)
   return found
+
+
+def _with_files_of_table(data: DataConfig) -> DataConfig:
+  if not data.table:
+    return data
+  from t2t.data import tables
+
+  return dataclasses.replace(data, **tables.on_disk({key: data.table[key] for key in ("files", "eval_files")}))
 
 
 def _of_source(source: seqio.DataSource, splits: Sequence[str], *, where: str) -> dict[str, contents.Contents]:

@@ -22,7 +22,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import raw_text, selection, text_formats, vocabularies
+from t2t.data import raw_text, registry, selection, text_formats, vocabularies
 from t2t.data.objectives import annotated, pairs, pieces
 
 RECORD, COMPLETED = "t2t.json", "COMPLETED"
@@ -53,7 +53,7 @@ def split_preprocessors(task: seqio.Task) -> tuple[list, list]:
     # What is cached is the same in each epoch and for any length.
     if {"seed", "seeds", "sequence_length"} & set(inspect.signature(step).parameters):
       break
-    if text_formats.function_of(step) in _TOKENIZERS:
+    if registry.function_of(step) in _TOKENIZERS:
       return steps[: at + 1], steps[at + 1 :]
   raise UserError(
     f"{task.name}: cannot be cached, for its preprocessors do not say where; put seqio.CacheDatasetPlaceholder() among"
@@ -74,7 +74,7 @@ def record(task: seqio.Task) -> dict[str, Any]:
       seqio.utils.function_name(function)
       for step in before
       # An older cache, without these, is read: what it holds are tokens already.
-      if (function := text_formats.function_of(step)) not in raw_text.STEPS
+      if (function := registry.function_of(step)) not in raw_text.STEPS
     ],
     "vocabulary": {name: _vocabulary_record(vocabulary) for name, vocabulary in texts.items()},
   }

@@ -17,18 +17,15 @@ import tensorflow as tf
 
 from t2t import UserError, sharding
 from t2t.data import (
-  answering,
   converters,
   file_task,
   identity,
   mixed,
-  offline_cache,
   raw_text,
   rows,
   selection,
   sources,
   streams,
-  tables,
   task_numbers,
   uncut,
   vocabularies,
@@ -102,7 +99,11 @@ def load_task(
     )
   if not data.files:
     found = adapted(data, registered(data, alone=where == _ALL))
-    return answering.for_heads(found, architecture, heads) if heads else found
+    if not heads:
+      return found
+    from t2t.data import answering
+
+    return answering.for_heads(found, architecture, heads)
   for name, folder in data.folders.items():
     raise UserError(f"config.data.folders.{name}={folder}: holds tasks, not config.data.files; leave out one of them")
   if data.cache_dir:
@@ -125,6 +126,8 @@ def registered(data: DataConfig, *, alone: bool = True) -> seqio.Task | seqio.Mi
   if data.sources:
     return load_task(data)
   if data.labels or data.table:
+    from t2t.data import tables
+
     return tables.make_task(tables.with_table(data))
   found = selection.named(data.mixture, modules=data.task_modules)
   if alone:
@@ -142,8 +145,11 @@ def adapted(data: DataConfig, found: seqio.Task | seqio.Mixture) -> seqio.Task |
     eval_split=data.eval_split,
   )
   adapted = _guarded(data, adapted)
-  splits = (data.train_split, data.eval_split)
-  return offline_cache.read(adapted, data.cache_dir, splits=splits) if data.cache_dir else adapted
+  if not data.cache_dir:
+    return adapted
+  from t2t.data import offline_cache
+
+  return offline_cache.read(adapted, data.cache_dir, splits=(data.train_split, data.eval_split))
 
 
 def find_tasks(data: DataConfig, architecture: str, names: Sequence[str] = ()) -> list[seqio.Task]:
@@ -306,7 +312,7 @@ def train_batches(
     identity=identity.settings(data, vocabulary(data), batch_size=batch_size, seed=seed, num_streams=total)
     | ({"model.heads": [f"{head.name}: {head.kind} of {head.num_classes}" for head in heads]} if heads else {})
     | ({"pals.tasks": [f"{name}: {number}" for name, number in sorted(numbers.items())]} if numbers else {})
-    | ({"data.cache_dir": offline_cache.identity(task)} if data.cache_dir else {}),
+    | _cache_identity(data, task),
     saved=[
       stream
       for stream, process in streams.writers(host_rows, batch_size=batch_size, num_streams=total).items()
@@ -324,7 +330,11 @@ def _tally(data: DataConfig, task: seqio.Task | seqio.Mixture) -> faults.Tally |
 
 def _num_documents(data: DataConfig, task: seqio.Task | seqio.Mixture) -> int | None:
   if not data.files:
-    return (offline_cache if data.cache_dir else selection).num_examples(task, data.train_split)
+    if not data.cache_dir:
+      return selection.num_examples(task, data.train_split)
+    from t2t.data import offline_cache
+
+    return offline_cache.num_examples(task, data.train_split)
   found = scan.scan(text_files.find_files(data.files), field=data.field, malformed=data.malformed)
   return found.documents if found.complete else None
 
@@ -447,3 +457,11 @@ def eval_batches(
     )
     for batch in found
   ]
+
+
+def _cache_identity(data: DataConfig, task: seqio.Task | seqio.Mixture) -> dict[str, str]:
+  if not data.cache_dir:
+    return {}
+  from t2t.data import offline_cache
+
+  return {"data.cache_dir": offline_cache.identity(task)}

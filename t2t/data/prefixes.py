@@ -5,7 +5,8 @@ from typing import Any
 
 import seqio
 
-from t2t.data import objectives, reading_formats, selection, text_formats
+from t2t.data import reading_formats, registry, selection, text_formats
+from t2t.data.objectives import denoisers
 from t2t.data.selection import Found
 
 
@@ -35,11 +36,11 @@ _WRITES: dict[Callable, Callable[[Mapping[str, Any]], str]] = {
   reading_formats.tagged: lambda options: f"{options['prefix']}: ",
 }
 
-_DENOISERS: dict[str, Sequence[objectives.Denoiser]] = {
-  "ul2": (*objectives.R_DENOISERS, *objectives.S_DENOISERS, *objectives.X_DENOISERS),
-  "r_denoising": objectives.R_DENOISERS,
-  "s_denoising": objectives.S_DENOISERS,
-  "x_denoising": objectives.X_DENOISERS,
+_DENOISERS: dict[str, Sequence[denoisers.Denoiser]] = {
+  "ul2": (*denoisers.R_DENOISERS, *denoisers.S_DENOISERS, *denoisers.X_DENOISERS),
+  "r_denoising": denoisers.R_DENOISERS,
+  "s_denoising": denoisers.S_DENOISERS,
+  "x_denoising": denoisers.X_DENOISERS,
 }
 
 
@@ -61,7 +62,7 @@ def of(found: Found) -> tuple[str, ...]:
 def _of_task(task: seqio.Task) -> list[str]:
   found: list[str] = []
   for step in task.preprocessors:
-    function = text_formats.function_of(step)
+    function = registry.function_of(step)
     options = getattr(step, "keywords", {})
     if function in _WRITES:
       found.append(_WRITES[function](options))

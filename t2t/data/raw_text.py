@@ -14,7 +14,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from t2t.data import objectives, selection, sources, text_formats, vocabularies
+from t2t.data import objectives, registry, selection, sources, vocabularies
 
 _SAMPLE = 1000  # records
 
@@ -31,7 +31,7 @@ def is_guarded(task: seqio.Task) -> bool:
 
 def is_own(step: Callable) -> bool:
   """Returns True if a preprocessor was registered with its task, and not added by `guarded`."""
-  return text_formats.function_of(step) not in STEPS
+  return registry.function_of(step) not in STEPS
 
 
 def _guarded(task: seqio.Task) -> seqio.Task:
@@ -49,7 +49,7 @@ def _guarded(task: seqio.Task) -> seqio.Task:
 
 def _is_text_alone(task: seqio.Task) -> bool:
   """Returns True if no step writes into the text of the records: an objective behind steps that are known."""
-  steps = [text_formats.function_of(step) for step in task.preprocessors]
+  steps = [registry.function_of(step) for step in task.preprocessors]
   known = all(getattr(step, "__module__", "").split(".")[0] in ("t2t", "seqio") for step in steps)
   made = objectives.of(task)
   return known and bool(made) and not any(map(objectives.is_parallel, made))

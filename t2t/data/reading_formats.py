@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import answers
+from t2t.features import UNKNOWN
 
 Features = dict[str, tf.Tensor]
 
@@ -47,7 +48,7 @@ def record(features: Features) -> Features:
   entities = tf.strings.reduce_join(features["entities"], separator=", ")
   return {
     "inputs": tf.strings.join(["record query:", features["query"], "entities:", entities, "passage:", passage], " "),
-    "targets": tf.concat([features["answers"], [answers.UNKNOWN]], 0)[0],
+    "targets": tf.concat([features["answers"], [UNKNOWN]], 0)[0],
     "idx": tf.stack([tf.cast(features["idx"][part], tf.int32) for part in ("passage", "query")]),
     "options": features["entities"],
     "answers": features["answers"],
@@ -111,7 +112,7 @@ def spans(features: Features, *, unanswerable: bool = False) -> Features:
   given = features["answers"]
   spaced = _space_punctuation(given["text"])
   question, context = _space_punctuation(features["question"]), _space_punctuation(features["context"])
-  nothing = answers.UNANSWERABLE if unanswerable else answers.UNKNOWN
+  nothing = answers.UNANSWERABLE if unanswerable else UNKNOWN
   return {
     "inputs": tf.strings.join(["question:", question, "context:", context], " "),
     "targets": tf.concat([spaced, [nothing]], 0)[0],

@@ -1,8 +1,9 @@
 """Finds registered seqio tasks and mixtures, having imported the modules that register them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import contextlib
 import difflib
+import functools
 import hashlib
 import importlib
 import os
@@ -10,11 +11,11 @@ import pathlib
 import pkgutil
 import sys
 import traceback
+from typing import Any
 
 import seqio
 
 from t2t import UserError
-from t2t.data import t5_package
 from t2t.runtime import imports
 
 _TASK_MODULES = "config.data.task_modules"
@@ -129,12 +130,12 @@ def task_or_mixture(
 def _import(module: str, *, where: str) -> None:
   try:
     if module.endswith(".py"):
-      with t5_package.importable():
+      with _stand_ins(module):
         _import_file(pathlib.Path(module).expanduser(), where=where)
     else:
-      with imports.also_from_here(), t5_package.importable():
+      with imports.also_from_here(), _stand_ins(module):
         importlib.import_module(module)
-  except t5_package.UnknownName as error:
+  except imports.UnknownName as error:
     raise UserError(f"{where}: cannot be imported, {_place(error)}{error}") from error
   except UserError:
     raise
@@ -148,6 +149,15 @@ def _import(module: str, *, where: str) -> None:
     raise UserError(_failure(error, where=where)) from error
   except Exception as error:  # whatever the user's module raises
     raise UserError(_failure(error, where=where)) from error
+
+
+def _stand_ins(module: str) -> contextlib.AbstractContextManager[Any]:
+  """Has names of the t5 package be found, where it is not installed, by modules of a user's own."""
+  if module.startswith("t2t.tasks."):
+    return contextlib.nullcontext()
+  from t2t.data import t5_package
+
+  return t5_package.importable()
 
 
 def _import_file(path: pathlib.Path, *, where: str) -> None:
@@ -177,4 +187,9 @@ def _place(error: Exception) -> str:
   return f"{own[-1].filename}, line {own[-1].lineno}: " if own else ""
 
 
-_OWN_FILES = (__file__, imports.__file__, t5_package.__file__)
+_OWN_FILES = (__file__, imports.__file__, str(pathlib.Path(__file__).with_name("t5_package.py")))
+
+
+def function_of(step: Callable) -> Callable:
+  """Returns the function of a preprocessor, without the arguments that were bound to it."""
+  return function_of(step.func) if isinstance(step, functools.partial) else step

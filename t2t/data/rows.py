@@ -23,7 +23,7 @@ from tensorflow.python.autograph.impl.api import call_with_unspecified_conversio
 
 from t2t import UserError
 from t2t import features as of_models
-from t2t.data import answering, draws, selection, sources, windows
+from t2t.data import draws, selection, sources, windows
 from t2t.data.sources import faults, named
 
 not_converted = tf.autograph.experimental.do_not_convert
@@ -328,6 +328,26 @@ def records_of(task: seqio.Task, split: str) -> windows.Records:
   return windows.SeqioRecords(source, split, kind=type(named.own(source)).__name__, failure=failure)
 
 
+def has_answer(example: Mapping[str, Any]) -> Any:
+  """Returns True, or a tensor, if an example has an answer: a field of head examples, a text of written ones.
+
+  What `text_formats` writes for a label that is not given, -1 or NaN, is none.
+  """
+  if "has_answer" in example:
+    return example["has_answer"]
+  if "label" in example and "targets_pretokenized" in example:
+    return example["targets_pretokenized"] != of_models.UNKNOWN.encode()
+  return True
+
+
+def labelled(dataset: tf.data.Dataset) -> tf.data.Dataset:
+  """Returns the examples whose answer is given: others can be asked, and not learned from."""
+  spec = dataset.element_spec
+  if "has_answer" not in spec and not ("label" in spec and "targets_pretokenized" in spec):
+    return dataset
+  return dataset.filter(has_answer)
+
+
 def sources_of(plan: Plan, num_streams: int) -> list[Source]:
   """The tasks of a plan, each with what every stream reads of it."""
   found = []
@@ -351,7 +371,7 @@ def _of_task(source: Source, stream: tf.Tensor, start: Callable[[int], np.ndarra
   plan = source.plan
   buffer = _buffer(source.task, len(source.shares))
   examples = lambda records, seed: examples_of_window(plan, source.task, records, seed, buffer=buffer)
-  make = lambda records, seed: plan.convert(answering.labelled(examples(records, seed)))
+  make = lambda records, seed: plan.convert(labelled(examples(records, seed)))
   unmixed = [0] * MIXED
   behind = lambda features, position: {**features, POSITION: tf.concat([unmixed, position], 0)}
   return source.dataset(stream, lambda number: start(number)[MIXED:], make, behind)
@@ -368,7 +388,7 @@ def _of_mixture(found: Sequence[Source], stream: tf.Tensor, start: Callable[[int
     own = slice(MIXED + TASK * task, MIXED + TASK * (task + 1))
     source = found[task]
     buffer = _buffer(source.task, len(source.shares))
-    make = lambda records, seed: answering.labelled(examples_of_window(plan, source.task, records, seed, buffer=buffer))
+    make = lambda records, seed: labelled(examples_of_window(plan, source.task, records, seed, buffer=buffer))
     names = (*plan.task.output_features, of_models.TASK)
     as_drawn = lambda features, position: ({name: features[name] for name in names if name in features}, task, position)
     return source.dataset(stream, lambda number: start(number)[own], make, as_drawn)

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from t2t import UserError, features, stages
 from t2t.data import (
-  answering,
   checks,
   languages,
   mixed,
@@ -23,10 +22,10 @@ from t2t.data import (
   sources,
   staged,
   streams,
-  tables,
   task_numbers,
   vocabularies,
 )
+from t2t.data.rows import labelled
 from t2t.data.sources import named
 from t2t.losses import ASKED_KINDS, answered_by_heads, compares_texts
 from t2t.models import adapt
@@ -50,7 +49,7 @@ def resolved(config: Config) -> Config:
 
 def _resolved(config: Config) -> tuple[Config, float]:
   """`resolved`, and how many examples an epoch has; 0.0 where nothing is counted."""
-  config = tables.resolved(config, lambda: pipeline.vocabulary(config.data))
+  config = _with_table(config)
   data = config.data
   found = pipeline.registered(data) if data.sources or (data.mixture and not data.files) else None
   config = _with_heads(_with_vocabulary(config), found)
@@ -75,6 +74,39 @@ def resolved_stages(config: Config) -> tuple[stages.Stage, ...]:
   return tuple(found)
 
 
+def _with_table(config: Config) -> Config:
+  """Returns the run with its table as a task; another run as it is.
+
+  Raises:
+    UserError: a table is missing, or see `tables.resolved`.
+  """
+  data = config.data
+  if not (data.labels or data.table):
+    if not (data.inputs_length or data.is_named):
+      raise UserError(
+        "config.data.files is empty: --config finetune reads a table; give --config.data.files=train.tsv and"
+        " --config.data.labels=auto, or another config for registered tasks, such as finetune_superglue"
+      )
+    if data.files and not (data.inputs_length and data.targets_length):
+      raise UserError(
+        f"config.data.labels is empty: config.data.files={data.files} is no table without it; give"
+        " --config.data.labels=auto; or, of text to pre-train on, config.data.inputs_length and targets_length"
+      )
+    return config
+  from t2t.data import tables
+
+  return tables.resolved(config, lambda: pipeline.vocabulary(data))
+
+
+def _is_answered(found: seqio.Task | seqio.Mixture) -> bool:
+  """Returns whether all tasks have answers, and no objective; see `answering.is_answered`."""
+  if any(objectives.of(task) for task in selection.tasks_of(found)):
+    return False
+  from t2t.data import answering
+
+  return answering.is_answered(found)
+
+
 def _with_vocabulary(config: Config) -> Config:
   """The run whose embedding has the vocabulary's rows, up to a multiple of 128, where its config says 0."""
   if config.model.vocab_size:
@@ -84,7 +116,7 @@ def _with_vocabulary(config: Config) -> Config:
 
 def _with_heads(config: Config, found: seqio.Task | seqio.Mixture | None) -> Config:
   data, model, loss = config.data, config.model, config.train.loss
-  answered = found is not None and answering.is_answered(found)
+  answered = found is not None and _is_answered(found)
   asked = _asked_by_objectives(config, found)
   if not loss:
     loss = "tokens_and_heads" if asked else "heads" if answered and not model.kind.writes else "cross_entropy"
@@ -96,6 +128,8 @@ def _with_heads(config: Config, found: seqio.Task | seqio.Mixture | None) -> Con
     return config
   if not answered:
     return config
+  from t2t.data import answering
+
   wanted = answering.heads_of(selection.tasks_of(pipeline.adapted(data, found)), model, pipeline.vocabulary(data))
   # Others that could answer would not be asked.
   others = (head for head in model.heads if head.kind not in ASKED_KINDS)
@@ -201,15 +235,17 @@ def _tell_undrawn(stage: stages.Stage) -> None:
 def _rows_of_a_record(config: Config, task: seqio.Task) -> float:
   """Examples that a record becomes, by the first ones: of a long context several windows, without an answer none."""
   data, model = config.data, config.model
-  if not answered_by_heads(config.train.loss) or not answering.is_answered(task):
+  if not answered_by_heads(config.train.loss) or not _is_answered(task):
     return 1.0
+  from t2t.data import answering
+
   records = task.source.get_dataset(split=data.train_split, shuffle=False, seed=0).take(_COUNTED)
   made = answering.for_heads(task, model.architecture, model.heads)
   examples = made.preprocess_postcache(
     made.preprocess_precache(records, seed=0), sequence_length={"inputs": data.inputs_length}, seed=0
   )
   try:
-    rows, number = (x.reduce(0, lambda n, _: n + 1) for x in (answering.labelled(examples), records))
+    rows, number = (x.reduce(0, lambda n, _: n + 1) for x in (labelled(examples), records))
   except tf.errors.OpError as error:
     raise named.failure(error, task.name, what="its source or its formats fail") from error
   return int(rows) / max(int(number), 1)
@@ -277,7 +313,7 @@ def heads_asked(config: Config) -> tuple[HeadConfig, ...]:
   data = config.data
   if not (data.mixture or data.sources) or not answered_by_heads(config.train.loss):
     return ()
-  return config.model.heads if answering.is_answered(pipeline.registered(data)) else ()
+  return config.model.heads if _is_answered(pipeline.registered(data)) else ()
 
 
 def task_numbers_of(config: Config) -> dict[str, int]:

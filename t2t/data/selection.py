@@ -12,7 +12,7 @@ import seqio
 from t2t import UserError, did_you_mean
 from t2t.data import objectives, registry
 from t2t.data.sources import named as named_sources
-from t2t.data.sources import released, slices
+from t2t.data.sources import slices
 from t2t.models.architecture import architecture_of
 
 Found = seqio.Task | seqio.Mixture
@@ -166,8 +166,10 @@ def adapt(
       features = _with_vocabulary(task.output_features, vocabulary)
       if features != dict(task.output_features):
         changes["output_features"] = features
-    folder = (folders or {}).get(task.source.folder_key) if isinstance(task.source, released.BenchmarkSource) else None
-    if sliced and isinstance(task.source, released.BenchmarkSource):
+    folder = (
+      (folders or {}).get(task.source.folder_key) if isinstance(task.source, named_sources.FolderSource) else None
+    )
+    if sliced and isinstance(task.source, named_sources.FolderSource):
       changes["source"] = task.source.at(folder or None, sliced=sliced)
     elif folder:
       changes["source"] = task.source.at(folder)
@@ -256,7 +258,7 @@ def check_folders(found: Found, folders: Mapping[str, str]) -> None:
     UserError: none reads it; says the nearest that one does, or all.
   """
   sources = [task.source for task in tasks_of(found)]
-  keys = sorted({source.folder_key for source in sources if isinstance(source, released.BenchmarkSource)})
+  keys = sorted({source.folder_key for source in sources if isinstance(source, named_sources.FolderSource)})
   for key, folder in folders.items():
     if key not in keys:
       near = did_you_mean(key, keys) or f"; its tasks read {', '.join(keys) or 'no such folder'}"
@@ -268,7 +270,7 @@ def folders_read(found: Found, splits: Sequence[str]) -> dict[str, tuple[str, li
   read: dict[str, tuple[str, set[str]]] = {}
   for task in tasks_of(found):
     source = task.source
-    if isinstance(source, released.BenchmarkSource) and source.folder:
+    if isinstance(source, named_sources.FolderSource) and source.folder:
       _, files = read.setdefault(f"config.data.folders.{source.folder_key}", (source.folder, set()))
       files.update(path for split in splits if split in source.splits for path in source.files_of(split))
   return {key: (folder, sorted(files)) for key, (folder, files) in read.items()}
@@ -301,7 +303,7 @@ def check(found: Found, splits: Mapping[str, str], *, where: str) -> None:
       )
   for key, split in splits.items():
     for task in tasks:
-      if isinstance(task.source, released.BenchmarkSource) and task.source.folder:
+      if isinstance(task.source, named_sources.FolderSource) and task.source.folder:
         task.source.num_input_examples(split)  # reads them
     # A mixture has a split if one of its tasks does; seqio leaves out the others.
     if split not in found.splits:
@@ -332,5 +334,5 @@ def num_examples(found: Found, split: str) -> int | None:
 
 def _count(source: seqio.DataSource, split: str) -> int | None:
   known = isinstance(named_sources.own(source), seqio.FunctionDataSource)  # a number that was given along, or None
-  known |= isinstance(source, released.BenchmarkSource) and bool(source.folder)
+  known |= isinstance(source, named_sources.FolderSource) and bool(source.folder)
   return source.num_input_examples(split) if known else None

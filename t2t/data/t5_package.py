@@ -20,16 +20,9 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from t2t import UserError
+from t2t.runtime.imports import UnknownName
 
 _PAGE = "docs/from_t5x.md has the table"
-
-
-class UnknownName(UserError, ImportError):
-  """A name of the t5 package that has no exact counterpart; the message has the lines that replace it.
-
-  An ImportError as well, so that code which can do without the package catches it.
-  """
 
 
 # ---- t5.data.preprocessors -------------------------------------------------------------------------------------------

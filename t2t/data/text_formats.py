@@ -14,12 +14,12 @@ import functools
 import seqio
 import tensorflow as tf
 
-from t2t.data import answers, reading_formats, vocabularies
+from t2t.data import reading_formats, vocabularies
+from t2t.features import UNKNOWN
 
 Features = dict[str, tf.Tensor]
 Preprocessor = Callable[..., tf.data.Dataset]
 
-UNKNOWN = answers.UNKNOWN
 
 LANGUAGES = {"en": "English", "de": "German", "fr": "French", "ro": "Romanian"}
 
@@ -415,11 +415,6 @@ def tokenize(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Featu
 
 # Steps that make ids of text.
 TOKENIZERS = (tokenize, seqio.preprocessors.tokenize, seqio.preprocessors.tokenize_and_append_eos)
-
-
-def function_of(step: Callable) -> Callable:
-  """The function of a step, without the arguments that were bound to it."""
-  return function_of(step.func) if isinstance(step, functools.partial) else step
 
 
 def preprocessors(*formats: Preprocessor, **options) -> list[Preprocessor]:

@@ -8,14 +8,14 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from t2t.data import text_formats
+from t2t.data import registry
 
 SUFFIX = "_uncut"
 TEXTS = ("inputs", "targets")
 
 
 def _cuts(step: Any) -> bool:
-  return text_formats.function_of(step) is seqio.preprocessors.append_eos_after_trim
+  return registry.function_of(step) is seqio.preprocessors.append_eos_after_trim
 
 
 def measured(task: seqio.Task) -> seqio.Task:

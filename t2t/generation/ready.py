@@ -82,6 +82,7 @@ class Ready:
     special_tokens: str = "",
   ):
     from t2t.data import vocabularies
+    from t2t.data.vocabularies import continuation
 
     self.source, self.device = source, threading.Lock()
     self._mesh = make_mesh(tensor)
@@ -118,8 +119,8 @@ class Ready:
     self.vocab_size = self._known = len(texts)
     self._framing_ids = vocabularies.framing_ids(self.vocabulary)
     self._starts = {self._framing.bos_id, self._framing.eos_id} if source.model.kind.continues else set()
-    self._continuation = functools.partial(vocabularies.decode_continuation, self.vocabulary)
-    self._continuation_texts = functools.partial(vocabularies.continuation_texts, self.vocabulary)
+    self._continuation = functools.partial(continuation.decode_continuation, self.vocabulary)
+    self._continuation_texts = functools.partial(continuation.continuation_texts, self.vocabulary)
     # A program for each choice of options; of those that were not used for long the memory is given back.
     self._stream = functools.lru_cache(maxsize=16)(self._make_stream)
     self._beams = functools.lru_cache(maxsize=16)(self._make_beams)

@@ -9,6 +9,15 @@ import os
 import sys
 import types
 
+from t2t import UserError
+
+
+class UnknownName(UserError, ImportError):
+  """A name that a stand-in for a package does not have; the message has the lines that replace it.
+
+  An ImportError as well, so that code which can do without the package catches it.
+  """
+
 
 class _AsItStands(importlib.machinery.SourceFileLoader):
   """Compiles the file, and keeps nothing.

@@ -13,6 +13,7 @@ import pytest
 from t2t.data import vocabularies
 from t2t.data.answering import spans
 from t2t.data.framing import Framing
+from t2t.data.vocabularies import offsets
 from t2t.generation import answerer
 from t2t.models.config import HeadConfig
 
@@ -46,8 +47,8 @@ def ours():
 
 def windows(vocabulary, question, context, answer, length):
   framing = Framing.of(vocabulary, "encoder_only")
-  ids = vocabularies.tokens_of(vocabulary, question).ids
-  tokens = vocabularies.tokens_of(vocabulary, context)
+  ids = offsets.tokens_of(vocabulary, question).ids
+  tokens = offsets.tokens_of(vocabulary, context)
   return spans.windows(ids, tokens, answer, framing=framing, length=length, eos_id=vocabulary.eos_id)
 
 

@@ -1,6 +1,6 @@
 """What heads answer of tasks: which head a task needs, and its examples as a model with that head reads them."""
 
-from t2t.data.answering.examples import for_heads, gathered, has_answer, labelled
+from t2t.data.answering.examples import for_heads, gathered
 from t2t.data.answering.kinds import ANSWER_FEATURES, KINDS, Kind
 from t2t.data.answering.needs import Need, head_of, heads_of, is_answered, labels_of, need_of
 from t2t.data.answering.questions import Question, Questions, reads_whole
@@ -16,11 +16,9 @@ __all__ = [
   "Questions",
   "for_heads",
   "gathered",
-  "has_answer",
   "head_of",
   "heads_of",
   "is_answered",
-  "labelled",
   "labels_of",
   "need_of",
   "reads_whole",

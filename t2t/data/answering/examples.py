@@ -8,7 +8,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import answers, raw_text, selection
+from t2t.data import raw_text, selection
 from t2t.data.answering import kinds, needs, spans
 from t2t.data.answering.kinds import ANSWER_FEATURES
 from t2t.data.answering.reading import Reading
@@ -165,23 +165,3 @@ def gathered(examples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     last = dict(example) | ({"windows": [example]} if "window" in example else {})
   if last is not None:
     yield last
-
-
-def has_answer(example: Mapping[str, Any]) -> Any:
-  """Returns True, or a tensor, if an example has an answer: a field of head examples, a text of written ones.
-
-  What `text_formats` writes for a label that is not given, -1 or NaN, is none.
-  """
-  if "has_answer" in example:
-    return example["has_answer"]
-  if "label" in example and "targets_pretokenized" in example:
-    return example["targets_pretokenized"] != answers.UNKNOWN.encode()
-  return True
-
-
-def labelled(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """Without examples whose answer is not given, which can be asked and not learnt from."""
-  spec = dataset.element_spec
-  if "has_answer" not in spec and not ("label" in spec and "targets_pretokenized" in spec):
-    return dataset
-  return dataset.filter(has_answer)

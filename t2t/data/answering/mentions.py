@@ -6,8 +6,8 @@ import re
 import numpy as np
 import tensorflow as tf
 
-from t2t.data import vocabularies
 from t2t.data.answering.reading import Features, Reading
+from t2t.data.vocabularies import offsets
 
 
 def find(passage: str, entities: Sequence[str]) -> list[list[int]]:
@@ -62,7 +62,7 @@ def make(example: Features, reading: Reading) -> Features:
   def row(passage, query, entities, right, training) -> tuple[np.ndarray, ...]:
     passage, names = passage.decode(), [entity.decode() for entity in entities]
     framing, vocabulary = reading.framing, reading.vocabulary
-    tokens, asks = (vocabularies.tokens_of(vocabulary, text) for text in (passage, query.decode()))
+    tokens, asks = (offsets.tokens_of(vocabulary, text) for text in (passage, query.decode()))
     uncut = len(tokens.ids) + len(asks.ids) + framing.size(2)
     room = reading.length - framing.size(2)
     # The query is short: where it is not, the passage keeps half of the room.

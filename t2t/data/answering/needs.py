@@ -8,7 +8,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, features
-from t2t.data import objectives, raw_text, selection, text_formats, vocabularies
+from t2t.data import objectives, raw_text, registry, selection, text_formats, vocabularies
 from t2t.data.answering import kinds
 from t2t.data.sources import faults, named
 from t2t.models.architecture import ARCHITECTURES
@@ -44,13 +44,13 @@ class Need:
 
 def formats_of(task: seqio.Task) -> list:
   """A task's preprocessors up to the text of its examples, without those that are there for what is written."""
-  steps = [step for step in task.preprocessors if text_formats.function_of(step) not in text_formats.FOR_WRITING]
+  steps = [step for step in task.preprocessors if registry.function_of(step) not in text_formats.FOR_WRITING]
   if any(isinstance(step, seqio.CacheDatasetPlaceholder) for step in steps):
     raise UserError(
       f"{task.name}: heads answer what a task's formats make of its records, which a cache has not; leave"
       " config.data.cache_dir empty"
     )
-  return [step for step in steps if text_formats.function_of(step) not in _WRITING]
+  return [step for step in steps if registry.function_of(step) not in _WRITING]
 
 
 def formatted(task: seqio.Task, records: tf.data.Dataset, lengths: Mapping[str, int] | None = None) -> tf.data.Dataset:

@@ -9,9 +9,9 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import vocabularies
 from t2t.data.answering import kinds, spans, tags
 from t2t.data.framing import Framing
+from t2t.data.vocabularies import offsets
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig
 
@@ -106,7 +106,7 @@ class Questions:
     What did not fit is of the question.
     """
     found = spans.read(question, context, None, self._reading)
-    cut = max(0, len(vocabularies.tokens_of(self._reading.vocabulary, question).ids) - spans.MOST_OF_QUESTION)
+    cut = max(0, len(offsets.tokens_of(self._reading.vocabulary, question).ids) - spans.MOST_OF_QUESTION)
     return [
       Question(
         {

@@ -7,9 +7,9 @@ import numpy as np
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import vocabularies
 from t2t.data.answering.reading import Features, Reading
 from t2t.data.framing import Framing
+from t2t.data.vocabularies import offsets
 
 # Of each token: the characters of the context that it stands for; -1 where it is none of the context's.
 OFFSETS = ("context_starts", "context_ends")
@@ -60,7 +60,7 @@ def check(reading: Reading) -> None:
 
 def windows(
   question: Sequence[int],
-  context: vocabularies.Tokens,
+  context: offsets.Tokens,
   answer: tuple[int, int] | None,
   *,
   framing: Framing,
@@ -135,8 +135,8 @@ def _checked_answer(context: str, starts: np.ndarray, texts: np.ndarray, record:
 def read(question: str, context: str, answer: tuple[int, int] | None, reading: Reading) -> list[Window]:
   """The windows of a question's context, see `windows`."""
   return windows(
-    vocabularies.tokens_of(reading.vocabulary, question).ids,
-    vocabularies.tokens_of(reading.vocabulary, context),
+    offsets.tokens_of(reading.vocabulary, question).ids,
+    offsets.tokens_of(reading.vocabulary, context),
     answer,
     framing=reading.framing,
     length=reading.length,

@@ -7,8 +7,8 @@ import unicodedata
 import numpy as np
 import tensorflow as tf
 
-from t2t.data import vocabularies
 from t2t.data.answering.reading import Features, Reading
+from t2t.data.vocabularies import offsets
 
 
 def first_tokens(words: Sequence[str], starts: np.ndarray, ends: np.ndarray) -> list[tuple[int, int]]:
@@ -45,7 +45,7 @@ class Words(NamedTuple):
 
 def read(words: Sequence[str], reading: Reading) -> Words:
   """Words as a model reads them; those that do not fit are not asked."""
-  framing, tokens = reading.framing, vocabularies.tokens_of(reading.vocabulary, " ".join(words))
+  framing, tokens = reading.framing, offsets.tokens_of(reading.vocabulary, " ".join(words))
   room = reading.length - len(framing.begin) - len(framing.end)
   ids, starts, ends = (column[:room] for column in tokens)
   inputs = np.concatenate([framing.begin, ids, framing.end]).astype(np.int32)

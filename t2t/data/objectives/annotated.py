@@ -9,6 +9,7 @@ import tensorflow as tf
 from t2t import UserError
 from t2t.data import vocabularies
 from t2t.data.objectives import masking
+from t2t.data.vocabularies import offsets
 
 Features = dict[str, tf.Tensor]
 
@@ -88,7 +89,7 @@ def tokenize(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Featu
     text = text.decode()
     shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
     ranges = checked(ranges, len(text), place=f"entities of the text {shown!r}")
-    ids, *places = vocabularies.tokens_of(vocabulary, text)
+    ids, *places = offsets.tokens_of(vocabulary, text)
     starts = unit_starts(*places, ranges, starts_word[ids])
     return ids, starts.astype(np.int32)
 

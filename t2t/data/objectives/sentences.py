@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import framing, vocabularies
-from t2t.data.objectives import corruption, masking, pieces
+from t2t.data.objectives import corruption, masking, pieces, table
 from t2t.models.config import HeadConfig
 
 Features = dict[str, tf.Tensor]
@@ -34,15 +34,10 @@ class Task:
   shuffles_words: bool = False
 
 
-def _head(name: str, *labels: str) -> HeadConfig:
-  # transformers' heads for pre-training have no dropout.
-  return HeadConfig(name, len(labels), "class", labels, reads="first", dropout_rate=0.0)
-
-
-NEXT = Task(_head("nsp", "next", "random"), ("next", "random"))  # Devlin et al. 2019, section 3.1
-ORDER = Task(_head("sop", "in order", "swapped"), ("next", "swapped"))  # Lan et al. 2020, section 3.1
+NEXT = Task(table.NSP, ("next", "random"))  # Devlin et al. 2019, section 3.1
+ORDER = Task(table.SOP, ("next", "swapped"))  # Lan et al. 2020, section 3.1
 STRUCTURE = Task(  # Wang et al. 2020 (StructBERT), section 3
-  _head("structure", "next", "previous", "random"), ("next", "swapped", "random"), shuffles_words=True
+  table.STRUCTURE, ("next", "swapped", "random"), shuffles_words=True
 )
 
 

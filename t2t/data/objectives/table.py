@@ -18,23 +18,9 @@ import tensorflow as tf
 
 from t2t import UserError, did_you_mean, features
 from t2t.data import vocabularies
-from t2t.data.objectives import (
-  annotated,
-  corruption,
-  iid,
-  in_place,
-  masking,
-  other_names,
-  pairs,
-  pieces,
-  sentences,
-  switching,
-)
-from t2t.data.objectives.denoisers import R_DENOISERS, S_DENOISERS, X_DENOISERS, ul2
-from t2t.data.objectives.middle import fill_in_the_middle
-from t2t.data.objectives.next_tokens import masked_next_token, next_token
-from t2t.data.objectives.translation import translation, translation_lm
+from t2t.data.objectives import corruption, pieces
 from t2t.models.config import HeadConfig
+from t2t.runtime.lazy_table import load
 
 Features = dict[str, tf.Tensor]
 Preprocessor = Callable[..., tf.data.Dataset]
@@ -238,24 +224,37 @@ class Objective:
   parallel: bool = False  # whether records are texts and their translations, "first" and "second"
 
 
+def _own(name: str | Callable) -> Callable:
+  """Imports a function of this package, "module.function": few runs need more than one objective."""
+  if callable(name):
+    return name
+  module, _, function = name.partition(".")
+  return load(f"t2t.data.objectives.{module}:{function}")
+
+
 def _with_eos(
-  preprocessor: Preprocessor, *, first: Preprocessor = pieces.tokenize, **fixed
+  preprocessor: str | Preprocessor, *, first: str | Preprocessor = pieces.tokenize, **fixed
 ) -> Callable[..., list[Preprocessor]]:
   """Text to ids, the preprocessor, and EOS behind what it made."""
   return lambda **options: [
-    first,
-    functools.partial(preprocessor, **fixed, **options),
+    _own(first),
+    functools.partial(_own(preprocessor), **fixed, **options),
     seqio.preprocessors.append_eos_after_trim,
   ]
 
 
-def _of_documents_with_eos(preprocessor: Preprocessor) -> Callable[..., list[Preprocessor]]:
+def _of_documents_with_eos(preprocessor: str | Preprocessor) -> Callable[..., list[Preprocessor]]:
   """Text to ids, EOS behind each document, and the preprocessor."""
   return lambda **options: [
     pieces.tokenize,
     seqio.preprocessors.append_eos,
-    functools.partial(preprocessor, **options),
+    functools.partial(_own(preprocessor), **options),
   ]
+
+
+def _of_ids(preprocessor: str, *, first: str | Preprocessor = pieces.tokenize) -> Callable[..., list[Preprocessor]]:
+  """Text to ids, and the preprocessor."""
+  return lambda **options: [_own(first), functools.partial(_own(preprocessor), **options)]
 
 
 _ENCODER_DECODER, _DECODERS, _ENCODER = ("encoder_decoder",), ("encoder_decoder", "decoder_only"), ("encoder_only",)
@@ -269,103 +268,113 @@ _MANY = 127
 _BART = {"noise_density": 0.3, "mean_noise_span_length": 3.0}
 
 
-def _denoiser(noise: Callable[..., tf.Tensor], *facts: str, published: Mapping[str, float] | None = None) -> Objective:
-  return Objective(_ENCODER_DECODER, _PAIR, _with_eos(denoising, noise=noise, facts=facts), published or {})
+def _denoiser(noise: str, *facts: str, published: Mapping[str, float] | None = None) -> Objective:
+  make = lambda **options: _with_eos(denoising, noise=_own(noise), facts=facts)(**options)
+  return Objective(_ENCODER_DECODER, _PAIR, make, published or {})
 
 
-def _masked(choose: Callable[..., tuple[tf.Tensor, tf.Tensor]], published: Mapping[str, float] = _BERT) -> Objective:
-  make = lambda **options: [pieces.tokenize, functools.partial(masking.masked_lm, choose=choose, **options)]
+def _ul2(denoisers: str = "") -> Callable[..., list[Preprocessor]]:
+  fixed = lambda: {"denoisers": _own(f"denoisers.{denoisers}")} if denoisers else {}
+  return lambda **options: _with_eos("denoisers.ul2", **fixed())(**options)
+
+
+def _masked(choose: str, published: Mapping[str, float] = _BERT) -> Objective:
+  make = lambda **options: _of_ids("masking.masked_lm")(choose=_own(choose), **options)
   return Objective(_ENCODER, _ALIGNED, make, published)
 
 
-def _beside_each_other(preprocessor: Preprocessor, published: Mapping[str, float] | None = None) -> Objective:
+def _beside_each_other(preprocessor: str, published: Mapping[str, float] | None = None) -> Objective:
   make = _of_documents_with_eos(preprocessor)
   return Objective(("decoder_only",), features.NEXT_TOKENS, make, published or {})
 
 
-def _in_place(preprocessor: Preprocessor, beside: str, published: Mapping[str, float]) -> Objective:
-  make = lambda **options: [pieces.tokenize, functools.partial(preprocessor, **options)]
-  return Objective(_ENCODER_DECODER, (*_PAIR, beside), make, published)
+def _in_place(preprocessor: str, beside: str, published: Mapping[str, float]) -> Objective:
+  return Objective(_ENCODER_DECODER, (*_PAIR, beside), _of_ids(preprocessor), published)
 
 
-def _with_sentences(task: sentences.Task, choose: Callable[..., tuple[tf.Tensor, tf.Tensor]]) -> Objective:
-  make = lambda **options: [
-    pieces.tokenize,
-    functools.partial(sentences.masked_pairs, task=task, choose=choose, **options),
-  ]
-  return Objective(_ENCODER, (*_ALIGNED, *features.ANSWERED[1:]), make, _BERT, heads=(task.head,))
+def _class_head(name: str, *labels: str) -> HeadConfig:
+  # transformers' heads for pre-training have no dropout.
+  return HeadConfig(name, len(labels), "class", labels, reads="first", dropout_rate=0.0)
+
+
+# Classes are arrangements of two texts, see `sentences.Task`.
+NSP = _class_head("nsp", "next", "random")
+SOP = _class_head("sop", "in order", "swapped")
+STRUCTURE = _class_head("structure", "next", "previous", "random")
+
+
+def _with_sentences(task: str, head: HeadConfig, choose: str) -> Objective:
+  make = lambda **options: _of_ids("sentences.masked_pairs")(task=_own(task), choose=_own(choose), **options)
+  return Objective(_ENCODER, (*_ALIGNED, *features.ANSWERED[1:]), make, _BERT, heads=(head,))
 
 
 # As many tokens of a span as in the command of SpanBERT's authors.
 _BOUNDARIES = HeadConfig("sbo", 15, "boundary")
 
 
-def _with_boundaries() -> Objective:
-  make = lambda **options: [pieces.tokenize, functools.partial(masking.masked_spans, **options)]
-  return Objective(_ENCODER, (*_ALIGNED, *features.ANSWERED[1:]), make, _BERT, heads=(_BOUNDARIES,))
-
-
-def _annotated() -> Objective:
-  make = lambda **options: [annotated.tokenize, functools.partial(annotated.annotated_masked_lm, **options)]
-  return Objective(_ENCODER, _ALIGNED, make, _BERT, annotated=True)
+def _compared(make: Callable[..., list[Preprocessor]], *, parallel: bool = False) -> Objective:
+  return Objective((*_DECODERS, *_ENCODER), features.PAIRED, make, parallel=parallel)
 
 
 def _translated() -> Objective:
-  make = lambda **options: [pairs.encode, functools.partial(translation_lm, **options)]
-  return Objective(_ENCODER, (*_ALIGNED, "token_types", "input_places"), make, _BERT, parallel=True)
-
-
-def _compared(make: Callable[..., list[Preprocessor]], *, parallel: bool = False) -> Objective:
-  return Objective((*_DECODERS, *_ENCODER), pairs.FEATURES, make, parallel=parallel)
-
-
-def _paired(preprocessor: Preprocessor) -> Objective:
-  return _compared(lambda **options: [pieces.tokenize, functools.partial(preprocessor, **options)])
+  return Objective(_DECODERS, _PAIR, _with_eos("translation.translation", first="pairs.encode"), parallel=True)
 
 
 OBJECTIVES: dict[str, Objective] = {
   "span_corruption": Objective(_DECODERS, _PAIR, _with_eos(span_corruption), _T5),
-  "ul2": Objective(_DECODERS, _PAIR, _with_eos(ul2), sentinels=_MANY),
-  "r_denoising": Objective(_DECODERS, _PAIR, _with_eos(ul2, denoisers=R_DENOISERS)),
-  "s_denoising": Objective(_DECODERS, _PAIR, _with_eos(ul2, denoisers=S_DENOISERS)),
-  "x_denoising": Objective(_DECODERS, _PAIR, _with_eos(ul2, denoisers=X_DENOISERS), sentinels=_MANY),
-  "iid_span_corruption": Objective(_DECODERS, _PAIR, _with_eos(iid.iid_span_corruption), _BERT),
-  "iid_token_corruption": Objective(_DECODERS, _PAIR, _with_eos(iid.iid_token_corruption), _BERT),
-  "drop_tokens": Objective(_DECODERS, _PAIR, _with_eos(iid.drop_tokens), _BERT),
+  "ul2": Objective(_DECODERS, _PAIR, _ul2(), sentinels=_MANY),
+  "r_denoising": Objective(_DECODERS, _PAIR, _ul2("R_DENOISERS")),
+  "s_denoising": Objective(_DECODERS, _PAIR, _ul2("S_DENOISERS")),
+  "x_denoising": Objective(_DECODERS, _PAIR, _ul2("X_DENOISERS"), sentinels=_MANY),
+  "iid_span_corruption": Objective(_DECODERS, _PAIR, _with_eos("iid.iid_span_corruption"), _BERT),
+  "iid_token_corruption": Objective(_DECODERS, _PAIR, _with_eos("iid.iid_token_corruption"), _BERT),
+  "drop_tokens": Objective(_DECODERS, _PAIR, _with_eos("iid.drop_tokens"), _BERT),
   "prefix_lm": Objective(_DECODERS, _PAIR, _with_eos(prefix_lm)),
   "causal_lm": Objective(_DECODERS, _TEXT, _of_documents_with_eos(causal_lm)),
-  "fill_in_the_middle": Objective(("decoder_only",), _TEXT, _of_documents_with_eos(fill_in_the_middle)),
-  "next_token": _beside_each_other(next_token),
-  "masked_next_token": _beside_each_other(masked_next_token, _BERT),
+  "fill_in_the_middle": Objective(("decoder_only",), _TEXT, _of_documents_with_eos("middle.fill_in_the_middle")),
+  "next_token": _beside_each_other("next_tokens.next_token"),
+  "masked_next_token": _beside_each_other("next_tokens.masked_next_token", _BERT),
   "mass": Objective(_ENCODER_DECODER, _PAIR, _with_eos(mass), _MASS),
-  "mass_in_place": _in_place(in_place.mass_in_place, "target_places", _MASS),
-  "bert_style": _denoiser(masking.bert_style, "mask_id", "ordinary_ids", published=_BERT),
-  "bert_style_masked_only": _in_place(in_place.bert_style_masked_only, "loss_weights", _BERT),
-  "deshuffling": _denoiser(corruption.shuffle),
+  "mass_in_place": _in_place("in_place.mass_in_place", "target_places", _MASS),
+  "bert_style": _denoiser("masking.bert_style", "mask_id", "ordinary_ids", published=_BERT),
+  "bert_style_masked_only": _in_place("in_place.bert_style_masked_only", "loss_weights", _BERT),
+  "deshuffling": _denoiser("corruption.shuffle"),
   # BART gives no rates for masking and deletion alone; these are BERT's, which it follows.
-  "token_masking": _denoiser(corruption.mask_tokens, "mask_id", published=_BERT),
-  "token_deletion": _denoiser(corruption.delete_tokens, published=_BERT),
-  "text_infilling": _denoiser(corruption.infill, "mask_id", published=_BART),
-  "sentence_permutation": _denoiser(corruption.permute_sentences, "sentence_ends"),
-  "document_rotation": _denoiser(corruption.rotate),
-  "bart": _denoiser(corruption.permute_and_infill, "mask_id", "sentence_ends", published=_BART),
-  "masked_lm": _masked(masking.random_tokens),
-  "whole_word_masked_lm": _masked(masking.whole_words),
-  "span_masked_lm": _masked(masking.word_spans),
-  "ngram_masked_lm": _masked(masking.word_ngrams),
-  "fragment_masked_lm": _masked(masking.one_fragment, _MASS),
-  "span_masked_lm_sbo": _with_boundaries(),
-  "annotated_masked_lm": _annotated(),
-  "text_to_text": Objective(_DECODERS, _PAIR, _with_eos(translation, first=pairs.encode), parallel=True),
-  "translation_lm": _translated(),
-  "translation": Objective(_DECODERS, _PAIR, _with_eos(translation, first=pairs.encode), parallel=True),
-  "translation_ranking": _compared(lambda merge_documents: [pairs.encode, pairs.together], parallel=True),
-  "masked_lm_nsp": _with_sentences(sentences.NEXT, masking.random_tokens),
-  "masked_lm_sop": _with_sentences(sentences.ORDER, masking.random_tokens),
-  "ngram_masked_lm_sop": _with_sentences(sentences.ORDER, masking.word_ngrams),
-  "struct_bert": _with_sentences(sentences.STRUCTURE, masking.random_tokens),
-  "neighbouring_sentences": _paired(pairs.neighbouring_sentences),
-  "same_text_twice": _paired(pairs.same_text_twice),
+  "token_masking": _denoiser("corruption.mask_tokens", "mask_id", published=_BERT),
+  "token_deletion": _denoiser("corruption.delete_tokens", published=_BERT),
+  "text_infilling": _denoiser("corruption.infill", "mask_id", published=_BART),
+  "sentence_permutation": _denoiser("corruption.permute_sentences", "sentence_ends"),
+  "document_rotation": _denoiser("corruption.rotate"),
+  "bart": _denoiser("corruption.permute_and_infill", "mask_id", "sentence_ends", published=_BART),
+  "masked_lm": _masked("masking.random_tokens"),
+  "whole_word_masked_lm": _masked("masking.whole_words"),
+  "span_masked_lm": _masked("masking.word_spans"),
+  "ngram_masked_lm": _masked("masking.word_ngrams"),
+  "fragment_masked_lm": _masked("masking.one_fragment", _MASS),
+  "span_masked_lm_sbo": Objective(
+    _ENCODER, (*_ALIGNED, *features.ANSWERED[1:]), _of_ids("masking.masked_spans"), _BERT, heads=(_BOUNDARIES,)
+  ),
+  "annotated_masked_lm": Objective(
+    _ENCODER, _ALIGNED, _of_ids("annotated.annotated_masked_lm", first="annotated.tokenize"), _BERT, annotated=True
+  ),
+  "text_to_text": _translated(),
+  "translation_lm": Objective(
+    _ENCODER,
+    (*_ALIGNED, "token_types", "input_places"),
+    _of_ids("translation.translation_lm", first="pairs.encode"),
+    _BERT,
+    parallel=True,
+  ),
+  "translation": _translated(),
+  "translation_ranking": _compared(
+    lambda merge_documents: [_own("pairs.encode"), _own("pairs.together")], parallel=True
+  ),
+  "masked_lm_nsp": _with_sentences("sentences.NEXT", NSP, "masking.random_tokens"),
+  "masked_lm_sop": _with_sentences("sentences.ORDER", SOP, "masking.random_tokens"),
+  "ngram_masked_lm_sop": _with_sentences("sentences.ORDER", SOP, "masking.word_ngrams"),
+  "struct_bert": _with_sentences("sentences.STRUCTURE", STRUCTURE, "masking.random_tokens"),
+  "neighbouring_sentences": _compared(_of_ids("pairs.neighbouring_sentences")),
+  "same_text_twice": _compared(_of_ids("pairs.same_text_twice")),
 }
 
 
@@ -375,6 +384,8 @@ OF_TEXT = tuple(name for name, found in OBJECTIVES.items() if not (found.annotat
 
 def _objective(name: str) -> Objective:
   if name not in OBJECTIVES:
+    from t2t.data.objectives import other_names
+
     meant = other_names.name_here(name)
     spelled = name.lower().replace("-", "_") if name.lower().replace("-", "_") in OBJECTIVES else meant
     hint = f"; give {spelled}." if spelled else did_you_mean(name, OBJECTIVES) or "."
@@ -419,6 +430,8 @@ def preprocessors(
     corruption.check_noise(**options)
   steps = [functools.partial(step) for step in objective.make(merge_documents=not pack, **options)]
   if dictionary or switching_rate:
+    from t2t.data.objectives import switching
+
     switching.check(dictionary, switching_rate, objective=name, reads_text=name in OF_TEXT)
     steps.insert(0, functools.partial(switching.code_switching, dictionary=dictionary, rate=switching_rate))
   if both_directions and not objective.parallel:
@@ -428,7 +441,7 @@ def preprocessors(
       f" not read; these do: {reading}"
     )
   if both_directions or any(tags):
-    steps.insert(0, functools.partial(pairs.directed, tags=tags, both_directions=both_directions))
+    steps.insert(0, functools.partial(_own("pairs.directed"), tags=tags, both_directions=both_directions))
   for step in steps:
     step.objective = name  # what `of` finds, also where a cache takes the place of the first
   return steps

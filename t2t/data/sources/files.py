@@ -14,8 +14,8 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import documentation, windows
-from t2t.data.sources import faults, parallel, text_files
+from t2t.data import windows
+from t2t.data.sources import faults, text_files
 from t2t.storage import compression
 
 
@@ -184,6 +184,8 @@ class FileRecords:
     """
     path = self.files[piece.shard]
     if other := self._beside(path):
+      from t2t.data.sources import parallel
+
       found = parallel.lines(path, other, where=self.where)
     elif _is_divisible(path):
       found = text_files.lines(path, where=self.where, start=piece.start, stop=piece.stop)
@@ -198,7 +200,11 @@ class FileRecords:
 
   def _beside(self, path: str) -> str:
     """The file with the translations of another's lines, if they are in one."""
-    return parallel.beside(path, translation=self.translation, where=self.where) if self.translation else ""
+    if not self.translation:
+      return ""
+    from t2t.data.sources import parallel
+
+    return parallel.beside(path, translation=self.translation, where=self.where)
 
   def parse(self, found: "_Raw | tuple[bytes, ...]") -> tuple[bytes, ...] | None:
     """The text of a record, if it has one and is of this split, and what is marked in it or its translation.
@@ -232,6 +238,8 @@ class FileRecords:
     if not text:
       return (text,)
     if self.translation:
+      from t2t.data.sources import parallel
+
       options = {"translation": self.translation, "where": self.where}
       return text, parallel.translated(path, number, record, **options).encode()
     if not self.annotations:
@@ -304,10 +312,14 @@ class DocumentationSource(FileSource):
 
   def list_shards(self, split: str) -> Sequence[str]:
     """The split's one file, made if it is not there."""
+    from t2t.data import documentation
+
     return _documentation_files(str(documentation.folder()))[split]
 
 
 @functools.lru_cache(maxsize=1)
 def _documentation_files(folder: str) -> dict[str, tuple[str]]:
+  from t2t.data import documentation
+
   del folder  # the key: a test may point the cache elsewhere
   return {split: (str(path),) for split, path in documentation.files().items()}

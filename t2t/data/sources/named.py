@@ -10,6 +10,26 @@ from t2t import UserError
 from t2t.data.sources import files
 
 
+class FolderSource(seqio.DataSource):
+  """A source that reads a folder of released files where config.data.folders names one; see `released`.
+
+  Attributes:
+    folder_key: key of config.data.folders.
+    folder: which holds the files; "": the source reads something else.
+  """
+
+  folder_key: str
+  folder: str
+
+  def at(self, folder: str | None, *, sliced: Sequence[str] = ()) -> "FolderSource":
+    """Returns the source as it reads a folder, with further splits that are slices."""
+    raise NotImplementedError
+
+  def files_of(self, split: str) -> Sequence[str]:
+    """Returns the files of a split in the folder."""
+    raise NotImplementedError
+
+
 class NamedSource(seqio.DataSource):
   """A source whose errors, whatever it raises, are sentences with the name of its task.
 

@@ -12,7 +12,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data.sources import prepared, released_records, slices
+from t2t.data.sources import named, prepared, released_records, slices
 
 # ---- Where a task's files lie ----------------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ _LAYOUTS: dict[str, dict[str, _Layout]] = {
 # ---- The source ------------------------------------------------------------------------------------------------------
 
 
-class BenchmarkSource(seqio.DataSource):
+class BenchmarkSource(named.FolderSource):
   """A task of a benchmark, from TensorFlow Datasets, or from the folder of released files that the user names.
 
   To TFDS's fields it adds "training": whether the split's name begins with "train", for the formats that make more, or

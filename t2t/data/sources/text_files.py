@@ -24,8 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data.objectives import annotated
-from t2t.data.sources import csv_files, faults, fields, parquet_files, translation_memory
+from t2t.data.sources import faults, fields
 from t2t.runtime import telling
 from t2t.storage import bucket, compression, encoding
 from t2t.storage import records as tfrecords
@@ -282,6 +281,8 @@ def parse(path: str, number: int, record: bytes, *, field: str, where: str = "co
   if file_kind == "tfrecord":
     record = _example_field(record, field=field, place=place)
   if file_kind == "tmx":
+    from t2t.data.sources import translation_memory
+
     return translation_memory.text(json.loads(record), field)
   if file_kind == "csv":
     return _csv_field(json.loads(record), field, place=place, where=where)
@@ -390,6 +391,8 @@ def marked(path: str, number: int, record: bytes, *, field: str, annotations: st
       " [start, end] of each phrase, which is [] where there is none"
     )
   text = fields.text(value, field, key=_field_key(where))
+  from t2t.data.objectives import annotated
+
   found = annotated.checked(ranges, len(text), place=f"{place}: field {annotations!r}")
   # White space around a text is left out, and what of a phrase stands in it.
   found = np.clip(found - (len(text) - len(text.lstrip())), 0, len(text.strip()))
@@ -509,6 +512,8 @@ def units(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
     UserError: the file cannot be read to its end.
   """
 
+  from t2t.data.sources import translation_memory
+
   def read() -> Iterator[tuple[int, bytes]]:
     with _open_decompressed(path, where=where) as file:
       found = (json.dumps(unit, ensure_ascii=False).encode() for unit in translation_memory.units(file))
@@ -518,6 +523,8 @@ def units(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
 
 
 def _parquet(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]]:
+  from t2t.data.sources import parquet_files
+
   def read() -> Iterator[tuple[int, bytes]]:
     file = parquet_files.Texts(path, field=field, key=_field_key(where), where=where)
     yield from enumerate(itertools.chain.from_iterable(map(file.row_group, range(file.num_row_groups))), 1)
@@ -533,6 +540,8 @@ def _parquet(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]
 
 def csv_rows(path: str, *, where: str) -> Iterator[tuple[int, dict[str, str] | faults.Damaged]]:
   """The rows of a CSV file, or of a .tsv whose first line names its columns, see csv_files.py."""
+  from t2t.data.sources import csv_files
+
   tabs = kind(path, where=where) == "pairs"
   return csv_files.rows(lines(path, where=where), path=path, where=where, tabs=tabs)
 
@@ -543,6 +552,8 @@ def csv_header(path: str, *, where: str) -> list[str]:
   Raises:
     UserError: no line, or no header, see csv_files.py.
   """
+  from t2t.data.sources import csv_files
+
   tabs = kind(path, where=where) == "pairs"
   return csv_files.header(lines(path, where=where), path=path, where=where, tabs=tabs)
 

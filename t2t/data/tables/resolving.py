@@ -71,24 +71,12 @@ def resolved(config: Config, vocabulary: Any) -> Config:
   """The run with its table as a task, with lengths where they are 0, and what it measures by; says what was taken.
 
   Args:
-    config: of a run; without a table it is returned as it is.
+    config: of a run with config.data.labels or config.data.table.
     vocabulary: () -> seqio's of the run.
 
   Raises:
     UserError: see `find`; a label that the model cannot write.
   """
-  if not (config.data.labels or config.data.table):
-    if not (config.data.inputs_length or config.data.is_named):
-      raise UserError(
-        "config.data.files is empty: --config finetune reads a table; give --config.data.files=train.tsv and"
-        " --config.data.labels=auto, or another config for registered tasks, such as finetune_superglue"
-      )
-    if config.data.files and not (config.data.inputs_length and config.data.targets_length):
-      raise UserError(
-        f"config.data.labels is empty: config.data.files={config.data.files} is no table without it; give"
-        " --config.data.labels=auto; or, of text to pre-train on, config.data.inputs_length and targets_length"
-      )
-    return config
   if not config.data.vocabulary:
     raise UserError(
       "config.data.vocabulary is empty: a table needs the vocabulary of the model that is fine-tuned; "

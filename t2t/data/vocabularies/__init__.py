@@ -1,6 +1,5 @@
 """Vocabularies: found and loaded, saved beside a model, asked for the ids that mean something, trained."""
 
-from t2t.data.vocabularies.continuation import continuation_texts, decode_continuation
 from t2t.data.vocabularies.control_tokens import (
   CHOICES,
   as_formatted,
@@ -38,14 +37,11 @@ from t2t.data.vocabularies.ids import (
   t5_vocabulary,
   token_texts,
 )
-from t2t.data.vocabularies.matching import old_pieces
-from t2t.data.vocabularies.offsets import Tokens, tokens_of
 from t2t.data.vocabularies.saved import check_same, check_saved, compare_start, digest, save, saved_extra_ids
 
 __all__ = [
   "CHOICES",
   "DOCS_SIZE",
-  "Tokens",
   "as_formatted",
   "as_published",
   "as_text",
@@ -55,10 +51,8 @@ __all__ = [
   "check_saved",
   "cls_id",
   "compare_start",
-  "continuation_texts",
   "control_tokens_of",
   "count_control_tokens",
-  "decode_continuation",
   "digest",
   "docs_vocabulary",
   "encode_text",
@@ -68,7 +62,6 @@ __all__ = [
   "load",
   "mask_id",
   "num_sentinels",
-  "old_pieces",
   "ordinary_ids",
   "pads_with_zero",
   "plain",
@@ -82,5 +75,4 @@ __all__ = [
   "starts_word",
   "t5_vocabulary",
   "token_texts",
-  "tokens_of",
 ]

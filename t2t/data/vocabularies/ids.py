@@ -12,9 +12,8 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import documentation
-from t2t.data.vocabularies import subwords, training
-from t2t.storage import bucket, hub, vocabulary_files
+from t2t.data.vocabularies import subwords
+from t2t.storage import bucket, vocabulary_files
 
 DOCS_SIZE = 4096  # with 100 sentinels 4,196 ids: an embedding of 33 x 128 = 4,224 rows holds them
 _SENTENCE_END = re.compile(r"""[.!?…。！？؟।][\"'”’»)\]]*\s*$|\n\s*$""")
@@ -42,6 +41,8 @@ def load(spec: str, *, extra_ids: int = 100) -> seqio.Vocabulary:
   where = f"config.data.vocabulary={spec}"
   path = epath.Path(spec).expanduser()
   if not path.exists():
+    from t2t.storage import hub
+
     hub.check(spec, where=where.removesuffix(spec))
     raise UserError(f"{where}: no such file; {_WHAT_TO_GIVE}")
   if (path / vocabulary_files.RECORD).exists():
@@ -312,6 +313,9 @@ class _DocsVocabulary(seqio.SentencePieceVocabulary):
 
 
 def _docs_model() -> pathlib.Path:
+  from t2t.data import documentation
+  from t2t.data.vocabularies import training
+
   path = documentation.folder() / f"spiece_{DOCS_SIZE}" / "spiece.model"
   if path.exists():
     return path
