@@ -6,11 +6,9 @@ import dataclasses
 import functools
 import re
 import shlex
+from typing import Any
 
 from t2t import UserError
-from t2t.checkpoints import pretrained
-from t2t.convert import gin
-from t2t.convert.gin import names as gin_names
 from t2t.runtime import hosts
 
 _BINDING = "--gin."  # which argparse takes for no option
@@ -54,10 +52,8 @@ def is_binding(argument: str) -> bool:
   return argument.startswith(_BINDING)
 
 
-def take(
-  options: argparse.Namespace, rest: Sequence[str], argv: Sequence[str]
-) -> tuple[gin.Converted | None, list[str]]:
-  """What the gin files of a command line say, or None if there are none; and what else argparse did not know.
+def take(options: argparse.Namespace, rest: Sequence[str], argv: Sequence[str]) -> tuple[Any, list[str]]:
+  """Returns the `gin.Converted` of a command line, None without gin files, and what else argparse did not know.
 
   Args:
     options: as argparse found them.
@@ -81,6 +77,8 @@ def take(
     name = argument.lstrip("-").partition("=")[0]
     if name in _ELSEWHERE:
       raise UserError(f"{argument}: a flag of T5X that t2t has under another name: {_ELSEWHERE[name]}")
+  from t2t.convert import gin
+
   found = gin.to_config(read(options, typed), options.gin_kind)
   given = [re.sub(r"^--(?:no)?config\.", "", argument.partition("=")[0]) for argument in argv]
   if refused := found.refused(given):
@@ -93,8 +91,8 @@ def take(
   return dataclasses.replace(found, findings=tuple(each for each in found.findings if not each.refused)), others
 
 
-def read(options: argparse.Namespace, typed: Sequence[str]) -> gin.Gin:
-  """The gin files that options name, with what is bound on the command line.
+def read(options: argparse.Namespace, typed: Sequence[str]) -> Any:
+  """Returns the `gin.Gin` of the files that options name, with what is bound on the command line.
 
   Args:
     options: as argparse found them.
@@ -105,6 +103,8 @@ def read(options: argparse.Namespace, typed: Sequence[str]) -> gin.Gin:
   """
   bindings = [*options.gin_bindings, *(argument.removeprefix(_BINDING) for argument in typed)]
   folders = [folder for folder in options.gin_search_paths.split(",") if folder]
+  from t2t.convert import gin
+
   return gin.read(options.gin_file, bindings, search_paths=folders)
 
 
@@ -148,26 +148,32 @@ def in_words_of_t5x(kind: str) -> Callable[[_Main], _Main]:
 def _also_called(message: str, kind: str) -> str:
   """A line with T5X's names of what a message names, but for those that it has."""
   named = dict.fromkeys(re.findall(r"(?<![\w.])(?:config\.\w+\.\w+|--\w+)(?![\w.])", message))
+  from t2t.convert.gin import names as gin_names
+
   theirs = gin_names.in_t5x(kind)
   found = [(name, theirs[key]) for name in named if (key := name.removeprefix("config.")) in theirs]
   said = [f"{name} is T5X's {other}" for name, other in found if other not in message]
   return f"\n  ({', '.join(said)})" if said else ""
 
 
-def or_bound(found: gin.Converted | None, option: str) -> str:
+def or_bound(found: Any, option: str) -> str:
   """How gin files say what an option that is missing says: " or --gin.CHECKPOINT_PATH='\"PATH\"'", "" without files."""
-  return f" or {_BINDING}{gin_names.in_t5x(found.kind)[option]}='\"PATH\"'" if found is not None else ""
+  if found is None:
+    return ""
+  from t2t.convert.gin import names as gin_names
+
+  return f" or {_BINDING}{gin_names.in_t5x(found.kind)[option]}='\"PATH\"'"
 
 
-def tell(found: gin.Converted | None) -> None:
+def tell(found: Any) -> None:
   """Says what is left out of gin files or done in another way, before anything begins; the hosts have joined."""
   if found is not None and found.findings:
     said = "\n".join(f"  {each}" for each in found.findings)
     hosts.say(f"of {found.name} this is left out, or done in another way:\n{said}")
 
 
-def check(found: gin.Converted, source: pretrained.Source) -> pretrained.Source:
-  """The checkpoint that gin files ask, with their vocabulary where it has none of its own.
+def check(found: Any, source: Any) -> Any:
+  """Returns the `pretrained.Source` with the vocabulary of the gin files, a `gin.Converted`, if it has none.
 
   Raises:
     UserError: its model is not theirs.

@@ -13,7 +13,6 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from t2t import UserError, did_you_mean
-from t2t.checkpoints import pretrained
 from t2t.commands import gin_files
 from t2t.configs import default
 from t2t.models.adapt import ADAPTERS
@@ -199,13 +198,15 @@ def inherited(config: ConfigDict, parser: argparse.ArgumentParser, argv: list[st
   """
   if not (config.init.inherit and config.init.checkpoint):
     return config
+  from t2t.checkpoints import pretrained
+
   source = pretrained.read_source(config.init.checkpoint, where="config.init.checkpoint=")
   return parse(parser, argv, prepare=lambda config: pretrained.adopt(config, source))[1]
 
 
 def parse_with_checkpoint(
   parser: argparse.ArgumentParser, argv: list[str]
-) -> tuple[argparse.Namespace, ConfigDict, pretrained.Source]:
+) -> tuple[argparse.Namespace, ConfigDict, Any]:
   """The options of a command with --checkpoint and --workdir, its config with the checkpoint's model, the checkpoint.
 
   The hosts have joined when it returns: to read a checkpoint starts JAX.
@@ -226,5 +227,7 @@ def parse_with_checkpoint(
     bucket.check(getattr(options, name), where=f"--{name} ")
   bucket.check_folder(options.workdir, where="--workdir ")
   hosts.start(options, config.train)
+  from t2t.checkpoints import pretrained
+
   source = pretrained.read_source(options.checkpoint)
   return *parse(parser, argv, prepare=lambda config: pretrained.adopt(config, source)), source
