@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from t2t import UserError, foreign_names
+from t2t import UserError
 from t2t.configs import default
 from t2t.models.adapt import ADAPTERS
 from t2t.models.architecture import ARCHITECTURES
@@ -209,7 +209,7 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
     match = re.match(r"--(?:no)?config\.([\w.]+)", argument)
     if argument.startswith("-") and match is None:
       key = argument.lstrip("-").partition("=")[0].replace("-", "_")
-      if known := foreign_names.translated(key):
+      if known := _translated(key):
         raise UserError(f"unknown option {argument}{known}; options have the form --config.SECTION.KEY=VALUE")
       near = difflib.get_close_matches(key, [each.partition(".")[2] for each in keys], n=1)
       meant = " or ".join(f"--config.{each}" for each in keys if each == key or each.partition(".")[2] in near)
@@ -380,7 +380,7 @@ def instead_of(key: str, known: Sequence[str]) -> str:
   is_near = section and near and (section not in sections or near[0].startswith(f"{section}."))
   if len(same) == 1 and not is_near:
     return f"; did you mean config.{same[0]}?"
-  return foreign_names.translated(key) or _nearest(key, list(known))
+  return _translated(key) or _nearest(key, list(known))
 
 
 def _listed(config: ConfigDict, keys: list[str], argument: str) -> str:
@@ -465,7 +465,7 @@ def _record(config: ConfigDict, name: str, cls: type[T]) -> T:
   unknown = [key for key in config[name] if key not in known]
   if unknown:
     key = f"{name}.{unknown[0]}"
-    meant = foreign_names.translated(key) or _nearest(unknown[0], known)
+    meant = _translated(key) or _nearest(unknown[0], known)
     meant = f" any more; it is config.{_RENAMED[key]}" if key in _RENAMED else meant
     raise UserError(f"config.{key}: no such key{meant}")
   needed = [field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING]
@@ -478,3 +478,10 @@ def _record(config: ConfigDict, name: str, cls: type[T]) -> T:
     if not all(isinstance(each, str) for each in config[name][key]):
       raise UserError(f"config.{name}.{key}={config[name][key]}: must be texts, separated by commas")
   return cls(**config[name])
+
+
+def _translated(key: str) -> str:
+  """Returns the key of t2t for one that another library has; "" if none is known."""
+  from t2t import foreign_names
+
+  return foreign_names.translated(key)

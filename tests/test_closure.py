@@ -15,9 +15,9 @@ from t2t.training import callbacks
 
 # Files and lines that a command may import.  An increase is a decision: move what few runs need behind a table.
 MOST = {
-  "train": (175, 29_000),
+  "train": (190, 32_000),
   "plan": (150, 26_000),
-  "eval": (180, 32_000),
+  "eval": (195, 36_000),
   "infer": (165, 31_000),
 }
 

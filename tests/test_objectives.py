@@ -170,7 +170,7 @@ def test_ul2_mixes_seven_denoisers_equally():
       signature = (mode, len(inputs) + 1, len(targets) + 1, len(sentinels))
       match = [
         i
-        for i, (size, denoiser) in enumerate(zip(sizes, denoisers, strict=True))
+        for i, (size, denoiser) in enumerate(zip(sizes, all_denoisers, strict=True))
         if signature == (modes[denoiser.mode], size.inputs, size.targets, size.spans)
       ]
       assert len(match) == 1

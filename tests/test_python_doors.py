@@ -14,7 +14,7 @@ from t2t.data.objectives import other_names, table
 
 def test_completion_has_the_names_that_are_for_users():
   names = [name for name in dir(t2t) if not name.startswith("__")]
-  assert names == sorted(t2t.__all__) == ["UserError", "config", "load", "train"]
+  assert names == sorted(t2t.__all__) == ["Callback", "UserError", "config", "load", "train"]
   scope: dict = {}
   exec("from t2t import *", scope)
   assert scope["load"] is t2t.load
