@@ -6,7 +6,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import converters, filled
+from t2t.data import converters
 
 
 class Vocabulary(seqio.PassThroughVocabulary):
@@ -145,8 +145,8 @@ def test_token_types():
   """BERT's: the first part with its separator, then the rest."""
   cls, a, b, sep, c = 2, 5, 6, 7, 8
   tokens = tf.constant([cls, a, b, sep, c, sep])
-  np.testing.assert_array_equal(filled.token_types(tokens, sep), [0, 0, 0, 0, 1, 1])
-  np.testing.assert_array_equal(filled.token_types(tokens, None), [0] * 6)
+  np.testing.assert_array_equal(converters.token_types(tokens, sep), [0, 0, 0, 0, 1, 1])
+  np.testing.assert_array_equal(converters.token_types(tokens, None), [0] * 6)
 
 
 def test_lengths_of_the_model():

@@ -9,11 +9,8 @@ import tensorflow as tf
 from t2t import UserError, features
 from t2t.data import (
   first_examples,
-  languages,
-  mixed,
   objectives,
   pipeline,
-  repeatable,
   rows,
   selection,
   sources,
@@ -71,9 +68,13 @@ def check(
       f" replaced, and {data.named} is of registered tasks, which have `code_switching` among their preprocessors or"
       " not; leave both out"
     )
-  languages.check_tags(data, mixed.each(data) if data.sources else {})
-  if not data.sources:
-    languages.said(data, where="config.data")
+  own = pipeline.sources_of(data)
+  if data.language or data.language_tags:
+    from t2t.data import languages
+
+    languages.check_tags(data, own)
+    if not own:
+      languages.said(data, where="config.data")
   if data.files:
     # Before the files are looked through, which takes longer.
     objectives.check_fits(data.objective, architecture)
@@ -82,7 +83,6 @@ def check(
   for objective in sorted(objectives.of(task)):
     objectives.check_fits(objective, architecture, where=data.named)
   features.check_learned(architecture, pipeline.feature_lengths(data, architecture, task), model_max_length)
-  own = mixed.each(data) if data.sources else {}
   for each, where in [(data, "config.data"), *((x, f"config.data.sources.{name}") for name, x in own.items())]:
     for key in ("files", "eval_files"):
       if patterns := getattr(each, key):
@@ -119,6 +119,8 @@ def check(
     of_task = (made, progress) if isinstance(task, seqio.Task) else (None, None)
     notes += _check_first_examples(data, own, training, architecture, *of_task)
   if data.mixture or data.sources:
+    from t2t.data import repeatable
+
     try:
       repeatable.check(training)
     except tf.errors.OpError as error:

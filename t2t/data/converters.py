@@ -12,7 +12,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import features
-from t2t.data import filled, vocabularies
+from t2t.data import vocabularies
 from t2t.models.architecture import ARCHITECTURES, ENCODER_DECODER
 
 _SPEC = seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)
@@ -23,6 +23,18 @@ _BESIDE_INPUTS = {"input_places": "encoder_positions"}
 
 # Features of a task that are ids of its vocabulary; the others are counts or switches.
 _IDS = ("inputs", "targets")
+
+
+def token_types(tokens: tf.Tensor, sep_id: int | None) -> tf.Tensor:
+  """Which part of a pair each token belongs to, as BERT counts them: 0 up to the first separator, 1 after it.
+
+  In:  [CLS] a b [SEP] c [SEP]
+  Out: [0, 0, 0, 0, 1, 1]
+  """
+  if sep_id is None:
+    return tf.zeros_like(tokens)
+  before = tf.cumsum(tf.cast(tokens == sep_id, tf.int32), exclusive=True)
+  return tf.minimum(before, 1)
 
 
 class EncoderFeatureConverter(seqio.FeatureConverter):
@@ -278,7 +290,7 @@ class _Completed:
         mask = vocabularies.mask_id(self.vocabulary)
         features["loss_weights"] = tf.cast(inputs == mask, tf.int32)
       if "token_types" not in features:
-        features["token_types"] = filled.token_types(features["targets"], vocabularies.sep_id(self.vocabulary))
+        features["token_types"] = token_types(features["targets"], vocabularies.sep_id(self.vocabulary))
     return features
 
 

@@ -1,12 +1,13 @@
 """Files of the user's own, as a task that has a split to train on and one that is held out."""
 
+from collections.abc import Mapping, Sequence
 import itertools
 
 import seqio
 
 from t2t import UserError
-from t2t.data import languages, objectives, sources
-from t2t.data.sources import parallel, scan, text_files
+from t2t.data import objectives, sources
+from t2t.data.sources import scan, text_files
 from t2t.sections import DataConfig
 
 
@@ -28,10 +29,7 @@ def make(data: DataConfig, vocabulary: seqio.Vocabulary, *, where: str) -> seqio
   found = {f"{where}.files": files}
   if data.eval_files:
     found[f"{where}.eval_files"] = text_files.find_files(data.eval_files, where=f"{where}.eval_files")
-  for key, paths in found.items():
-    parallel.check(paths, field=data.field, translation=translation, where=key, most=scan.READ_WHOLE_BYTES)
-  if where == "config.data":  # a source may have it of the run, for the sake of others
-    parallel.check_used([*itertools.chain(*found.values())], translation=translation, where=f"{where}.translation")
+  _check_translations(found, field=data.field, translation=translation, where=where)
   if data.eval_files:
     source = sources.FileSource(
       {"train": files, "validation": found[f"{where}.eval_files"]},
@@ -66,9 +64,41 @@ def make(data: DataConfig, vocabulary: seqio.Vocabulary, *, where: str) -> seqio
       dictionary=data.dictionary,
       switching_rate=data.switching_rate,
       both_directions=data.both_directions,
-      tags=languages.tags(data, where=where),
+      tags=_tags(data, where=where),
       pack=data.pack,
     ),
     output_features=objectives.output_features(data.objective, vocabulary),
     shuffle_buffer_size=data.shuffle_buffer,
   )
+
+
+def _check_translations(found: Mapping[str, Sequence[str]], *, field: str, translation: str, where: str) -> None:
+  """Refuses files that lack the translations that the objective reads, or have some that it does not.
+
+  Args:
+    found: configuration key -> files.
+    field: of the texts.
+    translation: see `parallel`; "": the objective reads none.
+    where: see `make`.
+
+  Raises:
+    UserError: see `parallel.check` and `parallel.check_used`.
+  """
+  kinds = {text_files.kind(path, where=key) for key, paths in found.items() for path in paths}
+  if not translation and kinds.isdisjoint(("pairs", "tmx")):
+    return
+  from t2t.data.sources import parallel
+
+  for key, paths in found.items():
+    parallel.check(paths, field=field, translation=translation, where=key, most=scan.READ_WHOLE_BYTES)
+  if where == "config.data":  # a source may have it of the run, for the sake of others
+    parallel.check_used([*itertools.chain(*found.values())], translation=translation, where=f"{where}.translation")
+
+
+def _tags(data: DataConfig, *, where: str) -> tuple[str, str]:
+  """See `languages.tags`."""
+  if not data.language_tags:
+    return "", ""
+  from t2t.data import languages
+
+  return languages.tags(data, where=where)

@@ -5,21 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 import seqio
 import tensorflow as tf
 
-from t2t.data import vocabularies
+from t2t.data import converters, vocabularies
 
 Features = dict[str, tf.Tensor]
-
-
-def token_types(tokens: tf.Tensor, sep_id: int | None) -> tf.Tensor:
-  """Which part of a pair each token belongs to, as BERT counts them: 0 up to the first separator, 1 after it.
-
-  In:  [CLS] a b [SEP] c [SEP]
-  Out: [0, 0, 0, 0, 1, 1]
-  """
-  if sep_id is None:
-    return tf.zeros_like(tokens)
-  before = tf.cumsum(tf.cast(tokens == sep_id, tf.int32), exclusive=True)
-  return tf.minimum(before, 1)
 
 
 def _places(tokens: tf.Tensor, sep_id: int | None) -> tf.Tensor:
@@ -31,7 +19,7 @@ def _places(tokens: tf.Tensor, sep_id: int | None) -> tf.Tensor:
 _FOLLOWS: dict[str, tuple[str, Callable[[tf.Tensor, int | None], tf.Tensor]]] = {
   "input_places": ("inputs", _places),
   "target_places": ("targets", _places),
-  "token_types": ("targets", token_types),
+  "token_types": ("targets", converters.token_types),
 }
 
 

@@ -1,12 +1,12 @@
 """What a position in the data belongs to, and is compared with when a run goes on: settings, and what files hold."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any
 
 import seqio
 
-from t2t.data import languages, mixed, objectives, selection, streams, vocabularies
+from t2t.data import objectives, selection, streams, vocabularies
 from t2t.data.sources import contents, named, text_files
 from t2t.sections import DataConfig
 
@@ -37,22 +37,8 @@ def settings(
     from t2t.data import tables
 
     identity |= tables.identity(data.table)
-  each = mixed.each(data) if data.sources else {}
-  tells_languages = bool(languages.numbers(each)) or bool(data.language_tags)
-  for name, own in each.items():
-    source = data.sources[name]
-    said = {key: value for key, value in dataclasses.asdict(source).items() if value}
-    if not tells_languages:  # then it names a loss, and changes no example
-      said.pop("language", None)
-    if source.files:
-      held_out = "given" if source.eval_files else "empty: about 1 % of files is held out"
-      read = _with_beside(own, text_files.find_files(source.files))
-      said |= {"files": contents.summary(read), "eval_files": held_out}
-      if objectives.is_parallel(own.objective):
-        said["translation"] = own.translation
-      if objectives.is_annotated(own.objective):
-        said["annotations"] = own.annotations
-    identity |= {f"data.sources.{name}.{key}": value for key, value in said.items()}
+  if data.sources:
+    identity |= _of_sources(data)
   if switches:
     from t2t.data.objectives import switching
 
@@ -69,6 +55,28 @@ def settings(
   }
 
 
+def _of_sources(data: DataConfig) -> dict[str, Any]:
+  from t2t.data import languages, mixed
+
+  each, found = mixed.each(data), {}
+  tells_languages = bool(languages.numbers(each)) or bool(data.language_tags)
+  for name, own in each.items():
+    source = data.sources[name]
+    said = {key: value for key, value in dataclasses.asdict(source).items() if value}
+    if not tells_languages:  # then it names a loss, and changes no example
+      said.pop("language", None)
+    if source.files:
+      held_out = "given" if source.eval_files else "empty: about 1 % of files is held out"
+      read = _with_beside(own, text_files.find_files(source.files))
+      said |= {"files": contents.summary(read), "eval_files": held_out}
+      if objectives.is_parallel(own.objective):
+        said["translation"] = own.translation
+      if objectives.is_annotated(own.objective):
+        said["annotations"] = own.annotations
+    found |= {f"data.sources.{name}.{key}": value for key, value in said.items()}
+  return found
+
+
 def _with_beside(data: DataConfig, paths: Sequence[str]) -> tuple[str, ...]:
   """Files, and those beside them that hold the translations of their lines."""
   if not objectives.is_parallel(data.objective):
@@ -80,20 +88,24 @@ def _with_beside(data: DataConfig, paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def files(
-  data: DataConfig, task: seqio.Task | seqio.Mixture, *, evaluated: Sequence[seqio.Task] = ()
+  data: DataConfig,
+  task: seqio.Task | seqio.Mixture,
+  *,
+  sources: Mapping[str, DataConfig] | None = None,
+  evaluated: Sequence[seqio.Task] = (),
 ) -> dict[str, contents.Contents]:
   """What the files hold that are trained on, and that are held out, by the configuration key that names them.
 
   Args:
     data: what is read.
     task: which is trained on.
+    sources: that it mixes, see `mixed.each`; None: one corpus.
     evaluated: tasks that are measured; those that are not trained on count by themselves, since they may be others when
       a run goes on.
   """
   splits = (data.train_split, data.eval_split)
-  sources = mixed.each(data) if data.sources else {}
   read = {"config.data": _with_files_of_table(data)} | {
-    f"config.data.sources.{name}": own for name, own in sources.items()
+    f"config.data.sources.{name}": own for name, own in (sources or {}).items()
   }
   found = {
     where: contents.Contents(_with_beside(each, text_files.find_files(patterns, where=where)), where=where)

@@ -20,13 +20,11 @@ from t2t.data import (
   converters,
   file_task,
   identity,
-  mixed,
   raw_text,
   rows,
   selection,
   sources,
   streams,
-  task_numbers,
   uncut,
   vocabularies,
 )
@@ -53,8 +51,17 @@ def vocabulary(data: DataConfig) -> seqio.Vocabulary:
   if data.vocabulary:
     return vocabularies.load(data.vocabulary, extra_ids=data.extra_ids)
   if data.sources:
-    return vocabulary(next(iter(mixed.each(data).values())))  # all are of registered tasks, see `selection.check`
+    return vocabulary(next(iter(sources_of(data).values())))  # all are of registered tasks, see `selection.check`
   return selection.vocabulary_of(selection.named(data.mixture, modules=data.task_modules))
+
+
+def sources_of(data: DataConfig) -> dict[str, DataConfig]:
+  """The sources that the config mixes, see `mixed.each`; none of a run on one corpus."""
+  if not data.sources:
+    return {}
+  from t2t.data import mixed
+
+  return mixed.each(data)
 
 
 def load_task(
@@ -77,21 +84,11 @@ def load_task(
     where: its keys are, for messages.
   """
   if numbers:
+    from t2t.data import task_numbers
+
     return task_numbers.tell(load_task(data, architecture, heads=heads), numbers)
   if data.sources:
-    tallies = {split: faults.Tally(data.malformed) for split in ("train", "validation")}
-    each, parts = mixed.each(data), {}
-    for name, own in each.items():
-      where = f"config.data.sources.{name}"
-      try:
-        parts[name] = load_task(own, architecture, heads=heads, where=where)
-      except UserError as error:  # of what is as config.data says it for all, or of the source
-        raise UserError(f"{where}: {error}" if where not in str(error) else str(error)) from error
-      if own.files:
-        parts[name].source.count_in(tallies)
-    found = mixed.join(data, each, parts)
-    selection.check_folders(found, data.folders)
-    return found
+    return _mixture_of_sources(data, architecture, heads=heads)
   if bool(data.files) == bool(data.mixture):
     raise UserError(
       f"config.data.files={data.files!r} and config.data.mixture={data.mixture!r}: give one of them,"
@@ -109,6 +106,24 @@ def load_task(
   if data.cache_dir:
     raise UserError(f"config.data.cache_dir={data.cache_dir}: holds tasks, not config.data.files; register a task")
   return _guarded(data, file_task.make(data, vocabulary(data), where=where))
+
+
+def _mixture_of_sources(data: DataConfig, architecture: str, *, heads: Sequence[HeadConfig]) -> seqio.Mixture:
+  from t2t.data import mixed
+
+  tallies = {split: faults.Tally(data.malformed) for split in ("train", "validation")}
+  each, parts = mixed.each(data), {}
+  for name, own in each.items():
+    where = f"config.data.sources.{name}"
+    try:
+      parts[name] = load_task(own, architecture, heads=heads, where=where)
+    except UserError as error:  # of what is as config.data says it for all, or of the source
+      raise UserError(f"{where}: {error}" if where not in str(error) else str(error)) from error
+    if own.files:
+      parts[name].source.count_in(tallies)
+  found = mixed.join(data, each, parts)
+  selection.check_folders(found, data.folders)
+  return found
 
 
 def _guarded(data: DataConfig, found: seqio.Task | seqio.Mixture) -> seqio.Task | seqio.Mixture:
@@ -302,7 +317,7 @@ def train_batches(
   return streams.BatchIterator(
     plan(data, architecture, task, train=True, seed=seed),
     own,
-    files=identity.files(data, task, evaluated=measured),
+    files=identity.files(data, task, sources=sources_of(data), evaluated=measured),
     files_may_change=data.files_may_change,
     tally=_tally(data, task),
     spelled=lambda: raw_text.described(raw_text.spelled(task, split=split_of(data, train=True))),

@@ -13,8 +13,6 @@ import tensorflow as tf
 from t2t import UserError, features, stages
 from t2t.data import (
   checks,
-  languages,
-  mixed,
   objectives,
   pipeline,
   raw_text,
@@ -22,7 +20,6 @@ from t2t.data import (
   sources,
   staged,
   streams,
-  task_numbers,
   vocabularies,
 )
 from t2t.data.rows import labelled
@@ -325,6 +322,8 @@ def task_numbers_of(config: Config) -> dict[str, int]:
   data = config.data
   if not adapt.tasks(config.adapters):
     return {}
+  from t2t.data import task_numbers
+
   found = pipeline.registered(data) if data.sources or data.mixture else None
   numbers = task_numbers.check(data, config.adapters, found)
   return numbers if len(adapt.tasks(config.adapters)) > 1 else {}
@@ -362,7 +361,9 @@ def check(config: Config) -> list[str]:
   """
   _check_loss(config)
   if config.data.sources:
-    languages.check_model(mixed.each(config.data), segment_types=config.model.segment_types)
+    from t2t.data import languages
+
+    languages.check_model(pipeline.sources_of(config.data), segment_types=config.model.segment_types)
   _check_sees(config)
   task_numbers_of(config)
   heads = heads_asked(config)
@@ -436,7 +437,7 @@ def _check_sees(config: Config) -> None:
   """Refuses hidden tokens that a model would read from left to right alone."""
   if config.model.bidirectional_prefix or not config.model.kind.continues:
     return
-  own = mixed.each(config.data) if config.data.sources else {"": config.data}
+  own = pipeline.sources_of(config.data) or {"": config.data}
   for name, data in own.items():
     where = f"config.data.sources.{name}" if name else "config.data"
     named = {data.objective} if data.files else objectives.of(pipeline.registered(data)) if data.mixture else set()
@@ -541,6 +542,8 @@ def eval_batches_by_source(config: Config, mesh: jax.sharding.Mesh) -> dict[str,
   heads, architecture = heads_asked(config), config.model.architecture
   if not any(source.language for source in config.data.sources.values()):
     return {}
+  from t2t.data import mixed
+
   task = pipeline.load_task(config.data, architecture, heads=heads, numbers=task_numbers_of(config))
   parts = mixed.parts(config.data, task)
   options = {"batch_size": config.eval.batch_size or config.train.batch_size, "heads": heads}

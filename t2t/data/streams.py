@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from t2t import UserError, sharding
-from t2t.data import positions, sources
 from t2t.data import rows as rows_lib
+from t2t.data import sources
 from t2t.data.sources import contents, faults
 from t2t.runtime import telling, waiting
 from t2t.settings import current_key
@@ -379,6 +379,8 @@ class BatchIterator:
     if differ <= {"train.batch_size"}:
       self._positions = dict(before._positions)
     else:
+      from t2t.data import positions
+
       self._positions = {
         stream: positions.carried(before._plan, self._plan, stream, position, num_streams=self.num_streams)
         for stream, position in before._positions.items()
@@ -397,6 +399,8 @@ class BatchIterator:
           "the checkpoint's data position is of an older version of t2t: the data goes on at about the same part of its"
           " epoch, not at the same example"
         )
+      from t2t.data import positions
+
       taken = step * self._batch_size // self.num_streams
       return positions.proportional(self._plan, stream, num_streams=self.num_streams, taken=taken)
     saved = json.loads(state)
