@@ -47,6 +47,11 @@ class Record:
     return json.dumps(dataclasses.asdict(self), indent=2).encode()
 
 
+def is_subword_file(path: epath.Path) -> bool:
+  """Whether the name is one of those that WordPiece and BPE vocabularies have: *.txt, *.json, *.bpe."""
+  return path.suffix in (".txt", ".json", ".bpe")
+
+
 def is_own(name: object) -> bool:
   """Whether a name that a file gives is that of a file in the same folder, and of none elsewhere on this machine."""
   return isinstance(name, str) and name not in ("", ".", "..") and pathlib.PurePath(name).name == name

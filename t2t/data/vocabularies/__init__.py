@@ -1,5 +1,7 @@
 """Vocabularies: found and loaded, saved beside a model, asked for the ids that mean something, trained."""
 
+import os
+
 from t2t.data.vocabularies.control_tokens import (
   CHOICES,
   as_formatted,
@@ -38,6 +40,10 @@ from t2t.data.vocabularies.ids import (
   token_texts,
 )
 from t2t.data.vocabularies.saved import check_same, check_saved, compare_start, digest, save, saved_extra_ids
+
+# tf.data encodes several texts at once already; threads of the library's own would compete with those, and it warns
+# when a process that has had them forks.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 __all__ = [
   "CHOICES",

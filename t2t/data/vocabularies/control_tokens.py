@@ -8,33 +8,41 @@ import collections
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import copy
 import functools
-import json
 import re
 
+from etils import epath
 import numpy as np
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2, sentencepiece_pb2
 import seqio
 import tensorflow as tf
-import tokenizers
 
 from t2t import UserError
-from t2t.data.vocabularies import subwords
 
+# Pieces with a meaning of their own, the first that a vocabulary has. [SEP] before </s> and <|endoftext|>: a
+# vocabulary of the BERT family may hold those from the text of another (ModernBERT), never the other way round.
+NAMES = {
+  "pad": ("[PAD]", "<pad>", "<|pad|>", "<|finetune_right_pad_id|>", "<|padding|>"),
+  "eos": ("[SEP]", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "[EOS]"),
+  "bos": ("<s>", "<|begin_of_text|>", "<bos>", "[BOS]"),
+  "unk": ("[UNK]", "<unk>"),
+  "mask": ("[MASK]", "<mask>"),
+  "cls": ("[CLS]", "<cls>"),
+  "sep": ("[SEP]", "<sep>"),
+}
 # How a user says which spelled control tokens of a prompt are meant: none, those that stand for missing text, or all.
 CHOICES = ("none", "blanks", "all")
 
-_NAMED = frozenset(name for names in subwords.NAMES.values() for name in names)
-_BLANKS = frozenset(subwords.NAMES["mask"])
+_NAMED = frozenset(name for names in NAMES.values() for name in names)
+_BLANKS = frozenset(NAMES["mask"])
 # Turns of a dialogue, places kept for later; other pieces that a user defined are text of his corpus.
 _PATTERN = re.compile(r"<\|.*\|>|<(?:start|end)_of_[a-z]+>|<unused_?[0-9]+>|\[unused[0-9]+\]")
 _SENTINEL = re.compile(r"▁?<extra_id_[0-9]+>")
-_MARK = "\ufdd0"  # before the name of a control token where it is meant; a noncharacter, which no text contains
+MARK = "\ufdd0"  # before the name of a control token where it is meant; a noncharacter, which no text contains
 # A noncharacter for one character of a name: with it the letters are no control token.  As many characters as before,
 # so that positions in a text stay right.
 _PROTECTED = {character: chr(0xFDD1 + number) for number, character in enumerate("<[|{(_@#$&*~!%^+=-/:;?.")}
 _PLAIN = {protected: character for character, protected in _PROTECTED.items()}
-_BYTE = re.compile("<0x[0-9A-F]{2}>")  # piece of a byte, for characters without a piece
 _ANY_PROTECTED = re.compile(f"[{''.join(_PLAIN)}]")
 
 
@@ -102,7 +110,7 @@ def encode_text(vocabulary: seqio.Vocabulary, text: str, *, special_tokens: str 
   return reader.encode(text, accept=_accepted(reader, special_tokens))
 
 
-def _accepted(reader: "_Reader", special_tokens: str) -> frozenset[str]:
+def _accepted(reader: "Reader", special_tokens: str) -> frozenset[str]:
   if special_tokens not in CHOICES:
     raise UserError(f"special_tokens={special_tokens!r}: give one of {', '.join(CHOICES)}")
   if special_tokens == "none":
@@ -130,7 +138,7 @@ def as_published(vocabulary: seqio.Vocabulary) -> seqio.Vocabulary:
 
 def _variant(vocabulary: seqio.Vocabulary, kind: type) -> seqio.Vocabulary:
   vocabulary = as_published(vocabulary)
-  if not isinstance(vocabulary, subwords.SubwordVocabulary | seqio.SentencePieceVocabulary):
+  if not isinstance(vocabulary, FileVocabulary | seqio.SentencePieceVocabulary):
     return vocabulary
   found = copy.copy(vocabulary)
   found.__class__ = _class_of(type(vocabulary), kind)
@@ -149,7 +157,7 @@ class _Variant:
   _published: seqio.Vocabulary
 
   @functools.cached_property
-  def _reader(self) -> "_Reader":
+  def _reader(self) -> "Reader":
     return _reader(self._published)
 
   def __getstate__(self):
@@ -172,7 +180,7 @@ class _AsText(_Variant):
   """Letters are text."""
 
   def _encode(self, s: str | bytes) -> list[int]:
-    return self._reader.encode(_string(s), accept=frozenset())
+    return self._reader.encode(string_of(s), accept=frozenset())
 
   def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
     return self._reader.encode_tf(s)
@@ -185,7 +193,7 @@ class _AsFormatted(_Variant):
   """Spelled control tokens are meant, protected ones are text."""
 
   def _encode(self, s: str | bytes) -> list[int]:
-    return self._reader.encode(_string(s), accept=self._reader.names, protected=True)
+    return self._reader.encode(string_of(s), accept=self._reader.names, protected=True)
 
   def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
     return self._reader.encode_formatted_tf(s, self._encode)
@@ -195,7 +203,8 @@ class _AsFormatted(_Variant):
     return reader.encode_with_offsets(text, accept=frozenset(reader.names), protected=True)
 
 
-def _string(text: str | bytes) -> str:
+def string_of(text: str | bytes) -> str:
+  """Returns a text that may be in UTF-8."""
   return text.decode(errors="replace") if isinstance(text, bytes) else text
 
 
@@ -242,7 +251,8 @@ def plain(texts: tf.Tensor) -> tf.Tensor:
   return tf.cond(tf.reduce_any(tf.strings.regex_full_match(texts, f"(?s).*{pattern}.*")), restored, lambda: texts)
 
 
-def _plain(text: str) -> str:
+def unprotected(text: str) -> str:
+  """Returns a text without protection; see `plain`."""
   return _ANY_PROTECTED.sub(lambda match: _PLAIN[match[0]], text)
 
 
@@ -260,7 +270,7 @@ def _any_of(names: Collection[str]) -> str:
 # ---- Readers: how a kind of vocabulary is kept from seeing control tokens --------------------------------------------
 
 
-class _Reader:
+class Reader:
   """Encoder of one kind of vocabulary.
 
   names: the control tokens that a text can spell, and their ids.
@@ -290,7 +300,7 @@ class _Reader:
   def encode(self, text: str, *, accept: Collection[str], protected: bool = False) -> list[int]:
     """Ids of a text; names in `accept` are control tokens, except for protected ones, which are text."""
     if not accept or not self.spells(text):
-      return self._encode_text(_plain(text) if protected else text)
+      return self._encode_text(unprotected(text) if protected else text)
     return self._encode_mixed(text, accept, protected)
 
   def encode_with_offsets(
@@ -314,7 +324,20 @@ class _Reader:
     raise NotImplementedError
 
 
-def _by_python(texts: tf.Tensor, encode: Callable[[bytes], list[int]]) -> tf.Tensor:
+class FileVocabulary(seqio.Vocabulary):
+  """A vocabulary of a kind that seqio does not have, see subwords.py.
+
+  files: what it is read from.
+  """
+
+  files: Sequence[epath.Path]
+
+  def reader(self) -> Reader:
+    """Returns what encodes its texts without control tokens."""
+    raise NotImplementedError
+
+
+def by_python(texts: tf.Tensor, encode: Callable[[bytes], list[int]]) -> tf.Tensor:
   """int32 [length] of a scalar; of a batch [batch, (length)], ragged."""
 
   def one(text: bytes | np.ndarray) -> np.ndarray:
@@ -332,11 +355,11 @@ def _by_python(texts: tf.Tensor, encode: Callable[[bytes], list[int]]) -> tf.Ten
   return tf.ensure_shape(tf.numpy_function(one, [texts], tf.int32, stateful=False), [None])
 
 
-def _reader(vocabulary: seqio.Vocabulary) -> _Reader | None:
+def _reader(vocabulary: seqio.Vocabulary) -> Reader | None:
   """None: of a kind that has no control tokens in its texts (bytes), or of the user's own."""
   vocabulary = as_published(vocabulary)
-  if isinstance(vocabulary, subwords.SubwordVocabulary):
-    return _subword_reader(vocabulary.content, vocabulary.special_ids, vocabulary.extra_ids)
+  if isinstance(vocabulary, FileVocabulary):
+    return vocabulary.reader()
   if isinstance(vocabulary, seqio.SentencePieceVocabulary):
     return _sentencepiece_reader(vocabulary.sp_model)
   return None
@@ -347,7 +370,7 @@ def _reader(vocabulary: seqio.Vocabulary) -> _Reader | None:
 _Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
 
 
-class _SentencePieces(_Reader):
+class _SentencePieces(Reader):
   """Three models: the published one; one in which control tokens are pieces that no text has; and one in which their
   pieces have a mark in front."""
 
@@ -358,7 +381,7 @@ class _SentencePieces(_Reader):
     self._control = {
       i: piece.piece.removeprefix("▁")
       for i, piece in enumerate(proto.pieces)
-      if piece.type in (_Piece.USER_DEFINED, _Piece.NORMAL, _Piece.UNUSED) and _is_control(piece.piece)
+      if piece.type in (_Piece.USER_DEFINED, _Piece.NORMAL, _Piece.UNUSED) and is_control(piece.piece)
     }
     self.names = {name: i for i, name in self._control.items() if i in self._published.encode(name)}
     for i in self._control:
@@ -372,7 +395,7 @@ class _SentencePieces(_Reader):
     for i in self._control:
       piece = proto.pieces[i]
       space = "▁" if piece.piece.startswith("▁") else ""
-      piece.piece = f"{space}{_MARK}{piece.piece.removeprefix(space)}"
+      piece.piece = f"{space}{MARK}{piece.piece.removeprefix(space)}"
       piece.type = _Piece.USER_DEFINED
     return _processor(proto.SerializeToString())
 
@@ -384,7 +407,7 @@ class _SentencePieces(_Reader):
       return self.encode_tf(texts)
     return tf.cond(
       tf.reduce_any(tf.strings.regex_full_match(texts, self.unusual)),
-      lambda: _by_python(texts, encode),
+      lambda: by_python(texts, encode),
       lambda: self.encode_tf(texts),
     )
 
@@ -400,9 +423,9 @@ class _SentencePieces(_Reader):
     if accept and self.spells(text):
       processor, marked, marks = self._mixed(text, accept, protected)
     elif protected:
-      marked = _plain(text)
+      marked = unprotected(text)
     return [
-      (i, _unmarked(start, marks), _unmarked(end, marks)) for i, start, end in sentencepiece_offsets(processor, marked)
+      (i, unmarked(start, marks), unmarked(end, marks)) for i, start, end in sentencepiece_offsets(processor, marked)
     ]
 
   def _mixed(
@@ -415,14 +438,15 @@ class _SentencePieces(_Reader):
       # Full-width letters that are normalized to a name are text.
       if name in accept and name in text[start:end]:
         places.append(start + text[start:end].rindex(name))
-    text = _plain(text) if protected else text
+    text = unprotected(text) if protected else text
     if not places:
       return self._text, text, []
     parts = [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
-    return self._marked, _MARK.join(parts), [place + number for number, place in enumerate(places)]
+    return self._marked, MARK.join(parts), [place + number for number, place in enumerate(places)]
 
 
-def _unmarked(place: int, marks: Sequence[int]) -> int:
+def unmarked(place: int, marks: Sequence[int]) -> int:
+  """Returns a position of a text with marks as one of the text without; `marks`: where they stand."""
   return place - sum(mark < place for mark in marks)
 
 
@@ -439,7 +463,8 @@ def sentencepiece_offsets(processor: sentencepiece.SentencePieceProcessor, text:
   return found
 
 
-def _is_control(piece: str) -> bool:
+def is_control(piece: str) -> bool:
+  """Returns True if a piece is named as control tokens are."""
   name = piece.removeprefix("▁")
   return name in _NAMED or _PATTERN.fullmatch(name) is not None or _SENTINEL.fullmatch(name) is not None
 
@@ -457,150 +482,3 @@ def _tf_tokenizer(model: bytes):
 @functools.lru_cache(maxsize=8)
 def _sentencepiece_reader(model: bytes) -> _SentencePieces:
   return _SentencePieces(model)
-
-
-# ---- WordPiece, BPE and tokenizer.json -------------------------------------------------------------------------------
-
-
-class _Subwords(_Reader):
-  """Two tokenizers: the published one, and one in which the names of control tokens have a mark in front.
-
-  A Unigram model reads the letters "<0x0A>" as the piece of this byte, which SentencePiece does not.  For texts with
-  such letters there is a third, in which pieces of bytes have the mark, too.
-  """
-
-  def __init__(self, content: str, special_ids: Collection[int], extra_ids: int):
-    self._published = tokenizers.Tokenizer.from_str(content)
-    pieces = self._published.get_vocab(with_added_tokens=True)
-    self._control = {
-      i: piece for piece, i in pieces.items() if piece and (i in special_ids or _SENTINEL.fullmatch(piece))
-    }
-    added = self._published.get_added_tokens_decoder()
-    self._control |= {i: token.content for i, token in added.items() if _is_control(token.content)}
-    self._size = max(pieces.values(), default=0) + 1
-    self._extra_ids = extra_ids
-    candidates = list(self._control.items())
-    encoded = self._published.encode_batch_fast([name for _, name in candidates], add_special_tokens=False)
-    own = {name: i for (i, name), ids in zip(candidates, encoded, strict=True) if i in ids.ids}
-    last = self._size + extra_ids - 1
-    self._sentinels = {f"<extra_id_{number}>": last - number for number in range(extra_ids)}
-    self.names = self._sentinels | own
-    self._content = content
-    self._text = self._tokenizer(is_text=True)
-    model = json.loads(content)["model"]
-    falls_back = model["type"] == "Unigram" and model.get("byte_fallback")
-    of_bytes = {pieces.get(f"<0x{byte:02X}>"): None for byte in range(256)} if falls_back else {}
-    self._bytes = {} if None in of_bytes else of_bytes  # ids, in the order of the bytes
-    self._unknown = model.get("unk_id")
-
-  @functools.cache  # noqa: B019 - readers are few, and kept
-  def _tokenizer(self, *, is_text: bool, marks_bytes: bool = False) -> tokenizers.Tokenizer:
-    found = self._marked_tokenizer(marks_bytes)
-    # Letters are text even with the mark in front.
-    found.encode_special_tokens = is_text
-    return found
-
-  def _marked_tokenizer(self, marks_bytes: bool) -> tokenizers.Tokenizer:
-    content = json.loads(self._content)
-    names = {name: _MARK + name for name in self._control.values()}
-    model = content["model"]
-    if marks_bytes:
-      model["byte_fallback"] = False
-      names |= {name: _MARK + name for name, _ in model["vocab"] if _BYTE.fullmatch(name)}
-    if isinstance(model["vocab"], dict):
-      model["vocab"] = {names.get(piece, piece): i for piece, i in model["vocab"].items()}
-    else:
-      model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
-    if model.get("unk_token") in names:
-      model["unk_token"] = names[model["unk_token"]]
-    if "merges" in model:
-      prefix = model.get("continuing_subword_prefix") or ""
-      pairs = [(merge, merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
-      # Of letters that would be merged into a control token.
-      model["merges"] = [merge for merge, (a, b) in pairs if not {a, b, a + b.removeprefix(prefix)} & names.keys()]
-    normalizer = self._published.normalizer
-    for token in content["added_tokens"]:
-      if name := names.get(token["content"]):
-        # Where the normalizer would drop the mark, the name is found before it.
-        keeps = normalizer is None or _MARK in normalizer.normalize_str(name)
-        token |= {"content": name, "normalized": token["normalized"] and keeps}
-    content["post_processor"] = _without_special(content.get("post_processor"))
-    return tokenizers.Tokenizer.from_str(json.dumps(content))
-
-  def encode_tf(self, texts):
-    return _by_python(texts, lambda text: self._encode_text(_string(text)))
-
-  def encode_formatted_tf(self, texts, encode):
-    return _by_python(texts, encode)
-
-  def _encode_text(self, text):
-    # The batch call without offsets is the library's fastest, for a single text, too.
-    ids = self._text.encode_batch_fast([text], add_special_tokens=False)[0].ids
-    if self._bytes and not self._bytes.keys().isdisjoint(ids) and self._spells_bytes(text):
-      return [i for i, _, _ in self._tokens(text, is_text=True)]
-    return ids
-
-  def _spells_bytes(self, text: str) -> bool:
-    normalizer = self._published.normalizer
-    return _BYTE.search(text if normalizer is None else normalizer.normalize_str(text)) is not None
-
-  def _encode_mixed(self, text, accept, protected):
-    return [i for i, _, _ in self.encode_with_offsets(text, accept=accept, protected=protected)]
-
-  def encode_with_offsets(self, text, *, accept, protected=False):
-    found, end = [], 0
-    # Sentinels behind the file's own ids are not known to the library.
-    for match in subwords.SENTINEL.finditer(text) if self._sentinels else ():
-      name = match[0].strip()
-      if name in accept and name in self._sentinels:
-        found += self._part(text[end : match.start()], end, accept, protected)
-        found.append((self._sentinels[name], *match.span()))
-        end = match.end()
-    return found + self._part(text[end:], end, accept, protected)
-
-  def _part(self, text: str, at: int, accept: Collection[str], protected: bool) -> list[tuple[int, int, int]]:
-    """Tokens of a part of a text without sentinels of ours."""
-    places = []
-    if accept and self.spells(text):
-      encoding = self._published.encode(text, add_special_tokens=False)
-      for i, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-        name = self._control.get(i)
-        if name in accept and name in text[start:end]:
-          places.append(start + text[start:end].rindex(name))
-    text = _plain(text) if protected else text
-    parts = [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
-    marks = [place + number for number, place in enumerate(places)]
-    return [
-      (i, at + _unmarked(start, marks), at + _unmarked(end, marks))
-      for i, start, end in self._tokens(_MARK.join(parts), is_text=not places)
-    ]
-
-  def _tokens(self, text: str, *, is_text: bool) -> list[tuple[int, int, int]]:
-    """(id, start, end) of each token of a text with marks; `is_text`: names with a mark are text, too."""
-    bytes_of = list(self._bytes) if self._bytes and self._spells_bytes(text) else []
-    tokenizer = self._tokenizer(is_text=is_text, marks_bytes=bool(bytes_of))
-    encoding = tokenizer.encode(text, add_special_tokens=False)
-    found = [(i, *offsets) for i, offsets in zip(encoding.ids, encoding.offsets, strict=True)]
-    if not bytes_of:
-      return found
-    # The library returns the letters of an unknown token as its text.
-    return [
-      (i, start, end)
-      for (unit, start, end), letters in zip(found, encoding.tokens, strict=True)
-      for i in ([bytes_of[byte] for byte in letters.encode()] if unit == self._unknown else [unit])
-    ]
-
-
-def _without_special(processor: dict | None) -> dict | None:
-  """Returns the part of a post-processor that trims offsets and adds no token."""
-  if processor is None or processor["type"] in ("ByteLevel", "RobertaProcessing"):
-    return processor
-  if processor["type"] == "Sequence":
-    kept = [each for each in map(_without_special, processor["processors"]) if each is not None]
-    return {**processor, "processors": kept}
-  return None
-
-
-@functools.lru_cache(maxsize=8)
-def _subword_reader(content: str, special_ids: frozenset[int], extra_ids: int) -> _Subwords:
-  return _Subwords(content, special_ids, extra_ids)

@@ -12,7 +12,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data.vocabularies import subwords
+from t2t.data.vocabularies import control_tokens
 from t2t.storage import bucket, vocabulary_files
 
 DOCS_SIZE = 4096  # with 100 sentinels 4,196 ids: an embedding of 33 x 128 = 4,224 rows holds them
@@ -49,7 +49,9 @@ def load(spec: str, *, extra_ids: int = 100) -> seqio.Vocabulary:
     return load(vocabulary_files.read_record(path).spec(path), extra_ids=extra_ids)
   if path.is_dir():
     path = _file_in(path, where)
-  if subwords.is_subword_file(path):
+  if vocabulary_files.is_subword_file(path):
+    from t2t.data.vocabularies import subwords
+
     vocabulary = subwords.SubwordVocabulary(str(path), extra_ids=extra_ids)
     vocabulary.load_model()
     return vocabulary
@@ -194,8 +196,8 @@ def sep_id(vocabulary: seqio.Vocabulary) -> int | None:
 
 def starts_with_bos(vocabulary: seqio.Vocabulary) -> bool:
   """Whether BOS stands in the place of [CLS] (RoBERTa), and is not a [CLS] that is called BOS (ALBERT)."""
-  own = cls_id(vocabulary)
-  return own is not None and own == bos_id(vocabulary) and token_texts(vocabulary)[own] not in subwords.NAMES["cls"]
+  own, names = cls_id(vocabulary), control_tokens.NAMES["cls"]
+  return own is not None and own == bos_id(vocabulary) and token_texts(vocabulary)[own] not in names
 
 
 def framing_ids(vocabulary: seqio.Vocabulary) -> set[int]:
@@ -204,12 +206,12 @@ def framing_ids(vocabulary: seqio.Vocabulary) -> set[int]:
 
 
 def _own_id(vocabulary: seqio.Vocabulary, kind: str) -> int | None:
-  """The id of a piece by what it is for, a key of `subwords.NAMES`."""
+  """The id of a piece by what it is for, a key of `control_tokens.NAMES`."""
   if not isinstance(vocabulary, seqio.SentencePieceVocabulary):
     return getattr(vocabulary, f"{kind}_id", None)
-  model = vocabulary.tokenizer
+  model, names = vocabulary.tokenizer, control_tokens.NAMES[kind]
   # What the model does not have it calls unknown.
-  found = [model.piece_to_id(piece) for piece in subwords.NAMES[kind] if model.piece_to_id(piece) != model.unk_id()]
+  found = [model.piece_to_id(piece) for piece in names if model.piece_to_id(piece) != model.unk_id()]
   return found[0] if found else None
 
 

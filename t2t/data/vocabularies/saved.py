@@ -7,7 +7,7 @@ from etils import epath
 import seqio
 
 from t2t import UserError
-from t2t.data.vocabularies import ids, subwords
+from t2t.data.vocabularies import control_tokens, ids
 from t2t.storage import vocabulary_files
 
 # Of the ids of a checkpoint's vocabulary so many may stand for other pieces where its embedding is taken: BERT's has
@@ -40,7 +40,7 @@ def _files(vocabulary: seqio.Vocabulary) -> tuple[str, dict[str, bytes]] | None:
   if isinstance(vocabulary, seqio.SentencePieceVocabulary):
     vocabulary.load_model()
     return "spiece.model", {"spiece.model": epath.Path(vocabulary.sentencepiece_model_file).read_bytes()}
-  if isinstance(vocabulary, subwords.SubwordVocabulary):
+  if isinstance(vocabulary, control_tokens.FileVocabulary):
     return vocabulary.files[0].name, {path.name: path.read_bytes() for path in vocabulary.files}
   return None
 

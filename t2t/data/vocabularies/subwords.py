@@ -3,46 +3,31 @@
 The ids are those of the published tokenizers, token for token; the work is done by the `tokenizers` library.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 import dataclasses
 import functools
 import json
 import math
-import os
 import re
 
 from etils import epath
 import numpy as np
-import seqio
 import tensorflow as tf
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from t2t import UserError
+from t2t.data.vocabularies import control_tokens
 from t2t.storage import bucket, vocabulary_files
 
-# tf.data encodes several texts at once already; threads of the library's own would compete with those, and it warns
-# when a process that has had them forks.
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-# Pieces with a meaning of their own, the first that a vocabulary has. [SEP] before </s> and <|endoftext|>: a
-# vocabulary of the BERT family may hold those from the text of another (ModernBERT), never the other way round.
-NAMES = {
-  "pad": ("[PAD]", "<pad>", "<|pad|>", "<|finetune_right_pad_id|>", "<|padding|>"),
-  "eos": ("[SEP]", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "[EOS]"),
-  "bos": ("<s>", "<|begin_of_text|>", "<bos>", "[BOS]"),
-  "unk": ("[UNK]", "<unk>"),
-  "mask": ("[MASK]", "<mask>"),
-  "cls": ("[CLS]", "<cls>"),
-  "sep": ("[SEP]", "<sep>"),
-}
 _BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _BPE_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<|endoftext|>")
 SENTINEL = re.compile(r"\s*<extra_id_([0-9]{1,6})>")
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # piece of a byte, for characters without a piece
 _UNUSED = re.compile(r"\[unused[0-9]+\]|madeupword[0-9]+")
 
 
-class SubwordVocabulary(seqio.Vocabulary):
+class SubwordVocabulary(control_tokens.FileVocabulary):
   """The vocabulary of a vocab.txt (WordPiece), of pieces with merges (byte-level BPE) or of a tokenizer.json.
 
   The file is read when it is first needed. Texts are encoded as they are: nothing is cut and no [CLS], [SEP] or BOS is
@@ -50,7 +35,7 @@ class SubwordVocabulary(seqio.Vocabulary):
   tokenizers; `control_tokens` encodes these letters as text, which all reading of data does.
 
   Args:
-    path: a file `is_subword_file` knows; of pieces and merges one, the other lies beside it.
+    path: a file `vocabulary_files.is_subword_file` knows; of pieces and merges one, the other lies beside it.
     extra_ids: number of sentinels behind the file's ids; the last id is <extra_id_0> and they count down from there.
 
   Source: Wu et al. 2016 and Devlin et al. 2019 (WordPiece); Radford et al. 2019, section 2.2 (byte-level BPE).
@@ -167,6 +152,10 @@ class SubwordVocabulary(seqio.Vocabulary):
       errors: what becomes of parts of characters, as `bytes.decode` takes it; "surrogateescape": each is another.
     """
     return [text.encode(errors="surrogateescape").decode(errors=errors) for text in self._file.texts]
+
+  def reader(self) -> "_Subwords":
+    """Returns what encodes its texts without control tokens."""
+    return _reader(self.content, self.special_ids, self.extra_ids)
 
   # ---- Encoding ------------------------------------------------------------
 
@@ -296,15 +285,10 @@ class _File:
   content: str  # the tokenizer as JSON
   ids: dict[str, int]  # of every piece
   size: int
-  special: dict[str, int | None]  # by the keys of `NAMES`
+  special: dict[str, int | None]  # by the keys of `control_tokens.NAMES`
   special_ids: frozenset[int]
   unseen_ids: frozenset[int]  # special, and not shown in decoded text
   texts: tuple[str, ...]
-
-
-def is_subword_file(path: epath.Path) -> bool:
-  """Whether the name is one of those that WordPiece and BPE vocabularies have: *.txt, *.json, *.bpe."""
-  return path.suffix in (".txt", ".json", ".bpe")
 
 
 @functools.lru_cache(maxsize=16)
@@ -444,11 +428,12 @@ def _summarise(tokenizer: tokenizers.Tokenizer, settings: dict, where: str) -> _
   def special(kind: str) -> int | None:
     configured = settings.get(f"{kind}_token")
     configured = configured.get("content") if isinstance(configured, dict) else configured
-    return next((ids[name] for name in (configured, *NAMES[kind]) if name in ids), None)
+    return next((ids[name] for name in (configured, *control_tokens.NAMES[kind]) if name in ids), None)
 
-  named = {kind: special(kind) for kind in NAMES}
+  named = {kind: special(kind) for kind in control_tokens.NAMES}
   if named["eos"] is None:
-    raise UserError(f"{where}: has no end-of-text piece; targets must end in one: {' '.join(NAMES['eos'])}")
+    known = " ".join(control_tokens.NAMES["eos"])
+    raise UserError(f"{where}: has no end-of-text piece; targets must end in one: {known}")
   if named["mask"] is not None and named["cls"] is None:
     # RoBERTa: the ends of a text are the ends of BERT's.
     named |= {"cls": named["bos"], "sep": named["eos"]}
@@ -496,3 +481,152 @@ def _byte_of_character() -> dict[str, int]:
   printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
   others = [byte for byte in range(256) if byte not in printable]
   return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+# ---- Texts without control tokens ------------------------------------------------------------------------------------
+
+
+class _Subwords(control_tokens.Reader):
+  """Two tokenizers: the published one, and one in which the names of control tokens have a mark in front.
+
+  A Unigram model reads the letters "<0x0A>" as the piece of this byte, which SentencePiece does not.  For texts with
+  such letters there is a third, in which pieces of bytes have the mark, too.
+  """
+
+  def __init__(self, content: str, special_ids: Collection[int], extra_ids: int):
+    self._published = tokenizers.Tokenizer.from_str(content)
+    pieces = self._published.get_vocab(with_added_tokens=True)
+    self._control = {
+      i: piece
+      for piece, i in pieces.items()
+      if piece and (i in special_ids or vocabulary_files.SENTINEL.fullmatch(piece))
+    }
+    added = self._published.get_added_tokens_decoder()
+    self._control |= {i: token.content for i, token in added.items() if control_tokens.is_control(token.content)}
+    self._size = max(pieces.values(), default=0) + 1
+    self._extra_ids = extra_ids
+    candidates = list(self._control.items())
+    encoded = self._published.encode_batch_fast([name for _, name in candidates], add_special_tokens=False)
+    own = {name: i for (i, name), ids in zip(candidates, encoded, strict=True) if i in ids.ids}
+    last = self._size + extra_ids - 1
+    self._sentinels = {f"<extra_id_{number}>": last - number for number in range(extra_ids)}
+    self.names = self._sentinels | own
+    self._content = content
+    self._text = self._tokenizer(is_text=True)
+    model = json.loads(content)["model"]
+    falls_back = model["type"] == "Unigram" and model.get("byte_fallback")
+    of_bytes = {pieces.get(f"<0x{byte:02X}>"): None for byte in range(256)} if falls_back else {}
+    self._bytes = {} if None in of_bytes else of_bytes  # ids, in the order of the bytes
+    self._unknown = model.get("unk_id")
+
+  @functools.cache  # noqa: B019 - readers are few, and kept
+  def _tokenizer(self, *, is_text: bool, marks_bytes: bool = False) -> tokenizers.Tokenizer:
+    found = self._marked_tokenizer(marks_bytes)
+    # Letters are text even with the mark in front.
+    found.encode_special_tokens = is_text
+    return found
+
+  def _marked_tokenizer(self, marks_bytes: bool) -> tokenizers.Tokenizer:
+    content = json.loads(self._content)
+    names = {name: control_tokens.MARK + name for name in self._control.values()}
+    model = content["model"]
+    if marks_bytes:
+      model["byte_fallback"] = False
+      names |= {name: control_tokens.MARK + name for name, _ in model["vocab"] if _BYTE.fullmatch(name)}
+    if isinstance(model["vocab"], dict):
+      model["vocab"] = {names.get(piece, piece): i for piece, i in model["vocab"].items()}
+    else:
+      model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
+    if model.get("unk_token") in names:
+      model["unk_token"] = names[model["unk_token"]]
+    if "merges" in model:
+      prefix = model.get("continuing_subword_prefix") or ""
+      pairs = [(merge, merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
+      # Of letters that would be merged into a control token.
+      model["merges"] = [merge for merge, (a, b) in pairs if not {a, b, a + b.removeprefix(prefix)} & names.keys()]
+    normalizer = self._published.normalizer
+    for token in content["added_tokens"]:
+      if name := names.get(token["content"]):
+        # Where the normalizer would drop the mark, the name is found before it.
+        keeps = normalizer is None or control_tokens.MARK in normalizer.normalize_str(name)
+        token |= {"content": name, "normalized": token["normalized"] and keeps}
+    content["post_processor"] = _without_special(content.get("post_processor"))
+    return tokenizers.Tokenizer.from_str(json.dumps(content))
+
+  def encode_tf(self, texts):
+    return control_tokens.by_python(texts, lambda text: self._encode_text(control_tokens.string_of(text)))
+
+  def encode_formatted_tf(self, texts, encode):
+    return control_tokens.by_python(texts, encode)
+
+  def _encode_text(self, text):
+    # The batch call without offsets is the library's fastest, for a single text, too.
+    ids = self._text.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    if self._bytes and not self._bytes.keys().isdisjoint(ids) and self._spells_bytes(text):
+      return [i for i, _, _ in self._tokens(text, is_text=True)]
+    return ids
+
+  def _spells_bytes(self, text: str) -> bool:
+    normalizer = self._published.normalizer
+    return _BYTE.search(text if normalizer is None else normalizer.normalize_str(text)) is not None
+
+  def _encode_mixed(self, text, accept, protected):
+    return [i for i, _, _ in self.encode_with_offsets(text, accept=accept, protected=protected)]
+
+  def encode_with_offsets(self, text, *, accept, protected=False):
+    found, end = [], 0
+    # Sentinels behind the file's own ids are not known to the library.
+    for match in SENTINEL.finditer(text) if self._sentinels else ():
+      name = match[0].strip()
+      if name in accept and name in self._sentinels:
+        found += self._part(text[end : match.start()], end, accept, protected)
+        found.append((self._sentinels[name], *match.span()))
+        end = match.end()
+    return found + self._part(text[end:], end, accept, protected)
+
+  def _part(self, text: str, at: int, accept: Collection[str], protected: bool) -> list[tuple[int, int, int]]:
+    """Tokens of a part of a text without sentinels of ours."""
+    places = []
+    if accept and self.spells(text):
+      encoding = self._published.encode(text, add_special_tokens=False)
+      for i, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+        name = self._control.get(i)
+        if name in accept and name in text[start:end]:
+          places.append(start + text[start:end].rindex(name))
+    text = control_tokens.unprotected(text) if protected else text
+    parts = [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
+    marks = [place + number for number, place in enumerate(places)]
+    return [
+      (i, at + control_tokens.unmarked(start, marks), at + control_tokens.unmarked(end, marks))
+      for i, start, end in self._tokens(control_tokens.MARK.join(parts), is_text=not places)
+    ]
+
+  def _tokens(self, text: str, *, is_text: bool) -> list[tuple[int, int, int]]:
+    """(id, start, end) of each token of a text with marks; `is_text`: names with a mark are text, too."""
+    bytes_of = list(self._bytes) if self._bytes and self._spells_bytes(text) else []
+    tokenizer = self._tokenizer(is_text=is_text, marks_bytes=bool(bytes_of))
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    found = [(i, *offsets) for i, offsets in zip(encoding.ids, encoding.offsets, strict=True)]
+    if not bytes_of:
+      return found
+    # The library returns the letters of an unknown token as its text.
+    return [
+      (i, start, end)
+      for (unit, start, end), letters in zip(found, encoding.tokens, strict=True)
+      for i in ([bytes_of[byte] for byte in letters.encode()] if unit == self._unknown else [unit])
+    ]
+
+
+def _without_special(processor: dict | None) -> dict | None:
+  """Returns the part of a post-processor that trims offsets and adds no token."""
+  if processor is None or processor["type"] in ("ByteLevel", "RobertaProcessing"):
+    return processor
+  if processor["type"] == "Sequence":
+    kept = [each for each in map(_without_special, processor["processors"]) if each is not None]
+    return {**processor, "processors": kept}
+  return None
+
+
+@functools.lru_cache(maxsize=8)
+def _reader(content: str, special_ids: frozenset[int], extra_ids: int) -> _Subwords:
+  return _Subwords(content, special_ids, extra_ids)
