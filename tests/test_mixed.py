@@ -17,7 +17,7 @@ import test_train
 
 from t2t import UserError
 from t2t import __main__ as command
-from t2t.data import checks, draws, mixed, pipeline, rows, selection, vocabularies
+from t2t.data import checks, mixed, pipeline, rows, selection, vocabularies
 from t2t.data.sources import scan
 from t2t.sections import DataConfig
 from t2t.settings import load_config, override, records
@@ -103,7 +103,9 @@ def test_100000_draws_are_as_the_formula_says(kind):
   expected = np.array(list(rates(named, SIZES | {"a": 3.0, "b": 1.0}, **data).values()))
   streams = []
   for stream in range(2):
-    found = draws.tasks(list(expected), seed=7, stream=tf.constant(stream, tf.int64), first=tf.constant(0, tf.int64))
+    found = rows.drawn_tasks(
+      list(expected), seed=7, stream=tf.constant(stream, tf.int64), first=tf.constant(0, tf.int64)
+    )
     drawn = next(iter(found.batch(50_000))).numpy()
     counts = np.bincount(drawn, minlength=len(expected))
     assert scipy.stats.chisquare(counts, expected * len(drawn)).pvalue > 1e-3
@@ -116,7 +118,7 @@ def test_where_tasks_stand_behind_each_example(drawn):
   """As one example after another moves its own task."""
   stands = np.arange(6).reshape(3, 2)
   positions = 100 + np.arange(2 * len(drawn)).reshape(-1, 2)
-  found = draws.behind(*(tf.constant(x, tf.int64) for x in (stands, drawn, positions))).numpy()
+  found = rows.places_behind(*(tf.constant(x, tf.int64) for x in (stands, drawn, positions))).numpy()
   for number, task in enumerate(drawn):
     stands[task] = positions[number]
     np.testing.assert_array_equal(found[number], stands)

@@ -50,7 +50,6 @@ FLOORS = (
   "data.raw_text",
   "data.answering",
   "data.tables",
-  "data.draws",
   "data.rows",
   "data.positions",
   "data.repeatable",

@@ -23,7 +23,7 @@ from tensorflow.python.autograph.impl.api import call_with_unspecified_conversio
 
 from t2t import UserError
 from t2t import features as of_models
-from t2t.data import draws, selection, sources, windows
+from t2t.data import selection, sources, windows
 from t2t.data.sources import faults, named
 
 not_converted = tf.autograph.experimental.do_not_convert
@@ -39,6 +39,8 @@ _EXAMPLES_OF_WINDOW = 512
 _BYTES_OF_TOKEN = 4
 # Examples of a mixture that are packed together; without packing a window loses nothing, and may be short.
 _MIXED_PACKED, _MIXED_ALONE = 4096, 256
+# Examples whose tasks are drawn by one call: calls take longer than draws.
+_BLOCK = 64
 # Buffers of shuffled examples are as large as they are for so many streams: more streams mix by themselves.
 _SHUFFLING_STREAMS = 8
 
@@ -398,7 +400,7 @@ def _of_mixture(found: Sequence[Source], stream: tf.Tensor, start: Callable[[int
   rates = {task: rate for task, rate in enumerate(mixing_rates(plan)) if rate}
   examples = tf.data.Dataset.choose_from_datasets(
     [examples_of(task) for task in rates],
-    draws.tasks(list(rates.values()), seed=plan.seed, stream=stream, first=first * size),
+    drawn_tasks(list(rates.values()), seed=plan.seed, stream=stream, first=first * size),
     stop_on_empty_dataset=plan.train,
   )
 
@@ -406,7 +408,7 @@ def _of_mixture(found: Sequence[Source], stream: tf.Tensor, start: Callable[[int
     """Where the tasks stood before a window, and before each of its examples."""
     features, *rest = window
     drawn, positions = (tf.data.Dataset.get_single_element(part.batch(size)) for part in rest)
-    behind = draws.behind(table, drawn, positions)
+    behind = places_behind(table, drawn, positions)
     return behind[-1], (features, tf.concat([table[None], behind[:-1]], 0))
 
   def mixed(index: tf.Tensor, window: tuple) -> tf.data.Dataset:
@@ -428,6 +430,46 @@ def _of_mixture(found: Sequence[Source], stream: tf.Tensor, start: Callable[[int
 
   tables = tf.reshape(at[MIXED:], [number, TASK])
   return examples.window(size).scan(tables, not_converted(note)).enumerate(first).flat_map(as_it_stands(mixed))
+
+
+def drawn_tasks(rates: Sequence[float], *, seed: int, stream: tf.Tensor, first: tf.Tensor) -> tf.data.Dataset:
+  """The task of each example of a stream, int64 [], for ever; drawn from the example's number alone.
+
+  Args:
+    rates: how often each task is drawn, relative to the others.
+    seed: of the run.
+    stream: int64 [].
+    first: int64 [], number of the example to begin at.
+  """
+  ends = tf.constant(np.cumsum(rates), tf.float64)
+  key = seed % 2**31 + stream * 2**31
+
+  def block(number: tf.Tensor) -> tf.Tensor:
+    indices = tf.unstack(number * _BLOCK + tf.range(_BLOCK, dtype=tf.int64))
+    drawn = [tf.random.stateless_uniform([], tf.stack([key, index]), dtype=tf.float64) for index in indices]
+    return tf.searchsorted(ends, tf.stack(drawn) * ends[-1], side="right", out_type=tf.int64)
+
+  blocks = tf.data.Dataset.counter(first // _BLOCK)
+  return blocks.map(tf.autograph.experimental.do_not_convert(block)).unbatch().skip(first % _BLOCK)
+
+
+def places_behind(before: tf.Tensor, drawn: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
+  """Where each task stands behind each of some examples, int64 [examples, tasks, integers].
+
+  Args:
+    before: int64 [tasks, integers], where each stood before the first.
+    drawn: integers [examples], the task of each.
+    positions: int64 [examples, integers], where that task stands behind it.
+  """
+  number = tf.shape(drawn)[0]
+  own = tf.equal(drawn[:, None], tf.range(before.shape[0], dtype=drawn.dtype))
+  last = tf.where(own, tf.range(1, number + 1)[:, None], 0)  # 0: none up to here
+
+  def wider(last: tf.Tensor, shift: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    return tf.maximum(last, tf.pad(last, [[shift, 0], [0, 0]])[:number]), 2 * shift
+
+  last, _ = tf.while_loop(lambda _, shift: shift < number, wider, (last, 1))
+  return tf.where(last[..., None] > 0, tf.gather(positions, tf.maximum(last - 1, 0)), before)
 
 
 def _examples_in(features: Mapping[str, tf.Tensor]) -> tf.Tensor:
