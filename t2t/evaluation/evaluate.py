@@ -295,14 +295,14 @@ def _is_unlabelled(example: Mapping[str, Any]) -> bool:
 def of_training(
   config: Config, graphdef: nnx.GraphDef, mesh: jax.sharding.Mesh, *, vocabulary: "seqio.Vocabulary"
 ) -> Evaluation | None:
-  """The evaluation of the tasks that a model is trained on; None where none of them has metrics.
+  """The evaluation of the registered tasks that a model is trained on; None where none of them has metrics.
 
   Args:
     config: of the run.
     graphdef, mesh, vocabulary: see `Evaluation`.
   """
   data = config.data
-  if data.files or not any(task.metric_fns for task in pipeline.find_tasks(data, config.model.architecture, ())):
+  if not any(task.metric_fns for task in pipeline.find_tasks(data, config.model.architecture, ())):
     return None
   return Evaluation(
     data,

@@ -135,8 +135,8 @@ class StageProgram:
   def tasks(self) -> Any:
     """What the stage's tasks are measured by (`evaluate.of_training`); None: by nothing."""
     data = self.stage.config.data
-    if not data.is_named:
-      return None  # a user's own batches are of no task
+    if not data.is_named or data.files:
+      return None  # a user's own batches are of no task, and text has no metrics
     from t2t.data import pipeline
     from t2t.evaluation import evaluate
 

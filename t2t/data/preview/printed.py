@@ -12,7 +12,7 @@ import seqio
 
 from t2t.data import objectives, raw_text, sources, uncut, vocabularies
 from t2t.data.preview import examples
-from t2t.data.sources import named, released
+from t2t.data.sources import named
 from t2t.models.architecture import ARCHITECTURES, real_positions, sides
 from t2t.models.config import HeadConfig
 from t2t.sections import DataConfig
@@ -332,7 +332,7 @@ def source_name(source: seqio.DataSource) -> str:
   source = named.own(source)
   if isinstance(source, seqio.TfdsDataSource):
     return str(source.tfds_dataset.name)
-  if isinstance(source, released.BenchmarkSource):
+  if isinstance(source, named.FolderSource):
     return str(source)
   if isinstance(source, sources.DocumentationSource):
     return "the installed documentation"
