@@ -80,13 +80,25 @@ def test_commands_import_what_they_need(name):
   assert files <= most_files and lines <= most_lines
 
 
-@pytest.mark.parametrize(
-  "package",
-  ["convert", "planning", "reports.comparison", "launch", "generation.server", "evaluation.evaluate", "fisher"],
+OPTIONAL = (
+  *("convert", "planning", "reports.comparison", "launch", "generation.server", "evaluation.evaluate", "fisher"),
+  *("data.tables", "data.answering", "data.mixed", "data.languages", "data.task_numbers", "data.offline_cache"),
+  *("data.sources.parallel", "data.sources.released", "data.vocabularies.subwords", "data.vocabularies.training"),
 )
+
+
+@pytest.mark.parametrize("package", OPTIONAL)
 def test_training_imports_no_optional_package(package):
+  assert any(name == package or name.startswith(f"{package}.") for name in test_rooms.modules())
   inside = [name for name in of_command("train") if name == package or name.startswith(f"{package}.")]
   assert not inside
+
+
+def test_a_corpus_is_read_by_few_files():
+  found = {name for name in closure("data.runs") if name.split(".")[0] == "data"}
+  files, lines = size(found)
+  print(f"\ndata of a run {files:>7} files{lines:>8,} lines")
+  assert files <= 36 and lines <= 8_800
 
 
 # From the command to the attention: each file names the next, and calls it.
