@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from t2t import UserError, stages
 from t2t.checkpoints import fishers, pretrained
 from t2t.configs import default
-from t2t.models import adapt
+from t2t.models import adapters as adapters_lib
 from t2t.params import Params
 from t2t.runtime import progress
 from t2t.sections import OPTIONAL, Config
@@ -93,7 +93,7 @@ def compute(config: Config, source: pretrained.Source, *, examples: int) -> Foun
   if why := registry.why_untrusted(config.data.task_modules):
     raise UserError(f"{source.path}: {why}")
   pretrained.check_may_be_base(source, where=str(source.path))
-  if there := adapt.kept(source.adapters):
+  if there := adapters_lib.kept(source.adapters):
     raise UserError(f"{source.path}: has what config.{'/'.join(there)} added, which no later task's model has")
   config = runs.resolved(config)
   loss = fisher.likelihood(config)

@@ -3,19 +3,24 @@
 from collections.abc import Iterable, Mapping
 import dataclasses
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from t2t import UserError, did_you_mean
-from t2t.models.adapt import ADAPTERS, Adapters
-from t2t.models.adapt.bitfit import BitFitConfig
-from t2t.models.adapt.houlsby import HoulsbyConfig
-from t2t.models.adapt.ia3 import Ia3Config
-from t2t.models.adapt.lora import LoraConfig
-from t2t.models.adapt.pals import PalsConfig
-from t2t.models.adapt.pfeiffer import PfeifferConfig
-from t2t.models.adapt.prefix import PrefixConfig
-from t2t.models.adapt.prompt import PromptConfig
+from t2t.models.adapters import ADAPTERS, Adapters
 from t2t.models.config import TransformerConfig
+from t2t.runtime.lazy_table import LazyTable
+
+if TYPE_CHECKING:
+  from t2t.losses.contrastive import ContrastiveConfig
+  from t2t.losses.electra import ElectraConfig
+  from t2t.models.adapters.bitfit import BitFitConfig
+  from t2t.models.adapters.houlsby import HoulsbyConfig
+  from t2t.models.adapters.ia3 import Ia3Config
+  from t2t.models.adapters.lora import LoraConfig
+  from t2t.models.adapters.pals import PalsConfig
+  from t2t.models.adapters.pfeiffer import PfeifferConfig
+  from t2t.models.adapters.prefix import PrefixConfig
+  from t2t.models.adapters.prompt import PromptConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,40 +290,6 @@ class MeshConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class ElectraConfig:
-  """The generator of ELECTRA, and what its discriminator is asked: `config.electra`, which no other loss has.
-
-  The generator's sizes are by default those of the base model's.  The paper's ablations (Clark et al. 2020, section
-  3.4), but for the copying of "all-tokens MLM": "ELECTRA 15%" is positions=masked, "replace MLM" predicts=tokens and
-  positions=masked, "all-tokens MLM" predicts=tokens.
-  """
-
-  embed_dim: int = 256  # width of the generator
-  num_heads: int = 4  # of the generator, each as wide as the discriminator's
-  mlp_dim: int = 1024  # of the generator
-  num_layers: int = 12  # of the generator
-  generator_weight: float = 1.0  # times the generator's loss, a mean over masked tokens
-  discriminator_weight: float = 50.0  # times the discriminator's, a mean over the tokens that it is asked about
-  share_embeddings: bool = True  # tokens, positions and segments have one vector for both
-  predicts: str = "replaced"  # the discriminator, whether each token was replaced; or tokens, which one stood there
-  positions: str = "all"  # that the discriminator is asked about; or masked, those alone
-
-
-@dataclasses.dataclass(frozen=True)
-class ContrastiveConfig:
-  """How pairs of texts are compared: `config.contrastive`, which no other loss has.
-
-  The defaults are those of SimCSE (Gao et al. 2021).  Quick-Thought (Logeswaran & Lee 2018) compares by dot products,
-  similarity=dot and temperature=1.0; LaBSE (Feng et al. 2022) has margin=0.3 and symmetric=True.
-  """
-
-  similarity: str = "cosine"  # of two vectors; or dot, which their lengths count in
-  temperature: float = 0.05  # similarities are divided by it
-  margin: float = 0.0  # is taken off the similarity of the right pair, so that it must be nearer by as much
-  symmetric: bool = False  # the first of a pair is looked for as well, given the second; the loss is the mean of both
-
-
-@dataclasses.dataclass(frozen=True)
 class StageConfig:
   """A part of a run: how long it is, and what it does otherwise than the sections of the config say.
 
@@ -371,9 +342,13 @@ def read_stage(number: int, values: StageConfig | Mapping[str, Any]) -> StageCon
 
 
 # Sections that a config has only where they are used: where one key is typed, the others have their defaults.
-OPTIONAL: dict[str, type] = {"electra": ElectraConfig, "contrastive": ContrastiveConfig} | {
-  name: adapter.config for name, adapter in ADAPTERS.items()
-}
+OPTIONAL: LazyTable[type] = LazyTable(
+  {
+    "electra": "t2t.losses.electra:ElectraConfig",
+    "contrastive": "t2t.losses.contrastive:ContrastiveConfig",
+    **{name: f"{path}.config" for name, path in ADAPTERS.rows.items()},
+  }
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -392,16 +367,16 @@ class Config:
   mesh: MeshConfig
   stages: tuple[StageConfig, ...] = ()
   # Those of OPTIONAL:
-  electra: ElectraConfig | None = None
-  contrastive: ContrastiveConfig | None = None
-  lora: LoraConfig | None = None
-  bitfit: BitFitConfig | None = None
-  ia3: Ia3Config | None = None
-  houlsby: HoulsbyConfig | None = None
-  pfeiffer: PfeifferConfig | None = None
-  prompt: PromptConfig | None = None
-  prefix: PrefixConfig | None = None
-  pals: PalsConfig | None = None
+  electra: "ElectraConfig | None" = None
+  contrastive: "ContrastiveConfig | None" = None
+  lora: "LoraConfig | None" = None
+  bitfit: "BitFitConfig | None" = None
+  ia3: "Ia3Config | None" = None
+  houlsby: "HoulsbyConfig | None" = None
+  pfeiffer: "PfeifferConfig | None" = None
+  prompt: "PromptConfig | None" = None
+  prefix: "PrefixConfig | None" = None
+  pals: "PalsConfig | None" = None
 
   def __post_init__(self) -> None:
     object.__setattr__(self, "stages", tuple(read_stage(number, x) for number, x in enumerate(self.stages, start=1)))

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict, config_flags
 
 from t2t import UserError
 from t2t.configs import default
-from t2t.models.adapt import ADAPTERS
+from t2t.models.adapters import ADAPTERS
 from t2t.models.architecture import ARCHITECTURES
 from t2t.runtime import imports
 from t2t.sections import OF_FILES, OPTIONAL, Config, DataConfig, SourceConfig
@@ -181,7 +181,11 @@ def for_architecture(spec: str, config: ConfigDict) -> None:
 def all_keys() -> list[str]:
   """Returns all keys that a config may have, "SECTION.KEY"."""
   found = [f"{name}.{key}" for name, values in default.get_config().items() if name != _STAGES for key in values]
-  return found + [f"{name}.{field.name}" for name, cls in OPTIONAL.items() for field in dataclasses.fields(cls)]
+  return found + _optional_keys()
+
+
+def _optional_keys() -> list[str]:
+  return [f"{name}.{field.name}" for name, cls in OPTIONAL.items() for field in dataclasses.fields(cls)]
 
 
 def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
@@ -195,16 +199,15 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
     if any(re.match(rf"--config\.{re.escape(key)}\b", argument) for argument in arguments):
       section, name = instead.split(".")
       config[section][name] = 0.0
-  for name, cls in OPTIONAL.items():
+  for name in OPTIONAL:
     if name in config or any(re.match(rf"--config\.{name}\.", argument) for argument in arguments):
       given = config[name].to_dict() if name in config else {}
       with config.unlocked():
-        config[name] = ConfigDict(dataclasses.asdict(cls()) | given).lock()
+        config[name] = ConfigDict(dataclasses.asdict(OPTIONAL[name]()) | given).lock()
   keys = [f"{section}.{key}" for section, values in config.items() if section != _STAGES for key in values]
   mappings = [key for key in keys if isinstance(_value(config, key), ConfigDict)]
   keys = [key for key in keys if key not in mappings] + [_STAGES]
   named = _add_names(config, mappings, arguments)
-  optional = [f"{name}.{field.name}" for name, cls in OPTIONAL.items() for field in dataclasses.fields(cls)]
   for argument in arguments:
     match = re.match(r"--(?:no)?config\.([\w.]+)", argument)
     if argument.startswith("-") and match is None:
@@ -215,7 +218,7 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
       meant = " or ".join(f"--config.{each}" for each in keys if each == key or each.partition(".")[2] in near)
       raise UserError(f"unknown option {argument}; {f'did you mean {meant}?' if meant else '`--help` lists them'}")
     if match:
-      _check_key(argument, match[1], there=[*keys, *named], mappings=mappings, known=[*keys, *mappings, *optional])
+      _check_key(argument, match[1], there=[*keys, *named], mappings=mappings, known=[*keys, *mappings])
       if not re.fullmatch(r"[\w.-]+", name := argument.partition("=")[0]):
         raise UserError(f"{name}: no such key; a key is of letters, digits and _")
   for argument in arguments:
@@ -344,7 +347,7 @@ def _add_names(config: ConfigDict, mappings: Sequence[str], arguments: Sequence[
 
 
 def _check_key(argument: str, key: str, *, there: Sequence[str], mappings: Sequence[str], known: Sequence[str]) -> None:
-  """Refuses a key that is not `there`, and says what would be right: one of those that are `known`."""
+  """Refuses a key that is not `there`, and says what would be right: one of those that are `known`, or optional."""
   if key in there:
     return
   if key in _RENAMED:
@@ -362,7 +365,9 @@ def _check_key(argument: str, key: str, *, there: Sequence[str], mappings: Seque
       )
     if f"{key}.".startswith(f"{mapping}."):
       raise UserError(f"{argument}: give --config.{mapping}.NAME=VALUE; a NAME is of letters, digits and _")
-  raise UserError(f"--config.{key}: no such key{instead_of(key, list(known))}; `t2t train --help all` lists all keys")
+  raise UserError(
+    f"--config.{key}: no such key{instead_of(key, [*known, *_optional_keys()])}; `t2t train --help all` lists all keys"
+  )
 
 
 def instead_of(key: str, known: Sequence[str]) -> str:
@@ -410,17 +415,19 @@ def records(config: ConfigDict) -> Config:
   Raises:
     UserError: a section or a key that there is not, or one that is missing; a value that the model cannot have.
   """
-  sections = {field.name: field.type for field in dataclasses.fields(Config) if field.name != _STAGES} | OPTIONAL
-  unknown = [name for name in config if name not in (*sections, _STAGES)]
+  always = {field.name: field.type for field in dataclasses.fields(Config) if field.name not in (_STAGES, *OPTIONAL)}
+  known = [*always, *OPTIONAL, _STAGES]
+  unknown = [name for name in config if name not in known]
   if unknown:
-    raise UserError(f"config.{unknown[0]}: no such section{_nearest(unknown[0], [*sections, _STAGES])}")
-  missing = [name for name in (*sections, _STAGES) if name not in config and name not in OPTIONAL]
+    raise UserError(f"config.{unknown[0]}: no such section{_nearest(unknown[0], known)}")
+  missing = [name for name in (*always, _STAGES) if name not in config]
   if missing:
     raise UserError(f"config.{missing[0]} is missing; start from `t2t.configs.default.get_config()`")
+  record_of = always | {name: OPTIONAL[name] for name in OPTIONAL if name in config}
   for name in config:
-    _check_numbers(config[name], f"config.{name}", sections.get(name))
-  is_read = lambda name: name in config and (name not in OPTIONAL or _is_used(config, name))
-  read = {name: _record(config, name, cls) for name, cls in sections.items() if is_read(name)}
+    _check_numbers(config[name], f"config.{name}", record_of.get(name))
+  is_read = lambda name: name in always or _is_used(config, name)
+  read = {name: _record(config, name, cls) for name, cls in record_of.items() if is_read(name)}
   found = Config(**read, stages=config[_STAGES])
   return found.with_(data={"mixture": ""}) if found.data.files or found.data.sources else found
 

@@ -13,34 +13,37 @@ import toy
 from t2t import sharding
 from t2t.configs import default
 from t2t.convert.tensors import Tensor
-from t2t.models import adapt, transformer
+from t2t.models import adapters as adapters_lib
+from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 from t2t.settings import override, records
 from t2t.training import recipe
 
 
-def adapted_shapes(config: TransformerConfig, adapters: adapt.Adapters) -> dict[str, tuple[int, ...]]:
+def adapted_shapes(config: TransformerConfig, adapters: adapters_lib.Adapters) -> dict[str, tuple[int, ...]]:
   """Path and shape of each parameter of an adapted model."""
 
   def build():
     rngs = nnx.Rngs(0)
-    return adapt.adapt(transformer.build(config, rngs), adapters, rngs)
+    return adapters_lib.adapt(transformer.build(config, rngs), adapters, rngs)
 
   state = nnx.split(jax.eval_shape(build), graph=False)[1]
   return {path: x.shape for path, x in traverse_util.flatten_dict(nnx.to_pure_dict(state), sep="/").items()}
 
 
-def random_adapter(config: TransformerConfig, adapters: adapt.Adapters, *, seed: int = 1) -> dict[str, np.ndarray]:
+def random_adapter(
+  config: TransformerConfig, adapters: adapters_lib.Adapters, *, seed: int = 1
+) -> dict[str, np.ndarray]:
   """Path -> float32, of all that an adapter adds, and of heads."""
   random = np.random.default_rng(seed)
   shapes = adapted_shapes(config, adapters)
-  trained = [path for path in shapes if adapt.base_path(path, adapters) is None or path.startswith("heads/")]
+  trained = [path for path in shapes if adapters_lib.base_path(path, adapters) is None or path.startswith("heads/")]
   return {path: (random.normal(size=shapes[path]) / 4).astype(np.float32) for path in trained}
 
 
 def with_adapter(
   config: TransformerConfig,
-  adapters: adapt.Adapters,
+  adapters: adapters_lib.Adapters,
   params: Mapping[str, np.ndarray],
   arrays: Mapping[str, np.ndarray],
 ) -> nnx.Module:
@@ -48,7 +51,7 @@ def with_adapter(
 
   def build():
     rngs = nnx.Rngs(0)
-    return adapt.adapt(transformer.build(config, rngs), adapters, rngs)
+    return adapters_lib.adapt(transformer.build(config, rngs), adapters, rngs)
 
   graphdef = nnx.split(jax.eval_shape(build), graph=False)[0]
   whole = {path: np.asarray(x) for path, x in (dict(params) | dict(arrays)).items()}
@@ -68,9 +71,9 @@ def tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
 
 def merged(params: Mapping[str, np.ndarray], adapter: Mapping[str, np.ndarray], adapters: Any) -> dict[str, np.ndarray]:
   """Parameters of the model that computes the same without an adapter; heads are the adapter's."""
-  known = {path: adapt.base_path(path, adapters) for path in adapter_paths(params, adapters, adapter)}
+  known = {path: adapters_lib.base_path(path, adapters) for path in adapter_paths(params, adapters, adapter)}
   below = {path: params[name] for path, name in known.items()}
-  return {path: np.asarray(x) for path, x in adapt.merge(below | dict(adapter), adapters).items()}
+  return {path: np.asarray(x) for path, x in adapters_lib.merge(below | dict(adapter), adapters).items()}
 
 
 def adapter_paths(params: Mapping[str, np.ndarray], adapters: Any, adapter: Mapping[str, np.ndarray]) -> list[str]:

@@ -15,8 +15,9 @@ from t2t import UserError, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained, reading
 from t2t.configs import default
-from t2t.models import adapt, transformer
-from t2t.models.adapt import bitfit, houlsby, ia3, lora, pals, pfeiffer, prefix, prompt
+from t2t.models import adapters as adapters_lib
+from t2t.models import transformer
+from t2t.models.adapters import bitfit, houlsby, ia3, lora, pals, pfeiffer, prefix, prompt
 from t2t.params import matches
 from t2t.settings import override, records
 from t2t.training import optimizers, recipe, train_state, train_step
@@ -46,12 +47,12 @@ def adapted(way, kind, **fields):
   """A model, and the same adapted by one way."""
   settings = dataclasses.replace(toy.KINDS[kind], **fields)
   model = toy.model(settings)
-  return model, adapt.adapt(model, {way: WAYS[way]}, nnx.Rngs(toy.key(1)))
+  return model, adapters_lib.adapt(model, {way: WAYS[way]}, nnx.Rngs(toy.key(1)))
 
 
 def is_trained(way, path):
   """Whether a parameter is trained."""
-  return not matches(adapt.frozen({way: WAYS[way]}), path)
+  return not matches(adapters_lib.frozen({way: WAYS[way]}), path)
 
 
 def used(way, model):
@@ -63,7 +64,7 @@ def used(way, model):
   return nnx.merge(graphdef, jax.tree.map(jnp.asarray, traverse_util.unflatten_dict(flat, sep="/")))
 
 
-@pairs(*(way for way in WAYS if not adapt.ADAPTERS[way].positions(WAYS[way])))
+@pairs(*(way for way in WAYS if not adapters_lib.ADAPTERS[way].positions(WAYS[way])))
 def test_an_adapted_model_starts_as_the_model(way, kind):
   """Logits are equal bit for bit, dropout included, and the model that was given is as it was."""
   model, new = adapted(way, kind, dropout_rate=0.1)
@@ -80,18 +81,18 @@ def test_what_is_added_counts_and_nothing_else_is_new(way, kind):
   batch = toy.batch(architecture=model.config.architecture)
   changed = toy.logits(used(way, new), batch)
   assert np.max(np.abs(changed - toy.logits(model, batch))) > 1e-2
-  shapes = {adapt.base_path(path, {way: WAYS[way]}): x.shape for path, x in toy.flat(toy.split(new)[1]).items()}
+  shapes = {adapters_lib.base_path(path, {way: WAYS[way]}): x.shape for path, x in toy.flat(toy.split(new)[1]).items()}
   shapes.pop(None, None)
   assert shapes == {path: x.shape for path, x in toy.flat(toy.split(model)[1]).items()}
 
 
-@pairs(*(way for way in WAYS if adapt.ADAPTERS[way].merge is not None))
+@pairs(*(way for way in WAYS if adapters_lib.ADAPTERS[way].merge is not None))
 def test_merged_is_the_same_model_without_an_adapter(way, kind):
   """Paths, shapes and logits."""
   model, new = adapted(way, kind)
   batch = toy.batch(architecture=model.config.architecture)
   changed = used(way, new)
-  flat = adapt.merge(traverse_util.flatten_dict(toy.split(changed)[1], sep="/"), {way: WAYS[way]})
+  flat = adapters_lib.merge(traverse_util.flatten_dict(toy.split(changed)[1], sep="/"), {way: WAYS[way]})
   graphdef, params = toy.split(model)
   found = traverse_util.unflatten_dict(flat, sep="/")
   assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, params)
@@ -156,11 +157,11 @@ def steps(mesh, way, kind, **fields):
 
   def model_fn(key):
     rngs = nnx.Rngs(key)
-    return adapt.adapt(transformer.build(settings, rngs), {way: WAYS[way]}, rngs)
+    return adapters_lib.adapt(transformer.build(settings, rngs), {way: WAYS[way]}, rngs)
 
   tx, _ = optimizers.make_optimizer(toy.optimizer_config(name="adamw", learning_rate=0.01), 10)
   with jax.set_mesh(mesh):
-    frozen = adapt.frozen({way: WAYS[way]})
+    frozen = adapters_lib.frozen({way: WAYS[way]})
     graphdef, state, shardings = train_state.init_train_state(model_fn, tx, toy.key(), mesh, freeze=frozen)
     first = jax.tree.map(np.asarray, state)
     step = train_step.make_train_step(graphdef, toy.loss(), tx, shardings)
@@ -249,13 +250,13 @@ def test_the_command_trains_goes_on_and_is_read_by_all(way, tmp_path, capsys):
     held = set(reading.shapes(checkpointer.metadata(folder / "state").item_metadata.tree))
   settings = records(override(default.get_config(), list(COMMANDS[way]))).adapters
   saved = {path.removeprefix("params/") for path in held if path.startswith("params/")}
-  assert saved and not any(matches(adapt.frozen(settings), path) for path in saved)
+  assert saved and not any(matches(adapters_lib.frozen(settings), path) for path in saved)
   assert not any(path.startswith("frozen_params/") for path in held)
 
-  merges = adapt.ADAPTERS[way].merge is not None
+  merges = adapters_lib.ADAPTERS[way].merge is not None
   added = own.keys() - before.keys()
   assert bool(added) != merges and before.keys() <= own.keys()
-  assert all(re.search(adapt.ADAPTERS[way].added, path) for path in added)
+  assert all(re.search(adapters_lib.ADAPTERS[way].added, path) for path in added)
   capsys.readouterr()
   out = ["convert", "--from", "t2t", str(tmp_path / "stopped"), "--to", "hf", str(tmp_path / "hf")]
   assert command.main(out) == (0 if merges else 2)

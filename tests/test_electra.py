@@ -13,10 +13,10 @@ from t2t import UserError, losses, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
 from t2t.losses import electra
-from t2t.models import adapt
-from t2t.models.adapt.prefix import PrefixConfig
-from t2t.models.adapt.prompt import PromptConfig
-from t2t.sections import ElectraConfig
+from t2t.losses.electra import ElectraConfig
+from t2t.models import adapters as adapters_lib
+from t2t.models.adapters.prefix import PrefixConfig
+from t2t.models.adapters.prompt import PromptConfig
 from t2t.settings import load_config, override, records
 from t2t.training import optimizers, train_state, train_step
 
@@ -85,13 +85,13 @@ def test_what_stands_in_front_is_the_discriminators(adapters, share_embeddings):
   """The generator writes what it wrote; all that is added learns."""
   loss = loss_of(share_embeddings=share_embeddings)
   pair, batch = pair_of(loss), batch_of()
-  adapted = adapt.adapt(pair, adapters, nnx.Rngs(toy.key(1)))
+  adapted = adapters_lib.adapt(pair, adapters, nnx.Rngs(toy.key(1)))
   np.testing.assert_array_equal(adapted(batch), pair(batch))
   states = adapted.discriminator(batch)
   assert states.shape == pair.discriminator(batch).shape
   assert np.max(np.abs(states - pair.discriminator(batch))) > 1e-2
   for path, leaf in toy.flat(nnx.to_pure_dict(gradient(loss, adapted, batch)[0])).items():
-    assert adapt.base_path(path, adapters) is not None or float(jnp.max(jnp.abs(leaf))) > 0, path
+    assert adapters_lib.base_path(path, adapters) is not None or float(jnp.max(jnp.abs(leaf))) > 0, path
 
 
 def test_the_formula():

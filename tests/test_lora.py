@@ -14,8 +14,9 @@ from t2t import UserError, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import converted, pretrained
 from t2t.configs import default
-from t2t.models import adapt, layers, transformer
-from t2t.models.adapt.lora import LoraConfig
+from t2t.models import adapters as adapters_lib
+from t2t.models import layers, transformer
+from t2t.models.adapters.lora import LoraConfig, LowRank
 from t2t.params import split_frozen
 from t2t.settings import override, records
 from t2t.training import optimizers, train_state, train_step
@@ -27,7 +28,7 @@ KINDS = pytest.mark.parametrize("kind", ["t5_1_1", "local_prefix_lm", "bert", "s
 
 def adapted(model, config):
   """The model with an adapter of which every number counts, as after training; its structure and parameters."""
-  graphdef, params = toy.split(adapt.adapt(model, {"lora": config}, nnx.Rngs(toy.key(1))))
+  graphdef, params = toy.split(adapters_lib.adapt(model, {"lora": config}, nnx.Rngs(toy.key(1))))
   random = np.random.default_rng(0)
   flat = traverse_util.flatten_dict(params, sep="/")
   zero = ("lora_up", "lora_magnitude")
@@ -36,7 +37,7 @@ def adapted(model, config):
 
 
 def merged(params, config):
-  flat = adapt.merge(traverse_util.flatten_dict(params, sep="/"), {"lora": config})
+  flat = adapters_lib.merge(traverse_util.flatten_dict(params, sep="/"), {"lora": config})
   return traverse_util.unflatten_dict(flat, sep="/")
 
 
@@ -46,7 +47,7 @@ def test_an_adapted_model_starts_as_the_model(kind):
   config = dataclasses.replace(toy.KINDS[kind], dropout_rate=0.1)
   model, batch = toy.model(config), toy.batch(architecture=config.architecture)
   before = toy.flat(model)
-  new = adapt.adapt(model, {"lora": EVERYTHING}, nnx.Rngs(toy.key(1)))
+  new = adapters_lib.adapt(model, {"lora": EVERYTHING}, nnx.Rngs(toy.key(1)))
   np.testing.assert_array_equal(toy.logits(new, batch, toy.key()), toy.logits(model, batch, toy.key()))
   assert toy.flat(model).keys() == before.keys()  # it was not changed itself
   added = {path.rpartition("/")[0] for path in toy.flat(toy.split(new)[1]) if path.endswith("lora_down")}
@@ -59,7 +60,7 @@ def test_with_dora_it_starts_as_the_model_as_well(kind):
   """Bit for bit, operation by operation; what XLA makes one of several it may round otherwise in a larger program."""
   config = dataclasses.replace(toy.KINDS[kind], dropout_rate=0.1)
   model, batch = toy.model(config), toy.batch(architecture=config.architecture)
-  new = adapt.adapt(model, {"lora": WAYS["dora"]}, nnx.Rngs(toy.key(1)))
+  new = adapters_lib.adapt(model, {"lora": WAYS["dora"]}, nnx.Rngs(toy.key(1)))
   with jax.disable_jit():
     plain, found = (each.logits(each(batch, dropout_key=toy.key())) for each in (model, new))
   np.testing.assert_array_equal(found, plain)
@@ -70,7 +71,7 @@ def test_a_merge_is_exact_on_every_device():
   flat = {"up/kernel": (4, 6), "up/lora_down": (4, 3), "up/lora_up": (3, 6)}
   params = {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in flat.items()}
   with jax.default_matmul_precision("bfloat16"):
-    program = jax.make_jaxpr(lambda params: adapt.merge(params, {"lora": EVERYTHING}))(params)
+    program = jax.make_jaxpr(lambda params: adapters_lib.merge(params, {"lora": EVERYTHING}))(params)
   found = [equation for equation, _ in toy.equations(program.jaxpr) if equation.primitive.name == "dot_general"]
   assert [set(equation.params["precision"]) for equation in found] == [{jax.lax.Precision.HIGHEST}]
 
@@ -107,7 +108,7 @@ def low_rank():
   config = LoraConfig(rank=4, alpha=3.0, rslora=True, dora=True, dropout=0.5)
   draw = lambda seed, *shape: nnx.Param(jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32))
   kernel, down, up, longer = draw(0, 12, 10), draw(1, 12, 4), draw(2, 4, 10), draw(3, 10)
-  made = layers.LowRank(kernel, down, up, config.scale, magnitude=longer, dropout_rate=config.dropout)
+  made = LowRank(kernel, down, up, config.scale, magnitude=longer, dropout_rate=config.dropout)
   return made, config, draw(4, 5, 12)[...]
 
 
@@ -160,7 +161,7 @@ def test_every_adapted_matrix_drops_by_a_key_of_its_own(kind, monkeypatch):
   """In every layer; and without a key nothing is dropped."""
   config, lora = toy.KINDS[kind], dataclasses.replace(EVERYTHING, dropout=0.1)
   model, batch = toy.model(config), toy.batch(architecture=config.architecture)
-  new = adapt.adapt(model, {"lora": lora}, nnx.Rngs(toy.key(1)))
+  new = adapters_lib.adapt(model, {"lora": lora}, nnx.Rngs(toy.key(1)))
   keys = toy.dropout_keys(monkeypatch)
   jax.block_until_ready(jax.jit(lambda key: new(batch, dropout_key=key))(toy.key()))
   jax.effects_barrier()
@@ -191,11 +192,11 @@ def steps(mesh, *, lora, freeze=(), **fields):
 
   def model_fn(key):
     rngs = nnx.Rngs(key)
-    return adapt.adapt(transformer.build(config, rngs), {"lora": lora}, rngs)
+    return adapters_lib.adapt(transformer.build(config, rngs), {"lora": lora}, rngs)
 
   tx, _ = optimizers.make_optimizer(toy.optimizer_config(name="adamw", learning_rate=0.01), 10)
   with jax.set_mesh(mesh):
-    freeze = (*freeze, *adapt.frozen({"lora": lora}))
+    freeze = (*freeze, *adapters_lib.frozen({"lora": lora}))
     graphdef, state, shardings = train_state.init_train_state(model_fn, tx, toy.key(), mesh, freeze=freeze)
     first = jax.tree.map(np.asarray, state)
     step = train_step.make_train_step(graphdef, toy.loss(), tx, shardings)
@@ -286,7 +287,9 @@ def test_a_key_out_of_range_is_refused(arguments, message):
 def test_patterns_that_match_nothing_are_refused(config, message):
   """The message names what there is, and the nearest."""
   with pytest.raises(UserError, match=message):
-    jax.eval_shape(lambda: adapt.adapt(transformer.build(toy.config(), nnx.Rngs(0)), {"lora": config}, nnx.Rngs(0)))
+    jax.eval_shape(
+      lambda: adapters_lib.adapt(transformer.build(toy.config(), nnx.Rngs(0)), {"lora": config}, nnx.Rngs(0))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -333,8 +336,8 @@ def test_heads_are_trained_beside_an_adapter():
   heads = ({"name": "nli", "kind": "class", "num_classes": 3},)
   model = toy.model(dataclasses.replace(toy.KINDS["bert"], heads=heads))
   config = LoraConfig(rank=2, also_train=("^embed/norm",))
-  _, params = toy.split(adapt.adapt(model, {"lora": config}, nnx.Rngs(toy.key(1))))
-  trained, frozen = (toy.flat(part) for part in split_frozen(params, adapt.frozen({"lora": config})))
+  _, params = toy.split(adapters_lib.adapt(model, {"lora": config}, nnx.Rngs(toy.key(1))))
+  trained, frozen = (toy.flat(part) for part in split_frozen(params, adapters_lib.frozen({"lora": config})))
   assert {path.split("/")[0] for path in trained} == {"heads", "embed", "encoder"}
   assert all(path.startswith(("heads/nli/", "embed/norm/")) or "/lora_" in path for path in trained)
   assert not any(path.startswith("heads/") or "/lora_" in path for path in frozen)

@@ -82,7 +82,7 @@ def test_every_option_with_a_fraction_is_checked():
 
 def _number_keys():
   """Keys whose records have a number, with what it is."""
-  sections = {field.name: field.type for field in dataclasses.fields(Config)} | OPTIONAL
+  sections = {field.name: field.type for field in dataclasses.fields(Config)} | dict(OPTIONAL)
   for section, values in options.keys_by_section().items():
     kinds = {field.name: field.type for field in dataclasses.fields(sections[section])}
     for key, value in values.items():

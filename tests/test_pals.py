@@ -10,8 +10,8 @@ import pytest
 import toy
 
 from t2t import sharding
-from t2t.models import adapt
-from t2t.models.adapt import pals
+from t2t.models import adapters as adapters_lib
+from t2t.models.adapters import pals
 from t2t.models.masks import AttentionMask
 
 TASKS = ("reviews", "questions", "titles")
@@ -21,7 +21,9 @@ KINDS = ("t5_1_1", "local_prefix_lm", "gpt2", "bert", "shared_everything", "albe
 
 def with_pals(kind, **fields):
   """A model with PALs of three tasks, as after training: every number of theirs is another."""
-  model = adapt.adapt(toy.model(dataclasses.replace(toy.KINDS[kind], **fields)), {"pals": CONFIG}, nnx.Rngs(toy.key(1)))
+  model = adapters_lib.adapt(
+    toy.model(dataclasses.replace(toy.KINDS[kind], **fields)), {"pals": CONFIG}, nnx.Rngs(toy.key(1))
+  )
   graphdef, params = toy.split(model)
   random = np.random.default_rng(0)
   moved = lambda path, x: random.normal(size=x.shape).astype(np.float32) / 3 if "/pals/" in path else x
@@ -38,7 +40,7 @@ def told(model, batch, tasks):
 def alone(model, task):
   """The model that has but this task, and is told of none."""
   graphdef, params = toy.split(model)
-  return nnx.merge(graphdef, adapt.of_task(params, {"pals": CONFIG}, task))
+  return nnx.merge(graphdef, adapters_lib.of_task(params, {"pals": CONFIG}, task))
 
 
 # ---- What they compute -----------------------------------------------------------------------------------------------

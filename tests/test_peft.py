@@ -10,10 +10,10 @@ import toy
 
 from t2t import UserError
 from t2t.convert import peft
-from t2t.models.adapt.ia3 import Ia3Config
-from t2t.models.adapt.lora import LoraConfig
-from t2t.models.adapt.prefix import PrefixConfig
-from t2t.models.adapt.prompt import PromptConfig
+from t2t.models.adapters.ia3 import Ia3Config
+from t2t.models.adapters.lora import LoraConfig
+from t2t.models.adapters.prefix import PrefixConfig
+from t2t.models.adapters.prompt import PromptConfig
 
 ALL = LoraConfig(rank=3, alpha=6.0, targets=("attention/", "mlp/"))
 SOME = LoraConfig(rank=2, alpha=2.5, rslora=True, dropout=0.25, targets=("attention/query", "attention/value"))

@@ -11,8 +11,9 @@ import toy
 from t2t import UserError
 from t2t.configs import default
 from t2t.generation import decoding
-from t2t.models import adapt, attention, chosen_kernels, kernel_choice, kernels
-from t2t.models.adapt import prefix
+from t2t.models import adapters as adapters_lib
+from t2t.models import attention, chosen_kernels, kernel_choice, kernels
+from t2t.models.adapters import prefix
 from t2t.settings import override, records
 from t2t.training import recipe
 
@@ -23,7 +24,7 @@ DUMMY = 7  # a token
 def with_prefix(config, *, sides=prefix.SIDES, hidden=0):
   """A model with a prefix in front of some of its stacks."""
   wanted = prefix.PrefixConfig(length=LENGTH, hidden=hidden, sides=sides)
-  return adapt.adapt(toy.model(config), {"prefix": wanted}, nnx.Rngs(toy.key(1)))
+  return adapters_lib.adapt(toy.model(config), {"prefix": wanted}, nnx.Rngs(toy.key(1)))
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from t2t import __main__ as command
 from t2t.checkpoints import pretrained
 from t2t.configs import default
 from t2t.data import vocabularies
-from t2t.models import adapt
-from t2t.models.adapt import prompt
+from t2t.models import adapters as adapters_lib
+from t2t.models.adapters import prompt
 from t2t.settings import override, records
 from t2t.training import recipe
 
@@ -26,7 +26,7 @@ PROMPT = prompt.PromptConfig(length=LENGTH)
 
 def with_prompt(config):
   """A model with a prompt, and the same model whose vocabulary has a piece more for each of its vectors."""
-  model = adapt.adapt(toy.model(config), {"prompt": PROMPT}, nnx.Rngs(toy.key(1)))
+  model = adapters_lib.adapt(toy.model(config), {"prompt": PROMPT}, nnx.Rngs(toy.key(1)))
   params = toy.split(model)[1]
   whole = toy.split(toy.model(dataclasses.replace(config, vocab_size=config.vocab_size + LENGTH)))
   flat = traverse_util.flatten_dict(params, sep="/")
@@ -169,9 +169,9 @@ def test_learned_positions_are_the_texts_and_the_prompts():
   with pytest.raises(UserError, match=r"length=17 in front of the encoder's 24 positions: .* learned 40 .* to 23, or"):
     shared.program(*SHORT, "--config.prompt.length=17", **LEARNED)
   config = toy.config(**LEARNED)
-  assert adapt.as_asked(config, {"prompt": PROMPT}).most_positions == 40 - LENGTH
+  assert adapters_lib.as_asked(config, {"prompt": PROMPT}).most_positions == 40 - LENGTH
   with pytest.raises(UserError, match="config.prompt.length=40: .* leaves none for a text"):
-    adapt.as_asked(config, {"prompt": prompt.PromptConfig(length=40)})
+    adapters_lib.as_asked(config, {"prompt": prompt.PromptConfig(length=40)})
 
 
 def test_what_is_computed_is_counted():

@@ -22,7 +22,7 @@ from t2t.checkpoints import converted, pretrained, start, store
 from t2t.checkpoints.warm_start import Plan, Taken, plan, warm_start
 from t2t.convert import huggingface
 from t2t.models import transformer
-from t2t.models.adapt.lora import LoraConfig
+from t2t.models.adapters.lora import LoraConfig
 from t2t.params import join_frozen
 from t2t.settings import load_config, records
 from t2t.training import optimizers, recipe, train_state

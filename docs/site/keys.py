@@ -2,7 +2,7 @@
 
 from t2t.commands import options
 from t2t.configs import default
-from t2t.models.adapt import ADAPTERS
+from t2t.models.adapters import ADAPTERS
 
 # In config_keys.md: where the tables stand.
 MARK = "<!-- the tables of keys -->"

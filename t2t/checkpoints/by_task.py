@@ -4,7 +4,7 @@ import dataclasses
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
-from t2t.models import adapt
+from t2t.models import adapters as adapters_lib
 
 
 def choose(source: pretrained.Source, task: str, *, where: str) -> pretrained.Source:
@@ -18,7 +18,7 @@ def choose(source: pretrained.Source, task: str, *, where: str) -> pretrained.So
   Raises:
     UserError: there is none of that name, or none was named of several.
   """
-  known = adapt.tasks(source.adapters)
+  known = adapters_lib.tasks(source.adapters)
   if not task and source.tasks:
     raise UserError(
       f"{where} is missing: the model of {source.path} tells tasks apart, and must be told which one a text is of; give"
@@ -27,7 +27,7 @@ def choose(source: pretrained.Source, task: str, *, where: str) -> pretrained.So
   if task and not known:
     return _with_prefix(source, task, where)
   if task:
-    adapt.number_of(task, source.adapters, where=f"{where} {task}")
+    adapters_lib.number_of(task, source.adapters, where=f"{where} {task}")
   return dataclasses.replace(source, task=task)
 
 

@@ -23,7 +23,7 @@ from t2t import UserError
 from t2t.checkpoints import bases, damage, manifest, pretrained, reading, store
 from t2t.convert import given_vocabulary, output
 from t2t.convert.tensors import Foreign, Tensor
-from t2t.models import adapt
+from t2t.models import adapters as adapters_lib
 from t2t.storage import vocabulary_files
 
 _CHUNK_BYTES = 1 << 25  # of parameters that are not stacked; of the others each layer is a chunk
@@ -182,7 +182,7 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
     UserError: there is none, it is damaged, or not on top of what it was; or its adapter cannot be merged.
   """
   source = pretrained.read_source(path, where=where)
-  if there := adapt.kept(source.adapters):
+  if there := adapters_lib.kept(source.adapters):
     raise UserError(
       f"{where}{path}: its model has what config.{'/'.join(there)} added, which no model without it"
       " computes; eval, infer and embed read it as it is, and `t2t convert --to peft` writes what PEFT knows"
@@ -271,19 +271,19 @@ def _first_rows(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
   return dataclasses.replace(tensor, shape=shape, parts=parts)
 
 
-def _merged(found: dict[str, Tensor], adapters: adapt.Adapters) -> dict[str, Tensor]:
+def _merged(found: dict[str, Tensor], adapters: adapters_lib.Adapters) -> dict[str, Tensor]:
   """The parameters of the model without its adapter, merged layer by layer when they are read."""
   groups: dict[str, dict[str, Tensor]] = {}
-  bases_of = {path: adapt.base_path(path, adapters) for path in found}
+  bases_of = {path: adapters_lib.base_path(path, adapters) for path in found}
   for path, base in bases_of.items():
-    for each in adapt.merged_into(path, adapters) if base is None else (base,):
+    for each in adapters_lib.merged_into(path, adapters) if base is None else (base,):
       groups.setdefault(each, {})[path] = found[path]
   # A bias that an adapter would be merged into may not be there.
   groups = {base: group for base, group in groups.items() if base in bases_of.values()}
 
   def read(base: str, index: int) -> np.ndarray:
     arrays = {path: tensor.read_layer(index) for path, tensor in groups[base].items()}
-    return np.asarray(adapt.merge(arrays, adapters)[base])
+    return np.asarray(adapters_lib.merge(arrays, adapters)[base])
 
   merged = {}
   for base, group in groups.items():

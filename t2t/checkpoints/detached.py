@@ -8,7 +8,8 @@ from t2t import UserError
 from t2t.checkpoints import bases, converted, pretrained
 from t2t.convert import output, peft, tensors
 from t2t.convert.tensors import Foreign, Tensor
-from t2t.models import adapt, transformer
+from t2t.models import adapters as adapters_lib
+from t2t.models import transformer
 from t2t.storage import bucket
 
 
@@ -25,7 +26,7 @@ def trained(source: pretrained.Source, *, where: str = "") -> tuple[dict[str, Te
     raise UserError(f"{where}{source.path}: nothing adapts this model; --to hf writes all of it")
   own, frozen, _ = converted.saved(source, where)
   below = frozen | converted.of_base(source)
-  return own, {adapt.base_path(path, source.adapters): tensor for path, tensor in below.items()}
+  return own, {adapters_lib.base_path(path, source.adapters): tensor for path, tensor in below.items()}
 
 
 def base_folder(source: pretrained.Source) -> str:
@@ -63,12 +64,12 @@ def save(
     UserError: the base has other parameters, there is something at `out`, or no space for it.
   """
   output.check(out, 0)
-  section = adapt.ADAPTERS[adapter.section]
+  section = adapters_lib.ADAPTERS[adapter.section]
   adapters = {adapter.section: section.config(**adapter.config)}
   own = dict(adapter.tensors) | {path: _of_head(base, adapter, path) for path in adapter.kept}
-  adapted = lambda rngs: adapt.adapt(transformer.build(adapter.model, rngs), adapters, rngs)
+  adapted = lambda rngs: adapters_lib.adapt(transformer.build(adapter.model, rngs), adapters, rngs)
   shapes = {path: x.shape for path, x in tensors.expected_of(adapted).items()}
-  below = {path: adapt.base_path(path, adapters) for path in shapes if path not in own}
+  below = {path: adapters_lib.base_path(path, adapters) for path in shapes if path not in own}
   there = {path: base.tensors[name].shape for path, name in below.items() if name in base.tensors}
   tensors.compare(str(adapter.path), there | {path: x.shape for path, x in own.items()}, shapes)
   entries = {}

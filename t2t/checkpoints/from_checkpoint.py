@@ -12,7 +12,7 @@ from t2t import UserError
 from t2t.checkpoints import adapted, fishers, pretrained, store
 from t2t.checkpoints.by_piece import Pieces
 from t2t.checkpoints.warm_start import warm_start
-from t2t.models import adapt
+from t2t.models import adapters as adapters_lib
 from t2t.params import Params, join_frozen, matches
 from t2t.runtime import hosts
 from t2t.sections import Config
@@ -44,8 +44,8 @@ def start(
   if pieces is None:
     _check_vocabulary(source, config, vocabulary, initial)
   new = _new_adapters(source, config)
-  begin = adapt.beginning(new, vocabulary, seed=config.train.seed)
-  init, base_path = config.init, functools.partial(adapt.base_path, adapters=new)
+  begin = adapters_lib.beginning(new, vocabulary, seed=config.train.seed)
+  init, base_path = config.init, functools.partial(adapters_lib.base_path, adapters=new)
   fisher = fishers.open_fisher(config.optimizer.fisher) if config.optimizer.fisher else None
   if fisher is not None:
     fishers.check(fisher, program.state)
@@ -68,7 +68,7 @@ def start(
   return state if fisher is None else fishers.begin(fisher, program.state, state)
 
 
-def _new_adapters(source: pretrained.Source, config: Config) -> adapt.Adapters:
+def _new_adapters(source: pretrained.Source, config: Config) -> adapters_lib.Adapters:
   """What the run adapts the checkpoint's model by; nothing, where it goes on with that model's own.
 
   Raises:
@@ -77,7 +77,7 @@ def _new_adapters(source: pretrained.Source, config: Config) -> adapt.Adapters:
   """
   if config.adapters:
     pretrained.check_may_be_base(source, where=f"config.init.checkpoint={config.init.checkpoint}")
-  there = adapt.kept(source.adapters)
+  there = adapters_lib.kept(source.adapters)
   if there and there != config.adapters:
     named = "/".join(there)
     raise UserError(

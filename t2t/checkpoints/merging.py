@@ -8,7 +8,7 @@ from t2t import UserError
 from t2t.checkpoints import converted, pretrained
 from t2t.convert import output, tensors
 from t2t.convert.tensors import Foreign
-from t2t.models import adapt
+from t2t.models import adapters as adapters_lib
 from t2t.sections import OPTIONAL
 from t2t.storage import bucket
 
@@ -26,8 +26,8 @@ def open_merged(path: str, *, where: str = "") -> tuple[pretrained.Source, Forei
   source = pretrained.read_source(path, where=where)
   if not source.adapters:
     raise UserError(
-      f"{where}{path}: nothing adapts this model: its config has none of {', '.join(adapt.ADAPTERS)}; it can be used as"
-      " it is"
+      f"{where}{path}: nothing adapts this model: its config has none of {', '.join(adapters_lib.ADAPTERS)}; it can be"
+      " used as it is"
     )
   foreign = converted.open_foreign(str(source.path), where=where)
   tensors.check(foreign)

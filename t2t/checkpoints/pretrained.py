@@ -17,7 +17,8 @@ from ml_collections import ConfigDict
 
 from t2t import UserError, features, losses, sharding
 from t2t.checkpoints import bases, reading, store
-from t2t.models import adapt, transformer
+from t2t.models import adapters as adapters_lib
+from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
 from t2t.sections import DataConfig
@@ -49,7 +50,7 @@ class Source:
   run: Mapping[str, Mapping[str, Any]]
   vocabulary: str
   foreign: "Foreign | None" = None
-  adapters: adapt.Adapters = dataclasses.field(default_factory=dict)
+  adapters: adapters_lib.Adapters = dataclasses.field(default_factory=dict)
   base: bases.Base | None = None
   part: str = ""
   keeps: bool = False
@@ -62,20 +63,20 @@ class Source:
     return f"{self.part}/" if self.part else ""
 
   @property
-  def merged(self) -> adapt.Adapters:
+  def merged(self) -> adapters_lib.Adapters:
     """Those of the adapters that nobody sees who reads the parameters."""
-    return {} if self.keeps else adapt.mergeable(self.adapters)
+    return {} if self.keeps else adapters_lib.mergeable(self.adapters)
 
   @property
   def tasks(self) -> tuple[str, ...]:
     """Those that one is to be chosen of, before its model is asked anything."""
-    known = adapt.tasks(self.adapters)
+    known = adapters_lib.tasks(self.adapters)
     return known if len(known) > 1 and not self.task else ()
 
   @property
   def asked(self) -> TransformerConfig:
-    """The shape of its model for those who ask it something, see `adapt.as_asked`."""
-    return adapt.as_asked(self.model, self.adapters)
+    """The shape of its model for those who ask it something, see `adapters_lib.as_asked`."""
+    return adapters_lib.as_asked(self.model, self.adapters)
 
   @property
   def extra_ids(self) -> int:
@@ -122,7 +123,7 @@ def read_source(path: str, *, where: str = "--checkpoint ") -> Source:
     raise UserError(
       f"{where}{path}: its model has {unknown[0]!r}, which this version of t2t does not know; upgrade t2t"
     )
-  adapters = {name: adapter.config(**run[name]) for name, adapter in adapt.ADAPTERS.items() if name in run}
+  adapters = {name: adapters_lib.ADAPTERS[name].config(**run[name]) for name in adapters_lib.ADAPTERS if name in run}
   name = run.get("train", {}).get("loss", "cross_entropy")  # the only one, before they had names
   part = losses.LOSSES[name].part if name in losses.LOSSES else ""
   # The kernel that was asked for is one of the chips it was trained on, and parameters are not quantized: who reads
@@ -313,12 +314,12 @@ def abstract(source: Source, mesh: jax.sharding.Mesh) -> Model:
   def make(key: jax.Array) -> nnx.Module:
     rngs = nnx.Rngs(key)
     kept = {name: x for name, x in source.adapters.items() if name not in source.merged}
-    return adapt.adapt(transformer.build(config, rngs), kept, rngs)
+    return adapters_lib.adapt(transformer.build(config, rngs), kept, rngs)
 
   graphdef, state = nnx.split(jax.eval_shape(make, jax.random.key(0)), graph=False)
   place = lambda x, placed: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed)
   params = jax.tree.map(place, nnx.to_pure_dict(state), sharding.param_shardings(state, mesh))
-  return Model(adapt.as_asked(config, source.adapters), graphdef, params)
+  return Model(adapters_lib.as_asked(config, source.adapters), graphdef, params)
 
 
 def load(source: Source, mesh: jax.sharding.Mesh) -> Model:
@@ -335,8 +336,8 @@ def of_task(source: Source, params: Params) -> Params:
   """Those of the one task that is chosen, if any is: the model of all has the same structure."""
   if not source.task:
     return params
-  number = adapt.number_of(source.task, source.adapters, where=str(source.path))
-  return adapt.of_task(params, source.adapters, number)
+  number = adapters_lib.number_of(source.task, source.adapters, where=str(source.path))
+  return adapters_lib.of_task(params, source.adapters, number)
 
 
 def load_params(source: Source, params: Params) -> Params:
@@ -381,7 +382,7 @@ def shapes(source: Source, heads_of: Iterable[str] = ()) -> dict[str, tuple[int,
 def _base(source: Source, path: str) -> str | None:
   """Where a saved parameter is in the checkpoint's model; None: it is not of the model, or is merged into others."""
   prefix = source.prefix
-  return adapt.base_path(path.removeprefix(prefix), source.merged) if path.startswith(prefix) else None
+  return adapters_lib.base_path(path.removeprefix(prefix), source.merged) if path.startswith(prefix) else None
 
 
 def _saved_shapes(source: Source) -> dict[str, tuple[int, ...]]:
@@ -482,7 +483,7 @@ def _read_own(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStru
   added: dict[str, list[str]] = {}  # by the path of the parameter that they are merged into
   for path in saved:
     if path.startswith(prefix) and _base(source, path) is None:
-      for base in adapt.merged_into(path.removeprefix(prefix), source.merged):
+      for base in adapters_lib.merged_into(path.removeprefix(prefix), source.merged):
         added.setdefault(base, []).append(path)
   for path, x in wanted.values():
     if added.get(path) and saved[places[path]] != x.shape:
@@ -503,7 +504,7 @@ def _read_own(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStru
   def merge(wide: dict[str, jax.Array], narrow: dict[str, jax.Array]) -> dict[str, jax.Array]:
     def one(name: str, path: str) -> jax.Array:
       parts = {places[path]: wide[f"{name}:"]} | {each: narrow[each] for each in added.get(path, [])}
-      return adapt.merge({each.removeprefix(prefix): x for each, x in parts.items()}, source.merged)[path]
+      return adapters_lib.merge({each.removeprefix(prefix): x for each, x in parts.items()}, source.merged)[path]
 
     return {name: one(name, path) for name, (path, _) in wanted.items()}
 

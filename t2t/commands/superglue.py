@@ -11,7 +11,7 @@ from t2t import UserError
 from t2t.checkpoints import outdated, pretrained, store
 from t2t.commands.options import config_parser, parse_with_checkpoint
 from t2t.evaluation import results
-from t2t.models import adapt
+from t2t.models import adapters as adapters_lib
 from t2t.sections import Config
 from t2t.settings import records
 from t2t.storage import bucket
@@ -41,7 +41,7 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
 
   folder = bucket.absolute(workdir)
   data = config.data
-  if len(adapt.tasks(config.adapters)) > 1:
+  if len(adapters_lib.tasks(config.adapters)) > 1:
     raise UserError(
       f"config.{'/'.join(config.adapters)}: AX-b and AX-g are none of its tasks, and are asked of RTE's model here;"
       " train on the mixture by `t2t train`, and ask by `t2t eval`"

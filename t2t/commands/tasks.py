@@ -22,7 +22,7 @@ from t2t.commands import options as options_lib
 from t2t.configs import default
 from t2t.data import checks, objectives, pipeline, registry, runs, selection
 from t2t.data.preview import examples, printed
-from t2t.models import adapt
+from t2t.models import adapters as adapters_lib
 from t2t.models.config import HeadConfig
 from t2t.runtime import numeric
 from t2t.sections import Config, DataConfig
@@ -199,7 +199,7 @@ def _choose_of(config: Config, options: argparse.Namespace, given: Collection[st
       choice,
       batch_size=config.train.batch_size,
       model_vocab_size=model.vocab_size,
-      model_max_length=adapt.as_asked(model, run.adapters).most_positions,
+      model_max_length=adapters_lib.as_asked(model, run.adapters).most_positions,
     )
     return choice
   task = pipeline.load_task(data)

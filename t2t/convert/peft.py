@@ -24,7 +24,7 @@ from t2t.convert.families import Family
 from t2t.convert.huggingface import Place
 from t2t.convert.safetensors import Entry
 from t2t.convert.tensors import Foreign, Tensor, check_finite, compare
-from t2t.models.adapt import ia3
+from t2t.models.adapters import ia3
 from t2t.models.config import TransformerConfig
 from t2t.storage import bucket
 

@@ -19,7 +19,7 @@ from t2t import UserError
 from t2t.convert.families import Settings
 from t2t.convert.safetensors import Entry
 from t2t.convert.tensors import Tensor, check_finite
-from t2t.models.adapt.prefix import PrefixConfig
+from t2t.models.adapters.prefix import PrefixConfig
 from t2t.models.config import TransformerConfig
 
 NAME = "prompt_embeddings"

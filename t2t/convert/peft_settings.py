@@ -16,7 +16,7 @@ from etils import epath
 from t2t import UserError
 from t2t.convert import peft_fronts
 from t2t.convert.families import Settings
-from t2t.models.adapt.lora import LoraConfig
+from t2t.models.adapters.lora import LoraConfig
 from t2t.storage import bucket, untrusted
 
 NAME = "adapter_config.json"

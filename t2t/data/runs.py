@@ -25,7 +25,7 @@ from t2t.data import (
 from t2t.data.rows import labelled
 from t2t.data.sources import named
 from t2t.losses import ASKED_KINDS, answered_by_heads, compares_texts
-from t2t.models import adapt
+from t2t.models import adapters as adapters_lib
 from t2t.models.config import HeadConfig
 from t2t.runtime import hosts
 from t2t.sections import Config
@@ -320,13 +320,13 @@ def task_numbers_of(config: Config) -> dict[str, int]:
     UserError: see `task_numbers.check`.
   """
   data = config.data
-  if not adapt.tasks(config.adapters):
+  if not adapters_lib.tasks(config.adapters):
     return {}
   from t2t.data import task_numbers
 
   found = pipeline.registered(data) if data.sources or data.mixture else None
   numbers = task_numbers.check(data, config.adapters, found)
-  return numbers if len(adapt.tasks(config.adapters)) > 1 else {}
+  return numbers if len(adapters_lib.tasks(config.adapters)) > 1 else {}
 
 
 def check_stages(run: Sequence[stages.Stage]) -> None:
@@ -372,7 +372,7 @@ def check(config: Config) -> list[str]:
     architecture=config.model.architecture,
     batch_size=config.train.batch_size,
     model_vocab_size=config.model.vocab_size,
-    model_max_length=adapt.as_asked(config.model, config.adapters).most_positions,
+    model_max_length=adapters_lib.as_asked(config.model, config.adapters).most_positions,
     heads=heads,
   )
   return [*notes, *_spelled(config)]

@@ -1,4 +1,4 @@
-"""Which of its tasks a model is told that a text is of, by their numbers, see `adapt.tasks`.
+"""Which of its tasks a model is told that a text is of, by their numbers, see `adapters_lib.tasks`.
 
 A task is a source of config.data.sources, by its name there, or else one of those of config.data.mixture.  Its number
 is its place among the names that the config of the adapter has, whatever is read beside it.
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from t2t import UserError, features
 from t2t.data import mixed, selection
-from t2t.models import adapt
+from t2t.models import adapters as adapters_lib
 from t2t.sections import DataConfig
 
 Features = dict[str, tf.Tensor]
@@ -31,7 +31,7 @@ def names(data: DataConfig, found: selection.Found) -> dict[str, str]:
 
 def check(
   data: DataConfig,
-  adapters: adapt.Adapters,
+  adapters: adapters_lib.Adapters,
   found: selection.Found | None,
   *,
   asked: Collection[str] | None = None,
@@ -47,7 +47,7 @@ def check(
   Raises:
     UserError: one that is none of the model's tasks; or files without a name.
   """
-  known = adapt.tasks(adapters)
+  known = adapters_lib.tasks(adapters)
   if not known:
     return {}
   key = f"config.{'/'.join(adapters)}.tasks={','.join(known)}"
@@ -62,7 +62,7 @@ def check(
     return {}
   key = "config.data.sources" if data.sources else f"config.data.mixture={data.mixture}"
   return {
-    task: adapt.number_of(name, adapters, where=f"{key}{'.' if data.sources else ': '}{name}")
+    task: adapters_lib.number_of(name, adapters, where=f"{key}{'.' if data.sources else ': '}{name}")
     for task, name in names(data, found).items()
     if asked is None or task in asked
   }

@@ -27,7 +27,7 @@ from t2t.data import (
 from t2t.data.sources import faults
 from t2t.evaluation import classes, few_shot, methods, results
 from t2t.generation import predictor, ties
-from t2t.models import adapt
+from t2t.models import adapters as adapters_lib
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
 from t2t.runtime import hosts
@@ -94,7 +94,7 @@ class Evaluation:
     ends_prompts: bool | None = None,
     causal: bool = False,
     by_heads: bool = False,
-    adapters: adapt.Adapters | None = None,
+    adapters: adapters_lib.Adapters | None = None,
   ):
     self._data, self._split, self.mesh = data, split, mesh
     self._architecture = config.architecture
@@ -107,7 +107,7 @@ class Evaluation:
     found = find_tasks(data, config.architecture, settings.tasks)
     self._adapters = adapters or {}
     self._numbers = {}
-    if len(adapt.tasks(self._adapters)) > 1:
+    if len(adapters_lib.tasks(self._adapters)) > 1:
       asked = {task.name for task in found}
       self._numbers = task_numbers.check(data, self._adapters, pipeline.registered(data), asked=asked)
     # In the model's words, whatever those that tasks are registered with.
@@ -188,7 +188,7 @@ class Evaluation:
   def _ask(self, task: "seqio.Task", params: Params, on_batch) -> results.Result:
     examples = self._examples[task.name]
     if task.name in self._numbers:
-      params = adapt.of_task(params, self._adapters, self._numbers[task.name])
+      params = adapters_lib.of_task(params, self._adapters, self._numbers[task.name])
     done = None if on_batch is None else lambda number, tokens: on_batch(task.name, number, tokens)
     said = methods.Answers([""] * len(examples), np.zeros(len(examples)), [()] * len(examples))
     if task.predict_metric_fns:
@@ -307,7 +307,7 @@ def of_training(
   return Evaluation(
     data,
     config.eval,
-    adapt.as_asked(config.model, config.adapters),
+    adapters_lib.as_asked(config.model, config.adapters),
     graphdef,
     mesh,
     vocabulary=vocabulary,

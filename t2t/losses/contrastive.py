@@ -22,11 +22,25 @@ from t2t.models import layers, transformer
 from t2t.models.architecture import Batch, Model, segments_of, sides
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.models.flops import model_flops
-from t2t.sections import Config, ContrastiveConfig
+from t2t.sections import Config
 
 SIMILARITIES = ("cosine", "dot")
 
 _NOT_THERE = -1e30  # as a logit
+
+
+@dataclasses.dataclass(frozen=True)
+class ContrastiveConfig:
+  """How pairs of texts are compared: `config.contrastive`, which no other loss has.
+
+  The defaults are those of SimCSE (Gao et al. 2021).  Quick-Thought (Logeswaran & Lee 2018) compares by dot products,
+  similarity=dot and temperature=1.0; LaBSE (Feng et al. 2022) has margin=0.3 and symmetric=True.
+  """
+
+  similarity: str = "cosine"  # of two vectors; or dot, which their lengths count in
+  temperature: float = 0.05  # similarities are divided by it
+  margin: float = 0.0  # is taken off the similarity of the right pair, so that it must be nearer by as much
+  symmetric: bool = False  # the first of a pair is looked for as well, given the second; the loss is the mean of both
 
 
 def is_pair(batch: Batch) -> jax.Array:

@@ -23,10 +23,30 @@ from t2t.models.flops import model_flops
 from t2t.models.heads import VocabularyHead
 from t2t.models.stack import Stack
 from t2t.models.transformer import EncoderOnly
-from t2t.sections import Config, ElectraConfig
+from t2t.sections import Config
 
 HEAD = "replaced"  # of the discriminator
 PREDICTS, POSITIONS = ("replaced", "tokens"), ("all", "masked")
+
+
+@dataclasses.dataclass(frozen=True)
+class ElectraConfig:
+  """The generator of ELECTRA, and what its discriminator is asked: `config.electra`, which no other loss has.
+
+  The generator's sizes are by default those of the base model's.  The paper's ablations (Clark et al. 2020, section
+  3.4), but for the copying of "all-tokens MLM": "ELECTRA 15%" is positions=masked, "replace MLM" predicts=tokens and
+  positions=masked, "all-tokens MLM" predicts=tokens.
+  """
+
+  embed_dim: int = 256  # width of the generator
+  num_heads: int = 4  # of the generator, each as wide as the discriminator's
+  mlp_dim: int = 1024  # of the generator
+  num_layers: int = 12  # of the generator
+  generator_weight: float = 1.0  # times the generator's loss, a mean over masked tokens
+  discriminator_weight: float = 50.0  # times the discriminator's, a mean over the tokens that it is asked about
+  share_embeddings: bool = True  # tokens, positions and segments have one vector for both
+  predicts: str = "replaced"  # the discriminator, whether each token was replaced; or tokens, which one stood there
+  positions: str = "all"  # that the discriminator is asked about; or masked, those alone
 
 
 def generator_config(model: TransformerConfig, electra: ElectraConfig) -> TransformerConfig:

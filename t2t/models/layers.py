@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import functools
+from typing import Protocol
 
 from flax import nnx
 import jax
@@ -82,92 +83,24 @@ def out_of(config: TransformerConfig, fan_in: int) -> float:
   return into(config, fan_in)
 
 
-class LowRank(nnx.Module):
-  """A matrix and what is added to it, kernel + scale * down up; in place of a parameter where a model is adapted.
+class AdaptedMatrix(Protocol):
+  """A module that stands in place of a matrix's parameter in an adapted model."""
 
-  The two are multiplied with one after the other: a matrix of the kernel's size is never made of them.  With a
-  magnitude the columns of the sum are as long as the kernel's were, and as much more as it says (Liu et al. 2024).
-
-  Args:
-    kernel: [in, out], with more axes in front where layers are stacked, and so the others.
-    lora_down, lora_up: [in, rank] and [rank, out].
-    scale: of their product.
-    magnitude: [out], by which each column is longer than the kernel's; None: they are as long as they come out.
-    dropout_rate: of what enters `lora_down`, while training.
-    number: of this matrix among all that are adapted; those that are given one key draw by it.
-  """
-
-  def __init__(
+  def dense(
     self,
-    kernel: nnx.Param,
-    lora_down: nnx.Param,
-    lora_up: nnx.Param,
-    scale: float,
+    x: jax.Array,
+    bias: nnx.Param | None,
     *,
-    magnitude: nnx.Param | None = None,
-    dropout_rate: float = 0.0,
-    number: int = 0,
-  ):
-    self.kernel = kernel
-    self.lora_down = lora_down
-    self.lora_up = lora_up
-    self.lora_magnitude = magnitude
-    self.scale = scale
-    self.dropout_rate = dropout_rate
-    self.number = number
-
-  def factors(self) -> jax.Array:
-    """What the columns of the sum are multiplied with, float32 [out]: 1 exactly, while nothing is added to any.
-
-    The square of a column's length grows from |w|^2 by 2 s (W^T A) b + s^2 b^T (A^T A) b, which needs no matrix of W's
-    size, and is zero bit for bit where b is; two lengths that are divided by each other might be rounded differently.
-    Like PEFT's it has no gradient (Liu et al. 2024, section 4.3).  Columns of zeros have no direction to keep.
-    """
-    dot = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
-    fixed = lambda x: jax.lax.stop_gradient(x[...].astype(jnp.float32))
-    kernel, down, up = map(fixed, (self.kernel, self.lora_down, self.lora_up))
-    square = jnp.sum(jnp.square(kernel), axis=0)
-    crossed = jnp.sum(dot("ir,io->ro", down, kernel) * up, axis=0)
-    added = jnp.sum(dot("rs,so->ro", dot("ir,is->rs", down, down), up) * up, axis=0)
-    grown = 2 * self.scale * crossed + self.scale**2 * added
-    there = square > 0
-    square = jnp.where(there, square, 1.0)
-    # What rounding leaves of a column that is taken away altogether is no length.
-    shorter = jnp.sqrt(1.0 / jnp.maximum(1.0 + grown / square, 1e-12))
-    longer = 1.0 + self.lora_magnitude[...].astype(jnp.float32) / jnp.sqrt(square)
-    return jnp.where(there, longer * shorter, 1.0)
-
-  def __call__(
-    self, x: jax.Array, product: Callable[..., jax.Array], *, quantization: str, dropout_key: jax.Array | None
+    gradient_dtype: str,
+    quantization: str,
+    dropout_key: jax.Array | None,
   ) -> jax.Array:
-    """[..., in] -> [..., out] by `product`; see `dense`."""
-    y = product(x, self.kernel[...], quantization=quantization, axes=_axes(self.kernel))
-    if dropout_key is not None and self.dropout_rate:
-      x = dropout(x, self.dropout_rate, jax.random.fold_in(dropout_key, self.number))
-    added = self.scale * product(product(x, self.lora_down[...]), self.lora_up[...])
-    if self.lora_magnitude is not None:
-      # What is more than `y`, so that nothing is rounded otherwise than without it where that is zero.
-      factors = self.factors()
-      added = ((factors - 1.0) * y + factors * added).astype(y.dtype)
-    return y + added
-
-
-class Scaled(nnx.Module):
-  """A matrix, and by how much more than once each of its outputs counts, or of what it `reads`; see `adapt.ia3`."""
-
-  def __init__(self, kernel: nnx.Param, ia3: nnx.Param, *, reads: bool):
-    self.kernel = kernel
-    self.ia3 = ia3
-    self.reads = reads
-
-  def scale(self, x: jax.Array) -> jax.Array:
-    """[..., size] -> the same, in the dtype of `x`."""
-    return (x * (1.0 + self.ia3[...])).astype(x.dtype)
+    """Computes what `layers.dense` does of the parameter alone, adapted."""
 
 
 def dense(
   x: jax.Array,
-  kernel: nnx.Param | LowRank | Scaled,
+  kernel: nnx.Param | AdaptedMatrix,
   bias: nnx.Param | None = None,
   *,
   gradient_dtype: str = "",
@@ -182,20 +115,20 @@ def dense(
     gradient_dtype, quantization: see `TransformerConfig`; what is added to an adapted kernel is not quantized.
     dropout_key: of an adapted kernel's dropout; None at evaluation.
   """
-  product = functools.partial(products.product, gradient_dtype=gradient_dtype)
-  if isinstance(kernel, Scaled):
-    plain = functools.partial(dense, kernel=kernel.kernel, bias=bias, gradient_dtype=gradient_dtype)
-    y = plain(kernel.scale(x) if kernel.reads else x, quantization=quantization)
-    return y if kernel.reads else kernel.scale(y)
-  if isinstance(kernel, LowRank):
-    y = kernel(x, product, quantization=quantization, dropout_key=dropout_key)
-  else:
-    y = product(x, kernel[...], quantization=quantization, axes=_axes(kernel))
-  # In float32, where the gradient of a bias is added up over all positions.
-  return y if bias is None else (y + bias[...]).astype(x.dtype)
+  if not isinstance(kernel, nnx.Param):
+    return kernel.dense(x, bias, gradient_dtype=gradient_dtype, quantization=quantization, dropout_key=dropout_key)
+  y = products.product(
+    x, kernel[...], gradient_dtype=gradient_dtype, quantization=quantization, axes=matrix_axes(kernel)
+  )
+  return add_bias(y, bias)
 
 
-def _axes(kernel: nnx.Param) -> tuple[str | None, str | None]:
+def add_bias(y: jax.Array, bias: nnx.Param | None) -> jax.Array:
+  """y + bias in the dtype of `y`, in float32, where the gradient of a bias is added up over all positions."""
+  return y if bias is None else (y + bias[...]).astype(y.dtype)
+
+
+def matrix_axes(kernel: nnx.Param) -> tuple[str | None, str | None]:
   """Logical names of a matrix's axes; of one that was made without, no mesh splits any."""
   return kernel.get_metadata().get("axes", (None, None))
 

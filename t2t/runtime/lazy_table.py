@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 import importlib
+import operator
 from typing import Any, Generic, TypeVar
 
 Value = TypeVar("Value")
@@ -11,10 +12,10 @@ def load(path: str) -> Any:
   """Imports an attribute.
 
   Args:
-    path: "package.module:attribute".
+    path: "package.module:attribute", or "package.module:attribute.attribute".
   """
   module, _, attribute = path.partition(":")
-  return getattr(importlib.import_module(module), attribute)
+  return operator.attrgetter(attribute)(importlib.import_module(module))
 
 
 class LazyTable(Mapping[str, Value], Generic[Value]):

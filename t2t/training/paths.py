@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from t2t import UserError, did_you_mean
-from t2t.models.adapt import ADAPTERS
+from t2t.models.adapters import ADAPTERS
 from t2t.params import check_pattern, matches, stack_of
 from t2t.sections import Config, OptimizerConfig
 

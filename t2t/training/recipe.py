@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import optax
 
 from t2t import UserError, features, losses, sharding
-from t2t.models import adapt, chosen_kernels, kernels
+from t2t.models import adapters as adapters_lib
+from t2t.models import chosen_kernels, kernels
 from t2t.models.architecture import Batch
 from t2t.params import Params, join_frozen, path_name, split_frozen
 from t2t.sections import Config
@@ -82,7 +83,7 @@ class Recipe:
     there = {head.name for head in model.heads if model.has_parameters(head)}
     idle = (f"(^|/)heads/{name}/" for name in self.idle_heads if name in there)
     idle = (*idle, *self.loss.idle(model))
-    return (*adapt.frozen(self.config.adapters), *idle)
+    return (*adapters_lib.frozen(self.config.adapters), *idle)
 
   @property
   def idle_heads(self) -> tuple[str, ...]:
@@ -207,7 +208,7 @@ def make(config: Config) -> Recipe:
 
   def model_fn(key: jax.Array) -> nnx.Module:
     rngs = nnx.Rngs(key)
-    return adapt.adapt(loss.build(config.model, rngs), config.adapters, rngs)
+    return adapters_lib.adapt(loss.build(config.model, rngs), config.adapters, rngs)
 
   return Recipe(config, model_fn, loss, tx, schedule)
 
@@ -315,7 +316,7 @@ def positions(config: Config) -> dict[str, int]:
   """`lengths`, and with them what adapts the model and is computed in front of each text."""
   found = lengths(config)
   front = config.model.kind.answers
-  return found | {front: found[front] + adapt.positions(config.adapters, computed=True)}
+  return found | {front: found[front] + adapters_lib.positions(config.adapters, computed=True)}
 
 
 def largest(run: Sequence[Stage]) -> Stage:
@@ -326,8 +327,8 @@ def largest(run: Sequence[Stage]) -> Stage:
 
 def attention_kernels(config: Config, rows: Batch) -> dict[str, kernels.Choice]:
   """`chosen_kernels.attention_kernels` of the run's model, as it is adapted, for features or their shapes."""
-  prompt = adapt.positions(config.adapters, computed=True)
-  prefix = dict.fromkeys(adapt.prefixed(config.adapters), adapt.positions(config.adapters))
+  prompt = adapters_lib.positions(config.adapters, computed=True)
+  prefix = dict.fromkeys(adapters_lib.prefixed(config.adapters), adapters_lib.positions(config.adapters))
   return chosen_kernels.attention_kernels(config.model, rows, prompt=prompt, prefix=prefix)
 
 
@@ -344,7 +345,7 @@ def batch(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
     config.model.architecture,
     _task_lengths(config),
     pack=config.data.pack,
-    tasks=len(adapt.tasks(config.adapters)) > 1,
+    tasks=len(adapters_lib.tasks(config.adapters)) > 1,
   )
   rows = config.train.batch_size
   dtype = lambda name: jnp.float32 if name.endswith("loss_weights") else jnp.int32
@@ -445,7 +446,7 @@ def check_lengths(config: Config, mesh: jax.sharding.Mesh) -> None:
 
 def check_positions(config: Config) -> None:
   """Whether so many positions are learned as sequences have, see `features.check_learned`; no data is read for it."""
-  most = adapt.as_asked(config.model, config.adapters).most_positions
+  most = adapters_lib.as_asked(config.model, config.adapters).most_positions
   features.check_learned(config.model.architecture, _task_lengths(config), most)
 
 
@@ -456,8 +457,8 @@ def check_front(config: Config) -> None:
     UserError: a row has several texts, each of which would need a prompt of its own; or there are not so many learned
       positions.
   """
-  taken = adapt.positions(config.adapters)
-  if adapt.positions(config.adapters, computed=True):
+  taken = adapters_lib.positions(config.adapters)
+  if adapters_lib.positions(config.adapters, computed=True):
     kinds = {head.kind for head in config.model.heads}
     for several, what in (
       (config.data.pack, "config.data.pack=True: set it to False"),

@@ -18,10 +18,10 @@ import toy
 
 from t2t.convert import peft as peft_lib
 from t2t.convert import peft_settings
-from t2t.models.adapt.ia3 import Ia3Config
-from t2t.models.adapt.lora import LoraConfig
-from t2t.models.adapt.prefix import PrefixConfig
-from t2t.models.adapt.prompt import PromptConfig
+from t2t.models.adapters.ia3 import Ia3Config
+from t2t.models.adapters.lora import LoraConfig
+from t2t.models.adapters.prefix import PrefixConfig
+from t2t.models.adapters.prompt import PromptConfig
 
 peft = pytest.importorskip("peft", reason="needs peft: tests/parity-requirements.txt")
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from t2t import UserError, sharding
 from t2t.models import attention, layers, products, transformer
-from t2t.models.adapt import patterns
+from t2t.models.adapters import Adapter, patterns
 from t2t.models.attention import KVCache
 from t2t.models.masks import AttentionMask
 
@@ -181,3 +181,6 @@ def of_task(params: Mapping[str, jax.Array], number: int) -> dict[str, jax.Array
   """
   one = lambda x: jax.lax.slice_in_dim(x, number, number + 1, axis=x.ndim + _TASKS)
   return {path: one(x) if re.search(ADDED, path) else x for path, x in params.items()}
+
+
+ADAPTER = Adapter(PalsConfig, adapt, ADDED, base_path, merge=None, tasks=lambda config: config.tasks, of_task=of_task)

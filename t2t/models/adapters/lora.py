@@ -6,6 +6,7 @@ each column of the sum has a length of its own, and the product changes where it
 
 from collections.abc import Mapping
 import dataclasses
+import functools
 import math
 
 from flax import nnx
@@ -13,11 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from t2t import UserError
-from t2t.models import layers
-from t2t.models.adapt import patterns
+from t2t.models import layers, products
+from t2t.models.adapters import Adapter, patterns
 from t2t.params import matches
 
-# Of `layers.LowRank`:
+# Of `LowRank`:
 _KERNEL, _DOWN, _UP, _MAGNITUDE = "kernel", "lora_down", "lora_up", "lora_magnitude"
 ADDED = f"/({_DOWN}|{_UP}|{_MAGNITUDE})$"
 
@@ -54,14 +55,91 @@ class LoraConfig:
       object.__setattr__(self, name, tuple(getattr(self, name)))
 
 
-def _low_rank(kernel: nnx.Param, config: LoraConfig, rngs: nnx.Rngs, *, number: int) -> layers.LowRank:
+class LowRank(nnx.Module):
+  """A matrix and what is added to it, kernel + scale * down up; in place of a parameter where a model is adapted.
+
+  The two are multiplied with one after the other: a matrix of the kernel's size is never made of them.  With a
+  magnitude the columns of the sum are as long as the kernel's were, and as much more as it says (Liu et al. 2024).
+
+  Args:
+    kernel: [in, out], with more axes in front where layers are stacked, and so the others.
+    lora_down, lora_up: [in, rank] and [rank, out].
+    scale: of their product.
+    magnitude: [out], by which each column is longer than the kernel's; None: they are as long as they come out.
+    dropout_rate: of what enters `lora_down`, while training.
+    number: of this matrix among all that are adapted; those that are given one key draw by it.
+  """
+
+  def __init__(
+    self,
+    kernel: nnx.Param,
+    lora_down: nnx.Param,
+    lora_up: nnx.Param,
+    scale: float,
+    *,
+    magnitude: nnx.Param | None = None,
+    dropout_rate: float = 0.0,
+    number: int = 0,
+  ):
+    self.kernel = kernel
+    self.lora_down = lora_down
+    self.lora_up = lora_up
+    self.lora_magnitude = magnitude
+    self.scale = scale
+    self.dropout_rate = dropout_rate
+    self.number = number
+
+  def factors(self) -> jax.Array:
+    """What the columns of the sum are multiplied with, float32 [out]: 1 exactly, while nothing is added to any.
+
+    The square of a column's length grows from |w|^2 by 2 s (W^T A) b + s^2 b^T (A^T A) b, which needs no matrix of W's
+    size, and is zero bit for bit where b is; two lengths that are divided by each other might be rounded differently.
+    Like PEFT's it has no gradient (Liu et al. 2024, section 4.3).  Columns of zeros have no direction to keep.
+    """
+    dot = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+    fixed = lambda x: jax.lax.stop_gradient(x[...].astype(jnp.float32))
+    kernel, down, up = map(fixed, (self.kernel, self.lora_down, self.lora_up))
+    square = jnp.sum(jnp.square(kernel), axis=0)
+    crossed = jnp.sum(dot("ir,io->ro", down, kernel) * up, axis=0)
+    added = jnp.sum(dot("rs,so->ro", dot("ir,is->rs", down, down), up) * up, axis=0)
+    grown = 2 * self.scale * crossed + self.scale**2 * added
+    there = square > 0
+    square = jnp.where(there, square, 1.0)
+    # What rounding leaves of a column that is taken away altogether is no length.
+    shorter = jnp.sqrt(1.0 / jnp.maximum(1.0 + grown / square, 1e-12))
+    longer = 1.0 + self.lora_magnitude[...].astype(jnp.float32) / jnp.sqrt(square)
+    return jnp.where(there, longer * shorter, 1.0)
+
+  def dense(
+    self,
+    x: jax.Array,
+    bias: nnx.Param | None,
+    *,
+    gradient_dtype: str,
+    quantization: str,
+    dropout_key: jax.Array | None,
+  ) -> jax.Array:
+    """[..., in] -> [..., out]; see `layers.dense`."""
+    product = functools.partial(products.product, gradient_dtype=gradient_dtype)
+    y = product(x, self.kernel[...], quantization=quantization, axes=layers.matrix_axes(self.kernel))
+    if dropout_key is not None and self.dropout_rate:
+      x = layers.dropout(x, self.dropout_rate, jax.random.fold_in(dropout_key, self.number))
+    added = self.scale * product(product(x, self.lora_down[...]), self.lora_up[...])
+    if self.lora_magnitude is not None:
+      # What is more than `y`, so that nothing is rounded otherwise than without it where that is zero.
+      factors = self.factors()
+      added = ((factors - 1.0) * y + factors * added).astype(y.dtype)
+    return layers.add_bias(y + added, bias)
+
+
+def _low_rank(kernel: nnx.Param, config: LoraConfig, rngs: nnx.Rngs, *, number: int) -> LowRank:
   *stack, rows, columns = kernel[...].shape  # of layers that are stacked all at once
   row_axis, column_axis = kernel.get_metadata()["axes"]
   down = rows**-0.5 * jax.random.normal(rngs.params(), (*stack, rows, config.rank), jnp.float32)
   # Zeros: training starts from the model as it is.
   up = jnp.zeros((*stack, config.rank, columns), jnp.float32)
   longer = nnx.Param(jnp.zeros((*stack, columns), jnp.float32), axes=(column_axis,)) if config.dora else None
-  return layers.LowRank(
+  return LowRank(
     kernel,
     nnx.Param(down, axes=(row_axis, "rank")),
     nnx.Param(up, axes=("rank", column_axis)),
@@ -73,7 +151,7 @@ def _low_rank(kernel: nnx.Param, config: LoraConfig, rngs: nnx.Rngs, *, number: 
 
 
 def adapt(model: nnx.Module, config: LoraConfig, rngs: nnx.Rngs) -> nnx.Module:
-  """The model with `layers.LowRank` in place of the matrices that `config.targets` match.
+  """The model with `LowRank` in place of the matrices that `config.targets` match.
 
   Raises:
     UserError: a pattern that matches none of them, or one of `also_train` that matches no parameter.
@@ -117,3 +195,6 @@ def merge(params: Mapping[str, jax.Array], config: LoraConfig) -> dict[str, jax.
     if base is not None:
       found[base] = x
   return found
+
+
+ADAPTER = Adapter(LoraConfig, adapt, ADDED, base_path, merge)

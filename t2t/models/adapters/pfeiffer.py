@@ -4,7 +4,7 @@ import dataclasses
 
 from flax import nnx
 
-from t2t.models.adapt import bottleneck
+from t2t.models.adapters import Adapter, bottleneck
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,3 +27,6 @@ class PfeifferConfig:
 def adapt(model: nnx.Module, config: PfeifferConfig, rngs: nnx.Rngs) -> nnx.Module:
   """The model with a small layer behind each feed-forward layer; see `bottleneck.adapt`."""
   return bottleneck.adapt(model, config, rngs, section="pfeiffer", branches=("mlp",))
+
+
+ADAPTER = Adapter(PfeifferConfig, adapt, bottleneck.ADDED, bottleneck.base_path, merge=None)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from t2t import UserError, did_you_mean, sharding
 from t2t.models import attention, layers, transformer
-from t2t.models.adapt import patterns
+from t2t.models.adapters import Adapter, patterns
 from t2t.models.architecture import ENCODER_DECODER
 from t2t.models.config import TransformerConfig
 
@@ -121,3 +121,14 @@ def adapt(model: nnx.Module, config: PrefixConfig, rngs: nnx.Rngs) -> nnx.Module
 def base_path(path: str) -> str | None:
   """Where a parameter was before; None: it is new."""
   return None if re.search(ADDED, path) else path
+
+
+ADAPTER = Adapter(
+  PrefixConfig,
+  adapt,
+  ADDED,
+  base_path,
+  merge=None,
+  positions=lambda config: config.length,
+  sides=lambda config: config.sides,
+)

@@ -1,4 +1,4 @@
-"""What turns a trained model to something else by few new parameters: a file for each way, and the table of them.
+"""Parameter-efficient adapters: one file per method, registered in ADAPTERS.
 
 A run has an adapter where its config has the adapter's section, `config.lora` for example, which is absent elsewhere.
 The model's own parameters stay as they are; what the adapter adds is trained.
@@ -12,9 +12,9 @@ from flax import nnx, traverse_util
 import jax
 
 from t2t import UserError, did_you_mean
-from t2t.models.adapt import bitfit, bottleneck, houlsby, ia3, lora, pals, pfeiffer, prefix, prompt
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
+from t2t.runtime.lazy_table import LazyTable
 
 Adapters = Mapping[str, Any]  # section of the config -> its record; at most one, or none
 
@@ -25,7 +25,7 @@ def _owner(path: str) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Adapter:
-  """One way.
+  """One method, the ADAPTER of its file.
 
   config: the record of its section; has `also_train`, patterns over paths.
   adapt: (model, config, rngs) -> the adapted model; where it can it gives the same as the model before anything is
@@ -37,6 +37,7 @@ class Adapter:
   merged_into: path of a parameter that is added -> those of the model, as it was, that it is merged into.
   positions: config -> how many positions it takes in front of a text.
   computes: whether these are computed as a text's are.
+  sides: config -> sides of a model whose self-attention has learned keys in front of its own.
   starts: (config, vocabulary, seed=) -> what `begin` is given.
   begin: (path -> array, what `starts` gave) -> the same with what it adds as training begins with it, where that
     depends on the model's own parameters.
@@ -52,49 +53,26 @@ class Adapter:
   merged_into: Callable[[str], tuple[str, ...]] = _owner
   positions: Callable[[Any], int] = lambda config: 0
   computes: bool = False
+  sides: Callable[[Any], tuple[str, ...]] = lambda config: ()
   starts: Callable[..., Any] = lambda config, vocabulary, *, seed: None
   begin: Callable[[dict[str, jax.Array], Any], dict[str, jax.Array]] = lambda params, start: params
   tasks: Callable[[Any], tuple[str, ...]] = lambda config: ()
   of_task: Callable[[Mapping[str, jax.Array], int], dict[str, jax.Array]] = lambda params, number: dict(params)
 
 
-ADAPTERS: dict[str, Adapter] = {
-  "lora": Adapter(lora.LoraConfig, lora.adapt, lora.ADDED, lora.base_path, lora.merge),
-  "bitfit": Adapter(
-    bitfit.BitFitConfig, bitfit.adapt, bitfit.ADDED, lambda path: path, lambda params, config: dict(params)
-  ),
-  "ia3": Adapter(ia3.Ia3Config, ia3.adapt, ia3.ADDED, ia3.base_path, ia3.merge, ia3.merged_into),
-  "houlsby": Adapter(houlsby.HoulsbyConfig, houlsby.adapt, bottleneck.ADDED, bottleneck.base_path, None),
-  "pfeiffer": Adapter(pfeiffer.PfeifferConfig, pfeiffer.adapt, bottleneck.ADDED, bottleneck.base_path, None),
-  "prompt": Adapter(
-    prompt.PromptConfig,
-    prompt.adapt,
-    prompt.ADDED,
-    prompt.base_path,
-    None,
-    positions=lambda config: config.length,
-    computes=True,
-    starts=prompt.starts,
-    begin=prompt.begin,
-  ),
-  "prefix": Adapter(
-    prefix.PrefixConfig,
-    prefix.adapt,
-    prefix.ADDED,
-    prefix.base_path,
-    None,
-    positions=lambda config: config.length,
-  ),
-  "pals": Adapter(
-    pals.PalsConfig,
-    pals.adapt,
-    pals.ADDED,
-    pals.base_path,
-    None,
-    tasks=lambda config: config.tasks,
-    of_task=pals.of_task,
-  ),
-}
+# Section of the config -> method; a file is imported when a config has its section.
+ADAPTERS: LazyTable[Adapter] = LazyTable(
+  {
+    "lora": "t2t.models.adapters.lora:ADAPTER",
+    "bitfit": "t2t.models.adapters.bitfit:ADAPTER",
+    "ia3": "t2t.models.adapters.ia3:ADAPTER",
+    "houlsby": "t2t.models.adapters.houlsby:ADAPTER",
+    "pfeiffer": "t2t.models.adapters.pfeiffer:ADAPTER",
+    "prompt": "t2t.models.adapters.prompt:ADAPTER",
+    "prefix": "t2t.models.adapters.prefix:ADAPTER",
+    "pals": "t2t.models.adapters.pals:ADAPTER",
+  }
+)
 
 
 def adapt(model: nnx.Module, adapters: Adapters, rngs: nnx.Rngs) -> nnx.Module:
@@ -139,7 +117,7 @@ def positions(adapters: Adapters, *, computed: bool = False) -> int:
 
 def prefixed(adapters: Adapters) -> tuple[str, ...]:
   """Sides of a model whose self-attention has learned keys in front of its own."""
-  return tuple(side for config in adapters.values() if isinstance(config, prefix.PrefixConfig) for side in config.sides)
+  return tuple(side for name, config in adapters.items() for side in ADAPTERS[name].sides(config))
 
 
 def tasks(adapters: Adapters) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import dataclasses
+from typing import Any
 
 from flax import nnx
 import jax
@@ -9,10 +10,10 @@ import jax.numpy as jnp
 
 from t2t import UserError
 from t2t.models import layers
-from t2t.models.adapt import patterns
+from t2t.models.adapters import Adapter, patterns
 from t2t.params import matches
 
-_KERNEL, _VECTOR = "kernel", "ia3"  # of `layers.Scaled`
+_KERNEL, _VECTOR = "kernel", "ia3"  # of `Scaled`
 ADDED = f"/{_VECTOR}$"
 
 
@@ -38,8 +39,26 @@ class Ia3Config:
       )
 
 
+class Scaled(nnx.Module):
+  """A matrix, and by how much more than once each of its outputs counts, or of what it `reads`."""
+
+  def __init__(self, kernel: nnx.Param, ia3: nnx.Param, *, reads: bool):
+    self.kernel = kernel
+    self.ia3 = ia3
+    self.reads = reads
+
+  def scale(self, x: jax.Array) -> jax.Array:
+    """[..., size] -> the same, in the dtype of `x`."""
+    return (x * (1.0 + self.ia3[...])).astype(x.dtype)
+
+  def dense(self, x: jax.Array, bias: nnx.Param | None, **options: Any) -> jax.Array:
+    """[..., in] -> [..., out]; see `layers.dense`."""
+    y = layers.dense(self.scale(x) if self.reads else x, self.kernel, bias, **options)
+    return y if self.reads else self.scale(y)
+
+
 def adapt(model: nnx.Module, config: Ia3Config, rngs: nnx.Rngs) -> nnx.Module:
-  """The model with `layers.Scaled` in place of the matrices that `config.targets` match.
+  """The model with `Scaled` in place of the matrices that `config.targets` match.
 
   Raises:
     UserError: a pattern that matches none of them, or one of `also_train` that matches no parameter.
@@ -55,7 +74,7 @@ def adapt(model: nnx.Module, config: Ia3Config, rngs: nnx.Rngs) -> nnx.Module:
       axis = kernel.get_metadata()["axes"][0 if is_read else 1]
       # Ones, held as what they differ by: training starts from the model as it is.
       vector = nnx.Param(jnp.zeros((*stack, rows if is_read else columns), jnp.float32), axes=(axis,))
-      setattr(module, name, layers.Scaled(kernel, vector, reads=is_read))
+      setattr(module, name, Scaled(kernel, vector, reads=is_read))
   patterns.check(config.also_train, "config.ia3.also_train", patterns.paths_of(model))
   return model
 
@@ -91,3 +110,6 @@ def merge(params: Mapping[str, jax.Array], config: Ia3Config) -> dict[str, jax.A
         x = x * (1.0 + vector)
       found[base] = x
   return found
+
+
+ADAPTER = Adapter(Ia3Config, adapt, ADDED, base_path, merge, merged_into)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from t2t import UserError, did_you_mean
 from t2t.models import layers, stack
-from t2t.models.adapt import patterns
+from t2t.models.adapters import patterns
 
 ADDED = "(^|/)adapters/"
 

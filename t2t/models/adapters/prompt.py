@@ -17,7 +17,7 @@ import numpy as np
 
 from t2t import UserError, did_you_mean
 from t2t.models import transformer
-from t2t.models.adapt import patterns
+from t2t.models.adapters import Adapter, patterns
 
 ADDED = "(^|/)embed/prompt$"
 INITS = ("vocabulary", "text", "uniform")
@@ -119,3 +119,16 @@ def begin(params: dict[str, jax.Array], ids: Sequence[int] | None) -> dict[str, 
     if re.search(ADDED, path):
       found[path] = jnp.take(params[f"{path.rpartition('/')[0]}/table"], jnp.asarray(ids), axis=0)
   return found
+
+
+ADAPTER = Adapter(
+  PromptConfig,
+  adapt,
+  ADDED,
+  base_path,
+  merge=None,
+  positions=lambda config: config.length,
+  computes=True,
+  starts=starts,
+  begin=begin,
+)

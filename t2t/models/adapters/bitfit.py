@@ -6,7 +6,7 @@ import re
 from flax import nnx
 
 from t2t import UserError
-from t2t.models.adapt import patterns
+from t2t.models.adapters import Adapter, patterns
 
 ADDED = r"(^|[/_])bias$"  # nothing is added: these are trained
 
@@ -36,3 +36,6 @@ def adapt(model: nnx.Module, config: BitFitConfig, rngs: nnx.Rngs) -> nnx.Module
     )
   patterns.check(config.also_train, "config.bitfit.also_train", paths)
   return model
+
+
+ADAPTER = Adapter(BitFitConfig, adapt, ADDED, base_path=lambda path: path, merge=lambda params, config: dict(params))

@@ -4,7 +4,7 @@ import dataclasses
 
 from flax import nnx
 
-from t2t.models.adapt import bottleneck
+from t2t.models.adapters import Adapter, bottleneck
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,3 +28,6 @@ def adapt(model: nnx.Module, config: HoulsbyConfig, rngs: nnx.Rngs) -> nnx.Modul
   """The model with a small layer behind each branch of its layers; see `bottleneck.adapt`."""
   branches = ("self_attention", "cross_attention", "mlp")
   return bottleneck.adapt(model, config, rngs, section="houlsby", branches=branches)
+
+
+ADAPTER = Adapter(HoulsbyConfig, adapt, bottleneck.ADDED, bottleneck.base_path, merge=None)
