@@ -21,9 +21,10 @@ import rich.box
 import rich.console
 import rich.table
 
-from t2t import losses, sharding
+from t2t import sharding
 from t2t.checkpoints import pretrained
 from t2t.data import pipeline
+from t2t.losses import head_losses
 from t2t.sections import Config
 from t2t.settings import load_config, override, records
 from t2t.training.train import train
@@ -58,7 +59,7 @@ def accuracy(run: Config, folder: pathlib.Path, objective: str) -> float:
   mesh = sharding.make_mesh({"data": -1})
   source = pretrained.read_source(str(folder))
   found = pretrained.load(source, mesh)
-  loss = losses.Heads(found.config, None)
+  loss = head_losses.Heads(found.config, None)
   data = dataclasses.replace(run.data, objective=objective)
   rows = pipeline.eval_rows(data, found.config.architecture, batch_size=run.train.batch_size, max_batches=40)
 

@@ -18,7 +18,7 @@ import toy
 from t2t import UserError, features, losses, sharding, stages
 from t2t.data import converters, runs
 from t2t.data.objectives import masking
-from t2t.losses import boundary
+from t2t.losses import head_losses, span_boundary
 from t2t.models.config import HeadConfig
 from t2t.settings import load_config, override, records
 from t2t.training import recipe
@@ -87,7 +87,7 @@ def loss_of(config, **fields):
   graphdef, params = toy.split(toy.model(config))
   random = np.random.default_rng(1)
   params["heads"] = jax.tree.map(lambda x: x + 0.2 * jnp.asarray(random.normal(size=x.shape), x.dtype), params["heads"])
-  loss = losses.Heads(config, toy.loss_config(**fields))
+  loss = head_losses.Heads(config, toy.loss_config(**fields))
 
   def compute(params, batch, weights=None):
     weights = loss.weights(batch) if weights is None else weights
@@ -111,7 +111,7 @@ def test_the_examples_of_the_docstrings():
   flags = lambda *bits: tf.constant([bool(bit) for bit in bits])
   heads, targets = masking.asked_spans(flags(1, 0, 1, 1, 0, 1, 0))
   assert heads.numpy().tolist() == [0, 0, 1, 1, 0, 1, 0] and targets.numpy().tolist() == [0, 0, 1, 2, 0, 3, 0]
-  found = boundary.bounds(jnp.array([[0, 1, 1, 0, 1, 0]], bool), jnp.array([[0, 1, 2, 0, 3, 0]]))
+  found = span_boundary.bounds(jnp.array([[0, 1, 1, 0, 1, 0]], bool), jnp.array([[0, 1, 2, 0, 3, 0]]))
   expected = [[[0, 0, 0, 0, 3, 3]], [[3, 3, 3, 5, 5, 5]], [[0, 0, 1, 2, 0, 1]]]
   assert [x.tolist() for x in found] == expected
   feature, text = seqio.Feature(Vocabulary(framed=False), add_eos=True), tf.data.Dataset.from_tensors([3, 4, 5, 6, 7])
@@ -144,7 +144,7 @@ def test_a_span_is_asked_where_something_stands_on_both_sides(bits):
     if first > 0 and last < len(bits) - 1:
       expected[first : last + 1] = 1
   np.testing.assert_array_equal(heads, expected)
-  left, right, places = (np.asarray(x)[0] for x in boundary.bounds(jnp.asarray(heads[None] > 0), targets[None]))
+  left, right, places = (np.asarray(x)[0] for x in span_boundary.bounds(jnp.asarray(heads[None] > 0), targets[None]))
   for first, last in spans_of(heads > 0):
     assert set(left[first : last + 1]) == {first - 1} and set(right[first : last + 1]) == {last + 1}
     assert places[first : last + 1].tolist() == list(range(last - first + 1))
@@ -260,9 +260,9 @@ def test_logits_of_a_whole_batch_never_exist():
   rows, length = batch["encoder_input_tokens"].shape
   compute, params, loss = loss_of(config, chunk_tokens=16)
   module = nnx.merge(toy.split(toy.model(config))[0], params)
-  hidden, asked = module.states(batch), losses.heads.asked_of(batch, 0)
+  hidden, asked = module.states(batch), head_losses.asked_of(batch, 0)
   jaxpr = jax.make_jaxpr(
-    jax.grad(lambda hidden: boundary.sums(loss.tokens, module, HEAD, hidden, batch, asked.at, asked.targets)[0])
+    jax.grad(lambda hidden: span_boundary.sums(loss.tokens, module, HEAD, hidden, batch, asked.at, asked.targets)[0])
   )(hidden)
   shapes = {tuple(x.aval.shape) for each, _ in toy.equations(jaxpr.jaxpr) for x in each.outvars}
   assert not any(shape.count(length) > 1 for shape in shapes)
@@ -274,7 +274,7 @@ def test_flops_count_the_second_projection():
   config = with_head()
   sizes = {"batch_size": 2, "lengths": {"encoder": 10}, "predicted": 0.5}
   plain = losses.CrossEntropy(toy.loss_config()).flops(config, **sizes)
-  more = losses.Heads(config, toy.loss_config()).flops(config, **sizes) - plain
+  more = head_losses.Heads(config, toy.loss_config()).flops(config, **sizes) - plain
   assert more == 6 * 2 * 10 * 0.5 * (232 * 16 + 16 * 16 + 16 * 40)
 
 

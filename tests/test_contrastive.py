@@ -13,7 +13,7 @@ import seqio
 import tensorflow as tf
 import toy
 
-from t2t import UserError, losses, sharding
+from t2t import UserError, sharding
 from t2t.data import converters, objectives, pipeline, registry, runs
 from t2t.data.objectives import pairs
 from t2t.losses import contrastive
@@ -82,7 +82,7 @@ def loss_of(kind="bert", head=HEAD, **fields):
   """(parameters, batch) -> (loss, metrics) and gradient; parameters; the loss; (parameters, batch) -> vectors."""
   config = dataclasses.replace(toy.KINDS[kind], heads=(head,))
   graphdef, params = toy.split(toy.model(config))
-  loss = losses.Contrastive(ContrastiveConfig(**fields), head)
+  loss = contrastive.Contrastive(ContrastiveConfig(**fields), head)
 
   def compute(params, batch):
     terms, metrics = loss(nnx.merge(graphdef, params), batch, loss.weights(batch), key=None, train=False)
@@ -182,7 +182,7 @@ def test_the_gradient_of_a_row_reaches_all_second_texts():
 def test_dropout_makes_two_vectors_of_one_text():
   """In training, and not in evaluation."""
   config = dataclasses.replace(toy.KINDS["bert"], heads=(HEAD,), dropout_rate=0.1)
-  model, loss = toy.model(config), losses.Contrastive(ContrastiveConfig(), HEAD)
+  model, loss = toy.model(config), contrastive.Contrastive(ContrastiveConfig(), HEAD)
   vectors = jax.jit(lambda model, batch, key: loss.vectors(model, batch, key=key))
   without, dropped = (vectors(model, batch_of(same=True), key) for key in (None, toy.key()))
   np.testing.assert_allclose(without[:, 0], without[:, 1], atol=1e-5)

@@ -40,8 +40,8 @@ MODEL = toy.config(
 SMALL = ElectraConfig(embed_dim=12, num_heads=2, mlp_dim=16, num_layers=1)
 
 
-def loss_of(**changed) -> losses.Electra:
-  return losses.Electra(dataclasses.replace(SMALL, **changed), toy.loss_config(z_loss=0.0, chunk_tokens=5))
+def loss_of(**changed) -> electra.Electra:
+  return electra.Electra(dataclasses.replace(SMALL, **changed), toy.loss_config(z_loss=0.0, chunk_tokens=5))
 
 
 def batch_of(rows=8):

@@ -16,6 +16,7 @@ import toy
 from t2t import UserError, losses, metrics, sharding
 from t2t.data import converters
 from t2t.generation import answerer
+from t2t.losses import head_losses
 from t2t.models import heads as heads_lib
 from t2t.models.config import HeadConfig
 from t2t.settings import load_config, records
@@ -96,7 +97,7 @@ def loss_of(config, *, tokens=None):
   graphdef, params = toy.split(toy.model(config))
   random = np.random.default_rng(1)
   params["heads"] = jax.tree.map(lambda x: x + 0.3 * jnp.asarray(random.normal(size=x.shape), x.dtype), params["heads"])
-  loss = losses.Heads(config, tokens)
+  loss = head_losses.Heads(config, tokens)
 
   def compute(params, batch, weights=None):
     weights = loss.weights(batch) if weights is None else weights
@@ -137,7 +138,7 @@ def test_bits_of_a_score_come_through(value):
   one = {name: [0, 0] for name in FEATURES} | {"inputs": [5, 6], "answer_heads": [1, 0]}
   one["answer_targets"] = [int(np.float32(value).view(np.int32)), 0]
   batch = batch_of([one], "encoder_only", pack=True)
-  found = losses.scores_of(batch["encoder_answer_targets"])[0, 0]
+  found = head_losses.scores_of(batch["encoder_answer_targets"])[0, 0]
   assert np.float32(found).tobytes() == np.float32(value).tobytes()
 
 
@@ -254,7 +255,7 @@ def test_each_term_is_its_formula(seed):
   compute, params, _ = loss_of(config)
   (loss, metrics), _ = compute(params, batch)
   model = nnx.merge(graphdef, params)
-  logits = {n: np.asarray(x) for n, x in losses.all_answers(model, batch, [head.name for head in HEADS]).items()}
+  logits = {n: np.asarray(x) for n, x in head_losses.all_answers(model, batch, [head.name for head in HEADS]).items()}
   sums = {head.name: np.zeros(3) for head in HEADS}
   host = {name.removeprefix("encoder_answer_"): np.asarray(x) for name, x in batch.items()}
   for row in range(10):
@@ -277,7 +278,9 @@ def test_one_of_several_right_candidates_is_enough():
   compute, params, loss = loss_of(config)
   batch = batch_of([one], "encoder_only", pack=False)
   assert loss.weights(batch)["cause"] == 1.0
-  logits = losses.all_answers(nnx.merge(toy.split(toy.model(config))[0], params), batch, ["cause"])["cause"][0, :3, 0]
+  logits = head_losses.all_answers(nnx.merge(toy.split(toy.model(config))[0], params), batch, ["cause"])["cause"][
+    0, :3, 0
+  ]
   expected = -np.log(jax.nn.softmax(logits)[jnp.array([0, 2])].sum())
   np.testing.assert_allclose(compute(params, batch)[0][0], expected, rtol=1e-5)
 
@@ -306,7 +309,7 @@ def test_a_head_that_is_not_asked_costs_nothing():
 def test_a_loss_needs_memory_for_its_positions_alone(kind):
   """Not for each pair of them: four times the length, four times the numbers that are made on the way."""
   (head,) = (head for head in HEADS if head.kind == kind)
-  loss = losses.Heads(toy.encoder(heads=(head,)), None)
+  loss = head_losses.Heads(toy.encoder(heads=(head,)), None)
 
   def scored(hidden: jax.Array) -> jax.Array:
     """Of a model whose states are its logits, and whose heads read all positions."""
@@ -333,7 +336,7 @@ def test_constant_answers():
   for kind, expected in (("class", np.log(3)), ("choice", np.log(2)), ("score", 4.0)):
     place = [head.kind for head in HEADS].index(kind)
     own = jnp.where(batch["encoder_answer_heads"] == place + 1, place + 1, 0)
-    (found,) = losses.Heads(with_heads("bert"), None).baselines([batch | {"encoder_answer_heads": own}], 40)
+    (found,) = head_losses.Heads(with_heads("bert"), None).baselines([batch | {"encoder_answer_heads": own}], 40)
     assert 0 < found.loss <= expected + 1e-5
 
 
@@ -382,7 +385,7 @@ def test_a_mix_of_layers_is_weighed():
   segments = batch["encoder_segment_ids"]
   expected = heads_lib.mean_of_segments(mixed, segments) @ own["projection"] + own["projection_bias"]
   graphdef, _ = toy.split(model)
-  found = losses.all_answers(nnx.merge(graphdef, params), batch, ["topic"])["topic"]
+  found = head_losses.all_answers(nnx.merge(graphdef, params), batch, ["topic"])["topic"]
   real = np.asarray(segments) > 0
   np.testing.assert_allclose(np.asarray(found)[real], np.asarray(expected)[real], atol=1e-4)
   gradient = compute(params, batch)[1]["heads"]["topic"]
@@ -413,8 +416,8 @@ def test_a_model_without_heads_answers_nothing():
 def test_what_the_held_out_loss_is_a_number_of():
   """Tokens where some are predicted, else answers."""
   config = with_heads("bert")
-  assert losses.Heads(config, None).unit == "per answer"
-  assert losses.Heads(config, losses.CrossEntropyConfig(0.0, 0.0, 8)).unit == "nats per target token"
+  assert head_losses.Heads(config, None).unit == "per answer"
+  assert head_losses.Heads(config, losses.CrossEntropyConfig(0.0, 0.0, 8)).unit == "nats per target token"
 
 
 @pytest.mark.parametrize("name", ["bert", "t5_1_1", "gpt2"])
@@ -422,5 +425,5 @@ def test_flops_are_those_of_the_side_that_answers(name):
   """A decoder that answers nothing computes nothing."""
   config = with_heads(name)
   sizes = {"batch_size": 2, "lengths": {config.kind.answers: 8}, "predicted": 0.0}
-  found = losses.Heads(config, None).flops(config, **sizes)
+  found = head_losses.Heads(config, None).flops(config, **sizes)
   assert 0 < found == losses.CrossEntropy(toy.loss_config()).flops(config, **sizes)

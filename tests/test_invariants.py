@@ -15,6 +15,7 @@ import toy
 
 from t2t import losses, sharding
 from t2t.configs import default
+from t2t.losses import contrastive, head_losses
 from t2t.models import architecture
 from t2t.models.config import TransformerConfig
 from t2t.sections import OPTIONAL, OptimizerConfig
@@ -202,9 +203,9 @@ def first_losses(model_config, loss, optimizer_config):
   found = []
   for _ in range(3):
     batch = toy.batch((8,) * 8, (6,) * 8, architecture=model_config.architecture)
-    if isinstance(loss, losses.Contrastive):  # of two texts in each row
+    if isinstance(loss, contrastive.Contrastive):  # of two texts in each row
       batch |= {"encoder_segment_ids": jnp.tile(jnp.repeat(jnp.array([1, 2]), 4), (8, 1))}
-    if isinstance(loss, losses.Heads):  # of the first head, at the first position
+    if isinstance(loss, head_losses.Heads):  # of the first head, at the first position
       first = jnp.zeros((8, 8), jnp.int32).at[:, 0]
       answers = {"heads": first.set(1), "targets": first.set(jnp.arange(8) % 2), "groups": jnp.ones((8, 8), jnp.int32)}
       batch |= {f"encoder_answer_{name}": x for name, x in answers.items()}

@@ -7,14 +7,14 @@ import pytest
 from t2t import losses, task_metrics
 from t2t.evaluation import evaluate, probes, results
 from t2t.generation import answerer, ties
-from t2t.losses import heads
+from t2t.losses import head_losses
 from t2t.models.config import HeadConfig
 
 
 def asked(targets, groups=None, at=None):
   targets = jnp.array([targets], jnp.int32)
   groups = jnp.ones_like(targets) if groups is None else jnp.array([groups], jnp.int32)
-  return heads.Asked(jnp.ones(targets.shape, bool) if at is None else jnp.array([at]), targets, groups)
+  return head_losses.Asked(jnp.ones(targets.shape, bool) if at is None else jnp.array([at]), targets, groups)
 
 
 # ---- Losses ----------------------------------------------------------------------------------------------------------
@@ -35,18 +35,18 @@ def test_of_two_tokens_that_tie_each_is_right_by_half():
 def test_nan_is_no_right_answer():
   _, _, right = losses.token_cross_entropy(jnp.full((1, 4), jnp.nan), jnp.array([1]))
   assert right.tolist() == [0.0]
-  assert heads._class(jnp.full((1, 1, 4), jnp.nan), asked([1])).right.tolist() == [[0.0]]
+  assert head_losses._class(jnp.full((1, 1, 4), jnp.nan), asked([1])).right.tolist() == [[0.0]]
 
 
 def test_classes_and_tags():
-  found = heads._class(jnp.zeros((1, 3, 4)).at[0, 1, 2].set(1.0).at[0, 2, :2].set(1.0), asked([0, 2, 1]))
+  found = head_losses._class(jnp.zeros((1, 3, 4)).at[0, 1, 2].set(1.0).at[0, 2, :2].set(1.0), asked([0, 2, 1]))
   np.testing.assert_allclose(found.right, [[0.25, 1.0, 0.5]])
 
 
 def test_choices_count_by_the_share_of_the_best_that_is_right():
   """Two examples in a row: of three that tie two are right; of two one."""
   scores = jnp.array([1.0, 1.0, 1.0, 0.0, 2.0, 2.0])[None, :, None]
-  found = heads._choice(scores, asked([1, 1, 0, 0, 1, 0], groups=[1, 1, 1, 1, 2, 2]))
+  found = head_losses._choice(scores, asked([1, 1, 0, 0, 1, 0], groups=[1, 1, 1, 1, 2, 2]))
   assert float(jnp.sum(found.right[0, :4])) == pytest.approx(2 / 3)
   assert float(jnp.sum(found.right[0, 4:])) == pytest.approx(1 / 2)
 
@@ -55,7 +55,7 @@ def test_bounds_of_spans():
   """Of ten starts and ten ends that tie one pair is right."""
   targets = [0] * 10
   targets[3], targets[5] = 1, 2
-  found = heads._span(jnp.zeros((1, 10, 2)), asked(targets))
+  found = head_losses._span(jnp.zeros((1, 10, 2)), asked(targets))
   assert float(jnp.sum(found.right)) == pytest.approx(1 / 100)
 
 

@@ -24,9 +24,9 @@ from t2t.data import (
 )
 from t2t.data.rows import labelled
 from t2t.data.sources import named
-from t2t.losses import ASKED_KINDS, answered_by_heads, compares_texts
+from t2t.losses import answered_by_heads, compares_texts
 from t2t.models import adapters as adapters_lib
-from t2t.models.config import HeadConfig
+from t2t.models.config import ASKED_HEADS, HeadConfig
 from t2t.runtime import hosts
 from t2t.sections import Config
 
@@ -129,7 +129,7 @@ def _with_heads(config: Config, found: seqio.Task | seqio.Mixture | None) -> Con
 
   wanted = answering.heads_of(selection.tasks_of(pipeline.adapted(data, found)), model, pipeline.vocabulary(data))
   # Others that could answer would not be asked.
-  others = (head for head in model.heads if head.kind not in ASKED_KINDS)
+  others = (head for head in model.heads if head.kind not in ASKED_HEADS)
   return config.with_(model={"heads": (*others, *wanted)})
 
 
@@ -284,7 +284,7 @@ def _with_asked(config: Config, asked: tuple[HeadConfig, ...]) -> Config:
         f" {head.kind} with {head.num_classes}" + (f": {', '.join(head.labels)}" if head.labels else "")
       )
   names = [head.name for head in asked]
-  others = (head for head in config.model.heads if head.name not in names and head.kind not in ASKED_KINDS)
+  others = (head for head in config.model.heads if head.name not in names and head.kind not in ASKED_HEADS)
   return config.with_(model={"heads": (*(there.get(head.name, head) for head in asked), *others)})
 
 

@@ -8,10 +8,10 @@ from flax import nnx
 import jax
 import numpy as np
 
-from t2t import UserError, did_you_mean, losses
+from t2t import UserError, did_you_mean
 from t2t.data import answering, raw_text
 from t2t.generation import answerer, decoding, predictor, ties
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import ANSWERED_HEADS, HeadConfig, TransformerConfig
 from t2t.params import Params
 from t2t.sections import DataConfig, EvalConfig
 
@@ -272,7 +272,7 @@ def choose(name: str, config: TransformerConfig, *, by_heads: bool) -> str:
     raise UserError(
       f"config.eval.method={name}: no such method; there are {', '.join(METHODS)}{did_you_mean(name, METHODS)}"
     )
-  there = [head.name for head in config.heads if head.kind in losses.ANSWERED_KINDS]
+  there = [head.name for head in config.heads if head.kind in ANSWERED_HEADS]
   if name == "head" and not there:
     raise UserError(
       "config.eval.method=head: the model has no head that answers; fine-tune it on the tasks first, with"

@@ -9,8 +9,9 @@ from flax import nnx
 import jax
 import numpy as np
 
-from t2t import UserError, losses, sharding
+from t2t import UserError, sharding
 from t2t.generation import predictor, prompting, ties
+from t2t.losses import head_losses
 from t2t.models.architecture import Batch
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.params import Params
@@ -42,7 +43,7 @@ def features_of(examples: Sequence[Example], width: int, *, side: str, pad_id: i
 
 
 def _logits(graphdef: nnx.GraphDef, name: str, params: Params, batch: Batch) -> jax.Array:
-  return losses.all_answers(nnx.merge(graphdef, params), batch, [name])[name]
+  return head_losses.all_answers(nnx.merge(graphdef, params), batch, [name])[name]
 
 
 class Answerer:
@@ -393,10 +394,10 @@ def sample(head: HeadConfig, logits: np.ndarray, targets: np.ndarray) -> tuple[s
   Args:
     head: that was asked.
     logits: float32 [positions that are asked, classes].
-    targets: int32 there; see `losses.heads.Asked`.
+    targets: int32 there; see `head_losses.Asked`.
   """
   if head.kind == "score":
-    return f"{logits[0, 0]:.2f}", f"{float(losses.scores_of(targets)[0]):.2f}"
+    return f"{logits[0, 0]:.2f}", f"{float(head_losses.scores_of(targets)[0]):.2f}"
   if head.kind == "choice":
     right = np.flatnonzero(targets > 0)
     return f"candidate {int(np.argmax(logits[:, 0])) + 1}", f"candidate {', '.join(str(i + 1) for i in right)}"

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from t2t import UserError, did_you_mean, losses
+from t2t import UserError, did_you_mean
 from t2t.checkpoints import pretrained
 from t2t.generation import answerer, line_files, lines, prompting
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import ANSWERED_HEADS, HeadConfig, TransformerConfig
 from t2t.params import Params
 
 if TYPE_CHECKING:  # it comes with TensorFlow
@@ -107,7 +107,7 @@ def choose_head(model: TransformerConfig, wanted: str, *, where: str) -> HeadCon
   Raises:
     UserError: there is none of that name, or there are several.
   """
-  heads = {head.name: head for head in model.heads if head.kind in losses.ANSWERED_KINDS}
+  heads = {head.name: head for head in model.heads if head.kind in ANSWERED_HEADS}
   names = ", ".join(heads)
   if heads and wanted and wanted not in heads:
     raise UserError(f"--head {wanted}: {where} has no such head; it has {names}{did_you_mean(wanted, heads)}")

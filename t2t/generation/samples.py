@@ -10,8 +10,8 @@ from jax.experimental import multihost_utils
 import jax.numpy as jnp
 import numpy as np
 
-from t2t import losses
 from t2t.generation import answerer, decoding
+from t2t.losses import head_losses
 from t2t.models.architecture import Batch, predicted_side, real_positions
 from t2t.params import join_frozen
 from t2t.training.train_state import TrainState
@@ -298,7 +298,7 @@ _writing = functools.lru_cache(maxsize=2)(decoding.make_decode)
 def _answers(
   state: TrainState, batch: Batch, *, graphdef: nnx.GraphDef, names: tuple[str, ...]
 ) -> dict[str, jax.Array]:
-  return losses.all_answers(state.model(graphdef), batch, names)
+  return head_losses.all_answers(state.model(graphdef), batch, names)
 
 
 @functools.partial(jax.jit, static_argnames=("graphdef", "vocab_size", "special_ids"))

@@ -10,10 +10,10 @@ from jax.experimental import multihost_utils
 import jax.numpy as jnp
 import numpy as np
 
-from t2t import losses
 from t2t.generation import samples
 from t2t.generation.samples import Vocabulary
 from t2t.models.architecture import Batch, predicted_side
+from t2t.models.config import ANSWERED_HEADS
 from t2t.training.train_state import TrainState
 
 NOTHING = "(end)"  # a guess that the blank ends here: the next sentinel, EOS
@@ -56,7 +56,7 @@ def _lines(given: str, made: str, right: str, *, guesses: Sequence[str] = ()) ->
 def _has_answers(graphdef: nnx.GraphDef, state: TrainState) -> bool:
   """Whether a head answers; one that is asked of the boundaries of spans guesses the masked tokens once more."""
   model = jax.eval_shape(lambda state: state.model(graphdef), state)
-  return any(head.kind in losses.ANSWERED_KINDS for head in model.config.heads)
+  return any(head.kind in ANSWERED_HEADS for head in model.config.heads)
 
 
 def places_of(targets: np.ndarray, counts: np.ndarray, sentinel_ids: Collection[int] | None) -> list[np.ndarray]:

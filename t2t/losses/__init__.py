@@ -1,7 +1,8 @@
 """Losses: what training makes smaller, one file for each."""
 
+import dataclasses
+
 from t2t import UserError, did_you_mean
-from t2t.losses.contrastive import Contrastive
 from t2t.losses.cross_entropy import (
   CrossEntropy,
   CrossEntropyConfig,
@@ -11,32 +12,21 @@ from t2t.losses.cross_entropy import (
   unigram,
   unigram_loss,
 )
-from t2t.losses.electra import Electra
-from t2t.losses.heads import ASKED as ASKED_KINDS
-from t2t.losses.heads import KINDS as ANSWERED_KINDS
-from t2t.losses.heads import Heads, all_answers, answers, scores_of
 from t2t.losses.protocol import Baseline, LogitsFn, Loss, Weights
+from t2t.runtime.lazy_table import LazyTable
 from t2t.sections import Config
 
 __all__ = [
-  "ANSWERED_KINDS",
-  "ASKED_KINDS",
   "LOSSES",
   "Baseline",
-  "Contrastive",
   "CrossEntropy",
   "CrossEntropyConfig",
-  "Electra",
-  "Heads",
   "LogitsFn",
   "Loss",
   "Weights",
-  "all_answers",
   "answered_by_heads",
-  "answers",
   "compares_texts",
   "make",
-  "scores_of",
   "share_of_weights",
   "token_cross_entropy",
   "token_sums",
@@ -44,24 +34,40 @@ __all__ = [
   "unigram_loss",
 ]
 
-# config.train.loss -> the loss of a run
-LOSSES: dict[str, type[Loss]] = {
-  "contrastive": Contrastive,
-  "cross_entropy": CrossEntropy,
-  "electra": Electra,
-  "heads": Heads,
-  "tokens_and_heads": Heads,
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """What is known of a loss before its file is imported.
+
+  path: of its class, a `Loss`.
+  answered_by_heads: whether a batch has what heads are asked.
+  compares_texts: whether a batch has pairs of texts.
+  """
+
+  path: str
+  answered_by_heads: bool = False
+  compares_texts: bool = False
+
+
+# config.train.loss -> the loss of a run; a file is imported when a config names its loss
+_ROWS = {
+  "contrastive": Row("t2t.losses.contrastive:Contrastive", compares_texts=True),
+  "cross_entropy": Row("t2t.losses.cross_entropy:CrossEntropy"),
+  "electra": Row("t2t.losses.electra:Electra"),
+  "heads": Row("t2t.losses.head_losses:Heads", answered_by_heads=True),
+  "tokens_and_heads": Row("t2t.losses.head_losses:Heads", answered_by_heads=True),
 }
+LOSSES: LazyTable[type[Loss]] = LazyTable({name: row.path for name, row in _ROWS.items()})
 
 
 def answered_by_heads(name: str) -> bool:
   """Whether a batch of this loss has what heads are asked."""
-  return LOSSES.get(name) is Heads
+  return name in _ROWS and _ROWS[name].answered_by_heads
 
 
 def compares_texts(name: str) -> bool:
   """Whether a batch of this loss has pairs of texts."""
-  return LOSSES.get(name) is Contrastive
+  return name in _ROWS and _ROWS[name].compares_texts
 
 
 def make(run: Config) -> Loss:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t import UserError, sharding
-from t2t.losses.heads import reads_every_layer, without_tokens
+from t2t.losses.head_losses import reads_every_layer, without_tokens
 from t2t.losses.protocol import Baseline, Weights
 from t2t.metrics import Metrics, WeightedSum
 from t2t.models import heads as heads_lib

@@ -20,7 +20,7 @@ import pytest
 import toy
 
 from t2t.convert import huggingface
-from t2t.losses import heads
+from t2t.losses import head_losses
 from t2t.models import sizes, transformer
 from t2t.models.config import HeadConfig, TransformerConfig
 
@@ -262,12 +262,12 @@ def asked(case, pair):
 def test_logits_loss_and_gradients_are_theirs(case, pair, asked):
   """Of what is asked; the loss of a pre-training class is that of its tokens besides; of every parameter."""
   found = CASES[case]
-  loss = heads.Heads(pair.config, toy.loss_config(z_loss=0.0, chunk_tokens=16) if found.pretrains else None)
+  loss = head_losses.Heads(pair.config, toy.loss_config(z_loss=0.0, chunk_tokens=16) if found.pretrains else None)
 
   def summed(params):
     model = nnx.merge(pair.graphdef, params)
     terms, _ = loss(model, asked.batch, loss.weights(asked.batch), key=None, train=False)
-    return sum(terms.values()), heads.all_answers(model, asked.batch, [found.head.name])[found.head.name]
+    return sum(terms.values()), head_losses.all_answers(model, asked.batch, [found.head.name])[found.head.name]
 
   (value, answers), gradient = jax.jit(jax.value_and_grad(summed, has_aux=True))(pair.params)
   pair.theirs.zero_grad()

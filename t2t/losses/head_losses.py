@@ -1,6 +1,6 @@
 """What heads answer: classes, numbers, tags, spans, and which of several candidates; beside masked tokens or alone.
 
-Beside masked tokens the boundaries of spans are asked as well, see boundary.py.
+Beside masked tokens the boundaries of spans are asked as well, see span_boundary.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,18 +14,15 @@ import jax
 import jax.numpy as jnp
 
 from t2t import UserError
-from t2t.losses import boundary
+from t2t.losses import span_boundary
 from t2t.losses.cross_entropy import CrossEntropy, CrossEntropyConfig, token_sums, uniform, unigram
 from t2t.losses.protocol import Baseline, Weights
 from t2t.metrics import Metrics, WeightedSum
 from t2t.models import heads, transformer
 from t2t.models.architecture import Batch, Model, predicted_side, segments_of, sides
-from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.config import ANSWERED_HEADS, ASKED_HEADS, HeadConfig, TransformerConfig
 from t2t.models.flops import model_flops
 from t2t.sections import Config
-
-KINDS = ("class", "score", "choice", "tag", "span")  # heads that answer tasks
-ASKED = (*KINDS, "boundary")  # heads that are asked by a batch's features
 
 _NOT_THERE = -1e30  # as a logit
 
@@ -207,7 +204,7 @@ _KINDS = {
 def _units(head: HeadConfig, asked: Asked) -> jax.Array:
   """What the sum of a head's losses is divided by, added up: float32 [batch, length]."""
   if head.kind == "boundary":
-    return boundary.units(asked.at, asked.targets, head.num_classes)
+    return span_boundary.units(asked.at, asked.targets, head.num_classes)
   return _KINDS[head.kind].units(asked)
 
 
@@ -281,7 +278,7 @@ class Heads:
       UserError: the model has no head that could be asked.
     """
     beside_tokens = run.train.loss == "tokens_and_heads"
-    if not any(head.kind in (ASKED if beside_tokens else KINDS) for head in run.model.heads):
+    if not any(head.kind in (ASKED_HEADS if beside_tokens else ANSWERED_HEADS) for head in run.model.heads):
       raise UserError(
         f"config.train.loss={run.train.loss}: the model has no head that answers; give config.data.mixture a task with"
         " options, whose head is made for it, or config.model.heads one of your own"
@@ -301,7 +298,8 @@ class Heads:
 
   @property
   def _asked(self) -> list[tuple[int, HeadConfig]]:
-    kinds = KINDS if self.tokens is None else ASKED  # the tokens of spans are in a batch where tokens are predicted
+    # The tokens of spans are in a batch where tokens are predicted.
+    kinds = ANSWERED_HEADS if self.tokens is None else ASKED_HEADS
     return [(number, head) for number, head in enumerate(self.config.heads) if head.kind in kinds]
 
   def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> Model:
@@ -342,7 +340,7 @@ class Heads:
       asked = asked_of(batch, number)
       units = jnp.sum(_units(head, asked))
       if head.kind == "boundary":
-        summed, (loss, _, right) = boundary.sums(
+        summed, (loss, _, right) = span_boundary.sums(
           self._of_tokens(train), module, head, hidden, batch, asked.at, asked.targets
         )
       else:
@@ -378,7 +376,7 @@ class Heads:
     """The model's, with the logits of the tokens that are predicted, once more by each head that does."""
     predicted = predicted if self.tokens is not None else 0.0
     sizes = {"batch_size": batch_size, "lengths": lengths, "predicted": predicted}
-    again = [boundary.flops(config, **sizes) for _, head in self._asked if head.kind == "boundary"]
+    again = [span_boundary.flops(config, **sizes) for _, head in self._asked if head.kind == "boundary"]
     return model_flops(config, **sizes) + sum(again)
 
   def baselines(self, batches: Sequence[Batch], vocab_size: int) -> Sequence[Baseline]:
