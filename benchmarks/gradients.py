@@ -27,7 +27,7 @@ import numpy as np
 import optax
 
 from t2t import losses
-from t2t.models import sizes, transformer
+from t2t.models import presets, transformer
 from t2t.models.config import TransformerConfig
 from t2t.params import path_name
 from t2t.runtime import memory
@@ -35,13 +35,13 @@ from t2t.runtime import memory
 # Wide enough for every part of a family, and small enough for a minute each on two cores.
 _SMALL = dict(vocab_size=4_096, embed_dim=64, num_heads=2, head_dim=32, mlp_dim=128, dropout_rate=0.0)
 _FAMILIES: Mapping[str, dict[str, Any]] = {
-  "t5_1_1": sizes.t5_1_1("small"),
-  "gpt2": sizes.gpt2("small"),
-  "llama2": sizes.llama2("1b"),
-  "prefix_lm": sizes.prefix_lm("small"),
-  "bert": sizes.bert("base"),
-  "albert": sizes.albert("base"),
-  "modern_bert": sizes.modern_bert("base"),
+  "t5_1_1": presets.t5_1_1("small"),
+  "gpt2": presets.gpt2("small"),
+  "llama2": presets.llama2("1b"),
+  "prefix_lm": presets.prefix_lm("small"),
+  "bert": presets.bert("base"),
+  "albert": presets.albert("base"),
+  "modern_bert": presets.modern_bert("base"),
 }
 _LOSS = losses.CrossEntropyConfig(z_loss=1e-4, label_smoothing=0.0, chunk_tokens=4_096)
 

@@ -48,13 +48,13 @@ def checkpoint(folder: pathlib.Path) -> str:
 
   from t2t.checkpoints import converted
   from t2t.convert.tensors import Foreign, Tensor
-  from t2t.models import sizes, transformer
+  from t2t.models import presets, transformer
   from t2t.models.config import TransformerConfig
 
   jax.config.update("jax_platforms", "cpu")
   sizes_ = {"vocab_size": 384, "embed_dim": 64, "num_heads": 4, "head_dim": 16, "mlp_dim": 128}
   layers = {"num_encoder_layers": 2, "num_decoder_layers": 2}
-  model = TransformerConfig(**(dict(sizes.t5_1_1("small")) | sizes_ | layers))
+  model = TransformerConfig(**(dict(presets.t5_1_1("small")) | sizes_ | layers))
   state = nnx.to_pure_dict(nnx.split(transformer.build(model, nnx.Rngs(0)), graph=False)[1])
   tensors = {}
   for name, value in traverse_util.flatten_dict(state, sep="/").items():

@@ -14,15 +14,15 @@ a rate of 1e-4 after a warm-up of 40,000, as published.  Published, F1 on Masakh
 from ml_collections import ConfigDict
 
 from t2t.configs import roberta
-from t2t.models import sizes
+from t2t.models import presets
 
-SIZES = sizes.AFRIBERTA_SIZES
+SIZES = presets.AFRIBERTA_SIZES
 
 
 def get_config(size: str = "small") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = roberta.get_config("base")
-  config.model.update(sizes.afriberta(size))
+  config.model.update(presets.afriberta(size))
   config.model.vocab_size = 70_016  # rows up to a multiple of 128, for the mesh to divide
   config.data.mixture = ""  # the user's sources
   config.data.task_modules = ()

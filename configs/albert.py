@@ -11,9 +11,9 @@ on average over five tasks 82.3, 85.7, 87.9, 90.9; these saw more text, for 3 to
 from ml_collections import ConfigDict
 
 from t2t.configs import default
-from t2t.models import sizes
+from t2t.models import presets
 
-SIZES = sizes.ALBERT_SIZES
+SIZES = presets.ALBERT_SIZES
 
 
 def with_order(config: ConfigDict) -> ConfigDict:
@@ -30,7 +30,7 @@ def with_order(config: ConfigDict) -> ConfigDict:
 def get_config(size: str = "base") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = default.get_config()
-  config.model.update(sizes.albert(size))
+  config.model.update(presets.albert(size))
   config.model.vocab_size = 30_080  # rows up to a multiple of 128, for the mesh to divide
   config.model.remat = {"base": "minimal", "large": "minimal"}.get(size, "full")
   config.data.task_modules = ("t2t.tasks.wikipedia",)

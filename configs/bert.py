@@ -11,15 +11,15 @@ slides).  With --config.stages='()' all are 256 of 512.  RoBERTa found the next-
 from ml_collections import ConfigDict
 
 from t2t.configs import default
-from t2t.models import sizes
+from t2t.models import presets
 
-SIZES = sizes.BERT_SIZES
+SIZES = presets.BERT_SIZES
 
 
 def get_config(size: str = "base") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = default.get_config()
-  config.model.update(sizes.bert(size))
+  config.model.update(presets.bert(size))
   config.model.vocab_size = 30_592  # rows up to a multiple of 128, for the mesh to divide
   config.model.remat = {"base": "none", "large": "minimal"}[size]
   config.data.mixture = "wikipedia_masked_lm"

@@ -9,15 +9,15 @@ It needs no vocabulary file.
 from ml_collections import ConfigDict
 
 from t2t.configs import default
-from t2t.models import sizes
+from t2t.models import presets
 
-SIZES = sizes.T5_SIZES
+SIZES = presets.T5_SIZES
 
 
 def get_config(size: str = "small") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = default.get_config()
-  config.model.update(sizes.byt5(size))
+  config.model.update(presets.byt5(size))
   config.model.remat = {"small": "minimal", "base": "minimal", "large": "full", "xl": "full", "xxl": "full"}[size]
   config.data.vocabulary = "bytes"
   config.data.extra_ids = 0  # no ids of their own: as published, sentinels take the last byte ids, 258 and down

@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from t2t.models import sizes
+from t2t.models import presets
 
 # What `t2t train --help` shows; `--help all` shows the rest, too.
 FIRST = {
@@ -26,7 +26,7 @@ def get_config() -> ConfigDict:
   config = ConfigDict()
 
   # The shape of the model: t2t/models/config.py says what each key means.
-  config.model = ConfigDict(sizes.t5_1_1("small"))
+  config.model = ConfigDict(presets.t5_1_1("small"))
 
   config.data = ConfigDict()
   config.data.files = ""  # globs, comma-separated: .txt .jsonl .csv .tsv .tmx (.gz, .zst) .parquet .tfrecord; gs://

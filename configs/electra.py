@@ -12,9 +12,9 @@ code leaves 15 % as they are.
 from ml_collections import ConfigDict
 
 from t2t.configs import bert
-from t2t.models import sizes
+from t2t.models import presets
 
-SIZES = sizes.ELECTRA_SIZES
+SIZES = presets.ELECTRA_SIZES
 
 # size -> (sequences, their length, steps, learning rate, task: of large a quarter is masked)
 _TRAINING = {
@@ -41,7 +41,7 @@ def get_config(size: str = "small") -> ConfigDict:
   config = bert.get_config("large" if size == "large" else "base")
   config.stages = ()
   vocab_size = config.model.vocab_size
-  config.model.update(sizes.electra(size))
+  config.model.update(presets.electra(size))
   config.model.vocab_size = vocab_size
   config.train.batch_size, length, config.train.steps, rate, config.data.mixture = _TRAINING[size]
   config.data.inputs_length = config.data.targets_length = length

@@ -15,15 +15,15 @@ Published: GLUE 88.9 (encoder 150m) and 90.8 (400m); mean of the decoders' tasks
 from ml_collections import ConfigDict
 
 from t2t.configs import modern_bert
-from t2t.models import sizes
+from t2t.models import presets
 
-SIZES = sizes.ETTIN_SIZES
+SIZES = presets.ETTIN_SIZES
 
 
 def get_config(size: str = "encoder_150m") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = modern_bert.get_config("base")
-  config.model.update(sizes.ettin(size))
+  config.model.update(presets.ettin(size))
   config.model.remat = "minimal"
   if size.startswith("decoder"):
     config.data.mixture, config.data.objective, config.data.noise_density = "c4_causal_lm", "causal_lm", 0.0

@@ -12,7 +12,7 @@ three million steps, here of C4.  Published: GLUE 72.8 in its own table and 75.1
 from ml_collections import ConfigDict
 
 from t2t.configs import gpt2
-from t2t.models import sizes
+from t2t.models import presets
 
 SIZES = ("base",)
 
@@ -20,7 +20,7 @@ SIZES = ("base",)
 def get_config(size: str = "base") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = gpt2.get_config("small")
-  config.model.update(sizes.gpt1(size))
+  config.model.update(presets.gpt1(size))
   config.model.vocab_size = 40_576  # rows up to a multiple of 128, for the mesh to divide
   config.data.targets_length = 512
   config.train.steps = 3_000_000

@@ -9,15 +9,15 @@ parameters.  The text is C4 and the schedule that of today's reproductions: 600,
 from ml_collections import ConfigDict
 
 from t2t.configs import default
-from t2t.models import sizes
+from t2t.models import presets
 
-SIZES = sizes.GPT2_SIZES
+SIZES = presets.GPT2_SIZES
 
 
 def get_config(size: str = "small") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = default.get_config()
-  config.model.update(sizes.gpt2(size))
+  config.model.update(presets.gpt2(size))
   config.model.vocab_size = 50_304  # rows up to a multiple of 128, for the mesh to divide
   config.model.remat = {"small": "none", "medium": "minimal", "large": "minimal", "xl": "full"}[size]
   config.data.mixture = "c4_causal_lm"

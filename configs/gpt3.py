@@ -15,9 +15,9 @@ Published, 175b: SuperGLUE 71.8 with 32 examples, LAMBADA 76.2 with none and 86.
 from ml_collections import ConfigDict
 
 from t2t.configs import gpt2
-from t2t.models import sizes
+from t2t.models import presets
 
-SIZES = sizes.GPT3_SIZES
+SIZES = presets.GPT3_SIZES
 
 # size -> (sequences a step: 0.5, 1, 2 and 3.2 million tokens; learning rate), table 2.1
 _TRAINING = {
@@ -35,7 +35,7 @@ _TRAINING = {
 def get_config(size: str = "small") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = gpt2.get_config("small")
-  config.model.update(sizes.gpt3(size))
+  config.model.update(presets.gpt3(size))
   config.model.vocab_size = 50_304  # rows up to a multiple of 128, for the mesh to divide
   config.model.remat = {"small": "none", "medium": "minimal", "large": "minimal"}.get(size, "full")
   config.data.targets_length = 2_048

@@ -20,9 +20,9 @@ base on a hundred: 86.1, 76.8, 58.4 and 81.5.
 from ml_collections import ConfigDict
 
 from t2t.configs import default
-from t2t.models import sizes
+from t2t.models import presets
 
-SIZES = sizes.GPT_BERT_SIZES
+SIZES = presets.GPT_BERT_SIZES
 
 
 def with_both(config: ConfigDict, *, causal: float) -> ConfigDict:
@@ -39,7 +39,7 @@ def with_both(config: ConfigDict, *, causal: float) -> ConfigDict:
 def get_config(size: str = "small") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = default.get_config()
-  config.model.update(sizes.gpt_bert(size))
+  config.model.update(presets.gpt_bert(size))
   config.model.remat = "minimal"
   config.model.vocab_size += 128  # <extra_id_0>, and rows up to a multiple of 128
   config.data.extra_ids = 1

@@ -9,15 +9,15 @@ and two trillion in all, as published; the text is C4 in T5's vocabulary, which 
 from ml_collections import ConfigDict
 
 from t2t.configs import default
-from t2t.models import sizes
+from t2t.models import presets
 
-SIZES = sizes.LLAMA2_SIZES
+SIZES = presets.LLAMA2_SIZES
 
 
 def get_config(size: str = "7b") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = default.get_config()
-  config.model.update(sizes.llama2(size))
+  config.model.update(presets.llama2(size))
   config.model.remat = "full"
   config.data.mixture = "c4_causal_lm"
   config.data.objective = "causal_lm"  # of files of one's own

@@ -8,15 +8,15 @@
 from ml_collections import ConfigDict
 
 from t2t.configs import llama2
-from t2t.models import sizes
+from t2t.models import presets
 
-SIZES = sizes.LLAMA3_SIZES
+SIZES = presets.LLAMA3_SIZES
 
 
 def get_config(size: str = "8b") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = llama2.get_config()
-  config.model.update(sizes.llama3(size))
+  config.model.update(presets.llama3(size))
   config.data.vocabulary = ""
   config.data.targets_length = 8_192
   config.optimizer.warmup_steps = 8_000

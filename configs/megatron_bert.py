@@ -11,16 +11,16 @@ RACE 83.0, 87.3 and 89.5, and 90.9 by several of 3_9b together.
 from ml_collections import ConfigDict
 
 from t2t.configs import albert, bert
-from t2t.models import sizes
+from t2t.models import presets
 
-SIZES = sizes.MEGATRON_BERT_SIZES
+SIZES = presets.MEGATRON_BERT_SIZES
 
 
 def get_config(size: str = "3_9b") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = albert.with_order(bert.get_config("large"))
   config.stages = ()
-  config.model.update(sizes.megatron_bert(size) | {"heads": config.model.heads})
+  config.model.update(presets.megatron_bert(size) | {"heads": config.model.heads})
   config.model.vocab_size = 30_592  # rows up to a multiple of 128, for the mesh to divide
   config.model.remat = {"336m": "minimal"}.get(size, "full")
   config.train.steps = {"3_9b": 1_500_000}.get(size, 2_000_000)

@@ -12,15 +12,15 @@ Megatron's are narrower by sqrt(2 layers).
 from ml_collections import ConfigDict
 
 from t2t.configs import gpt2
-from t2t.models import sizes
+from t2t.models import presets
 
-SIZES = sizes.MEGATRON_GPT_SIZES
+SIZES = presets.MEGATRON_GPT_SIZES
 
 
 def get_config(size: str = "8_3b") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = gpt2.get_config("small")
-  config.model.update(sizes.megatron_gpt(size))
+  config.model.update(presets.megatron_gpt(size))
   config.model.remat = {"355m": "minimal"}.get(size, "full")
   config.train.steps = 300_000
   config.optimizer.learning_rate = 1.5e-4

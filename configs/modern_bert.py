@@ -13,15 +13,15 @@ the stage).  Left out: smaller batches for the first 50 B tokens (large 10 B), a
 from ml_collections import ConfigDict
 
 from t2t.configs import default
-from t2t.models import sizes
+from t2t.models import presets
 
-SIZES = sizes.MODERN_BERT_SIZES
+SIZES = presets.MODERN_BERT_SIZES
 
 
 def get_config(size: str = "base") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = default.get_config()
-  config.model.update(sizes.modern_bert(size))
+  config.model.update(presets.modern_bert(size))
   config.model.remat = "minimal"
   config.data.mixture = "c4_masked_lm_30"
   config.data.objective = "masked_lm"  # of files of one's own

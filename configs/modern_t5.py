@@ -9,15 +9,15 @@ lower loss than Adafactor.
 from ml_collections import ConfigDict
 
 from t2t.configs import t5_1_1
-from t2t.models import sizes
+from t2t.models import presets
 
-SIZES = sizes.T5_SIZES
+SIZES = presets.T5_SIZES
 
 
 def get_config(size: str = "base") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = t5_1_1.get_config(size)
-  config.model.update(sizes.modern_t5(size))
+  config.model.update(presets.modern_t5(size))
   config.optimizer.name = "adamw"
   config.optimizer.learning_rate = {"small": 2e-3, "base": 1e-3, "large": 6e-4, "xl": 3e-4, "xxl": 2e-4}[size]
   config.optimizer.schedule = "cosine"

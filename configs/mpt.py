@@ -9,15 +9,15 @@ published; the text is C4 and the optimizer AdamW with GPT-3's rates, where Mosa
 from ml_collections import ConfigDict
 
 from t2t.configs import default
-from t2t.models import sizes
+from t2t.models import presets
 
-SIZES = sizes.MPT_SIZES
+SIZES = presets.MPT_SIZES
 
 
 def get_config(size: str = "7b") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = default.get_config()
-  config.model.update(sizes.mpt(size))
+  config.model.update(presets.mpt(size))
   config.model.remat = "full"
   config.data.mixture = "c4_causal_lm"
   config.data.objective = "causal_lm"  # of files of one's own

@@ -13,15 +13,15 @@ English: small 67.5, base 75.4, large 81.1, xl 82.9, xxl 85.0.
 from ml_collections import ConfigDict
 
 from t2t.configs import default
-from t2t.models import sizes
+from t2t.models import presets
 
-SIZES = sizes.T5_SIZES
+SIZES = presets.T5_SIZES
 
 
 def get_config(size: str = "small") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = default.get_config()
-  config.model.update(sizes.mt5(size))
+  config.model.update(presets.mt5(size))
   config.model.remat = {"small": "minimal", "base": "minimal", "large": "full", "xl": "full", "xxl": "full"}[size]
   config.data.alpha = 0.3
   config.data.inputs_length = 1_024

@@ -11,13 +11,13 @@ its name says.
 from ml_collections import ConfigDict
 
 from t2t.configs import t5_1_1
-from t2t.models import sizes
+from t2t.models import presets
 
-SIZES = sizes.T5_SIZES
+SIZES = presets.T5_SIZES
 
 
 def get_config(size: str = "base") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = t5_1_1.get_config(size)
-  config.model.update(sizes.prefix_lm(size))
+  config.model.update(presets.prefix_lm(size))
   return config

@@ -9,15 +9,15 @@ of 8,192 sequences of 512 tokens, as published, here on C4.
 from ml_collections import ConfigDict
 
 from t2t.configs import default
-from t2t.models import sizes
+from t2t.models import presets
 
-SIZES = sizes.BERT_SIZES
+SIZES = presets.BERT_SIZES
 
 
 def get_config(size: str = "base") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = default.get_config()
-  config.model.update(sizes.roberta(size))
+  config.model.update(presets.roberta(size))
   config.model.vocab_size = 50_304  # rows up to a multiple of 128, for the mesh to divide
   config.model.remat = {"base": "minimal", "large": "full"}[size]
   config.data.mixture = "c4_masked_lm"

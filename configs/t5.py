@@ -9,15 +9,15 @@ the paper's baseline, 34 B tokens, with a tenth dropped out (section 3.1.1); it 
 from ml_collections import ConfigDict
 
 from t2t.configs import default
-from t2t.models import sizes
+from t2t.models import presets
 
-SIZES = sizes.T5_SIZES
+SIZES = presets.T5_SIZES
 
 
 def get_config(size: str = "small") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = default.get_config()
-  config.model.update(sizes.t5_1_0(size))
+  config.model.update(presets.t5_1_0(size))
   config.model.dropout_rate = 0.1
   config.data.mixture = "c4_span_corruption"
   config.data.task_modules = ("t2t.tasks.c4",)

@@ -13,15 +13,15 @@ Your own text: --config.data.files=GLOB --config.data.vocabulary=MODEL.  Two ste
 from ml_collections import ConfigDict
 
 from t2t.configs import default
-from t2t.models import sizes
+from t2t.models import presets
 
-SIZES = sizes.T5_SIZES
+SIZES = presets.T5_SIZES
 
 
 def get_config(size: str = "small") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = default.get_config()
-  config.model.update(sizes.t5_1_1(size))
+  config.model.update(presets.t5_1_1(size))
   config.data.mixture = "c4_span_corruption"
   config.data.task_modules = ("t2t.tasks.c4",)
   config.train.steps = 65_536

@@ -13,25 +13,25 @@ learned positions take more steps to find out what they are good for.
 from ml_collections import ConfigDict
 
 from t2t.configs import default, electra, simcse, spanbert
-from t2t.models import sizes
+from t2t.models import presets
 
 # name -> (fields of its family, objective, lengths of inputs and targets, whether to pack)
 _FAMILIES = {
-  None: (sizes.t5_1_1("small"), "span_corruption", (64, 14), False),
-  "t5": (sizes.t5_1_1("small"), "span_corruption", (128, 34), False),
-  "bert": (sizes.bert("base"), "masked_lm", (128, 128), False),
-  "roberta": (sizes.roberta("base"), "masked_lm", (128, 128), False),
-  "albert": (sizes.albert("base"), "span_masked_lm", (128, 128), False),
-  "electra": (sizes.electra("base"), "masked_lm", (128, 128), False),
-  "simcse": (sizes.bert("base"), "same_text_twice", (64, 64), False),
-  "spanbert": (sizes.bert("base"), "span_masked_lm_sbo", (128, 128), False),
-  "modern_bert": (sizes.modern_bert("base"), "masked_lm", (128, 128), False),
-  "gpt": (sizes.gpt2("small"), "causal_lm", (128, 128), False),
-  "llama": (sizes.llama2("1b"), "causal_lm", (128, 128), False),
-  "prefix_lm": (sizes.prefix_lm("small"), "prefix_lm", (64, 64), True),
-  "ul2": (sizes.ul2("small"), "ul2", (128, 128), False),
-  "bart": (sizes.t5_1_1("small"), "bart", (128, 128), False),
-  "modern_t5": (sizes.modern_t5("small"), "span_corruption", (128, 34), False),
+  None: (presets.t5_1_1("small"), "span_corruption", (64, 14), False),
+  "t5": (presets.t5_1_1("small"), "span_corruption", (128, 34), False),
+  "bert": (presets.bert("base"), "masked_lm", (128, 128), False),
+  "roberta": (presets.roberta("base"), "masked_lm", (128, 128), False),
+  "albert": (presets.albert("base"), "span_masked_lm", (128, 128), False),
+  "electra": (presets.electra("base"), "masked_lm", (128, 128), False),
+  "simcse": (presets.bert("base"), "same_text_twice", (64, 64), False),
+  "spanbert": (presets.bert("base"), "span_masked_lm_sbo", (128, 128), False),
+  "modern_bert": (presets.modern_bert("base"), "masked_lm", (128, 128), False),
+  "gpt": (presets.gpt2("small"), "causal_lm", (128, 128), False),
+  "llama": (presets.llama2("1b"), "causal_lm", (128, 128), False),
+  "prefix_lm": (presets.prefix_lm("small"), "prefix_lm", (64, 64), True),
+  "ul2": (presets.ul2("small"), "ul2", (128, 128), False),
+  "bart": (presets.t5_1_1("small"), "bart", (128, 128), False),
+  "modern_t5": (presets.modern_t5("small"), "span_corruption", (128, 34), False),
 }
 SIZES = tuple(_FAMILIES)
 

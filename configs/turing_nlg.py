@@ -11,15 +11,15 @@ LAMBADA 67.98.
 from ml_collections import ConfigDict
 
 from t2t.configs import megatron_gpt
-from t2t.models import sizes
+from t2t.models import presets
 
-SIZES = sizes.TURING_NLG_SIZES
+SIZES = presets.TURING_NLG_SIZES
 
 
 def get_config(size: str = "17b") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = megatron_gpt.get_config("8_3b")
-  config.model.update(sizes.turing_nlg(size))
+  config.model.update(presets.turing_nlg(size))
   config.model.vocab_size = 50_304  # rows up to a multiple of 128, for the mesh to divide
   config.model.remat = "full"
   config.optimizer.warmup_steps = 3_200

@@ -8,15 +8,15 @@ T5 1.1's shapes with SwiGLU, and 20b (19.6 B parameters) as published.  512 toke
 from ml_collections import ConfigDict
 
 from t2t.configs import t5_1_1
-from t2t.models import sizes
+from t2t.models import presets
 
-SIZES = sizes.UL2_SIZES
+SIZES = presets.UL2_SIZES
 
 
 def get_config(size: str = "base") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = t5_1_1.get_config("xxl" if size == "20b" else size)
-  config.model.update(sizes.ul2(size))
+  config.model.update(presets.ul2(size))
   config.data.mixture = "c4_ul2"
   config.data.objective = "ul2"  # of files of one's own
   config.data.inputs_length = 512

@@ -18,16 +18,16 @@ xlm_100 is the shape of the model of 100 languages, MLM alone: 571 M parameters,
 from ml_collections import ConfigDict
 
 from t2t.configs import bert
-from t2t.models import sizes
+from t2t.models import presets
 
-SIZES = sizes.XLM_SIZES
+SIZES = presets.XLM_SIZES
 
 
 def get_config(size: str = "15") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = bert.get_config("large")
   config.stages = ()
-  config.model.update(sizes.xlm(size))
+  config.model.update(presets.xlm(size))
   config.model.vocab_size = {"15": 95_104, "100": 200_064}[size]  # up to a multiple of 128, for the mesh to divide
   config.model.remat = {"15": "minimal", "100": "full"}[size]
   config.data.mixture = ""  # the user's sources

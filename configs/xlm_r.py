@@ -13,15 +13,15 @@ Published, XNLI on average over 15 languages: base 76.2 fine-tuned on English, l
 from ml_collections import ConfigDict
 
 from t2t.configs import roberta
-from t2t.models import sizes
+from t2t.models import presets
 
-SIZES = sizes.BERT_SIZES
+SIZES = presets.BERT_SIZES
 
 
 def get_config(size: str = "base") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = roberta.get_config(size)
-  config.model.update(sizes.xlm_r(size))
+  config.model.update(presets.xlm_r(size))
   config.model.vocab_size = 250_112  # rows up to a multiple of 128, for the mesh to divide
   config.data.mixture = ""  # the user's sources
   config.data.task_modules = ()

@@ -6,7 +6,7 @@ import pytest
 import toy
 
 from t2t import UserError
-from t2t.models import sizes, transformer
+from t2t.models import presets, transformer
 from t2t.models.config import HeadConfig, TransformerConfig
 
 
@@ -101,7 +101,7 @@ def test_parameter_counts_are_about_those_of_papers(family, size, published):
 
 
 def count(family, size):
-  config = TransformerConfig(**getattr(sizes, family)(size))
+  config = TransformerConfig(**getattr(presets, family)(size))
   shapes = jax.eval_shape(lambda: nnx.split(transformer.build(config, nnx.Rngs(0)), graph=False)[1])
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
@@ -179,10 +179,10 @@ def test_a_field_out_of_range_is_refused(fields, message):
 def test_an_unknown_size_is_refused(family):
   """The message names the sizes that there are."""
   with pytest.raises(UserError, match="unknown size 'giant': known are"):
-    getattr(sizes, family)("giant")
+    getattr(presets, family)("giant")
 
 
 def test_a_misspelt_size_is_recognised():
   """The message names the nearest."""
   with pytest.raises(UserError, match="did you mean large?"):
-    sizes.t5_1_1("lage")
+    presets.t5_1_1("lage")

@@ -361,7 +361,7 @@ def test_gin(convert, tmp_path):
   path.write_text("include 't5x/examples/t5/t5_1_1/base.gin'\nDROPOUT_RATE = 0.1\nAdafactor.beta1 = 0.9\n")
   code, said = convert("--gin", path)
   assert code == 0
-  assert 'sizes.t5_1_1("base")' in said
+  assert 'presets.t5_1_1("base")' in said
   assert f"{path}:3: Adafactor.beta1 = 0.9" in said
 
 

@@ -9,7 +9,7 @@ from t2t.convert import gin
 from t2t.convert.gin import names as gin_names
 from t2t.convert.gin import parser as gin_parser
 from t2t.convert.gin.parser import Macro, Reference
-from t2t.models import sizes
+from t2t.models import presets
 from t2t.settings import load_config, records
 from t2t.training.optimizers import make_optimizer
 
@@ -142,7 +142,7 @@ def test_pretraining(tmp_path):
     'MIXTURE_OR_TASK_NAME = "c4_v220_span_corruption"\nDROPOUT_RATE = 0.0\nBATCH_SIZE = 256\n'
     "train_script.train:\n  eval_period = 2000\n",
   )
-  assert dict(config.model) == sizes.t5_1_1("base")
+  assert dict(config.model) == presets.t5_1_1("base")
   assert (config.data.mixture, config.data.task_modules) == ("c4_span_corruption", ("t2t.tasks.c4",))
   assert (config.data.inputs_length, config.data.targets_length, config.data.pack) == (500, 100, True)
   assert config.data.vocabulary == "gs://t5-data/vocabs/cc_all.32000.100extra/sentencepiece.model"
@@ -214,15 +214,15 @@ def test_fine_tuning(tmp_path):
 @pytest.mark.parametrize(
   ("path", "fields"),
   [
-    ("t5x/examples/t5/t5_1_0/11B.gin", sizes.t5_1_0("xxl")),
-    ("t5x/examples/scalable_t5/t5_1_1/xl.gin", sizes.t5_1_1("xl") | {"remat": "minimal"}),
-    ("t5x/examples/t5/mt5/small.gin", sizes.mt5("small")),
-    ("t5x/examples/t5/byt5/large.gin", sizes.byt5("large")),
-    ("t5x/contrib/gpu/t5/t5_1_1/large.gin", sizes.t5_1_1("large")),
-    ("flaxformer/t5x/configs/t5/models/mt5_base.gin", sizes.mt5("base")),
+    ("t5x/examples/t5/t5_1_0/11B.gin", presets.t5_1_0("xxl")),
+    ("t5x/examples/scalable_t5/t5_1_1/xl.gin", presets.t5_1_1("xl") | {"remat": "minimal"}),
+    ("t5x/examples/t5/mt5/small.gin", presets.mt5("small")),
+    ("t5x/examples/t5/byt5/large.gin", presets.byt5("large")),
+    ("t5x/contrib/gpu/t5/t5_1_1/large.gin", presets.t5_1_1("large")),
+    ("flaxformer/t5x/configs/t5/models/mt5_base.gin", presets.mt5("base")),
     (
       "t5x/examples/t5/t5_1_1/tiny.gin",
-      sizes.t5_1_1("small")
+      presets.t5_1_1("small")
       | dict(embed_dim=8, num_heads=4, head_dim=3, mlp_dim=16, num_encoder_layers=2, num_decoder_layers=2),
     ),
   ],

@@ -16,7 +16,7 @@ from t2t.commands import convert as command
 from t2t.convert import encoders, heads, huggingface
 from t2t.data.objectives import sentences
 from t2t.evaluation import methods
-from t2t.models import sizes
+from t2t.models import presets
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.settings import load_config, records
 from t2t.training import recipe
@@ -132,14 +132,14 @@ def test_what_is_trained_beside_masked_tokens_is_what_theirs_have(task, family, 
 SHAPE = dict(vocab_size=53, embed_dim=12, num_heads=3, head_dim=4, mlp_dim=20)
 ENCODER, DECODER = SHAPE | dict(num_encoder_layers=3), SHAPE | dict(num_decoder_layers=2)
 BODIES = {
-  "Bert": sizes.bert("base") | ENCODER,
-  "Roberta": sizes.roberta("base") | ENCODER,
-  "Albert": sizes.albert("base") | ENCODER | dict(embedding_dim=7),
-  "DistilBert": sizes.bert("base") | ENCODER | dict(segment_types=0),
-  "Electra": sizes.electra("base") | ENCODER | dict(heads=()),
-  "ModernBert": sizes.modern_bert("base") | ENCODER,
-  "GPT2": sizes.gpt2("small") | DECODER,
-  "Llama": sizes.llama2("7b") | DECODER,
+  "Bert": presets.bert("base") | ENCODER,
+  "Roberta": presets.roberta("base") | ENCODER,
+  "Albert": presets.albert("base") | ENCODER | dict(embedding_dim=7),
+  "DistilBert": presets.bert("base") | ENCODER | dict(segment_types=0),
+  "Electra": presets.electra("base") | ENCODER | dict(heads=()),
+  "ModernBert": presets.modern_bert("base") | ENCODER,
+  "GPT2": presets.gpt2("small") | DECODER,
+  "Llama": presets.llama2("7b") | DECODER,
 }
 CLASSES = {
   "class": "SequenceClassification",

@@ -22,7 +22,7 @@ from t2t import UserError
 from t2t.checkpoints import converted
 from t2t.convert import families, huggingface, output, safetensors, tensors
 from t2t.convert import settings as settings_lib
-from t2t.models import sizes
+from t2t.models import presets
 from t2t.models.architecture import real_positions
 from t2t.models.config import TransformerConfig
 
@@ -183,42 +183,42 @@ _BERT |= dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, int
 PUBLISHED = {
   "t5-small": (
     _T5 | dict(vocab_size=32128, d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8, n_positions=512),
-    sizes.t5_1_0("small"),
+    presets.t5_1_0("small"),
   ),
   "google/flan-t5-base": (
     _T5
     | dict(vocab_size=32128, d_model=768, d_kv=64, d_ff=2048, num_layers=12, num_decoder_layers=12, num_heads=12)
     | dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False),
-    sizes.t5_1_1("base"),
+    presets.t5_1_1("base"),
   ),
   "google/mt5-small": (
     _T5
     | dict(model_type="mt5", vocab_size=250112, d_model=512, d_kv=64, d_ff=1024, num_layers=8, num_decoder_layers=8)
     | dict(num_heads=6, feed_forward_proj="gated-gelu", tie_word_embeddings=False, tokenizer_class="T5Tokenizer"),
-    sizes.mt5("small"),
+    presets.mt5("small"),
   ),
   "google/byt5-small": (
     _T5
     | dict(vocab_size=384, d_model=1472, d_kv=64, d_ff=3584, num_layers=12, num_decoder_layers=4, num_heads=6)
     | dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False, tokenizer_class="ByT5Tokenizer"),
-    sizes.byt5("small"),
+    presets.byt5("small"),
   ),
   "google/ul2": (
     _T5
     | dict(vocab_size=32128, d_model=4096, d_kv=256, d_ff=16384, num_layers=32, num_decoder_layers=32, num_heads=16)
     | dict(feed_forward_proj="gated-silu", dense_act_fn="silu", is_gated_act=True, tie_word_embeddings=False),
-    sizes.ul2("20b"),
+    presets.ul2("20b"),
   ),
   "bert-base-uncased": (
     _BERT
     | dict(model_type="bert", vocab_size=30522, max_position_embeddings=512, type_vocab_size=2, layer_norm_eps=1e-12),
-    sizes.bert("base"),
+    presets.bert("base"),
   ),
   "roberta-base": (
     _BERT
     | dict(model_type="roberta", vocab_size=50265, max_position_embeddings=514, type_vocab_size=1, pad_token_id=1)
     | dict(layer_norm_eps=1e-5),
-    sizes.roberta("base"),
+    presets.roberta("base"),
   ),
   "facebook/bart-base": (
     dict(model_type="bart", vocab_size=50265, d_model=768, max_position_embeddings=1024, activation_function="gelu")
@@ -228,37 +228,37 @@ PUBLISHED = {
     | dict(normalize_before=False, normalize_embedding=True, scale_embedding=False, is_encoder_decoder=True)
     | dict(classif_dropout=0.1, early_stopping=True, num_beams=4, no_repeat_ngram_size=3, num_hidden_layers=6)
     | dict(decoder_start_token_id=2, forced_bos_token_id=0, forced_eos_token_id=2, pad_token_id=1),
-    sizes.bart("base"),
+    presets.bart("base"),
   ),
   "albert-base-v2": (
     _BERT
     | dict(model_type="albert", vocab_size=30000, max_position_embeddings=512, type_vocab_size=2, layer_norm_eps=1e-12)
     | dict(embedding_size=128, hidden_act="gelu_new", hidden_dropout_prob=0, attention_probs_dropout_prob=0)
     | dict(num_hidden_groups=1, inner_group_num=1, num_memory_blocks=0, gap_size=0, net_structure_type=0),
-    sizes.albert("base"),
+    presets.albert("base"),
   ),
   "answerdotai/ModernBERT-base": (
     dict(model_type="modernbert", vocab_size=50368, hidden_size=768, num_hidden_layers=22, num_attention_heads=12)
     | dict(intermediate_size=1152, global_attn_every_n_layers=3, global_rope_theta=160000.0, local_attention=128)
     | dict(local_rope_theta=10000.0, norm_eps=1e-5, hidden_activation="gelu", max_position_embeddings=8192),
-    sizes.modern_bert("base"),
+    presets.modern_bert("base"),
   ),
   "gpt2": (
     dict(model_type="gpt2", vocab_size=50257, n_embd=768, n_layer=12, n_head=12, n_positions=1024, n_ctx=1024)
     | dict(activation_function="gelu_new", layer_norm_epsilon=1e-5, resid_pdrop=0.1, initializer_range=0.02),
-    sizes.gpt2("small"),
+    presets.gpt2("small"),
   ),
   "meta-llama/Llama-2-7b-hf": (
     _LLAMA
     | dict(vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32)
     | dict(num_key_value_heads=32, max_position_embeddings=4096),
-    sizes.llama2("7b"),
+    presets.llama2("7b"),
   ),
   "meta-llama/Meta-Llama-3-8B": (
     _LLAMA
     | dict(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32)
     | dict(num_key_value_heads=8, max_position_embeddings=8192, rope_theta=500000.0),
-    sizes.llama3("8b"),
+    presets.llama3("8b"),
   ),
 }
 

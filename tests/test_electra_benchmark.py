@@ -8,7 +8,7 @@ import pytest
 import toy
 
 from t2t.data import vocabularies
-from t2t.models import sizes, transformer
+from t2t.models import presets, transformer
 from t2t.models.config import TransformerConfig
 
 _ARTICLE = """BERLIN
@@ -77,7 +77,7 @@ def test_words_are_asked_about_where_they_stand(electra, vocabulary, monkeypatch
 
 def test_states_of_all_layers_end_with_the_model_s(electra):
   """Layers run one by one make what the model makes."""
-  fields = sizes.bert("base") | dict(vocab_size=64, embed_dim=16, num_heads=2, head_dim=8, mlp_dim=32)
+  fields = presets.bert("base") | dict(vocab_size=64, embed_dim=16, num_heads=2, head_dim=8, mlp_dim=32)
   config = TransformerConfig(**fields | dict(num_encoder_layers=3, dtype="float32", dropout_rate=0.0, max_length=16))
   model = transformer.build(config, nnx.Rngs(0))
   tokens = np.asarray([[2, 7, 9, 11, 3, 0, 0], [2, 8, 8, 12, 13, 14, 3]], np.int32)

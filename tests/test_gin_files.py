@@ -14,7 +14,7 @@ from t2t.convert import gin
 from t2t.convert.gin import files as standard
 from t2t.convert.gin import names as gin_names
 from t2t.convert.gin.bindings import macros_in
-from t2t.models import sizes
+from t2t.models import presets
 from t2t.settings import load_config, records
 from t2t.training.optimizers import make_optimizer
 
@@ -23,12 +23,12 @@ TINY = str(ROOT / "configs" / "gin")
 
 # family -> T5X's file of a size, and our fields of it; as T5X spells sizes.
 FAMILIES = {
-  "t5_1_0": ("t5x/examples/t5/t5_1_0/{}.gin", sizes.t5_1_0, ("small", "base", "large", "3B", "11B")),
-  "t5_1_1": ("t5x/examples/t5/t5_1_1/{}.gin", sizes.t5_1_1, ("small", "base", "large", "xl", "xxl")),
-  "mt5": ("t5x/examples/t5/mt5/{}.gin", sizes.mt5, ("small", "base", "large", "xl", "xxl")),
-  "byt5": ("t5x/examples/t5/byt5/{}.gin", sizes.byt5, ("small", "base", "large", "xl", "xxl")),
-  "flaxformer": ("flaxformer/t5x/configs/t5/models/t5_1_1_{}.gin", sizes.t5_1_1, ("small", "xxl")),
-  "ul2": ("", sizes.ul2, ("small", "20b")),
+  "t5_1_0": ("t5x/examples/t5/t5_1_0/{}.gin", presets.t5_1_0, ("small", "base", "large", "3B", "11B")),
+  "t5_1_1": ("t5x/examples/t5/t5_1_1/{}.gin", presets.t5_1_1, ("small", "base", "large", "xl", "xxl")),
+  "mt5": ("t5x/examples/t5/mt5/{}.gin", presets.mt5, ("small", "base", "large", "xl", "xxl")),
+  "byt5": ("t5x/examples/t5/byt5/{}.gin", presets.byt5, ("small", "base", "large", "xl", "xxl")),
+  "flaxformer": ("flaxformer/t5x/configs/t5/models/t5_1_1_{}.gin", presets.t5_1_1, ("small", "xxl")),
+  "ul2": ("", presets.ul2, ("small", "20b")),
 }
 MODELS = [(family, size) for family, (_, _, names) in FAMILIES.items() for size in names]
 OURS = {"3B": "xl", "11B": "xxl"}
@@ -36,7 +36,7 @@ OURS = {"3B": "xl", "11B": "xxl"}
 
 def ul2(folder: pathlib.Path, size: str) -> str:
   """A file that says UL2 in Flaxformer's words: T5 1.1's architecture, other sizes, and SwiGLU."""
-  fields = sizes.ul2(size)
+  fields = presets.ul2(size)
   lines = [
     "include 'flaxformer/t5x/configs/t5/architectures/t5_1_1_flaxformer.gin'",
     "from flaxformer.components import dense",

@@ -6,10 +6,14 @@ import dataclasses
 import functools
 import re
 import shlex
-from typing import Any
+from typing import TYPE_CHECKING
 
 from t2t import UserError
 from t2t.runtime import hosts
+
+if TYPE_CHECKING:
+  from t2t.checkpoints import pretrained
+  from t2t.convert import gin
 
 _BINDING = "--gin."  # which argparse takes for no option
 _Main = Callable[[list[str]], None]
@@ -52,8 +56,10 @@ def is_binding(argument: str) -> bool:
   return argument.startswith(_BINDING)
 
 
-def take(options: argparse.Namespace, rest: Sequence[str], argv: Sequence[str]) -> tuple[Any, list[str]]:
-  """Returns the `gin.Converted` of a command line, None without gin files, and what else argparse did not know.
+def take(
+  options: argparse.Namespace, rest: Sequence[str], argv: Sequence[str]
+) -> "tuple[gin.Converted | None, list[str]]":
+  """Returns what the gin files of a command line say, None without gin files, and what else argparse did not know.
 
   Args:
     options: as argparse found them.
@@ -91,8 +97,8 @@ def take(options: argparse.Namespace, rest: Sequence[str], argv: Sequence[str]) 
   return dataclasses.replace(found, findings=tuple(each for each in found.findings if not each.refused)), others
 
 
-def read(options: argparse.Namespace, typed: Sequence[str]) -> Any:
-  """Returns the `gin.Gin` of the files that options name, with what is bound on the command line.
+def read(options: argparse.Namespace, typed: Sequence[str]) -> "gin.Gin":
+  """Returns the gin files that options name, with what is bound on the command line.
 
   Args:
     options: as argparse found them.
@@ -101,10 +107,10 @@ def read(options: argparse.Namespace, typed: Sequence[str]) -> Any:
   Raises:
     UserError: see `gin.read`.
   """
-  bindings = [*options.gin_bindings, *(argument.removeprefix(_BINDING) for argument in typed)]
-  folders = [folder for folder in options.gin_search_paths.split(",") if folder]
   from t2t.convert import gin
 
+  bindings = [*options.gin_bindings, *(argument.removeprefix(_BINDING) for argument in typed)]
+  folders = [folder for folder in options.gin_search_paths.split(",") if folder]
   return gin.read(options.gin_file, bindings, search_paths=folders)
 
 
@@ -147,16 +153,16 @@ def in_words_of_t5x(kind: str) -> Callable[[_Main], _Main]:
 
 def _also_called(message: str, kind: str) -> str:
   """A line with T5X's names of what a message names, but for those that it has."""
-  named = dict.fromkeys(re.findall(r"(?<![\w.])(?:config\.\w+\.\w+|--\w+)(?![\w.])", message))
   from t2t.convert.gin import names as gin_names
 
+  named = dict.fromkeys(re.findall(r"(?<![\w.])(?:config\.\w+\.\w+|--\w+)(?![\w.])", message))
   theirs = gin_names.in_t5x(kind)
   found = [(name, theirs[key]) for name in named if (key := name.removeprefix("config.")) in theirs]
   said = [f"{name} is T5X's {other}" for name, other in found if other not in message]
   return f"\n  ({', '.join(said)})" if said else ""
 
 
-def or_bound(found: Any, option: str) -> str:
+def or_bound(found: "gin.Converted | None", option: str) -> str:
   """How gin files say what an option that is missing says: " or --gin.CHECKPOINT_PATH='\"PATH\"'", "" without files."""
   if found is None:
     return ""
@@ -165,15 +171,15 @@ def or_bound(found: Any, option: str) -> str:
   return f" or {_BINDING}{gin_names.in_t5x(found.kind)[option]}='\"PATH\"'"
 
 
-def tell(found: Any) -> None:
+def tell(found: "gin.Converted | None") -> None:
   """Says what is left out of gin files or done in another way, before anything begins; the hosts have joined."""
   if found is not None and found.findings:
     said = "\n".join(f"  {each}" for each in found.findings)
     hosts.say(f"of {found.name} this is left out, or done in another way:\n{said}")
 
 
-def check(found: Any, source: Any) -> Any:
-  """Returns the `pretrained.Source` with the vocabulary of the gin files, a `gin.Converted`, if it has none.
+def check(found: "gin.Converted", source: "pretrained.Source") -> "pretrained.Source":
+  """Returns the checkpoint with the vocabulary of the gin files, if it has none.
 
   Raises:
     UserError: its model is not theirs.

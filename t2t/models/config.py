@@ -129,7 +129,7 @@ class HeadConfig:
 class TransformerConfig:
   """Shape of a Transformer; every field is an integer count, a rate, a switch or a name.
 
-  The defaults are T5 1.1's; sizes.py has the fields of the published families.
+  The defaults are T5 1.1's; presets.py has the fields of the published families.
 
   Raises:
     UserError: a field that is out of range or an unknown name; names the config key.

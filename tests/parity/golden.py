@@ -14,7 +14,7 @@ import parity
 from parity import torch
 import toy
 
-from t2t.models import sizes, transformer
+from t2t.models import presets, transformer
 from t2t.models.config import TransformerConfig
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "golden"
@@ -32,22 +32,22 @@ _GEMMA |= dict(global_attention_every=2, global_attention_first=1)
 NSP = {"name": "nsp", "num_classes": 2, "labels": ("next", "random")}
 SOP = {"name": "sop", "num_classes": 2, "labels": ("in order", "swapped")}
 CONFIGS = {
-  "t5": sizes.t5_1_0("small") | _T5,
-  "t5_1_1": sizes.t5_1_1("small") | _T5,
-  "mt5": sizes.mt5("small") | _T5,
-  "bart": sizes.bart("base") | _ENCODER | dict(num_decoder_layers=1, norm_epsilon=1e-5),
-  "gpt2": sizes.gpt2("small") | _DECODER | dict(head_dim=2),
-  "llama2": sizes.llama2("7b") | _DECODER,
-  "llama3": sizes.llama3("8b") | _DECODER | dict(num_kv_heads=1, tied_logits=True),
-  "mistral": sizes.llama2("7b") | _DECODER | dict(num_kv_heads=1, attention_window=3),
-  "gemma2": sizes.llama2("7b") | _DECODER | _GEMMA | dict(attention_softcap=2.0, logits_softcap=3.0),
-  "gemma3": sizes.llama2("7b") | _DECODER | _GEMMA | dict(qk_norm=True, rotary_base=9_000.0, local_rotary_base=700.0),
-  "qwen3": sizes.llama3("8b") | _DECODER | dict(num_kv_heads=1, qk_norm=True),
-  "bert": sizes.bert("base") | _ENCODER | dict(heads=(NSP,)),
-  "distilbert": sizes.bert("base") | _ENCODER | dict(segment_types=0, norm_epsilon=1e-12),
-  "roberta": sizes.roberta("base") | _ENCODER,
-  "albert": sizes.albert("base") | _ENCODER | dict(embedding_dim=5, heads=(SOP,)),
-  "modern_bert": sizes.modern_bert("base")
+  "t5": presets.t5_1_0("small") | _T5,
+  "t5_1_1": presets.t5_1_1("small") | _T5,
+  "mt5": presets.mt5("small") | _T5,
+  "bart": presets.bart("base") | _ENCODER | dict(num_decoder_layers=1, norm_epsilon=1e-5),
+  "gpt2": presets.gpt2("small") | _DECODER | dict(head_dim=2),
+  "llama2": presets.llama2("7b") | _DECODER,
+  "llama3": presets.llama3("8b") | _DECODER | dict(num_kv_heads=1, tied_logits=True),
+  "mistral": presets.llama2("7b") | _DECODER | dict(num_kv_heads=1, attention_window=3),
+  "gemma2": presets.llama2("7b") | _DECODER | _GEMMA | dict(attention_softcap=2.0, logits_softcap=3.0),
+  "gemma3": presets.llama2("7b") | _DECODER | _GEMMA | dict(qk_norm=True, rotary_base=9_000.0, local_rotary_base=700.0),
+  "qwen3": presets.llama3("8b") | _DECODER | dict(num_kv_heads=1, qk_norm=True),
+  "bert": presets.bert("base") | _ENCODER | dict(heads=(NSP,)),
+  "distilbert": presets.bert("base") | _ENCODER | dict(segment_types=0, norm_epsilon=1e-12),
+  "roberta": presets.roberta("base") | _ENCODER,
+  "albert": presets.albert("base") | _ENCODER | dict(embedding_dim=5, heads=(SOP,)),
+  "modern_bert": presets.modern_bert("base")
   | _ENCODER
   | dict(num_encoder_layers=4, attention_window=2, rotary_base=9_000.0, local_rotary_base=700.0),
 }

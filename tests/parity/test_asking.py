@@ -12,7 +12,7 @@ from parity import torch, transformers
 import pytest
 
 from t2t import __main__ as command
-from t2t.models import sizes
+from t2t.models import presets
 from t2t.models.config import HeadConfig, TransformerConfig
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz", "##s", "##ed", ".", "dog", "fox"]
@@ -24,7 +24,7 @@ TEXTS = ["a [MASK] dog.", "[MASK] foxs [MASK] b", "x y z a b c d e f g h i j [MA
 
 def folder(path: pathlib.Path, **fields) -> pathlib.Path:
   """A BERT with random parameters, and its words beside it."""
-  parity.exported(TransformerConfig(**(sizes.bert("base") | SHAPE | fields)), path)
+  parity.exported(TransformerConfig(**(presets.bert("base") | SHAPE | fields)), path)
   (path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
   (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", "do_lower_case": True}))
   return path

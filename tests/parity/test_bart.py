@@ -12,15 +12,15 @@ from parity import torch
 import pytest
 import toy
 
-from t2t.models import sizes
+from t2t.models import presets
 from t2t.models.config import TransformerConfig
 
 # Every size is another one, and none is a power of two or what transformers would take by itself.
 SHAPE = dict(vocab_size=53, embed_dim=18, num_heads=3, head_dim=6, mlp_dim=28, max_length=40)
 SHAPE |= dict(num_encoder_layers=3, num_decoder_layers=2, dtype="float32", dropout_rate=0.0)
 FAMILIES = {
-  "bart": sizes.bart("base") | SHAPE,
-  "bart-scaled": sizes.bart("base") | SHAPE | dict(scale_embedding=True, mlp_activation="relu"),
+  "bart": presets.bart("base") | SHAPE,
+  "bart-scaled": presets.bart("base") | SHAPE | dict(scale_embedding=True, mlp_activation="relu"),
 }
 START = 2  # what their decoder is given first
 

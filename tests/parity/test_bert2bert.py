@@ -9,11 +9,11 @@ import parity
 import pytest
 import toy
 
-from t2t.models import sizes
+from t2t.models import presets
 from t2t.models.config import TransformerConfig
 
 BERT = TransformerConfig(
-  **sizes.bert("base")
+  **presets.bert("base")
   | dict(vocab_size=53, embed_dim=18, num_heads=3, head_dim=6, mlp_dim=28, num_encoder_layers=3, max_length=40)
   | dict(dtype="float32", dropout_rate=0.0, norm_epsilon=1e-3)
 )

@@ -21,7 +21,7 @@ import t2t
 from t2t.convert import huggingface
 from t2t.data import answering, vocabularies
 from t2t.data.vocabularies import training
-from t2t.models import sizes
+from t2t.models import presets
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.storage import vocabulary_files
 
@@ -152,8 +152,8 @@ def xlm_roberta(folder):
   return folder / "saved" / "tokenizer.json"
 
 
-T5, GPT2, LLAMA = sizes.t5_1_1("small"), sizes.gpt2("small"), sizes.llama2("7b")
-BERT, ROBERTA, MODERN_BERT = sizes.bert("base"), sizes.roberta("base"), sizes.modern_bert("base")
+T5, GPT2, LLAMA = presets.t5_1_1("small"), presets.gpt2("small"), presets.llama2("7b")
+BERT, ROBERTA, MODERN_BERT = presets.bert("base"), presets.roberta("base"), presets.modern_bert("base")
 # name -> (family, what makes the vocabulary or where it lies, sentinels)
 CASES = {
   "t5": (T5, unigram, 100),
@@ -176,8 +176,8 @@ CASES = {
   "bert-cased": (BERT, cased, 0),
   "bert-json": (BERT, bert_json, 0),
   "bert-sentinels": (BERT, wordpiece, 3),
-  "albert": (sizes.albert("base") | dict(embedding_dim=4), albert, 0),
-  "albert-small": (sizes.albert("base") | dict(embedding_dim=4), albert_small, 0),
+  "albert": (presets.albert("base") | dict(embedding_dim=4), albert, 0),
+  "albert-small": (presets.albert("base") | dict(embedding_dim=4), albert_small, 0),
   "distilbert": (BERT | dict(segment_types=0), wordpiece, 0),
   "roberta": (ROBERTA, roberta, 0),
   "roberta-unigram": (ROBERTA, unigram, 10),

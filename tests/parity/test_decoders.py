@@ -8,7 +8,7 @@ import parity
 import pytest
 import toy
 
-from t2t.models import sizes
+from t2t.models import presets
 from t2t.models.config import TransformerConfig
 
 # Every size is another one, and none is a power of two or what transformers would take by itself.
@@ -19,25 +19,25 @@ GEMMA2 = GEMMA | dict(branch_norm=True, attention_window=4, global_attention_eve
 GEMMA2 |= dict(num_decoder_layers=4, attention_scale_dim=7)
 FAMILIES = {
   # Its heads fill its width.
-  "gpt2": sizes.gpt2("small") | SHAPE | dict(head_dim=3),
-  "gpt2-untied": sizes.gpt2("small") | SHAPE | dict(head_dim=3, tied_logits=False),
+  "gpt2": presets.gpt2("small") | SHAPE | dict(head_dim=3),
+  "gpt2-untied": presets.gpt2("small") | SHAPE | dict(head_dim=3, tied_logits=False),
   # Half of its heads' slopes lie between the others'.
-  "mpt": sizes.mpt("7b") | SHAPE | dict(head_dim=3, mlp_dim=72),
-  "llama": sizes.llama2("7b") | SHAPE,
-  "llama-grouped-tied": sizes.llama2("7b") | SHAPE | dict(num_kv_heads=2, tied_logits=True),
-  "llama-grouped-far": sizes.llama3("8b") | SHAPE | dict(num_kv_heads=3),
+  "mpt": presets.mpt("7b") | SHAPE | dict(head_dim=3, mlp_dim=72),
+  "llama": presets.llama2("7b") | SHAPE,
+  "llama-grouped-tied": presets.llama2("7b") | SHAPE | dict(num_kv_heads=2, tied_logits=True),
+  "llama-grouped-far": presets.llama3("8b") | SHAPE | dict(num_kv_heads=3),
   # Prompts and what follows are longer than the window.
-  "mistral": sizes.llama2("7b") | SHAPE | dict(num_kv_heads=2, attention_window=4),
-  "gemma": sizes.llama2("7b") | SHAPE | GEMMA | dict(num_kv_heads=1),
+  "mistral": presets.llama2("7b") | SHAPE | dict(num_kv_heads=2, attention_window=4),
+  "gemma": presets.llama2("7b") | SHAPE | GEMMA | dict(num_kv_heads=1),
   # Local, global, local, global; soft-caps that bend what goes through them.
-  "gemma2": sizes.llama2("7b") | SHAPE | GEMMA2 | dict(attention_softcap=2.0, logits_softcap=3.0, num_kv_heads=3),
+  "gemma2": presets.llama2("7b") | SHAPE | GEMMA2 | dict(attention_softcap=2.0, logits_softcap=3.0, num_kv_heads=3),
   # Local, local, global, twice: two bases.
-  "gemma3": sizes.llama2("7b")
+  "gemma3": presets.llama2("7b")
   | SHAPE
   | GEMMA2
   | dict(qk_norm=True, num_decoder_layers=6, global_attention_every=3, global_attention_first=2)
   | dict(rotary_base=1e6, local_rotary_base=700.0),
-  "qwen3": sizes.llama3("8b") | SHAPE | dict(num_kv_heads=3, qk_norm=True, rotary_base=1e6),
+  "qwen3": presets.llama3("8b") | SHAPE | dict(num_kv_heads=3, qk_norm=True, rotary_base=1e6),
 }
 
 

@@ -16,7 +16,7 @@ import transformers
 from t2t.convert import encoders, huggingface
 from t2t.losses import electra
 from t2t.losses.electra import ElectraConfig
-from t2t.models import sizes
+from t2t.models import presets
 from t2t.models.config import TransformerConfig
 
 SHAPE = dict(vocab_size=53, embed_dim=18, num_heads=3, head_dim=6, mlp_dim=28, num_encoder_layers=3)
@@ -26,7 +26,7 @@ SMALL = ElectraConfig(embed_dim=12, num_heads=2, mlp_dim=20, num_layers=2)
 
 @pytest.fixture(scope="module", params=[11, 0], ids=["factored", "plain"])
 def pair(request, tmp_path_factory):
-  config = TransformerConfig(**(sizes.electra("base") | SHAPE | {"embedding_dim": request.param}))
+  config = TransformerConfig(**(presets.electra("base") | SHAPE | {"embedding_dim": request.param}))
   return parity.pair(config, tmp_path_factory.mktemp("electra"))
 
 

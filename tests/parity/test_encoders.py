@@ -8,7 +8,7 @@ import parity
 import pytest
 import toy
 
-from t2t.models import sizes
+from t2t.models import presets
 from t2t.models.config import TransformerConfig
 
 # Every size is another one, and none is a power of two or what transformers would take by itself.
@@ -17,14 +17,14 @@ SHAPE |= dict(dtype="float32", dropout_rate=0.0, norm_epsilon=1e-3)
 NSP = {"name": "nsp", "num_classes": 2, "labels": ("next", "random")}
 SOP = {"name": "sop", "num_classes": 2, "labels": ("in order", "swapped")}
 FAMILIES = {
-  "bert": sizes.bert("base") | SHAPE | dict(max_length=40, segment_types=3, heads=(NSP,)),
-  "bert-untied": sizes.bert("base") | SHAPE | dict(max_length=40, tied_logits=False),
-  "roberta": sizes.roberta("base") | SHAPE | dict(max_length=40),
-  "xlm-roberta": sizes.roberta("base") | SHAPE | dict(max_length=40),
-  "distilbert": sizes.bert("base") | SHAPE | dict(max_length=40, segment_types=0, norm_epsilon=1e-12),
-  "albert": sizes.albert("base") | SHAPE | dict(max_length=40, embedding_dim=11, heads=(SOP,)),
+  "bert": presets.bert("base") | SHAPE | dict(max_length=40, segment_types=3, heads=(NSP,)),
+  "bert-untied": presets.bert("base") | SHAPE | dict(max_length=40, tied_logits=False),
+  "roberta": presets.roberta("base") | SHAPE | dict(max_length=40),
+  "xlm-roberta": presets.roberta("base") | SHAPE | dict(max_length=40),
+  "distilbert": presets.bert("base") | SHAPE | dict(max_length=40, segment_types=0, norm_epsilon=1e-12),
+  "albert": presets.albert("base") | SHAPE | dict(max_length=40, embedding_dim=11, heads=(SOP,)),
   # Global, local, local, global, local: sequences are longer than three windows.
-  "modern_bert": sizes.modern_bert("base")
+  "modern_bert": presets.modern_bert("base")
   | SHAPE
   | dict(num_encoder_layers=5, attention_window=4, rotary_base=9_000.0, local_rotary_base=700.0, max_length=50),
 }

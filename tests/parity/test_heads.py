@@ -21,7 +21,7 @@ import toy
 
 from t2t.convert import huggingface
 from t2t.losses import head_losses
-from t2t.models import sizes, transformer
+from t2t.models import presets, transformer
 from t2t.models.config import HeadConfig, TransformerConfig
 
 # Every size is another one, and none is a power of two or what transformers would take by itself.
@@ -33,20 +33,20 @@ GEMMA = dict(
 )
 GEMMA2 = GEMMA | dict(branch_norm=True, attention_window=4, global_attention_every=2, global_attention_first=1)
 BODIES = {
-  "bert": sizes.bert("base") | ENCODER | dict(segment_types=3),
-  "roberta": sizes.roberta("base") | ENCODER,
-  "distilbert": sizes.bert("base") | ENCODER | dict(segment_types=0, norm_epsilon=1e-12),
-  "albert": sizes.albert("base") | ENCODER | dict(embedding_dim=11),
-  "electra": sizes.electra("base") | ENCODER | dict(embedding_dim=11),
-  "modern_bert": sizes.modern_bert("base") | ENCODER | dict(attention_window=4, local_rotary_base=700.0),
-  "gpt2": sizes.gpt2("small") | SHAPE | dict(num_decoder_layers=3),
-  "mpt": sizes.mpt("7b") | SHAPE | dict(num_decoder_layers=2, mlp_dim=4 * SHAPE["embed_dim"]),
-  "llama": sizes.llama2("7b") | SHAPE | dict(num_decoder_layers=3),
-  "mistral": sizes.llama2("7b") | SHAPE | dict(num_decoder_layers=2, num_kv_heads=1, attention_window=4),
-  "gemma": sizes.llama2("7b") | SHAPE | GEMMA,
-  "gemma2": sizes.llama2("7b") | SHAPE | GEMMA2 | dict(attention_softcap=2.0, logits_softcap=3.0),
-  "gemma3": sizes.llama2("7b") | SHAPE | GEMMA2 | dict(qk_norm=True, rotary_base=1e6, local_rotary_base=700.0),
-  "qwen3": sizes.llama3("8b") | SHAPE | dict(num_decoder_layers=2, num_kv_heads=1, qk_norm=True),
+  "bert": presets.bert("base") | ENCODER | dict(segment_types=3),
+  "roberta": presets.roberta("base") | ENCODER,
+  "distilbert": presets.bert("base") | ENCODER | dict(segment_types=0, norm_epsilon=1e-12),
+  "albert": presets.albert("base") | ENCODER | dict(embedding_dim=11),
+  "electra": presets.electra("base") | ENCODER | dict(embedding_dim=11),
+  "modern_bert": presets.modern_bert("base") | ENCODER | dict(attention_window=4, local_rotary_base=700.0),
+  "gpt2": presets.gpt2("small") | SHAPE | dict(num_decoder_layers=3),
+  "mpt": presets.mpt("7b") | SHAPE | dict(num_decoder_layers=2, mlp_dim=4 * SHAPE["embed_dim"]),
+  "llama": presets.llama2("7b") | SHAPE | dict(num_decoder_layers=3),
+  "mistral": presets.llama2("7b") | SHAPE | dict(num_decoder_layers=2, num_kv_heads=1, attention_window=4),
+  "gemma": presets.llama2("7b") | SHAPE | GEMMA,
+  "gemma2": presets.llama2("7b") | SHAPE | GEMMA2 | dict(attention_softcap=2.0, logits_softcap=3.0),
+  "gemma3": presets.llama2("7b") | SHAPE | GEMMA2 | dict(qk_norm=True, rotary_base=1e6, local_rotary_base=700.0),
+  "qwen3": presets.llama3("8b") | SHAPE | dict(num_decoder_layers=2, num_kv_heads=1, qk_norm=True),
 }
 LABELS = ("no", "rather not", "perhaps", "yes", "what?")
 # What their classes have that a head of the kind has not by itself.

@@ -13,7 +13,7 @@ from parity import torch
 import pytest
 import toy
 
-from t2t.models import sizes
+from t2t.models import presets
 from t2t.models.config import TransformerConfig
 
 # Every size is another one, and none is a power of two or what transformers would take by itself.
@@ -21,11 +21,11 @@ SHAPE = dict(vocab_size=53, embed_dim=20, num_heads=3, head_dim=6, mlp_dim=28)
 SHAPE |= dict(num_encoder_layers=3, num_decoder_layers=2, dtype="float32", norm_epsilon=1e-3)
 SHAPE |= dict(relative_position_buckets=12, relative_position_max_distance=100)
 FAMILIES = {
-  "t5_1_0": sizes.t5_1_0("small"),
-  "t5_1_1": sizes.t5_1_1("small"),
-  "mt5": sizes.mt5("small"),
-  "byt5": sizes.byt5("small") | dict(num_encoder_layers=4),
-  "ul2": sizes.ul2("20b"),
+  "t5_1_0": presets.t5_1_0("small"),
+  "t5_1_1": presets.t5_1_1("small"),
+  "mt5": presets.mt5("small"),
+  "byt5": presets.byt5("small") | dict(num_encoder_layers=4),
+  "ul2": presets.ul2("20b"),
 }
 # Longer than the 100 positions from which on all share a bucket, with padding; and short.
 LENGTHS = {

@@ -7,11 +7,17 @@ import re
 from typing import Any
 
 from t2t.convert.gin.parser import Binding, Location, Macro, Reference
-from t2t.models import sizes
+from t2t.models import presets
 
 REQUIRED = Macro("gin.REQUIRED")
 
-_FAMILIES = {"t5_1_0": sizes.t5_1_0, "t5": sizes.t5_1_0, "t5_1_1": sizes.t5_1_1, "mt5": sizes.mt5, "byt5": sizes.byt5}
+_FAMILIES = {
+  "t5_1_0": presets.t5_1_0,
+  "t5": presets.t5_1_0,
+  "t5_1_1": presets.t5_1_1,
+  "mt5": presets.mt5,
+  "byt5": presets.byt5,
+}
 _SIZES = {"3B": "xl", "11B": "xxl"}
 _MODEL = re.compile(
   r"(?:.*/)?t5x/(?:examples/(?:t5|scalable_t5|gpu_t5)|contrib/gpu/t5)/(\w+)/(tiny|small|base|large|xl|xxl|3B|11B)\.gin"

@@ -9,14 +9,14 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from t2t.configs import default
-from t2t.models import sizes
+from t2t.models import presets
 
 _FAMILIES = {
-  "t5_1_1": (sizes.t5_1_1, sizes.T5_SIZES),
-  "t5_1_0": (sizes.t5_1_0, sizes.T5_SIZES),
-  "mt5": (sizes.mt5, sizes.T5_SIZES),
-  "byt5": (sizes.byt5, sizes.T5_SIZES),
-  "ul2": (sizes.ul2, sizes.UL2_SIZES),
+  "t5_1_1": (presets.t5_1_1, presets.T5_SIZES),
+  "t5_1_0": (presets.t5_1_0, presets.T5_SIZES),
+  "mt5": (presets.mt5, presets.T5_SIZES),
+  "byt5": (presets.byt5, presets.T5_SIZES),
+  "ul2": (presets.ul2, presets.UL2_SIZES),
 }
 _SECTIONS = ("model", "data", "train", "optimizer", "eval", "checkpoint", "init", "mesh")
 # What a config of a published size may change and still be of that size.
@@ -64,7 +64,7 @@ def _base(values: Mapping[str, Any]) -> tuple[ConfigDict, str]:
   before = config.model.to_dict()
   config.model.update(_FAMILIES[family][0](size))
   is_new = config.model.to_dict() != before
-  return config, f'config.model.update(sizes.{family}("{size}"))' if is_new else ""
+  return config, f'config.model.update(presets.{family}("{size}"))' if is_new else ""
 
 
 def config_of(values: Mapping[str, Any]) -> ConfigDict:
@@ -85,7 +85,7 @@ def text_of(path: str, values: Mapping[str, Any], kind: str) -> str:
     kind: of the run, for which command it is.
   """
   config, sized = _base(values)
-  imports = ["from t2t.configs import default", *(["from t2t.models import sizes"] if sized else [])]
+  imports = ["from t2t.configs import default", *(["from t2t.models import presets"] if sized else [])]
   lines = [sized] if sized else []
   for key, value in sorted(values.items(), key=lambda item: _SECTIONS.index(item[0].partition(".")[0])):
     section, _, field = key.partition(".")
