@@ -18,7 +18,7 @@ from t2t.data import converters, objectives, pipeline, registry, runs
 from t2t.data.objectives import pairs
 from t2t.losses import contrastive
 from t2t.losses.contrastive import ContrastiveConfig
-from t2t.models import heads
+from t2t.models import task_heads
 from t2t.models.config import HeadConfig
 from t2t.settings import load_config, override, records
 from t2t.training import recipe
@@ -196,7 +196,7 @@ def test_what_is_read_of_a_text():
   """The docstring's example, and a text that is not there."""
   hidden, segments = jnp.array([[1.0, 3.0, 5.0, 0.0]])[..., None], jnp.array([[1, 1, 2, 0]])
   for reads, expected in {"first": [1, 5, 0], "last": [3, 5, 0], "mean": [2, 5, 0]}.items():
-    assert heads.read_texts(hidden, segments, number=3, reads=reads)[0, :, 0].tolist() == expected
+    assert task_heads.read_texts(hidden, segments, number=3, reads=reads)[0, :, 0].tolist() == expected
 
 
 @pytest.mark.parametrize("kind", ["bert", "t5_1_1", "gpt2"])
@@ -228,7 +228,7 @@ def test_a_vector_without_a_projection_is_the_pooler():
   assert sorted(own) == ["pooler", "pooler_bias"]
   batch = batch_of()
   model = nnx.merge(toy.split(toy.model(dataclasses.replace(toy.KINDS["bert"], heads=(HEAD,))))[0], params)
-  first = heads.read_texts(model.states(batch), batch["encoder_segment_ids"], number=2, reads="first")
+  first = task_heads.read_texts(model.states(batch), batch["encoder_segment_ids"], number=2, reads="first")
   expected = np.tanh(first @ own["pooler"] + own["pooler_bias"])
   np.testing.assert_allclose(vectors(params, batch), expected, atol=1e-5)
 

@@ -17,7 +17,7 @@ from t2t import UserError, losses, metrics, sharding
 from t2t.data import converters
 from t2t.generation import answerer
 from t2t.losses import head_losses
-from t2t.models import heads as heads_lib
+from t2t.models import task_heads
 from t2t.models.config import HeadConfig
 from t2t.settings import load_config, records
 from t2t.training import recipe
@@ -347,7 +347,7 @@ def test_a_mean_is_of_the_own_text():
   """Of each segment, without padding, at each of its positions."""
   hidden = np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32)
   segments = np.array([[1, 1, 2, 2, 2], [1, 0, 0, 0, 0]])
-  found = heads_lib.mean_of_segments(jnp.asarray(hidden), jnp.asarray(segments))
+  found = task_heads.mean_of_segments(jnp.asarray(hidden), jnp.asarray(segments))
   np.testing.assert_allclose(found[0, :2], np.tile(hidden[0, :2].mean(0), (2, 1)), rtol=1e-5)
   np.testing.assert_allclose(found[0, 2:], np.tile(hidden[0, 2:].mean(0), (3, 1)), rtol=1e-5)
   np.testing.assert_allclose(found[1], [hidden[1, 0], *np.zeros((4, 3))], rtol=1e-5)
@@ -383,7 +383,7 @@ def test_a_mix_of_layers_is_weighed():
   weights = np.exp(own["mix"]) / np.exp(own["mix"]).sum() * own["mix_scale"]
   mixed = np.einsum("s,sble->ble", weights, states)
   segments = batch["encoder_segment_ids"]
-  expected = heads_lib.mean_of_segments(mixed, segments) @ own["projection"] + own["projection_bias"]
+  expected = task_heads.mean_of_segments(mixed, segments) @ own["projection"] + own["projection_bias"]
   graphdef, _ = toy.split(model)
   found = head_losses.all_answers(nnx.merge(graphdef, params), batch, ["topic"])["topic"]
   real = np.asarray(segments) > 0

@@ -17,8 +17,7 @@ from t2t import UserError, sharding
 from t2t.losses.head_losses import reads_every_layer, without_tokens
 from t2t.losses.protocol import Baseline, Weights
 from t2t.metrics import Metrics, WeightedSum
-from t2t.models import heads as heads_lib
-from t2t.models import layers, transformer
+from t2t.models import layers, task_heads, transformer
 from t2t.models.architecture import Batch, Model, segments_of, sides
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.models.flops import model_flops
@@ -146,7 +145,7 @@ class Contrastive:
     states = module.states(batch, every_layer=reads_every_layer(module.config), dropout_key=body_key)
     head = module.heads[self.head.name]
     hidden = states if head.layers == "mix" or states.ndim == 3 else states[-1]
-    read = heads_lib.read_texts(hidden, segments_of(batch, sides(batch)[0]), number=2, reads=head.reads)
+    read = task_heads.read_texts(hidden, segments_of(batch, sides(batch)[0]), number=2, reads=head.reads)
     return module.head_logits(self.head.name, read.astype(hidden.dtype), dropout_key=head_key)
 
   def __call__(

@@ -18,7 +18,7 @@ from t2t.losses import span_boundary
 from t2t.losses.cross_entropy import CrossEntropy, CrossEntropyConfig, token_sums, uniform, unigram
 from t2t.losses.protocol import Baseline, Weights
 from t2t.metrics import Metrics, WeightedSum
-from t2t.models import heads, transformer
+from t2t.models import task_heads, transformer
 from t2t.models.architecture import Batch, Model, predicted_side, segments_of, sides
 from t2t.models.config import ANSWERED_HEADS, ASKED_HEADS, HeadConfig, TransformerConfig
 from t2t.models.flops import model_flops
@@ -231,7 +231,7 @@ def answers(
   head = module.heads[name]
   hidden = states if head.layers == "mix" or states.ndim == 3 else states[-1]
   if head.reads == "mean":
-    hidden = heads.mean_of_segments(hidden, segments_of(batch, module.architecture.answers))
+    hidden = task_heads.mean_of_segments(hidden, segments_of(batch, module.architecture.answers))
   return module.head_logits(name, hidden, dropout_key=dropout_key)
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t.losses.cross_entropy import CrossEntropyConfig, token_sums
-from t2t.models import heads
+from t2t.models import task_heads
 from t2t.models.architecture import Batch, Model, predicted_side
 from t2t.models.config import HeadConfig, TransformerConfig
 
@@ -70,6 +70,6 @@ def flops(config: TransformerConfig, *, batch_size: int, lengths: Mapping[str, i
     predicted: share of the positions that stand in spans.
   """
   width = config.embedding_dim or config.embed_dim
-  read = 2 * config.embed_dim + heads.POSITION_WIDTH
+  read = 2 * config.embed_dim + task_heads.POSITION_WIDTH
   each = read * config.embed_dim + config.embed_dim * width + width * config.vocab_size
   return 6.0 * batch_size * predicted * lengths[config.kind.predicts] * each

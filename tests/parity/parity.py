@@ -18,7 +18,7 @@ import toy
 
 from t2t.convert import huggingface
 from t2t.convert import settings as settings_lib
-from t2t.models import heads, transformer
+from t2t.models import task_heads, transformer
 from t2t.models.architecture import real_positions
 from t2t.models.config import HeadConfig, TransformerConfig
 
@@ -152,7 +152,7 @@ def assert_same_hidden_states(pair: Pair, batch: transformer.Batch, *, pooled: b
   np.testing.assert_allclose(np.asarray(hidden)[at], theirs, atol=1e-4 * max(1.0, np.abs(theirs).max()))
   if pooled:
     found = huggingface.open_foreign(str(pair.folder)).pooler
-    head = heads.AnswerHead(pair.config, HeadConfig("nli", 3), nnx.Rngs(0))
+    head = task_heads.AnswerHead(pair.config, HeadConfig("nli", 3), nnx.Rngs(0))
     graphdef, params = toy.split(head)
     head = nnx.merge(graphdef, params | {name: jnp.asarray(tensor.read()) for name, tensor in found.items()})
     np.testing.assert_allclose(head.pooled(hidden[:, 0]), expected.pooler_output.numpy(), atol=1e-4)

@@ -15,7 +15,7 @@ import toy
 
 from t2t.losses import head_losses
 from t2t.models.config import HeadConfig
-from t2t.models.heads import POSITION_WIDTH
+from t2t.models.task_heads import POSITION_WIDTH
 
 PLACES = 3
 # Of each row (first, last) of its spans, one of them longer than there are places.
