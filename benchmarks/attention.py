@@ -2,7 +2,7 @@
 
   python benchmarks/attention.py                                     # T5 base, 512/114 tokens, on a GPU
 
-Each row is one attention of T5, forward and backward, on what `kernels.choose` takes for it and plain, in bfloat16.
+Each row is one attention of T5, forward and backward, on what `dispatch.choose` takes for it and plain, in bfloat16.
 Errors are ||x - y|| / ||y|| against the formula in float32 from the same rounded numbers; where keys are padding, their
 gradients must be zero, and are checked apart.  Times are medians of calls, inputs in turn from several sets.
 """
@@ -17,7 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2t.models import attention, kernel_choice, kernels
+from t2t.models import attention
+from t2t.models import positions as positions_lib
+from t2t.models.kernels import dispatch
 from t2t.models.masks import AttentionMask
 
 
@@ -72,7 +74,7 @@ def _attend(case: Case, mask: AttentionMask, kernel: str, dtype: jnp.dtype):
 
   def run(query, key, value, cotangent, distances):
     def attend(query, key, value, distances):
-      bias = kernels.DistanceBias(distances) if case.biased else None
+      bias = positions_lib.DistanceBias(distances) if case.biased else None
       return attention.attend(query, key, value, mask=mask, bias=bias, kernel=kernel)
 
     query, key, value, cotangent = (x.astype(dtype) for x in (query, key, value, cotangent))
@@ -97,7 +99,7 @@ def measure(case: Case, *, batch: int, heads: int, head_dim: int, calls: int) ->
     own = mask.query_segments[:, None, :, None] > 0
     inputs = (*inputs[:3], jnp.where(own, inputs[3], 0), inputs[4])
   bias = "distance" if case.biased else ""
-  best = kernel_choice.choose(query, key, mask, bias=bias, dropout="", reach=128).kernel
+  best = dispatch.choose_here(query, key, mask, bias=bias, dropout="", reach=128).kernel
   exact = jax.device_get(_attend(case, mask, "plain", jnp.float32)(*inputs))
   rows = []
   for kernel in dict.fromkeys((best, "plain")):

@@ -28,6 +28,7 @@ import numpy as np  # noqa: E402
 
 from t2t.models.kernels import distance, splash  # noqa: E402
 from t2t.models.masks import AttentionMask  # noqa: E402
+from t2t.models.positions import DistanceBias  # noqa: E402
 from t2t.planning import program  # noqa: E402
 
 _CHIPS = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
@@ -50,7 +51,7 @@ def bundles(kernel: str, device: jax.Device, block: tuple[int, int], options: ar
     if kernel == "splash":
       attended = splash.attend(query, keys, values, mask, largest_block=0)
     else:
-      attended = distance.attend(query, keys, values, mask, bias=distance.DistanceBias(bias))
+      attended = distance.attend(query, keys, values, mask, bias=DistanceBias(bias))
     return jnp.sum(attended.astype(jnp.float32) * read_out)
 
   read_out, bias = array(*arrays[0].shape, dtype=jnp.float32), array(heads, 257, dtype=jnp.float32)

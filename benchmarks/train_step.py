@@ -24,7 +24,7 @@ import numpy as np
 
 from t2t import UserError, chips, losses, sharding
 from t2t.commands.options import config_parser, parse
-from t2t.models import kernels
+from t2t.models.kernels import dispatch
 from t2t.planning import program as plans
 from t2t.runtime import memory, xla_flags
 from t2t.sections import Config
@@ -127,7 +127,7 @@ def measure(config: Config, *, steps: int, profile: str = "") -> dict:
     pathlib.Path(profile).write_text(json.dumps(where_time_goes(running, steps=3), indent=1))
     pathlib.Path(profile).with_suffix(".hlo").write_text(running.step.as_text())
   with jax.set_mesh(running.mesh):
-    attention = kernels.described(recipe.attention_kernels(config, running.batch)).removeprefix("attention: ")
+    attention = dispatch.described(recipe.attention_kernels(config, running.batch)).removeprefix("attention: ")
   seconds = seconds[2:]
   tokens = tokens_per_step(config)
   flops = running.made.flops(predicted=share)

@@ -10,6 +10,7 @@ import toy
 
 from t2t import sharding
 from t2t.models import attention, cpu
+from t2t.models import positions as positions_lib
 from t2t.models.masks import AttentionMask
 
 # The first distance of each bucket in T5's tables, 32 buckets up to distance 128: exact ones, then
@@ -20,7 +21,7 @@ CAUSAL_STARTS = [*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77,
 
 def bucket(position, *, bidirectional):
   return np.asarray(
-    attention.relative_position_bucket(
+    positions_lib.relative_position_bucket(
       np.asarray(position), bidirectional=bidirectional, num_buckets=32, max_distance=128
     )
   )
@@ -62,13 +63,13 @@ def test_buckets_are_used_in_order(num_buckets, factor, bidirectional):
   max_distance = num_buckets * factor
   positions = -np.arange(2_000)
   arguments = dict(bidirectional=bidirectional, num_buckets=num_buckets, max_distance=max_distance)
-  left = np.asarray(attention.relative_position_bucket(positions, **arguments))
+  left = np.asarray(positions_lib.relative_position_bucket(positions, **arguments))
   last = (num_buckets // 2 if bidirectional else num_buckets) - 1
   assert np.all(np.diff(left) >= 0)
   assert np.all(left[max_distance:] == last)
   assert left[0] == 0
   assert left[1] == 1
-  right = np.asarray(attention.relative_position_bucket(-positions[1:], **arguments))
+  right = np.asarray(positions_lib.relative_position_bucket(-positions[1:], **arguments))
   np.testing.assert_array_equal(right, left[1:] + num_buckets // 2 if bidirectional else np.zeros_like(right))
 
 
@@ -78,8 +79,8 @@ def test_buckets_are_used_in_order(num_buckets, factor, bidirectional):
 )
 def test_slopes_of_alibi_are_the_published(num_heads, halvings):
   """The logits of a head fall by a power of two with each position, to both sides."""
-  np.testing.assert_allclose(attention.alibi_slopes(num_heads), 0.5 ** np.array(halvings), rtol=1e-6)
-  found = attention.alibi(num_heads, 2).at(np.array([-2, 0, 1]))
+  np.testing.assert_allclose(positions_lib.alibi_slopes(num_heads), 0.5 ** np.array(halvings), rtol=1e-6)
+  found = positions_lib.alibi(num_heads, 2).at(np.array([-2, 0, 1]))
   np.testing.assert_allclose(found, np.outer(0.5 ** np.array(halvings), [-2, 0, -1]), rtol=1e-6)
 
 
@@ -341,17 +342,17 @@ def test_cache_is_written_at_its_position():
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_position_bias_of_one_query_is_a_row_of_the_whole(bidirectional):
   """What decoding computes for one position is what training computes for all at once."""
-  bias = attention.RelativePositionBias(toy.config(), nnx.Rngs(0), bidirectional=bidirectional)
-  whole = attention.bias_of(bias(), NO_MASK, 7, 7)
+  bias = positions_lib.RelativePositionBias(toy.config(), nnx.Rngs(0), bidirectional=bidirectional)
+  whole = positions_lib.bias_of(bias(), NO_MASK, 7, 7)
   assert whole.shape == (1, 4, 7, 7)
   decoding = AttentionMask(query_offset=jnp.array(4))
-  np.testing.assert_array_equal(attention.bias_of(bias(), decoding, 1, 7)[:, :, 0], whole[:, :, 4])
+  np.testing.assert_array_equal(positions_lib.bias_of(bias(), decoding, 1, 7)[:, :, 0], whole[:, :, 4])
 
 
 def test_position_bias_depends_on_the_distance_alone():
   """Entry (query, key) is the table's row for the bucket of key - query."""
-  bias = attention.RelativePositionBias(toy.config(), nnx.Rngs(0), bidirectional=True)
-  table, whole = np.asarray(bias.table[...]), np.asarray(attention.bias_of(bias(), NO_MASK, 4, 6))
+  bias = positions_lib.RelativePositionBias(toy.config(), nnx.Rngs(0), bidirectional=True)
+  table, whole = np.asarray(bias.table[...]), np.asarray(positions_lib.bias_of(bias(), NO_MASK, 4, 6))
   np.testing.assert_array_equal(whole[0, :, 2, 2], table[0])
   np.testing.assert_array_equal(whole[0, :, 3, 2], table[1])
   np.testing.assert_array_equal(whole[0, :, 2, 3], table[5])
@@ -360,11 +361,11 @@ def test_position_bias_depends_on_the_distance_alone():
 
 def test_position_bias_is_the_same_from_its_largest_distance_on():
   """By distance, for kernels, as for each pair: of T5's 32 buckets the last begins before 128 positions."""
-  bias = attention.RelativePositionBias(
+  bias = positions_lib.RelativePositionBias(
     toy.config(relative_position_buckets=32, relative_position_max_distance=128), nnx.Rngs(0), bidirectional=True
   )
   distances = np.arange(-300, 301)
-  buckets = attention.relative_position_bucket(distances, bidirectional=True, num_buckets=32, max_distance=128)
+  buckets = positions_lib.relative_position_bucket(distances, bidirectional=True, num_buckets=32, max_distance=128)
   np.testing.assert_array_equal(bias().at(distances), np.asarray(bias.table[...]).T[:, buckets])
   assert bias().reach == 128
 
@@ -372,19 +373,19 @@ def test_position_bias_is_the_same_from_its_largest_distance_on():
 def test_rotary_angles_are_those_of_their_docstring():
   """Position times base ** -(2 i / head_dim), from the offset on."""
   expected = np.array([[0, 0], [1, 0.1], [2, 0.2]])
-  cos, sin = attention.rotary_angles(3, 4, 100.0)
+  cos, sin = positions_lib.rotary_angles(3, 4, 100.0)
   np.testing.assert_allclose(cos, np.cos(expected), atol=1e-6)
   np.testing.assert_allclose(sin, np.sin(expected), atol=1e-6)
-  for whole, one in zip((cos, sin), attention.rotary_angles(1, 4, 100.0, jnp.array(2)), strict=True):
+  for whole, one in zip((cos, sin), positions_lib.rotary_angles(1, 4, 100.0, jnp.array(2)), strict=True):
     np.testing.assert_array_equal(one, whole[2:])
 
 
 def test_rotation_is_a_multiplication_of_complex_numbers():
   """Features i and i + head_dim / 2 are the real and imaginary part of one."""
-  x, (cos, sin) = normal(2, 3, 5, 6), attention.rotary_angles(5, 6, 50.0)
+  x, (cos, sin) = normal(2, 3, 5, 6), positions_lib.rotary_angles(5, 6, 50.0)
   turned = (x[..., :3] + 1j * x[..., 3:]) * (np.asarray(cos) + 1j * np.asarray(sin))
   expected = np.concatenate([turned.real, turned.imag], axis=-1)
-  np.testing.assert_allclose(attention.rotate(x, (cos, sin)), expected, atol=1e-5)
+  np.testing.assert_allclose(positions_lib.rotate(x, (cos, sin)), expected, atol=1e-5)
 
 
 def test_rotated_products_depend_on_the_distance_alone():
@@ -393,7 +394,7 @@ def test_rotated_products_depend_on_the_distance_alone():
 
   def logit(query_position, key_position):
     turned = [
-      attention.rotate(x, attention.rotary_angles(1, 8, 100.0, p))
+      positions_lib.rotate(x, positions_lib.rotary_angles(1, 8, 100.0, p))
       for x, p in ((query, query_position), (key, key_position))
     ]
     return np.sum(turned[0] * turned[1])
@@ -404,10 +405,10 @@ def test_rotated_products_depend_on_the_distance_alone():
 
 def test_rotation_of_bfloat16_is_computed_in_float32():
   """Angles of far positions would have no digits left."""
-  x, angles = jnp.asarray(normal(1, 1, 4, 6), jnp.bfloat16), attention.rotary_angles(4, 6, 1e4, 10_000)
-  out = attention.rotate(x, angles)
+  x, angles = jnp.asarray(normal(1, 1, 4, 6), jnp.bfloat16), positions_lib.rotary_angles(4, 6, 1e4, 10_000)
+  out = positions_lib.rotate(x, angles)
   assert out.dtype == jnp.bfloat16
-  np.testing.assert_array_equal(out, attention.rotate(x.astype(jnp.float32), angles).astype(jnp.bfloat16))
+  np.testing.assert_array_equal(out, positions_lib.rotate(x.astype(jnp.float32), angles).astype(jnp.bfloat16))
 
 
 def attention_layer(**fields):

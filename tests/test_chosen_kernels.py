@@ -8,7 +8,8 @@ import pytest
 import toy
 
 from t2t import UserError, sharding
-from t2t.models import chosen_kernels, kernels, transformer
+from t2t.models import transformer
+from t2t.models.kernels import dispatch
 
 
 def features(config, *, length):
@@ -18,7 +19,7 @@ def features(config, *, length):
 
 
 def chosen(config, *, length):
-  found = chosen_kernels.attention_kernels(config, features(config, length=length))
+  found = dispatch.attention_kernels(config, features(config, length=length))
   return {part: str(choice) for part, choice in found.items()}
 
 
@@ -80,7 +81,7 @@ def test_the_kernel_that_is_told_is_the_one_that_runs(kind, monkeypatch):
   if config.max_length:
     config = dataclasses.replace(config, max_length=128)
   batch = features(config, length=128)
-  choices = chosen_kernels.attention_kernels(config, batch)
+  choices = dispatch.attention_kernels(config, batch)
   layers_of = dict(
     encoder=config.num_encoder_layers, decoder=config.num_decoder_layers, cross=config.num_decoder_layers
   )
@@ -90,17 +91,17 @@ def test_the_kernel_that_is_told_is_the_one_that_runs(kind, monkeypatch):
 
 
 def ran(config, batch, monkeypatch) -> set[str]:
-  """What `kernels.choose` says where the attentions of a model's program are traced, those across apart."""
-  found, own = set(), kernels.choose
+  """What `dispatch.choose` says where the attentions of a model's program are traced, those across apart."""
+  found, own = set(), dispatch.choose
 
   def spy(query_shape, key_shape, *arguments, **options):
     choice = own(query_shape, key_shape, *arguments, **options)
     found.add(str(choice))
     return choice
 
-  monkeypatch.setattr(kernels, "choose", spy)
+  monkeypatch.setattr(dispatch, "choose", spy)
   jax.eval_shape(lambda batch: transformer.build(config, nnx.Rngs(0))(batch), batch)
-  monkeypatch.setattr(kernels, "choose", own)
+  monkeypatch.setattr(dispatch, "choose", own)
   return found
 
 

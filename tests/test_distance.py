@@ -15,8 +15,9 @@ import test_train_state
 import toy
 
 from t2t import UserError, sharding
-from t2t.models import attention, kernels
-from t2t.models.kernels import distance, distance_tiles
+from t2t.models import attention
+from t2t.models import positions as positions_lib
+from t2t.models.kernels import dispatch, distance, distance_tiles
 from t2t.models.masks import AttentionMask
 from t2t.settings import load_config, override, records
 from t2t.training import recipe
@@ -24,9 +25,9 @@ from t2t.training import recipe
 MASKS_OF_ALL = CUDNN_MASKS  # a window with a prefix included
 
 
-def a_bias(heads: int, reach: int, seed: int = 1) -> kernels.DistanceBias:
+def a_bias(heads: int, reach: int, seed: int = 1) -> positions_lib.DistanceBias:
   values = np.random.default_rng(seed).normal(size=(heads, 2 * reach + 1))
-  return kernels.DistanceBias(jnp.asarray(values, jnp.float32))
+  return positions_lib.DistanceBias(jnp.asarray(values, jnp.float32))
 
 
 def formula(query, keys, values, bias, pairs, kept=None):
@@ -34,7 +35,7 @@ def formula(query, keys, values, bias, pairs, kept=None):
 
   Args:
     query, keys, values: [batch, heads, length, kv].
-    bias: see `kernels.DistanceBias`; None: there is none.
+    bias: see `positions_lib.DistanceBias`; None: there is none.
     pairs: bool [batch or 1, query, key], who sees whom.
     kept: float32 [batch, heads, query, key], what probabilities are multiplied by; None: 1.
   """
@@ -78,7 +79,7 @@ def assert_is_formula(mask, *, reach=128, rate=0.0, largest_block=128, tolerance
 
   def on_kernel(query, keys, values, bias=None):
     options = dict(kernel="distance", bias=bias, dropout_rate=rate, dropout_key=key, largest_block=largest_block)
-    return kernels.attend(query, keys, values, mask, **options)
+    return dispatch.attend(query, keys, values, mask, **options)
 
   by_formula = lambda query, keys, values, bias=None: formula(query, keys, values, bias, pairs, kept)
   found, expected = (value_and_gradients(each, weights, *given) for each in (on_kernel, by_formula))
@@ -151,7 +152,7 @@ def test_causality_and_prefixes_are_ranks(as_ranks):
   query, keys, values, weights = operands(head_dim=64)
   found = []
   for mask in (AttentionMask(ranks=ranks), AttentionMask(causal=True, prefix=prefix)):
-    attend = lambda *x, mask=mask: kernels.attend(*x, mask, kernel="distance", bias=a_bias(2, 128), largest_block=128)
+    attend = lambda *x, mask=mask: dispatch.attend(*x, mask, kernel="distance", bias=a_bias(2, 128), largest_block=128)
     found.append(jax.tree.leaves(value_and_gradients(attend, weights, query, keys, values)))
   for one, other in zip(*found, strict=True):
     np.testing.assert_array_equal(one, other)
@@ -184,7 +185,7 @@ def test_bfloat16():
   one, (query, keys, values, weights) = MASKS["packed causal"], operands(head_dim=64, dtype=jnp.bfloat16)
   bias, pairs = a_bias(2, 128), seen(MASKS["packed causal"], LENGTH, LENGTH)
   exact = value_and_gradients(lambda *x: formula(*x, pairs), weights, query, keys, values, bias)
-  on_kernel = lambda q, k, v, bias: kernels.attend(q, k, v, one, kernel="distance", bias=bias)
+  on_kernel = lambda q, k, v, bias: dispatch.attend(q, k, v, one, kernel="distance", bias=bias)
   plain = functools.partial(attention.attend, mask=one)
   errors = []
   for function in (on_kernel, lambda q, k, v, bias: plain(q, k, v, bias=bias)):
@@ -204,7 +205,7 @@ def test_blocks_that_no_query_sees_are_not_read():
   bias = a_bias(2, 128)
   for causal in (False, True):
     mask = AttentionMask(segments, segments, causal=causal)
-    attend = lambda *x, mask=mask: kernels.attend(*x, mask, kernel="distance", bias=bias, largest_block=128)
+    attend = lambda *x, mask=mask: dispatch.attend(*x, mask, kernel="distance", bias=bias, largest_block=128)
     (expected, wanted), (found, gradients) = (
       value_and_gradients(attend, weights, query, keys, each) for each in (values, poison)
     )
@@ -234,7 +235,7 @@ def test_it_lowers_for_tpus(monkeypatch, name, sizes):
   query, keys, values, weights = operands(heads=4, **sizes, dtype=jnp.bfloat16)
 
   def run(query, keys, values, bias, weights):
-    total = lambda *x: jnp.sum(kernels.attend(*x[:3], MASKS[name], kernel="distance", bias=x[3]) * weights)
+    total = lambda *x: jnp.sum(dispatch.attend(*x[:3], MASKS[name], kernel="distance", bias=x[3]) * weights)
     return jax.grad(total, argnums=(0, 1, 2, 3))(query, keys, values, bias)
 
   traced = jax.jit(run).trace(query, keys, values, a_bias(4, 128), weights)
@@ -288,11 +289,11 @@ def test_what_is_chosen_fits(monkeypatch):
   length = next(n for n in range(1_024, 10_000, 128) if of(n, n, reach=256) and not of(n, n, reach=257))
   shape = (1, 4, length, 32)
   options = dict(platform="tpu", bias="distance", reach=128, device_kind="TPU v4")
-  assert kernels.choose(shape, shape, "bfloat16", mask, **options).kernel == "plain"
+  assert dispatch.choose(shape, shape, "bfloat16", mask, **options).kernel == "plain"
   shape = (1, 4, length - 128, 32)
-  assert kernels.choose(shape, shape, "bfloat16", mask, **options).kernel == "distance"
+  assert dispatch.choose(shape, shape, "bfloat16", mask, **options).kernel == "distance"
   x = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
-  jax.eval_shape(lambda x: kernels.attend(x, x, x, mask, kernel="distance", bias=a_bias(4, 128)), x)
+  jax.eval_shape(lambda x: dispatch.attend(x, x, x, mask, kernel="distance", bias=a_bias(4, 128)), x)
 
 
 @pytest.mark.parametrize(("causal", "window", "share"), [(False, 0, 1.0), (True, 0, 10 / 16), (True, 512, 7 / 16)])
@@ -300,7 +301,7 @@ def test_what_runs_is_counted(causal, window, share):
   """Blocks that a mask hides whole cost no FLOPs, and the kernels say so to who plans: 16 pairs of blocks in all."""
   x = jax.ShapeDtypeStruct((1, 2, 2_048, 64), jnp.float32)
   mask = AttentionMask(causal=causal, window=window)
-  run = lambda x: jnp.sum(kernels.attend(x, x, x, mask, kernel="distance", bias=a_bias(2, 128)))
+  run = lambda x: jnp.sum(dispatch.attend(x, x, x, mask, kernel="distance", bias=a_bias(2, 128)))
   noted = [
     equation.params["cost_estimate"].flops
     for equation, _ in toy.equations(jax.make_jaxpr(jax.grad(run))(x).jaxpr)
@@ -316,8 +317,8 @@ def test_what_runs_is_counted(causal, window, share):
 @pytest.fixture
 def as_on_tpus(monkeypatch):
   """Kernels are chosen as there, and run in the interpreter."""
-  choose = kernels.choose
-  monkeypatch.setattr(kernels, "choose", lambda *shapes, **known: choose(*shapes, **known | {"platform": "tpu"}))
+  choose = dispatch.choose
+  monkeypatch.setattr(dispatch, "choose", lambda *shapes, **known: choose(*shapes, **known | {"platform": "tpu"}))
 
 
 def loss_and_gradients(config, batch):

@@ -10,7 +10,9 @@ import pytest
 import toy
 
 from t2t import chips, sharding
-from t2t.models import heads, kernels, stack
+from t2t.models import heads, stack
+from t2t.models import remat as remat_lib
+from t2t.models.kernels import dispatch
 from t2t.models.masks import AttentionMask
 from t2t.models.stack import unrolled
 from t2t.planning import program
@@ -37,7 +39,7 @@ def gradients(mask: AttentionMask, kernel: str, arrays, bias=None):
   weights = weights * (np.asarray(mask.query_segments) > 0)[:, None, :, None]
 
   def total(query, keys, values):
-    result = kernels.attend(query, keys, values, mask, kernel=kernel, bias=bias)
+    result = dispatch.attend(query, keys, values, mask, kernel=kernel, bias=bias)
     return jnp.sum(result * weights), result
 
   return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True))(query, keys, values)
@@ -80,7 +82,7 @@ def test_a_padded_batch_needs_no_pairs_of_each_row(lowers_for_gpus):
 def test_padding_does_not_need_even_lengths():
   """A length of each row is no bias, which cuDNN takes of even lengths alone."""
   shapes = ((3, 2, 511, 64), (3, 2, 511, 64))
-  asked = lambda mask: kernels.choose(*shapes, "bfloat16", mask, platform="gpu", compute_capability="9.0").kernel
+  asked = lambda mask: dispatch.choose(*shapes, "bfloat16", mask, platform="gpu", compute_capability="9.0").kernel
   segments = np.ones((3, 511), np.int32)
   assert asked(AttentionMask(segments, segments, padded=True)) == "cudnn"
   assert asked(AttentionMask(segments, segments)) == "plain"
@@ -92,9 +94,9 @@ def test_padding_does_not_need_even_lengths():
 )
 def test_a_policy_that_keeps_kernels_keeps_cudnns(lowers_for_gpus, remat, times):
   """Its forward pass is run again only where the policy says so."""
-  policy = stack._remat_policy(remat, "")
+  policy = remat_lib.policy(remat, "")
   arrays = [x.astype(jnp.bfloat16) for x in operands()[:3]]
-  attend = jax.checkpoint(lambda *x: jnp.tanh(kernels.attend(*x, AttentionMask(), kernel="cudnn")), policy=policy)
+  attend = jax.checkpoint(lambda *x: jnp.tanh(dispatch.attend(*x, AttentionMask(), kernel="cudnn")), policy=policy)
   function = jax.grad(lambda *x: jnp.sum(attend(*x).astype(jnp.float32)), argnums=(0, 1, 2))
   found = [e.primitive.name for e, _ in toy.equations(jax.make_jaxpr(function)(*arrays).jaxpr)]
   assert sum(name.startswith("dot_product_attention_fwd") for name in found) == times

@@ -11,6 +11,7 @@ import toy
 
 from t2t import UserError
 from t2t.models import attention, transformer
+from t2t.models import positions as positions_lib
 
 FOCUS = 6.0
 WIDE = toy.config(embed_dim=128, num_heads=4, head_dim=32)
@@ -23,7 +24,7 @@ def focused(**fields):
 @pytest.mark.parametrize(("bidirectional", "neighbours"), [(True, [-1, 1]), (False, [-1, -2])])
 def test_half_of_the_heads_begin_with_a_neighbour(bidirectional, neighbours):
   """By the focus itself: all else is T5's start, with the same draws."""
-  make = lambda config: attention.RelativePositionBias(config, nnx.Rngs(0), bidirectional=bidirectional)()
+  make = lambda config: positions_lib.RelativePositionBias(config, nnx.Rngs(0), bidirectional=bidirectional)()
   distances = np.arange(-9, 10 if bidirectional else 1)
   added = np.asarray(make(focused()).at(distances) - make(WIDE).at(distances))
   expected = np.zeros((4, len(distances)))

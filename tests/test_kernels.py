@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from t2t import sharding
-from t2t.models import kernels
-from t2t.models.kernels import blocks, gpu, splash
+from t2t.models import remat
+from t2t.models.kernels import blocks, dispatch, gpu, splash
 from t2t.models.masks import AttentionMask
 
 # Two rows of 300 positions, three blocks of 128: packed and padded, and packed otherwise with less padding.
@@ -112,7 +112,7 @@ def assert_is_formula(mask, kernel, *, atol=2e-5, rtol=0.0, **sizes):
   """Result and gradients are the formula's; returns the result."""
   query, keys, values, weights = operands(**sizes)
   pairs = seen(mask, query.shape[2], keys.shape[2])
-  fused = lambda *x: kernels.attend(*x, mask, kernel=kernel, largest_block=128)
+  fused = lambda *x: dispatch.attend(*x, mask, kernel=kernel, largest_block=128)
   actual = value_and_grads(fused, query, keys, values, weights)
   expected = value_and_grads(lambda *x: formula(*x, pairs), query, keys, values, weights)
   for name, one, other in zip(("result", "query", "keys", "values"), actual, expected, strict=True):
@@ -149,7 +149,7 @@ def test_a_bias_on_gpus(kernel):
   packed = MASKS["packed"]
 
   def fused(query, bias):
-    return kernels.attend(query, keys, values, packed, kernel=kernel, bias=bias)
+    return dispatch.attend(query, keys, values, packed, kernel=kernel, bias=bias)
 
   def plain(query, bias):
     logits = jnp.where(packed.allowed(LENGTH, LENGTH), query @ jnp.swapaxes(keys, -1, -2) + bias, -1e30)
@@ -219,7 +219,7 @@ def gradient_of_layers(weights, run, **options):
   """Gradient function of two attention layers, [2, kv, kv], that `run` calls one after another."""
 
   def layer(x, kernel):
-    attended = kernels.attend(x, x @ kernel, x, MASKS["packed causal"], kernel="splash", largest_block=128)
+    attended = dispatch.attend(x, x @ kernel, x, MASKS["packed causal"], kernel="splash", largest_block=128)
     return x + attended, None
 
   body = jax.checkpoint(layer, prevent_cse=False, **options) if options else layer
@@ -240,7 +240,7 @@ def test_a_policy_that_saves_by_name_runs_forward_once(monkeypatch):
   monkeypatch.setattr(sharding, "platform", lambda: "tpu")
   x, _, _, weights = operands(head_dim=8)
   policies = jax.checkpoint_policies
-  for policy, calls in ((policies.nothing_saveable, 4), (policies.save_only_these_names(kernels.SAVED), 3)):
+  for policy, calls in ((policies.nothing_saveable, 4), (policies.save_only_these_names(remat.SAVED), 3)):
     gradient = gradient_of_layers(weights, jax.lax.scan, policy=policy)
     text = gradient.trace(jnp.ones((2, 8, 8)), x).lower(lowering_platforms=("tpu",)).as_text()
     assert text.count("@tpu_custom_call") == calls
@@ -261,7 +261,7 @@ def test_blocks_that_no_query_sees_are_not_read(segments, poisoned, clean, field
   query, keys, values, weights = operands(batch=1, heads=1, kv_heads=1, query_length=384)
   positions = lambda blocks: np.isin(np.arange(384) // 128, blocks)
   poison = jnp.where(positions(poisoned)[:, None], jnp.nan, values)
-  attend = lambda *x: kernels.attend(*x, mask(segments, **fields), kernel="splash", largest_block=128)
+  attend = lambda *x: dispatch.attend(*x, mask(segments, **fields), kernel="splash", largest_block=128)
   expected = value_and_grads(attend, query, keys, values, weights)
   actual = value_and_grads(attend, query, keys, poison, weights)
   for one, other in zip(actual[:2], expected[:2], strict=True):  # result, gradient of queries
@@ -332,7 +332,7 @@ def test_triton_lowers_for_gpus(monkeypatch, name, dtype, length):
 def lowered(mask, kernel, platform, *, dtype=jnp.bfloat16, **sizes):
   """The program of the gradients for `platform`."""
   arrays = operands(heads=4, kv_heads=2, dtype=dtype, **sizes)
-  function = lambda *x: value_and_grads(lambda *y: kernels.attend(*y, mask, kernel=kernel), *x)
+  function = lambda *x: value_and_grads(lambda *y: dispatch.attend(*y, mask, kernel=kernel), *x)
   return jax.jit(function).trace(*arrays).lower(lowering_platforms=(platform,)).as_text()
 
 
@@ -340,7 +340,7 @@ def chosen(platform, *, lengths=(512, 512), mask=None, dtype="bfloat16", head_di
   fields = {"compute_capability": "9.0"} | fields
   mask = MASKS["packed causal"] if mask is None else mask
   shapes = [(4, heads, length, head_dim) for length in lengths]
-  return str(kernels.choose(*shapes, dtype, mask, platform=platform, **fields))
+  return str(dispatch.choose(*shapes, dtype, mask, platform=platform, **fields))
 
 
 def test_the_choice_and_its_reason():
@@ -383,7 +383,7 @@ def test_rows_that_are_masked_apart_run_on_distance_where_it_can(name):
   assert chosen("tpu", mask=of, head_dim=80) == splash
   assert chosen("tpu", mask=of, lengths=(65_536, 65_536)) == splash
   shapes = [(4, heads, 512, 64) for heads in (8, 2)]
-  assert kernels.choose(*shapes, "bfloat16", of, platform="tpu").kernel == ("distance" if apart else "splash")
+  assert dispatch.choose(*shapes, "bfloat16", of, platform="tpu").kernel == ("distance" if apart else "splash")
 
 
 def test_rows_that_are_masked_apart_run_on_splash_where_a_core_has_room_for_small_blocks_alone():
@@ -416,4 +416,4 @@ def test_triton_is_asked_for(monkeypatch):
 def test_an_unknown_kernel():
   query, keys, values, _ = operands()
   with pytest.raises(ValueError, match="'flash'; there are splash, distance, cudnn, triton"):
-    kernels.attend(query, keys, values, mask(), kernel="flash")
+    dispatch.attend(query, keys, values, mask(), kernel="flash")

@@ -8,7 +8,7 @@ from test_plan import config
 from test_topologies import chips_of
 
 from t2t import sharding
-from t2t.models import kernels
+from t2t.models.kernels import dispatch
 from t2t.planning import candidates, orders, program, search
 
 _V5E, _V5P = "TPU v5 lite", "TPU v5"
@@ -112,7 +112,7 @@ def test_the_search_tries_other_blocks_of_the_best(monkeypatch):
   """Before other orders, if they save a hundredth of the step; and the flags name them."""
   one = mesh("TPU v6 lite", 8, 8, fsdp=64)
   devices, own = list(one.devices.flat), orders.speeds(one)
-  choice = kernels.Choice("distance", "as the test says")
+  choice = dispatch.Choice("distance", "as the test says")
   monkeypatch.setattr(program, "attention_kernels", lambda *_: dict.fromkeys(("encoder", "decoder", "cross"), choice))
   plan = a_plan(own, work=1.0, sent={"fsdp": 1.0}) | {"fits": True, "tokens_per_second": 1.0, "kernel_seconds": 0.5}
   best = candidates.Candidate((("data", 1), ("fsdp", 64), ("tensor", 1)), 64, 1, "none", attention_block=256)

@@ -12,8 +12,7 @@ import pytest
 import toy
 
 from t2t import UserError, chips, sharding
-from t2t.models import kernels
-from t2t.models.kernels import splash
+from t2t.models.kernels import dispatch, splash
 from t2t.models.masks import AttentionMask
 from t2t.models.remat import ATTENTION_KEPT
 from t2t.planning import candidates, plan, program
@@ -157,7 +156,7 @@ def test_what_splash_attention_computes_is_counted(monkeypatch, parts, products)
   where = jax.sharding.NamedSharding(jax.sharding.Mesh(np.array([device]), ("data",)), jax.sharding.PartitionSpec())
   shape = (2, 4, 1_024, 128)
   x = jax.ShapeDtypeStruct(shape, jax.numpy.bfloat16, sharding=where)
-  attended = lambda *x: kernels.attend(*x, AttentionMask(causal=True), kernel="splash").astype("float32")
+  attended = lambda *x: dispatch.attend(*x, AttentionMask(causal=True), kernel="splash").astype("float32")
   with jax.set_mesh(where.mesh), jax.default_matmul_precision("default"):
     step = jax.jit(jax.grad(lambda *x: (attended(*x[:3]) * x[3]).sum(), argnums=(0, 1, 2)))
     found = cost.analyse(step.lower(x, x, x, x).compile().as_text(), {"data": 1})

@@ -12,8 +12,9 @@ from t2t import UserError
 from t2t.configs import default
 from t2t.generation import decoding
 from t2t.models import adapters as adapters_lib
-from t2t.models import attention, chosen_kernels, kernel_choice, kernels
+from t2t.models import attention
 from t2t.models.adapters import prefix
+from t2t.models.kernels import dispatch
 from t2t.settings import override, records
 from t2t.training import recipe
 
@@ -130,7 +131,7 @@ def test_no_kernel_takes_it():
   """On a TPU, too, where the other attentions run on what they can; what a run prints says why."""
   mask = attention.AttentionMask(front=LENGTH, causal=True)
   shape = (8, 4, 1024, 64)
-  choose = lambda mask: kernels.choose(shape, shape, jnp.bfloat16, mask, platform="tpu", device_kind="TPU v5")
+  choose = lambda mask: dispatch.choose(shape, shape, jnp.bfloat16, mask, platform="tpu", device_kind="TPU v5")
   assert choose(dataclasses.replace(mask, front=0)).kernel == "splash"
   assert str(choose(mask)) == "plain (learned keys in front)"
   given = override(default.get_config(), ["--config.prefix.sides=decoder"])
@@ -140,9 +141,9 @@ def test_no_kernel_takes_it():
   tokens = {side: jax.ShapeDtypeStruct((8, 1024), jnp.int32) for side in prefix.SIDES}
   masks = []
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(kernel_choice, "choose", lambda query, keys, mask, **options: masks.append(mask.front))
+    patch.setattr(dispatch, "choose_here", lambda query, keys, mask, **options: masks.append(mask.front))
     features = {f"{side}_input_tokens": x for side, x in tokens.items()}
-    chosen_kernels.attention_kernels(config.model, features, prefix={"decoder": LENGTH})
+    dispatch.attention_kernels(config.model, features, prefix={"decoder": LENGTH})
   assert masks == [0, LENGTH, 0]  # encoder, decoder, cross
 
 

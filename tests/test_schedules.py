@@ -4,16 +4,15 @@ import pytest
 from test_plan import config
 
 from t2t import UserError, chips
-from t2t.models import kernels
-from t2t.models.kernels import blocks, splash
+from t2t.models.kernels import blocks, dispatch, splash
 from t2t.models.masks import AttentionMask
 from t2t.planning import roofline, schedules
 
 _V6E = "TPU v6 lite"
 
 
-def on(kernel: str) -> dict[str, kernels.Choice]:
-  return dict.fromkeys(("encoder", "decoder", "cross"), kernels.Choice(kernel, "as the test says"))
+def on(kernel: str) -> dict[str, dispatch.Choice]:
+  return dict.fromkeys(("encoder", "decoder", "cross"), dispatch.Choice(kernel, "as the test says"))
 
 
 def a_t5(length: int, *more: str):

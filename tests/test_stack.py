@@ -10,6 +10,7 @@ import toy
 
 from t2t import sharding
 from t2t.models import attention, stack, transformer
+from t2t.models import positions as positions_lib
 from t2t.models import remat as remat_lib
 from t2t.models.masks import AttentionMask
 
@@ -25,14 +26,14 @@ def loop(stack, x, *, body=None, **inputs):
   bias = (
     None
     if stack.position_bias is None
-    else attention.bias_of(stack.position_bias(), AttentionMask(), x.shape[1], x.shape[1])
+    else positions_lib.bias_of(stack.position_bias(), AttentionMask(), x.shape[1], x.shape[1])
   )
   for index in range(stack.num_layers):
     every = config.global_attention_every
     is_local = bool(config.attention_window) and not (every and index % every == 0)
     base = (is_local and config.local_rotary_base) or config.rotary_base
     is_rotary = config.positions == "rotary"
-    angles = attention.rotary_angles(x.shape[1], config.head_dim, base) if is_rotary else None
+    angles = positions_lib.rotary_angles(x.shape[1], config.head_dim, base) if is_rotary else None
     own = pick(stack.own_layers, index)
     x, _ = (own if body is None else pick(body, index))(
       x,
@@ -228,7 +229,7 @@ def test_layers_are_stacked_and_start_apart():
 def test_relative_positions_tell_right_from_left_where_both_are_seen(kind, stack, bidirectional):
   """In a causal decoder all buckets are for the past, behind a prefix that is seen in both directions half of them."""
   bias = getattr(toy.model(toy.KINDS[kind]), stack).position_bias()
-  bias = attention.bias_of(bias, AttentionMask(), 5, 5)
+  bias = positions_lib.bias_of(bias, AttentionMask(), 5, 5)
   assert np.all(bias[0, :, 0, 1] == bias[0, :, 0, 0]) == (not bidirectional)
   assert np.all(bias[0, :, 1, 0] != bias[0, :, 0, 0])
 

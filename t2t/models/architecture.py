@@ -141,6 +141,13 @@ def reading_mask(batch: Batch, side: str) -> AttentionMask:
   return AttentionMask(queries, segments, padded=padded)
 
 
+def decoder_mask(batch: Batch, *, bidirectional_prefix: bool) -> AttentionMask:
+  """Padding ends a sequence, so that the causal mask already hides it; only packed sequences need more."""
+  segments = batch.get("decoder_segment_ids")
+  prefix = batch.get("decoder_causal_attention") if bidirectional_prefix else None
+  return AttentionMask(segments, segments, prefix=prefix, positions=batch.get("decoder_positions"), causal=True)
+
+
 class Model(Protocol):
   """What a loss, a head and an evaluation know of a model, whatever its architecture.
 

@@ -205,7 +205,7 @@ class TransformerConfig:
 
   @property
   def attention_dropout(self) -> str:
-    """How training drops probabilities, of `kernels.DROPOUTS`."""
+    """How training drops probabilities, of `dispatch.DROPOUTS`."""
     return "" if not self.dropout_rate else "rows" if self.t5_dropout else "each"
 
   @property

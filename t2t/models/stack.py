@@ -11,48 +11,11 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from t2t import sharding
-from t2t.models import attention, kernel_choice, kernels, layers, remat
+from t2t.models import attention, layers, remat
+from t2t.models import positions as positions_lib
 from t2t.models.config import TransformerConfig
-from t2t.models.kernels import gpu
+from t2t.models.kernels import dispatch
 from t2t.models.masks import AttentionMask
-
-_NAMED_KERNELS = jax.checkpoint_policies.save_only_these_names(kernels.SAVED)
-_OFFLOAD_MATMULS = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
-
-
-def _kernels(primitive, *args, **params) -> bool:
-  """A kernel's output, which few policies want computed twice."""
-  return gpu.is_cudnn(primitive) or _NAMED_KERNELS(primitive, *args, **params)
-
-
-def _offload(primitive, *args, **params):
-  """As "minimal", but what matmuls give waits in the host's memory for the backward pass."""
-  return _kernels(primitive, *args, **params) is True or _OFFLOAD_MATMULS(primitive, *args, **params)
-
-
-def _remat_policy(name: str, quantization: str) -> Callable[..., object]:
-  """What `jax.checkpoint` is given for a value of `config.model.remat` other than "none"."""
-  policies = jax.checkpoint_policies
-  if quantization and name in ("minimal", "offload"):
-    # What a quantized product gives has 32 bits, until it is scaled back: it is kept then, by its name.
-    name = ",".join(remat.of_products(on_host=name == "offload"))
-  if name == "minimal":
-    return policies.save_from_both_policies(policies.checkpoint_dots_with_no_batch_dims, _kernels)
-  if name == "full":
-    return policies.nothing_saveable
-  if name == "offload":
-    return _offload
-  device, host = remat.parse(name)
-  named = policies.save_and_offload_only_these_names(
-    names_which_can_be_saved=device,
-    names_which_can_be_offloaded=host,
-    offload_src="device",
-    offload_dst="pinned_host",
-  )
-  if kernels.SAVED not in device:
-    return named
-  return lambda primitive, *args, **params: gpu.is_cudnn(primitive) or named(primitive, *args, **params)
-
 
 Pal = Callable[..., tuple[jax.Array, attention.KVCache]]  # see `Layer.__call__`
 
@@ -205,7 +168,7 @@ class Stack(nnx.Module):
     self.config = config
     bidirectional = not causal or config.bidirectional_prefix
     self.position_bias = (
-      attention.RelativePositionBias(config, rngs, bidirectional=bidirectional)
+      positions_lib.RelativePositionBias(config, rngs, bidirectional=bidirectional)
       if config.positions == "relative"
       else None
     )
@@ -252,19 +215,19 @@ class Stack(nnx.Module):
 
   def _bias(
     self, batch: int, query_length: int, key_length: int, mask: AttentionMask, *, drops: bool
-  ) -> kernels.DistanceBias | jax.Array:
+  ) -> positions_lib.DistanceBias | jax.Array:
     """By distance where a kernel of any layer takes it so; else of all pairs, once for all layers."""
     config, reach = self.config, self.config.bias_reach(key_length)
-    bias = attention.alibi(config.num_heads, reach) if config.positions == "alibi" else self.position_bias()
+    bias = positions_lib.alibi(config.num_heads, reach) if config.positions == "alibi" else self.position_bias()
     if not mask.is_decoding:
       choose = functools.partial(
-        kernel_choice.choose_in, config, batch, query_length, key_length, biased=True, drops=drops
+        dispatch.choose_for_config, config, batch, query_length, key_length, biased=True, drops=drops
       )
       chosen = [choose(dataclasses.replace(mask, window=window)) for window in config.windows(key_length)]
       if any(each.kernel == "distance" for each in chosen):
         return bias
     # Beams are all at one position.
-    return attention.bias_of(bias, mask, query_length if mask.ancestors is None else 1, key_length)
+    return positions_lib.bias_of(bias, mask, query_length if mask.ancestors is None else 1, key_length)
 
   def _positions(
     self, batch: int, query_length: int, key_length: int, mask: AttentionMask, *, drops: bool
@@ -294,8 +257,8 @@ class Stack(nnx.Module):
     """By which queries and a row's own keys turn; those in front do not, so that it matters how far they are."""
     head_dim = self.config.head_dim
     if not self.front or mask.positions is None:
-      return attention.rotary_angles(query_length, head_dim, base, mask.query_offset + self.front)
-    return attention.angles_at((self.front + mask.positions)[:, None], head_dim, base)
+      return positions_lib.rotary_angles(query_length, head_dim, base, mask.query_offset + self.front)
+    return positions_lib.angles_at((self.front + mask.positions)[:, None], head_dim, base)
 
   def _is_normed(self, index: jax.Array) -> jax.Array | bool:
     """Whether the layer of this number is given what a norm made: ModernBERT's first (Warner et al. 2024)."""
@@ -392,7 +355,7 @@ class Stack(nnx.Module):
     """One layer after another; `each` has for every argument what the layers get, stacked, or `apart` in tuples."""
     if self.config.remat != "none":
       # The scan itself keeps XLA from merging the recomputation with the forward pass.
-      run = jax.checkpoint(run, policy=_remat_policy(self.config.remat, self.config.quantization), prevent_cse=False)
+      run = jax.checkpoint(run, policy=remat.policy(self.config.remat, self.config.quantization), prevent_cse=False)
     if not apart:
       return jax.lax.scan(run, x, each, unroll=unrolled(self.num_layers, self.config.unroll))
     kept = []

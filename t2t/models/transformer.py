@@ -19,6 +19,7 @@ from t2t.models.architecture import (
   ENCODER_ONLY,
   Batch,
   Model,
+  decoder_mask,
   reading_mask,
   segments_of,
 )
@@ -69,13 +70,6 @@ class DecodeState:
     if self.ancestors is None:
       return self
     return dataclasses.replace(self, ancestors=jnp.take_along_axis(self.ancestors, parents[..., None], axis=1))
-
-
-def decoder_mask(config: TransformerConfig, batch: Batch) -> AttentionMask:
-  """Padding ends a sequence, so that the causal mask already hides it; only packed sequences need more."""
-  segments = batch.get("decoder_segment_ids")
-  prefix = batch.get("decoder_causal_attention") if config.bidirectional_prefix else None
-  return AttentionMask(segments, segments, prefix=prefix, positions=batch.get("decoder_positions"), causal=True)
 
 
 def _shard_cache(cache: attention.KVCache) -> attention.KVCache:
@@ -273,7 +267,7 @@ class EncoderDecoder(_Transformer):
     places = self._places(self.decoder, tokens, batch.get("decoder_positions"))
     return self.decoder(
       self.embed(tokens, positions=places, own=self.decoder.embed),
-      mask=decoder_mask(self.config, batch),
+      mask=decoder_mask(batch, bidirectional_prefix=self.config.bidirectional_prefix),
       body=self._body(),
       memory=memory,
       memory_mask=reading_mask(batch, "decoder"),
@@ -349,7 +343,8 @@ class DecoderOnly(_Transformer):
     batch = self._prompted(batch)
     tokens = batch["decoder_input_tokens"]
     places = self._places(self.decoder, tokens, batch.get("decoder_positions"))
-    x, mask = self.embed(tokens, positions=places), decoder_mask(self.config, batch)
+    x = self.embed(tokens, positions=places)
+    mask = decoder_mask(batch, bidirectional_prefix=self.config.bidirectional_prefix)
     return self.decoder(x, mask=mask, tasks=batch.get("decoder_tasks"), **options)
 
   def start_decode(self, batch: Batch, max_length: int, *, num_beams: int = 1) -> tuple[jax.Array, DecodeState]:

@@ -22,8 +22,8 @@ import jax
 import rich.console
 
 from t2t import UserError, chips, losses, sharding
-from t2t.models import kernels
 from t2t.models.flops import model_flops
+from t2t.models.kernels import dispatch
 from t2t.planning import program, roofline
 from t2t.runtime import amounts, cache_folder
 from t2t.sections import Config
@@ -272,7 +272,7 @@ def report(plan: Plan) -> str:
     + (f", products in {plan['quantization']}" if plan["quantization"] else ""),
     f"batch {plan['batch_size']:,} x ({sides}) positions"
     + (f", in {plan['microbatches']} microbatches" if plan["microbatches"] > 1 else ""),
-    *textwrap.wrap(kernels.described(plan["attention"]), 80),
+    *textwrap.wrap(dispatch.described(plan["attention"]), 80),
     "",
     *_verdict(plan),
     "",

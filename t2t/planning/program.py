@@ -14,7 +14,7 @@ import time
 import jax
 
 from t2t import UserError, chips, sharding
-from t2t.models import kernels
+from t2t.models.kernels import dispatch
 from t2t.planning import roofline, schedules
 from t2t.planning.hlo import cost as hlo_cost
 from t2t.runtime import quiet, xla_flags
@@ -189,7 +189,7 @@ def counted(text: str, config: Config, mesh: jax.sharding.Mesh) -> hlo_cost.Prog
   return hlo_cost.analyse(text, mesh.shape, unknown_trips=unknown_trips(config, mesh), paces=paces)
 
 
-def attention_kernels(config: Config, mesh: jax.sharding.Mesh) -> dict[str, kernels.Choice]:
+def attention_kernels(config: Config, mesh: jax.sharding.Mesh) -> dict[str, dispatch.Choice]:
   """What each kind of attention runs on, see `recipe.attention_kernels`."""
   with jax.set_mesh(mesh):
     return recipe.attention_kernels(config, recipe.batch(config))

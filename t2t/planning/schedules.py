@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 
-from t2t.models import kernels
 from t2t.models.architecture import is_padded
-from t2t.models.kernels import blocks, distance, splash
+from t2t.models.kernels import blocks, dispatch, distance, splash
 from t2t.planning import roofline
 from t2t.sections import Config
 from t2t.training import recipe
@@ -71,7 +70,7 @@ def _bounds(config: Config, side: str, length: int, kernel: str, device_kind: st
   return distance.bounds_for(*sizes, reach=reach, device_kind=device_kind, largest=largest) or largest
 
 
-def share(config: Config, device_kind: str, chosen: Mapping[str, kernels.Choice]) -> float:
+def share(config: Config, device_kind: str, chosen: Mapping[str, dispatch.Choice]) -> float:
   """The share of its peak that a TPU's kernel of attention reaches, on the side that has the most positions.
 
   By the cycles that libtpu schedules for its blocks; where they were not counted, as much as matmuls do.  FLOPs of
@@ -94,7 +93,7 @@ def share(config: Config, device_kind: str, chosen: Mapping[str, kernels.Choice]
   return heads * _PRODUCTS / (cycles[bounds] * _MULTIPLY_ADDS[device_kind])
 
 
-def saved(config: Config, device_kind: str, chosen: Mapping[str, kernels.Choice], seconds: float) -> dict[int, float]:
+def saved(config: Config, device_kind: str, chosen: Mapping[str, dispatch.Choice], seconds: float) -> dict[int, float]:
   """`config.model.attention_block` -> seconds of a step that kernels in such blocks should save, if any.
 
   Larger blocks are faster, and fewer of them can be left out: by causality, which is counted; by the segments of packed

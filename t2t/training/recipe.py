@@ -15,8 +15,8 @@ import optax
 
 from t2t import UserError, features, losses, sharding
 from t2t.models import adapters as adapters_lib
-from t2t.models import chosen_kernels, kernels
 from t2t.models.architecture import Batch
+from t2t.models.kernels import dispatch
 from t2t.params import Params, join_frozen, path_name, split_frozen
 from t2t.sections import Config
 from t2t.stages import Stage
@@ -325,11 +325,11 @@ def largest(run: Sequence[Stage]) -> Stage:
   return run[0] if len(run) == 1 else max(run, key=positions_of)
 
 
-def attention_kernels(config: Config, rows: Batch) -> dict[str, kernels.Choice]:
-  """`chosen_kernels.attention_kernels` of the run's model, as it is adapted, for features or their shapes."""
+def attention_kernels(config: Config, rows: Batch) -> dict[str, dispatch.Choice]:
+  """`dispatch.attention_kernels` of the run's model, as it is adapted, for features or their shapes."""
   prompt = adapters_lib.positions(config.adapters, computed=True)
   prefix = dict.fromkeys(adapters_lib.prefixed(config.adapters), adapters_lib.positions(config.adapters))
-  return chosen_kernels.attention_kernels(config.model, rows, prompt=prompt, prefix=prefix)
+  return dispatch.attention_kernels(config.model, rows, prompt=prompt, prefix=prefix)
 
 
 def share_of_text(config: Config) -> float:

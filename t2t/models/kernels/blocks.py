@@ -6,9 +6,6 @@ import numpy as np
 
 from t2t.models.masks import AttentionMask
 
-# What a checkpoint policy can save by name, so that the backward pass does not run a kernel forward again.
-SAVED = "attention"
-
 # The smallest block of a TPU's kernels, and the largest of queries and of keys: what is faster with larger ones, by
 # the schedules that `benchmarks/schedules.py` counts, is less than what fewer blocks can skip.
 SMALLEST, LARGEST = 128, (512, 512)

@@ -11,28 +11,7 @@ from t2t.models.kernels import blocks as blocks_lib
 from t2t.models.kernels import distance_kernels
 from t2t.models.kernels.distance_tiles import HIDDEN, LANES, Shape
 from t2t.models.masks import AttentionMask
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class DistanceBias:
-  """What is added to a logit, by how far to the right of its query a key lies.
-
-  values: float32 [heads, 2 * reach + 1], for distances from -reach to reach; beyond, it is the last.
-  """
-
-  values: jax.Array
-
-  @property
-  def reach(self) -> int:
-    """The distance from which on it is the same, to either side."""
-    return self.values.shape[1] // 2
-
-  def at(self, distances: jax.Array | np.ndarray) -> jax.Array:
-    """[heads, ...] for int distances, [...]."""
-    places = (np if isinstance(distances, np.ndarray) else jnp).clip(distances, -self.reach, self.reach) + self.reach
-    return jnp.take(self.values, places, axis=1)
-
+from t2t.models.positions import DistanceBias
 
 # Bytes of a core's vector memory that a kernel may take, by `jax.Device.device_kind`; of other TPUs it is half or all.
 _MEMORY = {"TPU v2": 16 * 2**20, "TPU v3": 16 * 2**20, "TPU v4": 16 * 2**20}
@@ -101,7 +80,7 @@ def attend(
   whole_query_length: int | None = None,
   largest_block: int = 0,
 ) -> jax.Array:
-  """softmax(query keys^T + bias) values of one device, see `kernels.attend`.
+  """softmax(query keys^T + bias) values of one device, see `dispatch.attend`.
 
   Args:
     query: [batch, heads, query, kv].
@@ -209,6 +188,56 @@ def attend(
     shape, join(query, blocks[0]), join(keys, blocks[1]), join(values, blocks[1]), vector, integers
   )
   return jnp.swapaxes(out[:, :query_length].reshape(batch, query_length, heads, head_dim), 1, 2)
+
+
+def attend_on_mesh(
+  query: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  mask: AttentionMask,
+  bias: DistanceBias | None,
+  dropout_rate: float,
+  dropout_key: jax.Array | None,
+  *,
+  largest_block: int,
+) -> jax.Array:
+  """See `dispatch.attend`; heads that do not fill the lanes of a block have keys of their own."""
+  batch, heads, whole_length, _ = query.shape
+  ranks, key_ranks = mask.ranks, mask.ranks
+  seeds = starts = None
+  has_prefix = mask.causal and mask.prefix is not None
+  if has_prefix:
+    if ranks is not None:
+      raise ValueError("the kernel takes ranks, or a prefix, which it makes ranks of")
+    ranks = blocks_lib.positions_seen(mask, batch, whole_length)
+  if dropout_rate:
+    seeds = jax.lax.bitcast_convert_type(jax.random.bits(dropout_key, (batch, heads)), jnp.int32)
+  if sharding.num_shards("length") > 1:
+    starts = jnp.arange(whole_length, dtype=jnp.int32)
+
+  def part(query, keys, values, query_segments, key_segments, ranks, key_ranks, by_distance, seeds, starts):
+    if has_prefix:  # of keys, where they are
+      key_ranks = jnp.broadcast_to(jnp.arange(keys.shape[2], dtype=jnp.int32), (len(keys), keys.shape[2]))
+    own = {"query_segments": query_segments, "key_segments": key_segments, "prefix": None, "ranks": None}
+    return attend(
+      *(query, keys, values),
+      dataclasses.replace(mask, **own, causal=mask.causal and not has_prefix, query_offset=0),
+      bias=None if by_distance is None else DistanceBias(by_distance),
+      dropout_rate=dropout_rate,
+      seeds=seeds,
+      ranks=None if ranks is None else (ranks, key_ranks),
+      first_query=None if starts is None else starts[0],
+      whole_query_length=whole_length,
+      largest_block=largest_block,
+    )
+
+  queries, memory = ("batch", "heads", "length", "kv"), ("batch", "heads", None, "kv")
+  ids, all_ids = ("batch", "length"), ("batch", None)
+  axes = (queries, memory, memory, ids, all_ids, ids, all_ids, ("heads", None), ("batch", "heads"), ("length",))
+  run = sharding.per_device(part, in_axes=axes, out_axes=queries)
+  by_distance = None if bias is None else bias.values
+  segments = mask.query_segments, mask.key_segments
+  return run(query, keys, values, *segments, ranks, key_ranks, by_distance, seeds, starts)
 
 
 def _by_place(queries, keys, blocks: tuple[int, int], *, causal: bool, window: int):

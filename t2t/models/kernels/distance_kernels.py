@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t.models.kernels import distance_tiles as tiles
-from t2t.models.kernels.blocks import SAVED
+from t2t.models.remat import SAVED
 
 
 def _forward_kernel(shape: tiles.Shape, refs: dict, scratch: tuple):

@@ -11,7 +11,6 @@ from typing import Any
 
 from absl import flags
 import jax
-import jax.extend
 import jax.numpy as jnp
 
 from t2t import sharding
@@ -22,11 +21,6 @@ def is_structure(mask: AttentionMask) -> bool:
   """Whether cuDNN knows this mask by its name: causal or padding or none, with a window only if it is causal."""
   is_hidden = mask.key_segments is not None and not mask.padded
   return not is_hidden and mask.ranks is None and (mask.prefix is None if mask.causal else not mask.window)
-
-
-def is_cudnn(primitive: jax.extend.core.Primitive) -> bool:
-  """Whether this is cuDNN's forward pass, of which nothing has the name that policies of `jax.checkpoint` go by."""
-  return primitive.name == "dot_product_attention_fwd_wrapper"
 
 
 def has_triton() -> bool:
@@ -42,7 +36,7 @@ def attend_cudnn(
   Args:
     query: [batch, heads, query, kv].
     keys, values: [batch, kv heads, key, kv].
-    mask: see `kernels.attend`.
+    mask: see `dispatch.attend`.
     bias: float32 [1, heads, query, key].
   """
   lengths = None

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from t2t import sharding
 from t2t.models.kernels import blocks as blocks_lib
 from t2t.models.masks import AttentionMask
+from t2t.models.remat import SAVED
 
 # Causal sequences of so many positions run in blocks of 1,024, if heads have no more features than every generation has
 # the memory for: by `planning.schedules.CYCLES` these save more than they compute above the diagonal.
@@ -153,7 +154,7 @@ def _make_splash(mask: AttentionMask, shape: tuple[int, int], *, blocks: tuple[i
     ),
     head_shards=1,
     q_seq_shards=1,
-    residual_checkpoint_name=blocks_lib.SAVED,
+    residual_checkpoint_name=SAVED,
     interpret=sharding.platform() == "cpu",
   )
 

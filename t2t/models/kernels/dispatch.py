@@ -1,0 +1,426 @@
+"""Choice and call of fused attention kernels, which never hold [query, key] arrays of logits.
+
+On TPUs these are splash attention, Pallas kernels that JAX ships, and where something is added to the logits by
+distance (T5), single probabilities are dropped, or rows have masks of their own, those of distance.py; on NVIDIA GPUs
+it is cuDNN's attention, or one in Triton where that is asked for.  All compute the softmax in float32, block by block,
+and their backward passes compute the logits again (Dao et al. 2022).
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import functools
+import math
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+from t2t import UserError, sharding
+from t2t.models.architecture import Batch, decoder_mask, is_padded, sides
+from t2t.models.config import ATTENTION_KERNELS, TransformerConfig
+from t2t.models.masks import AttentionMask
+from t2t.runtime.lazy_table import LazyTable
+
+if TYPE_CHECKING:
+  from t2t.models.positions import DistanceBias
+
+# kernel -> `sharding.platform` that has it.
+PLATFORMS = {"splash": "tpu", "distance": "tpu", "cudnn": "gpu", "triton": "gpu"}
+
+# kernel -> its function of one device's arrays; "distance" has its own for a mesh.
+_ATTEND = LazyTable(
+  {
+    "splash": "t2t.models.kernels.splash:attend",
+    "cudnn": "t2t.models.kernels.gpu:attend_cudnn",
+    "triton": "t2t.models.kernels.gpu:attend_triton",
+  }
+)
+
+# What may be added to the logits or done to them, and how probabilities may be dropped: "rows", all of a key's at once,
+# as T5, which is to drop rows of values and any kernel's; or "each" by itself.
+BIASES, DROPOUTS = ("", "distance", "array", "soft cap"), ("", "rows", "each")
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+  """Which kernel attention runs on, of `ATTENTION_KERNELS` ("plain": none), and why."""
+
+  kernel: str
+  reason: str
+
+  def __str__(self) -> str:
+    return f"{self.kernel} ({self.reason})"
+
+
+def described(chosen: Mapping[str, Choice | str]) -> str:
+  """Which kernels were chosen, in a line, as a run and a plan of it say.
+
+  Args:
+    chosen: part of the model, such as "encoder" -> its choice.
+  """
+  return "attention: " + "; ".join(f"{part} {choice}" for part, choice in chosen.items())
+
+
+def choose(
+  query_shape: tuple[int, ...],
+  key_shape: tuple[int, ...],
+  dtype: jax.typing.DTypeLike,
+  mask: AttentionMask,
+  *,
+  platform: str,
+  bias: str = "",
+  reach: int = 0,
+  dropout: str = "",
+  device_kind: str = "",
+  compute_capability: str = "",
+  asked: str = "",
+  batch_shards: int = 1,
+  head_shards: int = 1,
+  length_shards: int = 1,
+) -> Choice:
+  """The kernel for an attention of these shapes; decided from what is known before anything is compiled.
+
+  Args:
+    query_shape, key_shape: [batch, heads, query, kv] and [batch, kv heads, key, kv], over all devices.
+    dtype: of queries, keys and values.
+    mask: what it has matters, not the numbers in it.
+    platform: "cpu", "gpu" or "tpu", see `sharding.platform`.
+    bias: one of `BIASES`.
+    reach: of a bias by distance, see `DistanceBias.reach`.
+    dropout: one of `DROPOUTS`.
+    device_kind: `jax.Device.device_kind` of a TPU, whose memory it may be that a kernel does not fit into.
+    compute_capability: of the GPU, "9.0" for an H100; see `compute_capability`.
+    asked: the kernel that is wanted, where there are several.
+    batch_shards, head_shards, length_shards: in how many parts the mesh splits these axes, see `sharding.num_shards`;
+      of the lengths the queries' alone.
+  """
+  batch, heads, query_length, head_dim = query_shape
+  key_length = key_shape[2]
+  mask = mask.without_idle_window(query_length, key_length)
+  dtype = jnp.dtype(dtype).name
+  refusals = [
+    (asked == "plain", "as config.model.attention_kernel says"),
+    (platform not in ("tpu", "gpu"), platform.upper()),
+    (bias == "soft cap", "soft cap on the logits"),
+    (mask.front, "learned keys in front"),
+    (batch % batch_shards, f"{batch} rows over {batch_shards} devices"),
+    (heads % head_shards, f"{heads} heads over {head_shards} devices"),
+    (query_length % length_shards, f"{query_length} positions over {length_shards} devices"),
+  ]
+  known = {"bias": bias, "dropout": dropout, "asked": asked, "length_shards": length_shards}
+  if platform == "tpu":
+    kernel, why, more = _on_tpu(query_shape, key_length, dtype, mask, reach=reach, device_kind=device_kind, **known)
+  else:
+    kernel, why, more = _on_gpu(query_shape, key_length, dtype, mask, compute_capability=compute_capability, **known)
+  for refused, reason in (*refusals, *more):
+    if refused:
+      return Choice("plain", reason)
+  return Choice(kernel, why)
+
+
+def _on_tpu(
+  query_shape: tuple[int, ...],
+  key_length: int,
+  dtype: str,
+  mask: AttentionMask,
+  *,
+  bias: str,
+  dropout: str,
+  asked: str,
+  length_shards: int,
+  reach: int,
+  device_kind: str,
+) -> tuple[str, str, list[tuple[object, str]]]:
+  """A TPU's kernel, why it is this one, and what would refuse it; see `choose`."""
+  from t2t.models.kernels import blocks, distance, splash
+
+  _, _, query_length, head_dim = query_shape
+  kernel, why = "splash", "TPU, no bias"
+  part = query_length // length_shards
+  shortest = min(part, key_length)
+  farther = max(reach, mask.window + 1)
+  bounds = distance.bounds_for(part, key_length, head_dim, dtype, reach=farther, device_kind=device_kind)
+  in_lanes = distance.LANES % head_dim == 0 or head_dim % distance.LANES == 0
+  in_blocks = length_shards == 1 or part % blocks.SMALLEST == 0
+  # Splash goes through all such rows as one, and twice backwards.
+  apart = splash.goes_end_to_end(mask, is_split=length_shards > 1)
+  faster = apart and bounds == blocks.LARGEST and in_lanes and in_blocks
+  for needed, reason in (
+    (asked == "distance", "as config.model.attention_kernel says"),
+    (bias, "bias by distance"),
+    (dropout == "each", "dropout of probabilities"),
+    (mask.ranks is not None, "ranks"),
+    (mask.window and mask.causal and mask.prefix is not None, "window and prefix"),
+    (mask.window and query_length != key_length, "window over another sequence"),
+    (mask.window and length_shards > 1, "window over a split sequence"),
+    (distance.SHORTEST <= shortest < blocks.SMALLEST, f"length {shortest}"),
+    (faster and asked != "splash", "rows with masks of their own"),
+  ):
+    if needed and kernel == "splash":
+      kernel, why = "distance", f"TPU, {reason}"
+  least = distance.SHORTEST if kernel == "distance" else blocks.SMALLEST
+  refusals = [
+    (bias == "array", "bias on the logits"),
+    (dtype not in ("bfloat16", "float32"), dtype),
+    (shortest < least, f"length {shortest}, a block has {blocks.SMALLEST}"),
+  ]
+  if kernel == "distance":
+    farthest = distance.FARTHEST
+    refusals += [
+      (mask.ranks is not None and mask.causal and mask.prefix is not None, f"ranks and prefix, {why}"),
+      (not in_lanes, f"head_dim {head_dim}, {why}"),
+      (not in_blocks, f"parts of a sequence that are no blocks, {why}"),
+      (mask.window >= farthest, f"window {mask.window}, less than {farthest} {why}"),
+      (reach > farthest, f"bias that changes up to distance {reach}, {farthest} {why}"),
+      (bounds is None, f"length {part}, too much for a core's memory, {why}"),
+    ]
+  return kernel, why, refusals
+
+
+def _on_gpu(
+  query_shape: tuple[int, ...],
+  key_length: int,
+  dtype: str,
+  mask: AttentionMask,
+  *,
+  bias: str,
+  dropout: str,
+  asked: str,
+  length_shards: int,
+  compute_capability: str,
+) -> tuple[str, str, list[tuple[object, str]]]:
+  """A GPU's kernel, why it is this one, and what would refuse it; see `choose`."""
+  from t2t.models.kernels import gpu
+
+  _, _, query_length, head_dim = query_shape
+  kernel, why = "cudnn", "GPU, bias by distance" if bias else "GPU, no bias"
+  if asked == "triton":
+    kernel, why = asked, "GPU, as config.model.attention_kernel says"
+  version, _, minor = compute_capability.partition(".")
+  version = int(version) if version.isdecimal() and minor.isdecimal() else 0
+  largest = 256 if version >= 9 else 128
+  odd = query_length % 2 or key_length % 2
+  refusals = [
+    (dropout == "each", "dropout of probabilities"),
+    (version < 8, f"compute capability {compute_capability or 'unknown'}, less than 8.0"),
+    (query_length == 1, "one query"),
+    (length_shards > 1, "split sequence"),
+  ]
+  if kernel == "triton":
+    refusals += [
+      (not gpu.has_triton(), "Tokamax is not installed: pip install 't2t-jax[tokamax]'"),
+      (dtype not in ("bfloat16", "float16", "float32"), dtype),
+    ]
+  else:
+    refusals += [
+      (dtype not in ("bfloat16", "float16"), dtype),
+      (head_dim % 8 or head_dim > largest, f"head_dim {head_dim}, cuDNN takes multiples of 8 up to {largest}"),
+      (odd and bias, "odd length with a bias"),
+      (odd and not gpu.is_structure(mask), "odd length with a mask"),
+    ]
+  return kernel, why, refusals
+
+
+def compute_capability() -> str:
+  """What `choose` asks of the GPU that is here, such as "9.0"; empty on other platforms."""
+  return str(getattr(jax.devices()[0], "compute_capability", ""))
+
+
+def choose_here(
+  query: jax.Array | jax.ShapeDtypeStruct,
+  keys: jax.Array | jax.ShapeDtypeStruct,
+  mask: AttentionMask,
+  *,
+  bias: str,
+  dropout: str,
+  reach: int = 0,
+  kernel: str = "",
+) -> Choice:
+  """The kernel that `attention.attend` runs on under the mesh that is set; shapes will do.
+
+  Args:
+    query, keys: see `attention.attend`.
+    mask: what it has matters, not the numbers in it.
+    bias, dropout: see `BIASES` and `DROPOUTS`.
+    reach: of a bias by distance.
+    kernel: the one that is asked for; "": the best.
+
+  Raises:
+    UserError: it cannot be had; says why not.
+  """
+  chosen = choose(
+    query.shape,
+    keys.shape,
+    query.dtype,
+    mask,
+    platform=sharding.platform(),
+    bias=bias,
+    reach=reach,
+    dropout=dropout,
+    device_kind=sharding.device_kind(),
+    compute_capability=compute_capability(),
+    batch_shards=sharding.num_shards("batch"),
+    head_shards=sharding.num_shards("heads"),
+    length_shards=sharding.num_shards("length"),
+    asked=kernel,
+  )
+  if kernel and chosen.kernel != kernel:
+    needed, here = PLATFORMS.get(kernel), sharding.platform()
+    if needed not in (None, here):
+      raise UserError(
+        f"config.model.attention_kernel={kernel}: cannot be had on a {here.upper()}, it runs on {needed.upper()}s;"
+        " leave it empty, and each attention runs on what it can"
+      )
+    raise UserError(
+      f"config.model.attention_kernel={kernel}: cannot be had for queries of {list(query.shape)} and keys of"
+      f" {list(keys.shape)}, which run {chosen}; leave it empty, and each attention runs on what it can"
+    )
+  return chosen
+
+
+def choose_for_config(
+  config: TransformerConfig,
+  batch: int,
+  query_length: int,
+  key_length: int,
+  mask: AttentionMask,
+  *,
+  biased: bool,
+  drops: bool = True,
+) -> Choice:
+  """`choose_here` for a kind of attention that layers of this config have.
+
+  Args:
+    config: of the model.
+    batch, query_length, key_length: sizes of queries and keys.
+    mask: with the window of these layers.
+    biased: something is added by distance.
+    drops: as in training.
+  """
+  shape = lambda heads, length: jax.ShapeDtypeStruct((batch, heads, length, config.head_dim), config.dtype)
+  return choose_here(
+    shape(config.num_heads, query_length),
+    shape(config.kv_heads, key_length),
+    mask,
+    bias="soft cap" if config.attention_softcap else "distance" if biased else "",
+    reach=config.bias_reach(key_length) if biased else 0,
+    dropout=config.attention_dropout if drops else "",
+    kernel=config.attention_kernel,
+  )
+
+
+def attention_kernels(
+  config: TransformerConfig, batch: Batch, *, prompt: int = 0, prefix: Mapping[str, int] | None = None
+) -> dict[str, Choice]:
+  """What each kind of attention runs on in training, under the mesh that is set.
+
+  They are "encoder", "decoder" and "cross"; and "encoder window" and "decoder window" where layers with a window take
+  turns with others, which "encoder" and "decoder" are then, and run on another kernel.
+
+  Args:
+    config: of the model.
+    batch: model features, or their shapes.
+    prompt: vectors in front of the text of the side that reads first.
+    prefix: side -> learned keys in front of its own; None: there are none.
+  """
+  tokens = {side: batch[f"{side}_input_tokens"] for side in sides(batch)}
+  added = {config.kind.answers: prompt}
+  length = lambda side: tokens[side].shape[1] + added.get(side, 0)
+
+  def choose_for_stacks(queries: str, keys: str, mask: AttentionMask, window: int = 0) -> Choice:
+    front = (prefix or {}).get(keys, 0) if queries == keys else 0
+    mask = dataclasses.replace(mask, window=window, front=front)
+    biased, rows = config.biased and queries == keys, tokens[queries].shape[0]
+    return choose_for_config(config, rows, length(queries), length(keys), mask, biased=biased)
+
+  def choose_for_layers(side: str, mask: AttentionMask) -> dict[str, Choice]:
+    windows = config.windows(length(side))
+    first, *others = (choose_for_stacks(side, side, mask, window) for window in windows)
+    # Where layers with a window take turns with others, and run on something else.
+    return {side: first} | {f"{side} window": other for other in others if str(other) != str(first)}
+
+  found = {}
+  # That an encoder's positions have segments matters, not which.
+  reading = functools.partial(AttentionMask, key_segments=tokens.get("encoder"), padded=is_padded(batch))
+  if "encoder" in tokens:
+    found |= choose_for_layers("encoder", reading(tokens["encoder"]))
+  if "decoder" in tokens:
+    found |= choose_for_layers("decoder", decoder_mask(batch, bidirectional_prefix=config.bidirectional_prefix))
+  if len(tokens) == 2:
+    found["cross"] = choose_for_stacks("decoder", "encoder", reading(tokens["decoder"]))
+  return found
+
+
+def attend(
+  query: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  mask: AttentionMask,
+  *,
+  kernel: str,
+  bias: "DistanceBias | jax.Array | None" = None,
+  dropout_rate: float = 0.0,
+  dropout_key: jax.Array | None = None,
+  largest_block: int = 0,
+) -> jax.Array:
+  """softmax(query keys^T + bias) values on a kernel, without scaling; every device of a mesh does its rows and heads.
+
+  On a CPU the kernels run too, slowly: those of TPUs in Pallas' interpreter, and for those of GPUs formulas of JAX and
+  Tokamax.
+
+  Args:
+    query: [batch, heads, query, kv].
+    keys, values: [batch, kv heads, key, kv]; a divisor of `heads`: so many heads in a row share one.
+    mask: its `query_offset` is taken as 0; a segment's prefix must be one run of positions.
+    kernel: "splash", "distance", "cudnn" or "triton", as `choose` has it.
+    bias: by distance for the kernel of that name, float32 [1, heads, query, key] on GPUs; splash takes none.
+    dropout_rate, dropout_key: of each probability by itself, with the kernel "distance".
+    largest_block: of TPUs, in positions, a power of two from 128 on; lengths are padded to whole blocks. 0: the
+      kernel's own.
+
+  Returns:
+    [batch, heads, query, kv] in the dtype of `query`; zeros where no key has a query's segment.
+  """
+  # Every device needs a whole number of key heads: with too few, heads that one device shares are on others, too.
+  parts = sharding.num_shards("heads")
+  copies = parts // math.gcd(keys.shape[1], parts)
+  if kernel == "distance":
+    from t2t.models.kernels import distance
+
+    if query.shape[3] < distance.LANES:
+      copies = query.shape[1] // keys.shape[1]  # several heads lie in the lanes of one block
+  if copies > 1:
+    keys, values = (jnp.repeat(x, copies, axis=1) for x in (keys, values))
+  if kernel == "distance":
+    return distance.attend_on_mesh(
+      *(query, keys, values, mask, bias, dropout_rate, dropout_key), largest_block=largest_block
+    )
+  if kernel not in _ATTEND:
+    raise ValueError(f"kernel is {kernel!r}; there are {', '.join(ATTENTION_KERNELS[:-1])}")
+  function = _ATTEND[kernel]
+  if kernel == "splash":
+    function = functools.partial(function, largest_block=largest_block)
+  # Of a split sequence every device has its part of the queries and all keys, and must be told where its part lies.
+  reach = None
+  if mask.causal and not mask.window and sharding.num_shards("length") > 1:
+    from t2t.models.kernels.blocks import positions_seen
+
+    reach = positions_seen(mask, query.shape[0], query.shape[2])
+
+  def part(query, keys, values, query_segments, key_segments, prefix, ranks, reach, bias):
+    own = {"query_segments": query_segments, "key_segments": key_segments, "prefix": prefix, "ranks": ranks}
+    local = dataclasses.replace(mask, **own, query_offset=0)
+    given = {"reach": reach, "bias": bias}
+    return function(query, keys, values, local, **{name: x for name, x in given.items() if x is not None})
+
+  queries, memory = ("batch", "heads", "length", "kv"), ("batch", "heads", None, "kv")
+  ids, all_ids, pairs = ("batch", "length"), ("batch", None), (None, "heads", "length", None)
+  run = sharding.per_device(
+    part, in_axes=(queries, memory, memory, ids, all_ids, ids, ids, ids, pairs), out_axes=queries
+  )
+  attended = run(query, keys, values, mask.query_segments, mask.key_segments, mask.prefix, mask.ranks, reach, bias)
+  if mask.key_segments is None or (mask.padded and kernel == "cudnn"):
+    return attended
+  # For such queries the kernels' probabilities do not sum to one in the backward pass.
+  sees = jnp.any(mask.query_segments[:, :, None] == mask.key_segments[:, None, :], axis=-1)
+  return jnp.where(sees[:, None, :, None], attended, 0)
