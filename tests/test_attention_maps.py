@@ -8,6 +8,7 @@ import pytest
 import toy
 
 from t2t.models import attention
+from t2t.models import positions as positions_lib
 from t2t.models.masks import AttentionMask
 
 
@@ -19,7 +20,7 @@ def test_probabilities_weigh_the_values(kv_heads):
   x = jax.random.normal(jax.random.key(1), (2, 6, config.embed_dim))
   keys, values = layer.keys_and_values(x)
   segments = jnp.array([[1] * 6, [1] * 4 + [0] * 2])
-  options = {"mask": AttentionMask(segments, segments), "positions": attention.Positions(is_local=True)}
+  options = {"mask": AttentionMask(segments, segments), "positions": positions_lib.Positions(is_local=True)}
   found = layer.probabilities(x, keys, **options)
   heads = jnp.einsum("bhqs,bhsk->bqhk", found, jnp.repeat(values, 4 // values.shape[1], axis=1))
   expected = heads.reshape(2, 6, -1) @ layer.out[...]

@@ -15,6 +15,7 @@ from t2t.models import adapters as adapters_lib
 from t2t.models import attention
 from t2t.models.adapters import prefix
 from t2t.models.kernels import dispatch
+from t2t.models.positions import NOWHERE
 from t2t.settings import override, records
 from t2t.training import recipe
 
@@ -33,8 +34,8 @@ def by_hand(monkeypatch):
   """(model, side) -> the model without the prefix, whose first keys and values are it: of tokens that mean nothing."""
   plain = attention.Attention.keys_and_values
 
-  def keys_and_values(self, memory, angles=None, *, dropout_key=None):
-    found = attention.KVCache(*plain(self, memory, angles, dropout_key=dropout_key))
+  def keys_and_values(self, memory, positions=NOWHERE, *, dropout_key=None):
+    found = attention.KVCache(*plain(self, memory, positions, dropout_key=dropout_key))
     if "fixed" in vars(self):
       own = jax.tree.map(lambda x: x[:, :, LENGTH:], found)
       found = own.behind(attention.KVCache(self.fixed["keys"][...], self.fixed["values"][...]))

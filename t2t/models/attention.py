@@ -13,7 +13,7 @@ from t2t.models import cpu, layers
 from t2t.models.config import TransformerConfig
 from t2t.models.kernels import dispatch
 from t2t.models.masks import AttentionMask
-from t2t.models.positions import DistanceBias, bias_of, rotate
+from t2t.models.positions import NOWHERE, DistanceBias, Positions, bias_of
 
 
 @jax.tree_util.register_dataclass
@@ -66,8 +66,8 @@ def attend(
     query: [batch, heads, query, kv].
     keys, values: [batch, kv heads, key, kv]; a divisor of `heads`: so many heads in a row share one.
     mask: a query that may see nothing sees everything alike, or anything else that is finite.
-    bias: by distance; or float32 [1, heads, query, key], which saves many layers to compute it where there is no kernel
-      that takes it by distance.
+    bias: by distance; or float32 [1 or batch, heads, query, key], which saves many layers to compute it where there is
+      no kernel that takes it by distance.
     softcap: see `TransformerConfig.attention_softcap`; no kernel has it.
     dropout_rate, dropout_key, t5_dropout: on the probabilities; T5's is one draw for all queries.
     kernel: see `dispatch.choose_here`.
@@ -90,7 +90,9 @@ def attend(
   dropped = dropout_key is not None and dropout_rate > 0.0
   by_distance = isinstance(bias, DistanceBias)
   if not mask.is_decoding:
-    added = "soft cap" if softcap else "" if bias is None else "distance" if by_distance else "array"
+    of_rows = not by_distance and bias is not None and bias.shape[0] > 1
+    added = "distance" if by_distance else "rows" if of_rows else "array"
+    added = "soft cap" if softcap else "" if bias is None else added
     reach = bias.reach if by_distance else 0
     choice = dispatch.choose_here(
       query, keys, mask, bias=added, reach=reach, dropout="each" if dropped else "", kernel=kernel
@@ -125,23 +127,6 @@ def attend(
   probabilities = jax.nn.softmax(logits, axis=-1).astype(query.dtype)
   probabilities = layers.dropout(probabilities, dropout_rate, dropout_key).reshape(*grouped.shape[:-1], -1)
   return jnp.einsum("bhgqs,bhsk->bhgqk", probabilities, values).reshape(*query.shape[:-1], -1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Positions:
-  """What an attention knows of positions, beside its mask; a cross-attention knows nothing.
-
-  bias: added to the logits, see `attend`; None: positions are not relative.
-  angles: by which queries and keys turn, see `rotary_angles`; None: positions are not rotary.
-  is_local: bool [], whether the model's window applies; where layers differ, it is known only when they run.
-  """
-
-  bias: DistanceBias | jax.Array | None = None
-  angles: tuple[jax.Array, jax.Array] | None = None
-  is_local: jax.Array | bool = False
-
-
-NOWHERE = Positions()
 
 
 class Attention(nnx.Module):
@@ -179,6 +164,7 @@ class Attention(nnx.Module):
     self.out_bias = layers.bias(config, embed, "embed")
     self.query_norm = layers.Norm(config, head_dim, axis="kv") if config.qk_norm else None
     self.key_norm = layers.Norm(config, head_dim, axis="kv") if config.qk_norm else None
+    self.position = None if cross else config.position_scheme.layer_parameters(rngs)
 
   def _dense(self, x: jax.Array, name: str, dropout_key: jax.Array | None) -> jax.Array:
     kernel, bias = getattr(self, name), getattr(self, f"{name}_bias")
@@ -194,7 +180,7 @@ class Attention(nnx.Module):
   def keys_and_values(
     self,
     memory: jax.Array,
-    angles: tuple[jax.Array, jax.Array] | None = None,
+    positions: Positions = NOWHERE,
     *,
     dropout_key: jax.Array | None = None,
   ) -> tuple[jax.Array, jax.Array]:
@@ -202,12 +188,12 @@ class Attention(nnx.Module):
 
     Args:
       memory: what is attended to.
-      angles: turn the keys.
+      positions: of the keys.
       dropout_key: of adapted matrices; None at evaluation.
     """
     keys, values = (self._project(memory, name, dropout_key) for name in ("key", "value"))
     keys = keys if self.key_norm is None else self.key_norm(keys)
-    return keys if angles is None else rotate(keys, angles), values
+    return positions.on_keys(keys), values
 
   def __call__(
     self,
@@ -259,14 +245,14 @@ class Attention(nnx.Module):
     """What the heads find, [batch, heads, query, size of a value]."""
     query = self._project(x, "query", dropout_key)
     query = query if self.query_norm is None else self.query_norm(query)
-    query = (query if positions.angles is None else rotate(query, positions.angles)) * self.scale
+    query = positions.on_queries(query) * self.scale
 
     attend_with = functools.partial(
       attend,
       query,
       keys,
       values,
-      bias=positions.bias,
+      bias=positions.on_logits(query, keys, self.position),
       softcap=self.softcap,
       dropout_rate=self.dropout_rate,
       dropout_key=dropout_key,

@@ -6,14 +6,26 @@ import importlib.util
 import math
 import numbers
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from t2t import UserError, did_you_mean
 from t2t.models import remat
 from t2t.models.architecture import ARCHITECTURES, Architecture
+from t2t.runtime.lazy_table import LazyTable
+
+if TYPE_CHECKING:
+  from t2t.models import positions
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "gated_gelu", "gated_gelu_exact", "gated_silu")
-POSITIONS = ("relative", "rotary", "learned", "alibi")
+# config.model.positions -> a `positions.Scheme`
+POSITIONS: LazyTable = LazyTable(
+  {
+    "relative": "t2t.models.positions:Relative",
+    "rotary": "t2t.models.positions:Rotary",
+    "learned": "t2t.models.positions:Learned",
+    "alibi": "t2t.models.positions:Alibi",
+  }
+)
 NORMS = ("rms", "layer")
 QUANTIZATIONS = ("int8", "fp8")  # see models/products.py
 ATTENTION_KERNELS = ("splash", "distance", "cudnn", "triton", "plain")  # see models/kernels
@@ -264,18 +276,23 @@ class TransformerConfig:
     return 0 if self.share_layers else max(self.num_encoder_layers, self.num_decoder_layers)
 
   @property
+  def position_scheme(self) -> "positions.Scheme":
+    """What is known of positions, a row of `POSITIONS`."""
+    return POSITIONS[self.positions](self)
+
+  @property
   def most_positions(self) -> int:
     """The longest sequence that the model can read; 0: any."""
-    return self.max_length if self.positions == "learned" else 0
+    return self.max_length if self.position_scheme.embedded else 0
 
   @property
   def biased(self) -> bool:
-    """Whether something is added to attention logits by distance."""
-    return self.positions in ("relative", "alibi")
+    """Whether something is added to attention logits."""
+    return bool(self.position_scheme.bias)
 
   def bias_reach(self, length: int) -> int:
     """The distance within a sequence of `length` from which on what is added stays the same."""
-    return self.relative_position_max_distance if self.positions == "relative" else max(length - 1, 1)
+    return self.position_scheme.reach(length)
 
   def is_local(self, index: Any) -> Any:
     """Whether the layer of this number, an integer or int [], has the attention window."""

@@ -212,7 +212,7 @@ class Embed(nnx.Module):
     scale = config.init_scale or 1.0
     self.table = param(rngs, (config.vocab_size, width), ("vocab", axis), scale=scale)
     rows = config.max_length + config.position_offset
-    learned = config.positions == "learned"
+    learned = config.position_scheme.embedded
     self.positions = param(rngs, (rows, width), ("positions", axis), scale=scale) if learned else None
     types = config.segment_types
     self.segments = param(rngs, (types, width), ("segments", axis), scale=scale) if types else None

@@ -1,6 +1,12 @@
-"""What attention adds to its logits by distance, or turns queries and keys by: relative bias, ALiBi, rotary."""
+"""Position schemes of self-attention: relative bias (T5), ALiBi, rotary, learned; rows of `config.POSITIONS`.
 
+A scheme has parameters of each stack and of each layer, and hooks on queries, keys and logits.
+"""
+
+from collections.abc import Callable
 import dataclasses
+import functools
+from typing import ClassVar
 
 from flax import nnx
 import jax
@@ -10,6 +16,7 @@ import numpy as np
 from t2t import sharding
 from t2t.models import layers
 from t2t.models.config import TransformerConfig
+from t2t.models.kernels import dispatch
 from t2t.models.masks import AttentionMask
 
 
@@ -168,3 +175,190 @@ def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
   )
   x32 = x.astype(jnp.float32)
   return (x32 * cos + jnp.roll(x32, x.shape[-1] // 2, axis=-1) * sin).astype(x.dtype)
+
+
+# ---- Schemes ---------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Positions:
+  """What one layer's self-attention knows of positions, beside its mask; a cross-attention knows nothing.
+
+  A scheme may return a subclass with other hooks.
+
+  bias: added to the logits, see `attention.attend`; None: positions are not relative.
+  angles: by which queries and keys turn, see `rotary_angles`; None: positions are not rotary.
+  is_local: bool [], whether the model's window applies; where layers differ, it is known only when they run.
+  """
+
+  bias: DistanceBias | jax.Array | None = None
+  angles: tuple[jax.Array, jax.Array] | None = None
+  is_local: jax.Array | bool = False
+
+  def on_queries(self, queries: jax.Array) -> jax.Array:
+    """Queries, [batch, heads, length, kv], before they are scaled."""
+    return queries if self.angles is None else rotate(queries, self.angles)
+
+  def on_keys(self, keys: jax.Array) -> jax.Array:
+    """Keys, [batch, kv heads, length, kv], before a cache has them."""
+    return keys if self.angles is None else rotate(keys, self.angles)
+
+  def on_logits(
+    self, queries: jax.Array, keys: jax.Array, parameters: nnx.Module | None
+  ) -> DistanceBias | jax.Array | None:
+    """What is added to the logits, see `attention.attend`.
+
+    Args:
+      queries, keys: as the logits are computed of them.
+      parameters: of the layer, see `Scheme.layer_parameters`.
+    """
+    del queries, keys, parameters
+    return self.bias
+
+
+NOWHERE = Positions()
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+  """A call of a stack's self-attentions.
+
+  front: learned keys in front of a row's own; `key_length` has them.
+  drops: whether there is dropout.
+  """
+
+  batch: int
+  query_length: int
+  key_length: int
+  mask: AttentionMask
+  front: int
+  drops: bool
+
+  @property
+  def query_positions(self) -> int:
+    """How many positions the queries have: beams are all at one."""
+    return self.query_length if self.mask.ancestors is None else 1
+
+
+class Scheme:
+  """A position scheme, of a model's config; this one knows nothing, and decoders see the order by their mask.
+
+  bias: what is added to logits, of `dispatch.BIASES`.
+  embedded: whether embedded tokens have vectors of positions added, of a table of max_length rows.
+  """
+
+  bias: ClassVar[str] = ""
+  embedded: ClassVar[bool] = False
+
+  def __init__(self, config: TransformerConfig):
+    self.config = config
+
+  def reach(self, length: int) -> int:
+    """The distance within a sequence of `length` from which on a bias by distance stays the same."""
+    return max(length - 1, 1)
+
+  def stack_parameters(self, rngs: nnx.Rngs, *, bidirectional: bool) -> nnx.Module | None:
+    """Parameters that the layers of a stack share; they are at position_bias/ of the stack."""
+    del rngs, bidirectional
+    return None
+
+  def layer_parameters(self, rngs: nnx.Rngs) -> nnx.Module | None:
+    """Parameters of each layer; they are at self_attention/position/."""
+    del rngs
+    return None
+
+  def positions(self, shared: nnx.Module | None, call: Call) -> Callable[[jax.Array], Positions]:
+    """The `Positions` of each layer, by its number; what is alike in all is computed once, outside.
+
+    Args:
+      shared: what `stack_parameters` gave.
+      call: of the stack.
+    """
+    del shared, call
+    return lambda index: Positions(is_local=self.config.is_local(index))
+
+
+class _ByDistance(Scheme):
+  """A bias by distance, the same in all layers."""
+
+  bias = "distance"
+
+  def values(self, shared: nnx.Module | None, key_length: int) -> DistanceBias:
+    """What is added."""
+    raise NotImplementedError
+
+  def positions(self, shared: nnx.Module | None, call: Call) -> Callable[[jax.Array], Positions]:
+    """By distance where a kernel of any layer takes it so; else of all pairs, once for all layers."""
+    config, bias, mask = self.config, self.values(shared, call.key_length), call.mask
+    on_kernel = False
+    if not mask.is_decoding:
+      choose = functools.partial(
+        dispatch.choose_for_config,
+        *(config, call.batch, call.query_length, call.key_length),
+        biased=True,
+        drops=call.drops,
+      )
+      chosen = [choose(dataclasses.replace(mask, window=window)) for window in config.windows(call.key_length)]
+      on_kernel = any(each.kernel == "distance" for each in chosen)
+    added = bias if on_kernel else bias_of(bias, mask, call.query_positions, call.key_length)
+    return lambda index: Positions(added, is_local=config.is_local(index))
+
+
+class Relative(_ByDistance):
+  """A learned bias for each head and bucket of distance (Raffel et al. 2020)."""
+
+  def reach(self, length: int) -> int:
+    """That of the last bucket."""
+    del length
+    return self.config.relative_position_max_distance
+
+  def stack_parameters(self, rngs: nnx.Rngs, *, bidirectional: bool) -> nnx.Module:
+    """The table."""
+    return RelativePositionBias(self.config, rngs, bidirectional=bidirectional)
+
+  def values(self, shared: nnx.Module | None, key_length: int) -> DistanceBias:
+    """Of the table."""
+    del key_length
+    return shared()
+
+
+class Alibi(_ByDistance):
+  """A bias that falls with the distance (Press et al. 2022)."""
+
+  def values(self, shared: nnx.Module | None, key_length: int) -> DistanceBias:
+    """Slopes times distances."""
+    del shared
+    return alibi(self.config.num_heads, self.reach(key_length))
+
+
+class Rotary(Scheme):
+  """Queries and keys turn by their positions (Su et al. 2021)."""
+
+  def positions(self, shared: nnx.Module | None, call: Call) -> Callable[[jax.Array], Positions]:
+    """Layers with a window turn by local_rotary_base, if there is one."""
+    del shared
+    config, local = self.config, None
+    everywhere = self._angles(call, config.rotary_base)
+    if config.local_rotary_base and config.attention_window:
+      local = self._angles(call, config.local_rotary_base)
+
+    def of_layer(index: jax.Array) -> Positions:
+      is_local, angles = config.is_local(index), everywhere
+      if local is not None:
+        angles = jax.tree.map(lambda near, far: jnp.where(is_local, near, far), local, everywhere)
+      return Positions(angles=angles, is_local=is_local)
+
+    return of_layer
+
+  def _angles(self, call: Call, base: float) -> tuple[jax.Array, jax.Array]:
+    """By which queries and a row's own keys turn; those in front do not, so that it matters how far they are."""
+    head_dim, mask = self.config.head_dim, call.mask
+    if not call.front or mask.positions is None:
+      return rotary_angles(call.query_positions, head_dim, base, mask.query_offset + call.front)
+    return angles_at((call.front + mask.positions)[:, None], head_dim, base)
+
+
+class Learned(Scheme):
+  """A vector for each position, added to the embedded tokens (Devlin et al. 2019); attention knows nothing."""
+
+  embedded = True

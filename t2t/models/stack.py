@@ -14,7 +14,6 @@ from t2t import sharding
 from t2t.models import attention, layers, remat
 from t2t.models import positions as positions_lib
 from t2t.models.config import TransformerConfig
-from t2t.models.kernels import dispatch
 from t2t.models.masks import AttentionMask
 
 Pal = Callable[..., tuple[jax.Array, attention.KVCache]]  # see `Layer.__call__`
@@ -83,7 +82,7 @@ class Layer(nnx.Module):
     x: jax.Array,
     *,
     mask: AttentionMask,
-    positions: attention.Positions = attention.NOWHERE,
+    positions: positions_lib.Positions = positions_lib.NOWHERE,
     is_normed: jax.Array | bool = False,
     memory: jax.Array | attention.KVCache | None = None,
     memory_mask: AttentionMask | None = None,
@@ -112,7 +111,7 @@ class Layer(nnx.Module):
     """
     keys = layers.split_key(dropout_key, 6)
     normed = self._branch_input(x, self.self_attention_norm, is_normed)
-    own = self.self_attention.keys_and_values(normed, positions.angles, dropout_key=keys[0])
+    own = self.self_attention.keys_and_values(normed, positions, dropout_key=keys[0])
     own = attention.KVCache(*own)
     own = own if front is None else own.behind(front)
     written = None if cache is None else cache.beside
@@ -167,11 +166,7 @@ class Stack(nnx.Module):
     self.num_layers = num_layers
     self.config = config
     bidirectional = not causal or config.bidirectional_prefix
-    self.position_bias = (
-      positions_lib.RelativePositionBias(config, rngs, bidirectional=bidirectional)
-      if config.positions == "relative"
-      else None
-    )
+    self.position_bias = config.position_scheme.stack_parameters(rngs, bidirectional=bidirectional)
     make = lambda key: Layer(config, nnx.Rngs(key), cross=cross, only_cross=only_cross)
     key = rngs.params()
     if config.share_layers:
@@ -212,53 +207,6 @@ class Stack(nnx.Module):
     return jax.lax.scan(
       lambda _, layer: (None, one(layer)), None, self.layers, unroll=unrolled(self.num_layers, self.config.unroll)
     )[1]
-
-  def _bias(
-    self, batch: int, query_length: int, key_length: int, mask: AttentionMask, *, drops: bool
-  ) -> positions_lib.DistanceBias | jax.Array:
-    """By distance where a kernel of any layer takes it so; else of all pairs, once for all layers."""
-    config, reach = self.config, self.config.bias_reach(key_length)
-    bias = positions_lib.alibi(config.num_heads, reach) if config.positions == "alibi" else self.position_bias()
-    if not mask.is_decoding:
-      choose = functools.partial(
-        dispatch.choose_for_config, config, batch, query_length, key_length, biased=True, drops=drops
-      )
-      chosen = [choose(dataclasses.replace(mask, window=window)) for window in config.windows(key_length)]
-      if any(each.kernel == "distance" for each in chosen):
-        return bias
-    # Beams are all at one position.
-    return positions_lib.bias_of(bias, mask, query_length if mask.ancestors is None else 1, key_length)
-
-  def _positions(
-    self, batch: int, query_length: int, key_length: int, mask: AttentionMask, *, drops: bool
-  ) -> Callable[[jax.Array], attention.Positions]:
-    """What the self-attention of each layer, by its number, knows of positions."""
-    config = self.config
-    bias, angles, local_angles = None, None, None
-    if self.position_bias is not None or config.positions == "alibi":
-      bias = self._bias(batch, query_length, key_length, mask, drops=drops)
-    # Beams are all at one position.
-    query_length = query_length if mask.ancestors is None else 1
-    if config.positions == "rotary":
-      turn = functools.partial(self._angles, query_length, mask)
-      angles = turn(config.rotary_base)
-      if config.local_rotary_base and config.attention_window:
-        local_angles = turn(config.local_rotary_base)
-
-    def of_layer(index: jax.Array) -> attention.Positions:
-      is_local, chosen = config.is_local(index), angles
-      if local_angles is not None:
-        chosen = jax.tree.map(lambda local, far: jnp.where(is_local, local, far), local_angles, angles)
-      return attention.Positions(bias, chosen, is_local)
-
-    return of_layer
-
-  def _angles(self, query_length: int, mask: AttentionMask, base: float) -> tuple[jax.Array, jax.Array]:
-    """By which queries and a row's own keys turn; those in front do not, so that it matters how far they are."""
-    head_dim = self.config.head_dim
-    if not self.front or mask.positions is None:
-      return positions_lib.rotary_angles(query_length, head_dim, base, mask.query_offset + self.front)
-    return positions_lib.angles_at((self.front + mask.positions)[:, None], head_dim, base)
 
   def _is_normed(self, index: jax.Array) -> jax.Array | bool:
     """Whether the layer of this number is given what a norm made: ModernBERT's first (Warner et al. 2024)."""
@@ -305,7 +253,8 @@ class Stack(nnx.Module):
     apart = isinstance(cache, tuple)
     mask = dataclasses.replace(mask, front=self.front)
     key_length = x.shape[1] + self.front if cache is None else (cache[0] if apart else cache).keys.shape[-2]
-    positions = self._positions(*x.shape[:2], key_length, mask, drops=dropout_key is not None)
+    call = positions_lib.Call(*x.shape[:2], key_length, mask, self.front, drops=dropout_key is not None)
+    positions = config.position_scheme.positions(self.position_bias, call)
     memory_is_cached = isinstance(memory, attention.KVCache | tuple)
     each = {
       "index": range(self.num_layers) if apart else jnp.arange(self.num_layers),

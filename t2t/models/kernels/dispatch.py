@@ -38,7 +38,7 @@ _ATTEND = LazyTable(
 
 # What may be added to the logits or done to them, and how probabilities may be dropped: "rows", all of a key's at once,
 # as T5, which is to drop rows of values and any kernel's; or "each" by itself.
-BIASES, DROPOUTS = ("", "distance", "array", "soft cap"), ("", "rows", "each")
+BIASES, DROPOUTS = ("", "distance", "array", "rows", "soft cap"), ("", "rows", "each")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +103,7 @@ def choose(
     (platform not in ("tpu", "gpu"), platform.upper()),
     (bias == "soft cap", "soft cap on the logits"),
     (mask.front, "learned keys in front"),
+    (bias == "rows", "a bias of each row"),
     (batch % batch_shards, f"{batch} rows over {batch_shards} devices"),
     (heads % head_shards, f"{heads} heads over {head_shards} devices"),
     (query_length % length_shards, f"{query_length} positions over {length_shards} devices"),
@@ -302,7 +303,7 @@ def choose_for_config(
     shape(config.num_heads, query_length),
     shape(config.kv_heads, key_length),
     mask,
-    bias="soft cap" if config.attention_softcap else "distance" if biased else "",
+    bias="soft cap" if config.attention_softcap else config.position_scheme.bias if biased else "",
     reach=config.bias_reach(key_length) if biased else 0,
     dropout=config.attention_dropout if drops else "",
     kernel=config.attention_kernel,
