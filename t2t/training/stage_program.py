@@ -10,8 +10,8 @@ from etils import epath
 import jax
 
 from t2t import UserError, losses
-from t2t.models import kernels
 from t2t.models.architecture import Batch
+from t2t.models.kernels import dispatch
 from t2t.params import path_name
 from t2t.runtime import amounts, hosts
 from t2t.sections import Config
@@ -186,7 +186,7 @@ class StageProgram:
       UserError: see `check_counts`.
     """
     self.check_counts()
-    hosts.say(kernels.described(recipe.attention_kernels(self.stage.config, self.eval_batches[0])))
+    hosts.say(dispatch.described(recipe.attention_kernels(self.stage.config, self.eval_batches[0])))
     if bits := self.stage.config.model.quantization:
       hosts.say(f"layers multiply in {bits}, parameters are saved as they are")
     self.tasks  # noqa: B018 - built here, and not within the first evaluation
