@@ -21,12 +21,12 @@ import numpy as np
 
 from t2t import UserError, sharding
 from t2t.commands.options import config_parser, parse
+from t2t.configuration.loading import records
+from t2t.configuration.schema import Config
 from t2t.generation import decoding
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 from t2t.runtime import memory, numeric
-from t2t.sections import Config
-from t2t.settings import records
 from t2t.training import meshes
 
 

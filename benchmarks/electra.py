@@ -43,6 +43,7 @@ from sklearn import feature_extraction, linear_model, pipeline, preprocessing
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
+from t2t.configuration.loading import load_config, records
 from t2t.data import pipeline as data_pipeline
 from t2t.data import vocabularies
 from t2t.data.vocabularies import training
@@ -50,7 +51,6 @@ from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
 from t2t.runtime import memory
-from t2t.settings import load_config, records
 from t2t.training import meshes, recipe, writers
 from t2t.training.train import train
 

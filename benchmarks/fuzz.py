@@ -37,8 +37,8 @@ import test_sources  # noqa: E402
 import toy  # noqa: E402
 
 from t2t import UserError  # noqa: E402
-from t2t import settings as config_lib  # noqa: E402
 from t2t.checkpoints import damage, manifest, store  # noqa: E402
+from t2t.configuration import loading as config_lib  # noqa: E402
 from t2t.convert import huggingface, t5x  # noqa: E402
 from t2t.data.sources import faults, text_files  # noqa: E402
 from t2t.data.vocabularies import ids, training  # noqa: E402

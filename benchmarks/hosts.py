@@ -15,10 +15,10 @@ import pathlib
 import tempfile
 import time
 
+from t2t.configuration.schema import DataConfig
 from t2t.data import identity as identities
 from t2t.data import pipeline, rows, streams
 from t2t.data.sources import text_files
-from t2t.sections import DataConfig
 
 
 @contextlib.contextmanager

@@ -27,9 +27,9 @@ import matplotlib.lines
 from ml_collections import ConfigDict
 
 from t2t import UserError, losses
+from t2t.configuration.loading import load_config, records
 from t2t.data import objectives, pipeline
 from t2t.runtime import amounts, memory
-from t2t.settings import load_config, records
 from t2t.training import writers
 from t2t.training.train import train
 

@@ -35,9 +35,9 @@ import train_step as step_benchmark  # noqa: E402
 from t2t import UserError, sharding  # noqa: E402
 from t2t.checkpoints import damage, manifest, store  # noqa: E402
 from t2t.commands.options import config_parser, parse  # noqa: E402
+from t2t.configuration.loading import records  # noqa: E402
+from t2t.configuration.schema import Config  # noqa: E402
 from t2t.runtime import memory, watchdog  # noqa: E402
-from t2t.sections import Config  # noqa: E402
-from t2t.settings import records  # noqa: E402
 from t2t.storage import lease  # noqa: E402
 from t2t.training import meshes, nan_check, places, recipe  # noqa: E402
 from t2t.training.callbacks import nan_policy  # noqa: E402

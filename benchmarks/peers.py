@@ -27,10 +27,10 @@ import decode as decode_benchmark  # noqa: E402
 import train_step as step_benchmark  # noqa: E402
 
 from t2t.commands.options import config_parser, parse  # noqa: E402
+from t2t.configuration.loading import records  # noqa: E402
+from t2t.configuration.schema import Config  # noqa: E402
 from t2t.generation import decoding  # noqa: E402
 from t2t.runtime import memory  # noqa: E402
-from t2t.sections import Config  # noqa: E402
-from t2t.settings import records  # noqa: E402
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _ROWS, _INPUTS_LENGTH, _NEW_TOKENS = 16, 128, 64

@@ -23,10 +23,10 @@ import jax
 import numpy as np
 
 from t2t import UserError, sharding
+from t2t.configuration.schema import DataConfig
 from t2t.data import pipeline
 from t2t.data.sources import text_files
 from t2t.runtime import numeric
-from t2t.sections import DataConfig
 
 _SHARED = pathlib.Path(__file__).resolve().parents[1].parent / "shared" / "data"
 _WIKIPEDIA = str(_SHARED / "wikipedia" / "train-*.jsonl.gz")

@@ -20,10 +20,10 @@ import jax
 
 from t2t import UserError, chips
 from t2t.commands.options import config_parser, parse
+from t2t.configuration.loading import records
 from t2t.models.flops import model_flops
 from t2t.planning import program
 from t2t.runtime import xla_flags
-from t2t.settings import records
 from t2t.training import meshes, recipe
 
 _RECIPES = "AI-Hypercomputer/tpu-recipes, training/"

@@ -18,10 +18,10 @@ import matplotlib.figure
 from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.configs import default
+from t2t.configuration.loading import override, records
 from t2t.evaluation import probes
 from t2t.generation import embedding, lines, prompting
 from t2t.runtime import memory
-from t2t.settings import override, records
 
 _COLOURS = ("#1f5fa8", "#c8442e", "#3c8d40", "#8a5fb0", "#b8860b")
 

@@ -23,10 +23,10 @@ import rich.table
 
 from t2t import sharding
 from t2t.checkpoints import pretrained
+from t2t.configuration.loading import load_config, override, records
+from t2t.configuration.schema import Config
 from t2t.data import pipeline
 from t2t.losses import head_losses
-from t2t.sections import Config
-from t2t.settings import load_config, override, records
 from t2t.training.train import train
 
 TASKS = {"next": "masked_lm_nsp", "order": "masked_lm_sop"}

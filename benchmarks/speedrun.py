@@ -24,9 +24,9 @@ import numpy as np
 import seqio
 
 from t2t import UserError
+from t2t.configuration.loading import load_config, override, records
 from t2t.data import pipeline, runs, vocabularies
 from t2t.runtime import numeric
-from t2t.settings import load_config, override, records
 from t2t.training import meshes, writers
 
 _ALL = 1_000  # held-out batches: more than there are

@@ -12,10 +12,11 @@ import shlex
 
 from ml_collections import ConfigDict
 
-from t2t import UserError, did_you_mean, stages
+from t2t import UserError, did_you_mean
 from t2t.commands.options import config_parser, parse
+from t2t.configuration import stages
+from t2t.configuration.loading import load_config, override, records
 from t2t.launch import shell as shell_lib
-from t2t.settings import load_config, override, records
 
 # Keys of a config that name files which the hosts read.
 _PATHS = (

@@ -9,14 +9,15 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from t2t import UserError, stages
+from t2t import UserError
 from t2t.checkpoints import fishers, pretrained
 from t2t.configs import default
+from t2t.configuration import stages
+from t2t.configuration.loading import override, saved_config
+from t2t.configuration.schema import OPTIONAL, Config
 from t2t.models import adapters as adapters_lib
 from t2t.params import Params
 from t2t.runtime import progress
-from t2t.sections import OPTIONAL, Config
-from t2t.settings import override, saved_config
 from t2t.training import fisher, meshes, recipe
 
 _READ = tuple(f"--config.data.{key}" for key in ("mixture=", "files=", "sources."))  # what says what is read

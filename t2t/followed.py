@@ -21,9 +21,10 @@ import weakref
 import jax
 from ml_collections import ConfigDict
 
-from t2t import UserError, foreign_names, own_batches, settings, typed_config
+from t2t import UserError, foreign_names, own_batches
 from t2t.checkpoints import pretrained
 from t2t.configs import default
+from t2t.configuration import loading, typed_config
 from t2t.loaded import in_python
 from t2t.runtime import agreement, link, stopping, telling, waiting
 from t2t.storage import bucket, given_paths
@@ -70,7 +71,7 @@ def config(
   typed = [f"--config.{key}={value if isinstance(value, str) else repr(value)}" for key, value in dotted.items()]
 
   with in_python():
-    found = settings.overridden(name, typed)
+    found = loading.overridden(name, typed)
     for key, value in dotted.items():
       if _is_text(found, key) and isinstance(value, list | tuple | Mapping | None):
         texts = isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
@@ -78,7 +79,7 @@ def config(
         raise UserError(f"config.{key}={value!r}: must be a text{hint}")
     if found.init.inherit and found.init.checkpoint:
       source = pretrained.read_source(found.init.checkpoint, where="config.init.checkpoint=")
-      found = settings.overridden(name, typed, prepare=lambda found: pretrained.adopt(found, source))
+      found = loading.overridden(name, typed, prepare=lambda found: pretrained.adopt(found, source))
   return typed_config.typed(found)
 
 
@@ -162,7 +163,7 @@ def train(
 
     def run(rows: _Rows) -> None:
       own = None if batches is None else own_batches.OwnData(batches, eval_batches)
-      train_loop(settings.records(config), workdir, callbacks=[*callbacks, rows], data=own)
+      train_loop(loading.records(config), workdir, callbacks=[*callbacks, rows], data=own)
       if own is not None and own.failure is not None:
         raise own.failure  # which has ended the run, saved
 

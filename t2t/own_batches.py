@@ -13,12 +13,13 @@ from etils import epath
 import jax
 import numpy as np
 
-from t2t import UserError, features, sharding, stages
+from t2t import UserError, features, sharding
+from t2t.configuration import stages
+from t2t.configuration.schema import Config
+from t2t.configuration.stages import Stage
 from t2t.models.architecture import Batch
 from t2t.own_rows import Framing, Rows, completed
 from t2t.runtime import hosts, waiting
-from t2t.sections import Config
-from t2t.stages import Stage
 
 Source = Iterable[Rows] | Callable[[int], Iterable[Rows]]
 

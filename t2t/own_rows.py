@@ -7,9 +7,9 @@ import jax
 import numpy as np
 
 from t2t import UserError, did_you_mean
+from t2t.configuration.schema import Config
 from t2t.models.architecture import predicted_side, sides
 from t2t.models.config import HeadConfig
-from t2t.sections import Config
 from t2t.training import recipe
 
 Rows = Mapping[str, Any]  # feature -> array [rows, length], of NumPy or of what it reads

@@ -17,12 +17,13 @@ from jax.experimental import multihost_utils
 import jax.numpy as jnp
 import numpy as np
 
-from t2t import UserError, stages
+from t2t import UserError
 from t2t.checkpoints import damage, going_back, store
+from t2t.configuration import stages
+from t2t.configuration.loading import records, saved_config
+from t2t.configuration.schema import Config
 from t2t.models.architecture import Batch
 from t2t.runtime import hosts, progress
-from t2t.sections import Config
-from t2t.settings import records, saved_config
 from t2t.training import origin, places, stage_program, writers
 from t2t.training.callbacks import metrics as metrics_callback
 from t2t.training.callbacks import nan_policy

@@ -10,11 +10,11 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
+from t2t.configuration.schema import DataConfig
 from t2t.data import objectives, pipeline, sources, vocabularies, windows
 from t2t.data.objectives import annotated
 from t2t.data.sources import text_files
 from t2t.data.vocabularies import offsets
-from t2t.sections import DataConfig
 
 TEXT = "Ann Lee of New York saw Rome again, and wrote of it"
 ENTITIES = [[24, 28], [0, 7], [11, 19]]  # in any order

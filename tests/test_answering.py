@@ -12,12 +12,12 @@ import tensorflow as tf
 import tokenizers
 
 from t2t import UserError, task_metrics
+from t2t.configuration.loading import load_config, records
 from t2t.data import answering, answers, framing, runs, selection, text_formats, vocabularies
 from t2t.data.answering import kinds, needs
 from t2t.data.answering.reading import Reading
 from t2t.data.rows import labelled
 from t2t.models.config import HeadConfig, TransformerConfig
-from t2t.settings import load_config, records
 
 BERT = framing.Framing((101,), (102,), (102,))
 ROBERTA = framing.Framing((0,), (2, 2), (2,))

@@ -16,7 +16,7 @@ from t2t import __main__ as command
 from t2t import sharding
 from t2t.checkpoints import converted, pretrained
 from t2t.checkpoints.warm_start import warm_start
-from t2t.settings import load_config, override, records
+from t2t.configuration.loading import load_config, override, records
 from t2t.training import recipe
 
 BERT = dataclasses.replace(toy.KINDS["bert"], vocab_size=384)

@@ -15,12 +15,13 @@ import seqio
 import tensorflow as tf
 import toy
 
-from t2t import UserError, features, losses, sharding, stages
+from t2t import UserError, features, losses, sharding
+from t2t.configuration import stages
+from t2t.configuration.loading import load_config, override, records
 from t2t.data import converters, runs
 from t2t.data.objectives import masking
 from t2t.losses import head_losses, span_boundary
 from t2t.models.config import HeadConfig
-from t2t.settings import load_config, override, records
 from t2t.training import recipe
 from t2t.training.train import train
 from t2t.training.writers import read_metrics

@@ -7,7 +7,7 @@ import pytest
 
 from t2t import sharding
 from t2t.checkpoints import changed_settings
-from t2t.settings import load_config, override, records
+from t2t.configuration.loading import load_config, override, records
 
 
 def run(*options):

@@ -13,11 +13,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 import pytest
 import toy
 
-from t2t import UserError, sharding, stages
+from t2t import UserError, sharding
 from t2t.checkpoints import inspection, manifest, outdated, reading, start, store, writer
 from t2t.configs import default
+from t2t.configuration import stages
+from t2t.configuration.loading import records
 from t2t.params import split_frozen
-from t2t.settings import records
 from t2t.storage import bucket
 from t2t.training import optimizers, train_state, writers
 

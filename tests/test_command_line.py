@@ -13,8 +13,8 @@ from t2t import UserError
 from t2t import __main__ as t2t_main
 from t2t.commands import options
 from t2t.configs import default
-from t2t.sections import OPTIONAL
-from t2t.settings import config_names, for_architecture, load_config, override, records, with_current_keys
+from t2t.configuration.loading import config_names, for_architecture, load_config, override, records, with_current_keys
+from t2t.configuration.schema import OPTIONAL
 
 T5_SIZES = ("small", "base", "large", "xl", "xxl")
 FAMILIES = {

@@ -8,7 +8,7 @@ import pytest
 
 from t2t import __main__ as command
 from t2t.commands import completion
-from t2t.settings import config_names
+from t2t.configuration.loading import config_names
 
 
 @functools.cache

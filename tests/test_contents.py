@@ -10,9 +10,9 @@ import test_faults
 import test_sources
 
 from t2t import UserError, sharding
+from t2t.configuration.schema import DataConfig
 from t2t.data import identity, pipeline, streams
 from t2t.data.sources import contents, text_files
-from t2t.sections import DataConfig
 
 TEXTS = test_sources.TEXTS
 

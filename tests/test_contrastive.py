@@ -14,13 +14,13 @@ import tensorflow as tf
 import toy
 
 from t2t import UserError, sharding
+from t2t.configuration.loading import load_config, override, records
 from t2t.data import converters, objectives, pipeline, registry, runs
 from t2t.data.objectives import pairs
 from t2t.losses import contrastive
 from t2t.losses.contrastive import ContrastiveConfig
 from t2t.models import task_heads
 from t2t.models.config import HeadConfig
-from t2t.settings import load_config, override, records
 from t2t.training import recipe
 from t2t.training.train import train
 

@@ -13,10 +13,10 @@ import tensorflow as tf
 import tokenizers
 
 from t2t import UserError
+from t2t.configuration.schema import DataConfig
 from t2t.data import pipeline, raw_text, vocabularies
 from t2t.data.vocabularies import offsets, subwords, training
 from t2t.generation import filling, prompting
-from t2t.sections import DataConfig
 
 TEXT = [f"the number {i} of things, in naïve text isn't right <tag> [note] | (x) a_b" for i in range(200)]
 SPELLED = [

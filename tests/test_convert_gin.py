@@ -5,12 +5,12 @@ import pathlib
 import pytest
 
 from t2t import UserError
+from t2t.configuration.loading import load_config, records
 from t2t.convert import gin
 from t2t.convert.gin import names as gin_names
 from t2t.convert.gin import parser as gin_parser
 from t2t.convert.gin.parser import Macro, Reference
 from t2t.models import presets
-from t2t.settings import load_config, records
 from t2t.training.optimizers import make_optimizer
 
 

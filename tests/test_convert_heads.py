@@ -13,12 +13,12 @@ import toy
 from t2t import UserError, __main__, sharding
 from t2t.checkpoints import converted, pretrained, warm_start
 from t2t.commands import convert as command
+from t2t.configuration.loading import load_config, records
 from t2t.convert import encoders, heads, huggingface
 from t2t.data.objectives import sentences
 from t2t.evaluation import methods
 from t2t.models import presets
 from t2t.models.config import HeadConfig, TransformerConfig
-from t2t.settings import load_config, records
 from t2t.training import recipe
 
 # As transformers has it, and without what learned positions have not.

@@ -15,11 +15,11 @@ import test_train_state
 import toy
 
 from t2t import UserError, sharding
+from t2t.configuration.loading import load_config, override, records
 from t2t.models import attention
 from t2t.models import positions as positions_lib
 from t2t.models.kernels import dispatch, distance, distance_tiles
 from t2t.models.masks import AttentionMask
-from t2t.settings import load_config, override, records
 from t2t.training import recipe
 
 MASKS_OF_ALL = CUDNN_MASKS  # a window with a prefix included

@@ -9,9 +9,9 @@ import seqio
 import tensorflow as tf
 
 from t2t import sharding
+from t2t.configuration.schema import DataConfig
 from t2t.data import documentation, pipeline, registry
 from t2t.data.sources import docstrings
-from t2t.sections import DataConfig
 
 registry.load("t2t.tasks.docs")
 

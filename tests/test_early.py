@@ -9,7 +9,7 @@ import test_train
 
 from t2t import UserError
 from t2t import __main__ as command
-from t2t.settings import load_config, records
+from t2t.configuration.loading import load_config, records
 from t2t.training import config_checks
 from t2t.training.callbacks import early_stopping
 

@@ -12,12 +12,12 @@ import toy
 from t2t import UserError, losses, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
+from t2t.configuration.loading import load_config, override, records
 from t2t.losses import electra
 from t2t.losses.electra import ElectraConfig
 from t2t.models import adapters as adapters_lib
 from t2t.models.adapters.prefix import PrefixConfig
 from t2t.models.adapters.prompt import PromptConfig
-from t2t.settings import load_config, override, records
 from t2t.training import optimizers, train_state, train_step
 
 MODEL = toy.config(

@@ -17,8 +17,8 @@ import trained
 
 from t2t import __main__ as command
 from t2t.checkpoints import manifest, pretrained
+from t2t.configuration.loading import load_config, override, records
 from t2t.evaluation import evaluate, results
-from t2t.settings import load_config, override, records
 from t2t.training import train_logger, writers
 from t2t.training.callbacks import evaluation as callback
 

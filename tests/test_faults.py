@@ -20,9 +20,9 @@ import pytest
 import test_sources
 
 from t2t import UserError, sharding
+from t2t.configuration.schema import DataConfig
 from t2t.data import pipeline, rows, sources
 from t2t.data.sources import faults, parquet_files, scan, text_files
-from t2t.sections import DataConfig
 from t2t.storage import records as tfrecords
 
 TEXTS = test_sources.TEXTS

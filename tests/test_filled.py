@@ -7,9 +7,9 @@ import pytest
 import seqio
 import test_rows
 
+from t2t.configuration.loading import load_config, records
+from t2t.configuration.schema import DataConfig
 from t2t.data import filled, pipeline, rows
-from t2t.sections import DataConfig
-from t2t.settings import load_config, records
 from t2t.training import recipe
 
 

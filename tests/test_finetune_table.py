@@ -14,10 +14,10 @@ import t2t
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
+from t2t.configuration.schema import DataConfig
 from t2t.data import pipeline, tables, vocabularies
 from t2t.data.tables import examples, memory, resolving
 from t2t.generation import line_files, lines, ranking, table_output, writing
-from t2t.sections import DataConfig
 
 ROWS = range(40)
 

@@ -12,6 +12,8 @@ import tensorflow as tf
 import test_rows
 
 from t2t import UserError, task_metrics
+from t2t.configuration.loading import load_config, records
+from t2t.configuration.schema import DataConfig
 from t2t.data import (
   answering,
   answers,
@@ -27,8 +29,6 @@ from t2t.data import (
 )
 from t2t.data.preview import examples as previews
 from t2t.data.sources import faults, slices
-from t2t.sections import DataConfig
-from t2t.settings import load_config, records
 
 small, batches = test_rows.small, test_rows.batches  # the fixture, and training batches
 

@@ -23,7 +23,7 @@ from t2t import UserError, fisher, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import fishers, pretrained, reading
 from t2t.commands import fisher as fisher_command
-from t2t.settings import load_config, override, records
+from t2t.configuration.loading import load_config, override, records
 from t2t.training import anchors, optimizers, recipe
 from t2t.training import fisher as fisher_lib
 

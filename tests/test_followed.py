@@ -18,7 +18,7 @@ import t2t
 from t2t import UserError, followed
 from t2t.checkpoints import store
 from t2t.commands import train as command
-from t2t.settings import records
+from t2t.configuration.loading import records
 
 SMALL = {
   "model.vocab_size": 384,

@@ -8,7 +8,7 @@ import trained
 
 import t2t
 from t2t import UserError, foreign_names
-from t2t.settings import all_keys, load_config, override, records
+from t2t.configuration.loading import all_keys, load_config, override, records
 
 
 def test_every_translation_is_a_key():

@@ -11,9 +11,9 @@ import pytest
 import test_sources
 
 from t2t import UserError, sharding
+from t2t.configuration.schema import DataConfig
 from t2t.data import pipeline
 from t2t.data.sources import faults, text_files
-from t2t.sections import DataConfig
 
 TEXTS = ["one a", "two b", "one a", "thrée"]
 MESSAGES = [

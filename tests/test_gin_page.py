@@ -3,9 +3,9 @@
 import pathlib
 import re
 
+from t2t.configuration.loading import load_config
 from t2t.convert.gin import files as standard
 from t2t.convert.gin import names as gin_names
-from t2t.settings import load_config
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "gin.md").read_text()

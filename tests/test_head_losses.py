@@ -14,12 +14,12 @@ import tensorflow as tf
 import toy
 
 from t2t import UserError, losses, metrics, sharding
+from t2t.configuration.loading import load_config, records
 from t2t.data import converters
 from t2t.generation import answerer
 from t2t.losses import head_losses
 from t2t.models import task_heads
 from t2t.models.config import HeadConfig
-from t2t.settings import load_config, records
 from t2t.training import recipe
 
 HEADS = (

@@ -13,11 +13,11 @@ import toy
 from t2t import UserError, sharding
 from t2t.checkpoints import converted, pretrained, store, warm_start
 from t2t.configs import default
+from t2t.configuration.loading import load_config, override, records
 from t2t.convert import huggingface
 from t2t.models import config as config_lib
 from t2t.models import heads
 from t2t.models.config import HeadConfig, TransformerConfig
-from t2t.settings import load_config, override, records
 from t2t.training import optimizers, recipe, train_state
 
 HIDDEN = np.random.default_rng(0).normal(size=(1, 3, 16)).astype(np.float32)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import test_checkpoint
 
-from t2t.settings import load_config, records
+from t2t.configuration.loading import load_config, records
 from t2t.training import callbacks
 from t2t.training.callbacks import histograms
 

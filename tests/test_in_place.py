@@ -8,9 +8,9 @@ import tensorflow as tf
 import toy
 
 from t2t import UserError
+from t2t.configuration.schema import DataConfig
 from t2t.data import converters, objectives, pipeline
 from t2t.data.objectives import corruption, in_place, masking
-from t2t.sections import DataConfig
 from t2t.training import recipe
 
 
@@ -181,7 +181,7 @@ def test_a_fragment_is_written_where_it_was_learned():
 @pytest.mark.parametrize("objective", ["mass_in_place", "bert_style_masked_only"])
 def test_a_plan_has_the_features_of_the_batches(tmp_path, objective, pack):
   """Of the user's files, of registered tasks by their names, and of what a module registers."""
-  from t2t.settings import load_config, records
+  from t2t.configuration.loading import load_config, records
 
   path = tmp_path / "text.txt"
   path.write_text("\n".join(f"line {i} of some text" for i in range(400)))

@@ -10,9 +10,10 @@ import seqio
 import test_runs
 import toy
 
-from t2t import UserError, stages
+from t2t import UserError
+from t2t.configuration import stages
+from t2t.configuration.loading import config_names, load_config, override, records
 from t2t.data import runs
-from t2t.settings import config_names, load_config, override, records
 from t2t.training import ineffective, optimizers, schedules
 
 

@@ -23,9 +23,9 @@ import trained
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import manifest, pretrained
+from t2t.configuration.schema import DataConfig
 from t2t.data import pipeline
 from t2t.generation import line_files, lines, predictor, prompting, writing
-from t2t.sections import DataConfig
 
 TEXTS = [
   "the quick brown fox",

@@ -15,11 +15,11 @@ import toy
 
 from t2t import losses, sharding
 from t2t.configs import default
+from t2t.configuration.loading import config_names, load_config, records
+from t2t.configuration.schema import OPTIONAL, OptimizerConfig
 from t2t.losses import contrastive, head_losses
 from t2t.models import architecture
 from t2t.models.config import TransformerConfig
-from t2t.sections import OPTIONAL, OptimizerConfig
-from t2t.settings import config_names, load_config, records
 from t2t.training import optimizers, recipe, train_state, train_step
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

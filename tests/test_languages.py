@@ -10,9 +10,9 @@ import test_train
 
 from t2t import UserError
 from t2t import __main__ as command
+from t2t.configuration.loading import load_config, override, records
+from t2t.configuration.schema import DataConfig
 from t2t.data import languages, mixed, pipeline, runs
-from t2t.sections import DataConfig
-from t2t.settings import load_config, override, records
 
 
 def sources(**named):

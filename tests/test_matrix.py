@@ -4,8 +4,8 @@ import pytest
 import toy
 
 from t2t import UserError
+from t2t.configuration.loading import records
 from t2t.data import objectives, pipeline
-from t2t.settings import records
 
 
 @pytest.fixture(scope="module")

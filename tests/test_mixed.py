@@ -17,10 +17,10 @@ import test_train
 
 from t2t import UserError
 from t2t import __main__ as command
+from t2t.configuration.loading import load_config, override, records
+from t2t.configuration.schema import DataConfig
 from t2t.data import checks, mixed, pipeline, rows, selection, vocabularies
 from t2t.data.sources import scan
-from t2t.sections import DataConfig
-from t2t.settings import load_config, override, records
 from t2t.training import recipe
 
 small, register = test_rows.small, test_rows.register  # the fixtures

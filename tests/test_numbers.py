@@ -19,8 +19,8 @@ import toy
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import going_back, reading
+from t2t.configuration.loading import load_config, override, records
 from t2t.data import streams
-from t2t.settings import load_config, override, records
 from t2t.training import places, recipe
 from t2t.training.callbacks import nan_policy
 

@@ -11,10 +11,10 @@ from t2t import UserError
 from t2t import __main__ as command
 from t2t.commands import options
 from t2t.configs import default
+from t2t.configuration.loading import override, records
+from t2t.configuration.schema import OPTIONAL, Config
 from t2t.generation import decoding, writing
 from t2t.models.config import TransformerConfig
-from t2t.sections import OPTIONAL, Config
-from t2t.settings import override, records
 
 NO_NUMBERS = ("nan", "inf", "-inf", "1e400")
 

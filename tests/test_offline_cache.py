@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from t2t import UserError, sharding
 from t2t import __main__ as command
+from t2t.configuration.schema import DataConfig
 from t2t.data import checks, objectives, offline_cache, pipeline, selection, text_formats, vocabularies
 from t2t.data.objectives import annotated, pairs, pieces
-from t2t.sections import DataConfig
 
 
 def needs_beam(test):

@@ -12,8 +12,8 @@ import pytest
 import toy
 
 from t2t import UserError, sharding
+from t2t.configuration.loading import load_config, records
 from t2t.params import join_frozen, path_name, split_frozen
-from t2t.settings import load_config, records
 from t2t.training import optimizers, orthogonal, recipe, schedules
 
 

@@ -11,8 +11,9 @@ import pytest
 import test_followed
 
 import t2t
-from t2t import UserError, own_batches, own_rows, settings
+from t2t import UserError, own_batches, own_rows
 from t2t.checkpoints import store
+from t2t.configuration import loading
 from t2t.data import runs
 from t2t.training import meshes
 
@@ -49,7 +50,7 @@ def test_what_the_pipeline_makes_trains_as_from_the_pipeline(text, tmp_path, nam
   """The same losses to the bit; whatever follows from the rest is left out, and comes out the same."""
   config = small(name, **{"data.files": str(text), "data.vocabulary": "bytes"})
   rows = list(t2t.train(config, str(tmp_path / "pipeline")))
-  run = runs.resolved(settings.records(config))
+  run = runs.resolved(loading.records(config))
   mesh, _ = meshes.make(run)
   needed = lambda batch: {feature: np.asarray(batch[feature]) for feature in NEEDED[name]}
   made = runs.batches(runs.resolved_stages(run), mesh, num_streams=2)
@@ -140,14 +141,14 @@ def test_an_iterator_that_a_run_has_begun_is_not_begun_again(tmp_path):
   ],
 )
 def test_a_function_that_gives_none_is_told(source, message):
-  config = settings.records(small())
+  config = loading.records(small())
   with pytest.raises(UserError, match=message):
     next(own_batches.OwnBatches(source, config, meshes.make(config)[0]))
 
 
 def test_zero_may_be_a_token(tmp_path):
   """Segment ids say where a text is; with a vocabulary that has it as a token they are asked for."""
-  config = settings.records(small("gpt2_small"))
+  config = loading.records(small("gpt2_small"))
   ids = np.array([[5, 0, 6, 7]])
   given = {"decoder_target_tokens": ids, "decoder_segment_ids": np.ones_like(ids)}
   framing = own_rows.Framing(begins=9, zero_pads=False)
@@ -191,7 +192,7 @@ def test_memory_may_be_written_again(tmp_path):
 
 
 def test_fewer_rows_and_positions_are_filled_up():
-  config = settings.records(small())
+  config = loading.records(small())
   found = own_rows.completed(next(random_batches(rows=3, inputs=7, targets=4)), config, where="here")
   assert {name: array.shape for name, array in found.items()} == {
     "encoder_input_tokens": (8, 48),
@@ -221,7 +222,7 @@ def test_neither_tensorflow_nor_seqio_is_asked(tmp_path):
 
 def test_a_run_that_went_wrong_goes_back_where_it_can(tmp_path):
   """A function begins behind any batch; an iterator that has moved on is refused."""
-  config = settings.records(small())
+  config = loading.records(small())
   mesh, _ = meshes.make(config)
   ids = lambda batch: np.asarray(batch["decoder_target_tokens"]).tolist()
   whole = own_batches.OwnBatches(random_batches, config, mesh)
@@ -290,7 +291,7 @@ GOOD = next(random_batches())
 )
 def test_a_batch_that_cannot_be_is_told(batch, message):
   with pytest.raises(UserError, match=message):
-    own_rows.completed(batch, settings.records(small()), where="batches, batch 1")
+    own_rows.completed(batch, loading.records(small()), where="batches, batch 1")
 
 
 def test_which_batch_cannot_be_is_told(tmp_path):
@@ -330,7 +331,7 @@ def test_what_is_no_batches_is_told_at_once(tmp_path, options, message):
 
 def test_held_out_batches_are_needed():
   """And one of their targets counts, or a loss of 0 would be the best."""
-  config = settings.records(small())
+  config = loading.records(small())
   nothing = GOOD | {"decoder_loss_weights": np.zeros((8, 20))}
   for held, message in ([], "^eval_batches has none"), ([nothing], "^eval_batches: no target counts"):
     data = own_batches.OwnData(random_batches, held)
@@ -350,7 +351,7 @@ def test_heads_are_asked_of_what_the_encoder_reads():
   config = t2t.config("t5_1_1_small", SMALL | {"model.heads": HEADED["model.heads"], "train.loss": "heads"})
   names = ("input_tokens", "segment_ids", "positions", "answer_heads", "answer_targets", "answer_groups", "token_types")
   good = {f"encoder_{each}": np.ones((8, 4), int) for each in names}
-  assert set(own_rows.completed(good, settings.records(config), where="here")) == set(good)
+  assert set(own_rows.completed(good, loading.records(config), where="here")) == set(good)
 
 
 @pytest.mark.parametrize(
@@ -365,7 +366,7 @@ def test_heads_are_asked_of_what_the_encoder_reads():
 )
 def test_what_no_row_of_a_table_is_for_is_refused(name, number, message):
   """It would be right by chance, or another's."""
-  config = settings.records(t2t.config("bert_base", SMALL | HEADED | {"stages": ()}))
+  config = loading.records(t2t.config("bert_base", SMALL | HEADED | {"stages": ()}))
   names = ("input_tokens", "segment_ids", "positions", "answer_heads", "answer_targets", "answer_groups", "token_types")
   good = {f"encoder_{each}": np.ones((8, 4), int) for each in names}
   assert own_rows.completed(good, config, where="here")

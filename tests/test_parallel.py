@@ -11,10 +11,10 @@ import test_rows
 
 from t2t import UserError
 from t2t import __main__ as command
+from t2t.configuration.schema import DataConfig
 from t2t.data import checks, languages, objectives, pipeline
 from t2t.data.objectives import pairs
 from t2t.data.sources import text_files, translation_memory
-from t2t.sections import DataConfig
 
 PAIRS = [(f"word {i} of it", f"mot {i} de la") for i in range(300)]
 

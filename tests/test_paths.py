@@ -16,9 +16,9 @@ import trained
 
 from t2t import UserError, sharding
 from t2t import __main__ as command
+from t2t.configuration.loading import load_config, override, records
 from t2t.models import transformer
 from t2t.params import split_frozen
-from t2t.settings import load_config, override, records
 from t2t.training import anchors, optimizers, paths, recipe
 
 ONES = {"embed": 1.0, "encoder": {"layers": {"up": np.ones(2)}}, "heads": {"sure": 1.0}}

@@ -10,9 +10,9 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, sharding
+from t2t.configuration.schema import DataConfig
 from t2t.data import checks, pipeline, registry, streams
 from t2t.data import identity as identities
-from t2t.sections import DataConfig
 
 WORDS = ["".join(chr(97 + (i * j * 7) % 26) for j in range(1, 3 + i % 5)) for i in range(19)]
 TEXTS = [" ".join(WORDS[(i * k) % len(WORDS)] for k in range(1, 6 + i % 9)) + f" {i}" for i in range(150)]

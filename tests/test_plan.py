@@ -15,8 +15,8 @@ import trained
 from t2t import UserError, features, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
+from t2t.configuration.loading import load_config, override, records
 from t2t.planning import plan, program, roofline
-from t2t.settings import load_config, override, records
 from t2t.training import meshes, recipe
 
 SMALL = (

@@ -12,12 +12,12 @@ import pytest
 import toy
 
 from t2t import UserError, chips, sharding
+from t2t.configuration.loading import load_config, override, records
 from t2t.models.kernels import dispatch, splash
 from t2t.models.masks import AttentionMask
 from t2t.models.remat import ATTENTION_KEPT
 from t2t.planning import candidates, plan, program
 from t2t.planning.hlo import cost
-from t2t.settings import load_config, override, records
 
 pytestmark = pytest.mark.skipif(
   importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed: pip install -e '.[tpu]'"

@@ -10,13 +10,13 @@ import toy
 
 from t2t import UserError
 from t2t.configs import default
+from t2t.configuration.loading import override, records
 from t2t.generation import decoding
 from t2t.models import adapters as adapters_lib
 from t2t.models import attention
 from t2t.models.adapters import prefix
 from t2t.models.kernels import dispatch
 from t2t.models.positions import NOWHERE
-from t2t.settings import override, records
 from t2t.training import recipe
 
 LENGTH = 5

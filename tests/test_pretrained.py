@@ -11,8 +11,8 @@ import pytest
 from t2t import UserError, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import manifest, pretrained, reading
+from t2t.configuration.loading import load_config, records
 from t2t.data import vocabularies
-from t2t.settings import load_config, records
 
 SMALL = (
   "--config.model.vocab_size=384",

@@ -6,9 +6,9 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
+from t2t.configuration.schema import DataConfig
 from t2t.data import objectives, pipeline, vocabularies
 from t2t.data.preview import examples
-from t2t.sections import DataConfig
 
 BYTES = vocabularies.load("bytes", extra_ids=100)  # "a" is 100, EOS 1, the sentinels 358 and down
 FEATURES = {"inputs": seqio.Feature(BYTES), "targets": seqio.Feature(BYTES)}

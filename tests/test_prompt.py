@@ -14,10 +14,10 @@ from t2t import UserError, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
 from t2t.configs import default
+from t2t.configuration.loading import override, records
 from t2t.data import vocabularies
 from t2t.models import adapters as adapters_lib
 from t2t.models.adapters import prompt
-from t2t.settings import override, records
 from t2t.training import recipe
 
 LENGTH = 5

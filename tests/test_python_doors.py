@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import t2t
-from t2t import own_rows, settings
+from t2t import own_rows
+from t2t.configuration import loading
 from t2t.data.objectives import other_names, table
 
 
@@ -79,7 +80,7 @@ def test_numpys_numbers_are_taken_and_copies_stay_checked():
   config = t2t.config("tiny").copy_and_resolve_references()
   config = t2t.config("tiny")
   config.train.steps = np.int64(3)
-  assert config.train.steps == 3 and settings.records(config).train.steps == 3
+  assert config.train.steps == 3 and loading.records(config).train.steps == 3
   import copy
 
   copied = copy.deepcopy(config)
@@ -125,6 +126,6 @@ IDS = np.full((2, 8), 5)
   ],
 )
 def test_own_batches_with_the_names_of_hugging_face(name, rows, message):
-  config = settings.records(t2t.config(name))
+  config = loading.records(t2t.config(name))
   with pytest.raises(t2t.UserError, match=message):
     own_rows.completed(rows, config, where="batches, batch 1")

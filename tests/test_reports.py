@@ -15,9 +15,9 @@ import trained
 
 from t2t import __main__ as command
 from t2t.checkpoints import writer
+from t2t.configuration.loading import load_config, records
 from t2t.reports import comparison, curves, history, page, seen, single, written
 from t2t.reports import run as runs
-from t2t.settings import load_config, records
 
 NASTY = '<script>alert(1)</script>&"$x^2$'
 

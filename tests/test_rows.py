@@ -12,8 +12,8 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, sharding
+from t2t.configuration.schema import DataConfig
 from t2t.data import checks, objectives, pipeline, repeatable, rows, text_formats
-from t2t.sections import DataConfig
 
 STEPS = 14
 TEXTS = [" ".join(f"word{(i * k) % 31}" for k in range(1, 9 + i % 23)) + f" {i}." for i in range(60)]

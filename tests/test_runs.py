@@ -8,9 +8,9 @@ import test_answering
 import test_spans
 
 from t2t import UserError
+from t2t.configuration.loading import load_config, records
 from t2t.data import runs
 from t2t.models.config import HeadConfig
-from t2t.settings import load_config, records
 from t2t.training import recipe
 
 

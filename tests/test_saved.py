@@ -14,7 +14,7 @@ import pytest
 from t2t import __main__ as command
 from t2t import sharding
 from t2t.checkpoints import pretrained
-from t2t.settings import load_config, records
+from t2t.configuration.loading import load_config, records
 
 SAVED = pathlib.Path(__file__).parent / "saved"
 _CONFIGS = {"t5": "t5_1_1_small", "bert": "bert_base"}

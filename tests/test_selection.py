@@ -13,10 +13,10 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, sharding, task_metrics
+from t2t.configuration.schema import DataConfig
 from t2t.data import answers, checks, objectives, pipeline, registry, selection, text_formats, vocabularies
 from t2t.data import identity as identities
 from t2t.data.sources import released
-from t2t.sections import DataConfig
 
 SHARED = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="../shared/data is not there")

@@ -11,12 +11,13 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from t2t import UserError, sharding, stages
+from t2t import UserError, sharding
+from t2t.configuration import stages
+from t2t.configuration.loading import load_config, records
 from t2t.data import objectives, pipeline, runs
 from t2t.data.objectives import masking, sentences
 from t2t.losses.head_losses import Heads
 from t2t.models.config import HeadConfig
-from t2t.settings import load_config, records
 from t2t.training import recipe
 
 SEED = [3, 5]

@@ -19,6 +19,7 @@ import trained
 
 from t2t import UserError, task_metrics
 from t2t import __main__ as command
+from t2t.configuration.schema import DataConfig
 from t2t.data import answering, answers, reading_formats, registry, selection, sources, text_formats, vocabularies
 from t2t.data.answering import spans
 from t2t.data.answering.reading import Reading
@@ -27,7 +28,6 @@ from t2t.data.vocabularies import offsets
 from t2t.evaluation import few_shot
 from t2t.generation import answerer
 from t2t.models.config import HeadConfig
-from t2t.sections import DataConfig
 
 BYTES = vocabularies.load("bytes", extra_ids=0)
 BERT, DECODER = Framing((101,), (102,), (102,)), Framing((0,), (1,), ())

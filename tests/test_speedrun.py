@@ -12,8 +12,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "benchmarks"))
 import speedrun
 
 from t2t import UserError
+from t2t.configuration.loading import load_config, override, records
 from t2t.data import pipeline, runs, vocabularies
-from t2t.settings import load_config, override, records
 from t2t.training import meshes
 
 WORDS = ("one", "two", "three", "four", "seventeen", "naïve", "eleven", "twelve", "thirteen", "fourteen")

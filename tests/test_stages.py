@@ -15,11 +15,12 @@ import test_numbers
 import test_rows
 import test_train
 
-from t2t import UserError, sharding, stages
+from t2t import UserError, sharding
 from t2t import __main__ as command
+from t2t.configuration import stages
+from t2t.configuration.loading import load_config, override, records, saved_config
+from t2t.configuration.schema import DataConfig
 from t2t.data import positions, rows, runs, windows
-from t2t.sections import DataConfig
-from t2t.settings import load_config, override, records, saved_config
 from t2t.training import schedules, stage_program
 
 small, files, register, text = test_rows.small, test_rows.files, test_rows.register, test_train.text  # the fixtures

@@ -8,9 +8,9 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
+from t2t.configuration.schema import DataConfig
 from t2t.data import checks, identity, objectives, pipeline, repeatable, vocabularies
 from t2t.data.objectives import switching
-from t2t.sections import DataConfig
 
 DICTIONARY = "red\trouge\nhouse\tmaison\nhouse\tcasa\nParis\tLutèce\n"
 

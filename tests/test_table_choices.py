@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 import pytest
 
 from t2t import UserError
+from t2t.configuration.schema import DataConfig
 from t2t.data import tables
 from t2t.data.tables import choices, examples, reading, resolving
-from t2t.sections import DataConfig
 
 ROWS = range(40)
 WORDS = ["p", "q", "r", "s"]

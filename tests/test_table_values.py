@@ -11,11 +11,11 @@ import pyarrow.parquet
 import pytest
 
 from t2t import UserError
+from t2t.configuration.schema import DataConfig
 from t2t.data import tables
 from t2t.data.sources import tables as table_files
 from t2t.data.tables import examples, memory, resolving, values
 from t2t.generation import line_files, table_output, tabled
-from t2t.sections import DataConfig
 
 ROWS = range(40)
 

@@ -10,8 +10,8 @@ import test_evaluate
 import test_rows
 
 from t2t import UserError, features
+from t2t.configuration.loading import load_config, override, records
 from t2t.data import converters, runs
-from t2t.settings import load_config, override, records
 from t2t.training import recipe
 
 module = test_evaluate.module  # the fixture

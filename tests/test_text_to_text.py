@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from t2t import __main__ as command
+from t2t.configuration.loading import load_config, records
+from t2t.configuration.schema import DataConfig
 from t2t.data import objectives, pipeline
-from t2t.sections import DataConfig
-from t2t.settings import load_config, records
 from t2t.training import recipe
 
 PAIRS = [("what is it?", "a day"), ("who?", "Ann"), ("when is that to be?", "at noon")] * 20

@@ -14,7 +14,7 @@ import jax
 import pytest
 
 from t2t import UserError
-from t2t.settings import load_config, records
+from t2t.configuration.loading import load_config, records
 from t2t.training import config_checks, trackers, tracking
 from t2t.training.callbacks import tracker
 

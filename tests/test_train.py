@@ -21,14 +21,14 @@ import toy
 from t2t import __main__ as command
 from t2t import sharding
 from t2t.checkpoints import pretrained, store
+from t2t.configuration.loading import load_config, override, records
+from t2t.configuration.schema import DataConfig
 from t2t.data import pipeline
 from t2t.data.vocabularies import training
 from t2t.models import transformer
 from t2t.params import join_frozen
 from t2t.reports import history, seen
 from t2t.runtime import agreement, exit_codes, stopping
-from t2t.sections import DataConfig
-from t2t.settings import load_config, override, records
 from t2t.training import meshes, optimizers, recipe, train_state, train_step, writers
 
 # A model and a corpus so small that what takes time is Python.

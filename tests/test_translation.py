@@ -14,11 +14,11 @@ import toy
 
 from t2t import UserError
 from t2t import __main__ as command
+from t2t.configuration.loading import load_config, records
+from t2t.configuration.schema import DataConfig
 from t2t.data import checks, converters, documentation, objectives, pipeline
 from t2t.data.objectives.translation import translation_lm
 from t2t.data.sources import parallel
-from t2t.sections import DataConfig
-from t2t.settings import load_config, records
 from t2t.training import recipe
 from t2t.training.train import train
 

@@ -7,7 +7,8 @@ import pytest
 import test_own_batches
 
 import t2t
-from t2t import UserError, settings
+from t2t import UserError
+from t2t.configuration import loading
 from t2t.training import recipe
 from t2t.training.callbacks import uncounted as uncounted_callback
 
@@ -33,7 +34,7 @@ def config_of(loss, **changes):
 
 
 def shapes(config):
-  return recipe.batch(settings.records(config))
+  return recipe.batch(loading.records(config))
 
 
 def uncounted(config):
@@ -83,7 +84,7 @@ def test_held_out_batches_in_which_nothing_counts_are_refused(loss, tmp_path):
 def test_weights_say_whether_a_batch_counts(loss):
   """Each term of each loss: held-out batches are looked through for them."""
   config = config_of(loss)
-  of_loss = recipe.make(settings.records(config)).loss
+  of_loss = recipe.make(loading.records(config)).loss
   assert not any(float(weight) for weight in of_loss.weights(uncounted(config)).values())
   assert any(float(weight) for weight in of_loss.weights(counted(config, "tokens", "heads")).values())
 

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import losses
+from t2t.configuration.schema import OptimizerConfig
 from t2t.models import layers, transformer
 from t2t.models.config import TransformerConfig
 from t2t.params import path_name
-from t2t.sections import OptimizerConfig
 
 EOS = 1
 

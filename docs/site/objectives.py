@@ -14,8 +14,8 @@ from typing import Any
 
 import svg
 
+from t2t.configuration.schema import DataConfig
 from t2t.data import objectives, pipeline, selection, vocabularies
-from t2t.sections import DataConfig
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "pictures" / "objectives"
 # Each piece occurs once, so that it can be told where a piece of an example was.

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from t2t.checkpoints import bases, fishers, pretrained, reading, store
 from t2t.checkpoints.warm_start import Taken
+from t2t.configuration.schema import Config
 from t2t.params import Params, join_frozen
-from t2t.sections import Config
 from t2t.training.train_state import TrainState
 
 

@@ -8,8 +8,8 @@ import jax
 
 from t2t import UserError
 from t2t.checkpoints import reading
-from t2t.sections import OPTIONAL, Config
-from t2t.settings import records, saved_config
+from t2t.configuration.loading import records, saved_config
+from t2t.configuration.schema import OPTIONAL, Config
 from t2t.training import recipe
 
 _DECIDE = ("model", "optimizer", "train", *OPTIONAL)  # sections of which a state's arrays may depend

@@ -17,8 +17,8 @@ import orbax.checkpoint as ocp
 from t2t import UserError
 from t2t.checkpoints import bases, damage, manifest, pretrained, reading, store
 from t2t.checkpoints.warm_start import Taken
+from t2t.configuration.schema import Config
 from t2t.params import Params
-from t2t.sections import Config
 from t2t.storage import bucket
 from t2t.training import anchors
 from t2t.training.train_state import TrainState

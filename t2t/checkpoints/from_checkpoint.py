@@ -12,10 +12,10 @@ from t2t import UserError
 from t2t.checkpoints import adapted, fishers, pretrained, store
 from t2t.checkpoints.by_piece import Pieces
 from t2t.checkpoints.warm_start import warm_start
+from t2t.configuration.schema import Config
 from t2t.models import adapters as adapters_lib
 from t2t.params import Params, join_frozen, matches
 from t2t.runtime import hosts
-from t2t.sections import Config
 from t2t.training.recipe import Program
 from t2t.training.train_state import TrainState
 

@@ -13,8 +13,8 @@ import jax
 
 from t2t import UserError
 from t2t.checkpoints import damage, reading, store
+from t2t.configuration.schema import Config
 from t2t.runtime import hosts
-from t2t.sections import Config
 from t2t.storage import logs
 from t2t.training.train_state import TrainState
 

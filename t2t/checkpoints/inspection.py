@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2t import UserError, stages
+from t2t import UserError
 from t2t.checkpoints import damage, outdated, reading, store
 from t2t.checkpoints import manifest as manifests
-from t2t.settings import flat
+from t2t.configuration import stages
+from t2t.configuration.loading import flat
 from t2t.storage import bucket
 
 _READ_AT_ONCE = 2**28  # bytes of parameters of each of two checkpoints

@@ -6,10 +6,10 @@ from etils import epath
 
 from t2t import UserError
 from t2t.checkpoints import converted, pretrained
+from t2t.configuration.schema import OPTIONAL
 from t2t.convert import output, tensors
 from t2t.convert.tensors import Foreign
 from t2t.models import adapters as adapters_lib
-from t2t.sections import OPTIONAL
 from t2t.storage import bucket
 
 

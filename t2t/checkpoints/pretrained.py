@@ -17,11 +17,11 @@ from ml_collections import ConfigDict
 
 from t2t import UserError, features, losses, sharding
 from t2t.checkpoints import bases, reading, store
+from t2t.configuration.schema import DataConfig
 from t2t.models import adapters as adapters_lib
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
-from t2t.sections import DataConfig
 from t2t.storage import bucket, hub
 
 if typing.TYPE_CHECKING:

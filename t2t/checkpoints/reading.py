@@ -11,8 +11,8 @@ import orbax.checkpoint as ocp
 
 from t2t import UserError
 from t2t.checkpoints import damage, manifest, patience
+from t2t.configuration.loading import with_current_keys
 from t2t.params import Params, join_frozen, path_name
-from t2t.settings import with_current_keys
 from t2t.storage import bucket
 
 FISHER = "fisher"  # an item of what looks like a checkpoint and is Fisher information; see fishers.py

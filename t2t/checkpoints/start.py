@@ -7,11 +7,12 @@ from typing import Any
 from etils import epath
 import jax
 
-from t2t import UserError, stages
+from t2t import UserError
 from t2t.checkpoints import damage, going_back, reading, store
+from t2t.configuration import stages
+from t2t.configuration.schema import Config
+from t2t.configuration.stages import Stage
 from t2t.runtime import hosts
-from t2t.sections import Config
-from t2t.stages import Stage
 from t2t.training.recipe import Program
 from t2t.training.train_state import TrainState
 

@@ -15,9 +15,9 @@ import orbax.checkpoint as ocp
 
 from t2t import UserError, sharding
 from t2t.checkpoints import damage, manifest, outdated, patience, reading, stream_files
+from t2t.configuration.loading import with_current_keys
 from t2t.params import path_name
 from t2t.runtime import hosts
-from t2t.settings import with_current_keys
 from t2t.storage import bucket
 from t2t.storage.away import Away
 from t2t.training import anchors

@@ -8,8 +8,8 @@ import re
 
 from t2t import __main__ as command
 from t2t.commands.options import keys_by_section
+from t2t.configuration.loading import config_names
 from t2t.runtime import versions
-from t2t.settings import config_names
 
 _DESCRIPTION = """\
 Prints a script that has the shell complete commands, options, names of configs

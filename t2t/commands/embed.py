@@ -10,9 +10,9 @@ import jax
 from t2t import UserError, did_you_mean
 from t2t.checkpoints import by_task, pretrained
 from t2t.configs import default
+from t2t.configuration.loading import override, records
 from t2t.generation import embedding, line_files, lines, prompting, vectors
 from t2t.runtime import hosts, numeric
-from t2t.settings import override, records
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,8 +8,8 @@ from absl import logging
 
 from t2t.commands import gin_files
 from t2t.commands.options import config_parser, parse_with_checkpoint
+from t2t.configuration.loading import records
 from t2t.evaluation import evaluate, longest
-from t2t.settings import records
 from t2t.storage import bucket
 
 

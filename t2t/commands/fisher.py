@@ -14,9 +14,9 @@ from t2t import fisher
 from t2t.checkpoints import pretrained
 from t2t.commands import options as options_lib
 from t2t.configs import default
+from t2t.configuration.loading import records
 from t2t.convert import output
 from t2t.runtime import hosts, numeric
-from t2t.settings import records
 from t2t.storage import bucket
 
 _DESCRIPTION = """\

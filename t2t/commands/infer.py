@@ -16,6 +16,7 @@ from t2t import UserError, foreign_names
 from t2t.checkpoints import by_task, one_base, pretrained
 from t2t.commands import gin_files
 from t2t.configs import default
+from t2t.configuration.loading import records
 from t2t.convert import gin
 from t2t.generation import (
   answering,
@@ -38,7 +39,6 @@ from t2t.generation import (
   writing,
 )
 from t2t.runtime import hosts, memory, numeric
-from t2t.settings import records
 
 _MAX_LENGTH, _TOP = 64, 10
 _OF_FILES = ("input", "output", "field", "strict")  # options that --server has no use for

@@ -15,10 +15,10 @@ from ml_collections import ConfigDict
 from t2t import UserError, did_you_mean
 from t2t.commands import gin_files
 from t2t.configs import default
+from t2t.configuration.loading import check_of_files, config_names, families, overridden, override, records
+from t2t.configuration.schema import OPTIONAL
 from t2t.models.adapters import ADAPTERS
 from t2t.runtime import hosts
-from t2t.sections import OPTIONAL
-from t2t.settings import check_of_files, config_names, families, overridden, override, records
 from t2t.storage import bucket
 
 # Of a field of a record: behind it, or in lines of their own above it, as Sphinx reads them.

@@ -9,13 +9,14 @@ import json
 import pathlib
 import sys
 
-from t2t import UserError, stages
+from t2t import UserError
 from t2t.commands.options import config_parser, inherited, parse
+from t2t.configuration import stages
+from t2t.configuration.loading import records
+from t2t.configuration.schema import Config
 from t2t.planning import plan as plan_lib
 from t2t.planning import program, search, tpu_types
 from t2t.runtime import numeric, xla_flags
-from t2t.sections import Config
-from t2t.settings import records
 from t2t.training import meshes, recipe
 
 _EPILOG = """\

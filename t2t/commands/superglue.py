@@ -10,10 +10,10 @@ import jax
 from t2t import UserError
 from t2t.checkpoints import outdated, pretrained, store
 from t2t.commands.options import config_parser, parse_with_checkpoint
+from t2t.configuration.loading import records
+from t2t.configuration.schema import Config
 from t2t.evaluation import results
 from t2t.models import adapters as adapters_lib
-from t2t.sections import Config
-from t2t.settings import records
 from t2t.storage import bucket
 from t2t.training.train import train
 

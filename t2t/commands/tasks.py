@@ -17,16 +17,17 @@ import t2t.data  # noqa: F401  before seqio: it keeps TensorFlow quiet
 # isort: split
 import seqio
 
-from t2t import UserError, did_you_mean, stages
+from t2t import UserError, did_you_mean
 from t2t.commands import options as options_lib
 from t2t.configs import default
+from t2t.configuration import stages
+from t2t.configuration.loading import override, records
+from t2t.configuration.schema import Config, DataConfig
 from t2t.data import checks, objectives, pipeline, registry, runs, selection
 from t2t.data.preview import examples, printed
 from t2t.models import adapters as adapters_lib
 from t2t.models.config import HeadConfig
 from t2t.runtime import numeric
-from t2t.sections import Config, DataConfig
-from t2t.settings import override, records
 
 _WIDEST = 120  # columns; longer lines are hard to read
 # ---- The list --------------------------------------------------------------------------------------------------------

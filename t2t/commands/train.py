@@ -5,8 +5,8 @@ from absl import logging
 from t2t import UserError
 from t2t.commands import gin_files
 from t2t.commands.options import config_parser, inherited, parse
+from t2t.configuration.loading import records
 from t2t.runtime import hosts
-from t2t.settings import records
 from t2t.storage import bucket
 from t2t.training.train import train
 

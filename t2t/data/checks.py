@@ -7,6 +7,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, features
+from t2t.configuration.schema import DataConfig
 from t2t.data import (
   first_examples,
   objectives,
@@ -19,7 +20,6 @@ from t2t.data import (
 from t2t.data.sources import faults, scan, text_files
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig
-from t2t.sections import DataConfig
 
 
 class PreprocessorsFail(UserError):

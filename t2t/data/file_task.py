@@ -6,9 +6,9 @@ import itertools
 import seqio
 
 from t2t import UserError
+from t2t.configuration.schema import DataConfig
 from t2t.data import objectives, sources
 from t2t.data.sources import scan, text_files
-from t2t.sections import DataConfig
 
 
 def make(data: DataConfig, vocabulary: seqio.Vocabulary, *, where: str) -> seqio.Task:

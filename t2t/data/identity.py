@@ -6,9 +6,9 @@ from typing import Any
 
 import seqio
 
+from t2t.configuration.schema import DataConfig
 from t2t.data import objectives, selection, streams, vocabularies
 from t2t.data.sources import contents, named, text_files
-from t2t.sections import DataConfig
 
 
 def settings(

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 import string
 
 from t2t import UserError, did_you_mean
+from t2t.configuration.schema import DataConfig
 from t2t.data import objectives
-from t2t.sections import DataConfig
 
 
 def said(data: DataConfig, *, where: str) -> tuple[str, ...]:

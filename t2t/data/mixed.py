@@ -11,9 +11,9 @@ import math
 import seqio
 
 from t2t import UserError
+from t2t.configuration.schema import DataConfig
 from t2t.data import filled, languages, selection
 from t2t.data.sources import scan
-from t2t.sections import DataConfig
 
 SIZES = ("examples", "tokens")
 _KEY = "config.data.sources"

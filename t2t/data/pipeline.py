@@ -16,6 +16,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, sharding
+from t2t.configuration.schema import DataConfig
 from t2t.data import (
   converters,
   file_task,
@@ -31,7 +32,6 @@ from t2t.data import (
 from t2t.data.sources import faults, scan, text_files
 from t2t.models.config import HeadConfig
 from t2t.runtime import telling
-from t2t.sections import DataConfig
 
 _ALL = "config.data"  # the section that says what is read
 EVAL_SEED = 0  # held-out batches are the same in every run

@@ -10,7 +10,9 @@ import jax
 import seqio
 import tensorflow as tf
 
-from t2t import UserError, features, stages
+from t2t import UserError, features
+from t2t.configuration import stages
+from t2t.configuration.schema import Config
 from t2t.data import (
   checks,
   objectives,
@@ -28,7 +30,6 @@ from t2t.losses import answered_by_heads, compares_texts
 from t2t.models import adapters as adapters_lib
 from t2t.models.config import ASKED_HEADS, HeadConfig
 from t2t.runtime import hosts
-from t2t.sections import Config
 
 _COUNTED = 1_000  # records of a task by which epochs count
 

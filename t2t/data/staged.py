@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
-from t2t import stages
+from t2t.configuration import stages
 from t2t.data import streams
 
 

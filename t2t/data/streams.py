@@ -15,11 +15,11 @@ import numpy as np
 import tensorflow as tf
 
 from t2t import UserError, sharding
+from t2t.configuration.loading import current_key
 from t2t.data import rows as rows_lib
 from t2t.data import sources
 from t2t.data.sources import contents, faults
 from t2t.runtime import telling, waiting
-from t2t.settings import current_key
 
 # Of each host, few enough that opening them does not delay its start; on more hosts later each has fewer, and on more
 # than there are streams, several share one.

@@ -10,9 +10,9 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, features
+from t2t.configuration.schema import DataConfig
 from t2t.data import mixed, selection
 from t2t.models import adapters as adapters_lib
-from t2t.sections import DataConfig
 
 Features = dict[str, tf.Tensor]
 

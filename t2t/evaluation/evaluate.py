@@ -14,6 +14,7 @@ import numpy as np
 
 from t2t import UserError, losses, task_metrics
 from t2t.checkpoints import pretrained
+from t2t.configuration.schema import Config, DataConfig, EvalConfig
 from t2t.data import (
   answers,
   first_examples,
@@ -31,7 +32,6 @@ from t2t.models import adapters as adapters_lib
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
 from t2t.runtime import hosts
-from t2t.sections import Config, DataConfig, EvalConfig
 from t2t.storage import bucket
 from t2t.training import meshes
 

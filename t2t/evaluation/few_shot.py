@@ -9,9 +9,9 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, did_you_mean
+from t2t.configuration.schema import DataConfig
 from t2t.data import answering, pipeline, raw_text, sources
 from t2t.data.sources import faults
-from t2t.sections import DataConfig
 
 POOL = 1_000  # training examples that shots are drawn from
 _SEED = 0  # the same shots in every run

@@ -6,9 +6,9 @@ from etils import epath
 import jax
 
 from t2t import UserError
+from t2t.configuration.schema import DataConfig
 from t2t.data import pipeline, registry
 from t2t.evaluation import few_shot
-from t2t.sections import DataConfig
 from t2t.storage import bucket
 
 

@@ -5,9 +5,9 @@ import itertools
 
 from ml_collections import ConfigDict
 
+from t2t.configuration.loading import records
 from t2t.data import pipeline, registry
 from t2t.evaluation import evaluate
-from t2t.settings import records
 
 
 def adopt(config: ConfigDict, architecture: str, *, typed: Sequence[str]) -> None:

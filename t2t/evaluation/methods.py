@@ -9,11 +9,11 @@ import jax
 import numpy as np
 
 from t2t import UserError, did_you_mean
+from t2t.configuration.schema import DataConfig, EvalConfig
 from t2t.data import answering, raw_text
 from t2t.generation import answerer, decoding, predictor, ties
 from t2t.models.config import ANSWERED_HEADS, HeadConfig, TransformerConfig
 from t2t.params import Params
-from t2t.sections import DataConfig, EvalConfig
 
 if TYPE_CHECKING:  # it comes with t2t.data, which quiets what TensorFlow says when it is loaded
   import seqio

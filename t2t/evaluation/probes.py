@@ -20,11 +20,11 @@ import sklearn.preprocessing
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
+from t2t.configuration.schema import DataConfig
 from t2t.data import answering, pipeline, registry, selection
 from t2t.evaluation import few_shot
 from t2t.generation import embedding, ties
 from t2t.models.config import HeadConfig
-from t2t.sections import DataConfig
 
 _STEPS = 1_000  # of the solver; where it has not come to an end by then it is near enough to it
 

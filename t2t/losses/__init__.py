@@ -3,6 +3,7 @@
 import dataclasses
 
 from t2t import UserError, did_you_mean
+from t2t.configuration.schema import Config
 from t2t.losses.cross_entropy import (
   CrossEntropy,
   CrossEntropyConfig,
@@ -14,7 +15,6 @@ from t2t.losses.cross_entropy import (
 )
 from t2t.losses.protocol import Baseline, LogitsFn, Loss, Weights
 from t2t.runtime.lazy_table import LazyTable
-from t2t.sections import Config
 
 __all__ = [
   "LOSSES",

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t import UserError, sharding
+from t2t.configuration.schema import Config
 from t2t.losses.head_losses import reads_every_layer, without_tokens
 from t2t.losses.protocol import Baseline, Weights
 from t2t.metrics import Metrics, WeightedSum
@@ -21,7 +22,6 @@ from t2t.models import layers, task_heads, transformer
 from t2t.models.architecture import Batch, Model, segments_of, sides
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.models.flops import model_flops
-from t2t.sections import Config
 
 SIMILARITIES = ("cosine", "dot")
 

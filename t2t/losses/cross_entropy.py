@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from t2t import sharding
+from t2t.configuration.schema import Config
 from t2t.losses.protocol import Baseline, LogitsFn, Weights
 from t2t.metrics import Metrics, WeightedSum
 from t2t.models import cpu, transformer
 from t2t.models.architecture import Batch, Model, predicted_side
 from t2t.models.config import TransformerConfig
 from t2t.models.flops import model_flops
-from t2t.sections import Config
 
 
 @dataclasses.dataclass(frozen=True)

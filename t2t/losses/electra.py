@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t import UserError, sharding
+from t2t.configuration.schema import Config
 from t2t.losses.cross_entropy import CrossEntropyConfig, token_sums, uniform
 from t2t.losses.protocol import Baseline, LogitsFn, Weights
 from t2t.metrics import Metrics, WeightedSum
@@ -23,7 +24,6 @@ from t2t.models.flops import model_flops
 from t2t.models.heads import VocabularyHead
 from t2t.models.stack import Stack
 from t2t.models.transformer import EncoderOnly
-from t2t.sections import Config
 
 HEAD = "replaced"  # of the discriminator
 PREDICTS, POSITIONS = ("replaced", "tokens"), ("all", "masked")

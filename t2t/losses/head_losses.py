@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t import UserError
+from t2t.configuration.schema import Config
 from t2t.losses import span_boundary
 from t2t.losses.cross_entropy import CrossEntropy, CrossEntropyConfig, token_sums, uniform, unigram
 from t2t.losses.protocol import Baseline, Weights
@@ -22,7 +23,6 @@ from t2t.models import task_heads, transformer
 from t2t.models.architecture import Batch, Model, predicted_side, segments_of, sides
 from t2t.models.config import ANSWERED_HEADS, ASKED_HEADS, HeadConfig, TransformerConfig
 from t2t.models.flops import model_flops
-from t2t.sections import Config
 
 _NOT_THERE = -1e30  # as a logit
 

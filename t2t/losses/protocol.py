@@ -7,10 +7,10 @@ from typing import Protocol
 from flax import nnx
 import jax
 
+from t2t.configuration.schema import Config
 from t2t.metrics import Metrics
 from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
-from t2t.sections import Config
 
 LogitsFn = Callable[[jax.Array], jax.Array]  # a pytree that holds its weights: [..., embed] -> [..., vocab]
 Weights = Mapping[str, jax.Array]  # term -> float32 [], what it is divided by

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import jax
 
 from t2t import UserError, chips, sharding
+from t2t.configuration.schema import Config
 from t2t.models.flops import model_flops
 from t2t.models.remat import ATTENTION_KEPT, ATTENTION_ON_HOST
 from t2t.planning import orders, program, roofline
-from t2t.sections import Config
 from t2t.training import recipe
 
 _MOST_TENSOR = 16

@@ -22,11 +22,11 @@ import jax
 import rich.console
 
 from t2t import UserError, chips, losses, sharding
+from t2t.configuration.schema import Config
 from t2t.models.flops import model_flops
 from t2t.models.kernels import dispatch
 from t2t.planning import program, roofline
 from t2t.runtime import amounts, cache_folder
-from t2t.sections import Config
 from t2t.training import meshes, recipe
 
 Plan = dict[str, Any]

@@ -14,11 +14,11 @@ import time
 import jax
 
 from t2t import UserError, chips, sharding
+from t2t.configuration.schema import Config
 from t2t.models.kernels import dispatch
 from t2t.planning import roofline, schedules
 from t2t.planning.hlo import cost as hlo_cost
 from t2t.runtime import quiet, xla_flags
-from t2t.sections import Config
 from t2t.training import recipe
 
 # Generation -> how many sides a slice has, and examples of slices.

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
+from t2t.configuration.schema import Config
 from t2t.models.architecture import is_padded
 from t2t.models.kernels import blocks, dispatch, distance, splash
 from t2t.planning import roofline
-from t2t.sections import Config
 from t2t.training import recipe
 
 # Cycles of forward and backward kernels for each 512 x 512 pairs of the heads that fill 128 lanes, in bfloat16: kernel

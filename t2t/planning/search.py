@@ -21,11 +21,11 @@ import time
 import jax
 
 from t2t import UserError, chips, sharding
+from t2t.configuration.schema import Config
 from t2t.models.remat import ATTENTION_KEPT, ATTENTION_ON_HOST
 from t2t.planning import orders, plan, program, schedules
 from t2t.planning.candidates import Candidate, Estimate, candidates, without_evaluation
 from t2t.runtime import amounts
-from t2t.sections import Config
 
 # What is compiled of the best candidate in other orders of its axes, and with other blocks in its kernels of attention,
 # if so much of its step is to be saved.

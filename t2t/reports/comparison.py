@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from t2t import UserError
+from t2t.configuration.loading import flat
 from t2t.reports import curves, history, page, single
 from t2t.reports import run as runs
 from t2t.runtime import amounts
-from t2t.settings import flat
 from t2t.training import loss_curve
 
 # What the curves may be drawn over -> what the axis says.

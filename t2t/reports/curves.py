@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from t2t.configuration.stages import Stage
 from t2t.losses import Baseline
-from t2t.stages import Stage
 from t2t.training import loss_curve
 
 POINTS = 500  # of a curve

@@ -11,10 +11,11 @@ from typing import Any
 from etils import epath
 import ml_collections
 
-from t2t import UserError, stages
+from t2t import UserError
 from t2t.checkpoints import damage, going_back, store, writer
+from t2t.configuration import stages
+from t2t.configuration.loading import config_names, flat, load_config, records, saved_config
 from t2t.reports import history, seen
-from t2t.settings import config_names, flat, load_config, records, saved_config
 from t2t.storage import bucket, logs
 from t2t.training import class_files, writers
 from t2t.training.callbacks import nan_policy

@@ -9,9 +9,9 @@ import jax
 from jax.experimental import multihost_utils
 import numpy as np
 
+from t2t.configuration.stages import Stage
 from t2t.models.architecture import Batch
 from t2t.runtime import telling
-from t2t.stages import Stage
 from t2t.storage import logs
 
 NAME = "first_rows.jsonl"  # in a workdir: a line for each stage that began

@@ -4,7 +4,7 @@ from collections.abc import Collection
 import math
 
 from t2t import UserError, did_you_mean
-from t2t.sections import Config, EvalConfig, LoggingConfig, NumbersConfig
+from t2t.configuration.schema import Config, EvalConfig, LoggingConfig, NumbersConfig
 
 TRACKERS = ("wandb", "trackio", "mlflow")  # rows of `trackers.TRACKERS`
 

@@ -5,11 +5,12 @@ import dataclasses
 import functools
 import math
 
-from t2t import UserError, stages
+from t2t import UserError
 from t2t.configs import default
-from t2t.sections import Config, OptimizerConfig
-from t2t.settings import records
-from t2t.stages import Stage
+from t2t.configuration import stages
+from t2t.configuration.loading import records
+from t2t.configuration.schema import Config, OptimizerConfig
+from t2t.configuration.stages import Stage
 from t2t.training import paths, schedules
 
 # Keys of config.optimizer -> the optimizers that read them; all others are read by every optimizer.

@@ -9,8 +9,8 @@ from typing import Any
 from etils import epath
 import numpy as np
 
+from t2t.configuration.stages import Stage
 from t2t.losses import Baseline
-from t2t.stages import Stage
 from t2t.training import writers
 
 EACH, TRAINING, HELD_OUT, QUIET = "#9bb8d3", "#1f5fa8", "#c8442e", "#6b6b6b"  # colours

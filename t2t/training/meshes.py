@@ -7,10 +7,10 @@ from flax import nnx
 import jax
 
 from t2t import chips, sharding
+from t2t.configuration.schema import Config
+from t2t.configuration.stages import Stage
 from t2t.params import split_frozen
 from t2t.runtime import amounts
-from t2t.sections import Config
-from t2t.stages import Stage
 from t2t.training import recipe
 
 # A TPU works on rows of 128 numbers: a shard that is thinner is padded to that, and as large to send as if it were not.

@@ -17,8 +17,8 @@ import optax
 import optax.contrib
 
 from t2t import UserError, did_you_mean
+from t2t.configuration.schema import OptimizerConfig
 from t2t.params import Params, check_pattern, matches, stack_of
-from t2t.sections import OptimizerConfig
 from t2t.training import anchors, paths, schedules
 from t2t.training import orthogonal as orthogonal_lib
 

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from t2t import UserError, did_you_mean
+from t2t.configuration.schema import Config, OptimizerConfig
 from t2t.models.adapters import ADAPTERS
 from t2t.params import check_pattern, matches, stack_of
-from t2t.sections import Config, OptimizerConfig
 
 _KEY = "config.optimizer.paths"
 

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import optax
 
 from t2t import UserError, features, losses, sharding
+from t2t.configuration.schema import Config
+from t2t.configuration.stages import Stage
 from t2t.models import adapters as adapters_lib
 from t2t.models.architecture import Batch
 from t2t.models.kernels import dispatch
 from t2t.params import Params, join_frozen, path_name, split_frozen
-from t2t.sections import Config
-from t2t.stages import Stage
 from t2t.training import anchors, config_checks, optimizers, paths, schedules, train_state, train_step
 
 

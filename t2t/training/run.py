@@ -8,11 +8,11 @@ from typing import Any
 from etils import epath
 import jax
 
+from t2t.configuration.schema import Config
+from t2t.configuration.stages import Stage
 from t2t.metrics import Metrics
 from t2t.models.architecture import Batch
 from t2t.runtime import stopping, watchdog
-from t2t.sections import Config
-from t2t.stages import Stage
 from t2t.training.throughput import Throughput
 from t2t.training.train_logger import TrainLogger
 from t2t.training.train_state import TrainState

@@ -7,8 +7,9 @@ import math
 import jax.numpy as jnp
 import optax
 
-from t2t import UserError, did_you_mean, stages
-from t2t.sections import Config, OptimizerConfig
+from t2t import UserError, did_you_mean
+from t2t.configuration import stages
+from t2t.configuration.schema import Config, OptimizerConfig
 
 
 def t5_inverse_sqrt(config: OptimizerConfig, num_steps: int) -> optax.Schedule:

@@ -7,11 +7,11 @@ import json
 
 import jax
 
-from t2t import stages
 from t2t.checkpoints import damage, going_back, store, writer
 from t2t.checkpoints import start as starts
+from t2t.configuration import stages
+from t2t.configuration.schema import Config
 from t2t.runtime import hosts, stopping, watchdog
-from t2t.sections import Config
 from t2t.storage import bucket
 from t2t.training import callbacks as configured
 from t2t.training import ineffective, stage_program

@@ -10,12 +10,12 @@ from etils import epath
 import jax
 
 from t2t import UserError, losses
+from t2t.configuration.schema import Config
+from t2t.configuration.stages import Stage
 from t2t.models.architecture import Batch
 from t2t.models.kernels import dispatch
 from t2t.params import path_name
 from t2t.runtime import amounts, hosts
-from t2t.sections import Config
-from t2t.stages import Stage
 from t2t.training import config_checks, meshes, recipe
 from t2t.training.background_compile import BackgroundCompile
 from t2t.training.train_state import TrainState

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from t2t.sections import Config
+from t2t.configuration.schema import Config
 from t2t.training import setup
 from t2t.training.run import Callback, Rollback
 from t2t.training.stage_program import Data
@@ -13,7 +13,7 @@ def train(config: Config, workdir: str, *, callbacks: Sequence[Callback] = (), d
   """Trains until `config.train.steps`; resumes if the workdir has a checkpoint.
 
   Args:
-    config: see `t2t.settings.records`, and configs/default.py for the keys.
+    config: see `t2t.configuration.loading.records`, and configs/default.py for the keys.
     workdir: local or gs://; checkpoints, metrics and config.json are written there.
     callbacks: are called after those that the config selects (`training.callbacks`).
     data: what to train on; None: what the config selects.

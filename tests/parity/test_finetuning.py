@@ -9,11 +9,12 @@ import parity
 from parity import torch, transformers
 import pytest
 
-from t2t import sharding, stages
+from t2t import sharding
 from t2t.__main__ import main
 from t2t.checkpoints import pretrained
+from t2t.configuration import stages
+from t2t.configuration.loading import for_architecture, load_config, override, records
 from t2t.data import runs
-from t2t.settings import for_architecture, load_config, override, records
 
 SHARED = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data"
 STEPS, ROWS, RATE, DECAY = 30, 8, 1e-3, 0.05

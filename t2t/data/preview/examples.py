@@ -15,11 +15,11 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
+from t2t.configuration.schema import DataConfig
 from t2t.data import pipeline, raw_text, rows, selection, sources, streams, uncut, vocabularies
 from t2t.models.architecture import ARCHITECTURES, real_positions, sides
 from t2t.models.config import HeadConfig
 from t2t.runtime import quiet
-from t2t.sections import DataConfig
 
 Features = Mapping[str, Any]  # arrays, numbers and bytes
 

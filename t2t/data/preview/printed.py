@@ -10,12 +10,12 @@ import rich.console
 import rich.text
 import seqio
 
+from t2t.configuration.schema import DataConfig
 from t2t.data import objectives, raw_text, sources, uncut, vocabularies
 from t2t.data.preview import examples
 from t2t.data.sources import named
 from t2t.models.architecture import ARCHITECTURES, real_positions, sides
 from t2t.models.config import HeadConfig
-from t2t.sections import DataConfig
 
 _RECORD_LINES = 3  # of each text of a record
 _ASKED = ("answer_heads", "answer_targets", "has_answer")  # what is said in words instead

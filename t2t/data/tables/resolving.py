@@ -9,12 +9,12 @@ import numpy as np
 import seqio
 
 from t2t import UserError
+from t2t.configuration.schema import Config, DataConfig
 from t2t.data.sources import contents
 from t2t.data.tables import columns, examples, labels, reading, task
 from t2t.data.tables.spec import TASK, TableSpec, default_prefix, from_dict
 from t2t.losses import answered_by_heads
 from t2t.runtime import hosts
-from t2t.sections import Config, DataConfig
 
 _MEASURED = 1_000  # rows whose lengths are counted
 _FIT = 0.99  # share of them that is not cut

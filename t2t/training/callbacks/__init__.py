@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from t2t.configuration.schema import Config
 from t2t.runtime.lazy_table import LazyTable
-from t2t.sections import Config
 
 _HERE = "t2t.training.callbacks"
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import optax
 
+from t2t.configuration.schema import Config
 from t2t.losses import Baseline, Loss
-from t2t.sections import Config
 from t2t.training.run import Callback, DispatchedStep, Run
 
 STEPS = 50  # at chance in a row, before a run reports it

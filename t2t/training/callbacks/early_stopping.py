@@ -6,8 +6,8 @@ import math
 
 import jax
 
+from t2t.configuration.schema import EvalConfig
 from t2t.runtime import hosts
-from t2t.sections import EvalConfig
 from t2t.training import config_checks
 from t2t.training.run import Callback, Run
 

@@ -8,9 +8,9 @@ from etils import epath
 import jax
 
 from t2t.checkpoints import outdated
+from t2t.configuration.stages import Stage
 from t2t.losses import Baseline
 from t2t.runtime import hosts
-from t2t.stages import Stage
 from t2t.training import loss_curve, writers
 from t2t.training.callbacks import collapse
 from t2t.training.run import Callback, Run

@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 from t2t import UserError, did_you_mean
-from t2t.sections import Config, SourceConfig, StageConfig, read_stage
+from t2t.configuration.schema import Config, SourceConfig, StageConfig, read_stage
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,8 @@ from typing import Any
 from ml_collections import ConfigDict
 import numpy as np
 
-from t2t import UserError, settings
+from t2t import UserError
+from t2t.configuration import loading
 
 
 class _NoSuchKey(UserError, AttributeError):
@@ -33,7 +34,7 @@ class TypedConfig(ConfigDict):
       raise
     except AttributeError as error:
       key = f"{self._section}.{name}" if self._section else name
-      nearest = settings.instead_of(key, settings.all_keys())
+      nearest = loading.instead_of(key, loading.all_keys())
       raise _NoSuchKey(f"config.{key}={value!r}: no such key{nearest}") from error
 
   def __setitem__(self, key, value):

@@ -18,10 +18,10 @@ from ml_collections import ConfigDict, config_flags
 
 from t2t import UserError
 from t2t.configs import default
+from t2t.configuration.schema import OF_FILES, OPTIONAL, Config, DataConfig, SourceConfig
 from t2t.models.adapters import ADAPTERS
 from t2t.models.architecture import ARCHITECTURES
 from t2t.runtime import imports
-from t2t.sections import OF_FILES, OPTIONAL, Config, DataConfig, SourceConfig
 
 T = TypeVar("T")
 

@@ -1,0 +1,1 @@
+"""Config: the declaration of every key, and what reads, checks and overrides them."""
