@@ -1,8 +1,9 @@
 """Names that Hugging Face, T5X and MaxText give to settings and options, and the names that they have here."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 import functools
 import inspect
+import re
 from typing import Any, TypeVar
 
 from t2t import UserError, did_you_mean
@@ -208,3 +209,22 @@ def translating(function: _Door) -> _Door:
     return function(*args, **options)
 
   return call  # type: ignore[return-value]
+
+
+def t5x_pairs(value: Sequence[Any]) -> list[str]:
+  """The options that say what pairs of T5X's `assignment_map` say: (pattern, where it is there, or None: fresh).
+
+  In:  ((r"^.*decoder.*$", None), ("encoder", "body"))
+  Out: ["--config.init.fresh=decoder", "--config.init.parts=body=encoder"]
+  """
+  value = [(each.removesuffix("=None"), None) if str(each).endswith("=None") else each for each in value]
+  pairs = [value] if len(value) == 2 and isinstance(value[0], str) and not isinstance(value[1], str) else value
+  if not pairs or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+    return []
+  plain = lambda pattern: re.sub(r"/?(\(?\.\*\)?)?\$?$", "", re.sub(r"^\^?(\(?\.\*\)?)?", "", str(pattern)))
+  fresh = [plain(ours) or "." for ours, theirs in pairs if theirs is None]
+  # The group that stands behind a path is the rest of it, which parts move by themselves.
+  whole = lambda path: re.sub(r"/?\\\d$", "", str(path))
+  moved = [f"{whole(theirs)}={plain(ours)}" for ours, theirs in pairs if theirs is not None]
+  found = [f"--config.init.fresh={','.join(fresh)}"] if fresh else []
+  return found + ([f"--config.init.parts={','.join(moved)}"] if moved else [])

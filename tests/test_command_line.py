@@ -12,9 +12,8 @@ import t2t
 from t2t import UserError
 from t2t import __main__ as t2t_main
 from t2t.commands import options
-from t2t.configs import default
 from t2t.configuration.loading import config_names, for_architecture, load_config, override, records, with_current_keys
-from t2t.configuration.schema import OPTIONAL
+from t2t.configuration.schema import FIRST, OPTIONAL
 
 T5_SIZES = ("small", "base", "large", "xl", "xxl")
 FAMILIES = {
@@ -438,7 +437,7 @@ def test_train_help_lists_configs_and_the_first_keys():
   """With each key's default and its comment, at 80 columns; no more than one can take in."""
   text = help_of()
   keys = re.findall(r"^  --config\.(\w+\.\w+)=", text, re.MULTILINE)
-  assert sorted(keys) == sorted(f"{section}.{key}" for section, names in default.FIRST.items() for key in names)
+  assert sorted(keys) == sorted(f"{section}.{key}" for section, names in FIRST.items() for key in names)
   assert len(keys) <= 45
   assert all(name in text for name in [*NAMES, "--workdir", "--help all"])
   assert "--config.train.steps=1_000\n        updates" in text

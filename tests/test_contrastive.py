@@ -299,9 +299,9 @@ def test_two_texts_of_a_record():
 def test_published_comparisons():
   """Each config has its own; LaBSE's margin is in both directions."""
   of = lambda name: recipe.make(records(load_config(name))).loss.config
-  assert of("labse_base") == ContrastiveConfig(margin=0.3, symmetric=True)
-  assert of("quick_thought_base") == ContrastiveConfig(similarity="dot", temperature=1.0)
-  assert of("simcse_base") == ContrastiveConfig()
+  assert of("labse_base") == contrastive.ContrastiveConfig(margin=0.3, symmetric=True)
+  assert of("quick_thought_base") == contrastive.ContrastiveConfig(similarity="dot", temperature=1.0)
+  assert of("simcse_base") == contrastive.ContrastiveConfig()
 
 
 # ---- A run -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from t2t import __main__ as command
 from t2t.checkpoints import pretrained
 from t2t.configuration.loading import load_config, override, records
 from t2t.losses import electra
-from t2t.losses.electra import ElectraConfig
 from t2t.models import adapters as adapters_lib
 from t2t.models.adapters.prefix import PrefixConfig
 from t2t.models.adapters.prompt import PromptConfig
@@ -37,7 +36,7 @@ MODEL = toy.config(
   segment_types=2,
   heads=({"name": "replaced", "kind": "detector", "num_classes": 1},),
 )
-SMALL = ElectraConfig(embed_dim=12, num_heads=2, mlp_dim=16, num_layers=1)
+SMALL = electra.ElectraConfig(embed_dim=12, num_heads=2, mlp_dim=16, num_layers=1)
 
 
 def loss_of(**changed) -> electra.Electra:

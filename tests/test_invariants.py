@@ -16,7 +16,7 @@ import toy
 from t2t import losses, sharding
 from t2t.configs import default
 from t2t.configuration.loading import config_names, load_config, records
-from t2t.configuration.schema import OPTIONAL, OptimizerConfig
+from t2t.configuration.schema import OPTIONAL, SECTIONS, OptimizerConfig, keys
 from t2t.losses import contrastive, head_losses
 from t2t.models import architecture
 from t2t.models.config import TransformerConfig
@@ -245,19 +245,17 @@ def test_every_config_trains_at_toy_size(kind_of_model):
 
 
 def test_config_and_records_have_the_same_keys():
-  """Of every section; where a record has a default it is that of configs/default.py, which has all of them."""
+  """Every field of a section is a declared key with help, and the config has it with its default."""
   given = default.get_config()
   made = records(given)
-  for section in dataclasses.fields(made):
-    if section.name in OPTIONAL:
-      assert section.name not in given and getattr(made, section.name) is None
-      continue
-    if section.name == "stages":
-      assert made.stages == given.stages == ()
-      continue
-    record, values = getattr(made, section.name), given[section.name]
-    made_by_t2t = {"table"} if section.name == "data" else set()  # what the columns of a table were resolved to
-    assert {field.name for field in dataclasses.fields(record)} - made_by_t2t == set(values)
-    for field in dataclasses.fields(record):
-      if field.default is not dataclasses.MISSING and section.name != "model":  # a named size sets the model's
-        assert values[field.name] == field.default, field.name
+  assert set(given) == {*SECTIONS, "stages"} and made.stages == given.stages == ()
+  assert not set(OPTIONAL) & set(given) and not any(getattr(made, name) for name in OPTIONAL)
+  for section, record in SECTIONS.items():
+    made_by_t2t = {"table"} if section == "data" else set()  # what the columns of a table were resolved to
+    names = {field.name for field in dataclasses.fields(record)} - made_by_t2t
+    assert names == set(given[section])
+    if section != "model":  # whose keys are declared by TransformerConfig, and set by a named size
+      assert {field.name for field in keys(record) if field.metadata["help"]} == names
+      for field in keys(record):
+        if field.default is not dataclasses.MISSING:
+          assert given[section][field.name] == field.default == getattr(getattr(made, section), field.name)

@@ -12,7 +12,7 @@ from t2t import __main__ as command
 from t2t.commands import options
 from t2t.configs import default
 from t2t.configuration.loading import override, records
-from t2t.configuration.schema import OPTIONAL, Config
+from t2t.configuration.schema import OPTIONAL, SECTIONS
 from t2t.generation import decoding, writing
 from t2t.models.config import TransformerConfig
 
@@ -82,7 +82,7 @@ def test_every_option_with_a_fraction_is_checked():
 
 def _number_keys():
   """Keys whose records have a number, with what it is."""
-  sections = {field.name: field.type for field in dataclasses.fields(Config)} | dict(OPTIONAL)
+  sections = SECTIONS | dict(OPTIONAL)
   for section, values in options.keys_by_section().items():
     kinds = {field.name: field.type for field in dataclasses.fields(sections[section])}
     for key, value in values.items():

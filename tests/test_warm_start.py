@@ -399,7 +399,7 @@ def test_what_begins_fresh_is_trained():
   assert taken.fresh_in(frozen) == ["embed/table", "down"]
   assert taken.fresh_in({"embed": {"table": shape(3, 4)}}) == []
   config = records(load_config("tiny"))
-  adapted = dataclasses.replace(config, lora=LoraConfig())
+  adapted = dataclasses.replace(config, sections={"lora": LoraConfig()})
   with pytest.raises(UserError, match=r"embed/table \(and 1 more\) begins fresh.*: add embed/table to config.lora"):
     start._check_trained(["embed/table", "down", "heads/nli/pooler"], adapted)
   with pytest.raises(UserError, match="down begins fresh, .* take it out of config.train.freeze"):

@@ -1,8 +1,9 @@
 """The page of config keys, from what `t2t train --help all` prints."""
 
+from ml_collections import ConfigDict
+
 from t2t.commands import options
-from t2t.configs import default
-from t2t.models.adapters import ADAPTERS
+from t2t.configuration.schema import FIRST, comments, is_adapter
 
 # In config_keys.md: where the tables stand.
 MARK = "<!-- the tables of keys -->"
@@ -23,23 +24,23 @@ _ABOUT = {
 
 def markdown() -> str:
   """A table for each section: key, default, what it says."""
-  comments, parts = options.comments(), []
+  helps, parts = comments(), []
   for section, values in options.keys_by_section().items():
     parts.append(f"## {section}\n\n{_about(section)}\n\n| key | default | what it is |\n|---|---|---|")
     for key, value in values.items():
-      name = f"config.{section}.{key}" + (".NAME" if isinstance(value, dict) else "")
-      shown = "" if isinstance(value, dict) else options.shown(value)
-      parts.append(f"| `{name}` | {_code(shown)} | {_escaped(comments.get(f'{section}.{key}', ''))} |")
+      name = f"config.{section}.{key}" + (".NAME" if isinstance(value, ConfigDict) else "")
+      shown = "" if isinstance(value, ConfigDict) else options.shown(value)
+      parts.append(f"| `{name}` | {_code(shown)} | {_escaped(helps.get(f'{section}.{key}', ''))} |")
     parts.append("")
-  parts.append(f"## stages\n\n| key | what it is |\n|---|---|\n| `config.stages` | {_escaped(comments['stages'])} |")
+  parts.append(f"## stages\n\n| key | what it is |\n|---|---|\n| `config.stages` | {_escaped(helps['stages'])} |")
   return "\n".join(parts)
 
 
 def _about(section: str) -> str:
-  if section in default.FIRST:
+  if section in FIRST:
     return _ABOUT[section]
   return "Off, unless " + (
-    "the config or one of these keys turns it on." if section in ADAPTERS else f"`config.train.loss={section}`."
+    "the config or one of these keys turns it on." if is_adapter(section) else f"`config.train.loss={section}`."
   )
 
 

@@ -12,7 +12,7 @@ from t2t.configuration.loading import records, saved_config
 from t2t.configuration.schema import OPTIONAL, Config
 from t2t.training import recipe
 
-_DECIDE = ("model", "optimizer", "train", *OPTIONAL)  # sections of which a state's arrays may depend
+_DECIDE = ("model", "optimizer", "train")  # sections of which a state's arrays may depend, as of those of OPTIONAL
 
 
 def error(saved: Mapping[str, Any], config: Config, mesh: jax.sharding.Mesh, *, workdir: Any, step: int) -> str:
@@ -70,7 +70,7 @@ class _Change:
   def undone(self, config: Config) -> Config:
     """The config with it as it was."""
     if not self.key:
-      return dataclasses.replace(config, **{self.section: self.was})
+      return config.with_section(self.section, self.was)
     return config.with_(**{self.section: {self.key: self.was}})
 
 
@@ -89,7 +89,7 @@ def _quoted(value: str) -> str:
 
 
 def _changes(old: Config, new: Config) -> Iterator[_Change]:
-  for section in _DECIDE:
+  for section in (*_DECIDE, *OPTIONAL):
     was, is_now = getattr(old, section), getattr(new, section)
     if was is None or is_now is None:
       if was is not is_now:

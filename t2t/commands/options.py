@@ -4,8 +4,6 @@ import argparse
 from collections.abc import Callable, Iterator
 import dataclasses
 import difflib
-import inspect
-import pathlib
 import re
 import textwrap
 from typing import Any
@@ -15,35 +13,10 @@ from ml_collections import ConfigDict
 from t2t import UserError, did_you_mean
 from t2t.commands import gin_files
 from t2t.configs import default
-from t2t.configuration.loading import check_of_files, config_names, families, overridden, override, records
-from t2t.configuration.schema import OPTIONAL
-from t2t.models.adapters import ADAPTERS
+from t2t.configuration.loading import check_of_files, config_names, families, overridden, override
+from t2t.configuration.schema import FIRST, OPTIONAL, SECTIONS, comments, is_adapter
 from t2t.runtime import hosts
 from t2t.storage import bucket
-
-# Of a field of a record: behind it, or in lines of their own above it, as Sphinx reads them.
-_BEHIND, _ABOVE = r"^  (\w+): .*?  # (.*)$", r"((?:^  #: .*\n)+)  (\w+): "
-
-
-def comments() -> dict[str, str]:
-  """Key, "train.steps", -> what configs/default.py, models/config.py or sections.py says of it."""
-  from t2t.models import config as model_config
-
-  text = pathlib.Path(model_config.__file__).read_text()
-  fields = text.partition("class TransformerConfig")[2].partition("def __post_init__")[0]
-  found = {f"model.{name}": comment for name, comment in _of_fields(fields).items()}
-  for section, cls in OPTIONAL.items():
-    found |= {f"{section}.{name}": comment for name, comment in _of_fields(inspect.getsource(cls)).items()}
-  text = pathlib.Path(default.__file__).read_text()
-  found |= {name: comment for comment, name in re.findall(r"^  # (.*)\n  config\.(\w+) = \(\)$", text, re.MULTILINE)}
-  return found | dict(re.findall(r"^  config\.(\w+\.\w+) = .*?  # (.*)$", text, re.MULTILINE))
-
-
-def _of_fields(source: str) -> dict[str, str]:
-  """Name of a record's field -> its comment."""
-  above = re.findall(_ABOVE, source, re.MULTILINE)
-  comments = {name: " ".join(line.strip().removeprefix("#: ") for line in lines.splitlines()) for lines, name in above}
-  return comments | dict(re.findall(_BEHIND, source, re.MULTILINE))
 
 
 def shown(value: Any) -> str:
@@ -55,9 +28,9 @@ def shown(value: Any) -> str:
 
 def keys_by_section() -> dict[str, dict[str, Any]]:
   """Section -> key -> its default; those last that a config has only where they are used."""
-  config = records(default.get_config())
-  found = {section: dataclasses.asdict(getattr(config, section)) for section in default.FIRST}
-  del found["data"]["table"]  # which no one types: it is what a run finds of a table
+  config = default.get_config()
+  names = lambda section: [x.name for x in dataclasses.fields(SECTIONS[section]) if x.name in config[section]]
+  found = {section: {name: config[section][name] for name in names(section)} for section in FIRST}
   return found | {section: dataclasses.asdict(cls()) for section, cls in OPTIONAL.items()}
 
 
@@ -65,12 +38,12 @@ def _described_keys(which: str) -> Iterator[str]:
   """Lines on the keys of a section, on all, or on those that come first (""), with their defaults."""
   found = comments()
   for section, values in keys_by_section().items():
-    first = default.FIRST.get(section, ())
+    first = FIRST.get(section, ())
     if section in OPTIONAL and which in ("all", section):
-      when = "the config or one of these keys turns it on" if section in ADAPTERS else f"config.train.loss={section}"
+      when = "the config or one of these keys turns it on" if is_adapter(section) else f"config.train.loss={section}"
       yield f"  {section}: off, unless {when}:"
     for key in values if which in ("all", section) else () if which else first:
-      mapping = isinstance(values[key], dict)
+      mapping = isinstance(values[key], ConfigDict)
       yield f"  --config.{section}.{key}" + (".NAME=" if mapping else f"={shown(values[key])}")
       yield from _indented(found.get(f"{section}.{key}", ""))
   if which in ("all", "stages"):
@@ -100,7 +73,7 @@ class _Help(argparse.Action):
     print("\nkeys and their defaults (a config may set others):")
     print("\n".join(_described_keys(which)))
     if not which:
-      number = sum(map(len, sections.values())) - sum(map(len, default.FIRST.values()))
+      number = sum(map(len, sections.values())) - sum(map(len, FIRST.values()))
       print("\n" + textwrap.fill(f"and {number} more: --help all, or --help with a section: {', '.join(known)}", 80))
     parser.exit()
 

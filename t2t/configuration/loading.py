@@ -1,6 +1,5 @@
 """Configs: found by name or path, their keys overridden, and made the records that the library takes."""
 
-import ast
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import difflib
@@ -18,8 +17,8 @@ from ml_collections import ConfigDict, config_flags
 
 from t2t import UserError
 from t2t.configs import default
-from t2t.configuration.schema import OF_FILES, OPTIONAL, Config, DataConfig, SourceConfig
-from t2t.models.adapters import ADAPTERS
+from t2t.configuration import stages
+from t2t.configuration.schema import OF_FILES, OPTIONAL, SECTIONS, Config, DataConfig, SourceConfig, is_adapter, keys
 from t2t.models.architecture import ARCHITECTURES
 from t2t.runtime import imports
 
@@ -33,6 +32,9 @@ _RENAMED = {
 }
 
 _STAGES = "stages"  # which is no section but a list of mappings
+
+# Keys that a user's config of its own may lack, as all of config.data.
+_LATER = ("init.fresh", "init.parts", "init.rows", "init.by_piece", "mesh.order")
 
 # Mappings whose names have keys of their own, and the record of those.
 _RECORDS = {"data.sources": SourceConfig}
@@ -79,9 +81,8 @@ def saved_config(saved: Mapping[str, Any]) -> ConfigDict:
   found = default.get_config().copy_and_resolve_references()
   as_tuples = lambda values: {key: tuple(x) if isinstance(x, list) else x for key, x in values.items()}
   sections = with_current_keys(saved)
-  stages = tuple(map(as_tuples, sections.pop(_STAGES, ())))
   with found.unlocked():
-    found[_STAGES] = stages
+    found[_STAGES] = tuple(map(as_tuples, sections.pop(_STAGES, ())))
     for name, values in ((name, as_tuples(values)) for name, values in sections.items()):
       if name in OPTIONAL:
         found[name] = values
@@ -223,7 +224,7 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
         raise UserError(f"{name}: no such key; a key is of letters, digits and _")
   for argument in arguments:
     if argument.startswith(f"--config.{_STAGES}="):
-      _check_stages_typed(argument.partition("=")[2])
+      stages.check_typed(argument.partition("=")[2])
   arguments = [_listed(config, keys, argument) for argument in arguments]
   values = flags.FlagValues()
   config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=["t2t", *arguments])
@@ -234,7 +235,7 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
     raise UserError(re.sub(r"could not convert string to float.*", "must be a number", text)) from error
   if len(rest) > 1:
     raise UserError(f"unexpected argument {rest[1]!r}; options have the form --config.SECTION.KEY=VALUE")
-  _check_stages(values.config, arguments)
+  stages.check_overrides(values.config, arguments)
   for name in OPTIONAL:
     mine = next((argument for argument in arguments if argument.startswith(f"--config.{name}.")), None)
     if mine and not _is_used(values.config, name):
@@ -259,32 +260,6 @@ def overridden(spec: str, arguments: list[str], *, prepare: Callable[[ConfigDict
     prepare(config)
     for_architecture(spec, config)
   return override(config, arguments)
-
-
-def _check_stages_typed(value: str) -> None:
-  """Refuses stages that are no mappings as Python writes them, of which absl would tell what is wrong with a tuple."""
-  try:
-    ast.literal_eval(value.replace("\n", " ").strip() or "()")  # a stage a line, as one may type them
-  except (SyntaxError, ValueError) as error:
-    raise UserError(
-      f"--config.{_STAGES}={value}: cannot be read ({getattr(error, 'msg', 'it is no list of mappings')}); give a"
-      f""" mapping for each stage, --config.{_STAGES}='{{"name": "short", "share": 0.9}}, {{"name": "long"}}'"""
-    ) from error
-
-
-def _check_stages(config: ConfigDict, arguments: Sequence[str]) -> None:
-  """Refuses a key that is typed for the run, and that every stage says itself, so that it would change nothing."""
-  stages = [stage for stage in config[_STAGES] if isinstance(stage, Mapping)]
-  if any(argument.startswith(f"--config.{_STAGES}") for argument in arguments):
-    return
-  for argument in arguments if stages else ():
-    key = argument.partition("=")[0].removeprefix("--config.")
-    if all(key in stage for stage in stages):
-      said = ", ".join(f"{stage.get('name', number)}: {stage[key]!r}" for number, stage in enumerate(stages, start=1))
-      raise UserError(
-        f"{argument}: every stage of this config says it itself ({said}); give the stages anew (docs/stages.md), or add"
-        f" --config.{_STAGES}='()' for a run in one"
-      )
 
 
 def check_of_files(config: ConfigDict, arguments: Sequence[str]) -> None:
@@ -320,7 +295,7 @@ def check_of_files(config: ConfigDict, arguments: Sequence[str]) -> None:
 
 def _is_used(config: ConfigDict, section: str) -> bool:
   """Whether a run reads an optional section: an adapter's always, a loss's if it is the run's loss."""
-  return section in ADAPTERS or config.train.loss == section
+  return config.train.loss == section or is_adapter(section)
 
 
 def _value(config: ConfigDict, key: str) -> Any:
@@ -415,40 +390,18 @@ def records(config: ConfigDict) -> Config:
   Raises:
     UserError: a section or a key that there is not, or one that is missing; a value that the model cannot have.
   """
-  always = {field.name: field.type for field in dataclasses.fields(Config) if field.name not in (_STAGES, *OPTIONAL)}
-  known = [*always, *OPTIONAL, _STAGES]
-  unknown = [name for name in config if name not in known]
-  if unknown:
+  known = [*SECTIONS, *OPTIONAL, _STAGES]
+  if unknown := [name for name in config if name not in known]:
     raise UserError(f"config.{unknown[0]}: no such section{_nearest(unknown[0], known)}")
-  missing = [name for name in (*always, _STAGES) if name not in config]
-  if missing:
+  if missing := [name for name in (*SECTIONS, _STAGES) if name not in config]:
     raise UserError(f"config.{missing[0]} is missing; start from `t2t.configs.default.get_config()`")
-  record_of = always | {name: OPTIONAL[name] for name in OPTIONAL if name in config}
+  optional = {name: OPTIONAL[name] for name in OPTIONAL if name in config}
   for name in config:
-    _check_numbers(config[name], f"config.{name}", record_of.get(name))
-  is_read = lambda name: name in always or _is_used(config, name)
-  read = {name: _record(config, name, cls) for name, cls in record_of.items() if is_read(name)}
-  found = Config(**read, stages=config[_STAGES])
+    _check_numbers(config[name], f"config.{name}", (SECTIONS | optional).get(name))
+  read = {name: _record(config, name, cls) for name, cls in SECTIONS.items()}
+  used = {name: _record(config, name, cls) for name, cls in optional.items() if _is_used(config, name)}
+  found = Config(**read, stages=config[_STAGES], sections=used)
   return found.with_(data={"mixture": ""}) if found.data.files or found.data.sources else found
-
-
-def _t5x_pairs(value: Sequence[Any]) -> list[str]:
-  """The options that say what pairs of T5X's `assignment_map` say: (pattern, where it is there, or None: fresh).
-
-  In:  ((r"^.*decoder.*$", None), ("encoder", "body"))
-  Out: ["--config.init.fresh=decoder", "--config.init.parts=body=encoder"]
-  """
-  value = [(each.removesuffix("=None"), None) if str(each).endswith("=None") else each for each in value]
-  pairs = [value] if len(value) == 2 and isinstance(value[0], str) and not isinstance(value[1], str) else value
-  if not pairs or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
-    return []
-  plain = lambda pattern: re.sub(r"/?(\(?\.\*\)?)?\$?$", "", re.sub(r"^\^?(\(?\.\*\)?)?", "", str(pattern)))
-  fresh = [plain(ours) or "." for ours, theirs in pairs if theirs is None]
-  # The group that stands behind a path is the rest of it, which parts move by themselves.
-  whole = lambda path: re.sub(r"/?\\\d$", "", str(path))
-  moved = [f"{whole(theirs)}={plain(ours)}" for ours, theirs in pairs if theirs is not None]
-  found = [f"--config.init.fresh={','.join(fresh)}"] if fresh else []
-  return found + ([f"--config.init.parts={','.join(moved)}"] if moved else [])
 
 
 def _check_numbers(value: Any, key: str, cls: type | None = None) -> None:
@@ -466,6 +419,15 @@ def _check_numbers(value: Any, key: str, cls: type | None = None) -> None:
     raise UserError(f"{key}={value}: must be a finite number; give one")
 
 
+def _t5x_pairs(values: Sequence[Any]) -> list[str]:
+  """Options for pairs that are written as in T5X; []: values are patterns."""
+  if all(isinstance(each, str) and not each.endswith("=None") for each in values):
+    return []
+  from t2t import foreign_names
+
+  return foreign_names.t5x_pairs(values)
+
+
 def _record(config: ConfigDict, name: str, cls: type[T]) -> T:
   fields = dataclasses.fields(cls)
   known = [field.name for field in fields]
@@ -476,8 +438,8 @@ def _record(config: ConfigDict, name: str, cls: type[T]) -> T:
     meant = f" any more; it is config.{_RENAMED[key]}" if key in _RENAMED else meant
     raise UserError(f"config.{key}: no such key{meant}")
   needed = [field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING]
-  missing = [key for key in needed if key not in config[name]]
-  if missing:
+  needed += [field.name for field in keys(cls) if name != "data" and f"{name}.{field.name}" not in _LATER]
+  if missing := [key for key in needed if key not in config[name]]:
     raise UserError(f"config.{name}.{missing[0]} is missing; start from `t2t.configs.default.get_config()`")
   for key in (field.name for field in fields if field.type == tuple[str, ...] and field.name in config[name]):
     if name == "init" and (pairs := _t5x_pairs(config[name][key])):

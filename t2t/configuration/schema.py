@@ -1,26 +1,71 @@
-"""A typed, frozen record of every section of a config: what the library takes in place of a ConfigDict."""
+"""The declaration of every config key: type, default, range or choices, and help, in one frozen record per section."""
 
 from collections.abc import Iterable, Mapping
 import dataclasses
+import inspect
+import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from t2t import UserError, did_you_mean
-from t2t.models.adapters import ADAPTERS, Adapters
 from t2t.models.config import TransformerConfig
-from t2t.runtime.lazy_table import LazyTable
+from t2t.runtime import lazy_table
 
-if TYPE_CHECKING:
-  from t2t.losses.contrastive import ContrastiveConfig
-  from t2t.losses.electra import ElectraConfig
-  from t2t.models.adapters.bitfit import BitFitConfig
-  from t2t.models.adapters.houlsby import HoulsbyConfig
-  from t2t.models.adapters.ia3 import Ia3Config
-  from t2t.models.adapters.lora import LoraConfig
-  from t2t.models.adapters.pals import PalsConfig
-  from t2t.models.adapters.pfeiffer import PfeifferConfig
-  from t2t.models.adapters.prefix import PrefixConfig
-  from t2t.models.adapters.prompt import PromptConfig
+Texts = tuple[str, ...]
+_EPOCH = ", or 0: once an epoch"  # 0 is replaced by the steps of an epoch before ranges are checked
+
+
+def key(
+  default: Any,
+  help: str,
+  *,
+  choices: Texts = (),
+  least: float = -math.inf,
+  most: float = math.inf,
+  note: str = "",
+) -> Any:
+  """Declares a key of a section.
+
+  Args:
+    default: a dict: the key is a mapping, empty by default, whose names the user chooses.
+    help: shown by `t2t train --help` and in docs/config_keys.md.
+    choices: all values that there are.
+    least, most: the range of a number, which is finite.
+    note: ends the error about a number out of its range.
+  """
+  metadata = {"help": help, "choices": choices, "least": least, "most": most, "note": note}
+  if isinstance(default, dict):
+    return dataclasses.field(default_factory=dict, metadata=metadata)
+  return dataclasses.field(default=default, metadata=metadata)
+
+
+def check_ranges(section: str, record: Any, *, only: Texts = (), notes: Mapping[str, str] | None = None) -> None:
+  """Checks choices and ranges of the keys of a section.
+
+  Args:
+    section: its name.
+    record: its record.
+    only: names of keys; (): all of the section.
+    notes: value -> the end of the error about it.
+
+  Raises:
+    UserError: names the key, and what would be right.
+  """
+  for field in keys(type(record)):
+    if only and field.name not in only:
+      continue
+    value, said = getattr(record, field.name), field.metadata
+    where, (least, most) = f"config.{section}.{field.name}", (said["least"], said["most"])
+    if said["choices"] and value not in said["choices"]:
+      raise UserError(f"{where}={value!r}: give {', '.join(said['choices'])}{(notes or {}).get(value, '')}")
+    if least > -math.inf and not (least <= value <= most and math.isfinite(value)):
+      wanted = f"at least {least}" if most == math.inf else f"from {least} to {most}"
+      raise UserError(f"{where}={value}: must be {wanted}{said['note']}")
+
+
+def keys(record: type) -> list[dataclasses.Field]:
+  """Returns the fields of a record that `key` declares, in order."""
+  return [field for field in dataclasses.fields(record) if "help" in field.metadata]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,43 +95,49 @@ OF_FILES += ("noise_density", "mean_noise_span_length")
 class DataConfig:
   """What is read, and how it becomes examples."""
 
-  files: str = ""
-  eval_files: str = ""
-  field: str = "text"
-  annotations: str = "entities"
-  translation: str = "translation"
-  both_directions: bool = False
-  language: str = ""
-  language_tags: str = ""
-  labels: str = ""
-  columns: str = ""
-  prefix: str = ""
-  table: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # a table's columns and classes, once it is read
-  malformed: float = 0.0
-  files_may_change: bool = False
-  objective: str = "span_corruption"
-  dictionary: str = ""
-  switching_rate: float = 0.0
-  mixture: str = ""
-  task_modules: tuple[str, ...] = ()
-  train_split: str = "train"
-  eval_split: str = "validation"
-  cache_dir: str = ""
-  folders: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  sources: Mapping[str, SourceConfig] = dataclasses.field(default_factory=dict)
-  size: str = "examples"
-  alpha: float = 1.0
-  most_epochs: float = 0.0
-  vocabulary: str = ""
-  extra_ids: int = 100
-  special_tokens: bool = False
-  inputs_length: int = 512
-  targets_length: int = 114
-  noise_density: float = 0.0
-  mean_noise_span_length: float = 0.0
-  pack: bool = False
-  num_streams: int = 0
-  shuffle_buffer: int = 256
+  files: str = key("", "globs, comma-separated: .txt .jsonl .csv .tsv .tmx (.gz, .zst) .parquet .tfrecord; gs://")
+  eval_files: str = key("", "held-out text; without it about 1 % of `files` is held out, by a hash of the text")
+  field: str = key("text", "name of the text in JSON lines, CSV, Parquet, TFRecord; a path, meta.text; TMX: language")
+  annotations: str = key("entities", "that of [start, end] of each phrase, in characters: for annotated_masked_lm")
+  translation: str = key("translation", "of each text: a field, TMX's language, or beside it: .en.txt=.fr.txt")
+  both_directions: bool = key(False, "a text and its translation are two examples: each is given, and the other asked")
+  language: str = key("", "what `files` are in: a name, sw; of texts with translations two, en,sw")
+  language_tags: str = key("", 'in front of texts to translate: "<2{target}>", "{source} to {target}:"; "": none')
+  labels: str = key("", '`files` are a table: auto, number, text, or its classes "no,yes"; docs/finetune_table.md')
+  columns: str = key("", 'of a table, which is what: "text=review,label=stars"; "": found by name and content')
+  prefix: str = key("", 'of a table, in front of the inputs: "sst2 sentence:"; "": its column\'s name; none')
+  malformed: float = key(0.0, "share of the records of `files` that each host may find so and leave out; 0: none")
+  files_may_change: bool = key(False, "a run goes on though files that it reads were altered since it stopped")
+  objective: str = key("span_corruption", "what `files` are made into")
+  dictionary: str = key("", 'TSV of words and translations, by which words of `files` are replaced; "": none are')
+  switching_rate: float = key(0.0, "with which probability, of words that the dictionary has")
+  mixture: str = key("", 'a registered seqio task or mixture, instead of `files`; "a,b,c": by numbers of examples')
+  task_modules: Texts = key((), 'modules or .py files that register it: ("t2t.tasks.c4", "my_tasks.py")')
+  train_split: str = key("train", "of the mixture; of a benchmark a slice, too: train[:100]")
+  eval_split: str = key("validation", "of the mixture")
+  cache_dir: str = key("", "folder that `t2t cache` wrote: the mixture's tasks are read from it")
+  folders: Mapping[str, str] = key(
+    {}, "a benchmark's files as released (superglue=FOLDER); without: TensorFlow Datasets"
+  )
+  sources: Mapping[str, SourceConfig] = key(
+    {}, "several, instead of files or a mixture: sources.NAME.files; see docs/sources.md"
+  )
+  size: str = key("examples", "what sources without a rate are drawn by: examples or tokens, of each there are")
+  alpha: float = key(1.0, "to the power of which; 0.3: small ones more often (XLM-R, mT5); 1 / T of T5's temperature")
+  most_epochs: float = key(0.0, "passes over a source or a task of a mixture at which a run warns; 0: never")
+  vocabulary: str = key("", '"bytes", a file or folder of SentencePiece, WordPiece or BPE; empty: the task\'s')
+  extra_ids: int = key(100, "sentinels on top of the vocabulary")
+  special_tokens: bool = key(False, "[MASK], <extra_id_0>, ... spelled in records are control tokens, not text")
+  inputs_length: int = key(512, "positions", least=1)
+  targets_length: int = key(114, "positions; 512 inputs at the density and span below make 114 targets", least=1)
+  noise_density: float = key(0.0, "share of the tokens that is masked; 0: as the objective was published (0.15)")
+  mean_noise_span_length: float = key(0.0, "tokens; 0: as the objective was published (3)")
+  pack: bool = key(False, "several short examples in one sequence; otherwise text is concatenated and split")
+  num_streams: int = key(0, "parts of the data with a position of their own; 0: chosen at the first start, then kept")
+  shuffle_buffer: int = key(256, "examples of `files` that each stream draws from")
+
+  # A table's columns and classes, once it is read; no key.
+  table: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
     # A config has a ConfigDict here; config.json and what compares two of them need a dict.
@@ -158,130 +209,152 @@ def _source(name: str, values: SourceConfig | Mapping[str, Any]) -> SourceConfig
 class TrainConfig:
   """What training does, and what it asks of the machines."""
 
-  steps: int
-  epochs: float
-  batch_size: int
-  microbatches: int
-  seed: int
-  loss: str
-  z_loss: float
-  label_smoothing: float
-  chunk_tokens: int
-  freeze: tuple[str, ...]
-  hosts: int
-  stall_factor: float
-  stall_seconds: int
-  compilation_cache: str
-  xla_flags: bool
-  deterministic: bool
-  offload_optimizer: bool
-  log_every: int
+  steps: int = key(1_000, "updates", least=1)
+  epochs: float = key(0.0, "passes over the examples of the mixture's tasks, instead of steps; 0: steps count")
+  batch_size: int = key(128, "sequences, over all devices", least=1)
+  microbatches: int = key(1, "the batch is cut in as many parts, one after another: less memory, same result", least=1)
+  seed: int = key(0, "of parameters, dropout and the order of data")
+  loss: str = key("", 'cross_entropy, heads, tokens_and_heads, electra, contrastive; "": heads where they answer')
+  z_loss: float = key(1e-4, "times log(Z)**2, added to the loss: keeps the logits near zero")
+  label_smoothing: float = key(0.0, "share of the target distribution spread over the vocabulary; not held out")
+  chunk_tokens: int = key(256, "target positions per batch shard whose logits exist at one time", least=1)
+  freeze: Texts = key((), "parameters whose path matches one of these patterns are not trained")
+  hosts: int = key(0, "that must have come; 0: as many as there are")
+  stall_factor: float = key(20.0, "a step so many times as long as usual has all hosts say where they stand; 0: none")
+  stall_seconds: int = key(1_800, "the start, or a step, that takes so long ends a run on several hosts; 0: never")
+  compilation_cache: str = key("auto", 'folder of compiled programs; "": none; several hosts: one that all see')
+  xla_flags: bool = key(True, "those of t2t/runtime/xla_flags.py, which let collectives overlap with computing")
+  deterministic: bool = key(False, "GPUs: the same bits each time, if slower; CPUs and TPUs give them anyway")
+  offload_optimizer: bool = key(False, "moments wait in the host's memory between updates")
+  log_every: int = key(
+    1, "steps between rows in metrics.jsonl and TensorBoard, each of one step; the last has one", least=1
+  )
 
 
 @dataclasses.dataclass(frozen=True)
 class NumbersConfig:
   """What is done about a loss or a gradient that goes wrong."""
 
-  not_finite: str
-  most_in_a_row: int
-  most_skipped: float
-  most_backs: int
-  spike_deviations: float
-  spike_window: int
-  spike: str
+  not_finite: str = key(
+    "stop",
+    "a loss or gradient norm: stop; skip: no update; back: to the last checkpoint",
+    choices=("stop", "skip", "back"),
+  )
+  most_in_a_row: int = key(10, "skip: so many updates may be left out one after another", least=1)
+  most_skipped: float = key(0.05, "skip: share of train.steps whose updates may be left out; one may but at 0", least=0)
+  most_backs: int = key(3, "back: so many times a run may go back", least=0)
+  spike_deviations: float = key(
+    0.0, "a loss so many standard deviations above the mean is a spike; 0: none is", least=0
+  )
+  spike_window: int = key(128, "steps before it that mean and deviation are of", least=2)
+  spike: str = key("warn", "at a spike: warn, stop, or back", choices=("warn", "stop", "back"))
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
   """How parameters are updated; learning rates are per step."""
 
-  name: str
-  learning_rate: float
-  schedule: str
-  warmup_steps: int
-  warmup_ratio: float
-  layer_decay: float
-  final_ratio: float
-  decay_share: float
-  decay_shape: str
-  rise: float
-  rise_ratio: float
-  clip_norm: float
-  scale_by_parameter: bool
-  weight_decay: float
-  no_decay: tuple[str, ...]
-  adafactor_decay_rate: float
-  adafactor_clip: float
-  b1: float
-  b2: float
-  epsilon: float
-  muon_momentum: float
-  muon_iterations: int
-  paths: tuple[str, ...]
-  fisher: str
-  log_distance: bool
+  name: str = key("adafactor", "adafactor, adamw, lamb, lion, muon, sgd, stable_adamw")
+  learning_rate: float = key(0.01, "at the top of the schedule", least=0.0)
+  schedule: str = key("t5_inverse_sqrt", "or inverse_sqrt,cosine,linear,constant,wsd,slanted_triangle,one_cycle")
+  warmup_steps: int = key(10_000, "updates before the learning rate falls", least=0)
+  warmup_ratio: float = key(0.0, "the same as a share of all steps; 0: warmup_steps count", least=0.0, most=1.0)
+  layer_decay: float = key(
+    1.0, "times the rate of each layer below: 0.9 for fine-tuning (Clark et al. 2020)", least=0.0, most=1.0
+  )
+  final_ratio: float = key(
+    0.0, "cosine, linear, wsd, one_cycle: last learning rate as a share of the top", least=0.0, most=1.0
+  )
+  decay_share: float = key(0.2, "wsd: share of all steps, the last, in which the rate falls", least=0.0, most=1.0)
+  decay_shape: str = key("linear", "wsd: how it falls; or 1-sqrt")
+  rise: float = key(
+    0.1, "slanted_triangle, one_cycle: share of all steps, the first, in which the rate rises", least=0.0, most=1.0
+  )
+  rise_ratio: float = key(32.0, "slanted_triangle, one_cycle: top of the rate over the first", least=1.0)
+  clip_norm: float = key(0.0, "global norm of the gradient; 0 does not clip", least=0.0)
+  scale_by_parameter: bool = key(True, "updates relative to each parameter's root mean square")
+  weight_decay: float = key(0.0, "times the learning rate", least=0.0)
+  no_decay: Texts = key(("norm", "bias"), "parameters whose path matches are not decayed")
+  adafactor_decay_rate: float = key(0.8, "second moments are averaged with 1 - step**-rate", least=0.0)
+  adafactor_clip: float = key(1.0, "root mean square of an update, before scaling", least=0.0)
+  b1: float = key(0.9, "adamw, stable_adamw, lamb, lion, and what muon leaves to Adam", least=0.0, most=1.0)
+  b2: float = key(0.999, "as b1; lion wants 0.99", least=0.0, most=1.0)
+  epsilon: float = key(1e-8, "as b1, but for lion", least=0.0)
+  muon_momentum: float = key(0.95, "of the matrices that muon makes orthogonal", least=0.0, most=1.0)
+  muon_iterations: int = key(5, "of Newton and Schulz, by which it does; small models need fewer", least=1, most=20)
+  paths: Texts = key((), '"PATTERN: SETTING ...": frozen, rate=0.1, depth=0.9; see docs/parameters.md')
+  fisher: str = key("", "folder that `t2t fisher` wrote: anchors hold each parameter by what it says (EWC)")
+  log_distance: bool = key(False, "how far each layer is from where it began; keeps the values it began with")
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
   """What is measured between steps and by `t2t eval`, and how tasks are asked."""
 
-  every: int
-  batches: int
-  batch_size: int
-  examples: int
-  patience: int
-  stop_by: str
-  tasks: tuple[str, ...]
-  method: str
-  num_beams: int
-  length_penalty: float
-  shots: int
-  max_examples: int
+  every: int = key(1_000, "steps; the last step is always evaluated; 0: once an epoch", least=1, note=_EPOCH)
+  batches: int = key(20, "held-out batches at most; always the same ones", least=1)
+  batch_size: int = key(0, "sequences; 0: as train.batch_size")
+  examples: int = key(3, "of what the model makes of held-out text, at evaluations; the last are printed")
+  patience: int = key(
+    0,
+    "evaluations without a better one after which the run ends early; 0: it has all its steps",
+    least=0,
+    note="; 0: the run has all its steps",
+  )
+  stop_by: str = key("loss", 'what is to become better: the held-out loss, or a task\'s metric, "glue_rte/accuracy"')
+  # Of tasks with metrics:
+  tasks: Texts = key((), 'those of the mixture that are evaluated, ("cb", "rte"); empty: all')
+  method: str = key("", 'write: token by token; rank: the likeliest of the task\'s options; head; "": as was trained')
+  num_beams: int = key(1, "of beam search; 1: the likeliest token at each position")
+  length_penalty: float = key(0.6, "of beam search: sums are divided by ((5 + length) / 6) ** penalty")
+  shots: int = key(0, "solved training examples in front of each input")
+  max_examples: int = key(0, "of each task; 0: all")
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
   """When a run is saved, and what of it is kept."""
 
-  every: int
-  keep: int
-  retry_seconds: float
+  every: int = key(1_000, "steps; the last step is always saved; 0: once an epoch", least=1, note=_EPOCH)
+  keep: int = key(3, "the last so many, at least two; the best by held-out loss is kept besides", least=1)
+  retry_seconds: float = key(300.0, "a save of one process that fails is tried again for so long")
 
 
 @dataclasses.dataclass(frozen=True)
 class LoggingConfig:
   """Where what is measured goes besides metrics.jsonl, and what else is shown of a run."""
 
-  tracker: str
-  project: str
-  texts: bool
-  histograms: int
+  tracker: str = key("none", "wandb, trackio, mlflow: numbers go there as well; see docs/trackers.md")
+  project: str = key("t2t", "what the tracker files the run under")
+  texts: bool = key(True, "eval.examples of them at each evaluation: samples.jsonl, TensorBoard; else at the end")
+  histograms: int = key(0, "TensorBoard: steps between those of parameters and their updates; 0: none")
 
 
 @dataclasses.dataclass(frozen=True)
 class InitConfig:
   """Where parameters come from when a run begins."""
 
-  checkpoint: str
-  inherit: bool
-  parameters: bool
-  fresh: tuple[str, ...] = ()
-  parts: tuple[str, ...] = ()
-  rows: tuple[str, ...] = ()
-  by_piece: bool = False
+  checkpoint: str = key("", "a checkpoint (t2t's, Hugging Face's or T5X's) whose parameters training starts from")
+  inherit: bool = key(False, "its model and vocabulary take the place of config.model and config.data.vocabulary")
+  parameters: bool = key(True, "False: start from fresh parameters after all, to compare")
+  # Of a model that is not the checkpoint's, patterns over its parameters' paths; all others are the checkpoint's:
+  fresh: Texts = key((), 'begin with fresh values: "head", "cross_attention,decoder/layers/mlp"')
+  parts: Texts = key((), 'are called so there: "embed,encoder,encoder=decoder"; parts not named stay behind; ".": all')
+  rows: Texts = key((), 'may have more or fewer rows than there, of which the first are taken: "embed/table,head"')
+  by_piece: bool = key(False, "rows of its vocabulary are found by piece, not id; new: the mean of its old pieces")
+  # Parts of the run one after another, ({"share": 0.9, "data.inputs_length": 128}, {}): see docs/stages.md.
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
   """Devices along each axis; one may be -1: all that are left."""
 
-  dcn_data: int
-  data: int
-  fsdp: int
-  sequence: int
-  tensor: int
-  order: tuple[str, ...] = ()
+  dcn_data: int = key(1, "as data, from slice to slice over the data centre's network: as many as there are slices")
+  data: int = key(1, "the batch is split, parameters are copied")
+  fsdp: int = key(0, "batch and parameters are split; 0: as far as is sound, and the rest is data")
+  sequence: int = key(1, "each sequence is split, for long ones; parameters as well")
+  tensor: int = key(1, "heads, feed-forward and vocabulary are split")
+  order: Texts = key((), 'chips along each side of a slice that axes cover, neighbours first: "tensor:2x4,fsdp:4x2"')
 
   @property
   def sizes(self) -> dict[str, int]:
@@ -310,12 +383,16 @@ class StageConfig:
     return {"name": self.name, **length, **self.changes}
 
 
-def read_stage(number: int, values: StageConfig | Mapping[str, Any]) -> StageConfig:
-  """The record of the stage that is `number` in a config, from 1.
+def read_stages(stages: Iterable[StageConfig | Mapping[str, Any]]) -> tuple[StageConfig, ...]:
+  """Makes the records of `config.stages`.
 
   Raises:
-    UserError: it is no mapping, or says its name or its length as what it is not.
+    UserError: a stage is no mapping, or says its name or its length as what it is not.
   """
+  return tuple(_read_stage(number, values) for number, values in enumerate(stages, start=1))
+
+
+def _read_stage(number: int, values: StageConfig | Mapping[str, Any]) -> StageConfig:
   if isinstance(values, StageConfig):
     return values
   where = f"config.stages, stage {number}"
@@ -341,53 +418,51 @@ def read_stage(number: int, values: StageConfig | Mapping[str, Any]) -> StageCon
   return StageConfig(str(name or number), steps, share, changes=values)
 
 
-# Sections that a config has only where they are used: where one key is typed, the others have their defaults.
-OPTIONAL: LazyTable[type] = LazyTable(
-  {
-    "electra": "t2t.losses.electra:ElectraConfig",
-    "contrastive": "t2t.losses.contrastive:ContrastiveConfig",
-    **{name: f"{path}.config" for name, path in ADAPTERS.rows.items()},
-  }
-)
+# Packages that register sections which a config has only where they are used: "module:table", name -> "module:class".
+_ADAPTERS = "t2t.models.adapters:SECTIONS"
+# Name of such a section -> its record; where one of its keys is typed, the others have their defaults.
+OPTIONAL: lazy_table.LazyTable[type] = lazy_table.JoinedTable("t2t.losses:SECTIONS", _ADAPTERS)
+
+
+def is_adapter(section: str) -> bool:
+  """Whether a section of OPTIONAL adapts a model, and is used wherever a config has it."""
+  return section in lazy_table.load(_ADAPTERS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """A run, section by section; configs/default.py says what each key means, and has the defaults."""
+  """A run, section by section; `sections` has those of OPTIONAL that it has, also read as `config.lora`."""
 
   model: TransformerConfig
-  data: DataConfig
-  train: TrainConfig
-  numbers: NumbersConfig
-  optimizer: OptimizerConfig
-  eval: EvalConfig
-  checkpoint: CheckpointConfig
-  logging: LoggingConfig
-  init: InitConfig
-  mesh: MeshConfig
-  stages: tuple[StageConfig, ...] = ()
-  # Those of OPTIONAL:
-  electra: "ElectraConfig | None" = None
-  contrastive: "ContrastiveConfig | None" = None
-  lora: "LoraConfig | None" = None
-  bitfit: "BitFitConfig | None" = None
-  ia3: "Ia3Config | None" = None
-  houlsby: "HoulsbyConfig | None" = None
-  pfeiffer: "PfeifferConfig | None" = None
-  prompt: "PromptConfig | None" = None
-  prefix: "PrefixConfig | None" = None
-  pals: "PalsConfig | None" = None
+  data: DataConfig = DataConfig()
+  train: TrainConfig = TrainConfig()
+  numbers: NumbersConfig = NumbersConfig()
+  optimizer: OptimizerConfig = OptimizerConfig()
+  eval: EvalConfig = EvalConfig()
+  checkpoint: CheckpointConfig = CheckpointConfig()
+  logging: LoggingConfig = LoggingConfig()
+  init: InitConfig = InitConfig()
+  stages: tuple[StageConfig, ...] = key(
+    (), 'Parts of the run one after another, ({"share": 0.9, "data.inputs_length": 128}, {}): see docs/stages.md.'
+  )
+  mesh: MeshConfig = MeshConfig()
+  sections: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
-    object.__setattr__(self, "stages", tuple(read_stage(number, x) for number, x in enumerate(self.stages, start=1)))
+    object.__setattr__(self, "stages", read_stages(self.stages))
     if len(self.adapters) > 1:
       named = " and ".join(f"config.{name}" for name in self.adapters)
       raise UserError(f"{named}: a run adapts its model in one way; leave all of these sections but one out")
 
+  def __getattr__(self, name: str) -> Any:
+    if name.startswith("_") or name not in OPTIONAL:
+      raise AttributeError(f"Config has no section {name!r}")
+    return self.sections.get(name)
+
   @property
-  def adapters(self) -> Adapters:
-    """What the model is adapted by: section -> its record."""
-    return {name: getattr(self, name) for name in ADAPTERS if getattr(self, name) is not None}
+  def adapters(self) -> Mapping[str, Any]:
+    """Section -> record of what adapts the model; at most one."""
+    return {name: record for name, record in self.sections.items() if is_adapter(name)}
 
   def with_(self, **sections: Mapping[str, Any]) -> "Config":
     """The same run with some keys changed.
@@ -395,14 +470,23 @@ class Config:
     In: train={"steps": 20}, mesh={"fsdp": 8}
     """
     changed = {name: dataclasses.replace(getattr(self, name), **keys) for name, keys in sections.items()}
-    return dataclasses.replace(self, **changed)
+    optional = {name: changed.pop(name) for name in sections if name in self.sections}
+    return dataclasses.replace(self, **changed, sections={**self.sections, **optional})
+
+  def with_section(self, name: str, record: Any) -> "Config":
+    """The same run with another record of a section; None: without the section, which is one of OPTIONAL."""
+    if name not in OPTIONAL:
+      return dataclasses.replace(self, **{name: record})
+    sections = {**self.sections, name: record}
+    return dataclasses.replace(self, sections={key: value for key, value in sections.items() if value is not None})
 
   def to_dict(self) -> dict[str, Any]:
     """Section -> key -> value, as config.json has them: of sections that are used, and of mappings with a name.
 
     And "stages", a list of mappings, if there are any.
     """
-    found = {name: values for name, values in dataclasses.asdict(self).items() if values is not None}
+    found = dataclasses.asdict(self)
+    found |= found.pop("sections")
     del found["stages"]
     if self.stages:
       found["stages"] = [stage.to_dict() for stage in self.stages]
@@ -410,3 +494,51 @@ class Config:
       if not found["data"][name]:
         del found["data"][name]
     return found
+
+
+SECTIONS: dict[str, type] = {x.name: x.type for x in dataclasses.fields(Config) if dataclasses.is_dataclass(x.type)}
+
+
+def defaults() -> dict[str, Any]:
+  """Section -> key -> default, of all sections that every config has but config.model, and `stages`."""
+  found: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Config)[1:-1]}
+  made = lambda field: field.default if field.default is not dataclasses.MISSING else field.default_factory()
+  return found | {name: {x.name: made(x) for x in keys(SECTIONS[name])} for name in found if name in SECTIONS}
+
+
+def comments() -> dict[str, str]:
+  """Key, "train.steps", -> its help; of config.model and the sections of OPTIONAL the comments of their fields."""
+  found = {}
+  for section, record in (SECTIONS | dict(OPTIONAL)).items():
+    declared = {field.name: field.metadata["help"] for field in keys(record)} or _comments_of(inspect.getsource(record))
+    found |= {f"{section}.{name}": comment for name, comment in declared.items()}
+  return found | {field.name: field.metadata["help"] for field in keys(Config)}
+
+
+# Of a field of a record: behind it, or in lines of their own above it, as Sphinx reads them.
+_BEHIND, _ABOVE = r"^  (\w+): .*?  # (.*)$", r"((?:^  #: .*\n)+)  (\w+): "
+
+
+def _comments_of(source: str) -> dict[str, str]:
+  """Name of a record's field -> its comment."""
+  source = source.partition("  def ")[0]
+  above = re.findall(_ABOVE, source, re.MULTILINE)
+  comments = {name: " ".join(line.strip().removeprefix("#: ") for line in lines.splitlines()) for lines, name in above}
+  return comments | dict(re.findall(_BEHIND, source, re.MULTILINE))
+
+
+# What `t2t train --help` shows; `--help all` shows the rest, too.
+FIRST = {
+  "data": ("files", "eval_files", "field", "objective", "mixture", "task_modules", "cache_dir", "vocabulary")
+  + ("inputs_length", "targets_length", "pack"),
+  "train": ("steps", "batch_size", "microbatches", "seed", "freeze"),
+  "optimizer": ("name", "learning_rate", "schedule", "warmup_steps", "weight_decay", "clip_norm"),
+  "eval": ("every", "batches", "tasks", "num_beams"),
+  "checkpoint": ("every", "keep"),
+  "logging": (),
+  "numbers": (),
+  "init": ("checkpoint", "inherit"),
+  "mesh": ("dcn_data", "data", "fsdp", "sequence", "tensor"),
+  "model": ("vocab_size", "embed_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers", "num_decoder_layers")
+  + ("dropout_rate", "dtype", "remat"),
+}

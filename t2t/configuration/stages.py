@@ -4,6 +4,7 @@ One optimizer, whose state and count of steps go on from stage to stage, and one
 apart here from what it cannot.
 """
 
+import ast
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
@@ -12,8 +13,10 @@ import math
 import re
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from t2t import UserError, did_you_mean
-from t2t.configuration.schema import Config, SourceConfig, StageConfig, read_stage
+from t2t.configuration.schema import Config, SourceConfig, StageConfig, read_stages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +145,7 @@ def saved_bounds(saved: Mapping[str, Any]) -> list[tuple[StageConfig, int, int]]
   Raises:
     UserError: see there.
   """
-  said = [read_stage(number, each) for number, each in enumerate(saved.get("stages", ()), start=1)]
+  said = read_stages(saved.get("stages", ()))
   return bounds(said, saved["train"]["steps"]) if said else []
 
 
@@ -206,7 +209,7 @@ def _changed(config: Config, stage: StageConfig) -> Config:
 def _check_key(config: Config, key: str, where: str) -> None:
   """Refuses a key that there is not, or that no stage can change."""
   section, _, name = key.partition(".")
-  there = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+  there = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)} | config.sections
   known = [
     f"{each}.{field.name}"
     for each in _CHANGED
@@ -279,3 +282,29 @@ def _plain(value: Any) -> Any:
   if isinstance(value, tuple):
     return tuple(map(_plain, value))
   return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
+
+
+def check_typed(value: str) -> None:
+  """Refuses stages that are no mappings as Python writes them, of which absl would tell what is wrong with a tuple."""
+  try:
+    ast.literal_eval(value.replace("\n", " ").strip() or "()")  # a stage a line, as one may type them
+  except (SyntaxError, ValueError) as error:
+    raise UserError(
+      f"--config.stages={value}: cannot be read ({getattr(error, 'msg', 'it is no list of mappings')}); give a"
+      f""" mapping for each stage, --config.stages='{{"name": "short", "share": 0.9}}, {{"name": "long"}}'"""
+    ) from error
+
+
+def check_overrides(config: ConfigDict, arguments: Sequence[str]) -> None:
+  """Refuses a key that is typed for the run, and that every stage says itself, so that it would change nothing."""
+  stages = [stage for stage in config.stages if isinstance(stage, Mapping)]
+  if any(argument.startswith("--config.stages") for argument in arguments):
+    return
+  for argument in arguments if stages else ():
+    key = argument.partition("=")[0].removeprefix("--config.")
+    if all(key in stage for stage in stages):
+      said = ", ".join(f"{stage.get('name', number)}: {stage[key]!r}" for number, stage in enumerate(stages, start=1))
+      raise UserError(
+        f"{argument}: every stage of this config says it itself ({said}); give the stages anew (docs/stages.md), or add"
+        f" --config.stages='()' for a run in one"
+      )

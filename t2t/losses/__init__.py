@@ -18,6 +18,7 @@ from t2t.runtime.lazy_table import LazyTable
 
 __all__ = [
   "LOSSES",
+  "SECTIONS",
   "Baseline",
   "CrossEntropy",
   "CrossEntropyConfig",
@@ -58,6 +59,12 @@ _ROWS = {
   "tokens_and_heads": Row("t2t.losses.head_losses:Heads", answered_by_heads=True),
 }
 LOSSES: LazyTable[type[Loss]] = LazyTable({name: row.path for name, row in _ROWS.items()})
+
+# Section of the config, which no other loss has -> its record
+SECTIONS = {
+  "electra": "t2t.losses.electra:ElectraConfig",
+  "contrastive": "t2t.losses.contrastive:ContrastiveConfig",
+}
 
 
 def answered_by_heads(name: str) -> bool:

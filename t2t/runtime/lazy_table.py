@@ -1,6 +1,7 @@
 """Tables whose values are imported on first use, so that a run imports only the optional modules that it names."""
 
 from collections.abc import Iterator, Mapping
+import functools
 import importlib
 import operator
 from typing import Any, Generic, TypeVar
@@ -39,3 +40,19 @@ class LazyTable(Mapping[str, Value], Generic[Value]):
 
   def __len__(self) -> int:
     return len(self.rows)
+
+
+class JoinedTable(LazyTable[Value]):
+  """Joins tables of rows that several packages have, imported on first use.
+
+  Args:
+    tables: "package.module:attribute" of each, name -> "package.module:attribute".
+  """
+
+  def __init__(self, *tables: str):
+    self._tables = tables
+
+  @functools.cached_property
+  def rows(self) -> dict[str, str]:  # type: ignore[override]
+    """Name -> "package.module:attribute", of all tables."""
+    return {name: path for table in self._tables for name, path in load(table).items()}

@@ -1,9 +1,9 @@
 """Checks of config sections that callbacks read, before anything is built."""
 
 from collections.abc import Collection
-import math
 
 from t2t import UserError, did_you_mean
+from t2t.configuration import schema
 from t2t.configuration.schema import Config, EvalConfig, LoggingConfig, NumbersConfig
 
 TRACKERS = ("wandb", "trackio", "mlflow")  # rows of `trackers.TRACKERS`
@@ -20,24 +20,14 @@ def check(config: Config) -> None:
   check_logging(config.logging)
 
 
-_CHOICES = {"not_finite": ("stop", "skip", "back"), "spike": ("warn", "stop", "back")}
-_LOWEST = {"most_in_a_row": 1, "most_skipped": 0, "most_backs": 0, "spike_deviations": 0, "spike_window": 2}
-
-
 def check_nan_policy(config: NumbersConfig) -> None:
   """Refuses what cannot be done.
 
   Raises:
     UserError: names the key, and what would be right.
   """
-  for key, choices in _CHOICES.items():
-    value = getattr(config, key)
-    if value not in choices:
-      late = "; whether a loss is a spike is known when its update has been made" if value == "skip" else ""
-      raise UserError(f"config.numbers.{key}={value!r}: give {', '.join(choices)}{late}")
-  for key, low in _LOWEST.items():
-    if not low <= getattr(config, key) < math.inf:
-      raise UserError(f"config.numbers.{key}={getattr(config, key)}: must be at least {low}")
+  late = "; whether a loss is a spike is known when its update has been made"
+  schema.check_ranges("numbers", config, notes={"skip": late})
 
 
 def check_early_stopping(config: EvalConfig) -> None:
@@ -46,8 +36,7 @@ def check_early_stopping(config: EvalConfig) -> None:
   Raises:
     UserError: it is below 0, or the metric is given without one.
   """
-  if config.patience < 0:
-    raise UserError(f"config.eval.patience={config.patience}: must be at least 0; 0: the run has all its steps")
+  schema.check_ranges("eval", config, only=("patience",))
   if not config.patience and config.stop_by != "loss":
     raise UserError(
       f"config.eval.stop_by={config.stop_by}: without config.eval.patience, in evaluations, nothing stops by it"

@@ -7,7 +7,6 @@ size of a parameter) is measured per layer, as if the layers were not stacked.
 
 import dataclasses
 import functools
-import math
 
 from flax import traverse_util
 import jax
@@ -17,6 +16,7 @@ import optax
 import optax.contrib
 
 from t2t import UserError, did_you_mean
+from t2t.configuration import schema
 from t2t.configuration.schema import OptimizerConfig
 from t2t.params import Params, check_pattern, matches, stack_of
 from t2t.training import anchors, paths, schedules
@@ -318,21 +318,6 @@ def _on_flat_dict(tx: optax.GradientTransformation) -> optax.GradientTransformat
   return optax.GradientTransformation(lambda params: tx.init(flatten(params)), update)
 
 
-# What a setting may be, both ends included; with anything else training would go astray, and some only after hours.
-_RANGES = {
-  "layer_decay": (0.0, 1.0),
-  "clip_norm": (0.0, math.inf),
-  "weight_decay": (0.0, math.inf),
-  "adafactor_decay_rate": (0.0, math.inf),
-  "adafactor_clip": (0.0, math.inf),
-  "b1": (0.0, 1.0),
-  "b2": (0.0, 1.0),
-  "epsilon": (0.0, math.inf),
-  "muon_momentum": (0.0, 1.0),
-  "muon_iterations": (1, 20),
-}
-
-
 def make_optimizer(
   config: OptimizerConfig, num_steps: int, *, num_layers: int = 0, schedule: optax.Schedule | None = None
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
@@ -351,7 +336,7 @@ def make_optimizer(
   if config.name not in OPTIMIZERS:
     near = did_you_mean(config.name, OPTIMIZERS)
     raise UserError(f"config.optimizer.name={config.name!r}: known are {', '.join(OPTIMIZERS)}{near}")
-  schedules.check_ranges(config, _RANGES)
+  schema.check_ranges("optimizer", config)
   schedule = schedules.make_schedule(config, num_steps) if schedule is None else schedule
   for pattern in config.no_decay:
     check_pattern(pattern, "config.optimizer.no_decay")

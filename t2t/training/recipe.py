@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from t2t import UserError, features, losses, sharding
+from t2t.configuration import schema
 from t2t.configuration.schema import Config
 from t2t.configuration.stages import Stage
 from t2t.models import adapters as adapters_lib
@@ -379,24 +380,8 @@ def check_positive(config: Config) -> None:
   Raises:
     UserError: names the key that is not.
   """
-  for name, key in (
-    ("train", "steps"),
-    ("train", "batch_size"),
-    ("train", "microbatches"),
-    ("train", "chunk_tokens"),
-    ("train", "log_every"),
-    ("data", "inputs_length"),
-    ("data", "targets_length"),
-    ("eval", "every"),
-    ("eval", "batches"),
-    ("checkpoint", "every"),
-    ("checkpoint", "keep"),
-  ):
-    value = getattr(getattr(config, name), key)
-    if value < 1:
-      # 0 stood for the steps of an epoch, and is that number by now.
-      epoch = ", or 0: once an epoch" if key == "every" else ""
-      raise UserError(f"config.{name}.{key}={value}: must be at least 1{epoch}")
+  for name in ("train", "data", "eval", "checkpoint"):
+    schema.check_ranges(name, getattr(config, name))
 
 
 def check_sizes(config: Config, mesh: jax.sharding.Mesh) -> None:

@@ -1,14 +1,13 @@
 """Schedules of the learning rate, from optax wherever optax has them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 import dataclasses
-import math
 
 import jax.numpy as jnp
 import optax
 
 from t2t import UserError, did_you_mean
-from t2t.configuration import stages
+from t2t.configuration import schema, stages
 from t2t.configuration.schema import Config, OptimizerConfig
 
 
@@ -104,33 +103,6 @@ SCHEDULES: dict[str, Callable[[OptimizerConfig, int], optax.Schedule]] = {
 }
 
 _SHAPES = ("linear", "1-sqrt")
-# What a setting may be, both ends included.
-_RANGES = {
-  "learning_rate": (0.0, math.inf),
-  "warmup_steps": (0, math.inf),
-  "warmup_ratio": (0.0, 1.0),
-  "final_ratio": (0.0, 1.0),
-  "decay_share": (0.0, 1.0),
-  "rise": (0.0, 1.0),
-  "rise_ratio": (1.0, math.inf),
-}
-
-
-def check_ranges(config: OptimizerConfig, ranges: Mapping[str, tuple[float, float]]) -> None:
-  """Refuses a number that is out of its range.
-
-  Args:
-    config: whose numbers they are.
-    ranges: key -> lowest and highest.
-
-  Raises:
-    UserError: names the key.
-  """
-  for key, (low, high) in ranges.items():
-    value = getattr(config, key)
-    if not low <= value <= high or not math.isfinite(value):
-      wanted = f"at least {low}" if high == math.inf else f"from {low} to {high}"
-      raise UserError(f"config.optimizer.{key}={value}: must be {wanted}")
 
 
 def warmup(config: OptimizerConfig, num_steps: int) -> int:
@@ -149,7 +121,7 @@ def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
     UserError: an unknown name; lists those that are known.  Or a number out of its range, or a decay that would begin
       within the warm-up.
   """
-  check_ranges(config, _RANGES)
+  schema.check_ranges("optimizer", config)
   for key, name, table in (("schedule", config.schedule, SCHEDULES), ("decay_shape", config.decay_shape, _SHAPES)):
     if name not in table:
       raise UserError(f"config.optimizer.{key}={name!r}: known are {', '.join(table)}{did_you_mean(name, table)}")

@@ -15,13 +15,12 @@ import transformers
 
 from t2t.convert import encoders, huggingface
 from t2t.losses import electra
-from t2t.losses.electra import ElectraConfig
 from t2t.models import presets
 from t2t.models.config import TransformerConfig
 
 SHAPE = dict(vocab_size=53, embed_dim=18, num_heads=3, head_dim=6, mlp_dim=28, num_encoder_layers=3)
 SHAPE |= dict(dtype="float32", dropout_rate=0.0, norm_epsilon=1e-3, max_length=40)
-SMALL = ElectraConfig(embed_dim=12, num_heads=2, mlp_dim=20, num_layers=2)
+SMALL = electra.ElectraConfig(embed_dim=12, num_heads=2, mlp_dim=20, num_layers=2)
 
 
 @pytest.fixture(scope="module", params=[11, 0], ids=["factored", "plain"])

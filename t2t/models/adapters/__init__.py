@@ -74,6 +74,9 @@ ADAPTERS: LazyTable[Adapter] = LazyTable(
   }
 )
 
+# Section of the config -> its record.
+SECTIONS = {name: f"{path}.config" for name, path in ADAPTERS.rows.items()}
+
 
 def adapt(model: nnx.Module, adapters: Adapters, rngs: nnx.Rngs) -> nnx.Module:
   """The model with what the config adapts it by.
