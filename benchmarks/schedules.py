@@ -27,8 +27,7 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
 from t2t.models.kernels import distance, splash  # noqa: E402
-from t2t.models.masks import AttentionMask  # noqa: E402
-from t2t.models.positions import DistanceBias  # noqa: E402
+from t2t.models.masks import AttentionMask, DistanceBias  # noqa: E402
 from t2t.planning import program  # noqa: E402
 
 _CHIPS = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}

@@ -18,7 +18,7 @@ import toy
 
 from t2t import UserError, convert, sharding
 from t2t import __main__ as command
-from t2t.checkpoints import converted, pretrained, start, store
+from t2t.checkpoints import converted, from_checkpoint, pretrained, start, store
 from t2t.checkpoints.warm_start import Plan, Taken, plan, warm_start
 from t2t.configuration.loading import load_config, records
 from t2t.convert import huggingface
@@ -401,7 +401,7 @@ def test_what_begins_fresh_is_trained():
   config = records(load_config("tiny"))
   adapted = dataclasses.replace(config, sections={"lora": LoraConfig()})
   with pytest.raises(UserError, match=r"embed/table \(and 1 more\) begins fresh.*: add embed/table to config.lora"):
-    start._check_trained(["embed/table", "down", "heads/nli/pooler"], adapted)
+    from_checkpoint._check_trained(["embed/table", "down", "heads/nli/pooler"], adapted)
   with pytest.raises(UserError, match="down begins fresh, .* take it out of config.train.freeze"):
-    start._check_trained(["down"], config.with_(train={"freeze": ("down",)}))
-  start._check_trained(["heads/nli/pooler"], config)
+    from_checkpoint._check_trained(["down"], config.with_(train={"freeze": ("down",)}))
+  from_checkpoint._check_trained(["heads/nli/pooler"], config)

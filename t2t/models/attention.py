@@ -12,8 +12,8 @@ from t2t import sharding
 from t2t.models import cpu, layers
 from t2t.models.config import TransformerConfig
 from t2t.models.kernels import dispatch
-from t2t.models.masks import AttentionMask
-from t2t.models.positions import NOWHERE, DistanceBias, Positions, bias_of
+from t2t.models.masks import AttentionMask, DistanceBias
+from t2t.models.positions import NOWHERE, Positions, bias_of
 
 
 @jax.tree_util.register_dataclass

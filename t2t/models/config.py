@@ -6,15 +6,12 @@ import importlib.util
 import math
 import numbers
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from t2t import UserError, did_you_mean
 from t2t.models import remat
 from t2t.models.architecture import ARCHITECTURES, Architecture
 from t2t.runtime.lazy_table import LazyTable
-
-if TYPE_CHECKING:
-  from t2t.models import positions
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "gated_gelu", "gated_gelu_exact", "gated_silu")
 # config.model.positions -> a `positions.Scheme`
@@ -276,8 +273,8 @@ class TransformerConfig:
     return 0 if self.share_layers else max(self.num_encoder_layers, self.num_decoder_layers)
 
   @property
-  def position_scheme(self) -> "positions.Scheme":
-    """What is known of positions, a row of `POSITIONS`."""
+  def position_scheme(self) -> Any:
+    """The `positions.Scheme` of this config, a row of `POSITIONS`."""
     return POSITIONS[self.positions](self)
 
   @property

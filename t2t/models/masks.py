@@ -112,3 +112,24 @@ class AttentionMask:
   def is_decoding(self) -> bool:
     """Whether a few queries come to many keys, again and again: then no key is copied, and no kernel is started."""
     return not isinstance(self.query_offset, int)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DistanceBias:
+  """What is added to a logit, by how far to the right of its query a key lies.
+
+  values: float32 [heads, 2 * reach + 1], for distances from -reach to reach; beyond, it is the last.
+  """
+
+  values: jax.Array
+
+  @property
+  def reach(self) -> int:
+    """The distance from which on it is the same, to either side."""
+    return self.values.shape[1] // 2
+
+  def at(self, distances: jax.Array | np.ndarray) -> jax.Array:
+    """[heads, ...] for int distances, [...]."""
+    places = (np if isinstance(distances, np.ndarray) else jnp).clip(distances, -self.reach, self.reach) + self.reach
+    return jnp.take(self.values, places, axis=1)

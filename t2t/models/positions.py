@@ -17,28 +17,7 @@ from t2t import sharding
 from t2t.models import layers
 from t2t.models.config import TransformerConfig
 from t2t.models.kernels import dispatch
-from t2t.models.masks import AttentionMask
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class DistanceBias:
-  """What is added to a logit, by how far to the right of its query a key lies.
-
-  values: float32 [heads, 2 * reach + 1], for distances from -reach to reach; beyond, it is the last.
-  """
-
-  values: jax.Array
-
-  @property
-  def reach(self) -> int:
-    """The distance from which on it is the same, to either side."""
-    return self.values.shape[1] // 2
-
-  def at(self, distances: jax.Array | np.ndarray) -> jax.Array:
-    """[heads, ...] for int distances, [...]."""
-    places = (np if isinstance(distances, np.ndarray) else jnp).clip(distances, -self.reach, self.reach) + self.reach
-    return jnp.take(self.values, places, axis=1)
+from t2t.models.masks import AttentionMask, DistanceBias
 
 
 def relative_position_bucket(

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +17,8 @@ import jax.numpy as jnp
 from t2t import UserError, sharding
 from t2t.models.architecture import Batch, decoder_mask, is_padded, sides
 from t2t.models.config import ATTENTION_KERNELS, TransformerConfig
-from t2t.models.masks import AttentionMask
+from t2t.models.masks import AttentionMask, DistanceBias
 from t2t.runtime.lazy_table import LazyTable
-
-if TYPE_CHECKING:
-  from t2t.models.positions import DistanceBias
 
 # kernel -> `sharding.platform` that has it.
 PLATFORMS = {"splash": "tpu", "distance": "tpu", "cudnn": "gpu", "triton": "gpu"}
@@ -359,7 +355,7 @@ def attend(
   mask: AttentionMask,
   *,
   kernel: str,
-  bias: "DistanceBias | jax.Array | None" = None,
+  bias: DistanceBias | jax.Array | None = None,
   dropout_rate: float = 0.0,
   dropout_key: jax.Array | None = None,
   largest_block: int = 0,

@@ -10,8 +10,7 @@ from t2t import sharding
 from t2t.models.kernels import blocks as blocks_lib
 from t2t.models.kernels import distance_kernels
 from t2t.models.kernels.distance_tiles import HIDDEN, LANES, Shape
-from t2t.models.masks import AttentionMask
-from t2t.models.positions import DistanceBias
+from t2t.models.masks import AttentionMask, DistanceBias
 
 # Bytes of a core's vector memory that a kernel may take, by `jax.Device.device_kind`; of other TPUs it is half or all.
 _MEMORY = {"TPU v2": 16 * 2**20, "TPU v3": 16 * 2**20, "TPU v4": 16 * 2**20}
