@@ -181,7 +181,7 @@ def test_what_is_computed_is_counted():
   config = records(given)
   assert recipe.lengths(config) == {"decoder": 32} and recipe.positions(config) == {"decoder": 48}
   assert recipe.share_of_text(config) == 32 / 48
-  plain = dataclasses.replace(config, prompt=None)
+  plain = dataclasses.replace(config, sections={})
   assert recipe.make(config).flops(predicted=1.0) > 1.4 * recipe.make(plain).flops(predicted=1.0)
 
 

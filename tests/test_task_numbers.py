@@ -77,7 +77,7 @@ def test_each_position_has_the_number_of_its_task(case, pack, typed):
 def test_all_else_is_as_without(case, typed):
   """Ids, weights, segments and positions are those of a run that tells no tasks."""
   config = run_of(case, typed, pack=True)
-  plain = dataclasses.replace(config, pals=None)
+  plain = dataclasses.replace(config, sections={})
   for found, expected in zip(*(runs.eval_batches(each, test_rows.mesh()) for each in (config, plain)), strict=True):
     assert {x for x in found if not x.endswith("_tasks")} == expected.keys()
     for feature, x in expected.items():
