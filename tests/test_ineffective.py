@@ -75,6 +75,24 @@ def test_a_warmup_as_long_as_a_stage_is_refused():
     ("init.fresh=head", "config.init.fresh=.* has no effect: config.init.checkpoint is empty"),
     ("train.loss=contrastive train.label_smoothing=0.1", "config.train.loss=contrastive predicts no tokens"),
     ("train.loss=heads train.z_loss=0.01", "config.train.z_loss=0.01 has no effect"),
+    (
+      "data.files=a.txt data.train_split=train[:10]",
+      r"train_split=train\[:10\] has no effect: config.data.files is read",
+    ),
+    ("data.files=a.txt data.alpha=0.3", "config.data.alpha=0.3 has no effect"),
+    ("data.files=a.txt data.translation=fr", "translation=fr has no effect: config.data.objective=span_corruption"),
+    ("data.files=a.txt data.annotations=names", "config.data.annotations=names has no effect"),
+    ("data.files=a.txt eval.shots=2", "config.eval.shots=2 has no effect: .* has no answers to measure"),
+    ("data.mixture=rte data.language=sw", "config.data.mixture=rte makes the examples itself"),
+    ("data.mixture=rte data.field=body", "config.data.field=body has no effect"),
+    ("data.mixture=rte data.noise_density=0.3", "config.data.noise_density=0.3 has no effect"),
+    ("data.mixture=rte data.alpha=0.3", "config.data.alpha=0.3 has no effect: config.data.sources is empty"),
+    ("data.sources.a.files=a.txt data.sources.a.rate=2 data.alpha=0.3", "each source has a rate or a share"),
+    (
+      "data.sources.a.files=a.txt data.cache_dir=cache",
+      "no source is a registered task",
+    ),
+    ("data.sources.a.mixture=rte data.shuffle_buffer=9", "shuffle_buffer=9 has no effect: no source has files"),
   ],
 )
 def test_what_has_no_effect_is_reported(options, message):
@@ -82,6 +100,36 @@ def test_what_has_no_effect_is_reported(options, message):
   found = [note for note in notes(*options.split()) if re.search(message, note)]
   assert len(found) == 1
   assert not [note for note in notes() if re.search(message, note)]
+
+
+@pytest.mark.parametrize(
+  "option",
+  [
+    *("objective=prefix_lm", "noise_density=0.3", "mean_noise_span_length=5.0", "field=body", "translation=fr"),
+    *(
+      "both_directions=True",
+      "language=sw",
+      "train_split=train[:10]",
+      "eval_split=test",
+      "cache_dir=cache",
+      "alpha=0.3",
+    ),
+    *("shuffle_buffer=9", "size=tokens"),
+  ],
+)
+def test_keys_that_a_table_does_not_read_are_reported(option):
+  """Columns make the examples; splits, objectives and rates are of other data."""
+  found = notes("data.files=a.tsv", "data.mixture=", "data.labels=auto", f"data.{option}")
+  assert [note for note in found if "a table" in note] == [
+    f"config.data.{option} has no effect: config.data.files is a table (config.data.labels), whose columns make the"
+    " examples"
+  ]
+
+
+def test_writing_by_an_encoder_alone_is_reported():
+  """Its tasks are answered by heads."""
+  (note,) = (note for note in notes("eval.method=write", name="tiny_bert") if "eval.method" in note)
+  assert note == "config.eval.method=write has no effect: an encoder alone writes nothing"
 
 
 def test_a_ratio_in_place_of_steps_is_reported():

@@ -9,7 +9,7 @@ from t2t import UserError
 from t2t.configs import default
 from t2t.configuration import stages
 from t2t.configuration.loading import records
-from t2t.configuration.schema import Config, OptimizerConfig
+from t2t.configuration.schema import OF_FILES, Config, DataConfig, OptimizerConfig
 from t2t.configuration.stages import Stage
 from t2t.training import paths, schedules
 
@@ -54,7 +54,7 @@ def check(config: Config, run: Sequence[Stage], *, begins: bool) -> list[str]:
   Raises:
     UserError: the warm-up is as long as the run or a stage, so that the learning rate never reaches its top.
   """
-  found = [*_replaced(config, run[-1].end), *_sections(run[-1].config)]
+  found = [*_replaced(config, run[-1].end), *_data(config), *_sections(run[-1].config)]
   for stage, optimizer in _schedules(run):
     where = f"config.stages, {stage.name}: " if stage.name else ""
     if why := _long_warmup(optimizer, stage):
@@ -208,6 +208,65 @@ def _replaced(config: Config, steps: int) -> Iterator[str]:
     )
 
 
+# Keys of config.data that only registered tasks read, only sources, and only texts of files.
+_OF_TASKS = ("train_split", "eval_split", "cache_dir", "folders")
+_OF_SOURCES = ("size", "alpha")
+_OF_TEXTS = (*OF_FILES, "language", "language_tags", "dictionary", "switching_rate", "shuffle_buffer")
+# Keys of config.eval that only tasks with metrics read.
+_OF_ANSWERS = ("tasks", "method", "num_beams", "length_penalty", "shots", "max_examples")
+
+
+def _data(config: Config) -> Iterator[str]:
+  """Notes on keys of config.data and config.eval that what is read has no use for."""
+  data, stages_read = config.data, {key for stage in config.stages for key in stage.changes}
+  if any(key in stages_read for key in ("data.files", "data.mixture")) or not (data.labels or data.is_named):
+    return
+  unread: list[tuple[str, tuple[str, ...], str]] = []
+  if data.labels or data.table:
+    text_keys = tuple(key for key in _OF_TEXTS if key not in ("eval_files", "malformed"))
+    why = "config.data.files is a table (config.data.labels), whose columns make the examples"
+    unread.append(("data", (*text_keys, *_OF_TASKS, *_OF_SOURCES), why))
+  elif data.sources:
+    texts = tuple(source for source in data.sources.values() if source.files)
+    if not texts:
+      unread.append(("data", _OF_TEXTS, "no source has files"))
+    elif len(texts) == len(data.sources):
+      unread.append(("data", _OF_TASKS, "no source is a registered task"))
+    if all(source.rate or source.share for source in data.sources.values()):
+      unread.append(("data", _OF_SOURCES, "each source has a rate or a share"))
+  elif data.files:
+    why = "config.data.files is read, and no registered task"
+    unread += [("data", (*_OF_TASKS, *_OF_SOURCES), why), ("data", _unread_of_texts(data), _objective(data))]
+    unread.append(("eval", _OF_ANSWERS, "config.data.files is text to train on, and has no answers to measure"))
+  else:
+    # The objective is what a shipped config has for files in place of its mixture; a typed one is refused.
+    read = ("objective",) if config.model.kind.writes else ("objective", "noise_density")
+    texts = tuple(key for key in _OF_TEXTS if key not in read)
+    why = f"config.data.mixture={data.mixture} makes the examples itself"
+    unread += [("data", texts, why), ("data", _OF_SOURCES, "config.data.sources is empty")]
+  plain = _defaults()
+  for section, keys, why in unread:
+    for key in keys:
+      value = getattr(getattr(config, section), key)
+      if value != getattr(getattr(plain, section), key):
+        yield f"config.{section}.{key}={value} has no effect: {why}"
+
+
+def _objective(data: DataConfig) -> str:
+  return f"config.data.objective={data.objective} does not read it"
+
+
+def _unread_of_texts(data: DataConfig) -> tuple[str, ...]:
+  """Keys of records' fields that the objective of `files` does not read."""
+  from t2t.data.objectives.table import OBJECTIVES
+
+  objective = OBJECTIVES.get(data.objective)
+  if objective is None:
+    return ()
+  keys = () if objective.annotated else ("annotations",)
+  return keys if objective.parallel else (*keys, "translation", "both_directions", "language_tags")
+
+
 def _sections(config: Config) -> Iterator[str]:
   """Notes on keys with another value than their default, which nothing reads because of another key."""
   plain, numbers = _defaults(), config.numbers
@@ -228,6 +287,7 @@ def _sections(config: Config) -> Iterator[str]:
     ),
     ("numbers", ("most_backs",), goes_back, "neither config.numbers.not_finite nor config.numbers.spike is back"),
     ("logging", ("project",), config.logging.tracker != "none", "config.logging.tracker=none"),
+    ("eval", ("method",), config.eval.method != "write" or config.model.kind.writes, "an encoder alone writes nothing"),
     ("eval", ("num_beams",), config.eval.method in ("", "write") and config.model.kind.writes, "no answer is written"),
     ("eval", ("length_penalty",), config.eval.num_beams > 1, "config.eval.num_beams=1: there is no beam search"),
     (
