@@ -406,6 +406,21 @@ def numpy_of(example: dict[str, tf.Tensor]) -> dict:
   return {name: x.numpy() for name, x in example.items()}
 
 
+@pytest.mark.parametrize(
+  ("saved", "message"),
+  [
+    ("class", "t2t_table='class': must be a mapping"),
+    ({"kind": "class", "texts": ["a"], "label": 3}, "t2t_table.label='3': must be a str"),
+    ({"kind": "class", "texts": [1], "label": "b"}, r"t2t_table.texts='\(1,\)': must be a tuple"),
+    ({"kind": "class", "texts": ["a"]}, "t2t_table.label=.*: must be a str"),
+    ({"kind": "class", "texts": ["a"], "label": "b", "more": 1}, "t2t_table: has 'more'.*upgrade t2t"),
+  ],
+)
+def test_a_specification_from_another_machine_is_checked(saved, message):
+  with pytest.raises(UserError, match=message):
+    tables.from_dict(saved, where="t2t_table")
+
+
 # ---- The whole command -----------------------------------------------------------------------------------------------
 
 
@@ -432,7 +447,8 @@ def test_a_table_is_learned_measured_and_predicted(architecture, capsys):
   pathlib.Path("test.tsv").write_text("\n".join(["id\tsound\tkind", *rows]) + "\n")
   assert train(architecture, files, "--workdir=run") == 0
   said = capsys.readouterr()
-  assert "text: `sound`; label: `kind`" in said.err + said.out
+  said_at_start = said.err + said.out
+  assert "text: `sound`; label: `kind`" in said_at_start
   assert train(architecture, files, "--workdir=run") == 0
   said = capsys.readouterr()
   assert "resuming from step" in said.err + said.out
@@ -457,6 +473,19 @@ def test_a_table_is_learned_measured_and_predicted(architecture, capsys):
   assert model.classify([row["sound"] for row in found]) == answers
   if architecture != "encoder_only":  # which reads no prefix
     assert model.classify([f"sound: {row['sound']}" for row in found]) == answers
+
+  if architecture == "encoder_only":
+    assert "`t2t convert --to hf` will refuse this model" in " ".join(said_at_start.split())
+    return
+  # The folder for transformers has the columns, the classes and the prefix, too.
+  model.save_pretrained("exported")
+  again = t2t.load("exported").classify([{"sound": row["sound"]} for row in found])
+  assert [row["prediction"] for row in again] == [row["prediction"] for row in found]
+  assert command.main(["infer", "--checkpoint=exported", f"--input={test}", "--output=again.csv"]) == 0
+  assert [row["prediction"] for row in table_of("again.csv")] == [row["prediction"] for row in found]
+  assert command.main(["eval", "--checkpoint=exported", f"--config.data.eval_files={test}", "--workdir=again"]) == 0
+  again = json.loads(pathlib.Path("again/results.json").read_text())["table.validation"]
+  assert again["metrics"]["accuracy"] == pytest.approx(result["metrics"]["accuracy"])
 
 
 @pytest.mark.parametrize(("data", "how"), [({}, "none"), ({"special_tokens": True}, "all")])

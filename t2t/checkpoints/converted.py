@@ -195,13 +195,15 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
     record = vocabulary_files.read_record(folder)
     extra_ids, vocabulary = record.extra_ids, record.spec(folder)
   notes = tuple(f"the {source.part} alone is converted: the {name} stays behind" for name in beside)
-  table = source.run.get("data", {}).get("table")
+  table = source.run.get("data", {}).get("table") or {}
   if table and table["prefix"] and source.model.kind.writes and not source.model.heads:
     notes += (
       f"its training began each input with {table['prefix']!r}: begin inputs so, which only t2t adds by itself",
     )
   lengths = {key: length for key in _LENGTHS if (length := source.run.get("data", {}).get(key))}
-  return Foreign(source.path, "t2t", source.model, vocabulary, extra_ids, lengths, found, notes=notes)
+  # Folders of the machine that trained are nobody else's business.
+  table = {key: os.path.basename(x) if key in ("files", "eval_files") else x for key, x in table.items()}
+  return Foreign(source.path, "t2t", source.model, vocabulary, extra_ids, lengths, found, notes=notes, table=table)
 
 
 def _tensors(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], list[str]]:

@@ -137,6 +137,8 @@ def of_foreign(found: "Foreign") -> Source:
   """What a checkpoint of Hugging Face's or T5X's says of itself."""
   lengths = {"inputs_length": 512, "targets_length": 512} | dict(found.lengths)
   data = lengths | {"vocabulary": found.vocabulary, "extra_ids": found.extra_ids}
+  if found.table:
+    data["table"] = dict(found.table)
   run = {"model": dataclasses.asdict(found.model), "data": data}
   return Source(found.path, found.model, run, found.vocabulary, found)
 

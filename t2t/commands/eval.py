@@ -9,6 +9,7 @@ from absl import logging
 from t2t.commands import gin_files
 from t2t.commands.options import config_parser, parse_with_checkpoint
 from t2t.configuration.loading import records
+from t2t.convert.settings import TABLE
 from t2t.evaluation import evaluate, longest
 from t2t.storage import bucket
 
@@ -23,7 +24,8 @@ def _is_of_table(argv: list[str]) -> bool:
   root = bucket.absolute(path)
   for folder in (root, *([root.parent.parent] if root.name.isdigit() else [])):  # WORKDIR/checkpoints/STEP
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-      return bool(json.loads((folder / "config.json").read_text())["data"].get("table"))
+      saved = json.loads((folder / "config.json").read_text())
+      return bool(saved.get(TABLE) or saved["data"].get("table"))
   return False
 
 

@@ -183,8 +183,26 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
   lengths = _lengths(model, settings, tokenizer.longest_in(folder))
   tensors = _tensors(family, model, wanted, entries)
   return Foreign(
-    folder, "hf", model, vocabulary.spec, vocabulary.extra_ids, lengths, tensors, pooler=pooler, notes=tuple(notes)
+    folder,
+    "hf",
+    model,
+    vocabulary.spec,
+    vocabulary.extra_ids,
+    lengths,
+    tensors,
+    pooler=pooler,
+    notes=tuple(notes),
+    table=_table(settings, f"{named}/{_CONFIG}"),
   )
+
+
+def _table(settings: Settings, where: str) -> Mapping[str, Any]:
+  """Returns the table that `save` wrote beside the model's own keys; {} of a folder without one."""
+  if not (saved := settings.get(settings_lib.TABLE)):
+    return {}
+  from t2t.data.tables.spec import from_dict
+
+  return from_dict(saved, where=f"{where}: {settings_lib.TABLE}").to_dict()
 
 
 def _check_types(settings: Settings, where: str) -> None:
@@ -563,6 +581,8 @@ def save(
   # Left out, they would be those of the published vocabularies, which this one may not even reach.
   ids = (*_IDS, "cls_token_id", "sep_token_id") if not foreign.model.kind.writes else _IDS
   settings = dict.fromkeys(ids) | settings | files.ids
+  if foreign.table:
+    settings[settings_lib.TABLE] = {key: list(x) if isinstance(x, tuple) else x for key, x in foreign.table.items()}
   width = safetensors.DTYPES[_DTYPES[dtype]].itemsize
   sizes = {name: width * math.prod(place.shape) for name, place in wanted.items()}
   shards = safetensors.shards(sizes.items(), max_shard_bytes)

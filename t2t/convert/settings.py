@@ -38,6 +38,7 @@ _NOT_READ = {
   ),
 }
 
+TABLE = "t2t_table"  # config.data.table of a model that t2t fine-tuned on one; transformers reads past it
 # Keys that change neither shapes nor numbers, of all families.
 # fmt: off
 HARMLESS = frozenset(
@@ -62,7 +63,7 @@ HARMLESS = frozenset(
     "activation_dropout", "add_bias_logits", "classif_dropout", "decoder_layerdrop", "encoder_layerdrop",
     "early_stopping", "extra_pos_embeddings", "force_bos_token_to_be_generated", "forced_bos_token_id",
     "forced_eos_token_id", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beams",
-    "num_hidden_layers",
+    "num_hidden_layers", TABLE,
   }
 )
 # fmt: on

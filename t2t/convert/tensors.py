@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 import functools
+from typing import Any
 
 from etils import epath
 from flax import nnx, traverse_util
@@ -65,6 +66,7 @@ class Foreign:
   tensors: path of a parameter -> the parameter; exactly those of the model.
   pooler: name of a parameter of a class head -> the parameter, where the checkpoint has these but no such head.
   notes: what whoever converts it must be told, a sentence each.
+  table: config.data.table of a model that was fine-tuned on one: its columns, classes and prefix.
   """
 
   path: epath.Path
@@ -76,6 +78,7 @@ class Foreign:
   tensors: Mapping[str, Tensor]
   pooler: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
   notes: tuple[str, ...] = ()
+  table: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def check_finite(value: np.ndarray, where: str) -> None:

@@ -10,6 +10,7 @@ import seqio
 
 from t2t import UserError
 from t2t.configuration.schema import Config, DataConfig
+from t2t.data import vocabularies
 from t2t.data.sources import contents
 from t2t.data.tables import columns, examples, labels, reading, task
 from t2t.data.tables.spec import TASK, TableSpec, default_prefix, from_dict
@@ -102,6 +103,11 @@ def resolved(config: Config, vocabulary: Any) -> Config:
   if is_new:
     names = reading.names_of(reading.read(spec.files, where="config.data.files")[:1000])
     lines = [f"{reading.described(spec.files, key='table ')}: {labels.named(spec, names)}", *table.notes]
+    if by_heads and not config.model.kind.writes and vocabularies.cls_id(vocabulary()) is None:
+      lines.append(
+        "the head reads the mean of all tokens, because the vocabulary has no [CLS]: `t2t convert --to hf` will refuse"
+        " this model, since transformers has none like it"
+      )
     if spec.prefix and not by_heads:
       lines.append(f"inputs begin with {spec.prefix!r}, which infer, eval and t2t.load add by themselves")
     hosts.say("\n  ".join(lines))

@@ -75,16 +75,24 @@ class TableSpec:
     return " ".join(words)
 
 
-def from_dict(saved: Mapping[str, Any]) -> TableSpec:
+def from_dict(saved: Mapping[str, Any], *, where: str = "config.data.table") -> TableSpec:
   """The specification that `TableSpec.to_dict` has written.
 
   Raises:
-    UserError: another version of t2t has written it.
+    UserError: another version of t2t has written it, or a value has another type.
   """
-  known = {field.name for field in dataclasses.fields(TableSpec)}
-  if unknown := sorted(set(saved) - known):
-    raise UserError(f"config.data.table: has {unknown[0]!r}, which this version of t2t does not know; upgrade t2t")
-  return TableSpec(**{name: tuple(x) if isinstance(x, list | tuple) else x for name, x in saved.items()})
+  if not isinstance(saved, Mapping):
+    raise UserError(f"{where}={str(saved)[:40]!r}: must be a mapping")
+  known = {field.name: field for field in dataclasses.fields(TableSpec)}
+  if unknown := sorted(set(saved) - set(known)):
+    raise UserError(f"{where}: has {unknown[0]!r}, which this version of t2t does not know; upgrade t2t")
+  values = {name: tuple(x) if isinstance(x, list | tuple) else x for name, x in saved.items()}
+  for name, field in known.items():
+    wanted = field.type if field.type in (str, bool, int) else tuple
+    value = values.get(name, field.default)
+    if type(value) is not wanted or (wanted is tuple and not all(isinstance(x, str) for x in value)):
+      raise UserError(f"{where}.{name}={str(value)[:40]!r}: must be a {wanted.__name__}; copy the checkpoint again")
+  return TableSpec(**values)
 
 
 def shown(column: str) -> str:
