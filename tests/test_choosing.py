@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -6,6 +7,7 @@ import trained
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import one_base, pretrained
+from t2t.data import tables
 from t2t.generation import decoding, ready, writer
 
 LORA = ("--config.lora.rank=2", "--config.lora.targets=attention/,mlp/")
@@ -123,3 +125,32 @@ def test_a_request_names_its_adapter():
     assert len(set(scores)) == 3
   with pytest.raises(UserError, match="the request: adapter 'd': there is none of that name; known are a, b, c"):
     service.parse(b'{"inputs": "x", "adapter": "d"}')
+
+
+def test_an_adapter_reads_behind_the_prefix_of_its_own_table():
+  """Texts, scores and completions; the base reads a text as it is."""
+  source = pretrained.read_source(str(trained.workdir("encoder_decoder")))
+  sources = one_base.open_all(source, {"b": adapters()["b"]})
+  spec = tables.TableSpec("class", ("sound",), "kind", classes=("bark", "yelp"), prefix="sound: ")
+  tuned = {**sources["b"].run, "data": {**sources["b"].run["data"], "table": spec.to_dict()}}
+  model = ready.Ready(
+    source, adapters={"b": dataclasses.replace(sources["b"], run=tuned)}, ends_prompts=True, inputs_length=40
+  )
+  service = writer.Writer(model, defaults=decoding.DecodeConfig(max_length=3))
+  assert model.read("dog", "b").tokens == model.read("sound: dog", "b").tokens == model.read("sound: dog").tokens
+  assert model.read("dog").tokens != model.read("dog", "b").tokens
+
+  def last(endpoint, **fields):
+    asked = service.endpoints()[endpoint]
+    return list(asked.answer(asked.parse(json.dumps(fields).encode())))[-1]
+
+  for endpoint, text, more in (("/generate", "inputs", {"max_length": 3}), ("/score", "inputs", {"targets": ["bark"]})):
+    whole = lambda given, is_list=endpoint == "/score": [given] if is_list else given
+    bare, typed = (last(endpoint, adapter="b", **{text: whole(x)}, **more) for x in ("dog", "sound: dog"))
+    drop = lambda reply: {key: x for key, x in reply.items() if key != "tokens_per_second"}
+    assert drop(bare) == drop(typed)
+  counts = [
+    last("/v1/completions", model="b", prompt=prompt, max_tokens=1)["usage"]["prompt_tokens"]
+    for prompt in ("dog", "sound: dog")
+  ]
+  assert counts[0] == counts[1]

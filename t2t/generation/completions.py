@@ -206,7 +206,7 @@ class Completions:
     # One pass over the prompt says how likely each token is, and which comes next.
     only_reads = echo and (not max_tokens or (max_tokens == 1 and not temperature))
     return Request(
-      self._prompts(found["prompt"], told=max_tokens if only_reads else None, echo=echo),
+      self._prompts(found["prompt"], self._adapters[model], told=max_tokens if only_reads else None, echo=echo),
       model,
       self._adapters[model],
       decode,
@@ -238,7 +238,9 @@ class Completions:
       raise fields.FieldError("max_completion_tokens", f"{said}; they are the same, so leave it out")
     return found[names[0]] if names else _LENGTH
 
-  def _prompts(self, given: Sequence[str | list[int]], *, told: int | None, echo: bool) -> list[ready.Prompt]:
+  def _prompts(
+    self, given: Sequence[str | list[int]], adapter: str, *, told: int | None, echo: bool
+  ) -> list[ready.Prompt]:
     """Their tokens; with `told` they are read to tell how likely they are, and so many tokens behind them.
 
     With `echo` no prefix is put in front: its tokens would be counted among the client's own.
@@ -246,7 +248,7 @@ class Completions:
     Raises:
       TooLong: one has more tokens than the model reads.
     """
-    prompts = [self._ready.read(each, as_given=echo) for each in given]
+    prompts = [self._ready.read(each, adapter, as_given=echo) for each in given]
     most = self._ready.max_inputs if told is None else self._ready.longest_text - told
     for prompt in prompts:
       if (number := len(prompt.tokens)) > most:

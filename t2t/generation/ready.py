@@ -95,13 +95,17 @@ class Ready:
     most = self.room(MAX_LENGTH)
     self.max_inputs = prompting.longest_prompt(shortest, inputs_length=inputs_length, max_length=most)
     self.ends_prompts = ends_prompts
-    self.prompt = prompting.Prompts(
-      self.vocabulary,
-      ends=ends_prompts,
-      longest=self.max_inputs,
-      special_tokens=prompting.special_tokens(source, special_tokens),
-      prefix=prompting.prefix(source),
-    )
+    # Each adapter may have been fine-tuned on another table or task, whose prefix it was given.
+    self.prompts = {
+      name: prompting.Prompts(
+        self.vocabulary,
+        ends=ends_prompts,
+        longest=self.max_inputs,
+        special_tokens=prompting.special_tokens(each, special_tokens),
+        prefix=prompting.prefix(each),
+      )
+      for name, each in sources.items()
+    }
     self._extra = int(source.model.kind.continues)  # BOS
     decoding.check_positions(self._asked, self.max_inputs + self._extra, most)
     self._models = {name: pretrained.abstract(each, self._mesh) for name, each in sources.items()}
@@ -147,10 +151,10 @@ class Ready:
     """Their text."""
     return self.vocabulary.decode(list(tokens))
 
-  def read(self, prompt: str | Sequence[int], *, as_given: bool = False) -> Prompt:
+  def read(self, prompt: str | Sequence[int], adapter: str = "", *, as_given: bool = False) -> Prompt:
     """A prompt's tokens, none of which is cut off.
 
-    Behind the prefix of the task that the model was fine-tuned on, if it is a text and not `as_given`.
+    A text that is not `as_given` gets the prefix of the task that the adapter, or the model, was fine-tuned on.
 
     A BOS or EOS that begins the prompt of a decoder alone, as an id or spelled out, takes the place of the model's own:
     evaluation harnesses begin a text with either, whatever the model was trained to begin one with.
@@ -159,7 +163,8 @@ class Ready:
     if isinstance(prompt, str):
       names = {self.token_texts[start]: start for start in self._starts}
       name = next((name for name in names if prompt.startswith(name)), "")
-      encode = self.prompt.encode if as_given else self.prompt.prompt
+      prompts = self.prompts[adapter]
+      encode = prompts.encode if as_given else prompts.prompt
       tokens = encode(prompt.removeprefix(name))
       ends_in_space = prompt[-1:].isspace() and bool(tokens) and not self.decode(tokens)[-1:].isspace()
       return Prompt((names[name],) if name else (), tokens + end, ends_in_space)

@@ -74,17 +74,17 @@ class Scoring:
     if len(inputs) != len(targets):
       said = f"targets: there are {len(targets)}, and {len(inputs)} inputs"
       raise fields.FieldError("targets", f"{said}; there is no target without its input, so give as many of each")
-    return Request([self._pair(*each) for each in zip(inputs, targets, strict=True)], adapter)
+    return Request([self._pair(*each, adapter) for each in zip(inputs, targets, strict=True)], adapter)
 
-  def _pair(self, given: str, wanted: str) -> tuple[list[int], list[int]]:
+  def _pair(self, given: str, wanted: str, adapter: str) -> tuple[list[int], list[int]]:
     """Token ids of an input and its target.
 
     Raises:
       TooLong: they have more tokens than the model reads.
     """
     vocabulary, apart = self._ready.vocabulary, self._ready.config.kind.reads_apart
-    prompt = self._ready.read(given).tokens
-    target = [*self._ready.prompt.encode(wanted), *([vocabulary.eos_id] if apart else [])]
+    prompt = self._ready.read(given, adapter).tokens
+    target = [*self._ready.prompts[adapter].encode(wanted), *([vocabulary.eos_id] if apart else [])]
     longest = self._ready.longest_text
     limits = [("targets", len(target), longest), ("inputs", len(prompt), self._ready.max_inputs)]
     if not apart:

@@ -221,7 +221,7 @@ class Writer:
     """
     yield from endpoints.waiting(self._ready.device)
     try:
-      prompt, cut = self._ready.prompt(request.inputs)
+      prompt, cut = self._ready.prompts[request.adapter](request.inputs)
       if cut:
         yield {"cut": cut}
       yield from (self._search if request.decode.num_beams > 1 else self._write)(prompt, request)
@@ -310,8 +310,8 @@ class Writer:
   def _look(self, request: Looked) -> Iterator[Event]:
     yield from endpoints.waiting(self._ready.device)
     try:
-      prompt, _ = self._ready.prompt(request.inputs)
-      targets = self._ready.prompt.encode(request.targets)
+      prompts = self._ready.prompts[request.adapter]
+      (prompt, _), targets = prompts(request.inputs), prompts.encode(request.targets)
       yield self._ready.attention_map(prompt, list(map(int, targets)), request.place, request.adapter)
     finally:
       self._ready.device.release()
