@@ -516,7 +516,7 @@ def test_letters_of_control_tokens_are_read_as_in_training(data, how, monkeypatc
     seen.clear()
 
 
-def test_examples_in_memory_are_resumed_by_what_they_hold():
+def test_examples_in_memory_are_resumed_by_what_they_hold(capsys):
   rows = [{"words": [f"w{i}", "Ann"], "tags": ["O", "B-PER"]} for i in range(40)]
   config = t2t.config(
     "finetune",
@@ -532,6 +532,8 @@ def test_examples_in_memory_are_resumed_by_what_they_hold():
   assert "eval/table/f1" in last and last["step"] == 4
   (row,) = t2t.load("run").answer([{"words": ["x", "Ann", "y"]}])
   assert len(row["tags"]) == 3 and set(row["tags"]) <= {"O", "B-PER"}
+  assert command.main(["eval", "--checkpoint=run", "--workdir=scores"]) == 2
+  assert "config.data.eval_files is empty: --checkpoint" in " ".join(capsys.readouterr().err.split())
   more = t2t.config("finetune", init={"checkpoint": str(trained.workdir("encoder_only"))}, train={"steps": 6})
   with pytest.raises(UserError, match="examples:"):
     t2t.train(more, "run", examples=[{"words": ["other", "Ann"], "tags": ["O", "B-PER"]}, *rows[1:]]).run()

@@ -265,7 +265,7 @@ def ends_prompts(source: Source) -> tuple[bool | None, str]:
     return objectives.ends_inputs(data["objective"]), f"config.data.objective={data['objective']}"
   mixture = data.get("mixture", "")
   if data.get("table"):
-    return False, f"config.data.files={data['table']['files']} is a table"
+    return False, f"{DataConfig.described(data['table']['files'])} is a table"
   if not mixture:
     return None, "its checkpoint does not say what it was trained on"
   modules, untrusted = task_modules(source)

@@ -5,7 +5,7 @@ import dataclasses
 import inspect
 import math
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 from t2t import UserError, did_you_mean
 from t2t.models.config import TransformerConfig
@@ -136,6 +136,8 @@ class DataConfig:
   num_streams: int = key(0, "parts of the data with a position of their own; 0: chosen at the first start, then kept")
   shuffle_buffer: int = key(256, "examples of `files` that each stream draws from")
 
+  IN_MEMORY: ClassVar[str] = "examples:"  # how the name of rows that a Python program passed begins
+
   # A table's columns and classes, once it is read; no key.
   table: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -174,6 +176,12 @@ class DataConfig:
           " vocab.txt, a tokenizer.json or their folder (`t2t vocab train` makes one from your text)"
         )
 
+  @classmethod
+  def described(cls, files: str, *, key: str = "files") -> str:
+    """Names files in messages: "config.data.files=train.tsv", or rows that a Python program passed."""
+    is_in_memory = files.startswith(cls.IN_MEMORY)
+    return "the examples that a Python program passed" if is_in_memory else f"config.data.{key}={files}"
+
   @property
   def is_named(self) -> bool:
     """Whether it says what is read; a user's own batches are not said here."""
@@ -186,7 +194,7 @@ class DataConfig:
       return f"config.data.sources ({', '.join(self.sources)})"
     if self.table:
       key = "files" if self.table["files"] else "eval_files"
-      return f"config.data.{key}={self.table[key]}"
+      return self.described(self.table[key], key=key)
     return f"config.data.files={self.files}" if self.files else f"config.data.mixture={self.mixture}"
 
 

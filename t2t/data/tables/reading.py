@@ -7,9 +7,10 @@ import json
 from typing import Any, NamedTuple
 
 from t2t import UserError
+from t2t.configuration.schema import DataConfig
 from t2t.data.sources import tables, text_files
 
-_MEMORY = "examples:"
+_MEMORY = DataConfig.IN_MEMORY
 
 
 class Row(NamedTuple):
@@ -64,7 +65,9 @@ def class_names(patterns: str, column: str) -> tuple[str, ...]:
 
 def described(patterns: str, *, key: str = "config.data.files=") -> str:
   """Names a table in messages: "config.data.files=train.tsv", or for rows in memory the argument, "examples"."""
-  return _kept[patterns].argument if patterns in _kept else f"{key}{patterns}"
+  if patterns in _kept:
+    return _kept[patterns].argument
+  return "the examples that a Python program passed" if is_in_memory(patterns) else f"{key}{patterns}"
 
 
 def is_in_memory(patterns: str) -> bool:
