@@ -76,6 +76,18 @@ def test_rows_have_the_line_that_they_begin_in(tmp_path):
   assert tables.columns([str(tmp_path / "a.json")]) == ("id", "b")
 
 
+@pytest.mark.parametrize(
+  ("said", "header"), [(b"sep=;", b"a;b,c"), (b"\xef\xbb\xbfsep=,\r", b"a,b;c"), (b"SEP=\t", b"a\tb,c")]
+)
+def test_a_line_in_front_of_the_header_may_say_what_separates(said, header, tmp_path):
+  """As Excel writes it, and reads it again."""
+  names = [b"a", header[2:]]
+  (tmp_path / "a.csv").write_bytes(b"\n".join([said, header, header[1:2].join([b"1", b'" ""x"""']), b""]))
+  (row,) = tables.read_rows([str(tmp_path / "a.csv")])
+  assert row.number == 3 and dict(row.values) == {names[0].decode(): "1", names[1].decode(): ' "x"'}
+  assert tables.columns([str(tmp_path / "a.csv")]) == tuple(name.decode() for name in names)
+
+
 def test_quotes_in_a_table_of_tabs_are_letters(tmp_path):
   """Except where another program has put them around a field and doubled those within."""
   (tmp_path / "a.tsv").write_text('text\tlabel\n"a ""b"""\tx\n"so" it began\ty\nan "\tz\n')
@@ -101,6 +113,14 @@ def test_quotes_in_a_table_of_tabs_are_letters(tmp_path):
     ("a.csv", gzip.compress(b"a\n1\n", mtime=0), "is compressed with gzip, .* rename it to .*a.csv.gz"),
     ("a.csv.gz", b"a\n1\n", "is not compressed, .* rename it to .*a.csv$"),
     ("a.tsv", b"a\tb\n1\n", r"line 2: has 1 field\(s\), separated by tabs.*write the table as CSV"),
+    ("a.csv", b'a,b\n1, "x"\n', "line 2: a quote stands behind a comma and a space.*take out the space"),
+    ("a.csv", b'a,b\n1, "x, y"\n', "line 2: a quote stands behind a comma and a space"),
+    ("a.csv", b'a; "b"\n1;2\n', "line 1: a quote stands behind a semicolon and a space"),
+    ("a.csv", b"sep=!\na!b\n", "line 1: 'sep=!': columns are separated by commas, semicolons, tabs, bars"),
+    ("a.csv", b"sep=;\n", "is empty; the first line must name the columns"),
+    ("a.csv", b"sep=;\na;b\n1\n", r"line 3: has 1 field\(s\), separated by semicolons"),
+    ("a.jsonl", b'{"a": 1, "b": 2}\n{"a": 1, "a": 2}\n', "line 2: not JSON .'a' comes twice in an object; give each"),
+    ("a.json", b'[{"a": 1},\n{"b": {"a": 1, "a": 2}}]\n', "line 2: not JSON .'a' comes twice in an object"),
     ("a.jsonl", b'{"a": 1}\n[1]\n', "line 2: is a JSON list, not an object"),
     ("a.json", b'[\n {"a": 1},\n {"a":', "line 3: not JSON"),
     ("a.txt", b"a\n", "is not a table; give .csv, .tsv, .jsonl or .parquet"),

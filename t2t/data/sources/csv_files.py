@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 import csv
+import re
 
 from t2t import UserError
 from t2t.data.sources import faults
@@ -9,6 +10,7 @@ from t2t.storage import encoding
 
 _DELIMITERS = (",", ";", "\t", "|")
 _DELIMITER_NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+_SEPARATOR = re.compile(r"\ufeff?sep=(.)\r?\n?", re.IGNORECASE)  # the first line of a file that Excel wrote
 _LARGEST_FIELD = 64 * 2**20  # characters
 _MOST_LINES = 100_000  # of one row: a quote that is never closed would take in all of the file
 
@@ -21,14 +23,19 @@ class _Lines:
     self.number = 0
     self.begin = 1  # line in which the row begins
     self.reason = ""  # why the row is malformed
+    self.read: list[str] = []  # lines of the row
 
   def start(self) -> None:
-    self.begin, self.reason = self.number + 1, ""
+    self.begin, self.reason, self.read = self.number + 1, "", []
 
   def __iter__(self):
     return self
 
   def __next__(self) -> str:
+    self.read.append(line := self._next())
+    return line
+
+  def _next(self) -> str:
     self.number, line = next(self._lines)
     if self.number - self.begin > _MOST_LINES:
       raise csv.Error(f"a quoted field goes over more than {_MOST_LINES:,} lines")
@@ -57,7 +64,8 @@ def rows(
     path: of the file, for messages.
     where: the configuration key that names it.
     tabs: tabs separate the columns, a line is a row, and quotes are letters except where one begins a field and
-      another ends it.  Otherwise commas do; semicolons, tabs or bars where the header has no comma.
+      another ends it.  Otherwise commas do; semicolons, tabs or bars where the header has no comma, or what the line
+      `sep=;` in front of the header says, which Excel writes.
 
   Raises:
     UserError: no header, or one in which a name is missing or comes twice.  The first name may be missing, as that of
@@ -92,15 +100,22 @@ def _fields(
   """The line, the fields, and the delimiter of each row; first of the header, which is checked."""
   csv.field_size_limit(_LARGEST_FIELD)
   numbered = _Lines(lines)
-  delimiter, header_reason = "\t", ""
+  delimiter, header_reason, is_header = "\t", "", True
   reader: Iterator[list[str]] = map(_tab_row, numbered)
   if not tabs:
     first = next(numbered, "")
-    delimiter, header_reason = _delimiter(first), numbered.reason
-    numbered.number = 0
+    said = _SEPARATOR.fullmatch(first)
+    if said and said[1] not in _DELIMITERS:
+      named = ", ".join(_DELIMITER_NAMES.values())
+      raise UserError(
+        f"{where}: {path}, line 1: {first.strip()!r}: columns are separated by {named}; write one of them"
+      )
+    if said:
+      first = next(numbered, "")
+    delimiter, header_reason = said[1] if said else _delimiter(first), numbered.reason
+    numbered.number = int(bool(said))
     reader = csv.reader(_Chained(first, numbered), delimiter=delimiter, strict=True)
   while True:
-    is_header = not numbered.number
     numbered.start()
     numbered.reason = header_reason if is_header else ""
     try:
@@ -109,11 +124,13 @@ def _fields(
       row, numbered.reason = [], numbered.reason or _csv_reason(error)
     if row is None:
       return
+    if not (tabs or numbered.reason):
+      numbered.reason = _spaced_quote(row, numbered.read, delimiter)
     if is_header:
       place = f"{where}: {path}, line {numbered.begin}"
       if numbered.reason:
         raise UserError(f"{place}: {numbered.reason}")
-      row = _checked_header(row, delimiter, place=place)
+      row, is_header = _checked_header(row, delimiter, place=place), False
     yield numbered.begin, faults.Damaged(b"", numbered.reason) if numbered.reason else row, delimiter
 
 
@@ -128,7 +145,9 @@ class _Chained:
 
   def __next__(self) -> str:
     if self._first:
-      first, self._first, self._others.number = self._first, "", 1
+      first, self._first = self._first, ""
+      self._others.number += 1
+      self._others.read.append(first)
       return first
     return next(self._others)
 
@@ -136,6 +155,20 @@ class _Chained:
 def _delimiter(header: str) -> str:
   outside = "".join(header.split('"')[::2])
   return next((each for each in _DELIMITERS if each in outside), ",")
+
+
+def _spaced_quote(row: Sequence[str], lines: Sequence[str], delimiter: str) -> str:
+  """Why a row is malformed in which a quote stands behind a space, so that it quotes nothing; "": there is none."""
+  if not any(field[:1] == " " and field.lstrip(" ")[:1] == '"' for field in row):
+    return ""
+  try:
+    (meant,) = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
+  except (csv.Error, ValueError):
+    meant = []
+  if [field.lstrip(" ") for field in meant] == [field.lstrip(" ") for field in row]:
+    return ""
+  name = _DELIMITER_NAMES[delimiter].removesuffix("s")
+  return f'a quote stands behind a {name} and a space, where it quotes nothing; take out the space: {delimiter}"..."'
 
 
 def _quote_hint(delimiter: str) -> str:

@@ -139,7 +139,7 @@ def _json_list(content: bytes, path: str, *, where: str) -> Iterator[tuple[int, 
   except UnicodeDecodeError as error:
     line = content[: error.start].count(b"\n") + 1
     raise UserError(f"{where}: {path}, line {line}: not valid UTF-8 ({error.reason}); convert it to UTF-8") from error
-  decoder, position, number, counted = json.JSONDecoder(), text.index("[") + 1, 1, 0
+  decoder, position, number, counted = json.JSONDecoder(object_pairs_hook=text_files.once), text.index("[") + 1, 1, 0
   while True:
     position = _SPACE.match(text, position).end()
     if text.startswith("]", position):

@@ -4,7 +4,7 @@ Records are numbered from 1, and `parse` makes text of them, so that a bad one i
 line wherever it is met.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -312,10 +312,24 @@ def parse(path: str, number: int, record: bytes, *, field: str, where: str = "co
     raise UserError(f"{place}: {error}") from error
 
 
-def _object(text: str, field: str, *, place: str) -> Mapping[str, Any]:
+def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+  """An object of JSON none of whose names comes twice, for `json.loads(object_pairs_hook=)`.
+
+  Raises:
+    ValueError: names what comes twice; readers would not agree which value counts.
+  """
+  found = dict(pairs)
+  if len(found) < len(pairs):
+    names = [name for name, _ in pairs]
+    twice = next(name for name in names if names.count(name) > 1)
+    raise ValueError(f"{twice!r} comes twice in an object; give each name once")
+  return found
+
+
+def _object(text: str, field: str, *, place: str, hook: Callable | None = None) -> Mapping[str, Any]:
   """A line of JSON as an object."""
   try:
-    value = json.loads(text.rstrip("\r\n"))
+    value = json.loads(text.rstrip("\r\n"), object_pairs_hook=hook)
   except (ValueError, RecursionError) as error:
     reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
     shown = text.strip() if len(text) <= 60 else text[:60].strip() + "..."
@@ -345,7 +359,7 @@ def json_object(path: str, number: int, line: bytes, *, where: str) -> Mapping[s
     text = line.decode("utf-8-sig" if number == 1 else "utf-8")
   except UnicodeDecodeError as error:
     raise UserError(f"{place}: {encoding.not_utf8(line, error, head=_head(path))}") from error
-  return _object(text, "text", place=place) if text.strip() else None
+  return _object(text, "text", place=place, hook=once) if text.strip() else None
 
 
 def _csv_field(row: Mapping[str, str], field: str, *, place: str, where: str) -> str:
