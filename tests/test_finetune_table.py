@@ -62,6 +62,20 @@ def test_a_table_is_not_written_over_another_file():
   table_output.check("new.csv", given)
 
 
+def test_a_list_of_objects_is_an_input():
+  """Its rows are those of the same objects as CSV; an object that is none is named by its row."""
+  rows = [{"text": f"t {i}", "id": str(i)} for i in range(3)]
+  pathlib.Path("in.json").write_text(json.dumps(rows, indent=1))
+  pathlib.Path("in.csv").write_text("text,id\n" + "".join(f"t {i},{i}\n" for i in range(3)))
+  found = [
+    [(x.number, x.text, x.others) for x in line_files.read(name, field="text")] for name in ("in.json", "in.csv")
+  ]
+  assert found[0] == found[1] == [(i + 1, f"t {i}", rows[i]) for i in range(3)]
+  pathlib.Path("in.json").write_text('[{"text": "a"}, {"no": 1}]')
+  with pytest.raises(UserError, match="in.json, row 2"):
+    list(line_files.read("in.json", field="text"))
+
+
 def test_the_column_that_is_named_stays_in_the_table():
   lines = list(line_files.read(tsv("given.tsv", "id review", [(1, "good")]), field="review"))
   assert [(line.text, line.others) for line in lines] == [("good", {"id": "1", "review": "good"})]

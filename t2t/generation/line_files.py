@@ -64,6 +64,7 @@ ADAPTER = "adapter"  # field of an object that names one of several adapters
 
 
 _TABLES = re.compile(r"\.(csv|tsv|parquet)(\.\w+)?$", re.IGNORECASE)
+_JSON = re.compile(r"\.json(\.\w+)?$", re.IGNORECASE)  # one list, or an object on each line
 
 
 def is_table(path: str) -> bool:
@@ -71,10 +72,14 @@ def is_table(path: str) -> bool:
   return bool(_TABLES.search(path))
 
 
+def _has_rows(path: str) -> bool:
+  return is_table(path) or bool(_JSON.search(path))
+
+
 def place(path: str, number: int = 0) -> str:
   """What a message calls a line of the input, or all of it."""
   name = "standard input" if path == PIPE else path
-  if is_table(path) and number:
+  if _has_rows(path) and number:
     return f"--input: {name}, row {number}"
   return f"--input: {name}, line {number}" if number else f"--input: {name}"
 
@@ -83,9 +88,9 @@ def read(path: str, *, field: str = "", form: Form = TEXTS) -> Iterator[Line]:
   """The lines of an input, one after another.
 
   Args:
-    path: a .txt file, with an input on each line, a .jsonl file, with an object on each, or a .tsv, .csv or .parquet
-      table with names of columns, each also compressed; local or gs://; "-" is standard input, whose lines are text, or
-      objects if there is a `field`, or more than a text is needed.
+    path: a .txt file, with an input on each line, a .jsonl file, with an object on each, a .json list of objects, or a
+      .tsv, .csv or .parquet table with names of columns, each also compressed; local or gs://; "-" is standard input,
+      whose lines are text, or objects if there is a `field`, or more than a text is needed.
     field: of an object, where its text is; "": where the form has it.
     form: of the lines.
 
@@ -94,7 +99,7 @@ def read(path: str, *, field: str = "", form: Form = TEXTS) -> Iterator[Line]:
       the field.
   """
   number = 0
-  if is_table(path):
+  if _has_rows(path):
     for number, values in enumerate(_table_rows(path, (field,) if field else (*form.columns, form.field)), 1):
       # A table keeps all columns, also the one with the text.
       text, _ = _taken(dict(values), field or form.field, place(path, number), form, named=bool(field))
@@ -154,7 +159,7 @@ def _is_json(path: str, field: str, form: Form) -> bool:
     packed = ", ".join(compression.FORMATS)
     raise UserError(
       f"{place(path)}: give a .txt file, with an input on each line, a .jsonl file, with an object on each, or a table"
-      f" (.tsv, .csv, .parquet), each also compressed ({packed}), or -"
+      f" (.tsv, .csv, .parquet, .json), each also compressed ({packed}), or -"
     )
   if field:
     raise UserError(f"--field {field}: {path} has lines of text and no fields; leave it out, or give a .jsonl file")
