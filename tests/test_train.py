@@ -170,6 +170,18 @@ def family(objective: str) -> tuple[str, ...]:
   return (*FAMILIES[objective], f"--config.data.objective={objective}", *schedule)
 
 
+def test_a_finished_run_keeps_its_config(text, tmp_path, capsys):
+  """Called again with another setting, it trains no step; with more steps it has the new one."""
+  workdir = tmp_path / "run"
+  assert command.main(arguments(text, workdir)) == 0
+  config = (workdir / "config.json").read_bytes()
+  assert command.main(arguments(text, workdir, "--config.train.log_every=2")) == 0
+  assert "nothing left to train" in capsys.readouterr().err
+  assert (workdir / "config.json").read_bytes() == config
+  assert command.main(arguments(text, workdir, "--config.train.log_every=2", "--config.train.steps=7")) == 0
+  assert json.loads((workdir / "config.json").read_text())["train"]["log_every"] == 2
+
+
 @pytest.mark.parametrize("objective", FAMILIES)
 def test_every_architecture_trains(objective, text, tmp_path, capsys):
   """The held-out loss falls, and the summary shows what the model makes of three texts of the validation file."""

@@ -79,7 +79,9 @@ def open_run(
       first.program, run_stages[batches.stage], checkpoints, batches, parameter_key, vocabulary=vocabulary
     )
     if jax.process_index() == 0:
-      (workdir / "config.json").write_text(json.dumps(resolved[-1], indent=2) + "\n")
+      # A run that has all its steps trains no more, and its config stays that of its training.
+      if step < config.train.steps or not (workdir / "config.json").exists():
+        (workdir / "config.json").write_text(json.dumps(resolved[-1], indent=2) + "\n")
       data.keep_vocabulary(vocabulary, workdir / store.VOCABULARY)
 
     # ---- Metrics and callbacks -----------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import jax
 
 from t2t import metrics as metrics_lib
+from t2t.losses import answered_by_heads, compares_texts
 from t2t.models.architecture import Batch
 from t2t.params import join_frozen
 from t2t.runtime import stopping
@@ -77,8 +78,11 @@ def _log_loss(run: Run, metrics: metrics_lib.Metrics, by_source: Mapping[str, me
   rows = values | {f"loss/{name}": loss for name, loss in of_source.items()}
   run.logger.write(run.step, {f"eval/{name}": value for name, value in rows.items()})
   listed = "".join(f", {name} {loss:.4f}" for name, loss in of_source.items())
-  accuracy = f"accuracy {values['accuracy']:.1%}"
-  run.logger.say(f"step {run.step}: held-out loss {values['loss']:.4f}{listed and f' ({listed[2:]})'}, {accuracy}")
+  # A task's own accuracy is another figure than that of the tokens of its answers.
+  loss = run.config.train.loss
+  what = "accuracy" if answered_by_heads(loss) or compares_texts(loss) else "token accuracy"
+  said = f"held-out loss {values['loss']:.4f}{listed and f' ({listed[2:]})'}, {what} {values['accuracy']:.1%}"
+  run.logger.say(f"step {run.step}: {said}")
   return values["loss"]
 
 
