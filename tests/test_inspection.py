@@ -10,7 +10,7 @@ import test_checkpoint
 import test_damage
 
 from t2t import __main__ as command
-from t2t.checkpoints import damage, manifest, outdated, store, writer
+from t2t.checkpoints import damage, inspection, manifest, outdated, store, writer
 
 
 @pytest.fixture(scope="module")
@@ -142,3 +142,27 @@ def test_diff_names_what_differs(workdir, tmp_path, capsys, caplog):
 def test_what_is_no_checkpoint_is_said(tmp_path, capsys):
   code, _, error = run(capsys, "list", tmp_path)
   assert code == 2 and "no steps there; looked for" in error
+
+
+@pytest.mark.parametrize(
+  ("settings", "scores", "said"),
+  [
+    ({"stop_by": "table/score"}, {2: 50.0, 4: 90.0, 6: 70.0}, "6, is read, with table/score 70.00; step 4 has 90.00"),
+    ({"stop_by": "table/score"}, {2: 50.0, 4: 70.0, 6: 90.0}, ""),
+    ({"stop_by": "table/score"}, {2: float("nan"), 6: 90.0}, ""),
+    ({"stop_by": "loss"}, {2: 50.0, 4: 90.0}, ""),
+    ({"stop_by": "loss", "patience": 2}, {2: 50.0, 4: 90.0}, "4, is read, with loss 5.1000; step 2 has 5.0000"),
+  ],
+)
+def test_a_step_that_is_better_than_the_last_is_named(settings, scores, said, tmp_path, monkeypatch):
+  """Of runs that stop early or by a task's metric; of a step that was named itself nothing is said."""
+  found = [
+    inspection.Step(step, None, 1, {"loss": 5.0 + index / 10, "table/score": score}, [], True)
+    for index, (step, score) in enumerate(scores.items())
+  ]
+  monkeypatch.setattr(inspection, "steps", lambda folder: found)
+  last = epath.Path(tmp_path) / "checkpoints" / str(max(scores))
+  note = inspection.better(str(tmp_path), last, {"eval": settings})
+  assert said in note and bool(said) == bool(note)
+  assert not said or note.endswith(f"{tmp_path}/checkpoints/{4 if 6 in scores else 2}")
+  assert inspection.better(str(last), last, {"eval": settings}) == ""

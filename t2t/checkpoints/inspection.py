@@ -88,6 +88,32 @@ def _step(folder: epath.Path, step: int) -> Step:
   return Step(step, saved, manifests.size(folder), metrics, damage.of_small(folder, step), noted)
 
 
+def better(path: str, step_path: epath.Path, run: Mapping[str, Any]) -> str:
+  """A sentence on a step of a workdir that was measured as better than its last; "": there is none.
+
+  Runs that stop early, or by the metric of a task, end behind their best step.
+
+  Args:
+    path: which the user gave.
+    step_path: the checkpoint that is read.
+    run: its config.
+  """
+  settings = run.get("eval", {})
+  metric = settings.get("stop_by", "loss")
+  if step_path == bucket.absolute(path) or (metric == "loss" and not settings.get("patience")):
+    return ""
+  found = steps(step_path.parent)
+  metrics = {each.step: each.metrics for each in found}
+  last, best_step = int(step_path.name), (best(step_path.parent, found) or [{}])[-1].get(metric)
+  if best_step in (None, last) or metric not in metrics.get(last, {}):
+    return ""
+  digits = 4 if metric == "loss" else 2
+  return (
+    f"{path}: its last step, {last}, is read, with {metric} {metrics[last][metric]:.{digits}f}; step {best_step} has"
+    f" {metrics[best_step][metric]:.{digits}f}: {step_path.parent / str(best_step)}"
+  )
+
+
 # ---- Less of them ----------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from absl import logging
 import jax
 
 from t2t import UserError, foreign_names
-from t2t.checkpoints import by_task, one_base, pretrained
+from t2t.checkpoints import by_task, inspection, one_base, pretrained
 from t2t.commands import gin_files
 from t2t.configs import default
 from t2t.configuration.loading import records
@@ -246,6 +246,8 @@ def main(argv: list[str]) -> None:
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   gin_files.tell(found)
   source = pretrained.read_source(options.checkpoint)
+  if said := inspection.better(options.checkpoint, source.path, source.run):
+    print(said, file=sys.stderr)
   source = source if found is None else gin_files.check(found, source)
   if options.task:
     source = by_task.choose(source, options.task, where="--task")
