@@ -567,7 +567,8 @@ def test_each_kind_of_table_is_trained_and_asked(architecture, row, fields):
   assert train(architecture, files, *steps, "--workdir=run") == 0
   asked = ["--config.eval.max_examples=4", "--workdir=scores"]
   assert command.main(["eval", "--checkpoint=run", f"--config.data.eval_files={files}", *asked]) == 0
-  assert json.loads(pathlib.Path("scores/results.json").read_text())["table.validation"]["metrics"]
+  measured = json.loads(pathlib.Path("scores/results.json").read_text())["table.validation"]
+  assert measured["metrics"] and ("errors" in measured) == ("score" in row(0))
   assert command.main(["infer", "--checkpoint=run", f"--input={files}", "--output=out.jsonl"]) == 0
   found = [json.loads(line) for line in pathlib.Path("out.jsonl").read_text().splitlines()]
   for number, answer in enumerate(found):

@@ -14,7 +14,7 @@ import sklearn.metrics
 
 from t2t import task_metrics
 from t2t.data import answers
-from t2t.evaluation import benchmarks
+from t2t.evaluation import benchmarks, results
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -240,3 +240,17 @@ def test_two_benchmarks_have_two_means_and_other_tasks_one():
   ]
   assert [mean.value for mean in benchmarks.means({"mine": 10.0, "other": 30.0})] == [20.0]
   assert [mean.value for mean in benchmarks.means(scores | {"mine": 40.0})] == [60.0]
+
+
+def test_errors_of_numbers_are_in_the_units_of_the_labels():
+  """Over answers that are numbers; the last is that of the mean of their labels."""
+  answer = lambda value, target, **facts: results.Answer({}, str(value), value, target, 0.0, **facts)
+  rows = [answer(1.0, 2.0), answer(5.0, 2.0), answer(8.0, 8.0), answer(None, 3.0, parseable=False)]
+  found = results.Result("stsb", "validation", {"pearson": 1.0}, rows).errors
+  assert found == {
+    "mean_absolute_error": pytest.approx(4 / 3),
+    "root_mean_square_error": pytest.approx((10 / 3) ** 0.5),
+    "root_mean_square_error_of_mean": pytest.approx(8**0.5),
+  }
+  assert not results.Result("cb", "validation", {"accuracy": 1.0}, [answer(1, 1)]).errors
+  assert not results.Result("stsb", "test", {}, rows).errors

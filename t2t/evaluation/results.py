@@ -77,6 +77,26 @@ class Result:
     return sum(not answer.parseable for answer in self.answers)
 
   @property
+  def errors(self) -> dict[str, float]:
+    """Errors of a task whose gold answers are numbers, over the answers that are numbers; {} of another task.
+
+    mean_absolute_error and root_mean_square_error are in the units of the labels, and root_mean_square_error_of_mean is
+    that of the labels' mean as the answer to all.
+    """
+    gold = [answer for answer in self.answers if answer.has_gold]
+    if not (self.metrics and gold) or not all(isinstance(answer.target, float | np.floating) for answer in gold):
+      return {}
+    said = [answer for answer in gold if answer.parseable and isinstance(answer.value, int | float | np.number)]
+    differences = np.array([answer.value - answer.target for answer in said], np.float64)
+    if not said or not np.isfinite(differences).all():
+      return {}
+    return {
+      "mean_absolute_error": float(np.mean(np.abs(differences))),
+      "root_mean_square_error": float(np.sqrt(np.mean(differences**2))),
+      "root_mean_square_error_of_mean": float(np.std([answer.target for answer in said], dtype=np.float64)),
+    }
+
+  @property
   def score(self) -> float | None:
     """The mean of the metrics, as GLUE and SuperGLUE average them; None without labels."""
     return sum(self.metrics.values()) / len(self.metrics) if self.metrics else None
@@ -145,6 +165,7 @@ def write(results: Sequence[Result], folder: epath.Path, *, about: Mapping[str, 
       "unparseable": result.unparseable,
       **({"tied": result.tied} if result.tied else {}),
       **({"without_gold": result.without_gold} if result.without_gold else {}),
+      **({"errors": result.errors} if result.errors else {}),
       **({"classes": result.classes.to_dict()} if result.classes is not None else {}),
       **about,
     }
@@ -194,7 +215,7 @@ def print_table(
 
 
 def note_items(results: Sequence[Result], console: rich.console.Console) -> None:
-  """Prints which tasks have answers that tie, examples without a gold answer, or mostly unparseable answers."""
+  """Prints ties, examples without a gold answer, errors of numbers, and tasks with mostly unparseable answers."""
   for result in results:
     if result.tied:
       console.print(
@@ -205,6 +226,12 @@ def note_items(results: Sequence[Result], console: rich.console.Console) -> None
       console.print(
         f"{result.task}: {result.without_gold:,} of {len(result.answers):,} examples have no gold answer, and are left"
         " out of its metrics"
+      )
+    if errors := result.errors:
+      absolute, square, of_mean = errors.values()
+      console.print(
+        f"{result.task}: mean absolute error {absolute:.4g}, root mean square error {square:.4g}; {of_mean:.4g} if the"
+        " answer is always the mean of the labels"
       )
   _note_unparseable(results, console)
 
