@@ -6,6 +6,7 @@ import pytest
 import toy
 
 from t2t import UserError
+from t2t.configuration.loading import load_config, override
 from t2t.models import presets, transformer
 from t2t.models.config import HeadConfig, TransformerConfig
 
@@ -186,3 +187,17 @@ def test_a_misspelt_size_is_recognised():
   """The message names the nearest."""
   with pytest.raises(UserError, match="did you mean large?"):
     presets.t5_1_1("lage")
+
+
+@pytest.mark.parametrize(
+  ("first", "second"), [("train.steps=4", "train.epochs=2"), ("optimizer.warmup_steps=9", "optimizer.warmup_ratio=0.1")]
+)
+def test_two_keys_of_which_one_has_no_effect_are_refused(first, second):
+  """In either order; 0 leaves the word to the other."""
+  options = [f"--config.{first}", f"--config.{second}"]
+  for given in (options, options[::-1]):
+    with pytest.raises(UserError, match=f"{first} and --config.{second}: the second is read in place of the first"):
+      override(load_config("tiny_t5"), given)
+  name = second.partition("=")[0]
+  config = override(load_config("tiny_t5"), [options[0], f"--config.{name}=0.0"])
+  assert config[name.split(".")[0]][name.split(".")[1]] == 0

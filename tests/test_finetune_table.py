@@ -7,6 +7,7 @@ import pathlib
 
 import pytest
 import tensorflow as tf
+import test_control_tokens
 import test_served
 import trained
 
@@ -14,6 +15,7 @@ import t2t
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
+from t2t.configuration.loading import load_config, records
 from t2t.configuration.schema import DataConfig
 from t2t.data import pipeline, tables, vocabularies
 from t2t.data.tables import examples, memory, resolving
@@ -195,6 +197,8 @@ def test_rows_are_held_out_by_their_text_and_of_each_class():
   ("label", "alike"),
   [
     (("Good", "good"), "differ in upper case alone"),
+    (("so so", "so\u00a0so"), "differ in white space alone"),
+    (("true", "1"), "are one value"),
     (("caf\u00e9", "cafe\u0301"), "look alike and are other characters"),
     (("good", "good\u200b"), "look alike and are other characters"),
   ],
@@ -435,6 +439,22 @@ def test_a_specification_from_another_machine_is_checked(saved, message):
     tables.from_dict(saved, where="t2t_table")
 
 
+def test_lengths_and_classes_count_tokens_as_training_reads_them(capsys):
+  """Letters of control tokens are many tokens as text, and one as controls."""
+  name = "<extra_id_10> <extra_id_11>"
+  files = tsv("a.tsv", "text label", [(f"t {i} {name}", f"{name} {'ab'[i % 2]}") for i in ROWS])
+  path = test_control_tokens.bpe_with_bytes(pathlib.Path())
+  vocabulary = vocabularies.load(str(path), extra_ids=100)
+  config = records(load_config("finetune")).with_(data={"files": files, "labels": "auto", "vocabulary": str(path)})
+  lengths = {}
+  for special in (False, True):
+    found = resolving.resolved(config.with_(data={"special_tokens": special}), lambda: vocabulary)
+    lengths[special] = (found.data.inputs_length, found.data.targets_length)
+    with pytest.raises(UserError, match="targets_length=2: the longest label has"):
+      resolving.resolved(config.with_(data={"special_tokens": special, "targets_length": 2}), lambda: vocabulary)
+  assert lengths[False][1] >= 24 and lengths[True][1] == 8 and lengths[True][0] < lengths[False][0]
+
+
 # ---- The whole command -----------------------------------------------------------------------------------------------
 
 
@@ -549,7 +569,7 @@ def test_examples_in_memory_are_resumed_by_what_they_hold(capsys):
   assert command.main(["eval", "--checkpoint=run", "--workdir=scores"]) == 2
   assert "config.data.eval_files is empty: --checkpoint" in " ".join(capsys.readouterr().err.split())
   more = t2t.config("finetune", init={"checkpoint": str(trained.workdir("encoder_only"))}, train={"steps": 6})
-  with pytest.raises(UserError, match="examples:"):
+  with pytest.raises(UserError, match="^examples: .* these are other examples, or in another order; pass the same"):
     t2t.train(more, "run", examples=[{"words": ["other", "Ann"], "tags": ["O", "B-PER"]}, *rows[1:]]).run()
 
 

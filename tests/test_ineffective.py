@@ -65,6 +65,7 @@ def test_a_warmup_as_long_as_a_stage_is_refused():
     ("train.log_every=501", "only the last step of the run is logged"),
     ("logging.histograms=501", "no histogram is written"),
     ("eval.patience=4 eval.every=100", "have 4 evaluations before the last .* early stopping needs 5"),
+    ("eval.stop_by=rte/f1", "eval.stop_by=rte/f1 has no effect: config.eval.patience=0: no evaluation ends the run"),
     ("numbers.spike_deviations=4 numbers.spike_window=500", "no loss counts as a spike; give fewer steps"),
     ("numbers.spike=back", "config.numbers.spike=back has no effect"),
     ("numbers.most_skipped=0.5", "no update is skipped"),

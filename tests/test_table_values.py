@@ -215,7 +215,7 @@ def test_numbers_are_classes_by_their_value():
   assert {row["label"] + 1 == float(row["key"].split()[-1]) % 5 + 1 for row in every(given)} == {True}
   names = load(table("b.csv", labelled(lambda i: i % 2)), "bad,good")  # of which none is a number
   assert every(names)[1]["targets"] == "good"
-  with pytest.raises(UserError, match="'1' .* and '1.0' .* are one number"):
+  with pytest.raises(UserError, match="'1' .* and '1.0' .* are one value"):
     load(table("c.csv", labelled(lambda i: ("1", "1.0", "2")[i % 3])))
 
 

@@ -8,6 +8,7 @@ import pathlib
 
 import hypothesis
 from hypothesis import strategies as st
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -86,6 +87,14 @@ def test_a_line_in_front_of_the_header_may_say_what_separates(said, header, tmp_
   (row,) = tables.read_rows([str(tmp_path / "a.csv")])
   assert row.number == 3 and dict(row.values) == {names[0].decode(): "1", names[1].decode(): ' "x"'}
   assert tables.columns([str(tmp_path / "a.csv")]) == tuple(name.decode() for name in names)
+
+
+def test_narrow_numbers_of_parquet_have_the_digits_of_their_type(tmp_path):
+  """The shortest that are the same number there."""
+  columns = {"a": pa.array([0.1, None, 3.0], pa.float32()), "b": pa.array([0.1, 1e-7, 2.5], pa.float64())}
+  pa.parquet.write_table(pa.table(columns | {"c": pa.array(np.float16([0.1, 1, 2]))}), tmp_path / "a.parquet")
+  rows = [dict(row.values) for row in tables.read_rows([str(tmp_path / "a.parquet")])]
+  assert rows == [{"a": 0.1, "b": 0.1, "c": 0.1}, {"a": None, "b": 1e-7, "c": 1.0}, {"a": 3.0, "b": 2.5, "c": 2.0}]
 
 
 def test_quotes_in_a_table_of_tabs_are_letters(tmp_path):

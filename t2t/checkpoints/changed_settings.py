@@ -31,11 +31,18 @@ def error(saved: Mapping[str, Any], config: Config, mesh: jax.sharding.Mesh, *, 
   found = [change for change in _changes(old, config) if _decides(change, config, mesh)]
   if not found:
     return ""
+  begins = f"--workdir {workdir} is at step {step} of a run whose model or optimizer has other arrays, because of"
+  base, init = saved.get("init", {}).get("checkpoint", ""), config.init
+  if init.inherit and base and base != init.checkpoint and any(change.section == "model" for change in found):
+    return (
+      f"{begins}\n  config.init.checkpoint={init.checkpoint or repr('')}, which was {base}, whose model it is\n"
+      f"To go on give --config.init.checkpoint={base}; or give another --workdir"
+    )
   lines = "".join(f"\n  {change.described}" for change in found)
   again = " ".join(option for change in found for option in change.options)
   removed = "".join(f", without config.{change.section}" for change in found if not change.key and change.was is None)
   return (
-    f"--workdir {workdir} is at step {step} of a run whose model or optimizer has other arrays, because of{lines}\n"
+    f"{begins}{lines}\n"
     f"To go on give the settings that the run began with{again and f', {again}'}{removed}; or give another --workdir"
   )
 

@@ -168,6 +168,17 @@ def load_config(spec: str) -> ConfigDict:
 _INSTEAD = {"train.steps": "train.epochs", "optimizer.warmup_steps": "optimizer.warmup_ratio"}
 
 
+def _check_one_of(key: str, instead: str, arguments: Sequence[str]) -> None:
+  """Refuses two typed keys of which one has no effect beside the other; 0 leaves it to the other."""
+  typed = {}
+  for argument in arguments:
+    name, _, value = argument.removeprefix("--config.").partition("=")
+    if name in (key, instead) and value.strip("0.") != "":
+      typed[name] = argument
+  if len(typed) == 2:
+    raise UserError(f"{typed[key]} and {typed[instead]}: the second is read in place of the first; give one of them")
+
+
 def for_architecture(spec: str, config: ConfigDict) -> None:
   """Changes a config whose model has become a checkpoint's to the recipe that its file has for that architecture.
 
@@ -198,6 +209,7 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
   config.lock()
   for key, instead in _INSTEAD.items():
     if any(re.match(rf"--config\.{re.escape(key)}\b", argument) for argument in arguments):
+      _check_one_of(key, instead, arguments)
       section, name = instead.split(".")
       config[section][name] = 0.0
   for name in OPTIONAL:

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from t2t import UserError, sharding
 from t2t.configuration.loading import current_key
+from t2t.configuration.schema import DataConfig
 from t2t.data import rows as rows_lib
 from t2t.data import sources
 from t2t.data.sources import contents, faults
@@ -419,13 +420,31 @@ class BatchIterator:
       if key == "data.vocabulary" and _is_same_vocabulary(old or "", new or ""):
         continue
       if old != new and not (_is_of_files(key) and self._files_may_change):
-        now = "has no value" if new is None else f"is {new!r}"
-        before = "a run that had none" if old is None else repr(old)
-        raise UserError(
-          f"config.{key} {now}, but the checkpoint's data position belongs to {before};"
-          " set it back, or start a new workdir from the parameters with config.init.checkpoint"
-        )
+        raise UserError(_changed(key, old, new))
     return rows_lib.position_from_json(self._plan, saved["position"])
+
+
+# Parts of a table that follow from a key that the user types; all others follow from the columns.
+_TYPED = {"classes": "data.labels", "kind": "data.labels", "prefix": "data.prefix"}
+
+
+def _changed(key: str, old: Any, new: Any) -> str:
+  """The error on a value of the data's identity that is another than that of a saved position."""
+  again = "start a new workdir from the parameters with config.init.checkpoint"
+  if any(isinstance(x, str) and x.startswith(DataConfig.IN_MEMORY) for x in (old, new)):
+    return (
+      f"examples: the checkpoint's data position belongs to {DataConfig.described(str(old))}, and these are other"
+      f" examples, or in another order; pass the same again, or {again}"
+    )
+  if part := key.removeprefix("data.table.") if key.startswith("data.table.") else "":
+    typed = _TYPED.get(part, "data.columns")
+    return (
+      f"config.{typed}: the {part} of the table would be {new!r}, but the checkpoint's data position belongs to"
+      f" {old!r}; set it back, or {again}"
+    )
+  now = "has no value" if new is None else f"is {new!r}"
+  before = "a run that had none" if old is None else repr(old)
+  return f"config.{key} {now}, but the checkpoint's data position belongs to {before}; set it back, or {again}"
 
 
 def _is_of_files(key: str) -> bool:

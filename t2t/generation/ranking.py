@@ -82,7 +82,7 @@ class Ranking:
     """The likeliest answer, and how likely each is among them."""
     del numbers
     options = [self._options(each) for each in given]
-    encoded = {text: self._vocabulary.encode(text) for own in options for text in own}
+    encoded = {text: self._prompts.encode(text) for own in options for text in own}
     pairs = [
       (each["inputs"], [*encoded[text], *self._end]) for each, own in zip(given, options, strict=True) for text in own
     ]

@@ -31,16 +31,12 @@ def check_nan_policy(config: NumbersConfig) -> None:
 
 
 def check_early_stopping(config: EvalConfig) -> None:
-  """Refuses a patience that there cannot be, and a metric that without one has no say.
+  """Refuses a patience that there cannot be.
 
   Raises:
-    UserError: it is below 0, or the metric is given without one.
+    UserError: it is below 0.
   """
   schema.check_ranges("eval", config, only=("patience",))
-  if not config.patience and config.stop_by != "loss":
-    raise UserError(
-      f"config.eval.stop_by={config.stop_by}: without config.eval.patience, in evaluations, nothing stops by it"
-    )
 
 
 def check_measured(config: EvalConfig, names: Collection[str]) -> None:

@@ -288,6 +288,7 @@ def _sections(config: Config) -> Iterator[str]:
     ("numbers", ("most_backs",), goes_back, "neither config.numbers.not_finite nor config.numbers.spike is back"),
     ("logging", ("project",), config.logging.tracker != "none", "config.logging.tracker=none"),
     ("eval", ("method",), config.eval.method != "write" or config.model.kind.writes, "an encoder alone writes nothing"),
+    ("eval", ("stop_by",), config.eval.patience > 0, "config.eval.patience=0: no evaluation ends the run"),
     ("eval", ("num_beams",), config.eval.method in ("", "write") and config.model.kind.writes, "no answer is written"),
     ("eval", ("length_penalty",), config.eval.num_beams > 1, "config.eval.num_beams=1: there is no beam search"),
     (

@@ -205,7 +205,9 @@ def _checked_header(row: Sequence[str], delimiter: str, *, place: str) -> list[s
     raise UserError(f"{place}: has no header; the first line must name the columns, separated by commas or tabs")
   for i, name in enumerate(names):
     if not name and i:
-      raise UserError(f"{place}: column {i + 1} of the header has no name; name each column, once")
+      raise UserError(
+        f"{place}: column {i + 1} of the header has no name; name each column, once, in a line above the first row"
+      )
     if names.count(name) > 1:
       raise UserError(
         f"{place}: the header names {name!r} {names.count(name)} times, separated by {_DELIMITER_NAMES[delimiter]};"

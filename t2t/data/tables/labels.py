@@ -67,6 +67,8 @@ def decide(spec: TableSpec, rows: Sequence[reading.Row], labels: str, *, files: 
     _check_single(value, spec, where=row.where)
   counts = collections.Counter(values.label(x) for _, x in found if not values.is_missing(x))
   if not classes:
+    if spec.kind != "text":
+      _check_spaces([x for _, x in found if isinstance(x, str)], spec, where)
     for mark in _missing_marks(counts, len(rows), where, spec):
       del counts[mark]
   if not counts:
@@ -77,6 +79,18 @@ def decide(spec: TableSpec, rows: Sequence[reading.Row], labels: str, *, files: 
     few = 1 < len(counts) <= 20 and all(len(name.split()) <= 3 for name in counts)
     return _with_classes(spec, counts, where) if few and sum(counts.values()) >= 5 * len(counts) else spec
   return _labelled(spec, counts, rows, where)
+
+
+def _check_spaces(texts: Sequence[str], spec: TableSpec, where: str) -> None:
+  """Refuses labels that differ in the white space between their words alone, few enough to be classes."""
+  written: dict[str, str] = {}
+  for text, _ in collections.Counter(text.strip() for text in texts).most_common(1_000):
+    other = written.setdefault(values.label(text), text)
+    if other != text:
+      raise UserError(
+        f"{where}: column {spec.label!r} has the labels {other!r} and {text!r}, which differ in white space alone;"
+        " write them alike, or list the classes in --config.data.labels"
+      )
 
 
 _MARKS = ("-1", "-100")  # of what is not scored; the second is PyTorch's
@@ -211,9 +225,10 @@ def _with_classes(spec: TableSpec, counts: "collections.Counter[str]", where: st
   folded: dict[str | float, str] = {}
   for name in names:
     value = values.number(name)
+    value = {"false": 0.0, "true": 1.0}.get(name.casefold(), value)
     key = _appearance(name) if value is None else value
     if other := folded.get(key):
-      alike = "are one number"
+      alike = "are one value"
       if value is None:
         is_case = other.casefold() == name.casefold()
         alike = "differ in upper case alone" if is_case else "look alike and are other characters"

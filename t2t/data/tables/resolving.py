@@ -108,22 +108,27 @@ def resolved(config: Config, vocabulary: Any) -> Config:
         "the head reads the mean of all tokens, because the vocabulary has no [CLS]: `t2t convert --to hf` will refuse"
         " this model, since transformers has none like it"
       )
-    if spec.prefix and not by_heads:
+    if spec.prefix and config.model.kind.writes:
       lines.append(f"inputs begin with {spec.prefix!r}, which infer, eval and t2t.load add by themselves")
     hosts.say("\n  ".join(lines))
   reading.forget()
   if not by_heads:
-    _check_writable(spec, vocabulary())
+    _check_writable(spec, config.data, vocabulary())
     if spec.kind in ("class", "choice") and not config.eval.method:
       config = config.with_(eval={"method": "rank"})
   return _with_lengths(config, spec, table, vocabulary, by_heads=by_heads)
 
 
-def _check_writable(spec: TableSpec, vocabulary: seqio.Vocabulary) -> None:
+def _encode(text: str, data: DataConfig, vocabulary: seqio.Vocabulary) -> list[int]:
+  """Ids of a text as training reads it: letters of control tokens are text, unless config.data.special_tokens."""
+  return vocabularies.encode_text(vocabulary, text, special_tokens="all" if data.special_tokens else "none")
+
+
+def _check_writable(spec: TableSpec, data: DataConfig, vocabulary: seqio.Vocabulary) -> None:
   """Refuses classes that the vocabulary writes alike: the model could not tell them apart."""
   written: dict[tuple[int, ...], str] = {}
   for name in spec.classes if spec.kind == "class" else ():
-    ids = tuple(vocabulary.encode(name))
+    ids = tuple(_encode(name, data, vocabulary))
     if ids in written or not ids:
       other = f"as {written[ids]!r}" if ids in written else "as nothing"
       raise UserError(
@@ -155,7 +160,7 @@ def _with_lengths(config: Config, spec: TableSpec, table: examples.Table, vocabu
   """Lengths of inputs and targets that are 0 as the first rows need them; a label is never cut."""
   data = config.data
   rows = [*table.train[:_MEASURED], *table.held_out[:_MEASURED]] if table.train else table.held_out[:_MEASURED]
-  count = functools.cache(lambda text: len(vocabulary().encode(text)))
+  count = functools.cache(lambda text: len(_encode(text, data, vocabulary())))
   longest = 1 + max((count(name) for name in spec.classes), default=0) if spec.kind == "class" else 0
   targets = data.targets_length
   if not targets:

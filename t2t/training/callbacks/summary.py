@@ -28,7 +28,7 @@ class Summary(Callback):
 
   def on_end(self, run: Run) -> None:
     run.logger.end()
-    if run.end_reason:
+    if run.end_reason and run.step < run.config.train.steps:
       hosts.say(run.end_reason)
     baselines = run.program.baselines
     if jax.process_index() != 0:
