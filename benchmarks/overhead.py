@@ -39,8 +39,11 @@ from t2t.configuration.loading import records  # noqa: E402
 from t2t.configuration.schema import Config  # noqa: E402
 from t2t.runtime import memory, watchdog  # noqa: E402
 from t2t.storage import lease  # noqa: E402
-from t2t.training import meshes, nan_check, places, recipe  # noqa: E402
-from t2t.training.callbacks import nan_policy  # noqa: E402
+from t2t.training import meshes, places, recipe  # noqa: E402
+from t2t.training.callbacks import (
+  checkpointing,  # noqa: E402
+  nan_policy,  # noqa: E402
+)
 
 _CALLS = 5_000  # of what takes microseconds
 
@@ -153,7 +156,7 @@ def saves(config: Config, mesh: jax.sharding.Mesh, *, pairs: int, steps: int) ->
         first = training.block(program.train_step, 1)
         started = time.perf_counter()
         step = int(training.state.step)
-        nan_check.check(training.state, step=step)
+        checkpointing.check_finite(training.state, step=step)
         checkpoints.save(step, training.state, {}, {}, metrics={"loss": 0.0})
         stalls.append(time.perf_counter() - started)
         with_save.append(first + stalls[-1] + training.block(program.train_step, steps - 1))

@@ -14,7 +14,7 @@ import pytest
 import toy
 
 from t2t.models import stack
-from t2t.runtime import cpu_threads
+from t2t.runtime import hosts
 
 # Programs of the tests run for milliseconds: to optimise them takes five times longer than to compile them as they are.
 # To compile their parts side by side costs up to a third more CPU time, and the workers keep the cores busy anyway.
@@ -29,7 +29,7 @@ if jax.__version_info__ < (0, 11):  # XLA ends at a flag that it does not know, 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FASTER_COMPILES}{PATIENCE}".strip()
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
-cpu_threads.enough()
+hosts.start_enough_cpu_threads()
 jax.config.update("jax_default_matmul_precision", "highest")
 
 # How long an example takes is no test's business.

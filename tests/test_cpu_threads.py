@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from t2t.runtime import cpu_threads
+from t2t.runtime import hosts
 
 _AHEAD = """
 import jax
 from jax.sharding import PartitionSpec as P
-from t2t.runtime import cpu_threads
-cpu_threads.enough()
+from t2t.runtime import hosts
+hosts.start_enough_cpu_threads()
 mesh = jax.make_mesh((8,), ("data",))
 mean = jax.jit(jax.shard_map(lambda x: jax.lax.pmean(x @ x, "data"), mesh=mesh, in_specs=P(), out_specs=P()))
 more = jax.jit(lambda x: x + 1)
@@ -47,10 +47,10 @@ def test_a_process_may_run_far_ahead_of_its_devices():
 def test_two_threads_for_each_device(devices, flags, before, after, monkeypatch):
   """However they are asked for, unless the user says how many, or there is one."""
   monkeypatch.setattr(os, "cpu_count", lambda: 2)
-  monkeypatch.setattr(cpu_threads.jax, "config", type("Config", (), {"jax_num_cpu_devices": devices}))
+  monkeypatch.setattr(hosts.jax, "config", type("Config", (), {"jax_num_cpu_devices": devices}))
   monkeypatch.setenv("XLA_FLAGS", flags)
   monkeypatch.delenv("NPROC", raising=False)
   if before:
     monkeypatch.setenv("NPROC", before)
-  cpu_threads.enough()
+  hosts.start_enough_cpu_threads()
   assert os.environ.get("NPROC") == (str(after) if after else None)

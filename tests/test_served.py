@@ -15,7 +15,7 @@ from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
 from t2t.commands import infer
-from t2t.generation import answerer, page, served, server, writing
+from t2t.generation import answerer, served, server, writing
 
 several = test_infer_answers.several  # the fixture
 
@@ -106,5 +106,5 @@ def _choice(checkpoint) -> served.Asker:
 
 def test_the_page_shows_every_kind_of_answer():
   """What it can be told that a model is asked stands in its table."""
-  table = page.page()[0].decode().partition("const WAYS = {")[2].partition("\n};")[0]
+  table = server.page()[0].decode().partition("const WAYS = {")[2].partition("\n};")[0]
   assert set(re.findall(r"^  (\w+): \{", table, re.MULTILINE)) == {"write", "fill", *answerer.FIELDS}

@@ -16,7 +16,7 @@ import trained
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
-from t2t.generation import decoding, page, prompting, ready, server, writer
+from t2t.generation import decoding, prompting, ready, server, writer
 
 GREEDY = {"inputs": "naïve 校服 dog", "max_length": 12}
 SAMPLED = GREEDY | {"temperature": 0.9, "top_p": 0.95, "seed": 3}
@@ -305,7 +305,7 @@ def test_the_page_needs_nothing_from_elsewhere(port):
 def test_the_page_sends_what_the_server_takes():
   """Every option of the page is one of a request, within its limits."""
   known = {field.name: field for field in writer.FIELDS}
-  inputs = re.findall(r'data-option="(\w+)" min="([\d.]+)"(?: max="([\d.]+)")?', page.page()[0].decode())
+  inputs = re.findall(r'data-option="(\w+)" min="([\d.]+)"(?: max="([\d.]+)")?', server.page()[0].decode())
   assert len(inputs) == len(known) - len({"inputs", "adapter", "token_probabilities"})
   for name, least, most in inputs:
     field = known[name]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from t2t import UserError, sharding
-from t2t.checkpoints import damage, manifest, outdated, patience, reading, stream_files
+from t2t.checkpoints import damage, manifest, outdated, patience, reading
 from t2t.configuration.loading import with_current_keys
 from t2t.params import path_name
 from t2t.runtime import hosts
@@ -95,7 +95,7 @@ class Checkpoints:
       options=self._options,
       item_handlers={
         "state": ocp.StandardCheckpointHandler(),
-        "streams": stream_files.Handler(),
+        "streams": StreamsHandler(),
         "config": ocp.JsonCheckpointHandler(),
         damage.BASE: ocp.JsonCheckpointHandler(),
       },
@@ -189,7 +189,7 @@ class Checkpoints:
     Raises:
       UserError: saves have failed for too long; or this one, of several processes.
     """
-    items = {"streams": stream_files.Save(streams), "config": ocp.args.JsonSave(config)}
+    items = {"streams": SaveStreams(streams), "config": ocp.args.JsonSave(config)}
     if self.base is not None:
       state = dataclasses.replace(state, frozen_params=self.base.without(state.frozen_params))
       items[damage.BASE] = ocp.args.JsonSave(self.base.to_dict())
@@ -286,7 +286,7 @@ class Checkpoints:
     }
     reading.check_shapes(path, {name: found[name] for name in found.keys() - unread}, reading.shapes(abstract))
     state = ocp.args.StandardRestore(_with_unread(abstract, unread))  # Orbax reads all or nothing
-    args = ocp.args.Composite(state=state, streams=stream_files.Restore(stream_names))
+    args = ocp.args.Composite(state=state, streams=RestoreStreams(stream_names))
     with reading.readable(path):
       restored = self._manager.restore(step, args=args)
     if int(restored.state.step) != step:
@@ -356,3 +356,47 @@ def _apart(x: jax.Array) -> jax.Array:
   if x.sharding.memory_kind != "pinned_host":
     return x
   return jax.device_put(x, x.sharding, may_alias=False)
+
+
+STREAM = "stream-"  # prefix of the names of positions
+_OF_ORBAX = ("commit_success", "_")  # its own files in a checkpoint's folder
+
+
+class StreamsHandler(ocp.AsyncCheckpointHandler):
+  """One file for each stream of the data."""
+
+  async def async_save(self, directory: epath.Path, args: "SaveStreams") -> list[ocp.future.Future]:
+    """Writes in the background, as soon as the checkpoint's folder is there."""
+
+    async def write():
+      for name, content in args.streams.items():
+        # No part and no renaming: the folder itself is one that no reader takes before it is whole.
+        (directory / name).write_bytes(content)
+
+    return [ocp.future.CommitFutureAwaitingContractedSignals(write(), name="streams")]
+
+  def save(self, directory: epath.Path, args: "SaveStreams") -> None:
+    """Writes at once; only asynchronous checkpoints are made here."""
+    del directory, args
+    raise TypeError("streams are saved by an asynchronous checkpointer")
+
+  def restore(self, directory: epath.Path, args: "RestoreStreams") -> dict[str, bytes]:
+    """Returns the content of each requested stream, and of each file that is no stream."""
+    others = [path.name for path in directory.iterdir() if not path.name.startswith((STREAM, *_OF_ORBAX))]
+    return {name: (directory / name).read_bytes() for name in (*args.names, *sorted(others))}
+
+
+@ocp.args.register_with_handler(StreamsHandler, for_save=True)
+@dataclasses.dataclass
+class SaveStreams(ocp.args.CheckpointArgs):
+  """Position of each stream that this host is to write, by name; no other host writes it."""
+
+  streams: dict[str, bytes]
+
+
+@ocp.args.register_with_handler(StreamsHandler, for_restore=True)
+@dataclasses.dataclass
+class RestoreStreams(ocp.args.CheckpointArgs):
+  """The streams that this process will read."""
+
+  names: tuple[str, ...]

@@ -1,16 +1,20 @@
 """`t2t eval`."""
 
 import argparse
+from collections.abc import Sequence
 import contextlib
+import itertools
 import json
 
 from absl import logging
+from ml_collections import ConfigDict
 
 from t2t.commands import gin_files
 from t2t.commands.options import config_parser, parse_with_checkpoint
 from t2t.configuration.loading import records
 from t2t.convert.settings import TABLE
-from t2t.evaluation import evaluate, longest
+from t2t.data import pipeline, registry
+from t2t.evaluation import evaluate
 from t2t.storage import bucket
 
 
@@ -62,5 +66,32 @@ def main(argv: list[str]) -> None:
     gin_files.tell(options.gin)
     source = gin_files.check(options.gin, source)
     if options.gin.of_split:
-      longest.adopt(config, source.model.architecture, typed=argv)
+      _adopt_longest(config, source.model.architecture, typed=argv)
   evaluate.evaluate(records(config), source, options.workdir)
+
+
+def _adopt_longest(config: ConfigDict, architecture: str, *, typed: Sequence[str]) -> None:
+  """Makes config.data.inputs_length and targets_length those of the longest examples that are evaluated.
+
+  Args:
+    config: its mixture, split and tasks count.
+    architecture: of the model.
+    typed: the command line, which has the last word.
+
+  Raises:
+    UserError: see `evaluate.find_tasks`.
+  """
+  keys = [f"{side}_length" for side in ("inputs", "targets")]
+  found = records(config)
+  for module in found.data.task_modules:
+    registry.load(module)
+  longest = dict.fromkeys(keys, 1)
+  for task in evaluate.find_tasks(found.data, architecture, found.eval.tasks):
+    split = task.splits[0] if len(task.splits) == 1 else found.data.eval_split
+    examples = pipeline.task_examples(found.data, architecture, task, split=split, trim=False).as_numpy_iterator()
+    for example in itertools.islice(examples, found.eval.max_examples or None):
+      for key in keys:
+        longest[key] = max(longest[key], len(example.get(key.partition("_")[0], ())))
+  for key in keys:
+    if not any(argument.partition("=")[0] == f"--config.data.{key}" for argument in typed):
+      config.data[key] = longest[key]

@@ -1,11 +1,15 @@
 """`t2t infer --server`: a page on this machine where one asks the model, and paths at which programs do."""
 
+import base64
 from collections.abc import Iterator, Mapping
 import concurrent.futures
+import functools
+import hashlib
 import http
 import http.server
 import io
 import json
+import pathlib
 import re
 import socket
 import sys
@@ -15,7 +19,7 @@ from typing import Any
 import urllib.parse
 
 from t2t import UserError
-from t2t.generation import admission, completions, endpoints, fields, openapi, page
+from t2t.generation import admission, completions, endpoints, fields, openapi
 from t2t.generation.endpoints import Event, Service
 from t2t.runtime import stopping, telling
 
@@ -89,7 +93,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       return
     service = self.server.service
     if path == "/":
-      content, policy = page.page()
+      content, policy = page()
       self._reply(200, "text/html; charset=utf-8", content, {"Content-Security-Policy": policy})
     elif path == "/about":
       self._reply_json(200, service.about())
@@ -483,3 +487,30 @@ def serve(service: Service, *, host: str, port: int) -> None:
           stopping.end(f"ended; {late} requests were not answered in time")
         telling.tell(f"ended; {late} requests were not answered in time" if late else "ended; all are answered")
         raise
+
+
+_PAGE_FOLDER = pathlib.Path(__file__).parent / "_page"
+# In this order, in one script.
+_PAGE_SCRIPTS = ("elements", "answers", "tokens", "attention", "asking", "start")
+
+
+def _page_element(tag: str, *files: str) -> tuple[str, str]:
+  """An element with the content of these files, and the digest by which a browser knows it."""
+  content = "\n" + "\n".join((_PAGE_FOLDER / file).read_text() for file in files)
+  digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+  return f"<{tag}>{content}</{tag}>", f"'sha256-{digest}'"
+
+
+@functools.cache
+def page() -> tuple[bytes, str]:
+  """The _page, and the policy by which a browser runs no other script and style on it."""
+  style, of_style = _page_element("style", "style.css")
+  script, of_script = _page_element("script", *(f"{name}.js" for name in _PAGE_SCRIPTS))
+  content = (
+    (_PAGE_FOLDER / "page.html").read_text().replace("<style></style>", style).replace("<script></script>", script)
+  )
+  policy = (
+    f"default-src 'none'; script-src {of_script}; style-src {of_style}; img-src data:;"
+    " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+  )
+  return content.encode(), policy

@@ -6,6 +6,8 @@ A run on several hosts is the same command on each of them.  Who they are comes 
 
 import argparse
 import json
+import os
+import re
 from typing import Any
 
 import jax
@@ -15,7 +17,6 @@ import numpy as np
 from t2t import UserError
 from t2t.runtime import (
   cache_folder,
-  cpu_threads,
   descriptors,
   link,
   memory,
@@ -104,7 +105,7 @@ def start(options: argparse.Namespace, train: Any) -> None:
   """
   descriptors.allow()
   memory.keep_freed_memory()
-  cpu_threads.enough()
+  start_enough_cpu_threads()
   if train.xla_flags:
     xla_flags.apply()
   if train.deterministic:
@@ -194,3 +195,17 @@ def gather(value: Any) -> list[Any]:
   padded[: content.size] = content
   rows = np.asarray(multihost_utils.process_allgather(padded))
   return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+
+def start_enough_cpu_threads() -> None:
+  """Has XLA start two threads for each CPU device; it is called before JAX starts a backend.
+
+  Of as many threads as there are cores or devices, whichever is more, some may run one part of a collective while the
+  others wait to launch what comes more than 32 programs later: for ever, or until XLA ends the process (seen with
+  jaxlib 0.10.2: three of eight threads in `AwaitAndLogIfStuck`, five in `ExecuteLaunch` -> `Semaphore::Acquire`).
+  NPROC is what XLA reads (`DefaultThreadPoolSize`); one that is set stays.
+  """
+  flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+  devices = max(jax.config.jax_num_cpu_devices, int(flag[1]) if flag else 1)
+  if devices > 1:
+    os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, 2 * devices)))

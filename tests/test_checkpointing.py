@@ -6,7 +6,7 @@ import pytest
 import test_checkpoint
 
 from t2t import UserError
-from t2t.training import nan_check
+from t2t.training.callbacks import checkpointing
 
 
 def spoilt(state, *where, value=jnp.nan):
@@ -20,18 +20,18 @@ def spoilt(state, *where, value=jnp.nan):
 def test_the_first_parameter_that_is_not_finite_is_named(value):
   """One number of thousands, on one of eight devices; a moment alone as well, and after the parameters."""
   state = test_checkpoint.make_state(mesh_shape={"fsdp": 4, "tensor": 2})
-  nan_check.check(state, step=3)
+  checkpointing.check_finite(state, step=3)
   names = {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)}
   moment = next(name for name in sorted(names) if ".mu" in name and "kernel" in name)
   parameter = next(name for name in names if name.startswith(".params") and "encoder" in name and "kernel" in name)
   with pytest.raises(UserError, match="step 3: opt_state/.*kernel not finite after this update; it was not saved"):
-    nan_check.check(spoilt(state, moment, value=value), step=3)
+    checkpointing.check_finite(spoilt(state, moment, value=value), step=3)
   with pytest.raises(UserError, match="step 3: params/encoder/kernel and 1 more arrays not finite"):
-    nan_check.check(spoilt(state, moment, parameter, value=value), step=3)
+    checkpointing.check_finite(spoilt(state, moment, parameter, value=value), step=3)
 
 
 def test_moments_in_the_hosts_memory_are_left_there():
   """They are not brought to a device for it."""
   state = test_checkpoint.make_state()
   on_host = lambda x: jax.device_put(x, x.sharding.with_memory_kind("pinned_host"))
-  nan_check.check(dataclasses.replace(state, opt_state=jax.tree.map(on_host, state.opt_state)), step=1)
+  checkpointing.check_finite(dataclasses.replace(state, opt_state=jax.tree.map(on_host, state.opt_state)), step=1)
