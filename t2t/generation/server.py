@@ -489,7 +489,7 @@ def serve(service: Service, *, host: str, port: int) -> None:
         raise
 
 
-_PAGE_FOLDER = pathlib.Path(__file__).parent / "_page"
+_PAGE_FOLDER = pathlib.Path(__file__).parent / "page"
 # In this order, in one script.
 _PAGE_SCRIPTS = ("elements", "answers", "tokens", "attention", "asking", "start")
 
