@@ -184,7 +184,7 @@ def vocabulary(source: Source):
   modules, untrusted = task_modules(source)
   values = {key: value for key, value in source.run["data"].items() if key in known} | {"task_modules": modules}
   data = DataConfig(**values)
-  if not (data.vocabulary or data.mixture or data.files or data.sources):
+  if not (data.vocabulary or data.is_named):
     raise UserError(
       f"{source.path}: there is no vocabulary beside this checkpoint; convert it again with one:"
       " t2t convert --from CHECKPOINT --to t2t OUT --vocabulary FILE, or t2t.load(..., vocabulary=FILE) in Python"

@@ -86,6 +86,19 @@ class SourceConfig:
   share: float = 0.0  # of all examples, whatever the others' rates and sizes are
 
 
+@dataclasses.dataclass(frozen=True)
+class SourceSpec:
+  """One source of a run, whichever key of config.data names it; an element of `DataConfig.source_list`."""
+
+  name: str = ""  # key in config.data.sources; "": config.data.files or config.data.mixture
+  files: str = ""
+  mixture: str = ""
+  language: str = ""
+  objective: str = ""  # of files
+  rate: float = 0.0
+  share: float = 0.0
+
+
 # Keys of `DataConfig` that say how `files` become examples, and nothing of registered tasks.
 OF_FILES = ("eval_files", "field", "annotations", "translation", "both_directions", "malformed", "objective")
 OF_FILES += ("noise_density", "mean_noise_span_length")
@@ -185,7 +198,44 @@ class DataConfig:
   @property
   def is_named(self) -> bool:
     """Whether it says what is read; a user's own batches are not said here."""
-    return bool(self.files or self.mixture or self.sources)
+    return bool(self.source_list)
+
+  @property
+  def source_list(self) -> tuple[SourceSpec, ...]:
+    """Lists every source that is set: config.data.sources in order, then config.data.files, then config.data.mixture.
+
+    A run reads either named sources or one source without a name; `pipeline.load_task` refuses other lists.
+    """
+    specs = [
+      SourceSpec(
+        name=name,
+        files=source.files,
+        mixture=source.mixture,
+        language=source.language,
+        objective=source.objective or self.objective,
+        rate=source.rate,
+        share=source.share,
+      )
+      for name, source in self.sources.items()
+    ]
+    alone = {"language": self.language, "objective": self.objective}
+    specs += [SourceSpec(files=self.files, **alone)] if self.files else []
+    specs += [SourceSpec(mixture=self.mixture, **alone)] if self.mixture else []
+    return tuple(specs)
+
+  @property
+  def has_tasks(self) -> bool:
+    """Returns True if a seqio task or mixture has the examples: named sources, or a registered task or mixture."""
+    return any(source.name or source.mixture for source in self.source_list)
+
+  @property
+  def reads_only_tasks(self) -> bool:
+    """Returns True if `has_tasks`, and config.data.files, which has no task of its own, does not stand beside."""
+    return bool(self.sources) or self.has_tasks and not self.files
+
+  def source_key(self, name: str) -> str:
+    """Returns the config key of a named source, "config.data.sources.NAME"; "" if no source has the name."""
+    return f"config.data.sources.{name}" if name in self.sources else ""
 
   @property
   def named(self) -> str:

@@ -62,7 +62,7 @@ def check(
     raise UserError(f"config.data.malformed={data.malformed}: must be a share, from 0 to 1")
   if data.num_streams < 0:
     raise UserError(f"config.data.num_streams={data.num_streams}: must be 0 (to have it chosen) or more")
-  if (data.dictionary or data.switching_rate) and not (data.files or any(x.files for x in data.sources.values())):
+  if (data.dictionary or data.switching_rate) and not any(source.files for source in data.source_list):
     raise UserError(
       f"config.data.dictionary={data.dictionary}, config.data.switching_rate={data.switching_rate}: words of files are"
       f" replaced, and {data.named} is of registered tasks, which have `code_switching` among their preprocessors or"
@@ -118,7 +118,7 @@ def check(
   if trains:
     of_task = (made, progress) if isinstance(task, seqio.Task) else (None, None)
     notes += _check_first_examples(data, own, training, architecture, *of_task)
-  if data.mixture or data.sources:
+  if data.has_tasks:
     from t2t.data import repeatable
 
     try:

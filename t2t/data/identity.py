@@ -23,7 +23,7 @@ def settings(
   left_out |= {"sources"} | (set() if data.sources else {"size", "alpha"})
   left_out |= set() if data.files and objectives.is_annotated(data.objective) else {"annotations"}
   left_out |= set() if data.files and objectives.is_parallel(data.objective) else {"translation"}
-  own_text = bool(data.files) or any(source.files for source in data.sources.values())
+  own_text = any(source.files for source in data.source_list)
   switches = data.dictionary and own_text
   left_out |= set() if switches else {"dictionary", "switching_rate"}
   identity = {f"data.{key}": value for key, value in dataclasses.asdict(data).items() if key not in left_out}

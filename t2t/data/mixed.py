@@ -74,7 +74,8 @@ def rates(data: DataConfig, size: Callable[[str], float]) -> dict[str, float]:
   Raises:
     UserError: rates that are below 0, or of some of those without a share alone; shares that leave nothing.
   """
-  for name, source in data.sources.items():
+  sources = {source.name: source for source in data.source_list if source.name}
+  for name, source in sources.items():
     for key, high in (("rate", math.inf), ("share", 1.0)):
       value = getattr(source, key)
       if not 0.0 <= value <= high or not math.isfinite(value):
@@ -88,22 +89,22 @@ def rates(data: DataConfig, size: Callable[[str], float]) -> dict[str, float]:
     raise UserError(f"config.data.size={data.size!r}: give {' or '.join(SIZES)}")
   if not 0.0 <= data.most_epochs < math.inf:
     raise UserError(f"config.data.most_epochs={data.most_epochs}: must be a number of passes, or 0 (never told)")
-  shares = {name: source.share for name, source in data.sources.items() if source.share}
-  others = [name for name in data.sources if name not in shares]
+  shares = {name: source.share for name, source in sources.items() if source.share}
+  others = [name for name in sources if name not in shares]
   left = 1.0 - math.fsum(shares.values())
   if others and left <= 0.0 or not others and not math.isclose(left, 0.0, abs_tol=1e-6):
     wanted = "below 1, for there are sources without" if others else "1, for every source has one"
     raise UserError(f"{_KEY}: the shares of {', '.join(shares)} add up to {1.0 - left:g}; they must be {wanted}")
-  given = [name for name in others if data.sources[name].rate]
+  given = [name for name in others if sources[name].rate]
   if given and len(given) < len(others):
     without = next(name for name in others if name not in given)
     raise UserError(
       f"{_KEY}.{without}: has no rate, and {given[0]} has one; give all of them a rate (or a share), or none, and they"
       " are drawn by their sizes"
     )
-  weights = {name: data.sources[name].rate if given else size(name) ** data.alpha for name in others}
+  weights = {name: sources[name].rate if given else size(name) ** data.alpha for name in others}
   total = math.fsum(weights.values())
-  return {name: shares[name] if name in shares else left * weights[name] / total for name in data.sources}
+  return {name: shares[name] if name in shares else left * weights[name] / total for name in sources}
 
 
 def join(data: DataConfig, own: Mapping[str, DataConfig], parts: Mapping[str, selection.Found]) -> seqio.Mixture:

@@ -178,7 +178,7 @@ def find_tasks(data: DataConfig, architecture: str, names: Sequence[str] = ()) -
   Raises:
     UserError: no mixture is given, or a name is that of no task.
   """
-  if not (data.mixture or data.sources):
+  if not data.has_tasks:
     raise UserError("config.data.mixture is empty: give a task or a mixture, whose tasks can be evaluated")
   found = [adapted(data, task) for task in selection.select(registered(data), names)]
   return [selection.for_architecture(task, architecture) for task in found]
@@ -415,7 +415,7 @@ def _eval_parts(
     counts = tuple(multihost_utils.process_allgather(x, tiled=True) for x in counts)
   most, read_of, yields = int(counts[0].max()), counts[1].max(axis=0).sum(axis=1), counts[2].any(axis=(0, 2))
   if not most:
-    of = f"config.data.sources.{task.name}" if task.name in data.sources else data.named
+    of = data.source_key(task.name) or data.named
     where = "config.data.eval_files" if data.files else f"split {data.eval_split!r} of {of}"
     number = int(read_of.sum())
     names = ", ".join(source.task.name for source in read)

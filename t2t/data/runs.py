@@ -49,7 +49,7 @@ def _resolved(config: Config) -> tuple[Config, float]:
   """`resolved`, and how many examples an epoch has; 0.0 where nothing is counted."""
   config = _with_table(config)
   data = config.data
-  found = pipeline.registered(data) if data.sources or (data.mixture and not data.files) else None
+  found = pipeline.registered(data) if data.reads_only_tasks else None
   config = _with_heads(_with_vocabulary(config), found)
   number = _number_of_examples(config, found)
   return _with_steps(config, number), number
@@ -200,7 +200,7 @@ _MOST_UNREAD = 0.1  # share of a task's examples that an epoch of a mixture may 
 def _tell_undrawn(stage: stages.Stage) -> None:
   """Reports tasks of a mixture of which no example is expected in a stage, or of which epochs leave many unread."""
   data, steps = stage.config.data, stage.end - stage.begin
-  found = pipeline.registered(data) if data.sources or (data.mixture and not data.files) else None
+  found = pipeline.registered(data) if data.reads_only_tasks else None
   if not isinstance(found, seqio.Mixture):
     return
   found = found if data.sources else pipeline.adapted(data, found)  # whose own files say how many examples there are
@@ -213,7 +213,7 @@ def _tell_undrawn(stage: stages.Stage) -> None:
   drawn = rows * (data.inputs_length + data.targets_length if data.pack else 1)
   for name, rate in rates.items():
     if drawn * rate < total:
-      where = f"config.data.sources.{name}" if name in data.sources else f"{data.named}: {name}"
+      where = data.source_key(name) or f"{data.named}: {name}"
       hosts.say(
         f"{stage.name and f'config.stages, {stage.name}: '}{where} has {rate / total:.2g} of the draws, and"
         f" {steps:,} steps read {rows:,} rows: no example of it is expected; give it a higher rate, or leave it out"
@@ -309,7 +309,7 @@ def heads_asked(config: Config) -> tuple[HeadConfig, ...]:
     config: see `resolved`.
   """
   data = config.data
-  if not (data.mixture or data.sources) or not answered_by_heads(config.train.loss):
+  if not data.has_tasks or not answered_by_heads(config.train.loss):
     return ()
   return config.model.heads if _is_answered(pipeline.registered(data)) else ()
 
@@ -325,7 +325,7 @@ def task_numbers_of(config: Config) -> dict[str, int]:
     return {}
   from t2t.data import task_numbers
 
-  found = pipeline.registered(data) if data.sources or data.mixture else None
+  found = pipeline.registered(data) if data.has_tasks else None
   numbers = task_numbers.check(data, config.adapters, found)
   return numbers if len(adapters_lib.tasks(config.adapters)) > 1 else {}
 
@@ -541,7 +541,7 @@ def eval_batches(config: Config, mesh: jax.sharding.Mesh) -> list[dict[str, jax.
 def eval_batches_by_source(config: Config, mesh: jax.sharding.Mesh) -> dict[str, list[dict[str, jax.Array]]]:
   """Held-out batches of each source that names its language; of all together about as many as `eval_batches`."""
   heads, architecture = heads_asked(config), config.model.architecture
-  if not any(source.language for source in config.data.sources.values()):
+  if not any(source.name and source.language for source in config.data.source_list):
     return {}
   from t2t.data import mixed
 

@@ -367,7 +367,7 @@ def _of_its_table(config: Config, source: pretrained.Source) -> Config:
     UserError: the checkpoint is of no table, or files are given to train on.
   """
   data, saved = config.data, source.run["data"].get("table")
-  if data.mixture or data.sources or data.table:
+  if data.has_tasks or data.table:
     return config
   if not saved:
     raise UserError(

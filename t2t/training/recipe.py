@@ -252,17 +252,17 @@ def task_features(config: Config) -> tuple[str, ...]:
     return features.PAIRED
   both, alone = ("inputs", "targets"), ("targets",)
   data, kind = config.data, config.model.kind
-  if data.sources:  # what any yields: it is filled in for the others
+  if named := [source for source in data.source_list if source.name]:  # what any yields: filled in for the others
     yields: dict[str, None] = {}
-    for source in data.sources.values():
-      chosen = {"files": source.files, "mixture": source.mixture, "objective": source.objective or data.objective}
+    for source in named:
+      chosen = {"files": source.files, "mixture": source.mixture, "objective": source.objective}
       yields |= dict.fromkeys(task_features(config.with_(data={"sources": {}, **chosen})))
     return tuple(yields)
   places = features.places_of(kind)
   placed = (*both, places)
   if data.table:
     return both
-  if data.files or not data.mixture:
+  if not data.reads_only_tasks:
     if data.objective in features.WITHOUT_INPUTS:
       return alone
     if data.objective in features.WITH_NEXT_TOKENS:

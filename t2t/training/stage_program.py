@@ -135,7 +135,7 @@ class StageProgram:
   def tasks(self) -> Any:
     """What the stage's tasks are measured by (`evaluate.of_training`); None: by nothing."""
     data = self.stage.config.data
-    if not data.is_named or data.files:
+    if not data.reads_only_tasks:
       return None  # a user's own batches are of no task, and text has no metrics
     from t2t.data import pipeline
     from t2t.evaluation import evaluate
