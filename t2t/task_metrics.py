@@ -64,6 +64,12 @@ def mean_multiclass_f1(num_classes: int) -> Metric:
   return f1
 
 
+def occurring_class_f1(targets: Sequence[int], predictions: Sequence[int]) -> dict[str, float]:
+  """The unweighted mean of the F1 of each class that occurs in targets or predictions; see `mean_multiclass_f1`."""
+  predicted = {prediction for prediction in predictions if not answers.is_unparseable(prediction)}
+  return {"f1": _f1(targets, predictions, classes=sorted({*targets, *predicted}))}
+
+
 cb_f1 = mean_multiclass_f1(3)
 
 

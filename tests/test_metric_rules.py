@@ -6,6 +6,7 @@ import re
 import statistics
 import string
 
+import numpy as np
 import pytest
 from rouge_score import rouge_scorer, tokenizers
 import sacrebleu
@@ -14,7 +15,7 @@ import sklearn.metrics
 
 from t2t import task_metrics
 from t2t.data import answers
-from t2t.evaluation import benchmarks, results
+from t2t.evaluation import benchmarks, classification_report, results
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -254,3 +255,14 @@ def test_errors_of_numbers_are_in_the_units_of_the_labels():
   }
   assert not results.Result("cb", "validation", {"accuracy": 1.0}, [answer(1, 1)]).errors
   assert not results.Result("stsb", "test", {}, rows).errors
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_f1_of_a_table_is_that_of_its_report(seed):
+  """Classes that neither labels nor predictions have are left out of both."""
+  rng = np.random.default_rng(seed)
+  targets, predictions = (rng.choice([0, 2, 3, 5][: 1 + seed % 4], size=9) for _ in range(2))
+  predictions = [None if x == 5 else int(x) for x in predictions]
+  report = classification_report.classification_report(list(map(int, targets)), predictions, list("abcdef"))
+  wrong = [-1 if x is None else x for x in predictions]
+  assert task_metrics.occurring_class_f1(list(map(int, targets)), wrong)["f1"] == pytest.approx(report.macro_f1)

@@ -94,7 +94,7 @@ def test_a_run_writes_what_it_says(text, tmp_path, capsys, monkeypatch):
   assert err.count("config.logging.tracker=mlflow: not installed") == 1  # and no more comes of it
   assert "held-out loss" in out and "unigram model" in out
   assert out.count("example ") == 3 and out.count("truth") == 3
-  assert "(last 6, best " in out
+  assert "(last 6, best by loss " in out
   workdir = tmp_path / "run"
   assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["3", "6"]
   assert list((workdir / "tensorboard").glob("events.out.tfevents.*"))

@@ -108,9 +108,12 @@ def better(path: str, step_path: epath.Path, run: Mapping[str, Any]) -> str:
   if best_step in (None, last) or metric not in metrics.get(last, {}):
     return ""
   digits = 4 if metric == "loss" else 2
+  has_last, has_best = (f"{metrics[step][metric]:.{digits}f}" for step in (last, best_step))
+  if has_last == has_best:  # as good, and the earlier one
+    return ""
   return (
-    f"{path}: its last step, {last}, is read, with {metric} {metrics[last][metric]:.{digits}f}; step {best_step} has"
-    f" {metrics[best_step][metric]:.{digits}f}: {step_path.parent / str(best_step)}"
+    f"step {last}, the last, is read: {metric} {has_last}; step {best_step} has\n  {has_best}:"
+    f" {step_path.parent / str(best_step)}"
   )
 
 

@@ -230,8 +230,8 @@ def note_items(results: Sequence[Result], console: rich.console.Console) -> None
     if errors := result.errors:
       absolute, square, of_mean = errors.values()
       console.print(
-        f"{result.task}: mean absolute error {absolute:.4g}, root mean square error {square:.4g}; {of_mean:.4g} if the"
-        " answer is always the mean of the labels"
+        f"{result.task}: mean absolute error {absolute:.4g}, root mean square error {square:.4g}, and"
+        f" {of_mean:.4g} if the answer is always the mean of the labels"
       )
   _note_unparseable(results, console)
 

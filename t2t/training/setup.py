@@ -79,9 +79,6 @@ def open_run(
       first.program, run_stages[batches.stage], checkpoints, batches, parameter_key, vocabulary=vocabulary
     )
     if jax.process_index() == 0:
-      # A run that has all its steps trains no more, and its config stays that of its training.
-      if step < config.train.steps or not (workdir / "config.json").exists():
-        (workdir / "config.json").write_text(json.dumps(resolved[-1], indent=2) + "\n")
       data.keep_vocabulary(vocabulary, workdir / store.VOCABULARY)
 
     # ---- Metrics and callbacks -----------------------------------------------
@@ -126,6 +123,13 @@ def _resolved_stages(config: Config, workdir, data: stage_program.Data) -> Seque
   for note in ineffective.check(config, found, begins=begins):
     hosts.say(note)
   return found
+
+
+def write_config(run: Run) -> None:
+  """Writes config.json; that of a run that has ended stays, because the settings of this call train nothing."""
+  path = run.workdir / "config.json"
+  if jax.process_index() == 0 and (run.goes_on() or not path.exists()):
+    path.write_text(json.dumps(run.resolved[-1], indent=2) + "\n")
 
 
 def roll_back(run: Run, rollback: Rollback) -> None:

@@ -28,6 +28,7 @@ def train(config: Config, workdir: str, *, callbacks: Sequence[Callback] = (), d
   """
   with setup.open_run(config, workdir, callbacks, data=data) as run:
     run.call("on_start")
+    setup.write_config(run)
     if run.step:
       run.call("on_resume")
 

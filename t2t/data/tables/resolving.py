@@ -12,7 +12,7 @@ from t2t import UserError
 from t2t.configuration.schema import Config, DataConfig
 from t2t.data import vocabularies
 from t2t.data.sources import contents
-from t2t.data.tables import columns, examples, labels, reading, task
+from t2t.data.tables import columns, examples, labels, reading, task, values
 from t2t.data.tables.spec import TASK, TableSpec, default_prefix, from_dict
 from t2t.losses import answered_by_heads
 from t2t.runtime import hosts
@@ -88,7 +88,7 @@ def resolved(config: Config, vocabulary: Any) -> Config:
         else "give --config.init.checkpoint=CHECKPOINT and, if it has no vocabulary, --config.data.vocabulary=FILE"
       )
     )
-  is_new = bool(config.data.labels)
+  is_new, is_auto = bool(config.data.labels), config.data.labels == "auto"
   config = config.with_(data=dataclasses.asdict(with_table(config.data)))
   spec = from_dict(config.data.table)
   loss = config.train.loss
@@ -103,6 +103,13 @@ def resolved(config: Config, vocabulary: Any) -> Config:
   if is_new:
     names = reading.names_of(reading.read(spec.files, where="config.data.files")[:1000])
     lines = [f"{reading.described(spec.files, key='table ')}: {labels.named(spec, names)}", *table.notes]
+    if (
+      is_auto
+      and spec.kind == "class"
+      and len(spec.classes) > 2
+      and all(values.number(x) is not None for x in spec.classes)
+    ):
+      lines.append("the labels are numbers, read as classes; --config.data.labels=number reads them as a score")
     if by_heads and not config.model.kind.writes and vocabularies.cls_id(vocabulary()) is None:
       lines.append(
         "the head reads the mean of all tokens, because the vocabulary has no [CLS]: `t2t convert --to hf` will refuse"

@@ -60,7 +60,7 @@ def with_constants(features: dict[str, tf.Tensor], *, constants: dict[str, Any])
 def metrics(spec: TableSpec) -> list[task_metrics.Metric]:
   """Functions (targets, predictions) -> metrics by name, by the kind of the answer."""
   return {
-    "class": lambda: [task_metrics.accuracy, task_metrics.mean_multiclass_f1(len(spec.classes))],
+    "class": lambda: [task_metrics.accuracy, task_metrics.occurring_class_f1],
     "score": lambda: [task_metrics.pearson, task_metrics.spearman],
     "tags": lambda: [task_metrics.entity_f1 if answers.mark_entities(spec.classes) else task_metrics.word_accuracy],
     "span": lambda: [task_metrics.squad_v2 if spec.no_answer else task_metrics.squad],

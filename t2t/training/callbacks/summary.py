@@ -83,7 +83,7 @@ def summarise(
     for label, text in lines:
       print(writers.wrapped(label, text))
   best_loss = best.get("loss", "none: none has a held-out loss that is a number")
-  print(f"\ncheckpoints    {workdir / 'checkpoints'} (last {saved_step}, best {best_loss})")
+  print(f"\ncheckpoints    {workdir / 'checkpoints'} (last {saved_step}, best by loss {best_loss})")
   for name, step in best.items():
     if name != "loss" and not name.endswith("/score"):  # the mean of the task's metrics, which are told one by one
       print(f"  best {name} {metrics[step][name]:.2f} at step {step}")
