@@ -31,7 +31,8 @@ def small(name="t5_1_1_small", **changes):
   layers = {"gpt2_small": {"model.num_encoder_layers": 0}, "bert_base": {"model.num_decoder_layers": 0}}.get(name, {})
   if name == "bert_base":  # whose own has a vocabulary of two kinds of texts
     layers |= {"data.objective": "masked_lm", "train.loss": "cross_entropy", "model.heads": ()}
-  return t2t.config(name, SMALL | layers | {"stages": ()} | changes)
+  given = {key: value for key, value in SMALL.items() if key != "train.steps" or "train.epochs" not in changes}
+  return t2t.config(name, given | layers | {"stages": ()} | changes)
 
 
 def random_batches(read=0, *, rows=8, inputs=30, targets=20):
