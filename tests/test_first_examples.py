@@ -332,6 +332,34 @@ def test_errors_of_a_source_name_its_task(register, function, heads):
     check(data_of(name), architecture="encoder_only" if heads else "encoder_decoder", heads=heads)
 
 
+def _in_python(features):
+  text = tf.py_function(lambda text: 1 // 0 and text, [features["text"]], tf.string)
+  return features | {"text": tf.ensure_shape(text, [])}
+
+
+def _in_tensorflow(features):
+  return features | {"text": tf.unstack(tf.strings.split(features["text"], " "), num=9)[0]}
+
+
+@pytest.mark.parametrize(
+  ("step", "reason"), [(_in_python, "division by zero"), (_in_tensorflow, "Input shape axis 0 must equal 9, got shape")]
+)
+@pytest.mark.parametrize("mixed", [False, True])
+def test_errors_of_a_preprocessor_name_its_task(register, step, reason, mixed):
+  """One line, without TensorFlow's words on its own graph; also of a record that training comes to."""
+  name = register("own_step", lambda dataset: dataset.map(step))
+  name = register.mix("own_mix", {name: 1.0, register("other"): 1.0}) if mixed else name
+  with pytest.raises(UserError, match="^own_step: its source or a preprocessor fails: .*" + reason) as raised:
+    check(data_of(name))
+  assert not any(word in str(raised.value) for word in ("{{", "[[", "Iterator", "\n"))
+
+
+def test_metrics_that_cannot_be_called_name_their_task(register):
+  name = register("own_metric", metrics=(lambda t, p: {"a": 1.0},))
+  with pytest.raises(UserError, match="^own_metric: its metric_fns cannot be used: .*'targets', 'predictions'"):
+    check(data_of(name))
+
+
 def test_a_data_set_that_is_not_there_names_its_task(register):
   name = register("own_tfds", source=seqio.TfdsDataSource("no_such_data_set:1.0.0"))
   with pytest.raises(UserError, match=r"^own_tfds: its source \(TfdsDataSource\) fails: "):

@@ -10,8 +10,8 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import objectives, rows, sources, uncut
-from t2t.data.sources import faults
+from t2t.data import objectives, rows, uncut
+from t2t.data.sources import faults, named
 
 MOST_EXAMPLES = 1_000
 _OF_OBJECTIVES = 200  # examples of text that has no answers
@@ -166,7 +166,7 @@ def read(
       # One more tells whether these are all.
       found = counted(_arrays(examples.take(most + 1)), task, plan.split, plan.lengths, most=most, whole=not train)
     except tf.errors.OpError as error:
-      raise sources.user_error(error) or error from None
+      raise named.in_pipeline(error, task.name) from error
     if found.examples:
       return found
     if progress.num_records < faults.MOST_UNUSED:

@@ -70,6 +70,10 @@ def _guarded(found: Found) -> Found:
   """The task or mixture whose sources' errors name their tasks."""
 
   def guarded(task: seqio.Task) -> seqio.Task:
+    try:
+      task.metric_fns  # noqa: B018  seqio looks at their arguments when they are read
+    except ValueError as error:
+      raise named_sources.failure(error, task.name, what="its metric_fns cannot be used") from error
     source = named_sources.named(task.source, task.name)
     return task if source is task.source else task.replace(source=source)
 

@@ -18,8 +18,7 @@ from t2t import UserError, sharding
 from t2t.configuration.loading import current_key
 from t2t.configuration.schema import DataConfig
 from t2t.data import rows as rows_lib
-from t2t.data import sources
-from t2t.data.sources import contents, faults
+from t2t.data.sources import contents, faults, named
 from t2t.runtime import telling, waiting
 
 # Of each host, few enough that opening them does not delay its start; on more hosts later each has fewer, and on more
@@ -257,7 +256,7 @@ class BatchIterator:
     try:
       features = arrays(next(self._iterator))
     except tf.errors.OpError as error:
-      raise sources.user_error(error) or error from None
+      raise named.in_pipeline(error, self._plan.task.name) from error
     finally:
       waiting.end()
     positions = features.pop(rows_lib.POSITION)
