@@ -281,7 +281,7 @@ def user_error(error: tf.errors.OpError) -> Exception | None:
 
   None if it is TensorFlow's own, and no fault of what is read.
   """
-  message = error.message or ""
+  message = re.sub(r"Error in user-defined function .*? with iterator: \S+", "", error.message or "")
   raised = re.search(r"UserError: (.*?)\n(?:Traceback|\n|$)", message, re.DOTALL)
   if raised:
     return UserError(raised.group(1))
