@@ -342,7 +342,8 @@ def _in_tensorflow(features):
 
 
 @pytest.mark.parametrize(
-  ("step", "reason"), [(_in_python, "ZeroDivisionError: integer division"), (_in_tensorflow, "Input shape axis 0 must equal 9, got shape")]
+  ("step", "reason"),
+  [(_in_python, "ZeroDivisionError: integer division"), (_in_tensorflow, "Input shape axis 0 must equal 9, got shape")],
 )
 @pytest.mark.parametrize("mixed", [False, True])
 def test_errors_of_a_preprocessor_name_its_task(register, step, reason, mixed):

@@ -218,7 +218,7 @@ def _summary(report: ClassificationReport, width: int) -> list[str]:
     f"{report.n:,} {items}",
     f"accuracy {report.accuracy:.2f} %",
     f"macro F1 {report.macro_f1:.2f} %",
-    f'majority baseline {share:.2f} % (always "{names.get(label, label)}", the most frequent of these)',
+    f'majority baseline {share:.2f} % of these (always "{names.get(label, label)}")',
   ]
   lines = [facts[0]]
   for fact in facts[1:]:

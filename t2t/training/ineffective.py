@@ -226,15 +226,14 @@ def _data(config: Config) -> Iterator[str]:
     text_keys = tuple(key for key in _OF_TEXTS if key not in ("eval_files", "malformed"))
     why = "config.data.files is a table (config.data.labels), whose columns make the examples"
     unread.append(("data", (*text_keys, *_OF_TASKS, *_OF_SOURCES), why))
-  elif data.sources:
-    texts = tuple(source for source in data.sources.values() if source.files)
-    if not texts:
+  elif sources := [source for source in data.source_list if source.name]:
+    if not any(source.files for source in sources):
       unread.append(("data", _OF_TEXTS, "no source has files"))
-    elif len(texts) == len(data.sources):
+    if all(source.files for source in sources):
       unread.append(("data", _OF_TASKS, "no source is a registered task"))
-    if all(source.rate or source.share for source in data.sources.values()):
+    if all(source.rate or source.share for source in sources):
       unread.append(("data", _OF_SOURCES, "each source has a rate or a share"))
-  elif data.files:
+  elif not data.reads_only_tasks:
     why = "config.data.files is read, and no registered task"
     unread += [("data", (*_OF_TASKS, *_OF_SOURCES), why), ("data", _unread_of_texts(data), _objective(data))]
     unread.append(("eval", _OF_ANSWERS, "config.data.files is text to train on, and has no answers to measure"))
@@ -242,7 +241,7 @@ def _data(config: Config) -> Iterator[str]:
     # The objective is what a shipped config has for files in place of its mixture; a typed one is refused.
     read = ("objective",) if config.model.kind.writes else ("objective", "noise_density")
     texts = tuple(key for key in _OF_TEXTS if key not in read)
-    why = f"config.data.mixture={data.mixture} makes the examples itself"
+    why = f"{data.named} makes the examples itself"
     unread += [("data", texts, why), ("data", _OF_SOURCES, "config.data.sources is empty")]
   plain = _defaults()
   for section, keys, why in unread:
