@@ -355,6 +355,14 @@ def test_errors_of_a_preprocessor_name_its_task(register, step, reason, mixed):
   assert not any(word in str(raised.value) for word in ("{{", "[[", "Iterator", "\n"))
 
 
+@pytest.mark.parametrize("heads", [(), (HEADS,)])
+def test_labels_that_count_from_1_are_refused(register, heads):
+  """The last one is no label that is not given."""
+  name = register("unanswered", label=lambda i: 1 + i % 2)
+  with pytest.raises(UserError, match="unanswered: .*(not below the number of classes|the label 2, but there are 2)"):
+    check(data_of(name), architecture="encoder_only" if heads else "encoder_decoder", heads=heads)
+
+
 def test_metrics_that_cannot_be_called_name_their_task(register):
   name = register("own_metric", metrics=(lambda t, p: {"a": 1.0},))
   with pytest.raises(UserError, match="^own_metric: its metric_fns cannot be used: .*'targets', 'predictions'"):

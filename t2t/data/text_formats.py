@@ -29,7 +29,15 @@ LANGUAGES = {"en": "English", "de": "German", "fr": "French", "ro": "Romanian"}
 
 def _target(label: tf.Tensor, labels: Sequence[str]) -> tf.Tensor:
   """The text of a class, `UNKNOWN` for -1."""
-  return tf.gather(tf.constant([*labels, UNKNOWN]), tf.where(label < 0, len(labels), tf.cast(label, tf.int32)))
+  return _named(tf.cast(label, tf.int32), tf.constant([*labels]))
+
+
+def _named(number: tf.Tensor, names: tf.Tensor) -> tf.Tensor:
+  """The name of this number, `UNKNOWN` below 0; a number without a name is an error of tf.data."""
+  count = tf.size(names)
+  said = ["a label is not below the number of classes, which count from 0:", number, count]
+  tf.debugging.Assert(tf.reduce_all(number < count), said)
+  return tf.where(number < 0, UNKNOWN, tf.gather(names, tf.clip_by_value(number, 0, count - 1)))
 
 
 @seqio.map_over_dataset
@@ -101,7 +109,7 @@ def choices(
   right = tf.cast(features[label], tf.int32)
   return {
     "inputs": tf.strings.join(words, " "),
-    "targets": tf.gather(tf.concat([options, [UNKNOWN]], 0), tf.where(right < 0, tf.size(own), right)),
+    "targets": _named(right, options),
     "label": right,
     "options": options,
     "head": tf.constant(reading_formats.head_name(prefix)),
