@@ -18,6 +18,7 @@ from t2t import UserError, sharding
 from t2t.configuration.loading import current_key
 from t2t.configuration.schema import DataConfig
 from t2t.data import rows as rows_lib
+from t2t.data import sources
 from t2t.data.sources import contents, faults, named
 from t2t.runtime import telling, waiting
 
@@ -256,7 +257,7 @@ class BatchIterator:
     try:
       features = arrays(next(self._iterator))
     except tf.errors.OpError as error:
-      raise named.in_pipeline(error, self._plan.task.name) from error
+      raise sources.user_error(error) or named.in_pipeline(error, self._plan.task.name) from None
     finally:
       waiting.end()
     positions = features.pop(rows_lib.POSITION)
