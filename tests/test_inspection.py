@@ -165,11 +165,11 @@ def test_what_is_no_checkpoint_is_said(tmp_path, capsys):
 )
 def test_a_step_that_is_better_than_the_last_is_named(settings, scores, said, tmp_path, monkeypatch):
   """Of runs that stop early or by a task's metric; of a step that was named itself nothing is said."""
-  found = [
-    inspection.Step(step, None, 1, {"loss": 5.0 + index / 10, "table/score": score}, [], True)
-    for index, (step, score) in enumerate(scores.items())
-  ]
-  monkeypatch.setattr(inspection, "steps", lambda folder: found)
+  for index, (step, score) in enumerate(scores.items()):
+    path = tmp_path / "checkpoints" / str(step) / "metrics" / "metrics"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"loss": 5.0 + index / 10, "table/score": score}))
+  monkeypatch.setattr(damage, "steps", lambda folder: sorted(scores))
   last = epath.Path(tmp_path) / "checkpoints" / str(max(scores))
   note = inspection.better(str(tmp_path), last, {"eval": settings})
   assert said in note and bool(said) == bool(note)

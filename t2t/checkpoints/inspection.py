@@ -83,9 +83,13 @@ def _step(folder: epath.Path, step: int) -> Step:
   nanoseconds, saved = damage.noted(folder / manifests.ORBAX).get("commit_timestamp_nsecs"), None
   with contextlib.suppress(TypeError, ValueError, OverflowError, OSError):  # nothing, or no time of any calendar
     saved = datetime.datetime.fromtimestamp(nanoseconds / 1e9)
+  return Step(step, saved, manifests.size(folder), _metrics(folder), damage.of_small(folder, step), noted)
+
+
+def _metrics(folder: epath.Path) -> dict[str, float]:
+  """The metrics that a checkpoint was saved with."""
   metrics = damage.noted(folder / "metrics" / "metrics")
-  metrics = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-  return Step(step, saved, manifests.size(folder), metrics, damage.of_small(folder, step), noted)
+  return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
 
 def better(path: str, step_path: epath.Path, run: Mapping[str, Any]) -> str:
@@ -102,9 +106,10 @@ def better(path: str, step_path: epath.Path, run: Mapping[str, Any]) -> str:
   metric = settings.get("stop_by", "loss")
   if step_path == bucket.absolute(path) or (metric == "loss" and not settings.get("patience")):
     return ""
-  found = steps(step_path.parent)
-  metrics = {each.step: each.metrics for each in found}
-  last, best_step = int(step_path.name), (best(step_path.parent, found) or [{}])[-1].get(metric)
+  folder, last = step_path.parent, int(step_path.name)
+  # No more is read of each step: a bucket is slow.
+  metrics = {step: _metrics(folder / str(step)) for step in damage.steps(folder)}
+  best_step = (_best(folder, metrics) or [{}])[-1].get(metric)
   if best_step in (None, last) or metric not in metrics.get(last, {}):
     return ""
   digits = 4 if metric == "loss" else 2
@@ -113,7 +118,7 @@ def better(path: str, step_path: epath.Path, run: Mapping[str, Any]) -> str:
     return ""
   return (
     f"step {last}, the last, is read: {metric} {has_last}; step {best_step} has\n  {has_best}:"
-    f" {step_path.parent / str(best_step)}"
+    f" {folder / str(best_step)}"
   )
 
 
@@ -122,11 +127,15 @@ def better(path: str, step_path: epath.Path, run: Mapping[str, Any]) -> str:
 
 def best(folder: epath.Path, found: Sequence[Step]) -> list[dict[str, int]]:
   """The best of `steps` by each metric, of each stage (`outdated.best_of_stages`); where they end the last one says."""
-  saved = damage.noted(folder / str(found[-1].step) / "config" / "metadata") if found else {}
+  return _best(folder, {each.step: each.metrics for each in found})
+
+
+def _best(folder: epath.Path, metrics: Mapping[int, Mapping[str, float]]) -> list[dict[str, int]]:
+  saved = damage.noted(folder / str(max(metrics)) / "config" / "metadata") if metrics else {}
   ends: list[int] = []
   with contextlib.suppress(UserError, KeyError, TypeError):  # a damaged one
     ends = [end for _, _, end in stages.saved_bounds(saved)[:-1]]
-  return outdated.best_of_stages({each.step: each.metrics for each in found}, ends)
+  return outdated.best_of_stages(metrics, ends)
 
 
 def superfluous(folder: epath.Path, *, keep: int) -> list[Step]:
