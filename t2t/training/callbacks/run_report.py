@@ -20,7 +20,7 @@ class RunReport(Callback):
 
   def on_end(self, run: Run) -> None:
     loss, baselines = run.program.made.loss, run.program.baselines
-    why = (run.end_reason if run.step < run.config.train.steps else "") or history.FINISHED
+    why = run.end_reason or history.FINISHED
     history.ended(run.workdir, run.step, why, unit=loss.unit, baselines=baselines, examples=run.samples)
     _write(run, ends=True)
 

@@ -28,7 +28,7 @@ class Summary(Callback):
 
   def on_end(self, run: Run) -> None:
     run.logger.end()
-    if run.end_reason and run.step < run.config.train.steps:
+    if run.end_reason:
       hosts.say(run.end_reason)
     baselines = run.program.baselines
     if jax.process_index() != 0:
