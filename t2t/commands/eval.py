@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from t2t.commands import gin_files
 from t2t.commands.options import config_parser, parse_with_checkpoint
 from t2t.configuration.loading import records
-from t2t.convert.settings import TABLE
+from t2t.configuration.schema import DataConfig
 from t2t.data import pipeline, registry
 from t2t.evaluation import evaluate
 from t2t.storage import bucket
@@ -29,7 +29,7 @@ def _is_of_table(argv: list[str]) -> bool:
   for folder in (root, *([root.parent.parent] if root.name.isdigit() else [])):  # WORKDIR/checkpoints/STEP
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
       saved = json.loads((folder / "config.json").read_text())
-      return bool(saved.get(TABLE) or saved["data"].get("table"))
+      return bool(saved.get(DataConfig.EXPORTED_TABLE) or saved["data"].get("table"))
   return False
 
 

@@ -149,6 +149,8 @@ class DataConfig:
   num_streams: int = key(0, "parts of the data with a position of their own; 0: chosen at the first start, then kept")
   shuffle_buffer: int = key(256, "examples of `files` that each stream draws from")
 
+  # Key of a config.json for transformers, which reads past it, with `table`.
+  EXPORTED_TABLE: ClassVar[str] = "t2t_table"
   IN_MEMORY: ClassVar[str] = "examples:"  # how the name of rows that a Python program passed begins
 
   # A table's columns and classes, once it is read; no key.
@@ -192,8 +194,12 @@ class DataConfig:
   @classmethod
   def described(cls, files: str, *, key: str = "files") -> str:
     """Names files in messages: "config.data.files=train.tsv", or rows that a Python program passed."""
-    is_in_memory = files.startswith(cls.IN_MEMORY)
-    return "the examples that a Python program passed" if is_in_memory else f"config.data.{key}={files}"
+    return "the examples that a Python program passed" if cls.is_in_memory(files) else f"config.data.{key}={files}"
+
+  @classmethod
+  def is_in_memory(cls, files: str) -> bool:
+    """Returns True if the name of files is that of rows that a Python program passed."""
+    return files.startswith(cls.IN_MEMORY)
 
   @property
   def is_named(self) -> bool:

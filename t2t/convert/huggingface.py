@@ -12,6 +12,7 @@ from etils import epath
 import numpy as np
 
 from t2t import UserError
+from t2t.configuration.schema import DataConfig
 from t2t.convert import families, heads, output, safetensors, tokenizer
 from t2t.convert import settings as settings_lib
 from t2t.convert.families import Family, Settings
@@ -198,11 +199,11 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
 
 def _table(settings: Settings, where: str) -> Mapping[str, Any]:
   """Returns the table that `save` wrote beside the model's own keys; {} of a folder without one."""
-  if not (saved := settings.get(settings_lib.TABLE)):
+  if not (saved := settings.get(DataConfig.EXPORTED_TABLE)):
     return {}
   from t2t.data.tables.spec import from_dict
 
-  return from_dict(saved, where=f"{where}: {settings_lib.TABLE}").to_dict()
+  return from_dict(saved, where=f"{where}: {DataConfig.EXPORTED_TABLE}").to_dict()
 
 
 def _check_types(settings: Settings, where: str) -> None:
@@ -582,7 +583,7 @@ def save(
   ids = (*_IDS, "cls_token_id", "sep_token_id") if not foreign.model.kind.writes else _IDS
   settings = dict.fromkeys(ids) | settings | files.ids
   if foreign.table:
-    settings[settings_lib.TABLE] = {key: list(x) if isinstance(x, tuple) else x for key, x in foreign.table.items()}
+    settings[DataConfig.EXPORTED_TABLE] = dict(foreign.table)
   width = safetensors.DTYPES[_DTYPES[dtype]].itemsize
   sizes = {name: width * math.prod(place.shape) for name, place in wanted.items()}
   shards = safetensors.shards(sizes.items(), max_shard_bytes)

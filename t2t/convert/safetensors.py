@@ -111,10 +111,9 @@ def read_header(path: epath.Path) -> dict[str, Entry]:
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
   """An object of JSON, none of whose names comes twice: readers would not agree which one counts."""
-  found = dict(pairs)
-  if len(found) < len(pairs):
+  if untrusted.name_given_twice(pairs) is not None:
     raise ValueError("a name stands in it twice")
-  return found
+  return dict(pairs)
 
 
 def _is_size(value: Any) -> bool:

@@ -5,6 +5,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from t2t import UserError, did_you_mean
+from t2t.configuration.schema import DataConfig
 from t2t.convert import bart, decoders, encoders, families, gemma, heads, modern_bert
 from t2t.convert.families import Family, Settings
 from t2t.models.config import TransformerConfig
@@ -38,7 +39,6 @@ _NOT_READ = {
   ),
 }
 
-TABLE = "t2t_table"  # config.data.table of a model that t2t fine-tuned on one; transformers reads past it
 # Keys that change neither shapes nor numbers, of all families.
 # fmt: off
 HARMLESS = frozenset(
@@ -63,7 +63,7 @@ HARMLESS = frozenset(
     "activation_dropout", "add_bias_logits", "classif_dropout", "decoder_layerdrop", "encoder_layerdrop",
     "early_stopping", "extra_pos_embeddings", "force_bos_token_to_be_generated", "forced_bos_token_id",
     "forced_eos_token_id", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beams",
-    "num_hidden_layers", TABLE,
+    "num_hidden_layers", DataConfig.EXPORTED_TABLE,
   }
 )
 # fmt: on

@@ -431,7 +431,7 @@ _TYPED = {"classes": "data.labels", "kind": "data.labels", "prefix": "data.prefi
 def _changed(key: str, old: Any, new: Any) -> str:
   """The error on a value of the data's identity that is another than that of a saved position."""
   again = "start a new workdir from the parameters with config.init.checkpoint"
-  if any(isinstance(x, str) and x.startswith(DataConfig.IN_MEMORY) for x in (old, new)):
+  if any(isinstance(x, str) and DataConfig.is_in_memory(x) for x in (old, new)):
     return (
       f"examples: the checkpoint's data position belongs to {DataConfig.described(str(old))}, and these are other"
       f" examples, or in another order; pass the same again, or {again}"

@@ -381,7 +381,7 @@ def _of_its_table(config: Config, source: pretrained.Source) -> Config:
       f" classes are those that it was trained on; give --config.data.eval_files={data.files or 'FILE'}"
     )
   spec = tables.from_dict(saved)
-  if not data.eval_files and any(name.startswith(data.IN_MEMORY) for name in (spec.files, spec.eval_files)):
+  if not data.eval_files and any(map(data.is_in_memory, (spec.files, spec.eval_files))):
     raise UserError(
       f"config.data.eval_files is empty: --checkpoint {source.path} was trained on examples that a Python program"
       " passed, which are not saved; give --config.data.eval_files=FILE, a table with the same columns"

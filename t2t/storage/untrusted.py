@@ -4,6 +4,7 @@ What a path names may be a pipe, on which opening waits for ever, or a device, w
 be JSON may be gigabytes, or brackets within brackets.
 """
 
+from collections.abc import Sequence
 import json
 import os
 import stat
@@ -53,6 +54,12 @@ def read(path: epath.Path, *, most: int = _MOST) -> bytes:
     return bucket.read(path)
   except OSError as error:
     raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def name_given_twice(pairs: Sequence[tuple[str, Any]]) -> str | None:
+  """Returns the first name that a JSON object has twice, because readers differ in which value they take; or None."""
+  names = [name for name, _ in pairs]
+  return next((name for name in names if names.count(name) > 1), None) if len(dict(pairs)) < len(pairs) else None
 
 
 def read_json(path: epath.Path, *, most: int = MOST_JSON) -> dict[str, Any]:

@@ -235,7 +235,8 @@ def _data(config: Config) -> Iterator[str]:
       unread.append(("data", _OF_SOURCES, "each source has a rate or a share"))
   elif not data.reads_only_tasks:
     why = "config.data.files is read, and no registered task"
-    unread += [("data", (*_OF_TASKS, *_OF_SOURCES), why), ("data", _unread_of_texts(data), _objective(data))]
+    unread.append(("data", (*_OF_TASKS, *_OF_SOURCES), why))
+    unread.append(("data", _unread_of_texts(data), f"config.data.objective={data.objective} does not read it"))
     unread.append(("eval", _OF_ANSWERS, "config.data.files is text to train on, and has no answers to measure"))
   else:
     # The objective is what a shipped config has for files in place of its mixture; a typed one is refused.
@@ -249,10 +250,6 @@ def _data(config: Config) -> Iterator[str]:
       value = getattr(getattr(config, section), key)
       if value != getattr(getattr(plain, section), key):
         yield f"config.{section}.{key}={value} has no effect: {why}"
-
-
-def _objective(data: DataConfig) -> str:
-  return f"config.data.objective={data.objective} does not read it"
 
 
 def _unread_of_texts(data: DataConfig) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from t2t import UserError
 from t2t.configuration.schema import DataConfig
 from t2t.data import pipeline, raw_text, rows, selection, sources, streams, uncut, vocabularies
+from t2t.data.sources import files
 from t2t.models.architecture import ARCHITECTURES, real_positions, sides
 from t2t.models.config import HeadConfig
 from t2t.runtime import quiet
@@ -390,7 +391,7 @@ def _reason(error: Exception) -> str:
   lines = [line.strip() for line in (message or "").splitlines() if line.strip()] or [""]
   # Autograph tells the user's code first and the error last.
   line = lines[-1] if lines[0].startswith("in user code") else lines[0]
-  line = re.sub(r"\{\{.*?\}\}|Error in user-defined function .*? with iterator: \S+:|\[\[.*|\[Op:.*", "", line).strip()
+  line = files.without_graph(line).strip()
   return line if re.match(r"\w*(Error|Exception)\b", line) else f"{type(error).__name__}: {line}"
 
 

@@ -276,6 +276,11 @@ def _is_divisible(path: str) -> bool:
   return text_files.kind(path) in ("text", "json", "pairs") and not compression.ending(path)
 
 
+def without_graph(text: str) -> str:
+  """Returns the text of an error without TensorFlow's words on its own graph."""
+  return re.sub(r"\{\{.*?\}\}|Error in user-defined function .*? with iterator: \S+:|\[\[.*|\[Op:.*", "", text)
+
+
 def user_error(error: tf.errors.OpError) -> Exception | None:
   """What was raised inside tf.data, which hands on only its text: a `UserError`, or a Python error as it was.
 

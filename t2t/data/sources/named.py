@@ -1,7 +1,6 @@
 """Sources of a user's own tasks, whose errors name the task."""
 
 from collections.abc import Callable, Sequence
-import re
 from typing import Any
 
 import seqio
@@ -102,10 +101,6 @@ def in_pipeline(error: tf.errors.OpError, name: str) -> UserError:
   return found if isinstance(found, UserError) else failure(error, name, what="its source or a preprocessor fails")
 
 
-# What TensorFlow says of its own graph around the reason of an error.
-_OF_TENSORFLOW = re.compile(r"\{\{.*?\}\}|Error in user-defined function .*? with iterator: \S+:|\[\[.*|\[Op:.*")
-
-
 def failure(error: Exception, task: str, *, what: str) -> UserError:
   """The error of a user's own code as a sentence.
 
@@ -117,7 +112,7 @@ def failure(error: Exception, task: str, *, what: str) -> UserError:
   found = (files.user_error(error) if isinstance(error, tf.errors.OpError) else None) or error
   if isinstance(found, UserError) and "UserError: " in str(error):
     return found
-  said = _OF_TENSORFLOW.sub("", str(found))
+  said = files.without_graph(str(found))
   lines = [line.strip() for line in said.splitlines() if line.strip()] or ["no message"]
   kind = "" if isinstance(found, UserError) else f"{type(found).__name__}: "
   return UserError(f"{task}: {what}: {kind}{lines[0].rstrip('.')}; --debug prints the whole traceback")

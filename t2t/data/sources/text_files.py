@@ -26,7 +26,7 @@ import tensorflow as tf
 from t2t import UserError
 from t2t.data.sources import faults, fields
 from t2t.runtime import telling
-from t2t.storage import bucket, compression, encoding
+from t2t.storage import bucket, compression, encoding, untrusted
 from t2t.storage import records as tfrecords
 
 # What a file is, by how its name ends; TFRecord shards end in .tfrecord-00000-of-00008.
@@ -318,12 +318,9 @@ def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
   Raises:
     ValueError: names what comes twice; readers would not agree which value counts.
   """
-  found = dict(pairs)
-  if len(found) < len(pairs):
-    names = [name for name, _ in pairs]
-    twice = next(name for name in names if names.count(name) > 1)
-    raise ValueError(f"{twice!r} comes twice in an object; give each name once")
-  return found
+  if (name := untrusted.name_given_twice(pairs)) is not None:
+    raise ValueError(f"{name!r} comes twice in an object; give each name once")
+  return dict(pairs)
 
 
 def _object(text: str, field: str, *, place: str, hook: Callable | None = None) -> Mapping[str, Any]:

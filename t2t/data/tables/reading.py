@@ -10,8 +10,6 @@ from t2t import UserError
 from t2t.configuration.schema import DataConfig
 from t2t.data.sources import tables, text_files
 
-_MEMORY = DataConfig.IN_MEMORY
-
 
 class Row(NamedTuple):
   """A row of a table.
@@ -53,7 +51,7 @@ def keep(rows: Sequence[Mapping[str, Any]], *, where: str, names: Mapping[str, t
   digest = hashlib.sha256(json.dumps(names, sort_keys=True).encode())
   for row in rows:
     digest.update(json.dumps(row, sort_keys=True, default=str).encode())
-  name = f"{_MEMORY}{digest.hexdigest()[:16]}"
+  name = f"{DataConfig.IN_MEMORY}{digest.hexdigest()[:16]}"
   _kept[name] = _Kept(tuple(Row(row, f"{where}[{number}]") for number, row in enumerate(rows)), where, dict(names))
   return name
 
@@ -67,12 +65,7 @@ def described(patterns: str, *, key: str = "config.data.files=") -> str:
   """Names a table in messages: "config.data.files=train.tsv", or for rows in memory the argument, "examples"."""
   if patterns in _kept:
     return _kept[patterns].argument
-  return "the examples that a Python program passed" if is_in_memory(patterns) else f"{key}{patterns}"
-
-
-def is_in_memory(patterns: str) -> bool:
-  """Returns whether a name is one that `keep` has given."""
-  return patterns.startswith(_MEMORY)
+  return DataConfig.described(patterns) if DataConfig.is_in_memory(patterns) else f"{key}{patterns}"
 
 
 def find(patterns: str, *, where: str) -> tuple[str, ...]:
@@ -85,7 +78,7 @@ def find(patterns: str, *, where: str) -> tuple[str, ...]:
   Raises:
     UserError: a pattern that matches no file, or a file that is no table.
   """
-  return () if is_in_memory(patterns) else text_files.find_files(patterns, where=where)
+  return () if DataConfig.is_in_memory(patterns) else text_files.find_files(patterns, where=where)
 
 
 def read(patterns: str, *, where: str) -> list[Row]:
@@ -98,7 +91,7 @@ def read(patterns: str, *, where: str) -> list[Row]:
   Raises:
     UserError: see `find`; a file that cannot be read, or has no row; rows that another process has had in memory.
   """
-  if is_in_memory(patterns):
+  if DataConfig.is_in_memory(patterns):
     if patterns not in _kept:
       raise UserError(
         f"{where}={patterns}: these rows were passed to t2t.train by a Python program, and are not saved; pass them"
@@ -130,7 +123,7 @@ def names_of(rows: Iterable[Row]) -> list[str]:
 
 def stamp(patterns: str, *, where: str) -> tuple[Any, ...]:
   """Returns names, sizes and times of files, which tell whether they have changed."""
-  if not patterns or is_in_memory(patterns):
+  if not patterns or DataConfig.is_in_memory(patterns):
     return ()
   paths = find(patterns, where=where)
   return tuple(sorted((path, stat.size, stat.changed) for path, stat in text_files.stats(paths, where=where).items()))

@@ -157,7 +157,7 @@ def identity(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def on_disk(table: Mapping[str, str]) -> dict[str, str]:
   """Keys of config.data whose files are not rows in memory -> the files."""
-  return {key: files for key, files in table.items() if files and not reading.is_in_memory(files)}
+  return {key: files for key, files in table.items() if files and not DataConfig.is_in_memory(files)}
 
 
 # ---- Lengths ---------------------------------------------------------------------------------------------------------
