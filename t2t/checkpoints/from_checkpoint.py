@@ -69,7 +69,7 @@ def start(
 
 
 def _new_adapters(source: pretrained.Source, config: Config) -> adapters_lib.Adapters:
-  """What the run adapts the checkpoint's model by; nothing, where it goes on with that model's own.
+  """Returns the adapters that the run adds to the checkpoint's model; none if it trains those of the checkpoint.
 
   Raises:
     UserError: the checkpoint's model has an adapter that cannot be merged, and the run's has not the same; or one that
@@ -88,7 +88,7 @@ def _new_adapters(source: pretrained.Source, config: Config) -> adapters_lib.Ada
 
 
 def _pieces(source: pretrained.Source, vocabulary: Any) -> Pieces:
-  """Of which rows of a checkpoint those of the run's vocabulary are made.
+  """Maps rows of the run's vocabulary to the rows of the checkpoint that they are made of.
 
   Raises:
     UserError: the checkpoint's vocabulary is not known, or the run's.

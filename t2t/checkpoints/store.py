@@ -363,7 +363,7 @@ _OF_ORBAX = ("commit_success", "_")  # its own files in a checkpoint's folder
 
 
 class StreamsHandler(ocp.AsyncCheckpointHandler):
-  """One file for each stream of the data."""
+  """Handler of the files of a checkpoint beside its arrays, one for each stream of the data."""
 
   async def async_save(self, directory: epath.Path, args: "SaveStreams") -> list[ocp.future.Future]:
     """Writes in the background, as soon as the checkpoint's folder is there."""

@@ -70,7 +70,7 @@ def keys(record: type) -> list[dataclasses.Field]:
 
 @dataclasses.dataclass(frozen=True)
 class SourceConfig:
-  """One of several things that are read; what is "" or 0 is as config.data says it for all."""
+  """A named source of config.data.sources; a value of "" or 0 is that of config.data."""
 
   files: str = ""  # as config.data.files; or
   mixture: str = ""  # as config.data.mixture
@@ -88,7 +88,7 @@ class SourceConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SourceSpec:
-  """One source of a run, whichever key of config.data names it; an element of `DataConfig.source_list`."""
+  """A source of a run, whichever key of config.data names it; an element of `DataConfig.source_list`."""
 
   name: str = ""  # key in config.data.sources; "": config.data.files or config.data.mixture
   files: str = ""
@@ -106,7 +106,7 @@ OF_FILES += ("noise_density", "mean_noise_span_length")
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-  """What is read, and how it becomes examples."""
+  """Settings of the data: sources, and how their records become examples."""
 
   files: str = key("", "globs, comma-separated: .txt .jsonl .csv .tsv .tmx (.gz, .zst) .parquet .tfrecord; gs://")
   eval_files: str = key("", "held-out text; without it about 1 % of `files` is held out, by a hash of the text")
@@ -203,7 +203,7 @@ class DataConfig:
 
   @property
   def is_named(self) -> bool:
-    """Whether it says what is read; a user's own batches are not said here."""
+    """Returns True if a source is set; a user's own batches are none."""
     return bool(self.source_list)
 
   @property
@@ -245,7 +245,7 @@ class DataConfig:
 
   @property
   def named(self) -> str:
-    """What says what is read, for messages: "config.data.mixture=glue"."""
+    """Names the key that sets the source, for messages: "config.data.mixture=glue"."""
     if self.sources:
       return f"config.data.sources ({', '.join(self.sources)})"
     if self.table:
@@ -271,7 +271,7 @@ def _source(name: str, values: SourceConfig | Mapping[str, Any]) -> SourceConfig
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-  """What training does, and what it asks of the machines."""
+  """Settings of training and of the machines that it runs on."""
 
   steps: int = key(1_000, "updates", least=1)
   epochs: float = key(0.0, "passes over the examples of the mixture's tasks, instead of steps; 0: steps count")
@@ -297,7 +297,7 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class NumbersConfig:
-  """What is done about a loss or a gradient that goes wrong."""
+  """Settings for losses and gradients that are NaN, infinite or spikes."""
 
   not_finite: str = key(
     "stop",
@@ -316,7 +316,7 @@ class NumbersConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-  """How parameters are updated; learning rates are per step."""
+  """Settings of the optimizer; learning rates are per step."""
 
   name: str = key("adafactor", "adafactor, adamw, lamb, lion, muon, sgd, stable_adamw")
   learning_rate: float = key(0.01, "at the top of the schedule", least=0.0)
@@ -353,7 +353,7 @@ class OptimizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
-  """What is measured between steps and by `t2t eval`, and how tasks are asked."""
+  """Settings of evaluation, during training and by `t2t eval`."""
 
   every: int = key(1_000, "steps; the last step is always evaluated; 0: once an epoch", least=1, note=_EPOCH)
   batches: int = key(20, "held-out batches at most; always the same ones", least=1)
@@ -377,7 +377,7 @@ class EvalConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-  """When a run is saved, and what of it is kept."""
+  """Settings of checkpoints: when they are saved, and how many are kept."""
 
   every: int = key(1_000, "steps; the last step is always saved; 0: once an epoch", least=1, note=_EPOCH)
   keep: int = key(3, "the last so many, at least two; the best by held-out loss is kept besides", least=1)
@@ -386,7 +386,7 @@ class CheckpointConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LoggingConfig:
-  """Where what is measured goes besides metrics.jsonl, and what else is shown of a run."""
+  """Settings of what a run logs besides metrics.jsonl."""
 
   tracker: str = key("none", "wandb, trackio, mlflow: numbers go there as well; see docs/trackers.md")
   project: str = key("t2t", "what the tracker files the run under")
@@ -396,7 +396,7 @@ class LoggingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class InitConfig:
-  """Where parameters come from when a run begins."""
+  """Settings of the parameters that a run begins with."""
 
   checkpoint: str = key("", "a checkpoint (t2t's, Hugging Face's or T5X's) whose parameters training starts from")
   inherit: bool = key(False, "its model and vocabulary take the place of config.model and config.data.vocabulary")
@@ -442,7 +442,7 @@ class StageConfig:
   changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   def to_dict(self) -> dict[str, Any]:
-    """As it stands in a config: {"name": "short", "share": 0.9, "data.inputs_length": 128}."""
+    """Returns the stage as a config has it: {"name": "short", "share": 0.9, "data.inputs_length": 128}."""
     length = {key: getattr(self, key) for key in ("steps", "share") if getattr(self, key)}
     return {"name": self.name, **length, **self.changes}
 
@@ -489,7 +489,7 @@ OPTIONAL: lazy_table.LazyTable[type] = lazy_table.JoinedTable("t2t.losses:SECTIO
 
 
 def is_adapter(section: str) -> bool:
-  """Whether a section of OPTIONAL adapts a model, and is used wherever a config has it."""
+  """Returns True if a section of OPTIONAL adapts a model, and is used wherever a config has it."""
   return section in lazy_table.load(_ADAPTERS)
 
 

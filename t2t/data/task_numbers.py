@@ -1,4 +1,4 @@
-"""Which of its tasks a model is told that a text is of, by their numbers, see `adapters_lib.tasks`.
+"""Numbers of tasks, by which a model reads which task a text is of; see `adapters_lib.tasks`.
 
 A task is a source of config.data.sources, by its name there, or else one of those of config.data.mixture.  Its number
 is its place among the names that the config of the adapter has, whatever is read beside it.

@@ -38,7 +38,7 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """What is known of a loss before its file is imported.
+  """Facts on a loss that are known before its file is imported.
 
   path: of its class, a `Loss`.
   answered_by_heads: whether a batch has what heads are asked.

@@ -214,7 +214,7 @@ class TransformerConfig:
 
   @property
   def attention_dropout(self) -> str:
-    """How training drops probabilities, of `dispatch.DROPOUTS`."""
+    """Returns the dropout of probabilities in training, of `dispatch.DROPOUTS`."""
     return "" if not self.dropout_rate else "rows" if self.t5_dropout else "each"
 
   @property
@@ -284,7 +284,7 @@ class TransformerConfig:
 
   @property
   def biased(self) -> bool:
-    """Whether something is added to attention logits."""
+    """Returns True if a bias is added to attention logits."""
     return bool(self.position_scheme.bias)
 
   def bias_reach(self, length: int) -> int:

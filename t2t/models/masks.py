@@ -117,7 +117,7 @@ class AttentionMask:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DistanceBias:
-  """What is added to a logit, by how far to the right of its query a key lies.
+  """A bias of logits by how far to the right of its query a key lies.
 
   values: float32 [heads, 2 * reach + 1], for distances from -reach to reach; beyond, it is the last.
   """

@@ -75,7 +75,7 @@ class RelativePositionBias(nnx.Module):
     )
 
   def __call__(self) -> DistanceBias:
-    """What is added to logits, by distance."""
+    """Returns the bias of the logits by distance."""
     buckets = self._buckets(np.arange(-self.max_distance, self.max_distance + 1))
     return DistanceBias(jnp.take(self.table[...].T, buckets, axis=1))
 
@@ -102,7 +102,7 @@ def alibi(num_heads: int, reach: int) -> DistanceBias:
 
 
 def bias_of(bias: DistanceBias, mask: AttentionMask, query_length: int, key_length: int) -> jax.Array:
-  """What is added to the logits of these queries and keys, float32 [1, heads, query, key].
+  """Returns the bias of the logits of these queries and keys, float32 [1, heads, query, key].
 
   It is [batch, heads, query, key] where keys stand in front, and queries' positions are not alike in all rows.
 
@@ -161,7 +161,7 @@ def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Positions:
-  """What one layer's self-attention knows of positions, beside its mask; a cross-attention knows nothing.
+  """Positions as one layer's self-attention reads them, beside its mask; a cross-attention reads none.
 
   A scheme may return a subclass with other hooks.
 
@@ -185,7 +185,7 @@ class Positions:
   def on_logits(
     self, queries: jax.Array, keys: jax.Array, parameters: nnx.Module | None
   ) -> DistanceBias | jax.Array | None:
-    """What is added to the logits, see `attention.attend`.
+    """Returns the bias of the logits, see `attention.attend`.
 
     Args:
       queries, keys: as the logits are computed of them.
@@ -215,7 +215,7 @@ class Call:
 
   @property
   def query_positions(self) -> int:
-    """How many positions the queries have: beams are all at one."""
+    """Returns the number of positions of the queries; beams are all at one."""
     return self.query_length if self.mask.ancestors is None else 1
 
 
@@ -263,7 +263,7 @@ class _ByDistance(Scheme):
   bias = "distance"
 
   def values(self, shared: nnx.Module | None, key_length: int) -> DistanceBias:
-    """What is added."""
+    """Returns the bias by distance."""
     raise NotImplementedError
 
   def positions(self, shared: nnx.Module | None, call: Call) -> Callable[[jax.Array], Positions]:
@@ -287,7 +287,7 @@ class Relative(_ByDistance):
   """A learned bias for each head and bucket of distance (Raffel et al. 2020)."""
 
   def reach(self, length: int) -> int:
-    """That of the last bucket."""
+    """Returns the distance of the last bucket."""
     del length
     return self.config.relative_position_max_distance
 
@@ -296,7 +296,7 @@ class Relative(_ByDistance):
     return RelativePositionBias(self.config, rngs, bidirectional=bidirectional)
 
   def values(self, shared: nnx.Module | None, key_length: int) -> DistanceBias:
-    """Of the table."""
+    """Returns the bias that the table has."""
     del key_length
     return shared()
 

@@ -101,7 +101,7 @@ POSITION_WIDTH = 200  # of a boundary head's embedding of positions in a span, a
 
 @dataclasses.dataclass(frozen=True)
 class _BoundaryLogits:
-  """What is computed from the weights of a boundary head: two layers, of which `Logits` has the second."""
+  """Computation of a boundary head from its weights: two layers, of which `Logits` has the second."""
 
   logits: Logits
 

@@ -181,7 +181,7 @@ class Run:
 
   @property
   def end_reason(self) -> str:
-    """Why the run ends after this step, although the config has more; "": it continues, or has all its steps."""
+    """Reason that the run ends after this step before train.steps; "": it continues, or has all its steps."""
     if self.step >= self.config.train.steps:
       return ""
     return next((callback.end_reason for callback in self.callbacks if callback.end_reason), "") or self.batches.ended

@@ -158,7 +158,7 @@ def _delimiter(header: str) -> str:
 
 
 def _spaced_quote(row: Sequence[str], lines: Sequence[str], delimiter: str) -> str:
-  """Why a row is malformed in which a quote stands behind a space, so that it quotes nothing; "": there is none."""
+  """Returns the reason of a row in which a quote behind a space quotes nothing; "": there is no such quote."""
   if not any(field[:1] == " " and field.lstrip(" ")[:1] == '"' for field in row):
     return ""
   try:

@@ -25,7 +25,7 @@ def _owner(path: str) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Adapter:
-  """One method, the ADAPTER of its file.
+  """A method, the ADAPTER of its file.
 
   config: the record of its section; has `also_train`, patterns over paths.
   adapt: (model, config, rngs) -> the adapted model; where it can it gives the same as the model before anything is
