@@ -29,6 +29,7 @@ from t2t.generation import (
   lines,
   marking,
   predictor,
+  prompt_features,
   prompting,
   ranking,
   tabled,
@@ -232,7 +233,7 @@ class Model:
     Raises:
       UserError: an encoder alone, which does not write; options that do not go together; an empty text.
     """
-    if not self.config.kind.writes:
+    if not self.config.is_generative:
       raise UserError(f"{self!r} does not write, for it is an encoder alone; use fill, answer or embed")
     numeric.check("seed", seed, 0, 2**32 - 1, whole=True)
     with in_python():
@@ -309,7 +310,7 @@ class Model:
     """Does what the model was trained for, see `answer`, `fill` and `generate`; of a single text it returns one row."""
     single = isinstance(texts, str | Mapping)
     given = [texts] if single else texts
-    if self._source.model.kind.writes or pretrained.answers_by_heads(self._source):
+    if self._source.model.is_generative or pretrained.answers_by_heads(self._source):
       found = self.answer(given) if self._is_answered else [{"prediction": text} for text in self.generate(given)]
     else:
       found = self.fill(given)
@@ -324,7 +325,7 @@ class Model:
   def _answering(self, task: str) -> lines.Way:
     """The way of the model's head; of a model that was fine-tuned on a table in writing, that of the table."""
     spec = tabled.spec_of(self._source)
-    if task or spec is None or pretrained.answers_by_heads(self._source) or not self.config.kind.writes:
+    if task or spec is None or pretrained.answers_by_heads(self._source) or not self.config.is_generative:
       return self._way("answer", head=answering.choose_head(self._source.model, task, where=repr(self)))
     if spec.kind in ("class", "choice"):
       return self._way("rank", classes=spec.classes)
@@ -461,8 +462,8 @@ class Model:
   # ---- Pairs and logits ----------------------------------------------------
 
   @functools.cached_property
-  def _framing(self) -> predictor.Framing:
-    return predictor.framing(self._vocabulary, causal=pretrained.reads_causally(self._source))
+  def _framing(self) -> prompt_features.Framing:
+    return prompt_features.framing(self._vocabulary, causal=pretrained.reads_causally(self._source))
 
   @functools.cached_property
   def _scorer(self) -> predictor.Predictor:

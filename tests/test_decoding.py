@@ -368,7 +368,7 @@ def test_a_stream_writes_what_decode_writes(temperature):
   config, key = DecodeConfig(LENGTH, temperature=temperature), jax.random.key(5)
   expected = decode(model, batch, toy.EOS, key, config=config)
   graphdef, params = toy.split(model)
-  start, advance = decoding.make_stream(graphdef, config, eos_id=toy.EOS, tokens_per_call=3)
+  start, advance = decoding.make_stream(graphdef, model.config, config, eos_id=toy.EOS, tokens_per_call=3)
   stream, lengths = start(params, batch, key), []
   while int(stream.position) < LENGTH and not np.all(stream.done):
     before, stream = stream, advance(params, stream)
@@ -457,9 +457,9 @@ def test_what_cannot_be_streamed_or_drawn_is_refused():
   model, batch = example()
   graphdef, _ = toy.split(model)
   with pytest.raises(UserError, match="num_beams=4: what beams write is known only at the end"):
-    decoding.make_stream(graphdef, BEAMS, eos_id=1, tokens_per_call=1)
+    decoding.make_stream(graphdef, model.config, BEAMS, eos_id=1, tokens_per_call=1)
   with pytest.raises(UserError, match="tokens_per_call=0"):
-    decoding.make_stream(graphdef, FREE, eos_id=1, tokens_per_call=0)
+    decoding.make_stream(graphdef, model.config, FREE, eos_id=1, tokens_per_call=0)
   with pytest.raises(UserError, match="temperature=1.0: tokens are drawn, which needs a random key"):
     decode(model, batch, toy.EOS, config=DecodeConfig(2, temperature=1.0))
 

@@ -25,7 +25,7 @@ from t2t import __main__ as command
 from t2t.checkpoints import manifest, pretrained
 from t2t.configuration.schema import DataConfig
 from t2t.data import pipeline
-from t2t.generation import line_files, lines, predictor, prompting, writing
+from t2t.generation import line_files, lines, prompt_features, prompting, writing
 
 TEXTS = [
   "the quick brown fox",
@@ -450,7 +450,9 @@ def test_a_prompt_is_what_training_showed(objective, tmp_path):
   end, _ = prompting.ends_prompts(trained_on(files=file, objective=objective))
   given = example["inputs"][:-1] if "inputs" in example else example["targets"][:10]
   tokens, cut = prompting.Prompts(vocabulary, ends=end, longest=64)(vocabulary.decode(given.tolist()))
-  made = predictor.prompt_features([tokens], 64, architecture="decoder_only", framing=predictor.framing(vocabulary))
+  made = prompt_features.prompt_features(
+    [tokens], 64, architecture="decoder_only", framing=prompt_features.framing(vocabulary)
+  )
   number = 1 + len(tokens)
   assert not cut and number > 1
   assert made["decoder_input_tokens"][0, :number].tolist() == shown["decoder_input_tokens"][:number].tolist()

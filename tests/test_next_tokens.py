@@ -18,7 +18,7 @@ from t2t import __main__ as command
 from t2t.checkpoints import pretrained
 from t2t.data import converters, objectives
 from t2t.data.objectives import next_tokens
-from t2t.generation import predictor
+from t2t.generation import predictor, prompt_features
 
 MODEL = toy.decoder(vocab_size=100, bidirectional_prefix=True)
 
@@ -190,10 +190,10 @@ def test_a_source_of_text_alone_is_refused_beside_them(tmp_path, capsys):
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_prompt_is_read_as_it_says(causal):
   """What decoding gives for the next token is what the whole row gives, both ways or from left to right."""
-  framing = predictor.Framing(bos_id=0, eos_id=1, pad_id=0, causal=causal)
+  framing = prompt_features.Framing(bos_id=0, eos_id=1, pad_id=0, causal=causal)
   prompts = [[5, 6, 7, 8], [9, 10]]
   model = toy.model(MODEL)
-  features = predictor.prompt_features(prompts, 6, architecture="decoder_only", framing=framing)
+  features = prompt_features.prompt_features(prompts, 6, architecture="decoder_only", framing=framing)
   last, state = model.start_decode({name: jnp.asarray(x) for name, x in features.items()}, 2)
   found, _ = model.decode_step(last, state)
   rows = predictor.scored_features([(p, [3]) for p in prompts], (6,), architecture="decoder_only", framing=framing)

@@ -4,10 +4,10 @@ import pytest
 import toy
 
 from t2t import UserError, sharding
-from t2t.generation import decoding, predictor
+from t2t.generation import decoding, predictor, prompt_features
 from t2t.models import transformer
 
-FRAMING = predictor.Framing(bos_id=0, eos_id=toy.EOS, pad_id=0, cls_id=37, sep_id=38, mask_id=39)
+FRAMING = prompt_features.Framing(bos_id=0, eos_id=toy.EOS, pad_id=0, cls_id=37, sep_id=38, mask_id=39)
 PROMPTS = [[7, 8, 9, toy.EOS], [5, toy.EOS], list(range(2, 21)), [11], [12, 13, 14, 15]]
 TARGETS = [[3, 4, toy.EOS], [9, toy.EOS], [2] * 17, [toy.EOS], [6]]
 
@@ -38,7 +38,7 @@ def same(actual, expected):
 
 def test_what_an_encoder_decoder_writes_from():
   """The docstring's example."""
-  features = predictor.prompt_features([[7, 8, 1], [9, 1]], 4, architecture="encoder_decoder", framing=FRAMING)
+  features = prompt_features.prompt_features([[7, 8, 1], [9, 1]], 4, architecture="encoder_decoder", framing=FRAMING)
   same(
     features,
     {
@@ -51,7 +51,7 @@ def test_what_an_encoder_decoder_writes_from():
 
 def test_what_a_decoder_writes_from():
   """BOS and the prompt, and which positions are read."""
-  features = predictor.prompt_features([[7, 8], [9]], 4, architecture="decoder_only", framing=FRAMING)
+  features = prompt_features.prompt_features([[7, 8], [9]], 4, architecture="decoder_only", framing=FRAMING)
   same(
     features,
     {"decoder_input_tokens": [[0, 7, 8, 0], [0, 9, 0, 0]], "decoder_causal_attention": [[1, 1, 1, 0], [1, 1, 0, 0]]},

@@ -343,7 +343,7 @@ def _asks(
   # Of a model that learned both, heads are asked by name: those of pre-training tell what nobody asks for.
   if options.head or (pretrained.answers_by_heads(source) and not pretrained.predicts_tokens(source)):
     found, said = "head", "is asked by its head"
-  elif source.model.kind.writes:
+  elif source.model.is_generative:
     found, said = "write", "writes"
   else:
     predictor.check_predicts_tokens(source.model, where=where)

@@ -11,7 +11,7 @@ import numpy as np
 from t2t import UserError, did_you_mean
 from t2t.configuration.schema import DataConfig, EvalConfig
 from t2t.data import answering, raw_text
-from t2t.generation import answerer, decoding, predictor, ties
+from t2t.generation import answerer, decoding, predictor, prompt_features, ties
 from t2t.models.config import ANSWERED_HEADS, HeadConfig, TransformerConfig
 from t2t.params import Params
 
@@ -97,7 +97,7 @@ class Writes:
       config,
       asked.graphdef,
       asked.mesh,
-      predictor.framing(asked.vocabulary, causal=asked.causal),
+      prompt_features.framing(asked.vocabulary, causal=asked.causal),
       decode=decoding.DecodeConfig(
         max_length=asked.data.targets_length, num_beams=settings.num_beams, length_penalty=settings.length_penalty
       )
@@ -278,6 +278,6 @@ def choose(name: str, config: TransformerConfig, *, by_heads: bool) -> str:
       "config.eval.method=head: the model has no head that answers; fine-tune it on the tasks first, with"
       " config.train.loss=heads"
     )
-  if not config.kind.writes:
+  if not config.is_generative:
     return "head" if there and by_heads and name != "rank" else "rank" if name != "head" else name
   return name or ("head" if there and by_heads else "write")

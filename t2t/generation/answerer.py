@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from t2t import UserError, sharding
-from t2t.generation import predictor, prompting, ties
+from t2t.generation import predictor, prompt_features, prompting, ties
 from t2t.losses import head_losses
 from t2t.models.architecture import Batch
 from t2t.models.config import HeadConfig, TransformerConfig
@@ -31,12 +31,12 @@ def features_of(examples: Sequence[Example], width: int, *, side: str, pad_id: i
   segments = [np.asarray(example["texts"]) + 1 for example in examples]
   positions = [np.concatenate([np.arange(n) for n in np.unique(x, return_counts=True)[1]]) for x in segments]
   found = {
-    "input_tokens": predictor.padded([example["inputs"] for example in examples], width, pad_id),
-    "segment_ids": predictor.padded(segments, width, 0),
-    "positions": predictor.padded(positions, width, 0),
+    "input_tokens": prompt_features.padded([example["inputs"] for example in examples], width, pad_id),
+    "segment_ids": prompt_features.padded(segments, width, 0),
+    "positions": prompt_features.padded(positions, width, 0),
   }
   if side == "encoder":
-    found["token_types"] = predictor.padded([example["token_types"] for example in examples], width, 0)
+    found["token_types"] = prompt_features.padded([example["token_types"] for example in examples], width, 0)
   else:
     found["causal_attention"] = (found["segment_ids"] > 0).astype(np.int32)
   return {f"{side}_{name}": x for name, x in found.items()}

@@ -112,7 +112,7 @@ def choose_head(model: TransformerConfig, wanted: str, *, where: str) -> HeadCon
   if heads and wanted and wanted not in heads:
     raise UserError(f"--head {wanted}: {where} has no such head; it has {names}{did_you_mean(wanted, heads)}")
   if not heads:
-    does = "it writes: leave out --head" if model.kind.writes else "`t2t embed` gives vectors"
+    does = "it writes: leave out --head" if model.is_generative else "`t2t embed` gives vectors"
     raise UserError(f"{where} has no head to ask; fine-tune it on a task with config.train.loss=heads, or {does}")
   if not wanted and len(heads) > 1:
     raise UserError(f"{where} has several heads: {names}; say which by --head")

@@ -140,8 +140,7 @@ def check_positions(model_config: TransformerConfig, prompt_length: int, max_len
   Raises:
     UserError: it has not, or it writes no text at all.
   """
-  if not model_config.kind.writes:
-    raise UserError("config.model.architecture=encoder_only: an encoder alone writes no text; its targets have scores")
+  _ = model_config.text_decoder  # or there is none
   most = model_config.most_positions
   if not most:
     return
@@ -388,18 +387,26 @@ def _search(model: nnx.Module, batch: Batch, config: DecodeConfig, eos_id: int) 
 def decode(
   model: nnx.Module, batch: Batch, key: jax.Array | None = None, *, config: DecodeConfig, eos_id: int
 ) -> Decoded:
-  """Writes a text for each row of a batch, or several with beams.
-
-  Beam search takes the 2 * beams likeliest continuations at each position.  Those that end in EOS are kept if they are
-  among the best `beams`; the likeliest others go on.  At `max_length` what goes on ends as it is.  It stops when no
-  running sequence can still come among the best.
+  """Writes a text for each row of a batch, or several with beams, as config.model.decoder says.
 
   Args:
-    model: has `start_decode`, `ready` and `decode_step`.
+    model: generates text.
     batch: the model's inputs, int [batch, length]; see `start_decode`.
     key: random key, or one for each row, if there is a temperature: the same one, the same text.
     config: how it is written.
     eos_id: ends a sequence; what follows is 0.  -1: nothing does.
+  """
+  return model.config.text_decoder.decode(model, batch, key, config=config, eos_id=eos_id)
+
+
+def decode_autoregressively(
+  model: nnx.Module, batch: Batch, key: jax.Array | None = None, *, config: DecodeConfig, eos_id: int
+) -> Decoded:
+  """Writes one token after another: greedily, by chance, or by beam search; see `decode` for the arguments.
+
+  Beam search takes the 2 * beams likeliest continuations at each position.  Those that end in EOS are kept if they are
+  among the best `beams`; the likeliest others go on.  At `max_length` what goes on ends as it is.  It stops when no
+  running sequence can still come among the best.
   """
   if config.num_beams > 1:
     return _search(model, batch, config, eos_id)
@@ -417,12 +424,12 @@ def make_decode(
 
 
 def make_stream(
-  graphdef: nnx.GraphDef, config: DecodeConfig, *, eos_id: int, tokens_per_call: int
+  graphdef: nnx.GraphDef, model_config: TransformerConfig, config: DecodeConfig, *, eos_id: int, tokens_per_call: int
 ) -> tuple[Callable[[Params, Batch, jax.Array | None], Stream], Callable[[Params, Stream], Stream]]:
   """`decode` in pieces, for a page that shows text as it comes: what starts a `Stream`, and what advances it.
 
   Args:
-    graphdef: of the model.
+    graphdef, model_config: of the model.
     config: with one beam.
     eos_id: ends a sequence.
     tokens_per_call: how many more tokens `advance` writes, unless all sequences have ended or are full.
@@ -430,6 +437,11 @@ def make_stream(
   Returns:
     start(params, batch, key) and advance(params, stream), both compiled.
   """
+  if not model_config.text_decoder.streams:
+    raise UserError(
+      f"config.model.decoder={model_config.decoder}: does not write from left to right, so that nothing can be"
+      " streamed; ask for the whole text"
+    )
   if config.num_beams > 1:
     raise UserError(f"num_beams={config.num_beams}: what beams write is known only at the end; stream with num_beams=1")
   if tokens_per_call < 1:

@@ -12,7 +12,7 @@ import numpy as np
 
 from t2t import UserError, sharding
 from t2t.checkpoints import pretrained
-from t2t.generation import answerer, line_files, lines, predictor, prompting, samples
+from t2t.generation import answerer, line_files, lines, predictor, prompt_features, prompting, samples
 from t2t.models.architecture import Batch
 from t2t.params import Params
 
@@ -155,7 +155,7 @@ class Filling:
       zeros = [np.zeros(len(row), np.int32) for row in rows]
       examples = [{"inputs": row, "token_types": zero, "texts": zero} for row, zero in zip(rows, zeros, strict=True)]
       features = answerer.features_of(examples, width, side=self._config.kind.answers, pad_id=self._pad_id)
-      features["places"] = predictor.padded([places[i] for i in indices], number, 0)
+      features["places"] = prompt_features.padded([places[i] for i in indices], number, 0)
       with jax.set_mesh(self._mesh):
         batch = predictor.placed(features, self._rows, self._sharding)
         at = batch.pop("places")

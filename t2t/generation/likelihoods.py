@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import UserError
-from t2t.generation import decoding, predictor
+from t2t.generation import decoding, predictor, prompt_features
 from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
@@ -76,7 +76,7 @@ class Teller:
     config: TransformerConfig,
     graphdef: nnx.GraphDef,
     mesh: jax.sharding.Mesh,
-    framing: predictor.Framing,
+    framing: prompt_features.Framing,
     *,
     vocab_size: int,
   ):

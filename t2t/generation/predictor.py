@@ -10,34 +10,13 @@ import numpy as np
 
 from t2t import UserError, sharding
 from t2t.generation import decoding
+from t2t.generation.prompt_features import Framing, Tokens, padded, prompt_features
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
 
 _SMALLEST_BUCKET = 16  # positions; below this a longer batch costs next to nothing
 _NO_LIMIT = 1 << 30
-
-Tokens = Sequence[int]
-
-
-@dataclasses.dataclass(frozen=True)
-class Framing:
-  """The ids that stand around a text.
-
-  bos_id: what a decoder is fed first.
-  eos_id: ends a text.
-  pad_id: fills a row; what is padding is told by segment ids, so that it may be a token as well.
-  cls_id, sep_id, mask_id: of an encoder alone; None where the vocabulary has none.
-  causal: whether a decoder alone that can read both ways reads a prompt from left to right.
-  """
-
-  bos_id: int
-  eos_id: int
-  pad_id: int
-  cls_id: int | None = None
-  sep_id: int | None = None
-  mask_id: int | None = None
-  causal: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,61 +27,9 @@ class Generation:
   scores: list[float]
 
 
-def framing(vocabulary, *, causal: bool = False) -> Framing:
-  """The ids that a seqio vocabulary sets around a text."""
-  from t2t.data import vocabularies
-
-  return Framing(
-    bos_id=vocabularies.bos_id(vocabulary),
-    eos_id=vocabulary.eos_id,
-    pad_id=max(vocabulary.pad_id, 0),
-    cls_id=vocabularies.cls_id(vocabulary),
-    sep_id=vocabularies.sep_id(vocabulary),
-    mask_id=vocabularies.find_mask_id(vocabulary),
-    causal=causal,
-  )
-
-
 def bucket(length: int, longest: int) -> int:
   """The power of two that `length` is padded to, at least 16 and at most `longest`."""
   return min(max(_SMALLEST_BUCKET, 1 << (length - 1).bit_length()), longest)
-
-
-def padded(rows: Sequence[Tokens], width: int, value: int, dtype: type = np.int32) -> np.ndarray:
-  """[rows, width]: each sequence, and `value` behind it."""
-  filled = np.full((len(rows), width), value, dtype)
-  for row, tokens in zip(filled, rows, strict=True):
-    row[: len(tokens)] = tokens
-  return filled
-
-
-def prompt_features(
-  prompts: Sequence[Tokens], width: int, *, architecture: str, framing: Framing
-) -> dict[str, np.ndarray]:
-  """What a model is given to write from.
-
-  In:  [[7, 8, 1], [9, 1]], width 4, an encoder-decoder that starts with 0
-  Out: {"encoder_input_tokens": [[7, 8, 1, 0], [9, 1, 0, 0]], "encoder_segment_ids": [[1, 1, 1, 0], [1, 1, 0, 0]],
-        "decoder_input_tokens": [[0], [0]]}
-
-  Args:
-    prompts: token ids, each at most `width` (a decoder alone: `width` - 1, since BOS comes first).
-    width: positions of the encoder, or of the decoder alone.
-    architecture: encoder_decoder or decoder_only.
-    framing: of the vocabulary.
-  """
-  if ARCHITECTURES[architecture].continues:
-    prompts = [[framing.bos_id, *prompt] for prompt in prompts]
-    real = [[1] * len(prompt) for prompt in prompts]
-    return {
-      "decoder_input_tokens": padded(prompts, width, framing.pad_id),
-      "decoder_segment_ids" if framing.causal else "decoder_causal_attention": padded(real, width, 0),
-    }
-  return {
-    "encoder_input_tokens": padded(prompts, width, framing.pad_id),
-    "encoder_segment_ids": padded([[1] * len(prompt) for prompt in prompts], width, 0),
-    "decoder_input_tokens": np.full((len(prompts), 1), framing.bos_id, np.int32),
-  }
 
 
 def _scored_lengths(pair: tuple[Tokens, Tokens], *, architecture: str, framing: Framing) -> tuple[int, ...]:
@@ -205,8 +132,9 @@ class Predictor:
     self._max_inputs = max_inputs
     self._log_likelihood = decoding.make_log_likelihood(graphdef)
     self._decode = None
-    if decode is not None and config.kind.writes:
-      decoding.check_positions(config, max_inputs + int(config.kind.continues), decode.max_length)
+    self._max_length = 0 if decode is None else decode.max_length
+    if decode is not None and config.is_generative:
+      config.text_decoder.check(config, max_inputs + int(config.kind.continues), decode.max_length)
       self._decode = decoding.make_decode(graphdef, decode, eos_id=framing.eos_id)
 
   @property
@@ -237,7 +165,9 @@ class Predictor:
     found: list[Generation | None] = [None] * len(prompts)
     for width, indices in by_width(widths, self._rows):
       rows = [prompts[i] for i in indices]
-      features = prompt_features(rows, width, architecture=self._config.architecture, framing=self._framing)
+      features = self._config.text_decoder.features(
+        rows, width, architecture=self._config.architecture, framing=self._framing, max_length=self._max_length
+      )
       own = np.array(indices if numbers is None else [numbers[i] for i in indices], np.uint32)
       features = self._placed(features | {"row_number": own})
       own = features.pop("row_number")

@@ -113,7 +113,7 @@ def tasks_with_prefixes(source: pretrained.Source) -> tuple[str, ...]:
   """Names of the tasks that a model was fine-tuned on in writing, where they are several with a prefix of each."""
   from t2t.data import prefixes
 
-  if pretrained.answers_by_heads(source) or not source.model.kind.writes:
+  if pretrained.answers_by_heads(source) or not source.model.is_generative:
     return ()
   tasks = [task.name for task in pretrained.trained_tasks(source) if len(prefixes.of(task)) == 1]
   return tuple(tasks) if len(tasks) > 1 else ()

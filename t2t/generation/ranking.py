@@ -8,7 +8,7 @@ import numpy as np
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
-from t2t.generation import answerer, line_files, lines, predictor, prompting
+from t2t.generation import answerer, line_files, lines, predictor, prompt_features, prompting
 from t2t.models.config import HeadConfig
 from t2t.params import Params
 
@@ -53,7 +53,7 @@ class Ranking:
       prefix=prompting.prefix(source),
     )
     model = pretrained.abstract(source, mesh)
-    framing = predictor.framing(self._vocabulary, causal=pretrained.reads_causally(source))
+    framing = prompt_features.framing(self._vocabulary, causal=pretrained.reads_causally(source))
     self._predictor = predictor.Predictor(
       model.config, model.graphdef, mesh, framing, decode=None, batch_size=batch_size, max_inputs=longest
     )

@@ -11,7 +11,7 @@ import numpy as np
 
 from t2t import UserError, sharding
 from t2t.checkpoints import one_base, pretrained
-from t2t.generation import attending, choosing, decoding, likelihoods, predictor, prompting
+from t2t.generation import attending, choosing, decoding, likelihoods, predictor, prompt_features, prompting
 from t2t.models.config import TransformerConfig
 
 MAX_LENGTH = 1_024  # tokens that are written; the memory for it is taken from the device
@@ -87,7 +87,7 @@ class Ready:
     self.source, self.device = source, threading.Lock()
     self._mesh = make_mesh(tensor)
     self.vocabulary = pretrained.vocabulary(source)
-    self._framing = predictor.framing(self.vocabulary, causal=pretrained.reads_causally(source))
+    self._framing = prompt_features.framing(self.vocabulary, causal=pretrained.reads_causally(source))
     sources = choosing.asked(source, adapters or {})
     # Whichever is asked, what it is asked fits.
     shortest = min(sources.values(), key=lambda each: each.asked.most_positions)
@@ -107,7 +107,7 @@ class Ready:
       for name, each in sources.items()
     }
     self._extra = int(source.model.kind.continues)  # BOS
-    decoding.check_positions(self._asked, self.max_inputs + self._extra, most)
+    self._asked.text_decoder.check(self._asked, self.max_inputs + self._extra, most)
     self._models = {name: pretrained.abstract(each, self._mesh) for name, each in sources.items()}
     # Of models that are alike but for their numbers one has the programs.
     self._alike = {
@@ -245,11 +245,12 @@ class Ready:
     return predictor.Predictor(model.config, model.graphdef, self._mesh, self._framing, **options)
 
   def _make_stream(self, config: decoding.DecodeConfig, name: str) -> tuple[Callable, Callable]:
-    return decoding.make_stream(self._models[name].graphdef, config, eos_id=self._framing.eos_id, tokens_per_call=1)
+    model = self._models[name]
+    return decoding.make_stream(model.graphdef, model.config, config, eos_id=self._framing.eos_id, tokens_per_call=1)
 
   def _features(self, prompt: list[int], rows: int) -> Mapping[str, np.ndarray]:
     architecture = self.source.model.architecture
-    return predictor.prompt_features(
+    return prompt_features.prompt_features(
       [prompt] * rows, self._width(prompt), architecture=architecture, framing=self._framing
     )
 

@@ -36,7 +36,7 @@ def around(
   spec = spec_of(source)
   if spec is None:
     return make_way
-  return lambda mesh: Tabled(make_way(mesh), spec, writes=source.model.kind.writes)
+  return lambda mesh: Tabled(make_way(mesh), spec, writes=source.model.is_generative)
 
 
 class Tabled:

@@ -8,7 +8,7 @@ import jax
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
-from t2t.generation import decoding, line_files, lines, predictor, prompting
+from t2t.generation import decoding, line_files, lines, predictor, prompt_features, prompting
 from t2t.params import Params
 from t2t.runtime import numeric
 
@@ -54,7 +54,7 @@ class Writing:
       prefix=prompting.prefix(source),
     )
     model = pretrained.abstract(source, mesh)
-    framing = predictor.framing(self._vocabulary, causal=pretrained.reads_causally(source))
+    framing = prompt_features.framing(self._vocabulary, causal=pretrained.reads_causally(source))
     self._predictor = predictor.Predictor(
       model.config, model.graphdef, mesh, framing, decode=decode, batch_size=batch_size, max_inputs=longest
     )

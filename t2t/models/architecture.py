@@ -23,6 +23,7 @@ class Architecture:
   packed: those that are there besides where examples are packed.  Of vocabularies whose token 0 is no padding,
     segment ids are there unpacked, too.
   with_inputs: those besides of tasks that have inputs.
+  decoder: row of `config.DECODERS` that generates text where config.model.decoder names none; "": none does.
   """
 
   name: str
@@ -30,6 +31,7 @@ class Architecture:
   features: tuple[str, ...]
   packed: tuple[str, ...]
   with_inputs: tuple[str, ...] = ()
+  decoder: str = ""
 
   @property
   def predicts(self) -> str:
@@ -67,6 +69,7 @@ ENCODER_DECODER = Architecture(
   sides=("encoder", "decoder"),
   features=("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights"),
   packed=("encoder_segment_ids", "encoder_positions", "decoder_segment_ids", "decoder_positions"),
+  decoder="autoregressive",
 )
 DECODER_ONLY = Architecture(
   "decoder_only",
@@ -74,6 +77,7 @@ DECODER_ONLY = Architecture(
   features=("decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights"),
   packed=("decoder_segment_ids", "decoder_positions"),
   with_inputs=("decoder_causal_attention",),
+  decoder="autoregressive",
 )
 ENCODER_ONLY = Architecture(
   "encoder_only",

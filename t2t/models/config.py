@@ -23,6 +23,8 @@ POSITIONS: LazyTable = LazyTable(
     "alibi": "t2t.models.positions:Alibi",
   }
 )
+# config.model.decoder -> a `generation.decoders.Decoder`
+DECODERS: LazyTable = LazyTable({"autoregressive": "t2t.generation.decoders:Autoregressive"})
 NORMS = ("rms", "layer")
 QUANTIZATIONS = ("int8", "fp8")  # see models/products.py
 ATTENTION_KERNELS = ("splash", "distance", "cudnn", "triton", "plain")  # see models/kernels
@@ -197,6 +199,7 @@ class TransformerConfig:
   #: logits that attention begins with, of half of the heads for one neighbour each, of cross-attention for the token
   #: that asks; 0: none, as T5
   initial_focus: float = 0.0
+  decoder: str = ""  # how text is generated: autoregressive; "": so by a decoder, and not at all by an encoder alone
   # How it is computed
   dropout_rate: float = 0.0  # T5 1.1 pre-trains without; T5 1.0, and who fine-tunes, with 0.1
   t5_dropout: bool = True  # one draw for all positions, also behind activations and the last norm; else one for each
@@ -221,6 +224,24 @@ class TransformerConfig:
   def kind(self) -> Architecture:
     """What holds for every model of this architecture."""
     return ARCHITECTURES[self.architecture]
+
+  @property
+  def is_generative(self) -> bool:
+    """Returns True if the model generates text, whether it reads in one direction or in both."""
+    return bool(self.decoder or self.kind.decoder)
+
+  @property
+  def text_decoder(self) -> Any:
+    """The `generation.decoders.Decoder` of this config, a row of `DECODERS`.
+
+    Raises:
+      UserError: the model generates no text.
+    """
+    if not self.is_generative:
+      raise UserError(
+        f"config.model.architecture={self.architecture}: an encoder alone writes no text; its targets have scores"
+      )
+    return DECODERS[self.decoder or self.kind.decoder]
 
   def for_inference(self, *, on_cpu: bool) -> "TransformerConfig":
     """The model as evaluation and generation compute it: without dropout, 8-bit products and the kernel of training.
@@ -316,6 +337,7 @@ class TransformerConfig:
     for field, known in (
       ("architecture", ARCHITECTURES),
       ("positions", POSITIONS),
+      ("decoder", ("", *DECODERS)),
       ("norm", NORMS),
       ("mlp_activation", ACTIVATIONS),
       ("attention_kernel", ("", *ATTENTION_KERNELS)),

@@ -268,7 +268,7 @@ def _sections(config: Config) -> Iterator[str]:
   plain, numbers = _defaults(), config.numbers
   spikes = numbers.spike_deviations > 0
   goes_back = numbers.not_finite == "back" or (spikes and numbers.spike == "back")
-  positions = config.model.positions
+  positions, generates = config.model.positions, config.model.is_generative
   relative = ("relative_position_buckets", "relative_position_max_distance")
   reads = [
     ("model", ("rotary_base", "local_rotary_base"), positions == "rotary", f"config.model.positions={positions}"),
@@ -283,9 +283,9 @@ def _sections(config: Config) -> Iterator[str]:
     ),
     ("numbers", ("most_backs",), goes_back, "neither config.numbers.not_finite nor config.numbers.spike is back"),
     ("logging", ("project",), config.logging.tracker != "none", "config.logging.tracker=none"),
-    ("eval", ("method",), config.eval.method != "write" or config.model.kind.writes, "an encoder alone writes nothing"),
+    ("eval", ("method",), config.eval.method != "write" or generates, "an encoder alone writes nothing"),
     ("eval", ("stop_by",), config.eval.patience > 0, "config.eval.patience=0: no evaluation ends the run"),
-    ("eval", ("num_beams",), config.eval.method in ("", "write") and config.model.kind.writes, "no answer is written"),
+    ("eval", ("num_beams",), config.eval.method in ("", "write") and generates, "no answer is written"),
     ("eval", ("length_penalty",), config.eval.num_beams > 1, "config.eval.num_beams=1: there is no beam search"),
     (
       "init",

@@ -1,0 +1,82 @@
+"""Features of prompts that a model generates text from."""
+
+from collections.abc import Sequence
+import dataclasses
+
+import numpy as np
+
+from t2t.models.architecture import ARCHITECTURES
+
+Tokens = Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Framing:
+  """The ids that stand around a text.
+
+  bos_id: what a decoder is fed first.
+  eos_id: ends a text.
+  pad_id: fills a row; what is padding is told by segment ids, so that it may be a token as well.
+  cls_id, sep_id, mask_id: of an encoder alone; None where the vocabulary has none.
+  causal: whether a decoder alone that can read both ways reads a prompt from left to right.
+  """
+
+  bos_id: int
+  eos_id: int
+  pad_id: int
+  cls_id: int | None = None
+  sep_id: int | None = None
+  mask_id: int | None = None
+  causal: bool = False
+
+
+def framing(vocabulary, *, causal: bool = False) -> Framing:
+  """The ids that a seqio vocabulary sets around a text."""
+  from t2t.data import vocabularies
+
+  return Framing(
+    bos_id=vocabularies.bos_id(vocabulary),
+    eos_id=vocabulary.eos_id,
+    pad_id=max(vocabulary.pad_id, 0),
+    cls_id=vocabularies.cls_id(vocabulary),
+    sep_id=vocabularies.sep_id(vocabulary),
+    mask_id=vocabularies.find_mask_id(vocabulary),
+    causal=causal,
+  )
+
+
+def padded(rows: Sequence[Tokens], width: int, value: int, dtype: type = np.int32) -> np.ndarray:
+  """[rows, width]: each sequence, and `value` behind it."""
+  filled = np.full((len(rows), width), value, dtype)
+  for row, tokens in zip(filled, rows, strict=True):
+    row[: len(tokens)] = tokens
+  return filled
+
+
+def prompt_features(
+  prompts: Sequence[Tokens], width: int, *, architecture: str, framing: Framing
+) -> dict[str, np.ndarray]:
+  """What a model is given to write from.
+
+  In:  [[7, 8, 1], [9, 1]], width 4, an encoder-decoder that starts with 0
+  Out: {"encoder_input_tokens": [[7, 8, 1, 0], [9, 1, 0, 0]], "encoder_segment_ids": [[1, 1, 1, 0], [1, 1, 0, 0]],
+        "decoder_input_tokens": [[0], [0]]}
+
+  Args:
+    prompts: token ids, each at most `width` (a decoder alone: `width` - 1, since BOS comes first).
+    width: positions of the encoder, or of the decoder alone.
+    architecture: encoder_decoder or decoder_only.
+    framing: of the vocabulary.
+  """
+  if ARCHITECTURES[architecture].continues:
+    prompts = [[framing.bos_id, *prompt] for prompt in prompts]
+    real = [[1] * len(prompt) for prompt in prompts]
+    return {
+      "decoder_input_tokens": padded(prompts, width, framing.pad_id),
+      "decoder_segment_ids" if framing.causal else "decoder_causal_attention": padded(real, width, 0),
+    }
+  return {
+    "encoder_input_tokens": padded(prompts, width, framing.pad_id),
+    "encoder_segment_ids": padded([[1] * len(prompt) for prompt in prompts], width, 0),
+    "decoder_input_tokens": np.full((len(prompts), 1), framing.bos_id, np.int32),
+  }
