@@ -227,21 +227,20 @@ def saved(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], dic
   with ocp.PyTreeCheckpointer() as checkpointer:
     tree = checkpointer.metadata(source.path / "state").item_metadata.tree
 
-  def part(name: str) -> dict[str, Tensor]:
+  def part(*keys: str) -> dict[str, Tensor]:
     # What was only trained beside the model is no part of it.
     found, prefix = {}, source.prefix
-    for path, array in traverse_util.flatten_dict(tree.get(name) or {}, sep="/").items():
+    arrays = functools.reduce(lambda tree, key: tree.get(key) or {}, keys, tree)
+    for path, array in traverse_util.flatten_dict(arrays, sep="/").items():
       if hasattr(array, "shape") and path not in reading.UNREAD and path.startswith(prefix):
+        name = path if reading.is_flat(keys) else path.replace("/", ".")
         found[path.removeprefix(prefix)] = _saved_tensor(
-          source.path / "state",
-          f"{name}.{path.replace('/', '.')}",
-          tuple(array.shape),
-          stacked="/layers/" in path,
+          source.path / "state", ".".join((*keys, name)), tuple(array.shape), stacked="/layers/" in path
         )
     return found
 
   beside = sorted({name.split("/")[0] for name in tree.get("params") or {}} - {source.part}) if source.part else []
-  return part("params"), part("frozen_params"), beside
+  return part(*reading.trained_keys(source.run)), part("frozen_params"), beside
 
 
 def of_base(adapted: pretrained.Source) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """A saved step as others read it: where it is, its config, which parameters it has, and the parameters themselves."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 import contextlib
 from typing import Any
 
@@ -142,12 +142,13 @@ def read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtype
 def _read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
   # The checkpoint may have frozen other parameters than this run does: what is asked for is split as it was saved.
   frozen = shapes(_saved_params(path)[1])
+  trained = trained_keys(read_config(path))
   found, waiting = {}, dict(wanted)
   with ocp.PyTreeCheckpointer() as checkpointer:
     while waiting:
       # What is wanted under several names is read as often.
       names = {saved: name for name, (saved, _) in waiting.items()}
-      parts = {("frozen_params" if saved in frozen else "params", *saved.split("/")): saved for saved in names}
+      parts = {_item(saved, frozen, trained): saved for saved in names}
       item = traverse_util.unflatten_dict({part: waiting[names[saved]][1] for part, saved in parts.items()})
       restore_args = jax.tree.map(
         lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype, global_shape=x.shape, strict=False), item
@@ -158,6 +159,26 @@ def _read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtyp
         found[names[saved]] = restored[part]
         del waiting[names[saved]]
   return found
+
+
+def trained_keys(run: Mapping[str, Any]) -> tuple[str, ...]:
+  """Returns the keys, in a saved state, of the trained parameters that readers take.
+
+  With config.eval.average they are the average, which is a flat dict.
+  """
+  return ("collections", "average") if run.get("eval", {}).get("average") else ("params",)
+
+
+def is_flat(keys: tuple[str, ...]) -> bool:
+  """Returns True if the dict under these keys of a saved state is flat: its keys are whole paths."""
+  return keys[0] == "collections"
+
+
+def _item(name: str, frozen: Collection[str], trained: tuple[str, ...]) -> tuple[str, ...]:
+  """Returns the keys of a parameter in the saved state."""
+  if name in frozen:
+    return "frozen_params", *name.split("/")
+  return (*trained, name) if is_flat(trained) else (*trained, *name.split("/"))
 
 
 def restore_params(path: epath.Path, params: Params) -> Params:

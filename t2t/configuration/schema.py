@@ -348,6 +348,8 @@ class OptimizerConfig:
   muon_iterations: int = key(5, "of Newton and Schulz, by which it does; small models need fewer", least=1, most=20)
   paths: Texts = key((), '"PATTERN: SETTING ...": frozen, rate=0.1, depth=0.9; see docs/parameters.md')
   fisher: str = key("", "folder that `t2t fisher` wrote: anchors hold each parameter by what it says (EWC)")
+  average: str = key("", "a second copy of what is trained, averaged over the steps: ema; see eval.average")
+  average_decay: float = key(0.9999, "ema: share of the old average that a step keeps", least=0.0, most=1.0)
   log_distance: bool = key(False, "how far each layer is from where it began; keeps the values it began with")
 
 
@@ -366,6 +368,7 @@ class EvalConfig:
     note="; 0: the run has all its steps",
   )
   stop_by: str = key("loss", 'what is to become better: the held-out loss, or a task\'s metric, "glue_rte/accuracy"')
+  average: bool = key(False, "optimizer.average is evaluated, and read from the checkpoint, not the last parameters")
   # Of tasks with metrics:
   tasks: Texts = key((), 'those of the mixture that are evaluated, ("cb", "rte"); empty: all')
   method: str = key("", 'write: token by token; rank: the likeliest of the task\'s options; head; "": as was trained')

@@ -17,6 +17,7 @@ def check(config: Config) -> None:
   """
   check_nan_policy(config.numbers)
   check_early_stopping(config.eval)
+  check_average(config)
   check_logging(config.logging)
 
 
@@ -37,6 +38,18 @@ def check_early_stopping(config: EvalConfig) -> None:
     UserError: it is below 0.
   """
   schema.check_ranges("eval", config, only=("patience",))
+
+
+def check_average(config: Config) -> None:
+  """Refuses the evaluation of an average that no optimizer setting keeps.
+
+  Raises:
+    UserError: names both keys.
+  """
+  if config.eval.average and not config.optimizer.average:
+    raise UserError(
+      "config.eval.average=True: the run keeps no average; give config.optimizer.average=ema, or leave it out"
+    )
 
 
 def check_measured(config: EvalConfig, names: Collection[str]) -> None:

@@ -282,6 +282,7 @@ def _sections(config: Config) -> Iterator[str]:
       f"config.numbers.not_finite={numbers.not_finite}: no update is skipped",
     ),
     ("numbers", ("most_backs",), goes_back, "neither config.numbers.not_finite nor config.numbers.spike is back"),
+    ("optimizer", ("average_decay",), config.optimizer.average == "ema", "config.optimizer.average is not ema"),
     ("logging", ("project",), config.logging.tracker != "none", "config.logging.tracker=none"),
     ("eval", ("method",), config.eval.method != "write" or generates, "an encoder alone writes nothing"),
     ("eval", ("stop_by",), config.eval.patience > 0, "config.eval.patience=0: no evaluation ends the run"),

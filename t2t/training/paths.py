@@ -21,6 +21,7 @@ from t2t import UserError, did_you_mean
 from t2t.configuration.schema import Config, OptimizerConfig
 from t2t.models.adapters import ADAPTERS
 from t2t.params import check_pattern, matches, stack_of
+from t2t.runtime.lazy_table import LazyTable
 
 _KEY = "config.optimizer.paths"
 
@@ -59,6 +60,9 @@ _SETTINGS: dict[str, tuple[Callable[[str], Any], str]] = {
   "moments": (_choice(*_DTYPES), "bfloat16 or float32, dtype of the first moments"),
 }
 
+# Setting -> a `param_transforms.Transform`, which the forward pass applies.
+TRANSFORMS: LazyTable = LazyTable({"mask": "t2t.training.param_transforms:Mask"})
+
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
@@ -95,14 +99,13 @@ def parse(lines: tuple[str, ...]) -> tuple[Rule, ...]:
     settings = {}
     for text in rest.split():
       name, equals, value = text.partition("=")
-      if name not in _SETTINGS:
-        raise UserError(
-          f"{where}: no setting {name!r}; there are {', '.join(_SETTINGS)}{did_you_mean(name, _SETTINGS)}"
-        )
+      if name not in _SETTINGS and name not in TRANSFORMS:
+        known = (*_SETTINGS, *TRANSFORMS)
+        raise UserError(f"{where}: no setting {name!r}; there are {', '.join(known)}{did_you_mean(name, known)}")
       if (pattern, name) in seen:
         raise UserError(f"{where}: {name} is set twice for {pattern!r}; leave one of them out")
       seen.add((pattern, name))
-      read, wanted = _SETTINGS[name]
+      read, wanted = _SETTINGS[name] if name in _SETTINGS else (TRANSFORMS[name].read, TRANSFORMS[name].wanted)
       try:
         settings[name] = read(value)
         if equals and not value:

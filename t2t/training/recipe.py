@@ -21,7 +21,16 @@ from t2t.models import adapters as adapters_lib
 from t2t.models.architecture import Batch
 from t2t.models.kernels import dispatch
 from t2t.params import Params, join_frozen, path_name, split_frozen
-from t2t.training import anchors, config_checks, optimizers, paths, schedules, train_state, train_step
+from t2t.training import (
+  anchors,
+  config_checks,
+  optimizers,
+  paths,
+  schedules,
+  state_collections,
+  train_state,
+  train_step,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +40,7 @@ class Recipe:
   model_fn: key -> model.
   loss: what training makes smaller.
   tx, schedule: the optimizer, and its learning rate by step.
+  collections: of the train state.
   """
 
   config: Config
@@ -38,6 +48,7 @@ class Recipe:
   loss: losses.Loss
   tx: optax.GradientTransformation
   schedule: optax.Schedule
+  collections: state_collections.Collections
 
   def state(self, mesh: jax.sharding.Mesh) -> tuple[nnx.GraphDef, train_state.TrainState, Callable]:
     """The model's structure, the training state's shapes with their shardings, and key -> state.
@@ -52,6 +63,7 @@ class Recipe:
       freeze=self.freeze,
       halved=self.halved,
       offload_optimizer=self.config.train.offload_optimizer,
+      collections=self.collections,
     )
 
   @functools.cached_property
@@ -115,11 +127,13 @@ class Recipe:
       shardings,
       num_microbatches=train.microbatches,
       skip_not_finite=self.config.numbers.not_finite == "skip",
+      collections=self.collections,
     )
-    evaluate = train_step.make_eval_step(graphdef, self.loss)
+    evaluate = train_step.make_eval_step(graphdef, self.loss, self.collections)
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     reader = functools.cache(lambda: self._reader(on_cpu=on_cpu))
-    return Program(graphdef, reader, state, shardings, make_state, step, evaluate, self.freeze, self.halved)
+    frozen = self.freeze, self.halved
+    return Program(graphdef, reader, state, shardings, make_state, step, evaluate, *frozen, self.collections)
 
   def _reader(self, *, on_cpu: bool) -> nnx.GraphDef:
     """See `Program.reader`."""
@@ -148,6 +162,11 @@ class Program:
   eval_step: Callable
   freeze: tuple[str, ...]
   halved: tuple[str, ...] = ()
+  collections: state_collections.Collections = dataclasses.field(default_factory=dict)
+
+  def evaluated(self, state: train_state.TrainState) -> train_state.TrainState:
+    """Returns a state with the parameters that are evaluated: their average, or as they are transformed."""
+    return train_step.evaluated(self.collections, state)
 
   @property
   def reader(self) -> nnx.GraphDef:
@@ -178,7 +197,8 @@ class Program:
       params = over(join_frozen(state.params, state.frozen_params), params)
       trained, frozen = split_frozen(params, self.freeze, halved=self.halved)
       begun = anchors.starting_from(state.opt_state, trained)
-      return dataclasses.replace(state, params=trained, frozen_params=frozen, opt_state=begun)
+      kept = state_collections.init(self.collections, trained)
+      return train_state.TrainState(state.step, trained, frozen, begun, kept)
 
     return jax.jit(make, donate_argnums=0, out_shardings=self.shardings)
 
@@ -211,7 +231,7 @@ def make(config: Config) -> Recipe:
     rngs = nnx.Rngs(key)
     return adapters_lib.adapt(loss.build(config.model, rngs), config.adapters, rngs)
 
-  return Recipe(config, model_fn, loss, tx, schedule)
+  return Recipe(config, model_fn, loss, tx, schedule, state_collections.of_run(config))
 
 
 def _check_fisher(config: Config) -> None:

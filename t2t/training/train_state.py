@@ -1,7 +1,8 @@
 """The training state: its shapes with their shardings, and its initialization."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
+from typing import Any
 
 from flax import nnx
 import jax
@@ -10,6 +11,7 @@ import optax
 
 from t2t import sharding
 from t2t.params import Params, join_frozen, path_name, split_frozen
+from t2t.training import state_collections
 
 
 @jax.tree_util.register_dataclass
@@ -20,12 +22,14 @@ class TrainState:
   step: int32 [], how many updates have been made.
   params, frozen_params: nested dicts of float32 arrays, of what is frozen also bfloat16; together they are the model's.
   opt_state: optax's.
+  collections: name -> value of each `state_collections.Collection` of the run; most runs have none.
   """
 
   step: jax.Array
   params: Params
   frozen_params: Params
   opt_state: optax.OptState
+  collections: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   def model(self, graphdef: nnx.GraphDef) -> nnx.Module:
     """The model with these parameters."""
@@ -35,8 +39,11 @@ class TrainState:
 HOST, DEVICE = "pinned_host", "device"  # kinds of memory
 
 
-def _opt_state_shardings(opt_state, params: Params, param_shardings: Params, mesh: jax.sharding.Mesh, *, offload: bool):
-  """Moments lie as their parameters do, or beside them in the host's memory; small things are on every device."""
+def _shardings_like(tree, params: Params, param_shardings: Params, mesh: jax.sharding.Mesh, *, offload: bool):
+  """Shards arrays whose last key is a parameter's path as that parameter, and copies others to every device.
+
+  With `offload` the former wait in the host's memory.
+  """
   by_path = {
     path_name(path): (leaf.shape, placed)
     for (path, leaf), placed in zip(
@@ -45,13 +52,13 @@ def _opt_state_shardings(opt_state, params: Params, param_shardings: Params, mes
   }
 
   def one(path, leaf):
-    # The optimizer sees a flat dict: the last key of a moment's path is the parameter's whole path.
+    # Optimizer and collections see flat dicts: the last key is the parameter's whole path.
     shape, placed = by_path.get(str(getattr(path[-1], "key", "")), (None, None)) if path else (None, None)
     if shape != leaf.shape:
       return sharding.replicated(mesh)
     return placed.with_memory_kind(HOST) if offload else placed
 
-  return jax.tree_util.tree_map_with_path(one, opt_state)
+  return jax.tree_util.tree_map_with_path(one, tree)
 
 
 def abstract_train_state(
@@ -62,16 +69,18 @@ def abstract_train_state(
   freeze: tuple[str, ...] = (),
   halved: tuple[str, ...] = (),
   offload_optimizer: bool = False,
+  collections: state_collections.Collections = state_collections.NONE,
 ) -> tuple[nnx.GraphDef, TrainState, Callable[[jax.Array], TrainState]]:
   """The state's shapes, each with its sharding, without a device; and the function that makes the state itself.
 
-  Args: see `init_train_state`, and `split_frozen` for `halved`.
+  Args: see `init_train_state`, `split_frozen` for `halved`, and `state_collections.of_run`.
   """
 
   def make(key: jax.Array) -> TrainState:
     params = nnx.to_pure_dict(nnx.split(model_fn(key), graph=False)[1])
     params, frozen = split_frozen(params, freeze, halved=halved)
-    return TrainState(jnp.zeros((), jnp.int32), params, frozen, tx.init(params))
+    kept = state_collections.init(collections, params)
+    return TrainState(jnp.zeros((), jnp.int32), params, frozen, tx.init(params), kept)
 
   key = jax.eval_shape(lambda: jax.random.key(0))
   graphdef, model_state = nnx.split(jax.eval_shape(model_fn, key), graph=False)
@@ -81,7 +90,8 @@ def abstract_train_state(
     sharding.replicated(mesh),
     params,
     frozen,
-    _opt_state_shardings(shapes.opt_state, shapes.params, params, mesh, offload=offload_optimizer),
+    _shardings_like(shapes.opt_state, shapes.params, params, mesh, offload=offload_optimizer),
+    _shardings_like(shapes.collections, shapes.params, params, mesh, offload=False),
   )
   placed = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
   return graphdef, jax.tree.map(placed, shapes, shardings), make

@@ -15,7 +15,7 @@ from t2t.losses import Loss, Weights
 from t2t.metrics import Metrics
 from t2t.models.architecture import Batch, real_positions, sides
 from t2t.params import Params
-from t2t.training import anchors, places
+from t2t.training import anchors, places, state_collections
 from t2t.training.train_state import DEVICE, HOST, TrainState
 
 
@@ -118,6 +118,7 @@ def make_train_step(
   *,
   num_microbatches: int = 1,
   skip_not_finite: bool = False,
+  collections: state_collections.Collections = state_collections.NONE,
 ) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, Metrics]]:
   """The compiled update: (state, batch, key) -> (next state, metrics); the old state's memory is reused.
 
@@ -132,6 +133,7 @@ def make_train_step(
       comes to the device for the update.
     num_microbatches: a divisor of the batch; memory for activations falls by as much.
     skip_not_finite: leaves the update out where the loss or the norm of the gradient is not finite; see `_select`.
+    collections: of the state, see `state_collections`.
 
   Returns:
     Metrics are those of the loss, and grad_norm, param_norm (of the next state), tokens (without padding), skipped (1
@@ -141,7 +143,8 @@ def make_train_step(
 
   def gradients(weights: Weights, state: TrainState, batch: Batch, key: jax.Array) -> tuple[Params, Metrics]:
     def terms_of(params: Params):
-      module = dataclasses.replace(state, params=params).model(graphdef)
+      read = state_collections.forward(collections, state.collections, params)
+      module = dataclasses.replace(state, params=read).model(graphdef)
       return loss(module, batch, weights, key=key, train=True)
 
     return gradient(terms_of, state.params, all_terms=not jax.tree.leaves(state.frozen_params))
@@ -187,6 +190,7 @@ def make_train_step(
       params = _select(good, params, state.params)
       new_opt_state = _select(good, new_opt_state, opt_state)
       metrics["skipped"] = metrics_lib.WeightedSum(1.0 - good, one)
+    kept, params = state_collections.update(collections, state.collections, params, state.step)
     metrics["grad_norm"] = metrics_lib.WeightedSum(norm, one)
     metrics["grad_squares"] = metrics_lib.WeightedSum(squares, one)
     metrics["tokens"] = metrics_lib.WeightedSum(_num_tokens(batch), one)
@@ -194,16 +198,26 @@ def make_train_step(
     metrics["param_norm"] = metrics_lib.WeightedSum(optax.tree.norm(params), one)
     for name, distance in anchors.distances(new_opt_state, params).items():
       metrics[name] = metrics_lib.WeightedSum(distance, one)
-    return dataclasses.replace(state, step=state.step + 1, params=params, opt_state=new_opt_state), metrics
+    return TrainState(state.step + 1, params, state.frozen_params, new_opt_state, kept), metrics
 
   return jax.jit(train_step, donate_argnums=0, out_shardings=(state_shardings, None))
 
 
-def make_eval_step(graphdef: nnx.GraphDef, loss: Loss) -> Callable[[TrainState, Batch], Metrics]:
+def make_eval_step(
+  graphdef: nnx.GraphDef, loss: Loss, collections: state_collections.Collections = state_collections.NONE
+) -> Callable[[TrainState, Batch], Metrics]:
   """The compiled evaluation of one batch, without dropout; what a loss draws depends on the step alone."""
 
   def eval_step(state: TrainState, batch: Batch) -> Metrics:
+    state = evaluated(collections, state)
     key = jax.random.fold_in(jax.random.key(0), state.step)
     return loss(state.model(graphdef), batch, loss.weights(batch), key=key, train=False)[1]
 
   return jax.jit(eval_step)
+
+
+def evaluated(collections: state_collections.Collections, state: TrainState) -> TrainState:
+  """Returns the state with the parameters that are evaluated."""
+  if not collections:
+    return state
+  return dataclasses.replace(state, params=state_collections.evaluated(collections, state.collections, state.params))

@@ -66,7 +66,8 @@ def _evaluate(run: Run) -> None:
   by_source = {name: evaluated(batches) for name, batches in program.by_source.items()}
   found = {"loss": _log_loss(run, evaluated(program.eval_batches), by_source)}
   if program.tasks is not None:
-    params = join_frozen(run.state.params, run.state.frozen_params)
+    state = program.program.evaluated(run.state)
+    params = join_frozen(state.params, state.frozen_params)
     found |= _log_tasks(run, program.tasks.run(params, on_batch=run.stop.between))
   run.measured, run.measured_step = found, run.step
   run.call("on_evaluation", run.step, found)

@@ -24,5 +24,6 @@ def _write(run: Run) -> None:
     from t2t.generation import shown
 
     program, number = run.program, run.program.stage.config.eval.examples
-    run.samples = shown.show(program.program.reader, run.state, program.eval_batches[0], run.vocabulary, number=number)
+    state = program.program.evaluated(run.state)
+    run.samples = shown.show(program.program.reader, state, program.eval_batches[0], run.vocabulary, number=number)
   run.logger.samples(run.step, run.samples)

@@ -1,0 +1,120 @@
+"""Parameter transforms: what the forward pass reads in place of a parameter, set by `config.optimizer.paths`.
+
+Masks are made here; a gate or fake quantization is another row of `paths.TRANSFORMS`.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any, ClassVar, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from t2t.configuration.schema import Config, OptimizerConfig
+from t2t.params import stack_of
+from t2t.training import paths
+from t2t.training.state_collections import Flat
+
+
+class Transform(Protocol):
+  """A transform of one parameter; a row of `paths.TRANSFORMS`.
+
+  wanted: the end of an error about its setting.
+  """
+
+  wanted: ClassVar[str]
+
+  @staticmethod
+  def read(text: str) -> Any:
+    """Returns the setting, of "mask=0.5" that of "0.5".
+
+    Raises:
+      ValueError: it is out of range.
+    """
+
+  @staticmethod
+  def init(setting: Any, path: str, x: jax.Array) -> Any:
+    """Returns what the train state keeps: an array in the shape of `x`, or one that every device holds whole."""
+
+  @staticmethod
+  def forward(setting: Any, value: Any, x: jax.Array) -> jax.Array:
+    """Returns what the forward pass reads, in training and in evaluation; differentiable in `x`."""
+
+  @staticmethod
+  def update(setting: Any, value: Any, x: jax.Array) -> tuple[Any, jax.Array]:
+    """Returns the value and the parameter after an update of the optimizer."""
+
+
+class Mask:
+  """Sets a share of each parameter, of the smallest magnitude at step 0, to zero, and keeps it there.
+
+  Of stacked layers each layer is masked by itself.  Source: one-shot magnitude pruning (Han et al. 2015).
+  """
+
+  wanted = "a share, at least 0 and below 1, of each parameter, which is zero"
+
+  @staticmethod
+  def read(text: str) -> float:
+    value = float(text)
+    if not 0.0 <= value < 1.0:
+      raise ValueError
+    return value
+
+  @staticmethod
+  def init(setting: float, path: str, x: jax.Array) -> jax.Array:
+    first = 1 if stack_of(path) else 0
+    size = x[0].size if first else x.size
+    magnitude = jnp.abs(x).reshape(*x.shape[:first], size)
+    # By rank, so that exactly so many are zero whatever values are equal.
+    rank = jnp.argsort(jnp.argsort(magnitude, axis=-1), axis=-1)
+    return (rank >= round(setting * size)).astype(x.dtype).reshape(x.shape)
+
+  @staticmethod
+  def forward(setting: float, value: jax.Array, x: jax.Array) -> jax.Array:
+    return x * value
+
+  @staticmethod
+  def update(setting: float, value: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return value, x * value  # a checkpoint has the zeros, whoever reads it
+
+
+@dataclasses.dataclass(frozen=True)
+class Transforms:
+  """The state collection of the transforms that `config.optimizer.paths` sets: name -> path -> value."""
+
+  config: OptimizerConfig
+  names: tuple[str, ...]
+
+  @classmethod
+  def from_config(cls, config: Config) -> "Transforms | None":
+    names = tuple(name for name in paths.TRANSFORMS if paths.sets(config.optimizer, name))
+    return cls(config.optimizer, names) if names else None
+
+  def _each(self, params: Mapping[str, Any]):
+    """Yields name, path, setting and transform of each parameter that has one."""
+    for name in self.names:
+      for path in params:
+        setting = paths.setting(self.config, path, name)
+        if setting is not None:
+          yield name, path, setting, paths.TRANSFORMS[name]
+
+  def init(self, params: Flat) -> dict[str, dict[str, Any]]:
+    value: dict[str, dict[str, Any]] = {name: {} for name in self.names}
+    for name, path, setting, transform in self._each(params):
+      value[name][path] = transform.init(setting, path, params[path])
+    return value
+
+  def forward(self, value: Any, params: Flat) -> Flat:
+    params = dict(params)
+    for name, path, setting, transform in self._each(params):
+      params[path] = transform.forward(setting, value[name][path], params[path])
+    return params
+
+  def update(self, value: Any, params: Flat, step: jax.Array) -> tuple[Any, Flat]:
+    params, value = dict(params), {name: dict(own) for name, own in value.items()}
+    for name, path, setting, transform in self._each(params):
+      value[name][path], params[path] = transform.update(setting, value[name][path], params[path])
+    return value, params
+
+  def evaluated(self, value: Any, params: Flat) -> Flat:
+    return self.forward(value, params)

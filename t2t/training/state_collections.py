@@ -1,0 +1,108 @@
+"""State collections: parts of the train state besides parameters and moments, and what each does in a step."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from flax import traverse_util
+import jax
+
+from t2t.configuration.schema import Config
+from t2t.params import Params
+from t2t.runtime.lazy_table import LazyTable
+
+Flat = Mapping[str, jax.Array]  # path -> parameter
+
+
+class Collection(Protocol):
+  """A part of the train state, a tree of arrays; those in the shape of a parameter have its path as last key.
+
+  It is saved and restored with the state.  Parameters are those that are trained.
+  """
+
+  @classmethod
+  def from_config(cls, config: Config) -> "Collection | None":
+    """Returns the collection of a run; None: the run has none.
+
+    Raises:
+      UserError: its settings contradict each other.
+    """
+
+  def init(self, params: Flat) -> Any:
+    """Returns the value at step 0."""
+
+  def forward(self, value: Any, params: Flat) -> Flat:
+    """Returns the parameters that the forward pass of training reads; differentiable in `params`."""
+
+  def update(self, value: Any, params: Flat, step: jax.Array) -> tuple[Any, Flat]:
+    """Returns the value and the parameters after the optimizer's update.
+
+    Args:
+      value: before the update.
+      params: after it.
+      step: int32 [], number of updates before it.
+    """
+
+  def evaluated(self, value: Any, params: Flat) -> Flat:
+    """Returns the parameters that are evaluated."""
+
+
+# Name in the train state -> a `Collection`; a run has those whose `from_config` returns one, in this order.
+COLLECTIONS: LazyTable[type[Collection]] = LazyTable(
+  {
+    "transforms": "t2t.training.param_transforms:Transforms",
+    "average": "t2t.training.weight_average:Average",
+  }
+)
+_ASKED = {"transforms": lambda config: config.optimizer.paths, "average": lambda config: config.optimizer.average}
+Collections = Mapping[str, Collection]
+NONE: Collections = MappingProxyType({})
+
+
+def of_run(config: Config) -> Collections:
+  """Returns the collections of a run, by name; most runs have none, and import none.
+
+  Raises:
+    UserError: see `Collection.from_config`.
+  """
+  wanted = (name for name in COLLECTIONS if _ASKED.get(name, bool)(config))
+  made = {name: COLLECTIONS[name].from_config(config) for name in wanted}
+  return {name: collection for name, collection in made.items() if collection is not None}
+
+
+def _flat(params: Params) -> Flat:
+  return traverse_util.flatten_dict(params, sep="/")
+
+
+def _nested(params: Flat) -> Params:
+  return traverse_util.unflatten_dict(params, sep="/")
+
+
+def init(collections: Collections, params: Params) -> dict[str, Any]:
+  """Returns the value of each collection at step 0, for nested parameters."""
+  return {name: collection.init(_flat(params)) for name, collection in collections.items()}
+
+
+def forward(collections: Collections, values: Mapping[str, Any], params: Params) -> Params:
+  """Returns the nested parameters that the forward pass of training reads."""
+  for name, collection in collections.items():
+    params = _nested(collection.forward(values[name], _flat(params)))
+  return params
+
+
+def update(
+  collections: Collections, values: Mapping[str, Any], params: Params, step: jax.Array
+) -> tuple[dict[str, Any], Params]:
+  """Returns the values and the nested parameters after an update; see `Collection.update`."""
+  found = {}
+  for name, collection in collections.items():
+    found[name], flat = collection.update(values[name], _flat(params), step)
+    params = _nested(flat)
+  return found, params
+
+
+def evaluated(collections: Collections, values: Mapping[str, Any], params: Params) -> Params:
+  """Returns the nested parameters that are evaluated."""
+  for name, collection in collections.items():
+    params = _nested(collection.evaluated(values[name], _flat(params)))
+  return params

@@ -1,0 +1,79 @@
+"""Weight averages: a second copy of the trained parameters, which evaluation and later readers may use."""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from t2t import UserError, did_you_mean
+from t2t.configuration import schema
+from t2t.configuration.schema import Config, OptimizerConfig
+from t2t.runtime.lazy_table import LazyTable
+from t2t.training.state_collections import Flat
+
+NAME = "average"  # in the train state
+
+
+class Averaging(Protocol):
+  """A way to average, made of the optimizer's settings; a row of `AVERAGES`."""
+
+  def __init__(self, config: OptimizerConfig): ...
+
+  def update(self, average: Flat, params: Flat, step: jax.Array) -> Mapping[str, jax.Array]:
+    """Returns the next average.
+
+    Args:
+      average: path -> float32, which begins as the parameters.
+      params: path -> float32, after an update.
+      step: int32 [], number of updates before it.
+    """
+
+
+class ExponentialMovingAverage:
+  """average <- d * average + (1 - d) * params, with d = min(decay, (1 + step) / (10 + step)).
+
+  Source: TensorFlow's tf.train.ExponentialMovingAverage with num_updates, whose early averages are short.
+  """
+
+  def __init__(self, config: OptimizerConfig):
+    self.decay = config.average_decay
+
+  def update(self, average: Flat, params: Flat, step: jax.Array) -> Flat:
+    decay = jnp.minimum(self.decay, (1.0 + step) / (10.0 + step))
+    return optax.incremental_update(params, average, 1.0 - decay)
+
+
+# config.optimizer.average -> an `Averaging`
+AVERAGES: LazyTable[type[Averaging]] = LazyTable({"ema": "t2t.training.weight_average:ExponentialMovingAverage"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Average:
+  """The state collection of `config.optimizer.average`: path -> float32, sharded as the parameters are."""
+
+  averaging: Averaging
+  is_evaluated: bool
+
+  @classmethod
+  def from_config(cls, config: Config) -> "Average | None":
+    settings = config.optimizer
+    if settings.average not in AVERAGES:
+      near = did_you_mean(settings.average, AVERAGES)
+      raise UserError(f"config.optimizer.average={settings.average!r}: known are {', '.join(AVERAGES)}{near}")
+    schema.check_ranges("optimizer", settings, only=("average_decay",))
+    return cls(AVERAGES[settings.average](settings), config.eval.average)
+
+  def init(self, params: Flat) -> dict[str, jax.Array]:
+    return {path: jnp.copy(x) for path, x in params.items()}  # the step reuses the parameters' memory
+
+  def forward(self, value: Any, params: Flat) -> Flat:
+    return params
+
+  def update(self, value: Any, params: Flat, step: jax.Array) -> tuple[Any, Flat]:
+    return self.averaging.update(value, params, step), params
+
+  def evaluated(self, value: Any, params: Flat) -> Flat:
+    return value if self.is_evaluated else params
