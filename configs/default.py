@@ -15,4 +15,5 @@ def get_config() -> ConfigDict:
   config.lock()
   config.data.folders.unlock()  # a config may name any: config.data.folders.superglue = "SuperGLUE"
   config.data.sources.unlock()  # likewise: config.data.sources.english = {"files": "en/*.txt", "rate": 2.0}
+  config.init.others.unlock()
   return config

@@ -14,13 +14,14 @@ from t2t.params import Params, join_frozen
 from t2t.training.train_state import TrainState
 
 
-def base_of(taken: Taken, frozen: Params, workdir: epath.Path) -> bases.Base:
+def base_of(taken: Taken, frozen: Params, workdir: epath.Path, *, name: str = "") -> bases.Base:
   """What a run that begins lies on top of: all that it took and does not train, but for heads, which are small.
 
   Args:
     taken: what was read; not donated yet.
     frozen: nested shapes of what is not trained.
     workdir: of the run.
+    name: of the checkpoint in config.init.others.
   """
   own = set(taken.fresh_in(frozen))
   below = [path for path in traverse_util.flatten_dict(frozen, sep="/") if path not in own and "heads/" not in path]
@@ -28,7 +29,7 @@ def base_of(taken: Taken, frozen: Params, workdir: epath.Path) -> bases.Base:
   digests = bases.digests({path: params[path] for path in below})
   entries = {path: bases.Entry(taken.names[path], tuple(params[path].shape), digests[path]) for path in below}
   path = str(taken.source.path)
-  return bases.Base(path, bases.beside(path, workdir), taken.source.part, entries)
+  return bases.Base(path, bases.beside(path, workdir), taken.source.part, entries, name)
 
 
 def restore(
@@ -53,7 +54,7 @@ def restore(
   Raises:
     UserError: as there; or what is left out is gone, or another.
   """
-  state, streams = _restore(checkpoints, step, abstract, stream_names, moved_to=moved_to)
+  state, streams = _restore(checkpoints, step, abstract, stream_names, config=config, moved_to=moved_to)
   return fishers.restored(config, abstract, state), streams
 
 
@@ -63,22 +64,38 @@ def _restore(
   abstract: TrainState,
   stream_names: tuple[str, ...],
   *,
+  config: Config,
   moved_to: str,
 ) -> tuple[TrainState, dict[str, bytes]]:
   found = reading.read_base(checkpoints.directory / str(step))
   if found is None:
     return checkpoints.restore(step, abstract, stream_names)
   workdir = checkpoints.directory.parent
-  where = "config.init.checkpoint=" if moved_to else f"{workdir}: its base: "
-  source = pretrained.open_base(found, moved_to or (checkpoints.base or found).found(workdir), where=where)
-  path = str(source.path)
-  checkpoints.base = dataclasses.replace(found, path=path, beside=bases.beside(path, workdir))
+  now = {base.name: base for base in (checkpoints.base or found).each}
+  opened = {}
+  for base in found.each:
+    place = _moved(now[base.name], config, workdir) if base.name else moved_to
+    key = f"config.init.others.{base.name}.checkpoint=" if base.name else "config.init.checkpoint="
+    where = key if place else f"{workdir}: its base: "
+    opened[base.name] = pretrained.open_base(base, place or now[base.name].found(workdir), where=where)
+  paths = {name: str(source.path) for name, source in opened.items()}
+  at = [dataclasses.replace(x, path=paths[x.name], beside=bases.beside(paths[x.name], workdir)) for x in found.each]
+  checkpoints.base = bases.Base.joined(at)
   own = dataclasses.replace(abstract, frozen_params=found.without(abstract.frozen_params))
   state, streams = checkpoints.restore(step, own, stream_names)
   frozen = traverse_util.flatten_dict(abstract.frozen_params, sep="/")
   # Compared as they were, whatever they are kept in.
   place = lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding)
-  wanted = {path: (path, place(x)) for path, x in frozen.items() if path in found.entries}
-  read = pretrained.read_base(found, source, wanted)
+  read = {}
+  for base in found.each:
+    wanted = {path: (path, place(x)) for path, x in frozen.items() if path in base.entries}
+    read |= pretrained.read_base(base, opened[base.name], wanted)
   below = traverse_util.unflatten_dict({path: x.astype(frozen[path].dtype) for path, x in read.items()}, sep="/")
   return dataclasses.replace(state, frozen_params=join_frozen(state.frozen_params, below)), streams
+
+
+def _moved(base: bases.Base, config: Config, workdir: epath.Path) -> str:
+  """Returns where config.init.others has a checkpoint that is not where it was; "": it is there."""
+  if base.places(workdir) or base.name not in config.init.others:
+    return ""
+  return config.init.others[base.name].checkpoint

@@ -4,7 +4,7 @@ An adapter's step holds what is trained alone.  What it was trained on top of is
 small matrices on top of another model would give nonsense without a word.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import math
@@ -45,16 +45,36 @@ class Base:
   beside: the same seen from the workdir of the adapter, "" where there is no such way: both may have been moved.
   part: see `pretrained.Source`.
   entries: path in the adapted model -> what it is of the base.
+  name: in config.init.others; "": of config.init.checkpoint, or of what is no run's.
+  others: further checkpoints that have frozen parameters of the step; these have no others themselves.
   """
 
   path: str
   beside: str
   part: str
   entries: Mapping[str, Entry]
+  name: str = ""
+  others: tuple["Base", ...] = ()
+
+  @classmethod
+  def joined(cls, found: Sequence["Base"]) -> "Base | None":
+    """Returns the first with the rest as its `others`; None for none."""
+    return dataclasses.replace(found[0], others=tuple(found[1:])) if found else None
+
+  @property
+  def each(self) -> tuple["Base", ...]:
+    """The base without its `others`, and these."""
+    return (dataclasses.replace(self, others=()), *self.others)
+
+  @property
+  def paths(self) -> frozenset[str]:
+    """Paths of all parameters that a step leaves out."""
+    return frozenset(path for base in (self, *self.others) for path in base.entries)
 
   def to_dict(self) -> dict[str, Any]:
-    """As JSON has it."""
-    return dataclasses.asdict(self)
+    """As JSON has it; what is empty is left out, as older versions wrote it."""
+    found = dataclasses.asdict(self)
+    return {key: value for key, value in found.items() if value or key not in ("name", "others")}
 
   @classmethod
   def from_dict(cls, values: Mapping[str, Any], where: Any) -> "Base":
@@ -68,7 +88,9 @@ class Base:
         str(path): Entry(str(entry["name"]), tuple(map(int, entry["shape"])), str(entry["digest"]))
         for path, entry in values["entries"].items()
       }
-      return cls(*(str(values[key]) for key in ("path", "beside", "part")), entries)
+      others = tuple(cls.from_dict(each, where) for each in values.get("others", ()))
+      name = str(values.get("name", ""))
+      return cls(*(str(values[key]) for key in ("path", "beside", "part")), entries, name, others)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
       raise UserError(f"{where}/{damage.BASE}: does not say what the checkpoint lies on top of ({error!r})") from error
 
@@ -93,7 +115,8 @@ class Base:
   def without(self, params: Params) -> Params:
     """Nested parameters that are not of the base."""
     flat = traverse_util.flatten_dict(params, sep="/")
-    return traverse_util.unflatten_dict({path: x for path, x in flat.items() if path not in self.entries}, sep="/")
+    own = self.paths
+    return traverse_util.unflatten_dict({path: x for path, x in flat.items() if path not in own}, sep="/")
 
   def check(self, found: Mapping[str, str], where: str, *, than: str = "the adapter was trained on") -> None:
     """Compares digests.

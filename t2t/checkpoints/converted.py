@@ -249,9 +249,14 @@ def of_base(adapted: pretrained.Source) -> dict[str, Tensor]:
   Raises:
     UserError: it is another.
   """
-  if adapted.base is None:
-    return {}
-  base, source = adapted.base, pretrained.base_of(adapted)
+  below: dict[str, Tensor] = {}
+  for base in () if adapted.base is None else adapted.base.each:
+    below |= _of_one_base(adapted, base)
+  return below
+
+
+def _of_one_base(adapted: pretrained.Source, base: bases.Base) -> dict[str, Tensor]:
+  source = pretrained.base_of(adapted, base)
   if source.foreign is not None:
     there = {**source.foreign.tensors, **source.foreign.pooler}
   else:

@@ -1,6 +1,6 @@
 """Initialization from another checkpoint, `config.init.checkpoint`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import functools
 from typing import Any
 
@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from t2t import UserError
-from t2t.checkpoints import adapted, fishers, pretrained, store
+from t2t.checkpoints import adapted, bases, fishers, pretrained, store
 from t2t.checkpoints.by_piece import Pieces
-from t2t.checkpoints.warm_start import warm_start
-from t2t.configuration.schema import Config
+from t2t.checkpoints.warm_start import Taken, warm_start
+from t2t.configuration.schema import Config, InitSource
 from t2t.models import adapters as adapters_lib
 from t2t.params import Params, join_frozen, matches
 from t2t.runtime import hosts
@@ -36,36 +36,84 @@ def start(
     UserError: the checkpoint is of another model, or was trained in another vocabulary and its embedding would be
       taken.
   """
-  source = pretrained.read_source(config.init.checkpoint, where="config.init.checkpoint=")
   initial = join_frozen(program.state.params, program.state.frozen_params)
-  if config.adapters:  # of which digests are made: as they were, whatever they will be held in
+  if config.adapters or config.init.others:  # of which digests are made: as they were, whatever they will be held in
     initial = jax.tree.map(lambda x: x.update(dtype=jnp.float32), initial)
-  pieces = _pieces(source, vocabulary) if config.init.by_piece else None
-  if pieces is None:
-    _check_vocabulary(source, config, vocabulary, initial)
-  new = _new_adapters(source, config)
-  begin = adapters_lib.beginning(new, vocabulary, seed=config.train.seed)
-  init, base_path = config.init, functools.partial(adapters_lib.base_path, adapters=new)
+  workdir, frozen = checkpoints.directory.parent, program.state.frozen_params
+  begin, taken, below = (lambda params: params), {}, []
   fisher = fishers.open_fisher(config.optimizer.fisher) if config.optimizer.fisher else None
   if fisher is not None:
     fishers.check(fisher, program.state)
-  taken = warm_start(
-    source,
-    initial,
-    fresh=init.fresh,
-    parts=init.parts,
-    rows=init.rows,
-    pieces=pieces,
-    base_path=base_path,
-    model=config.model,
-  )
-  _check_trained(taken.fresh_in(program.state.frozen_params), config)
-  if config.adapters:
-    checkpoints.base = adapted.base_of(taken, program.state.frozen_params, checkpoints.directory.parent)
-  if fisher is not None:
-    fishers.check_base(fisher, program.state, taken)
-  state = program.warm(lambda fresh, params: begin(taken.over(fresh, params)))(taken.params, key)
+  if config.init.checkpoint:
+    source = pretrained.read_source(config.init.checkpoint, where="config.init.checkpoint=")
+    mine = _without(initial, config.init.others)
+    pieces = _pieces(source, vocabulary) if config.init.by_piece else None
+    if pieces is None:
+      _check_vocabulary(source, config.init.source_list[""], vocabulary, mine, where="config.init.checkpoint=")
+    new = _new_adapters(source, config)
+    begin = adapters_lib.beginning(new, vocabulary, seed=config.train.seed)
+    init = config.init
+    taken[""] = warm_start(
+      source,
+      mine,
+      fresh=init.fresh,
+      parts=init.parts,
+      rows=init.rows,
+      pieces=pieces,
+      base_path=functools.partial(adapters_lib.base_path, adapters=new),
+      model=config.model,
+      elsewhere=tuple(pattern for each in init.others.values() for pattern in each.patterns),
+    )
+    own = _without(frozen, config.init.others)
+    _check_trained(taken[""].fresh_in(own), config)
+    if config.adapters:
+      below.append(adapted.base_of(taken[""], own, workdir))
+    if fisher is not None:
+      fishers.check_base(fisher, program.state, taken[""])
+  for name, other in config.init.others.items():
+    taken[name] = _take(name, other, initial, vocabulary)
+    if other.frozen:
+      own = _under(frozen, other)
+      _check_trained(taken[name].fresh_in(own), config)
+      below.append(adapted.base_of(taken[name], own, workdir, name=name))
+  checkpoints.base = bases.Base.joined(below)
+
+  def over(fresh: Params, params: Mapping[str, Params]) -> Params:
+    for name, part in params.items():
+      fresh = taken[name].over(fresh, part)
+    return begin(fresh)
+
+  state = program.warm(over)({name: each.params for name, each in taken.items()}, key)
   return state if fisher is None else fishers.begin(fisher, program.state, state)
+
+
+def _under(params: Params, source: InitSource) -> Params:
+  """Returns the nested parameters that a source of config.init.others has."""
+  flat = traverse_util.flatten_dict(params, sep="/")
+  return traverse_util.unflatten_dict({path: x for path, x in flat.items() if matches(source.patterns, path)}, sep="/")
+
+
+def _without(params: Params, others: Mapping[str, InitSource]) -> Params:
+  """Returns the nested parameters that no source of config.init.others has."""
+  flat = traverse_util.flatten_dict(params, sep="/")
+  patterns = tuple(pattern for source in others.values() for pattern in source.patterns)
+  return traverse_util.unflatten_dict({path: x for path, x in flat.items() if not matches(patterns, path)}, sep="/")
+
+
+def _take(name: str, other: InitSource, initial: Params, vocabulary: Any) -> Taken:
+  """Reads what a part of the model begins with.
+
+  Raises:
+    UserError: as `warm_start`, by the keys of this source; or its vocabulary is another.
+  """
+  where = f"config.init.others.{name}.checkpoint="
+  source = pretrained.read_source(other.checkpoint, where=where)
+  mine = _under(initial, other)
+  _check_vocabulary(source, other, vocabulary, mine, where=where)
+  try:
+    return warm_start(source, mine, fresh=other.fresh, parts=other.parts, rows=other.rows)
+  except UserError as error:
+    raise UserError(str(error).replace("config.init.", f"config.init.others.{name}.")) from error
 
 
 def _new_adapters(source: pretrained.Source, config: Config) -> adapters_lib.Adapters:
@@ -100,13 +148,15 @@ def _pieces(source: pretrained.Source, vocabulary: Any) -> Pieces:
   return Pieces(matching.old_pieces(pretrained.vocabulary(source), vocabulary))
 
 
-def _check_vocabulary(source: pretrained.Source, config: Config, vocabulary: Any, initial: Params) -> None:
+def _check_vocabulary(
+  source: pretrained.Source, init: InitSource, vocabulary: Any, initial: Params, *, where: str
+) -> None:
   """Tells, or refuses, a checkpoint whose ids stand for other pieces, where their embeddings are taken."""
   paths = traverse_util.flatten_dict(initial, sep="/")
   tables = [path for path in paths if path.endswith("embed/table")]
-  if all(matches(config.init.fresh, path) for path in tables):
+  if all(matches(init.fresh, path) for path in tables):
     return
-  where = f"config.init.checkpoint={config.init.checkpoint}"
+  where = f"{where}{init.checkpoint}"
   if not source.vocabulary:
     hosts.say(f"{where}: has no vocabulary beside it; whether the run's is the same is not known")
     return

@@ -352,7 +352,7 @@ def load_params(source: Source, params: Params) -> Params:
   Raises:
     UserError: the checkpoint's parameters are not these.
   """
-  if source.foreign is None and not (source.adapters or source.part):
+  if source.foreign is None and not (source.adapters or source.part or source.base):
     return reading.restore_params(source.path, params)
   from t2t.convert import tensors
 
@@ -389,18 +389,19 @@ def _base(source: Source, path: str) -> str | None:
 
 def _saved_shapes(source: Source) -> dict[str, tuple[int, ...]]:
   """Path and shape of each parameter as it was saved, or lies in the base."""
-  entries = {} if source.base is None else source.base.entries
-  return reading.param_shapes(source.path) | {path: entry.shape for path, entry in entries.items()}
+  below = () if source.base is None else source.base.each
+  entries = {path: entry.shape for base in below for path, entry in base.entries.items()}
+  return reading.param_shapes(source.path) | entries
 
 
-def base_of(source: Source) -> Source:
-  """What a checkpoint of an adapter lies on top of.
+def base_of(source: Source, base: bases.Base | None = None) -> Source:
+  """What a checkpoint of an adapter lies on top of, or one of its `Base.each`.
 
   Raises:
     UserError: it is not there any more, or cannot be read.
   """
-  workdir = source.path.parent.parent
-  return open_base(source.base, source.base.found(workdir), where=f"{source.path}: its base: ")
+  base, workdir = base or source.base, source.path.parent.parent
+  return open_base(base, base.found(workdir), where=f"{source.path}: its base: ")
 
 
 def check_may_be_base(source: Source, *, where: str) -> None:
@@ -448,10 +449,12 @@ def read_base(
 
 def _read_saved(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
   """`reading.read_params`, of the base what lies there."""
-  entries = {} if source.base is None else source.base.entries
-  below = {name: each for name, each in wanted.items() if each[0] in entries}
-  found = reading.read_params(source.path, {name: each for name, each in wanted.items() if name not in below})
-  return found | (read_base(source.base, base_of(source), below) if below else {})
+  paths = source.base.paths if source.base is not None else ()
+  found = reading.read_params(source.path, {name: each for name, each in wanted.items() if each[0] not in paths})
+  for base in source.base.each if source.base is not None else ():
+    below = {name: each for name, each in wanted.items() if each[0] in base.entries}
+    found |= read_base(base, base_of(source, base), below) if below else {}
+  return found
 
 
 def read(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:

@@ -115,7 +115,7 @@ def start(
     return state, step, saved
   # Of a run whose checkpoints are gone: this one has not gone back, when it comes to their steps.
   going_back.since(checkpoints.directory.parent, 0)
-  if config.init.checkpoint and config.init.parameters:
+  if config.init.source_list:
     from t2t.checkpoints import from_checkpoint
 
     return from_checkpoint.start(program, config, checkpoints, key, vocabulary=vocabulary), 0, {}

@@ -96,6 +96,7 @@ def warm_start(
   pieces: Pieces | None = None,
   base_path: Callable[[str], str | None] = lambda path: path,
   model: TransformerConfig | None = None,
+  elsewhere: tuple[str, ...] = (),
 ) -> Taken:
   """Reads from a checkpoint what a model begins with, each array directly in its shards, and says what was taken.
 
@@ -124,6 +125,7 @@ def warm_start(
       one dimension: ids of a vocabulary, positions, layers.  Row i is taken as row i: a piece must have kept its id.
     pieces: of which rows of the checkpoint those of the vocabulary are made; None: row i is taken as row i.
     base_path: path of a parameter -> where it is in a model that is not adapted; None: the adapter added it.
+    elsewhere: patterns of paths that begin with another checkpoint; without `parts` they are left behind here.
     model: shape of the model; None: its new heads do without what is said of t2t's own checkpoints below.
 
   What an adapter adds is fresh, and so is a head that the checkpoint has not, but for the pooler that it may have: as
@@ -148,7 +150,8 @@ def warm_start(
   new = [path for path in new if not any(_under(name, path) for name in named)]
   said, fresh = fresh, (*fresh, *(f"^{re.escape(path)}$" for path in new))
   has_place = lambda path: not _head(path) or path in ours or named or _goes_to(path, parts) & ours.keys()
-  theirs = {path: shape for path, shape in there.items() if has_place(path)}
+  stays = lambda path: not parts and matches(elsewhere, path)
+  theirs = {path: shape for path, shape in there.items() if has_place(path) and not stays(path)}
   dimension = dimensions(ours, model) if pieces is not None else {}
   rows = (*rows, *(f"^{re.escape(path)}$" for path in dimension))
   made = plan(f"config.init.checkpoint: {source.path}", theirs, ours, fresh=fresh, parts=parts, rows=rows)

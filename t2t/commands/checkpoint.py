@@ -132,7 +132,8 @@ def _lost_bases(folder: epath.Path, steps: Sequence[int]) -> list[str]:
   for step in steps:
     try:
       if (base := reading.read_base(folder / str(step))) is not None:
-        base.found(folder.parent)
+        for each in base.each:
+          each.found(folder.parent)
     except UserError as error:
       found[str(error)] = None
   return list(found)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import difflib
+import functools
 import importlib
 import math
 import pathlib
@@ -18,7 +19,17 @@ from ml_collections import ConfigDict, config_flags
 from t2t import UserError
 from t2t.configs import default
 from t2t.configuration import stages
-from t2t.configuration.schema import OF_FILES, OPTIONAL, SECTIONS, Config, DataConfig, SourceConfig, is_adapter, keys
+from t2t.configuration.schema import (
+  OF_FILES,
+  OPTIONAL,
+  SECTIONS,
+  Config,
+  DataConfig,
+  InitSource,
+  SourceConfig,
+  is_adapter,
+  keys,
+)
 from t2t.models.architecture import ARCHITECTURES
 from t2t.runtime import imports
 
@@ -34,10 +45,10 @@ _RENAMED = {
 _STAGES = "stages"  # which is no section but a list of mappings
 
 # Keys that a user's config of its own may lack, as all of config.data.
-_LATER = ("init.fresh", "init.parts", "init.rows", "init.by_piece", "mesh.order")
+_LATER = ("init.fresh", "init.parts", "init.rows", "init.by_piece", "init.others", "mesh.order")
 
 # Mappings whose names have keys of their own, and the record of those.
-_RECORDS = {"data.sources": SourceConfig}
+_RECORDS = {"data.sources": SourceConfig, "init.others": InitSource}
 
 
 def current_key(key: str) -> str:
@@ -237,7 +248,7 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
   for argument in arguments:
     if argument.startswith(f"--config.{_STAGES}="):
       stages.check_typed(argument.partition("=")[2])
-  arguments = [_listed(config, keys, argument) for argument in arguments]
+  arguments = [_listed(config, [*keys, *named], argument) for argument in arguments]
   values = flags.FlagValues()
   config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=["t2t", *arguments])
   try:
@@ -311,8 +322,7 @@ def _is_used(config: ConfigDict, section: str) -> bool:
 
 
 def _value(config: ConfigDict, key: str) -> Any:
-  section, _, field = key.partition(".")
-  return config[section][field] if field else config[section]
+  return functools.reduce(lambda values, name: values[name], key.split("."), config)
 
 
 def _add_names(config: ConfigDict, mappings: Sequence[str], arguments: Sequence[str]) -> list[str]:

@@ -174,7 +174,8 @@ class DataConfig:
     for name, folder in self.folders.items():
       if not isinstance(folder, str):
         raise UserError(f"config.data.folders.{name}={folder!r}: must be the path of a folder")
-    object.__setattr__(self, "sources", {name: _source(name, x) for name, x in sorted(self.sources.items())})
+    sources = {name: _named("data.sources", name, x, SourceConfig) for name, x in sorted(self.sources.items())}
+    object.__setattr__(self, "sources", sources)
 
   def check_vocabulary(self) -> None:
     """Refuses text of the user's own without a vocabulary, which registered tasks have themselves.
@@ -254,19 +255,20 @@ class DataConfig:
     return f"config.data.files={self.files}" if self.files else f"config.data.mixture={self.mixture}"
 
 
-def _source(name: str, values: SourceConfig | Mapping[str, Any]) -> SourceConfig:
+def _named(mapping: str, name: str, values: Any, record: type) -> Any:
+  """Makes the record of one name of a mapping, "data.sources", from what a config has."""
   if not re.fullmatch(r"\w+", name):  # a task is called so, and a metric, and a key
-    raise UserError(f"config.data.sources: {name!r}: a source's name is of letters, digits and _")
-  if isinstance(values, SourceConfig):
+    raise UserError(f"config.{mapping}: {name!r}: a source's name is of letters, digits and _")
+  if isinstance(values, record):
     return values
-  known = [field.name for field in dataclasses.fields(SourceConfig)]
+  known = [field.name for field in dataclasses.fields(record)]
   if not isinstance(values, Iterable):  # a ConfigDict is no Mapping
-    raise UserError(f"config.data.sources.{name}={values!r}: must be a mapping, of {', '.join(known)}")
+    raise UserError(f"config.{mapping}.{name}={values!r}: must be a mapping, of {', '.join(known)}")
   for key in values:
     if key not in known:
       near = did_you_mean(key, known)
-      raise UserError(f"config.data.sources.{name}.{key}: no such key{near}; there are {', '.join(known)}")
-  return SourceConfig(**values)
+      raise UserError(f"config.{mapping}.{name}.{key}: no such key{near}; there are {', '.join(known)}")
+  return record(**values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -398,6 +400,28 @@ class LoggingConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class InitSource:
+  """A checkpoint whose parameters a part of the model begins with; an element of `InitConfig.source_list`."""
+
+  checkpoint: str = ""  # as config.init.checkpoint
+  parts: Texts = ()  # as config.init.parts, "encoder", ".=teacher": only what these name is taken
+  fresh: Texts = ()  # as config.init.fresh
+  rows: Texts = ()  # as config.init.rows
+  frozen: bool = False  # is not trained; checkpoints name the source in place of its parameters
+
+  @property
+  def subtrees(self) -> Texts:
+    """Lists the paths in the model under which parameters are taken; (): all paths."""
+    names = (part.split("=")[-1].strip("/").removeprefix(".") for part in self.parts)
+    return tuple(names) if self.parts else ()
+
+  @property
+  def patterns(self) -> Texts:
+    """Lists patterns of the paths of `subtrees`."""
+    return tuple(f"^{re.escape(path)}(/|$)" for path in self.subtrees)
+
+
+@dataclasses.dataclass(frozen=True)
 class InitConfig:
   """Settings of the parameters that a run begins with."""
 
@@ -409,7 +433,41 @@ class InitConfig:
   parts: Texts = key((), 'are called so there: "embed,encoder,encoder=decoder"; parts not named stay behind; ".": all')
   rows: Texts = key((), 'may have more or fewer rows than there, of which the first are taken: "embed/table,head"')
   by_piece: bool = key(False, "rows of its vocabulary are found by piece, not id; new: the mean of its old pieces")
-  # Parts of the run one after another, ({"share": 0.9, "data.inputs_length": 128}, {}): see docs/stages.md.
+  others: Mapping[str, InitSource] = key(
+    {}, "further checkpoints, each of a part of the model: others.NAME.checkpoint, .parts, .frozen; docs/recipe.md"
+  )
+
+  def __post_init__(self) -> None:
+    others = {name: _named("init.others", name, x, InitSource) for name, x in sorted(self.others.items())}
+    object.__setattr__(self, "others", others)
+    taken: dict[str, str] = {}
+    for name, source in others.items():
+      where = f"config.init.others.{name}"
+      if not source.checkpoint:
+        raise UserError(f"{where}.checkpoint is empty; give the checkpoint whose parameters are taken")
+      if not source.subtrees or not all(source.subtrees):
+        raise UserError(
+          f"{where}.parts={','.join(source.parts)}: must name the parts of the model that are taken from"
+          f" {source.checkpoint}, for example encoder or .=teacher"
+        )
+      for path in source.subtrees:
+        for other, owner in taken.items():
+          if f"{path}/".startswith(f"{other}/") or f"{other}/".startswith(f"{path}/"):
+            raise UserError(f"{where}.parts: {path} is taken from config.init.others.{owner}, too; name it once")
+      taken |= dict.fromkeys(source.subtrees, name)
+
+  @property
+  def source_list(self) -> dict[str, InitSource]:
+    """Lists every checkpoint that the run begins with, by name in config.init.others; "": config.init.checkpoint."""
+    if not self.parameters:
+      return {}
+    first = {"": InitSource(self.checkpoint, self.parts, self.fresh, self.rows)} if self.checkpoint else {}
+    return first | dict(self.others)
+
+  @property
+  def frozen_patterns(self) -> Texts:
+    """Lists patterns of the paths of parameters that stay as a source has them."""
+    return tuple(pattern for source in self.others.values() if source.frozen for pattern in source.patterns)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -557,9 +615,12 @@ class Config:
     del found["stages"]
     if self.stages:
       found["stages"] = [stage.to_dict() for stage in self.stages]
-    for name in ("folders", "labels", "columns", "prefix", "table"):
-      if not found["data"][name]:
-        del found["data"][name]
+    for section, name in (
+      *(("data", name) for name in ("folders", "labels", "columns", "prefix", "table")),
+      ("init", "others"),
+    ):
+      if not found[section][name]:
+        del found[section][name]
     return found
 
 

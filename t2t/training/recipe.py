@@ -20,7 +20,7 @@ from t2t.configuration.stages import Stage
 from t2t.models import adapters as adapters_lib
 from t2t.models.architecture import Batch
 from t2t.models.kernels import dispatch
-from t2t.params import Params, join_frozen, path_name, split_frozen
+from t2t.params import Params, join_frozen, matches, path_name, split_frozen
 from t2t.training import (
   anchors,
   config_checks,
@@ -74,12 +74,17 @@ class Recipe:
       UserError: rules over paths that do not fit the model, or contradict each other; see `paths.check`.
     """
     never = self._never_trained
-    if self.config.optimizer.paths or (self.config.train.freeze and self.config.adapters):
+    init = self.config.init
+    if self.config.optimizer.paths or (self.config.train.freeze and self.config.adapters) or init.others:
       key = jax.eval_shape(lambda: jax.random.key(0))
       params = jax.eval_shape(lambda key: nnx.to_pure_dict(nnx.split(self.model_fn(key), graph=False)[1]), key)
       leaves = jax.tree_util.tree_leaves_with_path(params)
       shapes = {path_name(path): x.shape for path, x in leaves}
       paths.check_adapters(self.config, shapes)
+      for name, source in init.others.items():
+        for path, pattern in zip(source.subtrees, source.patterns, strict=True):
+          if not any(matches((pattern,), each) for each in shapes):
+            raise UserError(f"config.init.others.{name}.parts: no {path!r} in the model{paths.nearest(path, shapes)}")
       if self.config.optimizer.paths:
         paths.check(self.config, shapes, never=never)
     return (*paths.frozen_patterns(self.config), *never)
@@ -91,12 +96,12 @@ class Recipe:
 
   @property
   def _never_trained(self) -> tuple[str, ...]:
-    """What adapters leave alone, and idle heads."""
+    """What adapters leave alone, idle heads, and what another checkpoint has frozen."""
     model = self.config.model
     there = {head.name for head in model.heads if model.has_parameters(head)}
     idle = (f"(^|/)heads/{name}/" for name in self.idle_heads if name in there)
     idle = (*idle, *self.loss.idle(model))
-    return (*adapters_lib.frozen(self.config.adapters), *idle)
+    return (*adapters_lib.frozen(self.config.adapters), *idle, *self.config.init.frozen_patterns)
 
   @property
   def idle_heads(self) -> tuple[str, ...]:

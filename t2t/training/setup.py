@@ -32,7 +32,8 @@ def open_run(
     UserError: see `train.train`.
   """
   bucket.check(workdir, where="--workdir ")
-  bucket.check(config.init.checkpoint, where="config.init.checkpoint=")
+  for name, source in config.init.source_list.items():
+    bucket.check(source.checkpoint, where=f"config.init.{f'others.{name}.' if name else ''}checkpoint=")
   workdir = bucket.absolute(workdir)
   starts.check(config, workdir)
   data = data or stage_program.from_config()
