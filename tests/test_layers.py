@@ -9,7 +9,7 @@ import pytest
 import toy
 
 from t2t import sharding
-from t2t.models import layers
+from t2t.models import feed_forward, layers
 
 
 def normal(*shape, seed=0):
@@ -49,7 +49,7 @@ def test_dropout_shares_one_draw_along_an_axis():
 @pytest.mark.parametrize("kind", ["t5_1_1", "bert", "gpt2"])
 def test_t5_alone_drops_out_behind_the_activation(kind):
   """BERT's intermediate layer and GPT-2's have no dropout (transformers: BertIntermediate, GPT2MLP.act)."""
-  mlp = layers.Mlp(dataclasses.replace(toy.KINDS[kind], dropout_rate=0.5), nnx.Rngs(0))
+  mlp = feed_forward.Mlp(dataclasses.replace(toy.KINDS[kind], dropout_rate=0.5), nnx.Rngs(0))
   x = normal(2, 3, 16)
   assert np.allclose(mlp(x, jax.random.key(0)), mlp(x)) == (kind != "t5_1_1")
 
@@ -157,7 +157,7 @@ def test_mlp_is_its_formula(activation, function, platform, monkeypatch):
   A CPU runs the formula in another order than accelerators do.
   """
   monkeypatch.setattr(sharding, "platform", lambda: platform)
-  mlp = layers.Mlp(toy.config(mlp_activation=activation), nnx.Rngs(0))
+  mlp = feed_forward.Mlp(toy.config(mlp_activation=activation), nnx.Rngs(0))
   assert (mlp.gate is not None) == activation.startswith("gated")
   up, down = mlp.up[...], mlp.down[...]
 
@@ -204,7 +204,7 @@ def test_an_activation_saves_one_array(activation):
 
 def test_each_dense_layer_has_a_bias():
   """With biases: f(x W_gate + a) * (x W_up + b) W_down + c."""
-  mlp = layers.Mlp(toy.config(mlp_activation="gated_silu", biases=True), nnx.Rngs(0))
+  mlp = feed_forward.Mlp(toy.config(mlp_activation="gated_silu", biases=True), nnx.Rngs(0))
   for name, size in (("gate_bias", 32), ("up_bias", 32), ("down_bias", 16)):
     setattr(mlp, name, nnx.Param(jnp.asarray(normal(size))))
   x, read = normal(2, 3, 16), lambda name: np.asarray(getattr(mlp, name)[...])
@@ -269,7 +269,7 @@ def test_initial_weights_are_as_large_as_the_config_says():
   """By fan-in, or `init_scale`; where a branch ends before its norm, over the root of twice the number of layers."""
 
   def deviations(**fields):
-    mlp = layers.Mlp(toy.config(embed_dim=100, mlp_dim=200, **fields), nnx.Rngs(0))
+    mlp = feed_forward.Mlp(toy.config(embed_dim=100, mlp_dim=200, **fields), nnx.Rngs(0))
     return [float(np.std(kernel[...])) for kernel in (mlp.up, mlp.down)]
 
   assert deviations() == pytest.approx([0.1, 200**-0.5], rel=0.05)
@@ -279,7 +279,7 @@ def test_initial_weights_are_as_large_as_the_config_says():
 
 def test_mlp_drops_the_same_features_at_all_positions():
   """Equal positions stay equal under dropout; another key gives another result."""
-  mlp = layers.Mlp(dataclasses.replace(toy.config(), dropout_rate=0.5), nnx.Rngs(0))
+  mlp = feed_forward.Mlp(dataclasses.replace(toy.config(), dropout_rate=0.5), nnx.Rngs(0))
   x = jnp.broadcast_to(normal(1, 1, 16), (1, 4, 16))
   out = np.asarray(mlp(x, jax.random.key(0)))
   np.testing.assert_allclose(out, np.broadcast_to(out[:, :1], out.shape), rtol=1e-6)

@@ -23,6 +23,8 @@ POSITIONS: LazyTable = LazyTable(
     "alibi": "t2t.models.positions:Alibi",
   }
 )
+# config.model.feed_forward -> a `feed_forward.FeedForward`
+FEED_FORWARD: LazyTable = LazyTable({"dense": "t2t.models.feed_forward:Mlp"})
 # config.model.decoder -> a `generation.decoders.Decoder`
 DECODERS: LazyTable = LazyTable({"autoregressive": "t2t.generation.decoders:Autoregressive"})
 NORMS = ("rms", "layer")
@@ -181,6 +183,7 @@ class TransformerConfig:
   post_norm: bool = False  # norms behind the residual sums (BERT) instead of at the start of each branch
   branch_norm: bool = False  # norms at the end of each branch as well, in front of the residual sum (Gemma 2)
   biases: bool = False  # in projections, feed-forward layers and layer norms
+  feed_forward: str = "dense"  # the layers' second branch: dense (one MLP)
   mlp_activation: str = "gated_gelu"  # gated_gelu (T5 1.1), gated_silu (SwiGLU), gated_gelu_exact, relu, gelu, ...
   share_layers: bool = False  # the layers of a stack are one and the same (ALBERT)
   share_stacks: bool = False  # encoder_decoder: the decoder's layers are the encoder's, with cross-attention of its own
@@ -299,6 +302,11 @@ class TransformerConfig:
     return POSITIONS[self.positions](self)
 
   @property
+  def feed_forward_class(self) -> Any:
+    """The subclass of `feed_forward.FeedForward` of this config, a row of `FEED_FORWARD`."""
+    return FEED_FORWARD[self.feed_forward]
+
+  @property
   def most_positions(self) -> int:
     """The longest sequence that the model can read; 0: any."""
     return self.max_length if self.position_scheme.embedded else 0
@@ -337,6 +345,7 @@ class TransformerConfig:
     for field, known in (
       ("architecture", ARCHITECTURES),
       ("positions", POSITIONS),
+      ("feed_forward", FEED_FORWARD),
       ("decoder", ("", *DECODERS)),
       ("norm", NORMS),
       ("mlp_activation", ACTIVATIONS),

@@ -24,7 +24,7 @@ def model_flops(
   encoder_length, decoder_length = (lengths.get(side, 0) for side in ("encoder", "decoder"))
   joined, kv_joined = config.num_heads * config.head_dim, config.kv_heads * config.head_dim
   queries, keys = 2 * config.embed_dim * joined, 2 * config.embed_dim * kv_joined  # and out, and values
-  mlp = (3 if config.gated else 2) * config.embed_dim * config.mlp_dim
+  mlp = config.feed_forward_class.multiply_adds(config)
   block = queries + keys + mlp
   encoder = config.num_encoder_layers * block * encoder_length
   encoder += 2 * joined * _pairs(config, config.num_encoder_layers, encoder_length)

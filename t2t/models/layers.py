@@ -1,4 +1,4 @@
-"""What every Transformer block is made of: dense layers, embeddings, norms, dropout, feed-forward layers."""
+"""Parts that every Transformer block has: dense layers, embeddings, norms, dropout."""
 
 from collections.abc import Callable
 import functools
@@ -6,7 +6,6 @@ from typing import Protocol
 
 from flax import nnx
 import jax
-from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from t2t import sharding
@@ -297,36 +296,3 @@ class Embed(nnx.Module):
     if self.projection is not None:
       x = dense(x, self.projection, self.projection_bias, gradient_dtype=self.gradient_dtype)
     return sharding.shard(x, "batch", "length", "embed")
-
-
-class Mlp(nnx.Module):
-  """activation(x W_up) W_down, or activation(x W_gate) * (x W_up) W_down (Shazeer 2020)."""
-
-  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
-    embed, mlp = config.embed_dim, config.mlp_dim
-    self.activation = config.mlp_activation
-    # T5 alone drops out between the two products; BERT, GPT-2 and those after them only behind the second.
-    self.dropout_rate = config.dropout_rate if config.t5_dropout else 0.0
-    self.gradient_dtype, self.quantization = config.gradient_dtype, config.quantization
-    scale = into(config, embed)
-    self.gate = param(rngs, (embed, mlp), ("embed", "mlp"), scale=scale) if config.gated else None
-    self.gate_bias = bias(config, mlp, "mlp") if config.gated else None
-    self.up = param(rngs, (embed, mlp), ("embed", "mlp"), scale=scale)
-    self.up_bias = bias(config, mlp, "mlp")
-    self.down = param(rngs, (mlp, embed), ("mlp", "embed"), scale=out_of(config, mlp))
-    self.down_bias = bias(config, embed, "embed")
-
-  def __call__(self, x: jax.Array, dropout_key: jax.Array | None = None) -> jax.Array:
-    """[batch, length, embed] -> [batch, length, mlp] -> [batch, length, embed]."""
-    product = functools.partial(
-      dense, gradient_dtype=self.gradient_dtype, quantization=self.quantization, dropout_key=dropout_key
-    )
-    hidden = checkpoint_name(product(x, self.up, self.up_bias), "mlp_up")
-    if self.gate is None:
-      hidden = activate(self.activation, hidden)
-    else:
-      gate = checkpoint_name(product(x, self.gate, self.gate_bias), "mlp_gate")
-      hidden = activate(self.activation, gate) * hidden
-    hidden = sharding.shard(hidden, "batch", "length", "mlp")
-    hidden = dropout(hidden, self.dropout_rate, dropout_key, broadcast_axis=-2)
-    return checkpoint_name(product(hidden, self.down, self.down_bias), "mlp_out")

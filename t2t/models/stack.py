@@ -37,7 +37,7 @@ class Layer(nnx.Module):
       self.cross_attention = attention.Attention(config, rngs, cross=True)
     if not only_cross:
       self.mlp_norm = layers.Norm(config, config.embed_dim)
-      self.mlp = layers.Mlp(config, rngs)
+      self.mlp = config.feed_forward_class(config, rngs)
     branches = (*(() if only_cross else ("self_attention", "mlp")), *(("cross_attention",) if cross else ()))
     made = nnx.Dict({name: layers.Norm(config, config.embed_dim) for name in branches}) if config.branch_norm else None
     self.branch_norms = made

@@ -195,7 +195,7 @@ class Estimate:
     width = 2 if model.dtype == "bfloat16" else 4
     # Features for each position and layer: the residual sums; outputs of matmuls; what lies between those.
     residual = model.embed_dim / tensor
-    joined, inner = model.num_heads * model.head_dim, (2 if model.gated else 1) * model.mlp_dim
+    joined, inner = model.num_heads * model.head_dim, model.feed_forward_class.inner_features(model)
     matmuls = 2 * residual + (2 * joined + 2 * model.kv_heads * model.head_dim + inner) / tensor
     kept = {"full": residual, "minimal": residual + matmuls, "none": 4 * model.embed_dim + 2 * matmuls}
     kept[ATTENTION_KEPT] = residual + 2 * (joined + model.kv_heads * model.head_dim) / tensor

@@ -33,7 +33,7 @@ class Origin:
   what: "NaN" or "infinity".
   argument: path of the argument that had it before anything was computed; "": it was computed.
   operation: that gave it from numbers that are finite.
-  line: of the code, "models/layers.py:120 (Mlp.__call__)".
+  line: of the code, "models/feed_forward.py:68 (Mlp.__call__)".
   loops: (path of the stack, element) of the loops that it is in, from outside.
   backward: whether it arose in a gradient.
   rows: of the batch, if the operation has a result for each.
@@ -48,7 +48,7 @@ class Origin:
   rows: tuple[int, ...] = ()
 
   def __str__(self) -> str:
-    """In words: "infinity, forward, encoder/layers, layer 2, by mul at models/layers.py:120 (Mlp.__call__)"."""
+    """In words: "infinity, forward, encoder/layers, layer 2, by mul at models/feed_forward.py:68 (Mlp.__call__)"."""
     where = "".join(f", {path or 'a loop'}, layer {element}" for path, element in self.loops)
     if self.argument:
       return f"{self.what} in {self.argument}, before the step{where and f'; it is first read in{where[1:]}'}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import dataclasses
+import re
 from typing import Any
 
 from flax import nnx
@@ -15,6 +16,7 @@ from t2t.params import matches
 
 _KERNEL, _VECTOR = "kernel", "ia3"  # of `Scaled`
 ADDED = f"/{_VECTOR}$"
+_ENDS_BRANCH = r"(attention/out|(^|/)mlp/(.+/)?down)$"  # of a feed-forward layer that is made of several, each one's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +83,7 @@ def adapt(model: nnx.Module, config: Ia3Config, rngs: nnx.Rngs) -> nnx.Module:
 
 def reads(path: str) -> bool:
   """Whether it is what a matrix reads that is multiplied: of those that a branch ends with."""
-  return path.endswith(("mlp/down", "attention/out"))
+  return bool(re.search(_ENDS_BRANCH, path))
 
 
 def base_path(path: str) -> str | None:

@@ -6,10 +6,11 @@ import re
 from flax import nnx, traverse_util
 
 from t2t import UserError, did_you_mean
-from t2t.models import attention, layers
+from t2t.models import attention
+from t2t.models.feed_forward import FeedForward
 from t2t.params import check_pattern
 
-_WITH_MATRICES = (attention.Attention, layers.Mlp)
+_WITH_MATRICES = (attention.Attention, FeedForward)
 
 
 def paths_of(model: nnx.Module) -> list[str]:
@@ -35,9 +36,16 @@ def modules(model: nnx.Module, kind: type, prefix: str = "") -> Iterator[tuple[s
 def matrices(model: nnx.Module) -> Iterator[tuple[str, nnx.Module, str]]:
   """Path, owner and name of every matrix of attentions and feed-forward layers; these go through `layers.dense`."""
   for prefix, module in modules(model, _WITH_MATRICES):
-    for name, child in sorted(vars(module).items()):
-      if isinstance(child, nnx.Param) and len(child.get_metadata()["axes"]) == 2:
-        yield f"{prefix}/{name}", module, name
+    yield from _matrices_of(module, prefix)
+
+
+def _matrices_of(module: nnx.Module, prefix: str) -> Iterator[tuple[str, nnx.Module, str]]:
+  """Those of a module, and of the feed-forward layers that it is made of."""
+  for name, child in sorted(vars(module).items()):
+    if isinstance(child, nnx.Param) and len(child.get_metadata()["axes"]) == 2:
+      yield f"{prefix}/{name}", module, name
+    elif isinstance(child, FeedForward):
+      yield from _matrices_of(child, f"{prefix}/{name}")
 
 
 def check(patterns: Iterable[str], key: str, paths: Sequence[str]) -> None:

@@ -1,0 +1,155 @@
+"""Feed-forward layers as rows of a table: two experts of another file, between which a gate weighs softly."""
+
+import dataclasses
+import re
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+
+from configs import default
+from t2t import UserError, sharding
+from t2t.configuration.loading import records
+from t2t.convert import families
+from t2t.convert import settings as settings_lib
+from t2t.models import adapters as adapters_lib
+from t2t.models import config as config_lib
+from t2t.models import layers
+from t2t.models.adapters import ia3, lora
+from t2t.models.feed_forward import FeedForward, Mlp
+from t2t.models.flops import model_flops
+from t2t.training import optimizers, recipe, train_state, train_step
+
+
+class Two(FeedForward):
+  """Two MLPs, each of which counts as much as a gate says."""
+
+  def __init__(self, config, rngs):
+    self.first, self.second = Mlp(config, rngs), Mlp(config, rngs)
+    self.gate = layers.param(rngs, (config.embed_dim, 2), ("embed", None), scale=config.embed_dim**-0.5)
+
+  def __call__(self, x, dropout_key=None):
+    shares = jax.nn.softmax(layers.dense(x, self.gate, dropout_key=dropout_key), axis=-1)
+    keys = layers.split_key(dropout_key, 2)
+    return shares[..., :1] * self.first(x, keys[0]) + shares[..., 1:] * self.second(x, keys[1])
+
+  @classmethod
+  def multiply_adds(cls, config):
+    return 2 * Mlp.multiply_adds(config) + 2 * config.embed_dim
+
+  @classmethod
+  def inner_features(cls, config):
+    return 2 * Mlp.inner_features(config) + 2
+
+
+@pytest.fixture
+def two(monkeypatch):
+  """A row of the table: config.model.feed_forward=two."""
+  monkeypatch.setitem(config_lib.FEED_FORWARD.rows, "two", f"{__name__}:Two")
+
+
+KINDS = ["t5_1_1", "gpt2", "bert"]
+
+
+def config_of(kind, **fields):
+  return dataclasses.replace(toy.KINDS[kind], **(dict(feed_forward="two", dropout_rate=0.0) | fields))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_of_another_file_is_trained(two, kind):
+  """Its parameters take the place of the MLP's, all are trained, and the loss falls."""
+  config, mesh = config_of(kind), sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
+  tx, _ = optimizers.make_optimizer(toy.optimizer_config(), 10)
+  model = toy.model(config)
+  graphdef, state, shardings = train_state.init_train_state(lambda _: model, tx, toy.key(), mesh)
+  before = {path: np.asarray(x) for path, x in toy.flat(state.params).items()}
+  own = {path.partition("/mlp/")[2] for path in before if "/mlp/" in path}
+  assert {"gate", "first/up", "second/up", "first/down", "second/down"} <= own and "up" not in own
+  step = train_step.make_train_step(graphdef, toy.loss(), tx, shardings)
+  batch, found = toy.batch((8,) * 4, (6,) * 4, architecture=config.architecture), []
+  for _ in range(3):
+    state, metrics = step(state, batch, toy.key())
+    found.append(float(metrics["loss"].value()))
+  assert found[2] < found[1] < found[0]
+  for path, x in toy.flat(state.params).items():
+    assert "/mlp/" not in path or np.any(x != before[path]), path
+
+
+@pytest.mark.parametrize("kind", ["t5_1_1", "gpt2"])
+def test_it_decodes_as_it_is_trained(two, kind):
+  """Token after token from the cache, as all at once."""
+  config = config_of(kind)
+  model, batch = toy.model(config), toy.batch((7, 7), (6, 6), architecture=config.architecture)
+  tokens = batch["decoder_input_tokens"][:, :6]
+  batch = {name: x for name, x in batch.items() if name.startswith("encoder")} | {"decoder_input_tokens": tokens}
+  expected = model.logits(model(batch))
+  _, state = model.start_decode(batch | {"decoder_input_tokens": tokens[:, :1]}, 6)
+  state = model.ready(state)
+  for column in range(6):
+    logits, state = model.decode_step(tokens[:, column], state)
+    np.testing.assert_allclose(logits, expected[:, column], atol=2e-4)
+
+
+def test_a_mesh_splits_it_by_the_names_of_its_axes(two):
+  """As it splits the MLP's own."""
+  given = default.get_config()
+  given.model.update(dataclasses.asdict(config_of("t5_1_1")))
+  mesh = sharding.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
+  _, state, _ = recipe.make(records(given)).state(mesh)
+  specs = {path: tuple(x.sharding.spec) for path, x in toy.flat(state.params).items()}
+  assert specs["encoder/layers/mlp/first/up"] == (None, "fsdp", "tensor")
+  assert specs["decoder/layers/mlp/second/down"] == (None, "tensor", "fsdp")
+  assert specs["decoder/layers/mlp/gate"][:2] == (None, "fsdp")
+
+
+def test_its_products_are_counted(two):
+  """By the row, in each layer at each position."""
+  sizes = dict(batch_size=2, lengths={"encoder": 8, "decoder": 6})
+  more = model_flops(config_of("t5_1_1"), **sizes) - model_flops(toy.KINDS["t5_1_1"], **sizes)
+  assert more == 6 * 2 * (2 * 8 + 3 * 6) * (3 * 16 * 32 + 2 * 16)
+
+
+ADAPTERS = {
+  "lora": lora.LoraConfig(rank=3, targets=("mlp/",)),
+  "ia3": ia3.Ia3Config(targets=("mlp/",)),
+}
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_adapters_find_its_matrices(two, name):
+  """Of the layers that it is made of, too; merged, the model computes the same without."""
+  config = config_of("gpt2")
+  model, batch = toy.model(config), toy.batch(architecture="decoder_only")
+  graphdef, params = toy.split(adapters_lib.adapt(model, {name: ADAPTERS[name]}, nnx.Rngs(toy.key(1))))
+  flat, random = toy.flat(params), np.random.default_rng(0)
+  added = {"lora": "lora_up", "ia3": "ia3"}[name]
+  matrices = {path.split("/mlp/")[1].removesuffix(f"/{added}") for path in flat if path.endswith(f"/{added}")}
+  assert matrices == {"gate", "first/up", "first/down", "second/up", "second/down"}
+  change = lambda path, x: jnp.asarray(random.normal(size=x.shape) / 4, x.dtype) if path.endswith(added) else x
+  flat = {path: change(path, x) for path, x in flat.items()}
+  unflat = lambda flat: nnx.traversals.unflatten_mapping({tuple(path.split("/")): x for path, x in flat.items()})
+  expected = toy.logits(nnx.merge(graphdef, unflat(flat)), batch)
+  merged = nnx.merge(toy.split(model)[0], unflat(adapters_lib.merge(flat, {name: ADAPTERS[name]})))
+  np.testing.assert_allclose(toy.logits(merged, batch), expected, atol=1e-3)
+  assert np.max(np.abs(expected - toy.logits(model, batch))) > 0.1
+  if name == "ia3":
+    sizes = {path.split("/mlp/")[1]: x.shape[-1] for path, x in flat.items() if path.endswith("/ia3")}
+    assert sizes["first/down/ia3"] == config.mlp_dim  # what the matrix reads
+
+
+def test_no_family_of_others_has_it(two):
+  """A converter says so, and writes nothing."""
+  gpt2 = config_of("gpt2", tied_logits=True)
+  with pytest.raises(families.Unknown, match=re.escape("config.model.feed_forward='two' (theirs 'dense')")):
+    settings_lib.write_settings(settings_lib.FAMILIES["gpt2"], gpt2)
+
+
+def test_a_layer_that_there_is_not():
+  """The message has those that there are, and the nearest."""
+  known = ", ".join(config_lib.FEED_FORWARD)
+  expected = f"config.model.feed_forward='densse': known are {known}; did you mean dense?"
+  with pytest.raises(UserError, match=re.escape(expected)):
+    dataclasses.replace(toy.KINDS["gpt2"], feed_forward="densse")
