@@ -88,7 +88,7 @@ def loss_of(kind="bert", head=HEAD, **fields):
     terms, metrics = loss(nnx.merge(graphdef, params), batch, loss.weights(batch), key=None, train=False)
     return sum(terms.values()), metrics
 
-  vectors = jax.jit(lambda params, batch: loss.vectors(nnx.merge(graphdef, params), batch, key=None))
+  vectors = jax.jit(lambda params, batch: loss.vectors(nnx.merge(graphdef, params), batch, key=None).x)
   return jax.jit(jax.value_and_grad(compute, has_aux=True)), params, loss, vectors
 
 
@@ -183,7 +183,7 @@ def test_dropout_makes_two_vectors_of_one_text():
   """In training, and not in evaluation."""
   config = dataclasses.replace(toy.KINDS["bert"], heads=(HEAD,), dropout_rate=0.1)
   model, loss = toy.model(config), contrastive.Contrastive(ContrastiveConfig(), HEAD)
-  vectors = jax.jit(lambda model, batch, key: loss.vectors(model, batch, key=key))
+  vectors = jax.jit(lambda model, batch, key: loss.vectors(model, batch, key=key).x)
   without, dropped = (vectors(model, batch_of(same=True), key) for key in (None, toy.key()))
   np.testing.assert_allclose(without[:, 0], without[:, 1], atol=1e-5)
   assert np.all(np.any(np.abs(dropped[:, 0] - dropped[:, 1]) > 1e-3, axis=-1))

@@ -11,6 +11,7 @@ import pytest
 import toy
 
 from t2t import losses, sharding
+from t2t.models.auxiliary import Hidden
 
 TIED, UNTIED = (toy.config(num_encoder_layers=1, num_decoder_layers=1, tied_logits=tied) for tied in (True, False))
 
@@ -165,12 +166,12 @@ def test_loss_of_what_has_weight_does_not_depend_on_the_mesh(config, mesh_shape)
 class Counting:
   """Hidden states that are given, and a head that notes each time when it is run."""
 
-  hidden: jax.Array
+  given: jax.Array
   table: jax.Array
   note: Callable[[], None] = dataclasses.field(metadata={"static": True})
 
-  def __call__(self, batch, *, dropout_key=None):
-    return self.hidden
+  def hidden(self, batch, *, dropout_key=None):
+    return Hidden(self.given)
 
   def logits_fn(self):
     def logits(table, hidden):

@@ -77,7 +77,7 @@ def test_they_are_the_papers_formula(kind, side):
   x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 7, config.embed_dim)).astype(np.float32))
   segments = jnp.asarray(np.arange(7) < np.array(lengths)[:, None]).astype(jnp.int32)
   mask = AttentionMask(segments, segments, causal=side == "decoder")
-  states, _ = stack(x, mask=mask, tasks=jnp.array(tasks)[:, None], every_layer=True)
+  states, *_ = stack(x, mask=mask, tasks=jnp.array(tasks)[:, None], every_layer=True)
   for number in range(stack.num_layers - (stack.norm is not None)):  # the last is normed once more
     layer, h = layer_of(model, side, number), states[number]
     read = h if config.post_norm else layer.self_attention_norm(h)

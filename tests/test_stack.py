@@ -35,7 +35,7 @@ def loop(stack, x, *, body=None, **inputs):
     is_rotary = config.positions == "rotary"
     angles = positions_lib.rotary_angles(x.shape[1], config.head_dim, base) if is_rotary else None
     own = pick(stack.own_layers, index)
-    x, _ = (own if body is None else pick(body, index))(
+    x, *_ = (own if body is None else pick(body, index))(
       x,
       positions=positions_lib.Positions(bias, angles, is_local),
       is_normed=index == 0 and config.embedding_norm and not config.post_norm,

@@ -4,6 +4,7 @@ import dataclasses
 
 from t2t import UserError, did_you_mean
 from t2t.configuration.schema import Config
+from t2t.losses.auxiliary_terms import AuxiliaryTerms
 from t2t.losses.cross_entropy import (
   CrossEntropy,
   CrossEntropyConfig,
@@ -33,6 +34,7 @@ __all__ = [
   "token_sums",
   "unigram",
   "unigram_loss",
+  "without_auxiliary",
 ]
 
 
@@ -75,6 +77,11 @@ def answered_by_heads(name: str) -> bool:
 def compares_texts(name: str) -> bool:
   """Whether a batch of this loss has pairs of texts."""
   return name in _ROWS and _ROWS[name].compares_texts
+
+
+def without_auxiliary(loss: Loss) -> Loss:
+  """The loss without the terms that layers return."""
+  return dataclasses.replace(loss, auxiliary=AuxiliaryTerms())
 
 
 def make(run: Config) -> Loss:

@@ -15,11 +15,13 @@ import jax.numpy as jnp
 
 from t2t import UserError, sharding
 from t2t.configuration.schema import Config
+from t2t.losses.auxiliary_terms import AuxiliaryTerms
 from t2t.losses.head_losses import reads_every_layer, without_tokens
 from t2t.losses.protocol import Baseline, Weights
 from t2t.metrics import Metrics, WeightedSum
 from t2t.models import layers, task_heads, transformer
 from t2t.models.architecture import Batch, Model, segments_of, sides
+from t2t.models.auxiliary import Hidden
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.models.flops import model_flops
 
@@ -81,6 +83,7 @@ class Contrastive:
 
   config: ContrastiveConfig
   head: HeadConfig
+  auxiliary: AuxiliaryTerms = AuxiliaryTerms()
   splits: ClassVar[bool] = False  # a row's loss depends on the second texts of all
   unit: ClassVar[str] = "nats per pair, by which text of the batch goes with which"
   part: ClassVar[str] = ""
@@ -119,7 +122,7 @@ class Contrastive:
     if run.train.batch_size < 2 or run.eval.batch_size == 1:
       key = "train" if run.train.batch_size < 2 else "eval"
       raise UserError(f"config.{key}.batch_size=1: there is nothing to tell a pair from; give 2 or more")
-    return cls(config, found[0])
+    return cls(config, found[0], AuxiliaryTerms.of(run, only_states=True))
 
   def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> Model:
     """The model alone."""
@@ -131,10 +134,10 @@ class Contrastive:
 
   def weights(self, batch: Batch) -> Weights:
     """How many pairs there are."""
-    return {"contrastive": jnp.sum(is_pair(batch).astype(jnp.float32))}
+    return {"contrastive": jnp.sum(is_pair(batch).astype(jnp.float32))} | self.auxiliary.weights(batch)
 
-  def vectors(self, module: Model, batch: Batch, *, key: jax.Array | None) -> jax.Array:
-    """Of both texts of each row, float32 [batch, 2, width].
+  def vectors(self, module: Model, batch: Batch, *, key: jax.Array | None) -> Hidden:
+    """Of both texts of each row, float32 [batch, 2, width], with what layers return beside.
 
     Args:
       module: the model.
@@ -142,18 +145,19 @@ class Contrastive:
       key: of dropout, which both texts draw for themselves; None: there is none.
     """
     body_key, head_key = layers.split_key(key, 2)
-    states = module.states(batch, every_layer=reads_every_layer(module.config), dropout_key=body_key)
-    head = module.heads[self.head.name]
+    found = module.hidden_states(batch, every_layer=reads_every_layer(module.config), dropout_key=body_key)
+    states, head = found.x, module.heads[self.head.name]
     hidden = states if head.layers == "mix" or states.ndim == 3 else states[-1]
     read = task_heads.read_texts(hidden, segments_of(batch, sides(batch)[0]), number=2, reads=head.reads)
-    return module.head_logits(self.head.name, read.astype(hidden.dtype), dropout_key=head_key)
+    return Hidden(module.head_logits(self.head.name, read.astype(hidden.dtype), dropout_key=head_key), found.aux)
 
   def __call__(
     self, module: nnx.Module, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
   ) -> tuple[dict[str, jax.Array], Metrics]:
     """See `Loss`."""
     config, real = self.config, is_pair(batch)
-    near = similarities(self.vectors(module, batch, key=key if train else None), config.similarity)
+    vectors = self.vectors(module, batch, key=key if train else None)
+    near = similarities(vectors.x, config.similarity)
     right = jnp.eye(len(real), dtype=bool)
     logits = jnp.where(right, near - config.margin, near) / config.temperature
     logits = jnp.where(real[:, None] & real[None, :], logits, _NOT_THERE)
@@ -170,7 +174,8 @@ class Contrastive:
       "loss": WeightedSum(loss, number),
       "accuracy": WeightedSum(jnp.sum(found), number),
     }
-    return {"contrastive": loss / jnp.maximum(weights["contrastive"], 1.0)}, metrics
+    terms = {"contrastive": loss / jnp.maximum(weights["contrastive"], 1.0)}
+    return self.auxiliary.joined(terms, metrics, vectors.aux, batch, weights)
 
   def flops(self, config: TransformerConfig, *, batch_size: int, lengths: Mapping[str, int], predicted: float) -> float:
     """The model's without logits; the comparisons are few beside it."""

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from t2t import sharding
 from t2t.configuration.schema import Config
+from t2t.losses.auxiliary_terms import AuxiliaryTerms
 from t2t.losses.protocol import Baseline, LogitsFn, Weights
 from t2t.metrics import Metrics, WeightedSum
 from t2t.models import cpu, transformer
@@ -247,6 +248,7 @@ class CrossEntropy:
   """
 
   config: CrossEntropyConfig
+  auxiliary: AuxiliaryTerms = AuxiliaryTerms()
   splits: ClassVar[bool] = True
   heads: ClassVar[tuple[str, ...]] = ()
   unit: ClassVar[str] = "nats per target token"
@@ -255,7 +257,8 @@ class CrossEntropy:
   @classmethod
   def of(cls, run: Config) -> "CrossEntropy":
     """The loss of a run."""
-    return cls(CrossEntropyConfig(run.train.z_loss, run.train.label_smoothing, run.train.chunk_tokens))
+    config = CrossEntropyConfig(run.train.z_loss, run.train.label_smoothing, run.train.chunk_tokens)
+    return cls(config, AuxiliaryTerms.of(run, only_states=False))
 
   def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> Model:
     """The model alone."""
@@ -268,22 +271,24 @@ class CrossEntropy:
 
   def weights(self, batch: Batch) -> Weights:
     """How much of the targets counts."""
-    return {"loss": jnp.sum(batch[f"{predicted_side(batch)}_loss_weights"].astype(jnp.float32))}
+    own = {"loss": jnp.sum(batch[f"{predicted_side(batch)}_loss_weights"].astype(jnp.float32))}
+    return own | self.auxiliary.weights(batch)
 
   def __call__(
     self, module: Model, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
   ) -> tuple[dict[str, jax.Array], Metrics]:
     """See `Loss`; held out, the loss is that of the targets themselves, whatever training smooths."""
-    hidden = module(batch, dropout_key=key if train else None)
+    hidden = module.hidden(batch, dropout_key=key if train else None)
     config = self.config if train else dataclasses.replace(self.config, label_smoothing=0.0)
     side = predicted_side(batch)
     own = batch[f"{side}_loss_weights"].astype(jnp.float32)
     summed, sums, _ = token_sums(
-      config, module.logits_fn(), hidden, batch[f"{side}_target_tokens"], own, sparse=_is_sparse(batch)
+      config, module.logits_fn(), hidden.x, batch[f"{side}_target_tokens"], own, sparse=_is_sparse(batch)
     )
     weight = jnp.sum(own)
     metrics = {name: WeightedSum(sums[i], weight) for i, name in enumerate(("loss", "z_loss", "accuracy"))}
-    return {"loss": summed / jnp.maximum(weights["loss"], 1.0)}, metrics
+    terms = {"loss": summed / jnp.maximum(weights["loss"], 1.0)}
+    return self.auxiliary.joined(terms, metrics, hidden.aux, batch, weights)
 
   def flops(self, config: TransformerConfig, *, batch_size: int, lengths: Mapping[str, int], predicted: float) -> float:
     """The model's."""

@@ -14,11 +14,13 @@ import jax.numpy as jnp
 
 from t2t import UserError, sharding
 from t2t.configuration.schema import Config
+from t2t.losses.auxiliary_terms import AuxiliaryTerms
 from t2t.losses.cross_entropy import CrossEntropyConfig, token_sums, uniform
 from t2t.losses.protocol import Baseline, LogitsFn, Weights
 from t2t.metrics import Metrics, WeightedSum
 from t2t.models import layers
 from t2t.models.architecture import Batch, real_positions
+from t2t.models.auxiliary import Hidden
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.models.flops import model_flops
 from t2t.models.heads import VocabularyHead
@@ -79,8 +81,8 @@ class Generator(nnx.Module):
     self.encoder = Stack(config, rngs, num_layers=config.num_encoder_layers, causal=False)
     self.head = VocabularyHead(config, rngs)
 
-  def __call__(self, batch: Batch, discriminator: EncoderOnly, *, dropout_key: jax.Array | None) -> jax.Array:
-    """Hidden states, [batch, length, embed]."""
+  def hidden(self, batch: Batch, discriminator: EncoderOnly, *, dropout_key: jax.Array | None) -> Hidden:
+    """Hidden states, [batch, length, embed], with what layers return beside."""
     if self.embed is not None:
       x = self.embed.project(discriminator.look_up(batch, embed=self.embed))
     else:
@@ -107,7 +109,11 @@ class Pair(nnx.Module):
 
   def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> jax.Array:
     """The generator's hidden states."""
-    return self.generator(batch, self.discriminator, dropout_key=dropout_key)
+    return self.hidden(batch, dropout_key=dropout_key).x
+
+  def hidden(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> Hidden:
+    """The generator's, with what layers return beside."""
+    return self.generator.hidden(batch, self.discriminator, dropout_key=dropout_key)
 
   def logits_fn(self) -> LogitsFn:
     """The generator's."""
@@ -122,11 +128,13 @@ class Pair(nnx.Module):
 class Electra:
   """Two terms: of the generator, over masked tokens; of the discriminator, over all real ones.
 
+  Those that the discriminator's layers return have their own names, and the generator's generator_NAME.
   Metrics: loss and accuracy (the discriminator's), generator_loss, generator_accuracy, replaced (share of real tokens).
   """
 
   config: ElectraConfig
   tokens: CrossEntropyConfig
+  auxiliary: AuxiliaryTerms = AuxiliaryTerms()
   splits: ClassVar[bool] = True
   unit: ClassVar[str] = "nats per token, which is the one that stood there or not"
   part: ClassVar[str] = "discriminator"  # the generator is thrown away
@@ -171,7 +179,14 @@ class Electra:
         f"config.train.loss=electra: config.model.heads has no detector {HEAD!r} of one score, but {found}; give"
         f' config.model.heads={{"name": "{HEAD}", "kind": "detector", "num_classes": 1}}'
       )
-    return cls(electra, CrossEntropyConfig(train.z_loss, train.label_smoothing, train.chunk_tokens))
+    tokens = CrossEntropyConfig(train.z_loss, train.label_smoothing, train.chunk_tokens)
+    return cls(electra, tokens, AuxiliaryTerms.of(run, only_states=False))
+
+  @property
+  def _generator_auxiliary(self) -> AuxiliaryTerms:
+    """The terms of the generator's layers."""
+    model = self.auxiliary.model and generator_config(self.auxiliary.model, self.config)
+    return dataclasses.replace(self.auxiliary, model=model, prompt=0, prefix="generator_")
 
   def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Module:
     """Both models."""
@@ -191,7 +206,8 @@ class Electra:
   def weights(self, batch: Batch) -> Weights:
     """How many tokens were masked, and how many the discriminator is asked about."""
     masked = jnp.sum(batch["encoder_loss_weights"].astype(jnp.float32))
-    return {"generator": masked, "discriminator": jnp.sum(self._asked(batch))}
+    own = {"generator": masked, "discriminator": jnp.sum(self._asked(batch))}
+    return own | self.auxiliary.weights(batch) | self._generator_auxiliary.weights(batch)
 
   def __call__(
     self, module: nnx.Module, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
@@ -204,8 +220,8 @@ class Electra:
     real = real_positions(batch, "encoder")
 
     # ---- The generator -------------------------------------------------------
-    hidden = module(batch, dropout_key=generator_key)
-    summed, sums, drawn = token_sums(tokens, module.logits_fn(), hidden, targets, masked, sparse=True, draw=draw)
+    hidden = module.hidden(batch, dropout_key=generator_key)
+    summed, sums, drawn = token_sums(tokens, module.logits_fn(), hidden.x, targets, masked, sparse=True, draw=draw)
     generator = self.config.generator_weight * summed / jnp.maximum(weights["generator"], 1.0)
 
     # ---- The discriminator ---------------------------------------------------
@@ -215,7 +231,8 @@ class Electra:
     # Which positions are real is known, whatever was drawn: the id of padding as well.
     segments = batch.get("encoder_segment_ids", real.astype(jnp.int32))
     changed = dict(batch) | {"encoder_input_tokens": corrupted, "encoder_segment_ids": segments}
-    seen = module.discriminator(changed, dropout_key=discriminator_key)
+    read = module.discriminator.hidden(changed, dropout_key=discriminator_key)
+    seen = read.x
     if self.config.predicts == "replaced":
       scores = module.discriminator.head_logits(HEAD, seen)[..., 0]
       summed = jnp.sum(asked * (jax.nn.softplus(scores) - replaced * scores))
@@ -236,7 +253,9 @@ class Electra:
       "generator_accuracy": WeightedSum(sums[2], jnp.sum(masked)),
       "replaced": WeightedSum(jnp.sum(replaced), jnp.sum(real.astype(jnp.float32))),
     }
-    return {"generator": generator, "discriminator": discriminator}, metrics
+    terms = {"generator": generator, "discriminator": discriminator}
+    terms, metrics = self._generator_auxiliary.joined(terms, metrics, hidden.aux, batch, weights)
+    return self.auxiliary.joined(terms, metrics, read.aux, batch, weights)
 
   def flops(self, config: TransformerConfig, *, batch_size: int, lengths: Mapping[str, int], predicted: float) -> float:
     """Of both models: the generator's logits are those of masked tokens."""

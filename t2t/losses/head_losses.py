@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from t2t import UserError
 from t2t.configuration.schema import Config
 from t2t.losses import span_boundary
+from t2t.losses.auxiliary_terms import AuxiliaryTerms
 from t2t.losses.cross_entropy import CrossEntropy, CrossEntropyConfig, token_sums, uniform, unigram
 from t2t.losses.protocol import Baseline, Weights
 from t2t.metrics import Metrics, WeightedSum
@@ -267,6 +268,7 @@ class Heads:
 
   config: TransformerConfig
   tokens: CrossEntropyConfig | None
+  auxiliary: AuxiliaryTerms = AuxiliaryTerms()
   splits: ClassVar[bool] = True
   part: ClassVar[str] = ""
 
@@ -284,7 +286,7 @@ class Heads:
         " options, whose head is made for it, or config.model.heads one of your own"
       )
     tokens = CrossEntropy.of(run).config if beside_tokens else None
-    return cls(run.model, tokens)
+    return cls(run.model, tokens, AuxiliaryTerms.of(run, only_states=True))
 
   @property
   def unit(self) -> str:
@@ -324,7 +326,7 @@ class Heads:
     weights["examples"] = total
     if self.tokens is not None:
       weights["tokens"] = jnp.sum(batch[f"{predicted_side(batch)}_loss_weights"].astype(jnp.float32))
-    return weights
+    return weights | self.auxiliary.weights(batch)
 
   def __call__(
     self, module: Model, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
@@ -333,7 +335,8 @@ class Heads:
     body_key, *keys = (
       jax.random.split(key, len(self.config.heads) + 1) if train else [None] * (len(self.config.heads) + 1)
     )
-    states = module.states(batch, every_layer=reads_every_layer(self.config), dropout_key=body_key)
+    found = module.hidden_states(batch, every_layer=reads_every_layer(self.config), dropout_key=body_key)
+    states = found.x
     hidden = states if states.ndim == 3 else states[-1]
     terms, metrics, added = {}, {}, []
     for number, head in self._asked:
@@ -356,8 +359,10 @@ class Heads:
     if self.tokens is None:
       loss, right, examples = (sum(column) for column in zip(*added, strict=True))
       own = {"loss": WeightedSum(loss, examples), "accuracy": WeightedSum(right, examples)}
-      return terms, own | (metrics if len(added) > 1 else {})
-    return self._with_tokens(module, hidden, batch, weights, terms, metrics, train=train)
+      metrics = own | (metrics if len(added) > 1 else {})
+    else:
+      terms, metrics = self._with_tokens(module, hidden, batch, weights, terms, metrics, train=train)
+    return self.auxiliary.joined(terms, metrics, found.aux, batch, weights)
 
   def _of_tokens(self, train: bool) -> CrossEntropyConfig:
     """What is added to the loss of tokens: held out, it is that of the targets themselves."""

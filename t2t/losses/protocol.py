@@ -8,6 +8,7 @@ from flax import nnx
 import jax
 
 from t2t.configuration.schema import Config
+from t2t.losses.auxiliary_terms import AuxiliaryTerms
 from t2t.metrics import Metrics
 from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
@@ -40,12 +41,14 @@ class Loss(Protocol):
   heads: those of the model, by name, that it makes something of; others are not trained.
   unit: what the metric "loss" is a number of, in a few words.
   part: where, in what it builds, the model is that is evaluated, converted and decoded: a prefix of paths; "": all.
+  auxiliary: terms that the model's layers return, which it adds to its own.
   """
 
   splits: bool
   heads: tuple[str, ...]
   unit: str
   part: str
+  auxiliary: AuxiliaryTerms
 
   @classmethod
   def of(cls, run: Config) -> "Loss":

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t import UserError, did_you_mean
+from t2t.models.auxiliary import Hidden
 from t2t.models.masks import AttentionMask
 
 Batch = Mapping[str, jax.Array]  # seqio's model features, each [batch, length]
@@ -169,6 +170,14 @@ class Model(Protocol):
 
     With `every_layer` [layers + 1, batch, length, embed]; see `Stack`.
     """
+    ...
+
+  def hidden(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> Hidden:
+    """As a call gives them, with what layers return beside."""
+    ...
+
+  def hidden_states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> Hidden:
+    """As `states` gives them, with what the layers of its side return beside."""
     ...
 
   def attention_map(self, batch: Batch, which: str, head: jax.Array) -> jax.Array:

@@ -1,6 +1,8 @@
 """Feed-forward layers, the second branch of a block: rows of `config.FEED_FORWARD`."""
 
+from collections.abc import Mapping
 import functools
+from typing import ClassVar
 
 from flax import nnx
 import jax
@@ -8,6 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from t2t import sharding
 from t2t.models import layers
+from t2t.models.auxiliary import Hidden, Term
 from t2t.models.config import TransformerConfig
 
 
@@ -18,22 +21,35 @@ class FeedForward(nnx.Module):
   them.  A parameter with two axes is multiplied by `layers.dense`, so that an adapter can take its place.  Outputs of
   matrices have names of `remat.NAMES`, by which the backward pass keeps them.
 
+  reads_real: whether a call is given which positions hold a token; layers that return terms need it.
+
   Args:
     config: shape of the model.
     rngs: of the initial values.
   """
 
+  reads_real: ClassVar[bool] = False
+
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
     raise NotImplementedError
 
-  def __call__(self, x: jax.Array, dropout_key: jax.Array | None = None) -> jax.Array:
-    """[batch, length, embed] -> the same.
+  def __call__(
+    self, x: jax.Array, dropout_key: jax.Array | None = None, *, real: jax.Array | None = None
+  ) -> jax.Array | Hidden:
+    """[batch, length, embed] -> the same, with auxiliary outputs or without.
 
     Args:
       x: the normed residual sum.
       dropout_key: None at evaluation.
+      real: bool [batch, length], which positions hold a token, if the class `reads_real`; None: all do.
     """
     raise NotImplementedError
+
+  @classmethod
+  def terms(cls, config: TransformerConfig) -> Mapping[str, Term]:
+    """The auxiliary terms that each call returns, by name."""
+    del config
+    return {}
 
   @classmethod
   def multiply_adds(cls, config: TransformerConfig) -> float:
@@ -63,8 +79,9 @@ class Mlp(FeedForward):
     self.down = layers.param(rngs, (mlp, embed), ("mlp", "embed"), scale=layers.out_of(config, mlp))
     self.down_bias = layers.bias(config, embed, "embed")
 
-  def __call__(self, x: jax.Array, dropout_key: jax.Array | None = None) -> jax.Array:
+  def __call__(self, x: jax.Array, dropout_key: jax.Array | None = None, *, real: jax.Array | None = None) -> jax.Array:
     """[batch, length, embed] -> [batch, length, mlp] -> [batch, length, embed]."""
+    del real
     product = functools.partial(
       layers.dense, gradient_dtype=self.gradient_dtype, quantization=self.quantization, dropout_key=dropout_key
     )

@@ -11,8 +11,9 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from t2t import sharding
-from t2t.models import attention, layers, remat
+from t2t.models import attention, auxiliary, layers, remat
 from t2t.models import positions as positions_lib
+from t2t.models.auxiliary import Auxiliary
 from t2t.models.config import TransformerConfig
 from t2t.models.masks import AttentionMask
 
@@ -91,9 +92,10 @@ class Layer(nnx.Module):
     front: attention.KVCache | None = None,
     pal: Pal | None = None,
     look: attention.Look | None = None,
+    real: jax.Array | None = None,
     dropout_key: jax.Array | None = None,
-  ) -> tuple[jax.Array, attention.KVCache | jax.Array]:
-    """[batch, length, embed] -> the same, and the keys and values that the self-attention read.
+  ) -> tuple[jax.Array, attention.KVCache | jax.Array, Auxiliary]:
+    """[batch, length, embed] -> the same; the keys and values that the self-attention read; auxiliary outputs.
 
     Args:
       x: the residual sum.
@@ -107,6 +109,7 @@ class Layer(nnx.Module):
       pal: a small attention beside the layer: (what the self-attention reads, mask, cache) -> what is added together
         with the feed-forward layer, and its keys and values.
       look: at which probabilities; they are returned in place of keys and values, float32 [batch, query, key].
+      real: see `FeedForward`.
       dropout_key: None at evaluation.
     """
     keys = layers.split_key(dropout_key, 6)
@@ -125,9 +128,9 @@ class Layer(nnx.Module):
     if memory is not None:
       x, crossing = (self if reads is None else reads)._add_memory(x, memory, memory_mask, keys[2:4], look)
       seen = crossing if seen is None else seen
-    update = self.mlp(self._branch_input(x, self.mlp_norm), keys[4])
-    x = self._add(x, update, "mlp", keys[5], beside)
-    return x, dataclasses.replace(cache, beside=kept) if look is None else seen
+    output = auxiliary.hidden_of(self.mlp(self._branch_input(x, self.mlp_norm), keys[4], real=real))
+    x = self._add(x, output.x, "mlp", keys[5], beside)
+    return x, dataclasses.replace(cache, beside=kept) if look is None else seen, output.aux
 
 
 Weights = tuple[Layer | None, Layer | None]  # a stack's own layers, and those that it borrows
@@ -226,9 +229,10 @@ class Stack(nnx.Module):
     keep_cache: bool = False,
     every_layer: bool = False,
     look: attention.Look | None = None,
+    real: jax.Array | None = None,
     dropout_key: jax.Array | None = None,
-  ) -> tuple[jax.Array, Caches | jax.Array | None]:
-    """[batch, length, embed] -> the same, normed; and keys and values of all layers, if `keep_cache`.
+  ) -> tuple[jax.Array, Caches | jax.Array | None, Auxiliary]:
+    """[batch, length, embed] -> the same, normed; keys and values of all layers, if `keep_cache`; auxiliary outputs.
 
     With `every_layer` what was embedded, and what came out of each layer, [layers + 1, batch, length, embed]; of these
     only the last is normed, in models whose norms stand before the branches.
@@ -246,6 +250,7 @@ class Stack(nnx.Module):
       keep_cache: otherwise nothing but the result is kept.
       every_layer: see above.
       look: at which probabilities; they are returned in place of a cache, float32 [layers, batch, query, key].
+      real: see `FeedForward`.
       dropout_key: None at evaluation.
     """
     config = self.config
@@ -271,7 +276,7 @@ class Stack(nnx.Module):
     def run(x, each):
       x = checkpoint_name(x, "input")
       own, borrowed = (self.layer, body) if config.share_layers else each["weights"]
-      x, kept = (own if borrowed is None else borrowed)(
+      x, kept, aux = (own if borrowed is None else borrowed)(
         x,
         mask=mask,
         positions=positions(each["index"]),
@@ -283,22 +288,23 @@ class Stack(nnx.Module):
         front=each["front"],
         pal=None if self.pals is None else functools.partial(self.pals, own=each["pal"], tasks=tasks),
         look=look,
+        real=real,
         dropout_key=each["key"],
       )
-      return x, (kept if keep_cache or look is not None else None, x if every_layer else None)
+      return x, (kept if keep_cache or look is not None else None, x if every_layer else None, aux)
 
     broadcast_axis = -2 if config.t5_dropout else None
     x = layers.dropout(x, config.dropout_rate, embed_key, broadcast_axis=broadcast_axis)
     x = sharding.split_residual(x)
     first = x
-    x, (kept, states) = self._run_all(run, x, each, apart=apart)
+    x, (kept, states, aux) = self._run_all(run, x, each, apart=apart)
     x = x if self.norm is None else self.norm(x)
     if config.t5_dropout:
       x = layers.dropout(x, config.dropout_rate, out_key, broadcast_axis=-2)
     x = sharding.join_residual(x)
     if every_layer:
       x = jnp.concatenate([first[None], states[:-1], x[None]])
-    return x, kept if keep_cache or look is not None else None
+    return x, kept if keep_cache or look is not None else None, auxiliary.of_layers(aux)
 
   def _run_all(self, run: Callable, x: jax.Array, each: dict[str, Any], *, apart: bool) -> tuple[jax.Array, Any]:
     """One layer after another; `each` has for every argument what the layers get, stacked, or `apart` in tuples."""

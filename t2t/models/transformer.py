@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t import UserError, did_you_mean, sharding
-from t2t.models import attention, heads, layers
+from t2t.models import attention, auxiliary, heads, layers
 from t2t.models.architecture import (
   DECODER_ONLY,
   ENCODER_DECODER,
@@ -21,8 +21,10 @@ from t2t.models.architecture import (
   Model,
   decoder_mask,
   reading_mask,
+  real_positions,
   segments_of,
 )
+from t2t.models.auxiliary import Auxiliary, Hidden
 from t2t.models.config import TransformerConfig
 from t2t.models.masks import AttentionMask
 from t2t.models.stack import Caches, Layer, Stack, Weights, one_by_one
@@ -96,6 +98,14 @@ class _Transformer(nnx.Module):
     self.head = heads.VocabularyHead(config, rngs) if config.vocabulary_head else None
     self.heads = heads.build(config, rngs)
 
+  def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> jax.Array:
+    """See `Model`."""
+    return self.hidden(batch, dropout_key=dropout_key).x
+
+  def states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> jax.Array:
+    """See `Model`."""
+    return self.hidden_states(batch, every_layer=every_layer, dropout_key=dropout_key).x
+
   def logits_fn(self, name: str = "") -> Callable[[jax.Array], jax.Array]:
     """[..., embed] -> float32 logits [..., vocab], as a pytree that holds its weights; see `heads`.
 
@@ -162,6 +172,14 @@ class _Transformer(nnx.Module):
     """[..., length, embed] without the states of a prompt."""
     return states[..., self.embed.prompt_ids.size :, :]
 
+  def _real(self, batch: Batch, side: str, length: int) -> jax.Array | None:
+    """Which of `length` positions of a side hold a token, those of a prompt among them; None: all, or nobody asks."""
+    is_known = f"{side}_segment_ids" in batch or side == "encoder" or "decoder_target_tokens" in batch
+    if not self.config.feed_forward_class.reads_real or not is_known:
+      return None
+    real = real_positions(batch, side)
+    return jnp.pad(real, [(0, 0), (length - real.shape[1], 0)], constant_values=True)
+
   def _types(self, batch: Batch) -> jax.Array | None:
     """Which part of its sequence each token of the encoder belongs to; None: the first, as all that is written."""
     return batch.get("encoder_token_types") if self.config.segment_types > 1 else None
@@ -199,7 +217,7 @@ class _Transformer(nnx.Module):
       causal=True,
     )
     positions = jnp.broadcast_to(positions + self.decoder.front, columns.shape)
-    x, cache = self.decoder(
+    x, cache, _ = self.decoder(
       self.embed(columns, positions=positions, own=self.decoder.embed),
       mask=mask,
       body=self._body(),
@@ -231,9 +249,10 @@ class EncoderDecoder(_Transformer):
     """The layers that the decoder borrows, with `share_stacks`."""
     return self.encoder.own_layers if self.config.share_stacks else None
 
-  def states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> jax.Array:
+  def hidden_states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> Hidden:
     """See `Model`: the encoder's output, whatever the decoder is given."""
-    return self._of_text(self._encode(self._prompted(batch), every_layer=every_layer, dropout_key=dropout_key)[0])
+    x, _, aux = self._encode(self._prompted(batch), every_layer=every_layer, dropout_key=dropout_key)
+    return Hidden(self._of_text(x), auxiliary.of_stacks(encoder=aux))
 
   def attention_map(self, batch: Batch, which: str, head: jax.Array) -> jax.Array:
     """See `Model`."""
@@ -241,14 +260,15 @@ class EncoderDecoder(_Transformer):
       return self._encode(self._prompted(batch), look=attention.Look(head))[1]
     return self._run(batch, look=attention.Look(head, cross=which == "cross"))[1]
 
-  def _encode(self, batch: Batch, **options: Any) -> tuple[jax.Array, jax.Array | None]:
+  def _encode(self, batch: Batch, **options: Any) -> tuple[jax.Array, jax.Array | None, Auxiliary]:
     """The encoder's output at every position that it reads, those of a prompt included; and what `Stack` has beside."""
     tokens, positions = batch["encoder_input_tokens"], batch.get("encoder_positions")
     x = self.embed(tokens, positions=self._places(self.encoder, tokens, positions), segments=self._types(batch))
     mask, tasks = reading_mask(batch, "encoder"), batch.get("encoder_tasks")
-    return self.encoder(x, mask=mask, tasks=tasks, **options)
+    real = self._real(batch, "encoder", x.shape[1])
+    return self.encoder(x, mask=mask, tasks=tasks, real=real, **options)
 
-  def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> jax.Array:
+  def hidden(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> Hidden:
     """The decoder's output, [batch, targets length, embed], for seqio's encoder-decoder features.
 
     Args:
@@ -260,12 +280,12 @@ class EncoderDecoder(_Transformer):
 
   def _run(
     self, batch: Batch, *, look: attention.Look | None = None, dropout_key: jax.Array | None = None
-  ) -> tuple[jax.Array, jax.Array | None]:
+  ) -> tuple[Hidden, jax.Array | None]:
     encoder_key, decoder_key = layers.split_key(dropout_key, 2)
     batch = self._prompted(batch)
-    memory, tokens = self._encode(batch, dropout_key=encoder_key)[0], batch["decoder_input_tokens"]
+    (memory, _, read), tokens = self._encode(batch, dropout_key=encoder_key), batch["decoder_input_tokens"]
     places = self._places(self.decoder, tokens, batch.get("decoder_positions"))
-    return self.decoder(
+    x, kept, written = self.decoder(
       self.embed(tokens, positions=places, own=self.decoder.embed),
       mask=decoder_mask(batch, bidirectional_prefix=self.config.bidirectional_prefix),
       body=self._body(),
@@ -273,8 +293,10 @@ class EncoderDecoder(_Transformer):
       memory_mask=reading_mask(batch, "decoder"),
       tasks=batch.get("decoder_tasks"),
       look=look,
+      real=self._real(batch, "decoder", tokens.shape[1]),
       dropout_key=decoder_key,
     )
+    return Hidden(x, auxiliary.of_stacks(encoder=read, decoder=written)), kept
 
   def start_decode(self, batch: Batch, max_length: int, *, num_beams: int = 1) -> tuple[jax.Array, DecodeState]:
     """Encodes the inputs and makes room for `max_length` positions.
@@ -321,7 +343,7 @@ class DecoderOnly(_Transformer):
     super().__init__(config, rngs)
     self.decoder = Stack(config, rngs, num_layers=config.num_decoder_layers, causal=True)
 
-  def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> jax.Array:
+  def hidden(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> Hidden:
     """Hidden states [batch, length, embed] for seqio's decoder features.
 
     Args:
@@ -329,23 +351,25 @@ class DecoderOnly(_Transformer):
         inputs, decoder_causal_attention, 1 where they are read. Padding ends a sequence.
       dropout_key: None at evaluation.
     """
-    return self.states(batch, dropout_key=dropout_key)
+    return self.hidden_states(batch, dropout_key=dropout_key)
 
-  def states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> jax.Array:
+  def hidden_states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> Hidden:
     """See `Model`."""
-    return self._of_text(self._run(batch, every_layer=every_layer, dropout_key=dropout_key)[0])
+    x, _, aux = self._run(batch, every_layer=every_layer, dropout_key=dropout_key)
+    return Hidden(self._of_text(x), auxiliary.of_stacks(decoder=aux))
 
   def attention_map(self, batch: Batch, which: str, head: jax.Array) -> jax.Array:
     """See `Model`."""
     return self._run(batch, look=attention.Look(head))[1]
 
-  def _run(self, batch: Batch, **options: Any) -> tuple[jax.Array, jax.Array | None]:
+  def _run(self, batch: Batch, **options: Any) -> tuple[jax.Array, jax.Array | None, Auxiliary]:
     batch = self._prompted(batch)
     tokens = batch["decoder_input_tokens"]
     places = self._places(self.decoder, tokens, batch.get("decoder_positions"))
     x = self.embed(tokens, positions=places)
     mask = decoder_mask(batch, bidirectional_prefix=self.config.bidirectional_prefix)
-    return self.decoder(x, mask=mask, tasks=batch.get("decoder_tasks"), **options)
+    real = self._real(batch, "decoder", x.shape[1])
+    return self.decoder(x, mask=mask, tasks=batch.get("decoder_tasks"), real=real, **options)
 
   def start_decode(self, batch: Batch, max_length: int, *, num_beams: int = 1) -> tuple[jax.Array, DecodeState]:
     """Reads the prompts and makes room for `max_length` positions behind the longest that the batch could hold.
@@ -379,10 +403,11 @@ class DecoderOnly(_Transformer):
     room = max_length * num_beams
     segments = jnp.pad(real[:, :-1], [(0, 0), (0, room)], constant_values=1)
     positions, prefix = jnp.maximum(columns, 0), real if both_ways else None
-    _, cache = self.decoder(
+    _, cache, _ = self.decoder(
       self.embed(tokens, positions=positions + self.decoder.front),
       mask=AttentionMask(real, real, prefix=prefix, positions=positions, causal=True),
       tasks=_of_rows(batch),
+      real=real > 0 if self.config.feed_forward_class.reads_real else None,
       keep_cache=True,
     )
     make_room = lambda x: jnp.pad(x[:, :, :, :-1], [(0, 0), (0, 0), (0, 0), (0, room), (0, 0)])
@@ -405,7 +430,7 @@ class EncoderOnly(_Transformer):
     super().__init__(config, rngs)
     self.encoder = Stack(config, rngs, num_layers=config.num_encoder_layers, causal=False)
 
-  def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> jax.Array:
+  def hidden(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> Hidden:
     """Hidden states [batch, length, embed] for seqio's encoder features.
 
     Args:
@@ -414,12 +439,13 @@ class EncoderOnly(_Transformer):
         0 is padding.
       dropout_key: None at evaluation.
     """
-    return self.states(batch, dropout_key=dropout_key)
+    return self.hidden_states(batch, dropout_key=dropout_key)
 
-  def states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> jax.Array:
+  def hidden_states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> Hidden:
     """See `Model`."""
     batch = self._prompted(batch)
-    return self._of_text(self.read(self._embedded(batch), batch, every_layer=every_layer, dropout_key=dropout_key))
+    read = self.read(self._embedded(batch), batch, every_layer=every_layer, dropout_key=dropout_key)
+    return dataclasses.replace(read, x=self._of_text(read.x))
 
   def attention_map(self, batch: Batch, which: str, head: jax.Array) -> jax.Array:
     """See `Model`."""
@@ -450,12 +476,16 @@ class EncoderOnly(_Transformer):
     encoder: Stack | None = None,
     every_layer: bool = False,
     dropout_key: jax.Array | None = None,
-  ) -> jax.Array:
+  ) -> Hidden:
     """Hidden states of embedded tokens, [batch, length, embed], by its own layers or those of another."""
-    return self._run(x, batch, encoder or self.encoder, every_layer=every_layer, dropout_key=dropout_key)[0]
+    x, _, aux = self._run(x, batch, encoder or self.encoder, every_layer=every_layer, dropout_key=dropout_key)
+    return Hidden(x, auxiliary.of_stacks(encoder=aux))
 
-  def _run(self, x: jax.Array, batch: Batch, encoder: Stack, **options: Any) -> tuple[jax.Array, jax.Array | None]:
-    return encoder(x, mask=reading_mask(batch, "encoder"), tasks=batch.get("encoder_tasks"), **options)
+  def _run(
+    self, x: jax.Array, batch: Batch, encoder: Stack, **options: Any
+  ) -> tuple[jax.Array, jax.Array | None, Auxiliary]:
+    mask, real = reading_mask(batch, "encoder"), self._real(batch, "encoder", x.shape[1])
+    return encoder(x, mask=mask, tasks=batch.get("encoder_tasks"), real=real, **options)
 
 
 MODELS = (EncoderDecoder, DecoderOnly, EncoderOnly)

@@ -44,7 +44,8 @@ def likelihood(config: Config) -> losses.Loss:
       f"config.train.loss={name}: gives an example no likelihood, of which Fisher information is; these do:"
       f" {', '.join(_LIKELIHOODS)}"
     )
-  return losses.make(config.with_(train={"z_loss": 0.0, "label_smoothing": 0.0, "microbatches": 1}))
+  loss = losses.make(config.with_(train={"z_loss": 0.0, "label_smoothing": 0.0, "microbatches": 1}))
+  return losses.without_auxiliary(loss)
 
 
 def make_step(

@@ -116,7 +116,8 @@ class StageProgram:
     Raises:
       UserError: so it is.
     """
-    weights = self.made.loss.weights
+    # Layers' terms count every token, whether or not it has a target.
+    weights = losses.without_auxiliary(self.made.loss).weights
     if not any(float(weight) > 0 for batch in self.eval_batches for weight in weights(batch).values()):
       config = self.stage.config
       where = config.data.named if config.data.is_named else "eval_batches"

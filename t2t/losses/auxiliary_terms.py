@@ -1,0 +1,99 @@
+"""Terms that layers return, in a loss: each with its coefficient and a weight of the whole batch."""
+
+from collections.abc import Mapping
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from t2t.configuration.schema import Config
+from t2t.metrics import Metrics, WeightedSum
+from t2t.models import adapters as adapters_lib
+from t2t.models.architecture import Batch, real_positions
+from t2t.models.auxiliary import Auxiliary, Term
+from t2t.models.config import TransformerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class AuxiliaryTerms:
+  """The terms of a model's layers, beside a loss's own.
+
+  model: shape of the model; None: what its layers return is left out.
+  sides: its stacks that the loss runs.
+  prompt: positions of a learned prompt, in front of the text of the first side.
+  prefix: of the terms' names, where a loss runs several models.
+  """
+
+  model: TransformerConfig | None = None
+  sides: tuple[str, ...] = ()
+  prompt: int = 0
+  prefix: str = ""
+
+  @classmethod
+  def of(cls, run: Config, *, only_states: bool) -> "AuxiliaryTerms":
+    """Those of a run.
+
+    Args:
+      run: its config.
+      only_states: whether the loss runs `Model.hidden_states`, and not `Model.hidden`.
+    """
+    kind = run.model.kind
+    sides = (kind.answers,) if only_states else kind.sides
+    return cls(run.model, sides, adapters_lib.positions(run.adapters, computed=True))
+
+  @property
+  def rows(self) -> Mapping[str, Term]:
+    """What the layers return, by name."""
+    return {} if self.model is None else self.model.feed_forward_class.terms(self.model)
+
+  def weights(self, batch: Batch) -> dict[str, jax.Array]:
+    """The weight of each term, over all layers; see `Loss.weights`."""
+    rows = self.rows
+    if not rows:
+      return {}
+    real = {side: self._real(batch, side) for side in self.sides}
+    layers = {"encoder": self.model.num_encoder_layers, "decoder": self.model.num_decoder_layers}
+    return {
+      self.prefix + name: sum(layers[side] * term.weight(real[side]) for side in self.sides)
+      for name, term in rows.items()
+    }
+
+  def _real(self, batch: Batch, side: str) -> jax.Array:
+    prompt = self.prompt if side == self.model.kind.answers else 0
+    return jnp.pad(real_positions(batch, side), [(0, 0), (prompt, 0)], constant_values=True)
+
+  def joined(
+    self,
+    terms: dict[str, jax.Array],
+    metrics: Metrics,
+    aux: Auxiliary,
+    batch: Batch,
+    weights: Mapping[str, jax.Array],
+  ) -> tuple[dict[str, jax.Array], Metrics]:
+    """A loss's own terms and metrics, with those of its layers.
+
+    Args:
+      terms, metrics: its own.
+      aux: what the model returned.
+      batch: model features, of a part of a batch.
+      weights: of the whole batch.
+
+    Raises:
+      ValueError: layers return other terms than their class declares, or one with the name of a loss's own.
+    """
+    rows = self.rows
+    if self.model is not None and set(rows) != set(aux.terms):
+      raise ValueError(
+        f"config.model.feed_forward={self.model.feed_forward}: its layers return the terms {sorted(aux.terms)}, but"
+        f" `terms` of its class declares {sorted(rows)}"
+      )
+    own = self.weights(batch)
+    added = {self.prefix + name: (term, aux.terms[name]) for name, term in rows.items()}
+    if taken := set(added) & (set(terms) | set(metrics)):
+      raise ValueError(f"the auxiliary term {min(taken)!r} has the name of a term or metric of the loss; rename it")
+    found = {
+      name: term.coefficient * total / jnp.maximum(weights[name], 1e-8)
+      for name, (term, total) in added.items()
+      if term.coefficient
+    }
+    return terms | found, metrics | {name: WeightedSum(total, own[name]) for name, (_, total) in added.items()}
