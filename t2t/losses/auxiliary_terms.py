@@ -10,7 +10,7 @@ from t2t.configuration.schema import Config
 from t2t.metrics import Metrics, WeightedSum
 from t2t.models import adapters as adapters_lib
 from t2t.models.architecture import Batch, real_positions
-from t2t.models.auxiliary import Auxiliary, Term
+from t2t.models.auxiliary import CARRIED, Auxiliary, Term
 from t2t.models.config import TransformerConfig
 
 
@@ -96,4 +96,7 @@ class AuxiliaryTerms:
       for name, (term, total) in added.items()
       if term.coefficient
     }
-    return terms | found, metrics | {name: WeightedSum(total, own[name]) for name, (_, total) in added.items()}
+    metrics = metrics | {name: WeightedSum(total, own[name]) for name, (_, total) in added.items()}
+    kept = [name for name in batch if name.startswith(CARRIED)]
+    states = {name: aux.states[name.removeprefix(CARRIED)] for name in kept}
+    return terms | found, metrics | {name: jnp.moveaxis(x, 0, 1) for name, x in states.items()}

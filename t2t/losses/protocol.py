@@ -76,7 +76,8 @@ class Loss(Protocol):
       train: whether there is dropout, and what only training has, as label smoothing.
 
     Returns:
-      What the gradient is of, by name; and metrics, which have none, "loss" and "accuracy" among them.
+      What the gradient is of, by name; and metrics, which have none, "loss" and "accuracy" among them.  Where the batch
+      has features carried/SIDE/NAME, those of the next step are among the metrics, by the same names.
     """
 
   def flops(self, config: TransformerConfig, *, batch_size: int, lengths: Mapping[str, int], predicted: float) -> float:

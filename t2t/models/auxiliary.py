@@ -28,6 +28,21 @@ class Term:
   weight: Callable[[jax.Array], jax.Array] = number_of_positions
 
 
+@dataclasses.dataclass(frozen=True)
+class Carried:
+  """A state that each layer returns in one step and is given in the next; see `FeedForward.carried`.
+
+  shape: of a row of the batch, without the axes of rows and layers.
+  dtype: of the array that the train state keeps.
+  """
+
+  shape: tuple[int, ...]
+  dtype: str = "float32"
+
+
+CARRIED = "carried/"  # begins the names of features that have such states: carried/decoder/NAME, [rows, layers, ...]
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Auxiliary:

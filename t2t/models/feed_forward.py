@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 import functools
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from flax import nnx
 import jax
@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from t2t import sharding
 from t2t.models import layers
-from t2t.models.auxiliary import Hidden, Term
+from t2t.models.auxiliary import Carried, Hidden, Term
 from t2t.models.config import TransformerConfig
 
 
@@ -34,7 +34,7 @@ class FeedForward(nnx.Module):
     raise NotImplementedError
 
   def __call__(
-    self, x: jax.Array, dropout_key: jax.Array | None = None, *, real: jax.Array | None = None
+    self, x: jax.Array, dropout_key: jax.Array | None = None, *, real: jax.Array | None = None, **carried: Any
   ) -> jax.Array | Hidden:
     """[batch, length, embed] -> the same, with auxiliary outputs or without.
 
@@ -42,12 +42,20 @@ class FeedForward(nnx.Module):
       x: the normed residual sum.
       dropout_key: None at evaluation.
       real: bool [batch, length], which positions hold a token, if the class `reads_real`; None: all do.
+      carried: carried=name -> [batch, ...], the states that the layer returned for the rows before these; not given in
+        evaluation and decoding, and to a class that carries none.
     """
     raise NotImplementedError
 
   @classmethod
   def terms(cls, config: TransformerConfig) -> Mapping[str, Term]:
     """The auxiliary terms that each call returns, by name."""
+    del config
+    return {}
+
+  @classmethod
+  def carried(cls, config: TransformerConfig) -> Mapping[str, Carried]:
+    """The states, of those that each call returns, that training keeps for the next step, by name."""
     del config
     return {}
 

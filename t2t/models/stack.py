@@ -1,6 +1,6 @@
 """Blocks, and the stack of them that one layer scan runs: the same for encoders and decoders."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 from typing import Any
@@ -93,6 +93,7 @@ class Layer(nnx.Module):
     pal: Pal | None = None,
     look: attention.Look | None = None,
     real: jax.Array | None = None,
+    carried: Mapping[str, jax.Array] | None = None,
     dropout_key: jax.Array | None = None,
   ) -> tuple[jax.Array, attention.KVCache | jax.Array, Auxiliary]:
     """[batch, length, embed] -> the same; the keys and values that the self-attention read; auxiliary outputs.
@@ -109,7 +110,7 @@ class Layer(nnx.Module):
       pal: a small attention beside the layer: (what the self-attention reads, mask, cache) -> what is added together
         with the feed-forward layer, and its keys and values.
       look: at which probabilities; they are returned in place of keys and values, float32 [batch, query, key].
-      real: see `FeedForward`.
+      real, carried: see `FeedForward`.
       dropout_key: None at evaluation.
     """
     keys = layers.split_key(dropout_key, 6)
@@ -128,7 +129,8 @@ class Layer(nnx.Module):
     if memory is not None:
       x, crossing = (self if reads is None else reads)._add_memory(x, memory, memory_mask, keys[2:4], look)
       seen = crossing if seen is None else seen
-    output = auxiliary.hidden_of(self.mlp(self._branch_input(x, self.mlp_norm), keys[4], real=real))
+    beside_rows = {} if carried is None else {"carried": carried}
+    output = auxiliary.hidden_of(self.mlp(self._branch_input(x, self.mlp_norm), keys[4], real=real, **beside_rows))
     x = self._add(x, output.x, "mlp", keys[5], beside)
     return x, dataclasses.replace(cache, beside=kept) if look is None else seen, output.aux
 
@@ -230,6 +232,7 @@ class Stack(nnx.Module):
     every_layer: bool = False,
     look: attention.Look | None = None,
     real: jax.Array | None = None,
+    carried: Mapping[str, jax.Array] | None = None,
     dropout_key: jax.Array | None = None,
   ) -> tuple[jax.Array, Caches | jax.Array | None, Auxiliary]:
     """[batch, length, embed] -> the same, normed; keys and values of all layers, if `keep_cache`; auxiliary outputs.
@@ -251,6 +254,7 @@ class Stack(nnx.Module):
       every_layer: see above.
       look: at which probabilities; they are returned in place of a cache, float32 [layers, batch, query, key].
       real: see `FeedForward`.
+      carried: name -> [layers, batch, ...], see there.
       dropout_key: None at evaluation.
     """
     config = self.config
@@ -269,6 +273,7 @@ class Stack(nnx.Module):
       "front": self.prefix() if self.front and cache is None else None,
       "memory": memory if memory_is_cached else None,
       "pal": None if self.pals is None else self.pals.of_layers,
+      "carried": carried or None,
     }
     if apart and self.pals is not None:
       each["pal"] = one_by_one(each["pal"], self.num_layers)
@@ -289,6 +294,7 @@ class Stack(nnx.Module):
         pal=None if self.pals is None else functools.partial(self.pals, own=each["pal"], tasks=tasks),
         look=look,
         real=real,
+        carried=each["carried"],
         dropout_key=each["key"],
       )
       return x, (kept if keep_cache or look is not None else None, x if every_layer else None, aux)

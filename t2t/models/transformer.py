@@ -180,6 +180,12 @@ class _Transformer(nnx.Module):
     real = real_positions(batch, side)
     return jnp.pad(real, [(0, 0), (length - real.shape[1], 0)], constant_values=True)
 
+  def _carried(self, batch: Batch, side: str) -> dict[str, jax.Array]:
+    """States that a side's layers returned for the rows before these, name -> [layers, batch, ...]; {}: none."""
+    begin = f"{auxiliary.CARRIED}{side}/"
+    found = {name.removeprefix(begin): x for name, x in batch.items() if name.startswith(begin)}
+    return {name: jnp.moveaxis(x, 0, 1) for name, x in found.items()}
+
   def _types(self, batch: Batch) -> jax.Array | None:
     """Which part of its sequence each token of the encoder belongs to; None: the first, as all that is written."""
     return batch.get("encoder_token_types") if self.config.segment_types > 1 else None
@@ -266,7 +272,7 @@ class EncoderDecoder(_Transformer):
     x = self.embed(tokens, positions=self._places(self.encoder, tokens, positions), segments=self._types(batch))
     mask, tasks = reading_mask(batch, "encoder"), batch.get("encoder_tasks")
     real = self._real(batch, "encoder", x.shape[1])
-    return self.encoder(x, mask=mask, tasks=tasks, real=real, **options)
+    return self.encoder(x, mask=mask, tasks=tasks, real=real, carried=self._carried(batch, "encoder"), **options)
 
   def hidden(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> Hidden:
     """The decoder's output, [batch, targets length, embed], for seqio's encoder-decoder features.
@@ -294,6 +300,7 @@ class EncoderDecoder(_Transformer):
       tasks=batch.get("decoder_tasks"),
       look=look,
       real=self._real(batch, "decoder", tokens.shape[1]),
+      carried=self._carried(batch, "decoder"),
       dropout_key=decoder_key,
     )
     return Hidden(x, auxiliary.of_stacks(encoder=read, decoder=written)), kept
@@ -369,7 +376,8 @@ class DecoderOnly(_Transformer):
     x = self.embed(tokens, positions=places)
     mask = decoder_mask(batch, bidirectional_prefix=self.config.bidirectional_prefix)
     real = self._real(batch, "decoder", x.shape[1])
-    return self.decoder(x, mask=mask, tasks=batch.get("decoder_tasks"), real=real, **options)
+    beside = dict(tasks=batch.get("decoder_tasks"), real=real, carried=self._carried(batch, "decoder"))
+    return self.decoder(x, mask=mask, **beside, **options)
 
   def start_decode(self, batch: Batch, max_length: int, *, num_beams: int = 1) -> tuple[jax.Array, DecodeState]:
     """Reads the prompts and makes room for `max_length` positions behind the longest that the batch could hold.
@@ -485,7 +493,8 @@ class EncoderOnly(_Transformer):
     self, x: jax.Array, batch: Batch, encoder: Stack, **options: Any
   ) -> tuple[jax.Array, jax.Array | None, Auxiliary]:
     mask, real = reading_mask(batch, "encoder"), self._real(batch, "encoder", x.shape[1])
-    return encoder(x, mask=mask, tasks=batch.get("encoder_tasks"), real=real, **options)
+    beside = dict(tasks=batch.get("encoder_tasks"), real=real, carried=self._carried(batch, "encoder"))
+    return encoder(x, mask=mask, **beside, **options)
 
 
 MODELS = (EncoderDecoder, DecoderOnly, EncoderOnly)

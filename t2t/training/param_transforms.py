@@ -85,6 +85,8 @@ class Transforms:
   config: OptimizerConfig
   names: tuple[str, ...]
 
+  by_row: ClassVar[bool] = False
+
   @classmethod
   def from_config(cls, config: Config) -> "Transforms | None":
     names = tuple(name for name in paths.TRANSFORMS if paths.sets(config.optimizer, name))

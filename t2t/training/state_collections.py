@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from flax import traverse_util
 import jax
@@ -18,7 +18,12 @@ class Collection(Protocol):
   """A part of the train state, a tree of arrays; those in the shape of a parameter have its path as last key.
 
   It is saved and restored with the state.  Parameters are those that are trained.
+
+  by_row: whether arrays are [rows of a batch, ...], features that the loss reads and returns anew in each step; they
+    are sharded as batches are.
   """
+
+  by_row: ClassVar[bool]
 
   @classmethod
   def from_config(cls, config: Config) -> "Collection | None":
@@ -50,11 +55,16 @@ class Collection(Protocol):
 # Name in the train state -> a `Collection`; a run has those whose `from_config` returns one, in this order.
 COLLECTIONS: LazyTable[type[Collection]] = LazyTable(
   {
+    "carried": "t2t.training.carried_state:CarriedState",
     "transforms": "t2t.training.param_transforms:Transforms",
     "average": "t2t.training.weight_average:Average",
   }
 )
-_ASKED = {"transforms": lambda config: config.optimizer.paths, "average": lambda config: config.optimizer.average}
+_ASKED = {
+  "carried": lambda config: config.model.feed_forward_class.carried(config.model),
+  "transforms": lambda config: config.optimizer.paths,
+  "average": lambda config: config.optimizer.average,
+}
 Collections = Mapping[str, Collection]
 NONE: Collections = MappingProxyType({})
 
@@ -68,6 +78,20 @@ def of_run(config: Config) -> Collections:
   wanted = (name for name in COLLECTIONS if _ASKED.get(name, bool)(config))
   made = {name: COLLECTIONS[name].from_config(config) for name in wanted}
   return {name: collection for name, collection in made.items() if collection is not None}
+
+
+def features(collections: Collections, values: Mapping[str, Any]) -> dict[str, jax.Array]:
+  """Returns the features that a step reads besides those of its batch, [rows, ...]."""
+  by_row = (values[name] for name, collection in collections.items() if collection.by_row)
+  return {name: x for value in by_row for name, x in value.items()}
+
+
+def with_features(
+  collections: Collections, values: Mapping[str, Any], found: Mapping[str, jax.Array]
+) -> dict[str, Any]:
+  """Returns the values with the features that the loss returned for the next step."""
+  renewed = lambda value: {name: found[name].astype(x.dtype) for name, x in value.items()}
+  return {name: renewed(value) if collections[name].by_row else value for name, value in values.items()}
 
 
 def _flat(params: Params) -> Flat:

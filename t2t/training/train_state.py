@@ -91,7 +91,12 @@ def abstract_train_state(
     params,
     frozen,
     _shardings_like(shapes.opt_state, shapes.params, params, mesh, offload=offload_optimizer),
-    _shardings_like(shapes.collections, shapes.params, params, mesh, offload=False),
+    {
+      name: jax.tree.map(lambda _: sharding.batch_sharding(mesh), value)
+      if collections[name].by_row
+      else _shardings_like(value, shapes.params, params, mesh, offload=False)
+      for name, value in shapes.collections.items()
+    },
   )
   placed = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
   return graphdef, jax.tree.map(placed, shapes, shardings), make

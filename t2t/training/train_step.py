@@ -14,6 +14,7 @@ from t2t import sharding
 from t2t.losses import Loss, Weights
 from t2t.metrics import Metrics
 from t2t.models.architecture import Batch, real_positions, sides
+from t2t.models.auxiliary import CARRIED
 from t2t.params import Params
 from t2t.training import anchors, places, state_collections
 from t2t.training.train_state import DEVICE, HOST, TrainState
@@ -27,6 +28,12 @@ def _microbatches(batch: Batch, num: int) -> Batch:
     return sharding.shard(x, None, "batch", *[None] * (x.ndim - 2))
 
   return jax.tree.map(one, batch)
+
+
+def _whole_batch(parts: jax.Array, whole: jax.Array) -> jax.Array:
+  """The inverse of `_microbatches`, and of `_split_by_copy` behind it; `whole` has the shape."""
+  x = jnp.swapaxes(parts.reshape(parts.shape[0], -1, *whole.shape[1:]), 0, 1).reshape(whole.shape)
+  return sharding.shard(x, "batch", *[None] * (x.ndim - 1))
 
 
 def _split_by_copy(copies: int, x: jax.Array) -> jax.Array:
@@ -141,13 +148,15 @@ def make_train_step(
     values are kept `anchors.distances`.
   """
 
-  def gradients(weights: Weights, state: TrainState, batch: Batch, key: jax.Array) -> tuple[Params, Metrics]:
+  def gradients(weights: Weights, state: TrainState, batch: Batch, key: jax.Array) -> tuple[Params, Metrics, Batch]:
     def terms_of(params: Params):
       read = state_collections.forward(collections, state.collections, params)
       module = dataclasses.replace(state, params=read).model(graphdef)
       return loss(module, batch, weights, key=key, train=True)
 
-    return gradient(terms_of, state.params, all_terms=not jax.tree.leaves(state.frozen_params))
+    grads, metrics = gradient(terms_of, state.params, all_terms=not jax.tree.leaves(state.frozen_params))
+    carried = {name: metrics.pop(name) for name in batch if name.startswith(CARRIED)}
+    return grads, metrics, carried
 
   def summed_gradients(weights: Weights, state: TrainState, batch: Batch, key: jax.Array):
     """Of all microbatches; where parameters are copied, each copy adds up its own, and they meet once, at the end."""
@@ -160,24 +169,27 @@ def make_train_step(
 
     def one(index: jax.Array, batch: Batch):
       own_key = jax.random.fold_in(key, index)
-      grads, metrics = part(state, batch, own_key if copies == 1 else jax.random.split(own_key, copies))
-      return jax.lax.with_sharding_constraint(grads, own), metrics
+      grads, metrics, carried = part(state, batch, own_key if copies == 1 else jax.random.split(own_key, copies))
+      return (jax.lax.with_sharding_constraint(grads, own), metrics), carried
 
     def body(added, scanned):
-      grads, metrics = one(*scanned)
-      return (jax.tree.map(jnp.add, added[0], grads), metrics_lib.merge(added[1], metrics)), None
+      (grads, metrics), carried = one(*scanned)
+      return (jax.tree.map(jnp.add, added[0], grads), metrics_lib.merge(added[1], metrics)), carried
 
     first = jax.tree.map(lambda x: x[0], (jnp.arange(num_microbatches), batches))
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, *first))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, *first)[0])
     zeros = jax.lax.with_sharding_constraint(zeros[0], own), zeros[1]
-    added = jax.lax.scan(body, zeros, (jnp.arange(num_microbatches), batches))[0]
-    return added if copies == 1 else jax.tree.map(lambda x: jnp.sum(x, axis=0), added)
+    added, carried = jax.lax.scan(body, zeros, (jnp.arange(num_microbatches), batches))
+    added = added if copies == 1 else jax.tree.map(lambda x: jnp.sum(x, axis=0), added)
+    return *added, jax.tree.map(_whole_batch, carried, {name: batch[name] for name in carried})
 
   def train_step(state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, Metrics]:
     # Keys depend on (seed, step, microbatch) alone, so that a run that was resumed draws what it would have drawn.
     key = jax.random.fold_in(key, state.step)
     compute = gradients if num_microbatches == 1 else summed_gradients
-    grads, metrics = compute(loss.weights(batch), state, batch, key)
+    batch_and_carried = {**batch, **state_collections.features(collections, state.collections)}
+    grads, metrics, carried = compute(loss.weights(batch), state, batch_and_carried, key)
+    kept = state_collections.with_features(collections, state.collections, carried)
     grads = jax.lax.with_sharding_constraint(grads, state_shardings.params)
     opt_state = _to_device(state.opt_state, state_shardings.opt_state)
     updates, new_opt_state = tx.update(grads, opt_state, state.params)
@@ -189,8 +201,9 @@ def make_train_step(
       good = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"].total)
       params = _select(good, params, state.params)
       new_opt_state = _select(good, new_opt_state, opt_state)
+      kept = _select(good, kept, state.collections)
       metrics["skipped"] = metrics_lib.WeightedSum(1.0 - good, one)
-    kept, params = state_collections.update(collections, state.collections, params, state.step)
+    kept, params = state_collections.update(collections, kept, params, state.step)
     metrics["grad_norm"] = metrics_lib.WeightedSum(norm, one)
     metrics["grad_squares"] = metrics_lib.WeightedSum(squares, one)
     metrics["tokens"] = metrics_lib.WeightedSum(_num_tokens(batch), one)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +56,8 @@ class Average:
 
   averaging: Averaging
   is_evaluated: bool
+
+  by_row: ClassVar[bool] = False
 
   @classmethod
   def from_config(cls, config: Config) -> "Average | None":

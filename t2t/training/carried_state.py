@@ -1,0 +1,53 @@
+"""Carried state: activations that the train state keeps from one step to the next, row by row."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from t2t import UserError
+from t2t.configuration.schema import Config
+from t2t.models.auxiliary import CARRIED
+from t2t.models.config import TransformerConfig
+from t2t.training.state_collections import Flat
+
+
+@dataclasses.dataclass(frozen=True)
+class CarriedState:
+  """The state collection of what layers carry: "carried/SIDE/NAME" -> [rows, layers, ...], zeros at step 0.
+
+  Row i of a batch is given what row i of the batch before it left: the data decides whether its text continues there.
+  Evaluation and decoding carry nothing.
+  """
+
+  model: TransformerConfig
+  rows: int
+  by_row: ClassVar[bool] = True
+
+  @classmethod
+  def from_config(cls, config: Config) -> "CarriedState":
+    if config.train.loss not in ("", "cross_entropy"):
+      raise UserError(
+        f"config.model.feed_forward={config.model.feed_forward}: carries states from step to step, which"
+        f" config.train.loss={config.train.loss} does not return; give config.train.loss=cross_entropy"
+      )
+    return cls(config.model, config.train.batch_size)
+
+  def init(self, params: Flat) -> dict[str, jax.Array]:
+    del params
+    layers = {"encoder": self.model.num_encoder_layers, "decoder": self.model.num_decoder_layers}
+    return {
+      f"{CARRIED}{side}/{name}": jnp.zeros((self.rows, layers[side], *state.shape), state.dtype)
+      for name, state in self.model.feed_forward_class.carried(self.model).items()
+      for side in self.model.kind.sides
+    }
+
+  def forward(self, value: Any, params: Flat) -> Flat:
+    return params
+
+  def update(self, value: Any, params: Flat, step: jax.Array) -> tuple[Any, Flat]:
+    return value, params
+
+  def evaluated(self, value: Any, params: Flat) -> Flat:
+    return params
