@@ -21,7 +21,6 @@ from t2t import UserError, foreign_names
 from t2t.checkpoints import by_task, converted, pretrained
 from t2t.convert import given_vocabulary, huggingface, tensors
 from t2t.generation import (
-  answerer,
   answering,
   embedding,
   filling,
@@ -32,6 +31,7 @@ from t2t.generation import (
   prompt_features,
   prompting,
   ranking,
+  row_batches,
   tabled,
   writing,
 )
@@ -511,12 +511,10 @@ class Model:
     return found[: len(target)] if apart else found[len(prompt) : len(prompt) + len(target)]
 
   def _of_encoder(self, ids: list[int]) -> np.ndarray:
-    zeros = np.zeros(len(ids), np.int32)
     width = predictor.bucket(len(ids), self.config.most_positions or 1 << 30)
-    example = {"inputs": ids, "token_types": zeros, "texts": zeros}
-    return self._logits(answerer.features_of([example], width, side="encoder", pad_id=max(self._vocabulary.pad_id, 0)))[
-      : len(ids)
-    ]
+    pad_id = max(self._vocabulary.pad_id, 0)
+    batch = row_batches.features_of([{"inputs": ids}], width, side="encoder", pad_id=pad_id)
+    return self._logits(batch)[: len(ids)]
 
   def _logits(self, batch: Mapping[str, np.ndarray]) -> np.ndarray:
     with jax.set_mesh(self._mesh):

@@ -16,7 +16,7 @@ import toy
 from t2t import UserError, losses, metrics, sharding
 from t2t.configuration.loading import load_config, records
 from t2t.data import converters
-from t2t.generation import answerer
+from t2t.generation import row_batches
 from t2t.losses import head_losses
 from t2t.models import task_heads
 from t2t.models.config import HeadConfig
@@ -167,7 +167,7 @@ def test_a_text_that_is_answered_is_a_prefix(name):
   number = len(kind["inputs"])
   trained = batch_of([kind], "decoder_only", pack=False)
   trained = {name: x for name, x in trained.items() if "answer" not in name}
-  asked = answerer.features_of([kind], LENGTH, side="decoder", pad_id=0)
+  asked = row_batches.features_of([kind], LENGTH, side="decoder", pad_id=0)
   assert {name: x.tolist() for name, x in trained.items()} == {name: x.tolist() for name, x in asked.items()}
   model = toy.model(toy.KINDS[name])
   states = jax.jit(lambda tokens: model.states({**trained, "decoder_input_tokens": tokens})[0])

@@ -105,15 +105,7 @@ def asked(records, *, length=256, vocabulary=BYTES, architecture="encoder_only")
   """What a head is asked of records, one window after another."""
   spec = {name: tf.TensorSpec([None] * x.shape.rank, x.dtype) for name, x in records[0].items()}
   dataset = tf.data.Dataset.from_generator(lambda: iter(records), output_signature=spec)
-  return answering.examples.ask(
-    dataset,
-    {"inputs": length},
-    vocabulary=vocabulary,
-    architecture=architecture,
-    number=0,
-    head=HEAD,
-    task="mine",
-  )
+  return answering.HeadFeatureConverter(vocabulary, architecture, HEAD, length, task="mine").convert_dataset(dataset)
 
 
 LONG = " ".join(f"word{i}" for i in range(60)) + " and Zoë."  # 400 bytes
@@ -269,19 +261,20 @@ def test_nowhere_to_answer():
 @pytest.mark.parametrize(("architecture", "least"), [("encoder_only", 195), ("decoder_only", 196)])
 def test_a_context_that_somebody_gives_is_read_as_that_of_a_task(architecture, least):
   """The same windows; what was cut is of the question."""
-  questions = answering.Questions(BYTES, architecture, head=HEAD, length=256)
+  convert = answering.HeadFeatureConverter(BYTES, architecture, HEAD, 256)
   for question, cut in (("Who?", 0), ("x" * 80, 16)):
-    found = questions.of_context(question, LONG)
+    features, own_cut = convert({"question": question, "context": LONG})
+    found = features["windows"]
     nothing = {"answer_starts": [], "answer_texts": [], "no_answer": "unanswerable"}
     rows = list(asked([example(question=question, context=LONG, **nothing)], architecture=architecture))
     assert len(found) == len(rows) > 1
-    for (features, own_cut), row in zip(found, rows, strict=True):
-      assert own_cut == cut
+    assert own_cut == cut
+    for features, row in zip(found, rows, strict=True):
       assert {name: x.tolist() for name, x in features.items()} == {
         name: row[name].numpy().tolist() for name in features
       }
   with pytest.raises(UserError, match=f"--inputs_length 100: a context is read in windows.*give {least} or more"):
-    answering.Questions(BYTES, architecture, head=HEAD, length=100).check_windows("--inputs_length")
+    answering.HeadFeatureConverter(BYTES, architecture, HEAD, 100).check("--inputs_length")
 
 
 def test_a_span_is_short_and_does_not_go_back():

@@ -80,12 +80,12 @@ def test_a_word_of_which_nothing_is_read():
 @hypothesis.settings(max_examples=25)
 def test_words_that_somebody_gives_are_read_as_those_of_a_task(words, length):
   """The same tokens, the same places; what was cut are tokens that a longer reading has."""
-  questions = answering.Questions(BYTES, "encoder_only", head=HEAD, length=length)
-  found, cut = questions.of_words(words)
-  reading = dataclasses.replace(questions._reading, length=200)  # more than nine words of five characters have bytes
+  convert = answering.HeadFeatureConverter(BYTES, "encoder_only", HEAD, length)
+  found, cut = convert({"words": words})
+  reading = dataclasses.replace(convert.reading, length=200)  # more than nine words of five characters have bytes
   example = make(words, [0] * len(words), dataclasses.replace(reading, length=length))
   assert {name: x.tolist() for name, x in found.items()} == {name: example[name] for name in found}
-  assert cut == len(tags_lib.read(words, reading).inputs) - len(found["inputs"])
+  assert cut == len(make(words, [0] * len(words), reading)["inputs"]) - len(found["inputs"])
 
 
 @pytest.mark.parametrize(

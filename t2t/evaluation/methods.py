@@ -242,13 +242,10 @@ class Heads:
   def answer(self, task: "seqio.Task", examples: Examples, params: Params, done: Done) -> Answers:
     """What the head says, as the text that would have been written."""
     head = self._heads[task.name]
-    rows = [example.get("windows", [example]) for example in examples]
-    ends = np.cumsum([len(each) for each in rows])
     # Of so many windows as make one example.
-    share = len(examples) / int(ends[-1])
+    share = len(examples) / sum(len(answerer.rows_of(example)) for example in examples)
     step = None if done is None else lambda number, tokens: done(number * share, tokens)
-    logits = self._answerer.logits(params, head, [row for each in rows for row in each], on_batch=step)
-    own = [np.concatenate(logits[end - len(each) : end]) for each, end in zip(rows, ends, strict=True)]
+    own = self._answerer.logits(params, head, examples, on_batch=step)
     pairs = [answerer.answer(head, example, each) for example, each in zip(examples, own, strict=True)]
     tied = [answerer.tied(head, example, each) for example, each in zip(examples, own, strict=True)]
     return Answers([answer for answer, _ in pairs], [score for _, score in pairs], tied)

@@ -1,6 +1,6 @@
 """What heads say of examples: batches of like lengths, one program for each shape; and that as the answer of a task."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import functools
 import math
 from typing import Any, NamedTuple
@@ -9,37 +9,18 @@ from flax import nnx
 import jax
 import numpy as np
 
-from t2t import UserError, sharding
-from t2t.generation import predictor, prompt_features, prompting, ties
+from t2t import UserError
+from t2t.generation import prompting, row_batches, ties
+from t2t.generation.row_batches import Example
 from t2t.losses import head_losses
 from t2t.models.architecture import Batch
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.params import Params
 
-Example = Mapping[str, Any]  # inputs, token_types, texts, answer_heads: int [length]
 
-
-def features_of(examples: Sequence[Example], width: int, *, side: str, pad_id: int) -> dict[str, np.ndarray]:
-  """A batch with one example in a row; texts of an example that do not see each other are segments.
-
-  In:  [{"inputs": [101, 7, 101, 8], "token_types": [0, 0, 0, 0], "texts": [0, 0, 1, 1]}], width 5, side "encoder"
-  Out: {"encoder_input_tokens": [[101, 7, 101, 8, 0]], "encoder_segment_ids": [[1, 1, 2, 2, 0]],
-        "encoder_positions": [[0, 1, 0, 1, 0]], "encoder_token_types": [[0, 0, 0, 0, 0]]}
-
-  A decoder has in place of token types decoder_causal_attention, 1 for every token: a prefix, as inputs are.
-  """
-  segments = [np.asarray(example["texts"]) + 1 for example in examples]
-  positions = [np.concatenate([np.arange(n) for n in np.unique(x, return_counts=True)[1]]) for x in segments]
-  found = {
-    "input_tokens": prompt_features.padded([example["inputs"] for example in examples], width, pad_id),
-    "segment_ids": prompt_features.padded(segments, width, 0),
-    "positions": prompt_features.padded(positions, width, 0),
-  }
-  if side == "encoder":
-    found["token_types"] = prompt_features.padded([example["token_types"] for example in examples], width, 0)
-  else:
-    found["causal_attention"] = (found["segment_ids"] > 0).astype(np.int32)
-  return {f"{side}_{name}": x for name, x in found.items()}
+def rows_of(example: Example) -> Sequence[Example]:
+  """The rows that a model reads of an example: itself, or the windows of its context."""
+  return example.get("windows", [example])
 
 
 def _logits(graphdef: nnx.GraphDef, name: str, params: Params, batch: Batch) -> jax.Array:
@@ -62,44 +43,34 @@ class Answerer:
   def __init__(
     self, config: TransformerConfig, graphdef: nnx.GraphDef, mesh: jax.sharding.Mesh, *, pad_id: int, batch_size: int
   ):
-    self._config, self._mesh, self._pad_id = config, mesh, pad_id
-    self._sharding = sharding.batch_sharding(mesh)
-    shards = sharding.num_shards("batch", mesh)
-    self._rows = -(-batch_size // shards) * shards
+    self._batches = row_batches.RowBatches(config, mesh, pad_id=pad_id, batch_size=batch_size)
     self._programs = {head.name: jax.jit(functools.partial(_logits, graphdef, head.name)) for head in config.heads}
 
   def logits(
     self, params: Params, head: HeadConfig, examples: Sequence[Example], *, on_batch: Callable | None = None
   ) -> list[np.ndarray]:
-    """float32 [positions that are asked, classes] of each example.
+    """float32 [positions that are asked, classes] of each example; of several windows those of one after another.
 
     Args:
       params: nested dict.
       head: that is asked.
-      examples: see `Example`.
-      on_batch: called with the number of examples and of their tokens after each batch.
+      examples: see `Example`; or with "windows", which are.
+      on_batch: called with the number of rows, see `rows_of`, and of their tokens after each batch.
 
     Raises:
       UserError: some are not finite.
     """
-    most = self._config.most_positions or 1 << 30
-    widths = [predictor.bucket(len(example["inputs"]), most) for example in examples]
-    found: list[np.ndarray] = [np.zeros(0)] * len(examples)
-    for width, indices in predictor.by_width(widths, self._rows):
-      rows = [examples[i] for i in indices]
-      features = features_of(rows, width, side=self._config.kind.answers, pad_id=self._pad_id)
-      with jax.set_mesh(self._mesh):
-        batch = predictor.placed(features, self._rows, self._sharding)
-        logits = predictor.gathered(self._programs[head.name](params, batch))
+    rows = [row for example in examples for row in rows_of(example)]
+    found: list[np.ndarray] = [np.zeros(0)] * len(rows)
+    for indices, logits in self._batches.run(self._programs[head.name], params, rows, on_batch=on_batch):
       for i, row in zip(indices, logits, strict=False):
-        found[i] = row[: len(examples[i]["inputs"])][np.asarray(examples[i]["answer_heads"]) > 0]
+        found[i] = row[: len(rows[i]["inputs"])][np.asarray(rows[i]["answer_heads"]) > 0]
         if not np.isfinite(found[i]).all():
           raise UserError(
             f"--checkpoint: the head {head.name} says what is no number: its training had gone wrong; take another"
           )
-      if on_batch is not None:
-        on_batch(len(indices), sum(len(example["inputs"]) for example in rows))
-    return found
+    of_rows = iter(found)
+    return [np.concatenate([next(of_rows) for _ in rows_of(example)]) for example in examples]
 
 
 # ---- Answers ---------------------------------------------------------------------------------------------------------

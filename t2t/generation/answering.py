@@ -1,7 +1,7 @@
 """What a head says of each line as a whole: its class, a number, or which of several candidates."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,19 +12,19 @@ from t2t.generation import answerer, line_files, lines, prompting
 from t2t.models.config import ANSWERED_HEADS, HeadConfig, TransformerConfig
 from t2t.params import Params
 
-if TYPE_CHECKING:  # it comes with TensorFlow
-  from t2t.data import answering
 
-
-class Answering:
-  """The way of a model with heads; see `lines.Way`.
+class HeadWay:
+  """The way of a model with heads, whatever is read and asked of a line; see `lines.Way`.
 
   Args:
     source: the checkpoint.
     mesh: on which its parameters are.
     head: that is asked, see `choose_head`.
-    longest: tokens of a line at most, special tokens included.
-    batch_size: lines of a batch, over all devices.
+    longest: tokens of a line, or of a window of its context, at most, special tokens included.
+    batch_size: lines or windows of a batch, over all devices.
+
+  Raises:
+    UserError: there is no room for what the head is asked.
   """
 
   unit = "tokens"
@@ -32,14 +32,43 @@ class Answering:
   def __init__(
     self, source: pretrained.Source, mesh: jax.sharding.Mesh, *, head: HeadConfig, longest: int, batch_size: int
   ):
-    from t2t.data import answering
+    from t2t.data import answering, vocabularies
 
     self.asks, self.longest, self.cut_to, self._head = head.kind, longest, f"{longest:,} tokens", head
+    vocabulary, model = vocabularies.as_text(pretrained.vocabulary(source)), pretrained.abstract(source, mesh)
+    number = [each.name for each in model.config.heads].index(head.name)
+    architecture = model.config.architecture
+    self._converter = answering.HeadFeatureConverter(vocabulary, architecture, head, longest, number=number)
+    self._converter.check("--inputs_length")
+    pad_id = max(vocabulary.pad_id, 0)
+    self._answerer = answerer.Answerer(model.config, model.graphdef, mesh, pad_id=pad_id, batch_size=batch_size)
+    self.options: Mapping[str, Any] = {"inputs_length": longest, "head": head.name}
+
+  def _asked(self, example: Mapping[str, Any], others: Mapping[str, Any]) -> lines.Asked:
+    """An example without an answer as the model reads it, and what its row is made of besides."""
+    features, cut = self._converter(example)
+    rows = [{name: x.tolist() for name, x in row.items()} for row in answerer.rows_of(features)]
+    given = {"windows": rows} if "windows" in features else rows[0]
+    return lines.Asked(given | others, sum(len(row["inputs"]) for row in rows) + cut, cut)
+
+  def answer(
+    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: lines.Done | None
+  ) -> list[dict[str, Any]]:
+    """What the head says, and how likely it and other answers are."""
+    del numbers
+    ends = np.cumsum([len(answerer.rows_of(each)) for each in given])
+    logits = self._answerer.logits(params, self._head, given, on_batch=done and lines.by_lines(done, ends))
+    return [answerer.fields(self._head, each, x) for each, x in zip(given, logits, strict=True)]
+
+
+class Answering(HeadWay):
+  """The way of a model whose head answers for a line as a whole; see `HeadWay`."""
+
+  def __init__(self, source: pretrained.Source, mesh: jax.sharding.Mesh, *, head: HeadConfig, **options: Any):
+    super().__init__(source, mesh, head=head, **options)
     self.form = line_files.Form(lists=("parts",), needs=("candidates",) if head.kind == "choice" else ())
-    self._questions, self._answerer = asked(source, mesh, head=head, longest=longest, batch_size=batch_size)
-    self.pairs = not answering.reads_whole(source.model.architecture, head)
+    self.pairs = not self._converter.reading.whole
     self._prefix = prompting.Prefix() if self.pairs else prompting.prefix(source)
-    self.options = {"inputs_length": longest, "head": head.name}
     self.nothing: Mapping[str, Any] = {"prediction": None} | ({} if head.kind == "score" else {"score": None})
 
   def check(self, line: line_files.Line, where: str) -> None:
@@ -57,7 +86,7 @@ class Answering:
         f"{where}: has no 'candidates' for the head {self._head.name} to choose among; give a .jsonl file with lines"
         ' like {"inputs": "...", "candidates": ["...", "..."]}'
       )
-    number, most = len(line_files.texts(fields, "candidates", where)), self._questions.most_candidates
+    number, most = len(line_files.texts(fields, "candidates", where)), self._converter.most_candidates
     if number > most:
       raise UserError(
         f"{where}: has {number:,} 'candidates', and in {self.longest:,} tokens there is room for {most:,}; give a"
@@ -66,34 +95,11 @@ class Answering:
 
   def read(self, line: line_files.Line) -> lines.Asked:
     """See `lines.Way`."""
-    candidates = line.others["candidates"] if self._head.kind == "choice" else ()
-    parts = line.others.get("parts", [line.text])
-    if not self.pairs and self._head.kind != "choice":  # it was trained on the texts with their prefix
+    parts = list(line.others.get("parts", [line.text]))
+    if not self.pairs:  # it was trained on the texts with their prefix
       parts = [self._prefix.before(parts[0])]
-    features, cut = self._questions(parts, candidates)
-    given = {name: x.tolist() for name, x in features.items()} | {"candidates": list(candidates)}
-    return lines.Asked(given, len(features["inputs"]) + cut, cut)
-
-  def answer(
-    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: lines.Done | None
-  ) -> list[dict[str, Any]]:
-    """The answer, and how likely it and the others are."""
-    del numbers
-    logits = self._answerer.logits(params, self._head, given, on_batch=done)
-    return [answerer.fields(self._head, each, np.asarray(x)) for each, x in zip(given, logits, strict=True)]
-
-
-def asked(
-  source: pretrained.Source, mesh: jax.sharding.Mesh, *, head: HeadConfig, longest: int, batch_size: int
-) -> tuple["answering.Questions", answerer.Answerer]:
-  """How texts become what a head is asked, and who answers; see `Answering` for the arguments."""
-  from t2t.data import answering, vocabularies
-
-  vocabulary, model = vocabularies.as_text(pretrained.vocabulary(source)), pretrained.abstract(source, mesh)
-  number = [each.name for each in model.config.heads].index(head.name)
-  questions = answering.Questions(vocabulary, model.config.architecture, head=head, number=number, length=longest)
-  pad_id = max(vocabulary.pad_id, 0)
-  return questions, answerer.Answerer(model.config, model.graphdef, mesh, pad_id=pad_id, batch_size=batch_size)
+    own = {name: line.others[name] for name in self._converter.fields if name in line.others}
+    return self._asked({"inputs": parts[0], "parts": parts} | own, own)
 
 
 def choose_head(model: TransformerConfig, wanted: str, *, where: str) -> HeadConfig:

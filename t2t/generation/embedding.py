@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2t import UserError, sharding
+from t2t import UserError
 from t2t.checkpoints import pretrained
-from t2t.generation import answerer, line_files, lines, predictor
+from t2t.generation import line_files, lines, row_batches
 from t2t.models.architecture import Batch, real_positions
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
@@ -98,15 +98,12 @@ class Embedder:
     pad_id: int,
     batch_size: int,
   ):
-    self._config, self._mesh, self._pad_id = config, mesh, pad_id
     self._shape = (len(layers), config.embed_dim)
-    self._sharding = sharding.batch_sharding(mesh)
-    shards = sharding.num_shards("batch", mesh)
-    self._rows = -(-batch_size // shards) * shards
+    self._batches = row_batches.RowBatches(config, mesh, pad_id=pad_id, batch_size=batch_size)
     self._program = jax.jit(functools.partial(_vectors, graphdef, pool, tuple(layers)))
 
   def vectors(
-    self, params: Params, examples: Sequence[answerer.Example], *, on_batch: lines.Done | None = None
+    self, params: Params, examples: Sequence[row_batches.Example], *, on_batch: lines.Done | None = None
   ) -> np.ndarray:
     """float32 [examples, layers, embed].
 
@@ -118,17 +115,9 @@ class Embedder:
     Raises:
       UserError: they are not finite.
     """
-    most = self._config.most_positions or 1 << 30
-    widths = [predictor.bucket(len(example["inputs"]), most) for example in examples]
     found = np.zeros((len(examples), *self._shape), np.float32)
-    for width, indices in predictor.by_width(widths, self._rows):
-      rows = [examples[i] for i in indices]
-      features = answerer.features_of(rows, width, side=self._config.kind.answers, pad_id=self._pad_id)
-      with jax.set_mesh(self._mesh):
-        batch = predictor.placed(features, self._rows, self._sharding)
-        found[indices] = predictor.gathered(self._program(params, batch))[: len(indices)]
-      if on_batch is not None:
-        on_batch(len(indices), sum(len(example["inputs"]) for example in rows))
+    for indices, vectors in self._batches.run(self._program, params, examples, on_batch=on_batch):
+      found[indices] = vectors[: len(indices)]
     if not np.isfinite(found).all():
       raise UserError("--checkpoint: a vector is not finite: its training had gone wrong; take another")
     return found
@@ -160,7 +149,7 @@ class Embedding:
     vocabulary, model = vocabularies.as_text(pretrained.vocabulary(source)), pretrained.abstract(source, mesh)
     self.longest, self.cut_to = longest, f"{longest:,} tokens"
     layers = layers_of(model.config, layer)
-    self._questions = answering.Questions(vocabulary, model.config.architecture, head=None, length=longest)
+    self._converter = answering.HeadFeatureConverter(vocabulary, model.config.architecture, None, longest)
     self._embedder = Embedder(
       model.config,
       model.graphdef,
@@ -179,7 +168,7 @@ class Embedding:
 
   def read(self, line: line_files.Line) -> lines.Asked:
     """See `lines.Way`."""
-    features, cut = self._questions(line.others.get("parts", [line.text]))
+    features, cut = self._converter({"parts": line.others.get("parts", [line.text])})
     given = {name: features[name].tolist() for name in ("inputs", "token_types", "texts")}
     return lines.Asked(given, len(features["inputs"]) + cut, cut)
 

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2t import UserError, sharding
+from t2t import UserError
 from t2t.checkpoints import pretrained
-from t2t.generation import answerer, line_files, lines, predictor, prompt_features, prompting, samples
+from t2t.generation import line_files, lines, prompting, row_batches, samples
 from t2t.models.architecture import Batch
 from t2t.params import Params
 
@@ -72,10 +72,11 @@ class Blanks:
 
 
 def _likeliest(
-  graphdef: nnx.GraphDef, top: int, most: int, params: Params, batch: Batch, places: jax.Array
+  graphdef: nnx.GraphDef, top: int, most: int, params: Params, batch: Batch
 ) -> tuple[jax.Array, jax.Array]:
-  """Ids and log-probabilities of the likeliest tokens, best first, [batch, places, top]."""
-  model = nnx.merge(graphdef, params)
+  """Ids and log-probabilities of the likeliest tokens at the batch's "places", best first, [batch, places, top]."""
+  model, batch = nnx.merge(graphdef, params), dict(batch)
+  places = batch.pop("places")
   hidden = jnp.take_along_axis(model(batch), places[..., None], axis=1)
   log_p = jax.nn.log_softmax(model.logits(hidden))
   # The rows of the embedding behind the vocabulary stand for nothing.
@@ -121,13 +122,10 @@ class Filling:
     if not 1 <= top <= len(self._texts):
       raise UserError(f"--top {top}: give 1 to {len(self._texts):,}, the size of the vocabulary")
     self.longest, self.cut_to = longest, f"{longest:,} tokens"
-    self._config, self._mesh = model.config, mesh
     self._blanks = Blanks(self._vocabulary, model.config.architecture, special_tokens=special_tokens)
     self._hidden = vocabularies.framing_ids(self._vocabulary)
-    self._pad_id = max(self._vocabulary.pad_id, 0)
-    self._sharding = sharding.batch_sharding(mesh)
-    shards = sharding.num_shards("batch", mesh)
-    self._rows = -(-batch_size // shards) * shards
+    pad_id = max(self._vocabulary.pad_id, 0)
+    self._batches = row_batches.RowBatches(model.config, mesh, pad_id=pad_id, batch_size=batch_size, longest=longest)
     most = min(len(self._texts), model.config.vocab_size)
     self._program: Callable = jax.jit(functools.partial(_likeliest, model.graphdef, top, most))
     self.options = {"inputs_length": longest, "top": top} | prompting.said(special_tokens)
@@ -147,23 +145,12 @@ class Filling:
     """The text with the likeliest token in each blank, and of each blank the likeliest tokens."""
     del numbers
     places = [self._blanks.places(ids) for ids in given]
-    longest = self._config.most_positions or self.longest
-    shapes = [(predictor.bucket(len(ids), longest), _number(len(of))) for ids, of in zip(given, places, strict=True)]
     found: list[dict[str, Any]] = [{}] * len(given)
-    for (width, number), indices in predictor.by_width(shapes, self._rows):
-      rows = [given[i] for i in indices]
-      zeros = [np.zeros(len(row), np.int32) for row in rows]
-      examples = [{"inputs": row, "token_types": zero, "texts": zero} for row, zero in zip(rows, zeros, strict=True)]
-      features = answerer.features_of(examples, width, side=self._config.kind.answers, pad_id=self._pad_id)
-      features["places"] = prompt_features.padded([places[i] for i in indices], number, 0)
-      with jax.set_mesh(self._mesh):
-        batch = predictor.placed(features, self._rows, self._sharding)
-        at = batch.pop("places")
-        ids, log_p = (predictor.gathered(x) for x in self._program(params, batch, at))
+    examples = [{"inputs": ids} for ids in given]
+    beside = {"places": (places, _number)}
+    for indices, (ids, log_p) in self._batches.run(self._program, params, examples, beside=beside, on_batch=done):
       for i, of_ids, of_log_p in zip(indices, ids, log_p, strict=False):
         found[i] = self._fields(given[i], places[i], of_ids, of_log_p)
-      if done is not None:
-        done(len(indices), sum(map(len, rows)))
     return found
 
   def _fields(self, ids: Sequence[int], places: Sequence[int], found: np.ndarray, log_p: np.ndarray) -> dict[str, Any]:

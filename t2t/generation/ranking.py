@@ -70,8 +70,7 @@ class Ranking:
   def read(self, line: line_files.Line) -> lines.Asked:
     """See `lines.Way`."""
     tokens, cut = self._prompts(line.text)
-    zeros = [0] * len(tokens)
-    given = {"inputs": tokens, "token_types": zeros, "texts": zeros}
+    given = {"inputs": tokens}
     if not self._classes:
       given["candidates"] = list(line.others["candidates"])
     return lines.Asked(given, len(tokens) + cut, cut)

@@ -8,11 +8,10 @@ import threading
 from typing import Any
 
 import jax
-import numpy as np
 
 from t2t import UserError
 from t2t.checkpoints import one_base, pretrained
-from t2t.generation import answerer, attending, choosing, endpoints, fields, line_files, lines, predictor, ready
+from t2t.generation import attending, choosing, endpoints, fields, line_files, lines, predictor, ready, row_batches
 from t2t.generation.endpoints import Endpoint, Event
 from t2t.params import Params
 from t2t.runtime import amounts
@@ -179,7 +178,7 @@ class Asker:
       example = _example(asked.given[1] if self._adapters and not asked.error else asked.given)
       tokens = attending.named(example["inputs"], self._token_texts)
       width = attending.width(len(tokens), self._model(name).config, place.which)
-      batch = answerer.features_of([example], width, side=place.which, pad_id=max(self._vocabulary.pad_id, 0))
+      batch = row_batches.features_of([example], width, side=place.which, pad_id=max(self._vocabulary.pad_id, 0))
       params = self._params[name] if self._adapters else self._params
       yield self._maps(name)(params, batch, place, tokens={place.which: tokens})
     finally:
@@ -192,12 +191,11 @@ class Asker:
     return attending.Maps(self._model(name).graphdef, self._mesh)
 
 
-def _example(given: Any) -> answerer.Example:
+def _example(given: Any) -> row_batches.Example:
   """The row that a way has made of a line: ids with blanks, features, or the first of several windows."""
   if isinstance(given, Mapping):
     return given["windows"][0] if "windows" in given else given
-  zeros = np.zeros(len(given), np.int32)
-  return {"inputs": given, "token_types": zeros, "texts": zeros}
+  return {"inputs": given}
 
 
 def _form_schema(way: lines.Way, adapters: list[str]) -> dict[str, Any]:

@@ -248,9 +248,9 @@ def test_their_tokenizer_frames_texts_as_heads_read_them(case):
   model = huggingface.open_foreign(str(folder)).model
   if model.kind.writes:
     return
-  asks = answering.Questions(vocabulary, "encoder_only", head=HeadConfig("asked", 2), length=400)
+  asks = answering.HeadFeatureConverter(vocabulary, "encoder_only", HeadConfig("asked", 2), 400)
   for texts in ([SENTENCES[0]], SENTENCES[3:5]):
-    expected, found = asks(texts).features, tokenizer(*texts)
+    expected, found = asks({"parts": texts}).features, tokenizer(*texts)
     assert found["input_ids"] == expected["inputs"].tolist()
     if isinstance(vocabulary, seqio.ByteVocabulary):  # of whose tokenizer there are no types
       assert "token_type_ids" not in found

@@ -1,19 +1,19 @@
 """What heads answer of tasks: which head a task needs, and its examples as a model with that head reads them."""
 
 from t2t.data.answering.examples import for_heads, gathered
+from t2t.data.answering.feature_converter import Converted, HeadFeatureConverter
 from t2t.data.answering.kinds import ANSWER_FEATURES, KINDS, Kind
 from t2t.data.answering.needs import Need, head_of, heads_of, is_answered, labels_of, need_of
-from t2t.data.answering.questions import Question, Questions, reads_whole
 from t2t.data.framing import Framing
 
 __all__ = [
   "ANSWER_FEATURES",
   "KINDS",
+  "Converted",
   "Framing",
+  "HeadFeatureConverter",
   "Kind",
   "Need",
-  "Question",
-  "Questions",
   "for_heads",
   "gathered",
   "head_of",
@@ -21,5 +21,4 @@ __all__ = [
   "is_answered",
   "labels_of",
   "need_of",
-  "reads_whole",
 ]

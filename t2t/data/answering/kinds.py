@@ -8,7 +8,7 @@ import tensorflow as tf
 from t2t import UserError
 from t2t.data import framing as framing_lib
 from t2t.data.answering import mentions, spans, tags
-from t2t.data.answering.reading import Features, Reading
+from t2t.data.answering.reading import Features, Reading, checked
 
 # Of each token: which head is asked there, as its number and one; what it should say; which text it is of.
 ANSWER_FEATURES = ("token_types", "texts", "answer_heads", "answer_targets")
@@ -87,7 +87,15 @@ def _choice(example: Features, reading: Reading) -> Features:
   number, right, framing = candidates.nrows(out_type=tf.int32), _right_candidates(example), reading.framing
   around = len(framing.begin) + len(framing.end) + len(framing.between)
   room = tf.constant(reading.length)
-  room = _checked(room, room // tf.maximum(number, 1) >= around + LEAST, number, reading.length)
+
+  def refuse(number) -> tf.Tensor:
+    number = int(number)
+    raise UserError(
+      f"config.data.inputs_length={reading.length}: an example has {number} candidates, each of which needs at least"
+      f" {LEAST + 4} positions; set config.data.inputs_length={16 * number} or more"
+    )
+
+  room = checked(room, room // tf.maximum(number, 1) >= around + LEAST, refuse, number)
   shared = around + (parts.nrows(out_type=tf.int32) - 1) * len(framing.between) + tf.size(parts.flat_values)
   lengths = shared + tf.cast(candidates.row_lengths(), tf.int32)
   most = tf.cond(tf.reduce_sum(lengths) > room, lambda: framing_lib.shortened(lengths, room), lambda: lengths)
@@ -110,47 +118,65 @@ def _choice(example: Features, reading: Reading) -> Features:
   return found | {"inputs_uncut": tf.reduce_sum(lengths), "has_answer": tf.reduce_any(right)}
 
 
-def _checked(room: tf.Tensor, fits: tf.Tensor, number: tf.Tensor, length: int) -> tf.Tensor:
-  """`room`, if so many candidates fit."""
-
-  def refuse(number) -> tf.Tensor:
-    number = int(number)
-    raise UserError(
-      f"config.data.inputs_length={length}: an example has {number} candidates, each of which needs at least"
-      f" {LEAST + 4} positions; set config.data.inputs_length={16 * number} or more"
-    )
-
-  return tf.cond(fits, lambda: room, lambda: tf.ensure_shape(tf.numpy_function(refuse, [number], tf.int32), []))
+def _cut(question: Features, found: Features, reading: Reading) -> int:
+  """Tokens of a question that did not fit."""
+  del question, reading
+  return int(found["inputs_uncut"]) - len(found["inputs"])
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
   """A kind of question.
 
-  fields: those of an example that tell it.
+  question, answer: fields of an example; those of both together tell the kind.
   make: (example, how it is read) -> what the model reads and is asked, and whether the answer is given.
   head: kind of the head that answers it.
   number: classes that its head has; 0: as many as options.
-  windows: whether what `make` makes are several examples, a row of each for what is there token by token.
-  check: of how it is read, before any example is; raises UserError.
+  windows: features of `make` that have a row for each of several windows; none: an example is one row.
+  check: (how it is read, what the user gives the length with; "": the config) of any example; raises UserError.
+  unanswered: of a question the fields of an answer that is not known; None: the head cannot be asked in inference.
+  cut: (question, what `make` makes, how it is read) -> tokens of the question that did not fit.
   """
 
-  fields: tuple[str, ...]
+  question: tuple[str, ...]
+  answer: tuple[str, ...]
   make: Callable[[Features, Reading], Features]
   head: str
   number: int = 0
-  windows: bool = False
-  check: Callable[[Reading], None] = lambda reading: None
+  windows: tuple[str, ...] = ()
+  check: Callable[[Reading, str], None] = lambda reading, where: None
+  unanswered: Callable[[Features], Features] | None = None
+  cut: Callable[[Features, Features, Reading], int] = _cut
+
+  @property
+  def fields(self) -> tuple[str, ...]:
+    """Those that tell the kind."""
+    return self.question + self.answer
+
+
+def _no_label(question: Features) -> Features:
+  del question
+  return {"label": tf.constant(-1)}
 
 
 # The first whose fields an example has.
 KINDS: dict[str, Kind] = {
-  "span": Kind(("question", "context", "answer_starts"), spans.make, "span", number=2, windows=True, check=spans.check),
-  "tag": Kind(("words", "tags", "options"), tags.make, "tag"),
-  "mention": Kind(("passage", "query", "options"), mentions.make, "choice", number=1),
-  "choice": Kind(("candidates",), _choice, "choice", number=1),
-  "score": Kind(("label",), _score, "score", number=1),
-  "class": Kind(("options",), _class, "class"),
+  "span": Kind(
+    ("question", "context"),
+    ("answer_starts",),
+    spans.make,
+    "span",
+    number=2,
+    windows=("inputs", *ANSWER_FEATURES, *spans.OFFSETS),
+    check=spans.check,
+    unanswered=spans.unanswered,
+    cut=spans.cut,
+  ),
+  "tag": Kind(("words",), ("tags", "options"), tags.make, "tag", unanswered=tags.unanswered),
+  "mention": Kind(("passage", "query", "options"), (), mentions.make, "choice", number=1),
+  "choice": Kind(("candidates",), (), _choice, "choice", number=1, unanswered=_no_label),
+  "score": Kind((), ("label",), _score, "score", number=1, unanswered=lambda _: {"label": tf.constant(float("nan"))}),
+  "class": Kind((), ("options",), _class, "class", unanswered=_no_label),
 }
 
 

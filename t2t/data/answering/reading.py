@@ -1,5 +1,6 @@
 """How a model reads the texts of an example: in which tokens, what stands around them, and which position answers."""
 
+from collections.abc import Callable
 import dataclasses
 
 import seqio
@@ -7,8 +8,12 @@ import tensorflow as tf
 
 from t2t.data import framing as framing_lib
 from t2t.data.framing import Framing
+from t2t.models.architecture import ARCHITECTURES
+from t2t.models.config import HeadConfig
 
 Features = dict[str, tf.Tensor]
+
+_OF_TEXTS = HeadConfig("texts", 1)  # which nobody asks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +37,23 @@ class Reading:
   whole: bool
   task: str = ""
 
+  @classmethod
+  def of(
+    cls,
+    vocabulary: seqio.Vocabulary,
+    architecture: str,
+    head: HeadConfig | None,
+    *,
+    number: int,
+    length: int,
+    task: str = "",
+  ) -> "Reading":
+    """Returns how a model of an architecture reads for a head; None: for none, and texts are read as for a class."""
+    kind = ARCHITECTURES[architecture]
+    whole = head is not None and kind.writes and head.kind != "choice"
+    reads = (head or _OF_TEXTS).spelled_out(kind).reads
+    return cls(vocabulary, Framing.of(vocabulary, architecture), length, number, reads, whole, task)
+
   def encode(self, texts: tf.Tensor) -> tf.RaggedTensor:
     """Ids of texts, string [texts]; nothing around them."""
     return framing_lib.encode(self.vocabulary, texts)
@@ -39,3 +61,9 @@ class Reading:
   def place(self, tokens: tf.Tensor) -> tf.Tensor:
     """The position that answers for a text."""
     return tf.size(tokens) - 1 if self.reads == "last" else tf.constant(0)
+
+
+def checked(x: tf.Tensor, holds: tf.Tensor, refuse: Callable, given: tf.Tensor) -> tf.Tensor:
+  """`x`, or what `refuse` raises of `given`."""
+  raised = lambda: tf.ensure_shape(tf.numpy_function(refuse, [given], x.dtype), x.shape)
+  return tf.cond(holds, lambda: x, raised)

@@ -43,19 +43,28 @@ def shortest(framing: Framing) -> int:
   return around + MOST_OF_QUESTION + OVERLAP + 1
 
 
-def check(reading: Reading) -> None:
-  """Whether there is room for a window that goes on behind the one before.
+def check(reading: Reading, where: str) -> None:
+  """Checks that there is room for a window that goes on behind the one before.
+
+  Args:
+    reading: how contexts are read.
+    where: what the user gives the length with; "": the config of a task.
 
   Raises:
     UserError: there is not.
   """
   least = shortest(reading.framing)
-  if reading.length < least:
-    raise UserError(
-      f"config.data.inputs_length={reading.length}: {reading.task} reads a context in windows, of which each has"
-      f" {OVERLAP} tokens of the one before, behind a question of up to {MOST_OF_QUESTION}; set"
-      f" config.data.inputs_length={least} or more (BERT's is 384)"
-    )
+  if reading.length >= least:
+    return
+  apart = (
+    f"in windows, of which each has {OVERLAP} tokens of the one before, behind a question of up to {MOST_OF_QUESTION}"
+  )
+  if where:
+    raise UserError(f"{where} {reading.length}: a context is read {apart}; give {least} or more")
+  raise UserError(
+    f"config.data.inputs_length={reading.length}: {reading.task} reads a context {apart}; set"
+    f" config.data.inputs_length={least} or more (BERT's is 384)"
+  )
 
 
 def windows(
@@ -132,16 +141,17 @@ def _checked_answer(context: str, starts: np.ndarray, texts: np.ndarray, record:
   return start, start + len(text)
 
 
-def read(question: str, context: str, answer: tuple[int, int] | None, reading: Reading) -> list[Window]:
-  """The windows of a question's context, see `windows`."""
-  return windows(
-    offsets.tokens_of(reading.vocabulary, question).ids,
-    offsets.tokens_of(reading.vocabulary, context),
-    answer,
-    framing=reading.framing,
-    length=reading.length,
-    eos_id=reading.vocabulary.eos_id,
-  )
+def unanswered(question: Features) -> Features:
+  """The answer that nobody knows."""
+  del question
+  return {"answer_starts": tf.zeros([0], tf.int32), "answer_texts": tf.zeros([0], tf.string)}
+
+
+def cut(question: Features, found: Features, reading: Reading) -> int:
+  """Tokens that did not fit, which are of the question: a context is read whole, in windows."""
+  del found
+  ids = offsets.tokens_of(reading.vocabulary, question["question"].numpy().decode()).ids
+  return max(0, len(ids) - MOST_OF_QUESTION)
 
 
 def make(example: Features, reading: Reading) -> Features:
@@ -159,7 +169,14 @@ def make(example: Features, reading: Reading) -> Features:
   def rows(question, context, starts, texts, record) -> tuple[np.ndarray, ...]:
     context = context.decode()
     answer = _checked_answer(context, starts, texts, record, reading.task)
-    found = read(question.decode(), context, answer, reading)
+    found = windows(
+      offsets.tokens_of(reading.vocabulary, question.decode()).ids,
+      offsets.tokens_of(reading.vocabulary, context),
+      answer,
+      framing=reading.framing,
+      length=reading.length,
+      eos_id=reading.vocabulary.eos_id,
+    )
     lengths = np.array([len(window.inputs) for window in found], np.int64)
     return lengths, *(np.concatenate(column) for column in zip(*found, strict=True))
 

@@ -1,7 +1,6 @@
 """A tag for each word of a text, said where the word begins."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 import unicodedata
 
 import numpy as np
@@ -26,33 +25,6 @@ def first_tokens(words: Sequence[str], starts: np.ndarray, ends: np.ndarray) -> 
     if len(tokens):
       found.setdefault(int(tokens[0]), number)
   return sorted(found.items())
-
-
-class Words(NamedTuple):
-  """A text of words as a model reads it.
-
-  inputs: ids, int32 [tokens].
-  heads: of each the number of the head and one where it is asked, int32 [tokens].
-  asked: number of the word that it is asked about there, int32 [words that fit].
-  cut: tokens that did not fit.
-  """
-
-  inputs: np.ndarray
-  heads: np.ndarray
-  asked: np.ndarray
-  cut: int
-
-
-def read(words: Sequence[str], reading: Reading) -> Words:
-  """Words as a model reads them; those that do not fit are not asked."""
-  framing, tokens = reading.framing, offsets.tokens_of(reading.vocabulary, " ".join(words))
-  room = reading.length - len(framing.begin) - len(framing.end)
-  ids, starts, ends = (column[:room] for column in tokens)
-  inputs = np.concatenate([framing.begin, ids, framing.end]).astype(np.int32)
-  asked, heads = first_tokens(words, starts, ends), np.zeros(len(inputs), np.int32)
-  for token, _ in asked:
-    heads[len(framing.begin) + token] = reading.number + 1
-  return Words(inputs, heads, np.array([number for _, number in asked], np.int32), len(tokens.ids) - len(ids))
 
 
 def split(text: str) -> list[str]:
@@ -89,6 +61,11 @@ def places(words: Sequence[str], text: str) -> list[tuple[int, int]] | None:
   return found
 
 
+def unanswered(question: Features) -> Features:
+  """Tags that nobody knows."""
+  return {"tags": tf.fill(tf.shape(question["words"]), -1)}
+
+
 def make(example: Features, reading: Reading) -> Features:
   """A text of words, and the class of each at its first token; words that do not fit are not asked.
 
@@ -99,10 +76,17 @@ def make(example: Features, reading: Reading) -> Features:
   """
 
   def row(words, tags) -> tuple[np.ndarray, ...]:
-    inputs, heads, asked, cut = read([word.decode() for word in words], reading)
-    targets = np.zeros(len(inputs), np.int32)
-    targets[heads > 0] = np.maximum(tags[asked], 0)
-    return inputs, heads, targets, asked, np.int32(cut)
+    words, framing = [word.decode() for word in words], reading.framing
+    tokens = offsets.tokens_of(reading.vocabulary, " ".join(words))
+    ids, starts, ends = (column[: reading.length - framing.size(1)] for column in tokens)
+    inputs = np.concatenate([framing.begin, ids, framing.end]).astype(np.int32)
+    heads, targets = np.zeros_like(inputs), np.zeros_like(inputs)
+    asked = first_tokens(words, starts, ends)
+    for token, number in asked:
+      heads[len(framing.begin) + token] = reading.number + 1
+      targets[len(framing.begin) + token] = max(tags[number], 0)
+    numbers = np.array([number for _, number in asked], np.int32)
+    return inputs, heads, targets, numbers, np.int32(len(tokens.ids) - len(ids))
 
   tags = tf.cast(example["tags"], tf.int32)
   *columns, cut = tf.numpy_function(row, [example["words"], tags], [tf.int32] * 5, stateful=False)
