@@ -107,4 +107,4 @@ def _choice(checkpoint) -> served.Asker:
 def test_the_page_shows_every_kind_of_answer():
   """What it can be told that a model is asked stands in its table."""
   table = server.page()[0].decode().partition("const WAYS = {")[2].partition("\n};")[0]
-  assert set(re.findall(r"^  (\w+): \{", table, re.MULTILINE)) == {"write", "fill", *answerer.FIELDS}
+  assert set(re.findall(r"^  (\w+): \{", table, re.MULTILINE)) == {"write", "fill", *answerer.KINDS}

@@ -187,26 +187,6 @@ def _span(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, 
   return _text(example["context"])[found.starts[0] : found.ends[0]], float(found.log_p[0])
 
 
-_ANSWERS: dict[str, Callable[[HeadConfig, Example, np.ndarray], tuple[str, float]]] = {
-  "class": _class,
-  "choice": _choice,
-  "score": _score,
-  "span": _span,
-  "tag": _tag,
-}
-
-
-def answer(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
-  """What a head says of an example, as a model that writes would; and its log-probability, of a number 0.
-
-  Args:
-    head: that was asked.
-    example: with the fields of its task.
-    logits: [positions that are asked, classes]; of an example of several windows, those of one after another.
-  """
-  return _ANSWERS[head.kind](head, example, logits)
-
-
 def _tied_class(head: HeadConfig, example: Example, logits: np.ndarray) -> list[str]:
   texts = _classes(head, example)
   return [_text(texts[place]) for place in ties.best(logits[0])]
@@ -238,23 +218,6 @@ def _tied_spans(head: HeadConfig, example: Example, logits: np.ndarray) -> list[
   texts += [_text(example["no_answer"])] if "no_answer" in example else []
   bounds = [*zip(found.starts, found.ends, strict=True), *([(math.inf, math.inf)] if "no_answer" in example else [])]
   return [texts[place] for place in sorted(ties.best(found.log_p), key=lambda place: bounds[place])]
-
-
-_TIED: dict[str, Callable[[HeadConfig, Example, np.ndarray], list[str]]] = {
-  "class": _tied_class,
-  "choice": _tied_choice,
-  "span": _tied_spans,
-  "tag": _tied_tags,
-}
-
-
-def tied(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, ...]:
-  """All answers that are as likely as `answer`, where there are several that differ; else none.
-
-  Args: see `answer`.
-  """
-  found = _TIED[head.kind](head, example, logits) if head.kind in _TIED else []
-  return tuple(found) if len(set(found)) > 1 else ()
 
 
 # ---- Fields of a row -------------------------------------------------------------------------------------------------
@@ -322,14 +285,44 @@ def _span_fields(head: HeadConfig, given: Example, logits: np.ndarray) -> dict[s
 _SHOWN = 5  # spans of a row
 
 
-# Kind of head -> the fields of its rows.
-FIELDS: dict[str, Callable[[HeadConfig, Example, np.ndarray], dict[str, Any]]] = {
-  "class": _class_fields,
-  "choice": _choice_fields,
-  "score": _score_fields,
-  "tag": _tag_fields,
-  "span": _span_fields,
+# ---- Kinds of heads --------------------------------------------------------------------------------------------------
+
+
+class _Kind(NamedTuple):
+  """How logits of a kind of head become `answer`, `fields` and `tied`, from the head, an example and the logits."""
+
+  answer: Callable[[HeadConfig, Example, np.ndarray], tuple[str, float]]
+  fields: Callable[[HeadConfig, Example, np.ndarray], dict[str, Any]]
+  tied: Callable[[HeadConfig, Example, np.ndarray], list[str]] = lambda head, example, logits: []
+
+
+KINDS: dict[str, _Kind] = {
+  "class": _Kind(_class, _class_fields, _tied_class),
+  "choice": _Kind(_choice, _choice_fields, _tied_choice),
+  "score": _Kind(_score, _score_fields),
+  "tag": _Kind(_tag, _tag_fields, _tied_tags),
+  "span": _Kind(_span, _span_fields, _tied_spans),
 }
+
+
+def answer(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
+  """What a head says of an example, as a model that writes would; and its log-probability, of a number 0.
+
+  Args:
+    head: that was asked.
+    example: with the fields of its task.
+    logits: [positions that are asked, classes]; of an example of several windows, those of one after another.
+  """
+  return KINDS[head.kind].answer(head, example, logits)
+
+
+def tied(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, ...]:
+  """All answers that are as likely as `answer`, where there are several that differ; else none.
+
+  Args: see `answer`.
+  """
+  found = KINDS[head.kind].tied(head, example, logits)
+  return tuple(found) if len(set(found)) > 1 else ()
 
 
 def fields(head: HeadConfig, given: Example, logits: np.ndarray) -> dict[str, Any]:
@@ -344,7 +337,7 @@ def fields(head: HeadConfig, given: Example, logits: np.ndarray) -> dict[str, An
       of a span "context", "windows" and, where it may be none, "no_answer".
     logits: [positions that are asked, classes]; of several windows those of one after another.
   """
-  return FIELDS[head.kind](head, given, logits)
+  return KINDS[head.kind].fields(head, given, logits)
 
 
 # ---- A batch's own ---------------------------------------------------------------------------------------------------

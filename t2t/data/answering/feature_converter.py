@@ -14,10 +14,13 @@ from t2t.data import sources
 from t2t.data.answering import kinds
 from t2t.data.answering.kinds import Kind
 from t2t.data.answering.reading import Features, Reading, checked
+from t2t.data.framing import Framing
+from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig
 
 # Features of the right answer, and of what is counted in training; inference has no use for them.
 _OF_ANSWERS = ("answer_targets", "answers", "has_answer", "inputs_uncut")
+_OF_TEXTS = HeadConfig("texts", 1)  # a class head, which nobody asks
 
 
 class Converted(NamedTuple):
@@ -64,9 +67,10 @@ class HeadFeatureConverter:
   @functools.cached_property
   def reading(self) -> Reading:
     """How the texts are read."""
-    return Reading.of(
-      self.vocabulary, self.architecture, self.head, number=self.number, length=self.length, task=self.task
-    )
+    kind, head = ARCHITECTURES[self.architecture], self.head or _OF_TEXTS
+    framing, reads = Framing.of(self.vocabulary, self.architecture), head.spelled_out(kind).reads
+    whole = self.head is not None and kind.writes and head.kind != "choice"
+    return Reading(self.vocabulary, framing, self.length, self.number, reads, whole, self.task)
 
   # ---- Examples of a task ------------------------------------------------------------------------------------------
 
@@ -177,8 +181,8 @@ class HeadFeatureConverter:
 
   @property
   def _kinds(self) -> list[Kind]:
-    head = "class" if self.head is None else self.head.kind
-    return [kind for kind in kinds.KINDS.values() if kind.head == head and kind.unanswered is not None]
+    head = self.head or _OF_TEXTS
+    return [kind for kind in kinds.KINDS.values() if kind.head == head.kind and kind.unanswered is not None]
 
   def _kind_of(self, example: Mapping[str, Any]) -> Kind:
     return next(kind for kind in self._kinds if set(kind.question) <= set(example))

@@ -8,12 +8,8 @@ import tensorflow as tf
 
 from t2t.data import framing as framing_lib
 from t2t.data.framing import Framing
-from t2t.models.architecture import ARCHITECTURES
-from t2t.models.config import HeadConfig
 
 Features = dict[str, tf.Tensor]
-
-_OF_TEXTS = HeadConfig("texts", 1)  # which nobody asks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,23 +32,6 @@ class Reading:
   reads: str
   whole: bool
   task: str = ""
-
-  @classmethod
-  def of(
-    cls,
-    vocabulary: seqio.Vocabulary,
-    architecture: str,
-    head: HeadConfig | None,
-    *,
-    number: int,
-    length: int,
-    task: str = "",
-  ) -> "Reading":
-    """Returns how a model of an architecture reads for a head; None: for none, and texts are read as for a class."""
-    kind = ARCHITECTURES[architecture]
-    whole = head is not None and kind.writes and head.kind != "choice"
-    reads = (head or _OF_TEXTS).spelled_out(kind).reads
-    return cls(vocabulary, Framing.of(vocabulary, architecture), length, number, reads, whole, task)
 
   def encode(self, texts: tf.Tensor) -> tf.RaggedTensor:
     """Ids of texts, string [texts]; nothing around them."""
