@@ -1,6 +1,9 @@
 """Which features a model is trained on and how long they are: one table for the pipeline and for what plans it."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from t2t import UserError
 from t2t.models.architecture import ARCHITECTURES, Architecture, architecture_of
@@ -144,6 +147,24 @@ def features_of_texts(architecture: str, features: Sequence[str]) -> tuple[str, 
   # What is read and not predicted is a prefix, as inputs are.
   prefix = () if "targets" in features else ARCHITECTURES[architecture].with_inputs
   return (*(f"{side}_{name}" for name in names), *prefix)
+
+
+def texts_apart(groups: Any, texts: Any, *, numpy: Any = np) -> tuple[Any, Any]:
+  """Segment ids and positions of a row in which an example may have several texts that do not see each other.
+
+  In:  groups [1, 1, 2, 2, 2, 0], texts [0, 0, 0, 1, 1, 0]
+  Out: [1, 1, 2, 3, 3, 0], [0, 1, 0, 0, 1, 0]
+
+  Args:
+    groups: number of the example of each token, from 1 on; 0: padding. int32 [length].
+    texts: number of the text in the example, int32 [length].
+    numpy: NumPy for arrays, tensorflow.experimental.numpy for tensors.
+  """
+  pairs = numpy.stack([groups, texts])
+  begins = numpy.concatenate([groups[:1] == groups[:1], numpy.any(pairs[:, 1:] != pairs[:, :-1], axis=0)])
+  number, index = (numpy.cumsum(x, dtype=np.int32) for x in (begins, numpy.ones_like(groups)))
+  start = numpy.take(numpy.asarray(numpy.nonzero(begins)[0], dtype=np.int32), number - 1)
+  return numpy.where(groups > 0, number, 0), numpy.where(groups > 0, index - 1 - start, 0)
 
 
 def rows_of(vocab_size: int) -> int:

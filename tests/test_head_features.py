@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import seqio
 import tensorflow as tf
+from tensorflow.experimental import numpy as tnp
 import toy
 
-from t2t import sharding
+from t2t import features, sharding
 from t2t.checkpoints import pretrained
 from t2t.configuration.schema import DataConfig, EvalConfig
 from t2t.data import answering, framing, pipeline, vocabularies
@@ -193,6 +194,14 @@ def test_all_readers_get_the_same_features(kind, name):
       np.testing.assert_array_equal(trained[name], x, err_msg=name)
   names = {name.partition("_")[2] for name in trained} - {name.partition("_")[2] for name in features_of(case, example)}
   assert names == {"answer_targets", "answer_groups"}
+
+
+@pytest.mark.parametrize("numpy", [np, tnp], ids=["numpy", "tensorflow"])
+def test_texts_of_a_row_are_told_apart(numpy):
+  """The example of the docstring, in batches of training and in those of evaluation and inference."""
+  groups, texts = (numpy.asarray(x, dtype=np.int32) for x in ([1, 1, 2, 2, 2, 0], [0, 0, 0, 1, 1, 0]))
+  segments, positions = features.texts_apart(groups, texts, numpy=numpy)
+  assert (np.asarray(segments).tolist(), np.asarray(positions).tolist()) == ([1, 1, 2, 3, 3, 0], [0, 1, 0, 0, 1, 0])
 
 
 @pytest.mark.parametrize("kind", ["title", "span"])

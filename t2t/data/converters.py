@@ -10,6 +10,7 @@ import functools
 
 import seqio
 import tensorflow as tf
+from tensorflow.experimental import numpy as tnp
 
 from t2t import features
 from t2t.data import vocabularies
@@ -213,7 +214,7 @@ class TextsFeatureConverter(seqio.FeatureConverter):
     def convert(found: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
       real = tf.cast(found["inputs"] > 0, tf.int32)
       groups = found["inputs_segment_ids"] if self.pack else real
-      segments, positions = _texts_apart(groups, found["texts"])
+      segments, positions = features.texts_apart(groups, found["texts"], numpy=tnp)
       own = {names.get(name, name): found[name] for name in self.TASK_FEATURES if name != "texts"}
       own |= {"answer_groups": groups, "segment_ids": segments, "positions": positions, "causal_attention": real}
       return {name: own[name.removeprefix(f"{self._side}_")] for name in self.MODEL_FEATURES}
@@ -224,20 +225,6 @@ class TextsFeatureConverter(seqio.FeatureConverter):
   def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, int]) -> Mapping[str, int]:
     """All features are as long as the inputs."""
     return dict.fromkeys(self.MODEL_FEATURES, task_feature_lengths["inputs"])
-
-
-def _texts_apart(groups: tf.Tensor, texts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """Segment ids and positions of a row in which an example may have several texts.
-
-  In:  groups [1, 1, 2, 2, 2, 0], texts [0, 0, 0, 1, 1, 0]
-  Out: [1, 1, 2, 3, 3, 0], [0, 1, 0, 0, 1, 0]
-  """
-  pairs = tf.stack([groups, texts])
-  begins = tf.concat([[True], tf.reduce_any(pairs[:, 1:] != pairs[:, :-1], axis=0)], 0)
-  index, real = tf.range(tf.size(groups)), tf.cast(groups > 0, tf.int32)
-  number = tf.cumsum(tf.cast(begins, tf.int32))
-  start = tf.gather(tf.boolean_mask(index, begins), number - 1)
-  return number * real, (index - start) * real
 
 
 # architecture -> its feature converter

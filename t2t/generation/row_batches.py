@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from t2t import features as features_lib
 from t2t import sharding
 from t2t.generation import predictor, prompt_features
 from t2t.models.architecture import Batch
@@ -24,9 +25,9 @@ def features_of(examples: Sequence[Example], width: int, *, side: str, pad_id: i
 
   A decoder has in place of token types decoder_causal_attention, 1 for every token: a prefix, as inputs are.
   """
-  of_tokens = lambda name: [np.asarray(x.get(name, [0] * len(x["inputs"]))) for x in examples]
-  segments = [texts + 1 for texts in of_tokens("texts")]
-  positions = [np.concatenate([np.arange(n) for n in np.unique(x, return_counts=True)[1]]) for x in segments]
+  of_tokens = lambda name: [np.asarray(x.get(name, [0] * len(x["inputs"])), np.int32) for x in examples]
+  apart = [features_lib.texts_apart(np.ones_like(texts), texts) for texts in of_tokens("texts")]
+  segments, positions = zip(*apart, strict=True)
   found = {
     "input_tokens": prompt_features.padded([example["inputs"] for example in examples], width, pad_id),
     "segment_ids": prompt_features.padded(segments, width, 0),
