@@ -49,10 +49,12 @@ _COMPILE_ONCE = (
   "test_finetuning",
   "test_infer",
   "test_infer_answers",
+  "test_init_sources",
   "test_loaded",
   "test_numbers",
   "test_served",
   "test_stages",
+  "test_state_collections",
   "test_train",
 )
 jax.config.update("jax_enable_compilation_cache", False)
