@@ -8,24 +8,17 @@ import argparse
 import json
 import os
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.experimental import multihost_utils
 import numpy as np
 
 from t2t import UserError
-from t2t.runtime import (
-  cache_folder,
-  descriptors,
-  link,
-  memory,
-  numeric,
-  quiet,
-  roll_call,
-  telling,
-  xla_flags,
-)
+from t2t.runtime import cache_folder, descriptors, memory, numeric, quiet, telling, xla_flags
+
+if TYPE_CHECKING:
+  from t2t.runtime import roll_call
 
 _JOIN_SECONDS, _LOST_SECONDS = 300, 60
 
@@ -55,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
   )
 
 
-def place_of(options: argparse.Namespace) -> roll_call.Place | None:
+def place_of(options: argparse.Namespace) -> "roll_call.Place | None":
   """What the options or the environment say of the other hosts; None: there are none.
 
   Raises:
@@ -74,7 +67,7 @@ def place_of(options: argparse.Namespace) -> roll_call.Place | None:
         f"--process_id {options.process_id}: of {options.num_processes} processes the first is 0, the last"
         f" {options.num_processes - 1}"
       )
-    return roll_call.Place(options.coordinator, options.num_processes, options.process_id)
+    return _place(options.coordinator, options.num_processes, options.process_id)
   # Not public, but what jax.distributed.initialize asks; it cannot be asked without joining.
   from jax._src import clusters
 
@@ -83,7 +76,13 @@ def place_of(options: argparse.Namespace) -> roll_call.Place | None:
   )
   if address is None or number is None or number < 2:
     return None
-  return roll_call.Place(address, number, index, None if devices is None else tuple(devices))
+  return _place(address, number, index, None if devices is None else tuple(devices))
+
+
+def _place(*values: Any) -> "roll_call.Place":
+  from t2t.runtime import roll_call
+
+  return roll_call.Place(*values)
 
 
 def say(text: str) -> None:
@@ -135,6 +134,8 @@ def join(options: argparse.Namespace) -> None:
   place = place_of(options)
   if place is None:
     return
+  from t2t.runtime import link, roll_call
+
   quiet.without_gloo()
   others = roll_call.roll_call(place, seconds=options.join_seconds)
   link.Link(place.index, others, silence=options.lost_seconds).start_listening()
