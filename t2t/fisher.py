@@ -14,7 +14,7 @@ from t2t.checkpoints import fishers, pretrained
 from t2t.configs import default
 from t2t.configuration import stages
 from t2t.configuration.loading import override, saved_config
-from t2t.configuration.schema import OPTIONAL, Config
+from t2t.configuration.schema import OPTIONAL, SOURCE_KEYS, Config
 from t2t.models import adapters as adapters_lib
 from t2t.params import Params
 from t2t.runtime import progress
@@ -63,14 +63,14 @@ def run_config(source: pretrained.Source, arguments: Sequence[str]) -> ConfigDic
   pretrained.adopt(config, source)
   config.train.freeze, config.train.microbatches, config.train.epochs = (), 1, 0.0
   if any(argument.startswith(_READ) for argument in arguments):
-    config.data.mixture = config.data.files = config.data.eval_files = config.train.loss = ""
-    config.data.sources = plain.data.sources
-    config.data.num_streams = 0
+    for key in (*SOURCE_KEYS, "eval_files", "num_streams"):
+      config.data[key] = plain.data[key]
+    config.train.loss = ""
   if any(argument.startswith(_READ[0]) for argument in arguments):  # whose words stay as they are
     config.data.dictionary, config.data.switching_rate = "", 0.0
   config = override(config, list(arguments))
   config.data.pack = False
-  if not (config.data.mixture or config.data.files or config.data.sources):
+  if not any(config.data[key] for key in SOURCE_KEYS):
     raise UserError(
       f"{source.path}: does not say what it was trained on; give --config.data.mixture=TASKS and --task_modules, or"
       " --config.data.files"

@@ -178,12 +178,12 @@ def _read_examples(config: ConfigDict, examples: Any, eval_examples: Any) -> Non
   """
   from t2t.data import tables
 
-  if config.data.files or config.data.eval_files or config.data.sources:
+  if any(config.data[key] for key in ("files", "eval_files", "sources")):
     raise UserError("examples: config.data says other data to read; leave out data.files, data.eval_files and sources")
-  config.data.files = tables.keep(examples, where="examples")
-  config.data.eval_files = "" if eval_examples is None else tables.keep(eval_examples, where="eval_examples")
-  config.data.labels = config.data.labels or "auto"
-  config.data.mixture = ""
+  files = {"files": tables.keep(examples, where="examples"), "eval_files": ""}
+  if eval_examples is not None:
+    files["eval_files"] = tables.keep(eval_examples, where="eval_examples")
+  config.data.update(files, mixture="", labels=config.data.labels or "auto")
 
 
 class Training(Iterator[dict[str, float]]):

@@ -142,28 +142,9 @@ def test_architectures_are_asked_not_compared(name):
   assert not names & set(compared)
 
 
-# Reads of config.data.files, .mixture and .sources outside t2t/configuration, by file.  Numbers may only fall: new code
-# reads `DataConfig.source_list` and its properties, which do not depend on the key that a user has set.
-READS_OF_SOURCE_KEYS = {
-  "checkpoints/pretrained.py": 1,
-  "commands/fisher.py": 3,
-  "commands/tasks.py": 5,
-  "data/checks.py": 9,
-  "data/file_task.py": 2,
-  "data/identity.py": 8,
-  "data/languages.py": 2,
-  "data/mixed.py": 1,
-  "data/pipeline.py": 17,
-  "data/preview/printed.py": 4,
-  "data/runs.py": 11,
-  "data/tables/resolving.py": 9,
-  "data/task_numbers.py": 6,
-  "evaluation/evaluate.py": 3,
-  "evaluation/probes.py": 2,
-  "fisher.py": 7,
-  "followed.py": 4,
-  "training/recipe.py": 5,
-}
+# The only module outside t2t/configuration that reads config.data.files, .mixture and .sources: others call its
+# `RunSource`, or read `DataConfig.source_list` and its properties, which do not depend on the key that a user has set.
+READS_OF_SOURCE_KEYS = "data/run_sources.py"
 
 
 def reads_of_source_keys(tree):
@@ -186,7 +167,7 @@ def test_reads_of_source_keys_are_found():
 def test_sources_are_read_from_one_list(name):
   """Which of the three keys names the sources is decided in `DataConfig`, and not by each module again."""
   reads = reads_of_source_keys(ast.parse((ROOT / "t2t" / name).read_text()))
-  assert len(reads) == READS_OF_SOURCE_KEYS.get(name, 0), f"read DataConfig.source_list instead of {reads}"
+  assert bool(reads) == (name == READS_OF_SOURCE_KEYS), f"call run_sources.of instead of {reads}"
 
 
 @pytest.mark.parametrize("name", NAMES)

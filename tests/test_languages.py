@@ -12,7 +12,7 @@ from t2t import UserError
 from t2t import __main__ as command
 from t2t.configuration.loading import load_config, override, records
 from t2t.configuration.schema import DataConfig
-from t2t.data import languages, mixed, pipeline, runs
+from t2t.data import languages, pipeline, runs
 
 
 def sources(**named):
@@ -27,11 +27,11 @@ PAIR = {"files": "both.tsv", "objective": "translation_lm"}
 
 def test_numbers_of_languages():
   """Sorted, whatever the sources are called; of pairs the text's and the translation's."""
-  each = mixed.each(sources(x={"language": "sw"}, y={"language": "en"}, both=PAIR | {"language": "sw,fr"}))
+  each = sources(x={"language": "sw"}, y={"language": "en"}, both=PAIR | {"language": "sw,fr"}).parts()
   assert languages.of_all(each) == ("en", "fr", "sw")
   assert languages.numbers(each) == {"both": [2, 1], "x": [2], "y": [0]}
-  assert languages.numbers(mixed.each(sources(x={"language": "sw"}, y={}))) == {}
-  assert languages.numbers(mixed.each(sources(x={}, both=PAIR))) == {}
+  assert languages.numbers(sources(x={"language": "sw"}, y={}).parts()) == {}
+  assert languages.numbers(sources(x={}, both=PAIR).parts()) == {}
 
 
 @pytest.mark.parametrize(
@@ -46,16 +46,16 @@ def test_numbers_of_languages():
 )
 def test_languages_that_say_nothing_are_refused(named, message):
   with pytest.raises(UserError, match=message):
-    languages.numbers(mixed.each(sources(**named)))
+    languages.numbers(sources(**named).parts())
 
 
 def test_a_language_is_said_of_each_source():
   with pytest.raises(UserError, match="config.data.language=en: with config.data.sources give .*NAME.language"):
-    mixed.each(dataclasses.replace(sources(a={}), language="en"))
+    dataclasses.replace(sources(a={}), language="en").parts()
 
 
 def test_a_model_has_a_vector_for_each_language():
-  each = mixed.each(sources(a={"language": "sw"}, both=PAIR | {"language": "en,fr"}))
+  each = sources(a={"language": "sw"}, both=PAIR | {"language": "en,fr"}).parts()
   for enough in (0, 1, 3):
     languages.check_model(each, segment_types=enough)
   with pytest.raises(UserError, match=r"segment_types=2: .* have 3 \(en, fr, sw\); set config.model.segment_types=3"):

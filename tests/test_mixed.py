@@ -316,7 +316,7 @@ def test_files_that_moved_are_the_same_and_others_are_not(small, data, tmp_path)
 def test_what_cannot_be_mixed_is_refused(named, changes, message):
   data = DataConfig(sources=sources(**named), **changes)
   with pytest.raises(UserError, match=message):
-    mixed.each(data)
+    data.parts()
     mixed.rates(data, lambda name: 1.0)
 
 

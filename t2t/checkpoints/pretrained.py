@@ -176,7 +176,7 @@ def vocabulary(source: Source):
   Raises:
     UserError: it cannot be found, or only by running code that nobody asked for.
   """
-  from t2t.data import pipeline, vocabularies
+  from t2t.data import pipeline, run_sources, vocabularies
 
   if source.vocabulary:
     return vocabularies.load(source.vocabulary, extra_ids=source.extra_ids)
@@ -194,7 +194,7 @@ def vocabulary(source: Source):
   except UserError as error:
     if not untrusted:
       raise
-    raise UserError(f"{source.path}: its vocabulary is that of {data.mixture}; {untrusted}") from error
+    raise UserError(f"{source.path}: its vocabulary is that of {run_sources.of(data).title}; {untrusted}") from error
 
 
 def trust(modules: str) -> None:

@@ -145,7 +145,7 @@ def _probe(
     config.data.task_modules = (*config.data.task_modules, *options.task_modules.split(","))
   data = records(override(config, overrides)).data
   found = probes.probe(
-    dataclasses.replace(data, mixture=options.probe, files="", inputs_length=longest),
+    dataclasses.replace(data.reading(mixture=options.probe), inputs_length=longest),
     source,
     mesh,
     pool=options.pool,

@@ -103,8 +103,10 @@ def main(argv: list[str]) -> None:
 
 
 def _lines(found: fisher.Found, source: pretrained.Source, out: str, *, packed: bool) -> Iterator[str]:
-  data = found.config.data
-  of = data.files or ", ".join(data.sources) or f"{data.mixture}, {data.train_split}"
+  from t2t.data import run_sources
+
+  source_read = run_sources.of(found.config.data)
+  of = f"{source_read.name}, {found.config.data.train_split}" if source_read.name else source_read.title
   mean, largest = _sizes(found.diagonal)
   yield f"{out}: Fisher information of {source.path}, of {found.examples:,} examples of {of}"
   if packed:

@@ -23,7 +23,7 @@ from t2t.configs import default
 from t2t.configuration import stages
 from t2t.configuration.loading import override, records
 from t2t.configuration.schema import Config, DataConfig
-from t2t.data import checks, objectives, pipeline, registry, runs, selection
+from t2t.data import checks, objectives, pipeline, registry, run_sources, runs, selection
 from t2t.data.preview import examples, printed
 from t2t.models import adapters as adapters_lib
 from t2t.models.config import HeadConfig
@@ -183,17 +183,17 @@ def _choose_of(config: Config, options: argparse.Namespace, given: Collection[st
     data = dataclasses.replace(data, eval_split=options.split)
   if options.name:
     _check_registered(options.name, data.task_modules)
-    data = dataclasses.replace(data, mixture=options.name, files="", eval_files="", sources={})
-  elif data.files or data.sources:
-    data = dataclasses.replace(data, mixture="")
-  elif not data.mixture:
+    data = data.reading(mixture=options.name)
+  elif not data.is_named:
     raise UserError("NAME is missing: give a task (`t2t tasks` lists them), or --config with a mixture or files")
+  elif not run_sources.of(data).name:  # a mixture beside text is the config's own
+    data = dataclasses.replace(data, mixture="")
   if options.config:
     # A task is shown even if nobody can count its examples, of which epochs are.
     run = runs.resolved(dataclasses.replace(config, data=data).with_(train={"epochs": 0.0}))
     model, answers = run.model, runs.heads_asked(run)
     task = pipeline.load_task(data, model.architecture, heads=answers)
-    split = options.split or ("validation" if data.files else data.eval_split)
+    split = options.split or pipeline.split_of(data, train=False)
     task = selection.for_architecture(task, model.architecture)
     choice = _Choice(data, model.architecture, task, _split(split, task, data), model.heads, answers)
     _check(
@@ -232,9 +232,8 @@ def _choose_of(config: Config, options: argparse.Namespace, given: Collection[st
 
 def _split(name: str, task: seqio.Task | seqio.Mixture, data: DataConfig) -> str:
   if name not in task.splits:
-    raise UserError(
-      f"--split {name}: {data.mixture or data.named} has no such split; it has {', '.join(sorted(task.splits))}"
-    )
+    source = run_sources.of(data).name or data.named
+    raise UserError(f"--split {name}: {source} has no such split; it has {', '.join(sorted(task.splits))}")
   return name
 
 

@@ -99,6 +99,13 @@ class SourceSpec:
   share: float = 0.0
 
 
+# Keys of a named source of files that replace those of config.data.
+_OF_NAMED = ("eval_files", "field", "translation", "both_directions", "objective")
+_OF_NAMED += ("noise_density", "mean_noise_span_length")
+
+# Keys of `DataConfig` that name what is read; one is set.
+SOURCE_KEYS = ("files", "mixture", "sources")
+
 # Keys of `DataConfig` that say how `files` become examples, and nothing of registered tasks.
 OF_FILES = ("eval_files", "field", "annotations", "translation", "both_directions", "malformed", "objective")
 OF_FILES += ("noise_density", "mean_noise_span_length")
@@ -201,6 +208,52 @@ class DataConfig:
   def is_in_memory(cls, files: str) -> bool:
     """Returns True if the name of files is that of rows that a Python program passed."""
     return files.startswith(cls.IN_MEMORY)
+
+  def reading(self, **keys: Any) -> "DataConfig":
+    """Returns the settings with another source: files, eval_files, mixture or sources; others become empty."""
+    return dataclasses.replace(self, **{"files": "", "eval_files": "", "mixture": "", "sources": {}, **keys})
+
+  def parts(self) -> "dict[str, DataConfig]":
+    """Returns the named sources, by name in order, each as if it were all that is read.
+
+    Raises:
+      UserError: one that is neither files nor a mixture, or both; or has a key that has no say.
+    """
+    found: dict[str, DataConfig] = {}
+    for key in ("files", "eval_files", "language"):
+      if self.sources and getattr(self, key):
+        raise UserError(
+          f"config.data.{key}={getattr(self, key)}: with config.data.sources give config.data.sources.NAME.{key}"
+        )
+    for name, source in self.sources.items():
+      where = f"config.data.sources.{name}"
+      if bool(source.files) == bool(source.mixture):
+        both = f"{where}.files={source.files!r} and {where}.mixture={source.mixture!r}"
+        raise UserError(f"{both}: give one of them, files of text or the name of a registered task or mixture")
+      own = {key: getattr(source, key) for key in _OF_NAMED if getattr(source, key)}
+      if source.mixture and own:
+        key = next(iter(own))
+        raise UserError(f"{where}.{key}={own[key]}: is of files, and registered tasks say it themselves; leave it out")
+      if source.files:
+        for key, split in (("train_split", "train"), ("eval_split", "validation")):
+          if getattr(self, key) != split:
+            raise UserError(f"config.data.{key}={getattr(self, key)}: {where} has files, of which it is {split!r}")
+        if self.cache_dir:
+          folder = f"config.data.cache_dir={self.cache_dir}"
+          raise UserError(f"{folder}: holds tasks, and {where} has files; register a task")
+        own["folders"] = {}  # of the registered tasks
+      found[name] = self.reading(files=source.files, mixture=source.mixture, **{"language": source.language, **own})
+    return found
+
+  @property
+  def is_text(self) -> bool:
+    """Returns True if one source is read, and config.data.objective makes its examples of text."""
+    return bool(self.files)
+
+  @property
+  def has_text(self) -> bool:
+    """Returns True if config.data.objective makes the examples of a source at least."""
+    return any(source.files for source in self.source_list)
 
   @property
   def is_named(self) -> bool:

@@ -11,49 +11,18 @@ from t2t.data import objectives, sources
 from t2t.data.sources import scan, text_files
 
 
-def make(data: DataConfig, vocabulary: seqio.Vocabulary, *, where: str) -> seqio.Task:
-  """The task "files", with the objective of `data`; it is not registered.
+def make(data: DataConfig, source: seqio.DataSource, vocabulary: seqio.Vocabulary, *, where: str) -> seqio.Task:
+  """The task "files" of a source of text, with the objective of `data`; it is not registered.
 
   Args:
     data: what is read.
+    source: has the splits "train" and "validation".
     vocabulary: of its text.
     where: the keys of `data` are, for messages: "config.data".
 
   Raises:
-    UserError: a file that is not there or cannot be read, no text, or no such objective.
+    UserError: no such objective.
   """
-  files = text_files.find_files(data.files, where=f"{where}.files")
-  annotations = data.annotations if objectives.is_annotated(data.objective) else ""
-  translation = data.translation if objectives.is_parallel(data.objective) else ""
-  options = {"field": data.field, "annotations": annotations, "translation": translation, "malformed": data.malformed}
-  found = {f"{where}.files": files}
-  if data.eval_files:
-    found[f"{where}.eval_files"] = text_files.find_files(data.eval_files, where=f"{where}.eval_files")
-  _check_translations(found, field=data.field, translation=translation, where=where)
-  if data.eval_files:
-    source = sources.FileSource(
-      {"train": files, "validation": found[f"{where}.eval_files"]},
-      where={"train": f"{where}.files", "validation": f"{where}.eval_files"},
-      **options,
-    )
-  else:
-    looked = scan.scan(files, field=data.field, where=f"{where}.files", malformed=data.malformed)
-    if looked.complete and not scan.documents_by_split(looked)["train"]:
-      what = (
-        "its only document is"
-        if looked.documents == 1
-        else f"its {looked.documents:,} documents have one text, and are"
-      )
-      raise UserError(
-        f"{where}.files={data.files}: {what} held out, and nothing is left to train on; give text to evaluate on as"
-        f" {where}.eval_files, or more documents (a line of a text file is a document)"
-      )
-    source = sources.FileSource(
-      {"train": files, "validation": files},
-      where=dict.fromkeys(("train", "validation"), f"{where}.files"),
-      held_out_below=scan.held_out_below(looked),
-      **options,
-    )
   return seqio.Task(
     "files",
     source=source,
@@ -69,6 +38,44 @@ def make(data: DataConfig, vocabulary: seqio.Vocabulary, *, where: str) -> seqio
     ),
     output_features=objectives.output_features(data.objective, vocabulary),
     shuffle_buffer_size=data.shuffle_buffer,
+  )
+
+
+def source(data: DataConfig, *, where: str) -> sources.FileSource:
+  """The files, with what is held out of them; `where`: see `make`.
+
+  Raises:
+    UserError: a file that is not there or cannot be read, or no text.
+  """
+  patterns = data.source_list[0].files  # the only one, see `run_sources`
+  files = text_files.find_files(patterns, where=f"{where}.files")
+  annotations = data.annotations if objectives.is_annotated(data.objective) else ""
+  translation = data.translation if objectives.is_parallel(data.objective) else ""
+  options = {"field": data.field, "annotations": annotations, "translation": translation, "malformed": data.malformed}
+  found = {f"{where}.files": files}
+  if data.eval_files:
+    found[f"{where}.eval_files"] = text_files.find_files(data.eval_files, where=f"{where}.eval_files")
+  _check_translations(found, field=data.field, translation=translation, where=where)
+  if data.eval_files:
+    return sources.FileSource(
+      {"train": files, "validation": found[f"{where}.eval_files"]},
+      where={"train": f"{where}.files", "validation": f"{where}.eval_files"},
+      **options,
+    )
+  looked = scan.scan(files, field=data.field, where=f"{where}.files", malformed=data.malformed)
+  if looked.complete and not scan.documents_by_split(looked)["train"]:
+    what = (
+      "its only document is" if looked.documents == 1 else f"its {looked.documents:,} documents have one text, and are"
+    )
+    raise UserError(
+      f"{where}.files={patterns}: {what} held out, and nothing is left to train on; give text to evaluate on as"
+      f" {where}.eval_files, or more documents (a line of a text file is a document)"
+    )
+  return sources.FileSource(
+    {"train": files, "validation": files},
+    where=dict.fromkeys(("train", "validation"), f"{where}.files"),
+    held_out_below=scan.held_out_below(looked),
+    **options,
   )
 
 

@@ -25,7 +25,7 @@ def said(data: DataConfig, *, where: str) -> tuple[str, ...]:
   given = f"{where}.language={data.language}"
   if found and not all(found):
     raise UserError(f"{given}: a name is missing beside the comma")
-  pairs = bool(data.files) and objectives.is_parallel(data.objective)
+  pairs = data.is_text and objectives.is_parallel(data.objective)
   if pairs and found and len(set(found)) != 2:
     raise UserError(
       f"{given}: config.data.objective={data.objective} reads texts and their translations; give two languages, the"
@@ -34,8 +34,8 @@ def said(data: DataConfig, *, where: str) -> tuple[str, ...]:
   if not pairs and len(found) > 1:
     raise UserError(
       f"{given}: is of one language, and two are of texts beside their translations, which"
-      f" {'a registered mixture' if data.mixture else f'config.data.objective={data.objective}'} does not read; give a"
-      " source for each language"
+      f" {'a registered mixture' if data.has_tasks else f'config.data.objective={data.objective}'} does not read; give"
+      " a source for each language"
     )
   return found
 
@@ -44,7 +44,7 @@ def of_all(sources: Mapping[str, DataConfig]) -> tuple[str, ...]:
   """Every language of these, sorted: its number is that of its token type.
 
   Args:
-    sources: name -> one source, see `mixed.each`.
+    sources: name -> one source, see `DataConfig.parts`.
 
   Raises:
     UserError: as there.
@@ -63,7 +63,7 @@ def numbers(sources: Mapping[str, DataConfig]) -> dict[str, list[int]]:
     UserError: some sources name their languages, and others do not.
   """
   found = {name: said(source, where=f"config.data.sources.{name}") for name, source in sources.items()}
-  told = [name for name, source in sources.items() if source.files and source.objective == "translation_lm"]
+  told = [name for name, source in sources.items() if source.is_text and source.objective == "translation_lm"]
   if not told or not any(found.values()):
     return {}
   for name, languages in found.items():
@@ -149,7 +149,7 @@ def check_tags(data: DataConfig, sources: Mapping[str, DataConfig]) -> None:
     UserError: nothing has.
   """
   read = list(sources.values()) or [data]
-  if data.language_tags and not any(each.files and each.objective == _TAGGED for each in read):
+  if data.language_tags and not any(each.is_text and each.objective == _TAGGED for each in read):
     raise UserError(
       f"config.data.language_tags={data.language_tags}: stand in front of what is to be translated, which nothing that"
       f" is read is; set the objective of texts and their translations to {_TAGGED}"

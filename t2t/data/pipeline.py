@@ -19,21 +19,19 @@ from t2t import UserError, sharding
 from t2t.configuration.schema import DataConfig
 from t2t.data import (
   converters,
-  file_task,
   identity,
   raw_text,
   rows,
+  run_sources,
   selection,
   sources,
   streams,
   uncut,
-  vocabularies,
 )
-from t2t.data.sources import faults, scan, text_files
+from t2t.data.sources import faults
 from t2t.models.config import HeadConfig
 from t2t.runtime import telling
 
-_ALL = "config.data"  # the section that says what is read
 EVAL_SEED = 0  # held-out batches are the same in every run
 EVAL_STREAMS = 16  # in at most so many parts, which hosts make side by side
 
@@ -47,21 +45,7 @@ def vocabulary(data: DataConfig) -> seqio.Vocabulary:
   Raises:
     UserError: it cannot be loaded, or `files` are given and it is not.
   """
-  data.check_vocabulary()
-  if data.vocabulary:
-    return vocabularies.load(data.vocabulary, extra_ids=data.extra_ids)
-  if data.sources:
-    return vocabulary(next(iter(sources_of(data).values())))  # all are of registered tasks, see `selection.check`
-  return selection.vocabulary_of(selection.named(data.mixture, modules=data.task_modules))
-
-
-def sources_of(data: DataConfig) -> dict[str, DataConfig]:
-  """The sources that the config mixes, see `mixed.each`; none of a run on one corpus."""
-  if not data.sources:
-    return {}
-  from t2t.data import mixed
-
-  return mixed.each(data)
+  return run_sources.of(data).vocabulary()
 
 
 def load_task(
@@ -70,7 +54,6 @@ def load_task(
   *,
   heads: Sequence[HeadConfig] = (),
   numbers: Mapping[str, int] | None = None,
-  where: str = _ALL,
 ) -> seqio.Task | seqio.Mixture:
   """The registered task or mixture, one made for the user's files, or all sources as a mixture.
 
@@ -81,90 +64,21 @@ def load_task(
     architecture: of the model, where heads answer.
     heads: its own: the examples are what they are asked.
     numbers: that it knows tasks by, see `task_numbers`; None or none: it is not told of them.
-    where: its keys are, for messages.
   """
-  if numbers:
-    from t2t.data import task_numbers
+  found = run_sources.of(data).load_task(architecture, heads=heads)
+  if not numbers:
+    return found
+  from t2t.data import task_numbers
 
-    return task_numbers.tell(load_task(data, architecture, heads=heads), numbers)
-  if data.sources:
-    return _mixture_of_sources(data, architecture, heads=heads)
-  if bool(data.files) == bool(data.mixture):
-    raise UserError(
-      f"config.data.files={data.files!r} and config.data.mixture={data.mixture!r}: give one of them,"
-      " files of text or the name of a registered task or mixture; or several in config.data.sources"
-    )
-  if not data.files:
-    found = adapted(data, registered(data, alone=where == _ALL))
-    if not heads:
-      return found
-    from t2t.data import answering
-
-    return answering.for_heads(found, architecture, heads)
-  for name, folder in data.folders.items():
-    raise UserError(f"config.data.folders.{name}={folder}: holds tasks, not config.data.files; leave out one of them")
-  if data.cache_dir:
-    raise UserError(f"config.data.cache_dir={data.cache_dir}: holds tasks, not config.data.files; register a task")
-  return _guarded(data, file_task.make(data, vocabulary(data), where=where))
+  return task_numbers.tell(found, numbers)
 
 
-def _mixture_of_sources(data: DataConfig, architecture: str, *, heads: Sequence[HeadConfig]) -> seqio.Mixture:
-  from t2t.data import mixed
-
-  tallies = {split: faults.Tally(data.malformed) for split in ("train", "validation")}
-  each, parts = mixed.each(data), {}
-  for name, own in each.items():
-    where = f"config.data.sources.{name}"
-    try:
-      parts[name] = load_task(own, architecture, heads=heads, where=where)
-    except UserError as error:  # of what is as config.data says it for all, or of the source
-      raise UserError(f"{where}: {error}" if where not in str(error) else str(error)) from error
-    if own.files:
-      parts[name].source.count_in(tallies)
-  found = mixed.join(data, each, parts)
-  selection.check_folders(found, data.folders)
-  return found
+def registered(data: DataConfig) -> seqio.Task | seqio.Mixture:
+  """The task or mixture that the user names, or all sources; its folders are as the tasks have it."""
+  return run_sources.of(data).registered()
 
 
-def _guarded(data: DataConfig, found: seqio.Task | seqio.Mixture) -> seqio.Task | seqio.Mixture:
-  """Records' letters are text, whatever they spell, unless the user says otherwise."""
-  return found if data.special_tokens else raw_text.guarded(found)
-
-
-def registered(data: DataConfig, *, alone: bool = True) -> seqio.Task | seqio.Mixture:
-  """The task or mixture that the user names, or all sources.
-
-  Args:
-    data: what is read; its `folders` are named as the tasks have it.
-    alone: whether it is all that is read, and all folders are its tasks'.
-  """
-  if data.sources:
-    return load_task(data)
-  if data.labels or data.table:
-    from t2t.data import tables
-
-    return tables.make_task(tables.with_table(data))
-  found = selection.named(data.mixture, modules=data.task_modules)
-  if alone:
-    selection.check_folders(found, data.folders)
-  return found
-
-
-def adapted(data: DataConfig, found: seqio.Task | seqio.Mixture) -> seqio.Task | seqio.Mixture:
-  """In the user's vocabulary, and read from his folders."""
-  adapted = selection.adapt(
-    found,
-    vocabulary=vocabulary(data) if data.vocabulary else None,
-    folders=data.folders,
-    train_split=data.train_split,
-    eval_split=data.eval_split,
-  )
-  adapted = _guarded(data, adapted)
-  if not data.cache_dir:
-    return adapted
-  from t2t.data import offline_cache
-
-  return offline_cache.read(adapted, data.cache_dir, splits=(data.train_split, data.eval_split))
+adapted = run_sources.adapted
 
 
 def find_tasks(data: DataConfig, architecture: str, names: Sequence[str] = ()) -> list[seqio.Task]:
@@ -186,9 +100,7 @@ def find_tasks(data: DataConfig, architecture: str, names: Sequence[str] = ()) -
 
 def split_of(data: DataConfig, *, train: bool) -> str:
   """The split to train on, or the held-out one; of files they have names of their own."""
-  if data.files:
-    return "train" if train else "validation"
-  return data.train_split if train else data.eval_split
+  return run_sources.of(data).split(train=train)
 
 
 def task_examples(
@@ -299,25 +211,24 @@ def train_batches(
   Raises:
     UserError: what the user gave cannot be used.
   """
-  task = load_task(data, architecture, heads=heads, numbers=numbers)
+  source, task = run_sources.of(data), load_task(data, architecture, heads=heads, numbers=numbers)
   batch_sharding = sharding.batch_sharding(mesh)
   host_rows = streams.host_rows(batch_sharding, batch_size)
-  documents = _num_documents(data, task)
   common = common_size or batch_size
   total = streams.choose_num_streams(
     streams.host_rows(batch_sharding, common),
     batch_size=common,
     wanted=num_streams or data.num_streams,
-    documents=documents,
+    documents=source.num_documents(task),
     named="config.train.batch_size" + (", the greatest common divisor of all stages" if common != batch_size else ""),
   )
   own = streams.host_streams(host_rows[jax.process_index()], batch_size=batch_size, num_streams=total)
   logging.info("data: this host reads streams %s of %d", own, total)
-  measured = find_tasks(data, architecture, evaluated) if evaluated and data.mixture else ()
+  measured = find_tasks(data, architecture, evaluated) if evaluated and source.name else ()
   return streams.BatchIterator(
     plan(data, architecture, task, train=True, seed=seed),
     own,
-    files=identity.files(data, task, sources=sources_of(data), evaluated=measured),
+    files=identity.files(data, task, evaluated=measured),
     files_may_change=data.files_may_change,
     tally=_tally(data, task),
     spelled=lambda: raw_text.described(raw_text.spelled(task, split=split_of(data, train=True))),
@@ -341,17 +252,6 @@ def _tally(data: DataConfig, task: seqio.Task | seqio.Mixture) -> faults.Tally |
   own = (each.source for each in selection.tasks_of(task) if isinstance(each.source, sources.FileSource))
   source = next(own, None)
   return None if source is None else source.tally(split_of(data, train=True))
-
-
-def _num_documents(data: DataConfig, task: seqio.Task | seqio.Mixture) -> int | None:
-  if not data.files:
-    if not data.cache_dir:
-      return selection.num_examples(task, data.train_split)
-    from t2t.data import offline_cache
-
-    return offline_cache.num_examples(task, data.train_split)
-  found = scan.scan(text_files.find_files(data.files), field=data.field, malformed=data.malformed)
-  return found.documents if found.complete else None
 
 
 def eval_rows(
@@ -415,13 +315,10 @@ def _eval_parts(
     counts = tuple(multihost_utils.process_allgather(x, tiled=True) for x in counts)
   most, read_of, yields = int(counts[0].max()), counts[1].max(axis=0).sum(axis=1), counts[2].any(axis=(0, 2))
   if not most:
-    of = data.source_key(task.name) or data.named
-    where = "config.data.eval_files" if data.files else f"split {data.eval_split!r} of {of}"
     number = int(read_of.sum())
     names = ", ".join(source.task.name for source in read)
     why = f"{names} makes none of the {number:,} records that were read" if number else f"{names} has no record"
-    instead = "" if data.files else f", or another split (config.data.eval_split={data.eval_split})"
-    raise UserError(f"{where}: no held-out example: {why}; give text to evaluate on{instead}")
+    raise run_sources.of(data).no_held_out(task.name, why)
   for source, number, has_example in zip(read, read_of, yields, strict=True):
     if number and not has_example and jax.process_index() == 0:
       telling.tell(

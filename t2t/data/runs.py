@@ -18,6 +18,7 @@ from t2t.data import (
   objectives,
   pipeline,
   raw_text,
+  run_sources,
   selection,
   sources,
   staged,
@@ -49,7 +50,7 @@ def _resolved(config: Config) -> tuple[Config, float]:
   """`resolved`, and how many examples an epoch has; 0.0 where nothing is counted."""
   config = _with_table(config)
   data = config.data
-  found = pipeline.registered(data) if data.reads_only_tasks else None
+  found = run_sources.of(data).tasks()
   config = _with_heads(_with_vocabulary(config), found)
   number = _number_of_examples(config, found)
   return _with_steps(config, number), number
@@ -85,10 +86,10 @@ def _with_table(config: Config) -> Config:
         "config.data.files is empty: --config finetune reads a table; give --config.data.files=train.tsv and"
         " --config.data.labels=auto, or another config for registered tasks, such as finetune_superglue"
       )
-    if data.files and not (data.inputs_length and data.targets_length):
+    if data.is_text and not (data.inputs_length and data.targets_length):
       raise UserError(
-        f"config.data.labels is empty: config.data.files={data.files} is no table without it; give"
-        " --config.data.labels=auto; or, of text to pre-train on, config.data.inputs_length and targets_length"
+        f"config.data.labels is empty: {data.named} is no table without it; give --config.data.labels=auto; or, of text"
+        " to pre-train on, config.data.inputs_length and targets_length"
       )
     return config
   from t2t.data import tables
@@ -200,10 +201,11 @@ _MOST_UNREAD = 0.1  # share of a task's examples that an epoch of a mixture may 
 def _tell_undrawn(stage: stages.Stage) -> None:
   """Reports tasks of a mixture of which no example is expected in a stage, or of which epochs leave many unread."""
   data, steps = stage.config.data, stage.end - stage.begin
-  found = pipeline.registered(data) if data.reads_only_tasks else None
+  source = run_sources.of(data)
+  found = source.tasks()
   if not isinstance(found, seqio.Mixture):
     return
-  found = found if data.sources else pipeline.adapted(data, found)  # whose own files say how many examples there are
+  found = found if source.parts else pipeline.adapted(data, found)  # whose own files say how many examples there are
   rates = {
     task.name: float(found.get_rate(task)) for task in selection.tasks_of(found) if data.train_split in task.splits
   }
@@ -261,7 +263,8 @@ def _asked_by_objectives(config: Config, found: seqio.Task | seqio.Mixture | Non
   Raises:
     UserError: they are not, or there is no such objective.
   """
-  names = {config.data.objective} if config.data.files else objectives.of(found) if found is not None else set()
+  made_here = {config.data.objective} if config.data.is_text else set()
+  names = made_here if found is None else objectives.of(found)
   heads = {name: objectives.heads_of(name) for name in sorted(names)}
   if len(set(heads.values())) > 1:
     listed = "; ".join(f"{name}: {', '.join(head.name for head in own) or 'none'}" for name, own in heads.items())
@@ -296,7 +299,7 @@ def _check_learns(found: seqio.Task | seqio.Mixture | None, config: Config) -> N
   for task in selection.tasks_of(found):
     if task.metric_fns and not objectives.of(task):
       raise UserError(
-        f"config.data.mixture={config.data.mixture}: {task.name} is answered in writing, which a model with"
+        f"{run_sources.of(config.data).key}: {task.name} is answered in writing, which a model with"
         f" config.model.architecture={config.model.architecture} does not learn: leave config.train.loss empty, and a"
         " head answers it; without tasks besides that have a masked-LM objective"
       )
@@ -361,10 +364,10 @@ def check(config: Config) -> list[str]:
     UserError: see there; or examples that the loss makes nothing of.
   """
   _check_loss(config)
-  if config.data.sources:
+  if own := config.data.parts():
     from t2t.data import languages
 
-    languages.check_model(pipeline.sources_of(config.data), segment_types=config.model.segment_types)
+    languages.check_model(own, segment_types=config.model.segment_types)
   _check_sees(config)
   task_numbers_of(config)
   heads = heads_asked(config)
@@ -400,14 +403,7 @@ def _check_loss(config: Config) -> None:
   data, model = config.data, config.model
   if not data.is_named:
     return
-  if data.files:
-    names, where = {data.objective}, f"config.data.objective={data.objective}"
-    found = objectives.output_features(data.objective, pipeline.vocabulary(data))
-    asks = bool(objectives.heads_of(data.objective))
-  else:
-    task = pipeline.registered(data)
-    names, where, found = objectives.of(task), data.named, task.output_features
-    asks = any(map(_asks_heads, selection.tasks_of(task)))
+  names, where, found, asks = run_sources.of(data).made()
   if answered_by_heads(config.train.loss) and not asks:
     asking = ", ".join(filter(objectives.heads_of, objectives.OBJECTIVES))
     raise UserError(
@@ -436,24 +432,16 @@ def _check_loss(config: Config) -> None:
 
 def _check_sees(config: Config) -> None:
   """Refuses hidden tokens that a model would read from left to right alone."""
-  if config.model.bidirectional_prefix or not config.model.kind.continues:
+  if config.model.bidirectional_prefix or not config.model.kind.continues or not config.data.is_named:
     return
-  own = pipeline.sources_of(config.data) or {"": config.data}
-  for name, data in own.items():
-    where = f"config.data.sources.{name}" if name else "config.data"
-    named = {data.objective} if data.files else objectives.of(pipeline.registered(data)) if data.mixture else set()
-    if "masked_next_token" in named:
-      key = f"{where}.objective=masked_next_token" if data.files else f"{where}.mixture={data.mixture}"
+  source = run_sources.of(config.data)
+  for each in source.parts.values() or [source]:
+    names, where, *_ = each.made()
+    if "masked_next_token" in names:
       raise UserError(
-        f"{key}: has tokens read both ways, and config.model.bidirectional_prefix=False lets none see what is behind"
-        " it; set config.model.bidirectional_prefix=True"
+        f"{where}: has tokens read both ways, and config.model.bidirectional_prefix=False lets none see"
+        " what is behind it; set config.model.bidirectional_prefix=True"
       )
-
-
-def _asks_heads(task: seqio.Task) -> bool:
-  """Whether heads are asked by a task's objective, or could be by what it is about, where it has none."""
-  names = objectives.of(task)
-  return not names or any(map(objectives.heads_of, names))
 
 
 def vocabulary(config: Config) -> seqio.Vocabulary:
@@ -543,10 +531,8 @@ def eval_batches_by_source(config: Config, mesh: jax.sharding.Mesh) -> dict[str,
   heads, architecture = heads_asked(config), config.model.architecture
   if not any(source.name and source.language for source in config.data.source_list):
     return {}
-  from t2t.data import mixed
-
   task = pipeline.load_task(config.data, architecture, heads=heads, numbers=task_numbers_of(config))
-  parts = mixed.parts(config.data, task)
+  parts = run_sources.of(config.data).by_language(task)
   options = {"batch_size": config.eval.batch_size or config.train.batch_size, "heads": heads}
   options["max_batches"] = -(-config.eval.batches // max(len(parts), 1))
   return {

@@ -11,22 +11,10 @@ import tensorflow as tf
 
 from t2t import UserError, features
 from t2t.configuration.schema import DataConfig
-from t2t.data import mixed, selection
+from t2t.data import run_sources, selection
 from t2t.models import adapters as adapters_lib
 
 Features = dict[str, tf.Tensor]
-
-
-def names(data: DataConfig, found: selection.Found) -> dict[str, str]:
-  """Name of each of seqio's tasks that are read -> of the task that it is to the model.
-
-  Args:
-    data: what is read.
-    found: all of it, see `pipeline.registered`.
-  """
-  if not data.sources:
-    return {task.name: task.name for task in selection.tasks_of(found)}
-  return {task: name for name, own in mixed.each(data).items() for task in mixed.task_names(name, own)}
 
 
 def check(
@@ -53,17 +41,17 @@ def check(
   key = f"config.{'/'.join(adapters)}.tasks={','.join(known)}"
   if len(known) > features.MOST_TASKS:
     raise UserError(f"config.{'/'.join(adapters)}.tasks: {len(known)} tasks; there may be {features.MOST_TASKS}")
+  source = run_sources.of(data)
   if found is None:
     if len(known) > 1:
       raise UserError(
-        f"{key}: config.data.files={data.files} has no name by which it is one of them; give config.data.sources in its"
-        f" place, as --config.data.sources.{known[0]}.files={data.files}"
+        f"{key}: config.data.files={source.title} has no name by which it is one of them; give config.data.sources in"
+        f" its place, as --config.data.sources.{known[0]}.files={source.title}"
       )
     return {}
-  key = "config.data.sources" if data.sources else f"config.data.mixture={data.mixture}"
   return {
-    task: adapters_lib.number_of(name, adapters, where=f"{key}{'.' if data.sources else ': '}{name}")
-    for task, name in names(data, found).items()
+    task: adapters_lib.number_of(name, adapters, where=data.source_key(name) or f"{source.key}: {name}")
+    for task, name in source.names_of(found).items()
     if asked is None or task in asked
   }
 

@@ -374,11 +374,12 @@ def _of_its_table(config: Config, source: pretrained.Source) -> Config:
       f"--checkpoint {source.path}: was not fine-tuned on a table; say what it is measured on: --config superglue, or"
       " --config.data.mixture=TASKS"
     )
-  if data.files or data.labels:
-    key = "files" if data.files else "labels"
+  if data.is_named or data.labels:
+    files = next((each.files for each in data.source_list), "FILE")
+    typed = data.named if data.is_named else f"config.data.labels={data.labels}"
     raise UserError(
-      f"config.data.{key}={getattr(data, key)}: a checkpoint is measured on config.data.eval_files, whose columns and"
-      f" classes are those that it was trained on; give --config.data.eval_files={data.files or 'FILE'}"
+      f"{typed}: a checkpoint is measured on config.data.eval_files, whose columns and"
+      f" classes are those that it was trained on; give --config.data.eval_files={files}"
     )
   spec = tables.from_dict(saved)
   if not data.eval_files and any(map(data.is_in_memory, (spec.files, spec.eval_files))):

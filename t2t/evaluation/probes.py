@@ -21,7 +21,7 @@ import sklearn.preprocessing
 from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.configuration.schema import DataConfig
-from t2t.data import answering, pipeline, registry, selection
+from t2t.data import answering, pipeline, registry, run_sources, selection
 from t2t.evaluation import few_shot
 from t2t.generation import embedding, ties
 from t2t.models.config import HeadConfig
@@ -109,11 +109,12 @@ def probe(
 def _task(data: DataConfig, vocabulary: Any, model) -> tuple[Any, tuple[HeadConfig, ...]]:
   """The task in the model's words, and the head that would answer it."""
   modules = [*registry.load_shipped(), *data.task_modules]
-  registry.task_or_mixture(data.mixture, modules=modules, where="--probe ", modules_where="--task_modules")
+  name = run_sources.of(data).name
+  registry.task_or_mixture(name, modules=modules, where="--probe ", modules_where="--task_modules")
   tasks = selection.tasks_of(pipeline.adapted(data, pipeline.registered(data)))
   if len(tasks) != 1:
     names = ", ".join(task.name for task in tasks)
-    raise UserError(f"--probe {data.mixture}: mixes tasks; give one of them: {names}")
+    raise UserError(f"--probe {name}: mixes tasks; give one of them: {names}")
   task = selection.adapt(tasks[0], vocabulary=vocabulary)
   heads = answering.heads_of([task], model, vocabulary)
   if heads[0].kind != "class":

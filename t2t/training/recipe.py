@@ -15,7 +15,7 @@ import optax
 
 from t2t import UserError, features, losses, sharding
 from t2t.configuration import schema
-from t2t.configuration.schema import Config
+from t2t.configuration.schema import Config, SourceSpec
 from t2t.configuration.stages import Stage
 from t2t.models import adapters as adapters_lib
 from t2t.models.architecture import Batch
@@ -275,40 +275,44 @@ def task_features(config: Config) -> tuple[str, ...]:
     return features.ANSWERED if config.train.loss == "heads" else (*features.ANSWERED, "targets", "loss_weights")
   if losses.compares_texts(config.train.loss):
     return features.PAIRED
-  both, alone = ("inputs", "targets"), ("targets",)
-  data, kind = config.data, config.model.kind
-  if named := [source for source in data.source_list if source.name]:  # what any yields: filled in for the others
-    yields: dict[str, None] = {}
-    for source in named:
-      chosen = {"files": source.files, "mixture": source.mixture, "objective": source.objective}
-      yields |= dict.fromkeys(task_features(config.with_(data={"sources": {}, **chosen})))
-    return tuple(yields)
-  places = features.places_of(kind)
-  placed = (*both, places)
+  data, places = config.data, features.places_of(config.model.kind)
   if data.table:
-    return both
-  if not data.reads_only_tasks:
-    if data.objective in features.WITHOUT_INPUTS:
-      return alone
-    if data.objective in features.WITH_NEXT_TOKENS:
+    return _BOTH
+  named = [source for source in data.source_list if source.name]
+  yields: dict[str, None] = {}  # what any yields: filled in for the others
+  for source in named or data.source_list[:1] or [SourceSpec(objective=data.objective)]:
+    yields |= dict.fromkeys(_source_features(source, places, data.task_modules))
+  return tuple(yields)
+
+
+_BOTH, _ALONE = ("inputs", "targets"), ("targets",)
+
+
+def _source_features(source: SourceSpec, places: str, modules: Sequence[str]) -> tuple[str, ...]:
+  """`task_features` of one source; `places`: see `features.places_of`."""
+  placed = (*_BOTH, places)
+  if source.files or not source.mixture:
+    if source.objective in features.WITHOUT_INPUTS:
+      return _ALONE
+    if source.objective in features.WITH_NEXT_TOKENS:
       return features.NEXT_TOKENS
-    return placed if data.objective in features.WITH_PLACES.get(places, ()) else both
-  if data.task_modules and all(module.startswith("t2t.tasks.") for module in data.task_modules):
-    parts = [name.strip().partition("_") for name in data.mixture.split(",")]
+    return placed if source.objective in features.WITH_PLACES.get(places, ()) else _BOTH
+  if modules and all(module.startswith("t2t.tasks.") for module in modules):
+    parts = [name.strip().partition("_") for name in source.mixture.split(",")]
     are = lambda names: all(corpus in _CORPORA and rest.startswith(names) for corpus, _, rest in parts)
     if places:  # an encoder reads something, whatever the task has
-      return placed if are(features.WITH_PLACES[places]) else both
+      return placed if are(features.WITH_PLACES[places]) else _BOTH
     if are(features.WITH_NEXT_TOKENS):
       return features.NEXT_TOKENS
-    return alone if are(features.WITHOUT_INPUTS) else both
+    return _ALONE if are(features.WITHOUT_INPUTS) else _BOTH
   from t2t.data import selection
 
-  found = selection.named(data.mixture, modules=data.task_modules).output_features
+  found = selection.named(source.mixture, modules=modules).output_features
   if places:
-    return placed if places in found else both
+    return placed if places in found else _BOTH
   if "both_ways" in found:
     return features.NEXT_TOKENS
-  return both if "inputs" in found else alone
+  return _BOTH if "inputs" in found else _ALONE
 
 
 def asks_data(config: Config) -> bool:
@@ -318,9 +322,10 @@ def asks_data(config: Config) -> bool:
     return True
   if data.labels or not (data.inputs_length and data.targets_length):
     return True
-  if data.files or not data.mixture or config.model.heads:
+  alone = next((source for source in data.source_list if not source.name), SourceSpec())
+  if alone.files or not alone.mixture or config.model.heads:
     return False
-  is_objective = data.mixture in {f"{corpus}_{data.objective}" for corpus in _CORPORA}
+  is_objective = alone.mixture in {f"{corpus}_{data.objective}" for corpus in _CORPORA}
   return train.loss == "heads" or (not train.loss and not config.model.kind.writes and not is_objective)
 
 

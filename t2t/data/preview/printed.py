@@ -11,7 +11,7 @@ import rich.text
 import seqio
 
 from t2t.configuration.schema import DataConfig
-from t2t.data import objectives, raw_text, sources, uncut, vocabularies
+from t2t.data import objectives, raw_text, run_sources, sources, uncut, vocabularies
 from t2t.data.preview import examples
 from t2t.data.sources import named
 from t2t.models.architecture import ARCHITECTURES, real_positions, sides
@@ -75,8 +75,8 @@ def print_preview(
 
 
 def _print_facts(console: rich.console.Console, shown: examples.Preview, data: DataConfig) -> None:
-  task, vocabulary = shown.task, shown.vocabulary
-  console.print(rich.text.Text(data.mixture or data.files or ", ".join(data.sources), "bold"))
+  task, vocabulary, source = shown.task, shown.vocabulary, run_sources.of(data)
+  console.print(rich.text.Text(source.title, "bold"))
   facts: dict[str, str | rich.text.Text] = {}
   tasks = examples.tasks_of(task, shown.split)
   if isinstance(task, seqio.Mixture):
@@ -84,7 +84,7 @@ def _print_facts(console: rich.console.Console, shown: examples.Preview, data: D
   # Those of the task itself: what protects its records is in front of and behind every task.
   steps = [[f for f in each.preprocessors if raw_text.is_own(f)] for each in tasks]
   names = [[seqio.utils.function_name(f) or type(f).__name__ for f in each] for each in steps]
-  facts["source"] = ", ".join(dict.fromkeys(source_name(each.source) for each in tasks)) if not data.files else "files"
+  facts["source"] = source.kind or ", ".join(dict.fromkeys(source_name(each.source) for each in tasks))
   facts["split"] = f"{shown.split}; there are {', '.join(sorted(task.splits))}"
   objective = objectives.of(task)
   if objective:

@@ -30,28 +30,27 @@ def find(data: DataConfig) -> TableSpec:
   Raises:
     UserError: no table, or columns or labels that cannot be told apart; says what to type.
   """
-  if not data.files:
+  files = next((source.files for source in data.source_list if source.files and not source.name), "")
+  if not files:
     raise UserError(f"config.data.labels={data.labels}: config.data.files is empty; give the table, train.tsv")
-  if data.sources or data.mixture:
-    raise UserError(f"config.data.labels={data.labels}: config.data.files is one table; leave out {_others(data)}")
-  where = reading.described(data.files)
-  rows = reading.read(data.files, where="config.data.files")
+  if data.has_tasks:
+    other = data.source_list[0]
+    key = "config.data.sources" if other.name else f"config.data.mixture={data.source_list[-1].mixture}"
+    raise UserError(f"config.data.labels={data.labels}: config.data.files is one table; leave out {key}")
+  where = reading.described(files)
+  rows = reading.read(files, where="config.data.files")
   found = columns.Finder(rows, columns=data.columns, labels=data.labels, where=where).spec()
-  found = labels.decide(found, rows, data.labels, files=data.files, where=where)
+  found = labels.decide(found, rows, data.labels, files=files, where=where)
   found = examples.begin(found, rows)
   prefix = default_prefix(found.kind, found.texts, data.prefix)
-  return dataclasses.replace(found, prefix=prefix, files=data.files, eval_files=data.eval_files)
-
-
-def _others(data: DataConfig) -> str:
-  return "config.data.sources" if data.sources else f"config.data.mixture={data.mixture}"
+  return dataclasses.replace(found, prefix=prefix, files=files, eval_files=data.eval_files)
 
 
 def with_table(data: DataConfig) -> DataConfig:
   """The data with its table as the task `TASK`, for all that read registered tasks; other data as it is."""
   if not data.labels:
     return data
-  return dataclasses.replace(data, files="", eval_files="", mixture=TASK, table=find(data).to_dict(), **_UNTYPED)
+  return dataclasses.replace(data.reading(mixture=TASK), table=find(data).to_dict(), **_UNTYPED)
 
 
 # What is said by `DataConfig.table` once the table is read.

@@ -1,0 +1,570 @@
+"""The door to what a run reads: a class for each kind of source, and no other module asks which key names a source.
+
+A new kind is a subclass of `RunSource` and a row of `KINDS`.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import seqio
+import tensorflow as tf
+
+from t2t import UserError
+from t2t.configuration.schema import DataConfig
+from t2t.data import file_task, objectives, raw_text, rows, selection, sources, streams, vocabularies
+from t2t.data.sources import contents, faults, scan, text_files
+from t2t.models.config import HeadConfig
+
+_ALL = "config.data"  # the section that says what is read
+_OF_TEXT = frozenset(key.removeprefix("data.") for key in streams.OF_FILES)
+# Keys of config.data on which the order of some kinds depends.
+IDENTITY_KEYS = _OF_TEXT | {"annotations", "translation", "language", "dictionary", "switching_rate", "size", "alpha"}
+
+
+class Made(NamedTuple):
+  """Facts of the examples that a source makes: objectives, the key that says so, features, and if they ask heads."""
+
+  objectives: set[str]
+  key: str
+  features: Mapping[str, seqio.Feature]
+  asks_heads: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSource:
+  """A source of examples; what a subclass does not say is as the seqio task or mixture has it.
+
+  data: what is read, of this source alone.
+  where: the keys of `data` are, for messages: "config.data" or "config.data.sources.NAME".
+  """
+
+  data: DataConfig
+  where: str = _ALL
+
+  name = ""  # of a registered task or mixture, which `t2t tasks show` takes
+  kind = ""  # in a word; "": its seqio sources say it
+
+  @classmethod
+  def reads(cls, data: DataConfig) -> bool:
+    """Returns True if a config names a source of this kind."""
+    raise NotImplementedError
+
+  @property
+  def title(self) -> str:
+    """Names the source in reports."""
+    return self.data.named
+
+  @property
+  def key(self) -> str:
+    """Names the source in messages: "config.data.files=text.txt"."""
+    return self.data.named
+
+  @property
+  def parts(self) -> "Mapping[str, RunSource]":
+    """The sources that are mixed, by name; none of one source."""
+    return {}
+
+  @property
+  def is_alone(self) -> bool:
+    return self.where == _ALL
+
+  # ---- What is read ----
+
+  def load_task(self, architecture: str = "", *, heads: Sequence[HeadConfig] = ()) -> selection.Found:
+    """The task or mixture that is trained on; see `pipeline.load_task`."""
+    raise NotImplementedError
+
+  def registered(self) -> selection.Found:
+    """The task or mixture before a user's vocabulary, folders and heads."""
+    return self.load_task()
+
+  def tasks(self) -> selection.Found | None:
+    """`registered`, where the tasks themselves say what their examples are; None: config.data.objective does."""
+    return self.registered()
+
+  def vocabulary(self) -> seqio.Vocabulary:
+    """See `pipeline.vocabulary`."""
+    self.data.check_vocabulary()
+    if self.data.vocabulary:
+      return vocabularies.load(self.data.vocabulary, extra_ids=self.data.extra_ids)
+    return self._own_vocabulary()
+
+  def _own_vocabulary(self) -> seqio.Vocabulary:
+    return selection.vocabulary_of(self.registered())
+
+  def split(self, *, train: bool) -> str:
+    """The split to train on, or the held-out one."""
+    return self.data.train_split if train else self.data.eval_split
+
+  def num_documents(self, task: selection.Found) -> int | None:
+    """Records to train on; None: nobody has counted them."""
+    if not self.data.cache_dir:
+      return selection.num_examples(task, self.data.train_split)
+    from t2t.data import offline_cache
+
+    return offline_cache.num_examples(task, self.data.train_split)
+
+  def size(self, task: selection.Found) -> float:
+    """How much there is to train on, in the unit config.data.size."""
+    unit = self.data.size
+    counts = [each.num_input_examples(self.data.train_split) for each in selection.tasks_of(task)]
+    if unit == "tokens" or None in counts:
+      why = "nobody has counted its tokens" if unit == "tokens" else "it does not say how many examples it has"
+      raise UserError(f"{self.where}: {why}, by which config.data.size={unit} draws; give {self.where}.rate or .share")
+    return float(sum(counts))
+
+  # ---- What its examples are ----
+
+  def made(self) -> Made:
+    """The facts of the examples before any is made."""
+    task = self.registered()
+    names = [objectives.of(each) for each in selection.tasks_of(task)]
+    # A task without an objective may be answered by a head.
+    asks = any(not own or any(map(objectives.heads_of, own)) for own in names)
+    return Made(objectives.of(task), self.data.named if self.is_alone else self.key, task.output_features, asks)
+
+  def names_of(self, found: selection.Found) -> dict[str, str]:
+    """Name of each of seqio's tasks in `found`, see `registered` -> of the task that it is to a model with PALs."""
+    return {task.name: task.name for task in selection.tasks_of(found)}
+
+  def names_as(self, name: str) -> list[str]:
+    """Names of seqio's tasks, where the source is mixed under a name."""
+    return [task.name for task in selection.tasks_of(self.registered())]
+
+  def by_language(self, task: selection.Found) -> dict[str, selection.Found]:
+    """Of each source that names its language what is read of it, as it is mixed in `task`."""
+    return {}
+
+  # ---- What a position in the data belongs to ----
+
+  def patterns(self) -> dict[str, str]:
+    """Configuration key -> globs of files."""
+    return {}
+
+  def file_contents(self) -> dict[str, contents.Contents]:
+    """What the files hold, by the configuration key that names them."""
+    found = {
+      where: contents.Contents(self._with_beside(text_files.find_files(patterns, where=where)), where=where)
+      for where, patterns in self.patterns().items()
+    }
+    return functools.reduce(lambda read, part: read | part.file_contents(), self.parts.values(), found)
+
+  def identity_keys(self) -> frozenset[str]:
+    """The keys of `IDENTITY_KEYS` on which the order of the data depends."""
+    return frozenset()
+
+  def identity(self) -> dict[str, Any]:
+    """Settings that are compared when a run resumes, by configuration key, besides those of config.data."""
+    return {}
+
+  def _with_beside(self, paths: Sequence[str]) -> tuple[str, ...]:
+    """Files, and those beside them that hold the translations of their lines."""
+    if not objectives.is_parallel(self.data.objective):
+      return tuple(paths)
+    from t2t.data.sources import parallel
+
+    found = (parallel.beside(path, translation=self.data.translation, where="config.data.files") for path in paths)
+    return (*paths, *filter(None, found))
+
+  # ---- What of it cannot be used ----
+
+  def check_early(self, architecture: str, *, model_vocab_size: int) -> None:
+    """Refuses what is wrong whatever is read, before any file is opened, which takes longer."""
+    data = self.data
+    if (data.dictionary or data.switching_rate) and not data.has_text:
+      raise UserError(
+        f"config.data.dictionary={data.dictionary}, config.data.switching_rate={data.switching_rate}: words of files"
+        f" are replaced, and {data.named} is of registered tasks, which have `code_switching` among their preprocessors"
+        " or not; leave both out"
+      )
+    if data.language or data.language_tags:
+      from t2t.data import languages
+
+      languages.check_tags(data, data.parts())
+      if not self.parts:
+        languages.said(data, where=self.where)
+
+  def check_files(self) -> None:
+    """Refuses files that are not there, cannot be read or have no text."""
+    for where, patterns in self.patterns().items():
+      found = text_files.find_files(patterns, where=where)
+      scan.scan(found, field=self.data.field, where=where, malformed=self.data.malformed)
+    for part in self.parts.values():
+      part.check_files()
+
+  def check_task(self, task: selection.Found, *, model_vocab_size: int) -> None:
+    """Refuses tasks that have other splits than are read, or other vocabularies than the model."""
+    vocabularies.check(selection.vocabulary_of(task), model_vocab_size)
+    splits = {key: getattr(self.data, key) for key in ("train_split", "eval_split")}
+    selection.check(task, splits, where=self.data.named)
+
+  def check_documents(self) -> list[str]:
+    """Refuses too few documents for an objective that draws from others; returns notes on those held out."""
+    return list(itertools.chain.from_iterable(part.check_documents() for part in self.parts.values()))
+
+  def check_fills_a_batch(self, examples: tf.data.Dataset, *, batch_size: int) -> None:
+    """Refuses text that is too short for one batch."""
+
+  def no_examples(self, task: str, error: faults.NoExamples) -> UserError:
+    """The error of a task of which no record becomes an example."""
+    return error
+
+  def no_held_out(self, task: str, why: str) -> UserError:
+    """The error of a held-out split without an example."""
+    split = self.data.eval_split
+    return UserError(
+      f"split {split!r} of {self.data.source_key(task) or self.data.named}: no held-out example: {why}; give text to"
+      f" evaluate on, or another split (config.data.eval_split={split})"
+    )
+
+
+def adapted(data: DataConfig, found: selection.Found) -> selection.Found:
+  """Registered tasks in the user's vocabulary, and read from his folders."""
+  vocabulary = vocabularies.load(data.vocabulary, extra_ids=data.extra_ids) if data.vocabulary else None
+  splits = {"train_split": data.train_split, "eval_split": data.eval_split}
+  found = _guarded(data, selection.adapt(found, vocabulary=vocabulary, folders=data.folders, **splits))
+  if not data.cache_dir:
+    return found
+  from t2t.data import offline_cache
+
+  return offline_cache.read(found, data.cache_dir, splits=tuple(splits.values()))
+
+
+def _guarded(data: DataConfig, found: selection.Found) -> selection.Found:
+  """Records' letters are text, whatever they spell, unless the user says otherwise."""
+  return found if data.special_tokens else raw_text.guarded(found)
+
+
+# ---- Text ------------------------------------------------------------------------------------------------------------
+
+
+class Text(RunSource):
+  """Text for config.data.objective; a subclass has a source with the splits "train" and "validation"."""
+
+  def make_source(self) -> seqio.DataSource:
+    """The source, whose records have a "text"."""
+    raise NotImplementedError
+
+  def load_task(self, architecture: str = "", *, heads: Sequence[HeadConfig] = ()) -> seqio.Task:
+    data = self.data
+    _check_is_one(data)
+    for name, folder in data.folders.items():
+      raise UserError(f"config.data.folders.{name}={folder}: holds tasks, not config.data.files; leave out one of them")
+    if data.cache_dir:
+      raise UserError(f"config.data.cache_dir={data.cache_dir}: holds tasks, not config.data.files; register a task")
+    vocabulary = self.vocabulary()
+    return _guarded(data, file_task.make(data, self.make_source(), vocabulary, where=self.where))
+
+  def registered(self) -> selection.Found:
+    """The mixture beside the text, which `t2t eval` measures."""
+    return RegisteredTasks(self.data, self.where).registered()
+
+  def tasks(self) -> None:
+    return None
+
+  @property
+  def title(self) -> str:
+    return self.data.files
+
+  @property
+  def key(self) -> str:
+    return f"{self.where}.files={self.data.files}"
+
+  def split(self, *, train: bool) -> str:
+    return "train" if train else "validation"
+
+  def num_documents(self, task: selection.Found) -> int | None:
+    return selection.num_examples(task, "train")
+
+  def made(self) -> Made:
+    name = self.data.objective
+    found = objectives.output_features(name, self.vocabulary())
+    return Made({name}, f"{self.where}.objective={name}", found, bool(objectives.heads_of(name)))
+
+  def names_as(self, name: str) -> list[str]:
+    return [name]
+
+  def identity_keys(self) -> frozenset[str]:
+    data, found = self.data, set(_OF_TEXT)
+    found |= {"language"} if data.language_tags else set()  # which names a loss otherwise
+    found |= {"annotations"} if objectives.is_annotated(data.objective) else set()
+    found |= {"translation"} if objectives.is_parallel(data.objective) else set()
+    return frozenset(found | ({"dictionary", "switching_rate"} if data.dictionary else set()))
+
+  def identity(self) -> dict[str, Any]:
+    return {f"{self.where}.files".removeprefix("config."): self.data.files}
+
+  def check_early(self, architecture: str, *, model_vocab_size: int) -> None:
+    super().check_early(architecture, model_vocab_size=model_vocab_size)
+    objectives.check_fits(self.data.objective, architecture)
+    vocabularies.check(self.vocabulary(), model_vocab_size)
+
+  def check_task(self, task: selection.Found, *, model_vocab_size: int) -> None:
+    pass  # `check_early` has done so
+
+  def no_held_out(self, task: str, why: str) -> UserError:
+    return UserError(f"config.data.eval_files: no held-out example: {why}; give text to evaluate on")
+
+
+class TextFiles(Text):
+  """Files of config.data.files, or of a named source."""
+
+  kind = "files"
+
+  @classmethod
+  def reads(cls, data: DataConfig) -> bool:
+    return bool(data.files)
+
+  def make_source(self) -> seqio.DataSource:
+    return file_task.source(self.data, where=self.where)
+
+  def _scan(self, key: str = "files", where: str = "config.data.files") -> scan.Scan:
+    files = text_files.find_files(getattr(self.data, key))
+    return scan.scan(files, field=self.data.field, where=where, malformed=self.data.malformed)
+
+  def num_documents(self, task: selection.Found) -> int | None:
+    found = self._scan()
+    return found.documents if found.complete else None
+
+  def size(self, task: selection.Found) -> float:
+    """As for any source; of files of which only a part was looked at about how much."""
+    source, where = task.source, f"{self.where}.files"
+    looked = scan.scan(source.list_shards("train"), field=self.data.field, where=where, malformed=self.data.malformed)
+    counted = looked.documents if self.data.size == "examples" else looked.characters
+    if looked.complete:
+      return float(counted)
+    # What stands beside texts in their records, and how many bytes a character has, differs from source to source.
+    return math.fsum(shard.weight for shard in source.records("train").shards()) * counted / max(looked.size, 1)
+
+  def patterns(self) -> dict[str, str]:
+    return {f"{self.where}.{key}": x for key in ("files", "eval_files") if (x := getattr(self.data, key))}
+
+  def identity(self) -> dict[str, Any]:
+    data = self.data
+    # Documents that are held out are not trained on.
+    found = {
+      "eval_files": "given"
+      if data.eval_files
+      else f"empty: about 1 % of {'data.' if self.is_alone else ''}files is held out",
+      "files": contents.summary(self._with_beside(text_files.find_files(data.files))),
+    }
+    found |= {key: getattr(data, key) for key in ("translation", "annotations") if key in self.identity_keys()}
+    return {f"{self.where}.{key}".removeprefix("config."): value for key, value in found.items()}
+
+  def check_documents(self) -> list[str]:
+    data, where = self.data, self.where
+    if not objectives.needs_other_documents(data.objective):
+      return []
+    looked = {key: self._scan(key, where=f"{where}.{key}") for key in ("files", "eval_files") if getattr(data, key)}
+    if not all(found.complete for found in looked.values()):
+      return []
+    documents = scan.documents_by_split(looked["files"])
+    if data.eval_files:
+      documents = {"train": looked["files"].documents, "validation": looked["eval_files"].documents}
+    pairs = f"config.data.objective={data.objective} draws some second texts from other documents"
+    if documents["train"] < 2:
+      held_out = "" if data.eval_files else f" ({documents['validation']:,} more are held out)"
+      instead = "more documents" if data.eval_files else f"more documents, or text to evaluate on as {where}.eval_files"
+      raise UserError(
+        f"{self.key}: one document is left to train on{held_out}, and {pairs}: all examples would be of one class. Give"
+        f" {instead} (a line of a text file is a document)"
+      )
+    if documents["validation"] > 1:
+      return []
+    return [
+      f"{where}: one document is held out, and {pairs}: held-out examples are all of one class; give several as"
+      f" {where}.eval_files"
+    ]
+
+  def check_fills_a_batch(self, examples: tf.data.Dataset, *, batch_size: int) -> None:
+    found = self._scan()
+    # Four characters a token at most for any sensible vocabulary of English, one for bytes: far more text than a batch
+    # takes need not be counted.
+    if not found.complete or found.characters > 16 * batch_size * self.data.inputs_length:
+      return
+    try:
+      count = sum(1 for _ in itertools.islice(examples.with_options(rows.options()), batch_size))
+    except tf.errors.OpError as error:
+      raise sources.user_error(error) or error from None
+    if count < batch_size:
+      smaller = f", or set config.train.batch_size={count} or less" if count else ""
+      raise UserError(
+        f"config.data.files: {found.documents} document(s) with {found.characters:,} characters make {count}"
+        f" example(s), fewer than one batch; give more text{smaller}"
+      )
+
+  def no_examples(self, task: str, error: faults.NoExamples) -> UserError:
+    return UserError(
+      f"{self.where}.files: config.data.objective={self.data.objective} makes no example of this text"
+      f" ({error.num_records:,} documents were read); give other text"
+      + ("" if self.is_alone else ", or leave the source out")
+    )
+
+
+def _check_is_one(data: DataConfig) -> None:
+  if bool(data.files) == bool(data.mixture):
+    raise UserError(
+      f"config.data.files={data.files!r} and config.data.mixture={data.mixture!r}: give one of them,"
+      " files of text or the name of a registered task or mixture; or several in config.data.sources"
+    )
+
+
+# ---- Registered tasks ------------------------------------------------------------------------------------------------
+
+
+class RegisteredTasks(RunSource):
+  """A task or mixture of config.data.mixture, or of a named source; a config without any source has an empty name."""
+
+  @classmethod
+  def reads(cls, data: DataConfig) -> bool:
+    return True
+
+  @property
+  def name(self) -> str:
+    return self.data.mixture
+
+  @property
+  def title(self) -> str:
+    return self.name
+
+  @property
+  def key(self) -> str:
+    return f"{self.where}.mixture={self.name}"
+
+  def load_task(self, architecture: str = "", *, heads: Sequence[HeadConfig] = ()) -> selection.Found:
+    _check_is_one(self.data)
+    found = adapted(self.data, self.registered())
+    if not heads:
+      return found
+    from t2t.data import answering
+
+    return answering.for_heads(found, architecture, heads)
+
+  def registered(self) -> selection.Found:
+    if self.data.labels or self.data.table:
+      from t2t.data import tables
+
+      return tables.make_task(tables.with_table(self.data))
+    found = self._named()
+    if self.is_alone:  # all folders are its tasks'
+      selection.check_folders(found, self.data.folders)
+    return found
+
+  def _named(self) -> selection.Found:
+    return selection.named(self.name, modules=self.data.task_modules)
+
+  def tasks(self) -> selection.Found | None:
+    return self.registered() if self.name else None
+
+  def _own_vocabulary(self) -> seqio.Vocabulary:
+    return selection.vocabulary_of(self._named())
+
+  def patterns(self) -> dict[str, str]:
+    return {f"{self.where}.eval_files": self.data.eval_files} if self.data.eval_files else {}
+
+
+class TableTask(RegisteredTasks):
+  """A table, which `tables.with_table` has made a task."""
+
+  @classmethod
+  def reads(cls, data: DataConfig) -> bool:
+    return bool(data.table)
+
+  def patterns(self) -> dict[str, str]:
+    from t2t.data import tables
+
+    return tables.on_disk({f"{self.where}.{key}": self.data.table[key] for key in ("files", "eval_files")})
+
+  def identity(self) -> dict[str, Any]:
+    from t2t.data import tables
+
+    return tables.identity(self.data.table)
+
+  def check_files(self) -> None:
+    pass  # reading the table has done so
+
+
+# ---- Several ---------------------------------------------------------------------------------------------------------
+
+
+class MixedSources(RunSource):
+  """The sources of config.data.sources, drawn as one mixture; see mixed.py."""
+
+  key = "config.data.sources"
+
+  @classmethod
+  def reads(cls, data: DataConfig) -> bool:
+    return bool(data.sources)
+
+  @property
+  def title(self) -> str:
+    return ", ".join(self.data.sources)
+
+  @functools.cached_property
+  def parts(self) -> Mapping[str, RunSource]:
+    return {name: of(own, f"{self.key}.{name}") for name, own in self.data.parts().items()}
+
+  def load_task(self, architecture: str = "", *, heads: Sequence[HeadConfig] = ()) -> seqio.Mixture:
+    from t2t.data import mixed
+
+    tallies = {split: faults.Tally(self.data.malformed) for split in ("train", "validation")}
+    tasks = {}
+    for name, part in self.parts.items():
+      try:
+        tasks[name] = part.load_task(architecture, heads=heads)
+      except UserError as error:  # of what is as config.data says it for all, or of the source
+        raise UserError(f"{part.where}: {error}" if part.where not in str(error) else str(error)) from error
+      if isinstance(part, TextFiles):
+        tasks[name].source.count_in(tallies)
+    rates = mixed.rates(self.data, lambda name: self.parts[name].size(tasks[name]))
+    found = mixed.join(self.data.parts(), tasks, rates)
+    selection.check_folders(found, self.data.folders)
+    return found
+
+  def _own_vocabulary(self) -> seqio.Vocabulary:
+    return next(iter(self.parts.values())).vocabulary()  # all are of registered tasks, see `selection.check`
+
+  def names_of(self, found: selection.Found) -> dict[str, str]:
+    return {task: name for name, part in self.parts.items() for task in part.names_as(name)}
+
+  def by_language(self, task: selection.Found) -> dict[str, selection.Found]:
+    tasks = {each.name: each for each in selection.tasks_of(task)}
+    found: dict[str, selection.Found] = {}
+    for name, part in self.parts.items():
+      own = [tasks[each] for each in part.names_as(name)]
+      if part.data.language and any(self.data.eval_split in each.splits for each in own):
+        rated = [(each, task.get_rate(each)) for each in own]
+        found[name] = own[0] if len(own) == 1 else seqio.Mixture(name, rated)
+    return found
+
+  def identity_keys(self) -> frozenset[str]:
+    text = _OF_TEXT | ({"dictionary", "switching_rate"} if self.data.dictionary else set())
+    return frozenset({"size", "alpha"} | (text if self.data.has_text else set()))
+
+  def identity(self) -> dict[str, Any]:
+    from t2t.data import languages
+
+    # Otherwise a language names a loss, and changes no example.
+    tells_languages = bool(languages.numbers(self.data.parts())) or bool(self.data.language_tags)
+    found: dict[str, Any] = {}
+    for name, part in self.parts.items():
+      said = dataclasses.asdict(self.data.sources[name])
+      said |= {} if tells_languages else {"language": ""}
+      found |= {f"data.sources.{name}.{key}": value for key, value in said.items() if value} | part.identity()
+    return found
+
+  def no_examples(self, task: str, error: faults.NoExamples) -> UserError:
+    return self.parts[task].no_examples(task, error) if task in self.parts else error
+
+
+# The first kind that a config names is read; see `RunSource.reads`.
+KINDS: list[type[RunSource]] = [MixedSources, TextFiles, TableTask, RegisteredTasks]
+
+
+def of(data: DataConfig, where: str = _ALL) -> RunSource:
+  """The source that a config names; `where`: see `RunSource`."""
+  return next(kind for kind in KINDS if kind.reads(data))(data, where)
