@@ -11,7 +11,9 @@ import pytest
 import toy
 
 from t2t import losses, sharding
+from t2t.configuration.loading import load_config, records
 from t2t.models.auxiliary import Hidden
+from t2t.training import recipe
 
 TIED, UNTIED = (toy.config(num_encoder_layers=1, num_decoder_layers=1, tied_logits=tied) for tied in (True, False))
 
@@ -317,3 +319,11 @@ def test_a_unigram_model_of_few_targets_is_no_better_than_one_that_knows_all():
   entropy = -np.sum(shares * np.log(shares))
   assert losses.unigram_loss(batches, vocab_size=1_000) < entropy - 0.1
   assert entropy < losses.unigram(batches, vocab_size=1_000).loss < entropy + 0.25
+
+
+def test_evaluation_takes_the_loss_of_training(monkeypatch):
+  """A loss may refuse a model without dropout, which is what evaluation reads: it is not made again."""
+  run = records(load_config("tiny_t5")).with_(model={"vocab_size": 384, "dropout_rate": 0.1})
+  made = recipe.make(run)
+  monkeypatch.setattr(losses, "make", lambda run: pytest.fail(f"made again, of dropout_rate={run.model.dropout_rate}"))
+  assert made._reader(on_cpu=True) is not None

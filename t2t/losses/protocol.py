@@ -52,7 +52,11 @@ class Loss(Protocol):
 
   @classmethod
   def of(cls, run: Config) -> "Loss":
-    """The loss of a run."""
+    """The loss of a run, made once for training and evaluation.
+
+    Raises:
+      UserError: the run's settings do not go with the loss.
+    """
 
   def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Module:
     """All that is trained: the model, and whatever the loss needs beside it."""

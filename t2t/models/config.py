@@ -453,7 +453,8 @@ class TransformerConfig:
     if self.initial_focus and (self.positions != "relative" or self.qk_norm):
       raise UserError(
         f"config.model.initial_focus={self.initial_focus}: only with config.model.positions=relative, whose bias says"
-        " which neighbour a head looks at, and config.model.qk_norm=False, for norms undo how large a query begins"
+        " which neighbour a head looks at, and config.model.qk_norm=False, because norms undo how large a query begins;"
+        " with others give config.model.initial_focus=0"
       )
     if self.attention_scale_dim and not self.scale_attention:
       raise UserError(

@@ -257,7 +257,7 @@ class Scheme:
     return lambda index: Positions(is_local=self.config.is_local(index))
 
 
-class _ByDistance(Scheme):
+class ByDistance(Scheme):
   """A bias by distance, the same in all layers."""
 
   bias = "distance"
@@ -283,7 +283,7 @@ class _ByDistance(Scheme):
     return lambda index: Positions(added, is_local=config.is_local(index))
 
 
-class Relative(_ByDistance):
+class Relative(ByDistance):
   """A learned bias for each head and bucket of distance (Raffel et al. 2020)."""
 
   def reach(self, length: int) -> int:
@@ -301,7 +301,7 @@ class Relative(_ByDistance):
     return shared()
 
 
-class Alibi(_ByDistance):
+class Alibi(ByDistance):
   """A bias that falls with the distance (Press et al. 2022)."""
 
   def values(self, shared: nnx.Module | None, key_length: int) -> DistanceBias:

@@ -143,7 +143,8 @@ class Recipe:
   def _reader(self, *, on_cpu: bool) -> nnx.GraphDef:
     """See `Program.reader`."""
     config = dataclasses.replace(self.config, model=self.config.model.for_inference(on_cpu=on_cpu))
-    built = jax.eval_shape(make(config).model_fn, jax.eval_shape(lambda: jax.random.key(0)))
+    # With the loss of training: another would be asked for a model without dropout, which it may refuse.
+    built = jax.eval_shape(_model_fn(self.loss, config), jax.eval_shape(lambda: jax.random.key(0)))
     return nnx.split(built, graph=False)[0]
 
 
@@ -232,11 +233,17 @@ def make(config: Config) -> Recipe:
   )
   config_checks.check(config)
 
+  return Recipe(config, _model_fn(loss, config), loss, tx, schedule, state_collections.of_run(config))
+
+
+def _model_fn(loss: losses.Loss, config: Config) -> Callable[[jax.Array], nnx.Module]:
+  """Returns key -> all that is trained, adapted."""
+
   def model_fn(key: jax.Array) -> nnx.Module:
     rngs = nnx.Rngs(key)
     return adapters_lib.adapt(loss.build(config.model, rngs), config.adapters, rngs)
 
-  return Recipe(config, model_fn, loss, tx, schedule, state_collections.of_run(config))
+  return model_fn
 
 
 def _check_fisher(config: Config) -> None:
