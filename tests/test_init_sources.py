@@ -99,6 +99,10 @@ def test_another_model_in_its_place_is_refused(made, tmp_path):
   shutil.rmtree(tmp_path / "part")
   with pytest.raises(UserError, match=r"others\.reader\.checkpoint=|which is not there any more"):
     train(config(**options | {"init.others": others, "train.steps": 3}), tmp_path / "run")
+  with pytest.raises(
+    UserError, match=r"frozen parts of .* go on from --config\.init\.others\.reader\.checkpoint=PLACE"
+  ):
+    converted.open_foreign(str(tmp_path / "run"))
 
 
 def test_sources_are_typed_by_name():

@@ -13,7 +13,7 @@ from t2t import UserError
 from t2t.checkpoints import converted, reading, store
 from t2t.configuration import loading
 from t2t.params import path_name
-from t2t.training import param_transforms, paths, recipe, weight_average
+from t2t.training import param_transforms, paths, recipe, state_collections, weight_average
 from t2t.training.run import Callback
 
 STEPS = 4
@@ -40,7 +40,7 @@ class FakeQuantize(param_transforms.Mask):
 
   @staticmethod
   def init(setting, path, x):
-    return jnp.zeros(())
+    return jnp.zeros(()), x
 
   @staticmethod
   def forward(setting, value, x):
@@ -169,6 +169,22 @@ def test_masked_parameters_stay_zero(tmp_path):
       for layer, own in zip(params[path], mask, strict=True):
         assert np.sum(own == 0) == round(share * layer.size) and not np.any(layer[own == 0])
     assert np.any(found.params[-1][path] != found.params[0][path])
+
+
+def test_the_average_of_masked_parameters_is_masked():
+  """From the first step; what is rounded in training is rounded in evaluation, of the average as well."""
+  run = loading.records(config(**{"optimizer.paths": ("mlp/up: mask=0.5",), "optimizer.average": "ema"}))
+  collections = state_collections.of_run(run.with_(eval={"average": True}))
+  up = jax.random.normal(jax.random.key(0), (2, 8, 8))
+  values, params = state_collections.init(collections, {"layers": {"mlp": {"up": up, "down": up}}})
+  for step in range(3):
+    found = state_collections.evaluated(collections, values, params)["layers"]["mlp"]
+    assert np.sum(np.asarray(found["up"]) == 0) == 64 and not np.any(np.asarray(found["down"]) == 0)
+    assert np.sum(np.asarray(values["average"]["layers/mlp/up"]) == 0) == 64
+    params = jax.tree.map(lambda x: x + 0.1, params)
+    values, params = state_collections.update(collections, values, params, jnp.asarray(step))
+  tiny = param_transforms.Mask.init(0.99, "mlp/up", jnp.arange(8.0))[0]
+  assert np.asarray(tiny).tolist() == [0] * 7 + [1]
 
 
 def test_a_transform_of_another_file_is_in_the_forward_pass(rows, plain, tmp_path):

@@ -107,9 +107,12 @@ class Base:
     """
     if places := self.places(workdir):
       return places[0]
+    holds, key = f"what adapts the model of {self.path}", "init.checkpoint"
+    if self.name:
+      holds, key = f"a model with frozen parts of {self.path}", f"init.others.{self.name}.checkpoint"
     raise UserError(
-      f"{workdir}: holds what adapts the model of {self.path}, which is not there any more; bring it back, or, if it is"
-      " elsewhere, let the run go on from --config.init.checkpoint=PLACE: what it saves from then on names that"
+      f"{workdir}: holds {holds}, which is not there any more; bring it back, or, if it is elsewhere, let the run go on"
+      f" from --config.{key}=PLACE: what it saves from then on names that"
     )
 
   def without(self, params: Params) -> Params:

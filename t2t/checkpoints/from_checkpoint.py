@@ -108,6 +108,8 @@ def _take(name: str, other: InitSource, initial: Params, vocabulary: Any) -> Tak
   """
   where = f"config.init.others.{name}.checkpoint="
   source = pretrained.read_source(other.checkpoint, where=where)
+  if other.frozen:
+    pretrained.check_may_be_base(source, where=f"{where}{other.checkpoint}")
   mine = _under(initial, other)
   _check_vocabulary(source, other, vocabulary, mine, where=where)
   try:

@@ -193,7 +193,9 @@ def _base(path: epath.Path, seen: dict[str, str]) -> str:
       seen[key] = ""
     except UserError as error:
       seen[key] = str(error)
-  return f", on top of {base.path}" + (", without which nobody can read it" if seen[key] else "")
+  return f", on top of {' and '.join(each.path for each in base.each)}" + (
+    ", without which nobody can read it" if seen[key] else ""
+  )
 
 
 def _prune(options: argparse.Namespace) -> int:

@@ -34,14 +34,14 @@ class CarriedState:
       )
     return cls(config.model, config.train.batch_size)
 
-  def init(self, params: Flat) -> dict[str, jax.Array]:
-    del params
+  def init(self, params: Flat) -> tuple[dict[str, jax.Array], Flat]:
     layers = {"encoder": self.model.num_encoder_layers, "decoder": self.model.num_decoder_layers}
-    return {
+    value = {
       f"{CARRIED}{side}/{name}": jnp.zeros((self.rows, layers[side], *state.shape), state.dtype)
       for name, state in self.model.feed_forward_class.carried(self.model).items()
       for side in self.model.kind.sides
     }
+    return value, params
 
   def forward(self, value: Any, params: Flat) -> Flat:
     return params

@@ -33,8 +33,11 @@ class Transform(Protocol):
     """
 
   @staticmethod
-  def init(setting: Any, path: str, x: jax.Array) -> Any:
-    """Returns what the train state keeps: an array in the shape of `x`, or one that every device holds whole."""
+  def init(setting: Any, path: str, x: jax.Array) -> tuple[Any, jax.Array]:
+    """Returns what the train state keeps, and the parameter at step 0.
+
+    The former is an array in the shape of `x`, or one that every device holds whole.
+    """
 
   @staticmethod
   def forward(setting: Any, value: Any, x: jax.Array) -> jax.Array:
@@ -61,13 +64,15 @@ class Mask:
     return value
 
   @staticmethod
-  def init(setting: float, path: str, x: jax.Array) -> jax.Array:
+  def init(setting: float, path: str, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     first = 1 if stack_of(path) else 0
     size = x[0].size if first else x.size
     magnitude = jnp.abs(x).reshape(*x.shape[:first], size)
     # By rank, so that exactly so many are zero whatever values are equal.
     rank = jnp.argsort(jnp.argsort(magnitude, axis=-1), axis=-1)
-    return (rank >= round(setting * size)).astype(x.dtype).reshape(x.shape)
+    # One is left, however small a parameter is.
+    mask = (rank >= min(round(setting * size), size - 1)).astype(x.dtype).reshape(x.shape)
+    return mask, x * mask
 
   @staticmethod
   def forward(setting: float, value: jax.Array, x: jax.Array) -> jax.Array:
@@ -100,11 +105,11 @@ class Transforms:
         if setting is not None:
           yield name, path, setting, paths.TRANSFORMS[name]
 
-  def init(self, params: Flat) -> dict[str, dict[str, Any]]:
-    value: dict[str, dict[str, Any]] = {name: {} for name in self.names}
+  def init(self, params: Flat) -> tuple[dict[str, dict[str, Any]], Flat]:
+    params, value = dict(params), {name: {} for name in self.names}
     for name, path, setting, transform in self._each(params):
-      value[name][path] = transform.init(setting, path, params[path])
-    return value
+      value[name][path], params[path] = transform.init(setting, path, params[path])
+    return value, params
 
   def forward(self, value: Any, params: Flat) -> Flat:
     params = dict(params)

@@ -202,8 +202,8 @@ class Program:
       state = self.make_state(key)
       params = over(join_frozen(state.params, state.frozen_params), params)
       trained, frozen = split_frozen(params, self.freeze, halved=self.halved)
+      kept, trained = state_collections.init(self.collections, trained)
       begun = anchors.starting_from(state.opt_state, trained)
-      kept = state_collections.init(self.collections, trained)
       return train_state.TrainState(state.step, trained, frozen, begun, kept)
 
     return jax.jit(make, donate_argnums=0, out_shardings=self.shardings)

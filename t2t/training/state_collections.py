@@ -33,8 +33,8 @@ class Collection(Protocol):
       UserError: its settings contradict each other.
     """
 
-  def init(self, params: Flat) -> Any:
-    """Returns the value at step 0."""
+  def init(self, params: Flat) -> tuple[Any, Flat]:
+    """Returns the value and the parameters at step 0, from initial parameters."""
 
   def forward(self, value: Any, params: Flat) -> Flat:
     """Returns the parameters that the forward pass of training reads; differentiable in `params`."""
@@ -102,9 +102,13 @@ def _nested(params: Flat) -> Params:
   return traverse_util.unflatten_dict(params, sep="/")
 
 
-def init(collections: Collections, params: Params) -> dict[str, Any]:
-  """Returns the value of each collection at step 0, for nested parameters."""
-  return {name: collection.init(_flat(params)) for name, collection in collections.items()}
+def init(collections: Collections, params: Params) -> tuple[dict[str, Any], Params]:
+  """Returns the values and the nested parameters at step 0; see `Collection.init`."""
+  found = {}
+  for name, collection in collections.items():
+    found[name], flat = collection.init(_flat(params))
+    params = _nested(flat)
+  return found, params
 
 
 def forward(collections: Collections, values: Mapping[str, Any], params: Params) -> Params:
@@ -126,7 +130,7 @@ def update(
 
 
 def evaluated(collections: Collections, values: Mapping[str, Any], params: Params) -> Params:
-  """Returns the nested parameters that are evaluated."""
-  for name, collection in collections.items():
+  """Returns the nested parameters that are evaluated: an average, if it is, and that as it is transformed."""
+  for name, collection in reversed(collections.items()):
     params = _nested(collection.evaluated(values[name], _flat(params)))
   return params

@@ -79,7 +79,7 @@ def abstract_train_state(
   def make(key: jax.Array) -> TrainState:
     params = nnx.to_pure_dict(nnx.split(model_fn(key), graph=False)[1])
     params, frozen = split_frozen(params, freeze, halved=halved)
-    kept = state_collections.init(collections, params)
+    kept, params = state_collections.init(collections, params)
     return TrainState(jnp.zeros((), jnp.int32), params, frozen, tx.init(params), kept)
 
   key = jax.eval_shape(lambda: jax.random.key(0))

@@ -201,9 +201,10 @@ def make_train_step(
       good = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"].total)
       params = _select(good, params, state.params)
       new_opt_state = _select(good, new_opt_state, opt_state)
-      kept = _select(good, kept, state.collections)
       metrics["skipped"] = metrics_lib.WeightedSum(1.0 - good, one)
     kept, params = state_collections.update(collections, kept, params, state.step)
+    if skip_not_finite:
+      kept = _select(good, kept, state.collections)
     metrics["grad_norm"] = metrics_lib.WeightedSum(norm, one)
     metrics["grad_squares"] = metrics_lib.WeightedSum(squares, one)
     metrics["tokens"] = metrics_lib.WeightedSum(_num_tokens(batch), one)

@@ -68,8 +68,8 @@ class Average:
     schema.check_ranges("optimizer", settings, only=("average_decay",))
     return cls(AVERAGES[settings.average](settings), config.eval.average)
 
-  def init(self, params: Flat) -> dict[str, jax.Array]:
-    return {path: jnp.copy(x) for path, x in params.items()}  # the step reuses the parameters' memory
+  def init(self, params: Flat) -> tuple[dict[str, jax.Array], Flat]:
+    return {path: jnp.copy(x) for path, x in params.items()}, params  # the step reuses the parameters' memory
 
   def forward(self, value: Any, params: Flat) -> Flat:
     return params
