@@ -339,5 +339,5 @@ def test_a_loss_may_leave_them_out():
   _, module, config = make("cross_entropy", "gpt2")
   batch = batch_of("", config.architecture)
   assert toy.loss().auxiliary == AuxiliaryTerms()
-  terms, metrics, _ = value_and_gradient(toy.loss(), module, batch)
+  terms, metrics, _ = value_and_gradient(toy.loss(), module, batch, name="loss")
   assert set(terms) == {"loss"} and "balance" not in metrics
