@@ -72,7 +72,7 @@ class Base:
     return frozenset(path for base in (self, *self.others) for path in base.entries)
 
   def to_dict(self) -> dict[str, Any]:
-    """As JSON has it; what is empty is left out, as older versions wrote it."""
+    """Returns what JSON has; empty keys are left out, as older versions wrote it."""
     found = dataclasses.asdict(self)
     return {key: value for key, value in found.items() if value or key not in ("name", "others")}
 

@@ -46,7 +46,7 @@ def start(
     fishers.check(fisher, program.state)
   if config.init.checkpoint:
     source = pretrained.read_source(config.init.checkpoint, where="config.init.checkpoint=")
-    mine = _without(initial, config.init.others)
+    mine = _matching(initial, config.init.other_patterns, inverted=True)
     pieces = _pieces(source, vocabulary) if config.init.by_piece else None
     if pieces is None:
       _check_vocabulary(source, config.init.source_list[""], vocabulary, mine, where="config.init.checkpoint=")
@@ -62,9 +62,9 @@ def start(
       pieces=pieces,
       base_path=functools.partial(adapters_lib.base_path, adapters=new),
       model=config.model,
-      elsewhere=tuple(pattern for each in init.others.values() for pattern in each.patterns),
+      elsewhere=init.other_patterns,
     )
-    own = _without(frozen, config.init.others)
+    own = _matching(frozen, config.init.other_patterns, inverted=True)
     _check_trained(taken[""].fresh_in(own), config)
     if config.adapters:
       below.append(adapted.base_of(taken[""], own, workdir))
@@ -73,7 +73,7 @@ def start(
   for name, other in config.init.others.items():
     taken[name] = _take(name, other, initial, vocabulary)
     if other.frozen:
-      own = _under(frozen, other)
+      own = _matching(frozen, other.patterns)
       _check_trained(taken[name].fresh_in(own), config)
       below.append(adapted.base_of(taken[name], own, workdir, name=name))
   checkpoints.base = bases.Base.joined(below)
@@ -87,17 +87,11 @@ def start(
   return state if fisher is None else fishers.begin(fisher, program.state, state)
 
 
-def _under(params: Params, source: InitSource) -> Params:
-  """Returns the nested parameters that a source of config.init.others has."""
+def _matching(params: Params, patterns: tuple[str, ...], *, inverted: bool = False) -> Params:
+  """Returns the nested parameters whose path matches one of the patterns; `inverted`: the others."""
   flat = traverse_util.flatten_dict(params, sep="/")
-  return traverse_util.unflatten_dict({path: x for path, x in flat.items() if matches(source.patterns, path)}, sep="/")
-
-
-def _without(params: Params, others: Mapping[str, InitSource]) -> Params:
-  """Returns the nested parameters that no source of config.init.others has."""
-  flat = traverse_util.flatten_dict(params, sep="/")
-  patterns = tuple(pattern for source in others.values() for pattern in source.patterns)
-  return traverse_util.unflatten_dict({path: x for path, x in flat.items() if not matches(patterns, path)}, sep="/")
+  chosen = {path: x for path, x in flat.items() if matches(patterns, path) != inverted}
+  return traverse_util.unflatten_dict(chosen, sep="/")
 
 
 def _take(name: str, other: InitSource, initial: Params, vocabulary: Any) -> Taken:
@@ -110,7 +104,7 @@ def _take(name: str, other: InitSource, initial: Params, vocabulary: Any) -> Tak
   source = pretrained.read_source(other.checkpoint, where=where)
   if other.frozen:
     pretrained.check_may_be_base(source, where=f"{where}{other.checkpoint}")
-  mine = _under(initial, other)
+  mine = _matching(initial, other.patterns)
   _check_vocabulary(source, other, vocabulary, mine, where=where)
   try:
     return warm_start(source, mine, fresh=other.fresh, parts=other.parts, rows=other.rows)

@@ -518,6 +518,11 @@ class InitConfig:
     return first | dict(self.others)
 
   @property
+  def other_patterns(self) -> Texts:
+    """Lists patterns of the paths of parameters that begin with a source of `others`."""
+    return tuple(pattern for source in self.others.values() for pattern in source.patterns)
+
+  @property
   def frozen_patterns(self) -> Texts:
     """Lists patterns of the paths of parameters that stay as a source has them."""
     return tuple(pattern for source in self.others.values() if source.frozen for pattern in source.patterns)

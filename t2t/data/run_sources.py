@@ -109,7 +109,7 @@ class RunSource:
     return offline_cache.num_examples(task, self.data.train_split)
 
   def size(self, task: selection.Found) -> float:
-    """How much there is to train on, in the unit config.data.size."""
+    """Returns how much there is to train on, in the unit config.data.size."""
     unit = self.data.size
     counts = [each.num_input_examples(self.data.train_split) for each in selection.tasks_of(task)]
     if unit == "tokens" or None in counts:
@@ -136,7 +136,7 @@ class RunSource:
     return [task.name for task in selection.tasks_of(self.registered())]
 
   def by_language(self, task: selection.Found) -> dict[str, selection.Found]:
-    """Of each source that names its language what is read of it, as it is mixed in `task`."""
+    """Returns, by source that names its language, what is read of it as it is mixed in `task`."""
     return {}
 
   # ---- What a position in the data belongs to ----
@@ -146,7 +146,7 @@ class RunSource:
     return {}
 
   def file_contents(self) -> dict[str, contents.Contents]:
-    """What the files hold, by the configuration key that names them."""
+    """Returns the contents of the files, by the configuration key that names them."""
     found = {
       where: contents.Contents(self._with_beside(text_files.find_files(patterns, where=where)), where=where)
       for where, patterns in self.patterns().items()
@@ -331,7 +331,7 @@ class TextFiles(Text):
     return found.documents if found.complete else None
 
   def size(self, task: selection.Found) -> float:
-    """As for any source; of files of which only a part was looked at about how much."""
+    """Returns the size; of files of which only a part was looked at an estimate."""
     source, where = task.source, f"{self.where}.files"
     looked = scan.scan(source.list_shards("train"), field=self.data.field, where=where, malformed=self.data.malformed)
     counted = looked.documents if self.data.size == "examples" else looked.characters

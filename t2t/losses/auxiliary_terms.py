@@ -31,7 +31,7 @@ class AuxiliaryTerms:
 
   @classmethod
   def of(cls, run: Config, *, only_states: bool) -> "AuxiliaryTerms":
-    """Those of a run.
+    """Makes the terms of a run.
 
     Args:
       run: its config.
@@ -43,7 +43,7 @@ class AuxiliaryTerms:
 
   @property
   def rows(self) -> Mapping[str, Term]:
-    """What the layers return, by name."""
+    """Returns the terms of the layers, by name."""
     return {} if self.model is None else self.model.feed_forward_class.terms(self.model)
 
   def weights(self, batch: Batch) -> dict[str, jax.Array]:

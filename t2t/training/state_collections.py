@@ -60,7 +60,7 @@ COLLECTIONS: LazyTable[type[Collection]] = LazyTable(
     "average": "t2t.training.weight_average:Average",
   }
 )
-_ASKED = {
+_SELECTED_BY = {
   "carried": lambda config: config.model.feed_forward_class.carried(config.model),
   "transforms": lambda config: config.optimizer.paths,
   "average": lambda config: config.optimizer.average,
@@ -75,7 +75,7 @@ def of_run(config: Config) -> Collections:
   Raises:
     UserError: see `Collection.from_config`.
   """
-  wanted = (name for name in COLLECTIONS if _ASKED.get(name, bool)(config))
+  wanted = (name for name in COLLECTIONS if _SELECTED_BY.get(name, bool)(config))
   made = {name: COLLECTIONS[name].from_config(config) for name in wanted}
   return {name: collection for name, collection in made.items() if collection is not None}
 

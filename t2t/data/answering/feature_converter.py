@@ -24,7 +24,7 @@ _OF_TEXTS = HeadConfig("texts", 1)  # a class head, which nobody asks
 
 
 class Converted(NamedTuple):
-  """What a model is given of an example whose answer is not known.
+  """Features of an example whose answer is not known.
 
   features: int32 [length] each: inputs, token_types, texts, answer_heads, and what the kind of question adds; of a
     context "windows", which have such features each, as `examples.gathered` has them of a task.
@@ -66,7 +66,7 @@ class HeadFeatureConverter:
 
   @functools.cached_property
   def reading(self) -> Reading:
-    """How the texts are read."""
+    """Returns the settings with which texts are read."""
     kind, head = ARCHITECTURES[self.architecture], self.head or _OF_TEXTS
     framing, reads = Framing.of(self.vocabulary, self.architecture), head.spelled_out(kind).reads
     whole = self.head is not None and kind.writes and head.kind != "choice"
