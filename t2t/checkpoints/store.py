@@ -194,7 +194,7 @@ class Checkpoints:
       state = dataclasses.replace(state, frozen_params=self.base.without(state.frozen_params))
       items[damage.BASE] = ocp.args.JsonSave(self.base.to_dict())
     state = dataclasses.replace(state, opt_state=anchors.without_files(state.opt_state))
-    args = ocp.args.Composite(state=ocp.args.StandardSave(jax.tree.map(_apart, state)), **items)
+    args = ocp.args.Composite(state=ocp.args.StandardSave(_saved(jax.tree.map(_apart, state))), **items)
     if self._saving is not None:
       self._settle()
     self._last = step, {"args": args, "metrics": metrics}
@@ -285,13 +285,14 @@ class Checkpoints:
       name: x for name, x in found.items() if name.rpartition("/")[2] in reading.UNREAD and "/heads/" not in name
     }
     reading.check_shapes(path, {name: found[name] for name in found.keys() - unread}, reading.shapes(abstract))
-    state = ocp.args.StandardRestore(_with_unread(abstract, unread))  # Orbax reads all or nothing
+    state = ocp.args.StandardRestore(_saved(_with_unread(abstract, unread)))  # Orbax reads all or nothing
     args = ocp.args.Composite(state=state, streams=RestoreStreams(stream_names))
     with reading.readable(path):
       restored = self._manager.restore(step, args=args)
-    if int(restored.state.step) != step:
-      raise UserError(f"{path}: its arrays are of step {int(restored.state.step)}; move it away, or give it that name")
-    return _without_unread(restored.state, unread), restored.streams
+    state = TrainState(**restored.state)
+    if int(state.step) != step:
+      raise UserError(f"{path}: its arrays are of step {int(state.step)}; move it away, or give it that name")
+    return _without_unread(state, unread), restored.streams
 
   def wait(self) -> None:
     """Returns when everything is written; a save that fails is tried again here, for no step follows.
@@ -323,6 +324,12 @@ class Checkpoints:
       with contextlib.suppress(Exception):
         self._manager.close()
         return
+
+
+def _saved(state: TrainState) -> dict[str, Any]:
+  """Returns the fields that a checkpoint contains: no `collections` if empty, as in checkpoints of earlier versions."""
+  fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+  return {name: value for name, value in fields.items() if name != "collections" or value}
 
 
 def _of_dicts(function: Callable[[str, dict], dict], state: TrainState) -> TrainState:
