@@ -18,7 +18,7 @@ from t2t.configuration.loading import load_config, records
 from t2t.data import converters
 from t2t.generation import row_batches
 from t2t.losses import head_losses
-from t2t.models import task_heads
+from t2t.models import auxiliary, task_heads
 from t2t.models.config import HeadConfig
 from t2t.training import recipe
 
@@ -317,7 +317,7 @@ def test_a_loss_needs_memory_for_its_positions_alone(kind):
     batch = {f"encoder_{name}": ones for name in ("answer_heads", "answer_targets", "answer_groups", "input_tokens")}
     model = types.SimpleNamespace(
       heads={head.name: types.SimpleNamespace(layers="last", reads="each")},
-      states=lambda batch, **options: hidden,
+      hidden_states=lambda batch, **options: auxiliary.Hidden(hidden),
       head_logits=lambda name, hidden, dropout_key: hidden,
     )
     terms, _ = loss(model, batch, loss.weights(batch), key=None, train=False)
