@@ -90,11 +90,12 @@ def check(
   if trains:
     of_task = (made, progress) if isinstance(task, seqio.Task) else (None, None)
     notes += _check_first_examples(source, training, architecture, *of_task)
-  if data.has_tasks:
+  unknown = [task for task in training.tasks if not rows.is_of_library(task)]
+  if data.has_tasks and unknown:
     from t2t.data import repeatable
 
     try:
-      repeatable.check(training)
+      repeatable.check(training, unknown)
     except tf.errors.OpError as error:
       raise sources.user_error(error) or error from None
   return notes
