@@ -1,9 +1,11 @@
 """All tests run on eight CPU devices, so that meshes can be tried on any machine."""
 
+import collections
 from collections.abc import Iterator
 import gc
 import os
 import pathlib
+import re
 import sys
 import tempfile
 
@@ -126,10 +128,19 @@ def one_layer_is_compiled(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
 
 
-def _listed(name: str) -> tuple[str, ...]:
-  """Beginnings of ids of tests, as a file beside this one has them."""
-  lines = (line.partition("#")[0].strip() for line in (_TESTS / name).read_text().splitlines())
-  return tuple(line for line in lines if line)
+class _Listed:
+  """Tests that a file beside this one lists: beginnings of ids, or `file::function[N:]`, parameter sets from N on."""
+
+  def __init__(self, name: str):
+    lines = (line.partition("#")[0].strip() for line in (_TESTS / name).read_text().splitlines())
+    lines = [line for line in lines if line]
+    slices = (re.fullmatch(r"(.+)\[(\d+):\]", line) for line in lines)
+    self._first = {found[1]: int(found[2]) for found in slices if found}
+    self._prefixes = tuple(line for line in lines if not line.endswith(":]"))
+
+  def has(self, name: str, number: int) -> bool:
+    """Returns whether a test is listed, by its id without tests/ and the number of its parameter set."""
+    return name.startswith(self._prefixes) or number >= self._first.get(name.partition("[")[0], number + 1)
 
 
 def _repeats(item: pytest.Item) -> bool:
@@ -140,10 +151,13 @@ def _repeats(item: pytest.Item) -> bool:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
   """Marks what `make test` leaves to `make check`, and what that leaves to `make exhaustive`."""
-  slow, exhaustive = _listed("slow.txt"), _listed("exhaustive.txt")
+  slow, exhaustive = _Listed("slow.txt"), _Listed("exhaustive.txt")
+  numbers: collections.Counter[str] = collections.Counter()
   for item in items:
     name = f"{item.path.relative_to(_TESTS).as_posix()}::{item.nodeid.partition('::')[2]}"
-    if _repeats(item) or name.startswith(exhaustive):
+    function = name.partition("[")[0]
+    if _repeats(item) or exhaustive.has(name, numbers[function]):
       item.add_marker(pytest.mark.exhaustive)
-    elif name.startswith(slow):
+    elif slow.has(name, numbers[function]):
       item.add_marker(pytest.mark.slow)
+    numbers[function] += 1
