@@ -7,10 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_own_batches
+import toy
+import trained
 
 import t2t
-from t2t import UserError
-from t2t.checkpoints import converted, reading, store
+from t2t import UserError, sharding
+from t2t import __main__ as command
+from t2t.checkpoints import converted, pretrained, reading, store
 from t2t.configuration import loading
 from t2t.params import path_name
 from t2t.training import param_transforms, paths, recipe, state_collections, weight_average
@@ -216,3 +219,28 @@ def test_bad_settings_are_refused(options, message):
   with pytest.raises(UserError) as error:
     recipe.make(loading.records(config(**options)).with_(model={"vocab_size": 384}))
   assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+  "saved", [{"params": {}}, {"params": {}, "collections": None}, {"params": {}, "collections": {}}]
+)
+def test_readers_take_parameters_where_no_average_was_saved(saved):
+  """A merged or converted checkpoint has the config of its run, and no average."""
+  averaged = {"eval": {"average": True}}
+  assert reading.trained_keys(saved, averaged) == reading.trained_keys(saved, {}) == ("params",)
+  assert reading.trained_keys(saved | {"collections": {"average": {}}}, averaged) == ("collections", "average")
+
+
+def test_a_merged_adapter_of_an_averaged_run_is_read(tmp_path):
+  """Its parameters are arrays, with the average of the adapter in them."""
+  run = trained.adapter(
+    "encoder_decoder", "--config.lora.rank=2", "--config.optimizer.average=ema", "--config.eval.average=True"
+  )
+  assert command.main(["adapt", "merge", str(run), "--output", str(tmp_path / "merged")]) == 0
+  mesh = sharding.make_mesh({"data": -1})
+  merged, base = (
+    toy.flat(pretrained.load(pretrained.read_source(str(path)), mesh).params)
+    for path in (tmp_path / "merged", trained.workdir("encoder_decoder"))
+  )
+  assert merged.keys() == base.keys() and all(np.all(np.isfinite(x)) for x in merged.values())
+  assert any(np.any(merged[path] != base[path]) for path in base)

@@ -240,7 +240,7 @@ def saved(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], dic
     return found
 
   beside = sorted({name.split("/")[0] for name in tree.get("params") or {}} - {source.part}) if source.part else []
-  return part(*reading.trained_keys(source.run)), part("frozen_params"), beside
+  return part(*reading.trained_keys(tree, source.run)), part("frozen_params"), beside
 
 
 def of_base(adapted: pretrained.Source) -> dict[str, Tensor]:

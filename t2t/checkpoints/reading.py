@@ -109,14 +109,19 @@ def param_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
   return {name: shape for name, shape in found.items() if name not in UNREAD}
 
 
-def _saved_params(path: epath.Path) -> tuple[Params, Params]:
+def _saved_tree(path: epath.Path) -> Params:
+  """Returns the metadata of each array of a saved state, without its values."""
   with ocp.PyTreeCheckpointer() as checkpointer:
     found = checkpointer.metadata(path / "state").item_metadata
   if found is None:
     raise damage.Damaged(
       f"{path}: what says which arrays there are cannot be read (state/_METADATA); give another step"
     )
-  saved = found.tree
+  return found.tree
+
+
+def _saved_params(path: epath.Path) -> tuple[Params, Params]:
+  saved = _saved_tree(path)
   return saved["params"], saved.get("frozen_params") or {}
 
 
@@ -141,8 +146,9 @@ def read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtype
 
 def _read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
   # The checkpoint may have frozen other parameters than this run does: what is asked for is split as it was saved.
-  frozen = shapes(_saved_params(path)[1])
-  trained = trained_keys(read_config(path))
+  saved_tree = _saved_tree(path)
+  frozen = shapes(saved_tree.get("frozen_params") or {})
+  trained = trained_keys(saved_tree, read_config(path))
   found, waiting = {}, dict(wanted)
   with ocp.PyTreeCheckpointer() as checkpointer:
     while waiting:
@@ -161,12 +167,18 @@ def _read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtyp
   return found
 
 
-def trained_keys(run: Mapping[str, Any]) -> tuple[str, ...]:
+def trained_keys(tree: Mapping[str, Any], run: Mapping[str, Any]) -> tuple[str, ...]:
   """Returns the keys, in a saved state, of the trained parameters that readers take.
 
-  With config.eval.average they are the average, which is a flat dict.
+  With config.eval.average these are the average, a flat dict.  A merged or converted checkpoint has the config of its
+  run, and contains only the parameters that were read for it.
+
+  Args:
+    tree: of a saved state.
+    run: config that it was saved with.
   """
-  return ("collections", "average") if run.get("eval", {}).get("average") else ("params",)
+  averaged = run.get("eval", {}).get("average") and "average" in (tree.get("collections") or {})
+  return ("collections", "average") if averaged else ("params",)
 
 
 def is_flat(keys: tuple[str, ...]) -> bool:
