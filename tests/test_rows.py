@@ -1,5 +1,6 @@
 """Rows: a run that is stopped after any step goes on with the same data, whatever it is made of."""
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -13,7 +14,7 @@ import tensorflow as tf
 
 from t2t import UserError, sharding
 from t2t.configuration.schema import DataConfig
-from t2t.data import checks, objectives, pipeline, repeatable, rows, text_formats
+from t2t.data import checks, objectives, pipeline, repeatable, rows, sources, text_formats
 
 STEPS = 14
 TEXTS = [" ".join(f"word{(i * k) % 31}" for k in range(1, 9 + i % 23)) + f" {i}." for i in range(60)]
@@ -244,6 +245,48 @@ def test_a_source_that_shuffles_by_itself_is_named(register):
   )
   with pytest.raises(UserError, match="rows_shuffled: its source gives other records, or in another order"):
     repeatable.check(plan)
+
+
+class OtherFiles(sources.FileSource):
+  """A user's source of files."""
+
+
+class OtherVocabulary(seqio.ByteVocabulary):
+  """A user's vocabulary."""
+
+
+def closed_over(function):
+  def step(dataset):
+    return function(dataset)
+
+  step.__module__ = "t2t.data"
+  return step
+
+
+@pytest.mark.parametrize(
+  "change",
+  [
+    lambda task: {"preprocessors": [*task.preprocessors, rarely_dropped]},
+    lambda task: {"preprocessors": [drawn_anew, *task.preprocessors]},
+    lambda task: {"preprocessors": [functools.partial(seqio.preprocessors.rekey, key_map=rarely_dropped)]},
+    lambda task: {"preprocessors": [functools.partial(seqio.preprocessors.rekey, key_map={"a": [rarely_dropped]})]},
+    lambda task: {"preprocessors": [functools.partial(closed_over(rarely_dropped))]},
+    lambda task: {"source": seqio.FunctionDataSource(functools.partial(records, number=0), splits=("train",))},
+    lambda task: {"source": copied(task.source, OtherFiles)},
+    lambda task: {"output_features": {"targets": seqio.Feature(OtherVocabulary())}},
+  ],
+)
+def test_code_of_a_user_is_looked_at_wherever_it_is_held(files, change):
+  """A task of t2t's own code is not built twice; one with any other is."""
+  task = pipeline.load_task(files)
+  assert not repeatable._has_user_code(task)
+  assert repeatable._has_user_code(task.replace(**change(task)))
+
+
+def copied(source, kind):
+  found = copy.copy(source)
+  found.__class__ = kind
+  return found
 
 
 def test_streams_draw_noise_of_their_own(files):

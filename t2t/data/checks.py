@@ -90,12 +90,11 @@ def check(
   if trains:
     of_task = (made, progress) if isinstance(task, seqio.Task) else (None, None)
     notes += _check_first_examples(source, training, architecture, *of_task)
-  unknown = [task for task in training.tasks if not rows.is_of_library(task)]
-  if data.has_tasks and unknown:
+  if data.has_tasks:
     from t2t.data import repeatable
 
     try:
-      repeatable.check(training, unknown)
+      repeatable.check(training)
     except tf.errors.OpError as error:
       raise sources.user_error(error) or error from None
   return notes

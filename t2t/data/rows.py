@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
-import inspect
-import types
 from typing import Any
 import zlib
 
@@ -161,38 +159,21 @@ def drawn_from(seed: tf.Tensor) -> Iterator[None]:
     tf.data.Dataset.random = staticmethod(plain)
 
 
-_LIBRARIES = ("t2t", "seqio")
-
-
-def _is_of_library(step: Any) -> bool:
-  """Returns whether a preprocessor and the functions bound to it are defined in t2t or seqio."""
-  if isinstance(step, functools.partial):
-    bound = (*step.args, *step.keywords.values())
-    return _is_of_library(step.func) and all(map(_is_of_library, filter(callable, bound)))
-  return getattr(step, "__module__", "").split(".")[0] in _LIBRARIES
-
-
-def _closes_over_library(step: Any) -> bool:
-  """Returns whether the functions in the closures of a preprocessor are defined in t2t or seqio, too."""
-  if isinstance(step, functools.partial):
-    return all(map(_closes_over_library, (step.func, *step.args, *step.keywords.values())))
-  if not isinstance(step, types.FunctionType):
-    return True
-  return _is_of_library(step) and all(_closes_over_library(x) for x in inspect.getclosurevars(step).nonlocals.values())
-
-
-def is_of_library(task: seqio.Task) -> bool:
-  """Returns whether a task reads files by t2t's own source and has only preprocessors of t2t and seqio.
-
-  Tests show that these resume exactly; a task with code of its user is checked before training (`repeatable.check`).
-  """
-  known = isinstance(task.source, sources.FileSource)
-  return known and all(_is_of_library(step) and _closes_over_library(step) for step in task.preprocessors)
+def is_of_library(x: Any) -> bool:
+  """Returns whether a function, or the class of an object, is defined in t2t or seqio."""
+  return (getattr(x, "__module__", None) or "").split(".")[0] in ("t2t", "seqio")
 
 
 def _needs_autograph(task: seqio.Task) -> bool:
-  """Whether a preprocessor is neither t2t's nor seqio's, which are written without: Python's `if` of tensors, `for`."""
-  return not all(map(_is_of_library, task.preprocessors))
+  """Returns whether a task has a preprocessor of its user, which may use Python's `if` and `for` on tensors."""
+
+  def is_known(step: Any) -> bool:
+    if isinstance(step, functools.partial):
+      bound = (*step.args, *step.keywords.values())
+      return is_known(step.func) and all(map(is_known, filter(callable, bound)))
+    return is_of_library(step)
+
+  return not all(map(is_known, task.preprocessors))
 
 
 def examples_of_window(
