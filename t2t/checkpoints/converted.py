@@ -224,8 +224,7 @@ def saved(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], dic
     UserError: it is damaged.
   """
   damage.check(source.path, where=where)
-  with ocp.PyTreeCheckpointer() as checkpointer:
-    tree = checkpointer.metadata(source.path / "state").item_metadata.tree
+  tree = reading.saved_tree(source.path)
 
   def part(*keys: str) -> dict[str, Tensor]:
     # What was only trained beside the model is no part of it.

@@ -105,12 +105,17 @@ def param_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
 
   Of an adapter's those of its base are not there.
   """
-  found = shapes(join_frozen(*_saved_params(path)))
+  saved = saved_tree(path)
+  found = shapes(join_frozen(saved["params"], saved.get("frozen_params") or {}))
   return {name: shape for name, shape in found.items() if name not in UNREAD}
 
 
-def _saved_tree(path: epath.Path) -> Params:
-  """Returns the metadata of each array of a saved state, without its values."""
+def saved_tree(path: epath.Path) -> Params:
+  """Returns the state of the checkpoint in folder `path`, with metadata in place of arrays.
+
+  Raises:
+    Damaged: the metadata cannot be read.
+  """
   with ocp.PyTreeCheckpointer() as checkpointer:
     found = checkpointer.metadata(path / "state").item_metadata
   if found is None:
@@ -118,11 +123,6 @@ def _saved_tree(path: epath.Path) -> Params:
       f"{path}: what says which arrays there are cannot be read (state/_METADATA); give another step"
     )
   return found.tree
-
-
-def _saved_params(path: epath.Path) -> tuple[Params, Params]:
-  saved = _saved_tree(path)
-  return saved["params"], saved.get("frozen_params") or {}
 
 
 def read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
@@ -146,9 +146,9 @@ def read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtype
 
 def _read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
   # The checkpoint may have frozen other parameters than this run does: what is asked for is split as it was saved.
-  saved_tree = _saved_tree(path)
-  frozen = shapes(saved_tree.get("frozen_params") or {})
-  trained = trained_keys(saved_tree, read_config(path))
+  tree = saved_tree(path)
+  frozen = shapes(tree.get("frozen_params") or {})
+  trained = trained_keys(tree, read_config(path))
   found, waiting = {}, dict(wanted)
   with ocp.PyTreeCheckpointer() as checkpointer:
     while waiting:
