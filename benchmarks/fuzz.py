@@ -37,7 +37,7 @@ import test_sources  # noqa: E402
 import toy  # noqa: E402
 
 from t2t import UserError  # noqa: E402
-from t2t.checkpoints import damage, manifest, store  # noqa: E402
+from t2t.checkpoints import manager, manifest, verify  # noqa: E402
 from t2t.configuration import loading as config_lib  # noqa: E402
 from t2t.convert import huggingface, t5x  # noqa: E402
 from t2t.data.sources import faults, text_files  # noqa: E402
@@ -118,13 +118,13 @@ def _vocabulary(kind: str, name: str) -> Reader:
 
 
 def _step(folder: pathlib.Path) -> None:
-  checkpoints = store.Checkpoints(epath.Path(folder / "run"), keep=1)
+  checkpoints = manager.Checkpoints(epath.Path(folder / "run"), keep=1)
   checkpoints.save(3, test_checkpoint.make_state(), {"a": b"{}"}, test_checkpoint.CONFIG, metrics={"loss": 1.0})
   checkpoints.close()
 
 
 def _whole_step(folder: pathlib.Path) -> None:
-  if found := damage.of_step(epath.Path(folder / "run" / "checkpoints" / "3"), step=3):
+  if found := verify.of_step(epath.Path(folder / "run" / "checkpoints" / "3"), step=3):
     raise UserError("\n".join(found))
 
 

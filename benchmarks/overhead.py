@@ -33,7 +33,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
 import train_step as step_benchmark  # noqa: E402
 
 from t2t import UserError, sharding  # noqa: E402
-from t2t.checkpoints import damage, manifest, store  # noqa: E402
+from t2t.checkpoints import manager, manifest, verify  # noqa: E402
 from t2t.commands.options import config_parser, parse  # noqa: E402
 from t2t.configuration.loading import records  # noqa: E402
 from t2t.configuration.schema import Config  # noqa: E402
@@ -146,7 +146,7 @@ def saves(config: Config, mesh: jax.sharding.Mesh, *, pairs: int, steps: int) ->
   training.block(program.train_step, 2)
   with tempfile.TemporaryDirectory() as folder:
     workdir = epath.Path(folder)
-    checkpoints = store.Checkpoints(workdir, keep=2)
+    checkpoints = manager.Checkpoints(workdir, keep=2)
     stalls, with_save, without, ends = [], [], [], []
     for number in range(pairs):
       for saving in (number % 2, 1 - number % 2):
@@ -180,7 +180,7 @@ def saves(config: Config, mesh: jax.sharding.Mesh, *, pairs: int, steps: int) ->
     seconds = time.perf_counter() - started
     print(f"{'its checksums alone':<44}{seconds:>8.2f} s   {len(hashed)} files")
     started = time.perf_counter()
-    damage.check(path)
+    verify.check(path)
     checked = time.perf_counter()
     checkpoints.restore(step, program.state, ())
     print(f"{'verify':<44}{checked - started:>8.2f} s")

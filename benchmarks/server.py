@@ -46,7 +46,7 @@ def checkpoint(folder: pathlib.Path) -> str:
   import jax
   import numpy as np
 
-  from t2t.checkpoints import converted
+  from t2t.checkpoints import tensor_writer
   from t2t.convert.tensors import Foreign, Tensor
   from t2t.models import presets, transformer
   from t2t.models.config import TransformerConfig
@@ -63,7 +63,9 @@ def checkpoint(folder: pathlib.Path) -> str:
     parts = tuple(lambda part=part: part for part in (value if stacked else [value]))
     tensors[name] = Tensor(value.shape, value.dtype, parts, stacked=stacked)
   lengths = {"inputs_length": 64, "targets_length": 32}
-  converted.save(Foreign(epath.Path("random"), "hf", model, "bytes", 100, lengths, tensors), epath.Path(folder / "run"))
+  tensor_writer.save(
+    Foreign(epath.Path("random"), "hf", model, "bytes", 100, lengths, tensors), epath.Path(folder / "run")
+  )
   return str(folder / "run")
 
 

@@ -10,7 +10,7 @@ import jax
 from ml_collections import ConfigDict
 
 from t2t import UserError
-from t2t.checkpoints import fishers, pretrained
+from t2t.checkpoints import fisher_store, pretrained
 from t2t.configs import default
 from t2t.configuration import stages
 from t2t.configuration.loading import override, saved_config
@@ -39,9 +39,9 @@ class Found:
   config: Config
 
   def save(self, source: pretrained.Source, out: str, *, about: Mapping[str, Any]) -> None:
-    """Writes it; see `fishers.save`."""
+    """Writes it; see `fisher_store.save`."""
     config, about = json.loads(json.dumps(self.config.to_dict())), {"examples": self.examples, **about}
-    fishers.save(self.diagonal, source, self.params, out, config=config, about=about)
+    fisher_store.save(self.diagonal, source, self.params, out, config=config, about=about)
 
 
 def run_config(source: pretrained.Source, arguments: Sequence[str]) -> ConfigDict:

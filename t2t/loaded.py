@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import UserError, foreign_names
-from t2t.checkpoints import by_task, converted, pretrained
+from t2t.checkpoints import pretrained, select_task, tensor_writer
 from t2t.convert import given_vocabulary, huggingface, tensors
 from t2t.generation import (
   answering,
@@ -83,7 +83,7 @@ def load(
     raise UserError("checkpoint is empty: give a workdir, one of its steps, or a folder of Hugging Face's or T5X's")
   task_modules = _listed(task_modules)
   with in_python():
-    source = by_task.choose(pretrained.read_source(checkpoint, where=""), task, where="task")
+    source = select_task.choose(pretrained.read_source(checkpoint, where=""), task, where="task")
     source = _with_vocabulary(source, vocabulary) if vocabulary else source
     pretrained.trust(task_modules)
     return Model(
@@ -176,7 +176,7 @@ class Model:
       UserError: transformers has no such model; or the folder is not empty.
     """
     with in_python():
-      foreign = self._source.foreign or converted.open_foreign(str(self._source.path))
+      foreign = self._source.foreign or tensor_writer.open_foreign(str(self._source.path))
       spec = self._source.run["data"].get("vocabulary", "")
       if not foreign.vocabulary and spec:
         foreign = given_vocabulary.give(foreign, spec)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import UserError
-from t2t.checkpoints import damage, going_back, store
+from t2t.checkpoints import manager, rollback, verify
 from t2t.configuration import stages
 from t2t.configuration.loading import records, saved_config
 from t2t.configuration.schema import Config
@@ -91,12 +91,12 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
 
   rows = writers.read_metrics(workdir / "metrics.jsonl", "train/loss") if (workdir / "metrics.jsonl").exists() else {}
   last = config_of(workdir)
-  directory = workdir / store.CHECKPOINTS
-  there = damage.steps(directory)
+  directory = workdir / manager.CHECKPOINTS
+  there = verify.steps(directory)
   _check_step(workdir, step, last, reached=max([0, *rows, *there]))
   first = _sound_before(directory, there, step)
   with contextlib.ExitStack() as stack:
-    checkpoints = store.Checkpoints(workdir, keep=2, read_only=True)
+    checkpoints = manager.Checkpoints(workdir, keep=2, read_only=True)
     stack.callback(checkpoints.close)
     # Whoever saved the next checkpoint has made the step; behind the last it was whoever began last.
     after = min((each for each in there if each >= step), default=None)
@@ -112,19 +112,19 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
     mesh, _ = stage_program.make_mesh(run)
     stack.enter_context(jax.set_mesh(mesh))
     programs = stage_program.StagePrograms(run, mesh)
-    left_out = functools.partial(going_back.left_out, workdir)
+    left_out = functools.partial(rollback.left_out, workdir)
     batches = runs.batches(
       run, mesh, num_streams=config.data.num_streams, first=stages.at(run, first), left_out=left_out
     )
     stack.callback(batches.close)
     program = programs[batches.stage].program
-    damage.check(directory / str(first))
-    state, saved = going_back.restore(checkpoints, first, program.state, batches.stream_names, config=config)
+    verify.check(directory / str(first))
+    state, saved = rollback.restore_step(checkpoints, first, program.state, batches.stream_names, config=config)
     batches.restore(saved, step=first)
-    turns = going_back.on_all_hosts(workdir)
+    turns = rollback.on_all_hosts(workdir)
     _, dropout_key = jax.random.split(jax.random.key(config.train.seed))
     for number in progress.track(range(first, step), f"from step {first} to step {step}"):
-      going_back.pass_over(batches, turns, number)
+      rollback.pass_over(batches, turns, number)
       batch = next(batches)
       if number == step - 1:
         # The step reuses the state's memory; in the host's it is out of the way.
@@ -172,7 +172,7 @@ def _check_step(workdir: epath.Path, step: int, config: Config, *, reached: int)
 def _sound_before(directory: epath.Path, there: list[int], step: int) -> int:
   """The newest checkpoint before a step that is as it was saved."""
   for each in sorted((each for each in there if each < step), reverse=True):
-    found = damage.of_step(directory / str(each), step=each)
+    found = verify.of_step(directory / str(each), step=each)
     if not found:
       return each
     hosts.say(f"{directory / str(each)} is damaged ({found[0]}); looking at the one before it")

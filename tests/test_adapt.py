@@ -13,7 +13,7 @@ import trained
 
 from t2t import UserError, sharding
 from t2t import __main__ as command
-from t2t.checkpoints import pretrained, reading
+from t2t.checkpoints import pretrained, restore
 from t2t.configs import default
 from t2t.configuration.loading import override, records
 from t2t.models import adapters as adapters_lib
@@ -247,7 +247,7 @@ def test_the_command_trains_goes_on_and_is_read_by_all(way, tmp_path, capsys):
   # What is saved is what is trained.
   folder = epath.Path(tmp_path / "stopped/checkpoints/4")
   with ocp.PyTreeCheckpointer() as checkpointer:
-    held = set(reading.shapes(checkpointer.metadata(folder / "state").item_metadata.tree))
+    held = set(restore.shapes(checkpointer.metadata(folder / "state").item_metadata.tree))
   settings = records(override(default.get_config(), list(COMMANDS[way]))).adapters
   saved = {path.removeprefix("params/") for path in held if path.startswith("params/")}
   assert saved and not any(matches(adapters_lib.frozen(settings), path) for path in saved)

@@ -14,7 +14,7 @@ import trained
 
 from t2t import __main__ as command
 from t2t import sharding
-from t2t.checkpoints import adapted, bases, pretrained, reading
+from t2t.checkpoints import adapter_restore, base_model_ref, pretrained, restore
 from t2t.convert import safetensors
 
 LORA = ("--config.lora.rank=2", "--config.optimizer.name=adamw", "--config.optimizer.learning_rate=0.1")
@@ -49,7 +49,7 @@ def moved(run, tmp_path):
 def saved_arrays(folder):
   """Paths of the arrays that a step holds."""
   with ocp.PyTreeCheckpointer() as checkpointer:
-    return set(reading.shapes(checkpointer.metadata(folder / "state").item_metadata.tree))
+    return set(restore.shapes(checkpointer.metadata(folder / "state").item_metadata.tree))
 
 
 def params(path):
@@ -65,11 +65,11 @@ NUMBERS = arrays.arrays(np.float32, arrays.array_shapes(max_dims=3, max_side=6),
 @given(NUMBERS, st.data())
 def test_a_digest_is_of_bits_and_places(x, data):
   """Read in whatever parts it is the same; with one bit of one number turned it is another."""
-  digest = bases.digest_of_parts([x])
-  assert bases.digest_of_parts(list(x.reshape(len(x), -1))) == digest
+  digest = base_model_ref.digest_of_parts([x])
+  assert base_model_ref.digest_of_parts(list(x.reshape(len(x), -1))) == digest
   turned = x.copy().reshape(-1).view(np.uint32)
   turned[data.draw(st.integers(0, x.size - 1))] ^= np.uint32(1 << data.draw(st.integers(0, 31)))
-  assert bases.digest_of_parts([turned.view(np.float32)]) != digest
+  assert base_model_ref.digest_of_parts([turned.view(np.float32)]) != digest
 
 
 @pytest.mark.parametrize("axes", [{"data": 1}, {"fsdp": 8}, {"fsdp": 4, "tensor": 2}])
@@ -78,12 +78,14 @@ def test_a_digest_is_the_same_on_every_mesh(axes):
   mesh = sharding.make_mesh(axes, devices=jax.devices()[: 1 if axes == {"data": 1} else 8])
   x = np.random.default_rng(0).normal(size=(3, 16, 8)).astype(np.float32)
   placed = jax.NamedSharding(mesh, jax.P(None, "fsdp", "tensor"))
-  assert bases.digests({"x": jax.device_put(x, placed)}) == {"x": bases.digest_of_parts(list(x))}
+  assert base_model_ref.digests({"x": jax.device_put(x, placed)}) == {"x": base_model_ref.digest_of_parts(list(x))}
 
 
 def test_two_numbers_that_change_places_give_another_digest():
   """A sum alone would not see it."""
-  assert bases.digest_of_parts([np.float32([1, 2, 3])]) != bases.digest_of_parts([np.float32([2, 1, 3])])
+  assert base_model_ref.digest_of_parts([np.float32([1, 2, 3])]) != base_model_ref.digest_of_parts(
+    [np.float32([2, 1, 3])]
+  )
 
 
 # ---- What is saved, and read again -----------------------------------------------------------------------------------
@@ -95,12 +97,12 @@ def test_a_step_of_an_adapter_holds_what_is_trained_and_names_its_base(run):
   held = saved_arrays(folder)
   assert {path.split("/")[0] for path in held} == {"step", "params", "opt_state"}
   assert all("lora_" in path for path in held if path.startswith("params/"))
-  found = reading.read_base(folder)
+  found = restore.read_base(folder)
   assert found.path == str(run / "base/checkpoints/2") and found.beside == "../base/checkpoints/2"
-  whole = reading.param_shapes(epath.Path(run / "base/checkpoints/2"))
+  whole = restore.param_shapes(epath.Path(run / "base/checkpoints/2"))
   assert {entry.name: entry.shape for entry in found.entries.values()} == whole
   own = params(run / "base")
-  assert all(entry.digest == bases.digest_of_parts([own[entry.name]]) for entry in found.entries.values())
+  assert all(entry.digest == base_model_ref.digest_of_parts([own[entry.name]]) for entry in found.entries.values())
 
 
 def test_a_run_that_goes_on_is_the_run_that_was_not_stopped(run, tmp_path):
@@ -120,18 +122,18 @@ def test_what_is_frozen_may_be_held_in_half_of_its_memory(run, tmp_path, capsys)
   assert adapt(run / "base", tmp_path / "run", halved) == 0
   assert adapt(run / "base", tmp_path / "run", halved, "--config.train.steps=3") == 0
   assert "resuming from step 2" in capsys.readouterr().err
-  entries = reading.read_base(epath.Path(tmp_path / "run/checkpoints/3")).entries
-  assert entries == reading.read_base(epath.Path(run / "run/checkpoints/2")).entries
+  entries = restore.read_base(epath.Path(tmp_path / "run/checkpoints/3")).entries
+  assert entries == restore.read_base(epath.Path(run / "run/checkpoints/2")).entries
 
 
 def test_a_run_that_an_earlier_version_began_goes_on(run, tmp_path, monkeypatch):
   """Its steps hold all parameters, and so do those that follow."""
-  monkeypatch.setattr(adapted, "base_of", lambda *_: None)
+  monkeypatch.setattr(adapter_restore, "base_of", lambda *_: None)
   assert adapt(run / "base", tmp_path / "run") == 0
   monkeypatch.undo()
   assert adapt(run / "base", tmp_path / "run", "--config.train.steps=3") == 0
   folder = epath.Path(tmp_path / "run/checkpoints/3")
-  assert reading.read_base(folder) is None
+  assert restore.read_base(folder) is None
   assert any(path.startswith("frozen_params/") for path in saved_arrays(folder))
   assert params(folder).keys() == params(run / "run").keys()
 
@@ -141,7 +143,7 @@ def test_both_may_be_moved_together(moved):
   expected = params(moved / "run")
   (moved / "base").rename(moved / "elsewhere")
   assert adapt(moved / "elsewhere", moved / "run", "--config.train.steps=3") == 0
-  found = reading.read_base(epath.Path(moved / "run/checkpoints/3"))
+  found = restore.read_base(epath.Path(moved / "run/checkpoints/3"))
   assert found.path == str(moved / "elsewhere/checkpoints/2")
   assert params(moved / "run").keys() == expected.keys()
 
@@ -210,7 +212,7 @@ def test_an_adapter_lies_on_an_adapter_when_that_is_merged(run, tmp_path, capsys
   assert command.main(["adapt", "merge", str(first / "checkpoints/2"), "--output", str(merged)]) == 0
   shutil.rmtree(second)
   assert adapt(merged, second) == 0
-  assert reading.read_base(epath.Path(second / "checkpoints/2")).path == str(merged / "checkpoints/0")
+  assert restore.read_base(epath.Path(second / "checkpoints/2")).path == str(merged / "checkpoints/0")
   below, own = params(merged), params(second)
   toy.assert_trees_close(below, params(first), atol=1e-6)
   changed = {path for path in own if np.any(own[path] != below[path])}

@@ -14,7 +14,7 @@ import toy
 
 from t2t import __main__ as command
 from t2t import sharding
-from t2t.checkpoints import converted, pretrained
+from t2t.checkpoints import pretrained, tensor_writer
 from t2t.checkpoints.warm_start import warm_start
 from t2t.configuration.loading import load_config, override, records
 from t2t.training import recipe
@@ -45,7 +45,7 @@ VARIANTS = {
 def encoder(tmp_path_factory):
   """A BERT of bytes, and its parameters."""
   folder, params = tmp_path_factory.mktemp("bert"), foreign.random_params(BERT)
-  converted.save(foreign.in_memory(BERT, params), epath.Path(folder))
+  tensor_writer.save(foreign.in_memory(BERT, params), epath.Path(folder))
   return folder, params
 
 

@@ -26,7 +26,8 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t import __main__ as command
-from t2t.checkpoints import damage, patience, reading, store
+from t2t.checkpoints import manager, restore, verify
+from t2t.checkpoints import retry as retry_module
 from t2t.data.sources import scan, text_files
 from t2t.data.vocabularies import training
 from t2t.generation import line_files as read_lines
@@ -162,7 +163,7 @@ def run(gcs, tmp_path_factory):
   killed = {
     "faults": untouched,
     "steps": sorted({row["step"] for row in rows(gcs, "run")}),
-    "found": reading.checkpoint_folder("gs://bucket/run").name,
+    "found": restore.checkpoint_folder("gs://bucket/run").name,
     "begun": bool(gcs.sizes("run/checkpoints/4/")),
   }
   gcs.faults[:] = [Fault("run/checkpoints/6/state", away=3.0), Fault("run/metrics.jsonl", status=429, times=2)]
@@ -218,26 +219,26 @@ def test_a_step_without_its_marker_is_no_checkpoint(gcs, run):
     if name != "run/checkpoints/6/commit_success.txt":
       gcs.write(f"cut_off/{name.removeprefix('run/')}".replace("/6/", "/8/"), gcs.read(name))
     gcs.write(f"cut_off/{name.removeprefix('run/')}", gcs.read(name))
-  assert reading.checkpoint_folder("gs://bucket/cut_off").name == "6"
+  assert restore.checkpoint_folder("gs://bucket/cut_off").name == "6"
   with pytest.raises(UserError, match="checkpoints/8: was not saved to its end .*commit_success.txt"):
-    reading.checkpoint_folder("gs://bucket/cut_off/checkpoints/8")
+    restore.checkpoint_folder("gs://bucket/cut_off/checkpoints/8")
 
 
 @pytest.mark.parametrize(("name", "killed_at"), [("damaged", "_CHECKPOINT_METADATA"), ("torn", "")])
 def test_a_damaged_step_is_set_aside_in_a_bucket(gcs, capsys, name, killed_at):
   """By what the bucket knows of its objects; killed while they are moved, the next start ends it."""
   workdir = epath.Path(f"gs://bucket/{name}")
-  checkpoints = store.Checkpoints(workdir, keep=3)
+  checkpoints = manager.Checkpoints(workdir, keep=3)
   for step in (1, 2, 3):
     checkpoints.save(step, test_checkpoint.make_state(value=float(step)), {"a": b"x"}, {}, metrics=None)
   checkpoints.close()
-  assert damage.of_step(workdir / "checkpoints" / "3", step=3) == []
+  assert verify.of_step(workdir / "checkpoints" / "3", step=3) == []
   largest = max(gcs.sizes(f"{name}/checkpoints/3/state"), key=gcs.sizes().get)
   content = bytearray(gcs.read(largest))
   content[0] ^= 1
   gcs.write(largest, bytes(content))
   asked, before = len(gcs.requests), gcs.sizes(f"{name}/checkpoints/3/")
-  assert damage.of_step(workdir / "checkpoints" / "3") == [
+  assert verify.of_step(workdir / "checkpoints" / "3") == [
     f"{largest.removeprefix(f'{name}/checkpoints/3/')} has other bytes than were saved"
   ]
   assert not [request for request, _ in gcs.requests[asked:] if "/state" in request and "alt=media" in request]
@@ -249,19 +250,19 @@ def test_a_damaged_step_is_set_aside_in_a_bucket(gcs, capsys, name, killed_at):
     Fault(f"DELETE /storage/v1/b/bucket/o/{name}/checkpoints/3/{killed_at}", status=403, after=0 if killed_at else 3)
   ]
   with pytest.raises(UserError, match="checkpoints/3: is damaged, and cannot be renamed"):
-    damage.set_aside(workdir / "checkpoints")
-  assert damage.steps(workdir / "checkpoints") == [1, 2]  # its marker went first
+    verify.set_aside(workdir / "checkpoints")
+  assert verify.steps(workdir / "checkpoints") == [1, 2]  # its marker went first
   aside = gcs.sizes(f"{name}/checkpoints/damaged_3/")
   assert {each.replace("/damaged_3/", "/3/"): size for each, size in aside.items()} == before
   assert "going on from step 2" not in capsys.readouterr().err
-  damage.set_aside(workdir / "checkpoints")
-  reopened = store.Checkpoints(workdir, keep=3)
+  verify.set_aside(workdir / "checkpoints")
+  reopened = manager.Checkpoints(workdir, keep=3)
   assert reopened.latest_step() == 2
   reopened.save(4, test_checkpoint.make_state(value=4.0), {"a": b"x"}, {}, metrics=None)
   reopened.close()
-  assert damage.steps(workdir / "checkpoints") == [1, 2, 4]
+  assert verify.steps(workdir / "checkpoints") == [1, 2, 4]
   assert command.main(["checkpoint", "prune", f"gs://bucket/{name}", "--keep", "2", "--yes"]) == 0
-  assert not gcs.sizes(f"{name}/checkpoints/1/") and damage.steps(workdir / "checkpoints") == [2, 4]
+  assert not gcs.sizes(f"{name}/checkpoints/1/") and verify.steps(workdir / "checkpoints") == [2, 4]
   assert command.main(["checkpoint", "list", f"gs://bucket/{name}"]) == 0
   assert "damaged_3: was found damaged" in capsys.readouterr().out
   assert gcs.sizes(f"{name}/checkpoints/damaged_3/") == aside
@@ -393,7 +394,7 @@ def test_an_object_that_is_not_there_is_as_a_file(gcs):
   gcs.requests.clear()
   with pytest.raises(FileNotFoundError, match="404 Not Found"):
     bucket.read(epath.Path("gs://bucket/gone"))
-  assert damage.noted(epath.Path("gs://bucket/gone"), surely=True) == {} and len(gcs.requests) == 2
+  assert verify.noted(epath.Path("gs://bucket/gone"), surely=True) == {} and len(gcs.requests) == 2
 
 
 def test_an_object_that_is_gone_is_named(gcs):
@@ -481,25 +482,25 @@ def small_state() -> TrainState:
   return TrainState(jax.numpy.array(3, jax.numpy.int32), {"a": zero()}, {}, {"a": zero()})
 
 
-def saver(workdir: str) -> store.Checkpoints:
-  return store.Checkpoints(epath.Path(workdir), keep=2, retry_seconds=100.0)
+def saver(workdir: str) -> manager.Checkpoints:
+  return manager.Checkpoints(epath.Path(workdir), keep=2, retry_seconds=100.0)
 
 
 def test_a_folder_that_cannot_be_made_keeps_no_thread_waiting(gcs, monkeypatch, capsys):
   """Orbax's threads that write arrays would wait for it for five minutes, and whoever closes for them."""
-  monkeypatch.setattr(patience, "_FIRST_WAIT", 0.0)
+  monkeypatch.setattr(retry_module, "_FIRST_WAIT", 0.0)
   checkpoints = saver("gs://bucket/not_made")
   gcs.faults.append(Fault("name=not_made/checkpoints/3/state/", status=403))
   checkpoints.save(3, small_state(), {"a": b"x"}, {}, metrics=None)
   checkpoints._settle()
   assert not [thread for thread in threading.enumerate() if type(thread).__name__ == "_SignalingThread"]
-  assert damage.steps(checkpoints.directory) == []
+  assert verify.steps(checkpoints.directory) == []
   gcs.faults.clear()
   checkpoints.wait()
   checkpoints.close()
   said = capsys.readouterr().err
   assert "step 3 could not be saved (" in said and "saving works again" in said
-  assert damage.steps(checkpoints.directory) == [3] and not damage.of_step(checkpoints.directory / "3")
+  assert verify.steps(checkpoints.directory) == [3] and not verify.of_step(checkpoints.directory / "3")
 
 
 def test_a_listing_that_lacks_a_step_begins_nothing_anew(gcs, monkeypatch):

@@ -13,8 +13,8 @@ import toy
 
 from t2t import __main__ as command
 from t2t import sharding
-from t2t.checkpoints import by_piece, converted, pretrained
-from t2t.checkpoints.by_piece import Pieces
+from t2t.checkpoints import pretrained, tensor_writer, vocab_transfer
+from t2t.checkpoints.vocab_transfer import Pieces
 from t2t.checkpoints.warm_start import Taken
 from t2t.data import vocabularies
 from t2t.data.vocabularies import matching, training
@@ -96,7 +96,7 @@ def test_what_has_a_row_for_each_id():
   model = toy.config(architecture="encoder_only", num_decoder_layers=0, heads=heads)
   paths = ("embed/table", "generator/embed/table", "head/projection", "head/bias", "heads/sbo/bias", "heads/nli/bias")
   expected = {"embed/table": 0, "generator/embed/table": 0, "head/projection": 1, "head/bias": 0, "heads/sbo/bias": 0}
-  assert by_piece.dimensions((*paths, "encoder/norm/bias", "embed/positions"), model) == expected
+  assert vocab_transfer.dimensions((*paths, "encoder/norm/bias", "embed/positions"), model) == expected
 
 
 def test_the_command(tmp_path, capsys):
@@ -105,7 +105,7 @@ def test_the_command(tmp_path, capsys):
   old = wordpiece(tmp_path / "old" / "vocab.txt", OLD)
   new = wordpiece(tmp_path / "new" / "vocab.txt", NEW)
   params = foreign.random_params(model)
-  converted.save(foreign.in_memory(model, params), epath.Path(tmp_path / "bert"))
+  tensor_writer.save(foreign.in_memory(model, params), epath.Path(tmp_path / "bert"))
   vocabularies.save(old, epath.Path(tmp_path / "bert" / "vocabulary"))
   (tmp_path / "text.txt").write_text("\n".join(f"the cardiology of the heart {'i' * i}" for i in range(200)) + "\n")
   arguments = [

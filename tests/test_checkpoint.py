@@ -14,7 +14,7 @@ import pytest
 import toy
 
 from t2t import UserError, sharding
-from t2t.checkpoints import inspection, manifest, outdated, reading, start, store, writer
+from t2t.checkpoints import initialize, inspect, manager, manifest, restore, retention, workdir_lock
 from t2t.configs import default
 from t2t.configuration import stages
 from t2t.configuration.loading import records
@@ -51,7 +51,7 @@ def abstract(state):
 
 def save(workdir, *steps, keep=3, **how):
   """Saves a state with `value` = step at each of `steps`, (step, loss)."""
-  checkpoints = store.Checkpoints(epath.Path(workdir), keep=keep)
+  checkpoints = manager.Checkpoints(epath.Path(workdir), keep=keep)
   for step, loss in steps:
     checkpoints.save(
       step, make_state(value=float(step), **how), STREAMS, CONFIG, metrics=None if loss is None else {"loss": loss}
@@ -60,7 +60,7 @@ def save(workdir, *steps, keep=3, **how):
 
 
 def reopened(workdir, keep=3):
-  return store.Checkpoints(epath.Path(workdir), keep=keep)
+  return manager.Checkpoints(epath.Path(workdir), keep=keep)
 
 
 def assert_same(actual, expected):
@@ -110,7 +110,7 @@ def test_a_run_goes_on_with_all_that_was_saved(tmp_path):
   batches = types.SimpleNamespace(stream_names=tuple(STREAMS), restore=lambda saved, step: restored.update(saved))
   program = types.SimpleNamespace(state=abstract(expected))
   (stage,) = stages.of(records(default.get_config()))
-  state, step, saved = start.start(program, stage, checkpoints, batches, toy.key(), vocabulary=None)
+  state, step, saved = initialize.start(program, stage, checkpoints, batches, toy.key(), vocabulary=None)
   checkpoints.close()
   assert step == 5 and saved == STREAMS | unwritten
   assert STREAMS.items() <= restored.items()
@@ -133,7 +133,7 @@ def test_the_last_and_the_best_are_kept(tmp_path):
   save(tmp_path, (1, 3.0), (2, 1.0), (3, 2.0), (4, None), (5, 4.0), keep=2)
   assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [2, 4, 5]
   checkpoints = reopened(tmp_path, keep=2)
-  assert outdated.best_steps(checkpoints.metrics()) == {"loss": 2}
+  assert retention.best_steps(checkpoints.metrics()) == {"loss": 2}
   assert checkpoints.latest_step() == 5
   # A run that was resumed still knows the best of the run before.
   checkpoints.save(6, make_state(value=6.0), STREAMS, CONFIG, metrics={"loss": 3.5})
@@ -160,13 +160,13 @@ def test_the_best_by_each_metric_is_kept(tmp_path):
   kept = checkpoints.metrics()
   checkpoints.close()
   assert kept == {step: measured[step] for step in (1, 2, 4, 5)}  # the last but one is there if the last is damaged
-  assert outdated.best_steps(kept) == {"loss": 1, "cb/f1": 2, "rte/accuracy": 1}
+  assert retention.best_steps(kept) == {"loss": 1, "cb/f1": 2, "rte/accuracy": 1}
 
 
 def test_each_stage_has_its_best(tmp_path):
   """Its loss is of other text: that of the first stage would be the best for ever, and the second's be deleted."""
   config = CONFIG | {"train": {"steps": 9}, "stages": [{"name": "first", "steps": 2}, {"name": "second"}]}
-  checkpoints = store.Checkpoints(epath.Path(tmp_path), keep=1, ends=(2,))
+  checkpoints = manager.Checkpoints(epath.Path(tmp_path), keep=1, ends=(2,))
   for step, loss in enumerate((1.0, 0.5, 3.0, 2.0, 4.0, 5.0, 6.0), start=1):
     checkpoints.save(step, make_state(value=float(step)), STREAMS, config, metrics={"loss": loss})
   checkpoints.wait()
@@ -174,18 +174,18 @@ def test_each_stage_has_its_best(tmp_path):
   checkpoints.close()
   assert list(kept) == [2, 4, 6, 7]
   folder = checkpoints.directory
-  assert [each.step for each in inspection.superfluous(folder, keep=1)] == [6]
-  assert inspection.best(folder, inspection.steps(folder)) == [{"loss": 2}, {"loss": 4}]
-  assert outdated.best_of_stages(kept, (2,)) == [{"loss": 2}, {"loss": 4}]
-  assert outdated.best_of_stages(kept, ()) == [outdated.best_steps(kept)] == [{"loss": 2}]
+  assert [each.step for each in inspect.superfluous(folder, keep=1)] == [6]
+  assert inspect.best(folder, inspect.steps(folder)) == [{"loss": 2}, {"loss": 4}]
+  assert retention.best_of_stages(kept, (2,)) == [{"loss": 2}, {"loss": 4}]
+  assert retention.best_of_stages(kept, ()) == [retention.best_steps(kept)] == [{"loss": 2}]
 
 
 def test_what_is_no_number_is_never_the_best(tmp_path):
   """The docstring's example; a loss that was not a number gives way to the first that is one, on disk as well."""
   nan = float("nan")
   measured = {10: {"loss": nan, "cb/f1": 50.0}, 20: {"loss": 1.5, "cb/f1": 50.0, "rte/f1": nan}, 30: None}
-  assert outdated.best_steps(measured) == {"loss": 20, "cb/f1": 10}
-  assert outdated.best_steps({1: {"loss": nan}, 2: {"loss": nan}}) == {}
+  assert retention.best_steps(measured) == {"loss": 20, "cb/f1": 10}
+  assert retention.best_steps({1: {"loss": nan}, 2: {"loss": nan}}) == {}
   save(tmp_path, (1, nan), (2, 3.0), (3, nan), (4, None), keep=1)
   assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [2, 3, 4]
 
@@ -271,7 +271,7 @@ def test_parameters_come_from_a_run_of_another_kind(tmp_path, saved_frozen):
   """Another optimizer, other frozen parameters, another mesh: the parameters are the same."""
   save(tmp_path, (4, None), optimizer="adafactor", freeze=saved_frozen)
   expected = make_state(value=4.0, mesh_shape={"fsdp": 4, "tensor": 2}).params
-  params = reading.restore_params(reading.checkpoint_folder(str(tmp_path)), abstract(expected))
+  params = restore.restore_params(restore.checkpoint_folder(str(tmp_path)), abstract(expected))
   assert_same(params, expected)
   assert params["encoder"]["kernel"].sharding == expected["encoder"]["kernel"].sharding
 
@@ -281,15 +281,15 @@ def test_parameters_of_other_shapes_are_refused(tmp_path):
   save(tmp_path, (4, None))
   wanted = make_state(width=16).params | {"extra": {"scale": jnp.ones(3)}}
   with pytest.raises(UserError, match=r"(?s)encoder/kernel: \(8, 8\).*extra/scale: missing in the checkpoint"):
-    reading.restore_params(reading.checkpoint_folder(str(tmp_path)), abstract(wanted))
+    restore.restore_params(restore.checkpoint_folder(str(tmp_path)), abstract(wanted))
 
 
 def test_find_takes_a_workdir_or_a_checkpoint(tmp_path):
   """Of a workdir it is the last step, by number and not by spelling."""
   save(tmp_path, (9, None), (10, None))
   for path in (tmp_path, tmp_path / "checkpoints", tmp_path / "checkpoints" / "10"):
-    assert reading.checkpoint_folder(str(path)) == epath.Path(tmp_path / "checkpoints" / "10")
-  assert reading.checkpoint_folder(str(tmp_path / "checkpoints" / "9")).name == "9"
+    assert restore.checkpoint_folder(str(path)) == epath.Path(tmp_path / "checkpoints" / "10")
+  assert restore.checkpoint_folder(str(tmp_path / "checkpoints" / "9")).name == "9"
 
 
 def test_find_says_where_it_looked(tmp_path):
@@ -297,7 +297,7 @@ def test_find_says_where_it_looked(tmp_path):
   (tmp_path / "empty").mkdir()
   for name in ("empty", "missing"):
     with pytest.raises(UserError, match=f"config.init.checkpoint=.*{name}: no checkpoint there; looked for"):
-      reading.checkpoint_folder(str(tmp_path / name))
+      restore.checkpoint_folder(str(tmp_path / name))
 
 
 def test_an_interrupted_save_loses_nothing(tmp_path):
@@ -306,7 +306,7 @@ def test_an_interrupted_save_loses_nothing(tmp_path):
   unfinished = tmp_path / "checkpoints" / "2.orbax-checkpoint-tmp-17"
   (unfinished / "state").mkdir(parents=True)
   (unfinished / "state" / "manifest.ocdbt").write_bytes(b"half")
-  assert reading.checkpoint_folder(str(tmp_path)).name == "1"
+  assert restore.checkpoint_folder(str(tmp_path)).name == "1"
   checkpoints = reopened(tmp_path)
   assert checkpoints.latest_step() == 1
   assert_same(checkpoints.restore(1, abstract(make_state()), ())[0], make_state(value=1.0))
@@ -319,7 +319,7 @@ def test_a_workdir_has_one_writer(tmp_path):
   """Another process's lock is refused by its id, and is gone with the process, however that ended."""
   program = (
     "import sys\nfrom etils import epath\nfrom t2t.checkpoints import writer\n"
-    "with writer.held(epath.Path(sys.argv[1])):\n  print('held', flush=True)\n  sys.stdin.read()\n"
+    "with workdir_lock.held(epath.Path(sys.argv[1])):\n  print('held', flush=True)\n  sys.stdin.read()\n"
   )
   workdir = epath.Path(tmp_path)
   holder = subprocess.Popen(
@@ -328,12 +328,12 @@ def test_a_workdir_has_one_writer(tmp_path):
   try:
     assert holder.stdout.readline() == "held\n"
     message = rf"another run \(process {holder.pid}\) is writing there"
-    with pytest.raises(UserError, match=message), writer.held(workdir):
+    with pytest.raises(UserError, match=message), workdir_lock.held(workdir):
       pass
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
   finally:
     holder.kill()
     holder.communicate()
-  with writer.held(workdir):
+  with workdir_lock.held(workdir):
     assert (tmp_path / ".lock").read_text() == str(os.getpid())

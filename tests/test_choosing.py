@@ -6,7 +6,7 @@ import trained
 
 from t2t import UserError
 from t2t import __main__ as command
-from t2t.checkpoints import one_base, pretrained
+from t2t.checkpoints import multi_adapter, pretrained
 from t2t.data import tables
 from t2t.generation import decoding, ready, writer
 
@@ -106,7 +106,7 @@ def test_lines_of_text_can_name_none(tmp_path, capsys):
 def test_a_request_names_its_adapter():
   """Of the page's server: token by token and with beams; an unknown name is answered with those that there are."""
   source = pretrained.read_source(str(trained.workdir("encoder_decoder")))
-  sources = one_base.open_all(source, adapters())
+  sources = multi_adapter.open_all(source, adapters())
   config = decoding.DecodeConfig(max_length=5)
   service = writer.Writer(ready.Ready(source, adapters=sources, ends_prompts=True), defaults=config)
   assert service.about()["adapters"] == ["a", "b", "c"]
@@ -130,7 +130,7 @@ def test_a_request_names_its_adapter():
 def test_an_adapter_reads_behind_the_prefix_of_its_own_table():
   """Texts, scores and completions; the base reads a text as it is."""
   source = pretrained.read_source(str(trained.workdir("encoder_decoder")))
-  sources = one_base.open_all(source, {"b": adapters()["b"]})
+  sources = multi_adapter.open_all(source, {"b": adapters()["b"]})
   spec = tables.TableSpec("class", ("sound",), "kind", classes=("bark", "yelp"), prefix="sound: ")
   tuned = {**sources["b"].run, "data": {**sources["b"].run["data"], "table": spec.to_dict()}}
   model = ready.Ready(

@@ -13,7 +13,7 @@ import trained
 
 import t2t
 from t2t import __main__ as command
-from t2t.checkpoints import converted, pretrained
+from t2t.checkpoints import pretrained, tensor_writer
 from t2t.data import tables
 from t2t.data.vocabularies import training
 from t2t.generation import completions, decoding, likelihoods, prompting, ready, server, writer
@@ -292,7 +292,7 @@ def test_a_text_is_read_behind_the_prefix_of_its_table(kind, ports, tuned):
   (score,) = json.loads(content)["scores"]
   assert score == pytest.approx(t2t.load(workdir).score(["lazy dog"], ["box"])[0], rel=1e-5)
   assert score == pytest.approx(loaded(kind).score(["sum: lazy dog"], ["box"])[0], rel=1e-5)
-  assert "began each input with 'sum: '" in converted.open_foreign(str(workdir)).notes[0]
+  assert "began each input with 'sum: '" in tensor_writer.open_foreign(str(workdir)).notes[0]
 
 
 def test_the_command_passes_special_tokens_on(tmp_path, monkeypatch):

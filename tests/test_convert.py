@@ -22,7 +22,7 @@ import trained
 
 from t2t import UserError, sharding
 from t2t import __main__ as command
-from t2t.checkpoints import converted, pretrained, store
+from t2t.checkpoints import manager, pretrained, tensor_writer
 from t2t.convert import given_vocabulary, open_foreign, t5x
 from t2t.convert.tensors import Foreign
 from t2t.params import split_frozen
@@ -129,7 +129,7 @@ def test_from_t5x(stored, convert, tmp_path):
   code, said = convert("--from", "t5x", folder, "--to", "t2t", tmp_path / "t2t")
   assert code == 0
   theirs = t5x.open_foreign(str(folder))
-  found = converted.open_foreign(str(tmp_path / "t2t")).tensors
+  found = tensor_writer.open_foreign(str(tmp_path / "t2t")).tensors
   for path, tensor in theirs.tensors.items():
     np.testing.assert_array_equal(found[path].read(), tensor.read(), err_msg=path)
   assert pretrained.read_source(str(tmp_path / "t2t")).model == theirs.model
@@ -143,7 +143,7 @@ def test_from_t5x(stored, convert, tmp_path):
 def test_the_older_single_file_of_t5x(convert, tmp_path):
   path = t5x_files.single_file(tmp_path / "model.checkpoint_3", t5x_files.parameters())
   assert convert(path, tmp_path / "t2t")[0] == 0
-  table = converted.open_foreign(str(tmp_path / "t2t")).tensors["embed/table"].read()
+  table = tensor_writer.open_foreign(str(tmp_path / "t2t")).tensors["embed/table"].read()
   np.testing.assert_array_equal(table, t5x_files.parameters()["token_embedder/embedding"])
 
 
@@ -257,10 +257,10 @@ def test_parameters_that_were_not_trained(tmp_path):
   params = toy.split(toy.model(config))[1]
   trained_params, frozen = split_frozen(params, ("^encoder",))
   state = train_state.TrainState(jnp.array(3, jnp.int32), trained_params, frozen, {"mean": jnp.ones(5)})
-  checkpoints = store.Checkpoints(epath.Path(tmp_path), keep=1)
+  checkpoints = manager.Checkpoints(epath.Path(tmp_path), keep=1)
   checkpoints.save(3, state, {}, {"model": dataclasses.asdict(config)}, metrics=None)
   checkpoints.close()
-  found = foreign.read(converted.open_foreign(str(tmp_path)))
+  found = foreign.read(tensor_writer.open_foreign(str(tmp_path)))
   assert found.keys() == toy.flat(params).keys()
   for path, x in toy.flat(params).items():
     np.testing.assert_array_equal(found[path], x, err_msg=path)

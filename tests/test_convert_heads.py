@@ -11,7 +11,7 @@ import pytest
 import toy
 
 from t2t import UserError, __main__, sharding
-from t2t.checkpoints import converted, pretrained, warm_start
+from t2t.checkpoints import pretrained, tensor_writer, warm_start
 from t2t.commands import convert as command
 from t2t.configuration.loading import load_config, records
 from t2t.convert import encoders, heads, huggingface
@@ -296,7 +296,7 @@ def test_a_classifier_of_theirs_is_fine_tuned_and_evaluated(tmp_path):
   """It has no head over the vocabulary, in memory or on disk, and whoever asks for logits of tokens is told."""
   config = with_heads(NLI, tokens=False)
   save(config, tmp_path / "hf")
-  converted.save(huggingface.open_foreign(str(tmp_path / "hf")), epath.Path(tmp_path / "run"))
+  tensor_writer.save(huggingface.open_foreign(str(tmp_path / "hf")), epath.Path(tmp_path / "run"))
   for path in ("hf", "run"):
     source = pretrained.read_source(str(tmp_path / path))
     assert source.model.heads == (NLI,) and not source.model.vocabulary_head
@@ -323,7 +323,7 @@ def test_the_command_names_a_head_and_says_what_was_written(tmp_path, capsys):
   command.main([str(tmp_path / "hf"), str(tmp_path / "run"), "--head", "glue_mnli"])
   said = capsys.readouterr().out
   assert "t2t infer" not in said and "t2t eval" not in said
-  opened = converted.open_foreign(str(tmp_path / "run"))
+  opened = tensor_writer.open_foreign(str(tmp_path / "run"))
   assert [head.name for head in opened.model.heads] == ["glue_mnli"]
   assert "heads/glue_mnli/projection" in opened.tensors
   command.main([str(tmp_path / "run"), str(tmp_path / "again")])

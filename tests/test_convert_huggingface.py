@@ -19,7 +19,7 @@ import pytest
 import toy
 
 from t2t import UserError
-from t2t.checkpoints import converted
+from t2t.checkpoints import tensor_writer
 from t2t.convert import families, huggingface, output, safetensors, tensors
 from t2t.convert import settings as settings_lib
 from t2t.models import presets
@@ -84,10 +84,10 @@ def test_what_is_written_is_theirs(name, num_beams):
 def test_their_folder_comes_back_bit_for_bit(name, tmp_path):
   """Through a workdir: every tensor under its name, in its dtype."""
   opened = huggingface.open_foreign(str(GOLDEN / name))
-  converted.save(opened, epath.Path(tmp_path / "run"))
+  tensor_writer.save(opened, epath.Path(tmp_path / "run"))
   expected = foreign.safetensors(GOLDEN / name)
   dtype = next(iter(expected.values())).dtype.name
-  huggingface.save(converted.open_foreign(str(tmp_path / "run")), epath.Path(tmp_path / "hf"), dtype=dtype)
+  huggingface.save(tensor_writer.open_foreign(str(tmp_path / "run")), epath.Path(tmp_path / "hf"), dtype=dtype)
   found = foreign.safetensors(tmp_path / "hf")
   assert found.keys() == expected.keys()
   for tensor, value in found.items():
@@ -148,7 +148,7 @@ def test_half_precision_is_what_is_asked_for(tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ["bfloat16"]
 
 
-@pytest.mark.parametrize("save", [huggingface.save, converted.save])
+@pytest.mark.parametrize("save", [huggingface.save, tensor_writer.save])
 def test_no_more_than_one_tensor_is_in_memory(save, tmp_path):
   """Of a model of which the largest tensor is a small part."""
   config = toy.config(embed_dim=128, mlp_dim=1024, num_encoder_layers=8, num_decoder_layers=8)
@@ -826,7 +826,7 @@ def test_a_model_that_transformers_does_not_have(tmp_path):
       huggingface.save(foreign.in_memory(config, {}), epath.Path(tmp_path / "out"))
 
 
-@pytest.mark.parametrize("save", [huggingface.save, converted.save])
+@pytest.mark.parametrize("save", [huggingface.save, tensor_writer.save])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")])
 def test_what_breaks_off_leaves_nothing(save, error, tmp_path):
   """Neither under the name nor beside it; a full disk is said."""
@@ -867,7 +867,7 @@ with output.whole(epath.Path(sys.argv[1]), 10) as folder:
   assert (tmp_path / "out" / "model").read_text() == "all of it"
 
 
-@pytest.mark.parametrize("save", [huggingface.save, converted.save])
+@pytest.mark.parametrize("save", [huggingface.save, tensor_writer.save])
 def test_what_has_no_room_is_not_begun(save, tmp_path, monkeypatch):
   """Neither on a disk that is too small nor over what is there."""
   made = foreign.in_memory(CONFIG, foreign.random_params(CONFIG))

@@ -16,7 +16,7 @@ import trained
 
 from t2t import UserError
 from t2t import __main__ as command
-from t2t.checkpoints import damage, manifest, reading, store
+from t2t.checkpoints import manager, manifest, restore, verify
 from t2t.data import streams
 
 CONFIG = test_checkpoint.CONFIG
@@ -32,7 +32,7 @@ def positions(step: int, number: int = 2) -> dict[str, bytes]:
 def saved(tmp_path_factory) -> pathlib.Path:
   """Three steps; nothing is changed here."""
   workdir = tmp_path_factory.mktemp("saved")
-  checkpoints = store.Checkpoints(epath.Path(workdir), keep=3)
+  checkpoints = manager.Checkpoints(epath.Path(workdir), keep=3)
   for step in (10, 20, 30):
     state = test_checkpoint.make_state(value=float(step))
     checkpoints.save(step, state, positions(step), CONFIG, metrics={"loss": 1.0 / step})
@@ -60,7 +60,7 @@ def flip(path: pathlib.Path) -> None:
 
 
 def wrong(folder: pathlib.Path, step: int | None = None) -> list[str]:
-  return damage.of_step(epath.Path(folder), step=step)
+  return verify.of_step(epath.Path(folder), step=step)
 
 
 def without_manifests(workdir: pathlib.Path) -> None:
@@ -89,7 +89,7 @@ def test_every_bit_and_every_end_counts(workdir):
     assert [name in line for line in wrong(folder)] == [True], name
     path.write_bytes(whole[: len(whole) // 2])
     assert [name in line for line in wrong(folder)] == [True], name
-    assert damage.of_step(epath.Path(folder), largest=0) == wrong(folder)  # by its size alone
+    assert verify.of_step(epath.Path(folder), largest=0) == wrong(folder)  # by its size alone
     path.unlink()
     if name != manifest.NAME:  # of an older t2t, as it seems
       assert wrong(folder) == [f"{name} is missing"]
@@ -102,7 +102,7 @@ def test_hosts_share_out_the_files(workdir):
   folder = workdir / "checkpoints" / "30"
   for path in files(folder)[::2]:
     flip(path) if path.name != manifest.NAME else None
-  found = [damage.of_step(epath.Path(folder), step=30, share=(index, 3)) for index in range(3)]
+  found = [verify.of_step(epath.Path(folder), step=30, share=(index, 3)) for index in range(3)]
   assert all(found)
   assert sorted(line for lines in found for line in lines) == sorted(wrong(folder, 30))
 
@@ -163,7 +163,7 @@ def test_a_damaged_step_is_set_aside(name, older, workdir, capsys):
   fault(checkpoints / "30")
   step, last = (40, 30) if (checkpoints / "40").exists() else (30, 20)
   left = sorted(str(path.relative_to(checkpoints / str(step))) for path in (checkpoints / str(step)).rglob("*"))
-  damage.set_aside(epath.Path(checkpoints))
+  verify.set_aside(epath.Path(checkpoints))
   said_of_it = capsys.readouterr().err
   assert f"checkpoints/{step} is damaged, and set aside as damaged_{step}; going on from step {last}" in said_of_it
   if not older:
@@ -185,7 +185,7 @@ def test_a_second_of_the_same_step_has_a_name_of_its_own(workdir):
   (checkpoints / "damaged_30").mkdir()
   shutil.rmtree(checkpoints / "30" / "state")
   (checkpoints / "10" / "metrics" / "metrics").write_bytes(b'{"loss')
-  damage.set_aside(epath.Path(checkpoints))
+  verify.set_aside(epath.Path(checkpoints))
   assert sorted(path.name for path in checkpoints.iterdir()) == ["20", "damaged_10", "damaged_30", "damaged_30_2"]
 
 
@@ -202,12 +202,12 @@ def test_what_cannot_be_read_for_a_while_is_not_damaged(name, workdir, monkeypat
 
   monkeypatch.setattr(builtins, "open", flaky)
   monkeypatch.setattr(io, "open", flaky)
-  damage.set_aside(epath.Path(workdir / "checkpoints"))
+  verify.set_aside(epath.Path(workdir / "checkpoints"))
   assert next(failures, None) is None
   failures = iter([True] * 20)
   with pytest.raises(UserError, match=f"checkpoints/30/{name}: cannot be read .Input/output error., however often"):
-    damage.set_aside(epath.Path(workdir / "checkpoints"))
-  assert damage.steps(epath.Path(workdir / "checkpoints")) == [10, 20, 30]
+    verify.set_aside(epath.Path(workdir / "checkpoints"))
+  assert verify.steps(epath.Path(workdir / "checkpoints")) == [10, 20, 30]
 
 
 def test_nothing_sound_is_an_error_and_no_fresh_start(workdir):
@@ -217,13 +217,13 @@ def test_nothing_sound_is_an_error_and_no_fresh_start(workdir):
     shutil.rmtree(workdir / "checkpoints" / str(step) / "streams")
   for _ in range(2):
     with pytest.raises(UserError, match=r"(?s)no step is as it was saved.*checkpoints/30:\n  streams/.*start afresh"):
-      damage.set_aside(checkpoints)
-  assert damage.steps(checkpoints) == [10, 20, 30]
+      verify.set_aside(checkpoints)
+  assert verify.steps(checkpoints) == [10, 20, 30]
   for step in (10, 20, 30):
     (checkpoints / str(step)).rename(checkpoints / f"damaged_{step}")
   with pytest.raises(UserError, match=r"no step is as it was saved \(damaged_10, damaged_20, damaged_30\)"):
-    damage.set_aside(checkpoints)
-  damage.set_aside(epath.Path(workdir / "elsewhere"))  # nothing was ever there
+    verify.set_aside(checkpoints)
+  verify.set_aside(epath.Path(workdir / "elsewhere"))  # nothing was ever there
 
 
 @pytest.mark.parametrize("name", ["config/metadata", "metrics/metrics", "state/_METADATA"])
@@ -233,7 +233,7 @@ def test_what_an_older_step_cannot_be_read_without(name, workdir):
   path = workdir / "checkpoints" / "30" / name
   path.write_bytes(path.read_bytes()[:-5])
   assert [line.split(" (")[0] for line in wrong(workdir / "checkpoints" / "30")] == [f"{name} cannot be read"]
-  damage.set_aside(epath.Path(workdir / "checkpoints"))
+  verify.set_aside(epath.Path(workdir / "checkpoints"))
   opened = test_checkpoint.reopened(workdir)
   assert opened.latest_step() == 20
   opened.close()
@@ -256,7 +256,7 @@ def test_arrays_of_another_step_are_refused(workdir):
   for path in (workdir / "checkpoints" / "10" / "streams").iterdir():
     path.write_bytes(b"{}")
   older_step(workdir / "checkpoints" / "30")
-  damage.set_aside(epath.Path(workdir / "checkpoints"))
+  verify.set_aside(epath.Path(workdir / "checkpoints"))
   opened = test_checkpoint.reopened(workdir)
   with pytest.raises(UserError, match="checkpoints/30: its arrays are of step 10"):
     opened.restore(30, test_checkpoint.abstract(test_checkpoint.make_state()), ())
@@ -271,18 +271,18 @@ def test_parameters_of_a_damaged_checkpoint_are_not_read(workdir, monkeypatch):
   params = test_checkpoint.abstract(test_checkpoint.make_state().params)
   for path in (workdir, checkpoints / "30"):
     with pytest.raises(UserError, match=r"(?s)checkpoint is damaged:\n  state/.*there are 10, 20"):
-      reading.checkpoint_folder(str(path))
-  monkeypatch.setattr(damage, "_SMALL", 0)
-  assert reading.checkpoint_folder(str(workdir)).name == "30"
+      restore.checkpoint_folder(str(path))
+  monkeypatch.setattr(verify, "_SMALL", 0)
+  assert restore.checkpoint_folder(str(workdir)).name == "30"
   with pytest.raises(UserError, match="checkpoint is damaged"):
-    reading.restore_params(epath.Path(checkpoints / "30"), params)
+    restore.restore_params(epath.Path(checkpoints / "30"), params)
   assert sorted(path.name for path in checkpoints.iterdir()) == ["10", "20", "30"]
-  reading.restore_params(reading.checkpoint_folder(str(checkpoints / "20")), params)
+  restore.restore_params(restore.checkpoint_folder(str(checkpoints / "20")), params)
 
 
 def test_commands_name_a_damaged_checkpoint(tmp_path, capsys, monkeypatch):
   """Of each that reads one; a folder that was copied without its workdir, too."""
-  monkeypatch.setattr(damage, "_SMALL", 0)  # as if the array were large: it is read when parameters are
+  monkeypatch.setattr(verify, "_SMALL", 0)  # as if the array were large: it is read when parameters are
   workdir = shutil.copytree(trained.workdir("encoder_decoder"), tmp_path / "run")
   flip(max((workdir / "checkpoints" / "2" / "state").rglob("d/*"), key=os.path.getsize))
   (workdir / "checkpoints" / "2").rename(tmp_path / "copied")
@@ -313,8 +313,8 @@ def test_the_same_command_does_not_start_afresh(tmp_path, capsys):
 def test_what_was_sound_once_is_read_again_where_it_is_asked_for(workdir):
   """As where a run goes back to it after hours; a checkpoint that is read in parts is looked at once."""
   folder = workdir / "checkpoints" / "20"
-  damage.check(epath.Path(folder))
+  verify.check(epath.Path(folder))
   flip(max(folder.rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0))
-  damage.check(epath.Path(folder))
-  with pytest.raises(damage.Damaged, match="has other bytes than were saved"):
-    damage.check(epath.Path(folder), again=True)
+  verify.check(epath.Path(folder))
+  with pytest.raises(verify.Damaged, match="has other bytes than were saved"):
+    verify.check(epath.Path(folder), again=True)

@@ -10,7 +10,7 @@ import trained
 
 from t2t import __main__ as command
 from t2t import sharding
-from t2t.checkpoints import pretrained, reading
+from t2t.checkpoints import pretrained, restore
 
 LORA = ("--config.lora.rank=2", "--config.lora.targets=attention/,mlp/")
 
@@ -27,11 +27,11 @@ def params(path):
 
 def added(path):
   """What an adapter's checkpoint holds itself."""
-  folder = reading.checkpoint_folder(str(path))
+  folder = restore.checkpoint_folder(str(path))
   mesh = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
   place = lambda shape: jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding.replicated(mesh))
-  shapes = reading.param_shapes(folder)
-  return reading.read_params(folder, {name: (name, place(shape)) for name, shape in shapes.items()})
+  shapes = restore.param_shapes(folder)
+  return restore.read_params(folder, {name: (name, place(shape)) for name, shape in shapes.items()})
 
 
 def assert_same(found, expected):
@@ -54,7 +54,7 @@ def test_a_run_goes_to_peft_and_comes_back_as_it_was(folder, tmp_path, capsys):
   assert convert(folder, "t2t", tmp_path / "back", "--base", base) == 0
   assert "lies on top of" in capsys.readouterr().out
   assert_same(added(tmp_path / "back"), added(run))
-  found, before = (reading.read_base(reading.checkpoint_folder(str(path))) for path in (tmp_path / "back", run))
+  found, before = (restore.read_base(restore.checkpoint_folder(str(path))) for path in (tmp_path / "back", run))
   assert found.entries == before.entries and found.path == before.path
   assert_same(params(tmp_path / "back"), params(run))
 

@@ -21,7 +21,7 @@ import trained
 
 from t2t import UserError, fisher, sharding
 from t2t import __main__ as command
-from t2t.checkpoints import fishers, pretrained, reading
+from t2t.checkpoints import fisher_store, pretrained, restore
 from t2t.commands import fisher as fisher_command
 from t2t.configuration.loading import load_config, override, records
 from t2t.training import anchors, optimizers, recipe
@@ -244,7 +244,7 @@ def metrics(workdir):
 def read(opened, mesh):
   """Path -> what was written."""
   shape = lambda entry: jax.ShapeDtypeStruct(entry.shape, "float32", sharding=sharding.replicated(mesh))
-  return fishers._information(opened, {path: shape(entry) for path, entry in opened.base.entries.items()})
+  return fisher_store._information(opened, {path: shape(entry) for path, entry in opened.base.entries.items()})
 
 
 def test_two_processes_write_what_one_does(tmp_path):
@@ -255,7 +255,7 @@ def test_two_processes_write_what_one_does(tmp_path):
   assert codes == [0, 0], said
   source = pretrained.read_source(str(base()))
   expected = fisher.compute(records(fisher.run_config(source, [streams])), source, examples=12)
-  found = read(fishers.open_fisher(str(tmp_path / "out")), mesh_of("one"))
+  found = read(fisher_store.open_fisher(str(tmp_path / "out")), mesh_of("one"))
   flat = traverse_util.flatten_dict(expected.diagonal, sep="/")
   toy.assert_trees_close(found, jax.device_get(flat), rtol=1e-3, atol=1e-8)
 
@@ -264,7 +264,7 @@ def test_the_command(information, capsys):
   """What it wrote is the mean over its examples, names what it is of, and is as large as the parameters."""
   source = pretrained.read_source(str(base()))
   mesh = mesh_of("one")
-  opened = fishers.open_fisher(str(information))
+  opened = fisher_store.open_fisher(str(information))
   assert opened.base.path == str(source.path)
   config = records(fisher.run_config(source, ["--config.mesh.data=1", "--config.mesh.fsdp=8"]))
   again = fisher.compute(config, source, examples=12)
@@ -305,7 +305,7 @@ def test_a_held_run_goes_on_bit_for_bit(information, tmp_path, capsys):
   assert told(tmp_path / "parts") == told(tmp_path / "whole")
   with ocp.PyTreeCheckpointer() as checkpointer:
     saved = checkpointer.metadata(tmp_path / "whole" / "checkpoints" / "4" / "state").item_metadata.tree
-  words = {word for path in reading.shapes(saved) for word in path.split("/")}
+  words = {word for path in restore.shapes(saved) for word in path.split("/")}
   assert "mu" in words and not words & {"fisher", "initial"}
   assert train(tmp_path / "loose", information, steps=4, paths=".: anchor=1e-9") == 0
   assert told(tmp_path / "loose")[-1][2] > told(tmp_path / "whole")[-1][2]
@@ -344,15 +344,15 @@ def test_a_run_whose_checkpoint_is_gone_says_so(information, tmp_path):
   """Unless config.init.checkpoint says where it is now."""
   shutil.copytree(base(), tmp_path / "copy")
   config = records(override(load_config("tiny_t5"), []))
-  opened = fishers.open_fisher(str(information))
+  opened = fisher_store.open_fisher(str(information))
   gone = dataclasses.replace(opened, base=dataclasses.replace(opened.base, path=str(tmp_path / "gone"), beside=""))
   norm = opened.base.entries["decoder/norm/scale"]
   shapes = {
     "decoder/norm/scale": jax.ShapeDtypeStruct(norm.shape, jnp.float32, sharding=sharding.replicated(mesh_of("one")))
   }
   with pytest.raises(UserError, match="is of .*gone, which is not there any more; bring it back, or say where"):
-    fishers._initial(gone, config, shapes)
-  found = fishers._initial(gone, config.with_(init={"checkpoint": str(tmp_path / "copy")}), shapes)
+    fisher_store._initial(gone, config, shapes)
+  found = fisher_store._initial(gone, config.with_(init={"checkpoint": str(tmp_path / "copy")}), shapes)
   assert found["decoder/norm/scale"].shape == norm.shape
 
 

@@ -16,7 +16,7 @@ import pytest
 
 import t2t
 from t2t import UserError, followed
-from t2t.checkpoints import store
+from t2t.checkpoints import manager
 from t2t.commands import train as command
 from t2t.configuration.loading import records
 
@@ -129,7 +129,7 @@ def test_whoever_leaves_goes_on_later(text, tmp_path):
   for row in t2t.train(small(text), str(tmp_path / "run")):
     if row["step"] == 2:
       break
-  saved = store.Checkpoints(tmp_path / "run", keep=1).latest_step()
+  saved = manager.Checkpoints(tmp_path / "run", keep=1).latest_step()
   assert 2 <= saved < 6  # the steps that were on their way
   rest = t2t.train(small(text), str(tmp_path / "run")).run()
   assert rest["step"] == 6
@@ -156,7 +156,7 @@ def test_an_interruption_saves_and_is_passed_on(text, tmp_path):
       next(run)
   finally:
     signal.signal(signal.SIGINT, before)
-  assert store.Checkpoints(tmp_path / "run", keep=1).latest_step() > 0
+  assert manager.Checkpoints(tmp_path / "run", keep=1).latest_step() > 0
   with pytest.raises(StopIteration):
     next(run)
 
@@ -227,7 +227,7 @@ def test_python_ends_with_what_was_reached_saved(text, tmp_path):
   assert ended.returncode == 0, ended.stderr
   assert "Traceback" not in ended.stderr
   assert "stopped after step" in ended.stdout
-  assert store.Checkpoints(tmp_path / "run", keep=1).latest_step() >= 2
+  assert manager.Checkpoints(tmp_path / "run", keep=1).latest_step() >= 2
 
 
 def test_python_ends_in_peace_where_the_data_was_wanting(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 import toy
 
 from t2t import UserError, sharding
-from t2t.checkpoints import converted, pretrained, store, warm_start
+from t2t.checkpoints import manager, pretrained, tensor_writer, warm_start
 from t2t.configs import default
 from t2t.configuration.loading import load_config, override, records
 from t2t.convert import huggingface
@@ -215,18 +215,18 @@ def test_a_checkpoint_from_before_heads_had_names(tmp_path):
   params = toy.split(toy.model(config))[1]
   old = params | {"pooler": jnp.ones((16, 16)), "pooler_bias": jnp.ones(16)}
   state = train_state.TrainState(jnp.zeros((), jnp.int32), old, {}, ())
-  checkpoints = store.Checkpoints(epath.Path(tmp_path), keep=1)
+  checkpoints = manager.Checkpoints(epath.Path(tmp_path), keep=1)
   checkpoints.save(1, state, {}, {"model": dataclasses.asdict(config) | {"pooler": True}, "data": {}}, metrics=None)
   checkpoints.close()
   source = pretrained.read_source(str(tmp_path))
   assert source.model == config
   toy.assert_trees_close(pretrained.load(source, sharding.make_mesh({"fsdp": 8})).params, params, atol=0.0, rtol=0.0)
-  assert converted.open_foreign(str(tmp_path)).tensors.keys() == toy.flat(params).keys()
+  assert tensor_writer.open_foreign(str(tmp_path)).tensors.keys() == toy.flat(params).keys()
 
 
 def restored(workdir, saved, state, config):
   """What was saved, as it is resumed by a run whose state is like `state`."""
-  checkpoints = store.Checkpoints(epath.Path(workdir), keep=1)
+  checkpoints = manager.Checkpoints(epath.Path(workdir), keep=1)
   checkpoints.save(0, saved, {}, config, metrics=None)
   checkpoints.wait()
   abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
@@ -266,7 +266,7 @@ def test_a_new_head_begins_with_the_pooler_of_pre_training(loss, tmp_path, capsy
   nsp = HeadConfig("nsp", 2)
   one = dataclasses.replace(toy.KINDS["bert"], heads=(nsp,))
   params = toy.split(toy.model(one))[1]
-  checkpoints = store.Checkpoints(epath.Path(tmp_path), keep=1)
+  checkpoints = manager.Checkpoints(epath.Path(tmp_path), keep=1)
   state = train_state.TrainState(jnp.zeros((), jnp.int32), params, {}, ())
   config = {"model": dataclasses.asdict(one), "data": {}, "train": {"loss": loss}}
   checkpoints.save(1, state, {}, config, metrics=None)
@@ -298,7 +298,7 @@ def test_a_head_may_be_taken_under_another_name(tmp_path):
   """By the parts of a warm start that name it; a head that none names is left behind."""
   one = dataclasses.replace(toy.KINDS["bert"], heads=(NLI,))
   params = toy.split(toy.model(one))[1]
-  checkpoints = store.Checkpoints(epath.Path(tmp_path), keep=1)
+  checkpoints = manager.Checkpoints(epath.Path(tmp_path), keep=1)
   state = train_state.TrainState(jnp.zeros((), jnp.int32), params, {}, ())
   config = {"model": dataclasses.asdict(one), "data": {}}
   checkpoints.save(1, state, {}, config, metrics=None)

@@ -25,7 +25,7 @@ import test_train
 
 from t2t import UserError
 from t2t import __main__ as command
-from t2t.checkpoints import damage, manifest
+from t2t.checkpoints import manifest, verify
 from t2t.reports import seen
 from t2t.runtime import exit_codes, hosts, roll_call
 from t2t.training import writers
@@ -430,7 +430,7 @@ def test_two_processes_set_a_damaged_step_aside(text, alone, tmp_path):
   assert [log.count(said) for log in logs] == [1, 0]
   assert_same_losses(workdir, alone / "one" / "train", steps=4)
   step = epath.Path(workdir / "checkpoints" / "4")
-  assert damage.of_step(step, step=4) == []
+  assert verify.of_step(step, step=4) == []
   noted = manifest.read(step).files
   assert {name.split("/")[1] for name in noted if "ocdbt.process" in name} == {"ocdbt.process_0", "ocdbt.process_1"}
   assert len([name for name in noted if name.startswith("streams/stream-")]) == 2

@@ -10,7 +10,7 @@ import test_own_batches
 from test_state_collections import train
 
 from t2t import UserError
-from t2t.checkpoints import converted, reading
+from t2t.checkpoints import restore, tensor_writer
 from t2t.configuration.loading import load_config, override, records
 
 ENCODER, TABLE = "encoder/layers/mlp/up", "embed/table"
@@ -39,7 +39,7 @@ def made(tmp_path_factory):
 
 
 def arrays(workdir):
-  tensors = converted.open_foreign(str(workdir)).tensors
+  tensors = tensor_writer.open_foreign(str(workdir)).tensors
   read = lambda x: np.stack([part() for part in x.parts]) if x.stacked else np.concatenate([p() for p in x.parts])
   return {path: read(tensor).reshape(tensor.shape) for path, tensor in tensors.items()}
 
@@ -61,11 +61,11 @@ def test_each_part_begins_as_its_checkpoint_has_it(made):
 def test_a_frozen_part_is_saved_as_a_reference(made):
   """A checkpoint has no array of it, and names its checkpoint by path and digests."""
   folder, _, _ = made
-  step = reading.checkpoint_folder(str(folder / "run"))
-  assert not [path for path in reading.param_shapes(step) if path.startswith(("encoder/", "embed/"))]
-  base = reading.read_base(step)
+  step = restore.checkpoint_folder(str(folder / "run"))
+  assert not [path for path in restore.param_shapes(step) if path.startswith(("encoder/", "embed/"))]
+  base = restore.read_base(step)
   assert (base.name, ENCODER in base.entries) == ("reader", True)
-  assert base.path == str(reading.checkpoint_folder(str(folder / "part")))
+  assert base.path == str(restore.checkpoint_folder(str(folder / "part")))
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -82,7 +82,7 @@ def test_a_run_with_references_resumes_to_the_bit(made, tmp_path, number):
   resumed = train(config(**options, **{"train.steps": 3}), tmp_path / "run")
   assert len(resumed.params) == 1
   jax.tree.map(np.testing.assert_array_equal, resumed.params[-1], found.params[-1])
-  base = reading.read_base(reading.checkpoint_folder(str(tmp_path / "run")))
+  base = restore.read_base(restore.checkpoint_folder(str(tmp_path / "run")))
   assert [each.name for each in base.each] == ["reader", "writer"][:number]
 
 
@@ -102,7 +102,7 @@ def test_another_model_in_its_place_is_refused(made, tmp_path):
   with pytest.raises(
     UserError, match=r"frozen parts of .* go on from --config\.init\.others\.reader\.checkpoint=PLACE"
   ):
-    converted.open_foreign(str(tmp_path / "run"))
+    tensor_writer.open_foreign(str(tmp_path / "run"))
 
 
 def test_sources_are_typed_by_name():

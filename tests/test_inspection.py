@@ -10,14 +10,14 @@ import test_checkpoint
 import test_damage
 
 from t2t import __main__ as command
-from t2t.checkpoints import damage, inspection, manifest, outdated, store, writer
+from t2t.checkpoints import inspect, manager, manifest, retention, verify, workdir_lock
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
   """Four steps, of which the second has the lowest loss and the first the best score."""
   workdir = tmp_path_factory.mktemp("saved")
-  checkpoints = store.Checkpoints(epath.Path(workdir), keep=9)
+  checkpoints = manager.Checkpoints(epath.Path(workdir), keep=9)
   measured = {10: {"loss": 3.0, "cb/f1": 70.0}, 20: {"loss": 1.25, "cb/f1": 60.0}, 30: None, 40: {"loss": 2.0}}
   for step, metrics in measured.items():
     config = {"train": {"steps": step, "seed": 0}, "model": {}}
@@ -67,22 +67,22 @@ def test_verify_reads_every_file(workdir, capsys):
   assert run(capsys, "verify", workdir, "--step", 40)[0] == 0
   code, _, error = run(capsys, "verify", workdir, "--step", 50)
   assert code == 2 and "there are 10, 20, 30, 40" in error
-  assert damage.steps(epath.Path(workdir / "checkpoints")) == [10, 20, 30, 40]  # it only looks
+  assert verify.steps(epath.Path(workdir / "checkpoints")) == [10, 20, 30, 40]  # it only looks
 
 
 def test_verify_passes_over_what_a_run_deletes_meanwhile(workdir, capsys, monkeypatch):
   """It is neither damaged nor counted; and with none left but damaged ones something is wrong."""
-  of_step, folder = damage.of_step, epath.Path(workdir / "checkpoints")
+  of_step, folder = verify.of_step, epath.Path(workdir / "checkpoints")
 
   def deleted_before(path, **options):
     if path.name == "20":
-      outdated.delete(path)
+      retention.delete(path)
     return of_step(path, **options)
 
-  monkeypatch.setattr(damage, "of_step", deleted_before)
+  monkeypatch.setattr(verify, "of_step", deleted_before)
   code, out, error = run(capsys, "verify", workdir)
   assert code == 0 and out.count("whole (") == 3 and "20: was deleted meanwhile" in out and "damaged" not in out + error
-  for step in damage.steps(folder):
+  for step in verify.steps(folder):
     (folder / str(step)).rename(folder / f"damaged_{step}")
   code, _, error = run(capsys, "verify", workdir)
   assert code == 1 and "no step but what was found damaged, and set aside: damaged_10, damaged_30, damaged_40" in error
@@ -100,15 +100,15 @@ def test_prune_keeps_what_is_needed(workdir, capsys):
   directory = epath.Path(workdir / "checkpoints")
   code, _, error = run(capsys, "prune", workdir, "--keep", 1)
   assert code == 2 and "would delete 30 (" in error and "give --yes" in error
-  assert damage.steps(directory) == [10, 20, 30, 40]
+  assert verify.steps(directory) == [10, 20, 30, 40]
   test_damage.flip(largest(workdir, 40))
   assert run(capsys, "prune", workdir, "--keep", 1, "--yes")[1].startswith("nothing to delete")
   test_damage.flip(largest(workdir, 40))
-  with writer.held(epath.Path(workdir)):
+  with workdir_lock.held(epath.Path(workdir)):
     code, _, error = run(capsys, "prune", workdir, "--keep", 1, "--yes")
     assert code == 2 and "another run" in error
   assert run(capsys, "prune", workdir, "--keep", 1, "--yes")[1].startswith("deleted 30 (")
-  assert damage.steps(directory) == [10, 20, 40]
+  assert verify.steps(directory) == [10, 20, 40]
   for step in (10, 20, 40):
     test_damage.flip(largest(workdir, step))
   code, _, error = run(capsys, "prune", workdir, "--keep", 1, "--yes")
@@ -169,9 +169,9 @@ def test_a_step_that_is_better_than_the_last_is_named(settings, scores, said, tm
     path = tmp_path / "checkpoints" / str(step) / "metrics" / "metrics"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"loss": 5.0 + index / 10, "table/score": score}))
-  monkeypatch.setattr(damage, "steps", lambda folder: sorted(scores))
+  monkeypatch.setattr(verify, "steps", lambda folder: sorted(scores))
   last = epath.Path(tmp_path) / "checkpoints" / str(max(scores))
-  note = inspection.better(str(tmp_path), last, {"eval": settings})
+  note = inspect.better(str(tmp_path), last, {"eval": settings})
   assert said in note and bool(said) == bool(note)
   assert not said or note.endswith(f"{tmp_path}/checkpoints/{4 if 6 in scores else 2}")
-  assert inspection.better(str(last), last, {"eval": settings}) == ""
+  assert inspect.better(str(last), last, {"eval": settings}) == ""

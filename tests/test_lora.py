@@ -12,7 +12,7 @@ import trained
 
 from t2t import UserError, sharding
 from t2t import __main__ as command
-from t2t.checkpoints import converted, pretrained
+from t2t.checkpoints import pretrained, tensor_writer
 from t2t.configs import default
 from t2t.configuration.loading import override, records
 from t2t.models import adapters as adapters_lib
@@ -319,7 +319,7 @@ def test_the_command_trains_resumes_and_is_read_by_all(run, tmp_path, capsys):
   assert own.keys() == before.keys()
   changed = {path for path in own if np.any(own[path] != before[path])}
   assert changed == {path for path in own if path.rpartition("/")[0].endswith(("attention", "mlp"))}
-  for path, tensor in converted.open_foreign(str(workdir)).tensors.items():
+  for path, tensor in tensor_writer.open_foreign(str(workdir)).tensors.items():
     np.testing.assert_allclose(tensor.read(), own[path], atol=1e-6, err_msg=path)
 
   (tmp_path / "in.txt").write_text("the quick brown fox\n")

@@ -11,7 +11,7 @@ import trained
 
 from t2t import __main__ as command
 from t2t import replay, sharding
-from t2t.checkpoints import adapted, pretrained, store
+from t2t.checkpoints import adapter_restore, manager, pretrained
 from t2t.params import join_frozen
 from t2t.training import recipe
 
@@ -21,11 +21,11 @@ LORA = ("--config.lora.rank=2", "--config.lora.targets=attention/,mlp/")
 def unmerged_logits(run, batch):
   """Of the model as it was trained, with what adapts it beside what it lies on top of."""
   mesh = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
-  checkpoints = store.Checkpoints(epath.Path(run), keep=1, read_only=True)
+  checkpoints = manager.Checkpoints(epath.Path(run), keep=1, read_only=True)
   with jax.set_mesh(mesh):
     config = replay.config_of(epath.Path(run))
     graphdef, abstract, _ = recipe.make(config).state(mesh)
-    state, _ = adapted.restore(checkpoints, checkpoints.latest_step(), abstract, (), config=config)
+    state, _ = adapter_restore.restore_step(checkpoints, checkpoints.latest_step(), abstract, (), config=config)
   checkpoints.close()
   assert any("lora_up" in path for path in toy.flat(join_frozen(state.params, state.frozen_params)))
   return toy.logits(state.model(graphdef), batch)

@@ -18,7 +18,7 @@ import toy
 
 from t2t import UserError
 from t2t import __main__ as command
-from t2t.checkpoints import going_back, reading
+from t2t.checkpoints import restore, rollback
 from t2t.configuration.loading import load_config, override, records
 from t2t.data import streams
 from t2t.training import places, recipe
@@ -243,7 +243,7 @@ def test_a_run_that_goes_back_is_the_same_run_however_it_is_broken_off(text, tmp
 def test_a_turn_that_is_none_is_named(line, tmp_path):
   (tmp_path / "went_back.jsonl").write_text('{"checkpoint": 12, "step": 17}\n' + line)
   with pytest.raises(UserError, match=r"went_back.jsonl, line 2: not a turn"):
-    going_back.turns(epath.Path(tmp_path))
+    rollback.turns(epath.Path(tmp_path))
 
 
 def test_a_run_goes_back_so_often_and_to_what_is_there(text, tmp_path, capsys, monkeypatch):
@@ -262,10 +262,10 @@ def test_the_same_command_gives_the_same_bits(text, tmp_path):
     run = [sys.executable, "-m", "t2t", *arguments(text, tmp_path / name, "--config.train.steps=3")]
     subprocess.run(run, check=True, capture_output=True)
     folder = tmp_path / name / "checkpoints" / "3"
-    shapes = {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in reading.param_shapes(folder).items()}
+    shapes = {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in restore.param_shapes(folder).items()}
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     wanted = {path: (path, jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)) for path, x in shapes.items()}
-    found.append(reading.read_params(folder, wanted))
+    found.append(restore.read_params(folder, wanted))
   for metric in ("train/loss", "train/grad_norm", "eval/loss"):
     assert test_train.losses(tmp_path / "one", metric) == test_train.losses(tmp_path / "two", metric) != {}
   jax.tree.map(np.testing.assert_array_equal, *found)

@@ -10,7 +10,7 @@ import trained
 
 from t2t import UserError, sharding
 from t2t import __main__ as command
-from t2t.checkpoints import one_base, pretrained
+from t2t.checkpoints import multi_adapter, pretrained
 
 LORA = ("--config.lora.rank=2", "--config.lora.targets=attention/,mlp/")
 
@@ -26,8 +26,8 @@ def base():
 def test_the_base_is_in_memory_once_and_each_adapter_gives_what_it_gives_alone():
   """The very arrays of the base, in place of copies; and the logits of each that merged parameters give."""
   mesh, batch = sharding.make_mesh({"fsdp": 2}, devices=jax.devices()[:2]), toy.batch()
-  sources = one_base.open_all(base(), adapters())
-  found = one_base.load(base(), sources, mesh)
+  sources = multi_adapter.open_all(base(), adapters())
+  found = multi_adapter.load(base(), sources, mesh)
   assert found.keys() == {"", "a", "b"}
   below = {id(x) for x in jax.tree.leaves(found[""])}
   for name, path in adapters().items():
@@ -45,21 +45,21 @@ def test_an_adapter_of_another_base_is_refused(tmp_path, monkeypatch):
   """By shapes; by what is small of it, before anything is loaded; and by all of it, once it is."""
   own = trained.adapter("encoder_decoder", *LORA)
   with pytest.raises(UserError, match=r"--adapter x=.*: lies on top of another model than .*decoder_only"):
-    one_base.open_all(pretrained.read_source(str(trained.workdir("decoder_only"))), {"x": str(own)})
+    multi_adapter.open_all(pretrained.read_source(str(trained.workdir("decoder_only"))), {"x": str(own)})
   assert command.main(["adapt", "merge", str(own), "--output", str(tmp_path / "merged")]) == 0
   other = pretrained.read_source(str(tmp_path / "merged"))
   with pytest.raises(UserError, match="--adapter x=.*has the digest .* there, and here"):
-    one_base.open_all(other, {"x": str(own)})
-  monkeypatch.setattr(one_base, "_LOOKED_AT", 0)
-  sources = one_base.open_all(other, {"x": str(own)})
+    multi_adapter.open_all(other, {"x": str(own)})
+  monkeypatch.setattr(multi_adapter, "_LOOKED_AT", 0)
+  sources = multi_adapter.open_all(other, {"x": str(own)})
   with pytest.raises(UserError, match="--adapter x: .*merged.* is another model than the adapter was trained on"):
-    one_base.load(other, sources, sharding.make_mesh({"data": 1}, devices=jax.devices()[:1]))
+    multi_adapter.load(other, sources, sharding.make_mesh({"data": 1}, devices=jax.devices()[:1]))
 
 
 def test_what_is_no_adapter_is_refused(tmp_path):
   """Of a model by itself nothing lies on the base; and one that holds all of its base is a model by itself."""
   with pytest.raises(UserError, match="--adapter x=.*: nothing adapts this model"):
-    one_base.open_all(base(), {"x": str(trained.workdir("encoder_decoder"))})
+    multi_adapter.open_all(base(), {"x": str(trained.workdir("encoder_decoder"))})
   shutil.copytree(trained.adapter("encoder_decoder", *LORA), tmp_path / "old")
   shutil.rmtree(tmp_path / "old/checkpoints/2/base")
   (tmp_path / "old/checkpoints/2/manifest.json").unlink()
@@ -68,4 +68,4 @@ def test_what_is_no_adapter_is_refused(tmp_path):
   del content["item_handlers"]["base"]
   metadata.write_text(json.dumps(content))
   with pytest.raises(UserError, match="--adapter x=.*: it was saved with all that it lies on top of"):
-    one_base.open_all(base(), {"x": str(tmp_path / "old")})
+    multi_adapter.open_all(base(), {"x": str(tmp_path / "old")})

@@ -12,7 +12,7 @@ import test_followed
 
 import t2t
 from t2t import UserError, own_batches, own_rows
-from t2t.checkpoints import store
+from t2t.checkpoints import manager
 from t2t.configuration import loading
 from t2t.data import runs
 from t2t.training import meshes
@@ -76,7 +76,7 @@ def test_whoever_leaves_goes_on_later(tmp_path, made, capsys):
   for row in t2t.train(small(), str(tmp_path / "run"), batches=made(), eval_batches=held_out()):
     if row["step"] == 2:
       break
-  assert 2 <= store.Checkpoints(tmp_path / "run", keep=1).latest_step() < 6
+  assert 2 <= manager.Checkpoints(tmp_path / "run", keep=1).latest_step() < 6
   capsys.readouterr()
   rest = t2t.train(small(), str(tmp_path / "run"), batches=made(), eval_batches=held_out()).run()
   assert {key: rest[key] for key in ("step", "train/loss", "eval/loss")} == {
@@ -92,7 +92,7 @@ def test_the_end_of_the_batches_is_the_end_of_the_run(tmp_path, capsys):
   rows = list(t2t.train(config, str(tmp_path / "run"), batches=four(), eval_batches=held_out()))
   assert [row["step"] for row in rows if "train/loss" in row] == [1, 2, 3, 4]
   assert [row["step"] for row in rows if "eval/loss" in row] == [4]
-  assert store.Checkpoints(tmp_path / "run", keep=1).latest_step() == 4
+  assert manager.Checkpoints(tmp_path / "run", keep=1).latest_step() == 4
   assert "batches ended after 4, of config.train.steps=6: the run ends here" in "".join(capsys.readouterr())
   with pytest.raises(UserError, match="batches ended after 4: give more, or fewer config.train.steps"):
     t2t.train(config, str(tmp_path / "run"), batches=four(), eval_batches=held_out()).run()
@@ -106,7 +106,7 @@ def test_what_a_user_s_code_raises_is_raised_and_all_is_saved(tmp_path):
   config = small(**{"eval.every": 100, "checkpoint.every": 100})
   with pytest.raises(KeyError, match="fifth"):
     t2t.train(config, str(tmp_path / "run"), batches=fails_at_the_fifth(), eval_batches=held_out()).run()
-  assert store.Checkpoints(tmp_path / "run", keep=1).latest_step() == 4
+  assert manager.Checkpoints(tmp_path / "run", keep=1).latest_step() == 4
 
 
 def test_a_user_s_code_knows_nothing_of_the_mesh(tmp_path):

@@ -16,7 +16,7 @@ import test_hosts
 
 from t2t import UserError
 from t2t import __main__ as command
-from t2t.checkpoints import damage, patience, store
+from t2t.checkpoints import manager, retry, verify
 from t2t.runtime import exit_codes
 
 _LIMIT = 100_000  # bytes; a shard of an array is larger, and what a test prints is not
@@ -47,13 +47,13 @@ def state():
 def clock(monkeypatch):
   """Seconds that pass only where somebody waits."""
   now = [0.0]
-  monkeypatch.setattr(patience.time, "monotonic", lambda: now[0])
-  monkeypatch.setattr(store.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+  monkeypatch.setattr(retry.time, "monotonic", lambda: now[0])
+  monkeypatch.setattr(manager.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
   return now
 
 
 def saved(workdir, retry_seconds=100.0, keep=2):
-  return store.Checkpoints(epath.Path(workdir), keep=keep, retry_seconds=retry_seconds)
+  return manager.Checkpoints(epath.Path(workdir), keep=keep, retry_seconds=retry_seconds)
 
 
 def at(state, step):
@@ -67,10 +67,10 @@ def save(checkpoints, state, step):
 def sound(workdir) -> list[int]:
   """The steps that are there, all of them whole."""
   folder = epath.Path(workdir) / "checkpoints"
-  assert [damage.of_step(folder / str(step), step=step) for step in damage.steps(folder)] == [
-    [] for _ in damage.steps(folder)
+  assert [verify.of_step(folder / str(step), step=step) for step in verify.steps(folder)] == [
+    [] for _ in verify.steps(folder)
   ]
-  return damage.steps(folder)
+  return verify.steps(folder)
 
 
 def noticed(checkpoints) -> None:
@@ -136,8 +136,8 @@ def test_the_last_state_is_tried_again_at_the_end(state, tmp_path, clock, monkey
   """For no step follows; there is room when it has waited."""
   checkpoints, room = saved(tmp_path), contextlib.ExitStack()
   room.enter_context(full_disk())
-  sleep = store.time.sleep
-  monkeypatch.setattr(store.time, "sleep", lambda seconds: (sleep(seconds), room.close()))
+  sleep = manager.time.sleep
+  monkeypatch.setattr(manager.time, "sleep", lambda seconds: (sleep(seconds), room.close()))
   with room:
     save(checkpoints, state, 7)
     checkpoints.wait()
@@ -166,7 +166,7 @@ def test_of_several_processes_none_tries_again(tmp_path, monkeypatch):
   """The others cannot know: all of them end, with the code at which a launcher starts the same command again."""
 
   def train(argv):
-    patience.Patience(epath.Path(tmp_path), 1e9).failed(5, OSError("disk is full [source locations='a'"), alone=False)
+    retry.Patience(epath.Path(tmp_path), 1e9).failed(5, OSError("disk is full [source locations='a'"), alone=False)
 
   with pytest.raises(UserError, match="step 5 could not be saved .disk is full.*the same command goes on"):
     train([])
@@ -192,7 +192,7 @@ def train(argv):
   place = lambda *axes: jax.NamedSharding(jax.make_mesh((2,), ("fsdp",)), jax.P(*axes))
   noise = np.random.default_rng(0).normal(size=(2, 100_000)).astype(np.float32)
   array = lambda x, *axes: jax.make_array_from_callback(x.shape, place(*axes), lambda index: x[index])
-  checkpoints = store.Checkpoints(workdir, keep=2, retry_seconds=1e9)
+  checkpoints = manager.Checkpoints(workdir, keep=2, retry_seconds=1e9)
   def save(step):
     state = train_state.TrainState(array(np.array(step, np.int32)), {"w": array(noise, "fsdp")}, {}, {})
     checkpoints.save(step, state, {f"s{index}": b"x"}, {}, metrics=None)

@@ -7,7 +7,7 @@ import pytest
 import trained
 
 from t2t import UserError
-from t2t.checkpoints import by_task, pretrained
+from t2t.checkpoints import pretrained, select_task
 from t2t.data import objectives, prefixes, registry, selection, text_formats
 from t2t.generation import prompting
 
@@ -91,9 +91,9 @@ def test_of_several_tasks_one_is_named():
   loaded()
   several = source("encoder_decoder", mixture="glue_mnli,docs_summary")
   assert prompting.tasks_with_prefixes(several) == ("docs_summary", "glue_mnli")
-  assert prompting.prefix(by_task.choose(several, "mnli", where="--task")).text == "mnli hypothesis: "
+  assert prompting.prefix(select_task.choose(several, "mnli", where="--task")).text == "mnli hypothesis: "
   with pytest.raises(UserError, match="was trained on docs_summary, glue_mnli; give one of them"):
-    by_task.choose(several, "cola", where="--task")
+    select_task.choose(several, "cola", where="--task")
 
 
 def test_a_table_says_its_prefix():

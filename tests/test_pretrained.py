@@ -10,7 +10,7 @@ import pytest
 
 from t2t import UserError, sharding
 from t2t import __main__ as command
-from t2t.checkpoints import manifest, pretrained, reading
+from t2t.checkpoints import manifest, pretrained, restore
 from t2t.configuration.loading import load_config, records
 from t2t.data import vocabularies
 
@@ -79,7 +79,7 @@ def test_a_kernel_and_a_package_that_are_not_here(workdir, tmp_path, monkeypatch
   )
   text = saved.read_bytes().replace(b'"attention_kernel": ""', b'"attention_kernel": "splash"')
   saved.write_bytes(text.replace(b'"quantization": ""', b'"quantization": "int8"'))
-  trained = reading.read_config(epath.Path(tmp_path / "1"))["model"]
+  trained = restore.read_config(epath.Path(tmp_path / "1"))["model"]
   assert (trained["attention_kernel"], trained["quantization"]) == ("splash", "int8")
   model = pretrained.read_source(str(tmp_path / "1")).model
   assert (model.attention_kernel, model.quantization) == ("", "")
@@ -248,7 +248,7 @@ def test_inheriting_a_model(workdir, text, tmp_path):
   written = json.loads((tmp_path / "kept" / "config.json").read_text())
   assert (written["model"]["dropout_rate"], written["model"]["norm_epsilon"]) == (0.0, 1e-5)
   assert written["data"]["inputs_length"] == 48
-  assert reading.read_config(epath.Path(tmp_path / "kept" / "checkpoints" / "1"))["model"]["embed_dim"] == 16
+  assert restore.read_config(epath.Path(tmp_path / "kept" / "checkpoints" / "1"))["model"]["embed_dim"] == 16
 
 
 @pytest.mark.parametrize("spec", ["bytes", "spiece"])

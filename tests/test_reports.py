@@ -14,7 +14,7 @@ import pytest
 import trained
 
 from t2t import __main__ as command
-from t2t.checkpoints import writer
+from t2t.checkpoints import workdir_lock
 from t2t.configuration.loading import load_config, records
 from t2t.reports import comparison, curves, history, page, seen, single, written
 from t2t.reports import run as runs
@@ -291,7 +291,7 @@ def test_runs_are_listed(tmp_path, capsys):
   finished = made(tmp_path / "finished", falling(100))
   made(tmp_path / "deep" / "running", falling(30))
   os.utime(finished / "metrics.jsonl", (1e9, 1e9))
-  with writer.held(epath.Path(tmp_path / "deep" / "running")):
+  with workdir_lock.held(epath.Path(tmp_path / "deep" / "running")):
     assert command.main(["runs", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= 80 for line in lines)

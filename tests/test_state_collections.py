@@ -13,7 +13,7 @@ import trained
 import t2t
 from t2t import UserError, sharding
 from t2t import __main__ as command
-from t2t.checkpoints import converted, pretrained, reading, store
+from t2t.checkpoints import manager, pretrained, restore, tensor_writer
 from t2t.configuration import loading
 from t2t.params import path_name
 from t2t.training import param_transforms, paths, recipe, state_collections, weight_average
@@ -138,13 +138,13 @@ def test_readers_take_what_was_evaluated(plain, tmp_path):
   average = found.values[-1]["average"]
   assert found.params[-1].keys() == average.keys()
   for workdir, expected in ((tmp_path, average), (plain[1], plain[0].params[-1])):
-    for path, tensor in converted.open_foreign(str(workdir)).tensors.items():
+    for path, tensor in tensor_writer.open_foreign(str(workdir)).tensors.items():
       parts = [part() for part in tensor.parts]
       array = np.stack(parts) if tensor.stacked else np.concatenate(parts)
       np.testing.assert_array_equal(array.reshape(expected[path].shape), expected[path])
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     wanted = {path: (path, jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)) for path, x in expected.items()}
-    read = reading.read_params(reading.checkpoint_folder(str(workdir)), wanted)
+    read = restore.read_params(restore.checkpoint_folder(str(workdir)), wanted)
     jax.tree.map(np.testing.assert_array_equal, read, dict(expected))
 
 
@@ -201,7 +201,7 @@ def test_a_transform_of_another_file_is_in_the_forward_pass(rows, plain, tmp_pat
 
 def test_runs_without_collections_save_none(plain):
   """A checkpoint has what it had before there were collections."""
-  saved = (plain[1] / store.CHECKPOINTS / str(STEPS) / "state" / "_METADATA").read_text()
+  saved = (plain[1] / manager.CHECKPOINTS / str(STEPS) / "state" / "_METADATA").read_text()
   assert "params" in saved and not [name for name in json.loads(saved)["tree_metadata"] if "collections', " in name]
 
 
@@ -227,8 +227,8 @@ def test_bad_settings_are_refused(options, message):
 def test_readers_take_parameters_where_no_average_was_saved(saved):
   """A merged or converted checkpoint has the config of its run, and no average."""
   averaged = {"eval": {"average": True}}
-  assert reading.trained_keys(saved, averaged) == reading.trained_keys(saved, {}) == ("params",)
-  assert reading.trained_keys(saved | {"collections": {"average": {}}}, averaged) == ("collections", "average")
+  assert restore.trained_keys(saved, averaged) == restore.trained_keys(saved, {}) == ("params",)
+  assert restore.trained_keys(saved | {"collections": {"average": {}}}, averaged) == ("collections", "average")
 
 
 def test_a_merged_adapter_of_an_averaged_run_is_read(tmp_path):

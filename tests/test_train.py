@@ -20,7 +20,7 @@ import toy
 
 from t2t import __main__ as command
 from t2t import sharding
-from t2t.checkpoints import pretrained, store
+from t2t.checkpoints import manager, pretrained
 from t2t.configuration.loading import load_config, override, records
 from t2t.configuration.schema import DataConfig
 from t2t.data import pipeline
@@ -112,7 +112,7 @@ def test_a_run_writes_what_it_says(text, tmp_path, capsys, monkeypatch):
   report = (workdir / "report.html").read_text()
   assert "What the model made of the input of example 3" in report and "to be written by the decoder" in report
   # Step 3 was not measured: it has no numbers, least of all those of step 2.
-  checkpoints = store.Checkpoints(epath.Path(workdir), keep=2)
+  checkpoints = manager.Checkpoints(epath.Path(workdir), keep=2)
   assert checkpoints.metrics() == {3: None, 6: {"loss": pytest.approx(losses(workdir, "eval/loss")[6])}}
   checkpoints.close()
   assert all(line <= 80 for line in map(len, out.splitlines()) if "/" not in out)

@@ -18,7 +18,7 @@ import toy
 
 from t2t import UserError, convert, sharding
 from t2t import __main__ as command
-from t2t.checkpoints import converted, from_checkpoint, pretrained, start, store
+from t2t.checkpoints import from_checkpoint, initialize, manager, pretrained, tensor_writer
 from t2t.checkpoints.warm_start import Plan, Taken, plan, warm_start
 from t2t.configuration.loading import load_config, records
 from t2t.convert import huggingface
@@ -40,7 +40,7 @@ CHANGES = dict(
 
 def written_by_t2t(folder: pathlib.Path) -> dict[str, np.ndarray]:
   params = foreign.random_params(THEIRS)
-  converted.save(foreign.in_memory(THEIRS, params), epath.Path(folder))
+  tensor_writer.save(foreign.in_memory(THEIRS, params), epath.Path(folder))
   return params
 
 
@@ -177,7 +177,7 @@ def test_frozen_parameters_of_a_run_are_taken_too(tmp_path):
   state = train_state.TrainState(
     put(np.int32(3)), put({"decoder": tree["decoder"]}), put({"encoder": tree["encoder"]}), ()
   )
-  checkpoints = store.Checkpoints(epath.Path(tmp_path), keep=1)
+  checkpoints = manager.Checkpoints(epath.Path(tmp_path), keep=1)
   config = {"model": dataclasses.asdict(THEIRS), "data": {}}
   checkpoints.save(3, state, {}, config, metrics=None)
   checkpoints.close()
@@ -340,7 +340,7 @@ def test_a_config_without_the_keys_is_one_that_takes_all():
   assert (made.init.fresh, made.init.parts, made.init.rows) == ((), (), ())
   now = json.loads(json.dumps(made.to_dict()))
   before = {**now, "init": {key: now["init"][key] for key in ("checkpoint", "inherit", "parameters")}}
-  assert start._changes(before, now) == []
+  assert initialize._changes(before, now) == []
 
 
 def test_the_command(tmp_path, capsys):

@@ -9,7 +9,7 @@ from etils import epath
 import pytest
 
 from t2t import UserError
-from t2t.checkpoints import writer
+from t2t.checkpoints import workdir_lock
 from t2t.storage import bucket, lease
 
 # ---- On a disk -------------------------------------------------------------------------------------------------------
@@ -17,11 +17,11 @@ from t2t.storage import bucket, lease
 
 def test_who_deletes_the_lock_lets_nobody_in(tmp_path):
   """The folder itself is locked."""
-  with writer.held(epath.Path(tmp_path)):
+  with workdir_lock.held(epath.Path(tmp_path)):
     (tmp_path / ".lock").unlink()
-    with pytest.raises(UserError, match="another run"), writer.held(epath.Path(tmp_path)):
+    with pytest.raises(UserError, match="another run"), workdir_lock.held(epath.Path(tmp_path)):
       pass
-  with writer.held(epath.Path(tmp_path)):
+  with workdir_lock.held(epath.Path(tmp_path)):
     pass
 
 
@@ -29,7 +29,7 @@ def test_who_deletes_the_lock_lets_nobody_in(tmp_path):
 def test_a_workdir_that_was_moved_is_told(tmp_path, again):
   """Whether or not another has come to stand in its place."""
   workdir = tmp_path / "run"
-  with writer.held(epath.Path(workdir)) as held:
+  with workdir_lock.held(epath.Path(workdir)) as held:
     held.check()
     workdir.rename(tmp_path / "elsewhere")
     if again:
@@ -42,11 +42,11 @@ def test_a_workdir_that_cannot_be_is_one_sentence(tmp_path):
   """A file in its place, or on its way: before anything else is done, without a traceback."""
   (tmp_path / "file").write_text("")
   for workdir in (tmp_path / "file", tmp_path / "file" / "run"):
-    with pytest.raises(UserError, match="--workdir .*: cannot be made"), writer.held(epath.Path(workdir)):
+    with pytest.raises(UserError, match="--workdir .*: cannot be made"), workdir_lock.held(epath.Path(workdir)):
       pass
   if os.geteuid():  # root may write anywhere
     (tmp_path / "closed").mkdir(mode=0o500)
-    with pytest.raises(UserError, match="cannot be written"), writer.held(epath.Path(tmp_path / "closed")):
+    with pytest.raises(UserError, match="cannot be written"), workdir_lock.held(epath.Path(tmp_path / "closed")):
       pass
 
 
@@ -169,7 +169,7 @@ def test_a_lost_answer_is_no_refusal(gcs):
 def test_a_run_in_a_bucket_holds_a_lease(gcs, monkeypatch):
   """A second is refused with the name of who holds it."""
   monkeypatch.setattr(lease, "RENEW_SECONDS", 0.05)
-  with writer.held(epath.Path("gs://bucket/run")):
+  with workdir_lock.held(epath.Path("gs://bucket/run")):
     message = f"process {os.getpid()} on {socket.gethostname()}, since"
-    with pytest.raises(UserError, match=message), writer.held(epath.Path("gs://bucket/run")):
+    with pytest.raises(UserError, match=message), workdir_lock.held(epath.Path("gs://bucket/run")):
       pass

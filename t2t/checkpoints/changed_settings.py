@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from t2t import UserError
-from t2t.checkpoints import reading
+from t2t.checkpoints import restore
 from t2t.configuration.loading import records, saved_config
 from t2t.configuration.schema import OPTIONAL, Config
 from t2t.training import recipe
@@ -118,4 +118,4 @@ def _decides(change: _Change, config: Config, mesh: jax.sharding.Mesh) -> bool:
 
 
 def _shapes(config: Config, mesh: jax.sharding.Mesh) -> dict[str, tuple[int, ...]]:
-  return reading.shapes(recipe.make(config).state(mesh)[1])
+  return restore.shapes(recipe.make(config).state(mesh)[1])

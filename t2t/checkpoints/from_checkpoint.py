@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from t2t import UserError
-from t2t.checkpoints import adapted, bases, fishers, pretrained, store
-from t2t.checkpoints.by_piece import Pieces
+from t2t.checkpoints import adapter_restore, base_model_ref, fisher_store, manager, pretrained
+from t2t.checkpoints.vocab_transfer import Pieces
 from t2t.checkpoints.warm_start import Taken, warm_start
 from t2t.configuration.schema import Config, InitSource
 from t2t.models import adapters as adapters_lib
@@ -21,7 +21,7 @@ from t2t.training.train_state import TrainState
 
 
 def start(
-  program: Program, config: Config, checkpoints: store.Checkpoints, key: jax.Array, *, vocabulary: Any
+  program: Program, config: Config, checkpoints: manager.Checkpoints, key: jax.Array, *, vocabulary: Any
 ) -> TrainState:
   """Returns a state of step 0 with the parameters of `config.init.checkpoint`, all or those that config.init selects.
 
@@ -41,9 +41,9 @@ def start(
     initial = jax.tree.map(lambda x: x.update(dtype=jnp.float32), initial)
   workdir, frozen = checkpoints.directory.parent, program.state.frozen_params
   begin, taken, below = (lambda params: params), {}, []
-  fisher = fishers.open_fisher(config.optimizer.fisher) if config.optimizer.fisher else None
+  fisher = fisher_store.open_fisher(config.optimizer.fisher) if config.optimizer.fisher else None
   if fisher is not None:
-    fishers.check(fisher, program.state)
+    fisher_store.check(fisher, program.state)
   if config.init.checkpoint:
     source = pretrained.read_source(config.init.checkpoint, where="config.init.checkpoint=")
     mine = _matching(initial, config.init.other_patterns, inverted=True)
@@ -67,16 +67,16 @@ def start(
     own = _matching(frozen, config.init.other_patterns, inverted=True)
     _check_trained(taken[""].fresh_in(own), config)
     if config.adapters:
-      below.append(adapted.base_of(taken[""], own, workdir))
+      below.append(adapter_restore.base_of(taken[""], own, workdir))
     if fisher is not None:
-      fishers.check_base(fisher, program.state, taken[""])
+      fisher_store.check_base(fisher, program.state, taken[""])
   for name, other in config.init.others.items():
     taken[name] = _take(name, other, initial, vocabulary)
     if other.frozen:
       own = _matching(frozen, other.patterns)
       _check_trained(taken[name].fresh_in(own), config)
-      below.append(adapted.base_of(taken[name], own, workdir, name=name))
-  checkpoints.base = bases.Base.joined(below)
+      below.append(adapter_restore.base_of(taken[name], own, workdir, name=name))
+  checkpoints.base = base_model_ref.Base.joined(below)
 
   def over(fresh: Params, params: Mapping[str, Params]) -> Params:
     for name, part in params.items():
@@ -84,7 +84,7 @@ def start(
     return begin(fresh)
 
   state = program.warm(over)({name: each.params for name, each in taken.items()}, key)
-  return state if fisher is None else fishers.begin(fisher, program.state, state)
+  return state if fisher is None else fisher_store.begin(fisher, program.state, state)
 
 
 def _matching(params: Params, patterns: tuple[str, ...], *, inverted: bool = False) -> Params:

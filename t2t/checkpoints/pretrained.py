@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from t2t import UserError, features, losses, sharding
-from t2t.checkpoints import bases, reading, store
+from t2t.checkpoints import base_model_ref, manager, restore
 from t2t.configuration.schema import DataConfig
 from t2t.models import adapters as adapters_lib
 from t2t.models import transformer
@@ -51,7 +51,7 @@ class Source:
   vocabulary: str
   foreign: "Foreign | None" = None
   adapters: adapters_lib.Adapters = dataclasses.field(default_factory=dict)
-  base: bases.Base | None = None
+  base: base_model_ref.Base | None = None
   part: str = ""
   keeps: bool = False
   task: str = ""
@@ -113,10 +113,10 @@ def read_source(path: str, *, where: str = "--checkpoint ") -> Source:
   hub.check(path, where=where)
   if convert.kind_of(path) != "t2t":
     return of_foreign(convert.open_foreign(path, where=where))
-  folder = reading.checkpoint_folder(path, where=where)
-  if (folder / reading.FISHER).exists():
+  folder = restore.checkpoint_folder(path, where=where)
+  if (folder / restore.FISHER).exists():
     raise UserError(f"{where}{path}: is Fisher information, and no model; give it as config.optimizer.fisher")
-  run = reading.read_config(folder)
+  run = restore.read_config(folder)
   known = {field.name for field in dataclasses.fields(TransformerConfig)}
   unknown = sorted(set(run["model"]) - known)
   if unknown:
@@ -129,7 +129,7 @@ def read_source(path: str, *, where: str = "--checkpoint ") -> Source:
   # The kernel that was asked for is one of the chips it was trained on, and parameters are not quantized: who reads
   # them needs neither.
   model = TransformerConfig(**run["model"] | {"attention_kernel": "", "attention_block": 0, "quantization": ""})
-  base = reading.read_base(folder)
+  base = restore.read_base(folder)
   return Source(folder, model, run, _vocabulary(folder), adapters=adapters, base=base, part=part)
 
 
@@ -146,8 +146,8 @@ def of_foreign(found: "Foreign") -> Source:
 def _vocabulary(folder: epath.Path) -> str:
   # WORKDIR/checkpoints/STEP; or the folder of a checkpoint that was copied together with its vocabulary.
   for parent in (folder, folder.parent.parent):
-    if (parent / store.VOCABULARY).exists():
-      return str(parent / store.VOCABULARY)
+    if (parent / manager.VOCABULARY).exists():
+      return str(parent / manager.VOCABULARY)
   return ""
 
 
@@ -353,7 +353,7 @@ def load_params(source: Source, params: Params) -> Params:
     UserError: the checkpoint's parameters are not these.
   """
   if source.foreign is None and not (source.adapters or source.part or source.base):
-    return reading.restore_params(source.path, params)
+    return restore.restore_params(source.path, params)
   from t2t.convert import tensors
 
   if source.foreign is not None:
@@ -391,10 +391,10 @@ def _saved_shapes(source: Source) -> dict[str, tuple[int, ...]]:
   """Path and shape of each parameter as it was saved, or lies in the base."""
   below = () if source.base is None else source.base.each
   entries = {path: entry.shape for base in below for path, entry in base.entries.items()}
-  return reading.param_shapes(source.path) | entries
+  return restore.param_shapes(source.path) | entries
 
 
-def base_of(source: Source, base: bases.Base | None = None) -> Source:
+def base_of(source: Source, base: base_model_ref.Base | None = None) -> Source:
   """What a checkpoint of an adapter lies on top of, or one of its `Base.each`.
 
   Raises:
@@ -422,13 +422,13 @@ def check_may_be_base(source: Source, *, where: str) -> None:
     )
 
 
-def open_base(base: bases.Base, path: str, *, where: str) -> Source:
+def open_base(base: base_model_ref.Base, path: str, *, where: str) -> Source:
   """A base that lies at `path`, read as it was when an adapter was put on top of it; see `read_source`."""
   return dataclasses.replace(read_source(path, where=where), part=base.part)
 
 
 def read_base(
-  base: bases.Base, source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]
+  base: base_model_ref.Base, source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]
 ) -> dict[str, jax.Array]:
   """Some parameters of what an adapter lies on top of, compared with what they were.
 
@@ -443,14 +443,14 @@ def read_base(
   """
   found = read(source, {name: (base.entries[path].name, x) for name, (path, x) in wanted.items()})
   whole = {path: found[name] for name, (path, x) in wanted.items() if x.shape == base.entries[path].shape}
-  base.check(bases.digests(whole), str(source.path))
+  base.check(base_model_ref.digests(whole), str(source.path))
   return found
 
 
 def _read_saved(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
-  """`reading.read_params`, of the base what lies there."""
+  """`restore.read_params`, of the base what lies there."""
   paths = source.base.paths if source.base is not None else ()
-  found = reading.read_params(source.path, {name: each for name, each in wanted.items() if each[0] not in paths})
+  found = restore.read_params(source.path, {name: each for name, each in wanted.items() if each[0] not in paths})
   for base in source.base.each if source.base is not None else ():
     below = {name: each for name, each in wanted.items() if each[0] in base.entries}
     found |= read_base(base, base_of(source, base), below) if below else {}

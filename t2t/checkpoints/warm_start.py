@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
-from t2t.checkpoints.by_piece import Pieces, dimensions
+from t2t.checkpoints.vocab_transfer import Pieces, dimensions
 from t2t.models.config import TransformerConfig
 from t2t.params import Params, matches
 from t2t.runtime import amounts, hosts

@@ -17,7 +17,7 @@ import rich.console
 import rich.table
 
 from t2t import UserError
-from t2t.checkpoints import converted, damage, inspection, manifest, pretrained, reading, store, writer
+from t2t.checkpoints import inspect, manager, manifest, pretrained, restore, tensor_writer, verify, workdir_lock
 from t2t.runtime import amounts, numeric, progress
 from t2t.storage import bucket
 
@@ -92,10 +92,10 @@ def _console() -> rich.console.Console:
 
 
 def _list(options: argparse.Namespace) -> int:
-  folder = inspection.folder_of(options.dir)
-  found, console = inspection.steps(folder), _console()
+  folder = inspect.folder_of(options.dir)
+  found, console = inspect.steps(folder), _console()
   best: dict[int, list[str]] = {}
-  for of_stage in inspection.best(folder, found):
+  for of_stage in inspect.best(folder, found):
     for name, step in of_stage.items():
       best.setdefault(step, []).append(name)
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
@@ -121,7 +121,7 @@ def _list(options: argparse.Namespace) -> int:
       console.print(f"{each.step}: {line}", soft_wrap=True)
   for line in _lost_bases(folder, [each.step for each in found]):
     console.print(line, soft_wrap=True)
-  for name in inspection.set_aside(folder):
+  for name in inspect.set_aside(folder):
     console.print(f"{name}: was found damaged, and set aside", soft_wrap=True)
   return 0
 
@@ -131,7 +131,7 @@ def _lost_bases(folder: epath.Path, steps: Sequence[int]) -> list[str]:
   found = {}
   for step in steps:
     try:
-      if (base := reading.read_base(folder / str(step))) is not None:
+      if (base := restore.read_base(folder / str(step))) is not None:
         for each in base.each:
           each.found(folder.parent)
     except UserError as error:
@@ -140,8 +140,8 @@ def _lost_bases(folder: epath.Path, steps: Sequence[int]) -> list[str]:
 
 
 def _verify(options: argparse.Namespace) -> int:
-  folder = inspection.folder_of(options.dir)
-  steps = damage.steps(folder)
+  folder = inspect.folder_of(options.dir)
+  steps = verify.steps(folder)
   if options.step is not None:
     if options.step not in steps:
       raise UserError(f"--step {options.step}: is not there; there are {', '.join(map(str, steps))}")
@@ -149,9 +149,9 @@ def _verify(options: argparse.Namespace) -> int:
   damaged, bases = [], {}
   for step in progress.track(steps, "reading checkpoints"):
     started, path = time.monotonic(), folder / str(step)
-    found = damage.of_step(path, step=step)
+    found = verify.of_step(path, step=step)
     seconds, size = time.monotonic() - started, amounts.nbytes(manifest.size(path))
-    if found and step not in damage.steps(folder):
+    if found and step not in verify.steps(folder):
       print(f"{step}: was deleted meanwhile, by a run that keeps it no longer")
     elif found:
       damaged.append(step)
@@ -172,7 +172,7 @@ def _verify(options: argparse.Namespace) -> int:
       " that is whole",
       file=sys.stderr,
     )
-  aside = inspection.set_aside(folder)
+  aside = inspect.set_aside(folder)
   if not steps:
     print(f"{folder}: has no step but what was found damaged, and set aside: {', '.join(aside)}", file=sys.stderr)
   return 1 if damaged or lost or not steps else 0
@@ -180,16 +180,16 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _base(path: epath.Path, seen: dict[str, str]) -> str:
   """What a step lies on top of, in words; `seen` has of each such model what is wrong with it, or ""."""
-  base = reading.read_base(path)
+  base = restore.read_base(path)
   if base is None:
     return ""
   key = json.dumps(base.to_dict())
   if key not in seen:
     try:
-      if (path / reading.FISHER).exists():  # which lies on top of nothing, and is compared by whom it holds
+      if (path / restore.FISHER).exists():  # which lies on top of nothing, and is compared by whom it holds
         base.found(path.parent.parent)
       else:
-        converted.of_base(pretrained.read_source(str(path), where=""))
+        tensor_writer.of_base(pretrained.read_source(str(path), where=""))
       seen[key] = ""
     except UserError as error:
       seen[key] = str(error)
@@ -199,16 +199,16 @@ def _base(path: epath.Path, seen: dict[str, str]) -> str:
 
 
 def _prune(options: argparse.Namespace) -> int:
-  folder = inspection.folder_of(options.dir)
+  folder = inspect.folder_of(options.dir)
   with contextlib.ExitStack() as stack:
     if bucket.is_remote(folder):
-      workdir = folder.parent if folder.name == store.CHECKPOINTS else None
+      workdir = folder.parent if folder.name == manager.CHECKPOINTS else None
     else:  # by whatever name it is reached
       resolved = epath.Path(os.path.realpath(folder))
-      workdir = resolved.parent if resolved.name == store.CHECKPOINTS else None
+      workdir = resolved.parent if resolved.name == manager.CHECKPOINTS else None
     if workdir is not None:
-      stack.enter_context(writer.held(workdir))  # no run writes there
-    found = inspection.superfluous(folder, keep=options.keep)
+      stack.enter_context(workdir_lock.held(workdir))  # no run writes there
+    found = inspect.superfluous(folder, keep=options.keep)
     if not found:
       print("nothing to delete: all are of the last, the best, or the last that is sound")
       return 0
@@ -218,7 +218,7 @@ def _prune(options: argparse.Namespace) -> int:
       print("nothing was deleted")
       return 0
     for each in found:
-      inspection.delete(folder, each.step)
+      inspect.delete(folder, each.step)
   print(f"deleted {what}")
   return 0
 
@@ -230,9 +230,9 @@ def _agreed(folder: epath.Path, what: str) -> bool:
 
 
 def _diff(options: argparse.Namespace) -> int:
-  one, other = (reading.checkpoint_folder(path, where="") for path in (options.a, options.b))
+  one, other = (restore.checkpoint_folder(path, where="") for path in (options.a, options.b))
   console, same, found = _console(), 0, []
-  for _, difference in inspection.parameters(one, other):
+  for _, difference in inspect.parameters(one, other):
     same += difference is None
     found += [] if difference is None else [difference]
   console.print(f"A {one}\nB {other}", soft_wrap=True)
@@ -251,7 +251,7 @@ def _diff(options: argparse.Namespace) -> int:
     if len(shown) < len(found):
       console.print(f"and {len(found) - len(shown)} more; --all shows them")
   console.print(f"{same} of {same + len(found)} parameters are the same to the bit")
-  changes = inspection.configs(one, other)
+  changes = inspect.configs(one, other)
   for key, (a, b) in changes.items():
     console.print(f"config.{key}: {a!r}, B has {b!r}", soft_wrap=True)
   if not changes:

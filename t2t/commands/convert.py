@@ -13,7 +13,7 @@ from etils import epath
 import jax
 
 from t2t import UserError, convert, did_you_mean
-from t2t.checkpoints import converted, damage, detached, pretrained, reading
+from t2t.checkpoints import adapter_export, pretrained, restore, tensor_writer, verify
 from t2t.commands import gin_files
 from t2t.convert import gin, given_vocabulary, heads, huggingface, output, peft, peft_settings, settings, t5x, tensors
 from t2t.runtime import amounts, numeric
@@ -66,7 +66,7 @@ def run(job: Job) -> None:
     return
 
   # ---- What is there -------------------------------------------------------
-  foreign = {"hf": huggingface, "t5x": t5x, "t2t": converted}[job.kind].open_foreign(job.source)
+  foreign = {"hf": huggingface, "t5x": t5x, "t2t": tensor_writer}[job.kind].open_foreign(job.source)
   tensors.check(foreign)
   if job.vocabulary:
     foreign = given_vocabulary.give(foreign, job.vocabulary, extra_ids=job.extra_ids)
@@ -78,7 +78,7 @@ def run(job: Job) -> None:
   out = bucket.absolute(job.out)
   if job.target == "t2t":
     with output.progress(sum(tensor.nbytes for tensor in foreign.tensors.values()), len(foreign.tensors)) as advance:
-      converted.save(foreign, out, advance=advance)
+      tensor_writer.save(foreign, out, advance=advance)
   else:
     options = {"dtype": job.dtype, "head": job.head, "max_shard_bytes": job.max_shard_bytes}
     found = settings.written_as(foreign.model, str(foreign.path), head=job.head)
@@ -95,14 +95,14 @@ def _take_adapter(job: Job) -> None:
       hub.check(said, where=f"{job.source}: {peft.CONFIG}: base_model_name_or_path=")
     named = f"{said!r}, which is no folder here" if said else "no base"
     raise UserError(f"{job.source}: {peft.CONFIG} names {named}; give --base, the model that it was trained on")
-  base, part = detached.open_base(job.base or said, where="--base " if job.base else f"{job.source}: its base: ")
+  base, part = adapter_export.open_base(job.base or said, where="--base " if job.base else f"{job.source}: its base: ")
   tensors.check(base)
   if job.vocabulary:
     base = given_vocabulary.give(base, job.vocabulary, extra_ids=job.extra_ids)
   adapter = peft.open_adapter(job.source, base, head=job.head)
   nbytes = sum(tensor.nbytes for tensor in adapter.tensors.values())
   with output.progress(nbytes, len(adapter.tensors) + len(adapter.kept)) as advance:
-    written = detached.save(adapter, base, part, bucket.absolute(job.out), advance=advance)
+    written = adapter_export.save(adapter, base, part, bucket.absolute(job.out), advance=advance)
   notes = [*base.notes, f"lies on top of {base.path}, which must stay where it is, or be moved together with {job.out}"]
   if adapter.kept:
     notes.append(f"of its head the base's: {', '.join(adapter.kept)}")
@@ -112,7 +112,7 @@ def _take_adapter(job: Job) -> None:
 def _give_adapter(job: Job) -> None:
   """From a run of t2t's that trained an adapter to PEFT's folder."""
   source = pretrained.read_source(job.source, where="")
-  (trained, below), base = detached.trained(source), detached.base_folder(source)
+  (trained, below), base = adapter_export.trained(source), adapter_export.base_folder(source)
   number = sum(len(tensor.parts) for tensor in trained.values())  # layers are apart there
   with output.progress(sum(tensor.nbytes for tensor in trained.values()), number) as advance:
     notes = peft.save(
@@ -292,8 +292,8 @@ def _kind(path: str, given: str) -> str:
   if given or found != "t2t":
     return given or found
   try:
-    reading.checkpoint_folder(path)
-  except damage.Damaged:
+    restore.checkpoint_folder(path)
+  except verify.Damaged:
     raise
   except UserError as error:
     raise UserError(

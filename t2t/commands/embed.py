@@ -8,7 +8,7 @@ from absl import logging
 import jax
 
 from t2t import UserError, did_you_mean
-from t2t.checkpoints import by_task, pretrained
+from t2t.checkpoints import pretrained, select_task
 from t2t.configs import default
 from t2t.configuration.loading import override, records
 from t2t.generation import embedding, line_files, lines, prompting, vectors
@@ -101,7 +101,7 @@ def main(argv: list[str]) -> None:
   if not options.probe:
     _check_files(options, overrides)
   hosts.start(options, default.get_config().train)
-  source = by_task.choose(pretrained.read_source(options.checkpoint), options.task, where="--task")
+  source = select_task.choose(pretrained.read_source(options.checkpoint), options.task, where="--task")
   pretrained.trust(options.task_modules)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   longest = prompting.longest_text(source, inputs_length=options.inputs_length)

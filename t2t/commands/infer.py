@@ -13,7 +13,7 @@ from absl import logging
 import jax
 
 from t2t import UserError, foreign_names
-from t2t.checkpoints import by_task, inspection, one_base, pretrained
+from t2t.checkpoints import inspect, multi_adapter, pretrained, select_task
 from t2t.commands import gin_files
 from t2t.configs import default
 from t2t.configuration.loading import records
@@ -246,18 +246,18 @@ def main(argv: list[str]) -> None:
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   gin_files.tell(found)
   source = pretrained.read_source(options.checkpoint)
-  if said := inspection.better(options.checkpoint, source.path, source.run):
+  if said := inspect.better(options.checkpoint, source.path, source.run):
     print(said, file=sys.stderr)
   source = source if found is None else gin_files.check(found, source)
   if options.task:
-    source = by_task.choose(source, options.task, where="--task")
-  adapters = one_base.open_all(source, _places(options.adapter)) or by_task.each(source)
+    source = select_task.choose(source, options.task, where="--task")
+  adapters = multi_adapter.open_all(source, _places(options.adapter)) or select_task.each(source)
   pretrained.trust(options.task_modules)
   if options.server:
     server.serve(_service(options, source, adapters, decode), host=options.host, port=options.port)
     return
   if options.input.endswith(".txt"):
-    source = by_task.choose(source, source.task, where="--task")
+    source = select_task.choose(source, source.task, where="--task")
   if adapters and options.input.endswith(".txt"):
     raise UserError(f"--adapter: a line of {options.input} can name none; give a .jsonl file, with an object on each")
   make_way = _chosen_way(options, source, adapters, decode)
@@ -267,7 +267,7 @@ def main(argv: list[str]) -> None:
     )
     print(said, file=sys.stderr)
   mesh = lines.make_mesh(options.tensor)
-  load = functools.partial(one_base.load, source, adapters, mesh) if adapters else None
+  load = functools.partial(multi_adapter.load, source, adapters, mesh) if adapters else None
   blank = "" if adapters or options.head else prompting.blank(source)
   for input_path, output_path in _files(options, found if of_tasks else None, source):
     as_table = line_files.is_table(output_path)

@@ -200,9 +200,9 @@ def parse_with_checkpoint(
     bucket.check(getattr(options, name), where=f"--{name} ")
   bucket.check_folder(options.workdir, where="--workdir ")
   hosts.start(options, config.train)
-  from t2t.checkpoints import inspection, pretrained
+  from t2t.checkpoints import inspect, pretrained
 
   source = pretrained.read_source(options.checkpoint)
-  if said := inspection.better(options.checkpoint, source.path, source.run):
+  if said := inspect.better(options.checkpoint, source.path, source.run):
     hosts.say(said)
   return *parse(parser, argv, prepare=lambda config: pretrained.adopt(config, source)), source

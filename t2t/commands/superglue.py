@@ -8,7 +8,7 @@ from etils import epath
 import jax
 
 from t2t import UserError
-from t2t.checkpoints import outdated, pretrained, store
+from t2t.checkpoints import manager, pretrained, retention
 from t2t.commands.options import config_parser, parse_with_checkpoint
 from t2t.configuration.loading import records
 from t2t.configuration.schema import Config
@@ -64,8 +64,8 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
 
   # ---- The best step for each task -----------------------------------------
   finetuned = folder / "finetune"
-  checkpoints = store.Checkpoints(finetuned, keep=config.checkpoint.keep)
-  best = outdated.best_steps(checkpoints.metrics())
+  checkpoints = manager.Checkpoints(finetuned, keep=config.checkpoint.keep)
+  best = retention.best_steps(checkpoints.metrics())
   checkpoints.close()
   unmeasured = [name for name in trained if f"{name}/score" not in best]
   if unmeasured:

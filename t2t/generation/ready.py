@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from t2t import UserError, sharding
-from t2t.checkpoints import one_base, pretrained
+from t2t.checkpoints import multi_adapter, pretrained
 from t2t.generation import attending, choosing, decoding, likelihoods, predictor, prompt_features, prompting
 from t2t.models.config import TransformerConfig
 
@@ -64,7 +64,7 @@ class Ready:
 
   Args:
     source: its checkpoint.
-    adapters: that lie on top of it, see `one_base.open_all`.
+    adapters: that lie on top of it, see `multi_adapter.open_all`.
     ends_prompts: whether EOS ends an input, see `prompting.ends_prompts`.
     inputs_length: tokens of an input at most; 0: as in training.
     tensor: devices that the model is split over.
@@ -114,7 +114,7 @@ class Ready:
       name: next(other for other, each in self._models.items() if each.graphdef == model.graphdef)
       for name, model in self._models.items()
     }
-    self.params = one_base.load(source, adapters or {}, self._mesh)
+    self.params = multi_adapter.load(source, adapters or {}, self._mesh)
     texts = vocabularies.token_texts(self.vocabulary)
     # The rows of the embedding behind the vocabulary stand for nothing, and are written all the same.
     behind = [f"[{number}]" for number in range(len(texts), source.model.vocab_size)]

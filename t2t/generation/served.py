@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from t2t import UserError
-from t2t.checkpoints import one_base, pretrained
+from t2t.checkpoints import multi_adapter, pretrained
 from t2t.generation import attending, choosing, endpoints, fields, line_files, lines, predictor, ready, row_batches
 from t2t.generation.endpoints import Endpoint, Event
 from t2t.params import Params
@@ -44,7 +44,7 @@ class Asker:
   Args:
     source: its checkpoint.
     make_way: how it is asked, on a mesh.
-    adapters: that lie on top of it, see `one_base.open_all`; the way chooses among them.
+    adapters: that lie on top of it, see `multi_adapter.open_all`; the way chooses among them.
     tensor: devices that the model is split over.
   """
 
@@ -60,7 +60,7 @@ class Asker:
 
     mesh = ready.make_mesh(tensor)
     self._source, self._way, self._adapters = source, make_way(mesh), adapters or {}
-    of_all = one_base.load(source, self._adapters, mesh)
+    of_all = multi_adapter.load(source, self._adapters, mesh)
     self._base = of_all[choosing.BASE]
     self._params = of_all if adapters else self._base
     self._device, self._widths = threading.Lock(), set()

@@ -12,7 +12,7 @@ from etils import epath
 import ml_collections
 
 from t2t import UserError
-from t2t.checkpoints import damage, going_back, store, writer
+from t2t.checkpoints import manager, rollback, verify, workdir_lock
 from t2t.configuration import stages
 from t2t.configuration.loading import config_names, flat, load_config, records, saved_config
 from t2t.reports import history, seen
@@ -22,7 +22,7 @@ from t2t.training.callbacks import nan_policy
 
 METRICS, CONFIG = writers.METRICS, "config.json"
 RUNS, FINISHED, STOPPED, HELD = "runs", "finished", "stopped", "held"  # states
-_PART_OF_RUN = {store.CHECKPOINTS, store.VOCABULARY, "tensorboard", nan_policy.BAD_BATCHES}
+_PART_OF_RUN = {manager.CHECKPOINTS, manager.VOCABULARY, "tensorboard", nan_policy.BAD_BATCHES}
 _FILE = re.compile(r"\.[a-z]+\d*$")  # how the name of a file ends, where a bucket does not say which is one
 
 
@@ -151,7 +151,7 @@ def read(path: str, *, state: str = "") -> Run:
 def _read(folder: epath.Path, names: Sequence[str], state: str) -> Run:
   content = logs.read(folder / METRICS) if METRICS in names else b""
   try:
-    turns = [tuple(turn) for turn in going_back.turns(folder)] if going_back.NAME in names else []
+    turns = [tuple(turn) for turn in rollback.turns(folder)] if rollback.NAME in names else []
   except UserError:  # a report is no place to fail because of it
     turns = []
   found = Run(
@@ -159,7 +159,7 @@ def _read(folder: epath.Path, names: Sequence[str], state: str) -> Run:
     metrics=writers.parse_metrics(content),
     config=_config(folder) if CONFIG in names else {},
     history=history.read(folder) if history.NAME in names else [],
-    checkpoints=damage.steps(folder / store.CHECKPOINTS) if store.CHECKPOINTS in names else [],
+    checkpoints=verify.steps(folder / manager.CHECKPOINTS) if manager.CHECKPOINTS in names else [],
     turns=turns,
     bad_batches=bucket.names(folder / nan_policy.BAD_BATCHES, where="") if nan_policy.BAD_BATCHES in names else [],
     samples=writers.read_samples(folder / writers.SAMPLES) if writers.SAMPLES in names else {},
@@ -181,7 +181,7 @@ def _config(folder: epath.Path) -> dict[str, Any]:
 
 
 def _state(run: Run, names: Sequence[str]) -> str:
-  if writer.NAME in names and writer.is_held(run.path):
+  if workdir_lock.NAME in names and workdir_lock.is_held(run.path):
     return HELD if bucket.is_remote(run.path) else RUNS
   if run.history and run.history[-1]["event"] == history.END:
     return STOPPED if run.history[-1]["why"] == history.STOPPED else FINISHED
@@ -197,13 +197,13 @@ def _written(path: epath.Path) -> datetime.datetime | None:
 
 def is_run(names: Sequence[str]) -> bool:
   """Whether a folder with these names is a workdir: something was measured there, or has begun."""
-  return METRICS in names or history.NAME in names or (CONFIG in names and store.CHECKPOINTS in names)
+  return METRICS in names or history.NAME in names or (CONFIG in names and manager.CHECKPOINTS in names)
 
 
 def _what_is_there(folder: epath.Path, names: Sequence[str]) -> str:
   if not names:
     return "is empty, or not there"
-  if folder.name == store.CHECKPOINTS or all(name.isdigit() for name in names):
+  if folder.name == manager.CHECKPOINTS or all(name.isdigit() for name in names):
     return f"is a run's folder of checkpoints; the run is {folder.parent}"
   below = [each.name for each in find(folder, deep=1)]
   if below:

@@ -7,8 +7,8 @@ import json
 
 import jax
 
-from t2t.checkpoints import damage, going_back, store, writer
-from t2t.checkpoints import start as starts
+from t2t.checkpoints import initialize as starts
+from t2t.checkpoints import manager, rollback, verify, workdir_lock
 from t2t.configuration import stages
 from t2t.configuration.schema import Config
 from t2t.runtime import hosts, stopping, watchdog
@@ -50,25 +50,25 @@ def open_run(
     programs.prepare(starts.next_stage(run_stages, workdir))
     stack.enter_context(steps.running())
     data.check_stages(run_stages)
-    lock = stack.enter_context(writer.held(workdir))
+    lock = stack.enter_context(workdir_lock.held(workdir))
     hosts.say(f"{programs[-1].described}; {workdir}" + (f"\nmesh: {why_mesh}" if why_mesh else ""))
     vocabulary = data.vocabulary(config)
     for program in programs:
       program.check_measured()
 
     # ---- Checkpoints, data and state -----------------------------------------
-    damage.set_aside(workdir / store.CHECKPOINTS)
+    verify.set_aside(workdir / manager.CHECKPOINTS)
     ends = [stage.end for stage in run_stages[:-1]]
     settings = config.checkpoint
-    checkpoints = store.Checkpoints(workdir, keep=settings.keep, ends=ends, retry_seconds=settings.retry_seconds)
+    checkpoints = manager.Checkpoints(workdir, keep=settings.keep, ends=ends, retry_seconds=settings.retry_seconds)
     stack.callback(checkpoints.close)
-    data.check_vocabulary(config, vocabulary, workdir / store.VOCABULARY, checkpoints.latest_identity())
+    data.check_vocabulary(config, vocabulary, workdir / manager.VOCABULARY, checkpoints.latest_identity())
     batches = data.batches(
       run_stages,
       mesh,
       num_streams=checkpoints.latest_config().get("data", {}).get("num_streams"),
       first=stages.at(run_stages, checkpoints.latest_step() or 0),
-      left_out=functools.partial(going_back.left_out, workdir),
+      left_out=functools.partial(rollback.left_out, workdir),
     )
     stack.callback(batches.close)
     # The number of streams decides the order of the data: a resumed run needs it in the saved config.
@@ -80,7 +80,7 @@ def open_run(
       first.program, run_stages[batches.stage], checkpoints, batches, parameter_key, vocabulary=vocabulary
     )
     if jax.process_index() == 0:
-      data.keep_vocabulary(vocabulary, workdir / store.VOCABULARY)
+      data.keep_vocabulary(vocabulary, workdir / manager.VOCABULARY)
 
     # ---- Metrics and callbacks -----------------------------------------------
     logger = TrainLogger(workdir, num_steps=config.train.steps, start=step, unwritten=saved)
@@ -120,7 +120,7 @@ def _resolved_stages(config: Config, workdir, data: stage_program.Data) -> Seque
   found = data.resolved_stages(config)
   for name in (x.name for x in config.stages if x.name not in {stage.name for stage in found}):
     hosts.say(f"stage {name}: its share of {config.train.steps} steps is less than one, and it is left out")
-  begins = not damage.steps(workdir / store.CHECKPOINTS)
+  begins = not verify.steps(workdir / manager.CHECKPOINTS)
   for note in ineffective.check(config, found, begins=begins):
     hosts.say(note)
   return found
@@ -133,16 +133,16 @@ def write_config(run: Run) -> None:
     path.write_text(json.dumps(run.resolved[-1], indent=2) + "\n")
 
 
-def roll_back(run: Run, rollback: Rollback) -> None:
-  """Restores the last checkpoint and skips the batches up to that of `rollback.step`.
+def roll_back(run: Run, request: Rollback) -> None:
+  """Restores the last checkpoint and skips the batches up to that of `request.step`.
 
   Raises:
     UserError: there is no checkpoint, or the run was rolled back too often.
   """
   run.watchdog.pause()
   run.state = None  # the devices have no room for two
-  run.state, run.step, run.saved = going_back.go_back(
-    rollback.step, rollback.why, run.program.stage.config, run.checkpoints, run.program.program.state, run.batches
+  run.state, run.step, run.saved = rollback.go_back(
+    request.step, request.why, run.program.stage.config, run.checkpoints, run.program.program.state, run.batches
   )
   run.throughput.pause()
   run.logger.rewind(run.step, run.saved)

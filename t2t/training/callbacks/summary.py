@@ -7,7 +7,7 @@ import textwrap
 from etils import epath
 import jax
 
-from t2t.checkpoints import outdated
+from t2t.checkpoints import retention
 from t2t.configuration.stages import Stage
 from t2t.losses import Baseline
 from t2t.runtime import hosts
@@ -35,7 +35,7 @@ class Summary(Callback):
       return
     metrics = run.checkpoints.metrics()
     ends = [stage.end for stage in run.stages[:-1]]
-    best = (outdated.best_of_stages(metrics, ends) or [{}])[-1]
+    best = (retention.best_of_stages(metrics, ends) or [{}])[-1]
     loss, unit = run.measured["loss"], run.program.made.loss.unit
     summarise(run.workdir, loss, unit, baselines, run.samples, run.saved_step, metrics, best, run.stages)
 

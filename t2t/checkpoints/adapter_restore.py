@@ -7,14 +7,14 @@ from flax import traverse_util
 import jax
 import jax.numpy as jnp
 
-from t2t.checkpoints import bases, fishers, pretrained, reading, store
+from t2t.checkpoints import base_model_ref, fisher_store, manager, pretrained, restore
 from t2t.checkpoints.warm_start import Taken
 from t2t.configuration.schema import Config
 from t2t.params import Params, join_frozen
 from t2t.training.train_state import TrainState
 
 
-def base_of(taken: Taken, frozen: Params, workdir: epath.Path, *, name: str = "") -> bases.Base:
+def base_of(taken: Taken, frozen: Params, workdir: epath.Path, *, name: str = "") -> base_model_ref.Base:
   """What a run that begins lies on top of: all that it took and does not train, but for heads, which are small.
 
   Args:
@@ -26,14 +26,14 @@ def base_of(taken: Taken, frozen: Params, workdir: epath.Path, *, name: str = ""
   own = set(taken.fresh_in(frozen))
   below = [path for path in traverse_util.flatten_dict(frozen, sep="/") if path not in own and "heads/" not in path]
   params = traverse_util.flatten_dict(taken.params, sep="/")
-  digests = bases.digests({path: params[path] for path in below})
-  entries = {path: bases.Entry(taken.names[path], tuple(params[path].shape), digests[path]) for path in below}
+  digests = base_model_ref.digests({path: params[path] for path in below})
+  entries = {path: base_model_ref.Entry(taken.names[path], tuple(params[path].shape), digests[path]) for path in below}
   path = str(taken.source.path)
-  return bases.Base(path, bases.beside(path, workdir), taken.source.part, entries, name)
+  return base_model_ref.Base(path, base_model_ref.beside(path, workdir), taken.source.part, entries, name)
 
 
-def restore(
-  checkpoints: store.Checkpoints,
+def restore_step(
+  checkpoints: manager.Checkpoints,
   step: int,
   abstract: TrainState,
   stream_names: tuple[str, ...],
@@ -55,11 +55,11 @@ def restore(
     UserError: as there; or what is left out is gone, or another.
   """
   state, streams = _restore(checkpoints, step, abstract, stream_names, config=config, moved_to=moved_to)
-  return fishers.restored(config, abstract, state), streams
+  return fisher_store.restored(config, abstract, state), streams
 
 
 def _restore(
-  checkpoints: store.Checkpoints,
+  checkpoints: manager.Checkpoints,
   step: int,
   abstract: TrainState,
   stream_names: tuple[str, ...],
@@ -67,7 +67,7 @@ def _restore(
   config: Config,
   moved_to: str,
 ) -> tuple[TrainState, dict[str, bytes]]:
-  found = reading.read_base(checkpoints.directory / str(step))
+  found = restore.read_base(checkpoints.directory / str(step))
   if found is None:
     return checkpoints.restore(step, abstract, stream_names)
   workdir = checkpoints.directory.parent
@@ -79,8 +79,10 @@ def _restore(
     where = key if place else f"{workdir}: its base: "
     opened[base.name] = pretrained.open_base(base, place or now[base.name].found(workdir), where=where)
   paths = {name: str(source.path) for name, source in opened.items()}
-  at = [dataclasses.replace(x, path=paths[x.name], beside=bases.beside(paths[x.name], workdir)) for x in found.each]
-  checkpoints.base = bases.Base.joined(at)
+  at = [
+    dataclasses.replace(x, path=paths[x.name], beside=base_model_ref.beside(paths[x.name], workdir)) for x in found.each
+  ]
+  checkpoints.base = base_model_ref.Base.joined(at)
   own = dataclasses.replace(abstract, frozen_params=found.without(abstract.frozen_params))
   state, streams = checkpoints.restore(step, own, stream_names)
   frozen = traverse_util.flatten_dict(abstract.frozen_params, sep="/")
@@ -94,7 +96,7 @@ def _restore(
   return dataclasses.replace(state, frozen_params=join_frozen(state.frozen_params, below)), streams
 
 
-def _moved(base: bases.Base, config: Config, workdir: epath.Path) -> str:
+def _moved(base: base_model_ref.Base, config: Config, workdir: epath.Path) -> str:
   """Returns where config.init.others has a checkpoint that is not where it was; "": it is there."""
   if base.places(workdir) or base.name not in config.init.others:
     return ""

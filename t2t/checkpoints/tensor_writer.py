@@ -20,7 +20,7 @@ import orbax.checkpoint as ocp
 import tensorstore
 
 from t2t import UserError
-from t2t.checkpoints import bases, damage, manifest, pretrained, reading, store
+from t2t.checkpoints import base_model_ref, manager, manifest, pretrained, restore, verify
 from t2t.convert import given_vocabulary, output
 from t2t.convert.tensors import Foreign, Tensor
 from t2t.models import adapters as adapters_lib
@@ -106,7 +106,7 @@ def save(
   out: epath.Path,
   *,
   config: Mapping[str, Any] | None = None,
-  base: bases.Base | None = None,
+  base: base_model_ref.Base | None = None,
   advance: output.Progress = lambda *_: None,
 ) -> None:
   """Writes a workdir that t2t takes as `config.init.checkpoint` and evaluates: OUT/checkpoints/0, config, vocabulary.
@@ -126,7 +126,7 @@ def save(
   config = run_config(foreign, out) if config is None else config
   with output.whole(out, sum(tensor.nbytes for tensor in foreign.tensors.values())) as folder:
     if foreign.vocabulary:
-      given_vocabulary.save(foreign, folder / store.VOCABULARY)
+      given_vocabulary.save(foreign, folder / manager.VOCABULARY)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     # The parameters last: in a bucket, which has no folders to rename, they make it a checkpoint.
     state = {
@@ -135,7 +135,7 @@ def save(
     }
     items: dict[str, Any] = {"state": _StateSave(state), "config": ocp.args.JsonSave(config)}
     if base is not None:
-      items[damage.BASE] = ocp.args.JsonSave(base.to_dict())
+      items[verify.BASE] = ocp.args.JsonSave(base.to_dict())
     as_json = {name: ocp.JsonCheckpointHandler() for name in items if name != "state"}
     handler = ocp.CompositeCheckpointHandler(state=_StateHandler(advance), **as_json)
     with ocp.Checkpointer(handler) as checkpointer:
@@ -161,7 +161,7 @@ def run_config(foreign: Foreign, out: epath.Path) -> dict[str, Any]:
 
 def vocabulary_keys(foreign: Foreign, out: epath.Path) -> dict[str, Any]:
   """Keys of config.data that name the vocabulary which is written beside the parameters."""
-  spec = str(out / store.VOCABULARY) if foreign.vocabulary else ""
+  spec = str(out / manager.VOCABULARY) if foreign.vocabulary else ""
   return {"extra_ids": foreign.extra_ids, "vocabulary": spec}
 
 
@@ -223,23 +223,23 @@ def saved(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], dic
   Raises:
     UserError: it is damaged.
   """
-  damage.check(source.path, where=where)
-  tree = reading.saved_tree(source.path)
+  verify.check(source.path, where=where)
+  tree = restore.saved_tree(source.path)
 
   def part(*keys: str) -> dict[str, Tensor]:
     # What was only trained beside the model is no part of it.
     found, prefix = {}, source.prefix
     arrays = functools.reduce(lambda tree, key: tree.get(key) or {}, keys, tree)
     for path, array in traverse_util.flatten_dict(arrays, sep="/").items():
-      if hasattr(array, "shape") and path not in reading.UNREAD and path.startswith(prefix):
-        name = path if reading.is_flat(keys) else path.replace("/", ".")
+      if hasattr(array, "shape") and path not in restore.UNREAD and path.startswith(prefix):
+        name = path if restore.is_flat(keys) else path.replace("/", ".")
         found[path.removeprefix(prefix)] = _saved_tensor(
           source.path / "state", ".".join((*keys, name)), tuple(array.shape), stacked="/layers/" in path
         )
     return found
 
   beside = sorted({name.split("/")[0] for name in tree.get("params") or {}} - {source.part}) if source.part else []
-  return part(*reading.trained_keys(tree, source.run)), part("frozen_params"), beside
+  return part(*restore.trained_keys(tree, source.run)), part("frozen_params"), beside
 
 
 def of_base(adapted: pretrained.Source) -> dict[str, Tensor]:
@@ -254,7 +254,7 @@ def of_base(adapted: pretrained.Source) -> dict[str, Tensor]:
   return below
 
 
-def _of_one_base(adapted: pretrained.Source, base: bases.Base) -> dict[str, Tensor]:
+def _of_one_base(adapted: pretrained.Source, base: base_model_ref.Base) -> dict[str, Tensor]:
   source = pretrained.base_of(adapted, base)
   if source.foreign is not None:
     there = {**source.foreign.tensors, **source.foreign.pooler}
@@ -262,7 +262,7 @@ def _of_one_base(adapted: pretrained.Source, base: bases.Base) -> dict[str, Tens
     there = _tensors(source, f"{source.path}: ")[0]
   found = {path: _first_rows(there[entry.name], entry.shape) for path, entry in base.entries.items()}
   for path, tensor in found.items():
-    base.check({path: bases.digest_of_parts(read() for read in tensor.parts)}, str(source.path))
+    base.check({path: base_model_ref.digest_of_parts(read() for read in tensor.parts)}, str(source.path))
   prefix = adapted.prefix
   return {path.removeprefix(prefix): tensor for path, tensor in found.items() if path.startswith(prefix)}
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import UserError, sharding
-from t2t.checkpoints import damage
+from t2t.checkpoints import verify
 from t2t.params import Params
 from t2t.storage import bucket
 
@@ -92,7 +92,7 @@ class Base:
       name = str(values.get("name", ""))
       return cls(*(str(values[key]) for key in ("path", "beside", "part")), entries, name, others)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-      raise UserError(f"{where}/{damage.BASE}: does not say what the checkpoint lies on top of ({error!r})") from error
+      raise UserError(f"{where}/{verify.BASE}: does not say what the checkpoint lies on top of ({error!r})") from error
 
   def places(self, workdir: epath.Path) -> list[str]:
     """Where it is now: at its path, or as far from what lies on top of it as it was; [] where it is at neither."""

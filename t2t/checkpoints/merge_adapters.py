@@ -5,7 +5,7 @@ from typing import Any
 from etils import epath
 
 from t2t import UserError
-from t2t.checkpoints import converted, pretrained
+from t2t.checkpoints import pretrained, tensor_writer
 from t2t.configuration.schema import OPTIONAL
 from t2t.convert import output, tensors
 from t2t.convert.tensors import Foreign
@@ -29,7 +29,7 @@ def open_merged(path: str, *, where: str = "") -> tuple[pretrained.Source, Forei
       f"{where}{path}: nothing adapts this model: its config has none of {', '.join(adapters_lib.ADAPTERS)}; it can be"
       " used as it is"
     )
-  foreign = converted.open_foreign(str(source.path), where=where)
+  foreign = tensor_writer.open_foreign(str(source.path), where=where)
   tensors.check(foreign)
   return source, foreign
 
@@ -48,7 +48,7 @@ def save(source: pretrained.Source, foreign: Foreign, out: str, *, advance: outp
     UserError: there is something at `out`, or no space for it.
   """
   folder = bucket.absolute(out)
-  converted.save(foreign, folder, config=_config(source, foreign, folder), advance=advance)
+  tensor_writer.save(foreign, folder, config=_config(source, foreign, folder), advance=advance)
 
 
 def _config(source: pretrained.Source, foreign: Foreign, out: epath.Path) -> dict[str, Any]:
@@ -62,5 +62,5 @@ def _config(source: pretrained.Source, foreign: Foreign, out: epath.Path) -> dic
   # Who starts a run with this config starts from the merged model, not from what lay below it.
   config["init"] |= {"checkpoint": "", "fresh": (), "parts": (), "rows": ()}
   if foreign.vocabulary:
-    config["data"] |= converted.vocabulary_keys(foreign, out)
+    config["data"] |= tensor_writer.vocabulary_keys(foreign, out)
   return config

@@ -15,7 +15,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from t2t import UserError
-from t2t.checkpoints import bases, damage, manifest, pretrained, reading, store
+from t2t.checkpoints import base_model_ref, manager, manifest, pretrained, restore, verify
 from t2t.checkpoints.warm_start import Taken
 from t2t.configuration.schema import Config
 from t2t.params import Params
@@ -36,7 +36,7 @@ class Fisher:
   """
 
   folder: epath.Path
-  base: bases.Base
+  base: base_model_ref.Base
 
   @property
   def workdir(self) -> epath.Path:
@@ -58,19 +58,19 @@ def save(
     about: how, as JSON.
   """
   folder, flat = bucket.absolute(out), traverse_util.flatten_dict(params, sep="/")
-  digests = bases.digests(flat)
-  entries = {path: bases.Entry(path, tuple(x.shape), digests[path]) for path, x in flat.items()}
-  base = bases.Base(str(source.path), bases.beside(str(source.path), folder), source.part, entries)
+  digests = base_model_ref.digests(flat)
+  entries = {path: base_model_ref.Entry(path, tuple(x.shape), digests[path]) for path, x in flat.items()}
+  base = base_model_ref.Base(str(source.path), base_model_ref.beside(str(source.path), folder), source.part, entries)
   step = int(source.path.name) if source.path.name.isdigit() else 0
   items = {
     "state": ocp.args.StandardSave({"step": np.asarray(step, np.int32), "params": fisher}),
     "config": ocp.args.JsonSave(dict(config)),
-    damage.BASE: ocp.args.JsonSave(base.to_dict()),
-    reading.FISHER: ocp.args.JsonSave(dict(about)),
+    verify.BASE: ocp.args.JsonSave(base.to_dict()),
+    restore.FISHER: ocp.args.JsonSave(dict(about)),
   }
   as_json = {name: ocp.JsonCheckpointHandler() for name in items if name != "state"}
   handler = ocp.CompositeCheckpointHandler(state=ocp.StandardCheckpointHandler(), **as_json)
-  directory = folder / store.CHECKPOINTS
+  directory = folder / manager.CHECKPOINTS
   directory.mkdir(parents=True, exist_ok=True)
   sealed = manifest.temporary_path_class(directory)
   with ocp.Checkpointer(handler, temporary_path_class=sealed) as checkpointer:
@@ -83,12 +83,12 @@ def open_fisher(path: str) -> Fisher:
   Raises:
     UserError: there is none, or it is damaged as far as its small files show.
   """
-  folder = reading.checkpoint_folder(path, where=_KEY)
-  if not (folder / reading.FISHER).exists():
+  folder = restore.checkpoint_folder(path, where=_KEY)
+  if not (folder / restore.FISHER).exists():
     raise UserError(
       f"{_KEY}{path}: is a checkpoint, and no Fisher information; `t2t fisher {path} --output DIR` makes it"
     )
-  return Fisher(folder, reading.read_base(folder))
+  return Fisher(folder, restore.read_base(folder))
 
 
 # ---- A run that is held by it ----------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def check_base(fisher: Fisher, abstract: TrainState, taken: Taken) -> None:
         f"{_KEY}{fisher.workdir}: holds {path} where it was, and config.init has it begin afresh; let go of it by a"
         f" last rule of config.optimizer.paths, '{path}: anchor=0'"
       )
-  digests = bases.digests({path: params[path] for path in held})
+  digests = base_model_ref.digests({path: params[path] for path in held})
   fisher.base.check(digests, f"config.init.checkpoint={taken.source.path}", than=_than(fisher))
 
 
@@ -182,7 +182,7 @@ Shapes = Mapping[str, jax.ShapeDtypeStruct]  # path -> shape, with a sharding
 
 
 def _information(fisher: Fisher, shapes: Shapes) -> dict[str, jax.Array]:
-  return _placed(reading.read_params(fisher.folder, _on_device(shapes)), shapes)
+  return _placed(restore.read_params(fisher.folder, _on_device(shapes)), shapes)
 
 
 def _initial(fisher: Fisher, config: Config, shapes: Shapes) -> dict[str, jax.Array]:
@@ -196,7 +196,7 @@ def _initial(fisher: Fisher, config: Config, shapes: Shapes) -> dict[str, jax.Ar
     )
   source = pretrained.open_base(fisher.base, places[0], where=f"{_KEY}{fisher.workdir}: its checkpoint: ")
   found = pretrained.read(source, _on_device(shapes))
-  fisher.base.check(bases.digests(found), str(source.path), than=_than(fisher))
+  fisher.base.check(base_model_ref.digests(found), str(source.path), than=_than(fisher))
   return _placed(found, shapes)
 
 

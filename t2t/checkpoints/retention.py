@@ -10,7 +10,7 @@ from etils import epath
 import jax
 import orbax.checkpoint as ocp
 
-from t2t.checkpoints import manifest, patience
+from t2t.checkpoints import manifest, retry
 from t2t.runtime import hosts
 from t2t.storage import bucket
 
@@ -116,7 +116,7 @@ class Deleter:
     try:
       delete(path)
     except Exception as error:  # of the system, or of a bucket's client
-      hosts.say(f"{path}: is no longer kept, but cannot be deleted ({patience.reason(error)}); training goes on")
+      hosts.say(f"{path}: is no longer kept, but cannot be deleted ({retry.reason(error)}); training goes on")
 
   def delete_steps(self, steps: Sequence[int]) -> None:
     """Deletes some."""

@@ -11,7 +11,7 @@ from flax import traverse_util
 import jax
 
 from t2t import UserError
-from t2t.checkpoints import bases, by_task, converted, pretrained, reading
+from t2t.checkpoints import base_model_ref, pretrained, restore, select_task, tensor_writer
 from t2t.convert.tensors import Tensor
 from t2t.params import Params
 from t2t.storage import bucket
@@ -29,11 +29,11 @@ def open_all(base: pretrained.Source, places: Mapping[str, str]) -> dict[str, pr
   Raises:
     UserError: one is no adapter, or lies on top of another model, as far as shapes and small arrays show it.
   """
-  tensors = functools.cache(lambda: (base.foreign or converted.open_foreign(str(base.path))).tensors)
+  tensors = functools.cache(lambda: (base.foreign or tensor_writer.open_foreign(str(base.path))).tensors)
   found = {}
   for name, path in places.items():
     source = _open(base, tensors, path, f"--adapter {name}=")
-    found[name] = by_task.choose(source, name if source.tasks else "", where=f"--adapter {name}={path}: the task")
+    found[name] = select_task.choose(source, name if source.tasks else "", where=f"--adapter {name}={path}: the task")
   return found
 
 
@@ -61,7 +61,7 @@ def _open(
     left -= there[entry.name].nbytes
     if left < 0:
       break
-    digest = bases.digest_of_parts(read() for read in there[entry.name].parts)
+    digest = base_model_ref.digest_of_parts(read() for read in there[entry.name].parts)
     if digest != entry.digest:
       raise UserError(f"{another}: {entry.name} has the digest {entry.digest} there, and here {digest}")
   return source
@@ -74,7 +74,7 @@ def load(
 
   Args:
     base: the checkpoint.
-    adapters: see `open_all`; or the tasks that the checkpoint itself tells apart, see `by_task.each`.
+    adapters: see `open_all`; or the tasks that the checkpoint itself tells apart, see `select_task.each`.
     mesh: on which they are put.
 
   Raises:
@@ -84,7 +84,7 @@ def load(
   if base.tasks:
     return {"": plain} | {name: pretrained.of_task(source, plain) for name, source in adapters.items()}
   below = traverse_util.flatten_dict(plain, sep="/")
-  digests = bases.digests(below) if adapters else {}
+  digests = base_model_ref.digests(below) if adapters else {}
   found = {"": plain}
   for name, source in adapters.items():
     entries = source.base.entries
@@ -92,7 +92,7 @@ def load(
     wanted = traverse_util.flatten_dict(pretrained.abstract(source, mesh).params, sep="/")
     saved = {path: source.prefix + path for path in wanted}
     own = {path: (saved[path], x) for path, x in wanted.items() if saved[path] not in entries}
-    both = reading.read_params(source.path, own)
+    both = restore.read_params(source.path, own)
     both |= {path: below[entries[saved[path]].name] for path in wanted if path not in own}
     found[name] = pretrained.of_task(source, traverse_util.unflatten_dict(both, sep="/"))
   return found

@@ -12,7 +12,7 @@ from etils import epath
 import jax
 
 from t2t import UserError
-from t2t.checkpoints import damage, reading, store
+from t2t.checkpoints import manager, restore, verify
 from t2t.configuration.schema import Config
 from t2t.runtime import hosts
 from t2t.storage import logs
@@ -90,8 +90,8 @@ def left_out(workdir: epath.Path, begin: int, end: int) -> int:
   return sum(min(turn.step, end) - begin for turn in on_all_hosts(workdir) if turn.checkpoint <= begin < turn.step)
 
 
-def restore(
-  checkpoints: store.Checkpoints,
+def restore_step(
+  checkpoints: manager.Checkpoints,
   step: int,
   abstract: TrainState,
   stream_names: tuple[str, ...],
@@ -99,16 +99,16 @@ def restore(
   config: Config,
   moved_to: str = "",
 ) -> tuple[TrainState, dict[str, bytes]]:
-  """Restores a step of a run: `Checkpoints.restore`, and what steps of an adapter leave out (`adapted.restore`)."""
-  if config.adapters or config.optimizer.fisher or reading.has_base(checkpoints.directory / str(step)):
-    from t2t.checkpoints import adapted
+  """Restores a step of a run, including parameters that steps of an adapter leave out (`adapter_restore`)."""
+  if config.adapters or config.optimizer.fisher or restore.has_base(checkpoints.directory / str(step)):
+    from t2t.checkpoints import adapter_restore
 
-    return adapted.restore(checkpoints, step, abstract, stream_names, config=config, moved_to=moved_to)
+    return adapter_restore.restore_step(checkpoints, step, abstract, stream_names, config=config, moved_to=moved_to)
   return checkpoints.restore(step, abstract, stream_names)
 
 
 def go_back(
-  step: int, why: str, config: Config, checkpoints: store.Checkpoints, abstract: TrainState, batches: Any
+  step: int, why: str, config: Config, checkpoints: manager.Checkpoints, abstract: TrainState, batches: Any
 ) -> tuple[TrainState, int, dict[str, bytes]]:
   """The state of the last checkpoint; the data stands behind the batch of `step`, however far it had come.
 
@@ -139,7 +139,7 @@ def go_back(
       " config.optimizer.learning_rate, or raise the limit; the same command again goes on from the last checkpoint"
     )
   # Hours may have passed since the run has gone back to it before.
-  damage.check(checkpoints.directory / str(saved_step), where="--workdir ", again=True)
+  verify.check(checkpoints.directory / str(saved_step), where="--workdir ", again=True)
   taken.append(Turn(saved_step, step))
   if jax.process_index() == 0:
     _write(workdir, taken)
@@ -147,7 +147,7 @@ def go_back(
     f"{why}; going back to step {saved_step}, and passing over the {step - saved_step} batches behind it; what was"
     " measured since is taken away"
   )
-  state, saved = restore(checkpoints, saved_step, abstract, batches.stream_names, config=config)
+  state, saved = restore_step(checkpoints, saved_step, abstract, batches.stream_names, config=config)
   batches.restore(saved, step=saved_step)
   pass_over(batches, taken, saved_step)
   return state, saved_step, saved

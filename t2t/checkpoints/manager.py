@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from t2t import UserError, sharding
-from t2t.checkpoints import damage, manifest, outdated, patience, reading
+from t2t.checkpoints import manifest, restore, retention, retry, verify
 from t2t.configuration.loading import with_current_keys
 from t2t.params import path_name
 from t2t.runtime import hosts
@@ -53,7 +53,7 @@ class Checkpoints:
     Args:
       workdir: local or gs://.
       keep: how many of the last stay.
-      ends: of stages, each of which has its best (`outdated.best_of_stages`).
+      ends: of stages, each of which has its best (`retention.best_of_stages`).
       retry_seconds: for which a save that fails is tried again.
       read_only: nothing is saved or deleted, and what an interrupted save has left stays.
     """
@@ -69,7 +69,7 @@ class Checkpoints:
       # best_fn only makes the metrics be written; what is kept is the policy's business.
       best_fn=lambda metrics: metrics["loss"],
       best_mode="min",
-      preservation_policy=outdated.kept(keep, ends),
+      preservation_policy=retention.kept(keep, ends),
       cleanup_tmp_directories=not read_only,
       read_only=read_only,
       create=not read_only,
@@ -79,10 +79,10 @@ class Checkpoints:
       async_options=ocp.options.AsyncOptions(create_directories_asynchronously=bucket.is_remote(self.directory)),
     )
     self.base: Any = None  # the `bases.Base` whose parameters steps leave out; None: steps are whole
-    patience.without_tracebacks()
+    retry.without_tracebacks()
     self._error: Exception | None = None
     self._manager = self._open()
-    self._patience = patience.Patience(self.directory, retry_seconds)
+    self._patience = retry.Patience(self.directory, retry_seconds)
     self._waiter = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
     self._saving: tuple[int, concurrent.futures.Future] | None = None  # step, and the end of saving it
     self._is_lost = False  # as one of several processes
@@ -97,11 +97,11 @@ class Checkpoints:
         "state": ocp.StandardCheckpointHandler(),
         "streams": StreamsHandler(),
         "config": ocp.JsonCheckpointHandler(),
-        damage.BASE: ocp.JsonCheckpointHandler(),
+        verify.BASE: ocp.JsonCheckpointHandler(),
       },
     )
     # For neither has Orbax an option.
-    manager._checkpoint_deleter = outdated.Deleter(self.directory)
+    manager._checkpoint_deleter = retention.Deleter(self.directory)
     manager._checkpointer.wait_until_finished = self._noting_errors(manager._checkpointer.wait_until_finished)
     if bucket.is_remote(self.directory) and not self._options.read_only:
       self._check_listing(manager.all_steps())
@@ -113,7 +113,7 @@ class Checkpoints:
     Raises:
       Away: it does not; the run would begin anew, on top of what is there.
     """
-    unknown = sorted(set(damage.steps(self.directory)) - set(found))
+    unknown = sorted(set(verify.steps(self.directory)) - set(found))
     if unknown:
       raise Away(
         f"{self.directory}: a listing of it lacked step {', '.join(map(str, unknown))}, which is there: the bucket does"
@@ -146,8 +146,8 @@ class Checkpoints:
     step = self.latest_step()
     if step is None:
       return None
-    folder = self.directory / str(step) / damage.STREAMS
-    found = (damage.noted(folder / name).get("identity") for name in bucket.names(folder, where="--workdir"))
+    folder = self.directory / str(step) / verify.STREAMS
+    found = (verify.noted(folder / name).get("identity") for name in bucket.names(folder, where="--workdir"))
     return next((identity for identity in found if isinstance(identity, dict)), {})
 
   def metrics(self) -> dict[int, Mapping[str, float] | None]:
@@ -160,7 +160,7 @@ class Checkpoints:
 
   def _measured(self, step: int) -> dict[str, float] | None:
     # Orbax's own way gives up where a bucket is away for some seconds.
-    return damage.noted(self.directory / str(step) / "metrics" / "metrics", surely=True) or None
+    return verify.noted(self.directory / str(step) / "metrics" / "metrics", surely=True) or None
 
   def was_measured(self, step: int) -> bool:
     """Whether a step that is kept was saved with what it was measured at; the same on all hosts."""
@@ -192,7 +192,7 @@ class Checkpoints:
     items = {"streams": SaveStreams(streams), "config": ocp.args.JsonSave(config)}
     if self.base is not None:
       state = dataclasses.replace(state, frozen_params=self.base.without(state.frozen_params))
-      items[damage.BASE] = ocp.args.JsonSave(self.base.to_dict())
+      items[verify.BASE] = ocp.args.JsonSave(self.base.to_dict())
     state = dataclasses.replace(state, opt_state=anchors.without_files(state.opt_state))
     args = ocp.args.Composite(state=ocp.args.StandardSave(_saved(jax.tree.map(_apart, state))), **items)
     if self._saving is not None:
@@ -279,15 +279,15 @@ class Checkpoints:
     """
     path = self.directory / str(step)
     abstract = dataclasses.replace(abstract, opt_state=anchors.without_files(abstract.opt_state))
-    with reading.readable(path):
-      found = reading.shapes(self._manager.item_metadata(step).state)
+    with restore.readable(path):
+      found = restore.shapes(self._manager.item_metadata(step).state)
     unread = {
-      name: x for name, x in found.items() if name.rpartition("/")[2] in reading.UNREAD and "/heads/" not in name
+      name: x for name, x in found.items() if name.rpartition("/")[2] in restore.UNREAD and "/heads/" not in name
     }
-    reading.check_shapes(path, {name: found[name] for name in found.keys() - unread}, reading.shapes(abstract))
+    restore.check_shapes(path, {name: found[name] for name in found.keys() - unread}, restore.shapes(abstract))
     state = ocp.args.StandardRestore(_saved(_with_unread(abstract, unread)))  # Orbax reads all or nothing
     args = ocp.args.Composite(state=state, streams=RestoreStreams(stream_names))
-    with reading.readable(path):
+    with restore.readable(path):
       restored = self._manager.restore(step, args=args)
     state = TrainState(**restored.state)
     if int(state.step) != step:
@@ -315,7 +315,7 @@ class Checkpoints:
     if self._saving is not None:
       (step, saving), self._saving = self._saving, None
       if error := saving.exception():
-        hosts.say(f"{self.directory}: step {step} could not be saved ({patience.reason(error)})")
+        hosts.say(f"{self.directory}: step {step} could not be saved ({retry.reason(error)})")
     self._close_manager()
     self._waiter.shutdown()
 
@@ -345,7 +345,7 @@ def _with_unread(abstract: TrainState, unread: Mapping[str, tuple[int, ...]]) ->
     return abstract
   everywhere = sharding.replicated(abstract.step.sharding.mesh)
   place = lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=everywhere)
-  own = lambda path: {name: place(unread[f"{path}/{name}"]) for name in reading.UNREAD if f"{path}/{name}" in unread}
+  own = lambda path: {name: place(unread[f"{path}/{name}"]) for name in restore.UNREAD if f"{path}/{name}" in unread}
   return _of_dicts(lambda path, x: x | own(path), abstract)
 
 

@@ -5,7 +5,7 @@ import dataclasses
 from etils import epath
 
 from t2t import UserError
-from t2t.checkpoints import bases, converted, pretrained
+from t2t.checkpoints import base_model_ref, pretrained, tensor_writer
 from t2t.convert import output, peft, tensors
 from t2t.convert.tensors import Foreign, Tensor
 from t2t.models import adapters as adapters_lib
@@ -24,8 +24,8 @@ def trained(source: pretrained.Source, *, where: str = "") -> tuple[dict[str, Te
   """
   if not source.adapters:
     raise UserError(f"{where}{source.path}: nothing adapts this model; --to hf writes all of it")
-  own, frozen, _ = converted.saved(source, where)
-  below = frozen | converted.of_base(source)
+  own, frozen, _ = tensor_writer.saved(source, where)
+  below = frozen | tensor_writer.of_base(source)
   return own, {adapters_lib.base_path(path, source.adapters): tensor for path, tensor in below.items()}
 
 
@@ -43,7 +43,7 @@ def open_base(path: str, *, where: str) -> tuple[Foreign, str]:
   """
   source = pretrained.read_source(path, where=where)
   pretrained.check_may_be_base(source, where=f"{where}{path}")
-  return source.foreign or converted.open_foreign(str(source.path), where=where), source.part
+  return source.foreign or tensor_writer.open_foreign(str(source.path), where=where), source.part
 
 
 def save(
@@ -58,7 +58,7 @@ def save(
     advance: see `output.Progress`.
 
   Returns:
-    What was written, as `converted.save` takes it.
+    What was written, as `tensor_writer.save` takes it.
 
   Raises:
     UserError: the base has other parameters, there is something at `out`, or no space for it.
@@ -75,16 +75,16 @@ def save(
   entries = {}
   for path, name in below.items():
     tensor = base.tensors[name]
-    digest = bases.digest_of_parts(read() for read in tensor.parts)
-    entries[path] = bases.Entry(name, tensor.shape, digest)
+    digest = base_model_ref.digest_of_parts(read() for read in tensor.parts)
+    entries[path] = base_model_ref.Entry(name, tensor.shape, digest)
   place = str(base.path)
-  found = bases.Base(place, bases.beside(place, bucket.absolute(str(out))), part, entries)
+  found = base_model_ref.Base(place, base_model_ref.beside(place, bucket.absolute(str(out))), part, entries)
   foreign = dataclasses.replace(base, kind="peft", path=adapter.path, model=adapter.model, tensors=own, pooler={})
-  config = converted.run_config(foreign, out)
+  config = tensor_writer.run_config(foreign, out)
   config |= {name: dataclasses.asdict(record) for name, record in adapters.items()}
   # As a run that was started from it has it.
   config["init"] |= {"checkpoint": place, "inherit": True}
-  converted.save(foreign, out, config=config, base=found, advance=advance)
+  tensor_writer.save(foreign, out, config=config, base=found, advance=advance)
   return foreign
 
 

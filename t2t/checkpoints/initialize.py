@@ -8,7 +8,7 @@ from etils import epath
 import jax
 
 from t2t import UserError
-from t2t.checkpoints import damage, going_back, reading, store
+from t2t.checkpoints import manager, restore, rollback, verify
 from t2t.configuration import stages
 from t2t.configuration.schema import Config
 from t2t.configuration.stages import Stage
@@ -26,7 +26,7 @@ def check(config: Config, workdir: epath.Path) -> None:
     UserError: an adapter, or what holds a run near a checkpoint, without one.
   """
   needs = config.adapters or config.optimizer.fisher
-  if not needs or (config.init.checkpoint and config.init.parameters) or damage.steps(workdir / store.CHECKPOINTS):
+  if not needs or (config.init.checkpoint and config.init.parameters) or verify.steps(workdir / manager.CHECKPOINTS):
     return
   for section in config.adapters:
     raise UserError(
@@ -42,7 +42,7 @@ def check(config: Config, workdir: epath.Path) -> None:
 
 def next_stage(run: Sequence[Stage], workdir: epath.Path) -> int:
   """Number of the stage that the next step of a workdir is probably of, by the names of its checkpoints."""
-  step = max(damage.steps(workdir / store.CHECKPOINTS), default=0)
+  step = max(verify.steps(workdir / manager.CHECKPOINTS), default=0)
   return stages.at(run, step + 1)
 
 
@@ -51,7 +51,7 @@ def _unless(config: Config) -> str:
 
 
 def start(
-  program: Program, stage: Stage, checkpoints: store.Checkpoints, batches: Any, key: jax.Array, *, vocabulary: Any
+  program: Program, stage: Stage, checkpoints: manager.Checkpoints, batches: Any, key: jax.Array, *, vocabulary: Any
 ) -> tuple[TrainState, int, dict[str, bytes]]:
   """The state that the first step is taken from.
 
@@ -92,17 +92,17 @@ def start(
     # Where it is the same, the very step that was taken from it, which may not be its last any more.
     moved_to = base if base != before.get("init", {}).get("checkpoint") else ""
     try:
-      state, saved = going_back.restore(
+      state, saved = rollback.restore_step(
         checkpoints, step, program.state, batches.stream_names, config=config, moved_to=moved_to
       )
-    except reading.OtherArrays as error:
+    except restore.OtherArrays as error:
       from t2t.checkpoints import changed_settings
 
       mesh, workdir = program.state.step.sharding.mesh, checkpoints.directory.parent
       why = changed_settings.error(before, config, mesh, workdir=workdir, step=step)
       raise (UserError(why) if why else error) from error
     _restore_data(batches, saved, step, had_none=bool(stage.name and not before.get("stages")))
-    going_back.pass_over(batches, going_back.since(checkpoints.directory.parent, step), step)
+    rollback.pass_over(batches, rollback.since(checkpoints.directory.parent, step), step)
     # What is refused, for what was changed, is refused by now.
     changes = _changes(before, json.loads(json.dumps(config.to_dict())))
     unread = []
@@ -114,7 +114,7 @@ def start(
     hosts.say("\n  ".join([f"resuming from step {step}", *told, *unread]))
     return state, step, saved
   # Of a run whose checkpoints are gone: this one has not gone back, when it comes to their steps.
-  going_back.since(checkpoints.directory.parent, 0)
+  rollback.since(checkpoints.directory.parent, 0)
   if config.init.source_list:
     from t2t.checkpoints import from_checkpoint
 

@@ -10,7 +10,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from t2t import UserError
-from t2t.checkpoints import damage, manifest, patience
+from t2t.checkpoints import manifest, retry, verify
 from t2t.configuration.loading import with_current_keys
 from t2t.params import Params, join_frozen, path_name
 from t2t.storage import bucket
@@ -33,7 +33,7 @@ def checkpoint_folder(path: str, *, where: str = "config.init.checkpoint=") -> e
   if any((root / name).exists() for name in ("state", manifest.NAME)):
     if not ocp.path.step.is_path_finalized(root):
       raise UserError(f"{where}{path}: {_UNFINISHED}")
-    damage.check(root, where=where, whole=False)
+    verify.check(root, where=where, whole=False)
     return root
   unfinished = []
   for folder in (root / "checkpoints", root):
@@ -41,7 +41,7 @@ def checkpoint_folder(path: str, *, where: str = "config.init.checkpoint=") -> e
     for step in reversed(steps):
       child = folder / str(step)
       if ocp.path.step.is_path_finalized(child) or child.is_file():
-        damage.check(child, where=where, whole=False)
+        verify.check(child, where=where, whole=False)
         return child
       unfinished.append(child)
   if unfinished:
@@ -77,25 +77,25 @@ def read_config(path: epath.Path) -> dict:
 
 def has_base(path: epath.Path) -> bool:
   """Returns whether the checkpoint in folder `path` leaves out parameters, which another checkpoint has."""
-  return (path / damage.BASE).exists()
+  return (path / verify.BASE).exists()
 
 
 def read_base(path: epath.Path) -> Any:
-  """Returns the `bases.Base` that the checkpoint in folder `path` was saved on top of; None: it is whole by itself.
+  """Returns the `base_model_ref.Base` that a checkpoint in folder `path` was saved on top of; None for a whole one.
 
   Raises:
     UserError: its file says something else.
   """
   if not has_base(path):
     return None
-  from t2t.checkpoints import bases
+  from t2t.checkpoints import base_model_ref
 
   with readable(path):
-    return bases.Base.from_dict(_read_json(path / damage.BASE), path)
+    return base_model_ref.Base.from_dict(_read_json(path / verify.BASE), path)
 
 
 def _read_json(item: epath.Path) -> dict:
-  patience.without_tracebacks()  # whatever is read, this is first
+  retry.without_tracebacks()  # whatever is read, this is first
   with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
     return checkpointer.restore(item)
 
@@ -119,7 +119,7 @@ def saved_tree(path: epath.Path) -> Params:
   with ocp.PyTreeCheckpointer() as checkpointer:
     found = checkpointer.metadata(path / "state").item_metadata
   if found is None:
-    raise damage.Damaged(
+    raise verify.Damaged(
       f"{path}: what says which arrays there are cannot be read (state/_METADATA); give another step"
     )
   return found.tree
@@ -139,7 +139,7 @@ def read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtype
   Raises:
     UserError: the checkpoint is damaged.
   """
-  damage.check(path)
+  verify.check(path)
   with readable(path):
     return _read_params(path, wanted)
 
@@ -205,7 +205,7 @@ def restore_params(path: epath.Path, params: Params) -> Params:
   Raises:
     UserError: the checkpoint's parameters are not these; names the first that differ.  Or it is damaged.
   """
-  damage.check(path)
+  verify.check(path)
   # Heads that the model does not have, and what was never read, are passed over.
   found = {name: shape for name, shape in param_shapes(path).items() if name in shapes(params) or not _is_head(name)}
   check_shapes(path, found, shapes(params))
@@ -232,7 +232,7 @@ def readable(path: epath.Path) -> Iterator[None]:
   except UserError:
     raise
   except Exception as error:  # of TensorStore and Orbax, which have no class of their own for it
-    raise damage.Damaged(f"{path}: cannot be read ({patience.reason(error)}); move it away, or restore it") from error
+    raise verify.Damaged(f"{path}: cannot be read ({retry.reason(error)}); move it away, or restore it") from error
 
 
 def shapes(tree: Any) -> dict[str, tuple[int, ...]]:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import UserError
-from t2t.checkpoints import damage, outdated, reading, store
+from t2t.checkpoints import manager, restore, retention, verify
 from t2t.checkpoints import manifest as manifests
 from t2t.configuration import stages
 from t2t.configuration.loading import flat
@@ -54,11 +54,11 @@ def folder_of(path: str) -> epath.Path:
   """
   bucket.check(path, where="")
   root = bucket.absolute(path)
-  for folder in (root / store.CHECKPOINTS, root):
+  for folder in (root / manager.CHECKPOINTS, root):
     names = bucket.names(folder, where=path)
-    if any(name.isdigit() or name.startswith(damage.ASIDE) for name in names):
+    if any(name.isdigit() or name.startswith(verify.ASIDE) for name in names):
       return folder
-  raise UserError(f"{path}: no steps there; looked for {root}/{store.CHECKPOINTS}/STEP and {root}/STEP")
+  raise UserError(f"{path}: no steps there; looked for {root}/{manager.CHECKPOINTS}/STEP and {root}/STEP")
 
 
 def steps(folder: epath.Path) -> list[Step]:
@@ -67,12 +67,12 @@ def steps(folder: epath.Path) -> list[Step]:
   Raises:
     UserError: a bucket cannot be listed.
   """
-  return [_step(folder / str(step), step) for step in damage.steps(folder)]
+  return [_step(folder / str(step), step) for step in verify.steps(folder)]
 
 
 def set_aside(folder: epath.Path) -> list[str]:
   """Names of the steps that were found damaged, and set aside."""
-  return [name for name in bucket.names(folder, where="checkpoint") if name.startswith(damage.ASIDE)]
+  return [name for name in bucket.names(folder, where="checkpoint") if name.startswith(verify.ASIDE)]
 
 
 def _step(folder: epath.Path, step: int) -> Step:
@@ -80,15 +80,15 @@ def _step(folder: epath.Path, step: int) -> Step:
     noted = manifests.read(folder) is not None
   except (OSError, ValueError):
     noted = True
-  nanoseconds, saved = damage.noted(folder / manifests.ORBAX).get("commit_timestamp_nsecs"), None
+  nanoseconds, saved = verify.noted(folder / manifests.ORBAX).get("commit_timestamp_nsecs"), None
   with contextlib.suppress(TypeError, ValueError, OverflowError, OSError):  # nothing, or no time of any calendar
     saved = datetime.datetime.fromtimestamp(nanoseconds / 1e9)
-  return Step(step, saved, manifests.size(folder), _metrics(folder), damage.of_small(folder, step), noted)
+  return Step(step, saved, manifests.size(folder), _metrics(folder), verify.of_small(folder, step), noted)
 
 
 def _metrics(folder: epath.Path) -> dict[str, float]:
   """The metrics that a checkpoint was saved with."""
-  metrics = damage.noted(folder / "metrics" / "metrics")
+  metrics = verify.noted(folder / "metrics" / "metrics")
   return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
 
@@ -108,7 +108,7 @@ def better(path: str, step_path: epath.Path, run: Mapping[str, Any]) -> str:
     return ""
   folder, last = step_path.parent, int(step_path.name)
   # No more is read of each step: a bucket is slow.
-  metrics = {step: _metrics(folder / str(step)) for step in damage.steps(folder)}
+  metrics = {step: _metrics(folder / str(step)) for step in verify.steps(folder)}
   best_step = (_best(folder, metrics) or [{}])[-1].get(metric)
   if best_step in (None, last) or metric not in metrics.get(last, {}):
     return ""
@@ -126,16 +126,16 @@ def better(path: str, step_path: epath.Path, run: Mapping[str, Any]) -> str:
 
 
 def best(folder: epath.Path, found: Sequence[Step]) -> list[dict[str, int]]:
-  """The best of `steps` by each metric, of each stage (`outdated.best_of_stages`); where they end the last one says."""
+  """Returns the best of `steps` by each metric, of each stage (`retention.best_of_stages`)."""
   return _best(folder, {each.step: each.metrics for each in found})
 
 
 def _best(folder: epath.Path, metrics: Mapping[int, Mapping[str, float]]) -> list[dict[str, int]]:
-  saved = damage.noted(folder / str(max(metrics)) / "config" / "metadata") if metrics else {}
+  saved = verify.noted(folder / str(max(metrics)) / "config" / "metadata") if metrics else {}
   ends: list[int] = []
   with contextlib.suppress(UserError, KeyError, TypeError):  # a damaged one
     ends = [end for _, _, end in stages.saved_bounds(saved)[:-1]]
-  return outdated.best_of_stages(metrics, ends)
+  return retention.best_of_stages(metrics, ends)
 
 
 def superfluous(folder: epath.Path, *, keep: int) -> list[Step]:
@@ -146,7 +146,7 @@ def superfluous(folder: epath.Path, *, keep: int) -> list[Step]:
   found = steps(folder)
   kept = {each.step for each in found[-keep:]}
   kept |= {step for of_stage in best(folder, found) for step in of_stage.values()}
-  sound = (each.step for each in reversed(found) if not damage.of_step(folder / str(each.step), step=each.step))
+  sound = (each.step for each in reversed(found) if not verify.of_step(folder / str(each.step), step=each.step))
   kept.add(next(sound, None))
   if None in kept:
     raise UserError(f"{folder}: no step is as it was saved; nothing is deleted. `t2t checkpoint verify` says more")
@@ -154,14 +154,14 @@ def superfluous(folder: epath.Path, *, keep: int) -> list[Step]:
 
 
 def delete(folder: epath.Path, step: int) -> None:
-  """`outdated.delete` of a step.
+  """`retention.delete` of a step.
 
   Raises:
     UserError: it cannot be deleted.
   """
   path = folder / str(step)
   try:
-    outdated.delete(path)
+    retention.delete(path)
   except OSError as error:
     raise UserError(f"{path}: cannot be deleted ({error})") from error
 
@@ -189,14 +189,14 @@ def parameters(one: epath.Path, other: epath.Path) -> Iterator[tuple[str, Differ
   Raises:
     UserError: one of them is damaged.
   """
-  shapes = reading.param_shapes(one), reading.param_shapes(other)
+  shapes = restore.param_shapes(one), restore.param_shapes(other)
   common = [name for name in sorted(shapes[0]) if shapes[1].get(name) == shapes[0][name]]
   for name in sorted((shapes[0].keys() | shapes[1].keys()) - set(common)):
     yield name, Difference(name, (shapes[0].get(name), shapes[1].get(name)), None)
   place = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
   for names in _groups(common, shapes[0]):
     wanted = {name: (name, jax.ShapeDtypeStruct(shapes[0][name], jnp.float32, sharding=place)) for name in names}
-    a, b = (reading.read_params(path, wanted) for path in (one, other))
+    a, b = (restore.read_params(path, wanted) for path in (one, other))
     for name in names:
       x, y = np.asarray(a[name]), np.asarray(b[name])
       same = x.tobytes() == y.tobytes()
@@ -219,5 +219,5 @@ def _groups(names: list[str], shapes: Mapping[str, tuple[int, ...]]) -> Iterator
 
 def configs(one: epath.Path, other: epath.Path) -> dict[str, tuple[Any, Any]]:
   """Key, "train.steps" -> its value in the one and the other, where they differ; None: it is not there."""
-  a, b = (flat(reading.read_config(path)) for path in (one, other))
+  a, b = (flat(restore.read_config(path)) for path in (one, other))
   return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}
