@@ -25,22 +25,22 @@ import numpy as np
 
 from t2t import UserError
 from t2t.commands.options import config_parser, parse
-from t2t.convert import huggingface, tensors
+from t2t.convert import huggingface, lazy_tensors
 from t2t.models.config import TransformerConfig
 
 _SHARD = 1_000_000_000  # bytes; smaller than transformers' own, so that there are several
 
 
-def random_model(model: TransformerConfig) -> tensors.Foreign:
+def random_model(model: TransformerConfig) -> lazy_tensors.Foreign:
   """A checkpoint that is on no disk: each parameter is drawn when it is read."""
   found = {}
-  for index, (path, x) in enumerate(tensors.expected(model).items()):
+  for index, (path, x) in enumerate(lazy_tensors.expected(model).items()):
     stacked = "/layers/" in path
     shape = x.shape[1:] if stacked else x.shape
     seeds = [(index, layer) for layer in range(x.shape[0] if stacked else 1)]
     parts = tuple(functools.partial(_draw, seed, shape) for seed in seeds)
-    found[path] = tensors.Tensor(x.shape, np.dtype(np.float32), parts, stacked=stacked)
-  return tensors.Foreign(epath.Path("random"), "t2t", model, "", 0, {}, found)
+    found[path] = lazy_tensors.Tensor(x.shape, np.dtype(np.float32), parts, stacked=stacked)
+  return lazy_tensors.Foreign(epath.Path("random"), "t2t", model, "", 0, {}, found)
 
 
 def _draw(seed: tuple[int, int], shape: tuple[int, ...]) -> np.ndarray:

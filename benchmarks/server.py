@@ -47,7 +47,7 @@ def checkpoint(folder: pathlib.Path) -> str:
   import numpy as np
 
   from t2t.checkpoints import tensor_writer
-  from t2t.convert.tensors import Foreign, Tensor
+  from t2t.convert.lazy_tensors import Foreign, Tensor
   from t2t.models import presets, transformer
   from t2t.models.config import TransformerConfig
 

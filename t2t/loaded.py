@@ -19,7 +19,7 @@ import numpy as np
 
 from t2t import UserError, foreign_names
 from t2t.checkpoints import pretrained, select_task, tensor_writer
-from t2t.convert import given_vocabulary, huggingface, tensors
+from t2t.convert import huggingface, lazy_tensors, vocab_override
 from t2t.generation import (
   answering,
   embedding,
@@ -100,7 +100,7 @@ def _listed(modules: str | os.PathLike | Sequence[str | os.PathLike]) -> str:
 def _with_vocabulary(source: pretrained.Source, spec: str) -> pretrained.Source:
   """A checkpoint that has none, of T5X's or trained on ids, with the vocabulary that the user names."""
   if source.foreign is not None:
-    return pretrained.of_foreign(given_vocabulary.give(source.foreign, spec))
+    return pretrained.of_foreign(vocab_override.give(source.foreign, spec))
   data = source.run["data"]
   if source.vocabulary or data.get("vocabulary") or data.get("mixture") or data.get("sources"):
     raise UserError(f"vocabulary={spec}: {source.path} is read with the one it was trained with; leave it out")
@@ -179,8 +179,8 @@ class Model:
       foreign = self._source.foreign or tensor_writer.open_foreign(str(self._source.path))
       spec = self._source.run["data"].get("vocabulary", "")
       if not foreign.vocabulary and spec:
-        foreign = given_vocabulary.give(foreign, spec)
-      tensors.check(foreign)
+        foreign = vocab_override.give(foreign, spec)
+      lazy_tensors.check(foreign)
       out = bucket.absolute(os.fspath(folder))
       return [*foreign.notes, *huggingface.save(foreign, out, dtype=dtype, head=head)]
 

@@ -13,7 +13,7 @@ import toy
 from t2t import sharding
 from t2t.configs import default
 from t2t.configuration.loading import override, records
-from t2t.convert.tensors import Tensor
+from t2t.convert.lazy_tensors import Tensor
 from t2t.models import adapters as adapters_lib
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig

@@ -23,8 +23,8 @@ import trained
 from t2t import UserError, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import manager, pretrained, tensor_writer
-from t2t.convert import given_vocabulary, open_foreign, t5x
-from t2t.convert.tensors import Foreign
+from t2t.convert import open_foreign, t5x, vocab_override
+from t2t.convert.lazy_tensors import Foreign
 from t2t.params import split_frozen
 from t2t.training import train_state
 
@@ -195,8 +195,8 @@ def test_the_copy_of_a_vocabulary(kind, pieces, letters, tmp_path):
   spec = str(paths[kind])
   load = vocabularies.load if kind in ("bytes", "SentencePiece") else subwords.SubwordVocabulary
   vocabularies.save(load(spec, extra_ids=3), epath.Path(tmp_path / "trained"))
-  given = given_vocabulary.give(_with_rows(300), spec, extra_ids=3)
-  given_vocabulary.save(given, epath.Path(tmp_path / "copied"))
+  given = vocab_override.give(_with_rows(300), spec, extra_ids=3)
+  vocab_override.save(given, epath.Path(tmp_path / "copied"))
   assert contents(tmp_path / "copied") == contents(tmp_path / "trained")
 
 
@@ -209,7 +209,7 @@ def _with_rows(rows: int) -> Foreign:
 def test_sentinels_of_t5(more_rows, extra_ids, pieces):
   """Behind a SentencePiece model without any there are 100, if the embedding has rows for them."""
   size = sentencepiece.SentencePieceProcessor(model_file=str(pieces)).get_piece_size()
-  assert given_vocabulary.give(_with_rows(size + more_rows), str(pieces)).extra_ids == extra_ids
+  assert vocab_override.give(_with_rows(size + more_rows), str(pieces)).extra_ids == extra_ids
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_fewer_than_no_sentinels(letters, convert, tmp_path, capsys):
   assert stopped.value.code == 2
   assert "argument --extra_ids: is -1; give a whole number, 0 or more" in capsys.readouterr().err
   with pytest.raises(UserError, match="--extra_ids -1: must be at least 0"):
-    given_vocabulary.give(_with_rows(40), str(letters), extra_ids=-1)
+    vocab_override.give(_with_rows(40), str(letters), extra_ids=-1)
 
 
 # ---- From t2t --------------------------------------------------------------------------------------------------------

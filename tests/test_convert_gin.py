@@ -7,7 +7,7 @@ import pytest
 from t2t import UserError
 from t2t.configuration.loading import load_config, records
 from t2t.convert import gin
-from t2t.convert.gin import names as gin_names
+from t2t.convert.gin import param_map as gin_names
 from t2t.convert.gin import parser as gin_parser
 from t2t.convert.gin.parser import Macro, Reference
 from t2t.models import presets

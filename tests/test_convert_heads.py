@@ -14,7 +14,7 @@ from t2t import UserError, __main__, sharding
 from t2t.checkpoints import pretrained, tensor_writer, warm_start
 from t2t.commands import convert as command
 from t2t.configuration.loading import load_config, records
-from t2t.convert import encoders, heads, huggingface
+from t2t.convert import encoders, hf_heads, huggingface
 from t2t.data.objectives import sentences
 from t2t.evaluation import methods
 from t2t.models import presets
@@ -124,9 +124,9 @@ def test_labels_and_what_they_are_for_go_there_and_back(tmp_path):
 def test_what_is_trained_beside_masked_tokens_is_what_theirs_have(task, family, name):
   """The objectives' heads by name, with the classes in the same order."""
   config = with_heads(task.head)
-  assert heads.class_of(family, heads.reduced(family, config))[0] == name
+  assert hf_heads.class_of(family, hf_heads.reduced(family, config))[0] == name
   assert family.tasks[name].labels == task.head.labels
-  heads.write(family, config)
+  hf_heads.write(family, config)
 
 
 SHAPE = dict(vocab_size=53, embed_dim=12, num_heads=3, head_dim=4, mlp_dim=20)

@@ -20,8 +20,8 @@ import toy
 
 from t2t import UserError
 from t2t.checkpoints import tensor_writer
-from t2t.convert import families, huggingface, output, safetensors, tensors
-from t2t.convert import settings as settings_lib
+from t2t.convert import atomic_output, hf_mappings, huggingface, lazy_tensors, safetensors
+from t2t.convert import hf_config as settings_lib
 from t2t.models import presets
 from t2t.models.architecture import real_positions
 from t2t.models.config import TransformerConfig
@@ -152,9 +152,11 @@ def test_half_precision_is_what_is_asked_for(tmp_path):
 def test_no_more_than_one_tensor_is_in_memory(save, tmp_path):
   """Of a model of which the largest tensor is a small part."""
   config = toy.config(embed_dim=128, mlp_dim=1024, num_encoder_layers=8, num_decoder_layers=8)
-  shapes = tensors.expected(config)
-  layer = lambda x: tensors.Tensor(x.shape, np.dtype(np.float32), (lambda: np.ones(x.shape[1:]),) * x.shape[0], True)
-  whole = lambda x: tensors.Tensor(x.shape, np.dtype(np.float32), (lambda: np.ones(x.shape),))
+  shapes = lazy_tensors.expected(config)
+  layer = lambda x: lazy_tensors.Tensor(
+    x.shape, np.dtype(np.float32), (lambda: np.ones(x.shape[1:]),) * x.shape[0], True
+  )
+  whole = lambda x: lazy_tensors.Tensor(x.shape, np.dtype(np.float32), (lambda: np.ones(x.shape),))
   lazy = {path: (layer if "/layers/" in path else whole)(x) for path, x in shapes.items()}
   largest = max(x.size // (x.shape[0] if "/layers/" in path else 1) for path, x in shapes.items()) * 4
   made = foreign.in_memory(config, {})
@@ -330,7 +332,7 @@ def test_a_released_config_has_as_many_parameters_as_the_model(name):
   settings, number = RELEASED[name]
   family = settings_lib.family(settings, name)
   model = TransformerConfig(**settings_lib.read_fields(family, settings))
-  assert sum(x.size for x in tensors.expected(model).values()) == number
+  assert sum(x.size for x in lazy_tensors.expected(model).values()) == number
   assert not set(settings) - {*family.keys, *family.must, *family.reads, *settings_lib.HARMLESS}
   written = settings_lib.write_settings(family, model)
   assert TransformerConfig(**settings_lib.read_fields(family, written)) == dataclasses.replace(model, dtype="float32")
@@ -357,7 +359,7 @@ def test_which_layers_of_a_gemma_see_all():
     (dict(rope_scaling={"rope_type": "linear", "factor": 8.0}), "rotary positions are not rescaled"),
     (dict(query_pre_attn_scalar=168.5), "query_pre_attn_scalar=168.5"),
   ):
-    with pytest.raises(families.Unknown, match=reason):
+    with pytest.raises(hf_mappings.Unknown, match=reason):
       read(**changes)
 
 
@@ -426,7 +428,7 @@ _GEMMA3 = {"full_attention": {"rope_theta": 9.0}, "sliding_attention": {"rope_th
 )
 def test_what_a_config_says_that_t2t_cannot_compute_is_refused_by_name(model_type, settings, said):
   """Or says twice, where the versions of transformers read different ones."""
-  with pytest.raises(families.Unknown, match=said):
+  with pytest.raises(hf_mappings.Unknown, match=said):
     read_fields(model_type, **settings)
 
 
@@ -850,7 +852,7 @@ def test_what_a_killed_conversion_left_is_removed_by_the_next(tmp_path, capfd):
 import os, signal, sys
 from etils import epath
 from t2t.convert import output
-with output.whole(epath.Path(sys.argv[1]), 10) as folder:
+with atomic_output.whole(epath.Path(sys.argv[1]), 10) as folder:
   (folder / "model").write_text("half of it")
   os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -858,10 +860,10 @@ with output.whole(epath.Path(sys.argv[1]), 10) as folder:
   left = sorted(path.name for path in tmp_path.iterdir())
   assert len(left) == 2 and left[1] == f"{left[0]}.lock"
   (tmp_path / "out.part-without").mkdir()
-  with output.whole(epath.Path(tmp_path / "out"), 10) as folder:
+  with atomic_output.whole(epath.Path(tmp_path / "out"), 10) as folder:
     assert f"{left[0]}: was left by a conversion that was killed" in capfd.readouterr().err
     (folder / "model").write_text("all of it")
-    with output.whole(epath.Path(tmp_path / "out"), 10):
+    with atomic_output.whole(epath.Path(tmp_path / "out"), 10):
       assert (folder / "model").exists()
   assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.part-without"]
   assert (tmp_path / "out" / "model").read_text() == "all of it"
@@ -888,4 +890,4 @@ def test_every_table_is_read_both_ways():
     ours = [path for value in family.names.values() for path in ([value] if isinstance(value, str) else value)]
     assert len(ours) == len(set(ours))
     assert set(family.copies.values()) <= set(family.names)
-    assert isinstance(family, families.Family)
+    assert isinstance(family, hf_mappings.Family)

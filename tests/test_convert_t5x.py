@@ -16,7 +16,7 @@ import t5x_files as files
 import toy
 
 from t2t import UserError
-from t2t.convert import flax_msgpack, t5x, tensors
+from t2t.convert import flax_msgpack, lazy_tensors, t5x
 from t2t.models import transformer
 
 TINY = pathlib.Path(__file__).parent.parent.parent / "shared" / "data" / "checkpoints" / "t5x_test_t5_tiny"
@@ -95,19 +95,19 @@ def logits(p: dict[str, np.ndarray], inputs: np.ndarray, targets: np.ndarray) ->
 # ---- Reading ---------------------------------------------------------------------------------------------------------
 
 
-def model_of(foreign: tensors.Foreign) -> nnx.Module:
-  tensors.check(foreign)
+def model_of(foreign: lazy_tensors.Foreign) -> nnx.Module:
+  lazy_tensors.check(foreign)
   graphdef, _ = toy.split(jax.eval_shape(lambda: transformer.build(foreign.model, nnx.Rngs(0))))
   flat = {path: jnp.asarray(tensor.read()) for path, tensor in foreign.tensors.items()}
   return nnx.merge(graphdef, traverse_util.unflatten_dict(flat, sep="/"))
 
 
-def our_logits(foreign: tensors.Foreign, inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def our_logits(foreign: lazy_tensors.Foreign, inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
   batch = {"encoder_input_tokens": inputs, "decoder_input_tokens": targets, "decoder_target_tokens": targets}
   return np.asarray(toy.logits(model_of(foreign), {name: jnp.asarray(x[None]) for name, x in batch.items()}))[0]
 
 
-def values(foreign: tensors.Foreign) -> dict[str, np.ndarray]:
+def values(foreign: lazy_tensors.Foreign) -> dict[str, np.ndarray]:
   return {path: tensor.read() for path, tensor in foreign.tensors.items()}
 
 
@@ -119,7 +119,7 @@ def expected(tmp_path_factory) -> dict[str, np.ndarray]:
   )
 
 
-def assert_same(foreign: tensors.Foreign, expected: dict[str, np.ndarray], **tolerance) -> None:
+def assert_same(foreign: lazy_tensors.Foreign, expected: dict[str, np.ndarray], **tolerance) -> None:
   found = values(foreign)
   assert found.keys() == expected.keys()
   for path, x in expected.items():
@@ -246,7 +246,7 @@ def test_the_file_that_t5x_tests_with():
     pytest.skip("needs ../shared/data: T5X's own test checkpoint")
   assert t5x.is_t5x(str(TINY))
   foreign = t5x.open_foreign(str(TINY))
-  tensors.check(foreign)
+  lazy_tensors.check(foreign)
   model = foreign.model
   assert (model.num_encoder_layers, model.num_decoder_layers, model.embed_dim, model.mlp_dim) == (2, 2, 8, 16)
   assert (model.num_heads, model.head_dim, model.vocab_size) == (4, 3, 32_128)

@@ -18,7 +18,7 @@ import test_rooms
 from t2t import __main__ as t2t_main
 from t2t.commands import options
 from t2t.configuration.schema import SourceConfig
-from t2t.convert.gin import names as gin_names
+from t2t.convert.gin import param_map as gin_names
 from t2t.data.objectives import table
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

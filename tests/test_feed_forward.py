@@ -13,8 +13,8 @@ import toy
 from configs import default
 from t2t import UserError, sharding
 from t2t.configuration.loading import records
-from t2t.convert import families
-from t2t.convert import settings as settings_lib
+from t2t.convert import hf_config as settings_lib
+from t2t.convert import hf_mappings
 from t2t.models import adapters as adapters_lib
 from t2t.models import config as config_lib
 from t2t.models import layers
@@ -143,7 +143,7 @@ def test_adapters_find_its_matrices(two, name):
 def test_no_family_of_others_has_it(two):
   """A converter says so, and writes nothing."""
   gpt2 = config_of("gpt2", tied_logits=True)
-  with pytest.raises(families.Unknown, match=re.escape("config.model.feed_forward='two' (theirs 'dense')")):
+  with pytest.raises(hf_mappings.Unknown, match=re.escape("config.model.feed_forward='two' (theirs 'dense')")):
     settings_lib.write_settings(settings_lib.FAMILIES["gpt2"], gpt2)
 
 

@@ -12,8 +12,8 @@ from t2t import __main__ as command
 from t2t.commands import gin_files, options
 from t2t.configuration.loading import load_config, records
 from t2t.convert import gin
-from t2t.convert.gin import files as standard
-from t2t.convert.gin import names as gin_names
+from t2t.convert.gin import param_map as gin_names
+from t2t.convert.gin import t5x_defaults as standard
 from t2t.convert.gin.bindings import macros_in
 from t2t.models import presets
 from t2t.training.optimizers import make_optimizer

@@ -4,8 +4,8 @@ import pathlib
 import re
 
 from t2t.configuration.loading import load_config
-from t2t.convert.gin import files as standard
-from t2t.convert.gin import names as gin_names
+from t2t.convert.gin import param_map as gin_names
+from t2t.convert.gin import t5x_defaults as standard
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "gin.md").read_text()

@@ -6,8 +6,8 @@ from etils import epath
 
 from t2t import UserError
 from t2t.checkpoints import base_model_ref, pretrained, tensor_writer
-from t2t.convert import output, peft, tensors
-from t2t.convert.tensors import Foreign, Tensor
+from t2t.convert import atomic_output, lazy_tensors, peft
+from t2t.convert.lazy_tensors import Foreign, Tensor
 from t2t.models import adapters as adapters_lib
 from t2t.models import transformer
 from t2t.storage import bucket
@@ -47,7 +47,7 @@ def open_base(path: str, *, where: str) -> tuple[Foreign, str]:
 
 
 def save(
-  adapter: peft.Adapter, base: Foreign, part: str, out: epath.Path, *, advance: output.Progress = lambda *_: None
+  adapter: peft.Adapter, base: Foreign, part: str, out: epath.Path, *, advance: atomic_output.Progress = lambda *_: None
 ) -> Foreign:
   """Writes a run of t2t's that has the adapter, and names its base with a digest of each of its arrays.
 
@@ -55,7 +55,7 @@ def save(
     adapter: see `peft.open_adapter`.
     base, part: see `open_base`.
     out: a folder that is not there yet, or is empty.
-    advance: see `output.Progress`.
+    advance: see `atomic_output.Progress`.
 
   Returns:
     What was written, as `tensor_writer.save` takes it.
@@ -63,15 +63,15 @@ def save(
   Raises:
     UserError: the base has other parameters, there is something at `out`, or no space for it.
   """
-  output.check(out, 0)
+  atomic_output.check(out, 0)
   section = adapters_lib.ADAPTERS[adapter.section]
   adapters = {adapter.section: section.config(**adapter.config)}
   own = dict(adapter.tensors) | {path: _of_head(base, adapter, path) for path in adapter.kept}
   adapted = lambda rngs: adapters_lib.adapt(transformer.build(adapter.model, rngs), adapters, rngs)
-  shapes = {path: x.shape for path, x in tensors.expected_of(adapted).items()}
+  shapes = {path: x.shape for path, x in lazy_tensors.expected_of(adapted).items()}
   below = {path: adapters_lib.base_path(path, adapters) for path in shapes if path not in own}
   there = {path: base.tensors[name].shape for path, name in below.items() if name in base.tensors}
-  tensors.compare(str(adapter.path), there | {path: x.shape for path, x in own.items()}, shapes)
+  lazy_tensors.compare(str(adapter.path), there | {path: x.shape for path, x in own.items()}, shapes)
   entries = {}
   for path, name in below.items():
     tensor = base.tensors[name]

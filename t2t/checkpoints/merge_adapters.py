@@ -7,8 +7,8 @@ from etils import epath
 from t2t import UserError
 from t2t.checkpoints import pretrained, tensor_writer
 from t2t.configuration.schema import OPTIONAL
-from t2t.convert import output, tensors
-from t2t.convert.tensors import Foreign
+from t2t.convert import atomic_output, lazy_tensors
+from t2t.convert.lazy_tensors import Foreign
 from t2t.models import adapters as adapters_lib
 from t2t.storage import bucket
 
@@ -30,11 +30,13 @@ def open_merged(path: str, *, where: str = "") -> tuple[pretrained.Source, Forei
       " used as it is"
     )
   foreign = tensor_writer.open_foreign(str(source.path), where=where)
-  tensors.check(foreign)
+  lazy_tensors.check(foreign)
   return source, foreign
 
 
-def save(source: pretrained.Source, foreign: Foreign, out: str, *, advance: output.Progress = lambda *_: None) -> None:
+def save(
+  source: pretrained.Source, foreign: Foreign, out: str, *, advance: atomic_output.Progress = lambda *_: None
+) -> None:
   """Writes what `open_merged` gave as a workdir of t2t's, with the config of the run but for its adapter.
 
   No more than one layer or matrix is in memory at a time.
@@ -42,7 +44,7 @@ def save(source: pretrained.Source, foreign: Foreign, out: str, *, advance: outp
   Args:
     source, foreign: see `open_merged`.
     out: a folder that is not there yet, or is empty.
-    advance: see `output.Progress`.
+    advance: see `atomic_output.Progress`.
 
   Raises:
     UserError: there is something at `out`, or no space for it.

@@ -25,7 +25,7 @@ from t2t.params import Params
 from t2t.storage import bucket, hub
 
 if typing.TYPE_CHECKING:
-  from t2t.convert.tensors import Foreign
+  from t2t.convert.lazy_tensors import Foreign
 
 
 @dataclasses.dataclass(frozen=True)
@@ -354,14 +354,14 @@ def load_params(source: Source, params: Params) -> Params:
   """
   if source.foreign is None and not (source.adapters or source.part or source.base):
     return restore.restore_params(source.path, params)
-  from t2t.convert import tensors
+  from t2t.convert import lazy_tensors
 
   if source.foreign is not None:
     _tell(source)
-    return tensors.load(source.foreign, params)
+    return lazy_tensors.load(source.foreign, params)
   wanted = traverse_util.flatten_dict(params, sep="/")
   there = {path: shape for path, shape in shapes(source).items() if path in wanted or not path.startswith("heads/")}
-  tensors.compare(str(source.path), there, {path: x.shape for path, x in wanted.items()})
+  lazy_tensors.compare(str(source.path), there, {path: x.shape for path, x in wanted.items()})
   return traverse_util.unflatten_dict(read(source, {path: (path, x) for path, x in wanted.items()}), sep="/")
 
 
@@ -375,10 +375,10 @@ def shapes(source: Source, heads_of: Iterable[str] = ()) -> dict[str, tuple[int,
   if source.foreign is None:
     found = {_base(source, path): shape for path, shape in _saved_shapes(source).items()}
     return {path: shape for path, shape in found.items() if path is not None}
-  from t2t.convert import tensors
+  from t2t.convert import lazy_tensors
 
   found = {path: tensor.shape for path, tensor in source.foreign.tensors.items()}
-  return found | tensors.pooler_shapes(source.foreign, heads_of)
+  return found | lazy_tensors.pooler_shapes(source.foreign, heads_of)
 
 
 def _base(source: Source, path: str) -> str | None:
@@ -473,10 +473,10 @@ def read(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]])
   """
   if source.foreign is None:
     return _read_own(source, wanted)
-  from t2t.convert import tensors
+  from t2t.convert import lazy_tensors
 
   _tell(source)
-  return tensors.place(source.foreign, wanted)
+  return lazy_tensors.place(source.foreign, wanted)
 
 
 def _read_own(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:

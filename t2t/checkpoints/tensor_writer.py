@@ -21,8 +21,8 @@ import tensorstore
 
 from t2t import UserError
 from t2t.checkpoints import base_model_ref, manager, manifest, pretrained, restore, verify
-from t2t.convert import given_vocabulary, output
-from t2t.convert.tensors import Foreign, Tensor
+from t2t.convert import atomic_output, vocab_override
+from t2t.convert.lazy_tensors import Foreign, Tensor
 from t2t.models import adapters as adapters_lib
 from t2t.storage import vocabulary_files
 
@@ -46,7 +46,7 @@ class _TensorHandler(ocp.type_handlers.NumpyHandler):
 class _StateHandler(ocp.PyTreeCheckpointHandler):
   """Writes `Tensor`s one layer or matrix at a time, when all else of a checkpoint has been written."""
 
-  def __init__(self, advance: output.Progress = lambda *_: None):
+  def __init__(self, advance: atomic_output.Progress = lambda *_: None):
     self._advance, self._tensors = advance, _TensorHandler()
     registry = ocp.type_handlers.create_type_handler_registry(
       (Tensor, self._tensors), (jax.Array, ocp.type_handlers.ArrayHandler())
@@ -107,7 +107,7 @@ def save(
   *,
   config: Mapping[str, Any] | None = None,
   base: base_model_ref.Base | None = None,
-  advance: output.Progress = lambda *_: None,
+  advance: atomic_output.Progress = lambda *_: None,
 ) -> None:
   """Writes a workdir that t2t takes as `config.init.checkpoint` and evaluates: OUT/checkpoints/0, config, vocabulary.
 
@@ -118,15 +118,15 @@ def save(
     out: a folder that is not there yet, or is empty.
     config: of the run that it was; None: see `run_config`.
     base: what the parameters lie on top of; None: they are all of the model.
-    advance: see `output.Progress`.
+    advance: see `atomic_output.Progress`.
 
   Raises:
     UserError: there is something at `out`, or no space for it.
   """
   config = run_config(foreign, out) if config is None else config
-  with output.whole(out, sum(tensor.nbytes for tensor in foreign.tensors.values())) as folder:
+  with atomic_output.whole(out, sum(tensor.nbytes for tensor in foreign.tensors.values())) as folder:
     if foreign.vocabulary:
-      given_vocabulary.save(foreign, folder / manager.VOCABULARY)
+      vocab_override.save(foreign, folder / manager.VOCABULARY)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     # The parameters last: in a bucket, which has no folders to rename, they make it a checkpoint.
     state = {

@@ -9,7 +9,7 @@ import jax
 
 from t2t import UserError
 from t2t.checkpoints import merge_adapters
-from t2t.convert import output
+from t2t.convert import atomic_output
 from t2t.storage import bucket
 
 _EXAMPLES = """\
@@ -63,9 +63,11 @@ def main(argv: list[str]) -> None:
 def _merge(options: argparse.Namespace) -> None:
   bucket.check(options.run, where="")
   bucket.check(options.output, where="--output ")
-  output.check(bucket.absolute(options.output), 0)
+  atomic_output.check(bucket.absolute(options.output), 0)
   source, foreign = merge_adapters.open_merged(_step_of(options.run, options.step))
-  with output.progress(sum(tensor.nbytes for tensor in foreign.tensors.values()), len(foreign.tensors)) as advance:
+  with atomic_output.progress(
+    sum(tensor.nbytes for tensor in foreign.tensors.values()), len(foreign.tensors)
+  ) as advance:
     merge_adapters.save(source, foreign, options.output, advance=advance)
   names = ", ".join(f"config.{name}" for name in source.adapters)
   print(f"{options.output}  {names} of {source.path}, merged: a model without an adapter")

@@ -15,7 +15,18 @@ import jax
 from t2t import UserError, convert, did_you_mean
 from t2t.checkpoints import adapter_export, pretrained, restore, tensor_writer, verify
 from t2t.commands import gin_files
-from t2t.convert import gin, given_vocabulary, heads, huggingface, output, peft, peft_settings, settings, t5x, tensors
+from t2t.convert import (
+  atomic_output,
+  gin,
+  hf_config,
+  hf_heads,
+  huggingface,
+  lazy_tensors,
+  peft,
+  peft_config,
+  t5x,
+  vocab_override,
+)
 from t2t.runtime import amounts, numeric
 from t2t.storage import bucket, hub
 
@@ -67,41 +78,43 @@ def run(job: Job) -> None:
 
   # ---- What is there -------------------------------------------------------
   foreign = {"hf": huggingface, "t5x": t5x, "t2t": tensor_writer}[job.kind].open_foreign(job.source)
-  tensors.check(foreign)
+  lazy_tensors.check(foreign)
   if job.vocabulary:
-    foreign = given_vocabulary.give(foreign, job.vocabulary, extra_ids=job.extra_ids)
+    foreign = vocab_override.give(foreign, job.vocabulary, extra_ids=job.extra_ids)
   if job.head and job.target == "t2t":
-    foreign = heads.renamed(foreign, job.head)
+    foreign = hf_heads.renamed(foreign, job.head)
   notes = list(foreign.notes)
 
   # ---- What it becomes -----------------------------------------------------
   out = bucket.absolute(job.out)
   if job.target == "t2t":
-    with output.progress(sum(tensor.nbytes for tensor in foreign.tensors.values()), len(foreign.tensors)) as advance:
+    with atomic_output.progress(
+      sum(tensor.nbytes for tensor in foreign.tensors.values()), len(foreign.tensors)
+    ) as advance:
       tensor_writer.save(foreign, out, advance=advance)
   else:
     options = {"dtype": job.dtype, "head": job.head, "max_shard_bytes": job.max_shard_bytes}
-    found = settings.written_as(foreign.model, str(foreign.path), head=job.head)
-    with output.progress(*_size(found, job.dtype)) as advance:
+    found = hf_config.written_as(foreign.model, str(foreign.path), head=job.head)
+    with atomic_output.progress(*_size(found, job.dtype)) as advance:
       notes += huggingface.save(foreign, out, **options, advance=advance)
   print("\n".join(_report(foreign, job, notes)))
 
 
 def _take_adapter(job: Job) -> None:
   """From PEFT's folder to a run of t2t's."""
-  said = peft_settings.base_named(job.source)
+  said = peft_config.base_named(job.source)
   if not job.base and not (said and bucket.absolute(said).exists()):
     if said and hub.name_of(said):
       hub.check(said, where=f"{job.source}: {peft.CONFIG}: base_model_name_or_path=")
     named = f"{said!r}, which is no folder here" if said else "no base"
     raise UserError(f"{job.source}: {peft.CONFIG} names {named}; give --base, the model that it was trained on")
   base, part = adapter_export.open_base(job.base or said, where="--base " if job.base else f"{job.source}: its base: ")
-  tensors.check(base)
+  lazy_tensors.check(base)
   if job.vocabulary:
-    base = given_vocabulary.give(base, job.vocabulary, extra_ids=job.extra_ids)
+    base = vocab_override.give(base, job.vocabulary, extra_ids=job.extra_ids)
   adapter = peft.open_adapter(job.source, base, head=job.head)
   nbytes = sum(tensor.nbytes for tensor in adapter.tensors.values())
-  with output.progress(nbytes, len(adapter.tensors) + len(adapter.kept)) as advance:
+  with atomic_output.progress(nbytes, len(adapter.tensors) + len(adapter.kept)) as advance:
     written = adapter_export.save(adapter, base, part, bucket.absolute(job.out), advance=advance)
   notes = [*base.notes, f"lies on top of {base.path}, which must stay where it is, or be moved together with {job.out}"]
   if adapter.kept:
@@ -114,7 +127,7 @@ def _give_adapter(job: Job) -> None:
   source = pretrained.read_source(job.source, where="")
   (trained, below), base = adapter_export.trained(source), adapter_export.base_folder(source)
   number = sum(len(tensor.parts) for tensor in trained.values())  # layers are apart there
-  with output.progress(sum(tensor.nbytes for tensor in trained.values()), number) as advance:
+  with atomic_output.progress(sum(tensor.nbytes for tensor in trained.values()), number) as advance:
     notes = peft.save(
       source.model,
       source.adapters,
@@ -126,18 +139,18 @@ def _give_adapter(job: Job) -> None:
       head=job.head,
       advance=advance,
     )
-  found = tensors.Foreign(source.path, "t2t", source.model, source.vocabulary, 0, {}, trained)
+  found = lazy_tensors.Foreign(source.path, "t2t", source.model, source.vocabulary, 0, {}, trained)
   print("\n".join(_report(found, job, notes)))
 
 
-def _size(found: settings.Written, dtype: str) -> tuple[int, int]:
+def _size(found: hf_config.Written, dtype: str) -> tuple[int, int]:
   """Bytes and number of the tensors of a Hugging Face folder."""
   written = huggingface.written(found.family, found.model)
   width = 4 if dtype == "float32" else 2
   return width * sum(math.prod(place.shape) for place in written.values()), len(written)
 
 
-def _report(foreign: tensors.Foreign, job: Job, notes: list[str]) -> Iterator[str]:
+def _report(foreign: lazy_tensors.Foreign, job: Job, notes: list[str]) -> Iterator[str]:
   """What is said at the end, line by line."""
   model, out = foreign.model, bucket.absolute(job.out)
   parameters = sum(math.prod(tensor.shape) for tensor in foreign.tensors.values())
@@ -156,7 +169,7 @@ def _report(foreign: tensors.Foreign, job: Job, notes: list[str]) -> Iterator[st
     yield f"  {command}"
 
 
-def _commands(foreign: tensors.Foreign, job: Job) -> Iterator[str]:
+def _commands(foreign: lazy_tensors.Foreign, job: Job) -> Iterator[str]:
   """What may be typed next."""
   out = shlex.quote(job.out)
   if job.target == "peft":
@@ -164,7 +177,7 @@ def _commands(foreign: tensors.Foreign, job: Job) -> Iterator[str]:
     yield f'python -c "import peft; peft.PeftModel.from_pretrained(MODEL, {job.out!r})"'
     return
   if job.target == "hf":
-    model_class = settings.written_as(foreign.model, str(foreign.path), head=job.head).model_class
+    model_class = hf_config.written_as(foreign.model, str(foreign.path), head=job.head).model_class
     yield f'python -c "import transformers as t; t.{model_class}.from_pretrained({job.out!r})"'
     yield f"t2t convert {out} --to t2t WORKDIR"
     return

@@ -15,7 +15,7 @@ from t2t.checkpoints import pretrained
 from t2t.commands import options as options_lib
 from t2t.configs import default
 from t2t.configuration.loading import records
-from t2t.convert import output
+from t2t.convert import atomic_output
 from t2t.runtime import hosts, numeric
 from t2t.storage import bucket
 
@@ -88,7 +88,7 @@ def main(argv: list[str]) -> None:
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   bucket.check(options.output, where="--output ")
   hosts.start(options, default.get_config().train)
-  output.check(bucket.absolute(options.output), 0)
+  atomic_output.check(bucket.absolute(options.output), 0)
   source = pretrained.read_source(options.run, where="")
   pretrained.trust(options.task_modules)
   config = fisher.run_config(source, overrides)

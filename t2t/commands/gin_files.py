@@ -153,7 +153,7 @@ def in_words_of_t5x(kind: str) -> Callable[[_Main], _Main]:
 
 def _also_called(message: str, kind: str) -> str:
   """A line with T5X's names of what a message names, but for those that it has."""
-  from t2t.convert.gin import names as gin_names
+  from t2t.convert.gin import param_map as gin_names
 
   named = dict.fromkeys(re.findall(r"(?<![\w.])(?:config\.\w+\.\w+|--\w+)(?![\w.])", message))
   theirs = gin_names.in_t5x(kind)
@@ -166,7 +166,7 @@ def or_bound(found: "gin.Converted | None", option: str) -> str:
   """How gin files say what an option that is missing says: " or --gin.CHECKPOINT_PATH='\"PATH\"'", "" without files."""
   if found is None:
     return ""
-  from t2t.convert.gin import names as gin_names
+  from t2t.convert.gin import param_map as gin_names
 
   return f" or {_BINDING}{gin_names.in_t5x(found.kind)[option]}='\"PATH\"'"
 

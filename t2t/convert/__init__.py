@@ -6,7 +6,7 @@ Nothing is imported before it is needed: every command asks of which kind a chec
 import typing
 
 if typing.TYPE_CHECKING:
-  from t2t.convert.tensors import Foreign
+  from t2t.convert.lazy_tensors import Foreign
 
 
 def is_huggingface(path: str) -> bool:

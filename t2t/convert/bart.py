@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from t2t.convert import families
+from t2t.convert import hf_mappings
 
 _ATTENTION = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
 
@@ -32,22 +32,22 @@ NAMES = {
 }
 
 
-def _read_bart(settings: families.Settings) -> dict[str, Any]:
+def _read_bart(settings: hf_mappings.Settings) -> dict[str, Any]:
   for key, default in (("attention_heads", 16), ("ffn_dim", 4096)):
     encoder, decoder = (settings.get(f"{stack}_{key}", default) for stack in ("encoder", "decoder"))
     if encoder != decoder:
-      raise families.Unknown(f"encoder_{key}={encoder} and decoder_{key}={decoder}: t2t's model has one for both")
+      raise hf_mappings.Unknown(f"encoder_{key}={encoder} and decoder_{key}={decoder}: t2t's model has one for both")
   activation = settings.get("activation_function", "gelu")
   return {
-    "mlp_activation": families.look_up(families.PLAIN, "activation_function", activation),
+    "mlp_activation": hf_mappings.look_up(hf_mappings.PLAIN, "activation_function", activation),
   }
 
 
-def _write_bart(fields: families.Settings) -> dict[str, Any]:
+def _write_bart(fields: hf_mappings.Settings) -> dict[str, Any]:
   return {
     "decoder_attention_heads": fields["num_heads"],
     "decoder_ffn_dim": fields["mlp_dim"],
-    "activation_function": families.name_of(families.PLAIN, "mlp_activation", fields["mlp_activation"]),
+    "activation_function": hf_mappings.name_of(hf_mappings.PLAIN, "mlp_activation", fields["mlp_activation"]),
     "attention_dropout": fields["dropout_rate"],
     # Left out, they would write what a BART of another vocabulary begins and ends with.
     "forced_bos_token_id": None,
@@ -55,7 +55,7 @@ def _write_bart(fields: families.Settings) -> dict[str, Any]:
   }
 
 
-BART = families.Family(
+BART = hf_mappings.Family(
   model_type="bart",
   model_class="BartForConditionalGeneration",
   keys={

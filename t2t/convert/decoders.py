@@ -4,7 +4,7 @@ from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
-from t2t.convert import encoders, families
+from t2t.convert import encoders, hf_mappings
 
 _ATTENTION = tuple(f"decoder/layers/self_attention/{name}" for name in ("query", "key", "value"))
 GPT2_NAMES = {
@@ -29,9 +29,9 @@ GPT2_NAMES = {
 
 
 # On the last token, without a bias.
-SCORE = families.Task(("class", "score"), {"score.weight": "projection"}, dropout_rate=0.0, fields={"bias": False})
+SCORE = hf_mappings.Task(("class", "score"), {"score.weight": "projection"}, dropout_rate=0.0, fields={"bias": False})
 # On every token.
-TAG = families.Task(
+TAG = hf_mappings.Task(
   ("tag",),
   {"score.weight": "projection", "score.bias": "projection_bias"},
   dropout_key="classifier_dropout",
@@ -39,26 +39,26 @@ TAG = families.Task(
 )
 
 
-def _read_gpt2(settings: families.Settings) -> dict[str, Any]:
+def _read_gpt2(settings: hf_mappings.Settings) -> dict[str, Any]:
   activation = settings.get("activation_function", "gelu_new")
   return {
     "mlp_dim": settings.get("n_inner") or 4 * settings.get("n_embd", 768),
-    "mlp_activation": families.look_up(families.PLAIN, "activation_function", activation),
+    "mlp_activation": hf_mappings.look_up(hf_mappings.PLAIN, "activation_function", activation),
     "tied_logits": settings.get("tie_word_embeddings", True),
   }
 
 
-def _write_gpt2(fields: families.Settings) -> dict[str, Any]:
+def _write_gpt2(fields: hf_mappings.Settings) -> dict[str, Any]:
   return {
     "n_inner": fields["mlp_dim"],
-    "activation_function": families.name_of(families.PLAIN, "mlp_activation", fields["mlp_activation"]),
+    "activation_function": hf_mappings.name_of(hf_mappings.PLAIN, "mlp_activation", fields["mlp_activation"]),
     "tie_word_embeddings": fields["tied_logits"],
     "attn_pdrop": fields["dropout_rate"],
     "embd_pdrop": fields["dropout_rate"],
   }
 
 
-GPT2 = families.Family(
+GPT2 = hf_mappings.Family(
   model_type="gpt2",
   model_class="GPT2LMHeadModel",
   tasks={
@@ -126,18 +126,18 @@ _MPT_ATTENTION = {
 }
 
 
-def _read_mpt(settings: families.Settings) -> dict[str, Any]:
+def _read_mpt(settings: hf_mappings.Settings) -> dict[str, Any]:
   attention = _MPT_ATTENTION | (settings.get("attn_config") or {})
   for key, value in _MPT_ATTENTION.items():
     if attention[key] != value:
-      raise families.Unknown(f"attn_config.{key}={attention[key]!r}: t2t's model has {value!r}")
+      raise hf_mappings.Unknown(f"attn_config.{key}={attention[key]!r}: t2t's model has {value!r}")
   return {
     "mlp_dim": 4 * settings.get("d_model", 2048),
     "tied_logits": settings.get("tie_word_embeddings", True),
   }
 
 
-def _write_mpt(fields: families.Settings) -> dict[str, Any]:
+def _write_mpt(fields: hf_mappings.Settings) -> dict[str, Any]:
   return {
     "attn_config": _MPT_ATTENTION,  # and no rate of dropout, which transformers wants to be an integer
     "tie_word_embeddings": fields["tied_logits"],
@@ -145,7 +145,7 @@ def _write_mpt(fields: families.Settings) -> dict[str, Any]:
   }
 
 
-MPT = families.Family(
+MPT = hf_mappings.Family(
   model_type="mpt",
   model_class="MptForCausalLM",
   tasks={
@@ -203,22 +203,22 @@ QWEN3_NAMES = LLAMA_NAMES | {
 }
 
 
-def rotary_base(settings: families.Settings) -> float:
+def rotary_base(settings: hf_mappings.Settings) -> float:
   """The base of a model whose layers have one.
 
   Raises:
-    families.Unknown: positions that are rescaled or partial, or two bases that differ.
+    hf_mappings.Unknown: positions that are rescaled or partial, or two bases that differ.
   """
   # transformers 5 has the base among "rope_parameters"; before that it stood alone, and "rope_scaling" beside it.
   for key in ("rope_parameters", "rope_scaling"):
     value = settings.get(key) or {}
     kind = value.get("rope_type", value.get("type", "default"))
     if kind != "default" or value.get("partial_rotary_factor", 1.0) != 1.0:
-      raise families.Unknown(
+      raise hf_mappings.Unknown(
         f"{key}={value}: t2t's rotary positions are neither rescaled (as Llama 3.1's are) nor partial"
       )
   if settings.get("partial_rotary_factor") not in (None, 1.0):
-    raise families.Unknown(
+    raise hf_mappings.Unknown(
       f"partial_rotary_factor={settings['partial_rotary_factor']}: t2t's rotary positions are not partial"
     )
   inside = {f"{key}.rope_theta": (settings.get(key) or {}).get("rope_theta") for key in ("rope_scaling", _ROPE)}
@@ -236,36 +236,36 @@ def one_base(said: Mapping[str, Any], default: float) -> float:
     default: where none is.
 
   Raises:
-    families.Unknown: two differ, of which versions of transformers read one or the other.
+    hf_mappings.Unknown: two differ, of which versions of transformers read one or the other.
   """
   there = {key: float(value) for key, value in said.items() if value}
   if len(set(there.values())) > 1:
     shown = " and ".join(f"{key}={value:g}" for key, value in there.items())
-    raise families.Unknown(f"{shown}: transformers 4 and 5 read different ones; remove those that are wrong")
+    raise hf_mappings.Unknown(f"{shown}: transformers 4 and 5 read different ones; remove those that are wrong")
   return next(iter(there.values()), default)
 
 
-def _read_llama(settings: families.Settings) -> dict[str, Any]:
+def _read_llama(settings: hf_mappings.Settings) -> dict[str, Any]:
   num_heads = settings.get("num_attention_heads", 32)
   num_kv_heads = settings.get("num_key_value_heads") or num_heads
   return {
     "num_kv_heads": num_kv_heads if num_kv_heads != num_heads else 0,
     "head_dim": settings.get("head_dim") or settings.get("hidden_size", 4096) // num_heads,
-    "mlp_activation": families.look_up(families.GATED, "hidden_act", settings.get("hidden_act", "silu")),
+    "mlp_activation": hf_mappings.look_up(hf_mappings.GATED, "hidden_act", settings.get("hidden_act", "silu")),
     "rotary_base": rotary_base(settings),
     "tied_logits": settings.get("tie_word_embeddings", False),
   }
 
 
-def _write_llama(fields: families.Settings) -> dict[str, Any]:
+def _write_llama(fields: hf_mappings.Settings) -> dict[str, Any]:
   if fields["embed_dim"] % fields["num_heads"]:
-    raise families.Unknown(
+    raise hf_mappings.Unknown(
       f"config.model.embed_dim={fields['embed_dim']}: theirs is a multiple of num_heads={fields['num_heads']}"
     )
   return {
     "num_key_value_heads": fields["num_kv_heads"] or fields["num_heads"],
     "head_dim": fields["head_dim"],
-    "hidden_act": families.name_of(families.GATED, "mlp_activation", fields["mlp_activation"]),
+    "hidden_act": hf_mappings.name_of(hf_mappings.GATED, "mlp_activation", fields["mlp_activation"]),
     "rope_theta": fields["rotary_base"],
     "tie_word_embeddings": fields["tied_logits"],
     "attention_dropout": fields["dropout_rate"],
@@ -275,7 +275,7 @@ def _write_llama(fields: families.Settings) -> dict[str, Any]:
 # Its body goes by another name than in their other classes.
 _NAMED_SPAN = dataclasses.replace(encoders.SPAN, prefix="transformer.")
 
-LLAMA = families.Family(
+LLAMA = hf_mappings.Family(
   model_type="llama",
   model_class="LlamaForCausalLM",
   tasks={
@@ -314,15 +314,15 @@ LLAMA = families.Family(
 )
 
 
-def _read_mistral(settings: families.Settings) -> dict[str, Any]:
+def _read_mistral(settings: hf_mappings.Settings) -> dict[str, Any]:
   window = settings.get("sliding_window", 4096)
   if window == 1:
-    raise families.Unknown("sliding_window=1: in t2t's model each position sees another besides itself")
+    raise hf_mappings.Unknown("sliding_window=1: in t2t's model each position sees another besides itself")
   # Theirs counts the position itself.
   return _read_llama({"num_key_value_heads": 8} | dict(settings)) | {"attention_window": window - 1 if window else 0}
 
 
-def _write_mistral(fields: families.Settings) -> dict[str, Any]:
+def _write_mistral(fields: hf_mappings.Settings) -> dict[str, Any]:
   window = fields["attention_window"]
   return _write_llama(fields) | {"sliding_window": window + 1 if window else None}
 

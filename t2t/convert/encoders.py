@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from t2t.convert import families
+from t2t.convert import hf_mappings
 from t2t.models.config import HeadConfig
 
 BERT_NAMES = {
@@ -98,12 +98,12 @@ _BERT_FIELDS = {
 _POOLED = {"bert.pooler.dense.weight": "pooler", "bert.pooler.dense.bias": "pooler_bias"}
 CLASSIFIER = {"classifier.weight": "projection", "classifier.bias": "projection_bias"}
 _DROPOUT: dict[str, Any] = dict(dropout_key="classifier_dropout", dropout_rate=None)
-SPAN = families.Task(
+SPAN = hf_mappings.Task(
   ("span",), {"qa_outputs.weight": "projection", "qa_outputs.bias": "projection_bias"}, num_classes=2
 )
 BERT_TASKS = {
   # Whether one sentence follows another.
-  "BertForPreTraining": families.Task(
+  "BertForPreTraining": hf_mappings.Task(
     ("class",),
     _POOLED | {"cls.seq_relationship.weight": "projection", "cls.seq_relationship.bias": "projection_bias"},
     head="nsp",
@@ -112,33 +112,33 @@ BERT_TASKS = {
     labels=("next", "random"),
     dropout_rate=0.0,
   ),
-  "BertForSequenceClassification": families.Task(("class", "score"), _POOLED | CLASSIFIER, **_DROPOUT),
-  "BertForMultipleChoice": families.Task(("choice",), _POOLED | CLASSIFIER, num_classes=1, **_DROPOUT),
-  "BertForTokenClassification": families.Task(("tag",), CLASSIFIER, **_DROPOUT),
+  "BertForSequenceClassification": hf_mappings.Task(("class", "score"), _POOLED | CLASSIFIER, **_DROPOUT),
+  "BertForMultipleChoice": hf_mappings.Task(("choice",), _POOLED | CLASSIFIER, num_classes=1, **_DROPOUT),
+  "BertForTokenClassification": hf_mappings.Task(("tag",), CLASSIFIER, **_DROPOUT),
   "BertForQuestionAnswering": SPAN,
 }
 
 
-def _read_bert(settings: families.Settings) -> dict[str, Any]:
+def _read_bert(settings: hf_mappings.Settings) -> dict[str, Any]:
   return {
-    "mlp_activation": families.look_up(families.PLAIN, "hidden_act", settings.get("hidden_act", "gelu")),
+    "mlp_activation": hf_mappings.look_up(hf_mappings.PLAIN, "hidden_act", settings.get("hidden_act", "gelu")),
     "tied_logits": settings.get("tie_word_embeddings", True),
     "max_length": settings.get("max_position_embeddings", 512),
   }
 
 
-def _write_bert(fields: families.Settings) -> dict[str, Any]:
+def _write_bert(fields: hf_mappings.Settings) -> dict[str, Any]:
   if not fields["segment_types"]:
-    raise families.Unknown("config.model.segment_types=0: their models have one at least; set 1")
+    raise hf_mappings.Unknown("config.model.segment_types=0: their models have one at least; set 1")
   return {
-    "hidden_act": families.name_of(families.PLAIN, "mlp_activation", fields["mlp_activation"]),
+    "hidden_act": hf_mappings.name_of(hf_mappings.PLAIN, "mlp_activation", fields["mlp_activation"]),
     "attention_probs_dropout_prob": fields["dropout_rate"],
     "tie_word_embeddings": fields["tied_logits"],
     "max_position_embeddings": fields["max_length"],
   }
 
 
-BERT = families.Family(
+BERT = hf_mappings.Family(
   model_type="bert",
   model_class="BertForMaskedLM",
   bare_class="BertModel",
@@ -177,16 +177,16 @@ BERT = families.Family(
 )
 
 
-def _read_roberta(settings: families.Settings) -> dict[str, Any]:
+def _read_roberta(settings: hf_mappings.Settings) -> dict[str, Any]:
   # Positions count from the padding id plus 1: the rows up to there are never looked up.
   offset = settings.get("pad_token_id", 1) + 1
   rows = settings.get("max_position_embeddings", 512)
   return _read_bert(settings) | {"position_offset": offset, "max_length": rows - offset}
 
 
-def _write_roberta(fields: families.Settings) -> dict[str, Any]:
+def _write_roberta(fields: hf_mappings.Settings) -> dict[str, Any]:
   if not fields["position_offset"]:
-    raise families.Unknown("config.model.position_offset=0: RoBERTa's first position is behind its padding id")
+    raise hf_mappings.Unknown("config.model.position_offset=0: RoBERTa's first position is behind its padding id")
   rows = fields["max_length"] + fields["position_offset"]
   return _write_bert(fields) | {"max_position_embeddings": rows, "pad_token_id": fields["position_offset"] - 1}
 
@@ -206,11 +206,11 @@ ROBERTA = dataclasses.replace(
   model_class="RobertaForMaskedLM",
   bare_class="RobertaModel",
   tasks={
-    "RobertaForSequenceClassification": families.Task(
+    "RobertaForSequenceClassification": hf_mappings.Task(
       ("class", "score"), _ROBERTA_CLASS, fields={"drops_inputs": True}, **_DROPOUT
     ),
-    "RobertaForMultipleChoice": families.Task(("choice",), _ROBERTA_POOLED | CLASSIFIER, num_classes=1),
-    "RobertaForTokenClassification": families.Task(("tag",), CLASSIFIER, **_DROPOUT),
+    "RobertaForMultipleChoice": hf_mappings.Task(("choice",), _ROBERTA_POOLED | CLASSIFIER, num_classes=1),
+    "RobertaForTokenClassification": hf_mappings.Task(("tag",), CLASSIFIER, **_DROPOUT),
     "RobertaForQuestionAnswering": SPAN,
   },
   keys=BERT.keys | {"vocab_size": ("vocab_size", 50_265)},
@@ -239,9 +239,9 @@ XLM_ROBERTA = dataclasses.replace(
 )
 
 
-def _write_albert(fields: families.Settings) -> dict[str, Any]:
+def _write_albert(fields: hf_mappings.Settings) -> dict[str, Any]:
   if not fields["embedding_dim"]:
-    raise families.Unknown("config.model.embedding_dim=0: ALBERT's embedding has a width of its own")
+    raise hf_mappings.Unknown("config.model.embedding_dim=0: ALBERT's embedding has a width of its own")
   return _write_bert(fields)
 
 
@@ -255,7 +255,7 @@ ALBERT = dataclasses.replace(
   bare_class="AlbertModel",
   tasks={
     # Which of two sentences comes first.
-    "AlbertForPreTraining": families.Task(
+    "AlbertForPreTraining": hf_mappings.Task(
       ("class",),
       _ALBERT_POOLED
       | {"sop_classifier.classifier.weight": "projection", "sop_classifier.classifier.bias": "projection_bias"},
@@ -265,13 +265,13 @@ ALBERT = dataclasses.replace(
       labels=("in order", "swapped"),
       **_ALBERT_DROPOUT,
     ),
-    "AlbertForSequenceClassification": families.Task(
+    "AlbertForSequenceClassification": hf_mappings.Task(
       ("class", "score"), _ALBERT_POOLED | CLASSIFIER, **_ALBERT_DROPOUT
     ),
-    "AlbertForMultipleChoice": families.Task(
+    "AlbertForMultipleChoice": hf_mappings.Task(
       ("choice",), _ALBERT_POOLED | CLASSIFIER, num_classes=1, **_ALBERT_DROPOUT
     ),
-    "AlbertForTokenClassification": families.Task(("tag",), CLASSIFIER, **_ALBERT_DROPOUT),
+    "AlbertForTokenClassification": hf_mappings.Task(("tag",), CLASSIFIER, **_ALBERT_DROPOUT),
     "AlbertForQuestionAnswering": SPAN,
   },
   keys={
@@ -314,28 +314,28 @@ _DETECTOR = {
 }
 
 
-def _read_electra(settings: families.Settings) -> dict[str, Any]:
+def _read_electra(settings: hf_mappings.Settings) -> dict[str, Any]:
   width, embedding = settings.get("hidden_size", 256), settings.get("embedding_size", 128)
   return _read_bert(settings) | {"embedding_dim": 0 if embedding == width else embedding, "tied_logits": True}
 
 
-def _write_electra(fields: families.Settings) -> dict[str, Any]:
+def _write_electra(fields: hf_mappings.Settings) -> dict[str, Any]:
   return _write_bert(fields) | {"embedding_size": fields["embedding_dim"] or fields["embed_dim"]}
 
 
 _SUMMARY_ACTIVATIONS = {name: name for name in ("gelu", "tanh", "relu")}
 
 
-def _read_summary(settings: families.Settings) -> dict[str, Any]:
+def _read_summary(settings: hf_mappings.Settings) -> dict[str, Any]:
   for key, value in (("summary_type", "first"), ("summary_use_proj", True)):
     if settings.get(key, value) != value:
-      raise families.Unknown(f"{key}={settings[key]!r}: t2t's head has {value!r}")
+      raise hf_mappings.Unknown(f"{key}={settings[key]!r}: t2t's head has {value!r}")
   activation = settings.get("summary_activation", "gelu")
-  return {"pooler": families.look_up(_SUMMARY_ACTIVATIONS, "summary_activation", activation)}
+  return {"pooler": hf_mappings.look_up(_SUMMARY_ACTIVATIONS, "summary_activation", activation)}
 
 
 def _write_summary(head: HeadConfig) -> dict[str, Any]:
-  activation = families.name_of(_SUMMARY_ACTIVATIONS, "heads.pooler", head.pooler)
+  activation = hf_mappings.name_of(_SUMMARY_ACTIVATIONS, "heads.pooler", head.pooler)
   return {"summary_type": "first", "summary_use_proj": True, "summary_activation": activation}
 
 
@@ -346,11 +346,11 @@ ELECTRA = dataclasses.replace(
   model_class="ElectraModel",
   bare_class="ElectraModel",
   tasks={
-    "ElectraForPreTraining": families.Task(("detector",), _DETECTOR, head="replaced", pretrains=True, num_classes=1),
-    "ElectraForSequenceClassification": families.Task(
+    "ElectraForPreTraining": hf_mappings.Task(("detector",), _DETECTOR, head="replaced", pretrains=True, num_classes=1),
+    "ElectraForSequenceClassification": hf_mappings.Task(
       ("class", "score"), _ROBERTA_CLASS, fields={"drops_inputs": True, "pooler": "gelu"}, **_DROPOUT
     ),
-    "ElectraForMultipleChoice": families.Task(
+    "ElectraForMultipleChoice": hf_mappings.Task(
       ("choice",),
       {"sequence_summary.summary.weight": "pooler", "sequence_summary.summary.bias": "pooler_bias"} | CLASSIFIER,
       num_classes=1,
@@ -359,7 +359,7 @@ ELECTRA = dataclasses.replace(
       read=_read_summary,
       write=_write_summary,
     ),
-    "ElectraForTokenClassification": families.Task(("tag",), CLASSIFIER, **_DROPOUT),
+    "ElectraForTokenClassification": hf_mappings.Task(("tag",), CLASSIFIER, **_DROPOUT),
     "ElectraForQuestionAnswering": SPAN,
   },
   keys=BERT.keys
@@ -416,16 +416,16 @@ DISTILBERT_NAMES = {
 }
 
 
-def _read_distilbert(settings: families.Settings) -> dict[str, Any]:
+def _read_distilbert(settings: hf_mappings.Settings) -> dict[str, Any]:
   return {
-    "mlp_activation": families.look_up(families.PLAIN, "activation", settings.get("activation", "gelu")),
+    "mlp_activation": hf_mappings.look_up(hf_mappings.PLAIN, "activation", settings.get("activation", "gelu")),
     "tied_logits": settings.get("tie_word_embeddings", True),
   }
 
 
-def _write_distilbert(fields: families.Settings) -> dict[str, Any]:
+def _write_distilbert(fields: hf_mappings.Settings) -> dict[str, Any]:
   return {
-    "activation": families.name_of(families.PLAIN, "mlp_activation", fields["mlp_activation"]),
+    "activation": hf_mappings.name_of(hf_mappings.PLAIN, "mlp_activation", fields["mlp_activation"]),
     "tie_word_embeddings": fields["tied_logits"],
     "attention_dropout": fields["dropout_rate"],
   }
@@ -434,14 +434,14 @@ def _write_distilbert(fields: families.Settings) -> dict[str, Any]:
 _PRE_CLASSIFIER = {"pre_classifier.weight": "pooler", "pre_classifier.bias": "pooler_bias"} | CLASSIFIER
 _DISTILBERT_CLASS: dict[str, Any] = dict(dropout_key="seq_classif_dropout", dropout_rate=0.2, fields={"pooler": "relu"})
 
-DISTILBERT = families.Family(
+DISTILBERT = hf_mappings.Family(
   model_type="distilbert",
   model_class="DistilBertForMaskedLM",
   bare_class="DistilBertModel",
   tasks={
-    "DistilBertForSequenceClassification": families.Task(("class", "score"), _PRE_CLASSIFIER, **_DISTILBERT_CLASS),
-    "DistilBertForMultipleChoice": families.Task(("choice",), _PRE_CLASSIFIER, num_classes=1, **_DISTILBERT_CLASS),
-    "DistilBertForTokenClassification": families.Task(("tag",), CLASSIFIER),
+    "DistilBertForSequenceClassification": hf_mappings.Task(("class", "score"), _PRE_CLASSIFIER, **_DISTILBERT_CLASS),
+    "DistilBertForMultipleChoice": hf_mappings.Task(("choice",), _PRE_CLASSIFIER, num_classes=1, **_DISTILBERT_CLASS),
+    "DistilBertForTokenClassification": hf_mappings.Task(("tag",), CLASSIFIER),
     "DistilBertForQuestionAnswering": dataclasses.replace(SPAN, dropout_key="qa_dropout", dropout_rate=0.1),
   },
   keys={

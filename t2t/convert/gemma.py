@@ -3,13 +3,13 @@
 import dataclasses
 from typing import Any
 
-from t2t.convert import decoders, families, modern_bert
+from t2t.convert import decoders, hf_mappings, modern_bert
 
 # What Gemma calls "gelu" is the approximation, whatever the name says elsewhere.
 _ACTIVATIONS = {"gelu_pytorch_tanh": "gated_gelu", "gelu": "gated_gelu", "gelu_new": "gated_gelu", "silu": "gated_silu"}
 
 
-def _read_shape(settings: families.Settings, activation: str) -> dict[str, Any]:
+def _read_shape(settings: hf_mappings.Settings, activation: str) -> dict[str, Any]:
   num_heads, num_kv_heads = settings["num_attention_heads"], settings["num_key_value_heads"]
   return {
     "num_kv_heads": num_kv_heads if num_kv_heads != num_heads else 0,
@@ -19,7 +19,7 @@ def _read_shape(settings: families.Settings, activation: str) -> dict[str, Any]:
   }
 
 
-def _write_shape(fields: families.Settings) -> dict[str, Any]:
+def _write_shape(fields: hf_mappings.Settings) -> dict[str, Any]:
   return {
     "num_key_value_heads": fields["num_kv_heads"] or fields["num_heads"],
     "head_dim": fields["head_dim"],
@@ -28,12 +28,12 @@ def _write_shape(fields: families.Settings) -> dict[str, Any]:
   }
 
 
-def _read_gemma(settings: families.Settings) -> dict[str, Any]:
+def _read_gemma(settings: hf_mappings.Settings) -> dict[str, Any]:
   settings = {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256} | dict(settings)
   said = {key: settings[key] for key in ("hidden_act", "hidden_activation") if settings.get(key)}
-  activations = [families.look_up(_ACTIVATIONS, key, name) for key, name in said.items()]
+  activations = [hf_mappings.look_up(_ACTIVATIONS, key, name) for key, name in said.items()]
   if len(set(activations)) > 1:
-    raise families.Unknown(
+    raise hf_mappings.Unknown(
       f"hidden_act={said['hidden_act']!r} and hidden_activation={said['hidden_activation']!r}: transformers reads the"
       " first alone; remove the wrong one"
     )
@@ -41,7 +41,7 @@ def _read_gemma(settings: families.Settings) -> dict[str, Any]:
   return _read_shape(settings, activation) | {"rotary_base": decoders.rotary_base(settings)}
 
 
-def _gemma_notes(settings: families.Settings) -> tuple[str, ...]:
+def _gemma_notes(settings: hf_mappings.Settings) -> tuple[str, ...]:
   if settings.get("hidden_act") != "gelu":
     return ()
   return (
@@ -50,8 +50,8 @@ def _gemma_notes(settings: families.Settings) -> tuple[str, ...]:
   )
 
 
-def _write_gemma(fields: families.Settings) -> dict[str, Any]:
-  activation = families.name_of(_ACTIVATIONS, "mlp_activation", fields["mlp_activation"])
+def _write_gemma(fields: hf_mappings.Settings) -> dict[str, Any]:
+  activation = hf_mappings.name_of(_ACTIVATIONS, "mlp_activation", fields["mlp_activation"])
   return _write_shape(fields) | {"hidden_act": activation, "rope_theta": fields["rotary_base"]}
 
 
@@ -87,7 +87,7 @@ GEMMA2_NAMES = decoders.LLAMA_NAMES | {
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 
 
-def _read_windows(settings: families.Settings, every: int) -> dict[str, int]:
+def _read_windows(settings: hf_mappings.Settings, every: int) -> dict[str, int]:
   """Of which layers see all positions; where it is not said, the last of each `every`."""
   number, window = settings["num_hidden_layers"], settings["sliding_window"]
   types = settings.get("layer_types") or [_LOCAL if (i + 1) % every else _GLOBAL for i in range(number)]
@@ -95,7 +95,7 @@ def _read_windows(settings: families.Settings, every: int) -> dict[str, int]:
   if not window or len(sees_all) == number:
     return {"attention_window": 0}
   if window == 1:
-    raise families.Unknown("sliding_window=1: in t2t's model each position sees another besides itself")
+    raise hf_mappings.Unknown("sliding_window=1: in t2t's model each position sees another besides itself")
   # Theirs counts the position itself.
   found = {"attention_window": window - 1}
   if not sees_all:
@@ -103,11 +103,11 @@ def _read_windows(settings: families.Settings, every: int) -> dict[str, int]:
   first = sees_all[0]
   every = sees_all[1] - first if len(sees_all) > 1 else number
   if first >= every or sees_all != list(range(first, number, every)):
-    raise families.Unknown(f"layer_types={types}: in t2t's model every n-th layer sees all positions")
+    raise hf_mappings.Unknown(f"layer_types={types}: in t2t's model every n-th layer sees all positions")
   return found | {"global_attention_every": every, "global_attention_first": first}
 
 
-def _write_windows(fields: families.Settings) -> dict[str, Any]:
+def _write_windows(fields: hf_mappings.Settings) -> dict[str, Any]:
   every, first, window = (
     fields[name] for name in ("global_attention_every", "global_attention_first", "attention_window")
   )
@@ -126,10 +126,10 @@ _GEMMA2_DEFAULTS = {
 }
 
 
-def _read_scales(settings: families.Settings, caps: tuple[float, float]) -> dict[str, Any]:
+def _read_scales(settings: hf_mappings.Settings, caps: tuple[float, float]) -> dict[str, Any]:
   scale = settings["query_pre_attn_scalar"]
   if scale != int(scale):
-    raise families.Unknown(f"query_pre_attn_scalar={scale}: t2t scales by the root of a whole number")
+    raise hf_mappings.Unknown(f"query_pre_attn_scalar={scale}: t2t scales by the root of a whole number")
   return {
     "attention_scale_dim": int(scale) if scale != settings["head_dim"] else 0,
     "attention_softcap": float(settings.get("attn_logit_softcapping", caps[0]) or 0.0),
@@ -137,7 +137,7 @@ def _read_scales(settings: families.Settings, caps: tuple[float, float]) -> dict
   }
 
 
-def _write_scales(fields: families.Settings) -> dict[str, Any]:
+def _write_scales(fields: hf_mappings.Settings) -> dict[str, Any]:
   return {
     "query_pre_attn_scalar": fields["attention_scale_dim"] or fields["head_dim"],
     "attn_logit_softcapping": fields["attention_softcap"] or None,
@@ -145,24 +145,24 @@ def _write_scales(fields: families.Settings) -> dict[str, Any]:
   }
 
 
-def _activation(settings: families.Settings) -> str:
+def _activation(settings: hf_mappings.Settings) -> str:
   name = settings.get("hidden_activation", "gelu_pytorch_tanh")
-  return families.look_up(families.GATED, "hidden_activation", name)
+  return hf_mappings.look_up(hf_mappings.GATED, "hidden_activation", name)
 
 
-def _read_gemma2(settings: families.Settings) -> dict[str, Any]:
+def _read_gemma2(settings: hf_mappings.Settings) -> dict[str, Any]:
   settings = _GEMMA2_DEFAULTS | dict(settings)
   others = _read_windows(settings, 2) | _read_scales(settings, (50.0, 30.0))
   return _read_shape(settings, _activation(settings)) | others | {"rotary_base": decoders.rotary_base(settings)}
 
 
-def _write_common(fields: families.Settings) -> dict[str, Any]:
+def _write_common(fields: hf_mappings.Settings) -> dict[str, Any]:
   # As they check it, though each head has a width of its own.
   if fields["embed_dim"] % fields["num_heads"]:
-    raise families.Unknown(
+    raise hf_mappings.Unknown(
       f"config.model.embed_dim={fields['embed_dim']}: theirs is a multiple of num_heads={fields['num_heads']}"
     )
-  activation = families.name_of(families.GATED, "mlp_activation", fields["mlp_activation"])
+  activation = hf_mappings.name_of(hf_mappings.GATED, "mlp_activation", fields["mlp_activation"])
   shape = _write_shape(fields) | {"hidden_activation": activation, "rope_theta": fields["rotary_base"]}
   return shape | _write_windows(fields) | _write_scales(fields)
 
@@ -198,7 +198,7 @@ GEMMA3_NAMES = GEMMA2_NAMES | {
 }
 
 
-def _read_gemma3(settings: families.Settings) -> dict[str, Any]:
+def _read_gemma3(settings: hf_mappings.Settings) -> dict[str, Any]:
   settings = _GEMMA2_DEFAULTS | dict(settings)
   every = settings.get("sliding_window_pattern") or settings.get("_sliding_window_pattern") or 6
   windows = _read_windows(settings, every)
@@ -209,7 +209,7 @@ def _read_gemma3(settings: families.Settings) -> dict[str, Any]:
   return _read_shape(settings, _activation(settings)) | others
 
 
-def _write_gemma3(fields: families.Settings) -> dict[str, Any]:
+def _write_gemma3(fields: hf_mappings.Settings) -> dict[str, Any]:
   return _write_common(fields) | {"rope_local_base_freq": fields["local_rotary_base"] or fields["rotary_base"]}
 
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from t2t import UserError
 from t2t.configuration.schema import DataConfig
-from t2t.convert import families, heads, output, safetensors, tokenizer
-from t2t.convert import settings as settings_lib
-from t2t.convert.families import Family, Settings
+from t2t.convert import atomic_output, hf_heads, hf_mappings, hf_tokenizer, safetensors
+from t2t.convert import hf_config as settings_lib
+from t2t.convert.hf_mappings import Family, Settings
+from t2t.convert.lazy_tensors import Foreign, Tensor, check_finite, compare, expected
 from t2t.convert.safetensors import Entry
-from t2t.convert.tensors import Foreign, Tensor, check_finite, compare, expected
 from t2t.models.config import TransformerConfig
 from t2t.storage import bucket, untrusted, vocabulary_files
 
@@ -91,7 +91,7 @@ _TABLES += ("decoder/position_bias/table", "decoder/embed/positions")
 def places(family: Family, model: TransformerConfig) -> dict[str, Place]:
   """Each of their tensors -> what it is in t2t's model; those of a stack's layers one after another."""
   known, found = expected(model), {}
-  _, task = heads.class_of(family, model)
+  _, task = hf_heads.class_of(family, model)
   of_head = {name: f"heads/{model.heads[0].name}/{ours}" for name, ours in task.names.items()} if task else {}
   # Two parameters of ours may have one name of theirs, in models of several kinds; none has both.
   for name, ours in (*family.names.items(), *of_head.items()):
@@ -139,7 +139,7 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
   family = settings_lib.family(settings, str(named))
   notes = list(family.notes(settings))
   entries = _canonical(family, _entries(folder, named), named)
-  class_name = heads.class_in(family, settings, entries)
+  class_name = hf_heads.class_in(family, settings, entries)
   entries = _without_zeros(family, entries, named)
   entries = _without_unread(family, class_name, entries, notes)
   try:
@@ -150,9 +150,9 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
         "tie_word_embeddings=True, but the logits are not scaled: so transformers 5 reads it; transformers 4 scales"
         " them, and takes the embedding in place of lm_head.weight"
       )
-    fields |= heads.read(family, class_name, settings, fields.get("dropout_rate", 0.0))
+    fields |= hf_heads.read(family, class_name, settings, fields.get("dropout_rate", 0.0))
     model = TransformerConfig(**fields)
-  except (families.Unknown, UserError) as error:
+  except (hf_mappings.Unknown, UserError) as error:
     raise UserError(f"{named}/{_CONFIG}: {error}") from error
   # What a family reads has a type in each of its keys; what else is raised is of a value that has another.
   except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
@@ -179,9 +179,9 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
       f"decoder_start_token_id={settings['decoder_start_token_id']}: t2t starts with the vocabulary's BOS, and puts"
       " none before what the encoder reads: it writes as well as the released model once it is fine-tuned so"
     )
-  vocabulary = tokenizer.vocabulary_in(folder, settings)
-  notes += tokenizer.check(vocabulary, model.vocab_size, named)
-  lengths = _lengths(model, settings, tokenizer.longest_in(folder))
+  vocabulary = hf_tokenizer.vocabulary_in(folder, settings)
+  notes += hf_tokenizer.check(vocabulary, model.vocab_size, named)
+  lengths = _lengths(model, settings, hf_tokenizer.longest_in(folder))
   tensors = _tensors(family, model, wanted, entries)
   return Foreign(
     folder,
@@ -373,7 +373,7 @@ def _is_tied(family: Family, fields: Mapping[str, Any], entries: Mapping[str, En
   """Returns what config.json says of the logits, unless the file holds two matrices.
 
   Raises:
-    families.Unknown: T5's scale of tied logits with a matrix that is not the embedding.
+    hf_mappings.Unknown: T5's scale of tied logits with a matrix that is not the embedding.
   """
   head = _head(family)
   table = entries.get(family.copies.get(head, "")) or next(
@@ -382,7 +382,7 @@ def _is_tied(family: Family, fields: Mapping[str, Any], entries: Mapping[str, En
   if not fields["tied_logits"] or head not in entries or table is None or _same(entries[head], table):
     return fields["tied_logits"]
   if family.shares_head:
-    raise families.Unknown(
+    raise hf_mappings.Unknown(
       f"the logits are tied to the embedding and scaled, but {head} is another matrix than {table.name}."
       f" transformers 5 multiplies it with scaled hidden states, transformers 4 passes it over; t2t's model scales"
       " logits of the embedding alone. If the head was trained without the scale (as T5 1.1's), set"
@@ -532,7 +532,7 @@ def written(family: Family, model: TransformerConfig) -> dict[str, Place]:
   if _head(family) in wanted:
     wanted |= {copy: wanted[original] for copy, original in family.copies.items() if copy.endswith(".bias")}
   wanted |= {name: Place((), (), None, (1, model.vocab_size), False) for name in family.zeros}
-  _, task = heads.class_of(family, model)
+  _, task = hf_heads.class_of(family, model)
   if task is None or not task.prefix:
     return wanted
   named = lambda name: task.prefix + name.removeprefix(family.prefix) if name.startswith(family.prefix) else name
@@ -546,7 +546,7 @@ def save(
   dtype: str = "float32",
   head: str = "",
   max_shard_bytes: int = 5_000_000_000,
-  advance: output.Progress = lambda *_: None,
+  advance: atomic_output.Progress = lambda *_: None,
 ) -> list[str]:
   """Writes a folder that transformers loads with `from_pretrained`.
 
@@ -554,9 +554,9 @@ def save(
     foreign: a t2t checkpoint, as `converted.open_foreign` gives it.
     out: not there yet, or an empty folder.
     dtype: float32, bfloat16 or float16.
-    head: the one that is written, see `heads.reduced`.
+    head: the one that is written, see `hf_heads.reduced`.
     max_shard_bytes: larger models are written in several files.
-    advance: see `output.Progress`.
+    advance: see `atomic_output.Progress`.
 
   Returns:
     What the user must be told.
@@ -567,7 +567,7 @@ def save(
   if dtype not in _DTYPES:
     raise UserError(f"--dtype {dtype}: known are {', '.join(_DTYPES)}")
   found = settings_lib.written_as(foreign.model, str(foreign.path), head=head)
-  files, moved = tokenizer.files(foreign, found.family), []
+  files, moved = hf_tokenizer.files(foreign, found.family), []
   padding = files.ids.get("pad_token_id")
   if padding is not None and found.settings.get("pad_token_id", padding) != padding:
     moved = [
@@ -590,7 +590,7 @@ def save(
   names = [_WEIGHTS]
   if len(shards) > 1:
     names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
-  with output.whole(out, sum(sizes.values())) as folder:
+  with atomic_output.whole(out, sum(sizes.values())) as folder:
     for name, shard in zip(names, shards, strict=True):
       with safetensors.Writer(
         folder / name, {tensor: wanted[tensor].shape for tensor in shard}, dtype=_DTYPES[dtype]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from t2t.convert import decoders, encoders, families
+from t2t.convert import decoders, encoders, hf_mappings
 
 _ATTENTION = tuple(f"encoder/layers/self_attention/{name}" for name in ("query", "key", "value"))
 _NAMES = {
@@ -27,19 +27,19 @@ _PREDICTION = {"head.dense.weight": "pooler", "head.norm.weight": "norm/scale"} 
 _HEAD: dict[str, Any] = dict(dropout_key="classifier_dropout", dropout_rate=0.0, fields={"pooler": "norm"})
 _POOLING, _POOLINGS = "classifier_pooling", {"cls": "first", "mean": "mean"}
 _WHOLE = _HEAD | dict(
-  read=lambda settings: {"reads": families.look_up(_POOLINGS, _POOLING, settings.get(_POOLING, "cls"))},
-  write=lambda head: {_POOLING: families.name_of(_POOLINGS, "heads.reads", head.reads)},
+  read=lambda settings: {"reads": hf_mappings.look_up(_POOLINGS, _POOLING, settings.get(_POOLING, "cls"))},
+  write=lambda head: {_POOLING: hf_mappings.name_of(_POOLINGS, "heads.reads", head.reads)},
 )
 
 _TASKS = {
-  "ModernBertForSequenceClassification": families.Task(("class", "score"), _PREDICTION, **_WHOLE),
-  "ModernBertForMultipleChoice": families.Task(("choice",), _PREDICTION, num_classes=1, **_WHOLE),
-  "ModernBertForTokenClassification": families.Task(("tag",), _PREDICTION, **_HEAD),
-  "ModernBertForQuestionAnswering": families.Task(("span",), _PREDICTION, num_classes=2, **_HEAD),
+  "ModernBertForSequenceClassification": hf_mappings.Task(("class", "score"), _PREDICTION, **_WHOLE),
+  "ModernBertForMultipleChoice": hf_mappings.Task(("choice",), _PREDICTION, num_classes=1, **_WHOLE),
+  "ModernBertForTokenClassification": hf_mappings.Task(("tag",), _PREDICTION, **_HEAD),
+  "ModernBertForQuestionAnswering": hf_mappings.Task(("span",), _PREDICTION, num_classes=2, **_HEAD),
 }
 
 
-def _global_every(settings: families.Settings) -> int:
+def _global_every(settings: hf_mappings.Settings) -> int:
   """Every how many layers one sees all positions, from the first on; 1: all do."""
   types, said = settings.get("layer_types"), settings.get("global_attn_every_n_layers")
   if types is None:
@@ -47,46 +47,46 @@ def _global_every(settings: families.Settings) -> int:
   sees_all = [kind == "full_attention" for kind in types]
   every = next((i for i, whole in enumerate(sees_all) if whole and i), len(types))
   if sees_all != [i % every == 0 for i in range(len(types))]:
-    raise families.Unknown(f"layer_types={types}: t2t has full attention in layers 0, n, 2n, ...")
+    raise hf_mappings.Unknown(f"layer_types={types}: t2t has full attention in layers 0, n, 2n, ...")
   if said is not None and sees_all != [i % said == 0 for i in range(len(types))]:
-    raise families.Unknown(
+    raise hf_mappings.Unknown(
       f"layer_types={types} and global_attn_every_n_layers={said}: transformers 5 reads the first, 4 the second; remove"
       " the wrong one"
     )
   return every
 
 
-def rotary_base(settings: families.Settings, kind: str, key: str, default: float) -> float:
+def rotary_base(settings: hf_mappings.Settings, kind: str, key: str, default: float) -> float:
   """The base of layers of one kind; before transformers 5 `key` had it.
 
   Raises:
-    families.Unknown: positions are rescaled or partial, all kinds of layers have one entry, or two bases differ.
+    hf_mappings.Unknown: positions are rescaled or partial, all kinds of layers have one entry, or two bases differ.
   """
   whole = settings.get("rope_parameters") or {}
   if any(not isinstance(value, Mapping) for value in whole.values()):
-    raise families.Unknown(
+    raise hf_mappings.Unknown(
       f"rope_parameters={whole}: give an entry for each kind of layer, as transformers 5 writes them; transformers 4"
       f" reads {key}"
     )
   parameters = whole.get(kind) or {}
   if settings.get("rope_scaling") or parameters.get("rope_type", "default") != "default":
-    raise families.Unknown(f"rope_parameters={parameters}: t2t's rotary positions are not rescaled")
+    raise hf_mappings.Unknown(f"rope_parameters={parameters}: t2t's rotary positions are not rescaled")
   if {settings.get("partial_rotary_factor"), parameters.get("partial_rotary_factor")} - {None, 1.0}:
-    raise families.Unknown("partial_rotary_factor: t2t's rotary positions are not partial")
+    raise hf_mappings.Unknown("partial_rotary_factor: t2t's rotary positions are not partial")
   said = {f"rope_parameters.{kind}.rope_theta": parameters.get("rope_theta"), key: settings.get(key)}
   return decoders.one_base(said, default)
 
 
-def _read_modern_bert(settings: families.Settings) -> dict[str, Any]:
+def _read_modern_bert(settings: hf_mappings.Settings) -> dict[str, Any]:
   activation, every = settings.get("hidden_activation", "gelu"), _global_every(settings)
   if settings.get("classifier_activation", "gelu") != activation:
-    raise families.Unknown(
+    raise hf_mappings.Unknown(
       f"classifier_activation={settings['classifier_activation']!r}: must be {activation!r} as well"
     )
   whole = rotary_base(settings, "full_attention", "global_rope_theta", 160_000.0)
   local = rotary_base(settings, "sliding_attention", "local_rope_theta", 10_000.0)
   return {
-    "mlp_activation": families.look_up(families.GATED, "hidden_activation", activation),
+    "mlp_activation": hf_mappings.look_up(hf_mappings.GATED, "hidden_activation", activation),
     "tied_logits": settings.get("tie_word_embeddings", True),
     "rotary_base": whole,
     "local_rotary_base": local if every > 1 else 0.0,
@@ -95,10 +95,10 @@ def _read_modern_bert(settings: families.Settings) -> dict[str, Any]:
   }
 
 
-def _write_modern_bert(fields: families.Settings) -> dict[str, Any]:
+def _write_modern_bert(fields: hf_mappings.Settings) -> dict[str, Any]:
   if fields["attention_window"] and not fields["global_attention_every"]:
-    raise families.Unknown("config.model.global_attention_every=0: ModernBERT's first layer sees all positions")
-  activation = families.name_of(families.GATED, "mlp_activation", fields["mlp_activation"])
+    raise hf_mappings.Unknown("config.model.global_attention_every=0: ModernBERT's first layer sees all positions")
+  activation = hf_mappings.name_of(hf_mappings.GATED, "mlp_activation", fields["mlp_activation"])
   return {
     "hidden_activation": activation,
     "classifier_activation": activation,
@@ -110,7 +110,7 @@ def _write_modern_bert(fields: families.Settings) -> dict[str, Any]:
   }
 
 
-MODERN_BERT = families.Family(
+MODERN_BERT = hf_mappings.Family(
   model_type="modernbert",
   model_class="ModernBertForMaskedLM",
   bare_class="ModernBertModel",

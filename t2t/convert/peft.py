@@ -17,18 +17,18 @@ from etils import epath
 import numpy as np
 
 from t2t import UserError
-from t2t.convert import heads as heads_lib
-from t2t.convert import huggingface, output, peft_fronts, peft_settings, safetensors
-from t2t.convert import settings as settings_lib
-from t2t.convert.families import Family
+from t2t.convert import atomic_output, huggingface, peft_config, peft_prompts, safetensors
+from t2t.convert import hf_config as settings_lib
+from t2t.convert import hf_heads as heads_lib
+from t2t.convert.hf_mappings import Family
 from t2t.convert.huggingface import Place
+from t2t.convert.lazy_tensors import Foreign, Tensor, check_finite, compare
 from t2t.convert.safetensors import Entry
-from t2t.convert.tensors import Foreign, Tensor, check_finite, compare
 from t2t.models.adapters import ia3
 from t2t.models.config import TransformerConfig
 from t2t.storage import bucket
 
-CONFIG, WEIGHTS = peft_settings.NAME, "adapter_model.safetensors"
+CONFIG, WEIGHTS = peft_config.NAME, "adapter_model.safetensors"
 _PICKLE = "adapter_model.bin"
 _IN_FRONT = "base_model.model."  # of the names of modules
 _IN_FRONT_OF_WHOLE = "base_model."  # where they are no part of a model that PEFT has changed
@@ -104,7 +104,7 @@ def open_adapter(path: str, base: Foreign, *, head: str = "") -> Adapter:
     UserError: it cannot be read, says what t2t's adapter cannot, or lies on top of another model.
   """
   folder = bucket.absolute(path)
-  kind, settings, task_type = peft_settings.read(folder)
+  kind, settings, task_type = peft_config.read(folder)
   where = f"{folder}/{CONFIG}"
   if not (folder / WEIGHTS).exists():
     if (folder / _PICKLE).exists():
@@ -115,11 +115,11 @@ def open_adapter(path: str, base: Foreign, *, head: str = "") -> Adapter:
     raise UserError(f"{folder}: no weights there; looked for {WEIGHTS}")
   entries = safetensors.read_header(folder / WEIGHTS)
   family = settings_lib.family_of(base.model, str(base.path))
-  is_front = kind.section in peft_fronts.SECTIONS
+  is_front = kind.section in peft_prompts.SECTIONS
   begin = _IN_FRONT_OF_WHOLE if is_front else _IN_FRONT
   there = {name.removeprefix(begin): entry for name, entry in entries.items() if name.startswith(begin)}
-  model = _with_head(base.model, family, peft_settings.TASKS[task_type], there, where, head)
-  wanted = peft_settings.TASK_OF[model.architecture]
+  model = _with_head(base.model, family, peft_config.TASKS[task_type], there, where, head)
+  wanted = peft_config.TASK_OF[model.architecture]
   if task_type is not None and not model.heads and task_type != wanted:
     raise UserError(
       f"{where}: task_type={task_type!r}: {base.path} is {model.architecture.replace('_', '-')}, whose task type is"
@@ -127,12 +127,12 @@ def open_adapter(path: str, base: Foreign, *, head: str = "") -> Adapter:
     )
   fields = kind.fields(settings, where)
   if is_front:
-    peft_fronts.check(kind.section, model, where)
+    peft_prompts.check(kind.section, model, where)
     heads = _heads(huggingface.written(family, model))
     wanted = {f"{begin}{name}": place.shape for name, place in heads.items() if name in there}
-    wanted[peft_fronts.NAME] = peft_fronts.shape(kind.section, settings, fields, model, where)
+    wanted[peft_prompts.NAME] = peft_prompts.shape(kind.section, settings, fields, model, where)
     compare(str(folder), {name: entry.shape for name, entry in entries.items()}, wanted)
-    found, besides = peft_fronts.read(kind.section, settings, fields, entries[peft_fronts.NAME], model)
+    found, besides = peft_prompts.read(kind.section, settings, fields, entries[peft_prompts.NAME], model)
     own, kept = _of_heads(heads, there)
     return Adapter(folder, model, kind.section, fields | besides, found | own, kept)
   found, kept = _tensors(folder, family, model, kind.parts(fields), fields, entries, base.tensors)
@@ -327,7 +327,7 @@ def save(
   where: str,
   base: str = "",
   head: str = "",
-  advance: output.Progress = lambda *_: None,
+  advance: atomic_output.Progress = lambda *_: None,
 ) -> list[str]:
   """Writes a folder that PEFT's `from_pretrained` loads on top of the base as `t2t convert --to hf` writes that.
 
@@ -340,7 +340,7 @@ def save(
     where: the run, for messages.
     base: what the folder says that its base is: a path, or "".
     head: the one that is written, see `heads.reduced`.
-    advance: see `output.Progress`.
+    advance: see `atomic_output.Progress`.
 
   Returns:
     What the user must be told.
@@ -348,7 +348,7 @@ def save(
   Raises:
     UserError: PEFT has no such adapter, transformers no such model, `out` is taken, or no space is left.
   """
-  of_section = {kind.section: name for name, kind in peft_settings.KINDS.items()}
+  of_section = {kind.section: name for name, kind in peft_config.KINDS.items()}
   for section in adapters:
     if section not in of_section:
       raise UserError(
@@ -356,35 +356,35 @@ def save(
         " adapter; --to hf writes the model itself, if it can be merged"
       )
   ((section, config),) = adapters.items()
-  kind = peft_settings.KINDS[of_section[section]]
+  kind = peft_config.KINDS[of_section[section]]
   family, part, model_class, _ = settings_lib.written_as(model, where, head=head)
   places = huggingface.written(family, part)
   heads = _heads(places)
-  if section in peft_fronts.SECTIONS:
-    peft_fronts.check(section, part, where)
-    settings, matrix, written = peft_fronts.written(section, config, trained, model, where)
-    tensors: Written = {peft_fronts.NAME: (matrix.shape, lambda: matrix)}
+  if section in peft_prompts.SECTIONS:
+    peft_prompts.check(section, part, where)
+    settings, matrix, written = peft_prompts.written(section, config, trained, model, where)
+    tensors: Written = {peft_prompts.NAME: (matrix.shape, lambda: matrix)}
   else:
     tensors, written, settings = _of_modules(section, config, kind, trained, below, family, places, where)
   written |= {place.ours[0] for place in heads.values()}
   left = sorted(path for path in trained if path not in written and not path.startswith("heads/"))
   if left:
     raise UserError(f"{where}: {left[0]} was trained besides, and PEFT's folder has no place for it")
-  begin = _IN_FRONT_OF_WHOLE if section in peft_fronts.SECTIONS else _IN_FRONT
+  begin = _IN_FRONT_OF_WHOLE if section in peft_prompts.SECTIONS else _IN_FRONT
   for name, place in heads.items():
     read = lambda place=place: place.theirs_of([trained[place.ours[0]].read()])
     tensors[f"{begin}{name}"] = place.shape, read
-  task = next((name for name, kinds in peft_settings.TASKS.items() if part.heads and part.heads[0].kind in kinds), None)
+  task = next((name for name, kinds in peft_config.TASKS.items() if part.heads and part.heads[0].kind in kinds), None)
   if part.heads and task is None:
     raise UserError(f"{where}: PEFT has no task type for a {part.heads[0].kind} head; --to hf writes the model itself")
   settings |= {
     "peft_type": of_section[section],
-    "task_type": task if part.heads else peft_settings.TASK_OF[model.architecture],
+    "task_type": task if part.heads else peft_config.TASK_OF[model.architecture],
     "base_model_name_or_path": base or None,
     "modules_to_save": _saved_whole(heads) or None,
     "inference_mode": True,
   }
-  with output.whole(out, 4 * sum(math.prod(shape) for shape, _ in tensors.values())) as folder:
+  with atomic_output.whole(out, 4 * sum(math.prod(shape) for shape, _ in tensors.values())) as folder:
     shapes = {name: shape for name, (shape, _) in tensors.items()}
     with safetensors.Writer(folder / WEIGHTS, shapes, dtype="F32") as writer:
       for name, (_, read) in tensors.items():
@@ -401,7 +401,7 @@ Written = dict[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]]  # name of
 def _of_modules(
   section: str,
   config: Any,
-  kind: peft_settings.Kind,
+  kind: peft_config.Kind,
   trained: Mapping[str, Tensor],
   below: Mapping[str, Tensor],
   family: Family,

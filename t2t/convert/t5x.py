@@ -21,7 +21,7 @@ import tensorstore
 
 from t2t import UserError
 from t2t.convert import flax_msgpack
-from t2t.convert.tensors import Foreign, Tensor, check_finite, compare, expected
+from t2t.convert.lazy_tensors import Foreign, Tensor, check_finite, compare, expected
 from t2t.models.config import TransformerConfig
 from t2t.storage import bucket, untrusted, vocabulary_files
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import toy
 
+from t2t.convert import hf_config as settings_lib
 from t2t.convert import huggingface
-from t2t.convert import settings as settings_lib
 from t2t.models import task_heads, transformer
 from t2t.models.architecture import real_positions
 from t2t.models.config import HeadConfig, TransformerConfig

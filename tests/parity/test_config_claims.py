@@ -11,8 +11,8 @@ import pytest
 import toy
 from transformers.models.gemma import modeling_gemma
 
+from t2t.convert import hf_config as settings_lib
 from t2t.convert import huggingface
-from t2t.convert import settings as settings_lib
 
 IS_5 = int(transformers.__version__.split(".")[0]) >= 5
 

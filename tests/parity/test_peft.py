@@ -17,7 +17,7 @@ import pytest
 import toy
 
 from t2t.convert import peft as peft_lib
-from t2t.convert import peft_settings
+from t2t.convert import peft_config
 from t2t.models.adapters.ia3 import Ia3Config
 from t2t.models.adapters.lora import LoraConfig
 from t2t.models.adapters.prefix import PrefixConfig
@@ -94,7 +94,7 @@ def test_what_peft_writes_gives_the_same_logits_in_t2t(kind, tmp_path):
   config = KINDS[kind]
   params = foreign.random_params(config)
   base = parity.load(parity.exported(config, tmp_path / "base"))
-  task = peft_settings.TASK_OF[config.architecture]
+  task = peft_config.TASK_OF[config.architecture]
   torch.manual_seed(0)
   with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -133,7 +133,7 @@ def test_vectors_that_peft_writes_give_the_same_logits_in_t2t(kind, tmp_path):
   config = KINDS[kind]
   params = foreign.random_params(config)
   base = parity.load(parity.exported(config, tmp_path / "base"))
-  task = peft_settings.TASK_OF[config.architecture]
+  task = peft_config.TASK_OF[config.architecture]
   torch.manual_seed(0)
   with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -191,7 +191,7 @@ def test_what_peft_puts_in_front_gives_the_same_logits_in_t2t(kind, front, tmp_p
   config = dataclasses.replace(KINDS["t5_1_1"], num_decoder_layers=2) if kind == "even_t5" else KINDS[kind]
   params = foreign.random_params(config)
   base = parity.load(parity.exported(config, tmp_path / "base"))
-  task = peft_settings.TASK_OF[config.architecture]
+  task = peft_config.TASK_OF[config.architecture]
   torch.manual_seed(0)
   options = {"task_type": task, "num_virtual_tokens": 5}
   if front == "prompt":

@@ -15,8 +15,8 @@ import pytest
 import toy
 
 from t2t import UserError
+from t2t.convert import hf_config as settings_lib
 from t2t.convert import huggingface
-from t2t.convert import settings as settings_lib
 from t2t.models.architecture import real_positions
 
 IS_5 = int(parity.transformers.__version__.split(".")[0]) >= 5

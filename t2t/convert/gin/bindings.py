@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from t2t import UserError
-from t2t.convert.gin import files as gin_files
+from t2t.convert.gin import t5x_defaults as gin_files
 from t2t.convert.gin.parser import Binding, Import, Include, Location, Macro, Reference, parse, show
 
 UNSET = object()  # the value of what is not bound

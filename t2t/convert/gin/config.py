@@ -17,9 +17,9 @@ from ml_collections import ConfigDict
 from t2t import UserError
 from t2t.convert.gin import bindings as gin_bindings
 from t2t.convert.gin import model as gin_model
-from t2t.convert.gin import names as gin_names
 from t2t.convert.gin import optimizer as gin_optimizer
-from t2t.convert.gin import overlay, unasked
+from t2t.convert.gin import overlay, unsupported
+from t2t.convert.gin import param_map as gin_names
 from t2t.convert.gin.bindings import UNSET, Asked, Finding
 from t2t.convert.gin.parser import Reference
 from t2t.convert.gin.same import of_sections, same
@@ -84,8 +84,8 @@ def to_config(gin: gin_bindings.Gin, kind: str = "") -> Converted:
   asked = Asked(gin)
   kind = _kind(asked, kind)
   found = _trained(asked) if kind == "train" else _asked(asked, kind)
-  told = sorted({*asked.findings, *unasked.left(asked, kind)}, key=_by_line)
-  return dataclasses.replace(found, findings=(*unasked.not_given(asked, kind), *told))
+  told = sorted({*asked.findings, *unsupported.left(asked, kind)}, key=_by_line)
+  return dataclasses.replace(found, findings=(*unsupported.not_given(asked, kind), *told))
 
 
 def _kind(asked: Asked, wanted: str) -> str:
@@ -94,7 +94,7 @@ def _kind(asked: Asked, wanted: str) -> str:
   Raises:
     UserError: not of the one that is wanted.
   """
-  kinds = unasked.kinds(asked)
+  kinds = unsupported.kinds(asked)
   for kind, location in kinds.items():
     if kind in gin_names.OTHERS and wanted not in kinds:
       raise UserError(f"{location}: binds {kind}: {gin_names.OTHERS[kind]}")
@@ -128,7 +128,7 @@ def _trained(asked: Asked) -> Converted:
   values = gin_model.settings(asked) | _data(asked) | _training(asked)
   values |= gin_optimizer.settings(asked, _steps_before(asked))
   workdir = _open_to_options(asked, "train.model_dir")
-  if "train" in unasked.kinds(asked):
+  if "train" in unsupported.kinds(asked):
     _check_all_is_said(asked, values)
   return Converted(asked.gin.name, "train", values, (), workdir)
 
@@ -167,11 +167,11 @@ def _mixture(asked: Asked, dataset: str) -> dict[str, Any]:
   """The mixture, and the modules that register it: those that the files import, as for T5X."""
   name = f"{dataset}.mixture_or_task_name"
   mixture, module = asked.value(name), asked.value(f"{dataset}.module")
-  own = unasked.own_modules(asked)
+  own = unsupported.own_modules(asked)
   modules = [module] if isinstance(module, str) else []
   modules += [each for each in own if each not in modules]
   ours, known = gin_names.MIXTURES.get(mixture, (mixture, "")) if isinstance(mixture, str) else ("", "")
-  asked.findings += unasked.modules(asked, needed=not known)
+  asked.findings += unsupported.modules(asked, needed=not known)
   if isinstance(mixture, Reference):
     asked.refuse(name, mixture, "examples are read from a task, or from --input FILE", "data.mixture", "--input")
   if not isinstance(mixture, str):
@@ -207,7 +207,7 @@ def _lengths(asked: Asked, dataset: str) -> dict[str, Any]:
 def _check_held_out(asked: Asked) -> None:
   """What T5X evaluates on, with targets and without, is one set of data in t2t, and much like what it trains on."""
   split = asked.value("train_eval/DatasetConfig.split")
-  scopes = ("train_eval", "infer_eval") if unasked.asks_while_training(asked) else ("train_eval",)
+  scopes = ("train_eval", "infer_eval") if unsupported.asks_while_training(asked) else ("train_eval",)
   for name in ("mixture_or_task_name", "task_feature_lengths", "module", "pack", "batch_size"):
     wanted = asked.value(f"train/DatasetConfig.{name}")
     for scope in scopes:

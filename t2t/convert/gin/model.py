@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from t2t.convert.gin import files as gin_files
-from t2t.convert.gin import names as gin_names
+from t2t.convert.gin import param_map as gin_names
+from t2t.convert.gin import t5x_defaults as gin_files
 from t2t.convert.gin.bindings import UNSET, Asked
 from t2t.convert.gin.parser import Reference
 from t2t.convert.gin.same import of_sections, same

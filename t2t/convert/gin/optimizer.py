@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from t2t.convert.gin import names as gin_names
+from t2t.convert.gin import param_map as gin_names
 from t2t.convert.gin.bindings import UNSET, Asked
 from t2t.convert.gin.parser import Reference, show
 from t2t.convert.gin.same import same

@@ -8,7 +8,7 @@ import dataclasses
 from etils import epath
 
 from t2t import UserError
-from t2t.convert.tensors import Foreign
+from t2t.convert.lazy_tensors import Foreign
 from t2t.storage import hub, vocabulary_files
 
 BYTES = 3 + 256  # padding, EOS and unknown before the bytes

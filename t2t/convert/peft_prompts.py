@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from t2t import UserError
-from t2t.convert.families import Settings
+from t2t.convert.hf_mappings import Settings
+from t2t.convert.lazy_tensors import Tensor, check_finite
 from t2t.convert.safetensors import Entry
-from t2t.convert.tensors import Tensor, check_finite
 from t2t.models.adapters.prefix import PrefixConfig
 from t2t.models.config import TransformerConfig
 

@@ -5,9 +5,9 @@ import dataclasses
 from typing import Any
 
 from t2t import UserError, did_you_mean
-from t2t.convert import families
-from t2t.convert.families import Family, Settings, Task
-from t2t.convert.tensors import Foreign
+from t2t.convert import hf_mappings
+from t2t.convert.hf_mappings import Family, Settings, Task
+from t2t.convert.lazy_tensors import Foreign
 from t2t.models.config import HeadConfig, TransformerConfig
 
 VOCABULARY = "vocabulary"  # in place of a head's name: that over the vocabulary
@@ -43,12 +43,12 @@ def reduced(family: Family, model: TransformerConfig, chosen: str = "") -> Trans
     chosen: name of a head, or `VOCABULARY`; "": the only one that is not of pre-training, if there is one.
 
   Raises:
-    families.Unknown: they have no such class; or it is not clear which is meant.
+    hf_mappings.Unknown: they have no such class; or it is not clear which is meant.
   """
   names = [head.name for head in model.heads]
   if chosen not in ("", VOCABULARY, *names):
     there = ", ".join(names) or "none by name"
-    raise families.Unknown(f"the model has no head {chosen!r}: there are {there}{did_you_mean(chosen, names)}")
+    raise hf_mappings.Unknown(f"the model has no head {chosen!r}: there are {there}{did_you_mean(chosen, names)}")
   first = [head for head in model.heads if _pretrains(family, model, head)]
   others = [head for head in model.heads if head not in first]
   if chosen in names:
@@ -58,22 +58,22 @@ def reduced(family: Family, model: TransformerConfig, chosen: str = "") -> Trans
   else:
     heads = [] if chosen else others or first
   if len(heads) > 1:
-    raise families.Unknown(
+    raise hf_mappings.Unknown(
       f"config.model.heads: {', '.join(head.name for head in heads)}: their models have one; say which with --head"
     )
   keeps = model.vocabulary_head and all(head in first for head in heads)
   if chosen == VOCABULARY and not model.vocabulary_head:
-    raise families.Unknown("config.model.vocabulary_head=False: there is no head over the vocabulary")
+    raise hf_mappings.Unknown("config.model.vocabulary_head=False: there is no head over the vocabulary")
   found = dataclasses.replace(model, heads=tuple(heads), vocabulary_head=keeps)
   if class_of(family, found)[0]:
     return found
   if not heads:
-    raise families.Unknown("config.model.vocabulary_head=False: they have no model without a head")
+    raise hf_mappings.Unknown("config.model.vocabulary_head=False: they have no model without a head")
   if heads[0].kind == "vector":
-    raise families.Unknown(
+    raise hf_mappings.Unknown(
       f"config.model.heads: {heads[0].name}: their vectors are those of the model without a head; leave out --head"
     )
-  raise families.Unknown(
+  raise hf_mappings.Unknown(
     f"config.model.heads: {heads[0].name}: t2t writes no class of theirs with a {heads[0].kind} head{leaves_out(model)}"
   )
 
@@ -120,7 +120,7 @@ def read(family: Family, class_name: str, settings: Settings, dropout_rate: floa
     dropout_rate: of the model.
 
   Raises:
-    families.Unknown: a head that t2t has not.
+    hf_mappings.Unknown: a head that t2t has not.
   """
   task = family.tasks.get(class_name)
   if task is None:
@@ -155,7 +155,7 @@ def _kind(settings: Settings, number: int) -> str:
   if problem == "regression" and number == 1:
     return "score"
   if problem != "single_label_classification":
-    raise families.Unknown(
+    raise hf_mappings.Unknown(
       f"problem_type={problem!r} with {number} labels: t2t's heads give one class of several, or one number"
     )
   return "class"
@@ -194,7 +194,7 @@ def write(family: Family, model: TransformerConfig, *, hint: str = "") -> dict[s
     hint: what else may be done, for the end of the message.
 
   Raises:
-    families.Unknown: theirs is another head; says in what.
+    hf_mappings.Unknown: theirs is another head; says in what.
   """
   _, task = class_of(family, model)
   if task is None:
@@ -221,7 +221,7 @@ def write(family: Family, model: TransformerConfig, *, hint: str = "") -> dict[s
         "; heads read the first token where the vocabulary has [CLS]: train one by `t2t vocab train --type wordpiece`,"
         " and the model with it"
       )
-    raise families.Unknown(f"config.model.heads: {head.name} has {', '.join(different)}{hint}")
+    raise hf_mappings.Unknown(f"config.model.heads: {head.name} has {', '.join(different)}{hint}")
   dropouts = [(each.drops_inputs, _rate(each, model)) for each in (again, head)]
   if dropouts[0] != dropouts[1]:
     settings[DROPOUT] = [_rate(head, model), head.drops_inputs]

@@ -4,7 +4,7 @@ Every parameter that is known is in one of these tables: it is taken, told and l
 refused as well, with the nearest names.
 """
 
-from t2t.convert.gin import files as gin_files
+from t2t.convert.gin import t5x_defaults as gin_files
 
 # Parameter -> key of the config, of those whose values are the same.
 SAME = {

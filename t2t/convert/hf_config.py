@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 from t2t import UserError, did_you_mean
 from t2t.configuration.schema import DataConfig
-from t2t.convert import bart, decoders, encoders, families, gemma, heads, modern_bert
-from t2t.convert.families import Family, Settings
+from t2t.convert import bart, decoders, encoders, gemma, hf_heads, hf_mappings, modern_bert
+from t2t.convert.hf_mappings import Family, Settings
 from t2t.models.config import TransformerConfig
 
 FAMILIES: dict[str, Family] = {
   family.model_type: family
   for family in (
-    *(families.T5, families.MT5, bart.BART),
+    *(hf_mappings.T5, hf_mappings.MT5, bart.BART),
     *(encoders.BERT, encoders.ROBERTA, encoders.XLM_ROBERTA, encoders.ALBERT, encoders.ELECTRA, encoders.DISTILBERT),
     *(modern_bert.MODERN_BERT, decoders.GPT2, decoders.MPT, decoders.LLAMA, decoders.MISTRAL, decoders.QWEN3),
     *(gemma.GEMMA, gemma.GEMMA2, gemma.GEMMA3),
@@ -55,7 +55,7 @@ HARMLESS = frozenset(
     "sparse_pred_ignore_index", "sparse_prediction", "summary_activation", "summary_first_dropout",
     "summary_last_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params",
     "tokenizer_class", "torch_dtype", "transformers_version", "use_cache", "num_labels", "_num_labels",
-    "finetuning_task", heads.KEY, heads.NO_ANSWER, heads.DROPOUT, "qa_dropout", "seq_classif_dropout",
+    "finetuning_task", hf_heads.KEY, hf_heads.NO_ANSWER, hf_heads.DROPOUT, "qa_dropout", "seq_classif_dropout",
     "sinusoidal_pos_embds", "tie_weights_", "cache_implementation",
     # Of MPT, whose positions are ALiBi all the same.
     "init_device", "learned_pos_emb", "norm_type", "verbose",
@@ -90,11 +90,11 @@ def read_fields(family: Family, settings: Settings) -> dict[str, Any]:
   """The fields of `TransformerConfig` that a config.json means.
 
   Raises:
-    families.Unknown: a value that t2t's model cannot have.
+    hf_mappings.Unknown: a value that t2t's model cannot have.
   """
   for key, values in family.must.items():
     if settings.get(key, values[0]) not in values:
-      raise families.Unknown(f"{key}={settings[key]!r}: t2t's model has {values[0]!r}")
+      raise hf_mappings.Unknown(f"{key}={settings[key]!r}: t2t's model has {values[0]!r}")
   for theirs, (ours, _) in family.keys.items():
     _check_number(theirs, settings.get(theirs), ours)
   fields = dict(family.fields)
@@ -102,7 +102,7 @@ def read_fields(family: Family, settings: Settings) -> dict[str, Any]:
   fields |= family.read(settings)
   if family.square:
     if fields["embed_dim"] % fields["num_heads"]:
-      raise families.Unknown(f"the width {fields['embed_dim']} is no multiple of its {fields['num_heads']} heads")
+      raise hf_mappings.Unknown(f"the width {fields['embed_dim']} is no multiple of its {fields['num_heads']} heads")
     fields["head_dim"] = fields["embed_dim"] // fields["num_heads"]
   if fields["tied_logits"] and "init_scale" in fields:
     # Without a scale of its own a model takes T5's, which scales tied logits, too.
@@ -120,16 +120,16 @@ def _check_number(key: str, value: Any, ours: str) -> None:
     return
   if isinstance(value, bool) or not isinstance(value, (int, float)) or (_TYPES[ours] is int and type(value) is not int):
     kind = "whole number" if _TYPES[ours] is int else "number"
-    raise families.Unknown(f"{key}={str(value)[:40]!r}: must be a {kind}")
+    raise hf_mappings.Unknown(f"{key}={str(value)[:40]!r}: must be a {kind}")
   if not -_LARGEST <= value <= _LARGEST or (ours.endswith("_layers") and value > _MOST_LAYERS):
-    raise families.Unknown(f"{key}={str(value)[:40]}: no model is so large")
+    raise hf_mappings.Unknown(f"{key}={str(value)[:40]}: no model is so large")
 
 
 def write_settings(family: Family, model: TransformerConfig) -> dict[str, Any]:
   """The config.json of a model.
 
   Raises:
-    families.Unknown: this family has no such model.
+    hf_mappings.Unknown: this family has no such model.
   """
   fields = dataclasses.asdict(model)
   settings = {key: values[0] for key, values in family.must.items()}
@@ -147,14 +147,14 @@ def write_settings(family: Family, model: TransformerConfig) -> dict[str, Any]:
   if different:
     shown = [f"config.model.{field}={mine[field]!r} (theirs {theirs[field]!r})" for field in different[:_SHOWN]]
     left = len(different) - _SHOWN
-    raise families.Unknown(", ".join(shown) + (f" and {left} more" if left > 0 else ""))
+    raise hf_mappings.Unknown(", ".join(shown) + (f" and {left} more" if left > 0 else ""))
   return settings
 
 
 def _that_matter(model: TransformerConfig) -> dict[str, Any]:
   """The fields that shapes and logits depend on, each in one spelling."""
   fields = dataclasses.asdict(model)
-  # Of heads: convert/heads.py.
+  # Of heads: convert/hf_heads.py.
   for name in (
     "initial_focus",
     "dropout_rate",
@@ -200,7 +200,7 @@ def family_of(model: TransformerConfig, where: str) -> Family:
       try:
         write_settings(family, model)
         return family
-      except families.Unknown as error:
+      except hf_mappings.Unknown as error:
         reasons.setdefault(str(error), family.model_type)
   raise _none_of_theirs(where, reasons)
 
@@ -231,7 +231,7 @@ def written_as(model: TransformerConfig, where: str, *, head: str = "") -> Writt
   Args:
     model: the model.
     where: the checkpoint, for messages.
-    head: the one that is written, see `heads.reduced`.
+    head: the one that is written, see `hf_heads.reduced`.
 
   Raises:
     UserError: there is none; names the fields that stand in the way, family by family.
@@ -241,19 +241,19 @@ def written_as(model: TransformerConfig, where: str, *, head: str = "") -> Writt
     if family.fields["architecture"] == model.architecture:
       try:
         settings = write_settings(family, model)
-      except families.Unknown as error:
+      except hf_mappings.Unknown as error:
         # What two families have alike stands in the way of both.
         reasons.setdefault(str(error), family.model_type)
         continue
       try:
-        part = heads.reduced(family, model, head)
+        part = hf_heads.reduced(family, model, head)
         return Written(
           family,
           part,
-          heads.class_of(family, part)[0],
-          settings | heads.write(family, part, hint=heads.leaves_out(model)),
+          hf_heads.class_of(family, part)[0],
+          settings | hf_heads.write(family, part, hint=hf_heads.leaves_out(model)),
         )
-      except families.Unknown as error:
+      except hf_mappings.Unknown as error:
         of_heads.setdefault(str(error), family.model_type)
   # A family that the model is of, but for a head, is the one that is meant: why it is none of the others helps nobody.
   raise _none_of_theirs(where, of_heads or reasons)

@@ -14,8 +14,8 @@ from typing import Any
 from etils import epath
 
 from t2t import UserError
-from t2t.convert import peft_fronts
-from t2t.convert.families import Settings
+from t2t.convert import peft_prompts
+from t2t.convert.hf_mappings import Settings
 from t2t.models.adapters.lora import LoraConfig
 from t2t.storage import bucket, untrusted
 
@@ -126,8 +126,8 @@ KINDS = {
     lambda config: {"init_ia3_weights": True},
     lambda fields: {"ia3_l": "ia3"},
   ),
-  "PROMPT_TUNING": Kind("prompt", peft_fronts.prompt_fields, (*_FRONT, *_BEGAN)),
-  "PREFIX_TUNING": Kind("prefix", peft_fronts.prefix_fields, (*_FRONT, *_MADE)),
+  "PROMPT_TUNING": Kind("prompt", peft_prompts.prompt_fields, (*_FRONT, *_BEGAN)),
+  "PREFIX_TUNING": Kind("prefix", peft_prompts.prefix_fields, (*_FRONT, *_MADE)),
 }
 
 

@@ -7,7 +7,7 @@ import os
 import re
 from typing import Any
 
-from t2t.convert.gin import names as gin_names
+from t2t.convert.gin import param_map as gin_names
 from t2t.convert.gin.bindings import TYPED, UNSET, Asked, Finding, macros_in, references_in
 from t2t.convert.gin.model import ADD_MODEL
 from t2t.convert.gin.parser import Binding, Location, Macro, Reference, show

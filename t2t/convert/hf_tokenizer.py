@@ -14,9 +14,9 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, processors
 
 from t2t import UserError
-from t2t.convert import given_vocabulary
-from t2t.convert.families import Family, Settings
-from t2t.convert.tensors import Foreign
+from t2t.convert import vocab_override
+from t2t.convert.hf_mappings import Family, Settings
+from t2t.convert.lazy_tensors import Foreign
 from t2t.models.architecture import ARCHITECTURES
 from t2t.storage import untrusted, vocabulary_files
 
@@ -65,7 +65,7 @@ def vocabulary_in(folder: epath.Path, settings: Settings) -> Vocabulary:
     # Another number of those is what `_bytes` wrote.
     extra_ids = _num_listed(tokenizer_settings, path) or _extra_ids(tokenizer_settings, path, _BYT5_EXTRA_IDS)
     extra_ids = 0 if extra_ids == _BYT5_EXTRA_IDS else extra_ids
-    return Vocabulary("bytes", extra_ids, given_vocabulary.BYTES + extra_ids)
+    return Vocabulary("bytes", extra_ids, vocab_override.BYTES + extra_ids)
   said, path = path, next(iter(vocabulary_files.found_in(folder)), None)
   if path is None:
     return Vocabulary("", 0, 0, is_shifted=(folder / vocabulary_files.SHIFTED).exists())
