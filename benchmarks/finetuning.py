@@ -27,7 +27,7 @@ import numpy as np
 from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.configuration.loading import load_config, override, records
-from t2t.data.runs import resolved
+from t2t.data.train_data import resolved
 from t2t.runtime import memory
 from t2t.training import writers
 from t2t.training.train import train

@@ -16,8 +16,8 @@ import tempfile
 import time
 
 from t2t.configuration.schema import DataConfig
-from t2t.data import identity as identities
-from t2t.data import pipeline, rows, streams
+from t2t.data import batch_iterator, example_windows, pipeline
+from t2t.data import fingerprint as identities
 from t2t.data.sources import text_files
 
 
@@ -42,13 +42,13 @@ def measure(data: DataConfig, *, hosts: int, batch_size: int) -> dict[str, float
   """Opens, seconds and bytes of the busiest of a few hosts, and of all."""
   per_host = batch_size // hosts
   host_rows = {host: {(host * per_host, (host + 1) * per_host)} for host in range(hosts)}
-  number = streams.choose_num_streams(host_rows, batch_size=batch_size)
+  number = batch_iterator.choose_num_streams(host_rows, batch_size=batch_size)
   plan = pipeline.plan(data, "encoder_decoder", pipeline.load_task(data), train=True, seed=0)
-  found = rows._sources(plan, number)[0]
+  found = example_windows._sources(plan, number)[0]
   sample = sorted({0, hosts // 2, hosts - 1})
   opens, distinct, seconds = [], [], []
   for host in sample:
-    own = streams.host_streams(host_rows[host], batch_size=batch_size, num_streams=number)
+    own = batch_iterator.host_streams(host_rows[host], batch_size=batch_size, num_streams=number)
     started = time.monotonic()
     with counted_opens() as opened:
       for stream in own:
@@ -60,15 +60,15 @@ def measure(data: DataConfig, *, hosts: int, batch_size: int) -> dict[str, float
     distinct.append(len(opened))
   # What a host reads of the held-out text: its streams' share of it.
   held_out = pipeline._eval_streams(batch_size)
-  own_held_out = len(streams.host_streams(host_rows[0], batch_size=batch_size, num_streams=held_out))
-  position = rows.beginning(plan) + 10**6
+  own_held_out = len(batch_iterator.host_streams(host_rows[0], batch_size=batch_size, num_streams=held_out))
+  position = example_windows.beginning(plan) + 10**6
   vocabulary = pipeline.vocabulary(data)
   identity = identities.settings(data, vocabulary, batch_size=batch_size, seed=0, num_streams=number)
-  saved = json.dumps({"version": 2, "position": rows.position_to_json(plan, position), "identity": identity})
+  saved = json.dumps({"version": 2, "position": example_windows.position_to_json(plan, position), "identity": identity})
   return {
     "hosts": hosts,
     "streams": number,
-    "streams_of_a_host": len(streams.host_streams(host_rows[0], batch_size=batch_size, num_streams=number)),
+    "streams_of_a_host": len(batch_iterator.host_streams(host_rows[0], batch_size=batch_size, num_streams=number)),
     "files_of_a_host": max(distinct),
     "opens_of_a_host_and_epoch": max(opens),
     "seconds_to_read_them": round(max(seconds), 2),

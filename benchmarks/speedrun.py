@@ -25,7 +25,7 @@ import seqio
 
 from t2t import UserError
 from t2t.configuration.loading import load_config, override, records
-from t2t.data import pipeline, runs, vocabularies
+from t2t.data import pipeline, train_data, vocabularies
 from t2t.runtime import numeric
 from t2t.training import meshes, writers
 
@@ -41,13 +41,13 @@ def bytes_per_target(name: str, overrides: list[str]) -> float:
   """
   config = load_config(name)
   override(config, [*overrides, f"--config.eval.batches={_ALL}"])
-  run = runs.resolved(records(config))
+  run = train_data.resolved(records(config))
   mesh, _ = meshes.make(run)
   vocabulary = pipeline.vocabulary(run.data)
   if not isinstance(vocabulary, seqio.SentencePieceVocabulary | seqio.ByteVocabulary):
     raise UserError("config.data.vocabulary: the bytes of its tokens are not known; give SentencePiece's, or bytes")
   lengths = _lengths(vocabulary)
-  targets = np.concatenate([np.asarray(x["decoder_target_tokens"]) for x in runs.eval_batches(run, mesh)])
+  targets = np.concatenate([np.asarray(x["decoder_target_tokens"]) for x in train_data.eval_batches(run, mesh)])
   return float(lengths[targets].sum() / (targets != vocabulary.pad_id).sum())
 
 

@@ -16,7 +16,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import task_metrics
-from t2t.data import answers, text_formats, vocabularies
+from t2t.data import postprocessors, preprocessors, vocabularies
 
 QUESTIONS, KINDS = ("colour", "shape"), ("first", "second", "third", "fourth")
 _THINGS, _SHOWN = np.array(list(string.ascii_lowercase)), 7  # in all, and in an example
@@ -48,11 +48,11 @@ for _question in QUESTIONS:
       source=seqio.FunctionDataSource(
         functools.partial(_dataset, question=_question), splits=_splits, num_input_examples=_SIZES
       ),
-      preprocessors=text_formats.preprocessors(
-        functools.partial(text_formats.labelled, prefix=_question, fields=("things",), labels=KINDS)
+      preprocessors=preprocessors.text_to_text(
+        functools.partial(preprocessors.labelled, prefix=_question, fields=("things",), labels=KINDS)
       ),
       output_features={"inputs": _TEXT, "targets": _TEXT},
-      postprocess_fn=answers.label(KINDS),
+      postprocess_fn=postprocessors.label(KINDS),
       metric_fns=[task_metrics.accuracy],
     )
 

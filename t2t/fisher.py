@@ -89,14 +89,14 @@ def compute(config: Config, source: pretrained.Source, *, examples: int) -> Foun
   Raises:
     UserError: the data and the model do not go together, or there is no example.
   """
-  from t2t.data import registry, runs
+  from t2t.data import registry, train_data
 
   if why := registry.why_untrusted(config.data.task_modules):
     raise UserError(f"{source.path}: {why}")
   pretrained.check_may_be_base(source, where=str(source.path))
   if there := adapters_lib.kept(source.adapters):
     raise UserError(f"{source.path}: has what config.{'/'.join(there)} added, which no later task's model has")
-  config = runs.resolved(config)
+  config = train_data.resolved(config)
   loss = fisher.likelihood(config)
   for head in config.model.heads:
     if head not in source.model.heads:
@@ -105,8 +105,8 @@ def compute(config: Config, source: pretrained.Source, *, examples: int) -> Foun
   recipe.check_sizes(config, mesh)
   with contextlib.ExitStack() as stack:
     stack.enter_context(jax.set_mesh(mesh))
-    runs.check(config)
-    batches = runs.batches(stages.of(config), mesh, num_streams=config.data.num_streams)
+    train_data.check(config)
+    batches = train_data.batches(stages.of(config), mesh, num_streams=config.data.num_streams)
     stack.callback(batches.close)
     model = pretrained.load(source, mesh)
     shardings = jax.tree.map(lambda x: x.sharding, model.params)

@@ -88,23 +88,23 @@ class OwnData:
   def check_vocabulary(
     self, config: Config, vocabulary: Any, kept: epath.Path, saved: Mapping[str, Any] | None
   ) -> None:
-    """See `runs.check_vocabulary`; refuses a run that has read something else, too."""
+    """See `train_data.check_vocabulary`; refuses a run that has read something else, too."""
     if saved is not None and not _IDENTITY.items() <= saved.items():
       raise UserError(
         "this run has read what its config.data says: it goes on without batches=, or begin another workdir with"
         " config.init.checkpoint"
       )
     if vocabulary is not None:
-      from t2t.data import runs
+      from t2t.data import train_data
 
-      runs.check_vocabulary(config, vocabulary, kept, saved)
+      train_data.check_vocabulary(config, vocabulary, kept, saved)
 
   def keep_vocabulary(self, vocabulary: Any, folder: epath.Path) -> None:
-    """See `runs.keep_vocabulary`."""
+    """See `train_data.keep_vocabulary`."""
     if vocabulary is not None:
-      from t2t.data import runs
+      from t2t.data import train_data
 
-      runs.keep_vocabulary(vocabulary, folder)
+      train_data.keep_vocabulary(vocabulary, folder)
 
   def batches(self, run: Sequence[Stage], mesh: jax.sharding.Mesh, **_: Any) -> "OwnBatches":
     """Those to train on, from the first."""

@@ -87,7 +87,7 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
   Raises:
     UserError: there is no such step, no checkpoint before it, or its data are others by now.
   """
-  from t2t.data import registry, runs
+  from t2t.data import registry, train_data
 
   rows = writers.read_metrics(workdir / "metrics.jsonl", "train/loss") if (workdir / "metrics.jsonl").exists() else {}
   last = config_of(workdir)
@@ -108,12 +108,12 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
         f"{workdir}: was given batches of its own (t2t.train(batches=...)), which nobody else can read; its bad_batches"
         " has those that went wrong"
       )
-    run = runs.resolved_stages(config)
+    run = train_data.resolved_stages(config)
     mesh, _ = stage_program.make_mesh(run)
     stack.enter_context(jax.set_mesh(mesh))
     programs = stage_program.StagePrograms(run, mesh)
     left_out = functools.partial(rollback.left_out, workdir)
-    batches = runs.batches(
+    batches = train_data.batches(
       run, mesh, num_streams=config.data.num_streams, first=stages.at(run, first), left_out=left_out
     )
     stack.callback(batches.close)

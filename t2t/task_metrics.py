@@ -1,4 +1,4 @@
-"""Benchmarks' metrics: what `t2t.data.answers` made of targets and predictions -> percentages, by name.
+"""Benchmarks' metrics: what `t2t.data.postprocessors` made of targets and predictions -> percentages, by name.
 
 Every function takes the targets and the predictions of a split, in the same order, and defines a result for any of
 them: without examples it is 0, and so is a correlation with something constant.  An unparseable prediction is wrong.
@@ -13,7 +13,7 @@ import warnings
 
 import numpy as np
 
-from t2t.data import answers
+from t2t.data import postprocessors
 
 # scikit-learn, SciPy and rouge-score take 1 s each to import: tasks name these functions, few commands call them.
 
@@ -66,7 +66,7 @@ def mean_multiclass_f1(num_classes: int) -> Metric:
 
 def occurring_class_f1(targets: Sequence[int], predictions: Sequence[int]) -> dict[str, float]:
   """The unweighted mean of the F1 of each class that occurs in targets or predictions; see `mean_multiclass_f1`."""
-  predicted = {prediction for prediction in predictions if not answers.is_unparseable(prediction)}
+  predicted = {prediction for prediction in predictions if not postprocessors.is_unparseable(prediction)}
   return {"f1": _f1(targets, predictions, classes=sorted({*targets, *predicted}))}
 
 
@@ -95,7 +95,9 @@ def axg_parity(targets: Sequence[Mapping], predictions: Sequence[int]) -> dict[s
   pairs = collections.defaultdict(list)
   for target, prediction in zip(targets, predictions, strict=True):
     pairs[target["pair"]].append(prediction)
-  same = [len(set(pair)) == 1 and not answers.is_unparseable(pair[0]) for pair in pairs.values() if len(pair) > 1]
+  same = [
+    len(set(pair)) == 1 and not postprocessors.is_unparseable(pair[0]) for pair in pairs.values() if len(pair) > 1
+  ]
   return {"gender_parity": _percent(same)}
 
 
@@ -166,7 +168,7 @@ def squad(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[
 def squad_v2(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[str, float]:
   """Exact match and F1 of words as the script of SQuAD 2.0 counts them, where a question may have no answer.
 
-  An empty prediction says that there is none, and so does `answers.UNANSWERABLE`, which models write. Right answers of
+  An empty prediction and `postprocessors.UNANSWERABLE` say that there is no answer. Right answers of
   which normalization leaves nothing are no answers. Where nothing is left of the prediction or of the right answer,
   exact match and F1 are 100 if nothing is left of both, and else 0.
 
@@ -174,7 +176,7 @@ def squad_v2(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> di
   """
   exact, overlap = [], []
   for right, prediction in zip(targets, predictions, strict=True):
-    prediction = "" if prediction == answers.UNANSWERABLE else _normalize(prediction)
+    prediction = "" if prediction == postprocessors.UNANSWERABLE else _normalize(prediction)
     right = [answer for answer in map(_normalize, right) if answer] or [""]
     exact.append(prediction in right)
     overlap.append(
@@ -241,12 +243,12 @@ def _percent(shares: Sequence[float]) -> float:
 def _is_right(target: Any, prediction: Any) -> bool:
   if isinstance(target, Mapping):
     target = target["label"]
-  return not answers.is_unparseable(prediction) and prediction == target
+  return not postprocessors.is_unparseable(prediction) and prediction == target
 
 
 def _wrong_where_unparseable(targets: Sequence[int], predictions: Sequence[int]) -> list[int]:
   return [
-    1 - target if answers.is_unparseable(prediction) else prediction
+    1 - target if postprocessors.is_unparseable(prediction) else prediction
     for target, prediction in zip(targets, predictions, strict=True)
   ]
 

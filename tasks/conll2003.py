@@ -7,7 +7,7 @@ provides them.
 import seqio
 
 from t2t import task_metrics
-from t2t.data import answers, text_formats
+from t2t.data import postprocessors, preprocessors
 from t2t.data.sources import released
 
 # In TFDS's order.
@@ -21,8 +21,8 @@ seqio.TaskRegistry.add(
     labels=_TAGS,
     splits={"train": "train", "validation": "dev", "test": "test"},
   ),
-  preprocessors=text_formats.preprocessors(text_formats.tagged, words="tokens", tags="ner", names=_TAGS, prefix="ner"),
-  output_features=text_formats.t5_features(),
-  postprocess_fn=answers.tagged(_TAGS),
+  preprocessors=preprocessors.text_to_text(preprocessors.tagged, words="tokens", tags="ner", names=_TAGS, prefix="ner"),
+  output_features=preprocessors.t5_features(),
+  postprocess_fn=postprocessors.tagged(_TAGS),
   metric_fns=[task_metrics.entity_f1],
 )

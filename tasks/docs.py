@@ -9,7 +9,7 @@ import functools
 import seqio
 
 from t2t import task_metrics
-from t2t.data import answers, documentation, objectives, sources, text_formats, vocabularies
+from t2t.data import docs_corpus, objectives, postprocessors, preprocessors, sources, vocabularies
 from t2t.data.objectives import pairs
 from t2t.data.sources import docstrings
 
@@ -31,9 +31,9 @@ for _objective in objectives.OF_TEXT:
 seqio.TaskRegistry.add(
   "docs_summary",
   source=docstrings.DocstringSource(),
-  preprocessors=text_formats.preprocessors(text_formats.summarize, document="body", summary="summary"),
+  preprocessors=preprocessors.text_to_text(preprocessors.summarize, document="body", summary="summary"),
   output_features={"inputs": _TEXT, "targets": _TEXT},
-  postprocess_fn=answers.text(),
+  postprocess_fn=postprocessors.text(),
   metric_fns=[task_metrics.rouge],
   shuffle_buffer_size=1_024,
 )
@@ -42,34 +42,34 @@ seqio.TaskRegistry.add(
 seqio.TaskRegistry.add(
   "docs_pairs",
   source=docstrings.DocstringSource(),
-  preprocessors=pairs.preprocessors(text_formats.pairs, first="summary", second="body"),
+  preprocessors=pairs.preprocessors(preprocessors.pairs, first="summary", second="body"),
   output_features=pairs.output_features(_VOCABULARY),
   shuffle_buffer_size=1_024,
 )
 
 # Whether a sentence is the first of the docstring that goes on so.
 _LABELS = ("False", "True")
-_labelled = functools.partial(text_formats.labelled, prefix="docs match", fields=("summary", "body"), labels=_LABELS)
+_labelled = functools.partial(preprocessors.labelled, prefix="docs match", fields=("summary", "body"), labels=_LABELS)
 seqio.TaskRegistry.add(
   "docs_match",
   source=docstrings.DocstringSource(),
-  preprocessors=text_formats.preprocessors(docstrings.match, _labelled),
+  preprocessors=preprocessors.text_to_text(docstrings.match, _labelled),
   output_features={"inputs": _TEXT, "targets": _TEXT},
-  postprocess_fn=answers.label(_LABELS),
+  postprocess_fn=postprocessors.label(_LABELS),
   metric_fns=[task_metrics.accuracy],
   shuffle_buffer_size=1_024,
 )
 
 # Which package a docstring is of.
-_PACKAGES = documentation.NAMES
+_PACKAGES = docs_corpus.NAMES
 _of_package = functools.partial(docstrings.of_package, packages=_PACKAGES)
-_named = functools.partial(text_formats.labelled, prefix="docs package", fields=("summary", "body"), labels=_PACKAGES)
+_named = functools.partial(preprocessors.labelled, prefix="docs package", fields=("summary", "body"), labels=_PACKAGES)
 seqio.TaskRegistry.add(
   "docs_package",
   source=docstrings.DocstringSource(),
-  preprocessors=text_formats.preprocessors(_of_package, _named),
+  preprocessors=preprocessors.text_to_text(_of_package, _named),
   output_features={"inputs": _TEXT, "targets": _TEXT},
-  postprocess_fn=answers.label(_PACKAGES),
+  postprocess_fn=postprocessors.label(_PACKAGES),
   metric_fns=[task_metrics.accuracy],
   shuffle_buffer_size=1_024,
 )

@@ -9,7 +9,7 @@ import functools
 import seqio
 
 from t2t import task_metrics
-from t2t.data import answers, selection, text_formats
+from t2t.data import postprocessors, preprocessors, task_resolution
 from t2t.data.sources import released
 
 _NLI = ("entailment", "neutral", "contradiction")
@@ -21,8 +21,8 @@ def _add(name, text_format, postprocess, metrics, *, labels=(), splits=_SPLITS, 
   seqio.TaskRegistry.add(
     f"glue_{name}",
     source=released.BenchmarkSource("glue", name, tfds=f"glue/{tfds or name}:2.0.0", labels=labels, splits=splits),
-    preprocessors=text_formats.preprocessors(text_format),
-    output_features=text_formats.t5_features(),
+    preprocessors=preprocessors.text_to_text(text_format),
+    output_features=preprocessors.t5_features(),
     postprocess_fn=postprocess,
     metric_fns=metrics,
   )
@@ -41,8 +41,8 @@ for _name, _fields, _labels, _metrics in [
 ]:
   _add(
     _name,
-    functools.partial(text_formats.labelled, prefix=_name, fields=_fields, labels=_labels),
-    answers.label(_labels),
+    functools.partial(preprocessors.labelled, prefix=_name, fields=_fields, labels=_labels),
+    postprocessors.label(_labels),
     _metrics,
     labels=_labels,
   )
@@ -57,13 +57,13 @@ for _name, _tfds, _splits in [
   _add(
     _name,
     functools.partial(
-      text_formats.labelled,
+      preprocessors.labelled,
       prefix="mnli",
       fields=("hypothesis", "premise"),
       labels=_NLI,
       parts=("premise", "hypothesis"),
     ),
-    answers.label(_NLI),
+    postprocessors.label(_NLI),
     [task_metrics.accuracy],
     labels=_NLI,
     splits=_splits,
@@ -72,10 +72,10 @@ for _name, _tfds, _splits in [
 
 # ---- A number --------------------------------------------------------------------------------------------------------
 
-_add("stsb", text_formats.stsb, answers.number(), [task_metrics.pearson, task_metrics.spearman])
+_add("stsb", preprocessors.stsb, postprocessors.number(), [task_metrics.pearson, task_metrics.spearman])
 
 seqio.MixtureRegistry.add(
   "glue_v002_proportional",
   [f"glue_{name}" for name in ("cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte")],
-  default_rate=selection.by_number_of_examples,
+  default_rate=task_resolution.by_number_of_examples,
 )

@@ -6,7 +6,7 @@ config.data.folders.hellaswag names the folder of the released files; without it
 import seqio
 
 from t2t import task_metrics
-from t2t.data import answers, text_formats
+from t2t.data import postprocessors, preprocessors
 from t2t.data.sources import released
 
 _CHOICES = ("choice1", "choice2", "choice3", "choice4")
@@ -14,10 +14,10 @@ _CHOICES = ("choice1", "choice2", "choice3", "choice4")
 seqio.TaskRegistry.add(
   "hellaswag",
   source=released.BenchmarkSource("hellaswag", tfds="hellaswag:1.1.0", labels=_CHOICES),
-  preprocessors=text_formats.preprocessors(
-    text_formats.choices, prefix="hellaswag", fields=("context",), candidates="endings"
+  preprocessors=preprocessors.text_to_text(
+    preprocessors.choices, prefix="hellaswag", fields=("context",), candidates="endings"
   ),
-  output_features=text_formats.t5_features(),
-  postprocess_fn=answers.label(_CHOICES),
+  output_features=preprocessors.t5_features(),
+  postprocess_fn=postprocessors.label(_CHOICES),
   metric_fns=[task_metrics.accuracy],
 )

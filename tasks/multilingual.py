@@ -15,7 +15,7 @@ import functools
 import seqio
 
 from t2t import task_metrics
-from t2t.data import answers, text_formats
+from t2t.data import postprocessors, preprocessors
 from t2t.data.sources import released
 
 _ALL = ("train", "validation", "test")
@@ -25,7 +25,7 @@ def _add(
   benchmark: str,
   language: str,
   formats: Sequence[Callable],
-  postprocess: answers.Postprocess,
+  postprocess: postprocessors.Postprocess,
   metric: Callable,
   *,
   tfds: str,
@@ -35,8 +35,8 @@ def _add(
   seqio.TaskRegistry.add(
     f"{benchmark}_{language}",
     source=released.BenchmarkSource(benchmark, language, tfds=tfds, labels=labels, splits=splits),
-    preprocessors=text_formats.preprocessors(*formats),
-    output_features=text_formats.t5_features(),
+    preprocessors=preprocessors.text_to_text(*formats),
+    output_features=preprocessors.t5_features(),
     postprocess_fn=postprocess,
     metric_fns=[metric],
   )
@@ -47,7 +47,7 @@ def _add(
 # As of glue_mnli.
 _NLI = ("entailment", "neutral", "contradiction")
 _mnli = functools.partial(
-  text_formats.labelled,
+  preprocessors.labelled,
   prefix="mnli",
   fields=("hypothesis", "premise"),
   labels=_NLI,
@@ -57,8 +57,8 @@ for _language in released.LANGUAGES["xnli"]:
   _add(
     "xnli",
     _language,
-    [functools.partial(text_formats.in_language, language=_language), _mnli],
-    answers.label(_NLI),
+    [functools.partial(preprocessors.in_language, language=_language), _mnli],
+    postprocessors.label(_NLI),
     task_metrics.accuracy,
     tfds="xnli:1.1.0",
     labels=_NLI,
@@ -67,13 +67,13 @@ for _language in released.LANGUAGES["xnli"]:
 
 # One head for all languages.
 _SAME = ("different_meaning", "paraphrase")
-_paws = functools.partial(text_formats.labelled, prefix="paws", fields=("sentence1", "sentence2"), labels=_SAME)
+_paws = functools.partial(preprocessors.labelled, prefix="paws", fields=("sentence1", "sentence2"), labels=_SAME)
 for _language in released.LANGUAGES["paws_x_wiki"]:
   _add(
     "paws_x_wiki",
     _language,
     [_paws],
-    answers.label(_SAME),
+    postprocessors.label(_SAME),
     task_metrics.accuracy,
     tfds=f"paws_x_wiki/{_language}:1.0.0",
     labels=_SAME,
@@ -86,19 +86,19 @@ for _language in released.LANGUAGES["xquad"]:
   _add(
     "xquad",
     _language,
-    [text_formats.squad],
-    answers.squad(),
+    [preprocessors.squad],
+    postprocessors.squad(),
     task_metrics.squad,
     tfds=f"xquad/{_language}:3.0.0",
     splits=("test",),
   )
 for _language in released.LANGUAGES["tydiqa_goldp"]:
-  _of_language = functools.partial(text_formats.with_id, begins=f"{released.TYDI_NAMES[_language]}-")
+  _of_language = functools.partial(preprocessors.with_id, begins=f"{released.TYDI_NAMES[_language]}-")
   _add(
     "tydiqa_goldp",
     _language,
-    [_of_language, text_formats.squad],
-    answers.squad(),
+    [_of_language, preprocessors.squad],
+    postprocessors.squad(),
     task_metrics.squad,
     tfds="tydi_qa/goldp:3.0.0",
     splits=("train", "validation"),
@@ -114,8 +114,8 @@ for _benchmark, _tags, _tfds in [("wikiann", _WIKIANN, "wikiann/{}:1.0.0"), ("ma
     _add(
       _benchmark,
       _language,
-      [functools.partial(text_formats.tagged, words="tokens", tags="tags", names=_tags, prefix=_benchmark)],
-      answers.tagged(_tags),
+      [functools.partial(preprocessors.tagged, words="tokens", tags="tags", names=_tags, prefix=_benchmark)],
+      postprocessors.tagged(_tags),
       task_metrics.entity_f1,
       tfds=_tfds.format(_language),
       labels=_tags,

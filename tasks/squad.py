@@ -9,23 +9,23 @@ import functools
 import seqio
 
 from t2t import task_metrics
-from t2t.data import answers, text_formats
+from t2t.data import postprocessors, preprocessors
 from t2t.data.sources import released
 
 for _name, _tfds, _format, _metric in [
-  ("squad", "squad/v1.1:3.0.0", text_formats.squad, task_metrics.squad),
+  ("squad", "squad/v1.1:3.0.0", preprocessors.squad, task_metrics.squad),
   (
     "squad_v2",
     "squad/v2.0:3.0.0",
-    functools.partial(text_formats.spans, unanswerable=True),
+    functools.partial(preprocessors.spans, unanswerable=True),
     task_metrics.squad_v2,
   ),
 ]:
   seqio.TaskRegistry.add(
     _name,
     source=released.BenchmarkSource(_name, tfds=_tfds, splits=("train", "validation")),
-    preprocessors=text_formats.preprocessors(_format),
-    output_features=text_formats.t5_features(),
-    postprocess_fn=answers.squad(),
+    preprocessors=preprocessors.text_to_text(_format),
+    output_features=preprocessors.t5_features(),
+    postprocess_fn=postprocessors.squad(),
     metric_fns=[_metric],
   )

@@ -6,7 +6,7 @@ TFDS asks for XSum's articles to be fetched by hand.
 import seqio
 
 from t2t import task_metrics
-from t2t.data import answers, text_formats
+from t2t.data import postprocessors, preprocessors
 from t2t.data.sources import prepared
 
 for _name, _tfds, _document, _summary in [
@@ -16,8 +16,8 @@ for _name, _tfds, _document, _summary in [
   seqio.TaskRegistry.add(
     _name,
     source=prepared.TfdsSource(_tfds, ("train", "validation", "test")),
-    preprocessors=text_formats.preprocessors(text_formats.summarize, document=_document, summary=_summary),
-    output_features=text_formats.t5_features(),
-    postprocess_fn=answers.text(),
+    preprocessors=preprocessors.text_to_text(preprocessors.summarize, document=_document, summary=_summary),
+    output_features=preprocessors.t5_features(),
+    postprocess_fn=postprocessors.text(),
     metric_fns=[task_metrics.rouge],
   )

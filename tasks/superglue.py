@@ -9,7 +9,7 @@ import functools
 import seqio
 
 from t2t import task_metrics
-from t2t.data import answers, selection, text_formats
+from t2t.data import postprocessors, preprocessors, task_resolution
 from t2t.data.sources import released
 
 _BOOLEAN = ("False", "True")
@@ -27,15 +27,15 @@ def _add(name, formats, postprocess, metrics, *, labels=(), splits=("train", "va
       splits=splits,
       folder_key="superglue",
     ),
-    preprocessors=text_formats.preprocessors(*formats),
-    output_features=text_formats.t5_features(),
+    preprocessors=preprocessors.text_to_text(*formats),
+    output_features=preprocessors.t5_features(),
     postprocess_fn=postprocess,
     metric_fns=metrics,
   )
 
 
 def _labelled(prefix, fields, labels, parts=()):
-  return functools.partial(text_formats.labelled, prefix=prefix, fields=fields, labels=labels, parts=parts)
+  return functools.partial(preprocessors.labelled, prefix=prefix, fields=fields, labels=labels, parts=parts)
 
 
 _NLI = {"fields": ("hypothesis", "premise"), "parts": ("premise", "hypothesis")}
@@ -49,24 +49,24 @@ for _name, _fields, _labels, _metrics in [
   ("rte", _NLI, _ENTAILMENT, [task_metrics.accuracy]),
   ("wic", {"fields": ("sentence1", "sentence2", "word")}, _BOOLEAN, [task_metrics.accuracy]),
 ]:
-  _add(_name, [_labelled(_name, labels=_labels, **_fields)], answers.label(_labels), _metrics, labels=_labels)
+  _add(_name, [_labelled(_name, labels=_labels, **_fields)], postprocessors.label(_labels), _metrics, labels=_labels)
 
 # ---- Tasks with a format of their own --------------------------------------------------------------------------------
 
 _CHOICES = ("choice1", "choice2")
-_add("copa", [text_formats.copa], answers.label(_CHOICES), [task_metrics.accuracy], labels=_CHOICES)
+_add("copa", [preprocessors.copa], postprocessors.label(_CHOICES), [task_metrics.accuracy], labels=_CHOICES)
 _add(
   "multirc",
-  [functools.partial(text_formats.multirc, labels=_BOOLEAN)],
-  answers.multirc(),
+  [functools.partial(preprocessors.multirc, labels=_BOOLEAN)],
+  postprocessors.multirc(),
   [task_metrics.multirc_f1a, task_metrics.multirc_exact_match],
   labels=_BOOLEAN,
 )
-_add("record", [text_formats.record, text_formats.each_answer], answers.record(), [task_metrics.record])
+_add("record", [preprocessors.record, preprocessors.each_answer], postprocessors.record(), [task_metrics.record])
 _add(
   "wsc",
-  [text_formats.only_right, text_formats.wsc],
-  answers.wsc(),
+  [preprocessors.only_right, preprocessors.wsc],
+  postprocessors.wsc(),
   [task_metrics.accuracy],
   labels=_BOOLEAN,
   tfds="wsc.fixed",
@@ -80,11 +80,18 @@ _RENAME = functools.partial(
 )
 _RTE = _labelled("rte", labels=_ENTAILMENT, **_NLI)
 
-_add("axb", [_RENAME, _RTE], answers.label(_ENTAILMENT), [task_metrics.matthews], labels=_ENTAILMENT, splits=("test",))
+_add(
+  "axb",
+  [_RENAME, _RTE],
+  postprocessors.label(_ENTAILMENT),
+  [task_metrics.matthews],
+  labels=_ENTAILMENT,
+  splits=("test",),
+)
 _add(
   "axg",
-  [_RTE, text_formats.pair],
-  answers.axg(),
+  [_RTE, preprocessors.pair],
+  postprocessors.axg(),
   [task_metrics.axg_parity, task_metrics.accuracy],
   labels=_ENTAILMENT,
   splits=("test",),
@@ -93,5 +100,5 @@ _add(
 seqio.MixtureRegistry.add(
   "super_glue",
   [f"super_glue_{name}" for name in ("boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc")],
-  default_rate=selection.by_number_of_examples,
+  default_rate=task_resolution.by_number_of_examples,
 )

@@ -8,7 +8,7 @@ TensorFlow Datasets provides them.
 import seqio
 
 from t2t import task_metrics
-from t2t.data import answers, text_formats
+from t2t.data import postprocessors, preprocessors
 from t2t.data.sources import released
 
 for _name, _tfds, _prefix, _fields, _labels in [
@@ -24,8 +24,8 @@ for _name, _tfds, _prefix, _fields, _labels in [
   seqio.TaskRegistry.add(
     _name,
     source=released.BenchmarkSource(_name, tfds=_tfds, labels=_labels, splits=("train", "test")),
-    preprocessors=text_formats.preprocessors(text_formats.labelled, prefix=_prefix, fields=_fields, labels=_labels),
-    output_features=text_formats.t5_features(),
-    postprocess_fn=answers.label(_labels),
+    preprocessors=preprocessors.text_to_text(preprocessors.labelled, prefix=_prefix, fields=_fields, labels=_labels),
+    output_features=preprocessors.t5_features(),
+    postprocess_fn=postprocessors.label(_labels),
     metric_fns=[task_metrics.accuracy],
   )

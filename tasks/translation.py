@@ -7,7 +7,7 @@ Romanian WMT 2016.  The sentences of wmt_en_LANGUAGE_pairs are compared by a con
 import seqio
 
 from t2t import task_metrics
-from t2t.data import answers, text_formats, vocabularies
+from t2t.data import postprocessors, preprocessors, vocabularies
 from t2t.data.objectives import pairs
 from t2t.data.sources import prepared
 
@@ -20,14 +20,14 @@ for _language, _tfds in [
   seqio.TaskRegistry.add(
     f"wmt_en_{_language}",
     source=_source,
-    preprocessors=text_formats.preprocessors(text_formats.translate, source="en", target=_language),
-    output_features=text_formats.t5_features(),
-    postprocess_fn=answers.text(),
+    preprocessors=preprocessors.text_to_text(preprocessors.translate, source="en", target=_language),
+    output_features=preprocessors.t5_features(),
+    postprocess_fn=postprocessors.text(),
     metric_fns=[task_metrics.bleu],
   )
   seqio.TaskRegistry.add(
     f"wmt_en_{_language}_pairs",
     source=_source,
-    preprocessors=pairs.preprocessors(text_formats.pairs, first="en", second=_language),
+    preprocessors=pairs.preprocessors(preprocessors.pairs, first="en", second=_language),
     output_features=pairs.output_features(vocabularies.t5_vocabulary()),
   )

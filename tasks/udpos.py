@@ -7,7 +7,7 @@ dev.conllu and test.conllu in the same format; without it TensorFlow Datasets pr
 import seqio
 
 from t2t import task_metrics
-from t2t.data import answers, text_formats
+from t2t.data import postprocessors, preprocessors
 from t2t.data.sources import released
 
 # In TFDS's order; _ is that of no word of syntax.
@@ -22,8 +22,10 @@ seqio.TaskRegistry.add(
     labels=_TAGS,
     splits={"train": "train", "validation": "dev", "test": "test"},
   ),
-  preprocessors=text_formats.preprocessors(text_formats.tagged, words="tokens", tags="upos", names=_TAGS, prefix="pos"),
-  output_features=text_formats.t5_features(),
-  postprocess_fn=answers.tagged(_TAGS),
+  preprocessors=preprocessors.text_to_text(
+    preprocessors.tagged, words="tokens", tags="upos", names=_TAGS, prefix="pos"
+  ),
+  output_features=preprocessors.t5_features(),
+  postprocess_fn=postprocessors.tagged(_TAGS),
   metric_fns=[task_metrics.word_accuracy],
 )

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.configuration.schema import DataConfig
-from t2t.data import objectives, pipeline, sources, vocabularies, windows
+from t2t.data import objectives, pipeline, shard_order, sources, vocabularies
 from t2t.data.objectives import annotated
 from t2t.data.sources import text_files
 from t2t.data.vocabularies import offsets
@@ -174,7 +174,7 @@ def test_a_record_that_marks_nothing_is_named(tmp_path, record, message):
 def _records(source):
   records = source.records("train")
   (shard,) = records.shards()
-  (whole,) = windows.shares([shard], 1)
+  (whole,) = shard_order.shares([shard], 1)
   return iter([records.parse(found) for piece in whole for _, found in records.read(piece)])
 
 

@@ -13,19 +13,27 @@ import tokenizers
 
 from t2t import UserError, task_metrics
 from t2t.configuration.loading import load_config, records
-from t2t.data import answering, answers, framing, runs, selection, text_formats, vocabularies
-from t2t.data.answering import kinds, needs
-from t2t.data.answering.reading import Reading
-from t2t.data.rows import labelled
+from t2t.data import (
+  head_examples,
+  postprocessors,
+  preprocessors,
+  special_tokens,
+  task_resolution,
+  train_data,
+  vocabularies,
+)
+from t2t.data.example_windows import labelled
+from t2t.data.head_examples import kinds, needs
+from t2t.data.head_examples.reading import Reading
 from t2t.models.config import HeadConfig, TransformerConfig
 
-BERT = framing.Framing((101,), (102,), (102,))
-ROBERTA = framing.Framing((0,), (2, 2), (2,))
+BERT = special_tokens.Framing((101,), (102,), (102,))
+ROBERTA = special_tokens.Framing((0,), (2, 2), (2,))
 BYTES = vocabularies.load("bytes", extra_ids=0)
 
 
 def framed(texts, around=BERT, length=100):
-  tokens, types = framing.framed(tf.ragged.constant(texts, dtype=tf.int32), around, length)
+  tokens, types = special_tokens.framed(tf.ragged.constant(texts, dtype=tf.int32), around, length)
   return tokens.numpy().tolist(), types.numpy().tolist()
 
 
@@ -46,7 +54,7 @@ def test_framed_texts():
 @given(lengths=strategies.lists(strategies.integers(0, 30), min_size=1, max_size=4), room=strategies.integers(0, 60))
 def test_the_longest_text_is_cut_first(lengths, room):
   """Nothing is cut that fits; otherwise no room is left, and no text is cut below a longer one's rest."""
-  kept = framing.shortened(tf.constant(lengths), room).numpy()
+  kept = special_tokens.shortened(tf.constant(lengths), room).numpy()
   assert all(0 <= k <= n for k, n in zip(kept, lengths, strict=True))
   assert kept.sum() == min(sum(lengths), room)
   cut = [k for k, n in zip(kept, lengths, strict=True) if k < n]
@@ -73,14 +81,14 @@ def test_a_framed_text_fits(texts, length):
 @pytest.mark.parametrize(
   ("architecture", "expected"),
   [
-    ("encoder_decoder", framing.Framing((), (1,), (1,))),
-    ("decoder_only", framing.Framing((0,), (1,), ())),
-    ("encoder_only", framing.Framing((), (1,), (1,))),
+    ("encoder_decoder", special_tokens.Framing((), (1,), (1,))),
+    ("decoder_only", special_tokens.Framing((0,), (1,), ())),
+    ("encoder_only", special_tokens.Framing((), (1,), (1,))),
   ],
 )
 def test_a_vocabulary_without_cls(architecture, expected):
   """EOS stands between texts; a decoder begins with BOS, and reads on to the last token."""
-  assert framing.Framing.of(BYTES, architecture) == expected
+  assert special_tokens.Framing.of(BYTES, architecture) == expected
 
 
 def test_a_cls_that_is_called_bos_is_no_bos(tmp_path):
@@ -92,16 +100,16 @@ def test_a_cls_that_is_called_bos_is_no_bos(tmp_path):
   )
   made(sentence_iterator=iter(["a few words"] * 9), bos_piece="[CLS]", eos_piece="[SEP]")
   vocabulary = vocabularies.load(str(tmp_path / "spiece.model"), extra_ids=0)
-  assert framing.Framing.of(vocabulary, "encoder_only") == framing.Framing((2,), (3,), (3,))
+  assert special_tokens.Framing.of(vocabulary, "encoder_only") == special_tokens.Framing((2,), (3,), (3,))
   pieces = {piece: i for i, piece in enumerate(("<s>", "<pad>", "</s>", "<unk>", "<mask>", "a"))}
   tokenizers.Tokenizer(tokenizers.models.WordLevel(pieces, "<unk>")).save(str(tmp_path / "tokenizer.json"))
   vocabulary = vocabularies.load(str(tmp_path / "tokenizer.json"), extra_ids=0)
-  assert framing.Framing.of(vocabulary, "encoder_only") == ROBERTA
+  assert special_tokens.Framing.of(vocabulary, "encoder_only") == ROBERTA
 
 
 def test_texts_of_bytes_have_lengths_of_their_own():
   """seqio's vocabulary of bytes takes texts of one length alone."""
-  assert framing.encode(BYTES, tf.constant(["a", "bc", ""])).to_list() == [[100], [101, 102], []]
+  assert special_tokens.encode(BYTES, tf.constant(["a", "bc", ""])).to_list() == [[100], [101, 102], []]
 
 
 # ---- Tasks -----------------------------------------------------------------------------------------------------------
@@ -126,28 +134,30 @@ def source(records):
 
 
 def task(records=RECORDS, *formats, name="odd"):
-  steps = formats or (functools.partial(text_formats.labelled, prefix="sure", fields=("text", "other"), labels=LABELS),)
+  steps = formats or (
+    functools.partial(preprocessors.labelled, prefix="sure", fields=("text", "other"), labels=LABELS),
+  )
   feature = seqio.Feature(BYTES, add_eos=True)
   return seqio.Task(
     name,
     source=source(records),
-    preprocessors=text_formats.preprocessors(*steps),
+    preprocessors=preprocessors.text_to_text(*steps),
     output_features={"inputs": feature, "targets": feature},
-    postprocess_fn=answers.label(LABELS),
+    postprocess_fn=postprocessors.label(LABELS),
     metric_fns=[task_metrics.accuracy],
   )
 
 
 def examples(found, head, *, architecture="encoder_only", length=32):
-  asked = answering.for_heads(found, architecture, (HeadConfig("other", 4), head))
+  asked = head_examples.for_heads(found, architecture, (HeadConfig("other", 4), head))
   dataset = asked.get_dataset({"inputs": length}, split="train", shuffle=False, num_epochs=1)
   return list(dataset.as_numpy_iterator())
 
 
 def test_a_task_says_which_head_it_needs():
   """Its name, kind and classes, from the first record; the vocabulary says where a text is answered for."""
-  assert answering.need_of(task()) == needs.Need("sure", "class", LABELS, 2)
-  (head,) = answering.heads_of([task()], BERT_LIKE, BYTES)
+  assert head_examples.need_of(task()) == needs.Need("sure", "class", LABELS, 2)
+  (head,) = head_examples.heads_of([task()], BERT_LIKE, BYTES)
   assert head == HeadConfig("sure", 2, "class", LABELS, reads="mean")
 
 
@@ -180,8 +190,8 @@ def test_a_text_that_is_cut_still_answers():
 def test_candidates_are_texts_of_their_own():
   """Each behind the same premise; the target is 1 for the right one."""
   record = {"premise": "It rained.", "choice1": "It is wet.", "choice2": "Dry.", "question": "effect", "label": 1}
-  found = task([record | {"idx": 0}], text_formats.copa)
-  assert answering.need_of(found) == needs.Need("copa", "choice", (), 1)
+  found = task([record | {"idx": 0}], preprocessors.copa)
+  assert head_examples.need_of(found) == needs.Need("copa", "choice", (), 1)
   (first,) = examples(found, HeadConfig("copa", 1, "choice", reads="first"), length=128)
   texts = [BYTES.decode(first["inputs"][first["texts"] == i].tolist()) for i in range(2)]
   premise = "It rained. What happened as a result?"
@@ -196,7 +206,7 @@ def test_the_longest_candidate_is_cut_first(length, kept):
   """Where all fit none is; of those that are cut the beginning stays."""
   candidates = ["a", "b" * 40, "cc", "ddd"]
   example = {"parts": tf.constant(["why"]), "candidates": tf.constant(candidates), "label": tf.constant(1)}
-  reading = Reading(BYTES, framing.Framing((), (1,), (1,)), length, 0, "first", False)
+  reading = Reading(BYTES, special_tokens.Framing((), (1,), (1,)), length, 0, "first", False)
   found = kinds.KINDS["choice"].make(example, reading)
   rows = [found["inputs"].numpy()[found["texts"].numpy() == i].tolist() for i in range(4)]
   read = [text[:number] for text, number in zip(candidates, kept, strict=True)]
@@ -207,10 +217,10 @@ def test_the_longest_candidate_is_cut_first(length, kept):
 def test_a_number_keeps_its_bits():
   """T5 rounds it to write it; a head learns it as it is; a similarity of -1 is none, and any other number is one."""
   records = [{"sentence1": "a", "sentence2": "b", "label": value, "idx": 0} for value in (3.27, -1.0)]
-  found = examples(task(records, text_formats.stsb), HeadConfig("stsb", 1, "score", reads="first"))
+  found = examples(task(records, preprocessors.stsb), HeadConfig("stsb", 1, "score", reads="first"))
   assert found[0]["answer_targets"][:1].view(np.float32) == np.float32(3.27)
   assert [bool(each["has_answer"]) for each in found] == [True, False]
-  format = functools.partial(text_formats.scored, prefix="mood", fields=("text",), label="mood")
+  format = functools.partial(preprocessors.scored, prefix="mood", fields=("text",), label="mood")
   records = [{"text": "a", "mood": value} for value in (-1.0, float("nan"), 0.0)]
   found = examples(task(records, format), HeadConfig("mood", 1, "score", reads="first"))
   assert [bool(each["has_answer"]) for each in found] == [True, False, True]
@@ -221,15 +231,15 @@ def test_nothing_is_left_out_for_a_head():
   """A wrong noun says nothing of what to write, and all of whether it is right."""
   record = {"text": "He ran.", "span1_text": "Bob", "span2_text": "He", "span2_index": 0, "idx": 0, "training": True}
   records = [record | {"label": label} for label in (0, 1)]
-  found = task(records, text_formats.only_right, text_formats.wsc)
-  assert answering.need_of(found) == needs.Need("wsc", "class", (), 2)
+  found = task(records, preprocessors.only_right, preprocessors.wsc)
+  assert head_examples.need_of(found) == needs.Need("wsc", "class", (), 2)
   targets = [each["answer_targets"][0] for each in examples(found, HeadConfig("wsc", 2, reads="first"))]
   assert targets == [0, 1]
 
 
 def test_answers_that_are_not_given_are_not_learnt():
   """They are asked, as test sets are, and no batch has them."""
-  asked = answering.for_heads(task(), "encoder_only", (HeadConfig("sure", 2, labels=LABELS, reads="first"),))
+  asked = head_examples.for_heads(task(), "encoder_only", (HeadConfig("sure", 2, labels=LABELS, reads="first"),))
   dataset = asked.get_dataset({"inputs": 32}, split="train", shuffle=False, num_epochs=1)
   assert [each["idx"] for each in labelled(dataset).as_numpy_iterator()] == [0, 1]
 
@@ -237,30 +247,32 @@ def test_answers_that_are_not_given_are_not_learnt():
 def test_a_mixture_keeps_its_rates():
   """Each task in its place; the registry has what it had."""
   both = seqio.Mixture("both", [(task(), 3), (task(name="even"), 1)])
-  asked = answering.for_heads(both, "encoder_only", (HeadConfig("sure", 2, labels=LABELS, reads="first"),))
-  assert {each.name: asked.get_rate(each) for each in selection.tasks_of(asked)} == {"odd": 3, "even": 1}
-  assert all(set(each.output_features) == {"inputs", *kinds.ANSWER_FEATURES} for each in selection.tasks_of(asked))
+  asked = head_examples.for_heads(both, "encoder_only", (HeadConfig("sure", 2, labels=LABELS, reads="first"),))
+  assert {each.name: asked.get_rate(each) for each in task_resolution.tasks_of(asked)} == {"odd": 3, "even": 1}
+  assert all(
+    set(each.output_features) == {"inputs", *kinds.ANSWER_FEATURES} for each in task_resolution.tasks_of(asked)
+  )
   assert "targets" in both.output_features
 
 
 def test_classes_in_another_order():
   """A head from elsewhere numbers them as it was trained: the targets are its numbers."""
   head = HeadConfig("class", 2, labels=("YES", "no"), reads="first")
-  asked = answering.for_heads(task(), "encoder_only", (head,))
+  asked = head_examples.for_heads(task(), "encoder_only", (head,))
   dataset = asked.get_dataset({"inputs": 32}, split="train", shuffle=False, num_epochs=1)
   found = [int(each["answer_targets"][0]) for each in dataset.take(2).as_numpy_iterator()]
   assert found == [0, 1]  # labels 1 and 0 of the task
-  assert answering.heads_of([task()], dataclasses.replace(BERT_LIKE, heads=(head,)), BYTES) == (head,)
-  need = answering.need_of(task())
-  assert answering.labels_of(head, need) == ("yes", "no")
-  assert answering.labels_of(HeadConfig("class", 2), need) == LABELS
+  assert head_examples.heads_of([task()], dataclasses.replace(BERT_LIKE, heads=(head,)), BYTES) == (head,)
+  need = head_examples.need_of(task())
+  assert head_examples.labels_of(head, need) == ("yes", "no")
+  assert head_examples.labels_of(HeadConfig("class", 2), need) == LABELS
 
 
 def test_classes_that_differ_in_case():
   """Where a task tells classes by it, they are not the same; a head without capitals is another head."""
   need = needs.Need("words", "class", ("Polish", "polish", "other"), 3)
   head = HeadConfig("words", 3, labels=("polish", "other", "Polish"))
-  assert needs.order_of(head, need) == (2, 0, 1) and answering.labels_of(head, need) == head.labels
+  assert needs.order_of(head, need) == (2, 0, 1) and head_examples.labels_of(head, need) == head.labels
   assert needs._checked(head, need, "words") == head
   with pytest.raises(UserError, match="words is a class head with 3 classes"):
     needs._checked(HeadConfig("words", 3, labels=("POLISH", "polish", "other")), need, "words")
@@ -286,13 +298,13 @@ def test_a_task_without_options():
   with pytest.raises(
     UserError, match=r"odd: no head answers it: its examples have inputs, targets, and none of .*opti"
   ):
-    answering.need_of(task(RECORDS, without_options))
+    head_examples.need_of(task(RECORDS, without_options))
 
 
 def test_options_that_differ():
   """Not those of the first example: a class is one of the same few."""
   found = task(RECORDS, other_options)
-  need = answering.need_of(found)
+  need = head_examples.need_of(found)
   with pytest.raises(
     tf.errors.OpError, match="UserError: odd: an example has the options a, c, and the first one a, b"
   ):
@@ -318,7 +330,7 @@ def test_more_candidates_than_fit():
   """How many there are, and what would do."""
   record = {"premise": "p", "choice1": "a", "choice2": "b", "question": "cause", "label": 0, "idx": 0}
   with pytest.raises(tf.errors.OpError, match=r"UserError: config.data.inputs_length=11: an example has 2 candidates"):
-    examples(task([record], text_formats.copa), HeadConfig("copa", 1, "choice", reads="first"), length=11)
+    examples(task([record], preprocessors.copa), HeadConfig("copa", 1, "choice", reads="first"), length=11)
 
 
 @pytest.mark.parametrize(
@@ -333,16 +345,16 @@ def test_more_candidates_than_fit():
 def test_a_head_of_another_kind(head, message):
   """Which, how many, and how to begin it anew."""
   with pytest.raises(UserError, match=message):
-    answering.head_of(task(), (head,))
+    head_examples.head_of(task(), (head,))
 
 
 def test_two_tasks_of_one_name():
   """They share a head if they ask the same, else the names are told."""
-  same = answering.heads_of([task(), task(name="even")], BERT_LIKE, BYTES)
+  same = head_examples.heads_of([task(), task(name="even")], BERT_LIKE, BYTES)
   assert [head.name for head in same] == ["sure"]
-  other = functools.partial(text_formats.labelled, prefix="sure", fields=("text",), labels=("a", "b", "c"))
+  other = functools.partial(preprocessors.labelled, prefix="sure", fields=("text",), labels=("a", "b", "c"))
   with pytest.raises(UserError, match="odd and even both ask a head 'sure', with 2 and 3 classes"):
-    answering.heads_of([task(), task(RECORDS, other, name="even")], BERT_LIKE, BYTES)
+    head_examples.heads_of([task(), task(RECORDS, other, name="even")], BERT_LIKE, BYTES)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +373,7 @@ def test_the_first_examples_are_made_before_training(labels, message, monkeypatc
   data = {"mixture": found.name, "task_modules": (), "eval_split": "train", "inputs_length": 32}
   config = config.with_(data=data, train={"loss": "", "batch_size": 2}, model={"vocab_size": 384})
   with pytest.raises(UserError, match=message):
-    runs.check(runs.resolved(config))
+    train_data.check(train_data.resolved(config))
 
 
 def test_only_questions_ask_a_head():
@@ -371,7 +383,7 @@ def test_only_questions_ask_a_head():
     return dataset.map(lambda example: {"text": tf.strings.substr(example["text"], 0, sequence_length["inputs"])})
 
   found = task().replace(metric_fns=[])
-  assert not answering.is_answered(selection.named("docs_pairs", modules=("t2t.tasks.docs",)))
-  assert not answering.is_answered(found.replace(preprocessors=[cut]))
-  assert answering.is_answered(found)
-  assert answering.is_answered(found.replace(preprocessors=[seqio.CacheDatasetPlaceholder(), *found.preprocessors]))
+  assert not head_examples.is_answered(task_resolution.named("docs_pairs", modules=("t2t.tasks.docs",)))
+  assert not head_examples.is_answered(found.replace(preprocessors=[cut]))
+  assert head_examples.is_answered(found)
+  assert head_examples.is_answered(found.replace(preprocessors=[seqio.CacheDatasetPlaceholder(), *found.preprocessors]))

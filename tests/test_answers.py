@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from t2t import UserError, task_metrics
-from t2t.data import answers
+from t2t.data import postprocessors
 
 SUPERGLUE = pathlib.Path(__file__).parents[1].parent / "shared" / "data" / "superglue"
 
@@ -31,31 +31,31 @@ def example(**fields):
 
 def test_a_label_is_the_one_that_the_text_names():
   """Exactly, but for white space around it: "entailments" and "Neutral" are none of the three."""
-  postprocess = answers.label(("entailment", "contradiction", "neutral"))
+  postprocess = postprocessors.label(("entailment", "contradiction", "neutral"))
   texts = ["entailment", " neutral\n", "Neutral", "entailments", "it is neutral", "", "<unk>"]
   assert [postprocess(text) for text in texts] == [0, 2, -1, -1, -1, -1, -1]
 
 
 def test_a_target_is_the_label_of_the_example():
   """Whatever the text, which has been through a vocabulary, has become."""
-  postprocess = answers.label(("False", "True"))
+  postprocess = postprocessors.label(("False", "True"))
   assert postprocess("?", example=example(label=np.int32(1)), is_target=True) == 1
-  assert postprocess("True", example=example(label=-1), is_target=True) == answers.UNPARSEABLE
+  assert postprocess("True", example=example(label=-1), is_target=True) == postprocessors.UNPARSEABLE
 
 
 def test_one_label_within_another():
   """ "entailment" ends "not_entailment"; neither is taken for the other."""
-  postprocess = answers.label(("entailment", "not_entailment"))
+  postprocess = postprocessors.label(("entailment", "not_entailment"))
   assert [postprocess(text) for text in ("not_entailment", "entailment", "not_")] == [1, 0, -1]
 
 
 @hypothesis.given(strategies.text())
 def test_whatever_is_written_has_a_value(text):
   """No text is an error, and what is not a label is never the index of one."""
-  assert answers.label(("yes", "no"))(text) == {"yes": 0, "no": 1}.get(text.strip(), -1)
-  assert answers.multirc()(text, example(idx=[0, 1, 2]))["value"] in (0, 1, -1)
-  assert answers.wsc()(text, example(targets_pretokenized="Mark")) in (0, 1, -1)
-  value = answers.number()(text)
+  assert postprocessors.label(("yes", "no"))(text) == {"yes": 0, "no": 1}.get(text.strip(), -1)
+  assert postprocessors.multirc()(text, example(idx=[0, 1, 2]))["value"] in (0, 1, -1)
+  assert postprocessors.wsc()(text, example(targets_pretokenized="Mark")) in (0, 1, -1)
+  value = postprocessors.number()(text)
   assert value is None or np.isfinite(value)
 
 
@@ -63,21 +63,21 @@ def test_numbers():
   """STS-B; not a number and infinity are no similarity."""
   texts = ["2.8", " 5.000 ", "-1.0", "1e1", "nan", "inf", "-infinity", "high", "", "2,8", "3 of 5"]
   expected = [2.8, 5.0, -1.0, 10.0, None, None, None, None, None, None, None]
-  assert [answers.number()(text) for text in texts] == expected
-  target = answers.number()("?", example=example(label=np.float32(2.8)), is_target=True)
+  assert [postprocessors.number()(text) for text in texts] == expected
+  target = postprocessors.number()("?", example=example(label=np.float32(2.8)), is_target=True)
   assert isinstance(target, float) and target == pytest.approx(2.8)
 
 
 def test_pairs_of_axg():
   """A target carries its pair."""
-  postprocess = answers.axg()
+  postprocess = postprocessors.axg()
   assert postprocess("not_entailment", example(label=0, pair=7)) == 1
   assert postprocess("?", example(label=1, pair=7), is_target=True) == {"label": 1, "pair": 7}
 
 
 def test_an_answer_of_multirc_knows_its_question():
   """Questions 14 of two paragraphs are two questions."""
-  postprocess = answers.multirc()
+  postprocess = postprocessors.multirc()
   fields = example(idx=np.array([3, 14, 15], np.int32), label=np.int32(1))
   assert postprocess("True", fields) == {"group": (3, 14), "value": 1}
   assert postprocess("maybe", fields) == {"group": (3, 14), "value": -1}
@@ -91,16 +91,16 @@ def test_an_answer_of_multirc_knows_its_question():
 def test_record_and_squad():
   """A prediction is the text, a target all answers, as str."""
   fields = example(idx=[0, 7], answers=["Benazir Bhutto", "Bhutto", "Müller"])
-  assert answers.record()(" Bhutto\n", fields) == answers.squad()(" Bhutto\n", fields) == "Bhutto"
+  assert postprocessors.record()(" Bhutto\n", fields) == postprocessors.squad()(" Bhutto\n", fields) == "Bhutto"
   right = ["Benazir Bhutto", "Bhutto", "Müller"]
-  assert answers.record()("?", fields, is_target=True) == {"group": (0, 7), "answers": right}
-  assert answers.squad()("?", fields, is_target=True) == right
-  assert answers.squad()("?", {"answers": np.array([], object)}, is_target=True) == []
+  assert postprocessors.record()("?", fields, is_target=True) == {"group": (0, 7), "answers": right}
+  assert postprocessors.squad()("?", fields, is_target=True) == right
+  assert postprocessors.squad()("?", {"answers": np.array([], object)}, is_target=True) == []
 
 
 def test_text_of_a_target_is_the_examples():
   """The vocabulary has lost what it does not know."""
-  postprocess = answers.text()
+  postprocess = postprocessors.text()
   assert postprocess(" Guten Tag ") == "Guten Tag"
   assert postprocess("Gr <unk>e", example(targets_pretokenized=" Grüße "), is_target=True) == "Grüße"
   assert postprocess("?", {"targets_pretokenized": np.array("Grüße".encode(), object)}, is_target=True) == "Grüße"
@@ -131,14 +131,14 @@ def test_text_of_a_target_is_the_examples():
 )
 def test_a_noun_that_names_the_same(written, meant, expected):
   """WSC: one has all words of the other, determiners, case and punctuation aside; a possessive is another thing."""
-  assert answers.wsc()(written, example(targets_pretokenized=meant)) == expected
+  assert postprocessors.wsc()(written, example(targets_pretokenized=meant)) == expected
 
 
 def test_the_target_of_wsc_is_its_label():
   """Of a wrong candidate 0: a model that names another is right."""
   fields = example(targets_pretokenized="Mark", label=0)
-  assert answers.wsc()("Mark", fields, is_target=True) == 0
-  assert answers.wsc()("Pete", fields) == 0
+  assert postprocessors.wsc()("Mark", fields, is_target=True) == 0
+  assert postprocessors.wsc()("Pete", fields) == 0
 
 
 def test_every_noun_of_wsc_names_itself():
@@ -149,8 +149,8 @@ def test_every_noun_of_wsc_names_itself():
   nouns = {json.loads(line)["target"]["span1_text"] for line in lines}
   assert len(nouns) > 300
   for noun in nouns:
-    assert answers.wsc()(noun, example(targets_pretokenized=noun)) == 1
-    assert answers.wsc()(f"the {noun.upper()}", example(targets_pretokenized=noun)) == 1
+    assert postprocessors.wsc()(noun, example(targets_pretokenized=noun)) == 1
+    assert postprocessors.wsc()(f"the {noun.upper()}", example(targets_pretokenized=noun)) == 1
 
 
 # ---- No answer -------------------------------------------------------------------------------------------------------
@@ -159,17 +159,17 @@ def test_every_noun_of_wsc_names_itself():
 def test_what_counts_as_no_answer():
   """None, the label -1, empty text; the number -1.0 is one, and so is every value of a postprocessor of one's own."""
   no_answer = [None, -1, np.int64(-1), "", {"group": (0, 1), "value": -1}]
-  assert all(answers.is_unparseable(value) for value in no_answer)
+  assert all(postprocessors.is_unparseable(value) for value in no_answer)
   found = [0, 1, -1.0, 0.0, "no", [], [-1], np.array([-1, -1]), {"group": (0, 1), "value": 0}, {"start": -1}, True]
-  assert not any(answers.is_unparseable(value) for value in found)
+  assert not any(postprocessors.is_unparseable(value) for value in found)
 
 
 def test_a_missing_field_says_what_there_is():
   """A preprocessor that dropped the label."""
   with pytest.raises(UserError, match="no field 'label'.*it has idx, inputs"):
-    answers.label(("no", "yes"))("no", example(idx=0, inputs="a"), is_target=True)
+    postprocessors.label(("no", "yes"))("no", example(idx=0, inputs="a"), is_target=True)
   with pytest.raises(UserError, match="no field 'idx'.*no fields at all"):
-    answers.multirc()("True")
+    postprocessors.multirc()("True")
 
 
 # ---- Released data ---------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def test_labels_of_the_release_are_all_right(name):
   if not path.exists():
     pytest.skip(f"{path} is not there")
   records = [json.loads(line) for line in path.open()]
-  postprocess = answers.label([str(label) for label in LABELS[name]])
+  postprocess = postprocessors.label([str(label) for label in LABELS[name]])
   targets = [postprocess("?", example(label=LABELS[name].index(record["label"])), is_target=True) for record in records]
   written = [postprocess(str(record["label"])) for record in records]
   assert task_metrics.accuracy(targets, written) == {"accuracy": 100.0}

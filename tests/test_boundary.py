@@ -18,7 +18,7 @@ import toy
 from t2t import UserError, features, losses, sharding
 from t2t.configuration import stages
 from t2t.configuration.loading import load_config, override, records
-from t2t.data import converters, runs
+from t2t.data import feature_converters, train_data
 from t2t.data.objectives import masking
 from t2t.losses import head_losses, span_boundary
 from t2t.models.config import HeadConfig
@@ -70,7 +70,7 @@ def batches(seed=1):
   def batch(pack):
     signature = dict.fromkeys(FEATURES, tf.TensorSpec([None], tf.int32))
     dataset = tf.data.Dataset.from_generator(lambda: iter(masked(lengths, seed=seed)), output_signature=signature)
-    rows = converters.convert(
+    rows = feature_converters.convert(
       dataset, "encoder_only", dict.fromkeys(FEATURES, 2 * LENGTH), vocabulary=Vocabulary(), pack=pack
     )
     rows = list(rows.as_numpy_iterator())
@@ -295,19 +295,19 @@ def test_it_is_learned_beside_tokens_alone():
 
 def test_an_objective_that_asks_no_head_is_refused():
   """Where the loss is made of what heads answer; the message names objectives that ask."""
-  config = runs.resolved(records(load_config("tiny_spanbert")).with_(data={"mixture": "docs_masked_lm"}))
+  config = train_data.resolved(records(load_config("tiny_spanbert")).with_(data={"mixture": "docs_masked_lm"}))
   with pytest.raises(UserError, match="docs_masked_lm: its examples ask no head, .* span_masked_lm_sbo, masked_lm_nsp"):
-    runs.check(config)
+    train_data.check(config)
 
 
 def test_what_is_planned_is_what_is_read():
   """The shapes of a batch, from the recipe alone and from the pipeline; own files have the head without being asked."""
-  config = runs.resolved(records(load_config("tiny_spanbert"))).with_(train={"batch_size": 8})
-  batch = next(runs.batches(stages.of(config), sharding.make_mesh({"fsdp": 8}), num_streams=None))
+  config = train_data.resolved(records(load_config("tiny_spanbert"))).with_(train={"batch_size": 8})
+  batch = next(train_data.batches(stages.of(config), sharding.make_mesh({"fsdp": 8}), num_streams=None))
   planned = recipe.batch(config)
   assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in planned.items()}
   objective = {"mixture": "docs_span_masked_lm_sbo", "objective": "span_masked_lm_sbo"}
-  bare = runs.resolved(records(load_config("tiny_bert")).with_(data=objective))
+  bare = train_data.resolved(records(load_config("tiny_bert")).with_(data=objective))
   assert bare.train.loss == "tokens_and_heads" and bare.model.heads == config.model.heads
 
 

@@ -64,7 +64,7 @@ def closure(*names: str) -> set[str]:
 
 def of_command(name: str) -> set[str]:
   module = command.SUBCOMMANDS[name][0].removeprefix("t2t.")
-  doors = ("data.runs", *always_used()) if name == "train" else ()
+  doors = ("data.train_data", *always_used()) if name == "train" else ()
   return closure("__main__", module, *doors)
 
 
@@ -82,7 +82,7 @@ def test_commands_import_what_they_need(name):
 
 OPTIONAL = (
   *("convert", "planning", "reports.comparison", "launch", "generation.server", "evaluation.evaluate", "fisher"),
-  *("data.tables", "data.answering", "data.mixed", "data.languages", "data.task_numbers", "data.offline_cache"),
+  *("data.tables", "data.head_examples", "data.mixture", "data.languages", "data.task_ids", "data.offline_cache"),
   *("data.sources.parallel", "data.sources.released", "data.vocabularies.subwords", "data.vocabularies.training"),
 )
 
@@ -95,7 +95,7 @@ def test_training_imports_no_optional_package(package):
 
 
 def test_a_corpus_is_read_by_few_files():
-  found = {name for name in closure("data.runs") if name.split(".")[0] == "data"}
+  found = {name for name in closure("data.train_data") if name.split(".")[0] == "data"}
   files, lines = size(found)
   print(f"\ndata of a run {files:>7} files{lines:>8,} lines")
   assert files <= 36 and lines <= 8_800

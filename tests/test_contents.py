@@ -11,7 +11,7 @@ import test_sources
 
 from t2t import UserError, sharding
 from t2t.configuration.schema import DataConfig
-from t2t.data import identity, pipeline, streams
+from t2t.data import batch_iterator, fingerprint, pipeline
 from t2t.data.sources import contents, text_files
 
 TEXTS = test_sources.TEXTS
@@ -111,18 +111,18 @@ def test_each_host_compares_its_own_files(tmp_path, capfd):
     for name in ("a.txt", "b.txt"):
       test_sources.write(tmp_path / host, name, [f"{text} on the {host}" for text in TEXTS])
 
-  def iterator(host: str, *own: int, **options) -> streams.BatchIterator:
+  def iterator(host: str, *own: int, **options) -> batch_iterator.BatchIterator:
     text_files.sizes.cache_clear()
     data = DataConfig(files=f"{tmp_path}/{host}/*.txt", vocabulary="bytes", inputs_length=32, targets_length=16)
     task = pipeline.load_task(data)
-    return streams.BatchIterator(
+    return batch_iterator.BatchIterator(
       pipeline.plan(data, "encoder_decoder", task, train=True, seed=1),
       own,
       num_streams=4,
       batch_size=4,
       batch_sharding=sharding.batch_sharding(sharding.make_mesh({"fsdp": -1}, devices=jax.devices()[:1])),
       identity={},
-      files=identity.files(data, task),
+      files=fingerprint.files(data, task),
       **options,
     )
 

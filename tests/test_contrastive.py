@@ -15,7 +15,7 @@ import toy
 
 from t2t import UserError, sharding
 from t2t.configuration.loading import load_config, override, records
-from t2t.data import converters, objectives, pipeline, registry, runs
+from t2t.data import feature_converters, objectives, pipeline, registry, train_data
 from t2t.data.objectives import pairs
 from t2t.losses import contrastive
 from t2t.losses.contrastive import ContrastiveConfig
@@ -74,7 +74,9 @@ def batch_of(number=8, *, architecture="encoder_only", same=False):
     lambda: iter(examples), output_signature=dict.fromkeys(pairs.FEATURES, tf.TensorSpec([None], tf.int32))
   )
   lengths = dict.fromkeys(pairs.FEATURES, LENGTH)
-  rows = list(converters.convert(dataset, architecture, lengths, vocabulary=Ids(), pack=False).as_numpy_iterator())
+  rows = list(
+    feature_converters.convert(dataset, architecture, lengths, vocabulary=Ids(), pack=False).as_numpy_iterator()
+  )
   return {name: jnp.asarray(np.stack([row[name] for row in rows])) for name in rows[0]}
 
 
@@ -348,7 +350,7 @@ def test_what_cannot_be_compared_is_refused(arguments, message):
 def test_data_and_loss_must_fit(arguments, message):
   """Texts are compared where there are two, and where dropout alone tells them apart it must."""
   with pytest.raises(UserError) as error:
-    runs.check(config_of(*arguments))
+    train_data.check(config_of(*arguments))
   assert message in str(error.value)
 
 

@@ -426,10 +426,10 @@ def test_a_file_that_is_not_there(tmp_path):
 @pytest.mark.parametrize("name", list(gin_names.MIXTURES))
 def test_mixtures_that_t2t_has_under_another_name(name):
   """They are registered by the module that the config names."""
-  from t2t.data import selection
+  from t2t.data import task_resolution
 
   ours, module = gin_names.MIXTURES[name]
-  assert selection.named(ours, modules=(module,)).name == ours
+  assert task_resolution.named(ours, modules=(module,)).name == ours
 
 
 def test_main_prints_a_config_to_save_and_the_rest_apart(tmp_path, capsys):

@@ -6,7 +6,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import converters
+from t2t.data import feature_converters
 
 
 class Vocabulary(seqio.PassThroughVocabulary):
@@ -34,12 +34,12 @@ ZERO_IS_TEXT = Vocabulary(pad_id=1, bos_id=1)
 
 def convert(examples, architecture, *, inputs_length=8, targets_length=6, vocabulary=ZERO_PADS, pack=False):
   features = tuple(examples[0])
-  lengths = converters.feature_lengths(
+  lengths = feature_converters.feature_lengths(
     architecture, features, inputs_length=inputs_length, targets_length=targets_length
   )
   signature = {name: tf.TensorSpec([None], tf.int32) for name in features}
   dataset = tf.data.Dataset.from_generator(lambda: iter(examples), output_signature=signature)
-  converted = converters.convert(dataset, architecture, lengths, vocabulary=vocabulary, pack=pack)
+  converted = feature_converters.convert(dataset, architecture, lengths, vocabulary=vocabulary, pack=pack)
   return [{name: x.tolist() for name, x in row.items()} for row in converted.as_numpy_iterator()]
 
 
@@ -145,16 +145,16 @@ def test_token_types():
   """BERT's: the first part with its separator, then the rest."""
   cls, a, b, sep, c = 2, 5, 6, 7, 8
   tokens = tf.constant([cls, a, b, sep, c, sep])
-  np.testing.assert_array_equal(converters.token_types(tokens, sep), [0, 0, 0, 0, 1, 1])
-  np.testing.assert_array_equal(converters.token_types(tokens, None), [0] * 6)
+  np.testing.assert_array_equal(feature_converters.token_types(tokens, sep), [0, 0, 0, 0, 1, 1])
+  np.testing.assert_array_equal(feature_converters.token_types(tokens, None), [0] * 6)
 
 
 def test_lengths_of_the_model():
   """A decoder alone has inputs and targets in one sequence; an encoder alone has its inputs."""
 
   def lengths(architecture, *features):
-    found = converters.feature_lengths(architecture, features, inputs_length=8, targets_length=6)
-    return converters.model_lengths(architecture, found)
+    found = feature_converters.feature_lengths(architecture, features, inputs_length=8, targets_length=6)
+    return feature_converters.model_lengths(architecture, found)
 
   assert lengths("encoder_decoder", "inputs", "targets") == {"encoder": 8, "decoder": 6}
   assert lengths("decoder_only", "inputs", "targets") == {"decoder": 14}
@@ -165,4 +165,4 @@ def test_lengths_of_the_model():
 def test_an_unknown_architecture_is_refused():
   """The message lists those there are."""
   with pytest.raises(UserError, match="encoder_decoder, decoder_only, encoder_only"):
-    converters.feature_lengths("encoder", ("targets",), inputs_length=8, targets_length=6)
+    feature_converters.feature_lengths("encoder", ("targets",), inputs_length=8, targets_length=6)

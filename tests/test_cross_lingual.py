@@ -12,7 +12,7 @@ import trained
 
 from t2t import UserError
 from t2t import __main__ as command
-from t2t.data import registry, selection
+from t2t.data import registry, task_resolution
 from t2t.data.sources import released
 from t2t.evaluation import languages, results
 
@@ -71,7 +71,7 @@ def test_what_tfds_has_not_is_said():
 
 def test_a_language_that_there_is_not():
   with pytest.raises(UserError, match=r"config.eval.tasks: sv: no such task.*there are xnli_ar"):
-    selection.select(seqio.MixtureRegistry.get("xnli"), ["sv"])
+    task_resolution.select(seqio.MixtureRegistry.get("xnli"), ["sv"])
 
 
 # ---- The table -------------------------------------------------------------------------------------------------------

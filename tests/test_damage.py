@@ -17,14 +17,14 @@ import trained
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import manager, manifest, restore, verify
-from t2t.data import streams
+from t2t.data import batch_iterator
 
 CONFIG = test_checkpoint.CONFIG
 
 
 def positions(step: int, number: int = 2) -> dict[str, bytes]:
   """Streams as a run saves them, as far as it matters here."""
-  names = [streams.stream_name(stream, number) for stream in range(number)]
+  names = [batch_iterator.stream_name(stream, number) for stream in range(number)]
   return {name: json.dumps({"step": step, "stream": name, "position": 7 * step}).encode() for name in names}
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from t2t import sharding
 from t2t.configuration.schema import DataConfig
-from t2t.data import documentation, pipeline, registry
+from t2t.data import docs_corpus, pipeline, registry
 from t2t.data.sources import docstrings
 
 registry.load("t2t.tasks.docs")
@@ -33,7 +33,7 @@ def document(name, package="a", rest="What follows is long enough to say what th
 def installed(tmp_path, monkeypatch):
   """Forty docstrings of two packages, as the only documentation that is installed."""
   monkeypatch.setenv("T2T_CACHE_DIR", str(tmp_path))
-  folder = documentation.folder()
+  folder = docs_corpus.folder()
   folder.mkdir(parents=True)
   for split in ("train", "validation"):
     documents = [document(f"{split} {i}", package=("scipy", "numpy")[i % 2]) for i in range(10, 50)]
@@ -132,7 +132,7 @@ def test_which_package_it_is_of(installed):
   """Its name is the answer, and the class has its number among all whose documentation is read."""
   for each in examples("docs_package"):
     name = each["targets_pretokenized"].decode()
-    assert documentation.NAMES[each["label"]] == name and each["options"].tolist()[each["label"]].decode() == name
+    assert docs_corpus.NAMES[each["label"]] == name and each["options"].tolist()[each["label"]].decode() == name
     assert each["inputs_pretokenized"].decode().startswith("docs package summary: Return the value of")
 
 

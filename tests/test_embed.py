@@ -16,7 +16,7 @@ import trained
 from t2t import __main__ as command
 from t2t import sharding
 from t2t.checkpoints import pretrained
-from t2t.data import answering
+from t2t.data import head_examples
 from t2t.evaluation import probes
 from t2t.generation import embedding
 
@@ -56,7 +56,7 @@ def expected(architecture, texts, *, pool, longest=48):
   mesh = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
   loaded = pretrained.load(source, mesh)
   model, vocabulary = nnx.merge(loaded.graphdef, loaded.params), pretrained.vocabulary(source)
-  framing = answering.Framing.of(vocabulary, architecture)
+  framing = head_examples.Framing.of(vocabulary, architecture)
   side, found = model.architecture.answers, []
   for text in texts:
     room = longest - len(framing.begin) - len(framing.end)

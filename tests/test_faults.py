@@ -21,7 +21,7 @@ import test_sources
 
 from t2t import UserError, sharding
 from t2t.configuration.schema import DataConfig
-from t2t.data import pipeline, rows, sources
+from t2t.data import example_windows, pipeline, sources
 from t2t.data.sources import faults, parquet_files, scan, text_files
 from t2t.storage import records as tfrecords
 
@@ -219,7 +219,7 @@ def test_an_error_of_the_pipeline_is_itself(tmp_path, monkeypatch):
   def fail(*unused):
     raise KeyError("of a preprocessor")
 
-  monkeypatch.setattr(rows.Source, "windows", fail)
+  monkeypatch.setattr(example_windows.Source, "windows", fail)
   with pytest.raises(KeyError, match="of a preprocessor") as raised:
     next(iterator)
   (note,) = raised.value.__notes__

@@ -9,7 +9,7 @@ import test_rows
 
 from t2t.configuration.loading import load_config, records
 from t2t.configuration.schema import DataConfig
-from t2t.data import filled, pipeline, rows
+from t2t.data import default_features, example_windows, pipeline
 from t2t.training import recipe
 
 
@@ -35,9 +35,9 @@ def data(tmp_path):
 @pytest.mark.parametrize("pack", [False, True])
 def test_masked_lm_and_translation_lm_are_mixed(monkeypatch, data, pack):
   """Stopped after any step and gone on bit for bit; the plan has the features of the batches."""
-  monkeypatch.setattr(rows, "_EXAMPLES_OF_WINDOW", 8)
-  monkeypatch.setattr(rows, "_MIXED_PACKED", 12)
-  monkeypatch.setattr(rows, "_MIXED_ALONE", 12)
+  monkeypatch.setattr(example_windows, "_EXAMPLES_OF_WINDOW", 8)
+  monkeypatch.setattr(example_windows, "_MIXED_PACKED", 12)
+  monkeypatch.setattr(example_windows, "_MIXED_ALONE", 12)
   data = dataclasses.replace(data, pack=pack)
   iterator = test_rows.batches(data, "encoder_only", num_streams=2)
   test_rows.assert_stopping_changes_nothing(iterator, every=7)
@@ -71,7 +71,7 @@ def test_what_is_filled_in_is_what_the_model_would_have_been_given(data, pack):
   other = pipeline.load_task(
     dataclasses.replace(alone, files=data.sources["b"].files, eval_files="", objective="translation_lm")
   )
-  completed, same = filled.alike([task, other.replace(name="other")])
+  completed, same = default_features.alike([task, other.replace(name="other")])
   assert set(completed.output_features) == set(same.output_features) == set(other.output_features)
   made = lambda task: [
     {name: np.asarray(x) for name, x in row.items()}
@@ -93,7 +93,7 @@ def test_fragments_at_their_places_and_others(data):
     pipeline.load_task(dataclasses.replace(data, sources={}, files=data.sources["a"].files, objective=objective))
     for objective in ("mass_in_place", "mass")
   ]
-  placed, plain = filled.alike([task.replace(name=str(i)) for i, task in enumerate(tasks)])
+  placed, plain = default_features.alike([task.replace(name=str(i)) for i, task in enumerate(tasks)])
   assert "target_places" in tasks[0].output_features and "target_places" not in tasks[1].output_features
   found = next(pipeline.task_examples(data, "encoder_decoder", plain, split="train").as_numpy_iterator())
   assert found["target_places"].tolist() == list(range(len(found["targets"])))
@@ -106,5 +106,5 @@ def test_what_does_not_follow_is_not_made_up(data):
     dataclasses.replace(data, sources={}, files=data.sources["a"].files, objective=objective)
   ).replace(name=objective)
   tasks = [of("masked_lm"), of("span_corruption")]
-  assert filled.alike(tasks) == tasks
+  assert default_features.alike(tasks) == tasks
   assert isinstance(pipeline.load_task(data), seqio.Mixture)

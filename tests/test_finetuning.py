@@ -7,7 +7,7 @@ import toy
 import trained
 
 from t2t import UserError
-from t2t.data import documentation
+from t2t.data import docs_corpus
 
 _SHORT = ("--config.train.batch_size=8", "--config.data.num_streams=1", "--config.eval.batch_size=8")
 
@@ -21,7 +21,7 @@ def finetuning():
 def installed(tmp_path, monkeypatch):
   """Docstrings that differ in a name alone."""
   monkeypatch.setenv("T2T_CACHE_DIR", str(tmp_path / "cache"))
-  folder = documentation.folder()
+  folder = docs_corpus.folder()
   folder.mkdir(parents=True)
   for split in ("train", "validation"):
     text = "Return the value of {0}. What follows is long enough to say what the function is good for: {0}."

@@ -15,17 +15,17 @@ from t2t import UserError, task_metrics
 from t2t.configuration.loading import load_config, records
 from t2t.configuration.schema import DataConfig
 from t2t.data import (
-  answering,
-  answers,
-  checks,
+  example_windows,
   first_examples,
+  head_examples,
   pipeline,
-  rows,
-  runs,
-  selection,
-  text_formats,
+  postprocessors,
+  preprocessors,
+  shard_order,
+  task_resolution,
+  train_data,
+  validation,
   vocabularies,
-  windows,
 )
 from t2t.data.preview import examples as previews
 from t2t.data.sources import faults, slices
@@ -52,10 +52,10 @@ def register():
       source=source or seqio.FunctionDataSource(function, splits=("train", "validation")),
       preprocessors=[
         *steps,
-        *text_formats.preprocessors(text_formats.labelled, prefix=name, fields=("text",), labels=LABELS),
+        *preprocessors.text_to_text(preprocessors.labelled, prefix=name, fields=("text",), labels=LABELS),
       ],
-      output_features=text_formats.t5_features(),
-      postprocess_fn=answers.label(LABELS),
+      output_features=preprocessors.t5_features(),
+      postprocess_fn=postprocessors.label(LABELS),
       metric_fns=list(metrics),
     )
     names.append((seqio.TaskRegistry, name))
@@ -84,7 +84,7 @@ def data_of(mixture, **options):
 
 
 def check(data, **options):
-  return checks.check(data, **{"batch_size": 8, "model_vocab_size": 384, **options})
+  return validation.check(data, **{"batch_size": 8, "model_vocab_size": 384, **options})
 
 
 # ---- Tasks that make nothing -----------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def test_a_stream_whose_share_makes_nothing_reads_the_other_shares(register, sma
   name = register("odd_numbers", odd, number=60)
   data = data_of(name)
   plan = pipeline.plan(data, "encoder_decoder", pipeline.load_task(data), train=True, seed=1)
-  (source,) = rows.sources_of(plan, 2)
+  (source,) = example_windows.sources_of(plan, 2)
   texts = [[record for piece in share for _, record in source.records.read(piece)] for share in source.shares]
   assert all(int(record[1].split()[-1]) % 2 == 0 for record in texts[0])
   test_rows.assert_stopping_changes_nothing(batches(data), steps=4)
@@ -148,7 +148,7 @@ class _Shards:
   num_columns = 1
 
   def shards(self):
-    return [windows.Shard(1e6)] * 12
+    return [shard_order.Shard(1e6)] * 12
 
   def read(self, piece):
     yield 10**6, (b"%d" % piece.shard,)
@@ -160,7 +160,7 @@ class _Shards:
 def shards_of(name, *, num_streams, seed):
   data = data_of(name)
   plan = pipeline.plan(data, "encoder_decoder", pipeline.load_task(data), train=True, seed=seed)
-  return rows.Source(plan, plan.task, _Shards(), windows.shares(_Shards().shards(), num_streams))
+  return example_windows.Source(plan, plan.task, _Shards(), shard_order.shares(_Shards().shards(), num_streams))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -168,17 +168,17 @@ def test_one_example_in_an_epoch_is_enough(register, seed):
   """Wherever the order of an epoch has it: at the beginning of one and at the end of the next."""
   source = shards_of(register("a_twelfth"), num_streams=1, seed=seed)
   read = []
-  for window in itertools.islice(source.windows(0, windows.Place()), 600):
+  for window in itertools.islice(source.windows(0, shard_order.Place()), 600):
     read.append(window.place)
     if window.records == [(b"7",)]:
       source.progress.note(0)
-  order = itertools.islice(source.order(0).windows(_Shards(), windows.Place()), 600)
+  order = itertools.islice(source.order(0).windows(_Shards(), shard_order.Place()), 600)
   assert read == [window.place for window in order]
 
 
 def test_shares_without_an_example_end(register):
   source = shards_of(register("no_twelfth"), num_streams=2, seed=1)
-  assert len(list(itertools.islice(source.windows(0, windows.Place()), 600))) <= 2 * (6 + 12 + 2 * 4)
+  assert len(list(itertools.islice(source.windows(0, shard_order.Place()), 600))) <= 2 * (6 + 12 + 2 * 4)
 
 
 # ---- What is said of the first ---------------------------------------------------------------------------------------
@@ -214,13 +214,13 @@ def test_a_preview_counts_what_is_cut(register, architecture):
   register.mix("cut_mixture", {register("cut_preview"): 1.0})
   for name in ("cut_preview", "cut_mixture"):
     data = data_of(name, targets_length=9)
-    task = selection.for_architecture(pipeline.load_task(data), architecture)
+    task = task_resolution.for_architecture(pipeline.load_task(data), architecture)
     shown = previews.preview(data, architecture, task, split="train", num_records=2, num_examples=20)
     assert previews.summarize(shown).truncated["targets"] == 10
     assert max(len(shown.trimmed(i)["targets"]) for i in range(20)) == 9
 
 
-HEADS = answering.needs.HeadConfig("unanswered", 2, "class", LABELS, reads="first")
+HEADS = head_examples.needs.HeadConfig("unanswered", 2, "class", LABELS, reads="first")
 
 
 @pytest.mark.parametrize("heads", [(), (HEADS,)])
@@ -302,7 +302,7 @@ def test_heads_follow_from_the_examples_of_a_task(register):
   """A task that measures nothing is learnt by a head all the same; one of text that has no question is none."""
   config = records(load_config("tiny_bert"))
   name = register("unmeasured", metrics=())
-  run = runs.resolved(config.with_(data={"mixture": name, "vocabulary": "bytes", "eval_split": "validation"}))
+  run = train_data.resolved(config.with_(data={"mixture": name, "vocabulary": "bytes", "eval_split": "validation"}))
   assert run.train.loss == "heads"
   assert [(head.kind, head.labels) for head in run.model.heads] == [("class", LABELS)]
 

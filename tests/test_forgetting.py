@@ -7,7 +7,7 @@ import pytest
 import toy
 
 from t2t import UserError
-from t2t.data import registry, selection
+from t2t.data import registry, task_resolution
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def forgetting():
 
 def examples(forgetting, name, split):
   """Things and the answer."""
-  task = selection.named(name, modules=(str(forgetting._TASKS),))
+  task = task_resolution.named(name, modules=(str(forgetting._TASKS),))
   return [
     (each["inputs_pretokenized"].decode(), each["targets_pretokenized"].decode())
     for each in task.get_dataset({"inputs": 64, "targets": 16}, split, shuffle=False).as_numpy_iterator()
@@ -33,7 +33,7 @@ def test_the_questions_are_of_the_same_things(forgetting):
   assert len(trained & {things for things, _ in old}) < 5
   answers = collections.Counter(answer for _, answer in old)
   assert len(answers) == 4 and max(answers.values()) < 0.4 * len(old)
-  assert "train" not in selection.named(f"{forgetting.OLD}_held_out", modules=()).splits
+  assert "train" not in task_resolution.named(f"{forgetting.OLD}_held_out", modules=()).splits
   for things, answer in old[:20]:
     assert answer in ("first", "second", "third", "fourth") and things.startswith(f"{forgetting.OLD} things: ")
   registry.load(str(forgetting._TASKS))  # again, as a command does that runs in the same process

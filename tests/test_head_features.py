@@ -16,8 +16,8 @@ import toy
 from t2t import features, sharding
 from t2t.checkpoints import pretrained
 from t2t.configuration.schema import DataConfig, EvalConfig
-from t2t.data import answering, framing, pipeline, vocabularies
-from t2t.data.answering import kinds
+from t2t.data import head_examples, pipeline, special_tokens, vocabularies
+from t2t.data.head_examples import kinds
 from t2t.evaluation import few_shot, methods
 from t2t.generation import answerer, line_files, marking, row_batches
 from t2t.losses import head_losses
@@ -73,15 +73,15 @@ RECORDS = {
 
 def title(example, reading):
   """A title, for whose class its middle answers."""
-  tokens, types = framing.framed(reading.encode(example["title"][None]), reading.framing, reading.length)
+  tokens, types = special_tokens.framed(reading.encode(example["title"][None]), reading.framing, reading.length)
   at, label, size = tf.size(tokens) // 2, tf.cast(example["label"], tf.int32), tf.size(tokens)
   return {
     "inputs": tokens,
     "inputs_uncut": size,
     "token_types": types,
     "texts": tf.zeros_like(tokens),
-    "answer_heads": framing.one_hot(at, size, reading.number + 1),
-    "answer_targets": framing.one_hot(at, size, tf.maximum(label, 0)),
+    "answer_heads": special_tokens.one_hot(at, size, reading.number + 1),
+    "answer_targets": special_tokens.one_hot(at, size, tf.maximum(label, 0)),
     "has_answer": label >= 0,
   }
 
@@ -136,7 +136,7 @@ class Case:
 
   def trained_on(self):
     """Model features of a batch, as `pipeline.train_batches` has them of the task."""
-    task = answering.for_heads(self.task, self.config.architecture, self.config.heads)
+    task = head_examples.for_heads(self.task, self.config.architecture, self.config.heads)
     examples = pipeline.task_examples(DATA, self.config.architecture, task, split="train")
     rows = list(pipeline.model_features(DATA, self.config.architecture, task, examples).as_numpy_iterator())
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}

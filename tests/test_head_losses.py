@@ -15,7 +15,7 @@ import toy
 
 from t2t import UserError, losses, metrics, sharding
 from t2t.configuration.loading import load_config, records
-from t2t.data import converters
+from t2t.data import feature_converters
 from t2t.generation import row_batches
 from t2t.losses import head_losses
 from t2t.models import auxiliary, task_heads
@@ -74,7 +74,9 @@ def batch_of(examples, architecture, *, pack):
   """Model features of examples, [rows, LENGTH]."""
   signature = dict.fromkeys(FEATURES, tf.TensorSpec([None], tf.int32))
   dataset = tf.data.Dataset.from_generator(lambda: iter(examples), output_signature=signature)
-  rows = converters.convert(dataset, architecture, dict.fromkeys(FEATURES, LENGTH), vocabulary=Vocabulary(), pack=pack)
+  rows = feature_converters.convert(
+    dataset, architecture, dict.fromkeys(FEATURES, LENGTH), vocabulary=Vocabulary(), pack=pack
+  )
   rows = list(rows.as_numpy_iterator())
   return {name: jnp.asarray(np.stack([row[name] for row in rows])) for name in rows[0]}
 

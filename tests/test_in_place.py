@@ -9,7 +9,7 @@ import toy
 
 from t2t import UserError
 from t2t.configuration.schema import DataConfig
-from t2t.data import converters, objectives, pipeline
+from t2t.data import feature_converters, objectives, pipeline
 from t2t.data.objectives import corruption, in_place, masking
 from t2t.training import recipe
 
@@ -35,10 +35,12 @@ def examples(preprocessor, *documents, inputs=16, targets=16, seed=0, **options)
 
 def batch(found, *, inputs=8, targets=6, pack=False):
   """The model features of examples."""
-  lengths = converters.feature_lengths("encoder_decoder", tuple(found[0]), inputs_length=inputs, targets_length=targets)
+  lengths = feature_converters.feature_lengths(
+    "encoder_decoder", tuple(found[0]), inputs_length=inputs, targets_length=targets
+  )
   signature = {name: tf.TensorSpec([None], tf.int32) for name in found[0]}
   dataset = tf.data.Dataset.from_generator(lambda: iter(found), output_signature=signature)
-  converted = converters.convert(dataset, "encoder_decoder", lengths, vocabulary=Ids(), pack=pack)
+  converted = feature_converters.convert(dataset, "encoder_decoder", lengths, vocabulary=Ids(), pack=pack)
   return [{name: x.tolist() for name, x in row.items()} for row in converted.as_numpy_iterator()]
 
 

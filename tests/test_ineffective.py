@@ -13,7 +13,7 @@ import toy
 from t2t import UserError
 from t2t.configuration import stages
 from t2t.configuration.loading import config_names, load_config, override, records
-from t2t.data import runs
+from t2t.data import train_data
 from t2t.training import ineffective, optimizers, schedules
 
 
@@ -189,17 +189,17 @@ def test_a_source_that_is_never_drawn_is_reported(monkeypatch, capsys):
     mixture = seqio.Mixture("drawn", [("often", 1.0), ("seldom", rate)])
     monkeypatch.setitem(seqio.MixtureRegistry._REGISTRY, "drawn", mixture)
     config = test_runs.registered_run("drawn", train_split="train").with_(train={"steps": 4, "batch_size": 2})
-    runs._tell_undrawn(stages.of(config)[0])
+    train_data._tell_undrawn(stages.of(config)[0])
     said = capsys.readouterr().err
     assert ("drawn: seldom has 0.001 of the draws" in said) == (rate < 0.01) and "about" not in said
-    runs._tell_undrawn(stages.of(config.with_(train={"steps": 3, "epochs": 1.0}))[0])
+    train_data._tell_undrawn(stages.of(config.with_(train={"steps": 3, "epochs": 1.0}))[0])
     assert "of seldom about" in capsys.readouterr().err
 
 
 def test_epochs_that_leave_examples_unread_are_reported(config, capsys):
   """Of five examples a step of four leaves one."""
   for number, unread in ((2.0, False), (2.5, True)):
-    runs.resolved_stages(test_runs.epochs(config, number, batch_size=4))
+    train_data.resolved_stages(test_runs.epochs(config, number, batch_size=4))
     assert ("unread in the last epoch" in capsys.readouterr().err) == unread
 
 

@@ -15,7 +15,7 @@ import trained
 
 from t2t import UserError
 from t2t import __main__ as command
-from t2t.data.answering import tags as tags_lib
+from t2t.data.head_examples import tags as tags_lib
 
 run = test_infer_answers.run  # the fixture
 

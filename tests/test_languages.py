@@ -12,7 +12,7 @@ from t2t import UserError
 from t2t import __main__ as command
 from t2t.configuration.loading import load_config, override, records
 from t2t.configuration.schema import DataConfig
-from t2t.data import languages, pipeline, runs
+from t2t.data import languages, pipeline, train_data
 
 
 def sources(**named):
@@ -105,8 +105,8 @@ def test_held_out_text_of_each_source(typed):
   """As many batches as of all together, of its own text alone, and of the shape that is compiled already."""
   config = records(override(load_config("tiny_bert"), with_pairs(typed)[:-1]))  # pairs without a language
   config = config.with_(data=vars(data_of(with_pairs(typed), pack=True)), train={"batch_size": 8}, eval={"batches": 4})
-  of_all = runs.eval_batches(config, test_rows.mesh())
-  found = runs.eval_batches_by_source(config, test_rows.mesh())
+  of_all = train_data.eval_batches(config, test_rows.mesh())
+  found = train_data.eval_batches_by_source(config, test_rows.mesh())
   assert list(found) == ["both", "en", "sw"]
   own = {"both": b"abcvwx", "en": b"abcde", "sw": b"uvwxy"}
   for name, batches in found.items():

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from t2t.data import answering, framing, registry, selection, vocabularies
-from t2t.data.answering import mentions
-from t2t.data.answering.reading import Reading
+from t2t.data import head_examples, registry, special_tokens, task_resolution, vocabularies
+from t2t.data.head_examples import mentions
+from t2t.data.head_examples.reading import Reading
 from t2t.generation import answerer
 from t2t.models.config import HeadConfig
 
 BYTES = vocabularies.load("bytes", extra_ids=0)
-BERT = framing.Framing((101,), (102,), (102,))
+BERT = special_tokens.Framing((101,), (102,), (102,))
 
 
 def asked(example, *, vocabulary=BYTES, length=200, number=0):
@@ -99,11 +99,11 @@ def test_a_query_is_one_example_for_a_head(tmp_path):
   line = f'{{"idx": 3, "passage": {{"text": "{text}", "entities": [{", ".join(entities)}]}}, "qas": [{query}]}}'
   (tmp_path / "ReCoRD" / "train.jsonl").write_text(line)
   task = registry.task_or_mixture("super_glue_record", modules=("t2t.tasks.superglue",))
-  task = selection.adapt(task, vocabulary=BYTES, folders={"superglue": str(tmp_path)})
-  assert answering.need_of(task) == answering.Need("record", "choice", (), 1)
+  task = task_resolution.adapt(task, vocabulary=BYTES, folders={"superglue": str(tmp_path)})
+  assert head_examples.need_of(task) == head_examples.Need("record", "choice", (), 1)
   head = HeadConfig("record", 1, "choice")
   asks = lambda task: list(task.get_dataset({"inputs": 200, "targets": 9}, split="train", shuffle=False))
-  (found,) = asks(answering.for_heads(task, "encoder_only", (head,)))
+  (found,) = asks(head_examples.for_heads(task, "encoder_only", (head,)))
   assert found["options"].numpy().tolist() == [b"Ann", b"Bob", b"Eve"]
   logits = np.array([[0.0], [1.0], [0.5]], np.float32)
   example = {name: x.numpy() for name, x in found.items()}

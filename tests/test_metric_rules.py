@@ -14,7 +14,7 @@ import seqeval.metrics
 import sklearn.metrics
 
 from t2t import task_metrics
-from t2t.data import answers
+from t2t.data import postprocessors
 from t2t.evaluation import benchmarks, classification_report, results
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -83,7 +83,7 @@ def test_squad_is_the_scripts(prediction):
     assert task_metrics.squad([gold], [prediction]) == pytest.approx({"exact_match": exact, "f1": f1}), gold
     query = {"group": 0, "answers": gold}
     assert task_metrics.record([query], [prediction]) == pytest.approx({"exact_match": exact, "f1": f1}), gold
-    if prediction != answers.UNANSWERABLE:
+    if prediction != postprocessors.UNANSWERABLE:
       exact, f1 = squad_v2(gold, prediction)
       assert task_metrics.squad_v2([gold], [prediction]) == pytest.approx({"exact_match": exact, "f1": f1}), gold
 
@@ -91,12 +91,12 @@ def test_squad_is_the_scripts(prediction):
 @pytest.mark.parametrize("prediction", ODD)
 def test_a_question_without_an_answer_is_the_scripts(prediction):
   """An empty answer is right, and so is the word that models write in its place."""
-  right = 100.0 if prediction == answers.UNANSWERABLE or not tokens(prediction) else 0.0
+  right = 100.0 if prediction == postprocessors.UNANSWERABLE or not tokens(prediction) else 0.0
   assert task_metrics.squad_v2([[]], [prediction]) == {"exact_match": right, "f1": right}
 
 
 def test_a_question_with_an_answer_is_not_answered_by_withholding_it():
-  for prediction in ("", answers.UNANSWERABLE):
+  for prediction in ("", postprocessors.UNANSWERABLE):
     assert task_metrics.squad_v2([["Paris"]], [prediction]) == {"exact_match": 0.0, "f1": 0.0}
 
 

@@ -19,7 +19,7 @@ from t2t import UserError
 from t2t import __main__ as command
 from t2t.configuration.loading import load_config, override, records
 from t2t.configuration.schema import DataConfig
-from t2t.data import checks, mixed, pipeline, rows, selection, vocabularies
+from t2t.data import example_windows, mixture, pipeline, task_resolution, validation, vocabularies
 from t2t.data.sources import scan
 from t2t.training import recipe
 
@@ -31,7 +31,7 @@ def sources(**named):
 
 
 def rates(named, sizes=None, **data):
-  return mixed.rates(DataConfig(sources=sources(**named), **data), lambda name: (sizes or {})[name])
+  return mixture.rates(DataConfig(sources=sources(**named), **data), lambda name: (sizes or {})[name])
 
 
 # ---- How often -------------------------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def test_configs_of_many_languages_draw_them_as_published(name, alpha):
   languages = [f"--config.data.sources.{language}.files={language}.txt" for language in SIZES]
   data = records(override(load_config(name), [*languages, "--config.data.vocabulary=bytes"])).data
   expected = np.array(list(SIZES.values())) ** alpha
-  np.testing.assert_allclose(list(mixed.rates(data, SIZES.get).values()), expected / expected.sum())
+  np.testing.assert_allclose(list(mixture.rates(data, SIZES.get).values()), expected / expected.sum())
   assert not data.mixture
 
 
@@ -103,7 +103,7 @@ def test_100000_draws_are_as_the_formula_says(kind):
   expected = np.array(list(rates(named, SIZES | {"a": 3.0, "b": 1.0}, **data).values()))
   streams = []
   for stream in range(2):
-    found = rows.drawn_tasks(
+    found = example_windows.drawn_tasks(
       list(expected), seed=7, stream=tf.constant(stream, tf.int64), first=tf.constant(0, tf.int64)
     )
     drawn = next(iter(found.batch(50_000))).numpy()
@@ -118,7 +118,7 @@ def test_where_tasks_stand_behind_each_example(drawn):
   """As one example after another moves its own task."""
   stands = np.arange(6).reshape(3, 2)
   positions = 100 + np.arange(2 * len(drawn)).reshape(-1, 2)
-  found = rows.places_behind(*(tf.constant(x, tf.int64) for x in (stands, drawn, positions))).numpy()
+  found = example_windows.places_behind(*(tf.constant(x, tf.int64) for x in (stands, drawn, positions))).numpy()
   for number, task in enumerate(drawn):
     stands[task] = positions[number]
     np.testing.assert_array_equal(found[number], stands)
@@ -159,7 +159,7 @@ def test_stopped_after_every_step(small, data, register, pack):
   data = dataclasses.replace(data, pack=pack, sources={**data.sources, "qa": qa})
   iterator = test_rows.batches(data, num_streams=2)
   assert [task.name for task in iterator._plan.tasks] == ["a", "b", "mixed_questions"]
-  np.testing.assert_allclose(rows.mixing_rates(iterator._plan), [0.5625, 0.1875, 0.25])
+  np.testing.assert_allclose(example_windows.mixing_rates(iterator._plan), [0.5625, 0.1875, 0.25])
   test_rows.assert_stopping_changes_nothing(iterator, every=2)
 
 
@@ -180,7 +180,7 @@ def test_sizes_of_what_is_too_large_to_be_counted(small, data, tmp_path, monkeyp
   (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text, "url": "x" * 99}) for text in texts["a"]))
   (tmp_path / "b.txt").write_text("\n".join(texts["b"]))
   data = with_source(data, "a", files=f"{tmp_path}/a.jsonl")
-  for size in mixed.SIZES:
+  for size in mixture.SIZES:
     task = pipeline.load_task(dataclasses.replace(data, size=size))
     assert [task.get_rate(each) for each in task.tasks] == pytest.approx([2 / 3, 1 / 3], rel=0.02)
 
@@ -214,7 +214,7 @@ def test_passes_over_each_source_are_counted(small, data):
 def test_passes_are_counted_within_a_window_of_mixed_examples(small, data, tmp_path, monkeypatch, pack):
   """A window is hundreds of examples of each stream: a small source would be through long before it is told."""
   for name, size in {"_MIXED_ALONE": 4_096, "_MIXED_PACKED": 4_096, "_EXAMPLES_OF_WINDOW": 1}.items():
-    monkeypatch.setattr(rows, name, size)
+    monkeypatch.setattr(example_windows, name, size)
   for name in "ab":
     (tmp_path / f"{name}.txt").write_text("\n".join(f"{name} {number:058}" for number in range(20)))
     data = with_source(data, name, rate=1.0, objective="drop_tokens")
@@ -317,7 +317,7 @@ def test_what_cannot_be_mixed_is_refused(named, changes, message):
   data = DataConfig(sources=sources(**named), **changes)
   with pytest.raises(UserError, match=message):
     data.parts()
-    mixed.rates(data, lambda name: 1.0)
+    mixture.rates(data, lambda name: 1.0)
 
 
 def test_sources_that_do_not_go_together_are_refused(data, register):
@@ -354,7 +354,7 @@ def test_text_that_makes_no_example_is_refused(small, data, tmp_path):
   (tmp_path / "b.txt").write_text("\n".join("xyz"))
   data = dataclasses.replace(data, objective="neighbouring_sentences")
   with pytest.raises(UserError, match=r"sources.b.files: config.data.objective=.* makes no example"):
-    checks.check(data, batch_size=8, model_vocab_size=384, architecture="encoder_only")
+    validation.check(data, batch_size=8, model_vocab_size=384, architecture="encoder_only")
 
 
 @pytest.mark.parametrize("name", ["en-us", "a b", ""])
@@ -407,7 +407,7 @@ def test_the_commands_take_sources(small, data, tmp_path, capsys):
   assert "times (config.data.most_epochs=1); give it more text" in out.out + out.err
   assert command.main(["tasks", "show", "--config=t5_1_1_small", "--config.data.vocabulary=bytes", *typed]) == 0
   assert "a, b" in (said := capsys.readouterr().out) and "a 0.25, b 0.75" in said
-  assert selection.tasks_of(pipeline.load_task(data))[0].name == "a"
+  assert task_resolution.tasks_of(pipeline.load_task(data))[0].name == "a"
   (tmp_path / "in.txt").write_text("a word0 <extra_id_0>\n")
   options = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.jsonl"), "--max_length=8"]
   assert command.main(["infer", "--checkpoint", str(tmp_path / "run"), *options]) == 0

@@ -16,7 +16,7 @@ import toy
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
-from t2t.data import converters, objectives
+from t2t.data import feature_converters, objectives
 from t2t.data.objectives import next_tokens
 from t2t.generation import predictor, prompt_features
 
@@ -36,10 +36,10 @@ def examples(name, *documents, length=16, seed=0, **options):
 def batch(found, *, length=8, pack=False, vocabulary=None):
   """The model features of examples, as arrays of all rows."""
   names = tuple(found[0])
-  lengths = converters.feature_lengths("decoder_only", names, inputs_length=1, targets_length=length)
+  lengths = feature_converters.feature_lengths("decoder_only", names, inputs_length=1, targets_length=length)
   signature = {name: tf.TensorSpec([None], tf.int32) for name in names}
   dataset = tf.data.Dataset.from_generator(lambda: iter(found), output_signature=signature)
-  converted = converters.convert(dataset, "decoder_only", lengths, vocabulary=vocabulary or Ids(), pack=pack)
+  converted = feature_converters.convert(dataset, "decoder_only", lengths, vocabulary=vocabulary or Ids(), pack=pack)
   made = list(converted.as_numpy_iterator())
   return {name: np.stack([row[name] for row in made]) for name in made[0]}
 

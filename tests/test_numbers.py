@@ -20,7 +20,7 @@ from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import restore, rollback
 from t2t.configuration.loading import load_config, override, records
-from t2t.data import streams
+from t2t.data import batch_iterator
 from t2t.training import places, recipe
 from t2t.training.callbacks import nan_policy
 
@@ -183,7 +183,7 @@ def poison(monkeypatch, *numbers: int) -> None:
 
   A batch is known by its content.
   """
-  take, seen = streams.BatchIterator.next_rows, {}
+  take, seen = batch_iterator.BatchIterator.next_rows, {}
 
   def spoiling(self):
     rows = take(self)
@@ -193,7 +193,7 @@ def poison(monkeypatch, *numbers: int) -> None:
         each["decoder_loss_weights"] = each["decoder_loss_weights"] * np.float32(np.nan)
     return rows
 
-  monkeypatch.setattr(streams.BatchIterator, "next_rows", spoiling)
+  monkeypatch.setattr(batch_iterator.BatchIterator, "next_rows", spoiling)
 
 
 def arguments(text, workdir, *options):

@@ -17,7 +17,7 @@ import tensorflow as tf
 from t2t import UserError, sharding
 from t2t import __main__ as command
 from t2t.configuration.schema import DataConfig
-from t2t.data import checks, objectives, offline_cache, pipeline, selection, text_formats, vocabularies
+from t2t.data import objectives, offline_cache, pipeline, preprocessors, task_resolution, validation, vocabularies
 from t2t.data.objectives import annotated, pairs, pieces
 
 
@@ -47,10 +47,11 @@ def add(name, preprocessors):
     shuffle_buffer_size=10,
   )
 add("cache_test_spans", objectives.preprocessors("span_corruption"))
-add("cache_test_pairs", text_formats.preprocessors(text_formats.summarize, document="text", summary="title"))
+summaries = preprocessors.text_to_text(preprocessors.summarize, document="text", summary="title")
+add("cache_test_pairs", summaries)
 def fails(dataset):
   return dataset.map(lambda x: {**x, "title": tf.strings.as_string(tf.debugging.assert_less(1, 0, "on purpose") or 1)})
-add("cache_test_fails", [fails, *text_formats.preprocessors(text_formats.summarize, document="text", summary="title")])
+add("cache_test_fails", [fails, *summaries])
 seqio.MixtureRegistry.add("cache_test_both", [("cache_test_spans", 1.0), ("cache_test_pairs", 2.0)])
 """
 
@@ -84,7 +85,7 @@ def uncached(data):
 
 def write(data, *, num_files=4, splits=("train", "validation"), identity="1"):
   """The cache of a config's tasks, in seqio's format, without Beam."""
-  for task in selection.tasks_of(pipeline.load_task(uncached(data))):
+  for task in task_resolution.tasks_of(pipeline.load_task(uncached(data))):
     folder = pathlib.Path(offline_cache.folder_of(data.cache_dir, task))
     folder.mkdir(parents=True)
     before, _ = offline_cache.split_preprocessors(task)
@@ -149,7 +150,7 @@ def test_text_is_cached_as_tokens(name):
 
 def test_where_a_task_is_cached():
   """Behind its tokens, or at its own placeholder; a task with neither, or with noise before them, is refused."""
-  tokenize, eos = text_formats.tokenize, seqio.preprocessors.append_eos
+  tokenize, eos = preprocessors.tokenize, seqio.preprocessors.append_eos
   place = seqio.CacheDatasetPlaceholder()
   noise = seqio.map_over_dataset(lambda features, seed: features, num_seeds=1)
   source = seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: None, splits=["train"])
@@ -274,7 +275,7 @@ def test_what_seqio_cached_by_itself_is_read(data):
 
 
 def check(data):
-  checks.check(data, batch_size=8, model_vocab_size=384)
+  validation.check(data, batch_size=8, model_vocab_size=384)
 
 
 def test_a_cache_that_cannot_be_used(data, tmp_path):

@@ -14,7 +14,7 @@ import t2t
 from t2t import UserError, own_batches, own_rows
 from t2t.checkpoints import manager
 from t2t.configuration import loading
-from t2t.data import runs
+from t2t.data import train_data
 from t2t.training import meshes
 
 losses, text = test_followed.losses, test_followed.text
@@ -51,12 +51,12 @@ def test_what_the_pipeline_makes_trains_as_from_the_pipeline(text, tmp_path, nam
   """The same losses to the bit; whatever follows from the rest is left out, and comes out the same."""
   config = small(name, **{"data.files": str(text), "data.vocabulary": "bytes"})
   rows = list(t2t.train(config, str(tmp_path / "pipeline")))
-  run = runs.resolved(loading.records(config))
+  run = train_data.resolved(loading.records(config))
   mesh, _ = meshes.make(run)
   needed = lambda batch: {feature: np.asarray(batch[feature]) for feature in NEEDED[name]}
-  made = runs.batches(runs.resolved_stages(run), mesh, num_streams=2)
+  made = train_data.batches(train_data.resolved_stages(run), mesh, num_streams=2)
   given = [needed(next(made)) for _ in range(6)]
-  evaluated = [needed(batch) for batch in runs.eval_batches(run, mesh)]
+  evaluated = [needed(batch) for batch in train_data.eval_batches(run, mesh)]
   own = list(t2t.train(config, str(tmp_path / "own"), batches=given, eval_batches=evaluated))
   assert losses(own) == losses(rows) and losses(own)
   assert t2t.load(str(tmp_path / "own")).tokenize(["fox"])  # config.data.vocabulary is beside it

@@ -12,7 +12,7 @@ import test_rows
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.configuration.schema import DataConfig
-from t2t.data import checks, languages, objectives, pipeline
+from t2t.data import languages, objectives, pipeline, validation
 from t2t.data.objectives import pairs
 from t2t.data.sources import text_files, translation_memory
 
@@ -187,7 +187,7 @@ def test_what_cannot_be_tagged_or_turned(fields, message):
   with pytest.raises(UserError, match=message):
     languages.tags(data, where="config.data")
     objectives.preprocessors(data.objective, both_directions=data.both_directions)
-    checks.check(data, architecture="encoder_decoder", batch_size=8, model_vocab_size=384)
+    validation.check(data, architecture="encoder_decoder", batch_size=8, model_vocab_size=384)
 
 
 def test_tags_that_nothing_reads():
@@ -199,7 +199,7 @@ def test_tags_that_nothing_reads():
 def test_a_position_is_kept_in_both_directions(tmp_path, monkeypatch):
   """Stopped after any step, a run goes on with the same examples."""
   for name, size in (("_EXAMPLES_OF_WINDOW", 8), ("_MIXED_ALONE", 12)):
-    monkeypatch.setattr(f"t2t.data.rows.{name}", size)
+    monkeypatch.setattr(f"t2t.data.example_windows.{name}", size)
   data = data_of(files=written(tmp_path), both_directions=True, shuffle_buffer=5)
   iterator = test_rows.batches(data, num_streams=2)
   test_rows.assert_stopping_changes_nothing(iterator, every=7)

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from t2t import UserError, sharding
 from t2t.configuration.schema import DataConfig
-from t2t.data import checks, pipeline, registry, streams
-from t2t.data import identity as identities
+from t2t.data import batch_iterator, pipeline, registry, validation
+from t2t.data import fingerprint as identities
 from t2t.data.sources import scan
 
 WORDS = ["".join(chr(97 + (i * j * 7) % 26) for j in range(1, 3 + i % 5)) for i in range(19)]
@@ -128,9 +128,9 @@ def test_the_number_of_hosts_changes_nothing(data, mesh, num_hosts):
   plan = pipeline.plan(data, "encoder_decoder", pipeline.load_task(data), train=True, seed=1)
   parts = []
   for host in range(num_hosts):
-    iterator = streams.BatchIterator(
+    iterator = batch_iterator.BatchIterator(
       plan,
-      streams.host_streams(hosts[host], batch_size=8, num_streams=4),
+      batch_iterator.host_streams(hosts[host], batch_size=8, num_streams=4),
       num_streams=4,
       batch_size=8,
       batch_sharding=sharding.batch_sharding(mesh),
@@ -146,28 +146,30 @@ def test_the_number_of_hosts_changes_nothing(data, mesh, num_hosts):
 def test_streams_for_any_layout_of_hosts():
   """As many as divide the batch; best whole ones on each host, but hosts may share one."""
   one = {0: {(0, 12)}}
-  assert streams.choose_num_streams(one, batch_size=12) == 6
-  assert streams.choose_num_streams({0: {(0, 8)}}, batch_size=8, documents=5) == 1
+  assert batch_iterator.choose_num_streams(one, batch_size=12) == 6
+  assert batch_iterator.choose_num_streams({0: {(0, 8)}}, batch_size=8, documents=5) == 1
   many = {host: {(host * 2, host * 2 + 2)} for host in range(64)}
-  assert streams.choose_num_streams(many, batch_size=128) == 128
-  assert streams.choose_num_streams({host: {(host * 8, host * 8 + 8)} for host in range(256)}, batch_size=2048) == 256
-  assert streams.choose_num_streams(many, batch_size=128, wanted=8) == 8
-  assert streams.host_streams(many[9], batch_size=128, num_streams=8) == [1]
+  assert batch_iterator.choose_num_streams(many, batch_size=128) == 128
+  assert (
+    batch_iterator.choose_num_streams({host: {(host * 8, host * 8 + 8)} for host in range(256)}, batch_size=2048) == 256
+  )
+  assert batch_iterator.choose_num_streams(many, batch_size=128, wanted=8) == 8
+  assert batch_iterator.host_streams(many[9], batch_size=128, num_streams=8) == [1]
   shared = {0: {(0, 4)}, 1: {(0, 4)}, 2: {(4, 8)}, 3: {(4, 8)}}  # a tensor axis that spans two hosts
-  assert streams.choose_num_streams(shared, batch_size=8) == 8
-  assert streams.host_streams(shared[2], batch_size=8, num_streams=4) == [2, 3]
+  assert batch_iterator.choose_num_streams(shared, batch_size=8) == 8
+  assert batch_iterator.host_streams(shared[2], batch_size=8, num_streams=4) == [2, 3]
   apart = {(0, 2), (4, 6)}
-  assert streams.host_streams(apart, batch_size=8, num_streams=4) == [0, 2]
+  assert batch_iterator.host_streams(apart, batch_size=8, num_streams=4) == [0, 2]
   uneven = {0: {(0, 48)}, 1: {(48, 96)}, 2: {(96, 144)}}
-  assert streams.choose_num_streams(uneven, batch_size=144) == 24  # of those that three hosts divide
+  assert batch_iterator.choose_num_streams(uneven, batch_size=144) == 24  # of those that three hosts divide
   with pytest.raises(
     UserError, match=r"num_streams=5 does not divide config.train.batch_size=12.*\[1, 2, 3, 4, 6, 12\]"
   ):
-    streams.choose_num_streams(one, batch_size=12, wanted=5)
+    batch_iterator.choose_num_streams(one, batch_size=12, wanted=5)
 
 
 def test_rows_of_hosts(mesh):
-  (rows,) = streams.host_rows(sharding.batch_sharding(mesh), 8 * jax.device_count()).values()
+  (rows,) = batch_iterator.host_rows(sharding.batch_sharding(mesh), 8 * jax.device_count()).values()
   assert sum(stop - start for start, stop in rows) == 8 * jax.device_count()
 
 
@@ -254,7 +256,7 @@ def test_a_bad_line_in_the_middle_of_training(data, mesh, tmp_path, monkeypatch)
 
 
 def check(data, *, batch_size=8, model_vocab_size=384, **model):
-  checks.check(data, batch_size=batch_size, model_vocab_size=model_vocab_size, **model)
+  validation.check(data, batch_size=batch_size, model_vocab_size=model_vocab_size, **model)
 
 
 def test_good_data_passes(data):
@@ -394,7 +396,7 @@ def test_another_vocabulary_for_a_mixture(registered):
   """The mixture is rebuilt with it, outside the registry."""
   before = set(seqio.TaskRegistry.names())
   data = dataclasses.replace(registered, vocabulary="bytes", extra_ids=50)
-  checks.check(data, batch_size=8, model_vocab_size=384)
+  validation.check(data, batch_size=8, model_vocab_size=384)
   assert pipeline.vocabulary(data).vocab_size == 309
   assert pipeline.load_task(data).output_features["targets"].vocabulary.vocab_size == 309
   assert set(seqio.TaskRegistry.names()) - before == {"pipeline_test_task"}

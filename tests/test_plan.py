@@ -79,7 +79,7 @@ def test_a_plan_knows_which_tasks_have_inputs(tmp_path):
   """Of every objective, of tasks that come with t2t, and of a user's whatever its name: as it is registered."""
   import seqio
 
-  from t2t.data import converters, objectives, registry
+  from t2t.data import feature_converters, objectives, registry
 
   def planned(mixture, modules, **data):
     changed = config(name="tiny_gpt").with_(data={"mixture": mixture, "task_modules": modules} | data)
@@ -106,7 +106,7 @@ for name, objective in (("my_corpus", "causal_lm"), ("causal_lm_in_name_alone", 
   (tmp_path / "own.py").write_text(source)
   assert planned("my_corpus", (f"{tmp_path}/own.py",)) == ("targets",)
   assert planned("causal_lm_in_name_alone", (f"{tmp_path}/own.py",)) == ("inputs", "targets")
-  assert set(features.ARCHITECTURES) == set(converters.FEATURE_CONVERTERS)
+  assert set(features.ARCHITECTURES) == set(feature_converters.FEATURE_CONVERTERS)
 
 
 def test_flops_of_a_plan_are_those_of_the_program(small):

@@ -8,7 +8,7 @@ import trained
 
 from t2t import UserError
 from t2t.checkpoints import pretrained, select_task
-from t2t.data import objectives, prefixes, registry, selection, text_formats
+from t2t.data import objectives, preprocessors, registry, task_prefixes, task_resolution
 from t2t.generation import prompting
 
 
@@ -30,7 +30,7 @@ def loaded():
 )
 def test_prefixes_of_shipped_tasks(name, expected):
   loaded()
-  assert prefixes.of(selection.named(name, modules=())) == expected
+  assert task_prefixes.of(task_resolution.named(name, modules=())) == expected
 
 
 def test_a_prefix_is_what_an_example_begins_with():
@@ -39,27 +39,27 @@ def test_a_prefix_is_what_an_example_begins_with():
 
   options = {"prefix": "nli", "fields": ("first", "second"), "labels": ("no", "yes")}
   records = tf.data.Dataset.from_tensors({"first": "a", "second": "b", "label": 1})
-  example = next(iter(text_formats.labelled(records, **options)))
-  step = functools.partial(text_formats.labelled, **options)
-  assert example["inputs"].numpy().decode().startswith(prefixes._WRITES[step.func](step.keywords))
+  example = next(iter(preprocessors.labelled(records, **options)))
+  step = functools.partial(preprocessors.labelled, **options)
+  assert example["inputs"].numpy().decode().startswith(task_prefixes._WRITES[step.func](step.keywords))
   options = {"source": "en", "target": "de"}
   records = tf.data.Dataset.from_tensors({"en": "a", "de": "b"})
-  example = next(iter(text_formats.translate(records, **options)))
-  assert example["inputs"].numpy().decode().startswith(prefixes._WRITES[text_formats.translate](options))
-  assert set(prefixes._DENOISERS) <= set(objectives.OBJECTIVES)
+  example = next(iter(preprocessors.translate(records, **options)))
+  assert example["inputs"].numpy().decode().startswith(task_prefixes._WRITES[preprocessors.translate](options))
+  assert set(task_prefixes._DENOISERS) <= set(objectives.OBJECTIVES)
 
 
 def test_a_run_says_what_it_was_trained_on():
   """Its sources, each as its own; a module that nobody named is not imported for it."""
   source = pretrained.read_source(str(trained.workdir("encoder_decoder")))
-  assert prompting.task_prefixes(source) == ()
+  assert prompting.known_prefixes(source) == ()
   data = source.run["data"]
   data.update(files="", mixture="docs_summary", task_modules=("t2t.tasks.docs",))
-  assert prompting.task_prefixes(source) == ("summarize: ",)
+  assert prompting.known_prefixes(source) == ("summarize: ",)
   data.update(sources={"a": {"mixture": "docs_match"}, "b": {"files": "x.txt", "objective": "ul2"}})
-  assert prompting.task_prefixes(source) == ("docs match summary: ", "[NLU] ", "[S2S] ", "[NLG] ")
+  assert prompting.known_prefixes(source) == ("docs match summary: ", "[NLU] ", "[S2S] ", "[NLG] ")
   data.update(mixture="theirs", task_modules=("somebody.tasks",), sources={})
-  assert prompting.task_prefixes(source) == ()
+  assert prompting.known_prefixes(source) == ()
 
 
 def source(architecture: str, **data) -> pretrained.Source:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from t2t import UserError, sharding
 from t2t.configuration.schema import DataConfig
-from t2t.data import checks, objectives, pipeline, repeatable, rows, sources, text_formats
+from t2t.data import determinism, example_windows, objectives, pipeline, preprocessors, sources, validation
 
 STEPS = 14
 TEXTS = [" ".join(f"word{(i * k) % 31}" for k in range(1, 9 + i % 23)) + f" {i}." for i in range(60)]
@@ -24,9 +24,9 @@ TEXTS = [" ".join(f"word{(i * k) % 31}" for k in range(1, 9 + i % 23)) + f" {i}.
 def small(tmp_path, monkeypatch):
   """Windows of a few examples, so that a few steps see many of them, and several epochs."""
   monkeypatch.setenv("T2T_CACHE_DIR", str(tmp_path / "cache"))
-  monkeypatch.setattr(rows, "_EXAMPLES_OF_WINDOW", 8)
-  monkeypatch.setattr(rows, "_MIXED_PACKED", 12)
-  monkeypatch.setattr(rows, "_MIXED_ALONE", 12)
+  monkeypatch.setattr(example_windows, "_EXAMPLES_OF_WINDOW", 8)
+  monkeypatch.setattr(example_windows, "_MIXED_PACKED", 12)
+  monkeypatch.setattr(example_windows, "_MIXED_ALONE", 12)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def _bytes(found):
 
 def BEGINNING(iterator):
   """The state of an iterator that has not begun."""
-  fresh = rows.beginning(iterator._plan)
+  fresh = example_windows.beginning(iterator._plan)
   now = iterator._positions
   iterator._positions = dict.fromkeys(now, fresh)
   state = iterator.state()
@@ -107,7 +107,7 @@ def test_stopped_after_every_step(files, objective, pack):
 def test_the_order_is_the_same_on_every_machine(files):
   """Drawn from numbers alone, of which a task's name is one: Python's own hash differs from process to process."""
   plan = pipeline.plan(files, "encoder_decoder", pipeline.load_task(files), train=True, seed=7)
-  (source,) = rows.sources_of(plan, 2)
+  (source,) = example_windows.sources_of(plan, 2)
   assert source.order(1).seed == (7, 1, 104153177)  # zlib.crc32(b"files")
 
 
@@ -129,8 +129,8 @@ def register():
     seqio.TaskRegistry.add(
       name,
       source=seqio.FunctionDataSource(functools.partial(records, number=number), splits=("train",)),
-      preprocessors=[*steps, *text_formats.preprocessors(lambda dataset: dataset)],
-      output_features=text_formats.t5_features(),
+      preprocessors=[*steps, *preprocessors.text_to_text(lambda dataset: dataset)],
+      output_features=preprocessors.t5_features(),
       shuffle_buffer_size=7,
     )
     names.append(name)
@@ -194,14 +194,14 @@ def counted():
 def test_a_preprocessor_with_a_memory_is_named(register, step, name):
   data = DataConfig(mixture=register("rows_stateful", drawn_from_seeds, step), eval_split="train", vocabulary="bytes")
   with pytest.raises(UserError, match=f"rows_stateful: its preprocessor .*{name} makes something else"):
-    checks.check(data, batch_size=8, model_vocab_size=384)
+    validation.check(data, batch_size=8, model_vocab_size=384)
 
 
 def test_a_preprocessor_that_draws_from_its_seeds_passes(register):
   data = DataConfig(
     mixture=register("rows_stateless", drawn_from_seeds), eval_split="train", vocabulary="bytes", targets_length=16
   )
-  checks.check(data, batch_size=8, model_vocab_size=384)
+  validation.check(data, batch_size=8, model_vocab_size=384)
   found = take(batches(data, num_streams=2), 30)  # several epochs: each draws its own numbers
   kept = np.concatenate([batch["encoder_input_tokens"] for batch in found])
   assert len(np.unique(kept, axis=0)) > 0.9 * len(kept)
@@ -221,7 +221,7 @@ def test_draws_that_a_few_records_hardly_show_are_found(register, step):
   """An operation that draws is seen in the graph; what is drawn while it is built, by building it twice."""
   data = DataConfig(mixture=register("rows_hidden", drawn_from_seeds, step), eval_split="train", vocabulary="bytes")
   with pytest.raises(UserError, match=f"rows_hidden: its preprocessor .*{step.__name__} makes something else"):
-    checks.check(data, batch_size=8, model_vocab_size=384)
+    validation.check(data, batch_size=8, model_vocab_size=384)
 
 
 def test_the_first_few_records_are_not_those_of_each_window(register):
@@ -229,7 +229,7 @@ def test_the_first_few_records_are_not_those_of_each_window(register):
     mixture=register("rows_few", lambda dataset: dataset.take(5)), eval_split="train", vocabulary="bytes"
   )
   with pytest.raises(UserError, match="rows_few: its preprocessors make 5 examples of 30 records as of 60"):
-    checks.check(data, batch_size=8, model_vocab_size=384)
+    validation.check(data, batch_size=8, model_vocab_size=384)
 
 
 def test_a_source_that_shuffles_by_itself_is_named(register):
@@ -244,7 +244,7 @@ def test_a_source_that_shuffles_by_itself_is_named(register):
     seed=0,
   )
   with pytest.raises(UserError, match="rows_shuffled: its source gives other records, or in another order"):
-    repeatable.check(plan)
+    determinism.check(plan)
 
 
 class OtherFiles(sources.FileSource):
@@ -279,8 +279,8 @@ def closed_over(function):
 def test_code_of_a_user_is_looked_at_wherever_it_is_held(files, change):
   """A task of t2t's own code is not built twice; one with any other is."""
   task = pipeline.load_task(files)
-  assert not repeatable._has_user_code(task)
-  assert repeatable._has_user_code(task.replace(**change(task)))
+  assert not determinism._has_user_code(task)
+  assert determinism._has_user_code(task.replace(**change(task)))
 
 
 def copied(source, kind):
@@ -320,9 +320,11 @@ def test_what_is_held_out_ends_where_a_task_is_never_drawn(register):
 def test_a_mixture_that_draws_in_its_own_way_is_refused(register):
   name = register("rows_own")
   mixture = seqio.Mixture("rows_drawn", [(name, 1)], sample_fn=lambda datasets, rates, seed: datasets[0])
-  plan = rows.Plan(mixture, "train", lengths={"inputs": 8, "targets": 8}, convert=lambda x: x, pack=False, seed=0)
+  plan = example_windows.Plan(
+    mixture, "train", lengths={"inputs": 8, "targets": 8}, convert=lambda x: x, pack=False, seed=0
+  )
   with pytest.raises(UserError, match="rows_drawn: was registered with a sample_fn of its own"):
-    rows.mixing_rates(plan)
+    example_windows.mixing_rates(plan)
 
 
 # ---- Windows ---------------------------------------------------------------------------------------------------------
@@ -344,9 +346,11 @@ def test_the_border_of_a_window_costs_next_to_nothing(files, tmp_path, monkeypat
   plan = pipeline.plan(data, "decoder_only", pipeline.load_task(data), train=False, seed=0)
 
   def made(examples):
-    monkeypatch.setattr(rows, "_EXAMPLES_OF_WINDOW", examples)
-    parts = rows.of_streams(plan, [0], lambda _: rows.beginning(plan), num_streams=1, rows=64, parts=400)
-    return sum(int((part[rows.POSITION][0, :, 0] >= 0).numpy().sum()) for part in parts)
+    monkeypatch.setattr(example_windows, "_EXAMPLES_OF_WINDOW", examples)
+    parts = example_windows.of_streams(
+      plan, [0], lambda _: example_windows.beginning(plan), num_streams=1, rows=64, parts=400
+    )
+    return sum(int((part[example_windows.POSITION][0, :, 0] >= 0).numpy().sum()) for part in parts)
 
   with_borders, without = made(512), made(10**9)
   assert without > 4000 and abs(with_borders - without) < 1e-3 * without
@@ -369,7 +373,12 @@ def test_streams_shared_by_hosts_are_the_same(files):
   """More hosts than streams: each makes the whole of its stream, the first of them saves its position."""
   plan = pipeline.plan(files, "encoder_decoder", pipeline.load_task(files), train=True, seed=1)
   make = functools.partial(
-    rows.of_streams, plan, start=lambda stream: rows.beginning(plan), num_streams=2, rows=4, streams=[1]
+    example_windows.of_streams,
+    plan,
+    start=lambda stream: example_windows.beginning(plan),
+    num_streams=2,
+    rows=4,
+    streams=[1],
   )
   ((one,), (other,)) = (list(make().take(1)) for _ in range(2))
   np.testing.assert_array_equal(one["encoder_input_tokens"], other["encoder_input_tokens"])

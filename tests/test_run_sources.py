@@ -9,7 +9,7 @@ import t2t
 from t2t import UserError
 from t2t.commands import tasks
 from t2t.configuration.schema import DataConfig
-from t2t.data import identity, pipeline, run_sources, selection
+from t2t.data import fingerprint, pipeline, run_sources, task_resolution
 
 KINDS = {
   run_sources.MixedSources: {"sources": {"a": {"files": "a.txt"}, "b": {"mixture": "b_task"}}},
@@ -89,15 +89,15 @@ def test_a_further_kind_is_mixed_with_others(generated, tmp_path):
   sources = {"file": {"files": f"{tmp_path}/a.txt", "share": 0.25}, "made": {"files": "generated:60"}}
   data = DataConfig(sources=sources, vocabulary="bytes")
   mixture = pipeline.load_task(data, "encoder_decoder")
-  rates = {task.name: float(mixture.get_rate(task)) for task in selection.tasks_of(mixture)}
+  rates = {task.name: float(mixture.get_rate(task)) for task in task_resolution.tasks_of(mixture)}
   assert rates == {"file": 0.25, "made": 0.75}
-  settings = identity.settings(data, pipeline.vocabulary(data), batch_size=8, seed=0, num_streams=1)
+  settings = fingerprint.settings(data, pipeline.vocabulary(data), batch_size=8, seed=0, num_streams=1)
   assert settings["data.sources.made.files"] == "generated:60"
-  assert set(identity.files(data, mixture)) == {"config.data.sources.file.files"}
+  assert set(fingerprint.files(data, mixture)) == {"config.data.sources.file.files"}
 
 
 def test_only_the_keys_of_a_kind_count_in_its_position(generated):
   data = DataConfig(files="generated:60", vocabulary="bytes", language="sw", alpha=0.3)
-  settings = identity.settings(data, pipeline.vocabulary(data), batch_size=8, seed=0, num_streams=1)
+  settings = fingerprint.settings(data, pipeline.vocabulary(data), batch_size=8, seed=0, num_streams=1)
   assert settings["data.files"] == "generated:60" and settings["data.objective"] == "span_corruption"
   assert not {"data.language", "data.alpha", "data.dictionary"} & set(settings)

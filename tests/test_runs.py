@@ -9,7 +9,7 @@ import test_spans
 
 from t2t import UserError
 from t2t.configuration.loading import load_config, records
-from t2t.data import runs
+from t2t.data import train_data
 from t2t.models.config import HeadConfig
 from t2t.training import recipe
 
@@ -34,21 +34,21 @@ def epochs(config, number, **train):
 
 def test_epochs_pass_over_what_is_learned(config):
   """Records without a label are no part of them; what is done once an epoch is done so often."""
-  found = runs.resolved(epochs(config, 3.0))
+  found = train_data.resolved(epochs(config, 3.0))
   assert (found.train.steps, found.eval.every, found.checkpoint.every) == (3, 1, 1)
   assert [head.name for head in found.model.heads] == ["sure"]
-  assert runs.resolved(epochs(config, 0.1)).train.steps == 1
-  assert runs.resolved(epochs(config, 10.0, batch_size=1)).train.steps == 20
-  assert runs.resolved(epochs(config, 0.0, steps=7)).train.steps == 7
+  assert train_data.resolved(epochs(config, 0.1)).train.steps == 1
+  assert train_data.resolved(epochs(config, 10.0, batch_size=1)).train.steps == 20
+  assert train_data.resolved(epochs(config, 0.0, steps=7)).train.steps == 7
 
 
 def test_the_vocabulary_says_how_many_rows_its_embedding_has(config):
   """Up to a multiple of 128, which the resolved config has; a number that is given stays."""
-  found = runs.resolved(config.with_(model={"vocab_size": 0}))
-  size = runs.vocabulary(config).vocab_size
+  found = train_data.resolved(config.with_(model={"vocab_size": 0}))
+  size = train_data.vocabulary(config).vocab_size
   assert found.model.vocab_size % 128 == 0 and 0 <= found.model.vocab_size - size < 128
   assert found.to_dict()["model"]["vocab_size"] == found.model.vocab_size
-  assert runs.resolved(config).model.vocab_size == 384
+  assert train_data.resolved(config).model.vocab_size == 384
   with pytest.raises(UserError, match="config.model.vocab_size=0 is the size of the vocabulary, .* give a number"):
     recipe.make(config.with_(model={"vocab_size": 0}))
 
@@ -64,7 +64,7 @@ def test_a_context_is_as_many_rows_as_windows(tmp_path, monkeypatch):
   made = test_spans.answering.for_heads(read, "encoder_only", run.model.heads)
   rows = made.get_dataset({"inputs": 256}, split="train", shuffle=False, num_epochs=1)
   windows = sum(1 for _ in rows.as_numpy_iterator())
-  assert windows > 8 and runs._rows_of_a_record(run, read) == windows / 8
+  assert windows > 8 and train_data._rows_of_a_record(run, read) == windows / 8
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_context_is_as_many_rows_as_windows(tmp_path, monkeypatch):
 def test_epochs_that_cannot_be_counted(config, changes, message):
   """And what to give instead."""
   with pytest.raises(UserError, match=message):
-    runs.resolved(epochs(config, 3.0).with_(**changes))
+    train_data.resolved(epochs(config, 3.0).with_(**changes))
 
 
 def test_a_task_of_an_unknown_number(config, monkeypatch):
@@ -87,4 +87,6 @@ def test_a_task_of_an_unknown_number(config, monkeypatch):
   unknown = seqio.FunctionDataSource(found.source._dataset_fn, splits=("train",))
   monkeypatch.setitem(seqio.TaskRegistry._REGISTRY, found.name, found.replace(source=unknown))
   with pytest.raises(UserError, match="runs_unknown does not say how many examples it has; give config.train.steps"):
-    runs.resolved(epochs(config, 1.0).with_(data={"mixture": found.name}, model={"heads": (HeadConfig("sure", 2),)}))
+    train_data.resolved(
+      epochs(config, 1.0).with_(data={"mixture": found.name}, model={"heads": (HeadConfig("sure", 2),)})
+    )

@@ -14,8 +14,17 @@ import tensorflow as tf
 
 from t2t import UserError, sharding, task_metrics
 from t2t.configuration.schema import DataConfig
-from t2t.data import answers, checks, objectives, pipeline, registry, selection, text_formats, vocabularies
-from t2t.data import identity as identities
+from t2t.data import fingerprint as identities
+from t2t.data import (
+  objectives,
+  pipeline,
+  postprocessors,
+  preprocessors,
+  registry,
+  task_resolution,
+  validation,
+  vocabularies,
+)
 from t2t.data.sources import released
 
 SHARED = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -71,12 +80,12 @@ def test_several_names_are_mixed_by_numbers_of_examples(data):
   assert rates(pipeline.load_task(data)) == {"super_glue_cb": 40, "super_glue_copa": 80}
   few = dataclasses.replace(data, train_split="train8")
   assert rates(pipeline.load_task(few)) == {"super_glue_cb": 8, "super_glue_copa": 16}
-  assert selection.by_number_of_examples.keywords == {"maximum": 2**19}
+  assert task_resolution.by_number_of_examples.keywords == {"maximum": 2**19}
 
 
 def test_a_mixture_among_several_gives_its_tasks():
   """Each task once, whatever names it."""
-  found = selection.named("squad, super_glue,super_glue_cb", modules=())
+  found = task_resolution.named("squad, super_glue,super_glue_cb", modules=())
   assert len(found.tasks) == 9
   assert {task.name for task in found.tasks} >= {"squad", "super_glue_cb", "super_glue_record"}
 
@@ -97,11 +106,11 @@ def test_a_mixture_among_several_gives_its_tasks():
 def test_names_that_cannot_be_mixed(mixture, message):
   """Which one, and why."""
   with pytest.raises(UserError, match=message):
-    selection.named(mixture, modules=())
+    task_resolution.named(mixture, modules=())
 
 
 def check(data, architecture="encoder_decoder", **options):
-  checks.check(data, batch_size=4, model_vocab_size=400, architecture=architecture, **options)
+  validation.check(data, batch_size=4, model_vocab_size=400, architecture=architecture, **options)
 
 
 def test_good_data_passes(data):
@@ -145,10 +154,10 @@ def test_data_that_is_refused(data, changes, message):
 def test_different_vocabularies():
   """One is needed for all."""
   cb = seqio.TaskRegistry.get("super_glue_cb")
-  one, other = (selection.adapt(cb, vocabulary=vocabularies.load("bytes", extra_ids=ids)) for ids in (100, 200))
+  one, other = (task_resolution.adapt(cb, vocabulary=vocabularies.load("bytes", extra_ids=ids)) for ids in (100, 200))
   both = seqio.Mixture("both", [(one, 1), (other.replace(name="other"), 1)])
   with pytest.raises(UserError, match=r"mixture=both: other and super_glue_cb are registered with different voc"):
-    selection.check(both, {}, where="config.data.mixture=both")
+    task_resolution.check(both, {}, where="config.data.mixture=both")
 
 
 def test_a_bad_line_is_found_before_training(data, folder):
@@ -177,15 +186,15 @@ def test_a_copy_differs_in_what_was_asked_for_alone(folder):
   task = seqio.Task(
     "mine",
     source=released.BenchmarkSource("super_glue", "cb", tfds="super_glue/cb:1.0.2", labels=NLI, folder_key="superglue"),
-    preprocessors=text_formats.preprocessors(text_formats.labelled, prefix="cb", fields=("premise",), labels=NLI),
-    output_features=text_formats.t5_features(),
-    postprocess_fn=answers.label(NLI),
+    preprocessors=preprocessors.text_to_text(preprocessors.labelled, prefix="cb", fields=("premise",), labels=NLI),
+    output_features=preprocessors.t5_features(),
+    postprocess_fn=postprocessors.label(NLI),
     metric_fns=[metric_with(1), task_metrics.accuracy],
     shuffle_buffer_size=7,
   )
   inner = seqio.Mixture("inner", [(task, 3)], sample_fn=draw)
   outer = seqio.Mixture("outer", [(inner, 2.0), (seqio.TaskRegistry.get("super_glue_copa"), 5)])
-  copy = selection.adapt(outer, vocabulary=vocabularies.load("bytes"), folders={"superglue": str(folder)})
+  copy = task_resolution.adapt(outer, vocabulary=vocabularies.load("bytes"), folders={"superglue": str(folder)})
   mine = next(each for each in copy.tasks if each.name == "mine")
   assert (copy.name, [each.name for each in copy.tasks]) == ("outer", ["mine", "super_glue_copa"])
   assert [copy.get_rate(each) for each in copy.tasks] == [2.0, 5]
@@ -196,8 +205,8 @@ def test_a_copy_differs_in_what_was_asked_for_alone(folder):
   assert copy._task_map["inner"]._sample_fn is draw
   assert mine.source.num_input_examples("train") == 40
   assert mine.output_features["inputs"].vocabulary.vocab_size == 359
-  assert task.source.folder == "" and task.output_features == text_formats.t5_features()
-  assert selection.adapt(outer) is outer and selection.adapt(task, folders={"superglue": ""}) is task
+  assert task.source.folder == "" and task.output_features == preprocessors.t5_features()
+  assert task_resolution.adapt(outer) is outer and task_resolution.adapt(task, folders={"superglue": ""}) is task
 
 
 def test_a_decoder_reads_no_eos_between_prompt_and_answer(data):
@@ -212,7 +221,7 @@ def test_a_decoder_reads_no_eos_between_prompt_and_answer(data):
     assert found.output_features["inputs"].add_eos == (architecture == "encoder_decoder")
   assert ends == {"encoder_decoder": (1, 1), "decoder_only": (ord(".") + 3, 1)}
   both = seqio.Mixture("both", [(seqio.TaskRegistry.get(name), 1) for name in ("squad", "docs_span_corruption")])
-  adapted = selection.for_architecture(both, "decoder_only")
+  adapted = task_resolution.for_architecture(both, "decoder_only")
   assert {each.name: each.output_features["inputs"].add_eos for each in adapted.tasks} == {
     "docs_span_corruption": True,
     "squad": False,
@@ -299,7 +308,7 @@ def test_every_example_can_be_judged(name):
   import tensorflow_datasets as tfds
 
   with tfds.testing.mock_data(num_examples=3):
-    task = selection.adapt(seqio.TaskRegistry.get(f"super_glue_{name}"), vocabulary=vocabularies.load("bytes"))
+    task = task_resolution.adapt(seqio.TaskRegistry.get(f"super_glue_{name}"), vocabulary=vocabularies.load("bytes"))
     split = "test" if name == "axg" else "validation"
     dataset = task.get_dataset({"inputs": 512, "targets": 64}, split, shuffle=False, try_in_mem_cache=False)
     examples = list(dataset.as_numpy_iterator())
@@ -363,7 +372,7 @@ def test_a_position_knows_the_folder_by_its_name(data, folder):
 def test_wsc_of_the_released_files():
   """T5's 259 examples to train on, each with one pronoun marked."""
   folders = {"superglue": str(SHARED / "superglue")}
-  task = selection.adapt(
+  task = task_resolution.adapt(
     seqio.TaskRegistry.get("super_glue_wsc"), vocabulary=vocabularies.load("bytes"), folders=folders
   )
   counts = {}
@@ -379,7 +388,7 @@ def test_wsc_of_the_released_files():
 def test_winogender_pairs():
   """The two examples of a pair have one hypothesis and one label, and differ in a pronoun."""
   folders = {"superglue": str(SHARED / "superglue")}
-  task = selection.adapt(
+  task = task_resolution.adapt(
     seqio.TaskRegistry.get("super_glue_axg"), vocabulary=vocabularies.load("bytes"), folders=folders
   )
   dataset = task.get_dataset(None, "test", shuffle=False, try_in_mem_cache=False)
@@ -394,7 +403,7 @@ def test_winogender_pairs():
 
 def test_a_task_that_comes_with_t2t_is_named_with_its_module():
   """Where nothing has imported it yet, which a new process shows."""
-  program = "from t2t.data import selection; selection.named('udpos', modules=())"
+  program = "from t2t.data import selection; task_resolution.named('udpos', modules=())"
   told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False).stderr
   assert (
     "mixture=udpos: is a task of t2t.tasks.udpos, which is not imported; add it to config.data.task_modules" in told

@@ -14,7 +14,7 @@ import tensorflow as tf
 from t2t import UserError, sharding
 from t2t.configuration import stages
 from t2t.configuration.loading import load_config, records
-from t2t.data import objectives, pipeline, runs
+from t2t.data import objectives, pipeline, train_data
 from t2t.data.objectives import masking, sentences
 from t2t.losses.head_losses import Heads
 from t2t.models.config import HeadConfig
@@ -269,10 +269,10 @@ def run(objective="masked_lm_nsp", **train):
 
 def test_a_run_has_the_head_that_its_objective_asks():
   """First of all, and the loss that learns it; the config's own head of that name stays as it is."""
-  config = runs.resolved(run())
+  config = train_data.resolved(run())
   assert config.train.loss == "tokens_and_heads" and config.model.heads == (sentences.NEXT.head,)
   own = dataclasses.replace(sentences.NEXT.head, reads="mean")
-  config = runs.resolved(run().with_(model={"heads": (HeadConfig("other", 1, "detector"), own)}))
+  config = train_data.resolved(run().with_(model={"heads": (HeadConfig("other", 1, "detector"), own)}))
   assert [head.name for head in config.model.heads] == ["nsp", "other"] and config.model.heads[0] == own
 
 
@@ -297,19 +297,19 @@ def test_configs_have_the_heads_of_their_objectives(name):
 def test_what_an_objective_cannot_ask(changes, message):
   """Before anything is built."""
   with pytest.raises(UserError, match=message):
-    runs.resolved(run().with_(**changes))
+    train_data.resolved(run().with_(**changes))
 
 
 def test_what_is_planned_is_what_is_read():
   """The shapes of a batch, from the recipe alone and from the pipeline; and both terms have a denominator."""
-  config = runs.resolved(run()).with_(train={"batch_size": 8})
+  config = train_data.resolved(run()).with_(train={"batch_size": 8})
   mesh = sharding.make_mesh({"fsdp": 8})
-  batch = next(runs.batches(stages.of(config), mesh, num_streams=None))
+  batch = next(train_data.batches(stages.of(config), mesh, num_streams=None))
   planned = recipe.batch(config)
   assert {name: (x.shape, x.dtype) for name, x in batch.items()} == {
     name: (x.shape, x.dtype) for name, x in planned.items()
   }
-  runs.check(config)
+  train_data.check(config)
   weights = Heads.of(config).weights(batch)
   assert weights["nsp"] == 8.0 and weights["tokens"] == np.sum(batch["encoder_loss_weights"])
 

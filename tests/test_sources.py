@@ -15,7 +15,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import documentation, sources
+from t2t.data import docs_corpus, sources
 from t2t.data.sources import scan, text_files
 
 TEXTS = [f"document number {i} of this test" for i in range(40)]
@@ -228,7 +228,7 @@ def test_prose():
 
     Too short a paragraph.
     """
-  assert documentation.prose(docstring) == "Returns the numpy.ndarray of sums along axis of the array."
+  assert docs_corpus.prose(docstring) == "Returns the numpy.ndarray of sums along axis of the array."
 
 
 def test_documents_of_a_file(tmp_path):
@@ -236,17 +236,17 @@ def test_documents_of_a_file(tmp_path):
   (tmp_path / "a.py").write_text(
     f'"""{sentence} One."""\nclass A:\n  """{sentence} Two."""\n  def f(self):\n    """{sentence} Three."""\n'
   )
-  assert list(documentation.documents(tmp_path / "a.py")) == [f"{sentence} {n}." for n in ("One", "Two", "Three")]
+  assert list(docs_corpus.documents(tmp_path / "a.py")) == [f"{sentence} {n}." for n in ("One", "Two", "Three")]
   (tmp_path / "b.py").write_text("this is not Python")
-  assert list(documentation.documents(tmp_path / "b.py")) == []
+  assert list(docs_corpus.documents(tmp_path / "b.py")) == []
 
 
 def test_installed_documentation(tmp_path, monkeypatch):
   """One small package stands for all: two splits without a text in common, and a second call reads nothing."""
-  monkeypatch.setattr(documentation, "PACKAGES", {"optax": "optax"})
-  monkeypatch.setattr(documentation.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "none")})
+  monkeypatch.setattr(docs_corpus, "PACKAGES", {"optax": "optax"})
+  monkeypatch.setattr(docs_corpus.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "none")})
   source = sources.DocumentationSource()
   train, validation = read(source), read(source, "validation")
   assert len(train) > 100 and validation and not set(train) & set(validation)
-  monkeypatch.setattr(documentation, "documents", None)
-  assert documentation.files()["train"].exists()
+  monkeypatch.setattr(docs_corpus, "documents", None)
+  assert docs_corpus.files()["train"].exists()

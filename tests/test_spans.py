@@ -20,10 +20,19 @@ import trained
 from t2t import UserError, task_metrics
 from t2t import __main__ as command
 from t2t.configuration.schema import DataConfig
-from t2t.data import answering, answers, reading_formats, registry, selection, sources, text_formats, vocabularies
-from t2t.data.answering import spans
-from t2t.data.answering.reading import Reading
-from t2t.data.framing import Framing
+from t2t.data import (
+  head_examples,
+  postprocessors,
+  preprocessors,
+  qa_preprocessors,
+  registry,
+  sources,
+  task_resolution,
+  vocabularies,
+)
+from t2t.data.head_examples import spans
+from t2t.data.head_examples.reading import Reading
+from t2t.data.special_tokens import Framing
 from t2t.data.vocabularies import offsets
 from t2t.evaluation import few_shot
 from t2t.generation import answerer
@@ -105,7 +114,9 @@ def asked(records, *, length=256, vocabulary=BYTES, architecture="encoder_only")
   """What a head is asked of records, one window after another."""
   spec = {name: tf.TensorSpec([None] * x.shape.rank, x.dtype) for name, x in records[0].items()}
   dataset = tf.data.Dataset.from_generator(lambda: iter(records), output_signature=spec)
-  return answering.HeadFeatureConverter(vocabulary, architecture, HEAD, length, task="mine").convert_dataset(dataset)
+  return head_examples.HeadFeatureConverter(vocabulary, architecture, HEAD, length, task="mine").convert_dataset(
+    dataset
+  )
 
 
 LONG = " ".join(f"word{i}" for i in range(60)) + " and Zoë."  # 400 bytes
@@ -118,7 +129,7 @@ def test_windows_are_examples_and_become_one_again(architecture):
   records = [example(context=LONG, answer_starts=[start], answer_texts=["Zoë"], id="a"), example(id="b")]
   apart = list(asked(records, architecture=architecture).as_numpy_iterator())
   assert [int(each["window"]) for each in apart] == [*range(len(apart) - 1), 0] and len(apart) > 3
-  one, other = answering.gathered(iter(apart))
+  one, other = head_examples.gathered(iter(apart))
   assert (one["id"], other["id"]) == (b"a", b"b")
   assert len(one["windows"]) == len(apart) - 1 and len(other["windows"]) == 1
   texts = []
@@ -126,7 +137,7 @@ def test_windows_are_examples_and_become_one_again(architecture):
     (first,), (last,) = (np.flatnonzero(x) for x in (window["answer_targets"] % 2, window["answer_targets"] >= 2))
     texts.append(LONG[max(window["context_starts"][first], 0) : max(window["context_ends"][last], 0)])
   assert texts[-1] == "Zoë" and set(texts) == {"", "Zoë"}
-  assert list(answering.gathered([{"idx": 1}, {"idx": 2}])) == [{"idx": 1}, {"idx": 2}]
+  assert list(head_examples.gathered([{"idx": 1}, {"idx": 2}])) == [{"idx": 1}, {"idx": 2}]
 
 
 def test_right_answers_are_those_of_the_context():
@@ -261,7 +272,7 @@ def test_nowhere_to_answer():
 @pytest.mark.parametrize(("architecture", "least"), [("encoder_only", 195), ("decoder_only", 196)])
 def test_a_context_that_somebody_gives_is_read_as_that_of_a_task(architecture, least):
   """The same windows; what was cut is of the question."""
-  convert = answering.HeadFeatureConverter(BYTES, architecture, HEAD, 256)
+  convert = head_examples.HeadFeatureConverter(BYTES, architecture, HEAD, 256)
   for question, cut in (("Who?", 0), ("x" * 80, 16)):
     features, own_cut = convert({"question": question, "context": LONG})
     found = features["windows"]
@@ -274,7 +285,7 @@ def test_a_context_that_somebody_gives_is_read_as_that_of_a_task(architecture, l
         name: row[name].numpy().tolist() for name in features
       }
   with pytest.raises(UserError, match=f"--inputs_length 100: a context is read in windows.*give {least} or more"):
-    answering.HeadFeatureConverter(BYTES, architecture, HEAD, 100).check("--inputs_length")
+    head_examples.HeadFeatureConverter(BYTES, architecture, HEAD, 100).check("--inputs_length")
 
 
 def test_a_span_is_short_and_does_not_go_back():
@@ -303,7 +314,7 @@ def test_a_sample_of_a_batch():
 
 def test_metrics_with_unanswerable_questions():
   """Right where both say that there is none; nothing in common where one does."""
-  none = answers.UNANSWERABLE
+  none = postprocessors.UNANSWERABLE
   right = [[], [], ["a big dog"], ["big dog"], ["unanswerable riddle"]]
   found = task_metrics.squad_v2(right, [none, "big", none, "dog", none])
   assert found == {"exact_match": pytest.approx(20.0), "f1": pytest.approx(100 * (1 + 2 / 3) / 5)}
@@ -335,15 +346,15 @@ def squad(tmp_path_factory):
   """The registered task, read from files."""
   found = registry.task_or_mixture("squad_v2", modules=("t2t.tasks.squad",))
   folder = write(tmp_path_factory.mktemp("squad"), 3)
-  return selection.adapt(found, vocabulary=BYTES, folders={"squad_v2": str(folder)})
+  return task_resolution.adapt(found, vocabulary=BYTES, folders={"squad_v2": str(folder)})
 
 
 def test_who_knows_the_answers_is_right(squad):
   """From released files through windows and logits to metrics; and of who knows nothing half is right."""
-  need = answering.need_of(squad)
+  need = head_examples.need_of(squad)
   assert (need.head, need.kind, need.number, need.labels, need.no_answer) == ("span", "span", 2, (), True)
   data = DataConfig(mixture="squad_v2", vocabulary="bytes", inputs_length=256)
-  task = answering.for_heads(squad, "encoder_only", (HEAD,))
+  task = head_examples.for_heads(squad, "encoder_only", (HEAD,))
   examples = few_shot.read(data, "encoder_only", task, "validation")
   assert [each["id"].decode() for each in examples] == ["a0", "b0", "a1", "b1", "a2", "b2"]
   assert [each["id"].decode() for each in few_shot.read(data, "encoder_only", task, "validation", limit=2)] == [
@@ -369,8 +380,10 @@ def test_who_knows_the_answers_is_right(squad):
 
 def test_a_head_knows_whether_there_may_be_no_answer(squad):
   """Of a task, of several, and of one that it is trained further on; no other kind of head has none."""
-  given = squad.replace(name="given", preprocessors=text_formats.preprocessors(reading_formats.spans))
-  kept = lambda tasks, heads=(): [head.no_answer for head in answering.heads_of(tasks, toy.encoder(heads=heads), BYTES)]
+  given = squad.replace(name="given", preprocessors=preprocessors.text_to_text(qa_preprocessors.spans))
+  kept = lambda tasks, heads=(): [
+    head.no_answer for head in head_examples.heads_of(tasks, toy.encoder(heads=heads), BYTES)
+  ]
   assert (kept([squad]), kept([given])) == ([True], [False])
   assert kept([given, squad]) == kept([squad, given]) == [True]
   assert kept([squad], (HEAD,)) == kept([given], (dataclasses.replace(HEAD, no_answer=True),)) == [True]

@@ -13,7 +13,7 @@ import speedrun
 
 from t2t import UserError
 from t2t.configuration.loading import load_config, override, records
-from t2t.data import pipeline, runs, vocabularies
+from t2t.data import pipeline, train_data, vocabularies
 from t2t.training import meshes
 
 WORDS = ("one", "two", "three", "four", "seventeen", "naïve", "eleven", "twelve", "thirteen", "fourteen")
@@ -52,12 +52,12 @@ def test_masked_bytes_are_those_of_the_text(overrides):
   """Text with the blanks filled in again is the text: its bytes are those shown and those masked."""
   per_target = speedrun.bytes_per_target("t5_1_1_small", overrides)
   config = override(load_config("t5_1_1_small"), [*overrides, "--config.eval.batches=1000"])
-  run = runs.resolved(records(config))
+  run = train_data.resolved(records(config))
   mesh, _ = meshes.make(run)
   vocabulary = pipeline.vocabulary(run.data)
   sentinels = vocabularies.sentinel_ids(vocabulary, 100)
   masked = targets = 0
-  for batch in runs.eval_batches(run, mesh):
+  for batch in train_data.eval_batches(run, mesh):
     for inputs, row in zip(
       *(np.asarray(batch[f"{x}_tokens"]) for x in ("encoder_input", "decoder_target")), strict=True
     ):

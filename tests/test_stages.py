@@ -20,7 +20,7 @@ from t2t import __main__ as command
 from t2t.configuration import stages
 from t2t.configuration.loading import load_config, override, records, saved_config
 from t2t.configuration.schema import DataConfig
-from t2t.data import positions, rows, runs, windows
+from t2t.data import example_windows, position_migration, shard_order, train_data
 from t2t.training import schedules, stage_program
 
 small, files, register, text = test_rows.small, test_rows.files, test_rows.register, test_train.text  # the fixtures
@@ -146,7 +146,7 @@ def test_what_cannot_be_is_said(said, message):
 def test_a_stage_has_the_same_parameters(key):
   mesh = sharding.make_mesh({"data": 1}, devices=[test_rows.mesh().devices.flat[0]])
   value = {"model.embed_dim": 32, "model.num_encoder_layers": 1, "model.vocab_size": 256}[key]
-  run = runs.resolved_stages(config_of({"share": 0.5}, {"name": "wide", key: value}))
+  run = train_data.resolved_stages(config_of({"share": 0.5}, {"name": "wide", key: value}))
   with jax.set_mesh(mesh), pytest.raises(UserError, match="config.stages, wide: has another model than 1: .* it was"):
     stage_program.StagePrograms(run, mesh)
 
@@ -223,7 +223,7 @@ def staged(data, *changes, ends=(4, 9, 14), left_out=lambda begin, end: 0):
   begins = [0, *ends]
   said = [{"steps": end - begin, **own} for begin, end, own in zip(begins, ends, changes, strict=False)]
   run = stages.of(dataclasses.replace(config, stages=tuple(said)))
-  return runs.batches(run, test_rows.mesh(), num_streams=None, left_out=left_out)
+  return train_data.batches(run, test_rows.mesh(), num_streams=None, left_out=left_out)
 
 
 CHANGES = {
@@ -318,16 +318,16 @@ class Numbered:
 @pytest.mark.parametrize("new", [1000, 7000, 200_000])
 def test_what_is_left_of_an_epoch_is_what_was_not_read(old, new):
   """Record by record, whatever the size of a window: pieces are gone through in the same order."""
-  share = tuple(windows.Piece(number, weight=10_000.0 + number) for number in range(20))
+  share = tuple(shard_order.Piece(number, weight=10_000.0 + number) for number in range(20))
   plan = types.SimpleNamespace(task=types.SimpleNamespace(name="a"), seed=1, train=True)
   both = [
-    rows.Source(types.SimpleNamespace(**vars(plan), window_bytes=size), plan.task, Numbered(), [share])
+    example_windows.Source(types.SimpleNamespace(**vars(plan), window_bytes=size), plan.task, Numbered(), [share])
     for size in (old, new)
   ]
   is_epoch = lambda window: window.place.epoch == 3
-  found = [list(itertools.takewhile(is_epoch, source.windows(0, windows.Place(3)))) for source in both]
+  found = [list(itertools.takewhile(is_epoch, source.windows(0, shard_order.Place(3)))) for source in both]
   for number, window in enumerate(found[0][:-1]):
-    place = positions._same_text(*both, 0, window.place)
+    place = position_migration._same_text(*both, 0, window.place)
     rest = [x for x in found[1] if dataclasses.astuple(x.place) >= dataclasses.astuple(place)]
     read = {record for x in found[0][:number] for record in x.records}
     again = {record for x in rest for record in x.records}
@@ -347,8 +347,8 @@ def test_all_stages_have_one_vocabulary(register):
   data = {"mixture": first, "vocabulary": "", "eval_split": "train"}
   config = config_of({"share": 0.5}, {"name": "later", "data.mixture": second}).with_(data=data)
   with pytest.raises(UserError, match="config.stages, later: .*=in_others: has another vocabulary than stage 1"):
-    runs.check_stages(runs.resolved_stages(config))
-  runs.check_stages(runs.resolved_stages(config.with_(data={"vocabulary": "bytes"})))
+    train_data.check_stages(train_data.resolved_stages(config))
+  train_data.check_stages(train_data.resolved_stages(config.with_(data={"vocabulary": "bytes"})))
 
 
 def test_batches_are_left_out_of_the_stage_that_they_are_of(files, tmp_path):

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.configuration.schema import DataConfig
-from t2t.data import checks, identity, objectives, pipeline, repeatable, vocabularies
+from t2t.data import determinism, fingerprint, objectives, pipeline, validation, vocabularies
 from t2t.data.objectives import switching
 
 DICTIONARY = "red\trouge\nhouse\tmaison\nhouse\tcasa\nParis\tLutèce\n"
@@ -110,7 +110,7 @@ def test_own_files_are_switched(tmp_path, dictionary):
   assert all(text.split()[3] == str(i) for i, text in enumerate(texts))
 
   def of(data):
-    return identity.settings(data, vocabulary, batch_size=1, seed=0, num_streams=1)
+    return fingerprint.settings(data, vocabulary, batch_size=1, seed=0, num_streams=1)
 
   plain = dataclasses.replace(data, dictionary="", switching_rate=0.0)
   assert not {"data.dictionary", "data.switching_rate"} & of(plain).keys()
@@ -140,7 +140,7 @@ def test_registered_tasks_are_not_switched(tmp_path, dictionary, sources):
   data = data_of(tmp_path, dictionary=dictionary, files="", sources=sources)
   data = dataclasses.replace(data, mixture="" if sources else "docs_causal_lm")
   with pytest.raises(UserError, match=r"config.data.dictionary=.*: words of files are replaced, and .*docs"):
-    checks.check(data, batch_size=1, model_vocab_size=384)
+    validation.check(data, batch_size=1, model_vocab_size=384)
 
 
 def test_a_task_that_switches_is_repeatable(tmp_path, dictionary):
@@ -154,4 +154,4 @@ def test_a_task_that_switches_is_repeatable(tmp_path, dictionary):
   task = seqio.Task("switched", source=source, preprocessors=steps, output_features=features)
   assert objectives.of(task) == {"causal_lm"}
   data = data_of(tmp_path, switching_rate=0.0)
-  repeatable.check(pipeline.plan(data, "decoder_only", task, train=True, seed=0))
+  determinism.check(pipeline.plan(data, "decoder_only", task, train=True, seed=0))

@@ -11,15 +11,15 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, task_metrics
-from t2t.data import answering, answers, framing, text_formats, vocabularies
-from t2t.data.answering import tags as tags_lib
-from t2t.data.answering.reading import Reading
+from t2t.data import head_examples, postprocessors, preprocessors, special_tokens, vocabularies
+from t2t.data.head_examples import tags as tags_lib
+from t2t.data.head_examples.reading import Reading
 from t2t.generation import answerer
 from t2t.models.config import HeadConfig
 
 NAMES = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 BYTES = vocabularies.load("bytes", extra_ids=0)
-BERT = framing.Framing((101,), (102,), (102,))
+BERT = special_tokens.Framing((101,), (102,), (102,))
 HEAD = HeadConfig("ner", len(NAMES), "tag", NAMES)
 
 
@@ -80,7 +80,7 @@ def test_a_word_of_which_nothing_is_read():
 @hypothesis.settings(max_examples=25)
 def test_words_that_somebody_gives_are_read_as_those_of_a_task(words, length):
   """The same tokens, the same places; what was cut are tokens that a longer reading has."""
-  convert = answering.HeadFeatureConverter(BYTES, "encoder_only", HEAD, length)
+  convert = head_examples.HeadFeatureConverter(BYTES, "encoder_only", HEAD, length)
   found, cut = convert({"words": words})
   reading = dataclasses.replace(convert.reading, length=200)  # more than nine words of five characters have bytes
   example = make(words, [0] * len(words), dataclasses.replace(reading, length=length))
@@ -123,7 +123,7 @@ def test_entities_are_where_their_text_is(text, seed, cut):
   log_p = np.max(logits, axis=-1) - np.logaddexp.reduce(logits, axis=-1)
   assert found["tags"] == [NAMES[i] for i in logits.argmax(-1)] + ["O"] * (len(words) - len(asked))
   assert found["score"] == pytest.approx(log_p.sum(), rel=1e-4, abs=1e-6)
-  expected = answers.entities(found["tags"])
+  expected = postprocessors.entities(found["tags"])
   assert [each["label"] for each in found["prediction"]] == [kind for kind, _, _ in expected]
   for each, (_, first, behind) in zip(found["prediction"], expected, strict=True):
     assert text[each["start"] : each["end"]] == each["text"]
@@ -151,13 +151,13 @@ def test_a_task_of_tags():
     source=seqio.FunctionDataSource(
       lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices(records), splits=("train",)
     ),
-    preprocessors=text_formats.preprocessors(text_formats.tagged, **options),
+    preprocessors=preprocessors.text_to_text(preprocessors.tagged, **options),
     output_features={"inputs": feature, "targets": feature},
-    postprocess_fn=answers.tagged(NAMES),
+    postprocess_fn=postprocessors.tagged(NAMES),
     metric_fns=[task_metrics.entity_f1],
   )
-  assert answering.need_of(task) == answering.Need("ner", "tag", NAMES, 5)
-  apart = answering.for_heads(task, "encoder_only", (HEAD,))
+  assert head_examples.need_of(task) == head_examples.Need("ner", "tag", NAMES, 5)
+  apart = head_examples.for_heads(task, "encoder_only", (HEAD,))
   (example,) = apart.get_dataset({"inputs": 50}, split="train", shuffle=False).as_numpy_iterator()
   logits = np.eye(5, dtype=np.float32)[example["answer_targets"][example["answer_heads"] > 0]]
   value = task.postprocess_fn(answerer.answer(HEAD, example, logits)[0], example=example, is_target=False)
@@ -174,7 +174,7 @@ def test_an_unknown_tag():
   """Which, and how many there are."""
   records = tf.data.Dataset.from_tensors({"tokens": ["a"], "ner": [5]})
   with pytest.raises(tf.errors.OpError, match="UserError: ner: a word has the tag 5, but there are 5: O, B-PER"):
-    list(text_formats.tagged(records, words="tokens", tags="ner", names=NAMES, prefix="ner"))
+    list(preprocessors.tagged(records, words="tokens", tags="ner", names=NAMES, prefix="ner"))
 
 
 # ---- Entities in writing ---------------------------------------------------------------------------------------------
@@ -184,11 +184,11 @@ def test_an_unknown_tag():
 def test_what_is_written_is_read_again(tags, random):
   """Whatever the words: each entity is found behind the one before, in words of that spelling."""
   words = [f"w{i}" for i in range(len(tags))]
-  text = answers.written_tags(words, tags, NAMES)
-  found = answers.tags_of(text, words, NAMES)
-  assert answers.entities(found) == answers.entities(tags)
+  text = postprocessors.written_tags(words, tags, NAMES)
+  found = postprocessors.tags_of(text, words, NAMES)
+  assert postprocessors.entities(found) == postprocessors.entities(tags)
   if tags:
-    assert answers.tags_of(" ".join(tags), words, NAMES) == tags
+    assert postprocessors.tags_of(" ".join(tags), words, NAMES) == tags
 
 
 @pytest.mark.parametrize(
@@ -210,14 +210,14 @@ def test_what_is_written_is_read_again(tags, random):
 def test_texts_that_models_write(text, expected):
   """Entities are aligned with the words from the left; what names neither tags nor entities is no answer."""
   example = {"words": [word.encode() for word in ["Ann", "saw", "Rome", "Ann", ";"]]}
-  value = answers.tagged(NAMES)(text, example=example)
+  value = postprocessors.tagged(NAMES)(text, example=example)
   assert value == (expected and expected.split())
-  assert answers.is_unparseable(value) == (expected is None)
+  assert postprocessors.is_unparseable(value) == (expected is None)
 
 
 def test_an_i_that_goes_on_with_nothing_begins():
   """As the script of CoNLL has it."""
-  assert answers.entities(["I-PER", "I-LOC", "I-LOC", "O", "I-LOC", "B-LOC"]) == [
+  assert postprocessors.entities(["I-PER", "I-LOC", "I-LOC", "O", "I-LOC", "B-LOC"]) == [
     ("PER", 0, 1), ("LOC", 1, 3), ("LOC", 4, 5), ("LOC", 5, 6),
   ]  # fmt: skip
 
@@ -234,11 +234,11 @@ def test_a_word_s_own_tags_are_written_and_read_again(tags):
   words = [f"w{i}" for i in range(len(tags))]
   record = {"tokens": tf.constant(words), "pos": tf.constant([PARTS.index(tag) for tag in tags])}
   records = tf.data.Dataset.from_tensors(record)
-  (found,) = text_formats.tagged(records, words="tokens", tags="pos", names=PARTS, prefix="pos").as_numpy_iterator()
+  (found,) = preprocessors.tagged(records, words="tokens", tags="pos", names=PARTS, prefix="pos").as_numpy_iterator()
   assert found["targets"].decode() == " ".join(tags)
-  read = answers.tagged(PARTS)(found["targets"].decode(), example=found)
-  assert read == answers.tagged(PARTS)("?", example=found, is_target=True) == tags
-  assert answers.entities(tags) == [(tag, i, i + 1) for i, tag in enumerate(tags)]
+  read = postprocessors.tagged(PARTS)(found["targets"].decode(), example=found)
+  assert read == postprocessors.tagged(PARTS)("?", example=found, is_target=True) == tags
+  assert postprocessors.entities(tags) == [(tag, i, i + 1) for i, tag in enumerate(tags)]
   assert task_metrics.word_accuracy([tags], [read]) == {"word_accuracy": 100.0}
 
 
@@ -247,15 +247,15 @@ def test_a_word_that_is_not_asked_leaves_the_others_right():
   head = HeadConfig("pos", len(PARTS), "tag", PARTS)
   example = {"words": [b"the", b"cat", b"ran"], "asked_words": [0, 1], "tags": [0, 1, 2]}
   written, _ = answerer.answer(head, example, 8.0 * np.eye(len(PARTS))[[0, 1]])
-  read = answers.tagged(PARTS)(written, example=example)
+  read = postprocessors.tagged(PARTS)(written, example=example)
   assert read == ["DET", "NOUN", "O"]
-  right = answers.tagged(PARTS)("?", example=example, is_target=True)
+  right = postprocessors.tagged(PARTS)("?", example=example, is_target=True)
   assert task_metrics.word_accuracy([right], [read]) == {"word_accuracy": pytest.approx(200 / 3)}
 
 
 @pytest.mark.parametrize("text", ["NOUN: Ann", "DET CAT", "none", ""])
 def test_what_names_no_tags_is_no_answer(text):
-  assert answers.tagged(PARTS)(text, example={"words": [b"Ann", b"saw"]}) is None
+  assert postprocessors.tagged(PARTS)(text, example={"words": [b"Ann", b"saw"]}) is None
 
 
 def test_word_accuracy():
@@ -274,7 +274,7 @@ def test_word_accuracy():
 )
 def test_tags_of_two_kinds_are_refused(names, message):
   with pytest.raises(UserError, match=message):
-    answers.tagged(names)
+    postprocessors.tagged(names)
 
 
 # ---- The metric ------------------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def test_entity_f1_against_its_definition(pairs):
   """Twice the entities that both have, over those of either."""
   pairs = [(right[: len(told)], told[: len(right)]) for right, told in pairs]
   right, told = (
-    {(i, *each) for i, pair in enumerate(pairs) for each in answers.entities(pair[side])} for side in (0, 1)
+    {(i, *each) for i, pair in enumerate(pairs) for each in postprocessors.entities(pair[side])} for side in (0, 1)
   )
   expected = 200 * len(right & told) / max(len(right) + len(told), 1)
   assert task_metrics.entity_f1(*zip(*pairs, strict=True))["f1"] == pytest.approx(expected)

@@ -13,7 +13,7 @@ import scipy.stats
 import sklearn.metrics
 
 from t2t import task_metrics
-from t2t.data import answers
+from t2t.data import postprocessors
 
 # Nothing here may warn: a metric has a result for whatever a model writes.
 pytestmark = pytest.mark.filterwarnings("error")
@@ -105,7 +105,7 @@ def test_an_answer_withheld_never_helps(examples):
     (before,) = metric(targets, predictions).values()
     for index, target in enumerate(targets):
       if predictions[index] == target:
-        without = predictions[:index] + [answers.UNPARSEABLE] + predictions[index + 1 :]
+        without = predictions[:index] + [postprocessors.UNPARSEABLE] + predictions[index + 1 :]
         (after,) = metric(targets, without).values()
         assert after <= before + 1e-9
 

@@ -11,7 +11,7 @@ import test_rows
 
 from t2t import UserError, features
 from t2t.configuration.loading import load_config, override, records
-from t2t.data import converters, runs
+from t2t.data import feature_converters, train_data
 from t2t.training import recipe
 
 module = test_evaluate.module  # the fixture
@@ -44,7 +44,7 @@ def run_of(case, typed, *options, pack=False):
     options = [*(f"--config.data.sources.{source}.objective={objective}" for source, objective in own), *options]
   data = ["--config.data.inputs_length=32", "--config.data.targets_length=32", "--config.data.num_streams=1"]
   given = [*typed, *data, f"--config.data.pack={pack}", "--config.train.batch_size=8", "--config.eval.batches=4"]
-  return runs.resolved(records(override(load_config(name), [*given, *options])))
+  return train_data.resolved(records(override(load_config(name), [*given, *options])))
 
 
 @pytest.mark.parametrize("pack", [False, True])
@@ -52,8 +52,8 @@ def run_of(case, typed, *options, pack=False):
 def test_each_position_has_the_number_of_its_task(case, pack, typed):
   """By its letters, in training and held out; unpacked each row has one; features are those that are planned."""
   config = run_of(case, typed, pack=pack)
-  trained = runs.batches(runs.resolved_stages(config), test_rows.mesh(), num_streams=1)
-  batches = [next(trained), *runs.eval_batches(config, test_rows.mesh())]
+  trained = train_data.batches(train_data.resolved_stages(config), test_rows.mesh(), num_streams=1)
+  batches = [next(trained), *train_data.eval_batches(config, test_rows.mesh())]
   trained.close()
   planned = recipe.batch(config)
   seen = set()
@@ -78,7 +78,9 @@ def test_all_else_is_as_without(case, typed):
   """Ids, weights, segments and positions are those of a run that tells no tasks."""
   config = run_of(case, typed, pack=True)
   plain = dataclasses.replace(config, sections={})
-  for found, expected in zip(*(runs.eval_batches(each, test_rows.mesh()) for each in (config, plain)), strict=True):
+  for found, expected in zip(
+    *(train_data.eval_batches(each, test_rows.mesh()) for each in (config, plain)), strict=True
+  ):
     assert {x for x in found if not x.endswith("_tasks")} == expected.keys()
     for feature, x in expected.items():
       np.testing.assert_array_equal(found[feature], x, err_msg=feature)
@@ -93,7 +95,9 @@ def test_what_a_task_has_padded_stays_padding(architecture, pack):
   plain = tf.data.Dataset.from_generator(lambda: iter(texts), output_signature=signature)
   told = plain.map(lambda example: example | {features.TASK: tf.constant(2)})
   options = {"vocabulary": seqio.ByteVocabulary(), "pack": pack}
-  convert = lambda examples: converters.convert(examples, architecture, {"inputs": 12, "targets": 12}, **options)
+  convert = lambda examples: feature_converters.convert(
+    examples, architecture, {"inputs": 12, "targets": 12}, **options
+  )
   for found, expected in zip(*(convert(each).as_numpy_iterator() for each in (told, plain)), strict=True):
     for name, x in expected.items():
       np.testing.assert_array_equal(found[name], x, err_msg=name)
@@ -105,10 +109,10 @@ def test_what_a_task_has_padded_stays_padding(architecture, pack):
 def test_numbers_stay_where_others_are_read(typed, tmp_path):
   """They are places among the adapter's names: one source alone, or another in front, changes none."""
   alone = [typed[0], *typed[2:]]
-  assert runs.task_numbers_of(run_of("bert", alone)) == {"news": 1}
+  assert train_data.task_numbers_of(run_of("bert", alone)) == {"news": 1}
   more = [*typed[:2], f"--config.data.sources.ads.files={tmp_path}/news.txt", "--config.data.vocabulary=bytes"]
   config = run_of("bert", [*more, "--config.pals.tasks=poems,news,ads"])
-  assert runs.task_numbers_of(config) == {"ads": 2, "news": 1, "poems": 0}
+  assert train_data.task_numbers_of(config) == {"ads": 2, "news": 1, "poems": 0}
 
 
 @pytest.mark.parametrize(
@@ -128,15 +132,15 @@ def test_numbers_stay_where_others_are_read(typed, tmp_path):
 def test_what_does_not_fit_is_refused(typed, options, message):
   """Before anything is on a device; the message names the key, and what would be right."""
   with pytest.raises(UserError, match=message):
-    runs.check(run_of("bert", [*(each for each in typed if "pals" not in each), *options]))
+    train_data.check(run_of("bert", [*(each for each in typed if "pals" not in each), *options]))
 
 
 def test_files_without_a_name_are_refused(typed):
   """Several tasks, and nothing says which one the files are of; a single one is theirs."""
   files = [f"--config.data.files={typed[0].partition('=')[2]}", "--config.data.vocabulary=bytes"]
   with pytest.raises(UserError, match="files=.*news.txt has no name .* --config.data.sources.poems.files="):
-    runs.check(run_of("bert", [*files, "--config.pals.tasks=poems,news"]))
-  assert runs.task_numbers_of(run_of("bert", [*files, "--config.pals.tasks=news"])) == {}
+    train_data.check(run_of("bert", [*files, "--config.pals.tasks=poems,news"]))
+  assert train_data.task_numbers_of(run_of("bert", [*files, "--config.pals.tasks=news"])) == {}
 
 
 @pytest.mark.parametrize("pack", [False, True])
@@ -148,7 +152,7 @@ def test_texts_that_heads_answer_say_their_task(module, pack):
   config = run_of("bert", [*typed, "--config.data.inputs_length=72"], pack=pack)
   assert [head.kind for head in config.model.heads] == ["class", "tag"] and config.train.loss == "heads"
   seen = set()
-  for batch in runs.eval_batches(config, test_rows.mesh()):
+  for batch in train_data.eval_batches(config, test_rows.mesh()):
     assert {name: x.shape[1:] for name, x in batch.items()} == {
       name: x.shape[1:] for name, x in recipe.batch(config).items()
     }

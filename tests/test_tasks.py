@@ -13,8 +13,8 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from t2t import UserError
-from t2t.data import answering, registry, selection, vocabularies
-from t2t.data.answering import kinds, needs
+from t2t.data import head_examples, registry, task_resolution, vocabularies
+from t2t.data.head_examples import kinds, needs
 from t2t.generation import answerer
 from t2t.models.config import HeadConfig
 
@@ -72,49 +72,49 @@ RELEASED = {
   "conll2003": (
     {"conll2003/train.txt": CONLL, "conll2003/valid.txt": CONLL},
     ("ner: Ann Lee saw Rome", "PER: Ann Lee; LOC: Rome"),
-    answering.Need("ner", "tag", TAGS, 9),
+    head_examples.Need("ner", "tag", TAGS, 9),
   ),
   "udpos": (
     {"es_gsd-ud-train.conllu": CONLLU, "es_gsd-ud-dev.conllu": CONLLU, "test.conllu": CONLLU},
     ("pos: Vamos nos mar", "VERB PRON NOUN"),
-    answering.Need("pos", "tag", UPOS, 18),
+    head_examples.Need("pos", "tag", UPOS, 18),
   ),
   "hellaswag": (
     {"hellaswag_train.jsonl": json.dumps(SWAG), "hellaswag_val.jsonl": json.dumps(SWAG)},
     ("hellaswag context: It rains. choice1: a choice2: b choice3: c choice4: d", "choice3"),
-    answering.Need("hellaswag", "choice", (), 1),
+    head_examples.Need("hellaswag", "choice", (), 1),
   ),
   "xnli_de": (
     {"xnli.dev.tsv": "\n".join(XNLI), "xnli.test.tsv": "\n".join(XNLI)},
     ('mnli hypothesis: Nein. premise: Es "regnet.', "contradiction"),
-    answering.Need("mnli", "class", ("entailment", "neutral", "contradiction"), 3),
+    head_examples.Need("mnli", "class", ("entailment", "neutral", "contradiction"), 3),
   ),
   "paws_x_wiki_fr": (
     {"fr/translated_train.tsv": "\n".join(PAWS), "fr/dev_2k.tsv": "\n".join(PAWS)},
     ('paws sentence1: a "b" sentence2: c "d"', "paraphrase"),
-    answering.Need("paws", "class", ("different_meaning", "paraphrase"), 2),
+    head_examples.Need("paws", "class", ("different_meaning", "paraphrase"), 2),
   ),
   "wikiann_sw": (
     {"sw/train": WIKIANN, "sw/dev": WIKIANN, "sw/test": WIKIANN, "sw/extra": WIKIANN},
     ("wikiann: Ann a\xa0b alifika Roma", "PER: Ann a\xa0b; LOC: Roma"),
-    answering.Need("wikiann", "tag", TAGS[:7], 7),
+    head_examples.Need("wikiann", "tag", TAGS[:7], 7),
   ),
   "masakhaner_yor": (
     {"yor/train.txt": MASAKHANER, "yor/dev.txt": MASAKHANER, "yor/test.txt": MASAKHANER},
     ("masakhaner: Ann won 1990", "PER: Ann; DATE: 1990"),
-    answering.Need("masakhaner", "tag", (*TAGS[:7], "B-DATE", "I-DATE"), 9),
+    head_examples.Need("masakhaner", "tag", (*TAGS[:7], "B-DATE", "I-DATE"), 9),
   ),
   "imdb_reviews": (
     {
       f"aclImdb/{split}/{name}.txt": f"{name}<br />\n" for split in ("train", "test") for name in ("neg/1_2", "pos/0_9")
     },
     ("imdb text: pos/0_9<br />", "positive"),
-    answering.Need("imdb", "class", ("negative", "positive"), 2),
+    head_examples.Need("imdb", "class", ("negative", "positive"), 2),
   ),
   "ag_news_subset": (
     {"ag_news_csv/train.csv": "\n".join(NEWS), "ag_news_csv/test.csv": "\n".join(NEWS)},
     ('ag_news title: Oil up description: Prices, "again", rise', "Business"),
-    answering.Need("ag_news", "class", ("World", "Sports", "Business", "Sci/Tech"), 4),
+    head_examples.Need("ag_news", "class", ("World", "Sports", "Business", "Sci/Tech"), 4),
   ),
 }
 # task -> number of records of each split of the files above
@@ -139,7 +139,7 @@ def write(folder, files):
 def released(name, folder):
   """The registered task in bytes, read from a folder."""
   task = seqio.TaskRegistry.get(name)
-  return selection.adapt(task, vocabulary=BYTES, folders={task.source.folder_key: str(folder)})
+  return task_resolution.adapt(task, vocabulary=BYTES, folders={task.source.folder_key: str(folder)})
 
 
 def examples(task, split, **lengths):
@@ -165,10 +165,10 @@ def test_files_as_they_are_released(name, tmp_path):
     told = [task.postprocess_fn(text, example=each, is_target=False) for text, each in zip(texts, found, strict=True)]
     assert [metric(right, told) for metric in task.metric_fns][0].popitem()[1] == 100.0
 
-  assert answering.need_of(task) == need
+  assert head_examples.need_of(task) == need
   head = HeadConfig(need.head, need.number, need.kind, need.labels, reads="each" if need.kind == "tag" else "first")
   for architecture in ("encoder_only", "encoder_decoder"):
-    asked = examples(answering.for_heads(task, architecture, (head,)), first_split)
+    asked = examples(head_examples.for_heads(task, architecture, (head,)), first_split)
     told = []
     for each in asked:
       assert each["has_answer"]
@@ -290,5 +290,5 @@ def test_a_test_set_without_labels(tmp_path):
   task = released("hellaswag", tmp_path)
   (found,) = examples(task, "test")
   assert (found["label"], found["targets_pretokenized"]) == (-1, b"<unk>")
-  (asked,) = examples(answering.for_heads(task, "encoder_only", (HeadConfig("hellaswag", 1, "choice"),)), "test")
+  (asked,) = examples(head_examples.for_heads(task, "encoder_only", (HeadConfig("hellaswag", 1, "choice"),)), "test")
   assert not asked["has_answer"] and np.count_nonzero(asked["answer_heads"]) == 4

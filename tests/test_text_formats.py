@@ -8,7 +8,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from t2t.data import text_formats
+from t2t.data import preprocessors
 
 NLI = ("entailment", "contradiction", "neutral")
 BOOLEAN = ("False", "True")
@@ -45,7 +45,7 @@ def run(function, record, **options):
 
 def written(record):
   """A query of ReCoRD as it is written."""
-  examples = text_formats.each_answer(text_formats.record(dataset_of(record)))
+  examples = preprocessors.each_answer(preprocessors.record(dataset_of(record)))
   return [{name: plain(value) for name, value in example.items()} for example in examples.as_numpy_iterator()]
 
 
@@ -64,7 +64,7 @@ def docstring_example(function):
   ("function", "options"),
   [
     (
-      text_formats.labelled,
+      preprocessors.labelled,
       {
         "prefix": "cb",
         "fields": ("hypothesis", "premise"),
@@ -72,21 +72,21 @@ def docstring_example(function):
         "parts": ("premise", "hypothesis"),
       },
     ),
-    (text_formats.choices, {"prefix": "weather", "fields": ("context",), "candidates": "endings"}),
-    (text_formats.scored, {"prefix": "rating", "fields": ("review",), "label": "stars"}),
-    (text_formats.in_language, {"language": "de"}),
-    (text_formats.each_answer, {}),
-    (text_formats.copa, {}),
-    (text_formats.multirc, {"labels": BOOLEAN}),
-    (text_formats.stsb, {}),
-    (text_formats.pairs, {"first": "en", "second": "de"}),
-    (text_formats.pair, {}),
-    (text_formats.wsc, {}),
-    (text_formats.record, {}),
-    (text_formats.spans, {}),
-    (text_formats.tagged, {"words": "tokens", "tags": "ner", "names": TAGS, "prefix": "ner"}),
-    (text_formats.summarize, {"document": "article", "summary": "highlights"}),
-    (text_formats.translate, {"source": "en", "target": "de"}),
+    (preprocessors.choices, {"prefix": "weather", "fields": ("context",), "candidates": "endings"}),
+    (preprocessors.scored, {"prefix": "rating", "fields": ("review",), "label": "stars"}),
+    (preprocessors.in_language, {"language": "de"}),
+    (preprocessors.each_answer, {}),
+    (preprocessors.copa, {}),
+    (preprocessors.multirc, {"labels": BOOLEAN}),
+    (preprocessors.stsb, {}),
+    (preprocessors.pairs, {"first": "en", "second": "de"}),
+    (preprocessors.pair, {}),
+    (preprocessors.wsc, {}),
+    (preprocessors.record, {}),
+    (preprocessors.spans, {}),
+    (preprocessors.tagged, {"words": "tokens", "tags": "ner", "names": TAGS, "prefix": "ner"}),
+    (preprocessors.summarize, {"document": "article", "summary": "highlights"}),
+    (preprocessors.translate, {"source": "en", "target": "de"}),
   ],
 )
 def test_docstring_examples(function, options):
@@ -100,15 +100,15 @@ def test_docstring_examples(function, options):
 )
 def test_similarities_are_rounded_to_a_fifth(label, target):
   """As text with one digit; a test record has none."""
-  assert run(text_formats.stsb, {"sentence1": "a", "sentence2": "b", "label": label, "idx": 0})[0]["targets"] == target
+  assert run(preprocessors.stsb, {"sentence1": "a", "sentence2": "b", "label": label, "idx": 0})[0]["targets"] == target
 
 
 @pytest.mark.parametrize(
   ("function", "options", "record"),
   [
-    (text_formats.labelled, {"prefix": "cb", "fields": ("premise",), "labels": NLI}, {"premise": "a"}),
+    (preprocessors.labelled, {"prefix": "cb", "fields": ("premise",), "labels": NLI}, {"premise": "a"}),
     (
-      text_formats.multirc,
+      preprocessors.multirc,
       {"labels": BOOLEAN},
       {"paragraph": "a", "question": "b", "answer": "c", "idx": {"paragraph": 0, "question": 0, "answer": 0}},
     ),
@@ -123,7 +123,7 @@ def test_a_label_that_is_not_given(function, options, record):
 def test_candidates_in_fields_of_their_own():
   """As SWAG has them; a test record has no label, and a record's number is kept."""
   record = {"sent": "a", "one": "b", "two": "c", "gold": -1, "idx": 7}
-  (found,) = run(text_formats.choices, record, prefix="x", fields=("sent",), candidates=("one", "two"), label="gold")
+  (found,) = run(preprocessors.choices, record, prefix="x", fields=("sent",), candidates=("one", "two"), label="gold")
   assert (found["inputs"], found["targets"]) == ("x sent: a choice1: b choice2: c", "<unk>")
   assert (found["candidates"], found["label"], found["idx"]) == (["b", "c"], -1, 7)
 
@@ -131,7 +131,7 @@ def test_candidates_in_fields_of_their_own():
 def test_a_number_that_is_not_given():
   """NaN; others are written as short as they are."""
   numbers = (float("nan"), -1.0, 0.1, 4)
-  rows = [run(text_formats.scored, {"a": "b", "label": x}, prefix="p", fields=("a",))[0] for x in numbers]
+  rows = [run(preprocessors.scored, {"a": "b", "label": x}, prefix="p", fields=("a",))[0] for x in numbers]
   assert [row["targets"] for row in rows] == ["<unk>", "-1", "0.1", "4"]
   np.testing.assert_array_equal([row["label"] for row in rows], np.float32(numbers))
 
@@ -147,9 +147,9 @@ def test_answers_that_are_not_given():
     "context": "c",
     "answers": {"text": [], "answer_start": np.zeros(0, np.int32)},
   }
-  (found,) = run(text_formats.squad, question)
+  (found,) = run(preprocessors.squad, question)
   assert (found["targets"], found["answers"], "no_answer" in found) == ("<unk>", [], False)
-  (found,) = run(text_formats.spans, question, unanswerable=True)
+  (found,) = run(preprocessors.spans, question, unanswerable=True)
   assert found["targets"] == found["no_answer"] == "unanswerable"
 
 
@@ -171,7 +171,7 @@ def test_each_answer_is_written():
 def test_highlights_become_sentences(before):
   """With one full stop between them, unless another mark is there."""
   record = PASSAGE | {"passage": f"A{before}\n@highlight\nB\n@highlight\nC", "answers": ["Ann"], "training": False}
-  assert run(text_formats.record, record)[0]["inputs"].endswith(f"passage: A{before} B. C")
+  assert run(preprocessors.record, record)[0]["inputs"].endswith(f"passage: A{before} B. C")
 
 
 @pytest.mark.parametrize(
@@ -189,23 +189,23 @@ def test_highlights_become_sentences(before):
 def test_the_pronoun_is_marked(text, pronoun, index, marked):
   """Stars stand around the word alone, wherever it is."""
   record = {"text": text, "span1_text": "Ann", "span2_text": pronoun, "span2_index": index, "label": 0, "idx": 0}
-  assert run(text_formats.wsc, record | {"training": False})[0]["inputs"] == f"wsc: {marked}"
+  assert run(preprocessors.wsc, record | {"training": False})[0]["inputs"] == f"wsc: {marked}"
 
 
 @pytest.mark.parametrize("label", [-1, 0, 1])
 def test_wrong_nouns_are_not_trained_on(label):
   """Only a noun that is the right one says what to write; all are evaluated."""
   record = {"text": "He ran.", "span1_text": "Bob", "span2_text": "He", "span2_index": 0, "label": label, "idx": 0}
-  assert len(run(text_formats.only_right, record | {"training": True})) == (label == 1)
-  assert len(run(text_formats.only_right, record | {"training": False})) == 1
+  assert len(run(preprocessors.only_right, record | {"training": True})) == (label == 1)
+  assert len(run(preprocessors.only_right, record | {"training": False})) == 1
 
 
 def test_tokens_keep_their_text():
   """Ids under the name of the feature, the text beside them, everything else untouched; EOS fits into the length."""
   features = dict.fromkeys(("inputs", "targets"), seqio.Feature(seqio.ByteVocabulary(), add_eos=True))
-  steps = text_formats.preprocessors(text_formats.summarize, document="article", summary="highlights")
+  steps = preprocessors.text_to_text(preprocessors.summarize, document="article", summary="highlights")
   dataset = dataset_of({"article": "rain", "highlights": "a b"})
-  dataset = text_formats.tokenize(steps[0](dataset), features)
+  dataset = preprocessors.tokenize(steps[0](dataset), features)
   dataset = steps[-1](dataset, output_features=features, sequence_length={"inputs": 8, "targets": 8})
   (found,) = dataset.as_numpy_iterator()
   assert found["targets"].tolist() == [ord("a") + 3, ord(" ") + 3, ord("b") + 3, 1]

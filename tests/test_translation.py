@@ -16,7 +16,7 @@ from t2t import UserError
 from t2t import __main__ as command
 from t2t.configuration.loading import load_config, records
 from t2t.configuration.schema import DataConfig
-from t2t.data import checks, converters, documentation, objectives, pipeline
+from t2t.data import docs_corpus, feature_converters, objectives, pipeline, validation
 from t2t.data.objectives.translation import translation_lm
 from t2t.data.sources import parallel
 from t2t.training import recipe
@@ -92,10 +92,10 @@ def test_what_does_not_fit_is_cut():
 def test_what_the_model_gets():
   """Positions and token types are the task's, packed or not; both texts of a pair see each other and no other pair."""
   found = examples(([3, 4, 5], [6, 7]), ([8], [9]))
-  lengths = converters.feature_lengths("encoder_only", tuple(found[0]), inputs_length=16, targets_length=16)
+  lengths = feature_converters.feature_lengths("encoder_only", tuple(found[0]), inputs_length=16, targets_length=16)
   signature = {name: tf.TensorSpec([None], tf.int32) for name in found[0]}
   dataset = tf.data.Dataset.from_generator(lambda: iter(found), output_signature=signature)
-  convert = lambda pack: converters.convert(dataset, "encoder_only", lengths, vocabulary=Ids(), pack=pack)
+  convert = lambda pack: feature_converters.convert(dataset, "encoder_only", lengths, vocabulary=Ids(), pack=pack)
   (row,) = convert(True).as_numpy_iterator()
   assert row["encoder_positions"].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 0]
   assert row["encoder_token_types"].tolist() == [0] * 5 + [1] * 4 + [0] * 3 + [1] * 3 + [0]
@@ -162,7 +162,7 @@ def test_blank_pairs_are_left_out(tmp_path):
 
 
 def check(data):
-  checks.check(data, architecture="encoder_only", batch_size=1, model_vocab_size=512)
+  validation.check(data, architecture="encoder_only", batch_size=1, model_vocab_size=512)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_learned_positions_start_anew():
 
 def cipher_pairs(*, num_words=100, length=8):
   """Words of the documentation, eight at a time, and the same in a cipher: each word is always the same other one."""
-  texts = (json.loads(line)["text"] for line in documentation.files()["train"].read_text().splitlines())
+  texts = (json.loads(line)["text"] for line in docs_corpus.files()["train"].read_text().splitlines())
   texts = [re.findall("[a-z]+", text.lower()) for text in texts]
   words = [word for word, _ in collections.Counter(word for text in texts for word in text).most_common(num_words)]
   order = np.random.default_rng(0).permutation(num_words)

@@ -12,7 +12,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import sources, windows
+from t2t.data import shard_order, sources
 
 
 @dataclasses.dataclass
@@ -23,7 +23,7 @@ class Numbered:
   num_columns = 1
 
   def shards(self):
-    return [windows.Shard(float(10 * size)) for size in self.sizes]
+    return [shard_order.Shard(float(10 * size)) for size in self.sizes]
 
   def read(self, piece):
     for number in range(piece.part, self.sizes[piece.shard], piece.parts):
@@ -38,7 +38,7 @@ class Numbered:
 def test_shares_are_whole_and_equal(sizes, num_streams):
   """Each record is in one share; no share is more than an eighth, and a record of each shard, off the mean."""
   records = Numbered(tuple(sizes))
-  shares = windows.shares(records.shards(), num_streams)
+  shares = shard_order.shares(records.shards(), num_streams)
   found = [[record for piece in share for _, record in records.read(piece)] for share in shares]
   assert collections.Counter(sum(found, [])) == collections.Counter(
     (b"%d-%d" % (shard, number),) for shard, size in enumerate(sizes) for number in range(size)
@@ -51,22 +51,22 @@ def test_a_shard_goes_to_as_few_streams_as_that_allows():
   """So that hosts open the files that they need and no others."""
   readers = lambda number, streams: max(
     collections.Counter(
-      piece.shard for share in windows.shares([windows.Shard(1e9)] * number, streams) for piece in share
+      piece.shard for share in shard_order.shares([shard_order.Shard(1e9)] * number, streams) for piece in share
     ).values()
   )
   assert readers(4, 8) == 2 and readers(1, 8) == 8 and readers(5000, 256) == 1
-  opened = [len(share) for share in windows.shares([windows.Shard(10_000.0)] * 5000, 256)]
+  opened = [len(share) for share in shard_order.shares([shard_order.Shard(10_000.0)] * 5000, 256)]
   assert sum(opened) == 5000 and max(opened) == 20
 
 
 def test_a_divisible_shard_is_cut_by_bytes():
   """Pieces follow each other without a gap, and the last has no end."""
-  (share,) = windows.shares([windows.Shard(1e9, divisible=True)], 1)
+  (share,) = shard_order.shares([shard_order.Shard(1e9, divisible=True)], 1)
   assert share[0].start == 0 and share[-1].stop == 0 and len(share) > 8
   assert all(left.stop == right.start for left, right in itertools.pairwise(share))
 
 
-BEGINNING = windows.Place()
+BEGINNING = shard_order.Place()
 
 
 def taken(order, records, start=BEGINNING, number=30):
@@ -83,8 +83,8 @@ def taken(order, records, start=BEGINNING, number=30):
 def test_any_window_is_found_again(sizes, size, seed, number):
   """From its place alone come that window and all behind it, with their seeds."""
   records = Numbered(tuple(sizes))
-  (share,) = windows.shares(records.shards(), 1)
-  order = windows.Order(share, (seed or 0,), size, shuffled=seed is not None)
+  (share,) = shard_order.shares(records.shards(), 1)
+  order = shard_order.Order(share, (seed or 0,), size, shuffled=seed is not None)
   whole = taken(order, records)
   assert taken(order, records, whole[number].place, 30 - number) == whole[number:]
   assert len({window.seed for window in whole}) == len(whole)
@@ -94,12 +94,12 @@ def test_an_epoch_has_each_record_once_in_another_order():
   """Also where a share is so small that several epochs make one window."""
   for size in (1_000, 100_000):
     records = Numbered((20, 30))
-    (share,) = windows.shares(records.shards(), 1)
-    order = windows.Order(share, (1, 2), size)
+    (share,) = shard_order.shares(records.shards(), 1)
+    order = shard_order.Order(share, (1, 2), size)
     found = [
       record
       for window in itertools.takewhile(
-        lambda window: window.place.epoch < 128, order.windows(records, windows.Place())
+        lambda window: window.place.epoch < 128, order.windows(records, shard_order.Place())
       )
       for record in window.records
     ]
@@ -112,15 +112,15 @@ def test_records_as_large_as_pieces_are_shared_out_evenly(tmp_path):
   """Books, one a line: a piece of a file is never so small that it may have none of them, or twice as many."""
   (tmp_path / "books.txt").write_text("\n".join("x" * 100_000 for _ in range(64)))
   records = sources.FileSource({"train": (str(tmp_path / "books.txt"),)}).records("train")
-  shares = windows.shares(records.shards(), 8)
+  shares = shard_order.shares(records.shards(), 8)
   assert [sum(1 for piece in share for _ in records.read(piece)) for share in shares] == [8] * 8
 
 
 def test_what_is_passed_over_is_not_parsed():
   """To find a window again costs reading, and no more."""
   records = Numbered((1000,))
-  (share,) = windows.shares(records.shards(), 1)
-  order = windows.Order(share, (1,), 3000)
+  (share,) = shard_order.shares(records.shards(), 1)
+  order = shard_order.Order(share, (1,), 3000)
   last = taken(order, records, number=80)[-1]
   parsed = []
   records.parse = lambda found: parsed.append(found) or found
@@ -129,7 +129,7 @@ def test_what_is_passed_over_is_not_parsed():
 
 def test_a_share_without_a_record_ends():
   """An epoch that holds nothing is not gone through for ever."""
-  order = windows.Order((windows.Piece(0),), (1,), 1000)
+  order = shard_order.Order((shard_order.Piece(0),), (1,), 1000)
   assert taken(order, Numbered((0,))) == []
 
 
@@ -142,7 +142,7 @@ def test_lines_are_found_from_any_byte_on(tmp_path, ending, size):
   path.write_text("\n".join(lines) + ending)
   records = sources.FileSource({"train": (str(path),)}).records("train")
   cuts = [*range(0, path.stat().st_size, size), 0]
-  pieces = [windows.Piece(0, start, stop) for start, stop in itertools.pairwise(cuts)]
+  pieces = [shard_order.Piece(0, start, stop) for start, stop in itertools.pairwise(cuts)]
   texts = lambda: [records.parse(raw)[0].decode() for piece in pieces for _, raw in records.read(piece)]
   assert texts() == lines
   path.write_bytes(path.read_bytes().replace(b"line 40 ", b"line \xff0 "))
@@ -160,8 +160,8 @@ def test_records_of_any_source_of_seqio():
     )
 
   source = seqio.FunctionDataSource(dataset, splits=("train",))
-  records = windows.SeqioRecords(source, "train")
-  shares = windows.shares(records.shards(), 3)
+  records = shard_order.SeqioRecords(source, "train")
+  shares = shard_order.shares(records.shards(), 3)
   found = [record for share in shares for piece in share for _, record in records.read(piece)]
   again = list(records.features([tf.constant(column) for column in zip(*found, strict=True)]))
   expected = {row["question"].numpy(): row for row in dataset("train")}

@@ -15,7 +15,7 @@ from typing import Any
 import svg
 
 from t2t.configuration.schema import DataConfig
-from t2t.data import objectives, pipeline, selection, vocabularies
+from t2t.data import objectives, pipeline, task_resolution, vocabularies
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "pictures" / "objectives"
 # Each piece occurs once, so that it can be told where a piece of an example was.
@@ -92,7 +92,7 @@ def example(name: str) -> tuple[Mapping[str, Any], Sequence[str]]:
     task = pipeline.load_task(data, architecture)
     made = pipeline.task_examples(data, architecture, task, split="validation").as_numpy_iterator()
     found = list(itertools.islice(made, _COPIES))
-    return max(found, key=_is_shown), vocabularies.token_texts(selection.vocabulary_of(task))
+    return max(found, key=_is_shown), vocabularies.token_texts(task_resolution.vocabulary_of(task))
 
 
 def _is_shown(example: Mapping[str, Any]) -> int:

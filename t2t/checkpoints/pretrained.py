@@ -221,17 +221,17 @@ def task_modules(source: Source) -> tuple[tuple[str, ...], str]:
 
 def trained_tasks(source: Source) -> list[typing.Any]:
   """Returns the registered seqio tasks that a model was fine-tuned on, without objectives and untrusted code's."""
-  from t2t.data import objectives, selection
+  from t2t.data import objectives, task_resolution
 
   data = source.run["data"]
   mixture = data.get("mixture", "")
   if not mixture or data.get("files") or data.get("sources") or data.get("table"):
     return []
   try:
-    found = selection.named(mixture, modules=task_modules(source)[0])
+    found = task_resolution.named(mixture, modules=task_modules(source)[0])
   except UserError:
     return []
-  return [task for task in selection.tasks_of(found) if task.metric_fns and not objectives.of(task)]
+  return [task for task in task_resolution.tasks_of(found) if task.metric_fns and not objectives.of(task)]
 
 
 def answers_by_heads(source: Source) -> bool:
@@ -253,7 +253,7 @@ def ends_prompts(source: Source) -> tuple[bool | None, str]:
   Pre-training objectives end the inputs, and so do prefix_lm's; behind those of text-to-text tasks, and in text that is
   simply continued, the next token follows at once.
   """
-  from t2t.data import objectives, selection
+  from t2t.data import objectives, task_resolution
 
   data = source.run["data"]
   if data.get("sources"):  # each as if it were all that was read
@@ -270,10 +270,10 @@ def ends_prompts(source: Source) -> tuple[bool | None, str]:
     return None, "its checkpoint does not say what it was trained on"
   modules, untrusted = task_modules(source)
   try:
-    found = selection.named(mixture, modules=modules)
+    found = task_resolution.named(mixture, modules=modules)
   except UserError as error:
     return None, untrusted or str(error)
-  ends = selection.ends_inputs(found, "decoder_only")
+  ends = task_resolution.ends_inputs(found, "decoder_only")
   return ends, f"config.data.mixture={mixture}" + (" has tasks with EOS and tasks without" if ends is None else "")
 
 
@@ -282,7 +282,7 @@ def reads_causally(source: Source) -> bool:
 
   GPT-BERT reads hidden tokens both ways, and continues text from left to right.
   """
-  from t2t.data import objectives, selection
+  from t2t.data import objectives, task_resolution
 
   data = source.run["data"]
   if not source.model.bidirectional_prefix or source.foreign is not None:
@@ -291,7 +291,7 @@ def reads_causally(source: Source) -> bool:
   for own in data.get("sources", {}).values() or [data]:
     if not own.get("files"):
       try:
-        found = objectives.of(selection.named(own.get("mixture", ""), modules=task_modules(source)[0]))
+        found = objectives.of(task_resolution.named(own.get("mixture", ""), modules=task_modules(source)[0]))
       except UserError:
         return False
       if not found:

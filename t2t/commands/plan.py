@@ -116,9 +116,9 @@ def _stages(config: Config) -> tuple[stages.Stage, ...]:
   """Those of a run, with what only its data say."""
   found = stages.of(config)
   if any(recipe.asks_data(stage.config) for stage in found):
-    from t2t.data import runs  # and TensorFlow with it
+    from t2t.data import train_data  # and TensorFlow with it
 
-    found = runs.resolved_stages(config)
+    found = train_data.resolved_stages(config)
   return found
 
 

@@ -36,7 +36,7 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
   Raises:
     UserError: see `training.train` and `evaluate.Evaluation`.
   """
-  from t2t.data import runs
+  from t2t.data import train_data
   from t2t.evaluation import evaluate
 
   folder = bucket.absolute(workdir)
@@ -53,7 +53,7 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
   diagnostics = [
     name for name, of in _DIAGNOSTICS.items() if of in trained and (name in named or not config.eval.tasks)
   ]
-  config = runs.resolved(config.with_(data={"mixture": ",".join(trained)}))
+  config = train_data.resolved(config.with_(data={"mixture": ",".join(trained)}))
   data = config.data
   # Before training: it would be a pity to find out afterwards.
   with_test = _with_split(data, source, [*trained, *diagnostics], "test")

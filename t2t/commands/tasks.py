@@ -23,7 +23,7 @@ from t2t.configs import default
 from t2t.configuration import stages
 from t2t.configuration.loading import override, records
 from t2t.configuration.schema import Config, DataConfig
-from t2t.data import checks, objectives, pipeline, registry, run_sources, runs, selection
+from t2t.data import objectives, pipeline, registry, run_sources, task_resolution, train_data, validation
 from t2t.data.preview import examples, printed
 from t2t.models import adapters as adapters_lib
 from t2t.models.config import HeadConfig
@@ -190,11 +190,11 @@ def _choose_of(config: Config, options: argparse.Namespace, given: Collection[st
     data = dataclasses.replace(data, mixture="")
   if options.config:
     # A task is shown even if nobody can count its examples, of which epochs are.
-    run = runs.resolved(dataclasses.replace(config, data=data).with_(train={"epochs": 0.0}))
-    model, answers = run.model, runs.heads_asked(run)
+    run = train_data.resolved(dataclasses.replace(config, data=data).with_(train={"epochs": 0.0}))
+    model, answers = run.model, train_data.heads_asked(run)
     task = pipeline.load_task(data, model.architecture, heads=answers)
     split = options.split or pipeline.split_of(data, train=False)
-    task = selection.for_architecture(task, model.architecture)
+    task = task_resolution.for_architecture(task, model.architecture)
     choice = _Choice(data, model.architecture, task, _split(split, task, data), model.heads, answers)
     _check(
       choice,
@@ -209,7 +209,7 @@ def _choose_of(config: Config, options: argparse.Namespace, given: Collection[st
   architecture = config.model.architecture
   if "config.model.architecture" not in given:
     architecture = _architecture(task)
-  task = selection.for_architecture(task, architecture)
+  task = task_resolution.for_architecture(task, architecture)
   # Shorter where the vocabulary has too few sentinels for the objective at T5's length.
   lengths = (512, 256, 128) if objectives.of(task) else (512,)
   if "config.data.inputs_length" in given:
@@ -222,7 +222,7 @@ def _choose_of(config: Config, options: argparse.Namespace, given: Collection[st
       fitting = dataclasses.replace(fitting, targets_length=length)
     choice = _Choice(fitting, architecture, task, split)
     try:
-      _check(choice, batch_size=1, model_vocab_size=selection.vocabulary_of(task).vocab_size)
+      _check(choice, batch_size=1, model_vocab_size=task_resolution.vocabulary_of(task).vocab_size)
     except UserError as error:
       errors.append(error)
     else:
@@ -240,9 +240,9 @@ def _split(name: str, task: seqio.Task | seqio.Mixture, data: DataConfig) -> str
 def _check(choice: _Choice, **model: int) -> None:
   """As training does before it starts; an error of the user's preprocessors is explained."""
   try:
-    checks.check(choice.data, architecture=choice.architecture, heads=choice.answers, trains=False, **model)
+    validation.check(choice.data, architecture=choice.architecture, heads=choice.answers, trains=False, **model)
   except Exception as error:  # whatever the user's preprocessors raise
-    cause = error.__cause__ if isinstance(error, checks.PreprocessorsFail) else error
+    cause = error.__cause__ if isinstance(error, validation.PreprocessorsFail) else error
     if isinstance(cause, UserError):
       raise
     lengths = pipeline.feature_lengths(choice.data, choice.architecture, choice.task)

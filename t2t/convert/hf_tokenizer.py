@@ -184,7 +184,7 @@ def files(foreign: Foreign, family: Family) -> Files:
     ids = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1} if family.model_type in _T5 else {}
     return Files({}, ids, ["no vocabulary lies beside the checkpoint, so no tokenizer was written"])
   # TensorFlow is loaded only here, where a vocabulary is really read.
-  from t2t.data import framing, vocabularies
+  from t2t.data import special_tokens, vocabularies
 
   vocabulary = vocabularies.load(foreign.vocabulary, extra_ids=foreign.extra_ids)
   vocabularies.check(vocabulary, foreign.model.vocab_size)
@@ -210,7 +210,7 @@ def files(foreign: Foreign, family: Family) -> Files:
     f"{kind}_token": texts[i] for kind, i in own.items() if i is not None and 0 <= i < len(texts)
   }
   special |= length
-  frame = _Frame(framing.Framing.of(vocabulary, foreign.model.architecture), foreign.model.segment_types > 1)
+  frame = _Frame(special_tokens.Framing.of(vocabulary, foreign.model.architecture), foreign.model.segment_types > 1)
   if path.suffix == ".model":
     return _pieces(path, family, frame, sentinels, ids, special)
   found = _subwords(vocabulary, family, frame, sentinels, ids, special)
@@ -234,7 +234,7 @@ def _longest(foreign: Foreign) -> dict[str, int]:
 class _Frame:
   """What stands around the texts that a model reads.
 
-  ids: `t2t.data.framing.Framing`.
+  ids: `t2t.data.special_tokens.Framing`.
   has_types: whether the model tells the second text from the first.
   """
 

@@ -1,5 +1,9 @@
 """From text files and seqio tasks to batches: sources, vocabularies, objectives and the resumable pipeline."""
 
+import importlib
+from typing import Any
+import warnings
+
 from t2t.runtime import imports, quiet
 
 # TensorFlow only reads text here: left alone it would take the memory of the accelerators that JAX computes on.  That
@@ -10,3 +14,18 @@ with quiet.stderr(), imports.without("sklearn", "matplotlib"):
   import tensorflow_text  # noqa: F401  it loads Keras
 
   tf.config.set_visible_devices([], "GPU")
+
+# Modules that tasks of users import, by their earlier names.
+_RENAMED = {
+  "answers": "postprocessors",
+  "reading_formats": "qa_preprocessors",
+  "text_formats": "preprocessors",
+}
+
+
+def __getattr__(name: str) -> Any:
+  if name not in _RENAMED:
+    raise AttributeError(f"module 't2t.data' has no attribute {name!r}")
+  message = f"t2t.data.{name} is now t2t.data.{_RENAMED[name]}: change the import"
+  warnings.warn(message, FutureWarning, stacklevel=2)
+  return importlib.import_module(f"t2t.data.{_RENAMED[name]}")

@@ -17,7 +17,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import offline_cache, raw_text, registry, selection, vocabularies
+from t2t.data import offline_cache, raw_text, registry, task_resolution, vocabularies
 from t2t.runtime import amounts
 
 
@@ -81,14 +81,14 @@ def _runner(job: Job) -> Any:
 # ---- Tasks -----------------------------------------------------------------------------------------------------------
 
 
-def _task_or_mixture(name: str, job: Job) -> selection.Found:
+def _task_or_mixture(name: str, job: Job) -> task_resolution.Found:
   """A task or mixture, in the user's vocabulary."""
   found = registry.task_or_mixture(name, modules=job.modules, where="--mixture ", modules_where="--task_modules")
   if not job.vocabulary:
     return raw_text.guarded(found)
   try:
     vocabulary = vocabularies.load(job.vocabulary, extra_ids=job.extra_ids)
-    return raw_text.guarded(selection.adapt(found, vocabulary=vocabulary))
+    return raw_text.guarded(task_resolution.adapt(found, vocabulary=vocabulary))
   except UserError as error:
     raise UserError(str(error).replace("config.data.vocabulary=", "--vocabulary ")) from error
 
@@ -226,7 +226,7 @@ def _reason(error: Exception) -> str:
 def _tasks(job: Job) -> list[seqio.Task]:
   """The tasks of the mixture that have one of the splits."""
   parts = [_task_or_mixture(name.strip(), job) for name in job.mixture.split(",")]
-  tasks = {task.name: task for part in parts for task in selection.tasks_of(part)}.values()
+  tasks = {task.name: task for part in parts for task in task_resolution.tasks_of(part)}.values()
   known = sorted({split for task in tasks for split in task.splits})
   for split in job.splits:
     if split not in known:

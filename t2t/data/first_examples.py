@@ -10,7 +10,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import objectives, rows, uncut
+from t2t.data import example_windows, objectives, untruncated_lengths
 from t2t.data.sources import faults, named
 
 MOST_EXAMPLES = 1_000
@@ -56,19 +56,19 @@ class Counts:
     """Counts an example.
 
     Args:
-      example: NumPy values and bytes, with the lengths of `uncut.measured` where it is cut already.
+      example: NumPy values and bytes, with the lengths of `untruncated_lengths.measured` where it is cut already.
       unknown_ids: feature of text -> the id of what the vocabulary lacks, -1: there is none.
     """
     for name, unknown_id in unknown_ids.items():
       if name not in example or np.ndim(example[name]) != 1:
         continue
-      length, limit = uncut.length(example, name), self.limits.get(name)
+      length, limit = untruncated_lengths.length(example, name), self.limits.get(name)
       self.longest[name] = max(self.longest.get(name, 0), length)
       self.cut[name] = self.cut.get(name, 0) + (limit is not None and length > limit)
       ids = np.asarray(example[name])[:limit]
       self.tokens += ids.size
       self.unknown += int(np.count_nonzero(ids == unknown_id))
-    has_answer = rows.has_answer(example)
+    has_answer = example_windows.has_answer(example)
     self.unanswered += not has_answer
     found = _class_of(example)
     if has_answer and found is not None:
@@ -117,7 +117,9 @@ def counted(
     whole: whether these are all examples of the split.
   """
   found = Counts(task.name, split, limits)
-  texts = {name: task.output_features[name].vocabulary for name in uncut.TEXTS if name in task.output_features}
+  texts = {
+    name: task.output_features[name].vocabulary for name in untruncated_lengths.TEXTS if name in task.output_features
+  }
   unknown_ids = {name: _unknown_id(vocabulary) for name, vocabulary in texts.items()}
   iterator = iter(examples)
   for example in itertools.islice(iterator, most):
@@ -135,10 +137,10 @@ def _unknown_id(vocabulary: seqio.Vocabulary) -> int:
 
 
 def read(
-  plan: rows.Plan,
+  plan: example_windows.Plan,
   task: seqio.Task,
   made: tf.data.Dataset | None = None,
-  progress: rows.Progress | None = None,
+  progress: example_windows.Progress | None = None,
 ) -> Counts:
   """Counts over the first examples of a task, in the order of its source.
 
@@ -153,15 +155,15 @@ def read(
     UserError: there is none among the records that are looked through; or a record that cannot be used.
   """
   most = _OF_OBJECTIVES if objectives.of(task) else MOST_EXAMPLES
-  if made is None or progress is None or not uncut.is_measured(made):
-    made, progress = None, rows.Progress()
+  if made is None or progress is None or not untruncated_lengths.is_measured(made):
+    made, progress = None, example_windows.Progress()
   # Where the first of very many records make nothing, those that training begins with may.
   for train in (False, True):
     examples = None if train else made
     if examples is None:
-      of_task = dataclasses.replace(plan, task=uncut.measured(task), train=train)
-      examples = rows.in_order(of_task, trim=False, progress=progress)
-    examples = examples.with_options(rows.options())
+      of_task = dataclasses.replace(plan, task=untruncated_lengths.measured(task), train=train)
+      examples = example_windows.in_order(of_task, trim=False, progress=progress)
+    examples = examples.with_options(example_windows.options())
     try:
       # One more tells whether these are all.
       found = counted(_arrays(examples.take(most + 1)), task, plan.split, plan.lengths, most=most, whole=not train)
@@ -179,8 +181,14 @@ _COUNTED = ("answer_heads", "answer_targets", "has_answer", "options", "candidat
 
 def _arrays(examples: tf.data.Dataset) -> Iterable[dict[str, Any]]:
   """Yields the fields that are counted of each example."""
-  names = {*uncut.TEXTS, *(name + uncut.SUFFIX for name in uncut.TEXTS), *_COUNTED}
-  kept = examples.map(rows.not_converted(lambda example: {name: x for name, x in example.items() if name in names}))
+  names = {
+    *untruncated_lengths.TEXTS,
+    *(name + untruncated_lengths.SUFFIX for name in untruncated_lengths.TEXTS),
+    *_COUNTED,
+  }
+  kept = examples.map(
+    example_windows.not_converted(lambda example: {name: x for name, x in example.items() if name in names})
+  )
   return kept.as_numpy_iterator()
 
 

@@ -22,11 +22,11 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import raw_text, registry, selection, text_formats, vocabularies
+from t2t.data import preprocessors, raw_text, registry, task_resolution, vocabularies
 from t2t.data.objectives import annotated, pairs, pieces
 
 RECORD, COMPLETED = "t2t.json", "COMPLETED"
-_TOKENIZERS = (pieces.tokenize, annotated.tokenize, pairs.encode, *text_formats.TOKENIZERS)
+_TOKENIZERS = (pieces.tokenize, annotated.tokenize, pairs.encode, *preprocessors.TOKENIZERS)
 
 
 # ---- What is cached --------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def read_json(path: str) -> dict[str, Any]:
   return json.loads(_read(path))
 
 
-def read(found: selection.Found, cache_dir: str, *, splits: Sequence[str]) -> selection.Found:
+def read(found: task_resolution.Found, cache_dir: str, *, splits: Sequence[str]) -> task_resolution.Found:
   """The task or mixture as it is read from its cache; the registry stays as it was.
 
   Args:
@@ -229,7 +229,7 @@ def read(found: selection.Found, cache_dir: str, *, splits: Sequence[str]) -> se
   Raises:
     UserError: a task that is not in the cache, or not all of it, or made in another vocabulary.
   """
-  return selection.copy(found, lambda task: _cached(task, cache_dir, splits), lambda rate: rate)
+  return task_resolution.copy(found, lambda task: _cached(task, cache_dir, splits), lambda rate: rate)
 
 
 def _cached(task: seqio.Task, cache_dir: str, splits: Sequence[str]) -> seqio.Task:
@@ -259,13 +259,13 @@ def _cached(task: seqio.Task, cache_dir: str, splits: Sequence[str]) -> seqio.Ta
   return task.replace(source=source, preprocessors=after)
 
 
-def identity(found: selection.Found) -> str:
+def identity(found: task_resolution.Found) -> str:
   """Which cache the tasks are read from, in a few characters; it may move."""
-  content = "".join(f"{task.name} {task.source.identity()}" for task in selection.tasks_of(found))
+  content = "".join(f"{task.name} {task.source.identity()}" for task in task_resolution.tasks_of(found))
   return f"cache {hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
 
-def num_examples(found: selection.Found, split: str) -> int | None:
+def num_examples(found: task_resolution.Found, split: str) -> int | None:
   """Cached examples of the smallest task."""
-  tasks = [task for task in selection.tasks_of(found) if split in task.splits]
+  tasks = [task for task in task_resolution.tasks_of(found) if split in task.splits]
   return min((task.num_input_examples(split) for task in tasks), default=None)

@@ -18,15 +18,15 @@ import tensorflow as tf
 from t2t import UserError, sharding
 from t2t.configuration.schema import DataConfig
 from t2t.data import (
-  converters,
-  identity,
+  batch_iterator,
+  example_windows,
+  feature_converters,
+  fingerprint,
   raw_text,
-  rows,
   run_sources,
-  selection,
   sources,
-  streams,
-  uncut,
+  task_resolution,
+  untruncated_lengths,
 )
 from t2t.data.sources import faults
 from t2t.models.config import HeadConfig
@@ -68,9 +68,9 @@ def load_task(
   found = run_sources.of(data).load_task(architecture, heads=heads)
   if not numbers:
     return found
-  from t2t.data import task_numbers
+  from t2t.data import task_ids
 
-  return task_numbers.tell(found, numbers)
+  return task_ids.tell(found, numbers)
 
 
 def registered(data: DataConfig) -> seqio.Task | seqio.Mixture:
@@ -82,11 +82,11 @@ adapted = run_sources.adapted
 
 
 def find_tasks(data: DataConfig, architecture: str, names: Sequence[str] = ()) -> list[seqio.Task]:
-  """The tasks of `data.mixture` as they are trained on, or those that are named; see `selection.select`.
+  """The tasks of `data.mixture` as they are trained on, or those that are named; see `task_resolution.select`.
 
   Args:
     data: what is read.
-    architecture: a key of `converters.FEATURE_CONVERTERS`.
+    architecture: a key of `feature_converters.FEATURE_CONVERTERS`.
     names: whole or what they end in: "cb" is super_glue_cb.
 
   Raises:
@@ -94,8 +94,8 @@ def find_tasks(data: DataConfig, architecture: str, names: Sequence[str] = ()) -
   """
   if not data.has_tasks:
     raise UserError("config.data.mixture is empty: give a task or a mixture, whose tasks can be evaluated")
-  found = [adapted(data, task) for task in selection.select(registered(data), names)]
-  return [selection.for_architecture(task, architecture) for task in found]
+  found = [adapted(data, task) for task in task_resolution.select(registered(data), names)]
+  return [task_resolution.for_architecture(task, architecture) for task in found]
 
 
 def split_of(data: DataConfig, *, train: bool) -> str:
@@ -111,25 +111,25 @@ def task_examples(
   split: str,
   seed: int = EVAL_SEED,
   trim: bool = True,
-  progress: rows.Progress | None = None,
+  progress: example_windows.Progress | None = None,
 ) -> tf.data.Dataset:
   """What a task yields, one example after another in the source's order, before a feature converter.
 
   Args:
     data: what is read.
-    architecture: a key of `converters.FEATURE_CONVERTERS`.
+    architecture: a key of `feature_converters.FEATURE_CONVERTERS`.
     task: see `load_task`.
     split: of the task.
     seed: of the preprocessors' noise.
     trim: cut to `feature_lengths`, as training does; a task alone may cut them itself, and says how long they were
-      (`uncut.measured`).
+      (`untruncated_lengths.measured`).
     progress: counts what is read of a task, no mixture.
   """
   of_task = dataclasses.replace(plan(data, architecture, task, train=False, seed=seed), split=split)
   if isinstance(task, seqio.Task):
-    of_task = dataclasses.replace(of_task, task=uncut.measured(of_task.task))
-    return rows.in_order(of_task, trim=trim, progress=progress)
-  whole = of_task.task if trim else selection.copy(of_task.task, uncut.untrimmed, lambda rate: rate)
+    of_task = dataclasses.replace(of_task, task=untruncated_lengths.measured(of_task.task))
+    return example_windows.in_order(of_task, trim=trim, progress=progress)
+  whole = of_task.task if trim else task_resolution.copy(of_task.task, untruncated_lengths.untrimmed, lambda rate: rate)
   return whole.get_dataset(
     sequence_length={name: length for name, length in of_task.lengths.items() if name in task.output_features},
     split=split,
@@ -145,31 +145,33 @@ def model_features(
   data: DataConfig, architecture: str, task: seqio.Task | seqio.Mixture, examples: tf.data.Dataset
 ) -> tf.data.Dataset:
   """What the model gets of a task's examples: features of one example, or of one packed sequence, after another."""
-  return converters.convert(
+  return feature_converters.convert(
     examples,
     architecture,
     feature_lengths(data, architecture, task),
-    vocabulary=selection.vocabulary_of(task),
+    vocabulary=task_resolution.vocabulary_of(task),
     pack=data.pack,
   )
 
 
 def feature_lengths(data: DataConfig, architecture: str, task: seqio.Task | seqio.Mixture) -> dict[str, int]:
   """How long each feature of the task may be."""
-  return converters.feature_lengths(
+  return feature_converters.feature_lengths(
     architecture, tuple(task.output_features), inputs_length=data.inputs_length, targets_length=data.targets_length
   )
 
 
 def model_lengths(data: DataConfig, architecture: str) -> dict[str, int]:
   """Positions of the model's "encoder" and "decoder" for this data, where it is answered in writing."""
-  return converters.model_lengths(architecture, feature_lengths(data, architecture, load_task(data)))
+  return feature_converters.model_lengths(architecture, feature_lengths(data, architecture, load_task(data)))
 
 
-def plan(data: DataConfig, architecture: str, task: seqio.Task | seqio.Mixture, *, train: bool, seed: int) -> rows.Plan:
+def plan(
+  data: DataConfig, architecture: str, task: seqio.Task | seqio.Mixture, *, train: bool, seed: int
+) -> example_windows.Plan:
   """How rows of batches are made of a task; `train`: of the split to train on, for ever, else of the held-out one."""
-  return rows.Plan(
-    selection.for_architecture(task, architecture),
+  return example_windows.Plan(
+    task_resolution.for_architecture(task, architecture),
     split=split_of(data, train=train),
     lengths=feature_lengths(data, architecture, task),
     convert=functools.partial(model_features, data, architecture, task),
@@ -194,12 +196,12 @@ def train_batches(
   heads: Sequence[HeadConfig] = (),
   numbers: Mapping[str, int] | None = None,
   evaluated: Sequence[str] = (),
-) -> streams.BatchIterator:
+) -> batch_iterator.BatchIterator:
   """Training batches on the mesh, for ever, from the beginning of the data.
 
   Args:
     data: what is read.
-    architecture: a key of `converters.FEATURE_CONVERTERS`.
+    architecture: a key of `feature_converters.FEATURE_CONVERTERS`.
     mesh: over whose axes data and fsdp a batch is split.
     batch_size: sequences of a global batch.
     seed: of shuffling and of the preprocessors' noise.
@@ -213,35 +215,35 @@ def train_batches(
   """
   source, task = run_sources.of(data), load_task(data, architecture, heads=heads, numbers=numbers)
   batch_sharding = sharding.batch_sharding(mesh)
-  host_rows = streams.host_rows(batch_sharding, batch_size)
+  host_rows = batch_iterator.host_rows(batch_sharding, batch_size)
   common = common_size or batch_size
-  total = streams.choose_num_streams(
-    streams.host_rows(batch_sharding, common),
+  total = batch_iterator.choose_num_streams(
+    batch_iterator.host_rows(batch_sharding, common),
     batch_size=common,
     wanted=num_streams or data.num_streams,
     documents=source.num_documents(task),
     named="config.train.batch_size" + (", the greatest common divisor of all stages" if common != batch_size else ""),
   )
-  own = streams.host_streams(host_rows[jax.process_index()], batch_size=batch_size, num_streams=total)
+  own = batch_iterator.host_streams(host_rows[jax.process_index()], batch_size=batch_size, num_streams=total)
   logging.info("data: this host reads streams %s of %d", own, total)
   measured = find_tasks(data, architecture, evaluated) if evaluated and source.name else ()
-  return streams.BatchIterator(
+  return batch_iterator.BatchIterator(
     plan(data, architecture, task, train=True, seed=seed),
     own,
-    files=identity.files(data, task, evaluated=measured),
+    files=fingerprint.files(data, task, evaluated=measured),
     files_may_change=data.files_may_change,
     tally=_tally(data, task),
     spelled=lambda: raw_text.described(raw_text.spelled(task, split=split_of(data, train=True))),
     num_streams=total,
     batch_size=batch_size,
     batch_sharding=batch_sharding,
-    identity=identity.settings(data, vocabulary(data), batch_size=batch_size, seed=seed, num_streams=total)
+    identity=fingerprint.settings(data, vocabulary(data), batch_size=batch_size, seed=seed, num_streams=total)
     | ({"model.heads": [f"{head.name}: {head.kind} of {head.num_classes}" for head in heads]} if heads else {})
     | ({"pals.tasks": [f"{name}: {number}" for name, number in sorted(numbers.items())]} if numbers else {})
     | _cache_identity(data, task),
     saved=[
       stream
-      for stream, process in streams.writers(host_rows, batch_size=batch_size, num_streams=total).items()
+      for stream, process in batch_iterator.writers(host_rows, batch_size=batch_size, num_streams=total).items()
       if process == jax.process_index()
     ],
   )
@@ -249,7 +251,7 @@ def train_batches(
 
 def _tally(data: DataConfig, task: seqio.Task | seqio.Mixture) -> faults.Tally | None:
   """Of the records of files, which all that are read together have; None: there are none."""
-  own = (each.source for each in selection.tasks_of(task) if isinstance(each.source, sources.FileSource))
+  own = (each.source for each in task_resolution.tasks_of(task) if isinstance(each.source, sources.FileSource))
   source = next(own, None)
   return None if source is None else source.tally(split_of(data, train=True))
 
@@ -286,17 +288,17 @@ def _eval_parts(
   """Held-out batches as far as these streams make them: each feature as [streams, rows, length]."""
   number = _eval_streams(batch_size)
   of_task = plan(data, architecture, task, train=False, seed=EVAL_SEED)
-  beginning = rows.beginning(of_task)
-  read = rows.sources_of(of_task, number)
-  dataset = rows.of_streams(
+  beginning = example_windows.beginning(of_task)
+  read = example_windows.sources_of(of_task, number)
+  dataset = example_windows.of_streams(
     of_task, own, lambda _: beginning, num_streams=number, rows=batch_size // number, parts=max_batches, read=read
   )
   parts = []
   filled = 0
   try:
     for features in dataset:
-      part = streams.arrays(features)
-      if (part.pop(rows.POSITION)[:, 0, 0] < 0).all():
+      part = batch_iterator.arrays(features)
+      if (part.pop(example_windows.POSITION)[:, 0, 0] < 0).all():
         break  # nothing but rows of zeros from here on
       filled += 1
       parts.append(part)
@@ -305,7 +307,7 @@ def _eval_parts(
   blank = {
     name: np.zeros((len(own), batch_size // number, *spec.shape[2:]), spec.dtype.as_numpy_dtype)
     for name, spec in dataset.element_spec.items()
-    if name != rows.POSITION
+    if name != example_windows.POSITION
   }
   # [host, source, stream]: hosts may read the same streams.
   of_streams = [[[source.progress.records.get(i, 0) for i in range(number)] for source in read]]
@@ -325,7 +327,7 @@ def _eval_parts(
         f"{source.task.name}: split {of_task.split!r} has no held-out example, of {number:,} records that were read;"
         " the held-out loss is of the other tasks"
       )
-  return parts + [streams.as_batch(blank)] * (most - filled)
+  return parts + [batch_iterator.as_batch(blank)] * (most - filled)
 
 
 def eval_batches(
@@ -337,7 +339,7 @@ def eval_batches(
   max_batches: int,
   heads: Sequence[HeadConfig] = (),
   numbers: Mapping[str, int] | None = None,
-  task: selection.Found | None = None,
+  task: task_resolution.Found | None = None,
 ) -> list[dict[str, jax.Array]]:
   """Held-out batches: the same on each call, in each run and for any number of hosts; as many on every host.
 
@@ -345,7 +347,7 @@ def eval_batches(
 
   Args:
     data: what is read.
-    architecture: a key of `converters.FEATURE_CONVERTERS`.
+    architecture: a key of `feature_converters.FEATURE_CONVERTERS`.
     mesh: over whose axes data and fsdp a batch is split.
     batch_size: sequences of a global batch.
     max_batches: at most so many.
@@ -356,13 +358,13 @@ def eval_batches(
     UserError: no held-out text, or a record that cannot be used.
   """
   batch_sharding = sharding.batch_sharding(mesh)
-  host_rows = streams.host_rows(batch_sharding, batch_size)
+  host_rows = batch_iterator.host_rows(batch_sharding, batch_size)
   number = _eval_streams(batch_size)
-  own = streams.host_streams(host_rows[jax.process_index()], batch_size=batch_size, num_streams=number)
+  own = batch_iterator.host_streams(host_rows[jax.process_index()], batch_size=batch_size, num_streams=number)
   task = load_task(data, architecture, heads=heads, numbers=numbers) if task is None else task
   found = _eval_parts(data, architecture, task, own, batch_size=batch_size, max_batches=max_batches)
   return [
-    streams.global_batch(
+    batch_iterator.global_batch(
       {stream: {name: array[i] for name, array in batch.items()} for i, stream in enumerate(own)},
       batch_sharding,
       batch_size,

@@ -14,14 +14,14 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from t2t.data import objectives, registry, selection, sources, vocabularies
+from t2t.data import objectives, registry, sources, task_resolution, vocabularies
 
 _SAMPLE = 1000  # records
 
 
-def guarded(found: selection.Found) -> selection.Found:
+def guarded(found: task_resolution.Found) -> task_resolution.Found:
   """Returns the task or mixture, in which letters of records are text; the registry stays as it was."""
-  return selection.copy(found, _guarded, lambda rate: rate)
+  return task_resolution.copy(found, _guarded, lambda rate: rate)
 
 
 def is_guarded(task: seqio.Task) -> bool:
@@ -95,10 +95,10 @@ def _of_strings(dataset: tf.data.Dataset, change) -> tf.data.Dataset:
 # ---- What the text contains ------------------------------------------------------------------------------------------
 
 
-def spelled(task: selection.Found, *, split: str) -> dict[str, int]:
+def spelled(task: task_resolution.Found, *, split: str) -> dict[str, int]:
   """Counts the control tokens that the first 1,000 records of each task spell, by name, the most frequent first."""
   found: dict[str, int] = {}
-  for each in selection.tasks_of(task):
+  for each in task_resolution.tasks_of(task):
     if split in each.splits:
       if type(each.source) is sources.FileSource:  # one of another kind has records of its own
         records = each.source.texts(split)

@@ -15,12 +15,21 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.configuration.schema import DataConfig
-from t2t.data import file_task, objectives, raw_text, rows, selection, sources, streams, vocabularies
+from t2t.data import (
+  batch_iterator,
+  example_windows,
+  file_task,
+  objectives,
+  raw_text,
+  sources,
+  task_resolution,
+  vocabularies,
+)
 from t2t.data.sources import contents, faults, scan, text_files
 from t2t.models.config import HeadConfig
 
 _ALL = "config.data"  # the section that says what is read
-_OF_TEXT = frozenset(key.removeprefix("data.") for key in streams.OF_FILES)
+_OF_TEXT = frozenset(key.removeprefix("data.") for key in batch_iterator.OF_FILES)
 # Keys of config.data on which the order of some kinds depends.
 IDENTITY_KEYS = _OF_TEXT | {"annotations", "translation", "language", "dictionary", "switching_rate", "size", "alpha"}
 
@@ -74,15 +83,15 @@ class RunSource:
 
   # ---- What is read ----
 
-  def load_task(self, architecture: str = "", *, heads: Sequence[HeadConfig] = ()) -> selection.Found:
+  def load_task(self, architecture: str = "", *, heads: Sequence[HeadConfig] = ()) -> task_resolution.Found:
     """The task or mixture that is trained on; see `pipeline.load_task`."""
     raise NotImplementedError
 
-  def registered(self) -> selection.Found:
+  def registered(self) -> task_resolution.Found:
     """The task or mixture before a user's vocabulary, folders and heads."""
     return self.load_task()
 
-  def tasks(self) -> selection.Found | None:
+  def tasks(self) -> task_resolution.Found | None:
     """`registered`, where the tasks themselves say what their examples are; None: config.data.objective does."""
     return self.registered()
 
@@ -94,24 +103,24 @@ class RunSource:
     return self._own_vocabulary()
 
   def _own_vocabulary(self) -> seqio.Vocabulary:
-    return selection.vocabulary_of(self.registered())
+    return task_resolution.vocabulary_of(self.registered())
 
   def split(self, *, train: bool) -> str:
     """The split to train on, or the held-out one."""
     return self.data.train_split if train else self.data.eval_split
 
-  def num_documents(self, task: selection.Found) -> int | None:
+  def num_documents(self, task: task_resolution.Found) -> int | None:
     """Records to train on; None: nobody has counted them."""
     if not self.data.cache_dir:
-      return selection.num_examples(task, self.data.train_split)
+      return task_resolution.num_examples(task, self.data.train_split)
     from t2t.data import offline_cache
 
     return offline_cache.num_examples(task, self.data.train_split)
 
-  def size(self, task: selection.Found) -> float:
+  def size(self, task: task_resolution.Found) -> float:
     """Returns how much there is to train on, in the unit config.data.size."""
     unit = self.data.size
-    counts = [each.num_input_examples(self.data.train_split) for each in selection.tasks_of(task)]
+    counts = [each.num_input_examples(self.data.train_split) for each in task_resolution.tasks_of(task)]
     if unit == "tokens" or None in counts:
       why = "nobody has counted its tokens" if unit == "tokens" else "it does not say how many examples it has"
       raise UserError(f"{self.where}: {why}, by which config.data.size={unit} draws; give {self.where}.rate or .share")
@@ -122,20 +131,20 @@ class RunSource:
   def made(self) -> Made:
     """The facts of the examples before any is made."""
     task = self.registered()
-    names = [objectives.of(each) for each in selection.tasks_of(task)]
+    names = [objectives.of(each) for each in task_resolution.tasks_of(task)]
     # A task without an objective may be answered by a head.
     asks = any(not own or any(map(objectives.heads_of, own)) for own in names)
     return Made(objectives.of(task), self.data.named if self.is_alone else self.key, task.output_features, asks)
 
-  def names_of(self, found: selection.Found) -> dict[str, str]:
+  def names_of(self, found: task_resolution.Found) -> dict[str, str]:
     """Name of each of seqio's tasks in `found`, see `registered` -> of the task that it is to a model with PALs."""
-    return {task.name: task.name for task in selection.tasks_of(found)}
+    return {task.name: task.name for task in task_resolution.tasks_of(found)}
 
   def names_as(self, name: str) -> list[str]:
     """Names of seqio's tasks, where the source is mixed under a name."""
-    return [task.name for task in selection.tasks_of(self.registered())]
+    return [task.name for task in task_resolution.tasks_of(self.registered())]
 
-  def by_language(self, task: selection.Found) -> dict[str, selection.Found]:
+  def by_language(self, task: task_resolution.Found) -> dict[str, task_resolution.Found]:
     """Returns, by source that names its language, what is read of it as it is mixed in `task`."""
     return {}
 
@@ -196,11 +205,11 @@ class RunSource:
     for part in self.parts.values():
       part.check_files()
 
-  def check_task(self, task: selection.Found, *, model_vocab_size: int) -> None:
+  def check_task(self, task: task_resolution.Found, *, model_vocab_size: int) -> None:
     """Refuses tasks that have other splits than are read, or other vocabularies than the model."""
-    vocabularies.check(selection.vocabulary_of(task), model_vocab_size)
+    vocabularies.check(task_resolution.vocabulary_of(task), model_vocab_size)
     splits = {key: getattr(self.data, key) for key in ("train_split", "eval_split")}
-    selection.check(task, splits, where=self.data.named)
+    task_resolution.check(task, splits, where=self.data.named)
 
   def check_documents(self) -> list[str]:
     """Refuses too few documents for an objective that draws from others; returns notes on those held out."""
@@ -222,11 +231,11 @@ class RunSource:
     )
 
 
-def adapted(data: DataConfig, found: selection.Found) -> selection.Found:
+def adapted(data: DataConfig, found: task_resolution.Found) -> task_resolution.Found:
   """Registered tasks in the user's vocabulary, and read from his folders."""
   vocabulary = vocabularies.load(data.vocabulary, extra_ids=data.extra_ids) if data.vocabulary else None
   splits = {"train_split": data.train_split, "eval_split": data.eval_split}
-  found = _guarded(data, selection.adapt(found, vocabulary=vocabulary, folders=data.folders, **splits))
+  found = _guarded(data, task_resolution.adapt(found, vocabulary=vocabulary, folders=data.folders, **splits))
   if not data.cache_dir:
     return found
   from t2t.data import offline_cache
@@ -234,7 +243,7 @@ def adapted(data: DataConfig, found: selection.Found) -> selection.Found:
   return offline_cache.read(found, data.cache_dir, splits=tuple(splits.values()))
 
 
-def _guarded(data: DataConfig, found: selection.Found) -> selection.Found:
+def _guarded(data: DataConfig, found: task_resolution.Found) -> task_resolution.Found:
   """Records' letters are text, whatever they spell, unless the user says otherwise."""
   return found if data.special_tokens else raw_text.guarded(found)
 
@@ -259,7 +268,7 @@ class Text(RunSource):
     vocabulary = self.vocabulary()
     return _guarded(data, file_task.make(data, self.make_source(), vocabulary, where=self.where))
 
-  def registered(self) -> selection.Found:
+  def registered(self) -> task_resolution.Found:
     """The mixture beside the text, which `t2t eval` measures."""
     return RegisteredTasks(self.data, self.where).registered()
 
@@ -277,8 +286,8 @@ class Text(RunSource):
   def split(self, *, train: bool) -> str:
     return "train" if train else "validation"
 
-  def num_documents(self, task: selection.Found) -> int | None:
-    return selection.num_examples(task, "train")
+  def num_documents(self, task: task_resolution.Found) -> int | None:
+    return task_resolution.num_examples(task, "train")
 
   def made(self) -> Made:
     name = self.data.objective
@@ -303,7 +312,7 @@ class Text(RunSource):
     objectives.check_fits(self.data.objective, architecture)
     vocabularies.check(self.vocabulary(), model_vocab_size)
 
-  def check_task(self, task: selection.Found, *, model_vocab_size: int) -> None:
+  def check_task(self, task: task_resolution.Found, *, model_vocab_size: int) -> None:
     pass  # `check_early` has done so
 
   def no_held_out(self, task: str, why: str) -> UserError:
@@ -326,11 +335,11 @@ class TextFiles(Text):
     files = text_files.find_files(getattr(self.data, key))
     return scan.scan(files, field=self.data.field, where=where, malformed=self.data.malformed)
 
-  def num_documents(self, task: selection.Found) -> int | None:
+  def num_documents(self, task: task_resolution.Found) -> int | None:
     found = self._scan()
     return found.documents if found.complete else None
 
-  def size(self, task: selection.Found) -> float:
+  def size(self, task: task_resolution.Found) -> float:
     """Returns the size; of files of which only a part was looked at an estimate."""
     source, where = task.source, f"{self.where}.files"
     looked = scan.scan(source.list_shards("train"), field=self.data.field, where=where, malformed=self.data.malformed)
@@ -387,7 +396,7 @@ class TextFiles(Text):
     if not found.complete or found.characters > 16 * batch_size * self.data.inputs_length:
       return
     try:
-      count = sum(1 for _ in itertools.islice(examples.with_options(rows.options()), batch_size))
+      count = sum(1 for _ in itertools.islice(examples.with_options(example_windows.options()), batch_size))
     except tf.errors.OpError as error:
       raise sources.user_error(error) or error from None
     if count < batch_size:
@@ -435,33 +444,33 @@ class RegisteredTasks(RunSource):
   def key(self) -> str:
     return f"{self.where}.mixture={self.name}"
 
-  def load_task(self, architecture: str = "", *, heads: Sequence[HeadConfig] = ()) -> selection.Found:
+  def load_task(self, architecture: str = "", *, heads: Sequence[HeadConfig] = ()) -> task_resolution.Found:
     _check_is_one(self.data)
     found = adapted(self.data, self.registered())
     if not heads:
       return found
-    from t2t.data import answering
+    from t2t.data import head_examples
 
-    return answering.for_heads(found, architecture, heads)
+    return head_examples.for_heads(found, architecture, heads)
 
-  def registered(self) -> selection.Found:
+  def registered(self) -> task_resolution.Found:
     if self.data.labels or self.data.table:
       from t2t.data import tables
 
       return tables.make_task(tables.with_table(self.data))
     found = self._named()
     if self.is_alone:  # all folders are its tasks'
-      selection.check_folders(found, self.data.folders)
+      task_resolution.check_folders(found, self.data.folders)
     return found
 
-  def _named(self) -> selection.Found:
-    return selection.named(self.name, modules=self.data.task_modules)
+  def _named(self) -> task_resolution.Found:
+    return task_resolution.named(self.name, modules=self.data.task_modules)
 
-  def tasks(self) -> selection.Found | None:
+  def tasks(self) -> task_resolution.Found | None:
     return self.registered() if self.name else None
 
   def _own_vocabulary(self) -> seqio.Vocabulary:
-    return selection.vocabulary_of(self._named())
+    return task_resolution.vocabulary_of(self._named())
 
   def patterns(self) -> dict[str, str]:
     return {f"{self.where}.eval_files": self.data.eval_files} if self.data.eval_files else {}
@@ -509,7 +518,7 @@ class MixedSources(RunSource):
     return {name: of(own, f"{self.key}.{name}") for name, own in self.data.parts().items()}
 
   def load_task(self, architecture: str = "", *, heads: Sequence[HeadConfig] = ()) -> seqio.Mixture:
-    from t2t.data import mixed
+    from t2t.data import mixture
 
     tallies = {split: faults.Tally(self.data.malformed) for split in ("train", "validation")}
     tasks = {}
@@ -520,20 +529,20 @@ class MixedSources(RunSource):
         raise UserError(f"{part.where}: {error}" if part.where not in str(error) else str(error)) from error
       if isinstance(part, TextFiles):
         tasks[name].source.count_in(tallies)
-    rates = mixed.rates(self.data, lambda name: self.parts[name].size(tasks[name]))
-    found = mixed.join(self.data.parts(), tasks, rates)
-    selection.check_folders(found, self.data.folders)
+    rates = mixture.rates(self.data, lambda name: self.parts[name].size(tasks[name]))
+    found = mixture.join(self.data.parts(), tasks, rates)
+    task_resolution.check_folders(found, self.data.folders)
     return found
 
   def _own_vocabulary(self) -> seqio.Vocabulary:
-    return next(iter(self.parts.values())).vocabulary()  # all are of registered tasks, see `selection.check`
+    return next(iter(self.parts.values())).vocabulary()  # all are of registered tasks, see `task_resolution.check`
 
-  def names_of(self, found: selection.Found) -> dict[str, str]:
+  def names_of(self, found: task_resolution.Found) -> dict[str, str]:
     return {task: name for name, part in self.parts.items() for task in part.names_as(name)}
 
-  def by_language(self, task: selection.Found) -> dict[str, selection.Found]:
-    tasks = {each.name: each for each in selection.tasks_of(task)}
-    found: dict[str, selection.Found] = {}
+  def by_language(self, task: task_resolution.Found) -> dict[str, task_resolution.Found]:
+    tasks = {each.name: each for each in task_resolution.tasks_of(task)}
+    found: dict[str, task_resolution.Found] = {}
     for name, part in self.parts.items():
       own = [tasks[each] for each in part.names_as(name)]
       if part.data.language and any(self.data.eval_split in each.splits for each in own):

@@ -15,16 +15,7 @@ import numpy as np
 from t2t import UserError, losses, task_metrics
 from t2t.checkpoints import pretrained
 from t2t.configuration.schema import Config, DataConfig, EvalConfig
-from t2t.data import (
-  answers,
-  first_examples,
-  pipeline,
-  registry,
-  selection,
-  tables,
-  task_numbers,
-  vocabularies,
-)
+from t2t.data import first_examples, pipeline, postprocessors, registry, tables, task_ids, task_resolution, vocabularies
 from t2t.data.sources import faults
 from t2t.evaluation import classes, few_shot, methods, results
 from t2t.generation import predictor, ties
@@ -109,9 +100,9 @@ class Evaluation:
     self._numbers = {}
     if len(adapters_lib.tasks(self._adapters)) > 1:
       asked = {task.name for task in found}
-      self._numbers = task_numbers.check(data, self._adapters, pipeline.registered(data), asked=asked)
+      self._numbers = task_ids.check(data, self._adapters, pipeline.registered(data), asked=asked)
     # In the model's words, whatever those that tasks are registered with.
-    self._tasks = [self._method.task(selection.adapt(task, vocabulary=vocabulary)) for task in found]
+    self._tasks = [self._method.task(task_resolution.adapt(task, vocabulary=vocabulary)) for task in found]
     self.notes: list[str] = []
     self._examples = {}
     for task in self._tasks:
@@ -222,7 +213,7 @@ class Evaluation:
       target = task.postprocess_fn(methods.text(example["targets_pretokenized"]), example=example, is_target=True)
     # That a question has no answer may be said in no words.
     withheld = value == "" and "no_answer" in example
-    is_lost = bool(task.predict_metric_fns) and answers.is_unparseable(value) and not withheld
+    is_lost = bool(task.predict_metric_fns) and postprocessors.is_unparseable(value) and not withheld
     return results.Answer(
       *(example, text, value, target, score),
       parseable=not is_lost,

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from t2t import UserError, did_you_mean
 from t2t.configuration.schema import DataConfig
-from t2t.data import answering, pipeline, raw_text, sources
+from t2t.data import head_examples, pipeline, raw_text, sources
 from t2t.data.sources import faults
 
 POOL = 1_000  # training examples that shots are drawn from
@@ -37,7 +37,7 @@ def read(data: DataConfig, architecture: str, task: seqio.Task, split: str, *, l
     )
   dataset = pipeline.task_examples(data, architecture, task, split=split)
   try:
-    found = list(itertools.islice(answering.gathered(dataset.as_numpy_iterator()), limit or None))
+    found = list(itertools.islice(head_examples.gathered(dataset.as_numpy_iterator()), limit or None))
   except tf.errors.OpError as error:
     raise sources.user_error(error) or error from None
   if not found:

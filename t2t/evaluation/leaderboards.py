@@ -11,7 +11,7 @@ import zipfile
 from etils import epath
 
 from t2t import UserError, did_you_mean
-from t2t.data import answers
+from t2t.data import postprocessors
 
 Row = tuple[Mapping[str, Any], Any]  # the fields of an example, and what its task's postprocess function gave
 
@@ -21,14 +21,18 @@ def _one_of(*labels: str | int) -> Callable[[Row], str | int]:
     _, prediction = row
     if isinstance(prediction, Mapping):
       prediction = prediction["value"]
-    return labels[0 if answers.is_unparseable(prediction) else prediction]
+    return labels[0 if postprocessors.is_unparseable(prediction) else prediction]
 
   return answer
 
 
 def _entity(row: Row) -> str:
   example, prediction = row
-  return next(iter(answers.texts(example, "options")), "") if answers.is_unparseable(prediction) else prediction
+  return (
+    next(iter(postprocessors.texts(example, "options")), "")
+    if postprocessors.is_unparseable(prediction)
+    else prediction
+  )
 
 
 def _similarity(row: Row) -> str:
@@ -127,7 +131,7 @@ def _leaderboard(predictions: Mapping[str, Sequence[Row]]) -> str:
 def _content(task: str, name: str, answer: Callable[[Row], str | int], rows: Sequence[Row]) -> str:
   found: dict[tuple[int, ...], str | int] = {}
   for row in rows:
-    index = answers.indices(row[0])
+    index = postprocessors.indices(row[0])
     if index in found:
       shown = index[0] if len(index) == 1 else list(index)
       raise UserError(f"{task}: two predictions for the example with idx {shown}; a leaderboard takes one")

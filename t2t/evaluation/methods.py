@@ -10,7 +10,7 @@ import numpy as np
 
 from t2t import UserError, did_you_mean
 from t2t.configuration.schema import DataConfig, EvalConfig
-from t2t.data import answering, raw_text
+from t2t.data import head_examples, raw_text
 from t2t.generation import answerer, decoding, predictor, prompt_features, ties
 from t2t.models.config import ANSWERED_HEADS, HeadConfig, TransformerConfig
 from t2t.params import Params
@@ -219,11 +219,11 @@ class Heads:
   def task(self, task: "seqio.Task") -> "seqio.Task":
     """With the examples as a head reads them."""
     config = self._asked.config
-    number, need = answering.head_of(task, config.heads)
+    number, need = head_examples.head_of(task, config.heads)
     head = config.heads[number]
     # What a model from elsewhere calls its classes may be written otherwise, or not at all.
-    self._heads[task.name] = dataclasses.replace(head, labels=answering.labels_of(head, need))
-    return answering.for_heads(task, config.architecture, config.heads)
+    self._heads[task.name] = dataclasses.replace(head, labels=head_examples.labels_of(head, need))
+    return head_examples.for_heads(task, config.architecture, config.heads)
 
   def check(self, task: "seqio.Task", example: Mapping[str, Any]) -> None:
     """It measures answers, and not how likely texts are."""

@@ -21,7 +21,7 @@ import sklearn.preprocessing
 from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.configuration.schema import DataConfig
-from t2t.data import answering, pipeline, registry, run_sources, selection
+from t2t.data import head_examples, pipeline, registry, run_sources, task_resolution
 from t2t.evaluation import few_shot
 from t2t.generation import embedding, ties
 from t2t.models.config import HeadConfig
@@ -79,7 +79,7 @@ def probe(
   vocabulary, model = pretrained.vocabulary(source), pretrained.abstract(source, mesh)
   architecture = model.config.architecture
   task, heads = _task(data, vocabulary, dataclasses.replace(model.config, heads=()))
-  task = answering.for_heads(task, architecture, heads)
+  task = head_examples.for_heads(task, architecture, heads)
   train, held_out = (
     _labelled(few_shot.read(data, architecture, task, split, limit=limit), task.name, split)
     for split in (data.train_split, data.eval_split)
@@ -111,12 +111,12 @@ def _task(data: DataConfig, vocabulary: Any, model) -> tuple[Any, tuple[HeadConf
   modules = [*registry.load_shipped(), *data.task_modules]
   name = run_sources.of(data).name
   registry.task_or_mixture(name, modules=modules, where="--probe ", modules_where="--task_modules")
-  tasks = selection.tasks_of(pipeline.adapted(data, pipeline.registered(data)))
+  tasks = task_resolution.tasks_of(pipeline.adapted(data, pipeline.registered(data)))
   if len(tasks) != 1:
     names = ", ".join(task.name for task in tasks)
     raise UserError(f"--probe {name}: mixes tasks; give one of them: {names}")
-  task = selection.adapt(tasks[0], vocabulary=vocabulary)
-  heads = answering.heads_of([task], model, vocabulary)
+  task = task_resolution.adapt(tasks[0], vocabulary=vocabulary)
+  heads = head_examples.heads_of([task], model, vocabulary)
   if heads[0].kind != "class":
     raise UserError(f"--probe {task.name}: asks a {heads[0].kind} head, not of classes, which a probe tells")
   return task, heads

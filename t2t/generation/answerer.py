@@ -248,11 +248,11 @@ def _score_fields(head: HeadConfig, given: Example, logits: np.ndarray) -> dict[
 
 def _tag_fields(head: HeadConfig, given: Example, logits: np.ndarray) -> dict[str, Any]:
   """The entities that tags mark, in characters of the text; one is as likely as its words' tags are together."""
-  from t2t.data import answers
+  from t2t.data import postprocessors
 
   tags, log_p = _tags(head, given, logits)
   entities = []
-  for label, first, behind in answers.entities(tags):
+  for label, first, behind in postprocessors.entities(tags):
     start, end = given["places"][first][0], given["places"][behind - 1][1]
     own = {"label": label, "start": start, "end": end, "text": given["text"][start:end]}
     entities.append(own | {"probability": _rounded(np.exp(log_p[first:behind].sum()))})

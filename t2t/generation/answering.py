@@ -32,13 +32,13 @@ class HeadWay:
   def __init__(
     self, source: pretrained.Source, mesh: jax.sharding.Mesh, *, head: HeadConfig, longest: int, batch_size: int
   ):
-    from t2t.data import answering, vocabularies
+    from t2t.data import head_examples, vocabularies
 
     self.asks, self.longest, self.cut_to, self._head = head.kind, longest, f"{longest:,} tokens", head
     vocabulary, model = vocabularies.as_text(pretrained.vocabulary(source)), pretrained.abstract(source, mesh)
     number = [each.name for each in model.config.heads].index(head.name)
     architecture = model.config.architecture
-    self._converter = answering.HeadFeatureConverter(vocabulary, architecture, head, longest, number=number)
+    self._converter = head_examples.HeadFeatureConverter(vocabulary, architecture, head, longest, number=number)
     self._converter.check("--inputs_length")
     pad_id = max(vocabulary.pad_id, 0)
     self._answerer = answerer.Answerer(model.config, model.graphdef, mesh, pad_id=pad_id, batch_size=batch_size)

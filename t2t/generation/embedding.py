@@ -144,12 +144,12 @@ class Embedding:
   def __init__(
     self, source: pretrained.Source, mesh: jax.sharding.Mesh, *, pool: str, layer: str, longest: int, batch_size: int
   ):
-    from t2t.data import answering, vocabularies
+    from t2t.data import head_examples, vocabularies
 
     vocabulary, model = vocabularies.as_text(pretrained.vocabulary(source)), pretrained.abstract(source, mesh)
     self.longest, self.cut_to = longest, f"{longest:,} tokens"
     layers = layers_of(model.config, layer)
-    self._converter = answering.HeadFeatureConverter(vocabulary, model.config.architecture, None, longest)
+    self._converter = head_examples.HeadFeatureConverter(vocabulary, model.config.architecture, None, longest)
     self._embedder = Embedder(
       model.config,
       model.graphdef,

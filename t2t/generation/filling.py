@@ -35,14 +35,14 @@ class Blanks:
   """
 
   def __init__(self, vocabulary, architecture: str, *, special_tokens: str = "blanks"):
-    from t2t.data import answering, vocabularies
+    from t2t.data import head_examples, vocabularies
 
     self._vocabulary, self._mask_id = vocabulary, vocabularies.mask_id(vocabulary)
     # A blank is always one: without it there is nothing to fill.
     self._encode = functools.partial(
       vocabularies.encode_text, vocabulary, special_tokens="all" if special_tokens == "all" else "blanks"
     )
-    framing = answering.Framing.of(vocabulary, architecture)
+    framing = head_examples.Framing.of(vocabulary, architecture)
     self._begin, self._end = list(framing.begin), list(framing.end)
     names = {self._mask_id: vocabularies.token_texts(vocabulary)[self._mask_id].strip()}
     if vocabularies.num_sentinels(vocabulary):

@@ -31,13 +31,13 @@ class Tagging(answering.HeadWay):
 
   def read(self, line: line_files.Line) -> lines.Asked:
     """See `lines.Way`; words that do not fit are not asked."""
-    from t2t.data.answering import tags
+    from t2t.data.head_examples import tags
 
     words = line.others.get("words") or tags.split(line.text)
     return self._asked({"words": words}, {"words": words, "text": line.text, "places": self._placed(line, words)})
 
   def _placed(self, line: line_files.Line, words: Sequence[str]) -> list[tuple[int, int]] | None:
-    from t2t.data.answering import tags
+    from t2t.data.head_examples import tags
 
     return tags.places(words, line.text)
 
@@ -49,7 +49,7 @@ class Extracting(answering.HeadWay):
   form = line_files.Form(field="question", needs=("context",), own=("start", "end", "null", "probability", "best"))
 
   def __init__(self, source: pretrained.Source, mesh: jax.sharding.Mesh, *, head: HeadConfig, **options: Any):
-    from t2t.data.answering import spans
+    from t2t.data.head_examples import spans
 
     super().__init__(source, mesh, head=head, **options)
     self.cut_to = f"{spans.MOST_OF_QUESTION} tokens of the question"

@@ -98,10 +98,10 @@ def prefix(source: pretrained.Source) -> Prefix:
   """
   if table := source.run["data"].get("table"):
     return Prefix(table["prefix"])
-  from t2t.data import prefixes
+  from t2t.data import task_prefixes
 
   tasks = [task for task in pretrained.trained_tasks(source) if source.prefix_task in ("", task.name)]
-  found = {prefixes.of(task) for task in tasks}
+  found = {task_prefixes.of(task) for task in tasks}
   own = found.pop() if len(found) == 1 else ()
   if len(own) != 1:
     return Prefix()
@@ -111,11 +111,11 @@ def prefix(source: pretrained.Source) -> Prefix:
 
 def tasks_with_prefixes(source: pretrained.Source) -> tuple[str, ...]:
   """Names of the tasks that a model was fine-tuned on in writing, where they are several with a prefix of each."""
-  from t2t.data import prefixes
+  from t2t.data import task_prefixes
 
   if pretrained.answers_by_heads(source) or not source.model.is_generative:
     return ()
-  tasks = [task.name for task in pretrained.trained_tasks(source) if len(prefixes.of(task)) == 1]
+  tasks = [task.name for task in pretrained.trained_tasks(source) if len(task_prefixes.of(task)) == 1]
   return tuple(tasks) if len(tasks) > 1 else ()
 
 
@@ -136,9 +136,9 @@ def ends_prompts(source: pretrained.Source, wanted: str = "") -> tuple[bool, str
   return found, f"as in training: {reason}"
 
 
-def task_prefixes(source: pretrained.Source) -> tuple[str, ...]:
+def known_prefixes(source: pretrained.Source) -> tuple[str, ...]:
   """What stood in front of the inputs of the tasks that the model was trained on, as far as its run says so."""
-  from t2t.data import languages, prefixes, selection
+  from t2t.data import languages, task_prefixes, task_resolution
 
   data = source.run["data"]
   known = {field.name for field in dataclasses.fields(DataConfig)}
@@ -147,11 +147,11 @@ def task_prefixes(source: pretrained.Source) -> tuple[str, ...]:
     each = {**data, "sources": {}, **{key: x for key, x in own.items() if x}}
     try:
       if each.get("files"):
-        found += prefixes.of_objective(each["objective"])
+        found += task_prefixes.of_objective(each["objective"])
         tags = languages.tags(DataConfig(**{key: x for key, x in each.items() if key in known}), where="config.data")
         found += [f"{tag} " for tag in tags if tag]
       elif each.get("mixture"):
-        found += prefixes.of(selection.named(each["mixture"], modules=pretrained.task_modules(source)[0]))
+        found += task_prefixes.of(task_resolution.named(each["mixture"], modules=pretrained.task_modules(source)[0]))
     except UserError:  # nobody asked for the module that would say it
       continue
   return tuple(dict.fromkeys(found))

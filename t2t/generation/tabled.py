@@ -85,15 +85,15 @@ class Tabled:
     return [self._with_number(row) for row in found] if self._spec.kind == "score" else found
 
   def _with_tags(self, row: dict[str, Any], words: list[str]) -> dict[str, Any]:
-    from t2t.data import answers
+    from t2t.data import postprocessors
 
-    tags = answers.tags_of(row["prediction"].strip(), words, self._spec.classes) or ["O"] * len(words)
+    tags = postprocessors.tags_of(row["prediction"].strip(), words, self._spec.classes) or ["O"] * len(words)
     return row | {"words": words, "tags": tags}
 
   def _with_number(self, row: dict[str, Any]) -> dict[str, Any]:
-    from t2t.data import answers
+    from t2t.data import postprocessors
 
-    return row | {"prediction": answers.number()(row["prediction"])}
+    return row | {"prediction": postprocessors.number()(row["prediction"])}
 
   def _inner(self, line: line_files.Line, where: str) -> line_files.Line:
     """The line as the model is asked: one text, or parts."""
@@ -171,7 +171,7 @@ def words_of(spec: "tables.TableSpec", line: line_files.Line, where: str) -> lis
     UserError: the column has something else than words, such as null; begins with `where`.
   """
   from t2t.data import tables
-  from t2t.data.answering import tags
+  from t2t.data.head_examples import tags
 
   given = line.others.get(spec.texts[0], line.others.get("words"))
   if given is None:

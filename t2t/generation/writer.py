@@ -144,7 +144,7 @@ class Writer:
   def __init__(self, model: ready.Ready, *, defaults: decoding.DecodeConfig):
     self._ready, self._source, self._defaults = model, model.source, defaults
     self._sizes = attending.sizes(self._ready.config, self._ready.config.kind.attentions)
-    self._prefixes = prompting.task_prefixes(self._source)
+    self._prefixes = prompting.known_prefixes(self._source)
     named = served.facts(self._source, next(iter(self._ready.params.values())))["checkpoint"]
     self._completions = completions.Completions(self._ready, name=named)
 

@@ -312,9 +312,9 @@ def _source_features(source: SourceSpec, places: str, modules: Sequence[str]) ->
     if are(features.WITH_NEXT_TOKENS):
       return features.NEXT_TOKENS
     return _ALONE if are(features.WITHOUT_INPUTS) else _BOTH
-  from t2t.data import selection
+  from t2t.data import task_resolution
 
-  found = selection.named(source.mixture, modules=modules).output_features
+  found = task_resolution.named(source.mixture, modules=modules).output_features
   if places:
     return placed if places in found else _BOTH
   if "both_ways" in found:

@@ -22,7 +22,7 @@ from t2t.training.train_state import TrainState
 
 
 class Data(Protocol):
-  """What a run reads, as the loop knows it: `t2t.data.runs`, of what config.data says, or a user's own batches."""
+  """Data of a run: `t2t.data.train_data` reads what config.data names, `t2t.train` takes batches of a user."""
 
   def resolved_stages(self, config: Config) -> tuple[Stage, ...]:
     """The stages of a run, each with what its data decides."""
@@ -61,9 +61,9 @@ class Data(Protocol):
 
 def from_config() -> Data:
   """What config.data says.  TensorFlow is loaded for it: 5 s, which the rest of t2t does without."""
-  from t2t.data import runs
+  from t2t.data import train_data
 
-  return runs
+  return train_data
 
 
 def make_mesh(run: Sequence[Stage]) -> tuple[jax.sharding.Mesh, str]:

@@ -19,7 +19,7 @@ import tokenizers
 
 import t2t
 from t2t.convert import huggingface
-from t2t.data import answering, vocabularies
+from t2t.data import head_examples, vocabularies
 from t2t.data.vocabularies import training
 from t2t.models import presets
 from t2t.models.config import HeadConfig, TransformerConfig
@@ -248,7 +248,7 @@ def test_their_tokenizer_frames_texts_as_heads_read_them(case):
   model = huggingface.open_foreign(str(folder)).model
   if model.kind.writes:
     return
-  asks = answering.HeadFeatureConverter(vocabulary, "encoder_only", HeadConfig("asked", 2), 400)
+  asks = head_examples.HeadFeatureConverter(vocabulary, "encoder_only", HeadConfig("asked", 2), 400)
   for texts in ([SENTENCES[0]], SENTENCES[3:5]):
     expected, found = asks({"parts": texts}).features, tokenizer(*texts)
     assert found["input_ids"] == expected["inputs"].tolist()

@@ -14,7 +14,7 @@ from t2t.__main__ import main
 from t2t.checkpoints import pretrained
 from t2t.configuration import stages
 from t2t.configuration.loading import for_architecture, load_config, override, records
-from t2t.data import runs
+from t2t.data import train_data
 
 SHARED = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data"
 STEPS, ROWS, RATE, DECAY = 30, 8, 1e-3, 0.05
@@ -72,8 +72,8 @@ def batches(typed: list[str], folder: pathlib.Path):
   config = load_config("finetune_superglue")
   pretrained.adopt(config, pretrained.read_source(str(folder)))
   for_architecture("finetune_superglue", config)
-  config = runs.resolved(records(override(config, typed)))
-  return runs.batches(stages.of(config), sharding.make_mesh({"data": -1}), num_streams=None)
+  config = train_data.resolved(records(override(config, typed)))
+  return train_data.batches(stages.of(config), sharding.make_mesh({"data": -1}), num_streams=None)
 
 
 def their_losses(folder: pathlib.Path, found) -> list[float]:

@@ -11,8 +11,8 @@ from parity import transformers
 import pytest
 
 from t2t.data import vocabularies
-from t2t.data.answering import spans
-from t2t.data.framing import Framing
+from t2t.data.head_examples import spans
+from t2t.data.special_tokens import Framing
 from t2t.data.vocabularies import offsets
 from t2t.generation import answerer
 from t2t.models.config import HeadConfig

@@ -7,7 +7,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import framing, vocabularies
+from t2t.data import special_tokens, vocabularies
 from t2t.data.objectives import corruption, masking, pieces, table
 from t2t.models.config import HeadConfig
 
@@ -215,7 +215,7 @@ def masked_pairs(
       f"config.data.targets_length={sequence_length['targets']}: targets stand token by token beside the inputs;"
       f" set config.data.targets_length={sequence_length['inputs']}"
     )
-  around = framing.Framing.of(vocabulary, "encoder_only")
+  around = special_tokens.Framing.of(vocabulary, "encoder_only")
   length = sequence_length["inputs"]
   special = len(around.begin) + len(around.between) + len(around.end)
   room = pieces.room(sequence_length, {"inputs": special}, shortest=2)
@@ -248,7 +248,7 @@ def masked_pairs(
       "random": lambda: (first, features["other"]),
     }
     pair = tf.switch_case(label, [arranged[name] for name in task.arrangements])
-    tokens, types = framing.framed(tf.ragged.stack(list(pair)), around, length)
+    tokens, types = special_tokens.framed(tf.ragged.stack(list(pair)), around, length)
     candidates = masking.is_one_of(tokens, ordinary_ids)
     chosen, groups = choose(candidates, tf.gather(starts_word, tokens), seeds[1], noise_density=noise_density)
     inputs = masking.replace(tokens, chosen, groups, seeds[2], mask_id=mask_id, ordinary_ids=ordinary_ids)
@@ -262,8 +262,8 @@ def masked_pairs(
       "loss_weights": tf.cast(chosen, tf.int32),
       "token_types": types,
       "texts": tf.zeros_like(tokens),
-      "answer_heads": framing.one_hot(0, size, 1),
-      "answer_targets": framing.one_hot(0, size, label),
+      "answer_heads": special_tokens.one_hot(0, size, 1),
+      "answer_targets": special_tokens.one_hot(0, size, label),
     }
 
   parts = divide(_of_documents(dataset, length=room, ends_sentence=ends_sentence))

@@ -6,7 +6,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import framing, vocabularies
+from t2t.data import special_tokens, vocabularies
 from t2t.data.objectives import masking, pieces
 
 Features = dict[str, tf.Tensor]
@@ -79,7 +79,7 @@ def translation_lm(
   def corrupt(features: Features, seeds: Sequence[tf.Tensor]) -> Features:
     swapped = features.get("swapped", 0)
     texts = [features[name] for name in ("first", "second")]
-    kept = framing.shortened(tf.stack([tf.size(text) for text in texts]), room)
+    kept = special_tokens.shortened(tf.stack([tf.size(text) for text in texts]), room)
     around = [tf.constant(ids, tf.int32) for ids in (begin, end)]
     framed = [tf.concat([around[0], text[: kept[i]], around[1]], 0) for i, text in enumerate(texts)]
     tokens = tf.concat(framed, 0)

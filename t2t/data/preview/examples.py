@@ -16,7 +16,16 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.configuration.schema import DataConfig
-from t2t.data import pipeline, raw_text, rows, selection, sources, streams, uncut, vocabularies
+from t2t.data import (
+  batch_iterator,
+  example_windows,
+  pipeline,
+  raw_text,
+  sources,
+  task_resolution,
+  untruncated_lengths,
+  vocabularies,
+)
 from t2t.data.sources import files
 from t2t.models.architecture import ARCHITECTURES, real_positions, sides
 from t2t.models.config import HeadConfig
@@ -49,7 +58,7 @@ class Preview:
   @property
   def vocabulary(self) -> seqio.Vocabulary:
     """Of the targets."""
-    return selection.vocabulary_of(self.task)
+    return task_resolution.vocabulary_of(self.task)
 
   def trimmed(self, number: int) -> dict[str, Any]:
     """An example as training sees it."""
@@ -114,7 +123,7 @@ def _preview(
   complete = len(examples) <= num_examples
   examples = examples[:num_examples]
   if isinstance(task, seqio.Mixture):
-    examples = [uncut.trimmed(example, lengths, task.output_features) for example in examples]
+    examples = [untruncated_lengths.trimmed(example, lengths, task.output_features) for example in examples]
   one_to_one = isinstance(task, seqio.Task) and _is_one_to_one(task, split, lengths, examples[:num_records])
   if not examples:
     read = any(_read(each, split, 1) for each in tasks_of(task, split))
@@ -139,7 +148,7 @@ def _preview(
     one_to_one=one_to_one,
     examples=examples,
     complete=complete,
-    sequences=[streams.arrays(features) for features in model_features.with_options(_options())],
+    sequences=[batch_iterator.arrays(features) for features in model_features.with_options(_options())],
   )
 
 
@@ -150,7 +159,7 @@ def tasks_of(task: seqio.Task | seqio.Mixture, split: str | None = None) -> list
 
 
 def _options() -> tf.data.Options:
-  options = rows.options()
+  options = example_windows.options()
   # Nothing is resumed here; with it, Python functions in a source or preprocessor give a page of warnings.
   options.experimental_symbolic_checkpoint = False
   return options
@@ -210,7 +219,7 @@ def summarize(preview: Preview) -> Summary:
   task = preview.task
   of_ids = [name for name in task.output_features if is_text(task.output_features[name])]
   lengths = {
-    name: np.array([uncut.length(example, name) for example in preview.examples])
+    name: np.array([untruncated_lengths.length(example, name) for example in preview.examples])
     for name in of_ids
     if all(np.ndim(example.get(name, 0)) == 1 for example in preview.examples)
   }

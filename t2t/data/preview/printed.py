@@ -11,7 +11,7 @@ import rich.text
 import seqio
 
 from t2t.configuration.schema import DataConfig
-from t2t.data import objectives, raw_text, run_sources, sources, uncut, vocabularies
+from t2t.data import objectives, raw_text, run_sources, sources, untruncated_lengths, vocabularies
 from t2t.data.preview import examples
 from t2t.data.sources import named
 from t2t.models.architecture import ARCHITECTURES, real_positions, sides
@@ -144,7 +144,7 @@ class _Tokens:
     example = self._shown.trimmed(number)
     weights = self._loss_weights(example)
     asked = self._asked(example)
-    example = {name: x for name, x in example.items() if not name.endswith(uncut.SUFFIX)}
+    example = {name: x for name, x in example.items() if not name.endswith(untruncated_lengths.SUFFIX)}
     if asked:
       example = {name: x for name, x in example.items() if name not in _ASKED}
     others = {}
@@ -152,7 +152,9 @@ class _Tokens:
       if name == "loss_weights" and weights is not None:
         others[name] = f"{int(weights.sum())} of {len(weights)} positions count in the loss (^)"
       elif name in self._texts and np.ndim(example.get(name, 0)) == 1:
-        self._print_feature(name, example[name], weights, uncut=uncut.length(self._shown.examples[number], name))
+        self._print_feature(
+          name, example[name], weights, uncut=untruncated_lengths.length(self._shown.examples[number], name)
+        )
       elif name in example:
         others[name] = example[name]
     others |= {"asked": asked} if asked else {}

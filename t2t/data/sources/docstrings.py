@@ -15,7 +15,7 @@ import re
 import seqio
 import tensorflow as tf
 
-from t2t.data import windows
+from t2t.data import shard_order
 from t2t.data.sources import files as sources
 
 Features = dict[str, tf.Tensor]
@@ -82,9 +82,9 @@ class DocstringSource(sources.DocumentationSource):
     """Records of a split."""
     return len(_columns(self.list_shards(split)[0])["idx"])
 
-  def records(self, split: str) -> windows.SeqioRecords:
+  def records(self, split: str) -> shard_order.SeqioRecords:
     """A split as windows.py reads it."""
-    return windows.SeqioRecords(self, split)
+    return shard_order.SeqioRecords(self, split)
 
   def get_dataset(
     self,

@@ -14,7 +14,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import windows
+from t2t.data import shard_order
 from t2t.data.sources import faults, text_files
 from t2t.storage import compression
 
@@ -96,7 +96,7 @@ class FileSource(seqio.DataSource):
   def texts(self, split: str) -> Iterator[tuple[bytes, ...]]:
     """Yields the text of each record of a split in order, and its translation; tf.data would take ten times longer."""
     records = self.records(split)
-    (share,) = windows.shares(records.shards(), 1)
+    (share,) = shard_order.shares(records.shards(), 1)
     for piece in share:
       for _, found in records.read(piece):
         if record := records.parse(found):
@@ -129,7 +129,7 @@ class FileSource(seqio.DataSource):
     number, shard = (shard_info.num_shards, shard_info.index) if shard_info else (1, 0)
 
     def texts() -> Iterator[tuple[bytes, ...]]:
-      share = windows.shares(records.shards(), number)[shard]
+      share = shard_order.shares(records.shards(), number)[shard]
       order = np.random.default_rng(seed).permutation(len(share)) if shuffle else range(len(share))
       for piece in (share[i] for i in order):
         for _, found in records.read(piece):
@@ -142,7 +142,7 @@ class FileSource(seqio.DataSource):
 
 @dataclasses.dataclass(frozen=True)
 class FileRecords:
-  """The texts of files, as `windows.Records`.
+  """The texts of files, as `shard_order.Records`.
 
   files: their paths.
   field, where: see `FileSource`.
@@ -166,17 +166,17 @@ class FileRecords:
     """The text, and what is marked in it, or its translation."""
     return 2 if self.annotations or self.translation else 1
 
-  def shards(self) -> list[windows.Shard]:
+  def shards(self) -> list[shard_order.Shard]:
     """A file that is not compressed and consists of lines can be divided."""
     return [
-      windows.Shard(
+      shard_order.Shard(
         size * (_UNPACKED if compression.ending(path) or path.endswith(".parquet") else 1.0),
         divisible=_is_divisible(path) and not self._beside(path),
       )
       for path, size in zip(self.files, text_files.sizes(self.files), strict=True)
     ]
 
-  def read(self, piece: windows.Piece) -> Iterator[tuple[int, "_Raw | tuple[bytes, ...]"]]:
+  def read(self, piece: shard_order.Piece) -> Iterator[tuple[int, "_Raw | tuple[bytes, ...]"]]:
     """The records of a piece as they are in the file; of held-out ones, which are few, the texts.
 
     Raises:
@@ -263,7 +263,7 @@ class FileRecords:
 class _Raw(NamedTuple):
   """A record as it is in its file, and where."""
 
-  piece: windows.Piece
+  piece: shard_order.Piece
   number: int
   record: bytes
 
@@ -317,14 +317,14 @@ class DocumentationSource(FileSource):
 
   def list_shards(self, split: str) -> Sequence[str]:
     """The split's one file, made if it is not there."""
-    from t2t.data import documentation
+    from t2t.data import docs_corpus
 
-    return _documentation_files(str(documentation.folder()))[split]
+    return _documentation_files(str(docs_corpus.folder()))[split]
 
 
 @functools.lru_cache(maxsize=1)
 def _documentation_files(folder: str) -> dict[str, tuple[str]]:
-  from t2t.data import documentation
+  from t2t.data import docs_corpus
 
   del folder  # the key: a test may point the cache elsewhere
-  return {split: (str(path),) for split, path in documentation.files().items()}
+  return {split: (str(path),) for split, path in docs_corpus.files().items()}

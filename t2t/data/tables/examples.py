@@ -12,7 +12,7 @@ import zlib
 import numpy as np
 
 from t2t import UserError
-from t2t.data import answers
+from t2t.data import postprocessors
 from t2t.data.tables import choices, columns, labels, reading, values
 from t2t.data.tables.spec import TableSpec
 from t2t.storage import encoding
@@ -176,7 +176,7 @@ def _tags(spec: TableSpec, row: reading.Row, value: Any) -> Example:
     )
   numbers = [labels.class_number(tag, spec, where=row.where) for tag in tags]
   names = [spec.classes[number] for number in numbers]
-  inputs, targets = spec.inputs([" ".join(words)]), answers.written_tags(words, names, spec.classes)
+  inputs, targets = spec.inputs([" ".join(words)]), postprocessors.written_tags(words, names, spec.classes)
   return {"inputs": inputs, "targets": targets, "words": words, "tags": numbers, "key": " ".join(words)}
 
 
@@ -199,7 +199,7 @@ def _span(spec: TableSpec, row: reading.Row, value: Any, texts: list[str]) -> Ex
     placed.append(place)
   if not given and not spec.no_answer:
     raise _Missing(f"without an answer in {spec.label!r}")
-  target = given[0] if given else answers.UNANSWERABLE
+  target = given[0] if given else postprocessors.UNANSWERABLE
   own = {"question": question, "context": context, "answer_texts": given, "answer_starts": placed, "answers": given}
   return {"inputs": spec.inputs([question, context.strip()]), "targets": target, "id": row.where} | own
 

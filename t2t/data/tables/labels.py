@@ -8,7 +8,7 @@ from typing import Any
 import unicodedata
 
 from t2t import UserError, did_you_mean
-from t2t.data import answers
+from t2t.data import postprocessors
 from t2t.data.tables import choices, columns, reading, values
 from t2t.data.tables.spec import TableSpec
 
@@ -295,7 +295,7 @@ def _with_tags(
   if "O" in names:  # first, as in most sets of tags
     names = ("O", *(name for name in names if name != "O"))
   try:
-    answers.mark_entities(names)
+    postprocessors.mark_entities(names)
   except UserError as error:
     raise UserError(f"{where}: column {spec.label!r}: {error}") from error
   return dataclasses.replace(spec, classes=names)

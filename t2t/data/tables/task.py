@@ -9,7 +9,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import task_metrics
-from t2t.data import answers, text_formats
+from t2t.data import postprocessors, preprocessors
 from t2t.data.tables import examples as examples_lib
 from t2t.data.tables.spec import TASK, TableSpec
 
@@ -32,7 +32,7 @@ def make(spec: TableSpec, *, malformed: float = 0.0) -> seqio.Task:
   if spec.kind in ("class", "tags"):
     constants["options"] = list(spec.classes)
   if spec.no_answer:
-    constants["no_answer"] = answers.UNANSWERABLE
+    constants["no_answer"] = postprocessors.UNANSWERABLE
   return seqio.Task(
     TASK,
     source=seqio.FunctionDataSource(
@@ -40,8 +40,8 @@ def make(spec: TableSpec, *, malformed: float = 0.0) -> seqio.Task:
       splits=tuple(found),
       num_input_examples={split: len(rows) for split, rows in found.items()},
     ),
-    preprocessors=text_formats.preprocessors(with_constants, constants=constants),
-    output_features=text_formats.t5_features(),
+    preprocessors=preprocessors.text_to_text(with_constants, constants=constants),
+    output_features=preprocessors.t5_features(),
     postprocess_fn=_postprocess(spec, [*table.train, *table.held_out]),
     metric_fns=metrics(spec),
     shuffle_buffer_size=_SHUFFLE_BUFFER,
@@ -62,23 +62,25 @@ def metrics(spec: TableSpec) -> list[task_metrics.Metric]:
   return {
     "class": lambda: [task_metrics.accuracy, task_metrics.occurring_class_f1],
     "score": lambda: [task_metrics.pearson, task_metrics.spearman],
-    "tags": lambda: [task_metrics.entity_f1 if answers.mark_entities(spec.classes) else task_metrics.word_accuracy],
+    "tags": lambda: [
+      task_metrics.entity_f1 if postprocessors.mark_entities(spec.classes) else task_metrics.word_accuracy
+    ],
     "span": lambda: [task_metrics.squad_v2 if spec.no_answer else task_metrics.squad],
     "choice": lambda: [task_metrics.accuracy],
     "text": lambda: [task_metrics.accuracy, task_metrics.rouge],
   }[spec.kind]()
 
 
-def _postprocess(spec: TableSpec, rows: Sequence[examples_lib.Example]) -> answers.Postprocess:
+def _postprocess(spec: TableSpec, rows: Sequence[examples_lib.Example]) -> postprocessors.Postprocess:
   """Text -> the value that metrics compare; see `answers`."""
   options = max((len(row["candidates"]) for row in rows), default=0) if spec.kind == "choice" else 0
   return {
-    "class": lambda: answers.label(spec.classes),
-    "score": answers.number,
-    "tags": lambda: answers.tagged(spec.classes),
-    "span": answers.squad,
-    "choice": lambda: answers.label([f"choice{number}" for number in range(1, options + 1)]),
-    "text": answers.text,
+    "class": lambda: postprocessors.label(spec.classes),
+    "score": postprocessors.number,
+    "tags": lambda: postprocessors.tagged(spec.classes),
+    "span": postprocessors.squad,
+    "choice": lambda: postprocessors.label([f"choice{number}" for number in range(1, options + 1)]),
+    "text": postprocessors.text,
   }[spec.kind]()
 
 

@@ -315,13 +315,13 @@ class _DocsVocabulary(seqio.SentencePieceVocabulary):
 
 
 def _docs_model() -> pathlib.Path:
-  from t2t.data import documentation
+  from t2t.data import docs_corpus
   from t2t.data.vocabularies import training
 
-  path = documentation.folder() / f"spiece_{DOCS_SIZE}" / "spiece.model"
+  path = docs_corpus.folder() / f"spiece_{DOCS_SIZE}" / "spiece.model"
   if path.exists():
     return path
-  lines = documentation.files()["train"].read_text().splitlines()
+  lines = docs_corpus.files()["train"].read_text().splitlines()
   texts, characters = [], 0
   # Every third document, so that all packages have a say.
   for line in [*lines[0::3], *lines[1::3], *lines[2::3]]:

@@ -13,7 +13,7 @@ SMALLEST, LARGEST = 128, (512, 512)
 # to an eighth.
 LARGEST_OF_ALL = (512, 1024)
 
-# Segments are numbered from 1 in each row (data/converters.py), so that none is above its length.
+# Segments are numbered from 1 in each row (data/feature_converters.py), so that none is above its length.
 # Inside of a kernel the segment of padding, and that of what fills the last block, are above all others: so segments of
 # a packed row never fall, and a block's lowest and highest tell well what it holds.
 PADDING, FILLING = np.iinfo(np.int32).max - 1, np.iinfo(np.int32).max

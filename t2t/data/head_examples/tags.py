@@ -6,7 +6,7 @@ import unicodedata
 import numpy as np
 import tensorflow as tf
 
-from t2t.data.answering.reading import Features, Reading
+from t2t.data.head_examples.reading import Features, Reading
 from t2t.data.vocabularies import offsets
 
 

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import sources
-from t2t.data.answering import kinds
-from t2t.data.answering.kinds import Kind
-from t2t.data.answering.reading import Features, Reading, checked
-from t2t.data.framing import Framing
+from t2t.data.head_examples import kinds
+from t2t.data.head_examples.kinds import Kind
+from t2t.data.head_examples.reading import Features, Reading, checked
+from t2t.data.special_tokens import Framing
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig
 

@@ -7,7 +7,7 @@ from typing import Any
 import seqio
 
 from t2t.configuration.schema import DataConfig
-from t2t.data import run_sources, selection, streams, vocabularies
+from t2t.data import batch_iterator, run_sources, task_resolution, vocabularies
 from t2t.data.sources import contents, named
 
 
@@ -32,7 +32,7 @@ def settings(
       identity[f"data.folders.{name}"] = folder.rstrip("/").rsplit("/", 1)[-1]
   return {
     **identity,
-    "data.vocabulary": streams.vocabulary_name(data.vocabulary, vocabularies.digest(vocabulary)),
+    "data.vocabulary": batch_iterator.vocabulary_name(data.vocabulary, vocabularies.digest(vocabulary)),
     "data.num_streams": num_streams,
     "train.batch_size": batch_size,
     "train.seed": seed,
@@ -55,19 +55,19 @@ def files(
   """
   splits = (data.train_split, data.eval_split)
   found = run_sources.of(data).file_contents()
-  for key, (root, released) in selection.folders_read(task, splits).items():
+  for key, (root, released) in task_resolution.folders_read(task, splits).items():
     found[key] = contents.Contents(released, where=key, root=root)
   if data.cache_dir:
-    cached = selection.shards((each.source for each in selection.tasks_of(task)), splits)
+    cached = task_resolution.shards((each.source for each in task_resolution.tasks_of(task)), splits)
     found["config.data.cache_dir"] = contents.Contents(cached, where="config.data.cache_dir", root=data.cache_dir)
-  trained = selection.tasks_of(task)
+  trained = task_resolution.tasks_of(task)
   for each in trained:
     found |= _of_source(each.source, splits, where=f"the files of config.data.mixture={each.name}")
   for each in evaluated:
     if each.name not in {own.name for own in trained}:
       where = f"the files of config.eval.tasks={each.name}"
       found |= _of_source(each.source, splits[1:], where=where)
-      for root, released in selection.folders_read(each, splits[1:]).values():
+      for root, released in task_resolution.folders_read(each, splits[1:]).values():
         found[where] = contents.Contents(released, where=where, root=root)
   return found
 
@@ -76,5 +76,5 @@ def _of_source(source: seqio.DataSource, splits: Sequence[str], *, where: str) -
   """What the files of a task of the user's own hold, where its source is one of seqio's that says which they are."""
   if not isinstance(named.own(source), seqio.FileDataSource):
     return {}
-  listed = selection.shards([source], splits)
+  listed = task_resolution.shards([source], splits)
   return {where: contents.Contents(listed, where=where)} if listed else {}

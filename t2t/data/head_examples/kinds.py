@@ -6,9 +6,9 @@ import dataclasses
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import framing as framing_lib
-from t2t.data.answering import mentions, spans, tags
-from t2t.data.answering.reading import Features, Reading, checked
+from t2t.data import special_tokens as framing_lib
+from t2t.data.head_examples import mentions, spans, tags
+from t2t.data.head_examples.reading import Features, Reading, checked
 
 # Of each token: which head is asked there, as its number and one; what it should say; which text it is of.
 ANSWER_FEATURES = ("token_types", "texts", "answer_heads", "answer_targets")

@@ -7,15 +7,7 @@ import tensorflow as tf
 
 from t2t import UserError, features
 from t2t.configuration.schema import DataConfig
-from t2t.data import (
-  first_examples,
-  objectives,
-  pipeline,
-  rows,
-  run_sources,
-  selection,
-  sources,
-)
+from t2t.data import example_windows, first_examples, objectives, pipeline, run_sources, sources, task_resolution
 from t2t.data.sources import faults
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig
@@ -71,7 +63,7 @@ def check(
   source.check_task(task, model_vocab_size=model_vocab_size)
   # Builds the graph of the preprocessors, where lengths and sentinels are checked; reads no text.
   try:
-    progress = rows.Progress()
+    progress = example_windows.Progress()
     split = pipeline.split_of(data, train=True)
     made = pipeline.task_examples(data, architecture, task, split=split, progress=progress)
     examples = pipeline.model_features(data, architecture, task, made)
@@ -91,10 +83,10 @@ def check(
     of_task = (made, progress) if isinstance(task, seqio.Task) else (None, None)
     notes += _check_first_examples(source, training, architecture, *of_task)
   if data.has_tasks:
-    from t2t.data import repeatable
+    from t2t.data import determinism
 
     try:
-      repeatable.check(training)
+      determinism.check(training)
     except tf.errors.OpError as error:
       raise sources.user_error(error) or error from None
   return notes
@@ -102,10 +94,10 @@ def check(
 
 def _check_first_examples(
   source: run_sources.RunSource,
-  training: rows.Plan,
+  training: example_windows.Plan,
   architecture: str,
   made: tf.data.Dataset | None,
-  progress: rows.Progress | None,
+  progress: example_windows.Progress | None,
 ) -> list[str]:
   """Reads the first examples of each task that is trained on; what is to be said of them.
 
@@ -115,7 +107,7 @@ def _check_first_examples(
     made, progress: of the one task, see `first_examples.read`; None: there are several.
   """
   writes, notes = ARCHITECTURES[architecture].writes, []
-  vocabulary = selection.vocabulary_of(training.task)
+  vocabulary = task_resolution.vocabulary_of(training.task)
   for task in training.tasks:
     if isinstance(training.task, seqio.Mixture) and not training.task.get_rate(task):
       notes.append(f"{source.data.named}: {task.name} has rate 0, and is never drawn")

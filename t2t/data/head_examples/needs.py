@@ -8,8 +8,8 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, features
-from t2t.data import objectives, raw_text, registry, selection, text_formats, vocabularies
-from t2t.data.answering import kinds
+from t2t.data import objectives, preprocessors, raw_text, registry, task_resolution, vocabularies
+from t2t.data.head_examples import kinds
 from t2t.data.sources import faults, named
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig, TransformerConfig
@@ -17,7 +17,7 @@ from t2t.models.config import HeadConfig, TransformerConfig
 _ANY_LENGTH = 512  # tokens
 # Steps that make what a model writes of text; for a head it is framed in another way.
 _WRITING = (
-  *text_formats.TOKENIZERS,
+  *preprocessors.TOKENIZERS,
   seqio.preprocessors.append_eos,
   seqio.preprocessors.append_eos_after_trim,
   *raw_text.STEPS,
@@ -44,7 +44,7 @@ class Need:
 
 def formats_of(task: seqio.Task) -> list:
   """A task's preprocessors up to the text of its examples, without those that are there for what is written."""
-  steps = [step for step in task.preprocessors if registry.function_of(step) not in text_formats.FOR_WRITING]
+  steps = [step for step in task.preprocessors if registry.function_of(step) not in preprocessors.FOR_WRITING]
   if any(isinstance(step, seqio.CacheDatasetPlaceholder) for step in steps):
     raise UserError(
       f"{task.name}: heads answer what a task's formats make of its records, which a cache has not; leave"
@@ -209,9 +209,9 @@ def head_of(task: seqio.Task, heads: Sequence[HeadConfig]) -> tuple[int, Need]:
   return list(heads).index(own), need
 
 
-def is_answered(found: selection.Found) -> bool:
+def is_answered(found: task_resolution.Found) -> bool:
   """Returns True if all tasks have answers, by their metrics or by the fields of their examples, and no objective."""
-  return all(not objectives.of(task) and (task.metric_fns or asks(task)) for task in selection.tasks_of(found))
+  return all(not objectives.of(task) and (task.metric_fns or asks(task)) for task in task_resolution.tasks_of(found))
 
 
 def asks(task: seqio.Task) -> bool:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from t2t import UserError, features
 from t2t.configuration.schema import DataConfig
-from t2t.data import run_sources, selection
+from t2t.data import run_sources, task_resolution
 from t2t.models import adapters as adapters_lib
 
 Features = dict[str, tf.Tensor]
@@ -20,7 +20,7 @@ Features = dict[str, tf.Tensor]
 def check(
   data: DataConfig,
   adapters: adapters_lib.Adapters,
-  found: selection.Found | None,
+  found: task_resolution.Found | None,
   *,
   asked: Collection[str] | None = None,
 ) -> dict[str, int]:
@@ -56,7 +56,7 @@ def check(
   }
 
 
-def tell(found: selection.Found, numbers: Mapping[str, int]) -> selection.Found:
+def tell(found: task_resolution.Found, numbers: Mapping[str, int]) -> task_resolution.Found:
   """The task or mixture whose examples say of which task they are.
 
   In:  {"inputs": [7, 8], "targets": [9]}, of the task that has number 2
@@ -76,4 +76,4 @@ def tell(found: selection.Found, numbers: Mapping[str, int]) -> selection.Found:
 
     return task.replace(preprocessors=[*task.preprocessors, add])
 
-  return selection.copy(found, told, lambda rate: rate)
+  return task_resolution.copy(found, told, lambda rate: rate)

@@ -14,7 +14,7 @@ import functools
 import seqio
 import tensorflow as tf
 
-from t2t.data import reading_formats, vocabularies
+from t2t.data import qa_preprocessors, vocabularies
 from t2t.features import UNKNOWN
 
 Features = dict[str, tf.Tensor]
@@ -71,7 +71,7 @@ def labelled(
     "targets": _target(features["label"], labels),
     "label": tf.cast(features["label"], tf.int32),
     "options": tf.constant(labels),
-    "head": tf.constant(reading_formats.head_name(prefix)),
+    "head": tf.constant(qa_preprocessors.head_name(prefix)),
     "parts": tf.stack([features[field] for field in parts or fields]),
   } | _number_of(features)
 
@@ -112,7 +112,7 @@ def choices(
     "targets": _named(right, options),
     "label": right,
     "options": options,
-    "head": tf.constant(reading_formats.head_name(prefix)),
+    "head": tf.constant(qa_preprocessors.head_name(prefix)),
     "parts": tf.stack([features[field] for field in fields]),
     "candidates": own,
   } | _number_of(features)
@@ -140,7 +140,7 @@ def scored(features: Features, *, prefix: str, fields: Sequence[str], label: str
     "inputs": tf.strings.join(words, " "),
     "targets": tf.where(tf.math.is_nan(number), UNKNOWN, tf.strings.as_string(number, shortest=True)),
     "label": number,
-    "head": tf.constant(reading_formats.head_name(prefix)),
+    "head": tf.constant(qa_preprocessors.head_name(prefix)),
     "parts": tf.stack([features[field] for field in fields]),
   } | _number_of(features)
 
@@ -342,8 +342,8 @@ def wsc(features: Features) -> Features:
 
 # ---- Answers in a text: see reading_formats.py -----------------------------------------------------------------------
 
-record, each_answer = reading_formats.record, reading_formats.each_answer
-spans, squad, tagged = reading_formats.spans, reading_formats.squad, reading_formats.tagged
+record, each_answer = qa_preprocessors.record, qa_preprocessors.each_answer
+spans, squad, tagged = qa_preprocessors.spans, qa_preprocessors.squad, qa_preprocessors.tagged
 
 
 # ---- Text to text ----------------------------------------------------------------------------------------------------
@@ -425,7 +425,7 @@ def tokenize(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Featu
 TOKENIZERS = (tokenize, seqio.preprocessors.tokenize, seqio.preprocessors.tokenize_and_append_eos)
 
 
-def preprocessors(*formats: Preprocessor, **options) -> list[Preprocessor]:
+def text_to_text(*formats: Preprocessor, **options) -> list[Preprocessor]:
   """The preprocessors of a seqio task: the formats, one after another, then tokens and EOS.
 
   Args:
@@ -434,6 +434,9 @@ def preprocessors(*formats: Preprocessor, **options) -> list[Preprocessor]:
   """
   first, *others = formats
   return [functools.partial(first, **options), *others, tokenize, seqio.preprocessors.append_eos_after_trim]
+
+
+preprocessors = text_to_text  # the earlier name, in tasks of users
 
 
 def t5_features() -> dict[str, seqio.Feature]:

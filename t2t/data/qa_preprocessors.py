@@ -10,7 +10,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import answers
+from t2t.data import postprocessors
 from t2t.features import UNKNOWN
 
 Features = dict[str, tf.Tensor]
@@ -106,13 +106,13 @@ def spans(features: Features, *, unanswerable: bool = False) -> Features:
 
   Args:
     features: as above; "answer_start" counts characters.
-    unanswerable: whether a question without answers has none, which is then the answer, `answers.UNANSWERABLE`; else
-      they are not given.
+    unanswerable: whether a question without answers is given `postprocessors.UNANSWERABLE` as the answer; else such
+      questions are left out.
   """
   given = features["answers"]
   spaced = _space_punctuation(given["text"])
   question, context = _space_punctuation(features["question"]), _space_punctuation(features["context"])
-  nothing = answers.UNANSWERABLE if unanswerable else UNKNOWN
+  nothing = postprocessors.UNANSWERABLE if unanswerable else UNKNOWN
   return {
     "inputs": tf.strings.join(["question:", question, "context:", context], " "),
     "targets": tf.concat([spaced, [nothing]], 0)[0],
@@ -148,17 +148,17 @@ def tagged(features: Features, *, words: str, tags: str, names: Sequence[str], p
     prefix: the task's name.
 
   Raises:
-    UserError: see `answers.mark_entities`.
+    UserError: see `postprocessors.mark_entities`.
 
   Source: tags as Ramshaw & Marcus 1995 have them, B- where each entity begins.
   """
-  answers.mark_entities(names)
+  postprocessors.mark_entities(names)
 
   def write(words, tags) -> bytes:
     unknown = [int(tag) for tag in tags if not 0 <= tag < len(names)]
     if unknown:
       raise UserError(f"{prefix}: a word has the tag {unknown[0]}, but there are {len(names)}: {', '.join(names)}")
-    return answers.written_tags([word.decode() for word in words], [names[tag] for tag in tags], names).encode()
+    return postprocessors.written_tags([word.decode() for word in words], [names[tag] for tag in tags], names).encode()
 
   numbers = tf.cast(features[tags], tf.int32)
   targets = tf.numpy_function(write, [features[words], numbers], tf.string, stateful=False)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import seqio
 import tensorflow as tf
 
-from t2t.data import converters, vocabularies
+from t2t.data import feature_converters, vocabularies
 
 Features = dict[str, tf.Tensor]
 
@@ -19,7 +19,7 @@ def _places(tokens: tf.Tensor, sep_id: int | None) -> tf.Tensor:
 _FOLLOWS: dict[str, tuple[str, Callable[[tf.Tensor, int | None], tf.Tensor]]] = {
   "input_places": ("inputs", _places),
   "target_places": ("targets", _places),
-  "token_types": ("targets", converters.token_types),
+  "token_types": ("targets", feature_converters.token_types),
 }
 
 

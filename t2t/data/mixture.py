@@ -11,7 +11,7 @@ import seqio
 
 from t2t import UserError
 from t2t.configuration.schema import DataConfig
-from t2t.data import filled, languages, selection
+from t2t.data import default_features, languages, task_resolution
 
 SIZES = ("examples", "tokens")
 _KEY = "config.data.sources"
@@ -65,7 +65,7 @@ def rates(data: DataConfig, size: Callable[[str], float]) -> dict[str, float]:
 
 
 def join(
-  own: Mapping[str, DataConfig], parts: Mapping[str, selection.Found], rates: Mapping[str, float]
+  own: Mapping[str, DataConfig], parts: Mapping[str, task_resolution.Found], rates: Mapping[str, float]
 ) -> seqio.Mixture:
   """The sources as one mixture.
 
@@ -81,7 +81,7 @@ def join(
   of_source = {}
   for name, part in parts.items():
     part = part.replace(name=name) if own[name].is_text else part
-    drawn = selection.tasks_of(part)
+    drawn = task_resolution.tasks_of(part)
     inner = {task.name: part.get_rate(task) if isinstance(part, seqio.Mixture) else 1.0 for task in drawn}
     for task in drawn:
       if task.name in tasks:
@@ -90,8 +90,8 @@ def join(
       of_source[task.name] = name
   numbers = languages.numbers(own)
   told = {task: numbers[name] for task, name in of_source.items() if numbers}
-  alike = filled.alike([task for task, _ in tasks.values()], told)
+  alike = default_features.alike([task for task, _ in tasks.values()], told)
   # A mixture's tasks yield the same.
   yielded = {of_source[task.name]: tuple(sorted(task.output_features)) for task in alike}
-  selection.check_yields(yielded, f"{_KEY}: sources")
+  task_resolution.check_yields(yielded, f"{_KEY}: sources")
   return seqio.Mixture("sources", [(task, tasks[task.name][1]) for task in alike])

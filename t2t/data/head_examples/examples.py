@@ -6,14 +6,14 @@ from typing import Any
 import seqio
 import tensorflow as tf
 
-from t2t.data import raw_text, selection
-from t2t.data.answering import needs
-from t2t.data.answering.feature_converter import HeadFeatureConverter
-from t2t.data.answering.kinds import ANSWER_FEATURES
+from t2t.data import raw_text, task_resolution
+from t2t.data.head_examples import needs
+from t2t.data.head_examples.feature_converter import HeadFeatureConverter
+from t2t.data.head_examples.kinds import ANSWER_FEATURES
 from t2t.models.config import HeadConfig
 
 
-def for_heads(found: selection.Found, architecture: str, heads: Sequence[HeadConfig]) -> selection.Found:
+def for_heads(found: task_resolution.Found, architecture: str, heads: Sequence[HeadConfig]) -> task_resolution.Found:
   """The task or mixture whose examples are what a model with these heads reads, and what they are asked.
 
   Args:
@@ -46,7 +46,7 @@ def for_heads(found: selection.Found, architecture: str, heads: Sequence[HeadCon
     asked = task.replace(preprocessors=[*needs.formats_of(task), convert], output_features=features)
     return raw_text.guarded(asked) if raw_text.is_guarded(task) else asked
 
-  return selection.copy(found, answered, lambda rate: rate)
+  return task_resolution.copy(found, answered, lambda rate: rate)
 
 
 def gathered(examples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 
 from t2t.configuration import stages
-from t2t.data import streams
+from t2t.data import batch_iterator
 
 
 class StagedBatches:
-  """Batches of one stage after another, each of its own data; otherwise as `streams.BatchIterator`.
+  """Batches of one stage after another, each of its own data; otherwise as `batch_iterator.BatchIterator`.
 
   Attributes:
     stage: number of the one that is read.
@@ -31,7 +31,7 @@ class StagedBatches:
   def __init__(
     self,
     run: Sequence[stages.Stage],
-    make: Callable[[int, int | None], streams.BatchIterator],
+    make: Callable[[int, int | None], batch_iterator.BatchIterator],
     *,
     num_streams: int | None = None,
     first: int = 0,

@@ -7,8 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data.answering.reading import Features, Reading
-from t2t.data.framing import Framing
+from t2t.data.head_examples.reading import Features, Reading
+from t2t.data.special_tokens import Framing
 from t2t.data.vocabularies import offsets
 
 # Of each token: the characters of the context that it stands for; -1 where it is none of the context's.

@@ -23,7 +23,7 @@ from tensorflow.python.autograph.impl.api import call_with_unspecified_conversio
 
 from t2t import UserError
 from t2t import features as of_models
-from t2t.data import selection, sources, windows
+from t2t.data import shard_order, sources, task_resolution
 from t2t.data.sources import faults, named
 
 not_converted = tf.autograph.experimental.do_not_convert
@@ -69,7 +69,7 @@ class Plan:
   @property
   def tasks(self) -> list[seqio.Task]:
     """Those that have the split; seqio leaves out the others of a mixture."""
-    return [task for task in selection.tasks_of(self.task) if self.split in task.splits]
+    return [task for task in task_resolution.tasks_of(self.task) if self.split in task.splits]
 
   @property
   def window_bytes(self) -> int:
@@ -232,21 +232,21 @@ class Source:
 
   plan: Plan
   task: seqio.Task
-  records: windows.Records
-  shares: Sequence[tuple[windows.Piece, ...]]
+  records: shard_order.Records
+  shares: Sequence[tuple[shard_order.Piece, ...]]
   progress: Progress = dataclasses.field(default_factory=Progress, compare=False)
 
-  def order(self, stream: int) -> windows.Order:
+  def order(self, stream: int) -> shard_order.Order:
     """How a stream goes through the records."""
     return self._order(stream, self.shares[stream])
 
-  def _order(self, stream: int, share: tuple[windows.Piece, ...]) -> windows.Order:
+  def _order(self, stream: int, share: tuple[shard_order.Piece, ...]) -> shard_order.Order:
     seed = (self.plan.seed, stream, zlib.crc32(self.task.name.encode()))
-    return windows.Order(share, seed, self.plan.window_bytes, shuffled=self.plan.train, forever=self.plan.train)
+    return shard_order.Order(share, seed, self.plan.window_bytes, shuffled=self.plan.train, forever=self.plan.train)
 
-  def _used(self, stream: int, order: windows.Order, place: windows.Place) -> Iterator[windows.Window]:
+  def _used(self, stream: int, order: shard_order.Order, place: shard_order.Place) -> Iterator[shard_order.Window]:
     """The windows of an order up to an epoch without an example, or from its beginning `MOST_UNUSED` records."""
-    begins, progress = place == windows.Place(), self.progress
+    begins, progress = place == shard_order.Place(), self.progress
     epoch = None if begins else place.epoch
     # Records of each window since the last example, and whether an epoch begins with it.  The newest windows are apart:
     # their examples may not have been read yet.
@@ -270,11 +270,11 @@ class Source:
       progress.records[stream] = progress.records.get(stream, 0) + len(window.records)
       yield window
 
-  def windows(self, stream: int, place: windows.Place) -> Iterator[windows.Window]:
+  def windows(self, stream: int, place: shard_order.Place) -> Iterator[shard_order.Window]:
     """The windows of a stream; training on a share without any example reads all shares, in an order of its own."""
     yield from self._used(stream, self.order(stream), place)
     if self.plan.train:
-      (whole,) = windows.shares(self.records.shards(), 1)
+      (whole,) = shard_order.shares(self.records.shards(), 1)
       yield from self._used(stream, self._order(stream, whole), place)
 
   def yields_nothing(self) -> UserError:
@@ -295,7 +295,7 @@ class Source:
 
     def generate(number: int) -> Iterator[tuple]:
       position = start(int(number))
-      place, taken = windows.Place(*map(int, position[:3])), int(position[3])
+      place, taken = shard_order.Place(*map(int, position[:3])), int(position[3])
       for window in self.windows(int(number), place):
         yield window.columns, dataclasses.astuple(window.place), window.seed, taken if window.place == place else 0
       if self.plan.train:
@@ -326,13 +326,13 @@ class Source:
     return found.prefetch(1).flat_map(as_it_stands(rows))
 
 
-def records_of(task: seqio.Task, split: str) -> windows.Records:
+def records_of(task: seqio.Task, split: str) -> shard_order.Records:
   """The records of a task's source as streams read them."""
   source = task.source
   if isinstance(source, sources.FileSource):
     return source.records(split)
   failure = lambda error, where: named.failure(error, task.name, what=f"its source fails in {where}")
-  return windows.SeqioRecords(source, split, kind=type(named.own(source)).__name__, failure=failure)
+  return shard_order.SeqioRecords(source, split, kind=type(named.own(source)).__name__, failure=failure)
 
 
 def has_answer(example: Mapping[str, Any]) -> Any:
@@ -360,7 +360,7 @@ def sources_of(plan: Plan, num_streams: int) -> list[Source]:
   found = []
   for task in plan.tasks:
     records = records_of(task, plan.split)
-    found.append(Source(plan, task, records, windows.shares(records.shards(), num_streams)))
+    found.append(Source(plan, task, records, shard_order.shares(records.shards(), num_streams)))
   return found
 
 
@@ -493,7 +493,7 @@ def mixing_rates(plan: Plan) -> list[float]:
   mixture = plan.task
   if not isinstance(mixture, seqio.Mixture):
     return [1.0]
-  sample = selection.sample_fn(mixture)
+  sample = task_resolution.sample_fn(mixture)
   if getattr(sample, "func", sample) is not tf.data.Dataset.sample_from_datasets:
     raise UserError(
       f"config.data.mixture={mixture.name}: was registered with a sample_fn of its own, and where it stands could not"

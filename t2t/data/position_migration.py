@@ -6,34 +6,36 @@ import itertools
 import numpy as np
 import tensorflow as tf
 
-from t2t.data import rows, windows
+from t2t.data import example_windows, shard_order
 
 
-def proportional(plan: rows.Plan, stream: int, *, num_streams: int, taken: int) -> np.ndarray:
+def proportional(plan: example_windows.Plan, stream: int, *, num_streams: int, taken: int) -> np.ndarray:
   """About where a stream stands that has yielded `taken` rows, by how many its first window makes of its text."""
-  found = rows.sources_of(plan, num_streams)
-  rates = np.array(rows.mixing_rates(plan))
-  position = rows.beginning(plan)
+  found = example_windows.sources_of(plan, num_streams)
+  rates = np.array(example_windows.mixing_rates(plan))
+  position = example_windows.beginning(plan)
   for number, (source, rate) in enumerate(zip(found, rates / rates.sum(), strict=True)):
     order = source.order(stream)
-    window = next(order.windows(source.records, windows.Place()), None)
+    window = next(order.windows(source.records, shard_order.Place()), None)
     if window is None:
       continue
     columns = tuple(map(tf.constant, window.columns))
     seed = tf.constant(window.seed, tf.int64)
-    made = plan.convert(rows.examples_of_window(plan, source.task, source.records.features(columns), seed))
-    number_made = sum(1 for _ in made.with_options(rows.options()))
-    read = sum(windows.RECORD_COST + sum(map(len, record)) for record in window.records)
+    made = plan.convert(example_windows.examples_of_window(plan, source.task, source.records.features(columns), seed))
+    number_made = sum(1 for _ in made.with_options(example_windows.options()))
+    read = sum(shard_order.RECORD_COST + sum(map(len, record)) for record in window.records)
     total = sum(piece.weight for piece in source.shares[stream])
     epochs = taken * rate * read / max(number_made, 1) / max(total * order.epochs_together, 1.0)
     epoch = int(epochs) * order.epochs_together
     weights = np.cumsum([sum(piece.weight for piece in group) for group in order.groups(epoch)])
     group = int(np.searchsorted(weights, (epochs - int(epochs)) * weights[-1], side="right"))
-    position[rows.MIXED + rows.TASK * number :][:2] = epoch, min(group, len(weights) - 1)
+    position[example_windows.MIXED + example_windows.TASK * number :][:2] = epoch, min(group, len(weights) - 1)
   return position
 
 
-def carried(before: rows.Plan, after: rows.Plan, stream: int, position: np.ndarray, *, num_streams: int) -> np.ndarray:
+def carried(
+  before: example_windows.Plan, after: example_windows.Plan, stream: int, position: np.ndarray, *, num_streams: int
+) -> np.ndarray:
   """Where a stream begins with the rows of another plan, so that a task goes on with what it has not read before.
 
   A window of which rows were taken counts as read.  A task that only `after` has, or that reads other files there,
@@ -45,23 +47,29 @@ def carried(before: rows.Plan, after: rows.Plan, stream: int, position: np.ndarr
     position: of it, by `before`.
     num_streams: of all hosts.
   """
-  found = rows.beginning(after)
-  then = {source.task.name: (number, source) for number, source in enumerate(rows.sources_of(before, num_streams))}
-  for number, new in enumerate(rows.sources_of(after, num_streams)):
+  found = example_windows.beginning(after)
+  then = {
+    source.task.name: (number, source) for number, source in enumerate(example_windows.sources_of(before, num_streams))
+  }
+  for number, new in enumerate(example_windows.sources_of(after, num_streams)):
     at, old = then.get(new.task.name, (0, None))
     if old is None or old.shares != new.shares or before.seed != after.seed:
       continue
     if old.task.source.list_shards(before.split) != new.task.source.list_shards(after.split):
       continue
-    epoch, group, window, taken = map(int, position[rows.MIXED + rows.TASK * at :][: rows.TASK])
-    place = _same_text(old, new, stream, windows.Place(epoch, group, window + (taken > 0)))
-    found[rows.MIXED + rows.TASK * number :][:3] = dataclasses.astuple(place)
+    epoch, group, window, taken = map(
+      int, position[example_windows.MIXED + example_windows.TASK * at :][: example_windows.TASK]
+    )
+    place = _same_text(old, new, stream, shard_order.Place(epoch, group, window + (taken > 0)))
+    found[example_windows.MIXED + example_windows.TASK * number :][:3] = dataclasses.astuple(place)
   if len(after.tasks) > 1:
     found[0] = position[0] + 1  # none of its draws again
   return found
 
 
-def _same_text(old: rows.Source, new: rows.Source, stream: int, place: windows.Place) -> windows.Place:
+def _same_text(
+  old: example_windows.Source, new: example_windows.Source, stream: int, place: shard_order.Place
+) -> shard_order.Place:
   """The first place of `new` whose records are all behind those that `old` has before a place.
 
   Records are counted: how many a window has depends on how long they are, and a file's weight says little of that.
@@ -70,7 +78,7 @@ def _same_text(old: rows.Source, new: rows.Source, stream: int, place: windows.P
   if before.size == after.size:
     return place
   if max(before.epochs_together, after.epochs_together) > 1:  # of so little text nothing is left over
-    return windows.Place(place.epoch + (before.epochs_together if place.group or place.window else 0))
+    return shard_order.Place(place.epoch + (before.epochs_together if place.group or place.window else 0))
   groups = before.groups(place.epoch)
   # Both go through the pieces in the same order: so many whole ones are read, and so many records of what follows.
   pieces, read = sum(map(len, groups[: place.group])), 0
@@ -84,7 +92,7 @@ def _same_text(old: rows.Source, new: rows.Source, stream: int, place: windows.P
     pieces = 0
     for index, window in enumerate(after.cut(new.records, group)):
       if read <= 0:
-        return windows.Place(place.epoch, number, index)
+        return shard_order.Place(place.epoch, number, index)
       read -= len(window)
     read = max(read, 0)
-  return windows.Place(place.epoch + 1)
+  return shard_order.Place(place.epoch + 1)

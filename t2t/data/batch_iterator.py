@@ -17,7 +17,7 @@ import tensorflow as tf
 from t2t import UserError, sharding
 from t2t.configuration.loading import current_key
 from t2t.configuration.schema import DataConfig
-from t2t.data import rows as rows_lib
+from t2t.data import example_windows as rows_lib
 from t2t.data import sources
 from t2t.data.sources import contents, faults, named
 from t2t.runtime import telling, waiting
@@ -380,10 +380,10 @@ class BatchIterator:
     if differ <= {"train.batch_size"}:
       self._positions = dict(before._positions)
     else:
-      from t2t.data import positions
+      from t2t.data import position_migration
 
       self._positions = {
-        stream: positions.carried(before._plan, self._plan, stream, position, num_streams=self.num_streams)
+        stream: position_migration.carried(before._plan, self._plan, stream, position, num_streams=self.num_streams)
         for stream, position in before._positions.items()
       }
     self._epochs = self._begun()
@@ -400,10 +400,10 @@ class BatchIterator:
           "the checkpoint's data position is of an older version of t2t: the data goes on at about the same part of its"
           " epoch, not at the same example"
         )
-      from t2t.data import positions
+      from t2t.data import position_migration
 
       taken = step * self._batch_size // self.num_streams
-      return positions.proportional(self._plan, stream, num_streams=self.num_streams, taken=taken)
+      return position_migration.proportional(self._plan, stream, num_streams=self.num_streams, taken=taken)
     saved = json.loads(state)
     if saved["version"] != _STATE_VERSION:
       raise UserError(

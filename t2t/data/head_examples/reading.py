@@ -6,8 +6,8 @@ import dataclasses
 import seqio
 import tensorflow as tf
 
-from t2t.data import framing as framing_lib
-from t2t.data.framing import Framing
+from t2t.data import special_tokens as framing_lib
+from t2t.data.special_tokens import Framing
 
 Features = dict[str, tf.Tensor]
 

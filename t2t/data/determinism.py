@@ -12,7 +12,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import rows, sources, windows
+from t2t.data import example_windows, shard_order, sources
 
 _COMPARED_RECORDS = 64
 # Operations that draw other numbers each time that they run.
@@ -22,7 +22,7 @@ _DRAWING = frozenset(
 )
 
 
-def check(plan: rows.Plan) -> None:
+def check(plan: example_windows.Plan) -> None:
   """Checks that each task with code of its user makes equal examples of equal records, on the first few records.
 
   To build a task twice takes a seventh of the start of a run; t2t's and seqio's own code is covered by tests.
@@ -62,7 +62,7 @@ def check(plan: rows.Plan) -> None:
 def _has_user_code(task: seqio.Task) -> bool:
   """Returns whether a task reads another source than t2t's of files, or has code from outside of t2t and seqio."""
   objects = [task.source, *(feature.vocabulary for feature in task.output_features.values())]
-  if not isinstance(task.source, sources.FileSource) or not all(map(rows.is_of_library, objects)):
+  if not isinstance(task.source, sources.FileSource) or not all(map(example_windows.is_of_library, objects)):
     return True
   return _reaches_user_code((*task.preprocessors, vars(task.source)))
 
@@ -77,7 +77,7 @@ def _reaches_user_code(x: Any) -> bool:
     held = x
   elif not callable(x):
     return False
-  elif not rows.is_of_library(x):
+  elif not example_windows.is_of_library(x):
     return True
   elif inspect.isfunction(x):
     held = inspect.getclosurevars(x).nonlocals.values()
@@ -86,21 +86,23 @@ def _reaches_user_code(x: Any) -> bool:
   return any(map(_reaches_user_code, held))
 
 
-def _first_records(plan: rows.Plan, task: seqio.Task) -> tuple[windows.Records, tuple[np.ndarray, ...]] | None:
+def _first_records(
+  plan: example_windows.Plan, task: seqio.Task
+) -> tuple[shard_order.Records, tuple[np.ndarray, ...]] | None:
   """The records of a task's source, and a few of them; None if it has none."""
-  records = rows.records_of(task, plan.split)
-  (share,) = windows.shares(records.shards(), 1)
-  order = windows.Order(share, (0,), plan.window_bytes, shuffled=False)
-  first = next(order.windows(records, windows.Place()), None)
+  records = example_windows.records_of(task, plan.split)
+  (share,) = shard_order.shares(records.shards(), 1)
+  order = shard_order.Order(share, (0,), plan.window_bytes, shuffled=False)
+  first = next(order.windows(records, shard_order.Place()), None)
   if first is None:
     return None
   return records, tuple(column[:_COMPARED_RECORDS] for column in first.columns)
 
 
 def _made(
-  plan: rows.Plan,
+  plan: example_windows.Plan,
   task: seqio.Task,
-  records: windows.Records,
+  records: shard_order.Records,
   columns: Sequence[np.ndarray],
   part: slice = slice(None),
   *,
@@ -112,16 +114,18 @@ def _made(
     found = records.features(tuple(tf.constant(column[part]) for column in columns))
     seed = tf.constant(1, tf.int64)
     if steps is None:
-      made = rows.examples_of_window(plan, task, found, seed)
+      made = example_windows.examples_of_window(plan, task, found, seed)
     else:
-      with rows.drawn_from(seed), seqio.map_seed_manager(0):
+      with example_windows.drawn_from(seed), seqio.map_seed_manager(0):
         made = found
         for step in task.preprocessors[:steps]:
           step = seqio.add_kwargs_to_transform(step, sequence_length=plan.lengths, output_features=task.output_features)
           made = step(made)
     return made.map(lambda example: (time, example))
 
-  return tf.data.Dataset.range(2).flat_map(rows.as_it_stands(of_window)).with_options(rows.options())
+  return (
+    tf.data.Dataset.range(2).flat_map(example_windows.as_it_stands(of_window)).with_options(example_windows.options())
+  )
 
 
 def _repeated(make: Callable[[], tf.data.Dataset]) -> int | None:

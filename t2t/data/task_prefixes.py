@@ -5,9 +5,9 @@ from typing import Any
 
 import seqio
 
-from t2t.data import reading_formats, registry, selection, text_formats
+from t2t.data import preprocessors, qa_preprocessors, registry, task_resolution
 from t2t.data.objectives import denoisers
-from t2t.data.selection import Found
+from t2t.data.task_resolution import Found
 
 
 def _named(options: Mapping[str, Any]) -> str:
@@ -16,24 +16,24 @@ def _named(options: Mapping[str, Any]) -> str:
 
 
 def _translated(options: Mapping[str, Any]) -> str:
-  source, target = (text_formats.LANGUAGES[options[key]] for key in ("source", "target"))
+  source, target = (preprocessors.LANGUAGES[options[key]] for key in ("source", "target"))
   return f"translate {source} to {target}: "
 
 
 # function -> what it writes in front, of the arguments that a task gives it
 _WRITES: dict[Callable, Callable[[Mapping[str, Any]], str]] = {
-  text_formats.labelled: _named,
-  text_formats.choices: _named,
-  text_formats.scored: _named,
-  text_formats.copa: lambda _: "copa choice1: ",
-  text_formats.multirc: lambda _: "multirc question: ",
-  text_formats.stsb: lambda _: "stsb sentence1: ",
-  text_formats.wsc: lambda _: "wsc: ",
-  text_formats.summarize: lambda _: "summarize: ",
-  text_formats.translate: _translated,
-  reading_formats.record: lambda _: "record query: ",
-  reading_formats.spans: lambda _: "question: ",
-  reading_formats.tagged: lambda options: f"{options['prefix']}: ",
+  preprocessors.labelled: _named,
+  preprocessors.choices: _named,
+  preprocessors.scored: _named,
+  preprocessors.copa: lambda _: "copa choice1: ",
+  preprocessors.multirc: lambda _: "multirc question: ",
+  preprocessors.stsb: lambda _: "stsb sentence1: ",
+  preprocessors.wsc: lambda _: "wsc: ",
+  preprocessors.summarize: lambda _: "summarize: ",
+  preprocessors.translate: _translated,
+  qa_preprocessors.record: lambda _: "record query: ",
+  qa_preprocessors.spans: lambda _: "question: ",
+  qa_preprocessors.tagged: lambda options: f"{options['prefix']}: ",
 }
 
 _DENOISERS: dict[str, Sequence[denoisers.Denoiser]] = {
@@ -55,7 +55,7 @@ def of(found: Found) -> tuple[str, ...]:
   In:  docs_summary, glue_mnli
   Out: ("summarize: ", "mnli hypothesis: ")
   """
-  tasks = sorted(selection.tasks_of(found), key=lambda task: task.name)
+  tasks = sorted(task_resolution.tasks_of(found), key=lambda task: task.name)
   return tuple(dict.fromkeys(each for task in tasks for each in _of_task(task)))
 
 

@@ -14,18 +14,18 @@ from t2t import UserError, features
 from t2t.configuration import stages
 from t2t.configuration.schema import Config
 from t2t.data import (
-  checks,
+  batch_iterator,
   objectives,
   pipeline,
   raw_text,
   run_sources,
-  selection,
   sources,
-  staged,
-  streams,
+  stage_iterator,
+  task_resolution,
+  validation,
   vocabularies,
 )
-from t2t.data.rows import labelled
+from t2t.data.example_windows import labelled
 from t2t.data.sources import named
 from t2t.losses import answered_by_heads, compares_texts
 from t2t.models import adapters as adapters_lib
@@ -99,11 +99,11 @@ def _with_table(config: Config) -> Config:
 
 def _is_answered(found: seqio.Task | seqio.Mixture) -> bool:
   """Returns whether all tasks have answers, and no objective; see `answering.is_answered`."""
-  if any(objectives.of(task) for task in selection.tasks_of(found)):
+  if any(objectives.of(task) for task in task_resolution.tasks_of(found)):
     return False
-  from t2t.data import answering
+  from t2t.data import head_examples
 
-  return answering.is_answered(found)
+  return head_examples.is_answered(found)
 
 
 def _with_vocabulary(config: Config) -> Config:
@@ -127,9 +127,11 @@ def _with_heads(config: Config, found: seqio.Task | seqio.Mixture | None) -> Con
     return config
   if not answered:
     return config
-  from t2t.data import answering
+  from t2t.data import head_examples
 
-  wanted = answering.heads_of(selection.tasks_of(pipeline.adapted(data, found)), model, pipeline.vocabulary(data))
+  wanted = head_examples.heads_of(
+    task_resolution.tasks_of(pipeline.adapted(data, found)), model, pipeline.vocabulary(data)
+  )
   # Others that could answer would not be asked.
   others = (head for head in model.heads if head.kind not in ASKED_HEADS)
   return config.with_(model={"heads": (*others, *wanted)})
@@ -156,7 +158,7 @@ def _number_of_examples(config: Config, found: seqio.Task | seqio.Mixture | None
       " config.data.pack=False, or give config.train.steps, and 0.0 epochs"
     )
   number = 0
-  for task in selection.tasks_of(pipeline.adapted(data, found)):
+  for task in task_resolution.tasks_of(pipeline.adapted(data, found)):
     if data.train_split in task.splits:
       count = task.num_input_examples(data.train_split)
       if count is None:
@@ -207,7 +209,9 @@ def _tell_undrawn(stage: stages.Stage) -> None:
     return
   found = found if source.parts else pipeline.adapted(data, found)  # whose own files say how many examples there are
   rates = {
-    task.name: float(found.get_rate(task)) for task in selection.tasks_of(found) if data.train_split in task.splits
+    task.name: float(found.get_rate(task))
+    for task in task_resolution.tasks_of(found)
+    if data.train_split in task.splits
   }
   total = math.fsum(rates.values())
   # A packed row has at most as many examples as positions.
@@ -222,7 +226,7 @@ def _tell_undrawn(stage: stages.Stage) -> None:
       )
   if stage.config.train.epochs < 1.0:
     return
-  for task in selection.tasks_of(found):
+  for task in task_resolution.tasks_of(found):
     number = (task.name in rates and task.num_input_examples(data.train_split)) or 0
     read = rows * rates.get(task.name, 0.0) / total
     if read < (1.0 - _MOST_UNREAD) * number:
@@ -237,10 +241,10 @@ def _rows_of_a_record(config: Config, task: seqio.Task) -> float:
   data, model = config.data, config.model
   if not answered_by_heads(config.train.loss) or not _is_answered(task):
     return 1.0
-  from t2t.data import answering
+  from t2t.data import head_examples
 
   records = task.source.get_dataset(split=data.train_split, shuffle=False, seed=0).take(_COUNTED)
-  made = answering.for_heads(task, model.architecture, model.heads)
+  made = head_examples.for_heads(task, model.architecture, model.heads)
   examples = made.preprocess_postcache(
     made.preprocess_precache(records, seed=0), sequence_length={"inputs": data.inputs_length}, seed=0
   )
@@ -296,7 +300,7 @@ def _check_learns(found: seqio.Task | seqio.Mixture | None, config: Config) -> N
   """Refuses a task that is answered in writing to a model that does not write."""
   if found is None or config.model.kind.writes:
     return
-  for task in selection.tasks_of(found):
+  for task in task_resolution.tasks_of(found):
     if task.metric_fns and not objectives.of(task):
       raise UserError(
         f"{run_sources.of(config.data).key}: {task.name} is answered in writing, which a model with"
@@ -321,15 +325,15 @@ def task_numbers_of(config: Config) -> dict[str, int]:
   """Number of each of seqio's tasks that are read, where the model is told which one a text is of.
 
   Raises:
-    UserError: see `task_numbers.check`.
+    UserError: see `task_ids.check`.
   """
   data = config.data
   if not adapters_lib.tasks(config.adapters):
     return {}
-  from t2t.data import task_numbers
+  from t2t.data import task_ids
 
   found = pipeline.registered(data) if data.has_tasks else None
-  numbers = task_numbers.check(data, config.adapters, found)
+  numbers = task_ids.check(data, config.adapters, found)
   return numbers if len(adapters_lib.tasks(config.adapters)) > 1 else {}
 
 
@@ -355,7 +359,7 @@ def check_stages(run: Sequence[stages.Stage]) -> None:
 
 
 def check(config: Config) -> list[str]:
-  """`checks.check` for the data, the model and the batch of a run.
+  """`validation.check` for the data, the model and the batch of a run.
 
   Returns:
     See there.
@@ -371,7 +375,7 @@ def check(config: Config) -> list[str]:
   _check_sees(config)
   task_numbers_of(config)
   heads = heads_asked(config)
-  notes = checks.check(
+  notes = validation.check(
     config.data,
     architecture=config.model.architecture,
     batch_size=config.train.batch_size,
@@ -472,7 +476,7 @@ def check_vocabulary(
   if hosts.share(own) != own:
     raise UserError(f"config.data.vocabulary={spec}: has another content on this host than on the first; copy it anew")
   if saved is not None:
-    noted = streams.vocabulary_digest(str(saved.get("data.vocabulary", "")))
+    noted = batch_iterator.vocabulary_digest(str(saved.get("data.vocabulary", "")))
     vocabularies.check_saved(vocabulary, kept, noted=noted, spec=spec)
 
 
@@ -483,7 +487,7 @@ def batches(
   num_streams: int | None,
   first: int = 0,
   left_out: Callable[[int, int], int] = lambda begin, end: 0,
-) -> staged.StagedBatches:
+) -> stage_iterator.StagedBatches:
   """The training batches of a run, stage after stage.
 
   Args:
@@ -495,7 +499,7 @@ def batches(
   """
   common = math.gcd(*(stage.config.train.batch_size for stage in run))
 
-  def make(number: int, num_streams: int | None) -> streams.BatchIterator:
+  def make(number: int, num_streams: int | None) -> batch_iterator.BatchIterator:
     config = run[number].config
     return pipeline.train_batches(
       config.data,
@@ -510,7 +514,7 @@ def batches(
       evaluated=config.eval.tasks,
     )
 
-  return staged.StagedBatches(run, make, num_streams=num_streams, first=first, left_out=left_out)
+  return stage_iterator.StagedBatches(run, make, num_streams=num_streams, first=first, left_out=left_out)
 
 
 def eval_batches(config: Config, mesh: jax.sharding.Mesh) -> list[dict[str, jax.Array]]:
