@@ -10,7 +10,7 @@ import seqio
 
 from t2t import task_metrics
 from t2t.data import docs_corpus, objectives, postprocessors, preprocessors, sources, vocabularies
-from t2t.data.objectives import pairs
+from t2t.data.objectives import sentence_pairs
 from t2t.data.sources import docstrings
 
 # Neither the sources nor the vocabulary read anything before they are used.
@@ -42,8 +42,8 @@ seqio.TaskRegistry.add(
 seqio.TaskRegistry.add(
   "docs_pairs",
   source=docstrings.DocstringSource(),
-  preprocessors=pairs.preprocessors(preprocessors.pairs, first="summary", second="body"),
-  output_features=pairs.output_features(_VOCABULARY),
+  preprocessors=sentence_pairs.preprocessors(preprocessors.pairs, first="summary", second="body"),
+  output_features=sentence_pairs.output_features(_VOCABULARY),
   shuffle_buffer_size=1_024,
 )
 

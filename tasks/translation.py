@@ -8,7 +8,7 @@ import seqio
 
 from t2t import task_metrics
 from t2t.data import postprocessors, preprocessors, vocabularies
-from t2t.data.objectives import pairs
+from t2t.data.objectives import sentence_pairs
 from t2t.data.sources import prepared
 
 for _language, _tfds in [
@@ -28,6 +28,6 @@ for _language, _tfds in [
   seqio.TaskRegistry.add(
     f"wmt_en_{_language}_pairs",
     source=_source,
-    preprocessors=pairs.preprocessors(preprocessors.pairs, first="en", second=_language),
-    output_features=pairs.output_features(vocabularies.t5_vocabulary()),
+    preprocessors=sentence_pairs.preprocessors(preprocessors.pairs, first="en", second=_language),
+    output_features=sentence_pairs.output_features(vocabularies.t5_vocabulary()),
   )

@@ -12,7 +12,7 @@ import tensorflow as tf
 from t2t import UserError
 from t2t.configuration.schema import DataConfig
 from t2t.data import objectives, pipeline, shard_order, sources, vocabularies
-from t2t.data.objectives import annotated
+from t2t.data.objectives import entity_masking
 from t2t.data.sources import text_files
 from t2t.data.vocabularies import offsets
 
@@ -38,21 +38,21 @@ def flags(*bits):
 
 def test_the_examples_of_the_docstrings():
   """Their arrays; of what is drawn with some seed."""
-  np.testing.assert_array_equal(annotated.checked([[7, 12], [0, 3]], 12, place=""), [[0, 3], [7, 12]])
+  np.testing.assert_array_equal(entity_masking.checked([[7, 12], [0, 3]], 12, place=""), [[0, 3], [7, 12]])
   places = np.array([0, 4, 8, 12]), np.array([3, 7, 11, 14])
-  starts = annotated.unit_starts(*places, np.array([[4, 14]]), np.array([True, True, True, False]))
+  starts = entity_masking.unit_starts(*places, np.array([[4, 14]]), np.array([True, True, True, False]))
   assert starts.tolist() == [True, True, False, False]
   record = b'{"text": " Ann saw Rome", "entities": [[1, 4], [9, 13]]}'
   marked = text_files.marked("a.jsonl", 1, record, field="text", annotations="entities", where="")
   assert marked.tolist() == [[0, 3], [8, 12]] and marked.dtype == np.int32
   candidates, starts = flags(0, 1, 1, 1, 1, 1, 0), flags(1, 1, 0, 1, 1, 0, 1)
-  drawn = [annotated.whole_units(candidates, starts, [i, 7], noise_density=0.5) for i in range(20)]
+  drawn = [entity_masking.whole_units(candidates, starts, [i, 7], noise_density=0.5) for i in range(20)]
   lists = [tuple(x.numpy().tolist() for x in each) for each in drawn]
   assert ([0, 1, 1, 0, 0, 0, 0], [0, 1, 1, 2, 3, 3, 4]) in lists
   dataset = tf.data.Dataset.from_tensors({"targets": [3, 4, 5, 6, 7], "starts": [1, 1, 0, 0, 1]}).repeat(200)
   feature = {"targets": seqio.Feature(Vocabulary(), add_eos=True)}
   options = {"noise_density": 0.6, "merge_documents": False}
-  found = annotated.annotated_masked_lm(dataset, {"inputs": 6, "targets": 6}, feature, **options)
+  found = entity_masking.annotated_masked_lm(dataset, {"inputs": 6, "targets": 6}, feature, **options)
   assert {
     "inputs": [3, 99, 99, 99, 7, 1],
     "targets": [3, 4, 5, 6, 7, 1],
@@ -75,7 +75,7 @@ def test_text_to_ids():
   with monkeypatch.context() as patched:
     patched.setattr(offsets, "tokens_of", tokens_of)
     records = tf.data.Dataset.from_tensors({"text": "a bc d", "entities": [[2, 6]]})
-    (found,) = annotated.tokenize(records, {"targets": seqio.Feature(Words())}).as_numpy_iterator()
+    (found,) = entity_masking.tokenize(records, {"targets": seqio.Feature(Words())}).as_numpy_iterator()
   assert {name: x.tolist() for name, x in found.items()} == {"targets": [5, 6, 7], "starts": [1, 1, 0]}
 
 
@@ -90,7 +90,7 @@ def test_tokens_of_a_phrase_are_a_unit(data):
   chosen = data.draw(st.lists(st.booleans(), min_size=len(marks), max_size=len(marks)))
   ranges = np.array([x for x in zip(marks, marks[1:], strict=False) if chosen[marks.index(x[0])]]).reshape(-1, 2)
   words = np.array(data.draw(st.lists(st.booleans(), min_size=len(starts), max_size=len(starts))))
-  found = annotated.unit_starts(starts, ends, ranges, words)
+  found = entity_masking.unit_starts(starts, ends, ranges, words)
   own_of = lambda start, end: next((i for i, (a, b) in enumerate(ranges) if a < end and b > start), None)
   of = [own_of(*place) for place in zip(starts, ends, strict=True)]
   for i, own in enumerate(of):
@@ -186,7 +186,7 @@ def test_text_without_marks_is_refused(tmp_path):
     next(_records(source))
   plain = tf.data.Dataset.from_tensors({"text": TEXT, "id": 1})
   with pytest.raises(UserError, match="no field 'entities', .* there are: text, id"):
-    annotated.tokenize(plain, {"targets": seqio.Feature(seqio.ByteVocabulary())})
+    entity_masking.tokenize(plain, {"targets": seqio.Feature(seqio.ByteVocabulary())})
 
 
 # ---- Registered tasks ------------------------------------------------------------------------------------------------
@@ -197,14 +197,14 @@ def test_a_task_of_ones_own(tmp_path):
   feature = {"targets": seqio.Feature(seqio.ByteVocabulary(), add_eos=True)}
   ranges = tf.ragged.constant([ENTITIES, []], ragged_rank=1, inner_shape=(2,), dtype=tf.int64)
   records = tf.data.Dataset.from_tensor_slices({"text": [TEXT, "b c"], "entities": ranges})
-  first, second = annotated.tokenize(records, feature).as_numpy_iterator()
+  first, second = entity_masking.tokenize(records, feature).as_numpy_iterator()
   assert second["starts"].tolist() == [1, 1, 0]
   starts = np.flatnonzero(first["starts"])
   assert {0, 11, 24} <= set(starts) and not set(starts) & {*range(1, 7), *range(12, 19), *range(25, 28)}
   assert bytes(first["targets"].astype(np.uint8) - 3) == TEXT.encode()
   wrong = tf.data.Dataset.from_tensors({"text": TEXT, "entities": [[0, 99]]})
   with pytest.raises(tf.errors.OpError) as raised:
-    list(annotated.tokenize(wrong, feature))
+    list(entity_masking.tokenize(wrong, feature))
   message = str(sources.user_error(raised.value))
   assert message.startswith(f"entities of the text '{TEXT[:40]}...': [0, 99] marks no part of its text, which has 51")
 

@@ -16,7 +16,7 @@ import toy
 from t2t import UserError, sharding
 from t2t.configuration.loading import load_config, override, records
 from t2t.data import feature_converters, objectives, pipeline, registry, train_data
-from t2t.data.objectives import pairs
+from t2t.data.objectives import sentence_pairs
 from t2t.losses import contrastive
 from t2t.losses.contrastive import ContrastiveConfig
 from t2t.models import task_heads
@@ -71,9 +71,9 @@ def batch_of(number=8, *, architecture="encoder_only", same=False):
     texts = np.repeat([0, 1], [len(first), len(second)])
     examples.append({"inputs": np.concatenate([first, second]), "token_types": 0 * texts, "texts": texts})
   dataset = tf.data.Dataset.from_generator(
-    lambda: iter(examples), output_signature=dict.fromkeys(pairs.FEATURES, tf.TensorSpec([None], tf.int32))
+    lambda: iter(examples), output_signature=dict.fromkeys(sentence_pairs.FEATURES, tf.TensorSpec([None], tf.int32))
   )
-  lengths = dict.fromkeys(pairs.FEATURES, LENGTH)
+  lengths = dict.fromkeys(sentence_pairs.FEATURES, LENGTH)
   rows = list(
     feature_converters.convert(dataset, architecture, lengths, vocabulary=Ids(), pack=False).as_numpy_iterator()
   )
@@ -249,14 +249,14 @@ def test_a_vector_as_it_is_read_is_no_hindrance_to_other_losses():
 
 def test_sentences():
   """The docstring's example."""
-  found = pairs.sentences(tf.constant([3, 4, 9, 5, 9, 9, 6, 7]), tf.constant(np.arange(200) == 9))
+  found = sentence_pairs.sentences(tf.constant([3, 4, 9, 5, 9, 9, 6, 7]), tf.constant(np.arange(200) == 9))
   assert found.to_list() == [[3, 4, 9], [5, 9, 9], [6, 7]]
 
 
 def test_two_texts_in_one_row():
   """The docstring's example; a long text is cut to half of the row, special tokens included."""
-  features = pairs.output_features(BERT)
-  made = lambda length, **texts: lists(pairs.together(of_rows(**texts), {"inputs": length}, features))
+  features = sentence_pairs.output_features(BERT)
+  made = lambda length, **texts: lists(sentence_pairs.together(of_rows(**texts), {"inputs": length}, features))
   assert made(16, first=[[3, 4, 5]], second=[[6, 7]]) == [
     {
       "inputs": [101, 3, 4, 5, 102, 101, 6, 7, 102],
@@ -280,7 +280,7 @@ def test_two_texts_in_one_row():
 def test_examples_of_the_objectives(objective, tokens, expected):
   """Those of the docstrings; a document of one sentence has no neighbours."""
   features = objectives.output_features(objective, Ids())
-  made = getattr(pairs, objective)(of_rows(targets=[tokens, [3, 9]]), {"inputs": 12}, features)
+  made = getattr(sentence_pairs, objective)(of_rows(targets=[tokens, [3, 9]]), {"inputs": 12}, features)
   assert [each["inputs"] for each in lists(made)] == expected
   assert lists(made)[0]["texts"] == [0] * 5 + [1] * 5
 
@@ -288,9 +288,11 @@ def test_examples_of_the_objectives(objective, tokens, expected):
 def test_two_texts_of_a_record():
   """The docstring's example, and how a task is made of a format."""
   texts = tf.data.Dataset.from_tensor_slices({"first": ["a b", "a"], "second": ["c", ""]})
-  assert lists(pairs.encode(texts, pairs.output_features(Letters()))) == [{"first": [5, 6], "second": [7]}]
+  assert lists(sentence_pairs.encode(texts, sentence_pairs.output_features(Letters()))) == [
+    {"first": [5, 6], "second": [7]}
+  ]
   registry.load("t2t.tasks.translation")
-  task = seqio.TaskRegistry.get("wmt_en_de_pairs").replace(output_features=pairs.output_features(Letters()))
+  task = seqio.TaskRegistry.get("wmt_en_de_pairs").replace(output_features=sentence_pairs.output_features(Letters()))
   records = tf.data.Dataset.from_tensors({"en": "a b", "de": "c"})
   (made,) = lists(
     task.preprocess_precache(records, seed=0).apply(lambda x: task.preprocess_postcache(x, {"inputs": 8}))

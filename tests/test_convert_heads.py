@@ -15,7 +15,7 @@ from t2t.checkpoints import pretrained, tensor_writer, warm_start
 from t2t.commands import convert as command
 from t2t.configuration.loading import load_config, records
 from t2t.convert import encoders, hf_heads, huggingface
-from t2t.data.objectives import sentences
+from t2t.data.objectives import nsp_sop
 from t2t.evaluation import methods
 from t2t.models import presets
 from t2t.models.config import HeadConfig, TransformerConfig
@@ -117,8 +117,8 @@ def test_labels_and_what_they_are_for_go_there_and_back(tmp_path):
 @pytest.mark.parametrize(
   ("task", "family", "name"),
   [
-    (sentences.NEXT, encoders.BERT, "BertForPreTraining"),
-    (sentences.ORDER, encoders.ALBERT, "AlbertForPreTraining"),
+    (nsp_sop.NEXT, encoders.BERT, "BertForPreTraining"),
+    (nsp_sop.ORDER, encoders.ALBERT, "AlbertForPreTraining"),
   ],
 )
 def test_what_is_trained_beside_masked_tokens_is_what_theirs_have(task, family, name):

@@ -19,7 +19,7 @@ from t2t import __main__ as t2t_main
 from t2t.commands import options
 from t2t.configuration.schema import SourceConfig
 from t2t.convert.gin import param_map as gin_names
-from t2t.data.objectives import table
+from t2t.data.objectives import registry
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -215,7 +215,7 @@ def test_what_the_t5_packages_preprocessors_are_here():
   assert len(whole) == len(set(whole))
   for theirs, ours in rows:
     named = re.findall(r"objective `(\w+)`", ours)
-    assert set(named) <= set(table.OBJECTIVES), theirs
+    assert set(named) <= set(registry.OBJECTIVES), theirs
     functions = [name for name in re.findall(r"`([a-z_]+(?:\.\w+)+)`", ours) if not name.startswith(("config.", "tf."))]
     for name in functions:
       if not name.startswith("dataset."):
@@ -238,7 +238,7 @@ def test_every_objective_has_a_picture():
   """In the order of the page, and no picture is of one that is gone."""
   text = (ROOT / "docs" / "objectives.md").read_text()
   shown = re.findall(r"\]\(pictures/objectives/(\w+)\.svg\)", text)
-  assert sorted(shown) == sorted(table.OBJECTIVES) == sorted(path.stem for path in objectives.FOLDER.glob("*.svg"))
+  assert sorted(shown) == sorted(registry.OBJECTIVES) == sorted(path.stem for path in objectives.FOLDER.glob("*.svg"))
 
 
 def test_a_picture_of_an_objective_is_as_the_code_is():
@@ -249,7 +249,9 @@ def test_a_picture_of_an_objective_is_as_the_code_is():
 
 def test_all_pictures_of_objectives_are_as_the_code_is():
   """`python docs/site/objectives.py` draws them anew."""
-  old = [name for name in table.OBJECTIVES if objectives.draw(name) != (objectives.FOLDER / f"{name}.svg").read_text()]
+  old = [
+    name for name in registry.OBJECTIVES if objectives.draw(name) != (objectives.FOLDER / f"{name}.svg").read_text()
+  ]
   assert old == []
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import objectives, vocabularies
-from t2t.data.objectives import corruption, iid
+from t2t.data.objectives import corruption, iid_denoising
 
 NAMES = ("drop_tokens", "iid_span_corruption", "iid_token_corruption")
 TOKENS = [3, 4, 5, 6, 7, 8]
@@ -39,17 +39,22 @@ def examples(name, *documents, inputs=512, targets=512, vocab_size=900, extra_id
 
 
 def test_docstring_examples():
-  assert divided(iid.drop, TOKENS[:5], MASK[:5]) == {"inputs": [3, 6], "targets": [4, 5, 7]}
+  assert divided(iid_denoising.drop, TOKENS[:5], MASK[:5]) == {"inputs": [3, 6], "targets": [4, 5, 7]}
   sentinel = {"first_sentinel": 99}
-  assert divided(iid.replace_runs, **sentinel) == {"inputs": [3, 99, 6, 98, 8], "targets": [99, 4, 5, 98, 7, 97]}
-  assert divided(iid.replace_each, **sentinel) == {
+  assert divided(iid_denoising.replace_runs, **sentinel) == {
+    "inputs": [3, 99, 6, 98, 8],
+    "targets": [99, 4, 5, 98, 7, 97],
+  }
+  assert divided(iid_denoising.replace_each, **sentinel) == {
     "inputs": [3, 99, 98, 6, 97, 8],
     "targets": [99, 4, 98, 5, 97, 7],
   }
-  drawn = [iid.later_mask(6, tf.constant([seed, 7]), noise_density=0.3).numpy().tolist() for seed in range(100)]
+  drawn = [
+    iid_denoising.later_mask(6, tf.constant([seed, 7]), noise_density=0.3).numpy().tolist() for seed in range(100)
+  ]
   assert [False, True, False, False, True, False] in drawn
   assert len({tuple(mask) for mask in drawn}) == 10  # every way to choose 2 of the last 5
-  assert iid.later_mask(1, tf.constant([0, 7]), noise_density=0.3).numpy().tolist() == [False]
+  assert iid_denoising.later_mask(1, tf.constant([0, 7]), noise_density=0.3).numpy().tolist() == [False]
 
 
 @pytest.mark.parametrize(
@@ -98,13 +103,15 @@ def test_noise_and_text_are_divided_as_by_t5(mask):
   expected = lambda *names: {
     side: t5(name, tokens, mask, 99) for side, name in zip(("inputs", "targets"), names, strict=True)
   }
-  assert divided(iid.drop, tokens, mask) == expected("drop_noise_tokens", "drop_nonnoise_tokens")
+  assert divided(iid_denoising.drop, tokens, mask) == expected("drop_noise_tokens", "drop_nonnoise_tokens")
   spans = expected("noise_span_to_unique_sentinel", "nonnoise_span_to_unique_sentinel")
-  assert divided(iid.replace_runs, tokens, mask, first_sentinel=99) == spans
+  assert divided(iid_denoising.replace_runs, tokens, mask, first_sentinel=99) == spans
   # Where no two of the noise are neighbours, a sentinel for each token is one for each span.
   alone = [noise and not mask[i - 1] for i, noise in enumerate(mask)]
   alone[0] = False
-  each, runs = (divided(f, tokens, alone, first_sentinel=99) for f in (iid.replace_each, iid.replace_runs))
+  each, runs = (
+    divided(f, tokens, alone, first_sentinel=99) for f in (iid_denoising.replace_each, iid_denoising.replace_runs)
+  )
   assert each["inputs"] == runs["inputs"] and runs["targets"][: len(each["targets"])] == each["targets"]
 
 
@@ -148,8 +155,8 @@ def test_one_side_restores_the_other():
   """Each sentinel of the inputs, replaced by what follows it in the targets, gives the text back."""
   for seed in range(40):
     tokens = tf.range(100, 140)
-    mask = iid.later_mask(40, tf.constant([seed, 3]), noise_density=0.4)
-    for function in (iid.replace_runs, iid.replace_each):
+    mask = iid_denoising.later_mask(40, tf.constant([seed, 3]), noise_density=0.4)
+    for function in (iid_denoising.replace_runs, iid_denoising.replace_each):
       found = function(tokens, mask, first_sentinel=99)
       spans = {}
       for token in found["targets"].numpy().tolist():
@@ -165,7 +172,7 @@ def test_noise_is_counted_as_it_is_drawn():
   """Lengths are worked out in Python, noise is drawn in TensorFlow."""
   for length in range(1, 200):
     for density in (0.05, 0.15, 0.5):
-      assert iid._noise(length, density) == int(corruption.noise_count(length, density))
+      assert iid_denoising._noise(length, density) == int(corruption.noise_count(length, density))
 
 
 def test_bytes_have_sentinels_for_short_texts():

@@ -10,7 +10,7 @@ import toy
 from t2t import UserError
 from t2t.configuration.schema import DataConfig
 from t2t.data import feature_converters, objectives, pipeline
-from t2t.data.objectives import corruption, in_place, masking
+from t2t.data.objectives import corruption, masked_seq2seq, masking
 from t2t.training import recipe
 
 
@@ -50,7 +50,7 @@ def batch(found, *, inputs=8, targets=6, pack=False):
 def test_masked_only():
   """The docstring's example; whatever was hidden has a loss, nothing else has, and targets are the text."""
   text = [3, 4, 5, 6, 7, 8]
-  found = examples(in_place.bert_style_masked_only, *[text] * 3_000, noise_density=0.3)
+  found = examples(masked_seq2seq.bert_style_masked_only, *[text] * 3_000, noise_density=0.3)
   example = {"inputs": [3, 99, 5, 6, 7, 4, 1], "targets": [*text, 1], "loss_weights": [0, 1, 0, 0, 0, 1, 0]}
   assert example in found
   for each in found:
@@ -103,24 +103,24 @@ def test_only_what_was_hidden_is_learned():
 
 def test_mass_in_place():
   """The docstring's example, and the paper's figure: of eight words the third to the sixth are written, there."""
-  found = examples(in_place.mass_in_place, *[[3, 4, 5, 6, 7, 8]] * 60)
+  found = examples(masked_seq2seq.mass_in_place, *[[3, 4, 5, 6, 7, 8]] * 60)
   assert {"inputs": [3, 4, 99, 99, 99, 8, 1], "targets": [5, 6, 7, 1], "target_places": [2, 3, 4, 5]} in found
   figure = {
     "inputs": [11, 12, 99, 99, 99, 99, 17, 18, 1],
     "targets": [13, 14, 15, 16, 1],
     "target_places": [2, 3, 4, 5, 6],
   }
-  assert figure in examples(in_place.mass_in_place, *[list(range(11, 19))] * 60)
+  assert figure in examples(masked_seq2seq.mass_in_place, *[list(range(11, 19))] * 60)
   (row,) = batch([figure], inputs=9)
   assert row["decoder_input_tokens"] == [0, 13, 14, 15, 16, 1]  # what starts the decoder, in the mask's place
   assert row["decoder_positions"] == [2, 3, 4, 5, 6, 0]
-  for each in examples(in_place.mass_in_place, *[list(range(10, 10 + n)) for n in (1, 2, 3, 9, 14, 15, 40)] * 9):
+  for each in examples(masked_seq2seq.mass_in_place, *[list(range(10, 10 + n)) for n in (1, 2, 3, 9, 14, 15, 40)] * 9):
     tokens = dict(zip(each["target_places"], each["targets"][:-1], strict=False))
     filled = [tokens.get(i, token) for i, token in enumerate(each["inputs"][:-1])]
     assert filled == list(range(filled[0], filled[0] + len(filled)))
     assert len(each["inputs"]) <= 16 and len(each["target_places"]) == len(each["targets"])
   with pytest.raises(UserError, match=r"targets_length=8 is too short: of the 15 tokens .*set .*targets_length=9"):
-    examples(in_place.mass_in_place, [3, 4], targets=8)
+    examples(masked_seq2seq.mass_in_place, [3, 4], targets=8)
 
 
 def test_packed_positions():

@@ -17,7 +17,7 @@ from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
 from t2t.data import feature_converters, objectives
-from t2t.data.objectives import next_tokens
+from t2t.data.objectives import masked_next_token
 from t2t.generation import predictor, prompt_features
 
 MODEL = toy.decoder(vocab_size=100, bidirectional_prefix=True)
@@ -29,7 +29,7 @@ def examples(name, *documents, length=16, seed=0, **options):
   if name == "masked_next_token":
     options["output_features"] = {"targets": seqio.Feature(Ids(), add_eos=True)}
   with seqio.utils.map_seed_manager(seed):
-    dataset = getattr(next_tokens, name)(dataset, {"targets": length}, **options)
+    dataset = getattr(masked_next_token, name)(dataset, {"targets": length}, **options)
   return [{name: x.tolist() for name, x in example.items()} for example in dataset.as_numpy_iterator()]
 
 

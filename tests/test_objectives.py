@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import objectives, vocabularies
-from t2t.data.objectives import corruption, denoisers, middle, pieces
+from t2t.data.objectives import chunking, corruption, denoisers, fill_in_the_middle
 
 T5 = {"noise_density": 0.15, "mean_noise_span_length": 3.0}
 ALL = sorted(objectives.OBJECTIVES)
@@ -110,7 +110,7 @@ def test_every_example_is_full_when_documents_merge():
 
 def test_one_part_of_a_long_document_is_drawn(monkeypatch):
   """As T5 does, where documents are joined; documents that stay apart come out whole."""
-  monkeypatch.setattr(pieces, "MAX_DOCUMENT", 50)
+  monkeypatch.setattr(chunking, "MAX_DOCUMENT", 50)
   lengths = {"inputs": 20, "targets": 10}
   for merge in (True, False):
     examples = lists(
@@ -227,7 +227,7 @@ def test_causal_lm():
 
 def test_fill_in_the_middle():
   """The docstring's examples, in the shares that it says."""
-  found = drawn(middle.fill_in_the_middle, [3, 4, 5, 6, 7], {"targets": 12}, number=800)
+  found = drawn(fill_in_the_middle.fill_in_the_middle, [3, 4, 5, 6, 7], {"targets": 12}, number=800)
   found = [example["targets"] for example in found]
   for row in ([3, 4, 5, 6, 7], [99, 3, 98, 6, 7, 97, 4, 5, 1], [99, 98, 6, 7, 97, 3, 4, 5, 1]):
     assert row in found
@@ -241,7 +241,7 @@ def test_fill_in_the_middle():
 def test_pieces_of_the_vocabulary_mark_the_middle():
   """Where it has them, as Code Llama's."""
   marks = {40: " <PRE>", 41: " <MID>", 42: " <SUF>"}
-  out = middle.fill_in_the_middle(rows(*[[3, 4, 5]] * 50), {"targets": 12}, features(pieces=marks))
+  out = fill_in_the_middle.fill_in_the_middle(rows(*[[3, 4, 5]] * 50), {"targets": 12}, features(pieces=marks))
   marks = {token for example in lists(out) for token in example["targets"]} - {3, 4, 5, 1}
   assert marks == {40, 41, 42}
   assert any(example["targets"][0] == 40 for example in lists(out))

@@ -18,7 +18,7 @@ from t2t import UserError, sharding
 from t2t import __main__ as command
 from t2t.configuration.schema import DataConfig
 from t2t.data import objectives, offline_cache, pipeline, preprocessors, task_resolution, validation, vocabularies
-from t2t.data.objectives import annotated, pairs, pieces
+from t2t.data.objectives import chunking, entity_masking, sentence_pairs
 
 
 def needs_beam(test):
@@ -142,8 +142,8 @@ def test_text_is_cached_as_tokens(name):
   features = objectives.output_features(name, vocabulary)
   task = seqio.Task(name, source=source, preprocessors=objectives.preprocessors(name), output_features=features)
   before, after = offline_cache.split_preprocessors(task)
-  tokenize = annotated.tokenize if objectives.is_annotated(name) else pieces.tokenize
-  tokenize = pairs.encode if objectives.is_parallel(name) else tokenize
+  tokenize = entity_masking.tokenize if objectives.is_annotated(name) else chunking.tokenize
+  tokenize = sentence_pairs.encode if objectives.is_parallel(name) else tokenize
   assert [step.func for step in before] == [tokenize] and len(after) == len(task.preprocessors) - 1
   assert objectives.of(task.replace(preprocessors=after)) == {name}  # still known where the first step is gone
 
@@ -163,7 +163,7 @@ def test_where_a_task_is_cached():
   assert split(rekey, tokenize, eos) == ([rekey, tokenize], [eos])
   assert split(rekey, place, tokenize) == ([rekey], [tokenize])
   assert split(rekey, tokenize, eos, place) == ([rekey, tokenize, eos], [])
-  for steps in [(rekey,), (noise, tokenize), (pieces.random_chunk, tokenize)]:
+  for steps in [(rekey,), (noise, tokenize), (chunking.random_chunk, tokenize)]:
     with pytest.raises(UserError, match=r"mine: cannot be cached, .* put seqio.CacheDatasetPlaceholder\(\)"):
       split(*steps)
   with pytest.raises(UserError, match="mine: its source .* caching_permitted=False"):

@@ -13,7 +13,7 @@ from t2t import UserError
 from t2t import __main__ as command
 from t2t.configuration.schema import DataConfig
 from t2t.data import languages, objectives, pipeline, validation
-from t2t.data.objectives import pairs
+from t2t.data.objectives import sentence_pairs
 from t2t.data.sources import text_files, translation_memory
 
 PAIRS = [(f"word {i} of it", f"mot {i} de la") for i in range(300)]
@@ -132,7 +132,7 @@ def test_a_language_that_a_memory_has_not(tmp_path):
 
 def test_the_docstrings_example():
   plain = tf.data.Dataset.from_tensor_slices({"first": ["Red.", " "], "second": ["Rouge.", "x"]})
-  found = pairs.directed(plain, tags=("<2fr>", "<2en>"), both_directions=True)
+  found = sentence_pairs.directed(plain, tags=("<2fr>", "<2en>"), both_directions=True)
   assert [
     {k: x if isinstance(x, bytes) else int(x) for k, x in each.items()} for each in found.as_numpy_iterator()
   ] == [
@@ -212,7 +212,7 @@ def test_two_texts_are_compared(tmp_path):
   """LaBSE's: each text of a row by itself, as of tasks of pairs."""
   data = data_of(files=written(tmp_path), objective="translation_ranking")
   task = pipeline.load_task(data)
-  assert set(task.output_features) == set(pairs.FEATURES)
+  assert set(task.output_features) == set(sentence_pairs.FEATURES)
   example = next(pipeline.task_examples(data, "encoder_only", task, split="train").as_numpy_iterator())
   assert sorted(set(example["texts"].tolist())) == [0, 1]
 

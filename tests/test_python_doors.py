@@ -10,7 +10,7 @@ import pytest
 import t2t
 from t2t import own_rows
 from t2t.configuration import loading
-from t2t.data.objectives import other_names, table
+from t2t.data.objectives import other_names, registry
 
 
 def test_completion_has_the_names_that_are_for_users():
@@ -95,12 +95,12 @@ def test_numpys_numbers_are_taken_and_copies_stay_checked():
 )
 def test_an_objective_by_another_name(name, here):
   with pytest.raises(t2t.UserError, match=f"config.data.objective={name}: no such objective; .*{here or 'span_corr'}"):
-    table.heads_of(name)
+    registry.heads_of(name)
 
 
 def test_other_names_lead_to_objectives():
-  assert set(other_names._OTHER_NAMES.values()) <= set(table.OBJECTIVES)
-  assert not set(other_names._OTHER_NAMES) & set(table.OBJECTIVES)
+  assert set(other_names._OTHER_NAMES.values()) <= set(registry.OBJECTIVES)
+  assert not set(other_names._OTHER_NAMES) & set(registry.OBJECTIVES)
 
 
 IDS = np.full((2, 8), 5)

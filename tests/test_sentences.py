@@ -15,7 +15,7 @@ from t2t import UserError, sharding
 from t2t.configuration import stages
 from t2t.configuration.loading import load_config, records
 from t2t.data import objectives, pipeline, train_data
-from t2t.data.objectives import masking, sentences
+from t2t.data.objectives import masking, nsp_sop
 from t2t.losses.head_losses import Heads
 from t2t.models.config import HeadConfig
 from t2t.training import recipe
@@ -48,7 +48,7 @@ def pairs(task, *, length=24, **options):
   feature = seqio.Feature(Vocabulary(), add_eos=True)
   dataset, rows = documents()
   with seqio.map_seed_manager(initial_seed=1):
-    made = sentences.masked_pairs(
+    made = nsp_sop.masked_pairs(
       dataset, {"inputs": length, "targets": length}, {"targets": feature}, task=task, **options
     )
   return list(made.as_numpy_iterator()), rows
@@ -60,9 +60,7 @@ def halves_of(example):
   return tokens[1:first], tokens[first + 1 : second]
 
 
-@pytest.mark.parametrize(
-  "task", [sentences.NEXT, sentences.ORDER, sentences.STRUCTURE], ids=lambda task: task.head.name
-)
+@pytest.mark.parametrize("task", [nsp_sop.NEXT, nsp_sop.ORDER, nsp_sop.STRUCTURE], ids=lambda task: task.head.name)
 def test_arrangements_are_what_their_class_says(task):
   """B goes on where A ends, or the other way round, or neither; all about as often."""
   found, _ = pairs(task)
@@ -85,9 +83,9 @@ def test_a_text_from_elsewhere_is_of_another_document():
   """The docstring's arrays; never of the same document, and where there is no other, there is nothing."""
   second = tf.ragged.constant([[5, 5], [6], [7, 7, 7]], dtype=tf.int32)
   group = {"second": second, "document": tf.constant([0, 0, 1]), "kind": tf.constant([0, 0, 0])}
-  made = sentences.with_others(group, SEED)
+  made = nsp_sop.with_others(group, SEED)
   assert made["second"].to_list() == [[5, 5], [6], [7, 7]] and made["other"].to_list() == [[7, 7], [7], [5, 5]]
-  alone = sentences.with_others(group | {"document": tf.constant([2, 2, 2])}, SEED)
+  alone = nsp_sop.with_others(group | {"document": tf.constant([2, 2, 2])}, SEED)
   assert alone["second"].to_list() == second.to_list() and alone["other"].to_list() == [[], [], []]
 
 
@@ -95,9 +93,9 @@ def test_a_text_from_elsewhere_is_of_the_same_kind():
   """If one is near in length; any of those that are alike."""
   second = tf.RaggedTensor.from_row_lengths(tf.repeat(tf.range(10, 15), [8, 9, 8, 10, 40]), [8, 9, 8, 10, 40])
   group = {"second": second, "document": tf.range(5), "kind": tf.constant([0, 0, 1, 0, 1])}
-  assert [row[0] for row in sentences.with_others(group, SEED)["other"].to_list()][0] == 11
-  assert [row[0] for row in sentences.with_others(group, SEED)["other"].to_list()][2] in (10, 11)
-  drawn = {sentences.with_others(group, [1, seed])["other"].to_list()[1][0] for seed in range(20)}
+  assert [row[0] for row in nsp_sop.with_others(group, SEED)["other"].to_list()][0] == 11
+  assert [row[0] for row in nsp_sop.with_others(group, SEED)["other"].to_list()][2] in (10, 11)
+  drawn = {nsp_sop.with_others(group, [1, seed])["other"].to_list()[1][0] for seed in range(20)}
   assert drawn == {10, 13}
 
 
@@ -105,7 +103,7 @@ def test_a_document_alone_has_no_other():
   """Its pairs are all "next": there is nothing to draw."""
   feature = seqio.Feature(Vocabulary(), add_eos=True)
   dataset = tf.data.Dataset.from_tensors({"targets": tf.range(10, 90)})
-  made = sentences.masked_pairs(dataset, {"inputs": 16, "targets": 16}, {"targets": feature}, task=sentences.NEXT)
+  made = nsp_sop.masked_pairs(dataset, {"inputs": 16, "targets": 16}, {"targets": feature}, task=nsp_sop.NEXT)
   assert {int(example["answer_targets"][0]) for example in made.as_numpy_iterator()} == {0}
 
 
@@ -113,11 +111,11 @@ def test_a_copy_of_a_document_is_the_same_document():
   """Epochs of a small corpus follow each other in a window: what is "random" is of neither copy."""
   dataset = tf.data.Dataset.from_tensor_slices(tf.reshape(tf.range(10, 90), [4, 20])).repeat(20)
   feature = seqio.Feature(Vocabulary(), add_eos=True)
-  made = sentences.masked_pairs(
+  made = nsp_sop.masked_pairs(
     dataset.map(lambda row: {"targets": row}),
     {"inputs": 24, "targets": 24},
     {"targets": feature},
-    task=sentences.NEXT,
+    task=nsp_sop.NEXT,
   )
   found = list(made.as_numpy_iterator())
   assert sum(example["answer_targets"][0] for example in found) > 20
@@ -144,7 +142,7 @@ def shapes(task, length, share=0.6):
   tokens[np.cumsum(sizes) - 1] = 9  # a document ends with a sentence
   dataset = tf.data.Dataset.from_tensor_slices(tf.RaggedTensor.from_row_lengths(tokens, sizes))
   with seqio.map_seed_manager(initial_seed=3):
-    made = sentences.masked_pairs(
+    made = nsp_sop.masked_pairs(
       dataset.map(lambda row: {"targets": row}),
       {"inputs": length, "targets": length},
       {"targets": seqio.Feature(Vocabulary(), add_eos=True)},
@@ -171,7 +169,7 @@ def advantage(labels, seen):
 
 @pytest.mark.parametrize(
   ("task", "length"),
-  [(sentences.NEXT, 64), (sentences.NEXT, 128), (sentences.ORDER, 64), (sentences.STRUCTURE, 64)],
+  [(nsp_sop.NEXT, 64), (nsp_sop.NEXT, 128), (nsp_sop.ORDER, 64), (nsp_sop.STRUCTURE, 64)],
   ids=lambda each: str(each) if isinstance(each, int) else each.head.name,
 )
 def test_lengths_do_not_tell_the_class(task, length):
@@ -180,12 +178,10 @@ def test_lengths_do_not_tell_the_class(task, length):
   assert len(labels) > 3000 and max(advantage(labels, seen) for seen in lengths) < 0.03
 
 
-@pytest.mark.parametrize(
-  "task", [sentences.NEXT, sentences.ORDER, sentences.STRUCTURE], ids=lambda task: task.head.name
-)
+@pytest.mark.parametrize("task", [nsp_sop.NEXT, nsp_sop.ORDER, nsp_sop.STRUCTURE], ids=lambda task: task.head.name)
 def test_ends_of_sentences_do_not_tell_the_class(task):
   """Nor do they with the length of the example, of which most that are short end with their document."""
-  labels, size, _, _, *ends = shapes(task, 64, 0.6 if task is sentences.NEXT else 1.0)
+  labels, size, _, _, *ends = shapes(task, 64, 0.6 if task is nsp_sop.NEXT else 1.0)
   assert advantage(labels, ends[0] + 2 * ends[1] + 4 * (size > 60)) < 0.03
 
 
@@ -193,7 +189,7 @@ def test_a_text_is_divided_behind_a_sentence():
   """If one ends in it; else anywhere, and neither half is empty."""
   ends = tf.range(20) == 9
   halves = lambda tokens, seed: [
-    x.numpy().tolist() for x in sentences.halves(tf.constant(tokens), seed, ends_sentence=ends)
+    x.numpy().tolist() for x in nsp_sop.halves(tf.constant(tokens), seed, ends_sentence=ends)
   ]
   found = {tuple(halves([3, 4, 9, 5, 6, 9, 7], [1, seed])[0]) for seed in range(20)}
   assert found == {(3, 4, 9), (3, 4, 9, 5, 6, 9)}
@@ -205,7 +201,7 @@ def test_a_text_is_divided_behind_a_sentence():
 @hypothesis.settings(max_examples=50)
 def test_pieces_are_whole_sentences(ends, length):
   """As many as fit; a longer one is cut, and nothing is left out."""
-  splits = sentences.cuts(tf.constant(ends, tf.bool), length=length).numpy().tolist()
+  splits = nsp_sop.cuts(tf.constant(ends, tf.bool), length=length).numpy().tolist()
   assert (splits[0], splits[-1]) == (0, len(ends)) and splits == sorted(set(splits))
   behind = {i + 1 for i, end in enumerate(ends) if end}
   for start, end in itertools.pairwise(splits):
@@ -217,12 +213,12 @@ def test_pieces_are_whole_sentences(ends, length):
 def test_the_pieces_of_the_docstring():
   """Sentences of three and two tokens, one of seven, and what is left."""
   ends = np.isin(np.arange(13), (2, 4, 11))
-  assert sentences.cuts(tf.constant(ends), length=5).numpy().tolist() == [0, 5, 10, 13]
+  assert nsp_sop.cuts(tf.constant(ends), length=5).numpy().tolist() == [0, 5, 10, 13]
 
 
 def test_every_token_comes_out():
   """Of pieces in order: documents are cut, and nothing is left out but a single token."""
-  found, rows = pairs(sentences.ORDER)
+  found, rows = pairs(nsp_sop.ORDER)
   tokens = np.concatenate([np.concatenate(halves_of(example)) for example in found])
   expected = np.concatenate([row[: len(row) - (len(row) % 21 == 1)] for row in rows])
   np.testing.assert_array_equal(np.sort(tokens), np.sort(expected))
@@ -231,7 +227,7 @@ def test_every_token_comes_out():
 def test_trigrams_are_shuffled():
   """One in twenty of those that may move, within themselves; all else stays where it is."""
   tokens, may_move = tf.range(100, 400), tf.range(300) % 50 != 7
-  moved_to, where = (x.numpy() for x in sentences.shuffle_trigrams(tokens, may_move, SEED))
+  moved_to, where = (x.numpy() for x in nsp_sop.shuffle_trigrams(tokens, may_move, SEED))
   assert where.sum() == 3 * round(0.05 * sum(all((i + k) % 50 != 7 for k in range(3)) for i in range(0, 300, 3)))
   np.testing.assert_array_equal(moved_to[~where], tokens.numpy()[~where])
   assert not np.any(where & ~may_move.numpy())
@@ -242,8 +238,8 @@ def test_trigrams_are_shuffled():
 
 def test_the_order_of_words_has_a_loss():
   """Where words were shuffled the token that stood there is to be predicted, masked or not."""
-  found, _ = pairs(sentences.STRUCTURE, length=64)
-  plain, _ = pairs(dataclasses.replace(sentences.STRUCTURE, shuffles_words=False), length=64)
+  found, _ = pairs(nsp_sop.STRUCTURE, length=64)
+  plain, _ = pairs(dataclasses.replace(nsp_sop.STRUCTURE, shuffles_words=False), length=64)
   share = lambda examples: sum(x["loss_weights"].sum() for x in examples) / sum(len(x["inputs"]) for x in examples)
   assert share(plain) + 0.02 < share(found) < share(plain) + 0.12
   changed = [(x["inputs"] != x["targets"]) & (x["loss_weights"] == 0) for x in found]
@@ -270,8 +266,8 @@ def run(objective="masked_lm_nsp", **train):
 def test_a_run_has_the_head_that_its_objective_asks():
   """First of all, and the loss that learns it; the config's own head of that name stays as it is."""
   config = train_data.resolved(run())
-  assert config.train.loss == "tokens_and_heads" and config.model.heads == (sentences.NEXT.head,)
-  own = dataclasses.replace(sentences.NEXT.head, reads="mean")
+  assert config.train.loss == "tokens_and_heads" and config.model.heads == (nsp_sop.NEXT.head,)
+  own = dataclasses.replace(nsp_sop.NEXT.head, reads="mean")
   config = train_data.resolved(run().with_(model={"heads": (HeadConfig("other", 1, "detector"), own)}))
   assert [head.name for head in config.model.heads] == ["nsp", "other"] and config.model.heads[0] == own
 

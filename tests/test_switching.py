@@ -10,7 +10,7 @@ import tensorflow as tf
 from t2t import UserError
 from t2t.configuration.schema import DataConfig
 from t2t.data import determinism, fingerprint, objectives, pipeline, validation, vocabularies
-from t2t.data.objectives import switching
+from t2t.data.objectives import code_switching
 
 DICTIONARY = "red\trouge\nhouse\tmaison\nhouse\tcasa\nParis\tLutèce\n"
 
@@ -25,16 +25,16 @@ def dictionary(tmp_path):
 def switched(texts, **options):
   dataset = tf.data.Dataset.from_tensor_slices({"text": texts})
   with seqio.utils.map_seed_manager(options.pop("seed", 0)):
-    found = switching.code_switching(dataset, **options)
+    found = code_switching.code_switching(dataset, **options)
   return [example["text"].decode() for example in found.as_numpy_iterator()]
 
 
 def test_docstring_examples(dictionary):
   """Words, their translations, and what stays: marks, and what the dictionary does not have."""
-  words = switching.read_dictionary(dictionary)
+  words = code_switching.read_dictionary(dictionary)
   assert words == {"red": ("rouge",), "house": ("maison", "casa"), "Paris": ("Lutèce",)}
   draws = np.array([[0.9, 0.1, 0.2], [0, 0, 0.9]])
-  found = switching.switch(
+  found = code_switching.switch(
     "The red house.", draws, dictionary={"red": ["rouge"], "house": ["maison", "casa"]}, rate=0.5
   )
   assert found == "The rouge casa."
@@ -51,14 +51,14 @@ def test_words_are_found_as_they_stand(dictionary):
 def test_marks_belong_to_their_letters():
   """Of Hindi and Thai, and accents that stand by themselves: no word is another with a mark behind it."""
   words = {"हिन्दी": ("Hindi",), "ภาษาที่": ("language",), "cafe": ("house",)}
-  switched = lambda text: switching.switch(text, np.zeros([2, 20]), dictionary=words, rate=1.0)
+  switched = lambda text: code_switching.switch(text, np.zeros([2, 20]), dictionary=words, rate=1.0)
   assert switched("हिन्दी, ภาษาที่ cafe") == "Hindi, language house"
   assert switched("cafe\u0301 नमस्ते") == "cafe\u0301 नमस्ते"
 
 
 def test_words_with_marks_are_read(tmp_path):
   (tmp_path / "words.tsv").write_text("हिन्दी\tHindi\n")
-  assert switching.read_dictionary(str(tmp_path / "words.tsv")) == {"हिन्दी": ("Hindi",)}
+  assert code_switching.read_dictionary(str(tmp_path / "words.tsv")) == {"हिन्दी": ("Hindi",)}
 
 
 def test_rates_and_draws(dictionary):

@@ -24,9 +24,9 @@ def settings(
   identity = {f"data.{key}": value for key, value in dataclasses.asdict(data).items() if key not in left_out}
   identity |= source.identity()
   if "dictionary" not in left_out:
-    from t2t.data.objectives import switching
+    from t2t.data.objectives import code_switching
 
-    identity["data.dictionary"] = switching.named(data.dictionary)
+    identity["data.dictionary"] = code_switching.named(data.dictionary)
   for name, folder in data.folders.items():
     if folder:
       identity[f"data.folders.{name}"] = folder.rstrip("/").rsplit("/", 1)[-1]

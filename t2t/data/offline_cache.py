@@ -23,10 +23,10 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import preprocessors, raw_text, registry, task_resolution, vocabularies
-from t2t.data.objectives import annotated, pairs, pieces
+from t2t.data.objectives import chunking, entity_masking, sentence_pairs
 
 RECORD, COMPLETED = "t2t.json", "COMPLETED"
-_TOKENIZERS = (pieces.tokenize, annotated.tokenize, pairs.encode, *preprocessors.TOKENIZERS)
+_TOKENIZERS = (chunking.tokenize, entity_masking.tokenize, sentence_pairs.encode, *preprocessors.TOKENIZERS)
 
 
 # ---- What is cached --------------------------------------------------------------------------------------------------

@@ -254,7 +254,7 @@ def _data(config: Config) -> Iterator[str]:
 
 def _unread_of_texts(data: DataConfig) -> tuple[str, ...]:
   """Keys of records' fields that the objective of `files` does not read."""
-  from t2t.data.objectives.table import OBJECTIVES
+  from t2t.data.objectives.registry import OBJECTIVES
 
   objective = OBJECTIVES.get(data.objective)
   if objective is None:

@@ -1,6 +1,6 @@
 """What text is made into for pre-training: the table of objectives, and what its rows are made of."""
 
-from t2t.data.objectives.table import (
+from t2t.data.objectives.registry import (
   OBJECTIVES,
   OF_TEXT,
   Objective,

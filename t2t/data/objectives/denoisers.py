@@ -8,7 +8,7 @@ import seqio
 import tensorflow as tf
 
 from t2t.data import vocabularies
-from t2t.data.objectives import corruption, pieces
+from t2t.data.objectives import chunking, corruption
 
 Features = dict[str, tf.Tensor]
 
@@ -65,7 +65,7 @@ def ul2(
     mode_length=max(len(mode) for mode in modes),
   )
   first_sentinel = vocabularies.sentinel_ids(vocabulary, 1)[0]
-  dataset = pieces.cut_into_kinds(dataset, lengths=[kind.raw for kind in lengths], merge_documents=merge_documents)
+  dataset = chunking.cut_into_kinds(dataset, lengths=[kind.raw for kind in lengths], merge_documents=merge_documents)
 
   @seqio.map_over_dataset(num_seeds=2)
   def corrupt(features: Features, seeds: Sequence[tf.Tensor]) -> Features:

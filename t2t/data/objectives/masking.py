@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import vocabularies
-from t2t.data.objectives import corruption, pieces
+from t2t.data.objectives import chunking, corruption
 
 _CONTINUE = 0.8  # 1 - p of SpanBERT's geometric span lengths
 _LONGEST_SPAN = 10  # words; the mean of lengths up to it is 3.8
@@ -291,8 +291,8 @@ def masked_lm(
   mask_id = vocabularies.mask_id(vocabulary)
   begin, end = special_ids(vocabulary)
   two_segments = two_segments and bool(begin) and begin != [vocabularies.bos_id(vocabulary)]
-  length = pieces.room(sequence_length, {"inputs": len(begin) + (2 if two_segments else 1) * len(end)})
-  dataset = pieces.cut(dataset, length=length, merge_documents=merge_documents, whole_documents=True)
+  length = chunking.room(sequence_length, {"inputs": len(begin) + (2 if two_segments else 1) * len(end)})
+  dataset = chunking.cut(dataset, length=length, merge_documents=merge_documents, whole_documents=True)
   ordinary_ids, starts_word = vocabularies.ordinary_ids(vocabulary), vocabularies.starts_word(vocabulary)
 
   @seqio.map_over_dataset(num_seeds=3)

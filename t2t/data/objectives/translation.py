@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import special_tokens, vocabularies
-from t2t.data.objectives import masking, pieces
+from t2t.data.objectives import chunking, masking
 
 Features = dict[str, tf.Tensor]
 
@@ -72,7 +72,7 @@ def translation_lm(
       f" set config.data.targets_length={sequence_length['inputs']}"
     )
   begin, end = masking.special_ids(vocabulary)
-  room = pieces.room(sequence_length, {"inputs": 2 * (len(begin) + len(end))}, shortest=2)
+  room = chunking.room(sequence_length, {"inputs": 2 * (len(begin) + len(end))}, shortest=2)
   mask_id, ordinary_ids = vocabularies.mask_id(vocabulary), vocabularies.ordinary_ids(vocabulary)
 
   @seqio.map_over_dataset(num_seeds=2)

@@ -402,9 +402,9 @@ def marked(path: str, number: int, record: bytes, *, field: str, annotations: st
       " [start, end] of each phrase, which is [] where there is none"
     )
   text = fields.text(value, field, key=_field_key(where))
-  from t2t.data.objectives import annotated
+  from t2t.data.objectives import entity_masking
 
-  found = annotated.checked(ranges, len(text), place=f"{place}: field {annotations!r}")
+  found = entity_masking.checked(ranges, len(text), place=f"{place}: field {annotations!r}")
   # White space around a text is left out, and what of a phrase stands in it.
   found = np.clip(found - (len(text) - len(text.lstrip())), 0, len(text.strip()))
   return found[found[:, 0] < found[:, 1]]

@@ -7,7 +7,7 @@ import seqio
 import tensorflow as tf
 
 from t2t.data import vocabularies
-from t2t.data.objectives import corruption, pieces
+from t2t.data.objectives import chunking, corruption
 
 Features = dict[str, tf.Tensor]
 
@@ -38,9 +38,9 @@ def fill_in_the_middle(
   """
   vocabulary = output_features["targets"].vocabulary
   move = functools.partial(corruption.fill_in_the_middle, marks=_middle_marks(vocabulary), eos_id=vocabulary.eos_id)
-  marked = pieces.room(sequence_length, {"targets": 4})
+  marked = chunking.room(sequence_length, {"targets": 4})
   plain = sequence_length["targets"]
-  dataset = pieces.cut_into_kinds(
+  dataset = chunking.cut_into_kinds(
     dataset, lengths=(plain, plain, marked, marked), merge_documents=merge_documents, whole_documents=True
   )
 

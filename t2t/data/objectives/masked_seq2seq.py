@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import vocabularies
-from t2t.data.objectives import corruption, masking, pieces
+from t2t.data.objectives import chunking, corruption, masking
 
 Features = dict[str, tf.Tensor]
 
@@ -34,8 +34,8 @@ def bert_style_masked_only(
   """
   vocabulary = output_features["targets"].vocabulary
   mask_id, ordinary_ids = vocabularies.mask_id(vocabulary), vocabularies.ordinary_ids(vocabulary)
-  length = pieces.room(sequence_length, {"inputs": 1, "targets": 1})
-  dataset = pieces.cut(dataset, length=length, merge_documents=merge_documents)
+  length = chunking.room(sequence_length, {"inputs": 1, "targets": 1})
+  dataset = chunking.cut(dataset, length=length, merge_documents=merge_documents)
 
   @seqio.map_over_dataset(num_seeds=1)
   def corrupt(features: Features, seed: tf.Tensor) -> Features:
@@ -77,7 +77,7 @@ def mass_in_place(
   """
   vocabulary = output_features["targets"].vocabulary
   mask_id, eos_id = vocabularies.mask_id(vocabulary), vocabulary.eos_id
-  length = pieces.room(sequence_length, {"inputs": 1})
+  length = chunking.room(sequence_length, {"inputs": 1})
   longest = max(round(length * noise_density), 1) + 1
   if longest > sequence_length["targets"]:
     raise UserError(
@@ -85,7 +85,7 @@ def mass_in_place(
       f" inputs_length={sequence_length['inputs']}, {longest - 1} are written, with EOS behind them; set"
       f" config.data.targets_length={longest}"
     )
-  dataset = pieces.cut(dataset, length=length, merge_documents=merge_documents)
+  dataset = chunking.cut(dataset, length=length, merge_documents=merge_documents)
 
   @seqio.map_over_dataset(num_seeds=1)
   def corrupt(features: Features, seed: tf.Tensor) -> Features:

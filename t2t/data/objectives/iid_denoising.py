@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import vocabularies
-from t2t.data.objectives import corruption, pieces
+from t2t.data.objectives import chunking, corruption
 
 Features = dict[str, tf.Tensor]
 
@@ -212,7 +212,7 @@ def _take_out(
   available = vocabularies.num_sentinels(vocabulary)
   corruption.check_fit([lengths], inputs_length, targets_length, extra_ids=available)
   first_sentinel = vocabularies.sentinel_ids(vocabulary, 1)[0] if lengths.spans else 0
-  dataset = pieces.cut(dataset, length=raw, merge_documents=merge_documents)
+  dataset = chunking.cut(dataset, length=raw, merge_documents=merge_documents)
 
   @seqio.map_over_dataset(num_seeds=1)
   def corrupt(features: Features, seed: tf.Tensor) -> Features:

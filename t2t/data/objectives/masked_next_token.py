@@ -11,7 +11,7 @@ import seqio
 import tensorflow as tf
 
 from t2t.data import vocabularies
-from t2t.data.objectives import masking, pieces
+from t2t.data.objectives import chunking, masking
 
 Features = dict[str, tf.Tensor]
 
@@ -83,5 +83,5 @@ def next_token(
 
 
 def _cut(dataset: tf.data.Dataset, sequence_length: Mapping[str, int], *, merge_documents: bool) -> tf.data.Dataset:
-  length = pieces.room(sequence_length, {"targets": 0})
-  return pieces.cut(dataset, length=length, merge_documents=merge_documents, whole_documents=True)
+  length = chunking.room(sequence_length, {"targets": 0})
+  return chunking.cut(dataset, length=length, merge_documents=merge_documents, whole_documents=True)

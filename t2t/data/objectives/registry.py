@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from t2t import UserError, did_you_mean, features
 from t2t.data import vocabularies
-from t2t.data.objectives import corruption, pieces
+from t2t.data.objectives import chunking, corruption
 from t2t.models.config import HeadConfig
 from t2t.runtime.lazy_table import load
 
@@ -75,7 +75,7 @@ def span_corruption(
     extra_ids=vocabularies.num_sentinels(output_features["targets"].vocabulary),
   )
   first_sentinel = vocabularies.sentinel_ids(output_features["targets"].vocabulary, 1)[0]
-  dataset = pieces.cut(dataset, length=lengths.raw, merge_documents=merge_documents)
+  dataset = chunking.cut(dataset, length=lengths.raw, merge_documents=merge_documents)
 
   @seqio.map_over_dataset(num_seeds=2)
   def corrupt(features: Features, seeds: Sequence[tf.Tensor]) -> Features:
@@ -105,8 +105,8 @@ def causal_lm(
 
   Source: Radford et al. 2018 (GPT); Brown et al. 2020, section 2.1, for the joined documents.
   """
-  length = pieces.room(sequence_length, {"targets": 0})
-  return pieces.cut(dataset, length=length, merge_documents=merge_documents, whole_documents=True)
+  length = chunking.room(sequence_length, {"targets": 0})
+  return chunking.cut(dataset, length=length, merge_documents=merge_documents, whole_documents=True)
 
 
 def prefix_lm(
@@ -122,8 +122,8 @@ def prefix_lm(
   Args: as in `span_corruption`, T5's draw of one part of a long document included.
   """
   # Both sides end in EOS; together they are then as long as either may be, so that two fill a decoder's sequence.
-  length = pieces.room(sequence_length, {"inputs": 2, "targets": 2}, shortest=2)
-  dataset = pieces.cut(dataset, length=length, merge_documents=merge_documents)
+  length = chunking.room(sequence_length, {"inputs": 2, "targets": 2}, shortest=2)
+  dataset = chunking.cut(dataset, length=length, merge_documents=merge_documents)
 
   @seqio.map_over_dataset(num_seeds=1)
   def divide(features: Features, seed: tf.Tensor) -> Features:
@@ -148,11 +148,11 @@ def mass(
   Args: as in `span_corruption`, T5's draw of one part of a long document included.
   """
   mask_id = vocabularies.mask_id(output_features["targets"].vocabulary)
-  pieces.room(sequence_length, {"targets": 1})
-  length = pieces.room(sequence_length, {"inputs": 1})
+  chunking.room(sequence_length, {"targets": 1})
+  length = chunking.room(sequence_length, {"inputs": 1})
   while round(length * noise_density) > sequence_length["targets"] - 1:
     length -= 1
-  dataset = pieces.cut(dataset, length=length, merge_documents=merge_documents)
+  dataset = chunking.cut(dataset, length=length, merge_documents=merge_documents)
 
   @seqio.map_over_dataset(num_seeds=1)
   def corrupt(features: Features, seed: tf.Tensor) -> Features:
@@ -197,8 +197,8 @@ def denoising(
   """
   vocabulary = output_features["targets"].vocabulary
   corrupt_tokens = functools.partial(noise, **{fact: _FACTS[fact](vocabulary) for fact in facts}, **options)
-  length = pieces.room(sequence_length, {"inputs": 1, "targets": 1})
-  dataset = pieces.cut(dataset, length=length, merge_documents=merge_documents)
+  length = chunking.room(sequence_length, {"inputs": 1, "targets": 1})
+  dataset = chunking.cut(dataset, length=length, merge_documents=merge_documents)
 
   @seqio.map_over_dataset(num_seeds=1)
   def corrupt(features: Features, seed: tf.Tensor) -> Features:
@@ -233,7 +233,7 @@ def _own(name: str | Callable) -> Callable:
 
 
 def _with_eos(
-  preprocessor: str | Preprocessor, *, first: str | Preprocessor = pieces.tokenize, **fixed
+  preprocessor: str | Preprocessor, *, first: str | Preprocessor = chunking.tokenize, **fixed
 ) -> Callable[..., list[Preprocessor]]:
   """Text to ids, the preprocessor, and EOS behind what it made."""
   return lambda **options: [
@@ -246,13 +246,13 @@ def _with_eos(
 def _of_documents_with_eos(preprocessor: str | Preprocessor) -> Callable[..., list[Preprocessor]]:
   """Text to ids, EOS behind each document, and the preprocessor."""
   return lambda **options: [
-    pieces.tokenize,
+    chunking.tokenize,
     seqio.preprocessors.append_eos,
     functools.partial(_own(preprocessor), **options),
   ]
 
 
-def _of_ids(preprocessor: str, *, first: str | Preprocessor = pieces.tokenize) -> Callable[..., list[Preprocessor]]:
+def _of_ids(preprocessor: str, *, first: str | Preprocessor = chunking.tokenize) -> Callable[..., list[Preprocessor]]:
   """Text to ids, and the preprocessor."""
   return lambda **options: [_own(first), functools.partial(_own(preprocessor), **options)]
 
@@ -410,7 +410,7 @@ def preprocessors(
     name: a key of `OBJECTIVES`.
     noise_density: part of the tokens that is noise; 0 is the published one.
     mean_noise_span_length: tokens; 0 is the published one.
-    dictionary: of words and translations, which replace them in the text, see `switching.code_switching`; "": none.
+    dictionary: of words and translations, which replace them in the text, see `code_switching.code_switching`; "": none.
     switching_rate: with which probability they do.
     both_directions, tags: of texts and their translations, see `pairs.directed`.
     pack: examples are kept apart because the feature converter packs them.
@@ -430,10 +430,10 @@ def preprocessors(
     corruption.check_noise(**options)
   steps = [functools.partial(step) for step in objective.make(merge_documents=not pack, **options)]
   if dictionary or switching_rate:
-    from t2t.data.objectives import switching
+    from t2t.data.objectives import code_switching
 
-    switching.check(dictionary, switching_rate, objective=name, reads_text=name in OF_TEXT)
-    steps.insert(0, functools.partial(switching.code_switching, dictionary=dictionary, rate=switching_rate))
+    code_switching.check(dictionary, switching_rate, objective=name, reads_text=name in OF_TEXT)
+    steps.insert(0, functools.partial(code_switching.code_switching, dictionary=dictionary, rate=switching_rate))
   if both_directions and not objective.parallel:
     reading = ", ".join(other for other, found in OBJECTIVES.items() if found.parallel)
     raise UserError(

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import vocabularies
-from t2t.data.objectives import masking, pieces
+from t2t.data.objectives import chunking, masking
 
 Features = dict[str, tf.Tensor]
 
@@ -53,7 +53,7 @@ def together(
     UserError: no room for two texts.
   """
   begin, end = masking.special_ids(output_features["inputs"].vocabulary)
-  most = pieces.room(sequence_length, {"inputs": 2 * (len(begin) + len(end))}, shortest=2) // 2
+  most = chunking.room(sequence_length, {"inputs": 2 * (len(begin) + len(end))}, shortest=2) // 2
 
   def joined(features: Features) -> Features:
     around = [tf.constant(ids, tf.int32) for ids in (begin, end)]

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import special_tokens, vocabularies
-from t2t.data.objectives import corruption, masking, pieces, table
+from t2t.data.objectives import chunking, corruption, masking, registry
 from t2t.models.config import HeadConfig
 
 Features = dict[str, tf.Tensor]
@@ -34,10 +34,10 @@ class Task:
   shuffles_words: bool = False
 
 
-NEXT = Task(table.NSP, ("next", "random"))  # Devlin et al. 2019, section 3.1
-ORDER = Task(table.SOP, ("next", "swapped"))  # Lan et al. 2020, section 3.1
+NEXT = Task(registry.NSP, ("next", "random"))  # Devlin et al. 2019, section 3.1
+ORDER = Task(registry.SOP, ("next", "swapped"))  # Lan et al. 2020, section 3.1
 STRUCTURE = Task(  # Wang et al. 2020 (StructBERT), section 3
-  table.STRUCTURE, ("next", "swapped", "random"), shuffles_words=True
+  registry.STRUCTURE, ("next", "swapped", "random"), shuffles_words=True
 )
 
 
@@ -218,7 +218,7 @@ def masked_pairs(
   around = special_tokens.Framing.of(vocabulary, "encoder_only")
   length = sequence_length["inputs"]
   special = len(around.begin) + len(around.between) + len(around.end)
-  room = pieces.room(sequence_length, {"inputs": special}, shortest=2)
+  room = chunking.room(sequence_length, {"inputs": special}, shortest=2)
   mask_id, ordinary_ids = vocabularies.mask_id(vocabulary), vocabularies.ordinary_ids(vocabulary)
   ends_sentence, starts_word = vocabularies.ends_sentence(vocabulary), vocabularies.starts_word(vocabulary)
 
