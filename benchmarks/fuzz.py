@@ -40,8 +40,8 @@ from t2t import UserError  # noqa: E402
 from t2t.checkpoints import manager, manifest, verify  # noqa: E402
 from t2t.configuration import loading as config_lib  # noqa: E402
 from t2t.convert import huggingface, t5x  # noqa: E402
-from t2t.data.sources import faults, text_files  # noqa: E402
-from t2t.data.vocabularies import ids, training  # noqa: E402
+from t2t.data.sources import bad_records, text_files  # noqa: E402
+from t2t.data.vocabularies import special_ids, training  # noqa: E402
 from t2t.generation import line_files  # noqa: E402
 from t2t.runtime import numeric  # noqa: E402
 from t2t.training import recipe  # noqa: E402
@@ -94,7 +94,7 @@ def _hugging_face(folder: pathlib.Path) -> None:
 
 
 def _texts(name: str) -> Reader:
-  read = lambda folder: list(text_files.read_texts(str(folder / name), field="text", tally=faults.Tally(0.5)))
+  read = lambda folder: list(text_files.read_texts(str(folder / name), field="text", tally=bad_records.Tally(0.5)))
   return Reader(lambda folder: test_sources.write(folder, name, test_sources.TEXTS[:12]), read)
 
 
@@ -111,7 +111,7 @@ def _vocabulary(kind: str, name: str) -> Reader:
   def read(folder: pathlib.Path) -> None:
     # What was read from a path is not read from there again.
     with tempfile.TemporaryDirectory(dir=folder.parent) as elsewhere:
-      ids.load(shutil.copy(folder / name, elsewhere)).encode("some text")
+      special_ids.load(shutil.copy(folder / name, elsewhere)).encode("some text")
     seqio.vocabularies._load_model_internal.cache_clear()  # which would keep every model that was ever read
 
   return Reader(lambda folder: train(test_sources.TEXTS * 3, size=size, output_dir=folder), read)

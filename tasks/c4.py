@@ -8,13 +8,13 @@ the newest page of a URL, not one at random, and mends how bad words are matched
 import seqio
 
 from t2t.data import objectives
-from t2t.data.sources import prepared
+from t2t.data.sources import tfds_source
 
 
 def _add(name: str, objective: str, **options) -> None:
   seqio.TaskRegistry.add(
     name,
-    source=prepared.TfdsSource("c4/en:3.*.*", ("train", "validation")),
+    source=tfds_source.TfdsSource("c4/en:3.*.*", ("train", "validation")),
     preprocessors=objectives.preprocessors(objective, **options),
     output_features=objectives.t5_features(objective),
   )

@@ -8,14 +8,14 @@ import seqio
 
 from t2t import task_metrics
 from t2t.data import postprocessors, preprocessors
-from t2t.data.sources import released
+from t2t.data.sources import benchmark_files
 
 # In TFDS's order.
 _TAGS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")
 
 seqio.TaskRegistry.add(
   "conll2003",
-  source=released.BenchmarkSource(
+  source=benchmark_files.BenchmarkSource(
     "conll2003",
     tfds="conll2003/conll2003:1.0.0",
     labels=_TAGS,

@@ -10,7 +10,7 @@ import seqio
 
 from t2t import task_metrics
 from t2t.data import postprocessors, preprocessors, task_resolution
-from t2t.data.sources import released
+from t2t.data.sources import benchmark_files
 
 _NLI = ("entailment", "neutral", "contradiction")
 _TWO_SENTENCES = ("sentence1", "sentence2")
@@ -20,7 +20,9 @@ _SPLITS = ("train", "validation", "test")
 def _add(name, text_format, postprocess, metrics, *, labels=(), splits=_SPLITS, tfds=None) -> None:
   seqio.TaskRegistry.add(
     f"glue_{name}",
-    source=released.BenchmarkSource("glue", name, tfds=f"glue/{tfds or name}:2.0.0", labels=labels, splits=splits),
+    source=benchmark_files.BenchmarkSource(
+      "glue", name, tfds=f"glue/{tfds or name}:2.0.0", labels=labels, splits=splits
+    ),
     preprocessors=preprocessors.text_to_text(text_format),
     output_features=preprocessors.t5_features(),
     postprocess_fn=postprocess,

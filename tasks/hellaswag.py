@@ -7,13 +7,13 @@ import seqio
 
 from t2t import task_metrics
 from t2t.data import postprocessors, preprocessors
-from t2t.data.sources import released
+from t2t.data.sources import benchmark_files
 
 _CHOICES = ("choice1", "choice2", "choice3", "choice4")
 
 seqio.TaskRegistry.add(
   "hellaswag",
-  source=released.BenchmarkSource("hellaswag", tfds="hellaswag:1.1.0", labels=_CHOICES),
+  source=benchmark_files.BenchmarkSource("hellaswag", tfds="hellaswag:1.1.0", labels=_CHOICES),
   preprocessors=preprocessors.text_to_text(
     preprocessors.choices, prefix="hellaswag", fields=("context",), candidates="endings"
   ),

@@ -16,7 +16,7 @@ import seqio
 
 from t2t import task_metrics
 from t2t.data import postprocessors, preprocessors
-from t2t.data.sources import released
+from t2t.data.sources import benchmark_files
 
 _ALL = ("train", "validation", "test")
 
@@ -34,7 +34,7 @@ def _add(
 ) -> None:
   seqio.TaskRegistry.add(
     f"{benchmark}_{language}",
-    source=released.BenchmarkSource(benchmark, language, tfds=tfds, labels=labels, splits=splits),
+    source=benchmark_files.BenchmarkSource(benchmark, language, tfds=tfds, labels=labels, splits=splits),
     preprocessors=preprocessors.text_to_text(*formats),
     output_features=preprocessors.t5_features(),
     postprocess_fn=postprocess,
@@ -53,7 +53,7 @@ _mnli = functools.partial(
   labels=_NLI,
   parts=("premise", "hypothesis"),
 )
-for _language in released.LANGUAGES["xnli"]:
+for _language in benchmark_files.LANGUAGES["xnli"]:
   _add(
     "xnli",
     _language,
@@ -68,7 +68,7 @@ for _language in released.LANGUAGES["xnli"]:
 # One head for all languages.
 _SAME = ("different_meaning", "paraphrase")
 _paws = functools.partial(preprocessors.labelled, prefix="paws", fields=("sentence1", "sentence2"), labels=_SAME)
-for _language in released.LANGUAGES["paws_x_wiki"]:
+for _language in benchmark_files.LANGUAGES["paws_x_wiki"]:
   _add(
     "paws_x_wiki",
     _language,
@@ -82,7 +82,7 @@ for _language in released.LANGUAGES["paws_x_wiki"]:
 # ---- Questions -------------------------------------------------------------------------------------------------------
 
 # As of squad.
-for _language in released.LANGUAGES["xquad"]:
+for _language in benchmark_files.LANGUAGES["xquad"]:
   _add(
     "xquad",
     _language,
@@ -92,8 +92,8 @@ for _language in released.LANGUAGES["xquad"]:
     tfds=f"xquad/{_language}:3.0.0",
     splits=("test",),
   )
-for _language in released.LANGUAGES["tydiqa_goldp"]:
-  _of_language = functools.partial(preprocessors.with_id, begins=f"{released.TYDI_NAMES[_language]}-")
+for _language in benchmark_files.LANGUAGES["tydiqa_goldp"]:
+  _of_language = functools.partial(preprocessors.with_id, begins=f"{benchmark_files.TYDI_NAMES[_language]}-")
   _add(
     "tydiqa_goldp",
     _language,
@@ -110,7 +110,7 @@ for _language in released.LANGUAGES["tydiqa_goldp"]:
 _WIKIANN = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC")
 _MASAKHANER = (*_WIKIANN, "B-DATE", "I-DATE")
 for _benchmark, _tags, _tfds in [("wikiann", _WIKIANN, "wikiann/{}:1.0.0"), ("masakhaner", _MASAKHANER, "")]:
-  for _language in released.LANGUAGES[_benchmark]:
+  for _language in benchmark_files.LANGUAGES[_benchmark]:
     _add(
       _benchmark,
       _language,
@@ -124,9 +124,9 @@ for _benchmark, _tags, _tfds in [("wikiann", _WIKIANN, "wikiann/{}:1.0.0"), ("ma
 # ---- All languages together ------------------------------------------------------------------------------------------
 
 _FIRST = ("amh", "hau", "ibo", "kin", "lug", "luo", "pcm", "swa", "wol", "yor")  # MasakhaNER 1
-_mixtures = {name: languages for name, languages in released.LANGUAGES.items() if name != "masakhaner"}
+_mixtures = {name: languages for name, languages in benchmark_files.LANGUAGES.items() if name != "masakhaner"}
 for _name, _languages in _mixtures.items():
   seqio.MixtureRegistry.add(_name, [f"{_name}_{_language}" for _language in _languages], default_rate=1.0)
-_second = [language for language in released.LANGUAGES["masakhaner"] if language != "amh"]
+_second = [language for language in benchmark_files.LANGUAGES["masakhaner"] if language != "amh"]
 for _name, _languages in {"masakhaner": _FIRST, "masakhaner2": _second}.items():
   seqio.MixtureRegistry.add(_name, [f"masakhaner_{_language}" for _language in _languages], default_rate=1.0)

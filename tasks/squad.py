@@ -10,7 +10,7 @@ import seqio
 
 from t2t import task_metrics
 from t2t.data import postprocessors, preprocessors
-from t2t.data.sources import released
+from t2t.data.sources import benchmark_files
 
 for _name, _tfds, _format, _metric in [
   ("squad", "squad/v1.1:3.0.0", preprocessors.squad, task_metrics.squad),
@@ -23,7 +23,7 @@ for _name, _tfds, _format, _metric in [
 ]:
   seqio.TaskRegistry.add(
     _name,
-    source=released.BenchmarkSource(_name, tfds=_tfds, splits=("train", "validation")),
+    source=benchmark_files.BenchmarkSource(_name, tfds=_tfds, splits=("train", "validation")),
     preprocessors=preprocessors.text_to_text(_format),
     output_features=preprocessors.t5_features(),
     postprocess_fn=postprocessors.squad(),

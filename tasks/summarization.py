@@ -7,7 +7,7 @@ import seqio
 
 from t2t import task_metrics
 from t2t.data import postprocessors, preprocessors
-from t2t.data.sources import prepared
+from t2t.data.sources import tfds_source
 
 for _name, _tfds, _document, _summary in [
   ("cnn_dailymail", "cnn_dailymail:3.4.0", "article", "highlights"),
@@ -15,7 +15,7 @@ for _name, _tfds, _document, _summary in [
 ]:
   seqio.TaskRegistry.add(
     _name,
-    source=prepared.TfdsSource(_tfds, ("train", "validation", "test")),
+    source=tfds_source.TfdsSource(_tfds, ("train", "validation", "test")),
     preprocessors=preprocessors.text_to_text(preprocessors.summarize, document=_document, summary=_summary),
     output_features=preprocessors.t5_features(),
     postprocess_fn=postprocessors.text(),

@@ -10,7 +10,7 @@ import seqio
 
 from t2t import task_metrics
 from t2t.data import postprocessors, preprocessors, task_resolution
-from t2t.data.sources import released
+from t2t.data.sources import benchmark_files
 
 _BOOLEAN = ("False", "True")
 _ENTAILMENT = ("entailment", "not_entailment")
@@ -19,7 +19,7 @@ _ENTAILMENT = ("entailment", "not_entailment")
 def _add(name, formats, postprocess, metrics, *, labels=(), splits=("train", "validation", "test"), tfds=None) -> None:
   seqio.TaskRegistry.add(
     f"super_glue_{name}",
-    source=released.BenchmarkSource(
+    source=benchmark_files.BenchmarkSource(
       "super_glue",
       name,
       tfds=f"super_glue/{tfds or name}:1.0.2",

@@ -9,7 +9,7 @@ import seqio
 
 from t2t import task_metrics
 from t2t.data import postprocessors, preprocessors
-from t2t.data.sources import released
+from t2t.data.sources import benchmark_files
 
 for _name, _tfds, _prefix, _fields, _labels in [
   ("imdb_reviews", "imdb_reviews/plain_text:1.0.0", "imdb", ("text",), ("negative", "positive")),
@@ -23,7 +23,7 @@ for _name, _tfds, _prefix, _fields, _labels in [
 ]:
   seqio.TaskRegistry.add(
     _name,
-    source=released.BenchmarkSource(_name, tfds=_tfds, labels=_labels, splits=("train", "test")),
+    source=benchmark_files.BenchmarkSource(_name, tfds=_tfds, labels=_labels, splits=("train", "test")),
     preprocessors=preprocessors.text_to_text(preprocessors.labelled, prefix=_prefix, fields=_fields, labels=_labels),
     output_features=preprocessors.t5_features(),
     postprocess_fn=postprocessors.label(_labels),

@@ -9,14 +9,14 @@ import seqio
 from t2t import task_metrics
 from t2t.data import postprocessors, preprocessors, vocabularies
 from t2t.data.objectives import sentence_pairs
-from t2t.data.sources import prepared
+from t2t.data.sources import tfds_source
 
 for _language, _tfds in [
   ("de", "wmt_t2t_translate/de-en:1.0.0"),
   ("fr", "wmt15_translate/fr-en:1.0.0"),
   ("ro", "wmt16_translate/ro-en:1.0.0"),
 ]:
-  _source = prepared.TfdsSource(_tfds, ("train", "validation", "test"))
+  _source = tfds_source.TfdsSource(_tfds, ("train", "validation", "test"))
   seqio.TaskRegistry.add(
     f"wmt_en_{_language}",
     source=_source,

@@ -8,7 +8,7 @@ import seqio
 
 from t2t import task_metrics
 from t2t.data import postprocessors, preprocessors
-from t2t.data.sources import released
+from t2t.data.sources import benchmark_files
 
 # In TFDS's order; _ is that of no word of syntax.
 _TAGS = ("ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN", "PUNCT", "SCONJ")
@@ -16,7 +16,7 @@ _TAGS += ("SYM", "VERB", "X", "_")
 
 seqio.TaskRegistry.add(
   "udpos",
-  source=released.BenchmarkSource(
+  source=benchmark_files.BenchmarkSource(
     "udpos",
     tfds="universal_dependencies/en_ewt:1.0.1",
     labels=_TAGS,

@@ -6,14 +6,14 @@ Tasks are called wikipedia_OBJECTIVE; wikipedia_masked_lm_25 masks a quarter of 
 import seqio
 
 from t2t.data import objectives
-from t2t.data.sources import prepared
+from t2t.data.sources import tfds_source
 
 
 def _add(name: str, objective: str, **options) -> None:
   seqio.TaskRegistry.add(
     name,
     # The data set has one split, train.
-    source=prepared.TfdsSource("wikipedia/20230601.en:1.0.0", {"train": "train[:99%]", "validation": "train[99%:]"}),
+    source=tfds_source.TfdsSource("wikipedia/20230601.en:1.0.0", {"train": "train[:99%]", "validation": "train[99%:]"}),
     preprocessors=objectives.preprocessors(objective, **options),
     output_features=objectives.t5_features(objective),
   )

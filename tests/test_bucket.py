@@ -28,7 +28,7 @@ from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import manager, restore, verify
 from t2t.checkpoints import retry as retry_module
-from t2t.data.sources import scan, text_files
+from t2t.data.sources import file_validation, text_files
 from t2t.data.vocabularies import training
 from t2t.generation import line_files as read_lines
 from t2t.reports import history
@@ -399,7 +399,7 @@ def test_an_object_that_is_not_there_is_as_a_file(gcs):
 
 def test_an_object_that_is_gone_is_named(gcs):
   with pytest.raises(UserError, match="config.data.files: gs://bucket/text/gone.txt: is not there"):
-    scan.scan(("gs://bucket/text/b.txt", "gs://bucket/text/gone.txt"), field="text")
+    file_validation.scan(("gs://bucket/text/b.txt", "gs://bucket/text/gone.txt"), field="text")
 
 
 def test_a_thousand_files_take_a_request_to_find_and_one_to_know(gcs):
@@ -412,7 +412,7 @@ def test_a_thousand_files_take_a_request_to_find_and_one_to_know(gcs):
   assert 4 <= len(gcs.requests) < 8  # two pages each; a slow machine may ask again
   assert text_files.find_files("gs://bucket/m**/0007.txt") == ("gs://bucket/many/0007.txt",)
   gcs.requests.clear()
-  assert scan.scan(files[:20], field="text").documents == 20
+  assert file_validation.scan(files[:20], field="text").documents == 20
   asked = collections.Counter(name for name, _ in gcs.requests if "/o/many" in name)
   assert max(asked.values()) == 1
 

@@ -17,7 +17,7 @@ from t2t.checkpoints import pretrained, tensor_writer, vocab_transfer
 from t2t.checkpoints.vocab_transfer import Pieces
 from t2t.checkpoints.warm_start import Taken
 from t2t.data import vocabularies
-from t2t.data.vocabularies import matching, training
+from t2t.data.vocabularies import token_mapping, training
 from t2t.models.config import HeadConfig
 
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -34,7 +34,7 @@ def wordpiece(path, pieces):
 def test_a_new_piece_is_spelled_in_the_old(tmp_path):
   """As text where a word starts, else by what goes on with a word; special pieces, and what cannot be, by none."""
   old, new = wordpiece(tmp_path / "old" / "vocab.txt", OLD), wordpiece(tmp_path / "new" / "vocab.txt", NEW)
-  found = matching.old_pieces(old, new)
+  found = token_mapping.old_pieces(old, new)
   assert found[: len(OLD)] == [[i] for i in range(len(OLD))]
   at = OLD.index
   assert found[len(OLD) :] == [[at("card"), at("##io"), at("##logy")], [at("##io"), at("##logy")], [], []]
@@ -44,10 +44,10 @@ def test_pieces_may_move(tmp_path):
   """A vocabulary with fewer pieces in another order; sentinels are found by their names, wherever they end."""
   old = wordpiece(tmp_path / "old" / "vocab.txt", OLD)
   kept = [*BERT, "##logy", "heart"]
-  found = matching.old_pieces(old, wordpiece(tmp_path / "new" / "vocab.txt", kept))
+  found = token_mapping.old_pieces(old, wordpiece(tmp_path / "new" / "vocab.txt", kept))
   assert found == [[OLD.index(piece)] for piece in kept]
   few, many = seqio.ByteVocabulary(extra_ids=2), seqio.ByteVocabulary(extra_ids=4)
-  assert matching.old_pieces(few, many) == [*([i] for i in range(259)), [], [], [259], [260]]
+  assert token_mapping.old_pieces(few, many) == [*([i] for i in range(259)), [], [], [259], [260]]
 
 
 def test_parts_of_characters_are_found_by_their_bytes(tmp_path):
@@ -62,7 +62,7 @@ def test_parts_of_characters_are_found_by_their_bytes(tmp_path):
   old, new = found
   pieces = [[v.tokenizer.id_to_token(i) for i in range(v.vocab_size)] for v in found]
   parts = [i for i, text in enumerate(vocabularies.token_texts(new)) if "\N{REPLACEMENT CHARACTER}" in text]
-  rows = matching.old_pieces(old, new)
+  rows = token_mapping.old_pieces(old, new)
   assert len([i for i in parts if not rows[i]]) > 3  # of which the old one has none
   for i in parts:
     assert [pieces[0][row] for row in rows[i]] == [pieces[1][i]] * (pieces[1][i] in pieces[0])
@@ -125,7 +125,7 @@ def test_the_command(tmp_path, capsys):
   )
   mesh = sharding.make_mesh({"data": 8})
   saved = toy.flat(pretrained.load(pretrained.read_source(str(tmp_path / "run")), mesh).params)
-  made = matching.old_pieces(old, new)
+  made = token_mapping.old_pieces(old, new)
   for path in ("embed/table", "head/bias"):
     for row, pieces in enumerate(made):
       if pieces:

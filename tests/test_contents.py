@@ -12,7 +12,7 @@ import test_sources
 from t2t import UserError, sharding
 from t2t.configuration.schema import DataConfig
 from t2t.data import batch_iterator, fingerprint, pipeline
-from t2t.data.sources import contents, text_files
+from t2t.data.sources import file_fingerprints, text_files
 
 TEXTS = test_sources.TEXTS
 
@@ -22,18 +22,18 @@ def own_cache(tmp_path, monkeypatch):
   monkeypatch.setenv("T2T_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def changed(before: contents.Contents, folder: pathlib.Path) -> list[str]:
+def changed(before: file_fingerprints.Contents, folder: pathlib.Path) -> list[str]:
   text_files.sizes.cache_clear()  # as in another process
-  now = contents.Contents(text_files.find_files(f"{folder}/*.txt"))
+  now = file_fingerprints.Contents(text_files.find_files(f"{folder}/*.txt"))
   return now.differences(json.loads(json.dumps(before.saved())))
 
 
 def test_each_change_has_its_words(tmp_path, monkeypatch):
   """Added, removed, longer, and altered at the ends or in the middle; not: touched, or in another folder."""
-  monkeypatch.setattr(contents, "_MOST", 3 * 100)
+  monkeypatch.setattr(file_fingerprints, "_MOST", 3 * 100)
   for name in ("a.txt", "b.txt"):
     (tmp_path / name).write_bytes(bytes(range(97, 107)) * 100)
-  before = contents.Contents(text_files.find_files(f"{tmp_path}/*.txt"))
+  before = file_fingerprints.Contents(text_files.find_files(f"{tmp_path}/*.txt"))
   before.saved()
   os.utime(tmp_path / "a.txt", (1, 1))
   (tmp_path / "moved").mkdir()
@@ -51,11 +51,11 @@ def test_each_change_has_its_words(tmp_path, monkeypatch):
 
 def test_little_is_read_of_much(tmp_path, monkeypatch):
   """Of a large file its ends and its middle, of many files less of each: never more than the bound."""
-  monkeypatch.setattr(contents, "_BYTES", 2**16)
+  monkeypatch.setattr(file_fingerprints, "_BYTES", 2**16)
   for number in range(4):
     with (tmp_path / f"{number}.txt").open("wb") as file:
       file.truncate(2**40)  # sparse
-  found = contents.Contents(text_files.find_files(f"{tmp_path}/*.txt")).saved()
+  found = file_fingerprints.Contents(text_files.find_files(f"{tmp_path}/*.txt")).saved()
   assert found["each"] == 2**14 and [size for _, size, _ in found["files"]] == [2**40] * 4
 
 

@@ -13,7 +13,7 @@ import trained
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.data import registry, task_resolution
-from t2t.data.sources import released
+from t2t.data.sources import benchmark_files
 from t2t.evaluation import languages, results
 
 registry.load("t2t.tasks.multilingual")
@@ -37,7 +37,7 @@ def test_each_language_has_a_task_and_a_mixture_has_all():
     tasks = seqio.MixtureRegistry.get(name).tasks
     assert len(tasks) == number, name
     assert {task.name.removeprefix(f"{name.removesuffix('2')}_") for task in tasks} <= set(
-      released.LANGUAGES[name.removesuffix("2")]
+      benchmark_files.LANGUAGES[name.removesuffix("2")]
     )
     assert {task.source.folder_key for task in tasks} == {name.removesuffix("2")}
 
@@ -127,7 +127,7 @@ def test_trained_in_one_language_and_asked_in_all(tmp_path, capsys):
   """The commands: an encoder's head learns English, and answers seven languages."""
   header = "id\tsentence1\tsentence2\tlabel"
   rows = lambda word: "\n".join([header, *(f"{i}\t{word} {i}\t{word}\t{i % 2}" for i in range(8))])
-  for language in released.LANGUAGES["paws_x_wiki"]:
+  for language in benchmark_files.LANGUAGES["paws_x_wiki"]:
     files = {f"{language}/{name}.tsv": rows(language) for name in ("translated_train", "dev_2k", "test_2k")}
     test_tasks.write(tmp_path / "files", files)
   typed = ["--config.data.task_modules=t2t.tasks.multilingual", f"--config.data.folders.paws_x_wiki={tmp_path}/files"]
@@ -141,7 +141,7 @@ def test_trained_in_one_language_and_asked_in_all(tmp_path, capsys):
   out = capsys.readouterr().out
   assert "mean of 7" in out and f"languages      {tmp_path}/all/languages.json" in out
   found = json.loads((tmp_path / "all/languages.json").read_text())["paws_x_wiki.test"]
-  assert list(found["languages"]) == sorted(released.LANGUAGES["paws_x_wiki"])
+  assert list(found["languages"]) == sorted(benchmark_files.LANGUAGES["paws_x_wiki"])
   accuracies = [each["accuracy"] for each in found["languages"].values()]
   assert math.isclose(found["mean"]["accuracy"], sum(accuracies) / 7)
 
@@ -152,7 +152,7 @@ def test_xnli_is_asked_of_who_has_learned_mnli(tmp_path, capsys):
   header = "promptID\tgold_label\tsentence1\tsentence2"
   english = "\n".join([header, *(f"{i}\t{labels[i % 3]}\tthe {i}\ta {i}" for i in range(12))])
   test_tasks.write(tmp_path / "glue", {f"MNLI/{name}.tsv": english for name in ("train", "dev_matched")})
-  every = [(language, i) for language in released.LANGUAGES["xnli"] for i in range(3)]
+  every = [(language, i) for language in benchmark_files.LANGUAGES["xnli"] for i in range(3)]
   rows = ["language\tgold_label\tsentence1\tsentence2", *(f"{x}\t{labels[i]}\t{x} {i}\t{x}" for x, i in every)]
   test_tasks.write(tmp_path / "xnli", {f"xnli.{name}.tsv": "\n".join(rows) for name in ("dev", "test")})
   typed = ["--config=finetune_glue", "--config.data.inputs_length=48", "--config.data.targets_length=32"]
@@ -168,4 +168,4 @@ def test_xnli_is_asked_of_who_has_learned_mnli(tmp_path, capsys):
   assert command.main(["eval", *typed, *asked]) == 0
   assert "mean of 15" in capsys.readouterr().out
   found = json.loads((tmp_path / "all/languages.json").read_text())["xnli.test"]
-  assert set(found["languages"]) == set(released.LANGUAGES["xnli"])
+  assert set(found["languages"]) == set(benchmark_files.LANGUAGES["xnli"])

@@ -22,7 +22,7 @@ import test_sources
 from t2t import UserError, sharding
 from t2t.configuration.schema import DataConfig
 from t2t.data import example_windows, pipeline, sources
-from t2t.data.sources import faults, parquet_files, scan, text_files
+from t2t.data.sources import bad_records, file_validation, parquet_files, text_files
 from t2t.storage import records as tfrecords
 
 TEXTS = test_sources.TEXTS
@@ -32,11 +32,11 @@ GOOD = test_sources.GOOD
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
   monkeypatch.setenv("T2T_CACHE_DIR", str(tmp_path / "cache"))
-  monkeypatch.setattr(faults, "_WAITS", (0.0, 0.0))
+  monkeypatch.setattr(bad_records, "_WAITS", (0.0, 0.0))
 
 
 def texts(path, *, malformed: float = 0.0) -> list[str]:
-  return list(text_files.read_texts(str(path), field="text", tally=faults.Tally(malformed)))
+  return list(text_files.read_texts(str(path), field="text", tally=bad_records.Tally(malformed)))
 
 
 def batches(folder: pathlib.Path, pattern: str, **options):
@@ -75,7 +75,7 @@ def test_a_malformed_record_is_told_and_left_out_if_it_may_be(name, tmp_path, ca
   places = {"a.txt": "line 15", "a.csv": "line 9", "a.jsonl": "line 8", "a.jsonl.gz": "line 8"}
   place = f"{path}, {places.get(name, 'record 8')}"
   with pytest.raises(UserError, match=place):
-    scan.scan((str(path),), field="text")
+    file_validation.scan((str(path),), field="text")
   expected = [text for text in TEXTS if "number 7 " not in text]
   assert texts(path, malformed=0.001) == expected
   assert (
@@ -84,7 +84,7 @@ def test_a_malformed_record_is_told_and_left_out_if_it_may_be(name, tmp_path, ca
   )
   source = sources.FileSource({"train": (str(path),)}, malformed=0.001)
   assert test_sources.read(source) == expected
-  assert scan.scan((str(path),), field="text", malformed=0.001).documents == len(expected)
+  assert file_validation.scan((str(path),), field="text", malformed=0.001).documents == len(expected)
 
 
 def test_too_many_malformed_records_end_it(tmp_path, capfd):
@@ -151,8 +151,8 @@ def test_a_length_that_no_record_has(tmp_path):
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.zst", "a.txt.bz2", "a.txt.xz", "a.tfrecord", "a.parquet"])
 def test_a_file_that_ends_too_soon_ends_the_run(name, tmp_path, monkeypatch):
   """Where no scan has come so far: the file is named, in one sentence."""
-  monkeypatch.setattr(scan, "READ_WHOLE_BYTES", 0)
-  monkeypatch.setattr(scan, "SAMPLED_RECORDS", 5)
+  monkeypatch.setattr(file_validation, "READ_WHOLE_BYTES", 0)
+  monkeypatch.setattr(file_validation, "SAMPLED_RECORDS", 5)
   draws = random.Random(0)
   long = [f"{text} {draws.randbytes(40).hex()}" for text in TEXTS * 50]
   path = tmp_path / name
@@ -269,7 +269,7 @@ def test_any_bytes_in_any_format(anywhere, name, changes, kept):
 
 def test_malformed_records_count_on_when_a_run_does(tmp_path, monkeypatch):
   """Of what all starts together have read: a run that is stopped often is no more patient than one that is not."""
-  monkeypatch.setattr(faults, "_LEAST_RECORDS", 1)
+  monkeypatch.setattr(bad_records, "_LEAST_RECORDS", 1)
   test_sources.write(tmp_path, "a.jsonl", TEXTS)
   first = batches(tmp_path, "*.jsonl", malformed=0.3, num_streams=2)
   first._tally.good(70)

@@ -28,7 +28,7 @@ from t2t.data import (
   vocabularies,
 )
 from t2t.data.preview import examples as previews
-from t2t.data.sources import faults, slices
+from t2t.data.sources import bad_records, slices
 
 small, batches = test_rows.small, test_rows.batches  # the fixture, and training batches
 
@@ -99,7 +99,7 @@ def test_a_task_without_training_examples_is_refused(register):
 @pytest.mark.parametrize("number", [3, 5_000])
 def test_as_few_records_are_read_as_are_enough(register, monkeypatch, number):
   """However many there are; streams that begin without the check stop, too."""
-  monkeypatch.setattr(faults, "MOST_UNUSED", 1_000)
+  monkeypatch.setattr(bad_records, "MOST_UNUSED", 1_000)
   name = register("empty_both", nothing_of("train", "validation"), number=number)
   with pytest.raises(UserError, match="empty_both: split 'train' has no example") as raised:
     next(batches(data_of(name)))

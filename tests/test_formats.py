@@ -13,7 +13,7 @@ import test_sources
 from t2t import UserError, sharding
 from t2t.configuration.schema import DataConfig
 from t2t.data import pipeline
-from t2t.data.sources import faults, text_files
+from t2t.data.sources import bad_records, text_files
 
 TEXTS = ["one a", "two b", "one a", "thrée"]
 MESSAGES = [
@@ -29,7 +29,7 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def read(path, field: str, malformed: float = 0.0) -> list[str]:
-  return list(text_files.read_texts(str(path), field=field, tally=faults.Tally(malformed)))
+  return list(text_files.read_texts(str(path), field=field, tally=bad_records.Tally(malformed)))
 
 
 # pandas: string, large_string, dictionary of a category; polars: large_string, string_view, dictionary of Categorical

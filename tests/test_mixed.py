@@ -20,7 +20,7 @@ from t2t import __main__ as command
 from t2t.configuration.loading import load_config, override, records
 from t2t.configuration.schema import DataConfig
 from t2t.data import example_windows, mixture, pipeline, task_resolution, validation, vocabularies
-from t2t.data.sources import scan
+from t2t.data.sources import file_validation
 from t2t.training import recipe
 
 small, register = test_rows.small, test_rows.register  # the fixtures
@@ -175,7 +175,7 @@ def test_sizes_are_counted_by_documents_or_by_text(data):
 
 def test_sizes_of_what_is_too_large_to_be_counted(small, data, tmp_path, monkeypatch):
   """By a sample, whatever else stands beside a text, and however many bytes a character of it has."""
-  monkeypatch.setattr(scan, "READ_WHOLE_BYTES", 1_000)
+  monkeypatch.setattr(file_validation, "READ_WHOLE_BYTES", 1_000)
   texts = {"a": [f"word {number:04}" for number in range(2_000)], "b": [f"слов {number:04}" for number in range(1_000)]}
   (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text, "url": "x" * 99}) for text in texts["a"]))
   (tmp_path / "b.txt").write_text("\n".join(texts["b"]))

@@ -14,7 +14,8 @@ from t2t import __main__ as command
 from t2t.configuration.schema import DataConfig
 from t2t.data import languages, objectives, pipeline, validation
 from t2t.data.objectives import sentence_pairs
-from t2t.data.sources import text_files, translation_memory
+from t2t.data.sources import text_files
+from t2t.data.sources import tmx as tmx_module
 
 PAIRS = [(f"word {i} of it", f"mot {i} de la") for i in range(300)]
 
@@ -44,7 +45,7 @@ def examples(data, split="train"):
 
 
 def units(text):
-  return list(translation_memory.units(io.BytesIO(text if isinstance(text, bytes) else text.encode())))
+  return list(tmx_module.units(io.BytesIO(text if isinstance(text, bytes) else text.encode())))
 
 
 def test_units_of_a_file():
@@ -89,7 +90,7 @@ def test_units_are_read_as_they_come(tmp_path, monkeypatch):
   assert next(found) == (1, b'{"en": "aaaaaaaaa"}')
   with pytest.raises(UserError, match=r"a.tmx.gz: truncated or no TMX after unit \d+ \("):
     list(found)
-  monkeypatch.setattr(translation_memory, "_LARGEST_UNIT", 20)
+  monkeypatch.setattr(tmx_module, "_LARGEST_UNIT", 20)
   assert len(units(tmx([{"en": "a" * 9, "fr": "b" * 9}] * 3))) == 3
   with pytest.raises(ValueError, match="XML, line 2: a unit has more than 20 characters"):
     units(tmx([{"en": "a" * 9, "fr": "b" * 12}]))
@@ -97,7 +98,7 @@ def test_units_are_read_as_they_come(tmp_path, monkeypatch):
 
 def test_a_language_is_found_by_its_name_or_its_only_kind():
   unit = {"EN-GB": "Red.", "fr": "Rouge.", "fr-CA": "R.", "pt_BR": "V", "pt-PT": "W"}
-  assert [translation_memory.text(unit, name) for name in ("en", "fr", "FR_ca", "pt", "pt-br", "de")] == [
+  assert [tmx_module.text(unit, name) for name in ("en", "fr", "FR_ca", "pt", "pt-br", "de")] == [
     *("Red.", "Rouge.", "R.", "", "V", "")
   ]
 

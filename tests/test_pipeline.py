@@ -13,7 +13,7 @@ from t2t import UserError, sharding
 from t2t.configuration.schema import DataConfig
 from t2t.data import batch_iterator, pipeline, registry, validation
 from t2t.data import fingerprint as identities
-from t2t.data.sources import scan
+from t2t.data.sources import file_validation
 
 WORDS = ["".join(chr(97 + (i * j * 7) % 26) for j in range(1, 3 + i % 5)) for i in range(19)]
 TEXTS = [" ".join(WORDS[(i * k) % len(WORDS)] for k in range(1, 6 + i % 9)) + f" {i}" for i in range(150)]
@@ -242,8 +242,8 @@ def test_a_position_belongs_to_all_that_the_order_of_the_data_depends_on(data):
 
 def test_a_bad_line_in_the_middle_of_training(data, mesh, tmp_path, monkeypatch):
   """A corpus too large to be looked through: the pipeline itself names the line, and nothing hangs."""
-  monkeypatch.setattr(scan, "READ_WHOLE_BYTES", 0)
-  monkeypatch.setattr(scan, "SAMPLED_RECORDS", 10)
+  monkeypatch.setattr(file_validation, "READ_WHOLE_BYTES", 0)
+  monkeypatch.setattr(file_validation, "SAMPLED_RECORDS", 10)
   path = tmp_path / "train-1.jsonl"
   lines = path.read_text().splitlines()
   path.write_text("\n".join([*lines[:40], '{"text": "cut off', *lines[40:]]))

@@ -11,7 +11,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from t2t import UserError
-from t2t.data.sources import prepared
+from t2t.data.sources import tfds_source
 
 
 class Downloaded(tfds.core.GeneratorBasedBuilder):
@@ -35,8 +35,8 @@ class Downloaded(tfds.core.GeneratorBasedBuilder):
 @pytest.fixture
 def source(tmp_path, monkeypatch):
   """Of the data set, of which TFDS has nothing; waits between tries take no time, and are noted."""
-  monkeypatch.setattr(prepared.seqio.utils, "_TFDS_DATA_DIR_OVERRIDE", str(tmp_path))
-  source = prepared.TfdsSource("downloaded:1.0.0", ("train",))
+  monkeypatch.setattr(tfds_source.seqio.utils, "_TFDS_DATA_DIR_OVERRIDE", str(tmp_path))
+  source = tfds_source.TfdsSource("downloaded:1.0.0", ("train",))
   source.waits = []
   real = time.sleep
   monkeypatch.setattr("urllib3.util.retry.time.sleep", lambda seconds: source.waits.append(seconds) or real(0))
@@ -85,4 +85,4 @@ def test_without_a_network_it_is_an_error_soon(source, monkeypatch):
       ask("train")
     assert f"({url} was asked for 7 times: [Errno 111] Connection refused); set config.data.files" in str(error.value)
     assert 5 < sum(source.waits) < 20
-  assert prepared.downloader.MAX_RETRIES == 10  # which is TFDS's own
+  assert tfds_source.downloader.MAX_RETRIES == 10  # which is TFDS's own

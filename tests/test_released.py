@@ -9,7 +9,7 @@ import seqio
 import tensorflow_datasets as tfds
 
 from t2t import UserError
-from t2t.data.sources import released
+from t2t.data.sources import benchmark_files
 
 SHARED = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="../shared/data is not there")
@@ -21,7 +21,9 @@ TWO = ("zero", "one")
 
 def source(name, folder, *, benchmark="super_glue", labels=BOOLEAN):
   key = "superglue" if benchmark == "super_glue" else ""
-  found = released.BenchmarkSource(benchmark, name, tfds=f"{benchmark}/{name}:1.0.0", labels=labels, folder_key=key)
+  found = benchmark_files.BenchmarkSource(
+    benchmark, name, tfds=f"{benchmark}/{name}:1.0.0", labels=labels, folder_key=key
+  )
   return found.at(str(folder))
 
 
@@ -292,7 +294,7 @@ def test_tfds_has_the_same_fields(tmp_path):
   write(tmp_path / "MultiRC" / "train.jsonl", MULTIRC)
   there = source("multirc", tmp_path)
   with tfds.testing.mock_data(num_examples=2):
-    multirc = released.BenchmarkSource("super_glue", "multirc", tfds="super_glue/multirc:1.0.2", labels=BOOLEAN)
+    multirc = benchmark_files.BenchmarkSource("super_glue", "multirc", tfds="super_glue/multirc:1.0.2", labels=BOOLEAN)
     (first, _) = records(multirc, "train")
   (expected, *_) = records(there, "train")
   assert first.keys() == expected.keys()
@@ -388,7 +390,7 @@ def test_tfds_without_the_data(tmp_path, monkeypatch):
   """The folder's key is named."""
   monkeypatch.setattr(tfds, "load", lambda *_, **__: 1 / 0)
   with pytest.raises(UserError, match=r"cannot provide super_glue/cb:1\.0\.2 \(division by zero\); set config\.data"):
-    released.BenchmarkSource("super_glue", "cb", tfds="super_glue/cb:1.0.2", labels=NLI).get_dataset("train")
+    benchmark_files.BenchmarkSource("super_glue", "cb", tfds="super_glue/cb:1.0.2", labels=NLI).get_dataset("train")
 
 
 # ---- The real files --------------------------------------------------------------------------------------------------

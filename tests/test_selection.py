@@ -25,7 +25,7 @@ from t2t.data import (
   validation,
   vocabularies,
 )
-from t2t.data.sources import released
+from t2t.data.sources import benchmark_files
 
 SHARED = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="../shared/data is not there")
@@ -185,7 +185,9 @@ def test_a_copy_differs_in_what_was_asked_for_alone(folder):
   draw = functools.partial(tf.data.Dataset.sample_from_datasets, stop_on_empty_dataset=False)
   task = seqio.Task(
     "mine",
-    source=released.BenchmarkSource("super_glue", "cb", tfds="super_glue/cb:1.0.2", labels=NLI, folder_key="superglue"),
+    source=benchmark_files.BenchmarkSource(
+      "super_glue", "cb", tfds="super_glue/cb:1.0.2", labels=NLI, folder_key="superglue"
+    ),
     preprocessors=preprocessors.text_to_text(preprocessors.labelled, prefix="cb", fields=("premise",), labels=NLI),
     output_features=preprocessors.t5_features(),
     postprocess_fn=postprocessors.label(NLI),

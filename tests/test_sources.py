@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import docs_corpus, sources
-from t2t.data.sources import scan, text_files
+from t2t.data.sources import file_validation, text_files
 
 TEXTS = [f"document number {i} of this test" for i in range(40)]
 
@@ -77,7 +77,7 @@ def test_all_formats_in_one_list(tmp_path):
   assert [pathlib.Path(file).name for file in files] == names
   assert sorted(read(sources.FileSource({"train": files}))) == sorted(TEXTS)
   assert sorted(text for file in files for text in text_files.read_texts(file, field="text")) == sorted(TEXTS)
-  assert scan.scan(files, field="text").documents == len(TEXTS)
+  assert file_validation.scan(files, field="text").documents == len(TEXTS)
 
 
 @pytest.mark.parametrize("num_files", [1, 3, 40])
@@ -100,8 +100,8 @@ def test_held_out_documents_are_in_one_split_only(tmp_path):
 
 
 def test_a_small_corpus_holds_out_one_document(tmp_path):
-  found = scan.scan((write(tmp_path, "a.txt", TEXTS[:5]),), field="text")
-  below = scan.held_out_below(found)
+  found = file_validation.scan((write(tmp_path, "a.txt", TEXTS[:5]),), field="text")
+  below = file_validation.held_out_below(found)
   assert sum(sources.text_hash(text) < below for text in TEXTS[:5]) == 1
 
 
@@ -137,7 +137,7 @@ def test_a_bad_record_is_named(tmp_path, name, content, message):
   else:
     path.write_bytes(content)
   with pytest.raises(UserError, match=f"config.data.files: .*{message}"):
-    scan.scan((str(path),), field="text")
+    file_validation.scan((str(path),), field="text")
   with pytest.raises(tf.errors.OpError) as raised:
     read(sources.FileSource({"train": (str(path),)}))
   error = sources.user_error(raised.value)
@@ -163,18 +163,18 @@ def test_truncated_and_corrupt_files(tmp_path):
   ]:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
-      scan.scan((str(tmp_path / name),), field="text")
+      file_validation.scan((str(tmp_path / name),), field="text")
 
 
 def test_parquet_columns(tmp_path):
   pa.parquet.write_table(pa.table({"body": ["x"], "n": [1]}), tmp_path / "a.parquet")
   pa.parquet.write_table(pa.table({"text": ["x", None]}), tmp_path / "b.parquet")
   with pytest.raises(UserError, match="a.parquet: has no column 'text'; it has 'body', 'n'"):
-    scan.scan((str(tmp_path / "a.parquet"),), field="text")
+    file_validation.scan((str(tmp_path / "a.parquet"),), field="text")
   with pytest.raises(UserError, match="a.parquet: column 'n' is int64, not string"):
-    scan.scan((str(tmp_path / "a.parquet"),), field="n")
+    file_validation.scan((str(tmp_path / "a.parquet"),), field="n")
   with pytest.raises(UserError, match="b.parquet, record 2: .text. is null"):
-    scan.scan((str(tmp_path / "b.parquet"),), field="text")
+    file_validation.scan((str(tmp_path / "b.parquet"),), field="text")
 
 
 def test_globs_that_match_nothing(tmp_path):
@@ -193,17 +193,17 @@ def test_globs_that_match_nothing(tmp_path):
 def test_an_empty_corpus(tmp_path):
   (tmp_path / "a.txt").write_text("\n \n")
   with pytest.raises(UserError, match="no text in .*a.txt: every record"):
-    scan.scan((str(tmp_path / "a.txt"),), field="text")
+    file_validation.scan((str(tmp_path / "a.txt"),), field="text")
 
 
 def test_a_scan_is_remembered_until_the_file_changes(tmp_path):
   path = write(tmp_path, "a.txt", TEXTS)
-  assert scan.scan((path,), field="text").documents == 40
-  scan._scan.cache_clear()
+  assert file_validation.scan((path,), field="text").documents == 40
+  file_validation._scan.cache_clear()
   remembered = list((tmp_path / "cache" / "scan").iterdir())
-  assert len(remembered) == 1 and scan.scan((path,), field="text").documents == 40
+  assert len(remembered) == 1 and file_validation.scan((path,), field="text").documents == 40
   write(tmp_path, "a.txt", TEXTS[:3])
-  assert scan.scan((path,), field="text").documents == 3
+  assert file_validation.scan((path,), field="text").documents == 3
 
 
 def test_a_scan_is_of_one_field(tmp_path):
@@ -211,8 +211,8 @@ def test_a_scan_is_of_one_field(tmp_path):
   lines = [json.dumps({"title": text[:5], "text": text if index % 2 else ""}) for index, text in enumerate(TEXTS)]
   (tmp_path / "a.jsonl").write_text("\n".join(lines))
   path = str(tmp_path / "a.jsonl")
-  assert scan.scan((path,), field="text").documents == 20
-  assert scan.scan((path,), field="title").documents == 40
+  assert file_validation.scan((path,), field="text").documents == 20
+  assert file_validation.scan((path,), field="title").documents == 40
 
 
 def test_prose():

@@ -18,7 +18,7 @@ from t2t.configuration.loading import load_config, records
 from t2t.configuration.schema import DataConfig
 from t2t.data import docs_corpus, feature_converters, objectives, pipeline, validation
 from t2t.data.objectives.translation import translation_lm
-from t2t.data.sources import parallel
+from t2t.data.sources import bitext
 from t2t.training import recipe
 from t2t.training.train import train
 
@@ -202,7 +202,7 @@ def test_lines_are_counted_before_training(tmp_path):
   """Of files that are not too large; of others while they are read."""
   for language, lines in {"en": 3, "fr": 2}.items():
     (tmp_path / f"a.{language}.txt").write_text("a\n" * lines)
-  check_files = lambda most: parallel.check(
+  check_files = lambda most: bitext.check(
     [f"{tmp_path}/a.en.txt"], field="text", translation=".en.txt=.fr.txt", where="config.data.files", most=most
   )
   check_files(5)

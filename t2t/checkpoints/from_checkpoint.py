@@ -139,9 +139,9 @@ def _pieces(source: pretrained.Source, vocabulary: Any) -> Pieces:
   """
   if vocabulary is None:
     raise UserError("config.init.by_piece=True: finds rows by their pieces; say them, config.data.vocabulary")
-  from t2t.data.vocabularies import matching
+  from t2t.data.vocabularies import token_mapping
 
-  return Pieces(matching.old_pieces(pretrained.vocabulary(source), vocabulary))
+  return Pieces(token_mapping.old_pieces(pretrained.vocabulary(source), vocabulary))
 
 
 def _check_vocabulary(

@@ -19,7 +19,7 @@ from t2t.configuration.loading import current_key
 from t2t.configuration.schema import DataConfig
 from t2t.data import example_windows as rows_lib
 from t2t.data import sources
-from t2t.data.sources import contents, faults, named
+from t2t.data.sources import bad_records, file_fingerprints, named
 from t2t.runtime import telling, waiting
 
 # Of each host, few enough that opening them does not delay its start; on more hosts later each has fewer, and on more
@@ -178,9 +178,9 @@ class BatchIterator:
     batch_sharding: jax.sharding.NamedSharding,
     identity: Mapping[str, Any],
     saved: Sequence[int] | None = None,
-    files: Mapping[str, contents.Contents] | None = None,
+    files: Mapping[str, file_fingerprints.Contents] | None = None,
     files_may_change: bool = False,
-    tally: faults.Tally | None = None,
+    tally: bad_records.Tally | None = None,
     spelled: Callable[[], str] = lambda: "",
   ):
     """An iterator at the beginning of the data; use `train_batches`.
@@ -353,7 +353,7 @@ class BatchIterator:
         differences = ["what they hold, on this host"]  # which files, a host knows that saved the list
       if not differences:
         continue
-      shown = contents.shown(differences)
+      shown = file_fingerprints.shown(differences)
       if not self._files_may_change:
         raise UserError(
           f"{key} are not those that the checkpoint's position belongs to: {shown};"

@@ -24,7 +24,7 @@ from tensorflow.python.autograph.impl.api import call_with_unspecified_conversio
 from t2t import UserError
 from t2t import features as of_models
 from t2t.data import shard_order, sources, task_resolution
-from t2t.data.sources import faults, named
+from t2t.data.sources import bad_records, named
 
 not_converted = tf.autograph.experimental.do_not_convert
 
@@ -260,7 +260,7 @@ class Source:
       # Pieces come in another order in each epoch: two examples of a share may be nearly two epochs apart.
       if epochs == 2:
         return
-      if begins and stream not in progress.yields and records >= faults.MOST_UNUSED:
+      if begins and stream not in progress.yields and records >= bad_records.MOST_UNUSED:
         return
       newest.append((len(window.records), window.place.epoch != epoch))
       epoch = window.place.epoch
@@ -279,7 +279,7 @@ class Source:
 
   def yields_nothing(self) -> UserError:
     """The error of a split of which no example comes."""
-    return faults.NoExamples(self.task.name, self.plan.split, self.progress.num_records)
+    return bad_records.NoExamples(self.task.name, self.plan.split, self.progress.num_records)
 
   def dataset(
     self, stream: tf.Tensor, start: Callable[[int], np.ndarray], make: Callable, behind: Callable

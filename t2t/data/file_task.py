@@ -8,7 +8,7 @@ import seqio
 from t2t import UserError
 from t2t.configuration.schema import DataConfig
 from t2t.data import objectives, sources
-from t2t.data.sources import scan, text_files
+from t2t.data.sources import file_validation, text_files
 
 
 def make(data: DataConfig, source: seqio.DataSource, vocabulary: seqio.Vocabulary, *, where: str) -> seqio.Task:
@@ -62,8 +62,8 @@ def source(data: DataConfig, *, where: str) -> sources.FileSource:
       where={"train": f"{where}.files", "validation": f"{where}.eval_files"},
       **options,
     )
-  looked = scan.scan(files, field=data.field, where=f"{where}.files", malformed=data.malformed)
-  if looked.complete and not scan.documents_by_split(looked)["train"]:
+  looked = file_validation.scan(files, field=data.field, where=f"{where}.files", malformed=data.malformed)
+  if looked.complete and not file_validation.documents_by_split(looked)["train"]:
     what = (
       "its only document is" if looked.documents == 1 else f"its {looked.documents:,} documents have one text, and are"
     )
@@ -74,7 +74,7 @@ def source(data: DataConfig, *, where: str) -> sources.FileSource:
   return sources.FileSource(
     {"train": files, "validation": files},
     where=dict.fromkeys(("train", "validation"), f"{where}.files"),
-    held_out_below=scan.held_out_below(looked),
+    held_out_below=file_validation.held_out_below(looked),
     **options,
   )
 
@@ -89,17 +89,17 @@ def _check_translations(found: Mapping[str, Sequence[str]], *, field: str, trans
     where: see `make`.
 
   Raises:
-    UserError: see `parallel.check` and `parallel.check_used`.
+    UserError: see `bitext.check` and `bitext.check_used`.
   """
   kinds = {text_files.kind(path, where=key) for key, paths in found.items() for path in paths}
   if not translation and kinds.isdisjoint(("pairs", "tmx")):
     return
-  from t2t.data.sources import parallel
+  from t2t.data.sources import bitext
 
   for key, paths in found.items():
-    parallel.check(paths, field=field, translation=translation, where=key, most=scan.READ_WHOLE_BYTES)
+    bitext.check(paths, field=field, translation=translation, where=key, most=file_validation.READ_WHOLE_BYTES)
   if where == "config.data":  # a source may have it of the run, for the sake of others
-    parallel.check_used([*itertools.chain(*found.values())], translation=translation, where=f"{where}.translation")
+    bitext.check_used([*itertools.chain(*found.values())], translation=translation, where=f"{where}.translation")
 
 
 def _tags(data: DataConfig, *, where: str) -> tuple[str, str]:

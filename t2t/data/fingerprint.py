@@ -8,7 +8,7 @@ import seqio
 
 from t2t.configuration.schema import DataConfig
 from t2t.data import batch_iterator, run_sources, task_resolution, vocabularies
-from t2t.data.sources import contents, named
+from t2t.data.sources import file_fingerprints, named
 
 
 def settings(
@@ -44,7 +44,7 @@ def files(
   task: seqio.Task | seqio.Mixture,
   *,
   evaluated: Sequence[seqio.Task] = (),
-) -> dict[str, contents.Contents]:
+) -> dict[str, file_fingerprints.Contents]:
   """What the files hold that are trained on, and that are held out, by the configuration key that names them.
 
   Args:
@@ -56,10 +56,12 @@ def files(
   splits = (data.train_split, data.eval_split)
   found = run_sources.of(data).file_contents()
   for key, (root, released) in task_resolution.folders_read(task, splits).items():
-    found[key] = contents.Contents(released, where=key, root=root)
+    found[key] = file_fingerprints.Contents(released, where=key, root=root)
   if data.cache_dir:
     cached = task_resolution.shards((each.source for each in task_resolution.tasks_of(task)), splits)
-    found["config.data.cache_dir"] = contents.Contents(cached, where="config.data.cache_dir", root=data.cache_dir)
+    found["config.data.cache_dir"] = file_fingerprints.Contents(
+      cached, where="config.data.cache_dir", root=data.cache_dir
+    )
   trained = task_resolution.tasks_of(task)
   for each in trained:
     found |= _of_source(each.source, splits, where=f"the files of config.data.mixture={each.name}")
@@ -68,13 +70,13 @@ def files(
       where = f"the files of config.eval.tasks={each.name}"
       found |= _of_source(each.source, splits[1:], where=where)
       for root, released in task_resolution.folders_read(each, splits[1:]).values():
-        found[where] = contents.Contents(released, where=where, root=root)
+        found[where] = file_fingerprints.Contents(released, where=where, root=root)
   return found
 
 
-def _of_source(source: seqio.DataSource, splits: Sequence[str], *, where: str) -> dict[str, contents.Contents]:
+def _of_source(source: seqio.DataSource, splits: Sequence[str], *, where: str) -> dict[str, file_fingerprints.Contents]:
   """What the files of a task of the user's own hold, where its source is one of seqio's that says which they are."""
   if not isinstance(named.own(source), seqio.FileDataSource):
     return {}
   listed = task_resolution.shards([source], splits)
-  return {where: contents.Contents(listed, where=where)} if listed else {}
+  return {where: file_fingerprints.Contents(listed, where=where)} if listed else {}

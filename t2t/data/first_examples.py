@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import example_windows, objectives, untruncated_lengths
-from t2t.data.sources import faults, named
+from t2t.data.sources import bad_records, named
 
 MOST_EXAMPLES = 1_000
 _OF_OBJECTIVES = 200  # examples of text that has no answers
@@ -171,9 +171,9 @@ def read(
       raise named.in_pipeline(error, task.name) from error
     if found.examples:
       return found
-    if progress.num_records < faults.MOST_UNUSED:
+    if progress.num_records < bad_records.MOST_UNUSED:
       break
-  raise faults.NoExamples(task.name, plan.split, progress.num_records)
+  raise bad_records.NoExamples(task.name, plan.split, progress.num_records)
 
 
 _COUNTED = ("answer_heads", "answer_targets", "has_answer", "options", "candidates", "label", "targets_pretokenized")

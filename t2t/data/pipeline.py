@@ -28,7 +28,7 @@ from t2t.data import (
   task_resolution,
   untruncated_lengths,
 )
-from t2t.data.sources import faults
+from t2t.data.sources import bad_records
 from t2t.models.config import HeadConfig
 from t2t.runtime import telling
 
@@ -249,7 +249,7 @@ def train_batches(
   )
 
 
-def _tally(data: DataConfig, task: seqio.Task | seqio.Mixture) -> faults.Tally | None:
+def _tally(data: DataConfig, task: seqio.Task | seqio.Mixture) -> bad_records.Tally | None:
   """Of the records of files, which all that are read together have; None: there are none."""
   own = (each.source for each in task_resolution.tasks_of(task) if isinstance(each.source, sources.FileSource))
   source = next(own, None)

@@ -25,7 +25,7 @@ from t2t.data import (
   task_resolution,
   vocabularies,
 )
-from t2t.data.sources import contents, faults, scan, text_files
+from t2t.data.sources import bad_records, file_fingerprints, file_validation, text_files
 from t2t.models.config import HeadConfig
 
 _ALL = "config.data"  # the section that says what is read
@@ -154,10 +154,10 @@ class RunSource:
     """Configuration key -> globs of files."""
     return {}
 
-  def file_contents(self) -> dict[str, contents.Contents]:
+  def file_contents(self) -> dict[str, file_fingerprints.Contents]:
     """Returns the contents of the files, by the configuration key that names them."""
     found = {
-      where: contents.Contents(self._with_beside(text_files.find_files(patterns, where=where)), where=where)
+      where: file_fingerprints.Contents(self._with_beside(text_files.find_files(patterns, where=where)), where=where)
       for where, patterns in self.patterns().items()
     }
     return functools.reduce(lambda read, part: read | part.file_contents(), self.parts.values(), found)
@@ -174,9 +174,9 @@ class RunSource:
     """Files, and those beside them that hold the translations of their lines."""
     if not objectives.is_parallel(self.data.objective):
       return tuple(paths)
-    from t2t.data.sources import parallel
+    from t2t.data.sources import bitext
 
-    found = (parallel.beside(path, translation=self.data.translation, where="config.data.files") for path in paths)
+    found = (bitext.beside(path, translation=self.data.translation, where="config.data.files") for path in paths)
     return (*paths, *filter(None, found))
 
   # ---- What of it cannot be used ----
@@ -201,7 +201,7 @@ class RunSource:
     """Refuses files that are not there, cannot be read or have no text."""
     for where, patterns in self.patterns().items():
       found = text_files.find_files(patterns, where=where)
-      scan.scan(found, field=self.data.field, where=where, malformed=self.data.malformed)
+      file_validation.scan(found, field=self.data.field, where=where, malformed=self.data.malformed)
     for part in self.parts.values():
       part.check_files()
 
@@ -218,7 +218,7 @@ class RunSource:
   def check_fills_a_batch(self, examples: tf.data.Dataset, *, batch_size: int) -> None:
     """Refuses text that is too short for one batch."""
 
-  def no_examples(self, task: str, error: faults.NoExamples) -> UserError:
+  def no_examples(self, task: str, error: bad_records.NoExamples) -> UserError:
     """The error of a task of which no record becomes an example."""
     return error
 
@@ -331,9 +331,9 @@ class TextFiles(Text):
   def make_source(self) -> seqio.DataSource:
     return file_task.source(self.data, where=self.where)
 
-  def _scan(self, key: str = "files", where: str = "config.data.files") -> scan.Scan:
+  def _scan(self, key: str = "files", where: str = "config.data.files") -> file_validation.Scan:
     files = text_files.find_files(getattr(self.data, key))
-    return scan.scan(files, field=self.data.field, where=where, malformed=self.data.malformed)
+    return file_validation.scan(files, field=self.data.field, where=where, malformed=self.data.malformed)
 
   def num_documents(self, task: task_resolution.Found) -> int | None:
     found = self._scan()
@@ -342,7 +342,9 @@ class TextFiles(Text):
   def size(self, task: task_resolution.Found) -> float:
     """Returns the size; of files of which only a part was looked at an estimate."""
     source, where = task.source, f"{self.where}.files"
-    looked = scan.scan(source.list_shards("train"), field=self.data.field, where=where, malformed=self.data.malformed)
+    looked = file_validation.scan(
+      source.list_shards("train"), field=self.data.field, where=where, malformed=self.data.malformed
+    )
     counted = looked.documents if self.data.size == "examples" else looked.characters
     if looked.complete:
       return float(counted)
@@ -359,7 +361,7 @@ class TextFiles(Text):
       "eval_files": "given"
       if data.eval_files
       else f"empty: about 1 % of {'data.' if self.is_alone else ''}files is held out",
-      "files": contents.summary(self._with_beside(text_files.find_files(data.files))),
+      "files": file_fingerprints.summary(self._with_beside(text_files.find_files(data.files))),
     }
     found |= {key: getattr(data, key) for key in ("translation", "annotations") if key in self.identity_keys()}
     return {f"{self.where}.{key}".removeprefix("config."): value for key, value in found.items()}
@@ -371,7 +373,7 @@ class TextFiles(Text):
     looked = {key: self._scan(key, where=f"{where}.{key}") for key in ("files", "eval_files") if getattr(data, key)}
     if not all(found.complete for found in looked.values()):
       return []
-    documents = scan.documents_by_split(looked["files"])
+    documents = file_validation.documents_by_split(looked["files"])
     if data.eval_files:
       documents = {"train": looked["files"].documents, "validation": looked["eval_files"].documents}
     pairs = f"config.data.objective={data.objective} draws some second texts from other documents"
@@ -406,7 +408,7 @@ class TextFiles(Text):
         f" example(s), fewer than one batch; give more text{smaller}"
       )
 
-  def no_examples(self, task: str, error: faults.NoExamples) -> UserError:
+  def no_examples(self, task: str, error: bad_records.NoExamples) -> UserError:
     return UserError(
       f"{self.where}.files: config.data.objective={self.data.objective} makes no example of this text"
       f" ({error.num_records:,} documents were read); give other text"
@@ -520,7 +522,7 @@ class MixedSources(RunSource):
   def load_task(self, architecture: str = "", *, heads: Sequence[HeadConfig] = ()) -> seqio.Mixture:
     from t2t.data import mixture
 
-    tallies = {split: faults.Tally(self.data.malformed) for split in ("train", "validation")}
+    tallies = {split: bad_records.Tally(self.data.malformed) for split in ("train", "validation")}
     tasks = {}
     for name, part in self.parts.items():
       try:
@@ -566,7 +568,7 @@ class MixedSources(RunSource):
       found |= {f"data.sources.{name}.{key}": value for key, value in said.items() if value} | part.identity()
     return found
 
-  def no_examples(self, task: str, error: faults.NoExamples) -> UserError:
+  def no_examples(self, task: str, error: bad_records.NoExamples) -> UserError:
     return self.parts[task].no_examples(task, error) if task in self.parts else error
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from t2t import UserError, features
 from t2t.configuration.schema import DataConfig
 from t2t.data import example_windows, first_examples, objectives, pipeline, run_sources, sources, task_resolution
-from t2t.data.sources import faults
+from t2t.data.sources import bad_records
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig
 
@@ -114,7 +114,7 @@ def _check_first_examples(
       continue
     try:
       found = first_examples.read(training, task, made, progress)
-    except faults.NoExamples as error:
+    except bad_records.NoExamples as error:
       raise source.no_examples(task.name, error) from None
     drawn = any(map(objectives.needs_other_documents, objectives.of(task)))
     first_examples.check(found, writes=writes, draws_classes=drawn, vocabulary=vocabulary)

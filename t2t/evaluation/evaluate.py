@@ -16,7 +16,7 @@ from t2t import UserError, losses, task_metrics
 from t2t.checkpoints import pretrained
 from t2t.configuration.schema import Config, DataConfig, EvalConfig
 from t2t.data import first_examples, pipeline, postprocessors, registry, tables, task_ids, task_resolution, vocabularies
-from t2t.data.sources import faults
+from t2t.data.sources import bad_records
 from t2t.evaluation import classes, few_shot, methods, results
 from t2t.generation import predictor, ties
 from t2t.models import adapters as adapters_lib
@@ -108,7 +108,7 @@ class Evaluation:
     for task in self._tasks:
       try:
         self._examples[task.name] = self._load(task, settings)
-      except faults.NoExamples as error:
+      except bad_records.NoExamples as error:
         if settings.tasks or not _is_never_drawn(data, task.name):
           raise
         hosts.say(f"{error}. It has rate 0, and is not evaluated")

@@ -11,7 +11,7 @@ import tensorflow as tf
 from t2t import UserError, did_you_mean
 from t2t.configuration.schema import DataConfig
 from t2t.data import head_examples, pipeline, raw_text, sources
-from t2t.data.sources import faults
+from t2t.data.sources import bad_records
 
 POOL = 1_000  # training examples that shots are drawn from
 _SEED = 0  # the same shots in every run
@@ -41,13 +41,13 @@ def read(data: DataConfig, architecture: str, task: seqio.Task, split: str, *, l
   except tf.errors.OpError as error:
     raise sources.user_error(error) or error from None
   if not found:
-    raise faults.NoExamples(task.name, split, _num_records(task, split))
+    raise bad_records.NoExamples(task.name, split, _num_records(task, split))
   return found
 
 
 def _num_records(task: seqio.Task, split: str) -> int:
   """Records of a split of which no example comes, as far as they are looked through."""
-  records = task.source.get_dataset(split=split, shuffle=False, seed=_SEED).take(faults.MOST_UNUSED)
+  records = task.source.get_dataset(split=split, shuffle=False, seed=_SEED).take(bad_records.MOST_UNUSED)
   return int(records.reduce(0, lambda number, _: number + 1))
 
 

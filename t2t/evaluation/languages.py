@@ -7,7 +7,7 @@ import rich.box
 import rich.console
 import rich.table
 
-from t2t.data.sources import released
+from t2t.data.sources import benchmark_files
 
 
 class Result(Protocol):
@@ -29,7 +29,9 @@ def parted(found: Sequence[Result]) -> dict[tuple[str, str], dict[str, Result]]:
   In:  results of xnli_sw, xnli_ur and glue_rte on "validation"
   Out: {("xnli", "validation"): {"sw": ..., "ur": ...}}
   """
-  tasks = {f"{name}_{language}": (name, language) for name, own in released.LANGUAGES.items() for language in own}
+  tasks = {
+    f"{name}_{language}": (name, language) for name, own in benchmark_files.LANGUAGES.items() for language in own
+  }
   grouped: dict[tuple[str, str], dict[str, Result]] = {}
   for each in found:
     if each.task in tasks and each.metrics:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from t2t import UserError, features
 from t2t.data import objectives, preprocessors, raw_text, registry, task_resolution, vocabularies
 from t2t.data.head_examples import kinds
-from t2t.data.sources import faults, named
+from t2t.data.sources import bad_records, named
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig, TransformerConfig
 
@@ -66,7 +66,7 @@ def need_of(task: seqio.Task) -> Need:
     UserError: no head could answer it, or there is no record.
   """
   split = _split(task)
-  records = task.source.get_dataset(split=split, shuffle=False, seed=0).take(faults.MOST_UNUSED)
+  records = task.source.get_dataset(split=split, shuffle=False, seed=0).take(bad_records.MOST_UNUSED)
   dataset = formatted(task, records)
   kind = kinds.kind_of(dataset.element_spec)
   if not kind:
@@ -80,7 +80,7 @@ def need_of(task: seqio.Task) -> Need:
     # To its end: an iterator that is left open is closed when the process ends, and says so.
     first = next(iter(list(dataset.take(1).as_numpy_iterator())), None)
     if first is None:
-      raise faults.NoExamples(task.name, split, int(records.reduce(0, lambda number, _: number + 1)))
+      raise bad_records.NoExamples(task.name, split, int(records.reduce(0, lambda number, _: number + 1)))
   except tf.errors.OpError as error:
     raise named.failure(error, task.name, what="its source or its formats fail") from error
   name = first["head"].decode() if "head" in first else re.sub(r"\W", "_", task.name)

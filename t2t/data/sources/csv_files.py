@@ -5,7 +5,7 @@ import csv
 import re
 
 from t2t import UserError
-from t2t.data.sources import faults
+from t2t.data.sources import bad_records
 from t2t.storage import encoding
 
 _DELIMITERS = (",", ";", "\t", "|")
@@ -39,7 +39,7 @@ class _Lines:
     self.number, line = next(self._lines)
     if self.number - self.begin > _MOST_LINES:
       raise csv.Error(f"a quoted field goes over more than {_MOST_LINES:,} lines")
-    if isinstance(line, faults.Damaged):
+    if isinstance(line, bad_records.Damaged):
       self.reason = self.reason or line.reason
       return "\n"
     if self.number == 1:
@@ -53,7 +53,7 @@ class _Lines:
 
 def rows(
   lines: Iterable[tuple[int, bytes]], *, path: str, where: str, tabs: bool = False
-) -> Iterator[tuple[int, dict[str, str] | faults.Damaged]]:
+) -> Iterator[tuple[int, dict[str, str] | bad_records.Damaged]]:
   """The rows below the header, each with the number of the line that it begins in; blank lines are left out.
 
   In:  b'id,text\\n', b'1,"a ""b""\\n', b'c"\\n'
@@ -75,7 +75,7 @@ def rows(
   for number, row, delimiter in _fields(lines, path=path, where=where, tabs=tabs):
     if header is None:
       header = row
-    elif isinstance(row, faults.Damaged):
+    elif isinstance(row, bad_records.Damaged):
       yield number, row
     elif len(row) == len(header):
       if len(row) > 1 or row[0]:
@@ -83,7 +83,7 @@ def rows(
     elif row and row != [""]:
       reason = f"has {len(row)} field(s), separated by {_DELIMITER_NAMES[delimiter]}, and the header has {len(header)}"
       hint = "fields go over lines, or have tabs in them: write the table as CSV" if tabs else _quote_hint(delimiter)
-      yield number, faults.Damaged(b"", f"{reason}; {hint}")
+      yield number, bad_records.Damaged(b"", f"{reason}; {hint}")
 
 
 def header(lines: Iterable[tuple[int, bytes]], *, path: str, where: str, tabs: bool = False) -> list[str]:
@@ -96,7 +96,7 @@ def header(lines: Iterable[tuple[int, bytes]], *, path: str, where: str, tabs: b
 
 def _fields(
   lines: Iterable[tuple[int, bytes]], *, path: str, where: str, tabs: bool
-) -> Iterator[tuple[int, list[str] | faults.Damaged, str]]:
+) -> Iterator[tuple[int, list[str] | bad_records.Damaged, str]]:
   """The line, the fields, and the delimiter of each row; first of the header, which is checked."""
   csv.field_size_limit(_LARGEST_FIELD)
   numbered = _Lines(lines)
@@ -131,7 +131,7 @@ def _fields(
       if numbered.reason:
         raise UserError(f"{place}: {numbered.reason}")
       row, is_header = _checked_header(row, delimiter, place=place), False
-    yield numbered.begin, faults.Damaged(b"", numbered.reason) if numbered.reason else row, delimiter
+    yield numbered.begin, bad_records.Damaged(b"", numbered.reason) if numbered.reason else row, delimiter
 
 
 class _Chained:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import shard_order
-from t2t.data.sources import faults, text_files
+from t2t.data.sources import bad_records, text_files
 from t2t.storage import compression
 
 
@@ -59,7 +59,7 @@ class FileSource(seqio.DataSource):
     self._field, self._annotations, self._translation = field, annotations, translation
     self._held_out_below = held_out_below
     self._where = dict(where or {})
-    self._tallies = {split: faults.Tally(malformed) for split in files}
+    self._tallies = {split: bad_records.Tally(malformed) for split in files}
 
   @property
   def supports_arbitrary_sharding(self) -> bool:
@@ -70,11 +70,11 @@ class FileSource(seqio.DataSource):
     """The files of a split."""
     return self._files[split]
 
-  def tally(self, split: str) -> faults.Tally:
+  def tally(self, split: str) -> bad_records.Tally:
     """Of the records of a split, whoever reads them."""
     return self._tallies[split]
 
-  def count_in(self, tallies: Mapping[str, faults.Tally]) -> None:
+  def count_in(self, tallies: Mapping[str, bad_records.Tally]) -> None:
     """Has the records of each split counted with those of other sources, from now on."""
     self._tallies = dict(tallies)
 
@@ -159,7 +159,7 @@ class FileRecords:
   held_out: bool | None = None
   annotations: str = ""
   translation: str = ""
-  tally: faults.Tally = dataclasses.field(default_factory=lambda: faults.Tally(0.0), compare=False)
+  tally: bad_records.Tally = dataclasses.field(default_factory=lambda: bad_records.Tally(0.0), compare=False)
 
   @property
   def num_columns(self) -> int:
@@ -184,9 +184,9 @@ class FileRecords:
     """
     path = self.files[piece.shard]
     if other := self._beside(path):
-      from t2t.data.sources import parallel
+      from t2t.data.sources import bitext
 
-      found = parallel.lines(path, other, where=self.where)
+      found = bitext.lines(path, other, where=self.where)
     elif _is_divisible(path):
       found = text_files.lines(path, where=self.where, start=piece.start, stop=piece.stop)
     else:
@@ -202,9 +202,9 @@ class FileRecords:
     """The file with the translations of another's lines, if they are in one."""
     if not self.translation:
       return ""
-    from t2t.data.sources import parallel
+    from t2t.data.sources import bitext
 
-    return parallel.beside(path, translation=self.translation, where=self.where)
+    return bitext.beside(path, translation=self.translation, where=self.where)
 
   def parse(self, found: "_Raw | tuple[bytes, ...]") -> tuple[bytes, ...] | None:
     """The text of a record, if it has one and is of this split, and what is marked in it or its translation.
@@ -238,10 +238,10 @@ class FileRecords:
     if not text:
       return (text,)
     if self.translation:
-      from t2t.data.sources import parallel
+      from t2t.data.sources import bitext
 
       options = {"translation": self.translation, "where": self.where}
-      return text, parallel.translated(path, number, record, **options).encode()
+      return text, bitext.translated(path, number, record, **options).encode()
     if not self.annotations:
       return (text,)
     options = {"field": self.field, "annotations": self.annotations, "where": self.where}

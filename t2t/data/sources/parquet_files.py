@@ -11,7 +11,7 @@ import pyarrow.compute
 import pyarrow.parquet
 
 from t2t import UserError
-from t2t.data.sources import faults, fields
+from t2t.data.sources import bad_records, fields
 from t2t.storage import bucket
 
 _LARGEST_ROW_GROUP = 4 * 2**30  # bytes of text; a page of Parquet says of itself whatever it likes
@@ -121,7 +121,7 @@ class Texts:
     self.num_row_groups = self._file.num_row_groups
 
   def row_group(self, number: int) -> list[bytes]:
-    """The texts of a row group, `faults.Damaged` where a row has none.
+    """The texts of a row group, `bad_records.Damaged` where a row has none.
 
     Raises:
       UserError: the row group cannot be read.
@@ -159,14 +159,14 @@ class Texts:
     found = column.cast(pa.large_binary()).to_pylist()
     return [self._null() if text is None else text for text in found]
 
-  def _null(self) -> faults.Damaged:
-    return faults.Damaged(b"", fields.is_null(self._field, self._key))
+  def _null(self) -> bad_records.Damaged:
+    return bad_records.Damaged(b"", fields.is_null(self._field, self._key))
 
   def _of_value(self, value: Any) -> bytes:
     try:
       return fields.text({self._column: _decoded(value)}, self._field, key=self._key).encode()
     except (fields.Unreadable, UnicodeDecodeError) as error:
-      return faults.Damaged(b"", str(error))
+      return bad_records.Damaged(b"", str(error))
 
 
 def _decoded(value: Any) -> Any:

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from t2t import UserError
-from t2t.data.sources import faults, fields, parquet_files, text_files
+from t2t.data.sources import bad_records, fields, parquet_files, text_files
 
 _LARGEST = 2**30  # bytes of all files
 _SPACE = re.compile(r"[ \t\r\n,]*")  # between elements of a JSON list
@@ -51,7 +51,7 @@ def read_rows(paths: Sequence[str], *, where: str = "config.data.files") -> Iter
   check(paths, where=where)
   for path in paths:
     for number, record in _records(path, where=where):
-      if isinstance(record, faults.Damaged):
+      if isinstance(record, bad_records.Damaged):
         raise UserError(f"{where}: {_place(path, number)}: {record.reason}")
       yield Row(path, number, record)
 
@@ -108,7 +108,7 @@ def _header(path: str, *, where: str) -> list[str]:
   return text_files.csv_header(path, where=where)
 
 
-def _records(path: str, *, where: str) -> Iterator[tuple[int, Mapping[str, Any] | faults.Damaged]]:
+def _records(path: str, *, where: str) -> Iterator[tuple[int, Mapping[str, Any] | bad_records.Damaged]]:
   file_kind = text_files.kind(path, where=where)
   if file_kind == "parquet":
     parquet_files.names(path, where=where)

@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data.sources import faults, fields
+from t2t.data.sources import bad_records, fields
 from t2t.runtime import telling
 from t2t.storage import bucket, compression, encoding, untrusted
 from t2t.storage import records as tfrecords
@@ -276,14 +276,14 @@ def parse(path: str, number: int, record: bytes, *, field: str, where: str = "co
   file_kind = kind(path, where=where)
   unit = "line" if file_kind in ("text", "json", "pairs", "csv") else "unit" if file_kind == "tmx" else "record"
   place = f"{where}: {path}, {unit} {number}"
-  if isinstance(record, faults.Damaged):
+  if isinstance(record, bad_records.Damaged):
     raise UserError(f"{place}: {record.reason}")
   if file_kind == "tfrecord":
     record = _example_field(record, field=field, place=place)
   if file_kind == "tmx":
-    from t2t.data.sources import translation_memory
+    from t2t.data.sources import tmx
 
-    return translation_memory.text(json.loads(record), field)
+    return tmx.text(json.loads(record), field)
   if file_kind == "csv":
     return _csv_field(json.loads(record), field, place=place, where=where)
   try:
@@ -350,7 +350,7 @@ def json_object(path: str, number: int, line: bytes, *, where: str) -> Mapping[s
     UserError: it is none, or not UTF-8; names the file and the line.
   """
   place = f"{where}: {path}, line {number}"
-  if isinstance(line, faults.Damaged):
+  if isinstance(line, bad_records.Damaged):
     raise UserError(f"{place}: {line.reason}")
   try:
     text = line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -460,7 +460,7 @@ def _lines(path: str, start: int, stop: int, where: str) -> Iterator[tuple[int, 
         raise compression.renamed(path, found, where=where)
       if len(line) > _LONGEST_LINE and not line.endswith(b"\n"):
         left = _to_line_end(file)
-        line = faults.Damaged(b"", f"has {len(line) + left:,} bytes, and a line may have {_LONGEST_LINE:,}")
+        line = bad_records.Damaged(b"", f"has {len(line) + left:,} bytes, and a line may have {_LONGEST_LINE:,}")
         position += left
       yield number, line
 
@@ -489,7 +489,7 @@ def lines(path: str, *, where: str, start: int = 0, stop: int = 0) -> Iterator[t
   """
   number = 0
   try:
-    for number, line in faults.patiently(lambda: _lines(path, start, stop, where), path):
+    for number, line in bad_records.patiently(lambda: _lines(path, start, stop, where), path):
       yield number, line
   except compression.DAMAGED as error:
     packed = compression.FORMATS[compression.ending(path)]
@@ -507,13 +507,13 @@ def lines(path: str, *, where: str, start: int = 0, stop: int = 0) -> Iterator[t
 
 
 def _tfrecords(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
-  damaged = lambda data: faults.Damaged(data, "its checksum is not that of its bytes")
+  damaged = lambda data: bad_records.Damaged(data, "its checksum is not that of its bytes")
 
   def read() -> Iterator[tuple[int, bytes]]:
     with _open_decompressed(path, where=where) as file:
       yield from enumerate(tfrecords.read(file, damaged=damaged), 1)
 
-  return faults.numbered(read, path, unit="record", broken="truncated or corrupt TFRecord", where=where)
+  return bad_records.numbered(read, path, unit="record", broken="truncated or corrupt TFRecord", where=where)
 
 
 def units(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
@@ -523,14 +523,14 @@ def units(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
     UserError: the file cannot be read to its end.
   """
 
-  from t2t.data.sources import translation_memory
+  from t2t.data.sources import tmx
 
   def read() -> Iterator[tuple[int, bytes]]:
     with _open_decompressed(path, where=where) as file:
-      found = (json.dumps(unit, ensure_ascii=False).encode() for unit in translation_memory.units(file))
+      found = (json.dumps(unit, ensure_ascii=False).encode() for unit in tmx.units(file))
       yield from enumerate(found, 1)
 
-  return faults.numbered(read, path, unit="unit", broken="truncated or no TMX", where=where)
+  return bad_records.numbered(read, path, unit="unit", broken="truncated or no TMX", where=where)
 
 
 def _parquet(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]]:
@@ -542,14 +542,14 @@ def _parquet(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]
 
   number = 0
   try:
-    for number, record in faults.patiently(read, path):
+    for number, record in bad_records.patiently(read, path):
       yield number, record
   except OSError as error:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     raise UserError(f"{where}: {path}: cannot be read after record {number} ({reason})") from error
 
 
-def csv_rows(path: str, *, where: str) -> Iterator[tuple[int, dict[str, str] | faults.Damaged]]:
+def csv_rows(path: str, *, where: str) -> Iterator[tuple[int, dict[str, str] | bad_records.Damaged]]:
   """The rows of a CSV file, or of a .tsv whose first line names its columns, see csv_files.py."""
   from t2t.data.sources import csv_files
 
@@ -571,7 +571,7 @@ def csv_header(path: str, *, where: str) -> list[str]:
 
 def _csv(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
   for number, row in csv_rows(path, where=where):
-    yield number, row if isinstance(row, faults.Damaged) else json.dumps(row).encode()
+    yield number, row if isinstance(row, bad_records.Damaged) else json.dumps(row).encode()
 
 
 def records(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]]:
@@ -593,7 +593,7 @@ def records(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]]
 
 
 def read_texts(
-  path: str, *, field: str, where: str = "config.data.files", tally: faults.Tally | None = None
+  path: str, *, field: str, where: str = "config.data.files", tally: bad_records.Tally | None = None
 ) -> Iterator[str]:
   """The texts of one file in order, blank ones left out, and those that `tally` lets pass.
 
@@ -601,11 +601,11 @@ def read_texts(
     UserError: the file or a record cannot be read; names the file and the line.
   """
   found = records(path, field=field, where=where)
-  return texts(found, path, field=field, where=where, tally=faults.Tally(0.0) if tally is None else tally)
+  return texts(found, path, field=field, where=where, tally=bad_records.Tally(0.0) if tally is None else tally)
 
 
 def texts(
-  found: Iterable[tuple[int, bytes]], path: str, *, field: str, where: str, tally: faults.Tally
+  found: Iterable[tuple[int, bytes]], path: str, *, field: str, where: str, tally: bad_records.Tally
 ) -> Iterator[str]:
   """`read_texts` of records that are read already, of a file of that path."""
   for number, record in found:

@@ -11,7 +11,7 @@ import seqio
 from t2t import UserError
 from t2t.configuration.schema import Config, DataConfig
 from t2t.data import vocabularies
-from t2t.data.sources import contents
+from t2t.data.sources import file_fingerprints
 from t2t.data.tables import columns, examples, labels, reading, task, values
 from t2t.data.tables.spec import TASK, TableSpec, default_prefix, from_dict
 from t2t.losses import answered_by_heads
@@ -151,7 +151,7 @@ def identity(table: Mapping[str, Any]) -> dict[str, Any]:
   files = table["files"]
   paths = reading.find(files, where="config.data.files")
   held_out = "given" if table["eval_files"] else "empty: a tenth of data.files is held out"
-  return found | {"data.files": contents.summary(paths) if paths else files, "data.eval_files": held_out}
+  return found | {"data.files": file_fingerprints.summary(paths) if paths else files, "data.eval_files": held_out}
 
 
 def on_disk(table: Mapping[str, str]) -> dict[str, str]:

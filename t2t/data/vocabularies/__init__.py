@@ -17,7 +17,7 @@ from t2t.data.vocabularies.control_tokens import (
 from t2t.data.vocabularies.control_tokens import (
   count as count_control_tokens,
 )
-from t2t.data.vocabularies.ids import (
+from t2t.data.vocabularies.special_ids import (
   DOCS_SIZE,
   bos_id,
   check,
@@ -39,7 +39,7 @@ from t2t.data.vocabularies.ids import (
   t5_vocabulary,
   token_texts,
 )
-from t2t.data.vocabularies.saved import check_same, check_saved, compare_start, digest, save, saved_extra_ids
+from t2t.data.vocabularies.vocab_checkpoint import check_same, check_saved, compare_start, digest, save, saved_extra_ids
 
 # tf.data encodes several texts at once already; threads of the library's own would compete with those, and it warns
 # when a process that has had them forks.

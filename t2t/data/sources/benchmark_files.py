@@ -12,7 +12,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data.sources import named, prepared, released_records, slices
+from t2t.data.sources import benchmark_parsers, named, slices, tfds_source
 
 # ---- Where a task's files lie ----------------------------------------------------------------------------------------
 
@@ -30,20 +30,20 @@ class _Layout:
   """
 
   folder: str
-  read: Callable[..., Iterator[released_records.Record]]
+  read: Callable[..., Iterator[benchmark_parsers.Record]]
   stems: Mapping[str, Sequence[str]]
   suffixes: Sequence[str]
   folders: bool = False
 
 
 def _lines(
-  folder: str, read: Callable[..., Iterator[released_records.Record]], stems: Mapping[str, Sequence[str]] | None = None
+  folder: str, read: Callable[..., Iterator[benchmark_parsers.Record]], stems: Mapping[str, Sequence[str]] | None = None
 ) -> _Layout:
   return _Layout(folder, read, stems or {"validation": ["val"]}, [".jsonl"])
 
 
 def _objects(folder: str, *texts: str, stems: Mapping[str, Sequence[str]] | None = None) -> _Layout:
-  return _lines(folder, functools.partial(released_records.objects, texts=texts), stems)
+  return _lines(folder, functools.partial(benchmark_parsers.objects, texts=texts), stems)
 
 
 def _table(
@@ -55,13 +55,13 @@ def _table(
 ) -> _Layout:
   """A table with texts in columns, each "column", or "name=column" where TFDS calls it otherwise."""
   texts = {column.partition("=")[0]: column.rpartition("=")[2] for column in columns}
-  read = functools.partial(released_records.table, columns=texts, **options)
+  read = functools.partial(benchmark_parsers.table, columns=texts, **options)
   return _Layout(folder, read, stems or {"validation": ["dev"]}, suffixes)
 
 
 def _squad(version: str) -> _Layout:
   stems = {"train": [f"train-{version}"], "validation": [f"dev-{version}"]}
-  return _Layout("", released_records.squad, stems, [".json"])
+  return _Layout("", benchmark_parsers.squad, stems, [".json"])
 
 
 # Benchmarks of which there is a task for each language, BENCHMARK_LANGUAGE.
@@ -99,7 +99,7 @@ TYDI_NAMES = {
 def _tagged(folder: str, delimiter: str, suffix: str, **options: str) -> _Layout:
   """A word and its tag in each line."""
   fields = {"words": "tokens", "tags": "tags", "names": ("tokens", "tags"), "delimiter": delimiter}
-  read = functools.partial(released_records.columns, **fields, **options)
+  read = functools.partial(benchmark_parsers.columns, **fields, **options)
   return _Layout(folder, read, {"validation": ["dev"]}, [suffix])
 
 
@@ -111,11 +111,11 @@ _LAYOUTS: dict[str, dict[str, _Layout]] = {
     "boolq": _objects("BoolQ", "passage", "question"),
     "cb": _objects("CB", "premise", "hypothesis"),
     "copa": _objects("COPA", "premise", "choice1", "choice2", "question"),
-    "multirc": _lines("MultiRC", released_records.multirc),
-    "record": _lines("ReCoRD", released_records.record),
+    "multirc": _lines("MultiRC", benchmark_parsers.multirc),
+    "record": _lines("ReCoRD", benchmark_parsers.record),
     "rte": _objects("RTE", "premise", "hypothesis"),
     "wic": _objects("WiC", "word", "sentence1", "sentence2"),
-    "wsc": _lines("WSC", released_records.wsc),
+    "wsc": _lines("WSC", benchmark_parsers.wsc),
     "axb": _objects("AX-b", *_PAIR, stems={"test": ["AX-b"]}),
     "axg": _objects("AX-g", "premise", "hypothesis", stems={"test": ["AX-g"]}),
   },
@@ -147,14 +147,16 @@ _LAYOUTS: dict[str, dict[str, _Layout]] = {
   "hellaswag": {
     "": _lines(
       "",
-      released_records.hellaswag,
+      benchmark_parsers.hellaswag,
       {"train": ["hellaswag_train"], "validation": ["hellaswag_val"], "test": ["hellaswag_test"]},
     ),
   },
   "conll2003": {
     "": _Layout(
       "conll2003",
-      functools.partial(released_records.columns, words="tokens", tags="ner", names=("tokens", "pos", "chunks", "ner")),
+      functools.partial(
+        benchmark_parsers.columns, words="tokens", tags="ner", names=("tokens", "pos", "chunks", "ner")
+      ),
       {"train": ["train"], "validation": ["valid"], "test": ["test"]},
       [".txt"],
     ),
@@ -162,7 +164,7 @@ _LAYOUTS: dict[str, dict[str, _Layout]] = {
   "udpos": {
     "": _Layout(
       "",
-      released_records.conllu,
+      benchmark_parsers.conllu,
       {"train": ["*-ud-train"], "validation": ["dev", "*-ud-dev"], "test": ["*-ud-test"]},
       [".conllu"],
     ),
@@ -170,7 +172,7 @@ _LAYOUTS: dict[str, dict[str, _Layout]] = {
   "xnli": {
     language: _Layout(
       "",
-      functools.partial(released_records.xnli, language=language),
+      functools.partial(benchmark_parsers.xnli, language=language),
       {"validation": ["xnli.dev"], "test": ["xnli.test"]},
       [".tsv"],
     )
@@ -179,20 +181,20 @@ _LAYOUTS: dict[str, dict[str, _Layout]] = {
   "paws_x_wiki": {
     language: _Layout(
       language,
-      functools.partial(released_records.quoted, texts=_PAIR, delimiter="\t", left_out=True),
+      functools.partial(benchmark_parsers.quoted, texts=_PAIR, delimiter="\t", left_out=True),
       {"train": ["translated_train"], "validation": ["dev_2k"], "test": ["test_2k"]},
       [".tsv"],
     )
     for language in LANGUAGES["paws_x_wiki"]
   },
   "xquad": {
-    language: _Layout("", released_records.squad, {"test": [f"xquad.{language}"]}, [".json"])
+    language: _Layout("", benchmark_parsers.squad, {"test": [f"xquad.{language}"]}, [".json"])
     for language in LANGUAGES["xquad"]
   },
   "tydiqa_goldp": {
     language: _Layout(
       "",
-      functools.partial(released_records.squad, begins=f"{TYDI_NAMES[language]}-"),
+      functools.partial(benchmark_parsers.squad, begins=f"{TYDI_NAMES[language]}-"),
       {"train": ["tydiqa-goldp-v1.1-train"], "validation": ["tydiqa-goldp-v1.1-dev"]},
       [".json"],
     )
@@ -203,13 +205,13 @@ _LAYOUTS: dict[str, dict[str, _Layout]] = {
   },
   "masakhaner": {language: _tagged(language, " ", ".txt") for language in LANGUAGES["masakhaner"]},
   "imdb_reviews": {
-    "": _Layout("aclImdb", released_records.reviews, {"train": ["train"], "test": ["test"]}, [""], folders=True),
+    "": _Layout("aclImdb", benchmark_parsers.reviews, {"train": ["train"], "test": ["test"]}, [""], folders=True),
   },
   "ag_news_subset": {
     "": _Layout(
       "ag_news_csv",
       functools.partial(
-        released_records.quoted,
+        benchmark_parsers.quoted,
         texts=("title", "description"),
         delimiter=",",
         columns=("label", "title", "description"),
@@ -267,7 +269,7 @@ class BenchmarkSource(named.FolderSource):
     instead = f"{self._key} to the folder of the released files"
     names = dict(splits) if isinstance(splits, Mapping) else {split: split for split in splits}
     names |= {split: self._of_known(split, names) for split in self._slices if self._is_known(split, names)}
-    self._of_tfds = prepared.TfdsSource(tfds, names if self._slices else splits, instead=instead) if tfds else None
+    self._of_tfds = tfds_source.TfdsSource(tfds, names if self._slices else splits, instead=instead) if tfds else None
     self._where = f"{self._key}={folder}"
     self._task = f"{benchmark}_{name}" if name else benchmark
 
@@ -295,7 +297,7 @@ class BenchmarkSource(named.FolderSource):
     )
 
   @property
-  def _tfds(self) -> prepared.TfdsSource:
+  def _tfds(self) -> tfds_source.TfdsSource:
     if self._of_tfds is None:
       raise UserError(
         f"{self._key} is empty, and TensorFlow Datasets has no {self._benchmark}: name the folder of the released files"

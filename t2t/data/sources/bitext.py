@@ -10,7 +10,7 @@ import itertools
 import json
 
 from t2t import UserError
-from t2t.data.sources import fields, text_files, translation_memory
+from t2t.data.sources import fields, text_files, tmx
 
 
 class Aligned(bytes):
@@ -90,7 +90,7 @@ def check(files: Sequence[str], *, field: str, translation: str, where: str, mos
   for path in files:
     if text_files.kind(path, where=where) == "tmx":
       found = (json.loads(unit) for _, unit in text_files.units(path, where=where))
-      translation_memory.check(found, languages, path=path)
+      tmx.check(found, languages, path=path)
   if not translation:
     if alone := [path for path in files if text_files.kind(path, where=where) == "pairs"]:
       raise UserError(
@@ -140,7 +140,7 @@ def translated(path: str, number: int, record: bytes, *, translation: str, where
   if isinstance(record, Aligned):
     return text_files.parse(record.path, number, record.other, field="", where=where)
   if text_files.kind(path, where=where) == "tmx":
-    return translation_memory.text(json.loads(record), translation)
+    return tmx.text(json.loads(record), translation)
   text = record.decode("utf-8-sig" if number == 1 else "utf-8")
   if text_files.kind(path, where=where) == "pairs":
     return text.rstrip("\r\n").split("\t")[1].strip()

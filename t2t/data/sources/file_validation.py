@@ -11,7 +11,7 @@ import json
 from absl import logging
 
 from t2t import UserError
-from t2t.data.sources import faults, text_files
+from t2t.data.sources import bad_records, text_files
 from t2t.data.sources import files as sources
 from t2t.runtime import cache_folder, progress
 
@@ -87,7 +87,7 @@ def _scan(stats: tuple[tuple[str, int, int], ...], field: str, where: str, malfo
   number = None if complete else SAMPLED_RECORDS
   # Of many small files in a bucket the answers are waited for together.
   with concurrent.futures.ThreadPoolExecutor(16) as pool:
-    tally = faults.Tally(malformed)
+    tally = bad_records.Tally(malformed)
     counted = pool.map(lambda path: _count(path, number, tally, field=field, where=where), paths)
     counts = list(progress.track(counted, f"checking {len(paths)} file(s) of {where}", total=len(paths)))
   *sums, hashes, copies = zip(*counts, strict=True)
@@ -103,7 +103,7 @@ def _scan(stats: tuple[tuple[str, int, int], ...], field: str, where: str, malfo
   return found
 
 
-def _count(path: str, number: int | None, tally: faults.Tally, *, field: str, where: str) -> tuple[int, ...]:
+def _count(path: str, number: int | None, tally: bad_records.Tally, *, field: str, where: str) -> tuple[int, ...]:
   """Counts over the first texts of a file, or all: documents, characters, held out, bytes; smallest hash, how often."""
   documents = characters = held_out = size = smallest = 0
   smallest_hash = 2**32 - 1
