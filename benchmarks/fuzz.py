@@ -42,7 +42,7 @@ from t2t.configuration import loading as config_lib  # noqa: E402
 from t2t.convert import huggingface, t5x  # noqa: E402
 from t2t.data.sources import bad_records, text_files  # noqa: E402
 from t2t.data.vocabularies import special_ids, training  # noqa: E402
-from t2t.generation import line_files  # noqa: E402
+from t2t.generation import jsonl_io  # noqa: E402
 from t2t.runtime import numeric  # noqa: E402
 from t2t.training import recipe  # noqa: E402
 
@@ -100,7 +100,7 @@ def _texts(name: str) -> Reader:
 
 def _lines(name: str, content: str) -> Reader:
   return Reader(
-    lambda folder: (folder / name).write_text(content), lambda folder: list(line_files.read(str(folder / name)))
+    lambda folder: (folder / name).write_text(content), lambda folder: list(jsonl_io.read(str(folder / name)))
   )
 
 

@@ -20,7 +20,7 @@ from t2t.checkpoints import pretrained
 from t2t.configs import default
 from t2t.configuration.loading import override, records
 from t2t.evaluation import probes
-from t2t.generation import embedding, lines, prompting
+from t2t.generation import batch_inference, embedding, prompt_builder
 from t2t.runtime import memory
 
 _COLOURS = ("#1f5fa8", "#c8442e", "#3c8d40", "#8a5fb0", "#b8860b")
@@ -60,9 +60,9 @@ def probe(checkpoint: str, options: argparse.Namespace, overrides: list[str]) ->
   """
   source = pretrained.read_source(checkpoint, where="--checkpoints ")
   data = records(override(default.get_config(), overrides)).data
-  longest = prompting.longest_text(source, inputs_length=0)
+  longest = prompt_builder.longest_text(source, inputs_length=0)
   data = dataclasses.replace(data, mixture=options.task, files="", inputs_length=longest)
-  return probes.probe(data, source, lines.make_mesh(1), pool=options.pool, limit=options.examples)
+  return probes.probe(data, source, batch_inference.make_mesh(1), pool=options.pool, limit=options.examples)
 
 
 def main(argv: list[str]) -> None:

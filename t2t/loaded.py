@@ -21,19 +21,19 @@ from t2t import UserError, foreign_names
 from t2t.checkpoints import pretrained, select_task, tensor_writer
 from t2t.convert import huggingface, lazy_tensors, vocab_override
 from t2t.generation import (
-  answering,
+  batch_inference,
+  classification,
   embedding,
-  filling,
-  line_files,
-  lines,
-  marking,
+  fill_mask,
+  jsonl_io,
   predictor,
+  prompt_builder,
   prompt_features,
-  prompting,
   ranking,
   row_batches,
-  tabled,
-  writing,
+  table_inputs,
+  text_generation,
+  token_classify,
 )
 from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
@@ -133,11 +133,11 @@ class Model:
     numeric.check("batch_size", batch_size, 1, whole=True)
     numeric.check("tensor", tensor, whole=True)
     numeric.check("inputs_length", inputs_length, 0, whole=True)
-    if special_tokens not in ("", *prompting.SPECIAL_TOKENS):
-      raise UserError(f"special_tokens={special_tokens!r}: give one of {', '.join(prompting.SPECIAL_TOKENS)}")
-    self._special_tokens = prompting.special_tokens(source, special_tokens)
+    if special_tokens not in ("", *prompt_builder.SPECIAL_TOKENS):
+      raise UserError(f"special_tokens={special_tokens!r}: give one of {', '.join(prompt_builder.SPECIAL_TOKENS)}")
+    self._special_tokens = prompt_builder.special_tokens(source, special_tokens)
     self._source, self._batch_size, self._inputs_length = source, batch_size, inputs_length
-    self._mesh = lines.make_mesh(tensor)
+    self._mesh = batch_inference.make_mesh(tensor)
     self._vocabulary = pretrained.vocabulary(source)
     self._model = pretrained.load(source, self._mesh)
     self._way = functools.cache(self._make_way)
@@ -237,7 +237,7 @@ class Model:
       raise UserError(f"{self!r} does not write, for it is an encoder alone; use fill, answer or embed")
     numeric.check("seed", seed, 0, 2**32 - 1, whole=True)
     with in_python():
-      decode = writing.decode_config(
+      decode = text_generation.decode_config(
         max_length=max_length,
         min_length=min_length,
         beam=beam,
@@ -320,17 +320,17 @@ class Model:
   def _is_answered(self) -> bool:
     """True if a head answers, or the model was fine-tuned on a table."""
     by_heads = pretrained.answers_by_heads(self._source) and not pretrained.predicts_tokens(self._source)
-    return by_heads or tabled.spec_of(self._source) is not None
+    return by_heads or table_inputs.spec_of(self._source) is not None
 
-  def _answering(self, task: str) -> lines.Way:
+  def _answering(self, task: str) -> batch_inference.Way:
     """The way of the model's head; of a model that was fine-tuned on a table in writing, that of the table."""
-    spec = tabled.spec_of(self._source)
+    spec = table_inputs.spec_of(self._source)
     if task or spec is None or pretrained.answers_by_heads(self._source) or not self.config.is_generative:
-      return self._way("answer", head=answering.choose_head(self._source.model, task, where=repr(self)))
+      return self._way("answer", head=classification.choose_head(self._source.model, task, where=repr(self)))
     if spec.kind in ("class", "choice"):
       return self._way("rank", classes=spec.classes)
     length = self._source.run["data"]["targets_length"]
-    return self._way("write", decode=writing.decode_config(max_length=length), seed=0)
+    return self._way("write", decode=text_generation.decode_config(max_length=length), seed=0)
 
   # ---- Numbers -------------------------------------------------------------
 
@@ -393,7 +393,7 @@ class Model:
     with in_python():
       if not kind.writes:
         predictor.check_predicts_tokens(self._source.model, where=repr(self))
-        blanks = filling.Blanks(self._vocabulary, self.config.architecture, special_tokens=self._special_tokens)
+        blanks = fill_mask.Blanks(self._vocabulary, self.config.architecture, special_tokens=self._special_tokens)
         read = [blanks(text, self._longest_text())[0] for text in _texts(inputs)]
         return [self._of_encoder(ids) for ids in read]
       pairs = (
@@ -405,34 +405,34 @@ class Model:
 
   # ---- How it is asked -----------------------------------------------------
 
-  def _make_way(self, asks: str, **options: Any) -> lines.Way:
+  def _make_way(self, asks: str, **options: Any) -> batch_inference.Way:
     """Builds the way that asks so; a text may be a mapping with the columns of the checkpoint's table."""
     if asks in ("embed", "fill"):
       return self._way_of_text(asks, self._mesh, **options)
-    return tabled.around(self._source, lambda mesh: self._way_of_text(asks, mesh, **options))(self._mesh)
+    return table_inputs.around(self._source, lambda mesh: self._way_of_text(asks, mesh, **options))(self._mesh)
 
-  def _way_of_text(self, asks: str, mesh: jax.sharding.Mesh, **options: Any) -> lines.Way:
+  def _way_of_text(self, asks: str, mesh: jax.sharding.Mesh, **options: Any) -> batch_inference.Way:
     source, size = self._source, self._batch_size
     if asks == "rank":
-      longest = prompting.longest_prompt(source, inputs_length=self._inputs_length, max_length=1)
-      ends = prompting.ends_prompts(source)[0]
+      longest = prompt_builder.longest_prompt(source, inputs_length=self._inputs_length, max_length=1)
+      ends = prompt_builder.ends_prompts(source)[0]
       options["special_tokens"] = self._special_tokens
       return ranking.Ranking(source, mesh, longest=longest, ends_prompts=ends, batch_size=size, **options)
     if asks == "write":
       length = options["decode"].max_length
-      longest = prompting.longest_prompt(source, inputs_length=self._inputs_length, max_length=length)
-      ends = prompting.ends_prompts(source)[0]
+      longest = prompt_builder.longest_prompt(source, inputs_length=self._inputs_length, max_length=length)
+      ends = prompt_builder.ends_prompts(source)[0]
       options["special_tokens"] = self._special_tokens
-      return writing.Writing(source, mesh, longest=longest, ends_prompts=ends, batch_size=size, **options)
+      return text_generation.Writing(source, mesh, longest=longest, ends_prompts=ends, batch_size=size, **options)
     if asks == "fill":
       options["special_tokens"] = self._special_tokens
-    make = {"fill": filling.Filling, "embed": embedding.Embedding}.get(asks) or marking.way_of(options["head"])
+    make = {"fill": fill_mask.Filling, "embed": embedding.Embedding}.get(asks) or token_classify.way_of(options["head"])
     return make(source, mesh, longest=self._longest_text(), batch_size=size, **options)
 
   def _longest_text(self) -> int:
-    return prompting.longest_text(self._source, inputs_length=self._inputs_length)
+    return prompt_builder.longest_text(self._source, inputs_length=self._inputs_length)
 
-  def _ask(self, way: lines.Way, texts: Sequence[Asked]) -> list[dict[str, Any]]:
+  def _ask(self, way: batch_inference.Way, texts: Sequence[Asked]) -> list[dict[str, Any]]:
     """What is found of each text.
 
     Raises:
@@ -446,7 +446,7 @@ class Model:
     given = []
     for number, text in enumerate(texts):
       where = f"texts[{number}]"
-      line = line_files.made(number + 1, text, form=way.form, where=where)
+      line = jsonl_io.made(number + 1, text, form=way.form, where=where)
       if not line.text:
         raise UserError(f"{where}: is empty")
       way.check(line, where)
@@ -483,12 +483,12 @@ class Model:
       raise UserError(f"there are {len(inputs)} inputs and {len(targets)} targets; give one of each")
     kind = self.config.kind
     longest = self._inputs_length or self._source.run["data"]["inputs_length"]
-    read = prompting.Prompts(
+    read = prompt_builder.Prompts(
       self._vocabulary,
-      ends=kind.writes and prompting.ends_prompts(self._source)[0],
+      ends=kind.writes and prompt_builder.ends_prompts(self._source)[0],
       longest=longest,
       special_tokens=self._special_tokens,
-      prefix=prompting.prefix(self._source) if kind.writes else None,
+      prefix=prompt_builder.prefix(self._source) if kind.writes else None,
     )
     end = [self._vocabulary.eos_id] if kind.reads_apart else []
     pairs = []

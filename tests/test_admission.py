@@ -12,7 +12,7 @@ import pytest
 import test_server
 
 from t2t import UserError
-from t2t.generation import admission, decoding, endpoints, server, writer
+from t2t.generation import admission, decoding, endpoints, server, text_predictor
 from t2t.runtime import stopping
 
 ask = test_server.ask
@@ -30,7 +30,7 @@ class Counting:
     return {"asks": "write"}
 
   def parse(self, body):
-    return writer.parse(body)
+    return text_predictor.parse(body)
 
   def endpoints(self):
     whole = endpoints.Endpoint("Counts.", self.parse, self.generate, {}, form=lambda _: endpoints.WHOLE)

@@ -11,7 +11,7 @@ import trained
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained, select_task
-from t2t.generation import decoding, ready, writer
+from t2t.generation import decoding, engine, text_predictor
 
 module = test_evaluate.module  # the fixture
 
@@ -129,8 +129,8 @@ def test_the_body_may_be_trained_as_well(tmp_path, capsys):
 def test_a_request_names_its_task(run, tmp_path):
   """Of the page's server, whose model is in memory once; one that names none is refused."""
   source = pretrained.read_source(str(run))
-  model = ready.Ready(source, adapters=select_task.each(source), ends_prompts=True)
-  service = writer.Writer(model, defaults=decoding.DecodeConfig(max_length=6))
+  model = engine.Ready(source, adapters=select_task.each(source), ends_prompts=True)
+  service = text_predictor.Writer(model, defaults=decoding.DecodeConfig(max_length=6))
   assert service.about()["adapters"] == ["poems", "news"]
   for task in ("news", "poems"):
     expected = infer(run, LINES[:1], tmp_path, "--max_length", "6", "--task", task)

@@ -16,7 +16,7 @@ from t2t import __main__ as command
 from t2t.checkpoints import pretrained, tensor_writer
 from t2t.data import tables
 from t2t.data.vocabularies import training
-from t2t.generation import completions, decoding, likelihoods, prompting, ready, server, writer
+from t2t.generation import completions, decoding, engine, prompt_builder, server, text_predictor, token_logprobs
 
 ask = test_server.ask
 KINDS = ["encoder_decoder", "decoder_only"]
@@ -261,8 +261,8 @@ def tuned(tmp_path_factory):
         content = json.loads(path.read_text())
         path.write_text(json.dumps(content | {"data": content["data"] | {"table": table}}))
       source = pretrained.read_source(str(workdir))
-      ends, defaults = prompting.ends_prompts(source)[0], decoding.DecodeConfig(max_length=6)
-      model = writer.Writer(ready.Ready(source, ends_prompts=ends), defaults=defaults)
+      ends, defaults = prompt_builder.ends_prompts(source)[0], decoding.DecodeConfig(max_length=6)
+      model = text_predictor.Writer(engine.Ready(source, ends_prompts=ends), defaults=defaults)
       running = stack.enter_context(server.make_server(model, host="127.0.0.1", port=0))
       thread = threading.Thread(target=running.serve_forever)
       thread.start()
@@ -370,9 +370,11 @@ def test_what_a_stream_holds_back():
 def test_long_texts_are_told_one_by_one(monkeypatch):
   """However few are read together, the same numbers."""
   asked = {"inputs": "dog", "temperature": 0.9, "seed": 2, "max_length": 8, "n": 3, "token_probabilities": True}
-  ask_all = lambda: list(test_server.service("decoder_only").generate(writer.parse(json.dumps(asked).encode())))[-1]
+  ask_all = lambda: list(
+    test_server.service("decoder_only").generate(text_predictor.parse(json.dumps(asked).encode()))
+  )[-1]
   together = ask_all()
-  monkeypatch.setattr(likelihoods, "_ROWS_TOKENS", 16)
+  monkeypatch.setattr(token_logprobs, "_ROWS_TOKENS", 16)
   apart = ask_all()
   for one, other in zip([together, *together["alternatives"]], [apart, *apart["alternatives"]], strict=True):
     numbers = lambda text: [token["probability"] for token in text["token_probabilities"]]
@@ -383,9 +385,9 @@ def test_pieces_make_the_text():
   """Whatever is decoded, and none of them is half of a character."""
   text = "naïve 校服"
   decode = lambda ids: bytes(ids).decode(errors="replace")
-  found = likelihoods.pieces(decode, list(text.encode()))
+  found = token_logprobs.pieces(decode, list(text.encode()))
   assert "".join(found) == text and len(found) == len(text.encode())
-  assert found[:4] == ["n", "a", "", "ï"] and likelihoods.pieces(decode, []) == []
+  assert found[:4] == ["n", "a", "", "ï"] and token_logprobs.pieces(decode, []) == []
 
 
 def test_pieces_of_words_join_to_the_text(tmp_path):
@@ -396,7 +398,9 @@ def test_pieces_of_words_join_to_the_text(tmp_path):
   own = [f"--config.data.vocabulary={model}", f"--config.data.files={tmp_path / 'text.jsonl'}"]
   assert command.main([*trained.arguments("decoder_only", tmp_path / "run"), *own]) == 0
   source = pretrained.read_source(str(tmp_path / "run"))
-  written = writer.Writer(ready.Ready(source, ends_prompts=False), defaults=decoding.DecodeConfig(max_length=8))
+  written = text_predictor.Writer(
+    engine.Ready(source, ends_prompts=False), defaults=decoding.DecodeConfig(max_length=8)
+  )
   loaded_model, endpoint = t2t.load(str(tmp_path / "run")), written.endpoints()["/v1/completions"]
   encode, decode = loaded_model.vocabulary.encode, loaded_model.vocabulary.decode
 
@@ -541,7 +545,7 @@ def test_texts_side_by_side_and_their_tokens(kind, ports):
     tokens = each["token_probabilities"]
     assert "".join(token["text"] for token in tokens) == each["prediction"] and len(tokens) == each["tokens"]
     np.testing.assert_allclose(sum(np.log([token["probability"] for token in tokens])), each["score"], rtol=1e-3)
-    assert all(len(token["likeliest"]) == likelihoods.TOP for token in tokens)
+    assert all(len(token["likeliest"]) == token_logprobs.TOP for token in tokens)
 
 
 def test_beams_have_probabilities_too(ports):
@@ -578,4 +582,4 @@ def test_a_map_of_attention(kind, ports):
 
 
 def test_no_more_is_offered_than_there_is_room_for():
-  assert max(field.most for field in completions.FIELDS if field.name == "max_tokens") == ready.MAX_LENGTH
+  assert max(field.most for field in completions.FIELDS if field.name == "max_tokens") == engine.MAX_LENGTH

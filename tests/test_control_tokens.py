@@ -16,7 +16,7 @@ from t2t import UserError
 from t2t.configuration.schema import DataConfig
 from t2t.data import pipeline, raw_text, vocabularies
 from t2t.data.vocabularies import offsets, subwords, training
-from t2t.generation import filling, prompting
+from t2t.generation import fill_mask, prompt_builder
 
 TEXT = [f"the number {i} of things, in naïve text isn't right <tag> [note] | (x) a_b" for i in range(200)]
 SPELLED = [
@@ -270,12 +270,12 @@ def test_which_control_tokens_of_a_prompt_are_meant(tmp_path):
   text, texts = "the [MASK] <extra_id_0> [PAD]", vocabularies.token_texts(vocabulary)
   names = set(vocabularies.control_tokens_of(vocabulary)) - {"[UNK]"}
   found = {}
-  for choice in prompting.SPECIAL_TOKENS:
-    prompts = prompting.Prompts(vocabulary, ends=False, longest=99, special_tokens=choice)
+  for choice in prompt_builder.SPECIAL_TOKENS:
+    prompts = prompt_builder.Prompts(vocabulary, ends=False, longest=99, special_tokens=choice)
     found[choice] = [texts[i] for i in prompts(text)[0] if texts[i] in names]
   meant = {"none": [], "blanks": ["[MASK]", "<extra_id_0>"], "all": ["[MASK]", "<extra_id_0>", "[PAD]"]}
   assert found == meant
-  assert prompting.Prompts(vocabulary, ends=False, longest=99)(text) == (
+  assert prompt_builder.Prompts(vocabulary, ends=False, longest=99)(text) == (
     vocabularies.encode_text(vocabulary, text, special_tokens="blanks"),
     0,
   )
@@ -290,9 +290,9 @@ def test_a_lone_surrogate_is_named(vocabulary):
 
 def test_blanks_beside_letters_that_spell_others(tmp_path):
   vocabulary = vocabularies.load(wordpiece(tmp_path), extra_ids=0)
-  ids, _ = filling.Blanks(vocabulary, "encoder_only")("the [MASK] [SEP] [PAD]", 99)
+  ids, _ = fill_mask.Blanks(vocabulary, "encoder_only")("the [MASK] [SEP] [PAD]", 99)
   assert ids.count(vocabulary.mask_id) == 1 and ids.count(vocabulary.sep_id) == 1 and vocabulary.pad_id not in ids
-  ids, _ = filling.Blanks(vocabulary, "encoder_only", special_tokens="all")("the [MASK] [SEP] [PAD]", 99)
+  ids, _ = fill_mask.Blanks(vocabulary, "encoder_only", special_tokens="all")("the [MASK] [SEP] [PAD]", 99)
   assert ids.count(vocabulary.sep_id) == 2 and ids.count(vocabulary.pad_id) == 1
 
 

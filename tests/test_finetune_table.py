@@ -19,7 +19,7 @@ from t2t.configuration.loading import load_config, records
 from t2t.configuration.schema import DataConfig
 from t2t.data import pipeline, tables, vocabularies
 from t2t.data.tables import examples, memory, resolving
-from t2t.generation import line_files, lines, ranking, table_output, writing
+from t2t.generation import batch_inference, jsonl_io, ranking, table_output, text_generation
 
 ROWS = range(40)
 
@@ -69,17 +69,15 @@ def test_a_list_of_objects_is_an_input():
   rows = [{"text": f"t {i}", "id": str(i)} for i in range(3)]
   pathlib.Path("in.json").write_text(json.dumps(rows, indent=1))
   pathlib.Path("in.csv").write_text("text,id\n" + "".join(f"t {i},{i}\n" for i in range(3)))
-  found = [
-    [(x.number, x.text, x.others) for x in line_files.read(name, field="text")] for name in ("in.json", "in.csv")
-  ]
+  found = [[(x.number, x.text, x.others) for x in jsonl_io.read(name, field="text")] for name in ("in.json", "in.csv")]
   assert found[0] == found[1] == [(i + 1, f"t {i}", rows[i]) for i in range(3)]
   pathlib.Path("in.json").write_text('[{"text": "a"}, {"no": 1}]')
   with pytest.raises(UserError, match="in.json, row 2"):
-    list(line_files.read("in.json", field="text"))
+    list(jsonl_io.read("in.json", field="text"))
 
 
 def test_the_column_that_is_named_stays_in_the_table():
-  lines = list(line_files.read(tsv("given.tsv", "id review", [(1, "good")]), field="review"))
+  lines = list(jsonl_io.read(tsv("given.tsv", "id review", [(1, "good")]), field="review"))
   assert [(line.text, line.others) for line in lines] == [("good", {"id": "1", "review": "good"})]
 
 
@@ -533,7 +531,7 @@ def test_letters_of_control_tokens_are_read_as_in_training(data, how, monkeypatc
   spec = tables.TableSpec("class", ("text",), "label", classes=("a", "b"), prefix="text: ")
   own = {"table": spec.to_dict(), "vocabulary": source.run["data"]["vocabulary"], **data}
   tuned = dataclasses.replace(source, run=source.run | {"data": source.run["data"] | own})
-  mesh = lines.make_mesh(1)
+  mesh = batch_inference.make_mesh(1)
   options = {"longest": 20, "ends_prompts": True, "batch_size": 1}
   for given, option, expected in (
     (tuned, {}, how),
@@ -542,10 +540,12 @@ def test_letters_of_control_tokens_are_read_as_in_training(data, how, monkeypatc
   ):
     ways = [
       ranking.Ranking(given, mesh, classes=spec.classes, **options, **option),
-      writing.Writing(given, mesh, decode=writing.decode_config(max_length=2), seed=0, **options, **option),
+      text_generation.Writing(
+        given, mesh, decode=text_generation.decode_config(max_length=2), seed=0, **options, **option
+      ),
     ]
     for way in ways:
-      way.read(line_files.Line(1, "<extra_id_0>", {}))
+      way.read(jsonl_io.Line(1, "<extra_id_0>", {}))
     assert seen == [expected] * 2
     seen.clear()
 

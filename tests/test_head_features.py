@@ -19,7 +19,7 @@ from t2t.configuration.schema import DataConfig, EvalConfig
 from t2t.data import head_examples, pipeline, special_tokens, vocabularies
 from t2t.data.head_examples import kinds
 from t2t.evaluation import few_shot, methods
-from t2t.generation import answerer, line_files, marking, row_batches
+from t2t.generation import head_predictor, jsonl_io, row_batches, token_classify
 from t2t.losses import head_losses
 from t2t.models.config import HeadConfig
 
@@ -153,20 +153,20 @@ class Case:
   @functools.cached_property
   def way(self):
     head = self.config.heads[1]
-    return marking.way_of(head)(self.source, self.mesh, head=head, longest=LENGTH, batch_size=2)
+    return token_classify.way_of(head)(self.source, self.mesh, head=head, longest=LENGTH, batch_size=2)
 
   def line(self):
     """What `t2t infer`, the server and `t2t.load` make of the line."""
     line, whole = RECORDS[self.kind][1], self.config.kind.writes and self.kind in ("class", "score")
     line = {"inputs": RECORDS[self.kind][0]["inputs"]} if whole else line
-    line = line_files.made(1, line, form=self.way.form, where="line 1")
+    line = jsonl_io.made(1, line, form=self.way.form, where="line 1")
     self.way.check(line, "line 1")
     return self.way.read(line)
 
 
 def features_of(case, example):
   """Model features of an example, and where its head is asked, as the model gets them in evaluation and inference."""
-  rows, side = answerer.rows_of(example), case.config.kind.answers
+  rows, side = head_predictor.rows_of(example), case.config.kind.answers
   heads = [np.pad(row["answer_heads"], (0, LENGTH - len(row["inputs"]))) for row in rows]
   return row_batches.features_of(rows, LENGTH, side=side, pad_id=0) | {f"{side}_answer_heads": np.stack(heads)}
 
@@ -184,7 +184,7 @@ def test_all_readers_get_the_same_features(kind, name):
   if RECORDS[kind][1] is not None:
     asked = case.line()
     readers.append(asked.given)
-    rows = answerer.rows_of(asked.given)
+    rows = head_predictor.rows_of(asked.given)
     assert asked.tokens - asked.cut == sum(len(row["inputs"]) for row in rows)
     assert asked.cut == (16 if kind == "span" else example["inputs_uncut"] - len(example["inputs"]))
     assert set(asked.given).isdisjoint({"answer_targets", "has_answer", "answers", "inputs_uncut"})

@@ -25,7 +25,7 @@ from t2t import __main__ as command
 from t2t.checkpoints import manifest, pretrained
 from t2t.configuration.schema import DataConfig
 from t2t.data import pipeline
-from t2t.generation import line_files, lines, prompt_features, prompting, writing
+from t2t.generation import batch_inference, jsonl_io, prompt_builder, prompt_features, text_generation
 
 TEXTS = [
   "the quick brown fox",
@@ -229,7 +229,7 @@ def test_tokens_are_counted_as_they_are_written(run):
 
 def test_beams_write_a_token_at_least():
   """Unless they are told that they may write none; without beams a text may be empty."""
-  config = writing.decode_config
+  config = text_generation.decode_config
   assert [config(max_length=4, beam=beam).min_length for beam in (1, 4)] == [0, 1]
   assert config(max_length=4, beam=4, min_length=0).min_length == 0
   with pytest.raises(UserError, match="--min_length 5: give 0 to 4"):
@@ -238,12 +238,14 @@ def test_beams_write_a_token_at_least():
 
 def test_empty_predictions_are_counted(tmp_path, capsys):
   """Of a model that writes; what cannot be asked has none."""
-  counts = lines._Counts(blank="")
-  counts.add([{"prediction": ""}, {"prediction": " "}, {"prediction": "a"}, {"prediction": None, "error": lines.EMPTY}])
-  job = lines.Job("in.txt", "out.jsonl", "", 1, False)
-  with lines._Progress(4, "new tokens") as progress:
+  counts = batch_inference._Counts(blank="")
+  counts.add(
+    [{"prediction": ""}, {"prediction": " "}, {"prediction": "a"}, {"prediction": None, "error": batch_inference.EMPTY}]
+  )
+  job = batch_inference.Job("in.txt", "out.jsonl", "", 1, False)
+  with batch_inference._Progress(4, "new tokens") as progress:
     pass
-  lines._summarise(counts, progress, writing.Writing, job)
+  batch_inference._summarise(counts, progress, text_generation.Writing, job)
   assert "lines          4 (1 empty, 2 with an empty prediction)\n" in capsys.readouterr().out
 
 
@@ -328,12 +330,12 @@ def test_rows_leave_for_a_pipe_when_they_are_written():
   read, write = os.pipe()
   os.set_blocking(read, False)
   with open(read, "rb", buffering=0) as reader, open(write, "wb") as writer:
-    line_files.Output(writer, line_files.PIPE, {}).write([{"line": 1}])
+    jsonl_io.Output(writer, jsonl_io.PIPE, {}).write([{"line": 1}])
     assert reader.read() == b'{"line": 1}\n'
 
 
 def test_two_runs_do_not_write_to_one_output(tmp_path):
-  output = lambda: line_files.output(str(tmp_path / "out.jsonl"), {})
+  output = lambda: jsonl_io.output(str(tmp_path / "out.jsonl"), {})
   with output(), pytest.raises(UserError, match="another process is writing"), output():
     pass
 
@@ -423,9 +425,9 @@ def test_a_prompt_is_cut_at_its_end_and_keeps_eos():
     def encode(self, text):
       return [ord(letter) for letter in text]
 
-  assert prompting.Prompts(Letters(), ends=True, longest=3)("ABCD") == ([65, 66, 1], 2)
-  assert prompting.Prompts(Letters(), ends=True, longest=3)("AB") == ([65, 66, 1], 0)
-  assert prompting.Prompts(Letters(), ends=False, longest=3)("ABCD") == ([65, 66, 67], 1)
+  assert prompt_builder.Prompts(Letters(), ends=True, longest=3)("ABCD") == ([65, 66, 1], 2)
+  assert prompt_builder.Prompts(Letters(), ends=True, longest=3)("AB") == ([65, 66, 1], 0)
+  assert prompt_builder.Prompts(Letters(), ends=False, longest=3)("ABCD") == ([65, 66, 67], 1)
 
 
 def trained_on(**data) -> pretrained.Source:
@@ -447,9 +449,9 @@ def test_a_prompt_is_what_training_showed(objective, tmp_path):
     dataclasses.replace(data, pack=False), "decoder_only", task, examples
   ).as_numpy_iterator()
   vocabulary = pipeline.vocabulary(data)
-  end, _ = prompting.ends_prompts(trained_on(files=file, objective=objective))
+  end, _ = prompt_builder.ends_prompts(trained_on(files=file, objective=objective))
   given = example["inputs"][:-1] if "inputs" in example else example["targets"][:10]
-  tokens, cut = prompting.Prompts(vocabulary, ends=end, longest=64)(vocabulary.decode(given.tolist()))
+  tokens, cut = prompt_builder.Prompts(vocabulary, ends=end, longest=64)(vocabulary.decode(given.tolist()))
   made = prompt_features.prompt_features(
     [tokens], 64, architecture="decoder_only", framing=prompt_features.framing(vocabulary)
   )
@@ -484,7 +486,9 @@ def test_what_a_decoder_was_trained_on_decides(run, tmp_path):
 
 def test_what_a_mixture_showed():
   """Text-to-text tasks have no EOS behind a decoder's prompt; where nothing is known that is said."""
-  asked = lambda mixture, *modules: prompting.ends_prompts(trained_on(files="", mixture=mixture, task_modules=modules))
+  asked = lambda mixture, *modules: prompt_builder.ends_prompts(
+    trained_on(files="", mixture=mixture, task_modules=modules)
+  )
   docs = "t2t.tasks.docs"
   assert asked("docs_prefix_lm", docs) == (True, "as in training: config.data.mixture=docs_prefix_lm")
   assert asked("docs_match", docs)[0] is asked("docs_causal_lm", docs)[0] is False
@@ -492,7 +496,7 @@ def test_what_a_mixture_showed():
   assert not ends and "docs_match has tasks with EOS and tasks without; --prompt_eos yes adds it" in said
   ends, said = asked("nothing_like_it", docs)
   assert not ends and "nothing_like_it: no task or mixture of that name" in said
-  ends, said = prompting.ends_prompts(trained_on(inputs_length=64))
+  ends, said = prompt_builder.ends_prompts(trained_on(inputs_length=64))
   assert not ends and "does not say what it was trained on" in said
 
 
@@ -519,4 +523,4 @@ def test_missing_options(capsys):
   ],
 )
 def test_a_text_is_shown_with_its_own_blanks_filled(text, prediction, filled):
-  assert writing.filled(text, prediction) == filled
+  assert text_generation.filled(text, prediction) == filled

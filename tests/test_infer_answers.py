@@ -21,7 +21,7 @@ from t2t import UserError, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import manifest, pretrained
 from t2t.data import vocabularies
-from t2t.generation import answerer, answering, filling
+from t2t.generation import classification, fill_mask, head_predictor
 from t2t.models.config import HeadConfig
 
 # A task for each kind of head that is asked of texts.
@@ -274,8 +274,8 @@ def test_fields_of_a_row():
   """The example of the docstring; classes without texts are called by their numbers."""
   head = HeadConfig("h", 2, labels=("no", "yes"))
   expected = {"prediction": "yes", "score": -0.313262, "probabilities": {"no": 0.268941, "yes": 0.731059}}
-  assert answerer.fields(head, {}, np.array([[0.0, 1.0]])) == expected
-  assert answerer.fields(HeadConfig("h", 2), {}, np.array([[1.0, 0.0]]))["prediction"] == "0"
+  assert head_predictor.fields(head, {}, np.array([[0.0, 1.0]])) == expected
+  assert head_predictor.fields(HeadConfig("h", 2), {}, np.array([[1.0, 0.0]]))["prediction"] == "0"
 
 
 def test_a_head_that_says_no_number():
@@ -284,7 +284,7 @@ def test_a_head_that_says_no_number():
   config = toy.encoder(heads=(head,))
   graphdef, params = toy.split(toy.model(config))
   params["heads"]["pair"]["projection_bias"] = np.array([0.0, np.nan], np.float32)
-  asks = answerer.Answerer(config, graphdef, sharding.make_mesh({"data": -1}), pad_id=0, batch_size=2)
+  asks = head_predictor.Answerer(config, graphdef, sharding.make_mesh({"data": -1}), pad_id=0, batch_size=2)
   given = {"inputs": [3, 4], "token_types": [0, 0], "texts": [0, 0], "answer_heads": [1, 0]}
   with pytest.raises(UserError, match="the head pair says what is no number: its training had gone wrong"):
     asks.logits(params, head, [given])
@@ -294,7 +294,7 @@ def test_a_head_that_answers_nothing():
   """ELECTRA's is none that answers."""
   config = toy.encoder(heads=(HeadConfig("replaced", 1, kind="detector"),))
   with pytest.raises(UserError, match="C has no head"):
-    answering.choose_head(config, "", where="C")
+    classification.choose_head(config, "", where="C")
 
 
 # ---- Blanks ----------------------------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ def test_a_filling_is_as_likely_as_the_model_says():
   """By its logits on the text with the mask, the special tokens around it."""
   source = pretrained.read_source(str(trained.workdir("encoder_only")))
   mesh = sharding.make_mesh({"data": -1})
-  way = filling.Filling(source, mesh, top=359, longest=48, batch_size=2)
+  way = fill_mask.Filling(source, mesh, top=359, longest=48, batch_size=2)
   params = pretrained.load(source, mesh).params
   given = [[100, 358, 104, 1], [100, 101, 102, 103, 104, 358, 105, 358, 1]]  # bytes; the last id is the mask
   rows = way.answer(params, given, numbers=range(len(given)), done=None)
@@ -347,7 +347,7 @@ def word_pieces(folder: pathlib.Path):
 @pytest.mark.parametrize("blank", ["[MASK]", "<mask>", "<extra_id_0>", "<extra_id_7>"])
 def test_a_blank_has_any_of_its_names(blank, tmp_path):
   """Framed as in pre-training, whatever stands around the blank; what does not fit is cut at the end."""
-  blanks = filling.Blanks(word_pieces(tmp_path), "encoder_only")
+  blanks = fill_mask.Blanks(word_pieces(tmp_path), "encoder_only")
   assert blanks(f"Paris is the {blank} of {blank}.", 20) == ([2, 5, 6, 7, 4, 8, 4, 12, 3], 0)
   assert blanks(f"Paris is the {blank} of {blank}.", 7) == ([2, 5, 6, 7, 4, 8, 3], 2)
   assert blanks.places([2, 5, 6, 7, 4, 8, 4, 12, 3]) == [4, 6]
@@ -356,7 +356,7 @@ def test_a_blank_has_any_of_its_names(blank, tmp_path):
 def test_blanks_of_bytes():
   """Where the mask is no text to the vocabulary, what stands between blanks is read as it is, spaces too."""
   vocabulary = vocabularies.load("bytes", extra_ids=1)
-  ids, cut = filling.Blanks(vocabulary, "encoder_only")("a [MASK] <mask>b", 20)
+  ids, cut = fill_mask.Blanks(vocabulary, "encoder_only")("a [MASK] <mask>b", 20)
   assert (ids, cut) == ([100, 35, 259, 35, 259, 101, 1], 0)
 
 

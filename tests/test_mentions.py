@@ -11,7 +11,7 @@ import tensorflow as tf
 from t2t.data import head_examples, registry, special_tokens, task_resolution, vocabularies
 from t2t.data.head_examples import mentions
 from t2t.data.head_examples.reading import Reading
-from t2t.generation import answerer
+from t2t.generation import head_predictor
 from t2t.models.config import HeadConfig
 
 BYTES = vocabularies.load("bytes", extra_ids=0)
@@ -55,7 +55,7 @@ def test_the_first_mention_of_each_is_asked():
   assert not asked(example | {"answers": []})["has_answer"]
   nothing = asked(example | {"options": ["Eve"]})
   assert (nothing["options"], max(nothing["answer_heads"])) == ([], 0)
-  assert answerer.answer(HeadConfig("record", 1, "choice"), nothing, np.zeros((0, 1), np.float32)) == ("", 0.0)
+  assert head_predictor.answer(HeadConfig("record", 1, "choice"), nothing, np.zeros((0, 1), np.float32)) == ("", 0.0)
 
 
 def test_entities_that_begin_alike():
@@ -107,7 +107,7 @@ def test_a_query_is_one_example_for_a_head(tmp_path):
   assert found["options"].numpy().tolist() == [b"Ann", b"Bob", b"Eve"]
   logits = np.array([[0.0], [1.0], [0.5]], np.float32)
   example = {name: x.numpy() for name, x in found.items()}
-  value = task.postprocess_fn(answerer.answer(head, example, logits)[0], example=example, is_target=False)
+  value = task.postprocess_fn(head_predictor.answer(head, example, logits)[0], example=example, is_target=False)
   right = task.postprocess_fn("?", example=example, is_target=True)
   assert task.metric_fns[0]([right], [value]) == {"exact_match": 100.0, "f1": 100.0}
   assert len(asks(task)) == 2  # written, each answer is an example

@@ -13,7 +13,7 @@ from t2t.commands import options
 from t2t.configs import default
 from t2t.configuration.loading import override, records
 from t2t.configuration.schema import OPTIONAL, SECTIONS
-from t2t.generation import decoding, writing
+from t2t.generation import decoding, text_generation
 from t2t.models.config import TransformerConfig
 
 NO_NUMBERS = ("nan", "inf", "-inf", "1e400")
@@ -118,9 +118,9 @@ def test_how_text_is_written(value):
   for name in ("max_length", "min_length", "beam", "length_penalty", "temperature", "top_p", "top_k"):
     if value is not None:
       with pytest.raises(UserError, match=f"{name}={value}: must be a (whole|finite) number"):
-        writing.decode_config(**({"max_length": 8} | {name: value}))
+        text_generation.decode_config(**({"max_length": 8} | {name: value}))
   with pytest.raises(UserError, match="length_penalty=11: must be a finite number, -10 to 10"):
-    writing.decode_config(max_length=8, beam=2, length_penalty=11)
+    text_generation.decode_config(max_length=8, beam=2, length_penalty=11)
 
 
 def test_a_models_numbers_are_checked_already():

@@ -9,7 +9,7 @@ import trained
 from t2t import UserError
 from t2t.checkpoints import pretrained, select_task
 from t2t.data import objectives, preprocessors, registry, task_prefixes, task_resolution
-from t2t.generation import prompting
+from t2t.generation import prompt_builder
 
 
 @functools.cache
@@ -52,14 +52,14 @@ def test_a_prefix_is_what_an_example_begins_with():
 def test_a_run_says_what_it_was_trained_on():
   """Its sources, each as its own; a module that nobody named is not imported for it."""
   source = pretrained.read_source(str(trained.workdir("encoder_decoder")))
-  assert prompting.known_prefixes(source) == ()
+  assert prompt_builder.known_prefixes(source) == ()
   data = source.run["data"]
   data.update(files="", mixture="docs_summary", task_modules=("t2t.tasks.docs",))
-  assert prompting.known_prefixes(source) == ("summarize: ",)
+  assert prompt_builder.known_prefixes(source) == ("summarize: ",)
   data.update(sources={"a": {"mixture": "docs_match"}, "b": {"files": "x.txt", "objective": "ul2"}})
-  assert prompting.known_prefixes(source) == ("docs match summary: ", "[NLU] ", "[S2S] ", "[NLG] ")
+  assert prompt_builder.known_prefixes(source) == ("docs match summary: ", "[NLU] ", "[S2S] ", "[NLG] ")
   data.update(mixture="theirs", task_modules=("somebody.tasks",), sources={})
-  assert prompting.known_prefixes(source) == ()
+  assert prompt_builder.known_prefixes(source) == ()
 
 
 def source(architecture: str, **data) -> pretrained.Source:
@@ -84,20 +84,20 @@ def source(architecture: str, **data) -> pretrained.Source:
 )
 def test_inputs_get_the_prefix_of_the_only_task(mixture, text, expected):
   loaded()
-  assert prompting.prefix(source("encoder_decoder", mixture=mixture)).before(text) == expected
+  assert prompt_builder.prefix(source("encoder_decoder", mixture=mixture)).before(text) == expected
 
 
 def test_of_several_tasks_one_is_named():
   loaded()
   several = source("encoder_decoder", mixture="glue_mnli,docs_summary")
-  assert prompting.tasks_with_prefixes(several) == ("docs_summary", "glue_mnli")
-  assert prompting.prefix(select_task.choose(several, "mnli", where="--task")).text == "mnli hypothesis: "
+  assert prompt_builder.tasks_with_prefixes(several) == ("docs_summary", "glue_mnli")
+  assert prompt_builder.prefix(select_task.choose(several, "mnli", where="--task")).text == "mnli hypothesis: "
   with pytest.raises(UserError, match="was trained on docs_summary, glue_mnli; give one of them"):
     select_task.choose(several, "cola", where="--task")
 
 
 def test_a_table_says_its_prefix():
   table = {"kind": "class", "texts": ("review",), "label": "stars", "classes": ("1", "2"), "prefix": "review: "}
-  found = prompting.prefix(source("decoder_only", mixture="table", table=table))
+  found = prompt_builder.prefix(source("decoder_only", mixture="table", table=table))
   assert found.before("Good.") == found.before("review: Good.") == "review: Good."
   assert found.before("review of it") == "review: review of it"

@@ -15,7 +15,7 @@ from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
 from t2t.commands import infer
-from t2t.generation import answerer, served, server, writing
+from t2t.generation import head_predictor, served, server, text_generation
 
 several = test_infer_answers.several  # the fixture
 
@@ -23,7 +23,9 @@ several = test_infer_answers.several  # the fixture
 def service(checkpoint, *options) -> served.Asker:
   """As the command makes it."""
   parsed = infer._parser().parse_args(["--checkpoint", str(checkpoint), "--server", *options])
-  return infer._service(parsed, pretrained.read_source(str(checkpoint)), {}, writing.decode_config(max_length=64))
+  return infer._service(
+    parsed, pretrained.read_source(str(checkpoint)), {}, text_generation.decode_config(max_length=64)
+  )
 
 
 def row(checkpoint, line, folder: pathlib.Path, *options) -> dict:
@@ -107,4 +109,4 @@ def _choice(checkpoint) -> served.Asker:
 def test_the_page_shows_every_kind_of_answer():
   """What it can be told that a model is asked stands in its table."""
   table = server.page()[0].decode().partition("const WAYS = {")[2].partition("\n};")[0]
-  assert set(re.findall(r"^  (\w+): \{", table, re.MULTILINE)) == {"write", "fill", *answerer.KINDS}
+  assert set(re.findall(r"^  (\w+): \{", table, re.MULTILINE)) == {"write", "fill", *head_predictor.KINDS}

@@ -16,7 +16,7 @@ import trained
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
-from t2t.generation import decoding, prompting, ready, server, writer
+from t2t.generation import decoding, engine, prompt_builder, server, text_predictor
 
 GREEDY = {"inputs": "naïve 校服 dog", "max_length": 12}
 SAMPLED = GREEDY | {"temperature": 0.9, "top_p": 0.95, "seed": 3}
@@ -24,10 +24,10 @@ BEAM = GREEDY | {"beam": 3, "min_length": 7}
 
 
 @functools.cache
-def service(architecture: str) -> writer.Writer:
+def service(architecture: str) -> text_predictor.Writer:
   source = pretrained.read_source(str(trained.workdir(architecture)))
-  return writer.Writer(
-    ready.Ready(source, ends_prompts=prompting.ends_prompts(source)[0]),
+  return text_predictor.Writer(
+    engine.Ready(source, ends_prompts=prompt_builder.ends_prompts(source)[0]),
     defaults=decoding.DecodeConfig(max_length=12, temperature=0.9, top_p=0.95),
   )
 
@@ -104,7 +104,7 @@ def test_a_body_that_is_not_read_is_named(headers, status, message, port):
 @pytest.mark.parametrize("request_", [GREEDY, SAMPLED, BEAM], ids=["greedy", "sampled", "beam"])
 def test_the_page_writes_what_a_file_gets(architecture, request_, tmp_path):
   """The last event has text, score and alternatives of `t2t infer` for a file with this line."""
-  found = list(service(architecture).generate(writer.parse(json.dumps(request_).encode())))[-1]
+  found = list(service(architecture).generate(text_predictor.parse(json.dumps(request_).encode())))[-1]
   (tmp_path / "in.txt").write_text(request_["inputs"])
   options = [f"--{name}={value}" for name, value in request_.items() if name != "inputs"]
   files = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.jsonl")]
@@ -123,7 +123,7 @@ def test_a_text_has_as_many_tokens_as_are_asked_for():
 
   def written(seed: int, **options) -> dict:
     asked = {"inputs": "dog", "temperature": 1.0, "max_length": 64, "seed": seed} | options
-    return list(service_.generate(writer.parse(json.dumps(asked).encode())))[-1]
+    return list(service_.generate(text_predictor.parse(json.dumps(asked).encode())))[-1]
 
   seed = next(seed for seed in range(100) if written(seed)["tokens"] < 40)
   assert written(seed, min_length=39)["tokens"] >= 39 and written(seed, min_length=64)["tokens"] == 40
@@ -131,7 +131,7 @@ def test_a_text_has_as_many_tokens_as_are_asked_for():
 
 def test_what_a_request_does_not_say():
   """Is as without the command's option."""
-  decode = lambda **options: writer.parse(json.dumps({"inputs": "a"} | options).encode()).decode
+  decode = lambda **options: text_predictor.parse(json.dumps({"inputs": "a"} | options).encode()).decode
   assert decode() == decoding.DecodeConfig(max_length=64)
   assert decode(beam=4) == decoding.DecodeConfig(max_length=64, min_length=1, num_beams=4)
   assert decode(top_p=0.9) == decoding.DecodeConfig(max_length=64, temperature=1.0, top_p=0.9)
@@ -160,7 +160,9 @@ def test_a_long_input_is_cut_and_said_to_be(port):
 
 def test_requests_wait_for_each_other():
   """While one is answered the next one waits, and is told so."""
-  first, second = (service("encoder_decoder").generate(writer.parse(json.dumps(GREEDY).encode())) for _ in range(2))
+  first, second = (
+    service("encoder_decoder").generate(text_predictor.parse(json.dumps(GREEDY).encode())) for _ in range(2)
+  )
   next(first)
   assert next(second) == {"state": "waiting"}
   first.close()  # who asked has left
@@ -304,7 +306,7 @@ def test_the_page_needs_nothing_from_elsewhere(port):
 
 def test_the_page_sends_what_the_server_takes():
   """Every option of the page is one of a request, within its limits."""
-  known = {field.name: field for field in writer.FIELDS}
+  known = {field.name: field for field in text_predictor.FIELDS}
   inputs = re.findall(r'data-option="(\w+)" min="([\d.]+)"(?: max="([\d.]+)")?', server.page()[0].decode())
   assert len(inputs) == len(known) - len({"inputs", "adapter", "token_probabilities"})
   for name, least, most in inputs:

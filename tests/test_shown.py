@@ -9,7 +9,7 @@ import pytest
 import test_examples
 import toy
 
-from t2t.generation import samples, shown
+from t2t.generation import eval_samples, samples
 from t2t.training import train_state
 
 SENTINELS = (39, 38, 37)
@@ -20,7 +20,7 @@ def likeliest(model, batch, *, number=2, sentinel_ids=SENTINELS, vocab_size=40):
   state = train_state.TrainState(jnp.zeros((), jnp.int32), params, {}, ())
   options = dict(vocabulary=test_examples.Ids(), sentinel_ids=sentinel_ids, hidden_ids=(0, toy.EOS))
   options |= dict(number=number, vocab_size=vocab_size)
-  return shown.likeliest(graphdef, state, batch, **options)
+  return eval_samples.likeliest(graphdef, state, batch, **options)
 
 
 def expected(logits, row, places, *, masked=False):
@@ -33,8 +33,10 @@ def expected(logits, row, places, *, masked=False):
     chances = np.where(np.isin(np.arange(chances.size), ends), 0, chances)
     chances[0] = 0 if masked else together
     best = np.argsort(-chances, kind="stable")[:5]
-    text = lambda token: shown.NOTHING if token in ends else str(token)
-    lines.append(f"[{blank}] " + ", ".join(f"{text(token)} {shown.in_percent(chances[token])}" for token in best))
+    text = lambda token: eval_samples.NOTHING if token in ends else str(token)
+    lines.append(
+      f"[{blank}] " + ", ".join(f"{text(token)} {eval_samples.in_percent(chances[token])}" for token in best)
+    )
   return lines
 
 
@@ -42,9 +44,9 @@ def test_a_blank_begins_behind_its_sentinel():
   """One that opens the last position of a row that was cut has no first token; one that does not count is none."""
   targets = np.array([[39, 5, 38, 6, 1], [9, 39, 5, 5, 38]])
   counts = np.array([[True] * 5, [True, False, True, True, True]])
-  found = shown.places_of(targets, counts, SENTINELS)
+  found = eval_samples.places_of(targets, counts, SENTINELS)
   assert [x.tolist() for x in found] == [[1, 3], []]
-  assert [x.tolist() for x in shown.places_of(targets, counts, None)] == [[0, 1, 2, 3, 4], [0, 2, 3, 4]]
+  assert [x.tolist() for x in eval_samples.places_of(targets, counts, None)] == [[0, 1, 2, 3, 4], [0, 2, 3, 4]]
 
 
 def test_the_likeliest_tokens_of_blanks():
@@ -60,9 +62,9 @@ def test_samples_are_compiled_once():
   """At the next evaluation the programs are those of the first."""
   model, batch = toy.model(toy.KINDS["t5_1_1"]), toy.batch((8, 7), (7, 6), padded_to=(9, 8))
   looks = lambda: (likeliest(model, batch), test_examples.held_out(model, batch, sentinel_ids=SENTINELS))
-  first, compiled = looks(), (shown._guesses._cache_size(), samples._writing.cache_info().misses)
+  first, compiled = looks(), (eval_samples._guesses._cache_size(), samples._writing.cache_info().misses)
   assert looks() == first
-  assert (shown._guesses._cache_size(), samples._writing.cache_info().misses) == compiled
+  assert (eval_samples._guesses._cache_size(), samples._writing.cache_info().misses) == compiled
 
 
 def test_an_encoders_masked_tokens_are_blanks():
@@ -103,6 +105,6 @@ def test_text_without_blanks_has_none():
 
 def test_a_guess_can_be_read_in_a_list_with_commas():
   """What is a comma itself stands in quotes, and what is less than a percent is not nothing."""
-  told = [shown.in_words(text) for text in (" the", ",", "'", "don't", " ", "", "_")]
+  told = [eval_samples.in_words(text) for text in (" the", ",", "'", "don't", " ", "", "_")]
   assert told == ["the", "','", '"\'"', "don't", "_", "_", "'_'"]
-  assert [shown.in_percent(chance) for chance in (0.0004, 0.02, 1.0)] == ["<1%", "2%", "100%"]
+  assert [eval_samples.in_percent(chance) for chance in (0.0004, 0.02, 1.0)] == ["<1%", "2%", "100%"]

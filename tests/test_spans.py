@@ -35,7 +35,7 @@ from t2t.data.head_examples.reading import Reading
 from t2t.data.special_tokens import Framing
 from t2t.data.vocabularies import offsets
 from t2t.evaluation import few_shot
-from t2t.generation import answerer
+from t2t.generation import head_predictor
 from t2t.models.config import HeadConfig
 
 BYTES = vocabularies.load("bytes", extra_ids=0)
@@ -207,7 +207,7 @@ def test_the_best_of_all_spans(context, seed, withheld):
     for i, j in itertools.product(*likeliest):
       if 0 <= j - i < 30:
         best = max(best, (own[1 + i, 0] + own[1 + j, 1], text[starts[i] : starts[j] + 1]))
-  told, score = answerer.answer(HEAD, found, logits)
+  told, score = head_predictor.answer(HEAD, found, logits)
   assert told == ("unanswerable" if withheld and nothing > best[0] else best[1])
   assert score <= 0
 
@@ -222,8 +222,8 @@ def test_a_row_has_the_likeliest_spans(context, seed, withheld):
     lambda numbers: 3 * random.normal(size=(sum(numbers), 2)).astype(np.float32),
     **({"no_answer": b""} if withheld else {}),
   )
-  told, score = answerer.answer(HEAD, found, logits)
-  row = answerer.fields(HEAD, found | {"context": text}, logits)
+  told, score = head_predictor.answer(HEAD, found, logits)
+  row = head_predictor.fields(HEAD, found | {"context": text}, logits)
   assert row["prediction"] == told and ("null" in row) == withheld
   if not row["best"]:
     assert not told
@@ -253,7 +253,7 @@ def test_a_span_that_two_windows_have_is_one():
   first, second = (int(np.flatnonzero(window["context_starts"] == 2 * place)[0]) for window in windows)
   asked = [int(window["answer_heads"][:at].sum()) for window, at in zip(windows, (first, second), strict=True)]
   logits[asked[0]], logits[int(windows[0]["answer_heads"].sum()) + asked[1]] = 9.0, 8.0
-  best = answerer.fields(HEAD, found | {"context": text}, logits)["best"]
+  best = head_predictor.fields(HEAD, found | {"context": text}, logits)["best"]
   assert [each["text"] for each in best].count(text[2 * place]) == 1 and best[0]["text"] == text[2 * place]
   assert best[0]["probability"] > 0.8
 
@@ -263,9 +263,9 @@ def test_nowhere_to_answer():
   found, text, _ = gathered(60, lambda numbers: None)
   logits = np.zeros((61, 2), np.float32)
   logits[41:, 0] = logits[1:21, 1] = 9.0  # all starts behind all ends
-  row = answerer.fields(HEAD, found | {"context": text}, logits)
+  row = head_predictor.fields(HEAD, found | {"context": text}, logits)
   assert row == dict.fromkeys(("score", "start", "end", "probability")) | {"prediction": "", "best": []}
-  row = answerer.fields(HEAD, found | {"context": text, "no_answer": ""}, logits)
+  row = head_predictor.fields(HEAD, found | {"context": text, "no_answer": ""}, logits)
   assert (row["prediction"], row["probability"], row["null"], row["best"]) == ("", 1.0, 1.0, [])
 
 
@@ -294,22 +294,22 @@ def test_a_span_is_short_and_does_not_go_back():
   logits[[1, 60], [0, 1]] = 9.0  # 60 tokens
   logits[[30, 31], [0, 1]] = 5.0
   found, text, _ = gathered(60, lambda numbers: None)
-  assert answerer.answer(HEAD, found, logits)[0] in (text[0], text[58:61], text[-1])  # a start or an end alone: 9
+  assert head_predictor.answer(HEAD, found, logits)[0] in (text[0], text[58:61], text[-1])  # a start or an end alone: 9
   logits[[1, 60]] = 0.0
   logits[[40, 20], [0, 1]] = 9.0
-  assert answerer.answer(HEAD, found, logits)[0] == text[2 * 29 : 2 * 30 + 1]
+  assert head_predictor.answer(HEAD, found, logits)[0] == text[2 * 29 : 2 * 30 + 1]
 
 
 def test_a_sample_of_a_batch():
   """Bounds in tokens of the context, from 1 on; the first position stands for no answer, and no span goes back."""
   logits = np.zeros((9, 2), np.float32)
   logits[[3, 5], [0, 1]] = 1.0
-  assert answerer.sample(HEAD, logits, np.array([3, 0, 0, 0, 0, 0, 0, 0, 0])) == ("tokens 3-5", "no answer")
-  assert answerer.sample(HEAD, logits, np.array([0, 0, 1, 0, 2, 0, 0, 0, 0]))[1] == "tokens 2-4"
+  assert head_predictor.sample(HEAD, logits, np.array([3, 0, 0, 0, 0, 0, 0, 0, 0])) == ("tokens 3-5", "no answer")
+  assert head_predictor.sample(HEAD, logits, np.array([0, 0, 1, 0, 2, 0, 0, 0, 0]))[1] == "tokens 2-4"
   logits[[7, 5], [0, 1]] = 3.0, 2.0  # the likeliest start is behind the likeliest end
-  assert answerer.sample(HEAD, logits, np.zeros(9, np.int32))[0] in ("tokens 7-7", "tokens 7-8", "tokens 3-5")
+  assert head_predictor.sample(HEAD, logits, np.zeros(9, np.int32))[0] in ("tokens 7-7", "tokens 7-8", "tokens 3-5")
   logits[0] = 4.0
-  assert answerer.sample(HEAD, logits, np.zeros(9, np.int32))[0] == "no answer"
+  assert head_predictor.sample(HEAD, logits, np.zeros(9, np.int32))[0] == "no answer"
 
 
 def test_metrics_with_unanswerable_questions():
@@ -368,7 +368,7 @@ def test_who_knows_the_answers_is_right(squad):
       targets = np.concatenate([row["answer_targets"][row["answer_heads"] > 0] for row in each["windows"]])
       logits = np.stack([targets % 2 == 1, targets >= 2], axis=1) * (8.0 if knows else 0.0)
       logits[targets == 3] += 0.0 if knows else 1.0
-      text, _ = answerer.answer(HEAD, each, logits)
+      text, _ = head_predictor.answer(HEAD, each, logits)
       told.append(task.postprocess_fn(text, example=each, is_target=False))
       right.append(task.postprocess_fn("?", example=each, is_target=True))
     (metric,) = task.metric_fns

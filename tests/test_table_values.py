@@ -15,7 +15,7 @@ from t2t.configuration.schema import DataConfig
 from t2t.data import tables
 from t2t.data.sources import tables as table_files
 from t2t.data.tables import examples, memory, resolving, values
-from t2t.generation import line_files, table_output, tabled
+from t2t.generation import jsonl_io, table_inputs, table_output
 
 ROWS = range(40)
 
@@ -182,7 +182,7 @@ def test_words_that_are_null_are_refused():
 
 def test_answers_count_the_characters_of_a_context_as_it_stands():
   spec = tables.TableSpec("span", ("question", "context"), "answers")
-  read = lambda others: tabled.context_of(spec, line_files.Line(1, "Who? Ann saw", others), "Ann saw")
+  read = lambda others: table_inputs.context_of(spec, jsonl_io.Line(1, "Who? Ann saw", others), "Ann saw")
   assert read({"context": "  Ann saw"}) == "  Ann saw" and read({"context": 7}) == read({}) == "Ann saw"
   row = {"question": "Who?", "context": "  Ann saw Ann", "answers": "Ann", "answer_start": 10}
   assert every(load(jsonl("a.jsonl", [{**row, "question": f"Who {i}?"} for i in ROWS])))[0]["answer_starts"] == [10]
@@ -190,7 +190,7 @@ def test_answers_count_the_characters_of_a_context_as_it_stands():
 
 def test_words_to_predict_on_are_read_alike():
   spec = tables.TableSpec("tags", ("tokens",), "tags", classes=("O", "B-PER"))
-  read = lambda cell: tabled.words_of(spec, line_files.Line(1, "It is", {"tokens": cell}), "row 1")
+  read = lambda cell: table_inputs.words_of(spec, jsonl_io.Line(1, "It is", {"tokens": cell}), "row 1")
   assert read("['It' 'is']") == read(["It", "is"]) == read("It is") == read(None) == ["It", "is"]
   for cell in (["It", None], "['It', 'is"):
     with pytest.raises(UserError, match="row 1: tokens is .*without null"):
@@ -325,10 +325,10 @@ def test_binary_text_of_parquet_is_text():
   assert found[0].classes == ("n", "p") and every(found)[0]["key"] == "text é 0"
   in_memory = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
   assert load(memory.keep(in_memory, where="rows"))[0].classes == ("n", "p")
-  form = line_files.Form(columns=("text",))
-  assert [line.text for line in line_files.read("a.parquet", form=form)] == texts
+  form = jsonl_io.Form(columns=("text",))
+  assert [line.text for line in jsonl_io.read("a.parquet", form=form)] == texts
   with pytest.raises(UserError, match="a.parquet, record 1: column 'image' is binary and not UTF-8"):
-    list(line_files.read("a.parquet", field="image"))
+    list(jsonl_io.read("a.parquet", field="image"))
   pa.parquet.write_table(pa.table({"text": texts, "label": [b"\xff", b"\xfe"] * 20}), "b.parquet")
   with pytest.raises(UserError, match="b.parquet, record 1: label is binary and not UTF-8"):
     load("b.parquet")
@@ -373,8 +373,8 @@ def test_frames_of_polars_and_pyarrow_are_examples():
 
 
 def written(path: str, records: list[dict]) -> None:
-  lines = [line_files.Line(number, "", record) for number, record in enumerate(records, 1)]
-  rows = [json.dumps({**line_files.row(line, {}), "prediction": "p"}) + "\n" for line in lines]
+  lines = [jsonl_io.Line(number, "", record) for number, record in enumerate(records, 1)]
+  rows = [json.dumps({**jsonl_io.row(line, {}), "prediction": "p"}) + "\n" for line in lines]
   pathlib.Path(table_output.rows_path(path)).write_text("".join(rows))
   table_output.write(path, lambda: (line for line in lines))
 

@@ -14,7 +14,7 @@ from t2t import UserError, task_metrics
 from t2t.data import head_examples, postprocessors, preprocessors, special_tokens, vocabularies
 from t2t.data.head_examples import tags as tags_lib
 from t2t.data.head_examples.reading import Reading
-from t2t.generation import answerer
+from t2t.generation import head_predictor
 from t2t.models.config import HeadConfig
 
 NAMES = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
@@ -119,7 +119,7 @@ def test_entities_are_where_their_text_is(text, seed, cut):
   asked = range(len(words) - (cut and len(words) > 0))
   logits = 2 * random.normal(size=(len(asked), len(NAMES))).astype(np.float32)
   given = {"words": words, "asked_words": list(asked), "text": text, "places": tags_lib.places(words, text)}
-  found = answerer.fields(HEAD, given, logits)
+  found = head_predictor.fields(HEAD, given, logits)
   log_p = np.max(logits, axis=-1) - np.logaddexp.reduce(logits, axis=-1)
   assert found["tags"] == [NAMES[i] for i in logits.argmax(-1)] + ["O"] * (len(words) - len(asked))
   assert found["score"] == pytest.approx(log_p.sum(), rel=1e-4, abs=1e-6)
@@ -136,9 +136,9 @@ def test_what_a_head_says():
   """A tag for each word of the example; those that were cut have O."""
   example = {"words": [b"Ann", b"x", b"saw", b"Rome"], "asked_words": np.array([0, 2])}
   logits = np.eye(5, dtype=np.float32)[[1, 3]]
-  text, score = answerer.answer(HEAD, example, logits)
+  text, score = head_predictor.answer(HEAD, example, logits)
   assert text == "B-PER O B-LOC O" and score == pytest.approx(2 * (1 - np.log(np.e + 4)))
-  assert answerer.sample(HEAD, logits, np.array([1, 0])) == ("B-PER B-LOC", "B-PER O")
+  assert head_predictor.sample(HEAD, logits, np.array([1, 0])) == ("B-PER B-LOC", "B-PER O")
 
 
 def test_a_task_of_tags():
@@ -160,7 +160,7 @@ def test_a_task_of_tags():
   apart = head_examples.for_heads(task, "encoder_only", (HEAD,))
   (example,) = apart.get_dataset({"inputs": 50}, split="train", shuffle=False).as_numpy_iterator()
   logits = np.eye(5, dtype=np.float32)[example["answer_targets"][example["answer_heads"] > 0]]
-  value = task.postprocess_fn(answerer.answer(HEAD, example, logits)[0], example=example, is_target=False)
+  value = task.postprocess_fn(head_predictor.answer(HEAD, example, logits)[0], example=example, is_target=False)
   right = task.postprocess_fn("?", example=example, is_target=True)
   assert value == right == ["B-PER", "I-PER", "O", "B-LOC"]
   written = task.get_dataset({"inputs": 50, "targets": 50}, split="train", shuffle=False)
@@ -246,7 +246,7 @@ def test_a_word_that_is_not_asked_leaves_the_others_right():
   """As one that a model has no room for, or no piece of."""
   head = HeadConfig("pos", len(PARTS), "tag", PARTS)
   example = {"words": [b"the", b"cat", b"ran"], "asked_words": [0, 1], "tags": [0, 1, 2]}
-  written, _ = answerer.answer(head, example, 8.0 * np.eye(len(PARTS))[[0, 1]])
+  written, _ = head_predictor.answer(head, example, 8.0 * np.eye(len(PARTS))[[0, 1]])
   read = postprocessors.tagged(PARTS)(written, example=example)
   assert read == ["DET", "NOUN", "O"]
   right = postprocessors.tagged(PARTS)("?", example=example, is_target=True)

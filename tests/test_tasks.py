@@ -15,7 +15,7 @@ import tensorflow_datasets as tfds
 from t2t import UserError
 from t2t.data import head_examples, registry, task_resolution, vocabularies
 from t2t.data.head_examples import kinds, needs
-from t2t.generation import answerer
+from t2t.generation import head_predictor
 from t2t.models.config import HeadConfig
 
 BYTES = vocabularies.load("bytes", extra_ids=0)
@@ -174,7 +174,7 @@ def test_files_as_they_are_released(name, tmp_path):
       assert each["has_answer"]
       here = each["answer_targets"][each["answer_heads"] > 0]
       logits = here[:, None] * 8.0 if need.number == 1 else 8.0 * np.eye(need.number)[here]
-      told.append(task.postprocess_fn(answerer.answer(head, each, logits)[0], example=each, is_target=False))
+      told.append(task.postprocess_fn(head_predictor.answer(head, each, logits)[0], example=each, is_target=False))
     right = [task.postprocess_fn("?", example=each, is_target=True) for each in asked]
     assert task.metric_fns[0](right, told).popitem()[1] == 100.0
 

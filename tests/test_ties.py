@@ -6,7 +6,7 @@ import pytest
 
 from t2t import losses, task_metrics
 from t2t.evaluation import evaluate, probes, results
-from t2t.generation import answerer, ties
+from t2t.generation import head_predictor, ties
 from t2t.losses import head_losses
 from t2t.models.config import HeadConfig
 
@@ -96,8 +96,8 @@ def test_rounds_break_every_tie_in_all_ways_equally_often():
 )
 def test_what_heads_say_that_tie(head, example, logits, first, tied):
   logits = np.array(logits, np.float32)
-  assert answerer.answer(head, example, logits)[0] == first
-  assert answerer.tied(head, example, logits) == tied
+  assert head_predictor.answer(head, example, logits)[0] == first
+  assert head_predictor.tied(head, example, logits) == tied
 
 
 def test_spans_that_tie_are_told():
@@ -109,9 +109,12 @@ def test_spans_that_tie_are_told():
   example = {"context": "Ann Bob", "windows": [window]}
   head = HeadConfig("h", 2, "span")
   logits = np.array([[0.0, 0.0], [1.0, 1.0], [1.0 + 1e-6, 1.0]], np.float32)
-  assert answerer.answer(head, example, logits)[0] in ("Ann Bob", "Bob")  # the likeliest, of which rounding decides
-  assert answerer.tied(head, example, logits) == ("Ann", "Ann Bob", "Bob")
-  assert "none" in answerer.tied(head, example | {"no_answer": "none"}, np.zeros((3, 2), np.float32))
+  assert head_predictor.answer(head, example, logits)[0] in (
+    "Ann Bob",
+    "Bob",
+  )  # the likeliest, of which rounding decides
+  assert head_predictor.tied(head, example, logits) == ("Ann", "Ann Bob", "Bob")
+  assert "none" in head_predictor.tied(head, example | {"no_answer": "none"}, np.zeros((3, 2), np.float32))
 
 
 # ---- Metrics of tasks ------------------------------------------------------------------------------------------------

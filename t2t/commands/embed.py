@@ -11,7 +11,7 @@ from t2t import UserError, did_you_mean
 from t2t.checkpoints import pretrained, select_task
 from t2t.configs import default
 from t2t.configuration.loading import override, records
-from t2t.generation import embedding, line_files, lines, prompting, vectors
+from t2t.generation import batch_inference, embedding, embedding_files, jsonl_io, prompt_builder
 from t2t.runtime import hosts, numeric
 
 
@@ -89,7 +89,7 @@ def main(argv: list[str]) -> None:
     argv: what follows `t2t embed`.
 
   Raises:
-    UserError: see `lines.run` and `probes.probe`.
+    UserError: see `batch_inference.run` and `probes.probe`.
   """
   options, overrides = _parser().parse_known_args(argv)
   for name in ("checkpoint",) if options.probe else ("checkpoint", "input", "output"):
@@ -104,27 +104,31 @@ def main(argv: list[str]) -> None:
   source = select_task.choose(pretrained.read_source(options.checkpoint), options.task, where="--task")
   pretrained.trust(options.task_modules)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
-  longest = prompting.longest_text(source, inputs_length=options.inputs_length)
-  mesh = lines.make_mesh(options.tensor)
+  longest = prompt_builder.longest_text(source, inputs_length=options.inputs_length)
+  mesh = batch_inference.make_mesh(options.tensor)
   if options.probe:
     _probe(options, overrides, source, mesh, longest=longest)
     return
   way = embedding.Embedding(
     source, mesh, pool=options.pool, layer=options.layer, longest=longest, batch_size=options.batch_size
   )
-  read = functools.partial(line_files.read, options.input, field=options.field, form=way.form)
-  job = lines.Job(options.input, options.output, options.field, options.batch_size, options.strict, called="vectors")
-  lines.run(source, mesh, way, job, open_output=functools.partial(vectors.output, read=read, shape=way.shape))
+  read = functools.partial(jsonl_io.read, options.input, field=options.field, form=way.form)
+  job = batch_inference.Job(
+    options.input, options.output, options.field, options.batch_size, options.strict, called="vectors"
+  )
+  batch_inference.run(
+    source, mesh, way, job, open_output=functools.partial(embedding_files.output, read=read, shape=way.shape)
+  )
 
 
 def _check_files(options: argparse.Namespace, overrides: list[str]) -> None:
   if overrides:
     raise UserError(f"unknown option {overrides[0]}; see `t2t embed --help`")
-  if options.input == line_files.PIPE:
+  if options.input == jsonl_io.PIPE:
     raise UserError("--input -: a file of vectors says how many there are before the first; give a file")
-  line_files.check_local(options.output)
-  if not options.output.endswith(vectors.ENDINGS):
-    raise UserError(f"--output {options.output}: give a file that ends in {' or '.join(vectors.ENDINGS)}")
+  jsonl_io.check_local(options.output)
+  if not options.output.endswith(embedding_files.ENDINGS):
+    raise UserError(f"--output {options.output}: give a file that ends in {' or '.join(embedding_files.ENDINGS)}")
 
 
 def _probe(

@@ -19,24 +19,24 @@ from t2t.configs import default
 from t2t.configuration.loading import records
 from t2t.convert import gin
 from t2t.generation import (
-  answering,
-  choosing,
+  adapter_routing,
+  batch_inference,
+  classification,
   decoding,
   endpoints,
-  filling,
-  line_files,
-  lines,
-  marking,
+  engine,
+  fill_mask,
+  jsonl_io,
   predictor,
-  prompting,
+  prompt_builder,
   ranking,
-  ready,
   served,
   server,
+  table_inputs,
   table_output,
-  tabled,
-  writer,
-  writing,
+  text_generation,
+  text_predictor,
+  token_classify,
 )
 from t2t.runtime import hosts, memory, numeric
 
@@ -176,7 +176,7 @@ def _parser() -> argparse.ArgumentParser:
   add("--task_modules", default="", metavar="M", help="modules or .py files of yours that its tasks are registered in")
   add(
     "--special_tokens",
-    choices=prompting.SPECIAL_TOKENS,
+    choices=prompt_builder.SPECIAL_TOKENS,
     default="",
     help="which letters of an input that spell control tokens are these, and not text: none; blanks, <extra_id_0> and"
     " [MASK]; all, as <s> and [SEP]; what heads are asked is text; default: blanks, of a table's model as in training",
@@ -213,7 +213,7 @@ def main(argv: list[str]) -> None:
     argv: what follows `t2t infer`.
 
   Raises:
-    UserError: see `lines.run`, and what each way of asking needs.
+    UserError: see `batch_inference.run`, and what each way of asking needs.
   """
   options, found = _options(argv)
   of_tasks = found is not None and not options.input and not options.server  # the inputs are a mixture's
@@ -229,8 +229,8 @@ def main(argv: list[str]) -> None:
       raise UserError(f"--{name} is missing: give --{name} PATH{or_bound}; see `t2t infer --help`")
   if options.server and (name := next((name for name in _OF_FILES if getattr(options, name)), "")):
     raise UserError(f"--{name}: is for files, and --server answers requests; leave out one of them")
-  line_files.check_local(options.output)
-  decode = writing.decode_config(
+  jsonl_io.check_local(options.output)
+  decode = text_generation.decode_config(
     max_length=options.max_length,
     min_length=options.min_length,
     beam=options.beam,
@@ -261,24 +261,24 @@ def main(argv: list[str]) -> None:
   if adapters and options.input.endswith(".txt"):
     raise UserError(f"--adapter: a line of {options.input} can name none; give a .jsonl file, with an object on each")
   make_way = _chosen_way(options, source, adapters, decode)
-  if options.input and not options.task and (names := prompting.tasks_with_prefixes(source)):
+  if options.input and not options.task and (names := prompt_builder.tasks_with_prefixes(source)):
     said = (
       f"{source.path}: was trained on {', '.join(names)}; --task NAME puts the prefix of one in front of each input"
     )
     print(said, file=sys.stderr)
-  mesh = lines.make_mesh(options.tensor)
+  mesh = batch_inference.make_mesh(options.tensor)
   load = functools.partial(multi_adapter.load, source, adapters, mesh) if adapters else None
-  blank = "" if adapters or options.head else prompting.blank(source)
+  blank = "" if adapters or options.head else prompt_builder.blank(source)
   for input_path, output_path in _files(options, found if of_tasks else None, source):
-    as_table = line_files.is_table(output_path)
+    as_table = jsonl_io.is_table(output_path)
     if as_table:
       table_output.check(output_path, input_path)
     rows_path = table_output.rows_path(output_path) if as_table else output_path
-    job = lines.Job(input_path, rows_path, options.field, options.batch_size, options.strict, blank=blank)
+    job = batch_inference.Job(input_path, rows_path, options.field, options.batch_size, options.strict, blank=blank)
     way = make_way(mesh)
-    lines.run(source, mesh, way, job, load=load)
+    batch_inference.run(source, mesh, way, job, load=load)
     if as_table and jax.process_index() == 0:
-      read = functools.partial(line_files.read, input_path, field=options.field, form=way.form)
+      read = functools.partial(jsonl_io.read, input_path, field=options.field, form=way.form)
       table_output.write(output_path, read)
       print(f"{'table':<14} {output_path}")
 
@@ -348,7 +348,7 @@ def _asks(
   else:
     predictor.check_predicts_tokens(source.model, where=where)
     found, said = "fill", "is an encoder alone, which fills blanks"
-  if found != "write" and decode != writing.decode_config(max_length=_MAX_LENGTH):
+  if found != "write" and decode != text_generation.decode_config(max_length=_MAX_LENGTH):
     raise UserError(f"{where} {said} and writes nothing: leave out the options of writing, as --max_length and --beam")
   if found != "fill" and options.top is not None:
     raise UserError(f"--top {options.top}: {where} {said}, and fills no blanks; leave it out")
@@ -359,39 +359,39 @@ def _asks(
 
 def _ranks(source: pretrained.Source, decode: decoding.DecodeConfig) -> bool:
   """Returns whether a model that writes ranks the labels of its table: no option of writing is given."""
-  spec = tabled.spec_of(source)
+  spec = table_inputs.spec_of(source)
   is_one_of = spec is not None and spec.kind in ("class", "choice")
-  return is_one_of and decode == writing.decode_config(max_length=_MAX_LENGTH)
+  return is_one_of and decode == text_generation.decode_config(max_length=_MAX_LENGTH)
 
 
 def _way(
   options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig
-) -> Callable[[jax.sharding.Mesh], lines.Way]:
+) -> Callable[[jax.sharding.Mesh], batch_inference.Way]:
   """Builds the way of asking a model on a mesh; a line may have the columns of the checkpoint's table."""
   make_way = _way_of_text(options, source, decode)
-  return make_way if _asks(options, source, decode) == "fill" else tabled.around(source, make_way)
+  return make_way if _asks(options, source, decode) == "fill" else table_inputs.around(source, make_way)
 
 
 def _way_of_text(
   options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig
-) -> Callable[[jax.sharding.Mesh], lines.Way]:
+) -> Callable[[jax.sharding.Mesh], batch_inference.Way]:
   """Returns what builds the way of asking each text."""
   asks = _asks(options, source, decode)
   if asks == "write" and _ranks(source, decode):
     return functools.partial(
       ranking.Ranking,
       source,
-      classes=tabled.spec_of(source).classes,
-      longest=prompting.longest_prompt(source, inputs_length=options.inputs_length, max_length=1),
+      classes=table_inputs.spec_of(source).classes,
+      longest=prompt_builder.longest_prompt(source, inputs_length=options.inputs_length, max_length=1),
       ends_prompts=_ends_prompts(options, source),
       batch_size=options.batch_size,
       special_tokens=options.special_tokens,
     )
   if asks == "write":
     decode = _as_long_as_targets(options, source, decode)
-    longest = prompting.longest_prompt(source, inputs_length=options.inputs_length, max_length=decode.max_length)
+    longest = prompt_builder.longest_prompt(source, inputs_length=options.inputs_length, max_length=decode.max_length)
     return functools.partial(
-      writing.Writing,
+      text_generation.Writing,
       source,
       decode=decode,
       seed=options.seed,
@@ -400,30 +400,32 @@ def _way_of_text(
       batch_size=options.batch_size,
       special_tokens=options.special_tokens,
     )
-  longest = prompting.longest_text(source, inputs_length=options.inputs_length)
+  longest = prompt_builder.longest_text(source, inputs_length=options.inputs_length)
   if asks == "fill":
     top = _TOP if options.top is None else options.top
     return functools.partial(
-      filling.Filling,
+      fill_mask.Filling,
       source,
       top=top,
       longest=longest,
       batch_size=options.batch_size,
       special_tokens=options.special_tokens,
     )
-  head = answering.choose_head(source.model, options.head, where=f"--checkpoint {options.checkpoint}")
+  head = classification.choose_head(source.model, options.head, where=f"--checkpoint {options.checkpoint}")
   if options.no_answer:
     if head.kind != "span":
       raise UserError(f"--no_answer {options.no_answer}: {head.name} is a {head.kind} head, no span's; leave it out")
     head = dataclasses.replace(head, no_answer=options.no_answer == "yes")
-  return functools.partial(marking.way_of(head), source, head=head, longest=longest, batch_size=options.batch_size)
+  return functools.partial(
+    token_classify.way_of(head), source, head=head, longest=longest, batch_size=options.batch_size
+  )
 
 
 def _as_long_as_targets(
   options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig
 ) -> decoding.DecodeConfig:
   """Returns the options of writing; the length is that of the targets of the checkpoint's table, unless it is typed."""
-  if tabled.spec_of(source) is None or options.max_length != _MAX_LENGTH:
+  if table_inputs.spec_of(source) is None or options.max_length != _MAX_LENGTH:
     return decode
   return dataclasses.replace(decode, max_length=max(source.run["data"]["targets_length"], decode.min_length))
 
@@ -433,7 +435,7 @@ def _chosen_way(
   source: pretrained.Source,
   adapters: Mapping[str, pretrained.Source],
   decode: decoding.DecodeConfig,
-) -> Callable[[jax.sharding.Mesh], lines.Way]:
+) -> Callable[[jax.sharding.Mesh], batch_inference.Way]:
   """What is asked of each line, where lines may choose among adapters.
 
   Raises:
@@ -444,12 +446,12 @@ def _chosen_way(
   wanted = _asked_alike(options, adapters, decode)
   # A base that only predicts tokens may carry heads.
   itself = wanted[0] != "head" or any(head.kind == wanted[1] for head in source.model.heads)
-  sources = choosing.asked(source, adapters, itself=itself)
+  sources = adapter_routing.asked(source, adapters, itself=itself)
   make = {id(each): _way(options, each, decode) for each in sources.values()}
   paths = {name: str(each.path) for name, each in adapters.items()}
 
-  def on(mesh: jax.sharding.Mesh) -> lines.Way:
-    return choosing.Choosing(choosing.ways_of(sources, lambda each: make[id(each)](mesh)), paths)
+  def on(mesh: jax.sharding.Mesh) -> batch_inference.Way:
+    return adapter_routing.Choosing(adapter_routing.ways_of(sources, lambda each: make[id(each)](mesh)), paths)
 
   return on
 
@@ -479,11 +481,11 @@ def _asked(
   asks = _asks(options, source, decode, where=where)
   if asks != "head":
     return (asks,)
-  return asks, answering.choose_head(source.model, options.head, where=where).kind
+  return asks, classification.choose_head(source.model, options.head, where=where).kind
 
 
 def _ends_prompts(options: argparse.Namespace, source: pretrained.Source) -> bool:
-  ends, reason = prompting.ends_prompts(source, options.prompt_eos)
+  ends, reason = prompt_builder.ends_prompts(source, options.prompt_eos)
   if source.model.kind.continues:
     print(f"prompts end {'in' if ends else 'without'} EOS, {reason}", file=sys.stderr)
   return ends
@@ -504,7 +506,7 @@ def _service(
   if adapters:
     _asks(options, source, decode)
     _asked_alike(options, adapters, decode)
-  model = ready.Ready(
+  model = engine.Ready(
     source,
     adapters=adapters,
     inputs_length=options.inputs_length,
@@ -512,4 +514,4 @@ def _service(
     tensor=options.tensor,
     special_tokens=options.special_tokens,
   )
-  return writer.Writer(model, defaults=decode)
+  return text_predictor.Writer(model, defaults=decode)

@@ -11,7 +11,7 @@ import numpy as np
 from t2t import UserError, did_you_mean
 from t2t.configuration.schema import DataConfig, EvalConfig
 from t2t.data import head_examples, raw_text
-from t2t.generation import answerer, decoding, predictor, prompt_features, ties
+from t2t.generation import decoding, head_predictor, predictor, prompt_features, ties
 from t2t.models.config import ANSWERED_HEADS, HeadConfig, TransformerConfig
 from t2t.params import Params
 
@@ -203,7 +203,7 @@ class Heads:
 
   def __init__(self, asked: Asked):
     self._asked = asked
-    self._answerer = answerer.Answerer(
+    self._answerer = head_predictor.Answerer(
       asked.config,
       asked.graphdef,
       asked.mesh,
@@ -243,11 +243,11 @@ class Heads:
     """What the head says, as the text that would have been written."""
     head = self._heads[task.name]
     # Of so many windows as make one example.
-    share = len(examples) / sum(len(answerer.rows_of(example)) for example in examples)
+    share = len(examples) / sum(len(head_predictor.rows_of(example)) for example in examples)
     step = None if done is None else lambda number, tokens: done(number * share, tokens)
     own = self._answerer.logits(params, head, examples, on_batch=step)
-    pairs = [answerer.answer(head, example, each) for example, each in zip(examples, own, strict=True)]
-    tied = [answerer.tied(head, example, each) for example, each in zip(examples, own, strict=True)]
+    pairs = [head_predictor.answer(head, example, each) for example, each in zip(examples, own, strict=True)]
+    tied = [head_predictor.tied(head, example, each) for example, each in zip(examples, own, strict=True)]
     return Answers([answer for answer, _ in pairs], [score for _, score in pairs], tied)
 
 

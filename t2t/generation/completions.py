@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from t2t import UserError, did_you_mean
-from t2t.generation import choosing, decoding, endpoints, fields, likelihoods, ready, scoring
+from t2t.generation import adapter_routing, decoding, endpoints, engine, fields, scoring, token_logprobs
 from t2t.generation.endpoints import Endpoint, Event
 
 _MAX_PROMPTS, _MAX_CHOICES, _MAX_STOPS = 16, 16, 4
-_MAX_TOKENS = _MAX_CHOICES * ready.MAX_LENGTH  # of a request: meanwhile all others wait
+_MAX_TOKENS = _MAX_CHOICES * engine.MAX_LENGTH  # of a request: meanwhile all others wait
 _LENGTH = 16  # tokens, if a request does not say: OpenAI's
 
 
@@ -31,9 +31,9 @@ FIELDS = (
   ),
   fields.Field("model", "string", "One of GET /v1/models; without it the model itself.", nullable=True),
   fields.Field(
-    "max_tokens", "integer", "Tokens at most; 0 only with echo.", 0, ready.MAX_LENGTH, nullable=True, default=_LENGTH
+    "max_tokens", "integer", "Tokens at most; 0 only with echo.", 0, engine.MAX_LENGTH, nullable=True, default=_LENGTH
   ),
-  fields.Field("max_completion_tokens", "integer", "As max_tokens.", 0, ready.MAX_LENGTH, nullable=True),
+  fields.Field("max_completion_tokens", "integer", "As max_tokens.", 0, engine.MAX_LENGTH, nullable=True),
   fields.Field(
     "temperature",
     "number",
@@ -48,7 +48,7 @@ FIELDS = (
   fields.Field("n", "integer", "Choices for each prompt.", 1, _MAX_CHOICES, nullable=True, default=1),
   fields.Field("best_of", "integer", "Only what n is.", 1, _MAX_CHOICES, nullable=True),
   fields.Field("stop", "strings", "A text ends before any of these.", 0, _MAX_STOPS, nullable=True),
-  fields.Field("logprobs", "integer", "So many likeliest tokens at each place.", 0, likelihoods.TOP, nullable=True),
+  fields.Field("logprobs", "integer", "So many likeliest tokens at each place.", 0, token_logprobs.TOP, nullable=True),
   fields.Field("echo", "boolean", "The prompt comes first, as the model read it.", nullable=True, default=False),
   fields.Field("seed", "integer", "Of what is drawn; without it each time another.", 0, 2**32 - 1, nullable=True),
   fields.Field("stream", "boolean", "Server-sent events, each with more of the text.", nullable=True, default=False),
@@ -80,7 +80,7 @@ class Request:
   only_reads: whether the prompts are told in one pass, with the likeliest token behind each at most.
   """
 
-  prompts: list[ready.Prompt]
+  prompts: list[engine.Prompt]
   model: str
   adapter: str
   decode: decoding.DecodeConfig
@@ -144,9 +144,9 @@ class Completions:
     name: by which it is called; its adapters have their own.
   """
 
-  def __init__(self, model: ready.Ready, *, name: str):
+  def __init__(self, model: engine.Ready, *, name: str):
     self._ready = model
-    self._adapters = {name or "t2t" if each == choosing.BASE else each: each for each in model.names}
+    self._adapters = {name or "t2t" if each == adapter_routing.BASE else each: each for each in model.names}
     self._fields = tuple(
       dataclasses.replace(field, ids=model.vocab_size) if field.name == "prompt" else field for field in FIELDS
     )
@@ -177,7 +177,7 @@ class Completions:
       FieldError: what cannot be used, and what would be right.
     """
     found = fields.check(fields.read(body), self._fields)
-    if "model" not in found and choosing.BASE not in self._ready.names:
+    if "model" not in found and adapter_routing.BASE not in self._ready.names:
       raise fields.FieldError(
         "model", f"model: is missing, and there is no other; give one of {', '.join(self.models)}"
       )
@@ -240,7 +240,7 @@ class Completions:
 
   def _prompts(
     self, given: Sequence[str | list[int]], adapter: str, *, told: int | None, echo: bool
-  ) -> list[ready.Prompt]:
+  ) -> list[engine.Prompt]:
     """Their tokens; with `told` they are read to tell how likely they are, and so many tokens behind them.
 
     With `echo` no prefix is put in front: its tokens would be counted among the client's own.
@@ -298,11 +298,11 @@ class Completions:
       self._ready.device.release()
 
   def _write(
-    self, prompt: ready.Prompt, request: Request, numbers: Sequence[int], head: Mapping[str, Any]
+    self, prompt: engine.Prompt, request: Request, numbers: Sequence[int], head: Mapping[str, Any]
   ) -> Iterator[Event]:
     """Writes until all texts have ended, or have what stops them; returns them."""
-    rows: list[ready.Row] = []
-    stopped: dict[int, ready.Row] = {}
+    rows: list[engine.Row] = []
+    stopped: dict[int, engine.Row] = {}
     sent = ["" for _ in numbers]
     options = {"seed": request.seed, "numbers": numbers}
     for rows in self._ready.write(prompt.tokens, request.decode, request.adapter, **options):
@@ -323,7 +323,7 @@ class Completions:
   def _piece(
     self,
     text: str,
-    row: ready.Row,
+    row: engine.Row,
     request: Request,
     sent: list[str],
     index: int,
@@ -346,31 +346,31 @@ class Completions:
       choice = {"text": new, "index": number, "logprobs": None, "finish_reason": reason}
       yield dict(head) | {"choices": [choice]} | ({"usage": None} if request.include_usage else {})
 
-  def _echoed(self, request: Request) -> list[tuple[ready.Row, likelihoods.Likelihoods]]:
+  def _echoed(self, request: Request) -> list[tuple[engine.Row, token_logprobs.Likelihoods]]:
     """Returns the next token, if requested, and the log-probabilities of each prompt that is only read."""
     ends = [self._ready.vocabulary.eos_id] if request.max_tokens else []
     targets = [[*prompt.tokens, *ends] for prompt in request.prompts]
     found = []
     for odds in self._ready.tell([], targets, request.adapter):
       if not ends:
-        found.append((ready.Row([], False, 0.0), odds))
+        found.append((engine.Row([], False, 0.0), odds))
         continue
       row = self._ready.next_row(odds)
       found.append((row, dataclasses.replace(odds, log_p=np.append(odds.log_p[:-1], np.float32(row.score)))))
     return found
 
   def _told(
-    self, prompt: ready.Prompt, request: Request, rows: list[ready.Row]
-  ) -> Sequence[likelihoods.Likelihoods | None]:
+    self, prompt: engine.Prompt, request: Request, rows: list[engine.Row]
+  ) -> Sequence[token_logprobs.Likelihoods | None]:
     """Returns the log-probabilities of the tokens of each text, EOS included; with `echo` also those of the prompt."""
     if request.logprobs is None:
       return [None] * len(rows)
     before = prompt.tokens if request.echo else []
-    texts = [ready.Row([*before, *row.tokens], row.ended, row.score) for row in rows]
+    texts = [engine.Row([*before, *row.tokens], row.ended, row.score) for row in rows]
     return [odds for _, odds in self._ready.told([] if request.echo else prompt.tokens, texts, request.adapter)]
 
   def _choice(
-    self, prompt: ready.Prompt, request: Request, row: ready.Row, odds: likelihoods.Likelihoods | None
+    self, prompt: engine.Prompt, request: Request, row: engine.Row, odds: token_logprobs.Likelihoods | None
   ) -> tuple[dict[str, Any], int]:
     """The text of a row with its tokens, and how many of them were written."""
     before = len(prompt.ids) if request.echo else 0
@@ -393,9 +393,9 @@ class Completions:
 
   def _logprobs(
     self,
-    prompt: ready.Prompt | None,
-    row: ready.Row,
-    odds: likelihoods.Likelihoods,
+    prompt: engine.Prompt | None,
+    row: engine.Row,
+    odds: token_logprobs.Likelihoods,
     parts: list[str],
     number: int,
   ) -> dict[str, Any]:
@@ -438,7 +438,7 @@ def _held_back(text: str, stop: Sequence[str]) -> int:
   return max([half, *begun])
 
 
-def _reason(row: ready.Row, end: int | None) -> str:
+def _reason(row: engine.Row, end: int | None) -> str:
   return "stop" if row.ended or end is not None else "length"
 
 

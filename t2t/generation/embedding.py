@@ -11,7 +11,7 @@ import numpy as np
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
-from t2t.generation import line_files, lines, row_batches
+from t2t.generation import batch_inference, jsonl_io, row_batches
 from t2t.models.architecture import Batch, real_positions
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
@@ -103,7 +103,7 @@ class Embedder:
     self._program = jax.jit(functools.partial(_vectors, graphdef, pool, tuple(layers)))
 
   def vectors(
-    self, params: Params, examples: Sequence[row_batches.Example], *, on_batch: lines.Done | None = None
+    self, params: Params, examples: Sequence[row_batches.Example], *, on_batch: batch_inference.Done | None = None
   ) -> np.ndarray:
     """float32 [examples, layers, embed].
 
@@ -124,7 +124,7 @@ class Embedder:
 
 
 class Embedding:
-  """The way of a model that is asked for vectors; see `lines.Way`.
+  """The way of a model that is asked for vectors; see `batch_inference.Way`.
 
   A text is framed as the model reads it in pre-training: [CLS] a [SEP], a EOS, or of a decoder alone BOS a.
 
@@ -138,7 +138,7 @@ class Embedding:
   """
 
   asks, unit = "embed", "tokens"
-  form, pairs = line_files.Form(lists=("parts",)), True
+  form, pairs = jsonl_io.Form(lists=("parts",)), True
   nothing: Mapping[str, Any] = {"vector": None}
 
   def __init__(
@@ -163,17 +163,17 @@ class Embedding:
     self.shape = (len(layers), *one) if layer == "all" else one
     self.options = {"inputs_length": longest, "pool": pool, "layer": layer or str(layers[0])}
 
-  def check(self, line: line_files.Line, where: str) -> None:
+  def check(self, line: jsonl_io.Line, where: str) -> None:
     """Any text will do."""
 
-  def read(self, line: line_files.Line) -> lines.Asked:
-    """See `lines.Way`."""
+  def read(self, line: jsonl_io.Line) -> batch_inference.Asked:
+    """See `batch_inference.Way`."""
     features, cut = self._converter({"parts": line.others.get("parts", [line.text])})
     given = {name: features[name].tolist() for name in ("inputs", "token_types", "texts")}
-    return lines.Asked(given, len(features["inputs"]) + cut, cut)
+    return batch_inference.Asked(given, len(features["inputs"]) + cut, cut)
 
   def answer(
-    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: lines.Done | None
+    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: batch_inference.Done | None
   ) -> list[dict[str, Any]]:
     """A vector, float32 in the shape that `shape` says."""
     del numbers

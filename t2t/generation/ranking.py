@@ -8,13 +8,13 @@ import numpy as np
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
-from t2t.generation import answerer, line_files, lines, predictor, prompt_features, prompting
+from t2t.generation import batch_inference, head_predictor, jsonl_io, predictor, prompt_builder, prompt_features
 from t2t.models.config import HeadConfig
 from t2t.params import Params
 
 
 class Ranking:
-  """The way of a model that writes one of a few answers; see `lines.Way`.
+  """The way of a model that writes one of a few answers; see `batch_inference.Way`.
 
   Args:
     source: the checkpoint.
@@ -23,7 +23,7 @@ class Ranking:
     longest: tokens of a line at most, EOS included.
     ends_prompts: whether EOS ends what the model is given.
     batch_size: pairs of a line and an answer in a batch, over all devices.
-    special_tokens: see `prompting.special_tokens`.
+    special_tokens: see `prompt_builder.special_tokens`.
   """
 
   unit, pairs = "tokens", False
@@ -41,16 +41,16 @@ class Ranking:
     special_tokens: str = "",
   ):
     self.asks, self._classes = ("class" if classes else "choice"), tuple(classes)
-    self.form = line_files.Form(needs=() if classes else ("candidates",))
+    self.form = jsonl_io.Form(needs=() if classes else ("candidates",))
     self.longest, self.cut_to = longest, f"{longest:,} tokens"
     self._vocabulary = pretrained.vocabulary(source)
-    special_tokens = prompting.special_tokens(source, special_tokens)
-    self._prompts = prompting.Prompts(
+    special_tokens = prompt_builder.special_tokens(source, special_tokens)
+    self._prompts = prompt_builder.Prompts(
       self._vocabulary,
       ends=ends_prompts,
       longest=longest,
       special_tokens=special_tokens,
-      prefix=prompting.prefix(source),
+      prefix=prompt_builder.prefix(source),
     )
     model = pretrained.abstract(source, mesh)
     framing = prompt_features.framing(self._vocabulary, causal=pretrained.reads_causally(source))
@@ -58,25 +58,25 @@ class Ranking:
       model.config, model.graphdef, mesh, framing, decode=None, batch_size=batch_size, max_inputs=longest
     )
     self._end = [self._vocabulary.eos_id] if model.config.kind.reads_apart else []
-    self.options = {"inputs_length": longest, "method": "rank"} | prompting.said(special_tokens)
+    self.options = {"inputs_length": longest, "method": "rank"} | prompt_builder.said(special_tokens)
 
-  def check(self, line: line_files.Line, where: str) -> None:
+  def check(self, line: jsonl_io.Line, where: str) -> None:
     """It has candidates, where there are no classes."""
     if not self._classes:
       if "candidates" not in line.others:
         raise UserError(f"{where}: has no 'candidates' to choose among; give {{'candidates': ['...', '...']}}")
-      line_files.texts(line.others, "candidates", where)
+      jsonl_io.texts(line.others, "candidates", where)
 
-  def read(self, line: line_files.Line) -> lines.Asked:
-    """See `lines.Way`."""
+  def read(self, line: jsonl_io.Line) -> batch_inference.Asked:
+    """See `batch_inference.Way`."""
     tokens, cut = self._prompts(line.text)
     given = {"inputs": tokens}
     if not self._classes:
       given["candidates"] = list(line.others["candidates"])
-    return lines.Asked(given, len(tokens) + cut, cut)
+    return batch_inference.Asked(given, len(tokens) + cut, cut)
 
   def answer(
-    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: lines.Done | None
+    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: batch_inference.Done | None
   ) -> list[dict[str, Any]]:
     """The likeliest answer, and how likely each is among them."""
     del numbers
@@ -86,7 +86,7 @@ class Ranking:
       (each["inputs"], [*encoded[text], *self._end]) for each, own in zip(given, options, strict=True) for text in own
     ]
     ends = np.cumsum([len(own) for own in options])
-    log_p = self._predictor.log_likelihood(params, pairs, on_batch=done and lines.by_lines(done, ends))
+    log_p = self._predictor.log_likelihood(params, pairs, on_batch=done and batch_inference.by_lines(done, ends))
     if not np.isfinite(log_p).all():
       raise UserError("--checkpoint: the score of an answer is NaN or Inf; use a different checkpoint")
     return [self._fields(each, own) for each, own in zip(given, np.split(log_p, ends[:-1]), strict=True)]
@@ -98,6 +98,6 @@ class Ranking:
 
   def _fields(self, given: Mapping[str, Any], log_p: np.ndarray) -> dict[str, Any]:
     if not self._classes:
-      return answerer.fields(HeadConfig("choice", 1, "choice"), given, log_p[:, None])
+      return head_predictor.fields(HeadConfig("choice", 1, "choice"), given, log_p[:, None])
     head = HeadConfig("class", len(self._classes), "class", self._classes)
-    return answerer.fields(head, given, log_p[None])
+    return head_predictor.fields(head, given, log_p[None])

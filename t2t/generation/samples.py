@@ -10,7 +10,7 @@ from jax.experimental import multihost_utils
 import jax.numpy as jnp
 import numpy as np
 
-from t2t.generation import answerer, decoding
+from t2t.generation import decoding, head_predictor
 from t2t.losses import head_losses
 from t2t.models.architecture import Batch, predicted_side, real_positions
 from t2t.params import join_frozen
@@ -175,7 +175,7 @@ def answered(
     first = groups == groups[is_asked].min()
     places = np.flatnonzero(first & is_asked)
     head = heads[int(host["answer_heads"][i, places[0]]) - 1]
-    found, right = answerer.sample(head, logits[head.name][i, places], host["answer_targets"][i, places])
+    found, right = head_predictor.sample(head, logits[head.name][i, places], host["answer_targets"][i, places])
     shown.append((_shortened(host["input_tokens"][i][first], vocabulary, hidden_ids, end=_PROMPT), found, right))
   return shown
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import dataclasses
 from typing import Any
 
-from t2t.generation import choosing, endpoints, fields, ready
+from t2t.generation import adapter_routing, endpoints, engine, fields
 from t2t.generation.endpoints import Endpoint, Event
 
 _MAX_PAIRS = 128  # what there may be of texts, see `fields.read`
@@ -43,7 +43,7 @@ class Scoring:
     model: that is asked.
   """
 
-  def __init__(self, model: ready.Ready):
+  def __init__(self, model: engine.Ready):
     self._ready = model
     needed = dataclasses.replace(FIELDS[0], required=True, filled=model.config.kind.reads_apart)
     self._fields = (needed, *FIELDS[1:])
@@ -70,7 +70,7 @@ class Scoring:
     """
     found = fields.check(fields.read(body), self._fields)
     inputs, targets, adapter = found["inputs"], found["targets"], found.get("adapter", "")
-    choosing.named(adapter or None, self._ready.names, "the request")
+    adapter_routing.named(adapter or None, self._ready.names, "the request")
     if len(inputs) != len(targets):
       said = f"targets: there are {len(targets)}, and {len(inputs)} inputs"
       raise fields.FieldError("targets", f"{said}; there is no target without its input, so give as many of each")

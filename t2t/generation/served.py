@@ -11,7 +11,17 @@ import jax
 
 from t2t import UserError
 from t2t.checkpoints import multi_adapter, pretrained
-from t2t.generation import attending, choosing, endpoints, fields, line_files, lines, predictor, ready, row_batches
+from t2t.generation import (
+  adapter_routing,
+  attention_maps,
+  batch_inference,
+  endpoints,
+  engine,
+  fields,
+  jsonl_io,
+  predictor,
+  row_batches,
+)
 from t2t.generation.endpoints import Endpoint, Event
 from t2t.params import Params
 from t2t.runtime import amounts
@@ -34,7 +44,7 @@ def facts(source: pretrained.Source, params: Params) -> dict[str, Any]:
 
 def adapters_of(names: Iterable[str]) -> dict[str, Any]:
   """The adapters that a request may name, as the page knows them."""
-  found = [name for name in names if name != choosing.BASE]
+  found = [name for name in names if name != adapter_routing.BASE]
   return {"adapters": found} if found else {}
 
 
@@ -51,23 +61,23 @@ class Asker:
   def __init__(
     self,
     source: pretrained.Source,
-    make_way: Callable[[jax.sharding.Mesh], lines.Way],
+    make_way: Callable[[jax.sharding.Mesh], batch_inference.Way],
     *,
     adapters: Mapping[str, pretrained.Source] | None = None,
     tensor: int = 1,
   ):
     from t2t.data import vocabularies
 
-    mesh = ready.make_mesh(tensor)
+    mesh = engine.make_mesh(tensor)
     self._source, self._way, self._adapters = source, make_way(mesh), adapters or {}
     of_all = multi_adapter.load(source, self._adapters, mesh)
-    self._base = of_all[choosing.BASE]
+    self._base = of_all[adapter_routing.BASE]
     self._params = of_all if adapters else self._base
     self._device, self._widths = threading.Lock(), set()
     self._mesh, self._vocabulary = mesh, pretrained.vocabulary(source)
     self._token_texts = vocabularies.token_texts(self._vocabulary)
     self._maps = functools.cache(self._make_maps)
-    self._sizes = attending.sizes(source.model, (source.model.kind.answers,))
+    self._sizes = attention_maps.sizes(source.model, (source.model.kind.answers,))
 
   def about(self) -> dict[str, Any]:
     """What the page says of the model, and what it is asked."""
@@ -79,20 +89,20 @@ class Asker:
   def endpoints(self) -> dict[str, Endpoint]:
     """See `endpoints.Service`."""
     (which, size), form = next(iter(self._sizes.items())), _form_schema(self._way, list(self._adapters))
-    place = fields.schema(attending.place_fields(which, size))
+    place = fields.schema(attention_maps.place_fields(which, size))
     looked = form | {"properties": place["properties"] | form["properties"], "required": ["which", *form["required"]]}
     return {
       "/generate": Endpoint(
         "What the model answers; a line of JSON for each thing that happens.", self.parse, self.generate, form
       ),
       "/attention": Endpoint(
-        f"How much each token looks at each other one, in one layer and head; of {attending.MOST} tokens at most.",
+        f"How much each token looks at each other one, in one layer and head; of {attention_maps.MOST} tokens at most.",
         self._parse_looked,
         self._look,
         looked,
         form=lambda _: endpoints.WHOLE,
         forms=(endpoints.WHOLE,),
-        replies=attending.REPLIES,
+        replies=attention_maps.REPLIES,
       ),
     }
 
@@ -101,7 +111,7 @@ class Asker:
     """What `/v1/models` lists."""
     return [self.about()["checkpoint"], *self._adapters]
 
-  def parse(self, body: bytes) -> line_files.Line:
+  def parse(self, body: bytes) -> jsonl_io.Line:
     """The line that a JSON object makes, as one of a file.
 
     In:  b'{"parts": ["a", "b"], "candidates": ["c", "d"]}'
@@ -112,7 +122,7 @@ class Asker:
     """
     return self._line(fields.read(body))
 
-  def _line(self, given: dict[str, Any]) -> line_files.Line:
+  def _line(self, given: dict[str, Any]) -> jsonl_io.Line:
     where, form = "the request", self._way.form
     known = tuple(dict.fromkeys((form.field, *form.lists, *form.needs, *form.may, *form.columns)))
     for name in given:
@@ -127,7 +137,7 @@ class Asker:
     text = given.pop(form.field, None)
     for name in form.lists:
       if text is None and name in given:
-        text = " ".join(line_files.texts(given, name, where))
+        text = " ".join(jsonl_io.texts(given, name, where))
     if text is None and own:
       if missing := [name for name in form.columns if given.get(name) is None]:
         raise UserError(f"{missing[0]}: is missing; give {', '.join(form.columns)}, or {form.field}")
@@ -136,14 +146,14 @@ class Asker:
     if isinstance(text, str) and (reason := encoding.unpaired_surrogate(text)):
       raise UserError(f"{called}: {reason}")
     if text is not None and not isinstance(text, str):
-      raise UserError(f"{called}: is {line_files.json_kind(text)}; give a text")
+      raise UserError(f"{called}: is {jsonl_io.json_kind(text)}; give a text")
     if text is None or not text.strip():
       raise UserError(f"{called}: there is nothing to read; write something")
-    line = line_files.Line(1, text, given)
+    line = jsonl_io.Line(1, text, given)
     self._way.check(line, where)
     return line
 
-  def generate(self, request: line_files.Line) -> Iterator[Event]:
+  def generate(self, request: jsonl_io.Line) -> Iterator[Event]:
     """What happens until it is answered, see `Writer.generate`; the last event has the fields of a row."""
     yield from endpoints.waiting(self._device)
     try:
@@ -163,21 +173,21 @@ class Asker:
 
   # ---- Attention -----------------------------------------------------------
 
-  def _parse_looked(self, body: bytes) -> tuple[attending.Place, line_files.Line]:
+  def _parse_looked(self, body: bytes) -> tuple[attention_maps.Place, jsonl_io.Line]:
     given = fields.read(body)
-    return attending.taken(given, self._sizes), self._line(given)
+    return attention_maps.taken(given, self._sizes), self._line(given)
 
-  def _look(self, request: tuple[attending.Place, line_files.Line]) -> Iterator[Event]:
+  def _look(self, request: tuple[attention_maps.Place, jsonl_io.Line]) -> Iterator[Event]:
     place, line = request
     yield from endpoints.waiting(self._device)
     try:
-      asked, name = self._way.read(line), line.others.get(choosing.FIELD, choosing.BASE)
+      asked, name = self._way.read(line), line.others.get(adapter_routing.FIELD, adapter_routing.BASE)
       # Of a text without a blank there is a map as well.
       if asked.given is None:
         raise UserError(f"{asked.error}: {_HINTS[asked.error]}")
       example = _example(asked.given[1] if self._adapters and not asked.error else asked.given)
-      tokens = attending.named(example["inputs"], self._token_texts)
-      width = attending.width(len(tokens), self._model(name).config, place.which)
+      tokens = attention_maps.named(example["inputs"], self._token_texts)
+      width = attention_maps.width(len(tokens), self._model(name).config, place.which)
       batch = row_batches.features_of([example], width, side=place.which, pad_id=max(self._vocabulary.pad_id, 0))
       params = self._params[name] if self._adapters else self._params
       yield self._maps(name)(params, batch, place, tokens={place.which: tokens})
@@ -187,8 +197,8 @@ class Asker:
   def _model(self, name: str) -> pretrained.Model:
     return pretrained.abstract(self._adapters.get(name, self._source), self._mesh)
 
-  def _make_maps(self, name: str) -> attending.Maps:
-    return attending.Maps(self._model(name).graphdef, self._mesh)
+  def _make_maps(self, name: str) -> attention_maps.Maps:
+    return attention_maps.Maps(self._model(name).graphdef, self._mesh)
 
 
 def _example(given: Any) -> row_batches.Example:
@@ -198,12 +208,12 @@ def _example(given: Any) -> row_batches.Example:
   return {"inputs": given}
 
 
-def _form_schema(way: lines.Way, adapters: list[str]) -> dict[str, Any]:
+def _form_schema(way: batch_inference.Way, adapters: list[str]) -> dict[str, Any]:
   """JSON Schema of a line's object."""
   form = way.form
   text = fields.Field(form.field, "string", "The text.", filled=True).schema()
   several = {"type": "array", "items": {"type": "string"}, "minItems": 1}
-  kinds = {"context": {"type": "string"}, line_files.ADAPTER: {"enum": adapters}}
+  kinds = {"context": {"type": "string"}, jsonl_io.ADAPTER: {"enum": adapters}}
   properties = {form.field: text} | {name: several for name in form.lists}
   properties |= {name: kinds.get(name, several) for name in (*form.needs, *form.may)}
   column = {"type": ["string", "number", "array", "object"]}  # as in the table that the model was fine-tuned on
@@ -218,6 +228,6 @@ def _form_schema(way: lines.Way, adapters: list[str]) -> dict[str, Any]:
 
 # What is wrong with a text -> what would be right.
 _HINTS = {
-  lines.NO_BLANK: "write [MASK] where a word is to be filled in",
-  lines.NO_CONTEXT: "give the text that the answer is looked for in",
+  batch_inference.NO_BLANK: "write [MASK] where a word is to be filled in",
+  batch_inference.NO_CONTEXT: "give the text that the answer is looked for in",
 }

@@ -9,7 +9,7 @@ import pathlib
 from typing import Any
 
 from t2t import UserError
-from t2t.generation import line_files
+from t2t.generation import jsonl_io
 
 # Columns that a table gets, in this order, and the fields of a row that they are of.
 _FIELDS = {
@@ -47,7 +47,7 @@ def check(output: str, input_path: str) -> None:
     raise UserError(f"--output {output}: tables are written uncompressed; give a .tsv, .csv, .parquet or .jsonl file")
 
 
-def write(output: str, inputs: Callable[[], Iterator[line_files.Line]]) -> None:
+def write(output: str, inputs: Callable[[], Iterator[jsonl_io.Line]]) -> None:
   """Writes the table, once all rows are there.
 
   Args:
@@ -78,16 +78,16 @@ def write(output: str, inputs: Callable[[], Iterator[line_files.Line]]) -> None:
 
 
 def _pairs(
-  output: str, inputs: Callable[[], Iterator[line_files.Line]]
-) -> Iterator[tuple[line_files.Line, Mapping[str, Any]]]:
+  output: str, inputs: Callable[[], Iterator[jsonl_io.Line]]
+) -> Iterator[tuple[jsonl_io.Line, Mapping[str, Any]]]:
   with open(os.path.expanduser(rows_path(output)), "rb") as file, contextlib.closing(inputs()) as lines:
     yield from zip(lines, map(json.loads, file), strict=True)
 
 
-def _own(line: line_files.Line, row: Mapping[str, Any]) -> dict[str, Any]:
+def _own(line: jsonl_io.Line, row: Mapping[str, Any]) -> dict[str, Any]:
   """The columns that a row of the table gets: of a class the probability of the one that is predicted."""
-  # As `line_files.row` has named them.
-  own = {name: row.get(f"predicted_{name}" if name in line.others else name) for name in line_files.ROW_FIELDS}
+  # As `jsonl_io.row` has named them.
+  own = {name: row.get(f"predicted_{name}" if name in line.others else name) for name in jsonl_io.ROW_FIELDS}
   if isinstance(own["probabilities"], Mapping):
     own["probability"] = own["probabilities"][own["prediction"]]
   elif isinstance(own["probabilities"], list):

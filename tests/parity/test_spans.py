@@ -14,7 +14,7 @@ from t2t.data import vocabularies
 from t2t.data.head_examples import spans
 from t2t.data.special_tokens import Framing
 from t2t.data.vocabularies import offsets
-from t2t.generation import answerer
+from t2t.generation import head_predictor
 from t2t.models.config import HeadConfig
 
 SHARED = pathlib.Path(__file__).parents[3] / "shared" / "data"
@@ -155,7 +155,7 @@ def test_the_best_span_is_theirs(questions, ours, null):
       ],
     } | ({"no_answer": b""} if null else {})
     asked = np.concatenate([own[each.asked > 0] for each, own in zip(found, logits, strict=True)])
-    text, log_p = answerer.answer(HEAD, example, asked)
+    text, log_p = head_predictor.answer(HEAD, example, asked)
     assert text == expected
     # With a likely [CLS] theirs looks at a start and an end less, and at a span less.
     assert null or np.exp(log_p) == pytest.approx(probability, rel=1e-6)

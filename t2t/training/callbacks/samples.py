@@ -21,9 +21,11 @@ class Samples(Callback):
 def _write(run: Run) -> None:
   run.samples, run.samples_step = (), run.step
   if run.vocabulary is not None:
-    from t2t.generation import shown
+    from t2t.generation import eval_samples
 
     program, number = run.program, run.program.stage.config.eval.examples
     state = program.program.evaluated(run.state)
-    run.samples = shown.show(program.program.reader, state, program.eval_batches[0], run.vocabulary, number=number)
+    run.samples = eval_samples.show(
+      program.program.reader, state, program.eval_batches[0], run.vocabulary, number=number
+    )
   run.logger.samples(run.step, run.samples)

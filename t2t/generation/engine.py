@@ -11,7 +11,15 @@ import numpy as np
 
 from t2t import UserError, sharding
 from t2t.checkpoints import multi_adapter, pretrained
-from t2t.generation import attending, choosing, decoding, likelihoods, predictor, prompt_features, prompting
+from t2t.generation import (
+  adapter_routing,
+  attention_maps,
+  decoding,
+  predictor,
+  prompt_builder,
+  prompt_features,
+  token_logprobs,
+)
 from t2t.models.config import TransformerConfig
 
 MAX_LENGTH = 1_024  # tokens that are written; the memory for it is taken from the device
@@ -65,10 +73,10 @@ class Ready:
   Args:
     source: its checkpoint.
     adapters: that lie on top of it, see `multi_adapter.open_all`.
-    ends_prompts: whether EOS ends an input, see `prompting.ends_prompts`.
+    ends_prompts: whether EOS ends an input, see `prompt_builder.ends_prompts`.
     inputs_length: tokens of an input at most; 0: as in training.
     tensor: devices that the model is split over.
-    special_tokens: see `prompting.special_tokens`.
+    special_tokens: see `prompt_builder.special_tokens`.
   """
 
   def __init__(
@@ -88,21 +96,21 @@ class Ready:
     self._mesh = make_mesh(tensor)
     self.vocabulary = pretrained.vocabulary(source)
     self._framing = prompt_features.framing(self.vocabulary, causal=pretrained.reads_causally(source))
-    sources = choosing.asked(source, adapters or {})
+    sources = adapter_routing.asked(source, adapters or {})
     # Whichever is asked, what it is asked fits.
     shortest = min(sources.values(), key=lambda each: each.asked.most_positions)
     self._asked = shortest.asked
     most = self.room(MAX_LENGTH)
-    self.max_inputs = prompting.longest_prompt(shortest, inputs_length=inputs_length, max_length=most)
+    self.max_inputs = prompt_builder.longest_prompt(shortest, inputs_length=inputs_length, max_length=most)
     self.ends_prompts = ends_prompts
     # Each adapter may have been fine-tuned on another table or task, whose prefix it was given.
     self.prompts = {
-      name: prompting.Prompts(
+      name: prompt_builder.Prompts(
         self.vocabulary,
         ends=ends_prompts,
         longest=self.max_inputs,
-        special_tokens=prompting.special_tokens(each, special_tokens),
-        prefix=prompting.prefix(each),
+        special_tokens=prompt_builder.special_tokens(each, special_tokens),
+        prefix=prompt_builder.prefix(each),
       )
       for name, each in sources.items()
     }
@@ -119,7 +127,9 @@ class Ready:
     # The rows of the embedding behind the vocabulary stand for nothing, and are written all the same.
     behind = [f"[{number}]" for number in range(len(texts), source.model.vocab_size)]
     self.token_texts = texts + behind
-    self.token_names = likelihoods.unique(vocabularies.token_texts(self.vocabulary, errors="surrogateescape") + behind)
+    self.token_names = token_logprobs.unique(
+      vocabularies.token_texts(self.vocabulary, errors="surrogateescape") + behind
+    )
     self.vocab_size = self._known = len(texts)
     self._framing_ids = vocabularies.framing_ids(self.vocabulary)
     self._starts = {self._framing.bos_id, self._framing.eos_id} if source.model.kind.continues else set()
@@ -133,7 +143,7 @@ class Ready:
 
   @property
   def names(self) -> list[str]:
-    """What a request may name; `choosing.BASE` is the model itself."""
+    """What a request may name; `adapter_routing.BASE` is the model itself."""
     return list(self._models)
 
   @property
@@ -182,7 +192,7 @@ class Ready:
   def parts(self, prompt: Prompt, tokens: Sequence[int], *, echo: bool) -> list[str]:
     """Returns the text that each token adds; with `echo` the prompt comes first, special tokens by name."""
     if not self.config.kind.continues:
-      return likelihoods.pieces(self.decode, tokens)
+      return token_logprobs.pieces(self.decode, tokens)
     if echo:
       texts = self._continuation_texts([], [*prompt.ids, *tokens])
       named = [self.token_texts[token] if token in self._framing_ids else "" for token in prompt.ids]
@@ -258,42 +268,46 @@ class Ready:
 
   def told(
     self, prompt: Sequence[int], texts: Sequence[Row], name: str
-  ) -> list[tuple[list[int], likelihoods.Likelihoods]]:
+  ) -> list[tuple[list[int], token_logprobs.Likelihoods]]:
     """Of each text its tokens, EOS included where it came, and how likely they are behind the prompt."""
     ids = [[*row.tokens, *([self._framing.eos_id] if row.ended else [])] for row in texts]
     return list(zip(ids, self.tell(prompt, ids, name), strict=True))
 
-  def tell(self, prompt: Sequence[int], targets: Sequence[Sequence[int]], name: str) -> list[likelihoods.Likelihoods]:
-    """See `likelihoods.Teller`."""
+  def tell(
+    self, prompt: Sequence[int], targets: Sequence[Sequence[int]], name: str
+  ) -> list[token_logprobs.Likelihoods]:
+    """See `token_logprobs.Teller`."""
     return self._teller(self._alike[name])(self.params[name], prompt, targets)
 
-  def next_row(self, found: likelihoods.Likelihoods) -> Row:
+  def next_row(self, found: token_logprobs.Likelihoods) -> Row:
     """The likeliest token at the last place that was told."""
     token, log_p = int(found.ids[-1][0]), float(found.log_p_of[-1][0])
     return Row([], True, log_p) if token == self._framing.eos_id else Row([token], False, log_p)
 
-  def _make_teller(self, name: str) -> likelihoods.Teller:
+  def _make_teller(self, name: str) -> token_logprobs.Teller:
     model = self._models[name]
-    return likelihoods.Teller(model.config, model.graphdef, self._mesh, self._framing, vocab_size=self._known)
+    return token_logprobs.Teller(model.config, model.graphdef, self._mesh, self._framing, vocab_size=self._known)
 
-  def attention_map(self, prompt: list[int], targets: list[int], place: attending.Place, name: str) -> dict[str, Any]:
-    """See `attending.Maps`; what is read is the prompt, and behind what starts a text the targets.
+  def attention_map(
+    self, prompt: list[int], targets: list[int], place: attention_maps.Place, name: str
+  ) -> dict[str, Any]:
+    """See `attention_maps.Maps`; what is read is the prompt, and behind what starts a text the targets.
 
     Raises:
       UserError: there are too many tokens.
     """
     config, kind = self._models[name].config, self.config.kind
     pair = (prompt, [*targets, self._framing.eos_id])  # all but the last of which is read
-    named = lambda ids: attending.named(ids, self.token_texts)
+    named = lambda ids: attention_maps.named(ids, self.token_texts)
     tokens = {"encoder": named(prompt), "decoder": ["(start)", *named(targets)]}
     if not kind.reads_apart:
       tokens = {"decoder": ["(start)", *named(prompt), *named(targets)]}
-    widths = [attending.width(len(each), config, side) for side, each in tokens.items()]
+    widths = [attention_maps.width(len(each), config, side) for side, each in tokens.items()]
     features = predictor.scored_features([pair], widths, architecture=config.architecture, framing=self._framing)
     return self._maps(self._alike[name])(self.params[name], features, place, tokens=tokens)
 
-  def _make_maps(self, name: str) -> attending.Maps:
-    return attending.Maps(self._models[name].graphdef, self._mesh)
+  def _make_maps(self, name: str) -> attention_maps.Maps:
+    return attention_maps.Maps(self._models[name].graphdef, self._mesh)
 
   # ---- Sizes ---------------------------------------------------------------
 

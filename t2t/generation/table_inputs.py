@@ -8,7 +8,7 @@ import jax
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
-from t2t.generation import line_files, lines
+from t2t.generation import batch_inference, jsonl_io
 from t2t.params import Params
 
 if TYPE_CHECKING:  # it comes with TensorFlow
@@ -30,8 +30,8 @@ def spec_of(source: pretrained.Source) -> "tables.TableSpec | None":
 
 
 def around(
-  source: pretrained.Source, make_way: Callable[[jax.sharding.Mesh], lines.Way]
-) -> Callable[[jax.sharding.Mesh], lines.Way]:
+  source: pretrained.Source, make_way: Callable[[jax.sharding.Mesh], batch_inference.Way]
+) -> Callable[[jax.sharding.Mesh], batch_inference.Way]:
   """A way that also takes the columns of the checkpoint's table; of another checkpoint the way as it is."""
   spec = spec_of(source)
   if spec is None:
@@ -40,7 +40,7 @@ def around(
 
 
 class Tabled:
-  """The way of a model that was fine-tuned on a table; see `lines.Way`.
+  """The way of a model that was fine-tuned on a table; see `batch_inference.Way`.
 
   Args:
     way: how the model is asked of a text.
@@ -48,7 +48,7 @@ class Tabled:
     writes: whether the model is no encoder alone, and reads several texts put together in one.
   """
 
-  def __init__(self, way: lines.Way, spec: "tables.TableSpec", *, writes: bool):
+  def __init__(self, way: batch_inference.Way, spec: "tables.TableSpec", *, writes: bool):
     self._way, self._spec, self._whole = way, spec, writes
     several = len(spec.texts) > 1 and spec.kind in ("class", "score", "text")
     self.asks, self.unit, self.nothing = way.asks, way.unit, way.nothing
@@ -60,12 +60,12 @@ class Tabled:
     self.form = dataclasses.replace(way.form, columns=spec.columns, own=(*way.form.own, *own), lists=lists)
     self._is_tagged = spec.kind == "tags" and way.asks == "write"
 
-  def check(self, line: line_files.Line, where: str) -> None:
-    """Its columns are texts; and see `lines.Way`."""
+  def check(self, line: jsonl_io.Line, where: str) -> None:
+    """Its columns are texts; and see `batch_inference.Way`."""
     self._way.check(self._inner(line, where), where)
 
-  def read(self, line: line_files.Line) -> lines.Asked:
-    """See `lines.Way`."""
+  def read(self, line: jsonl_io.Line) -> batch_inference.Asked:
+    """See `batch_inference.Way`."""
     inner = self._inner(line, f"line {line.number}")
     asked = self._way.read(inner)
     if self._is_tagged and not asked.error:
@@ -73,9 +73,9 @@ class Tabled:
     return asked
 
   def answer(
-    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: lines.Done | None
+    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: batch_inference.Done | None
   ) -> list[dict[str, Any]]:
-    """See `lines.Way`; a number or tags that were written are read."""
+    """See `batch_inference.Way`; a number or tags that were written are read."""
     inner = [each[1] for each in given] if self._is_tagged else given
     found = self._way.answer(params, inner, numbers=numbers, done=done)
     if self._way.asks != "write":
@@ -95,7 +95,7 @@ class Tabled:
 
     return row | {"prediction": postprocessors.number()(row["prediction"])}
 
-  def _inner(self, line: line_files.Line, where: str) -> line_files.Line:
+  def _inner(self, line: jsonl_io.Line, where: str) -> jsonl_io.Line:
     """The line as the model is asked: one text, or parts."""
     spec, others = self._spec, line.others
     if not line.text:
@@ -104,15 +104,15 @@ class Tabled:
       words = words_of(self._spec, line, where)
       if self._way.asks == "tag":
         own = {"words": words} if spec.texts[0] in others or "words" in others else {}
-        return line_files.Line(line.number, " ".join(words) if own else line.text, own)
-      return line_files.Line(line.number, spec.inputs([" ".join(words)]), {})
+        return jsonl_io.Line(line.number, " ".join(words) if own else line.text, own)
+      return jsonl_io.Line(line.number, spec.inputs([" ".join(words)]), {})
     has_columns = all(name in others for name in spec.columns)
     if spec.kind == "choice":
       candidates = self._candidates(others, where)
       texts = self._texts(others, where) if has_columns else list(others.get("parts", [line.text]))
       if self._way.asks == "choice" and "candidates" in self._way.form.needs and not self._ranks:
-        return line_files.Line(line.number, " ".join(texts), {"parts": texts, "candidates": candidates})
-      return line_files.Line(line.number, spec.inputs(texts, candidates), {"candidates": candidates})
+        return jsonl_io.Line(line.number, " ".join(texts), {"parts": texts, "candidates": candidates})
+      return jsonl_io.Line(line.number, spec.inputs(texts, candidates), {"candidates": candidates})
     texts = self._texts(others, where) if has_columns else list(others.get("parts", [line.text]))
     if spec.kind == "span":
       return self._question(line, texts, where)
@@ -123,22 +123,22 @@ class Tabled:
         f" {' and '.join(map(repr, spec.texts))}; give a .tsv, .csv, .jsonl or .parquet file that has them"
       )
     if self._whole:
-      return line_files.Line(line.number, spec.inputs(texts), {})
-    return line_files.Line(line.number, " ".join(texts), {"parts": texts})
+      return jsonl_io.Line(line.number, spec.inputs(texts), {})
+    return jsonl_io.Line(line.number, " ".join(texts), {"parts": texts})
 
   @property
   def _ranks(self) -> bool:
     return self._way.options.get("method") == "rank"
 
-  def _question(self, line: line_files.Line, texts: list[str], where: str) -> line_files.Line:
+  def _question(self, line: jsonl_io.Line, texts: list[str], where: str) -> jsonl_io.Line:
     """A question and its context, apart for a head."""
     if len(texts) < 2 and "context" in line.others:
       texts = [line.text, line.others["context"]]
     if len(texts) < 2 and not line.text.startswith(self._spec.prefix):
       raise UserError(f"{where}: has no {self._spec.texts[1]!r} to find the answer in; give both columns")
     if self._way.asks == "span":
-      return line_files.Line(line.number, texts[0], {"context": context_of(self._spec, line, texts[1])})
-    return line_files.Line(line.number, self._spec.inputs(texts), {})
+      return jsonl_io.Line(line.number, texts[0], {"context": context_of(self._spec, line, texts[1])})
+    return jsonl_io.Line(line.number, self._spec.inputs(texts), {})
 
   def _texts(self, fields: Mapping[str, Any], where: str) -> list[str]:
     """The texts of a row; an empty one may be among several."""
@@ -154,17 +154,17 @@ class Tabled:
     from t2t.data import tables
 
     if "candidates" in fields and "candidates" not in self._spec.candidates:
-      return line_files.texts(fields, "candidates", where)
+      return jsonl_io.texts(fields, "candidates", where)
     return tables.candidates_of(self._spec, fields, where=where)
 
 
-def context_of(spec: "tables.TableSpec", line: line_files.Line, text: str) -> str:
+def context_of(spec: "tables.TableSpec", line: jsonl_io.Line, text: str) -> str:
   """The context of a line's column as it stands, since answers count its characters; without a column, `text`."""
   found = line.others.get(spec.texts[1])
   return found if isinstance(found, str) else text
 
 
-def words_of(spec: "tables.TableSpec", line: line_files.Line, where: str) -> list[str]:
+def words_of(spec: "tables.TableSpec", line: jsonl_io.Line, where: str) -> list[str]:
   """The words of a line's column, or of its text.
 
   Raises:

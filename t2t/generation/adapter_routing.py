@@ -6,10 +6,10 @@ from typing import Any
 
 from t2t import UserError, did_you_mean
 from t2t.checkpoints import pretrained
-from t2t.generation import line_files, lines
+from t2t.generation import batch_inference, jsonl_io
 from t2t.params import Params
 
-FIELD = line_files.ADAPTER
+FIELD = jsonl_io.ADAPTER
 BASE = ""  # the name of the model itself
 
 
@@ -50,7 +50,7 @@ def asked(
 
 
 class Choosing:
-  """The way of several models that are alike but for their adapters; see `lines.Way`.
+  """The way of several models that are alike but for their adapters; see `batch_inference.Way`.
 
   Lines of one adapter are batched together; what is drawn for a line does not depend on the others.
 
@@ -59,7 +59,7 @@ class Choosing:
     options: name -> what rows depend on besides.
   """
 
-  def __init__(self, ways: Mapping[str, lines.Way], options: Mapping[str, Any]):
+  def __init__(self, ways: Mapping[str, batch_inference.Way], options: Mapping[str, Any]):
     self._ways = ways
     first = next(iter(ways.values()))
     self.asks, self.unit, self.nothing = first.asks, first.unit, first.nothing
@@ -71,21 +71,26 @@ class Choosing:
     own = {name: {FIELD: options[name]} if name in options else {} for name in ways}
     self.options = first.options | {"adapters": {name: own[name] | dict(way.options) for name, way in ways.items()}}
 
-  def _name(self, line: line_files.Line, where: str = "") -> str:
+  def _name(self, line: jsonl_io.Line, where: str = "") -> str:
     return named(line.others.get(FIELD), list(self._ways), where)
 
-  def check(self, line: line_files.Line, where: str) -> None:
-    """See `lines.Way`; and whether there is the adapter that it names."""
+  def check(self, line: jsonl_io.Line, where: str) -> None:
+    """See `batch_inference.Way`; and whether there is the adapter that it names."""
     self._ways[self._name(line, where)].check(line, where)
 
-  def read(self, line: line_files.Line) -> lines.Asked:
-    """See `lines.Way`."""
+  def read(self, line: jsonl_io.Line) -> batch_inference.Asked:
+    """See `batch_inference.Way`."""
     name = self._name(line)
     asked = self._ways[name].read(line)
     return asked if asked.error else dataclasses.replace(asked, given=[name, asked.given])
 
   def answer(
-    self, params: Mapping[str, Params], given: Sequence[Any], *, numbers: Sequence[int], done: lines.Done | None
+    self,
+    params: Mapping[str, Params],
+    given: Sequence[Any],
+    *,
+    numbers: Sequence[int],
+    done: batch_inference.Done | None,
   ) -> list[dict[str, Any]]:
     """Those of one adapter after those of another; `params` has the parameters of each by its name."""
     found: list[dict[str, Any]] = [{}] * len(given)
@@ -100,15 +105,15 @@ class Choosing:
 
 
 def ways_of(
-  sources: Mapping[str, pretrained.Source], make_way: Callable[[pretrained.Source], lines.Way]
-) -> dict[str, lines.Way]:
+  sources: Mapping[str, pretrained.Source], make_way: Callable[[pretrained.Source], batch_inference.Way]
+) -> dict[str, batch_inference.Way]:
   """A way for each model; those of one structure, asked alike, have one, and with it its compiled programs.
 
   Args:
     sources: name -> checkpoint.
     make_way: how a checkpoint is asked.
   """
-  made: dict[str, lines.Way] = {}
+  made: dict[str, batch_inference.Way] = {}
   found = {}
   for name, source in sources.items():
     # What a way is made of: the model, what adapts it, and how its run says that it is asked.

@@ -8,13 +8,13 @@ import jax
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
-from t2t.generation import decoding, line_files, lines, predictor, prompt_features, prompting
+from t2t.generation import batch_inference, decoding, jsonl_io, predictor, prompt_builder, prompt_features
 from t2t.params import Params
 from t2t.runtime import numeric
 
 
 class Writing:
-  """The way of a model that writes; see `lines.Way`.
+  """The way of a model that writes; see `batch_inference.Way`.
 
   Args:
     source: the checkpoint.
@@ -24,11 +24,11 @@ class Writing:
     longest: tokens of a line at most, EOS included.
     ends_prompts: whether EOS ends what the model is given.
     batch_size: lines of a batch, over all devices.
-    special_tokens: see `prompting.special_tokens`.
+    special_tokens: see `prompt_builder.special_tokens`.
   """
 
   asks, unit = "write", "new tokens"
-  form, pairs = line_files.Form(own=("filled",)), False
+  form, pairs = jsonl_io.Form(own=("filled",)), False
   nothing: Mapping[str, Any] = {"prediction": None, "score": None}
 
   def __init__(
@@ -43,15 +43,15 @@ class Writing:
     batch_size: int,
     special_tokens: str = "",
   ):
-    special_tokens = prompting.special_tokens(source, special_tokens)
+    special_tokens = prompt_builder.special_tokens(source, special_tokens)
     self.longest, self.cut_to, self._seed = longest, f"{longest:,} tokens", seed
     self._vocabulary = pretrained.vocabulary(source)
-    self._prompts = prompting.Prompts(
+    self._prompts = prompt_builder.Prompts(
       self._vocabulary,
       ends=ends_prompts,
       longest=longest,
       special_tokens=special_tokens,
-      prefix=prompting.prefix(source),
+      prefix=prompt_builder.prefix(source),
     )
     model = pretrained.abstract(source, mesh)
     framing = prompt_features.framing(self._vocabulary, causal=pretrained.reads_causally(source))
@@ -64,8 +64,8 @@ class Writing:
     # Only what departs from what outputs were written with before it could be chosen.
     if ends_prompts != source.model.kind.reads_apart:
       self.options["prompt_eos"] = "yes" if ends_prompts else "no"
-    self.options |= prompting.said(special_tokens)
-    if prefix := prompting.prefix(source).text:
+    self.options |= prompt_builder.said(special_tokens)
+    if prefix := prompt_builder.prefix(source).text:
       self.options["prefix"] = prefix
     if decode.min_length:
       self.options["min_length"] = decode.min_length
@@ -73,22 +73,22 @@ class Writing:
     if decode.temperature:
       self.options |= {"top_k": decode.top_k, "top_p": decode.top_p, "seed": seed}
 
-  def check(self, line: line_files.Line, where: str) -> None:
+  def check(self, line: jsonl_io.Line, where: str) -> None:
     """Any text will do."""
 
-  def read(self, line: line_files.Line) -> lines.Asked:
-    """See `lines.Way`."""
+  def read(self, line: jsonl_io.Line) -> batch_inference.Asked:
+    """See `batch_inference.Way`."""
     tokens, cut = self._prompts(line.text)
     given = {"inputs": tokens, "text": line.text} if BLANK.search(line.text) else tokens
-    return lines.Asked(given, len(tokens) + cut, cut)
+    return batch_inference.Asked(given, len(tokens) + cut, cut)
 
   def answer(
-    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: lines.Done | None
+    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: batch_inference.Done | None
   ) -> list[dict[str, Any]]:
     """Text, score, and with beams the others; of a text with blanks also the text with them filled."""
     prompts = [each["inputs"] if isinstance(each, Mapping) else each for each in given]
     written = self._predictor.generate(params, prompts, seed=self._seed, numbers=numbers, on_batch=done)
-    found = [prompting.answer(each, self._vocabulary) for each in written]
+    found = [prompt_builder.answer(each, self._vocabulary) for each in written]
     return [
       row | {"filled": filled(each["text"], row["prediction"])} if isinstance(each, Mapping) else row
       for row, each in zip(found, given, strict=True)

@@ -8,18 +8,18 @@ from typing import Any
 
 from t2t import UserError
 from t2t.generation import (
-  attending,
-  choosing,
+  adapter_routing,
+  attention_maps,
   completions,
   decoding,
   endpoints,
+  engine,
   fields,
-  likelihoods,
-  prompting,
-  ready,
+  prompt_builder,
   scoring,
   served,
-  writing,
+  text_generation,
+  token_logprobs,
 )
 from t2t.generation.endpoints import Endpoint, Event
 
@@ -33,8 +33,8 @@ _ADAPTER = fields.Field("adapter", "string", "The adapter that is asked; without
 
 # option of `t2t infer`, or what is asked for besides
 _OPTIONS = (
-  fields.Field("max_length", "integer", "Tokens that are written at most.", 1, ready.MAX_LENGTH, default=_LENGTH),
-  fields.Field("min_length", "integer", "Tokens before the text may end; with beams 1.", 0, ready.MAX_LENGTH),
+  fields.Field("max_length", "integer", "Tokens that are written at most.", 1, engine.MAX_LENGTH, default=_LENGTH),
+  fields.Field("min_length", "integer", "Tokens before the text may end; with beams 1.", 0, engine.MAX_LENGTH),
   fields.Field("beam", "integer", "Beams of a search for the likeliest text.", 1, _MAX_BEAMS, default=1),
   fields.Field(
     "length_penalty", "number", "Of beams: larger writes more.", -decoding.MOST_PENALTY, decoding.MOST_PENALTY
@@ -95,7 +95,7 @@ def parse(body: bytes) -> Request:
   own = {name: found.pop(name) for name in ("seed", "adapter", "n", "token_probabilities") if name in found}
   inputs = found.pop("inputs")
   try:
-    decode = writing.decode_config(**({"max_length": _LENGTH} | found))
+    decode = text_generation.decode_config(**({"max_length": _LENGTH} | found))
   except UserError as error:  # options that have nothing to do with each other, called as those of the command
     raise UserError(str(error).replace("--", "")) from None
   if own.get("n", 1) > 1 and not decode.temperature:
@@ -107,7 +107,7 @@ def parse(body: bytes) -> Request:
 class Looked:
   """A map of attention that is asked for, of a text and what is written behind it."""
 
-  place: attending.Place
+  place: attention_maps.Place
   inputs: str
   targets: str
   adapter: str
@@ -141,10 +141,10 @@ class Writer:
     defaults: how text is written unless the page says otherwise.
   """
 
-  def __init__(self, model: ready.Ready, *, defaults: decoding.DecodeConfig):
+  def __init__(self, model: engine.Ready, *, defaults: decoding.DecodeConfig):
     self._ready, self._source, self._defaults = model, model.source, defaults
-    self._sizes = attending.sizes(self._ready.config, self._ready.config.kind.attentions)
-    self._prefixes = prompting.known_prefixes(self._source)
+    self._sizes = attention_maps.sizes(self._ready.config, self._ready.config.kind.attentions)
+    self._prefixes = prompt_builder.known_prefixes(self._source)
     named = served.facts(self._source, next(iter(self._ready.params.values())))["checkpoint"]
     self._completions = completions.Completions(self._ready, name=named)
 
@@ -161,12 +161,12 @@ class Writer:
       shown |= {name: getattr(defaults, name) for name in ("temperature", "top_p", "top_k")}
     params = self._ready.params
     return (
-      served.facts(self._source, params.get(choosing.BASE, next(iter(params.values()))))
+      served.facts(self._source, params.get(adapter_routing.BASE, next(iter(params.values()))))
       | served.adapters_of(self._ready.names)
       | {
         "asks": "write",
         "max_inputs": self._ready.max_inputs,
-        "max_length": self._ready.room(ready.MAX_LENGTH),
+        "max_length": self._ready.room(engine.MAX_LENGTH),
         "defaults": shown,
         "prefixes": list(self._prefixes),
         "attention": self._sizes,
@@ -176,7 +176,7 @@ class Writer:
   def endpoints(self) -> dict[str, Endpoint]:
     """See `endpoints.Service`."""
     kinds = [
-      fields.schema((*self._looked_fields(kind), *attending.place_fields(kind, size)))
+      fields.schema((*self._looked_fields(kind), *attention_maps.place_fields(kind, size)))
       for kind, size in self._sizes.items()
     ]
     return {
@@ -188,13 +188,13 @@ class Writer:
         replies=_TEXT_REPLY,
       ),
       "/attention": Endpoint(
-        f"How much each token looks at each other one, in one layer and head; of {attending.MOST} tokens at most.",
+        f"How much each token looks at each other one, in one layer and head; of {attention_maps.MOST} tokens at most.",
         self._parse_looked,
         self._look,
         {"oneOf": kinds},
         form=lambda _: endpoints.WHOLE,
         forms=(endpoints.WHOLE,),
-        replies=attending.REPLIES,
+        replies=attention_maps.REPLIES,
       ),
       "/score": scoring.Scoring(self._ready).endpoint(),
       "/v1/completions": self._completions.endpoint(),
@@ -208,7 +208,7 @@ class Writer:
   def parse(self, body: bytes) -> Request:
     """See `parse`; and whether there is the adapter that it names."""
     request = parse(body)
-    choosing.named(request.adapter or None, self._ready.names, "the request")
+    adapter_routing.named(request.adapter or None, self._ready.names, "the request")
     return request
 
   # ---- Texts ---------------------------------------------------------------
@@ -233,9 +233,9 @@ class Writer:
     yield {"state": "searching" if seen else "compiling"}
     start = time.monotonic()
     generation, limit = self._ready.search(prompt, request.decode, request.adapter)
-    found = prompting.answer(generation, self._ready.vocabulary)
+    found = prompt_builder.answer(generation, self._ready.vocabulary)
     rows = [
-      ready.Row(tokens, len(tokens) < limit, score)
+      engine.Row(tokens, len(tokens) < limit, score)
       for tokens, score in zip(generation.tokens, generation.scores, strict=True)
     ]
     number = len(rows[0].tokens) + rows[0].ended
@@ -261,12 +261,12 @@ class Writer:
       yield event | {"prediction": event["prediction"].rstrip("\ufffd")}
     texts = [_event(self._ready.decode(row.tokens), len(row.tokens) + row.ended) for row in rows]
     for text, row in zip(texts, rows, strict=True):
-      text |= {"score": prompting.rounded(row.score), "ended": row.ended}
+      text |= {"score": prompt_builder.rounded(row.score), "ended": row.ended}
     yield from self._tell(prompt, request, rows, texts)
     yield event | texts[0] | ({"alternatives": texts[1:]} if len(texts) > 1 else {})
 
   def _tell(
-    self, prompt: list[int], request: Request, rows: list[ready.Row], texts: list[dict[str, Any]]
+    self, prompt: list[int], request: Request, rows: list[engine.Row], texts: list[dict[str, Any]]
   ) -> Iterator[Event]:
     """Adds to each text how likely its tokens were, if that is asked for."""
     if not request.token_probabilities:
@@ -275,11 +275,11 @@ class Writer:
     for text, (ids, found) in zip(texts, self._ready.told(prompt, rows, request.adapter), strict=True):
       text["token_probabilities"] = self._of_tokens(ids, found)
 
-  def _of_tokens(self, ids: list[int], found: likelihoods.Likelihoods) -> list[dict[str, Any]]:
+  def _of_tokens(self, ids: list[int], found: token_logprobs.Likelihoods) -> list[dict[str, Any]]:
     names = self._ready.token_texts
     ended = bool(ids) and ids[-1] == self._ready.vocabulary.eos_id
-    texts = likelihoods.pieces(self._ready.decode, ids[:-1] if ended else ids) + ([""] if ended else [])
-    share = lambda log_p: prompting.rounded(min(1.0, float(math.exp(log_p))))
+    texts = token_logprobs.pieces(self._ready.decode, ids[:-1] if ended else ids) + ([""] if ended else [])
+    share = lambda log_p: prompt_builder.rounded(min(1.0, float(math.exp(log_p))))
     return [
       {
         "text": text,
@@ -301,10 +301,10 @@ class Writer:
 
   def _parse_looked(self, body: bytes) -> Looked:
     given = fields.read(body)
-    place = attending.taken(given, self._sizes)
+    place = attention_maps.taken(given, self._sizes)
     found = fields.check(given, self._looked_fields(place.which))
     adapter = found.get("adapter", "")
-    choosing.named(adapter or None, self._ready.names, "the request")
+    adapter_routing.named(adapter or None, self._ready.names, "the request")
     return Looked(place, found["inputs"], found.get("targets", ""), adapter)
 
   def _look(self, request: Looked) -> Iterator[Event]:

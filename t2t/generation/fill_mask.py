@@ -12,7 +12,7 @@ import numpy as np
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
-from t2t.generation import line_files, lines, prompting, row_batches, samples
+from t2t.generation import batch_inference, jsonl_io, prompt_builder, row_batches, samples
 from t2t.models.architecture import Batch
 from t2t.params import Params
 
@@ -85,7 +85,7 @@ def _likeliest(
 
 
 class Filling:
-  """The way of an encoder that predicts tokens; see `lines.Way`.
+  """The way of an encoder that predicts tokens; see `batch_inference.Way`.
 
   Args:
     source: the checkpoint.
@@ -100,7 +100,7 @@ class Filling:
   """
 
   asks, unit = "fill", "tokens"
-  form, pairs = line_files.TEXTS, False
+  form, pairs = jsonl_io.TEXTS, False
   nothing: Mapping[str, Any] = {"prediction": None, "score": None, "fillings": None}
 
   def __init__(
@@ -115,7 +115,7 @@ class Filling:
   ):
     from t2t.data import vocabularies
 
-    special_tokens = prompting.special_tokens(source, special_tokens)
+    special_tokens = prompt_builder.special_tokens(source, special_tokens)
     model = pretrained.abstract(source, mesh)
     self._vocabulary = pretrained.vocabulary(source)
     self._texts = vocabularies.token_texts(self._vocabulary)
@@ -128,19 +128,19 @@ class Filling:
     self._batches = row_batches.RowBatches(model.config, mesh, pad_id=pad_id, batch_size=batch_size, longest=longest)
     most = min(len(self._texts), model.config.vocab_size)
     self._program: Callable = jax.jit(functools.partial(_likeliest, model.graphdef, top, most))
-    self.options = {"inputs_length": longest, "top": top} | prompting.said(special_tokens)
+    self.options = {"inputs_length": longest, "top": top} | prompt_builder.said(special_tokens)
 
-  def check(self, line: line_files.Line, where: str) -> None:
+  def check(self, line: jsonl_io.Line, where: str) -> None:
     """Any text will do; one without a blank is answered with an error."""
 
-  def read(self, line: line_files.Line) -> lines.Asked:
-    """See `lines.Way`."""
+  def read(self, line: jsonl_io.Line) -> batch_inference.Asked:
+    """See `batch_inference.Way`."""
     ids, cut = self._blanks(line.text, self.longest)
     there = _BLANK.search(line.text) and self._blanks.places(ids)
-    return lines.Asked(ids, len(ids) + cut, cut, "" if there else lines.NO_BLANK)
+    return batch_inference.Asked(ids, len(ids) + cut, cut, "" if there else batch_inference.NO_BLANK)
 
   def answer(
-    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: lines.Done | None
+    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: batch_inference.Done | None
   ) -> list[dict[str, Any]]:
     """The text with the likeliest token in each blank, and of each blank the likeliest tokens."""
     del numbers
@@ -154,7 +154,7 @@ class Filling:
     return found
 
   def _fields(self, ids: Sequence[int], places: Sequence[int], found: np.ndarray, log_p: np.ndarray) -> dict[str, Any]:
-    score = prompting.rounded(float(log_p[: len(places), 0].sum()))
+    score = prompt_builder.rounded(float(log_p[: len(places), 0].sum()))
     if not np.isfinite(score):
       raise UserError(f"--checkpoint: the score of a filling is {score}: its training had gone wrong; take another")
     filled = list(ids)
@@ -163,7 +163,7 @@ class Filling:
     text = samples.named_text(self._vocabulary, [token for token in filled if token not in self._hidden])
     fillings = [
       [
-        {"text": self._texts[token].strip(), "id": int(token), "probability": prompting.rounded(float(np.exp(x)))}
+        {"text": self._texts[token].strip(), "id": int(token), "probability": prompt_builder.rounded(float(np.exp(x)))}
         for token, x in zip(*of_blank, strict=True)
       ]
       for of_blank in zip(found[: len(places)], log_p, strict=False)

@@ -8,13 +8,13 @@ import numpy as np
 
 from t2t import UserError, did_you_mean
 from t2t.checkpoints import pretrained
-from t2t.generation import answerer, line_files, lines, prompting
+from t2t.generation import batch_inference, head_predictor, jsonl_io, prompt_builder
 from t2t.models.config import ANSWERED_HEADS, HeadConfig, TransformerConfig
 from t2t.params import Params
 
 
 class HeadWay:
-  """The way of a model with heads, whatever is read and asked of a line; see `lines.Way`.
+  """The way of a model with heads, whatever is read and asked of a line; see `batch_inference.Way`.
 
   Args:
     source: the checkpoint.
@@ -41,24 +41,24 @@ class HeadWay:
     self._converter = head_examples.HeadFeatureConverter(vocabulary, architecture, head, longest, number=number)
     self._converter.check("--inputs_length")
     pad_id = max(vocabulary.pad_id, 0)
-    self._answerer = answerer.Answerer(model.config, model.graphdef, mesh, pad_id=pad_id, batch_size=batch_size)
+    self._answerer = head_predictor.Answerer(model.config, model.graphdef, mesh, pad_id=pad_id, batch_size=batch_size)
     self.options: Mapping[str, Any] = {"inputs_length": longest, "head": head.name}
 
-  def _asked(self, example: Mapping[str, Any], others: Mapping[str, Any]) -> lines.Asked:
+  def _asked(self, example: Mapping[str, Any], others: Mapping[str, Any]) -> batch_inference.Asked:
     """An example without an answer as the model reads it, and what its row is made of besides."""
     features, cut = self._converter(example)
-    rows = [{name: x.tolist() for name, x in row.items()} for row in answerer.rows_of(features)]
+    rows = [{name: x.tolist() for name, x in row.items()} for row in head_predictor.rows_of(features)]
     given = {"windows": rows} if "windows" in features else rows[0]
-    return lines.Asked(given | others, sum(len(row["inputs"]) for row in rows) + cut, cut)
+    return batch_inference.Asked(given | others, sum(len(row["inputs"]) for row in rows) + cut, cut)
 
   def answer(
-    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: lines.Done | None
+    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: batch_inference.Done | None
   ) -> list[dict[str, Any]]:
     """What the head says, and how likely it and other answers are."""
     del numbers
-    ends = np.cumsum([len(answerer.rows_of(each)) for each in given])
-    logits = self._answerer.logits(params, self._head, given, on_batch=done and lines.by_lines(done, ends))
-    return [answerer.fields(self._head, each, x) for each, x in zip(given, logits, strict=True)]
+    ends = np.cumsum([len(head_predictor.rows_of(each)) for each in given])
+    logits = self._answerer.logits(params, self._head, given, on_batch=done and batch_inference.by_lines(done, ends))
+    return [head_predictor.fields(self._head, each, x) for each, x in zip(given, logits, strict=True)]
 
 
 class Answering(HeadWay):
@@ -66,15 +66,15 @@ class Answering(HeadWay):
 
   def __init__(self, source: pretrained.Source, mesh: jax.sharding.Mesh, *, head: HeadConfig, **options: Any):
     super().__init__(source, mesh, head=head, **options)
-    self.form = line_files.Form(lists=("parts",), needs=("candidates",) if head.kind == "choice" else ())
+    self.form = jsonl_io.Form(lists=("parts",), needs=("candidates",) if head.kind == "choice" else ())
     self.pairs = not self._converter.reading.whole
-    self._prefix = prompting.Prefix() if self.pairs else prompting.prefix(source)
+    self._prefix = prompt_builder.Prefix() if self.pairs else prompt_builder.prefix(source)
     self.nothing: Mapping[str, Any] = {"prediction": None} | ({} if head.kind == "score" else {"score": None})
 
-  def check(self, line: line_files.Line, where: str) -> None:
-    """See `lines.Way`."""
+  def check(self, line: jsonl_io.Line, where: str) -> None:
+    """See `batch_inference.Way`."""
     fields = line.others
-    if "parts" in fields and not self.pairs and len(line_files.texts(fields, "parts", where)) > 1:
+    if "parts" in fields and not self.pairs and len(jsonl_io.texts(fields, "parts", where)) > 1:
       raise UserError(
         f"{where}: has several 'parts', but the head {self._head.name} was trained on a text that its task had put"
         " together, with the names of the parts; give it so in one text"
@@ -86,15 +86,15 @@ class Answering(HeadWay):
         f"{where}: has no 'candidates' for the head {self._head.name} to choose among; give a .jsonl file with lines"
         ' like {"inputs": "...", "candidates": ["...", "..."]}'
       )
-    number, most = len(line_files.texts(fields, "candidates", where)), self._converter.most_candidates
+    number, most = len(jsonl_io.texts(fields, "candidates", where)), self._converter.most_candidates
     if number > most:
       raise UserError(
         f"{where}: has {number:,} 'candidates', and in {self.longest:,} tokens there is room for {most:,}; give a"
         " longer --inputs_length"
       )
 
-  def read(self, line: line_files.Line) -> lines.Asked:
-    """See `lines.Way`."""
+  def read(self, line: jsonl_io.Line) -> batch_inference.Asked:
+    """See `batch_inference.Way`."""
     parts = list(line.others.get("parts", [line.text]))
     if not self.pairs:  # it was trained on the texts with their prefix
       parts = [self._prefix.before(parts[0])]

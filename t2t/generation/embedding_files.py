@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from t2t.generation import line_files
+from t2t.generation import jsonl_io
 
 ENDINGS = (".npy", ".parquet")
 _GROUP_BYTES = 1 << 26  # of vectors in a row group
@@ -38,28 +38,28 @@ class Output:
     self.done = max(0, os.fstat(file.fileno()).st_size - len(self._header)) // self._empty.nbytes
 
   def beside(
-    self, lines: Iterable[line_files.Line], *, where: str, form: line_files.Form
-  ) -> Iterator[tuple[line_files.Line, line_files.Row | None]]:
+    self, lines: Iterable[jsonl_io.Line], *, where: str, form: jsonl_io.Form
+  ) -> Iterator[tuple[jsonl_io.Line, jsonl_io.Row | None]]:
     """Each line, and whether there is a vector for it."""
     del where, form  # the lines are those of before: `output` has seen to it
     for line in lines:
       yield line, {"line": line.number} if line.number <= self.done else None
 
-  def write(self, rows: Iterable[line_files.Row]) -> None:
+  def write(self, rows: Iterable[jsonl_io.Row]) -> None:
     """Appends vectors; when it returns, a killed run does not lose them."""
     rows = list(rows)
     vectors = [self._empty if row["vector"] is None else row["vector"].astype("<f4", copy=False) for row in rows]
     if not self.done:
       self._file.truncate(0)
-      line_files.append(self._file, self._header, path=self._path)
+      jsonl_io.append(self._file, self._header, path=self._path)
     self._file.truncate(len(self._header) + self.done * self._empty.nbytes)
-    line_files.append(self._file, b"".join(vector.tobytes() for vector in vectors), path=self._path)
+    jsonl_io.append(self._file, b"".join(vector.tobytes() for vector in vectors), path=self._path)
     self.done += len(rows)
 
 
 @contextlib.contextmanager
 def output(
-  path: str, run: Mapping[str, Any], *, read: Callable[[], Iterable[line_files.Line]], shape: Sequence[int]
+  path: str, run: Mapping[str, Any], *, read: Callable[[], Iterable[jsonl_io.Line]], shape: Sequence[int]
 ) -> Iterator[Output]:
   """The vectors of a run, which no other can write to at the same time.
 
@@ -80,12 +80,12 @@ def output(
   parquet = path.endswith(".parquet")
   part = f"{path}.part.npy" if parquet else path
   whole = parquet and os.path.exists(path)
-  with line_files.opened(part) as file:
+  with jsonl_io.opened(part) as file:
     try:
       if whole or os.fstat(file.fileno()).st_size:
-        line_files.check_run(path, run)
+        jsonl_io.check_run(path, run)
       else:
-        line_files.record_run(path, run)
+        jsonl_io.record_run(path, run)
       found = Output(file, path, (total, *shape))
       found.done = total if whole else found.done
       yield found
@@ -97,7 +97,7 @@ def output(
         os.remove(part)
 
 
-def _summed(lines: Iterable[line_files.Line]) -> tuple[int, str]:
+def _summed(lines: Iterable[jsonl_io.Line]) -> tuple[int, str]:
   """How many lines there are, and a sum over their texts."""
   digest, number = hashlib.sha256(), 0
   for line in lines:
@@ -106,7 +106,7 @@ def _summed(lines: Iterable[line_files.Line]) -> tuple[int, str]:
   return number, digest.hexdigest()[:16]
 
 
-def _to_parquet(part: str, path: str, lines: Iterable[line_files.Line]) -> None:
+def _to_parquet(part: str, path: str, lines: Iterable[jsonl_io.Line]) -> None:
   """Lines, their texts and vectors; with all layers a column for each."""
   vectors = np.load(part, mmap_mode="r")
   names = ["vector"] if vectors.ndim == 2 else [f"layer_{i}" for i in range(vectors.shape[1])]

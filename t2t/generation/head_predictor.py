@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from t2t import UserError
-from t2t.generation import prompting, row_batches, ties
+from t2t.generation import prompt_builder, row_batches, ties
 from t2t.generation.row_batches import Example
 from t2t.losses import head_losses
 from t2t.models.architecture import Batch
@@ -224,7 +224,7 @@ def _tied_spans(head: HeadConfig, example: Example, logits: np.ndarray) -> list[
 
 
 def _rounded(value: float) -> float:
-  return prompting.rounded(float(value))
+  return prompt_builder.rounded(float(value))
 
 
 def _class_fields(head: HeadConfig, given: Example, logits: np.ndarray) -> dict[str, Any]:

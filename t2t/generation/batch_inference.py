@@ -14,7 +14,7 @@ import rich.progress
 
 from t2t import UserError, sharding
 from t2t.checkpoints import pretrained
-from t2t.generation import line_files
+from t2t.generation import jsonl_io
 from t2t.params import Params
 from t2t.runtime import amounts, hosts, stopping
 
@@ -71,19 +71,19 @@ class Way(Protocol):
   unit: str
   longest: int
   cut_to: str
-  form: line_files.Form
+  form: jsonl_io.Form
   pairs: bool
   options: Mapping[str, Any]
   nothing: Mapping[str, Any]
 
-  def check(self, line: line_files.Line, where: str) -> None:
+  def check(self, line: jsonl_io.Line, where: str) -> None:
     """Whether a line has what is needed.
 
     Raises:
       UserError: it has not; begins with `where`.
     """
 
-  def read(self, line: line_files.Line) -> Asked:
+  def read(self, line: jsonl_io.Line) -> Asked:
     """A line, which has been checked, as the model reads it."""
 
   def answer(
@@ -100,16 +100,16 @@ class Way(Protocol):
 
 
 class Output(Protocol):
-  """Where rows are written to; see `line_files.Output`."""
+  """Where rows are written to; see `jsonl_io.Output`."""
 
   done: int
 
   def beside(
-    self, lines: Iterable[line_files.Line], *, where: str, form: line_files.Form
-  ) -> Iterator[tuple[line_files.Line, line_files.Row | None]]:
+    self, lines: Iterable[jsonl_io.Line], *, where: str, form: jsonl_io.Form
+  ) -> Iterator[tuple[jsonl_io.Line, jsonl_io.Row | None]]:
     """Each line with the row that is there for it, if there is one."""
 
-  def write(self, rows: Iterable[line_files.Row]) -> None:
+  def write(self, rows: Iterable[jsonl_io.Row]) -> None:
     """Appends rows."""
 
 
@@ -139,7 +139,7 @@ def run(
   way: Way,
   job: Job,
   *,
-  open_output: Callable[[str, Mapping[str, Any]], AbstractContextManager[Output]] = line_files.output,
+  open_output: Callable[[str, Mapping[str, Any]], AbstractContextManager[Output]] = jsonl_io.output,
   load: Callable[[], Params] | None = None,
 ) -> None:
   """Writes a row for each line of the input, or those that are missing in the output.
@@ -162,15 +162,15 @@ def run(
     return
 
   # ---- Input ---------------------------------------------------------------
-  read = lambda: _checked(line_files.read(job.input, field=job.field, form=way.form), job, way)
-  total = None if job.input == line_files.PIPE else _count(read(), job)
+  read = lambda: _checked(jsonl_io.read(job.input, field=job.field, form=way.form), job, way)
+  total = None if job.input == jsonl_io.PIPE else _count(read(), job)
 
   counts = _Counts(job.blank)
-  kept = "none is kept" if job.output == line_files.PIPE else "the same command goes on from there"
+  kept = "none is kept" if job.output == jsonl_io.PIPE else "the same command goes on from there"
   far = lambda: f"{max(counts.lines, output.done):,}{f' of {total:,}' if total else ''} lines are done; {kept}"
   with open_output(job.output, _run(source, way, job)) as output, stopping.leaving(far):
     # ---- Where it goes on --------------------------------------------------
-    called = line_files.place(job.input).removeprefix("--input: ")
+    called = jsonl_io.place(job.input).removeprefix("--input: ")
     beside = lambda: output.beside(read(), where=called, form=way.form)
     if output.done and total is not None:
       for _ in beside():  # says what does not belong together before the model is loaded
@@ -193,7 +193,7 @@ def run(
         for window in _windows(beside(), size):
           if any(row is None for _, row in window):
             answers = _answers([line for line, _ in window], way, params, progress)
-            rows = [row or line_files.row(line, new) for (line, row), new in zip(window, answers, strict=True)]
+            rows = [row or jsonl_io.row(line, new) for (line, row), new in zip(window, answers, strict=True)]
             output.write(row for row, (_, before) in zip(rows, window, strict=True) if before is None)
           else:
             rows = [row for _, row in window]
@@ -221,18 +221,18 @@ def _answer_windows(params: Params, way: Way) -> None:
     way.answer(params, given, numbers=range(first, first + len(given)), done=None)
 
 
-def _check_adapter(line: line_files.Line, way: Way, where: str) -> None:
+def _check_adapter(line: jsonl_io.Line, way: Way, where: str) -> None:
   """Refuses a line that asks for an adapter where there is none: the model itself would answer in its name."""
-  field = line_files.ADAPTER
+  field = jsonl_io.ADAPTER
   if field in line.others and field not in way.form.may:
     named = str(line.others[field])[:60]
     raise UserError(f"{where}: asks for the {field} {named!r}, and none is loaded; give --adapter {named}=RUN")
 
 
-def _checked(found: Iterable[line_files.Line], job: Job, way: Way) -> Iterator[line_files.Line]:
+def _checked(found: Iterable[jsonl_io.Line], job: Job, way: Way) -> Iterator[jsonl_io.Line]:
   """The lines, if the model can be asked of them, with `--strict` only such as can be answered as they are."""
   for line in found:
-    where = line_files.place(job.input, line.number)
+    where = jsonl_io.place(job.input, line.number)
     if line.text:
       _check_adapter(line, way, where)
       way.check(line, where)
@@ -248,16 +248,16 @@ def _checked(found: Iterable[line_files.Line], job: Job, way: Way) -> Iterator[l
     yield line
 
 
-def _asked(line: line_files.Line, way: Way) -> Asked:
+def _asked(line: jsonl_io.Line, way: Way) -> Asked:
   return way.read(line) if line.text else Asked(None, error=EMPTY)
 
 
-def _count(found: Iterable[line_files.Line], job: Job) -> int:
+def _count(found: Iterable[jsonl_io.Line], job: Job) -> int:
   number, texts = 0, 0
   for line in found:
     number, texts = line.number, texts + bool(line.text)
   if not texts:
-    raise UserError(f"{line_files.place(job.input)} has nothing but empty lines")
+    raise UserError(f"{jsonl_io.place(job.input)} has nothing but empty lines")
   return number
 
 
@@ -286,9 +286,7 @@ def _windows(pairs: Iterator, size: int) -> Iterator[list]:
     yield window
 
 
-def _answers(
-  window: Sequence[line_files.Line], way: Way, params: Params, progress: "_Progress"
-) -> list[dict[str, Any]]:
+def _answers(window: Sequence[jsonl_io.Line], way: Way, params: Params, progress: "_Progress") -> list[dict[str, Any]]:
   """The fields that each line's row has beside those of the input."""
   asked = [_asked(line, way) for line in window]
   there = [each.given for each in asked if not each.error]
@@ -334,7 +332,7 @@ class _Counts:
     self.lines = self.cut = self.unwritten = self.without_blank = 0
     self.errors = dict.fromkeys(_CALLED, 0)
 
-  def add(self, rows: Iterable[line_files.Row]) -> None:
+  def add(self, rows: Iterable[jsonl_io.Row]) -> None:
     for row in rows:
       self.lines += 1
       self.cut += "cut" in row
@@ -348,7 +346,7 @@ class _Counts:
 
 def _summarise(counts: _Counts, progress: "_Progress", way: Way, job: Job) -> None:
   """Prints what a person wants to know at the end; not among the rows."""
-  file = sys.stderr if job.output == line_files.PIPE else sys.stdout
+  file = sys.stderr if job.output == jsonl_io.PIPE else sys.stdout
   remarks = [f"{number:,} {_CALLED[error]}" for error, number in counts.errors.items() if number]
   # A head that finds no answer gives none; a model that writes nothing may surprise.
   remarks += [f"{counts.unwritten:,} with an empty prediction"] if counts.unwritten and way.asks == "write" else []
@@ -357,7 +355,7 @@ def _summarise(counts: _Counts, progress: "_Progress", way: Way, job: Job) -> No
   print(f"lines          {counts.lines:,}" + (f" ({', '.join(remarks)})" if remarks else ""), file=file)
   speed = f"{progress.speed:,.0f}/s, compiling included"
   print(f"{way.unit:<14} {progress.tokens:,} in {amounts.duration(progress.seconds)} ({speed})", file=file)
-  if job.output != line_files.PIPE:
+  if job.output != jsonl_io.PIPE:
     print(f"{job.called:<14} {job.output}", file=file)
   if counts.without_blank:
     print(_FILLS, file=file)

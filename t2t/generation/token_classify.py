@@ -7,46 +7,46 @@ import jax
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
-from t2t.generation import answering, line_files, lines
+from t2t.generation import batch_inference, classification, jsonl_io
 from t2t.models.config import HeadConfig
 
 
-class Tagging(answering.HeadWay):
-  """The way of a model with a tag head; see `answering.HeadWay`."""
+class Tagging(classification.HeadWay):
+  """The way of a model with a tag head; see `classification.HeadWay`."""
 
   pairs = False
-  form = line_files.Form(lists=("words",), own=("words", "tags"), reads="a tag head")
+  form = jsonl_io.Form(lists=("words",), own=("words", "tags"), reads="a tag head")
   nothing: Mapping[str, Any] = {"prediction": None, "score": None, "tags": None}
 
-  def check(self, line: line_files.Line, where: str) -> None:
+  def check(self, line: jsonl_io.Line, where: str) -> None:
     """Its words, if it has any, are those of its text."""
     if "words" not in line.others:
       return
-    words = line_files.texts(line.others, "words", where)
+    words = jsonl_io.texts(line.others, "words", where)
     if self._placed(line, words) is None:
       raise UserError(
         f"{where}: its text has not all 'words', one after another; leave out the text, and it is the words with a"
         " space between them"
       )
 
-  def read(self, line: line_files.Line) -> lines.Asked:
-    """See `lines.Way`; words that do not fit are not asked."""
+  def read(self, line: jsonl_io.Line) -> batch_inference.Asked:
+    """See `batch_inference.Way`; words that do not fit are not asked."""
     from t2t.data.head_examples import tags
 
     words = line.others.get("words") or tags.split(line.text)
     return self._asked({"words": words}, {"words": words, "text": line.text, "places": self._placed(line, words)})
 
-  def _placed(self, line: line_files.Line, words: Sequence[str]) -> list[tuple[int, int]] | None:
+  def _placed(self, line: jsonl_io.Line, words: Sequence[str]) -> list[tuple[int, int]] | None:
     from t2t.data.head_examples import tags
 
     return tags.places(words, line.text)
 
 
-class Extracting(answering.HeadWay):
-  """The way of a model with a span head, which may have `no_answer`; see `answering.HeadWay`."""
+class Extracting(classification.HeadWay):
+  """The way of a model with a span head, which may have `no_answer`; see `classification.HeadWay`."""
 
   pairs = False
-  form = line_files.Form(field="question", needs=("context",), own=("start", "end", "null", "probability", "best"))
+  form = jsonl_io.Form(field="question", needs=("context",), own=("start", "end", "null", "probability", "best"))
 
   def __init__(self, source: pretrained.Source, mesh: jax.sharding.Mesh, *, head: HeadConfig, **options: Any):
     from t2t.data.head_examples import spans
@@ -57,24 +57,24 @@ class Extracting(answering.HeadWay):
     fields = ("prediction", "score", "start", "end", "probability", *(("null",) if head.no_answer else ()), "best")
     self.nothing: Mapping[str, Any] = dict.fromkeys(fields)
 
-  def check(self, line: line_files.Line, where: str) -> None:
+  def check(self, line: jsonl_io.Line, where: str) -> None:
     """It has a context."""
     if "context" not in line.others:
       raise UserError(
         f"{where}: has no 'context' for the head {self._head.name} to find the answer in; give a .jsonl file with lines"
         ' like {"question": "...", "context": "..."}'
       )
-    line_files.check_text(line.others["context"], "context", where)
+    jsonl_io.check_text(line.others["context"], "context", where)
 
-  def read(self, line: line_files.Line) -> lines.Asked:
-    """See `lines.Way`; a context is read in windows, whatever its length."""
+  def read(self, line: jsonl_io.Line) -> batch_inference.Asked:
+    """See `batch_inference.Way`; a context is read in windows, whatever its length."""
     context = line.others["context"]
     if not context.strip():
-      return lines.Asked(None, error=lines.NO_CONTEXT)
+      return batch_inference.Asked(None, error=batch_inference.NO_CONTEXT)
     others = {"context": context} | ({"no_answer": ""} if self._head.no_answer else {})
     return self._asked({"question": line.text, "context": context}, others)
 
 
-def way_of(head: HeadConfig) -> Callable[..., lines.Way]:
+def way_of(head: HeadConfig) -> Callable[..., batch_inference.Way]:
   """The way that a head is asked in: of each word, of a context, or of a text as a whole."""
-  return {"tag": Tagging, "span": Extracting}.get(head.kind, answering.Answering)
+  return {"tag": Tagging, "span": Extracting}.get(head.kind, classification.Answering)
