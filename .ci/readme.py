@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 
-_LOADED = ("orbax.checkpoint", "t2t.training.train", "t2t.data.pipeline", "t2t.evaluation", "t2t.generation.predictor")
+_LOADED = ("orbax.checkpoint", "t2t.training.train", "t2t.data.pipeline", "t2t.evaluation", "t2t.inference.predictor")
 # In the background it is the process that `kill $!` ends, as a command is.
 _COMMAND = 't2t() {{ if [ "$BASHPID" = "$$" ]; then {here} "$@"; else exec {here} "$@"; fi; }}'
 

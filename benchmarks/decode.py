@@ -23,7 +23,7 @@ from t2t import UserError, sharding
 from t2t.commands.options import config_parser, parse
 from t2t.configuration.loading import records
 from t2t.configuration.schema import Config
-from t2t.generation import decoding
+from t2t.inference import decoding
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 from t2t.runtime import memory, numeric

@@ -42,7 +42,7 @@ from t2t.configuration import loading as config_lib  # noqa: E402
 from t2t.convert import huggingface, t5x  # noqa: E402
 from t2t.data.sources import bad_records, text_files  # noqa: E402
 from t2t.data.vocabularies import special_ids, training  # noqa: E402
-from t2t.generation import jsonl_io  # noqa: E402
+from t2t.inference import jsonl_io  # noqa: E402
 from t2t.runtime import numeric  # noqa: E402
 from t2t.training import recipe  # noqa: E402
 

@@ -29,7 +29,7 @@ import train_step as step_benchmark  # noqa: E402
 from t2t.commands.options import config_parser, parse  # noqa: E402
 from t2t.configuration.loading import records  # noqa: E402
 from t2t.configuration.schema import Config  # noqa: E402
-from t2t.generation import decoding  # noqa: E402
+from t2t.inference import decoding  # noqa: E402
 from t2t.runtime import memory  # noqa: E402
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -20,7 +20,7 @@ from t2t.checkpoints import pretrained
 from t2t.configs import default
 from t2t.configuration.loading import override, records
 from t2t.evaluation import probes
-from t2t.generation import batch_inference, embedding, prompt_builder
+from t2t.inference import batch_inference, embedding, prompt_builder
 from t2t.runtime import memory
 
 _COLOURS = ("#1f5fa8", "#c8442e", "#3c8d40", "#8a5fb0", "#b8860b")

@@ -1,6 +1,6 @@
 """A checkpoint in Python: `t2t.load` reads it, and what comes of it writes, answers, fills blanks, embeds and scores.
 
-It asks as the commands ask (`t2t.generation`): the same text gets the same answer, to the last digit, whichever asks.
+It asks as the commands ask (`t2t.inference`): the same text gets the same answer, to the last digit, whichever asks.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ import numpy as np
 from t2t import UserError, foreign_names
 from t2t.checkpoints import pretrained, select_task, tensor_writer
 from t2t.convert import huggingface, lazy_tensors, vocab_override
-from t2t.generation import (
+from t2t.inference import (
   batch_inference,
   classification,
   embedding,

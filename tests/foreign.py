@@ -15,7 +15,7 @@ import numpy as np
 import toy
 
 from t2t.convert.lazy_tensors import Foreign, Tensor, expected
-from t2t.generation import decoding
+from t2t.inference import decoding
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 

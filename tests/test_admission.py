@@ -12,7 +12,7 @@ import pytest
 import test_server
 
 from t2t import UserError
-from t2t.generation import admission, decoding, endpoints, server, text_predictor
+from t2t.inference import admission, decoding, endpoints, server, text_predictor
 from t2t.runtime import stopping
 
 ask = test_server.ask

@@ -30,7 +30,7 @@ from t2t.checkpoints import manager, restore, verify
 from t2t.checkpoints import retry as retry_module
 from t2t.data.sources import file_validation, text_files
 from t2t.data.vocabularies import training
-from t2t.generation import jsonl_io as read_lines
+from t2t.inference import jsonl_io as read_lines
 from t2t.reports import history
 from t2t.runtime import exit_codes
 from t2t.storage import bucket, lease, records

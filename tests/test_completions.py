@@ -16,7 +16,7 @@ from t2t import __main__ as command
 from t2t.checkpoints import pretrained, tensor_writer
 from t2t.data import tables
 from t2t.data.vocabularies import training
-from t2t.generation import completions, decoding, engine, prompt_builder, server, text_predictor, token_logprobs
+from t2t.inference import completions, decoding, engine, prompt_builder, server, text_predictor, token_logprobs
 
 ask = test_server.ask
 KINDS = ["encoder_decoder", "decoder_only"]

@@ -16,7 +16,7 @@ from t2t import UserError
 from t2t.configuration.schema import DataConfig
 from t2t.data import pipeline, raw_text, vocabularies
 from t2t.data.vocabularies import offsets, subwords, training
-from t2t.generation import fill_mask, prompt_builder
+from t2t.inference import fill_mask, prompt_builder
 
 TEXT = [f"the number {i} of things, in naïve text isn't right <tag> [note] | (x) a_b" for i in range(200)]
 SPELLED = [

@@ -8,8 +8,8 @@ import pytest
 import toy
 
 from t2t import UserError, sharding
-from t2t.generation import decoding
-from t2t.generation.decoding import DecodeConfig
+from t2t.inference import decoding
+from t2t.inference.decoding import DecodeConfig
 
 LENGTH = 7
 NEVER = -1

@@ -18,7 +18,7 @@ from t2t import sharding
 from t2t.checkpoints import pretrained
 from t2t.data import head_examples
 from t2t.evaluation import probes
-from t2t.generation import embedding
+from t2t.inference import embedding
 
 TEXTS = [
   "the quick brown fox",
@@ -137,7 +137,7 @@ def test_resumed_at_any_byte_equals_uninterrupted(run, tmp_path):
 
 def test_parquet_has_the_same_vectors_and_their_texts(run, tmp_path, monkeypatch):
   """In row groups; of a run that was killed, too, and a column for each layer where there are several."""
-  monkeypatch.setattr("t2t.generation.embedding_files._GROUP_BYTES", 5 * 2 * 16 * 4)
+  monkeypatch.setattr("t2t.inference.embedding_files._GROUP_BYTES", 5 * 2 * 16 * 4)
   assert run("--layer=all")[0] == run("--layer=all", output="out.parquet")[0] == 0
   vectors = np.load(tmp_path / "out.npy")
   path = tmp_path / "out.parquet"

@@ -4,7 +4,7 @@ import pytest
 import test_head_losses
 import toy
 
-from t2t.generation import samples
+from t2t.inference import samples
 from t2t.training import train_state
 
 WORDS = ["", "</s>", "the", "cat", "sat", "on", "mat", "dog", "a"]

@@ -19,7 +19,7 @@ from t2t.configuration.loading import load_config, records
 from t2t.configuration.schema import DataConfig
 from t2t.data import pipeline, tables, vocabularies
 from t2t.data.tables import examples, memory, resolving
-from t2t.generation import batch_inference, jsonl_io, ranking, table_output, text_generation
+from t2t.inference import batch_inference, jsonl_io, ranking, table_output, text_generation
 
 ROWS = range(40)
 

@@ -19,7 +19,7 @@ from t2t.configuration.schema import DataConfig, EvalConfig
 from t2t.data import head_examples, pipeline, special_tokens, vocabularies
 from t2t.data.head_examples import kinds
 from t2t.evaluation import few_shot, methods
-from t2t.generation import head_predictor, jsonl_io, row_batches, token_classify
+from t2t.inference import head_predictor, jsonl_io, row_batches, token_classify
 from t2t.losses import head_losses
 from t2t.models.config import HeadConfig
 

@@ -16,7 +16,7 @@ import toy
 from t2t import UserError, losses, metrics, sharding
 from t2t.configuration.loading import load_config, records
 from t2t.data import feature_converters
-from t2t.generation import row_batches
+from t2t.inference import row_batches
 from t2t.losses import head_losses
 from t2t.models import auxiliary, task_heads
 from t2t.models.config import HeadConfig

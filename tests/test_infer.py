@@ -25,7 +25,7 @@ from t2t import __main__ as command
 from t2t.checkpoints import manifest, pretrained
 from t2t.configuration.schema import DataConfig
 from t2t.data import pipeline
-from t2t.generation import batch_inference, jsonl_io, prompt_builder, prompt_features, text_generation
+from t2t.inference import batch_inference, jsonl_io, prompt_builder, prompt_features, text_generation
 
 TEXTS = [
   "the quick brown fox",

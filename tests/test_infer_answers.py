@@ -21,7 +21,7 @@ from t2t import UserError, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import manifest, pretrained
 from t2t.data import vocabularies
-from t2t.generation import classification, fill_mask, head_predictor
+from t2t.inference import classification, fill_mask, head_predictor
 from t2t.models.config import HeadConfig
 
 # A task for each kind of head that is asked of texts.

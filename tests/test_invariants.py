@@ -47,7 +47,7 @@ def test_the_rules_look_at_files():
     "models/attention.py",
     "data/pipeline.py",
     "losses/cross_entropy.py",
-    "generation/decoding.py",
+    "inference/decoding.py",
   } <= set(NAMES)
   assert "jax" in imports("losses/cross_entropy.py")
   assert "seqio" in imports("data/pipeline.py")
@@ -60,7 +60,7 @@ def test_tensorflow_is_imported_where_data_is_read(name):
     assert not set(imports(name)) & {"tensorflow", "seqio", "tensorflow_datasets", "tensorflow_text", "t5"}
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith(("models/", "losses/", "generation/decoding"))])
+@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith(("models/", "losses/", "inference/decoding"))])
 def test_models_know_no_mesh(name):
   """They name logical axes; which device holds what is sharding.py's business (rule 4)."""
   words = {node.id for node in parsed(name) if isinstance(node, ast.Name)}

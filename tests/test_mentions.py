@@ -11,7 +11,7 @@ import tensorflow as tf
 from t2t.data import head_examples, registry, special_tokens, task_resolution, vocabularies
 from t2t.data.head_examples import mentions
 from t2t.data.head_examples.reading import Reading
-from t2t.generation import head_predictor
+from t2t.inference import head_predictor
 from t2t.models.config import HeadConfig
 
 BYTES = vocabularies.load("bytes", extra_ids=0)

@@ -18,7 +18,7 @@ from t2t import __main__ as command
 from t2t.checkpoints import pretrained
 from t2t.data import feature_converters, objectives
 from t2t.data.objectives import masked_next_token
-from t2t.generation import predictor, prompt_features
+from t2t.inference import predictor, prompt_features
 
 MODEL = toy.decoder(vocab_size=100, bidirectional_prefix=True)
 

@@ -13,7 +13,7 @@ from t2t.commands import options
 from t2t.configs import default
 from t2t.configuration.loading import override, records
 from t2t.configuration.schema import OPTIONAL, SECTIONS
-from t2t.generation import decoding, text_generation
+from t2t.inference import decoding, text_generation
 from t2t.models.config import TransformerConfig
 
 NO_NUMBERS = ("nan", "inf", "-inf", "1e400")

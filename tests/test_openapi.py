@@ -12,7 +12,7 @@ import test_server
 import trained
 
 from t2t import UserError
-from t2t.generation import fields, openapi, server
+from t2t.inference import fields, openapi, server
 
 ask = test_server.ask
 

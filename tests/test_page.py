@@ -9,7 +9,7 @@ import test_served
 import test_server
 import trained
 
-from t2t.generation import server
+from t2t.inference import server
 
 
 @contextlib.contextmanager

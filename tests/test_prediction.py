@@ -4,7 +4,7 @@ import pytest
 import toy
 
 from t2t import UserError, sharding
-from t2t.generation import decoding, predictor, prompt_features
+from t2t.inference import decoding, predictor, prompt_features
 from t2t.models import transformer
 
 FRAMING = prompt_features.Framing(bos_id=0, eos_id=toy.EOS, pad_id=0, cls_id=37, sep_id=38, mask_id=39)

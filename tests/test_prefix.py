@@ -11,7 +11,7 @@ import toy
 from t2t import UserError
 from t2t.configs import default
 from t2t.configuration.loading import override, records
-from t2t.generation import decoding
+from t2t.inference import decoding
 from t2t.models import adapters as adapters_lib
 from t2t.models import attention
 from t2t.models.adapters import prefix

@@ -9,7 +9,7 @@ import trained
 from t2t import UserError
 from t2t.checkpoints import pretrained, select_task
 from t2t.data import objectives, preprocessors, registry, task_prefixes, task_resolution
-from t2t.generation import prompt_builder
+from t2t.inference import prompt_builder
 
 
 @functools.cache

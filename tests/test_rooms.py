@@ -66,7 +66,7 @@ FLOORS = (
   "training",
   "convert",
   "checkpoints",
-  "generation",
+  "inference",
   "evaluation",
   "loaded",
   "training.stage_program",

@@ -15,7 +15,7 @@ from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
 from t2t.commands import infer
-from t2t.generation import head_predictor, served, server, text_generation
+from t2t.inference import head_predictor, served, server, text_generation
 
 several = test_infer_answers.several  # the fixture
 

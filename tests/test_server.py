@@ -16,7 +16,7 @@ import trained
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
-from t2t.generation import decoding, engine, prompt_builder, server, text_predictor
+from t2t.inference import decoding, engine, prompt_builder, server, text_predictor
 
 GREEDY = {"inputs": "naïve 校服 dog", "max_length": 12}
 SAMPLED = GREEDY | {"temperature": 0.9, "top_p": 0.95, "seed": 3}

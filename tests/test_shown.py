@@ -9,7 +9,7 @@ import pytest
 import test_examples
 import toy
 
-from t2t.generation import eval_samples, samples
+from t2t.inference import eval_samples, samples
 from t2t.training import train_state
 
 SENTINELS = (39, 38, 37)

@@ -35,7 +35,7 @@ from t2t.data.head_examples.reading import Reading
 from t2t.data.special_tokens import Framing
 from t2t.data.vocabularies import offsets
 from t2t.evaluation import few_shot
-from t2t.generation import head_predictor
+from t2t.inference import head_predictor
 from t2t.models.config import HeadConfig
 
 BYTES = vocabularies.load("bytes", extra_ids=0)

@@ -15,7 +15,7 @@ from t2t.configuration.schema import DataConfig
 from t2t.data import tables
 from t2t.data.sources import tables as table_files
 from t2t.data.tables import examples, memory, resolving, values
-from t2t.generation import jsonl_io, table_inputs, table_output
+from t2t.inference import jsonl_io, table_inputs, table_output
 
 ROWS = range(40)
 

@@ -15,7 +15,7 @@ import tensorflow_datasets as tfds
 from t2t import UserError
 from t2t.data import head_examples, registry, task_resolution, vocabularies
 from t2t.data.head_examples import kinds, needs
-from t2t.generation import head_predictor
+from t2t.inference import head_predictor
 from t2t.models.config import HeadConfig
 
 BYTES = vocabularies.load("bytes", extra_ids=0)

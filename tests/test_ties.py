@@ -6,7 +6,7 @@ import pytest
 
 from t2t import losses, task_metrics
 from t2t.evaluation import evaluate, probes, results
-from t2t.generation import head_predictor, ties
+from t2t.inference import head_predictor, ties
 from t2t.losses import head_losses
 from t2t.models.config import HeadConfig
 

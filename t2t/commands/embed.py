@@ -11,7 +11,7 @@ from t2t import UserError, did_you_mean
 from t2t.checkpoints import pretrained, select_task
 from t2t.configs import default
 from t2t.configuration.loading import override, records
-from t2t.generation import batch_inference, embedding, embedding_files, jsonl_io, prompt_builder
+from t2t.inference import batch_inference, embedding, embedding_files, jsonl_io, prompt_builder
 from t2t.runtime import hosts, numeric
 
 

@@ -18,7 +18,7 @@ from t2t.commands import gin_files
 from t2t.configs import default
 from t2t.configuration.loading import records
 from t2t.convert import gin
-from t2t.generation import (
+from t2t.inference import (
   adapter_routing,
   batch_inference,
   classification,

@@ -18,7 +18,7 @@ from t2t.configuration.schema import Config, DataConfig, EvalConfig
 from t2t.data import first_examples, pipeline, postprocessors, registry, tables, task_ids, task_resolution, vocabularies
 from t2t.data.sources import bad_records
 from t2t.evaluation import classes, few_shot, methods, results
-from t2t.generation import predictor, ties
+from t2t.inference import predictor, ties
 from t2t.models import adapters as adapters_lib
 from t2t.models.config import TransformerConfig
 from t2t.params import Params

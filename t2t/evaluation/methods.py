@@ -11,7 +11,7 @@ import numpy as np
 from t2t import UserError, did_you_mean
 from t2t.configuration.schema import DataConfig, EvalConfig
 from t2t.data import head_examples, raw_text
-from t2t.generation import decoding, head_predictor, predictor, prompt_features, ties
+from t2t.inference import decoding, head_predictor, predictor, prompt_features, ties
 from t2t.models.config import ANSWERED_HEADS, HeadConfig, TransformerConfig
 from t2t.params import Params
 

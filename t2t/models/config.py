@@ -26,7 +26,7 @@ POSITIONS: LazyTable = LazyTable(
 # config.model.feed_forward -> a `feed_forward.FeedForward`
 FEED_FORWARD: LazyTable = LazyTable({"dense": "t2t.models.feed_forward:Mlp"})
 # config.model.decoder -> a `generation.decoders.Decoder`
-DECODERS: LazyTable = LazyTable({"autoregressive": "t2t.generation.decoders:Autoregressive"})
+DECODERS: LazyTable = LazyTable({"autoregressive": "t2t.inference.decoders:Autoregressive"})
 NORMS = ("rms", "layer")
 QUANTIZATIONS = ("int8", "fp8")  # see models/products.py
 ATTENTION_KERNELS = ("splash", "distance", "cudnn", "triton", "plain")  # see models/kernels

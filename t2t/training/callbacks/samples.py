@@ -21,7 +21,7 @@ class Samples(Callback):
 def _write(run: Run) -> None:
   run.samples, run.samples_step = (), run.step
   if run.vocabulary is not None:
-    from t2t.generation import eval_samples
+    from t2t.inference import eval_samples
 
     program, number = run.program, run.program.stage.config.eval.examples
     state = program.program.evaluated(run.state)

@@ -11,7 +11,7 @@ import numpy as np
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
-from t2t.generation import batch_inference, jsonl_io, row_batches
+from t2t.inference import batch_inference, jsonl_io, row_batches
 from t2t.models.architecture import Batch, real_positions
 from t2t.models.config import TransformerConfig
 from t2t.params import Params

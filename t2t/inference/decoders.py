@@ -7,8 +7,8 @@ from flax import nnx
 import jax
 import numpy as np
 
-from t2t.generation import decoding
-from t2t.generation.prompt_features import Framing, Tokens, prompt_features
+from t2t.inference import decoding
+from t2t.inference.prompt_features import Framing, Tokens, prompt_features
 from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
 

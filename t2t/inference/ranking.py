@@ -8,7 +8,7 @@ import numpy as np
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
-from t2t.generation import batch_inference, head_predictor, jsonl_io, predictor, prompt_builder, prompt_features
+from t2t.inference import batch_inference, head_predictor, jsonl_io, predictor, prompt_builder, prompt_features
 from t2t.models.config import HeadConfig
 from t2t.params import Params
 

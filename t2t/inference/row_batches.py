@@ -8,7 +8,7 @@ import numpy as np
 
 from t2t import features as features_lib
 from t2t import sharding
-from t2t.generation import predictor, prompt_features
+from t2t.inference import predictor, prompt_features
 from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
 from t2t.params import Params

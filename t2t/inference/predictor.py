@@ -9,8 +9,8 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 from t2t import UserError, sharding
-from t2t.generation import decoding
-from t2t.generation.prompt_features import Framing, Tokens, padded, prompt_features
+from t2t.inference import decoding
+from t2t.inference.prompt_features import Framing, Tokens, padded, prompt_features
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import TransformerConfig
 from t2t.params import Params

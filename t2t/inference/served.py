@@ -11,7 +11,7 @@ import jax
 
 from t2t import UserError
 from t2t.checkpoints import multi_adapter, pretrained
-from t2t.generation import (
+from t2t.inference import (
   adapter_routing,
   attention_maps,
   batch_inference,
@@ -22,7 +22,7 @@ from t2t.generation import (
   predictor,
   row_batches,
 )
-from t2t.generation.endpoints import Endpoint, Event
+from t2t.inference.endpoints import Endpoint, Event
 from t2t.params import Params
 from t2t.runtime import amounts
 from t2t.storage import encoding

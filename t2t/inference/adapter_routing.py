@@ -6,7 +6,7 @@ from typing import Any
 
 from t2t import UserError, did_you_mean
 from t2t.checkpoints import pretrained
-from t2t.generation import batch_inference, jsonl_io
+from t2t.inference import batch_inference, jsonl_io
 from t2t.params import Params
 
 FIELD = jsonl_io.ADAPTER

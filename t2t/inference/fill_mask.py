@@ -12,7 +12,7 @@ import numpy as np
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
-from t2t.generation import batch_inference, jsonl_io, prompt_builder, row_batches, samples
+from t2t.inference import batch_inference, jsonl_io, prompt_builder, row_batches, samples
 from t2t.models.architecture import Batch
 from t2t.params import Params
 

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from t2t import UserError
-from t2t.generation import prompt_builder, row_batches, ties
-from t2t.generation.row_batches import Example
+from t2t.inference import prompt_builder, row_batches, ties
+from t2t.inference.row_batches import Example
 from t2t.losses import head_losses
 from t2t.models.architecture import Batch
 from t2t.models.config import HeadConfig, TransformerConfig

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.configuration.schema import DataConfig
-from t2t.generation import predictor
+from t2t.inference import predictor
 
 # Which letters of a prompt that spell control tokens are these: none, those of missing text, all.
 SPECIAL_TOKENS = ("none", "blanks", "all")

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from t2t.generation import jsonl_io
+from t2t.inference import jsonl_io
 
 ENDINGS = (".npy", ".parquet")
 _GROUP_BYTES = 1 << 26  # of vectors in a row group

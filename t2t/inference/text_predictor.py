@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from t2t import UserError
-from t2t.generation import (
+from t2t.inference import (
   adapter_routing,
   attention_maps,
   completions,
@@ -21,7 +21,7 @@ from t2t.generation import (
   text_generation,
   token_logprobs,
 )
-from t2t.generation.endpoints import Endpoint, Event
+from t2t.inference.endpoints import Endpoint, Event
 
 _MAX_BEAMS, MAX_ROWS, _MAX_TOP_K = 16, 16, 1_000_000
 _LENGTH = 64  # that is written at most, if a request does not say

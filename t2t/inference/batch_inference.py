@@ -14,7 +14,7 @@ import rich.progress
 
 from t2t import UserError, sharding
 from t2t.checkpoints import pretrained
-from t2t.generation import jsonl_io
+from t2t.inference import jsonl_io
 from t2t.params import Params
 from t2t.runtime import amounts, hosts, stopping
 

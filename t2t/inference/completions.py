@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from t2t import UserError, did_you_mean
-from t2t.generation import adapter_routing, decoding, endpoints, engine, fields, scoring, token_logprobs
-from t2t.generation.endpoints import Endpoint, Event
+from t2t.inference import adapter_routing, decoding, endpoints, engine, fields, scoring, token_logprobs
+from t2t.inference.endpoints import Endpoint, Event
 
 _MAX_PROMPTS, _MAX_CHOICES, _MAX_STOPS = 16, 16, 4
 _MAX_TOKENS = _MAX_CHOICES * engine.MAX_LENGTH  # of a request: meanwhile all others wait

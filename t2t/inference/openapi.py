@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
-from t2t.generation import endpoints
-from t2t.generation.endpoints import Endpoint
+from t2t.inference import endpoints
+from t2t.inference.endpoints import Endpoint
 
 _ERROR = endpoints.record(error=endpoints.TEXT)
 _OPENAI_ERROR = endpoints.record(

@@ -7,7 +7,7 @@ import jax
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
-from t2t.generation import batch_inference, classification, jsonl_io
+from t2t.inference import batch_inference, classification, jsonl_io
 from t2t.models.config import HeadConfig
 
 

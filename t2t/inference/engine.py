@@ -11,7 +11,7 @@ import numpy as np
 
 from t2t import UserError, sharding
 from t2t.checkpoints import multi_adapter, pretrained
-from t2t.generation import (
+from t2t.inference import (
   adapter_routing,
   attention_maps,
   decoding,

@@ -8,7 +8,7 @@ import numpy as np
 
 from t2t import UserError, did_you_mean
 from t2t.checkpoints import pretrained
-from t2t.generation import batch_inference, head_predictor, jsonl_io, prompt_builder
+from t2t.inference import batch_inference, head_predictor, jsonl_io, prompt_builder
 from t2t.models.config import ANSWERED_HEADS, HeadConfig, TransformerConfig
 from t2t.params import Params
 

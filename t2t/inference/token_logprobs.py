@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import UserError
-from t2t.generation import decoding, predictor, prompt_features
+from t2t.inference import decoding, predictor, prompt_features
 from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
 from t2t.params import Params

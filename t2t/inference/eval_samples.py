@@ -10,8 +10,8 @@ from jax.experimental import multihost_utils
 import jax.numpy as jnp
 import numpy as np
 
-from t2t.generation import samples
-from t2t.generation.samples import Vocabulary
+from t2t.inference import samples
+from t2t.inference.samples import Vocabulary
 from t2t.models.architecture import Batch, predicted_side
 from t2t.models.config import ANSWERED_HEADS
 from t2t.training.train_state import TrainState

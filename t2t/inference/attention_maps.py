@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import UserError
-from t2t.generation import endpoints, fields, predictor
+from t2t.inference import endpoints, fields, predictor
 from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
 from t2t.params import Params

@@ -10,7 +10,7 @@ from jax.experimental import multihost_utils
 import jax.numpy as jnp
 import numpy as np
 
-from t2t.generation import decoding, head_predictor
+from t2t.inference import decoding, head_predictor
 from t2t.losses import head_losses
 from t2t.models.architecture import Batch, predicted_side, real_positions
 from t2t.params import join_frozen

@@ -19,8 +19,8 @@ from typing import Any
 import urllib.parse
 
 from t2t import UserError
-from t2t.generation import admission, completions, endpoints, fields, openapi
-from t2t.generation.endpoints import Event, Service
+from t2t.inference import admission, completions, endpoints, fields, openapi
+from t2t.inference.endpoints import Event, Service
 from t2t.runtime import stopping, telling
 
 _MAX_CONNECTIONS, _MAX_REQUESTS = 128, 32  # at a time; of requests all but one wait for the model

@@ -9,7 +9,7 @@ import pathlib
 from typing import Any
 
 from t2t import UserError
-from t2t.generation import jsonl_io
+from t2t.inference import jsonl_io
 
 # Columns that a table gets, in this order, and the fields of a row that they are of.
 _FIELDS = {

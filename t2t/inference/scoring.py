@@ -4,8 +4,8 @@ from collections.abc import Iterator
 import dataclasses
 from typing import Any
 
-from t2t.generation import adapter_routing, endpoints, engine, fields
-from t2t.generation.endpoints import Endpoint, Event
+from t2t.inference import adapter_routing, endpoints, engine, fields
+from t2t.inference.endpoints import Endpoint, Event
 
 _MAX_PAIRS = 128  # what there may be of texts, see `fields.read`
 
