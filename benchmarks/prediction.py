@@ -22,7 +22,7 @@ from t2t import UserError, chips
 from t2t.commands.options import config_parser, parse
 from t2t.configuration.loading import records
 from t2t.models.flops import model_flops
-from t2t.planning import program
+from t2t.planning import aot_compile
 from t2t.runtime import xla_flags
 from t2t.training import meshes, recipe
 
@@ -107,7 +107,7 @@ def _program(run: Run, folder: pathlib.Path) -> pathlib.Path:
 def _compiled(run: Run, folder: pathlib.Path):
   """Configuration, mesh, counted program and bytes of a run; its program is kept in the folder."""
   parser = config_parser("prediction", "")
-  devices = list(program.devices(run.topology))
+  devices = list(aot_compile.devices(run.topology))
   flags = ["--config", run.config, f"--config.mesh.{run.mesh}={len(devices)}", f"--config.train.batch_size={run.rows}"]
   flags += [f"--config.data.targets_length={run.length}", f"--config.model.remat={run.remat}", *run.others]
   _, config = parse(parser, flags)
@@ -115,12 +115,12 @@ def _compiled(run: Run, folder: pathlib.Path):
   mesh, _ = meshes.make(config, devices=devices)
   path = _program(run, folder)
   if not path.exists():
-    compiled = program.compile_step(config, mesh)
+    compiled = aot_compile.compile_step(config, mesh)
     if compiled.text is None:
       raise UserError(f"{run.what}, {run.topology}: {compiled.total / 1e9:.1f} GB a chip")
     path.with_suffix(".json").write_text(json.dumps({"total": compiled.total}))
     path.write_text(compiled.text)
-  found = program.counted(path.read_text(), config, mesh)
+  found = aot_compile.counted(path.read_text(), config, mesh)
   return config, mesh, found, json.loads(path.with_suffix(".json").read_text())["total"]
 
 
@@ -129,7 +129,7 @@ def predict(run: Run, folder: pathlib.Path) -> dict:
   config, mesh, found, total = _compiled(run, folder)
   kind = mesh.devices.flat[0].device_kind
   chip, peak = chips.CHIPS[kind], chips.peak_flops(kind)
-  times = program.predicted(found, config, mesh)
+  times = aot_compile.predicted(found, config, mesh)
   flops = model_flops(config.model, batch_size=run.rows, lengths=recipe.lengths(config))
   return dataclasses.asdict(run) | {
     "chips": mesh.size // chip.per_chip,

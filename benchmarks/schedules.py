@@ -26,9 +26,9 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from t2t.models.kernels import distance, splash  # noqa: E402
+from t2t.models.kernels import relative_bias_attention, splash  # noqa: E402
 from t2t.models.masks import AttentionMask, DistanceBias  # noqa: E402
-from t2t.planning import program  # noqa: E402
+from t2t.planning import aot_compile  # noqa: E402
 
 _CHIPS = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 _BLOCKS = ("256x256", "512x512", "512x1024", "1024x512", "1024x1024")
@@ -50,7 +50,7 @@ def bundles(kernel: str, device: jax.Device, block: tuple[int, int], options: ar
     if kernel == "splash":
       attended = splash.attend(query, keys, values, mask, largest_block=0)
     else:
-      attended = distance.attend(query, keys, values, mask, bias=DistanceBias(bias))
+      attended = relative_bias_attention.attend(query, keys, values, mask, bias=DistanceBias(bias))
     return jnp.sum(attended.astype(jnp.float32) * read_out)
 
   read_out, bias = array(*arrays[0].shape, dtype=jnp.float32), array(heads, 257, dtype=jnp.float32)
@@ -79,12 +79,12 @@ def main(argv: list[str]) -> None:
   columns = f"{'chip':<8}{'block':<12}{'forward':>9}{'backward':>10}{'per 512 x 512':>15}{'compiling':>11}"
   print(columns, flush=True)
   for chip in options.chips:
-    device = program.devices(_CHIPS[chip])[0]
+    device = aot_compile.devices(_CHIPS[chip])[0]
     for text in options.blocks:
       block = tuple(map(int, text.split("x")))
       started = time.monotonic()
       # What t2t chooses is what is looked into here.
-      splash.bounds = distance.blocks_for = lambda *_, block=block, **__: block
+      splash.bounds = relative_bias_attention.blocks_for = lambda *_, block=block, **__: block
       try:
         forward, backward = bundles(options.kernel, device, block, options)
       except Exception as error:  # of the compiler, as a rule of too little memory

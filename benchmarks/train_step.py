@@ -27,7 +27,7 @@ from t2t.commands.options import config_parser, parse
 from t2t.configuration.loading import records
 from t2t.configuration.schema import Config
 from t2t.models.kernels import dispatch
-from t2t.planning import program as plans
+from t2t.planning import aot_compile as plans
 from t2t.runtime import memory, xla_flags
 from t2t.training import meshes, recipe
 

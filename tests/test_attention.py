@@ -9,7 +9,7 @@ import pytest
 import toy
 
 from t2t import sharding
-from t2t.models import attention, cpu
+from t2t.models import attention, cpu_ops
 from t2t.models import positions as positions_lib
 from t2t.models.masks import AttentionMask
 
@@ -232,7 +232,7 @@ def test_causal_blocks_are_the_whole(length):
   for arguments in ((*arrays, bias), (*arrays, None)):
     found, expected = (
       jax.jit(jax.value_and_grad(lambda x, attend=attend: jnp.sum(read_out * attend(*x, allowed))))(arguments)
-      for attend in (cpu.attend_causally, cpu.attend)
+      for attend in (cpu_ops.attend_causally, cpu_ops.attend)
     )
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-4, atol=1e-4)
     for name, one, other in zip(("query", "keys", "values", "bias"), found[1], expected[1], strict=True):
@@ -244,7 +244,7 @@ def test_causal_blocks_do_not_touch_the_keys_behind_them():
   """What is hidden from a whole block is not multiplied by zero: it is not read."""
   query, keys, values, bias, allowed = causal_arrays(300)
   values[:, :, 256:] = np.nan
-  attended = np.asarray(cpu.attend_causally(query, keys, values, bias, allowed))
+  attended = np.asarray(cpu_ops.attend_causally(query, keys, values, bias, allowed))
   assert np.all(np.isfinite(attended[:, :, :256]))
   assert np.all(np.isnan(attended[:, :, 256:]))
 

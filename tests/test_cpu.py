@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 import pytest
 
-from t2t.models import cpu, products
+from t2t.models import cpu_ops, quantized_matmul
 
 _SIZES = st.sampled_from([1, 2, 3, 7, 8, 33])
 
@@ -37,7 +37,7 @@ def test_a_dense_layer_and_its_gradients(batch, length, inner, width):
     normal(inner, width, seed=2),
     normal(batch, length, width, seed=1),
   )
-  y, vjp = jax.vjp(jax.jit(cpu.dense), x, kernel)
+  y, vjp = jax.vjp(jax.jit(cpu_ops.dense), x, kernel)
   d_x, d_kernel = vjp(cotangent)
   assert {each.dtype for each in (y, d_x, d_kernel)} == {jnp.dtype("bfloat16")}
   assert_near(y, wide(x) @ wide(kernel))
@@ -48,7 +48,7 @@ def test_a_dense_layer_and_its_gradients(batch, length, inner, width):
 def test_logits_keep_what_bfloat16_would_round():
   """A result that is asked for in float32 is the sum as it is."""
   x, kernel = normal(4, 64), normal(64, 32, seed=1)
-  found = cpu.dense(x, kernel, jnp.float32)
+  found = cpu_ops.dense(x, kernel, jnp.float32)
   assert found.dtype == jnp.float32
   np.testing.assert_allclose(found, wide(x) @ wide(kernel), rtol=1e-5, atol=1e-5)
 
@@ -64,7 +64,7 @@ def test_attention_and_its_gradients(batch, heads, queries, keys, kv, biased, hi
   turned = lambda x: jnp.swapaxes(x, 1, 2)
 
   def ours(arrays, bias):
-    return jnp.sum(read_out * cpu.attend(*map(turned, arrays), bias, allowed))
+    return jnp.sum(read_out * cpu_ops.attend(*map(turned, arrays), bias, allowed))
 
   def formula(arrays, bias):
     query, keys, values = (turned(x).astype(jnp.float32) for x in arrays)
@@ -92,7 +92,7 @@ def test_gradients_of_few_queries(queries, alike):
     return jnp.einsum("bhqs,bhsk->bhqk", jax.nn.softmax(scores, axis=-1), values)
 
   gradient = lambda attend: jax.jit(jax.grad(lambda *x: jnp.sum(read_out * attend(*x)), argnums=(0, 1, 2, 3)))
-  found = gradient(lambda *x: cpu.attend(*x, allowed))(*arrays, bias)
+  found = gradient(lambda *x: cpu_ops.attend(*x, allowed))(*arrays, bias)
   for one, other in zip(found, gradient(formula)(*arrays, bias), strict=True):
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
@@ -115,9 +115,9 @@ def test_heads_that_share_their_keys_are_more_queries(dtype, groups, queries, bi
   bias = normal(1, bias_heads, rows, length, seed=3, dtype="float32") if biased else None
   allowed = np.random.default_rng(4).random((batch, 1, rows, length)) < 0.7 if hides else None
   copied = (jnp.repeat(x, groups, axis=1).astype(jnp.float32) for x in (keys, values))
-  found = cpu.attend_in_groups(query, keys, values, bias, allowed)
+  found = cpu_ops.attend_in_groups(query, keys, values, bias, allowed)
   assert found.dtype == query.dtype
-  expected = cpu.attend(query.astype(jnp.float32), *copied, bias, allowed)
+  expected = cpu_ops.attend(query.astype(jnp.float32), *copied, bias, allowed)
   if dtype == "float32":
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
   else:
@@ -129,7 +129,7 @@ def test_what_all_values_have_in_common_changes_no_gradient():
   query, keys, values, read_out = (normal(2, 4, 32, 16, seed=i) for i in range(4))
   common = 16.0
   gradient = lambda values: jax.grad(
-    lambda query: jnp.sum(cpu.attend(query, keys, values, None, None).astype(jnp.float32) * read_out)
+    lambda query: jnp.sum(cpu_ops.attend(query, keys, values, None, None).astype(jnp.float32) * read_out)
   )(query)
   rounded = (values + jnp.bfloat16(common)).astype(jnp.bfloat16)  # bfloat16 leaves this much of them
   found, expected = wide(gradient(rounded)), wide(gradient(rounded - jnp.bfloat16(common)))
@@ -146,7 +146,7 @@ def multiplied(program: str) -> list[tuple[str, ...]]:
 @pytest.fixture(scope="module")
 def products_of_bfloat16():
   """Skips where there are none."""
-  program = jax.jit(cpu.dense).lower(normal(64, 128), normal(128, 128)).compile().as_text()
+  program = jax.jit(cpu_ops.dense).lower(normal(64, 128), normal(128, 128)).compile().as_text()
   if "__ynn_fusion" not in program:
     pytest.skip("this CPU, or this version of XLA, has no products of bfloat16")
 
@@ -156,7 +156,7 @@ def products_of_bfloat16():
 def test_what_is_written_token_by_token_is_multiplied_in_bfloat16(queries):
   """A row alone would be turned into float32, and all keys and values with it, for each token."""
   query, keys = normal(4, 2, queries, 64), normal(4, 2, 128, 64, seed=1)
-  program = jax.jit(cpu.attend).lower(query, keys, keys, None, None).compile().as_text()
+  program = jax.jit(cpu_ops.attend).lower(query, keys, keys, None, None).compile().as_text()
   assert multiplied(program) == [("bf16", "bf16")] * 2
 
 
@@ -164,7 +164,7 @@ def test_what_is_written_token_by_token_is_multiplied_in_bfloat16(queries):
 def test_a_part_is_written_where_it_lies(dtype):
   """The bits of both; and in a loop nothing of bfloat16 is turned into float32 as a whole."""
   x, part = normal(2, 16, 4, dtype=dtype).at[0, 0, 0].set(jnp.nan), normal(2, 3, 4, seed=1, dtype=dtype)
-  write = lambda x, part, index: cpu.write(x, part, index, 1)
+  write = lambda x, part, index: cpu_ops.write(x, part, index, 1)
   found, expected = np.asarray(write(x, part, 5)), np.asarray(x).copy()
   expected[:, 5:8] = part
   assert found.dtype == expected.dtype
@@ -182,8 +182,8 @@ def test_products_are_of_bfloat16():
 
   def layer(x, kernel):
     heads = lambda y: jnp.swapaxes(y.reshape(4, 64, 2, 64), 1, 2)
-    of_kernels = (heads(cpu.dense(x, each.astype(x.dtype))) for each in kernel)
-    return jnp.sum(cpu.attend(*of_kernels, None, None).astype(jnp.float32))
+    of_kernels = (heads(cpu_ops.dense(x, each.astype(x.dtype))) for each in kernel)
+    return jnp.sum(cpu_ops.attend(*of_kernels, None, None).astype(jnp.float32))
 
   grad = jax.jit(jax.grad(layer, argnums=(0, 1)))
   program = grad.lower(normal(4, 64, 128), normal(3, 128, 128, dtype="float32")).compile().as_text()
@@ -197,7 +197,7 @@ def test_a_mesh_gathers_nothing_to_multiply():
   mesh = jax.make_mesh((4,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))
   place = lambda x, *axes: jax.device_put(x, NamedSharding(mesh, PartitionSpec(*axes)))
   x, kernel = normal(8, 16, 32), normal(32, 16, seed=1, dtype="float32")
-  product = lambda x, kernel: jnp.sum(products.product(x, kernel).astype(jnp.float32) ** 2)
+  product = lambda x, kernel: jnp.sum(quantized_matmul.product(x, kernel).astype(jnp.float32) ** 2)
   grad = jax.jit(jax.grad(product, argnums=(0, 1)))
   with jax.set_mesh(mesh):
     apart = place(x, "fsdp"), place(kernel)
@@ -214,7 +214,7 @@ def test_what_is_selected_by_an_index_and_its_gradient():
   x, cotangent = normal(2, 6, 9, dtype="float32"), normal(2, 6, seed=1, dtype="float32")
   index = jnp.array([[0, 8, 4, 3, 9, -1]] * 2)
   compared = lambda x: jnp.sum(jnp.where(index[..., None] == jnp.arange(9), x, 0.0), axis=-1)
-  found, vjp = jax.vjp(jax.jit(lambda x: cpu.select(x, index)), x)
+  found, vjp = jax.vjp(jax.jit(lambda x: cpu_ops.select(x, index)), x)
   expected, expected_vjp = jax.vjp(compared, x)
   np.testing.assert_array_equal(found, expected)
   np.testing.assert_array_equal(vjp(cotangent)[0], expected_vjp(cotangent)[0])

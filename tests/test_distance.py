@@ -18,7 +18,7 @@ from t2t import UserError, sharding
 from t2t.configuration.loading import load_config, override, records
 from t2t.models import attention
 from t2t.models import positions as positions_lib
-from t2t.models.kernels import dispatch, distance, distance_tiles
+from t2t.models.kernels import dispatch, relative_bias_attention, relative_bias_tiles
 from t2t.models.masks import AttentionMask
 from t2t.training import recipe
 
@@ -74,7 +74,7 @@ def assert_is_formula(mask, *, reach=128, rate=0.0, largest_block=128, tolerance
     seeds = jax.lax.bitcast_convert_type(jax.random.bits(key, query.shape[:2]), jnp.int32)[..., None, None]
     positions = (jnp.arange(x.shape[2], dtype=jnp.int32) for x in (keys, query))
     at_keys, at_queries = (next(positions)[None, :], next(positions)[:, None])
-    kept = distance_tiles.keep(seeds, at_keys, at_queries, rate) / (1.0 - rate)
+    kept = relative_bias_tiles.keep(seeds, at_keys, at_queries, rate) / (1.0 - rate)
     np.testing.assert_allclose(kept.mean(), 1.0, atol=0.02)
 
   def on_kernel(query, keys, values, bias=None):
@@ -268,7 +268,7 @@ def test_what_takes_it():
 
 def test_what_a_core_has_memory_for():
   """A v4 has a quarter of the others' or less: smaller blocks, and at last none."""
-  of = functools.partial(distance.blocks_for, head_dim=64, reach=128)
+  of = functools.partial(relative_bias_attention.blocks_for, head_dim=64, reach=128)
   assert of(2_048, 2_048, dtype="float32", device_kind="TPU v5 lite") == (512, 512)
   assert of(2_048, 2_048, dtype="float32", device_kind="TPU v4") == (256, 256)
   assert of(2_048, 2_048, dtype="bfloat16", device_kind="TPU v4") == (512, 512)
@@ -285,7 +285,7 @@ def test_what_is_chosen_fits(monkeypatch):
   monkeypatch.setattr(sharding, "platform", lambda: "tpu")
   monkeypatch.setattr(sharding, "device_kind", lambda: "TPU v4")
   mask = AttentionMask(causal=True, window=256)
-  of = functools.partial(distance.blocks_for, head_dim=32, dtype="bfloat16", device_kind="TPU v4")
+  of = functools.partial(relative_bias_attention.blocks_for, head_dim=32, dtype="bfloat16", device_kind="TPU v4")
   length = next(n for n in range(1_024, 10_000, 128) if of(n, n, reach=256) and not of(n, n, reach=257))
   shape = (1, 4, length, 32)
   options = dict(platform="tpu", bias="distance", reach=128, device_kind="TPU v4")

@@ -15,7 +15,7 @@ from t2t.models import remat as remat_lib
 from t2t.models.kernels import dispatch
 from t2t.models.masks import AttentionMask
 from t2t.models.stack import unrolled
-from t2t.planning import program
+from t2t.planning import aot_compile
 from t2t.planning.hlo import cost as hlo_cost
 
 LENGTHS = (6, 4, 0)  # of three rows of six positions
@@ -198,7 +198,7 @@ def test_products_of_float32_take_longer():
 def test_a_flag_that_no_program_may_have_is_left_out():
   """As of GPUs, whose compiler reads some from the environment alone; what else it refuses is told."""
   lowered = jax.jit(lambda x: x + 1).lower(jnp.ones(3))
-  compiled = program._with_flags(lowered, {"xla_no_such_flag": True, "xla_cpu_enable_fast_math": False})
+  compiled = aot_compile._with_flags(lowered, {"xla_no_such_flag": True, "xla_cpu_enable_fast_math": False})
   np.testing.assert_array_equal(compiled(jnp.ones(3)), [2, 2, 2])
   with pytest.raises(jax.errors.JaxRuntimeError, match="xla_cpu_enable_fast_math"):
-    program._with_flags(lowered, {"xla_cpu_enable_fast_math": "neither"})
+    aot_compile._with_flags(lowered, {"xla_cpu_enable_fast_math": "neither"})

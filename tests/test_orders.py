@@ -9,7 +9,7 @@ from test_topologies import chips_of
 
 from t2t import sharding
 from t2t.models.kernels import dispatch
-from t2t.planning import candidates, orders, program, search
+from t2t.planning import aot_compile, autotune, autotune_candidates, mesh_layouts
 
 _V5E, _V5P = "TPU v5 lite", "TPU v5"
 
@@ -54,10 +54,10 @@ def a_plan(its, *, work: float, sent: dict[str, float], bound: str = "matmuls") 
 def test_every_order_has_links_of_its_own(kind, sides, sizes):
   """And a config that names it gets a mesh that sends as fast."""
   one = mesh(kind, *sides, **sizes)
-  found = orders.all_orders(one)
+  found = mesh_layouts.all_orders(one)
   seen = [tuple(round(1e15 * its[name]) for name in sorted(its)) for its in found.values()]
   assert () in found and len(set(seen)) == len(seen)
-  assert all(orders.speeds(sharding.make_mesh(sizes, devices=list(one.devices.flat), order=o)) == its
+  assert all(mesh_layouts.speeds(sharding.make_mesh(sizes, devices=list(one.devices.flat), order=o)) == its
              for o, its in found.items() if o)  # fmt: skip
 
 
@@ -65,66 +65,68 @@ def test_a_step_in_another_order_waits_as_long_as_its_links_take():
   """Twice the links, half the time, of what waits; what is computed stays."""
   own, other = {"fsdp": 1.0, "tensor": 1.0}, {"fsdp": 2.0, "tensor": 0.5}
   found = a_plan(own, work=10.0, sent={"fsdp": 2.0, "tensor": 4.0})
-  assert orders.seconds(found, own, own) == pytest.approx(found["predicted_step_seconds"])
-  assert orders.seconds(found, own, other) == pytest.approx(10.0 + 4.0 + 2.0)
+  assert mesh_layouts.seconds(found, own, own) == pytest.approx(found["predicted_step_seconds"])
+  assert mesh_layouts.seconds(found, own, other) == pytest.approx(10.0 + 4.0 + 2.0)
   # All but a second of fsdp runs beside the work, until it takes longer.
   beside = found | {"waiting_seconds": {"tensor": 4.0}, "exposed_seconds": 4.0, "predicted_step_seconds": 14.0}
-  assert orders.seconds(beside, own, other) == pytest.approx(10.0 + 2.0)
-  assert orders.seconds(beside, own, other | {"fsdp": 8.0}) == pytest.approx(16.0 + 2.0)
+  assert mesh_layouts.seconds(beside, own, other) == pytest.approx(10.0 + 2.0)
+  assert mesh_layouts.seconds(beside, own, other | {"fsdp": 8.0}) == pytest.approx(16.0 + 2.0)
   # What is computed hides 3 of tensor's 4 seconds, in any order.
   partly = found | {"waiting_seconds": {"tensor": 1.0}, "exposed_seconds": 1.0, "predicted_step_seconds": 11.0}
-  assert orders.seconds(partly, own, own) == pytest.approx(11.0)
-  assert orders.seconds(partly, own, own | {"tensor": 0.5}) == pytest.approx(10.0)
-  assert orders.seconds(partly, own, own | {"tensor": 2.0}) == pytest.approx(10.0 + 8.0 - 3.0)
+  assert mesh_layouts.seconds(partly, own, own) == pytest.approx(11.0)
+  assert mesh_layouts.seconds(partly, own, own | {"tensor": 0.5}) == pytest.approx(10.0)
+  assert mesh_layouts.seconds(partly, own, own | {"tensor": 2.0}) == pytest.approx(10.0 + 8.0 - 3.0)
   # What the host's memory takes is no shorter.
-  assert orders.seconds(found | {"bound": "host"}, own, other) == found["predicted_step_seconds"]
+  assert mesh_layouts.seconds(found | {"bound": "host"}, own, other) == found["predicted_step_seconds"]
 
 
 def test_the_axis_that_sends_most_is_given_the_neighbours():
   """Where fsdp sends all there is, it; where tensor does, the order that a mesh has anyway is the best."""
   one = mesh(_V5E, 8, 8, fsdp=8, tensor=8)
-  own = orders.speeds(one)
-  best = orders.promising(a_plan(own, work=1.0, sent={"fsdp": 100e9}), one, gain=0.01)
+  own = mesh_layouts.speeds(one)
+  best = mesh_layouts.promising(a_plan(own, work=1.0, sent={"fsdp": 100e9}), one, gain=0.01)
   assert best[0][0].startswith("fsdp:")
-  assert orders.promising(a_plan(own, work=1.0, sent={"tensor": 100e9}), one, gain=0.01) == []
+  assert mesh_layouts.promising(a_plan(own, work=1.0, sent={"tensor": 100e9}), one, gain=0.01) == []
   # A hundredth of the step is not worth a compilation.
-  assert orders.promising(a_plan(own, work=1000.0, sent={"fsdp": 100e9}), one, gain=0.01) == []
+  assert mesh_layouts.promising(a_plan(own, work=1000.0, sent={"fsdp": 100e9}), one, gain=0.01) == []
 
 
 def test_the_search_tries_orders_of_the_best(monkeypatch):
   """Of the fastest candidate that fits, with its flags; a plan without a prediction has none."""
   one = mesh(_V5E, 8, 8, fsdp=8, tensor=8)
-  devices, own = list(one.devices.flat), orders.speeds(one)
+  devices, own = list(one.devices.flat), mesh_layouts.speeds(one)
   sizes = (("data", 1), ("fsdp", 8), ("tensor", 8))
   results = [
-    search.Result(candidates.Candidate(sizes, rows, 1, "none"), a_plan(own, work=1.0, sent={"fsdp": 100e9})
+    autotune.Result(autotune_candidates.Candidate(sizes, rows, 1, "none"), a_plan(own, work=1.0, sent={"fsdp": 100e9})
                   | {"fits": True, "tokens_per_second": float(rows)}) for rows in (16, 32)
   ]  # fmt: skip
-  found = search.refined(config(), results, devices)
+  found = autotune.refined(config(), results, devices)
   assert found and all(each.order and each.batch_size == 32 for each in found)
   assert f"--config.mesh.order={','.join(found[0].order)}" in found[0].flags()
   assert not found[0].is_slower(results[1].candidate, results[1].plan)
   results[1].plan["seconds_at_peak"] = None
-  assert search.refined(config(), results, devices) == []
+  assert autotune.refined(config(), results, devices) == []
 
 
 def test_the_search_tries_other_blocks_of_the_best(monkeypatch):
   """Before other orders, if they save a hundredth of the step; and the flags name them."""
   one = mesh("TPU v6 lite", 8, 8, fsdp=64)
-  devices, own = list(one.devices.flat), orders.speeds(one)
+  devices, own = list(one.devices.flat), mesh_layouts.speeds(one)
   choice = dispatch.Choice("distance", "as the test says")
-  monkeypatch.setattr(program, "attention_kernels", lambda *_: dict.fromkeys(("encoder", "decoder", "cross"), choice))
+  monkeypatch.setattr(
+    aot_compile, "attention_kernels", lambda *_: dict.fromkeys(("encoder", "decoder", "cross"), choice)
+  )
   plan = a_plan(own, work=1.0, sent={"fsdp": 1.0}) | {"fits": True, "tokens_per_second": 1.0, "kernel_seconds": 0.5}
-  best = candidates.Candidate((("data", 1), ("fsdp", 64), ("tensor", 1)), 64, 1, "none", attention_block=256)
+  best = autotune_candidates.Candidate((("data", 1), ("fsdp", 64), ("tensor", 1)), 64, 1, "none", attention_block=256)
   long = config(
     *("--config.data.inputs_length=4096", "--config.model.attention_block=256"),
     *("--config.model.head_dim=64", "--config.model.dtype=bfloat16"),
   )
-  found, *_ = search.refined(long, [search.Result(best, plan)], devices)
+  found, *_ = autotune.refined(long, [autotune.Result(best, plan)], devices)
   assert found == dataclasses.replace(best, attention_block=1024)
   assert found.apply(long).model.attention_block == 1024
   assert "--config.model.attention_block=1024" in found.flags()
-  seen = [search.Result(best, plan)]
-  tried = search.run(long, [found], lambda _: plan, where="blocks", max_compiles=1, seen=seen)
+  seen = [autotune.Result(best, plan)]
+  tried = autotune.run(long, [found], lambda _: plan, where="blocks", max_compiles=1, seen=seen)
   assert [each.candidate for each in tried] == [found]
-  assert search.refined(long, [search.Result(best, plan | {"kernel_seconds": 0.01})], devices) == []
+  assert autotune.refined(long, [autotune.Result(best, plan | {"kernel_seconds": 0.01})], devices) == []

@@ -16,7 +16,7 @@ from t2t import UserError, features, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
 from t2t.configuration.loading import load_config, override, records
-from t2t.planning import plan, program, roofline
+from t2t.planning import aot_compile, plan, roofline
 from t2t.training import meshes, recipe
 
 SMALL = (
@@ -154,7 +154,7 @@ def test_what_waits_in_the_hosts_memory_takes_none_of_the_devices():
   mesh = sharding.make_mesh({"fsdp": 8})
   place = lambda kind: sharding.batch_sharding(mesh).with_memory_kind(kind)
   moment = lambda kind: jax.ShapeDtypeStruct((16, 4), np.float32, sharding=place(kind))
-  assert program.bytes_per_device({"m": moment("device"), "v": moment("pinned_host")}) == 2 * 4 * 4
+  assert aot_compile.bytes_per_device({"m": moment("device"), "v": moment("pinned_host")}) == 2 * 4 * 4
 
 
 def test_memory_is_that_of_the_shards(small):

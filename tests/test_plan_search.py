@@ -9,15 +9,17 @@ from test_plan import SMALL, T5, config
 from t2t import UserError, sharding
 from t2t import __main__ as command
 from t2t.models.remat import ATTENTION_KEPT, ATTENTION_ON_HOST
-from t2t.planning import candidates, search
+from t2t.planning import autotune, autotune_candidates
 from t2t.planning.roofline import BOUNDS
 
 _ADAMW = "--config.optimizer.name=adamw"
 
 
-def candidate(batch_size=16, microbatches=1, remat="none", offload_optimizer=False, **mesh) -> candidates.Candidate:
+def candidate(
+  batch_size=16, microbatches=1, remat="none", offload_optimizer=False, **mesh
+) -> autotune_candidates.Candidate:
   mesh = {"data": 1, "fsdp": 8, "tensor": 1} | mesh
-  return candidates.Candidate(tuple(mesh.items()), batch_size, microbatches, remat, offload_optimizer)
+  return autotune_candidates.Candidate(tuple(mesh.items()), batch_size, microbatches, remat, offload_optimizer)
 
 
 def planned(total: float, speed: float, capacity: float = 10.0) -> dict:
@@ -40,28 +42,28 @@ def cache(tmp_path, monkeypatch):
 
 
 def run(ordered, make_plan, **options):
-  return list(search.run(config(*T5), ordered, make_plan, **({"where": "x", "max_compiles": 99} | options)))
+  return list(autotune.run(config(*T5), ordered, make_plan, **({"where": "x", "max_compiles": 99} | options)))
 
 
 def test_meshes_divide_devices_and_heads():
   """Every mesh uses all devices; tensor divides the heads, of keys and values as well."""
-  found = candidates.meshes(config("--config.model.num_heads=12"), 32)
+  found = autotune_candidates.meshes(config("--config.model.num_heads=12"), 32)
   assert all(mesh["data"] * mesh["fsdp"] * mesh["tensor"] == 32 for mesh in found)
   assert {mesh["tensor"] for mesh in found} == {1, 2, 4}
-  grouped = candidates.meshes(config("--config.model.num_heads=12", "--config.model.num_kv_heads=2"), 32)
+  grouped = autotune_candidates.meshes(config("--config.model.num_heads=12", "--config.model.num_kv_heads=2"), 32)
   assert {mesh["tensor"] for mesh in grouped} == {1, 2}
 
 
 def test_candidates_fit_their_mesh_and_begin_with_the_own_batch_size():
   """Batches divide; a mesh is left out that has no room for parameters and optimizer."""
-  found = candidates.candidates(config(*T5), jax.devices(), capacity=None)
+  found = autotune_candidates.candidates(config(*T5), jax.devices(), capacity=None)
   assert found[0].batch_size == 16
   assert {each.batch_size for each in found} == {16, 32, 64}
   assert all(each.batch_size % (dict(each.mesh)["data"] * dict(each.mesh)["fsdp"]) == 0 for each in found)
   # All parameters, float32, take 118 kB; so much is there for them only where they are split.
-  split = candidates.candidates(config(*T5), jax.devices(), capacity=60e3)
+  split = autotune_candidates.candidates(config(*T5), jax.devices(), capacity=60e3)
   assert {dict(each.mesh)["fsdp"] * dict(each.mesh)["tensor"] for each in split} <= {4, 8}
-  assert candidates.candidates(config(*T5), jax.devices(), capacity=1e3) == []
+  assert autotune_candidates.candidates(config(*T5), jax.devices(), capacity=1e3) == []
 
 
 def test_what_cannot_be_better_is_not_compiled(cache):
@@ -97,13 +99,13 @@ def test_what_computes_more_may_be_faster_where_memory_bounds():
 def test_meshes_that_evaluation_does_not_divide_over_are_no_candidates():
   shards = lambda *more: {
     dict(each.mesh)["data"] * dict(each.mesh)["fsdp"]
-    for each in candidates.candidates(config(*T5, *more), jax.devices(), capacity=None)
+    for each in autotune_candidates.candidates(config(*T5, *more), jax.devices(), capacity=None)
   }
   assert shards() == {2, 4, 8}
   assert shards("--config.eval.batch_size=4") == {2, 4}
   changed = config(*T5, "--config.eval.batch_size=4")
-  estimate = candidates.Estimate(changed, jax.devices())
-  left_out = candidates.without_evaluation(changed, estimate, len(jax.devices()))
+  estimate = autotune_candidates.Estimate(changed, jax.devices())
+  left_out = autotune_candidates.without_evaluation(changed, estimate, len(jax.devices()))
   assert left_out and all(each["data"] * each["fsdp"] == 8 for each in left_out)
 
 
@@ -140,7 +142,7 @@ def test_batch_sizes_take_turns_though_some_are_left_out(cache):
 
 
 def test_larger_batches_are_tried_in_larger_parts():
-  found = candidates.candidates(config(*T5), jax.devices(), capacity=None)
+  found = autotune_candidates.candidates(config(*T5), jax.devices(), capacity=None)
   assert {(each.batch_size, each.microbatches) for each in found if each.batch_size > 16} == {(32, 1), (64, 1), (64, 2)}
 
 
@@ -156,8 +158,10 @@ def test_what_waits_on_the_host_is_its_own_way_out():
 
 def test_a_policy_of_ones_own_is_tried():
   """Beside the others, and compared with itself alone."""
-  found = candidates.candidates(config(*T5, "--config.model.remat=input,attention"), jax.devices(), capacity=None)
-  assert {each.remat for each in found} == {*candidates._REMATS, "input,attention"}
+  found = autotune_candidates.candidates(
+    config(*T5, "--config.model.remat=input,attention"), jax.devices(), capacity=None
+  )
+  assert {each.remat for each in found} == {*autotune_candidates._REMATS, "input,attention"}
   own = candidate(remat="input,attention")
   assert candidate(batch_size=32, remat="input,attention").needs_more(own)
   assert not candidate(batch_size=32, remat="none").needs_more(own)
@@ -166,7 +170,7 @@ def test_a_policy_of_ones_own_is_tried():
 
 def test_logits_are_counted_where_no_kernel_runs(monkeypatch):
   """On a TPU none of them lie in memory, unless that is asked for."""
-  memory = lambda *more: candidates.Estimate(config(*T5, *more), jax.devices()[:1]).memory(one)
+  memory = lambda *more: autotune_candidates.Estimate(config(*T5, *more), jax.devices()[:1]).memory(one)
   one = candidate(fsdp=1)
   long = ("--config.data.inputs_length=4096", "--config.data.targets_length=4096", "--config.model.head_dim=32")
   monkeypatch.setattr(sharding, "platform", lambda: "tpu")
@@ -183,10 +187,11 @@ def test_the_optimizer_may_wait_on_the_host():
   assert not own.is_slower(away, planned(1.0, 1.0))
   assert away.apply(config(*T5)).train.offload_optimizer
   assert away.flags() == own.flags() + " --config.train.offload_optimizer=True"
-  assert "none*" in search.table([search.Result(away, planned(1.0, 1.0))])
+  assert "none*" in autotune.table([autotune.Result(away, planned(1.0, 1.0))])
   # AdamW's moments take twice what the parameters do, 236 kB: split over 8 devices, 30 kB beside 15 kB.
   found = lambda capacity: {
-    each.offload_optimizer for each in candidates.candidates(config(*T5, _ADAMW), jax.devices(), capacity=capacity)
+    each.offload_optimizer
+    for each in autotune_candidates.candidates(config(*T5, _ADAMW), jax.devices(), capacity=capacity)
   }
   assert found(None) == {False}
   assert found(1e9) == {False}
@@ -204,8 +209,8 @@ def test_a_failure_is_a_result(cache):
 
   found = run([candidate(16), candidate(32)], make_plan)
   assert [each.failure for each in found] == ["the compiler fails: scoped memory", ""]
-  assert [each.candidate.batch_size for each in search.ranked(found)] == [32]
-  assert "fails:\n    the compiler fails: scoped memory" in search.table(found)
+  assert [each.candidate.batch_size for each in autotune.ranked(found)] == [32]
+  assert "fails:\n    the compiler fails: scoped memory" in autotune.table(found)
 
 
 def test_a_search_ends_and_goes_on(cache):
@@ -221,26 +226,26 @@ def test_a_search_ends_and_goes_on(cache):
   assert len(run(ordered, make_plan, max_compiles=2)) == 3
   assert calls == [16, 32, 64]
   assert run([candidate(128)], make_plan, budget=-1.0) == []
-  seen = [search.Result(candidate(16), planned(1.0, 1.0))]
+  seen = [autotune.Result(candidate(16), planned(1.0, 1.0))]
   assert run([candidate(16), candidate(16, remat="full")], make_plan, seen=seen) == []  # and what is slower
 
 
 def test_the_fastest_that_fits_comes_first():
   """What does not fit follows, however fast it would be; lines have at most 80 columns."""
   results = [
-    search.Result(candidate(16), planned(5.0, 3e6)),
-    search.Result(candidate(32, data=16, fsdp=16, tensor=16), planned(6.0, 4e6)),
-    search.Result(candidate(64), planned(11.0, 9e6)),
+    autotune.Result(candidate(16), planned(5.0, 3e6)),
+    autotune.Result(candidate(32, data=16, fsdp=16, tensor=16), planned(6.0, 4e6)),
+    autotune.Result(candidate(64), planned(11.0, 9e6)),
   ]
-  assert [each.candidate.batch_size for each in search.ranked(results)] == [32, 16]
-  lines = search.table(results).splitlines()
+  assert [each.candidate.batch_size for each in autotune.ranked(results)] == [32, 16]
+  lines = autotune.table(results).splitlines()
   assert [line.split()[-1] for line in lines[1:]] == [max(BOUNDS, key=len)] * 2 + ["fit"]
   assert max(map(len, lines)) <= 80
 
 
 def test_a_compiler_that_dies_is_a_failure():
   """It takes its process with it; the next plan gets a new one."""
-  worker = search.Worker("v5e:2x2", 1)
+  worker = autotune.Worker("v5e:2x2", 1)
   try:
     with pytest.raises(UserError, match="ended with its process"):
       # Not a config: unpickling it ends the process.

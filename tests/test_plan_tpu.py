@@ -16,7 +16,7 @@ from t2t.configuration.loading import load_config, override, records
 from t2t.models.kernels import dispatch, splash
 from t2t.models.masks import AttentionMask
 from t2t.models.remat import ATTENTION_KEPT
-from t2t.planning import candidates, plan, program
+from t2t.planning import aot_compile, autotune_candidates, plan
 from t2t.planning.hlo import cost
 
 pytestmark = pytest.mark.skipif(
@@ -33,13 +33,13 @@ def compiled(generation: str, name: str, *overrides: str) -> plan.Plan:
   config = records(override(load_config(name), [*_MESH, *overrides]))
   # As users have it, not as the other tests: splash attention has no kernel of "highest" precision for bfloat16.
   with jax.default_matmul_precision("default"):
-    return plan.make_plan(config, list(program.devices(SLICES[generation])))
+    return plan.make_plan(config, list(aot_compile.devices(SLICES[generation])))
 
 
 @pytest.mark.parametrize("generation", SLICES)
 def test_a_slice_has_the_devices_of_its_shape(generation):
   """Four chips are four devices, of a kind whose memory and peaks are known."""
-  devices = program.devices(SLICES[generation])
+  devices = aot_compile.devices(SLICES[generation])
   assert len(devices) == 4
   assert {device.device_kind for device in devices} == {_KINDS[generation]}
   assert _KINDS[generation] in chips.CHIPS
@@ -49,7 +49,7 @@ def test_a_slice_has_the_devices_of_its_shape(generation):
 @pytest.mark.parametrize("shape", [{"tensor": 2}, {"tensor": 8}, {"data": 2}, {"data": 8, "tensor": 2}], ids=str)
 def test_any_mesh_lies_on_a_slice(topology, shape):
   """Also where an axis is no side of it, but a part of one."""
-  devices = list(program.devices(topology))
+  devices = list(aot_compile.devices(topology))
   mesh = sharding.make_mesh({"fsdp": -1} | shape, devices=devices)
   assert {id(device) for device in mesh.devices.flat} == {id(device) for device in devices}
 
@@ -57,11 +57,11 @@ def test_any_mesh_lies_on_a_slice(topology, shape):
 def test_axes_lie_over_a_slice_as_they_are_told():
   """Of real devices, on each of two slices; the two devices of one TPU7x have no places of their own."""
   shape, order = {"dcn_data": 2, "fsdp": 2, "tensor": 4}, ("tensor:1x4",)
-  mesh = sharding.make_mesh(shape, devices=list(program.devices("v5e:2x4", slices=2)), order=order)
+  mesh = sharding.make_mesh(shape, devices=list(aot_compile.devices("v5e:2x4", slices=2)), order=order)
   for group in mesh.devices.reshape(4, 4):
     assert len({(device.slice_index, device.coords[0]) for device in group}) == 1
   with pytest.raises(UserError, match="config.mesh.order=tensor:1x4: only for whole slices"):
-    sharding.make_mesh({"tensor": 8}, devices=list(program.devices("tpu7x:2x2x1")), order=order)
+    sharding.make_mesh({"tensor": 8}, devices=list(aot_compile.devices("tpu7x:2x2x1")), order=order)
 
 
 def test_a_matrix_is_made_orthogonal_on_one_device():
@@ -77,14 +77,14 @@ def test_a_matrix_is_made_orthogonal_on_one_device():
 def test_a_search_begins_with_what_reads_little():
   """Layers that keep all of it write and read so much that recomputing a little is tried first, and a lot later."""
   config = records(override(load_config("t5_1_1_base"), ["--config.train.batch_size=256"]))
-  ordered = candidates.candidates(config, list(program.devices("v5e:4x4")), capacity=16e9)
+  ordered = autotune_candidates.candidates(config, list(aot_compile.devices("v5e:4x4")), capacity=16e9)
   own = [each.remat for each in ordered if each.mesh == ordered[0].mesh and each.batch_size == 256]
   assert own[0] == "minimal" and own.index("none") > own.index(ATTENTION_KEPT)
 
 
 def test_several_slices():
   """Two of them, told apart by the device."""
-  devices = program.devices("v5e:2x2", slices=2)
+  devices = aot_compile.devices("v5e:2x2", slices=2)
   assert sorted(device.slice_index for device in devices) == [0] * 4 + [1] * 4
 
 
@@ -107,7 +107,7 @@ def test_a_step_over_several_slices():
   options = ("--config.train.batch_size=16", "--config.model.dtype=float32")
   config = records(override(load_config("tiny_t5"), [*mesh, *options]))
   with jax.default_matmul_precision("default"):
-    found = plan.make_plan(config, list(program.devices("v5e:2x2", slices=2)))
+    found = plan.make_plan(config, list(aot_compile.devices("v5e:2x2", slices=2)))
   between = {kind: axes["dcn_data"] for kind, axes in found["collective_bytes"].items() if "dcn_data" in axes}
   assert set(between) == {"all-reduce"}
   # Twice a half of the gradients in float32, of which a chip has a quarter; the embedding has two, from either side,
@@ -121,7 +121,7 @@ def test_products_of_8_bits_stay_so(tmp_path):
   size = ("--config.mesh.fsdp=4", "--config.mesh.tensor=1", "--config.model.dtype=bfloat16")
   config = records(override(load_config("tiny_gpt"), [*size, "--config.model.quantization=int8"]))
   with jax.default_matmul_precision("default"):
-    plan.make_plan(config, list(program.devices(SLICES["v5e"])), hlo=str(tmp_path / "step.hlo"))
+    plan.make_plan(config, list(aot_compile.devices(SLICES["v5e"])), hlo=str(tmp_path / "step.hlo"))
   text = (tmp_path / "step.hlo").read_text()
   assert len(re.findall(r"= s32\[[\d,]*\]\S* convolution\(", text)) >= 2 * 6  # of a layer, there and back
   assert re.findall(r"= bf16\[[\d,]*\]\S* convolution\(", text)
@@ -138,7 +138,7 @@ def test_t5_holds_no_logits_of_attention(tmp_path):
   flags += ["--config.data.inputs_length=384", "--config.data.targets_length=640", "--config.train.batch_size=8"]
   config = records(override(load_config("t5_1_1_small"), [*_MESH, *flags, "--config.model.remat=minimal"]))
   with jax.default_matmul_precision("default"):
-    found = plan.make_plan(config, list(program.devices(SLICES["v5e"])), hlo=str(tmp_path / "step.hlo"))
+    found = plan.make_plan(config, list(aot_compile.devices(SLICES["v5e"])), hlo=str(tmp_path / "step.hlo"))
   text = (tmp_path / "step.hlo").read_text()
   assert "distance_attention_backward" in text
   assert re.findall(r"\w+\[(?:\d+,)*(?:384|640),(?:384|640)(?:,\d+)*\]", text) == []
@@ -152,7 +152,7 @@ def test_t5_holds_no_logits_of_attention(tmp_path):
 def test_what_splash_attention_computes_is_counted(monkeypatch, parts, products):
   """Of 2 x 2 blocks of a causal mask 3; backwards one kernel, or two where the first would leave too many parts."""
   monkeypatch.setattr(splash, "MOST_PARTS", parts)
-  device = program.devices(SLICES["v5e"])[0]
+  device = aot_compile.devices(SLICES["v5e"])[0]
   where = jax.sharding.NamedSharding(jax.sharding.Mesh(np.array([device]), ("data",)), jax.sharding.PartitionSpec())
   shape = (2, 4, 1_024, 128)
   x = jax.ShapeDtypeStruct(shape, jax.numpy.bfloat16, sharding=where)
@@ -168,7 +168,7 @@ def test_long_sequences_of_t5_on_a_small_core(tmp_path):
   """A v4 has 16 MiB for what a kernel works on, which blocks of the usual size would be too large for."""
   flags = ["--config.data.inputs_length=1024", "--config.model.dtype=float32", "--config.model.head_dim=64"]
   config = records(override(load_config("tiny_t5"), [*_MESH, *flags]))
-  plan.make_plan(config, list(program.devices(SLICES["v4"])), hlo=str(tmp_path / "step.hlo"))
+  plan.make_plan(config, list(aot_compile.devices(SLICES["v4"])), hlo=str(tmp_path / "step.hlo"))
   assert "distance_attention_backward" in (tmp_path / "step.hlo").read_text()
 
 

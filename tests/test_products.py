@@ -13,7 +13,7 @@ import qwix
 import toy
 
 from t2t import UserError, sharding
-from t2t.models import products, transformer
+from t2t.models import quantized_matmul, transformer
 from t2t.models.config import QUANTIZATIONS
 
 
@@ -36,7 +36,7 @@ def test_both_ways_are_products_of_what_8_bits_hold(kind, forward, backward, dty
   """y and dx are those of rounded operands, a scale for each row and column; the gradient of the kernel is exact."""
   x, cotangent = normal(2, 9, 64).astype(dtype), normal(2, 9, 32, seed=1).astype(dtype)
   kernel = normal(64, 32, seed=2)
-  y, vjp = jax.vjp(lambda x, kernel: products.product(x, kernel, quantization=kind), x, kernel)
+  y, vjp = jax.vjp(lambda x, kernel: quantized_matmul.product(x, kernel, quantization=kind), x, kernel)
   d_x, d_kernel = vjp(cotangent)
   assert (y.dtype, d_x.dtype, d_kernel.dtype) == (dtype, dtype, jnp.float32)
   tolerance = dict(rtol=1e-2, atol=1e-2) if dtype == "bfloat16" else dict(rtol=1e-4, atol=1e-4)
@@ -53,15 +53,15 @@ def test_rows_do_not_share_a_scale(kind):
   """A row a million times as large as its neighbours takes nothing from them."""
   x, kernel = normal(4, 64), normal(64, 32, seed=1)
   large = x.at[1].multiply(2.0**20)
-  expected = products.product(x, kernel, quantization=kind).at[1].multiply(2.0**20)
-  np.testing.assert_array_equal(products.product(large, kernel, quantization=kind), expected)
+  expected = quantized_matmul.product(x, kernel, quantization=kind).at[1].multiply(2.0**20)
+  np.testing.assert_array_equal(quantized_matmul.product(large, kernel, quantization=kind), expected)
 
 
 @pytest.mark.parametrize("kind", QUANTIZATIONS)
 def test_nothing_is_the_product_of_nothing(kind):
   """Rows of zeros, as of padding, and what is no number."""
   x, kernel = normal(3, 16).at[0].set(0.0).at[1, 3].set(jnp.nan), normal(16, 8, seed=1)
-  y, vjp = jax.vjp(lambda x: products.product(x, kernel, quantization=kind), x)
+  y, vjp = jax.vjp(lambda x: quantized_matmul.product(x, kernel, quantization=kind), x)
   assert np.all(np.asarray(y[0]) == 0.0)
   assert np.all(np.isnan(y[1]))
   assert np.all(np.asarray(vjp(jnp.zeros_like(y))[0]) == 0.0)
@@ -135,7 +135,9 @@ def test_of_8_bits_every_mesh_makes_the_same(kind):
       x, kernel, cotangent = map(jax.device_put, arrays, (rows, columns, rows))
 
       def forward_and_back(x, kernel, cotangent):
-        y, back = jax.vjp(lambda *of: products.product(*of, quantization=kind, axes=("embed", "mlp")), x, kernel)
+        y, back = jax.vjp(
+          lambda *of: quantized_matmul.product(*of, quantization=kind, axes=("embed", "mlp")), x, kernel
+        )
         return y, *back(cotangent)
 
       return jax.jit(forward_and_back)(x, kernel, cotangent)

@@ -6,7 +6,7 @@ from test_plan import config
 from t2t import UserError, chips
 from t2t.models.kernels import blocks, dispatch, splash
 from t2t.models.masks import AttentionMask
-from t2t.planning import roofline, schedules
+from t2t.planning import kernel_cycles, roofline
 
 _V6E = "TPU v6 lite"
 
@@ -20,14 +20,16 @@ def a_t5(length: int, *more: str):
   return config(f"--config.data.inputs_length={length}", *heads, *more)
 
 
-@pytest.mark.parametrize("kernel", schedules.CYCLES)
+@pytest.mark.parametrize("kernel", kernel_cycles.CYCLES)
 def test_all_that_is_known_is_of_t2ts_own_blocks_too(kernel):
   """Which stand for those that were not counted; no core does more in a cycle than its matrix units can."""
-  for kind, cycles in schedules.CYCLES[kernel].items():
+  for kind, cycles in kernel_cycles.CYCLES[kernel].items():
     assert blocks.LARGEST in cycles
-    clock = chips.peak_flops(kind) / 2 / schedules._MULTIPLY_ADDS[kind] / (2 if kind in ("TPU v4", "TPU v5") else 1)
+    clock = chips.peak_flops(kind) / 2 / kernel_cycles._MULTIPLY_ADDS[kind] / (2 if kind in ("TPU v4", "TPU v5") else 1)
     assert 1.0e9 < clock < 2.5e9  # of a v4 and a v5p two cores are one device
-    assert all(kernel[1] * schedules._PRODUCTS / schedules._MULTIPLY_ADDS[kind] < each for each in cycles.values())
+    assert all(
+      kernel[1] * kernel_cycles._PRODUCTS / kernel_cycles._MULTIPLY_ADDS[kind] < each for each in cycles.values()
+    )
 
 
 def reached(cycles: int, kind: str, *, heads: int = 1) -> float:
@@ -38,46 +40,46 @@ def reached(cycles: int, kind: str, *, heads: int = 1) -> float:
 def test_the_share_is_that_of_the_blocks_that_run():
   """Of an encoder, where no block can be skipped, of packed rows, short texts, and blocks that are asked for; and that
   of matmuls where nothing was counted, and where no kernel runs."""
-  share = lambda of, kernel="distance", kind=_V6E: schedules.share(of, kind, on(kernel))
-  cycles = schedules.CYCLES["distance", 2][_V6E]
+  share = lambda of, kernel="distance", kind=_V6E: kernel_cycles.share(of, kind, on(kernel))
+  cycles = kernel_cycles.CYCLES["distance", 2][_V6E]
   assert share(a_t5(512)) == share(a_t5(128)) == reached(cycles[512, 512], _V6E, heads=2)
   assert share(a_t5(4096, "--config.data.pack=True")) == share(a_t5(512))
   assert share(a_t5(4096)) == reached(cycles[512, 1024], _V6E, heads=2)
   assert share(a_t5(512, "--config.model.attention_block=256")) == reached(cycles[256, 256], _V6E, heads=2)
   wide = a_t5(512, "--config.model.head_dim=128")
-  assert share(wide) == reached(schedules.CYCLES["distance", 1][_V6E][512, 512], _V6E)
+  assert share(wide) == reached(kernel_cycles.CYCLES["distance", 1][_V6E][512, 512], _V6E)
   assert share(a_t5(4096), "plain") == share(a_t5(4096), kind="TPU v2") == roofline.MATMUL_SHARE
 
 
 def test_what_smaller_blocks_cost_larger_ones_save():
   """As a share of what kernels take; nothing where the own blocks are the fastest that are known."""
-  cycles = schedules.CYCLES["distance", 2][_V6E]
+  cycles = kernel_cycles.CYCLES["distance", 2][_V6E]
   small = a_t5(4096, "--config.model.attention_block=256")
   relative = {size: cycles[size, size] / cycles[256, 256] for size in (512, 1024)}
   expected = {size: pytest.approx(10.0 * (1 - each)) for size, each in relative.items()}
-  assert schedules.saved(small, _V6E, on("distance"), 10.0) == expected
-  assert schedules.saved(a_t5(4096, "--config.model.attention_block=1024"), _V6E, on("distance"), 10.0) == {}
+  assert kernel_cycles.saved(small, _V6E, on("distance"), 10.0) == expected
+  assert kernel_cycles.saved(a_t5(4096, "--config.model.attention_block=1024"), _V6E, on("distance"), 10.0) == {}
 
 
 @pytest.mark.parametrize("skips", ["--config.data.pack=True", "--config.model.attention_window=128"])
 def test_nothing_is_said_where_segments_or_a_window_skip_blocks(skips):
   """Of which there are fewer than cycles save: as many as that, nobody knows before."""
-  assert schedules.saved(a_t5(8192, skips), _V6E, on("distance"), 10.0) == {}
+  assert kernel_cycles.saved(a_t5(8192, skips), _V6E, on("distance"), 10.0) == {}
   llama = config("--config.data.targets_length=8192", skips, name="llama2_1b")
-  assert schedules.saved(llama, _V6E, on("splash"), 10.0) == {}
+  assert kernel_cycles.saved(llama, _V6E, on("splash"), 10.0) == {}
 
 
 def test_a_share_is_that_of_the_blocks_that_a_core_has_room_for():
   """A v4 has no room for keys of 1,024 beside queries of 512, and at 8,192 positions for 256 alone."""
-  cycles = schedules.CYCLES["distance", 2]["TPU v4"]
+  cycles = kernel_cycles.CYCLES["distance", 2]["TPU v4"]
   for length, block in ((2048, 512), (8192, 256)):
     own = reached(cycles[block, block], "TPU v4", heads=2)
-    assert schedules.share(a_t5(length), "TPU v4", on("distance")) == own
+    assert kernel_cycles.share(a_t5(length), "TPU v4", on("distance")) == own
 
 
 def test_a_window_that_hides_nothing_is_none():
   """And of layers that take turns those without one count."""
-  share = lambda of: schedules.share(of, _V6E, on("distance"))
+  share = lambda of: kernel_cycles.share(of, _V6E, on("distance"))
   assert share(a_t5(4096, "--config.model.attention_window=5000")) == share(a_t5(4096))
   turns = ("--config.model.attention_window=100", "--config.model.global_attention_every=2")
   assert share(a_t5(4096, *turns)) == share(a_t5(4096)) != share(a_t5(4096, turns[0]))
@@ -89,8 +91,8 @@ def a_gpt(length: int, *more: str):
 
 def test_what_a_causal_mask_leaves_out_counts():
   """Of 4 x 4 blocks 10 are computed, of 2 x 2 there are 3 of 4: what a v5e's larger ones save is lost again."""
-  of = lambda length, kind, *more: schedules.saved(a_gpt(length, *more), kind, on("splash"), 1.0)
-  cycles = schedules.CYCLES["splash", 1][_V6E]
+  of = lambda length, kind, *more: kernel_cycles.saved(a_gpt(length, *more), kind, on("splash"), 1.0)
+  cycles = kernel_cycles.CYCLES["splash", 1][_V6E]
   relative = cycles[1024, 1024] / cycles[512, 512] * (3 / 4) / (10 / 16)
   assert of(2048, _V6E) == {1024: pytest.approx(1 - relative)}
   assert of(2048, "TPU v5 lite") == {}
@@ -99,16 +101,16 @@ def test_what_a_causal_mask_leaves_out_counts():
   assert of(512, _V6E) == {}
 
 
-@pytest.mark.parametrize("kind", schedules.CYCLES["splash", 1])
+@pytest.mark.parametrize("kind", kernel_cycles.CYCLES["splash", 1])
 def test_long_causal_sequences_have_the_blocks_that_are_faster(kind):
   """On each generation, and no faster ones are known; not where segments skip some or sequences are split, in float32,
   of wide heads, or where some are asked for."""
-  cycles = schedules.CYCLES["splash", 1][kind]
-  share = lambda length, *more: schedules.share(a_gpt(length, *more), kind, on("splash"))
+  cycles = kernel_cycles.CYCLES["splash", 1][kind]
+  share = lambda length, *more: kernel_cycles.share(a_gpt(length, *more), kind, on("splash"))
   assert share(splash.LONG) == reached(cycles[1024, 1024], kind)
-  assert schedules.saved(a_gpt(splash.LONG), kind, on("splash"), 1.0) == {}
+  assert kernel_cycles.saved(a_gpt(splash.LONG), kind, on("splash"), 1.0) == {}
   asked = "--config.model.attention_block=512"
-  assert 1024 in schedules.saved(a_gpt(splash.LONG, asked), kind, on("splash"), 1.0)
+  assert 1024 in kernel_cycles.saved(a_gpt(splash.LONG, asked), kind, on("splash"), 1.0)
   others = ("--config.data.pack=True", "--config.model.attention_window=9", "--config.model.dtype=float32", asked)
   others += ("--config.mesh.sequence=2", "--config.model.head_dim=192")
   for own in (share(splash.LONG - 512), *(share(splash.LONG, each) for each in others)):

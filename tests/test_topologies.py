@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from t2t import UserError, chips, sharding
-from t2t.planning import program
+from t2t.planning import aot_compile
 
 
 @pytest.mark.parametrize(
@@ -23,14 +23,14 @@ from t2t.planning import program
 def test_an_unknown_topology_is_refused(topology, message):
   """The message says which there are."""
   with pytest.raises(UserError, match="(?s)" + message):
-    program.devices(topology)
+    aot_compile.devices(topology)
 
 
 def test_without_libtpu_the_error_says_how_to_get_it(monkeypatch):
   """It is part of an extra, which a CPU's installation does not have."""
-  monkeypatch.setattr(program.importlib.util, "find_spec", lambda name: None)
+  monkeypatch.setattr(aot_compile.importlib.util, "find_spec", lambda name: None)
   with pytest.raises(UserError, match=r"pip install -e '.\[tpu\]'"):
-    program.devices("v5e:4x4")
+    aot_compile.devices("v5e:4x4")
 
 
 def torus(*sides: int, slices: int = 1) -> types.SimpleNamespace:

@@ -14,8 +14,8 @@ from t2t.commands.options import config_parser, inherited, parse
 from t2t.configuration import stages
 from t2t.configuration.loading import records
 from t2t.configuration.schema import Config
+from t2t.planning import aot_compile, autotune, tpu_types
 from t2t.planning import plan as plan_lib
-from t2t.planning import program, search, tpu_types
 from t2t.runtime import numeric, xla_flags
 from t2t.training import meshes, recipe
 
@@ -79,11 +79,11 @@ def main(argv: list[str]) -> None:
   if options.search:
     if largest.name:
       print(f"{largest.described}, which has the most tokens in a batch:", file=sys.stderr)
-    search.search(largest.config, options)
+    autotune.search(largest.config, options)
     return
   if options.topology:
     # What needs no compiler is said before one is asked for.
-    meshes.choose(largest.config, program.num_devices(options.topology, slices=options.slices))
+    meshes.choose(largest.config, aot_compile.num_devices(options.topology, slices=options.slices))
   devices, where = plan_lib.find_devices(options.topology, slices=options.slices)
 
   found = []

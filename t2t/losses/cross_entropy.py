@@ -15,7 +15,7 @@ from t2t.configuration.schema import Config
 from t2t.losses.auxiliary_terms import AuxiliaryTerms
 from t2t.losses.protocol import Baseline, LogitsFn, Weights
 from t2t.metrics import Metrics, WeightedSum
-from t2t.models import cpu, transformer
+from t2t.models import cpu_ops, transformer
 from t2t.models.architecture import Batch, Model, predicted_side
 from t2t.models.config import TransformerConfig
 from t2t.models.flops import model_flops
@@ -61,8 +61,8 @@ def token_cross_entropy(
 
 def _target_logit(logits: jax.Array, targets: jax.Array) -> jax.Array:
   """The logit of each target; 0 where a target is no index."""
-  if cpu.is_fast(logits) and sharding.is_alone():
-    return cpu.select(logits, targets)
+  if cpu_ops.is_fast(logits) and sharding.is_alone():
+    return cpu_ops.select(logits, targets)
   # A comparison instead of a gather: it stays on the shard that holds that part of the vocabulary.
   is_target = targets[..., None] == jnp.arange(logits.shape[-1])
   return jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)

@@ -9,7 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from t2t import sharding
-from t2t.models import cpu, layers
+from t2t.models import cpu_ops, layers
 from t2t.models.config import TransformerConfig
 from t2t.models.kernels import dispatch
 from t2t.models.masks import AttentionMask, DistanceBias
@@ -30,7 +30,7 @@ class KVCache:
 
   def write(self, keys: jax.Array, values: jax.Array, index: jax.Array) -> "KVCache":
     """The cache with [batch, kv heads, few, kv] written from `index`, int [], on."""
-    written = cpu.write if sharding.platform() == "cpu" else jax.lax.dynamic_update_slice_in_dim
+    written = cpu_ops.write if sharding.platform() == "cpu" else jax.lax.dynamic_update_slice_in_dim
     update = lambda old, new: written(old, new.astype(old.dtype), index, 2)
     return KVCache(update(self.keys, keys), update(self.values, values))
 
@@ -107,14 +107,14 @@ def attend(
     bias = bias_of(bias, mask, query.shape[2] if mask.ancestors is None else 1, keys.shape[2])
   allowed = mask.allowed(query.shape[2], keys.shape[2])
   in_groups = groups > 1 and mask.is_decoding
-  on_cpu = cpu.is_fast(query) and not dropped and not softcap and (bias is None or bias.shape[0] == 1)
+  on_cpu = cpu_ops.is_fast(query) and not dropped and not softcap and (bias is None or bias.shape[0] == 1)
   if on_cpu and in_groups and query.dtype == jnp.bfloat16:  # in float32 what follows is as fast
-    return cpu.attend_in_groups(query, keys, values, bias, allowed)
+    return cpu_ops.attend_in_groups(query, keys, values, bias, allowed)
   if on_cpu and not in_groups:
     if groups > 1:
       keys, values = (jnp.repeat(x, groups, axis=1) for x in (keys, values))
     square = query.shape[2] == keys.shape[2] and not mask.is_decoding
-    attend_on_cpu = cpu.attend_causally if mask.causal and mask.prefix is None and square else cpu.attend
+    attend_on_cpu = cpu_ops.attend_causally if mask.causal and mask.prefix is None and square else cpu_ops.attend
     return attend_on_cpu(query, keys, values, bias, allowed)
   # [batch, kv heads, group, query, kv]
   grouped = query.reshape(query.shape[0], -1, groups, *query.shape[2:])

@@ -28,7 +28,7 @@ FEED_FORWARD: LazyTable = LazyTable({"dense": "t2t.models.feed_forward:Mlp"})
 # config.model.decoder -> a `generation.decoders.Decoder`
 DECODERS: LazyTable = LazyTable({"autoregressive": "t2t.inference.decoders:Autoregressive"})
 NORMS = ("rms", "layer")
-QUANTIZATIONS = ("int8", "fp8")  # see models/products.py
+QUANTIZATIONS = ("int8", "fp8")  # see models/quantized_matmul.py
 ATTENTION_KERNELS = ("splash", "distance", "cudnn", "triton", "plain")  # see models/kernels
 DTYPES = ("bfloat16", "float32")
 HEADS = ("class", "score", "choice", "tag", "span", "vector", "detector", "boundary")

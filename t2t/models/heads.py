@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t import sharding
-from t2t.models import cpu, layers
+from t2t.models import cpu_ops, layers
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.runtime.lazy_table import LazyTable
 
@@ -58,9 +58,9 @@ class Logits:
       hidden = self.transformed(weights, hidden)
     if self.scale != 1.0:
       hidden = hidden * self.scale
-    if hidden.dtype == jnp.bfloat16 and cpu.is_fast(hidden):
+    if hidden.dtype == jnp.bfloat16 and cpu_ops.is_fast(hidden):
       kernel = weights["table"].T if "table" in weights else weights["projection"]
-      logits = cpu.dense(hidden, kernel, jnp.float32)
+      logits = cpu_ops.dense(hidden, kernel, jnp.float32)
     elif "table" in weights:
       logits = _against(hidden, weights["table"], "...e,ve->...v")
     else:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t import sharding
-from t2t.models import products
+from t2t.models import quantized_matmul
 from t2t.models.config import TransformerConfig
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -116,7 +116,7 @@ def dense(
   """
   if not isinstance(kernel, nnx.Param):
     return kernel.dense(x, bias, gradient_dtype=gradient_dtype, quantization=quantization, dropout_key=dropout_key)
-  y = products.product(
+  y = quantized_matmul.product(
     x, kernel[...], gradient_dtype=gradient_dtype, quantization=quantization, axes=matrix_axes(kernel)
   )
   return add_bias(y, bias)

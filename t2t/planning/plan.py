@@ -25,7 +25,7 @@ from t2t import UserError, chips, losses, sharding
 from t2t.configuration.schema import Config
 from t2t.models.flops import model_flops
 from t2t.models.kernels import dispatch
-from t2t.planning import program, roofline
+from t2t.planning import aot_compile, roofline
 from t2t.runtime import amounts, cache_folder
 from t2t.training import meshes, recipe
 
@@ -47,11 +47,11 @@ def make_plan(config: Config, devices: list[jax.Device], *, hlo: str | None = No
     What `--json` prints (see `t2t plan --help`); bytes and FLOP/s are of one device, None what is not known of it.
 
   Raises:
-    UserError: see `program.compile_step`.
+    UserError: see `aot_compile.compile_step`.
   """
   mesh, why = meshes.make(config, devices=devices)
-  chosen = program.attention_kernels(config, mesh)
-  compiled = program.compile_step(config, mesh)
+  chosen = aot_compile.attention_kernels(config, mesh)
+  compiled = aot_compile.compile_step(config, mesh)
   kind = devices[0].device_kind
   chip = chips.CHIPS.get(kind)
   capacity = _capacity(devices[0], chip)
@@ -108,10 +108,10 @@ def make_plan(config: Config, devices: list[jax.Device], *, hlo: str | None = No
   return plan | _running(config, mesh, compiled, plan)
 
 
-def _running(config: Config, mesh: jax.sharding.Mesh, compiled: program.Compiled, plan: Plan) -> Plan:
+def _running(config: Config, mesh: jax.sharding.Mesh, compiled: aot_compile.Compiled, plan: Plan) -> Plan:
   """What a plan says of the compiled program."""
   kind = mesh.devices.flat[0].device_kind
-  executed = program.counted(compiled.text, config, mesh)
+  executed = aot_compile.counted(compiled.text, config, mesh)
   saved = min(executed.saved_bytes, compiled.temporaries)
   found: Plan = {
     # Of layers that are not scanned nothing piles up, and what they keep is not told from other temporaries.
@@ -125,7 +125,7 @@ def _running(config: Config, mesh: jax.sharding.Mesh, compiled: program.Compiled
     },
     "uncounted_kernels": list(executed.uncounted),
   }
-  times = program.predicted(executed, config, mesh)
+  times = aot_compile.predicted(executed, config, mesh)
   if times is None:
     return found
   return found | {
@@ -406,4 +406,4 @@ def find_devices(topology: str | None, *, slices: int) -> tuple[list[jax.Device]
       raise UserError(f"--slices {slices}: needs --topology")
     devices = jax.devices()
     return devices, f"here: {len(devices)} x {devices[0].device_kind}"
-  return list(program.devices(topology, slices=slices)), topology + (f" x {slices}" if slices > 1 else "")
+  return list(aot_compile.devices(topology, slices=slices)), topology + (f" x {slices}" if slices > 1 else "")

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t import UserError
-from t2t.models import layers, products
+from t2t.models import layers, quantized_matmul
 from t2t.models.adapters import Adapter, patterns
 from t2t.params import matches
 
@@ -120,7 +120,7 @@ class LowRank(nnx.Module):
     dropout_key: jax.Array | None,
   ) -> jax.Array:
     """[..., in] -> [..., out]; see `layers.dense`."""
-    product = functools.partial(products.product, gradient_dtype=gradient_dtype)
+    product = functools.partial(quantized_matmul.product, gradient_dtype=gradient_dtype)
     y = product(x, self.kernel[...], quantization=quantization, axes=layers.matrix_axes(self.kernel))
     if dropout_key is not None and self.dropout_rate:
       x = layers.dropout(x, self.dropout_rate, jax.random.fold_in(dropout_key, self.number))

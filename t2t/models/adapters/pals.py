@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t import UserError, sharding
-from t2t.models import attention, layers, products, transformer
+from t2t.models import attention, layers, quantized_matmul, transformer
 from t2t.models.adapters import Adapter, patterns
 from t2t.models.attention import KVCache
 from t2t.models.masks import AttentionMask
@@ -135,7 +135,7 @@ def _project(x: jax.Array, matrices: jax.Array, tasks: jax.Array | None) -> jax.
   """
   number = matrices.shape[0]
   if number == 1:
-    return products.product(x, matrices[0])
+    return quantized_matmul.product(x, matrices[0])
   if tasks is None:
     raise ValueError(f"{number} tasks, and no feature of the batch says which one a row is of")
   if tasks.shape[1] == 1:
@@ -143,7 +143,7 @@ def _project(x: jax.Array, matrices: jax.Array, tasks: jax.Array | None) -> jax.
     of_rows = jnp.take(matrices, tasks[:, 0], axis=0).astype(x.dtype)
     return jnp.einsum("bli,bio->blo", x, of_rows)
   # Of packed rows the product of every task, for matrices that each position has by itself would be far larger.
-  each = (jnp.where(tasks[..., None] == task, products.product(x, matrices[task]), 0) for task in range(number))
+  each = (jnp.where(tasks[..., None] == task, quantized_matmul.product(x, matrices[task]), 0) for task in range(number))
   return sum(each)
 
 

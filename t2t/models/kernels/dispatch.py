@@ -129,15 +129,15 @@ def _on_tpu(
   device_kind: str,
 ) -> tuple[str, str, list[tuple[object, str]]]:
   """A TPU's kernel, why it is this one, and what would refuse it; see `choose`."""
-  from t2t.models.kernels import blocks, distance, splash
+  from t2t.models.kernels import blocks, relative_bias_attention, splash
 
   _, _, query_length, head_dim = query_shape
   kernel, why = "splash", "TPU, no bias"
   part = query_length // length_shards
   shortest = min(part, key_length)
   farther = max(reach, mask.window + 1)
-  bounds = distance.bounds_for(part, key_length, head_dim, dtype, reach=farther, device_kind=device_kind)
-  in_lanes = distance.LANES % head_dim == 0 or head_dim % distance.LANES == 0
+  bounds = relative_bias_attention.bounds_for(part, key_length, head_dim, dtype, reach=farther, device_kind=device_kind)
+  in_lanes = relative_bias_attention.LANES % head_dim == 0 or head_dim % relative_bias_attention.LANES == 0
   in_blocks = length_shards == 1 or part % blocks.SMALLEST == 0
   # Splash goes through all such rows as one, and twice backwards.
   apart = splash.goes_end_to_end(mask, is_split=length_shards > 1)
@@ -150,19 +150,19 @@ def _on_tpu(
     (mask.window and mask.causal and mask.prefix is not None, "window and prefix"),
     (mask.window and query_length != key_length, "window over another sequence"),
     (mask.window and length_shards > 1, "window over a split sequence"),
-    (distance.SHORTEST <= shortest < blocks.SMALLEST, f"length {shortest}"),
+    (relative_bias_attention.SHORTEST <= shortest < blocks.SMALLEST, f"length {shortest}"),
     (faster and asked != "splash", "rows with masks of their own"),
   ):
     if needed and kernel == "splash":
       kernel, why = "distance", f"TPU, {reason}"
-  least = distance.SHORTEST if kernel == "distance" else blocks.SMALLEST
+  least = relative_bias_attention.SHORTEST if kernel == "distance" else blocks.SMALLEST
   refusals = [
     (bias == "array", "bias on the logits"),
     (dtype not in ("bfloat16", "float32"), dtype),
     (shortest < least, f"length {shortest}, a block has {blocks.SMALLEST}"),
   ]
   if kernel == "distance":
-    farthest = distance.FARTHEST
+    farthest = relative_bias_attention.FARTHEST
     refusals += [
       (mask.ranks is not None and mask.causal and mask.prefix is not None, f"ranks and prefix, {why}"),
       (not in_lanes, f"head_dim {head_dim}, {why}"),
@@ -382,14 +382,14 @@ def attend(
   parts = sharding.num_shards("heads")
   copies = parts // math.gcd(keys.shape[1], parts)
   if kernel == "distance":
-    from t2t.models.kernels import distance
+    from t2t.models.kernels import relative_bias_attention
 
-    if query.shape[3] < distance.LANES:
+    if query.shape[3] < relative_bias_attention.LANES:
       copies = query.shape[1] // keys.shape[1]  # several heads lie in the lanes of one block
   if copies > 1:
     keys, values = (jnp.repeat(x, copies, axis=1) for x in (keys, values))
   if kernel == "distance":
-    return distance.attend_on_mesh(
+    return relative_bias_attention.attend_on_mesh(
       *(query, keys, values, mask, bias, dropout_rate, dropout_key), largest_block=largest_block
     )
   if kernel not in _ATTEND:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from t2t.configuration.schema import Config
 from t2t.models.architecture import is_padded
-from t2t.models.kernels import blocks, dispatch, distance, splash
+from t2t.models.kernels import blocks, dispatch, relative_bias_attention, splash
 from t2t.planning import roofline
 from t2t.training import recipe
 
@@ -67,7 +67,7 @@ def _bounds(config: Config, side: str, length: int, kernel: str, device_kind: st
     return largest
   reach = max(model.bias_reach(length) if model.biased else 1, window + 1)
   sizes = (length, length, model.head_dim, model.dtype)
-  return distance.bounds_for(*sizes, reach=reach, device_kind=device_kind, largest=largest) or largest
+  return relative_bias_attention.bounds_for(*sizes, reach=reach, device_kind=device_kind, largest=largest) or largest
 
 
 def share(config: Config, device_kind: str, chosen: Mapping[str, dispatch.Choice]) -> float:
@@ -83,7 +83,7 @@ def share(config: Config, device_kind: str, chosen: Mapping[str, dispatch.Choice
   """
   side, length = _longest(config)
   kernel = chosen[side].kernel
-  heads = 2 if kernel == "distance" and config.model.head_dim < distance.LANES else 1
+  heads = 2 if kernel == "distance" and config.model.head_dim < relative_bias_attention.LANES else 1
   cycles = CYCLES.get((kernel, heads), {}).get(device_kind)
   if cycles is None:
     return roofline.MATMUL_SHARE
@@ -111,7 +111,7 @@ def saved(config: Config, device_kind: str, chosen: Mapping[str, dispatch.Choice
 
   def cost(of: Config) -> float:
     sizes = tuple(blocks.block(length, bound) for bound in bounds(of))
-    visible = distance.share_by_place(sizes, (length, length), causal=side == "decoder", window=0)
+    visible = relative_bias_attention.share_by_place(sizes, (length, length), causal=side == "decoder", window=0)
     return visible / share(of, device_kind, chosen)
 
   own = cost(config)

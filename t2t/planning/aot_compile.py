@@ -16,7 +16,7 @@ import jax
 from t2t import UserError, chips, sharding
 from t2t.configuration.schema import Config
 from t2t.models.kernels import dispatch
-from t2t.planning import roofline, schedules
+from t2t.planning import kernel_cycles, roofline
 from t2t.planning.hlo import cost as hlo_cost
 from t2t.runtime import quiet, xla_flags
 from t2t.training import recipe
@@ -201,7 +201,7 @@ def predicted(executed: hlo_cost.Program, config: Config, mesh: jax.sharding.Mes
   chip, peak = chips.CHIPS.get(kind), chips.peak_flops(kind)
   if chip is None or peak is None:
     return None
-  share = schedules.share(config, kind, attention_kernels(config, mesh))
+  share = kernel_cycles.share(config, kind, attention_kernels(config, mesh))
   return roofline.times(executed, chip, peak, mesh, head_dim=config.model.head_dim, kernel_share=share)
 
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t import sharding
-from t2t.models import cpu
+from t2t.models import cpu_ops
 
 # Of numbers on the way forward, and of gradients: those of fp8 need range more than digits.
 _EIGHT_BITS = {"int8": (jnp.int8, jnp.int8), "fp8": (jnp.float8_e4m3fn, jnp.float8_e5m2)}
@@ -58,7 +58,7 @@ def product(
 
 def _plain(x: jax.Array, kernel: jax.Array) -> jax.Array:
   kernel = kernel.astype(x.dtype)
-  return cpu.dense(x, kernel) if sharding.platform() == "cpu" else x @ kernel
+  return cpu_ops.dense(x, kernel) if sharding.platform() == "cpu" else x @ kernel
 
 
 def _quantized(x: jax.Array, kernel: jax.Array, dtypes: tuple) -> jax.Array:

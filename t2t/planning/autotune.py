@@ -23,8 +23,8 @@ import jax
 from t2t import UserError, chips, sharding
 from t2t.configuration.schema import Config
 from t2t.models.remat import ATTENTION_KEPT, ATTENTION_ON_HOST
-from t2t.planning import orders, plan, program, schedules
-from t2t.planning.candidates import Candidate, Estimate, candidates, without_evaluation
+from t2t.planning import aot_compile, kernel_cycles, mesh_layouts, plan
+from t2t.planning.autotune_candidates import Candidate, Estimate, candidates, without_evaluation
 from t2t.runtime import amounts
 
 # What is compiled of the best candidate in other orders of its axes, and with other blocks in its kernels of attention,
@@ -61,7 +61,7 @@ class Result:
 def _serve(connection, topology: str, slices: int) -> None:
   """The other process: compiles what it is sent."""
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends this one
-  devices = list(program.devices(topology, slices=slices))
+  devices = list(aot_compile.devices(topology, slices=slices))
   while True:
     config = connection.recv()
     try:
@@ -183,11 +183,11 @@ def refined(config: Config, results: Sequence[Result], devices: Sequence[jax.Dev
   found = []
   if best.plan["kernel_seconds"]:
     changed, kind = own.apply(config), devices[0].device_kind
-    chosen = program.attention_kernels(changed, mesh)
-    saved = schedules.saved(changed, kind, chosen, best.plan["kernel_seconds"])
+    chosen = aot_compile.attention_kernels(changed, mesh)
+    saved = kernel_cycles.saved(changed, kind, chosen, best.plan["kernel_seconds"])
     found = [dataclasses.replace(own, attention_block=block) for block in saved if saved[block] > least]
     found = sorted(found, key=lambda each: saved[each.attention_block], reverse=True)[:1]
-  others = orders.promising(best.plan, mesh, gain=_WORTH_IT)
+  others = mesh_layouts.promising(best.plan, mesh, gain=_WORTH_IT)
   return found + [dataclasses.replace(own, order=order) for order in others]
 
 

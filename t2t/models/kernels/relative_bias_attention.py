@@ -8,8 +8,8 @@ import numpy as np
 
 from t2t import sharding
 from t2t.models.kernels import blocks as blocks_lib
-from t2t.models.kernels import distance_kernels
-from t2t.models.kernels.distance_tiles import HIDDEN, LANES, Shape
+from t2t.models.kernels import relative_bias_kernels
+from t2t.models.kernels.relative_bias_tiles import HIDDEN, LANES, Shape
 from t2t.models.masks import AttentionMask, DistanceBias
 
 # Bytes of a core's vector memory that a kernel may take, by `jax.Device.device_kind`; of other TPUs it is half or all.
@@ -183,7 +183,7 @@ def attend(
     vector = jnp.where(hidden, HIDDEN, bias.at(distances))
     vector = vector if learned else jax.lax.stop_gradient(vector)
   join = lambda x, block: blocks_lib.pad(jnp.swapaxes(x, 1, 2).reshape(batch, x.shape[2], -1), block, axis=1)
-  out = distance_kernels.attend(
+  out = relative_bias_kernels.attend(
     shape, join(query, blocks[0]), join(keys, blocks[1]), join(values, blocks[1]), vector, integers
   )
   return jnp.swapaxes(out[:, :query_length].reshape(batch, query_length, heads, head_dim), 1, 2)

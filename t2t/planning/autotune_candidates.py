@@ -12,7 +12,7 @@ from t2t import UserError, chips, sharding
 from t2t.configuration.schema import Config
 from t2t.models.flops import model_flops
 from t2t.models.remat import ATTENTION_KEPT, ATTENTION_ON_HOST
-from t2t.planning import orders, program, roofline
+from t2t.planning import aot_compile, mesh_layouts, roofline
 from t2t.training import recipe
 
 _MOST_TENSOR = 16
@@ -45,7 +45,7 @@ class Candidate:
   microbatches: int
   remat: str
   offload_optimizer: bool = False
-  order: orders.Order = ()
+  order: mesh_layouts.Order = ()
   attention_block: int = 0
 
   def apply(self, config: Config) -> Config:
@@ -171,10 +171,10 @@ class Estimate:
         mesh = sharding.make_mesh(dict(mesh_sizes), devices=self._devices)
         with jax.set_mesh(mesh):
           _, state, _ = recipe.make(self._config).state(mesh)
-        chosen = program.attention_kernels(self._config, mesh)
+        chosen = aot_compile.attention_kernels(self._config, mesh)
         plain = {part.split()[0] for part, choice in chosen.items() if choice.kernel == "plain"}
-        params = program.bytes_per_device((state.params, state.frozen_params))
-        self._parts[mesh_sizes] = _Parts(mesh, params, program.bytes_per_device(state.opt_state), plain)
+        params = aot_compile.bytes_per_device((state.params, state.frozen_params))
+        self._parts[mesh_sizes] = _Parts(mesh, params, aot_compile.bytes_per_device(state.opt_state), plain)
       except UserError:
         self._parts[mesh_sizes] = None
     return self._parts[mesh_sizes]

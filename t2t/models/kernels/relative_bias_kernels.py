@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 import numpy as np
 
-from t2t.models.kernels import distance_tiles as tiles
+from t2t.models.kernels import relative_bias_tiles as tiles
 from t2t.models.remat import SAVED
 
 
