@@ -27,7 +27,7 @@ from t2t.inference import decoding
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 from t2t.runtime import memory, numeric
-from t2t.training import meshes
+from t2t.training import mesh_selection
 
 
 def random_batch(model_config: TransformerConfig, *, batch_size: int, inputs_length: int) -> dict[str, np.ndarray]:
@@ -46,7 +46,7 @@ def start(config: Config, decode_config: decoding.DecodeConfig, *, batch_size: i
   """
   model_config = config.model
   decoding.check_positions(model_config, inputs_length, decode_config.max_length)
-  mesh, _ = meshes.make(config)
+  mesh, _ = mesh_selection.make(config)
   make = lambda key: transformer.build(model_config, nnx.Rngs(key))
   key = jax.random.key(0)
   graphdef, shapes = nnx.split(jax.eval_shape(make, key), graph=False)

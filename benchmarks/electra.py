@@ -51,7 +51,7 @@ from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
 from t2t.runtime import memory
-from t2t.training import meshes, recipe, writers
+from t2t.training import mesh_selection, metric_writers, recipe
 from t2t.training.train import train
 
 # name -> (config, where the discriminator's loss counts, colour)
@@ -140,13 +140,13 @@ def pretrain(config: ConfigDict, workdir: pathlib.Path) -> dict[str, dict[int, f
   metrics = epath.Path(workdir) / "metrics.jsonl"
   if not _is_run_of(config, workdir):
     shutil.rmtree(workdir, ignore_errors=True)
-  if config.train.steps not in writers.read_metrics(metrics, "eval/loss"):
+  if config.train.steps not in metric_writers.read_metrics(metrics, "eval/loss"):
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
       state = train(records(config), str(workdir))
     if int(state.step) < config.train.steps:
       raise UserError(f"{workdir}: stopped at step {int(state.step)}; the same command again goes on from there")
   names = ("loss", "accuracy", "generator_loss", "generator_accuracy", "replaced")
-  curves = {name: writers.read_metrics(metrics, f"eval/{name}") for name in names}
+  curves = {name: metric_writers.read_metrics(metrics, f"eval/{name}") for name in names}
   return {name: curve for name, curve in curves.items() if curve}
 
 
@@ -296,7 +296,7 @@ def probe_run(config: ConfigDict, workdir: pathlib.Path, fitted: Paragraphs, tes
   path = workdir / "probes.json"
   found = json.loads(path.read_text()) if path.exists() else {}
   run = records(config)
-  mesh, _ = meshes.make(run)
+  mesh, _ = mesh_selection.make(run)
   with jax.set_mesh(mesh):
     for step in range(0, config.train.steps + 1, config.checkpoint.every):
       if str(step) in found:

@@ -29,7 +29,7 @@ from t2t.checkpoints import pretrained
 from t2t.configuration.loading import load_config, override, records
 from t2t.data.train_data import resolved
 from t2t.runtime import memory
-from t2t.training import writers
+from t2t.training import metric_writers
 from t2t.training.train import train
 
 # Task -> its metric.
@@ -44,7 +44,7 @@ def pretrain(workdir: pathlib.Path) -> None:
   """Trains tiny_t5 for twice its steps, or what is left of them."""
   config = load_config("tiny_t5")
   config.train.steps *= 2
-  if config.train.steps not in writers.read_metrics(epath.Path(workdir) / "metrics.jsonl", "eval/loss"):
+  if config.train.steps not in metric_writers.read_metrics(epath.Path(workdir) / "metrics.jsonl", "eval/loss"):
     with _quietly():
       train(records(config), str(workdir))
 
@@ -77,13 +77,13 @@ def run_config(task: str, source: str, arm: str, *, seed: int, steps: int, overr
 def run(config: ConfigDict, workdir: pathlib.Path) -> Curves:
   """Fine-tunes once, quietly, unless that has been done; what its metrics say at each evaluation."""
   metrics = epath.Path(workdir) / "metrics.jsonl"
-  done = config.train.steps in writers.read_metrics(metrics, "eval/loss")
+  done = config.train.steps in metric_writers.read_metrics(metrics, "eval/loss")
   if not (done and _is_run_of(config, workdir)):
     shutil.rmtree(workdir, ignore_errors=True)
     with _quietly():
       train(records(config), str(workdir))
   names = {"loss": "eval/loss", **{metric: f"eval/{task}/{metric}" for task, metric in TASKS.items()}}
-  curves = {name: writers.read_metrics(metrics, recorded) for name, recorded in names.items()}
+  curves = {name: metric_writers.read_metrics(metrics, recorded) for name, recorded in names.items()}
   return {name: curve for name, curve in curves.items() if curve}
 
 

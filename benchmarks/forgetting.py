@@ -31,7 +31,7 @@ import numpy as np
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.runtime import memory
-from t2t.training import writers
+from t2t.training import metric_writers
 
 OLD, NEW = "colour", "shape"
 _TASKS = pathlib.Path(__file__).with_name("two_questions.py")
@@ -144,7 +144,7 @@ def run(arguments: list[str], out: pathlib.Path) -> float:
 
 def accuracies(workdir: pathlib.Path) -> Curves:
   """Of both tasks, in percent, at each step at which a run measured them."""
-  read = lambda name: writers.read_metrics(epath.Path(workdir) / "metrics.jsonl", f"eval/{name}/accuracy")
+  read = lambda name: metric_writers.read_metrics(epath.Path(workdir) / "metrics.jsonl", f"eval/{name}/accuracy")
   return {task: read(task) or read(f"{task}_held_out") for task in (OLD, NEW)}
 
 

@@ -21,7 +21,7 @@ import matplotlib.figure
 import numpy as np
 
 from t2t import UserError
-from t2t.training import writers
+from t2t.training import metric_writers
 
 # config.model.quantization -> name, colour
 ARMS = {"": ("bfloat16", "#1f5fa8"), "int8": ("int8", "#c8442e"), "fp8": ("fp8", "#e39a3b")}
@@ -42,8 +42,8 @@ def train(workdir: pathlib.Path, config: str, overrides: list[str]) -> tuple[dic
   if ended.returncode:
     raise UserError(f"{' '.join(command)} failed:\n{(workdir / _LOG).read_text()[-2_000:]}")
   path = epath.Path(workdir) / "metrics.jsonl"
-  held_out = writers.read_metrics(path, "eval/loss")
-  return writers.read_metrics(path, "train/loss"), held_out[max(held_out)]
+  held_out = metric_writers.read_metrics(path, "eval/loss")
+  return metric_writers.read_metrics(path, "train/loss"), held_out[max(held_out)]
 
 
 def draw(curves: dict[str, list[dict[int, float]]], path: pathlib.Path) -> None:

@@ -30,7 +30,7 @@ from t2t import UserError, losses
 from t2t.configuration.loading import load_config, records
 from t2t.data import objectives, pipeline
 from t2t.runtime import amounts, memory
-from t2t.training import writers
+from t2t.training import metric_writers
 from t2t.training.train import train
 
 # Rows of T5's table (Raffel et al. 2020, table 2), and encoders.  Fields of tiny_t5's model.
@@ -89,9 +89,9 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict[str, Any]:
   with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
     train(records(config), str(workdir))
   metrics = epath.Path(workdir) / "metrics.jsonl"
-  held_out = writers.read_metrics(metrics, "eval/loss")
-  speed = writers.read_metrics(metrics, "train/steps_per_second")
-  tokens = writers.read_metrics(metrics, "train/tokens")
+  held_out = metric_writers.read_metrics(metrics, "eval/loss")
+  speed = metric_writers.read_metrics(metrics, "train/steps_per_second")
+  tokens = metric_writers.read_metrics(metrics, "train/tokens")
   data = records(config).data
   batches = pipeline.eval_rows(
     data, config.model.architecture, batch_size=config.train.batch_size, max_batches=config.eval.batches

@@ -39,7 +39,7 @@ from t2t.configuration.loading import records  # noqa: E402
 from t2t.configuration.schema import Config  # noqa: E402
 from t2t.runtime import memory, watchdog  # noqa: E402
 from t2t.storage import lease  # noqa: E402
-from t2t.training import meshes, places, recipe  # noqa: E402
+from t2t.training import grad_stats, mesh_selection, recipe  # noqa: E402
 from t2t.training.callbacks import (
   checkpointing,  # noqa: E402
   nan_policy,  # noqa: E402
@@ -90,7 +90,7 @@ def guards(config: Config, mesh: jax.sharding.Mesh, *, pairs: int, steps: int) -
   training = Training(program.fresh()(jax.random.key(0)), batch)
   warm = training.block(guarded, 2)
   squares = np.asarray(training.metrics["grad_squares"].total)
-  with mock.patch.object(places, "squares", lambda grads: optax.global_norm(grads)[None] ** 2):
+  with mock.patch.object(grad_stats, "squares", lambda grads: optax.global_norm(grads)[None] ** 2):
     plain = recipe.make(config).on(mesh).train_step
     training.block(plain, 2)
   print(f"{'start':<44}{warm:>8.2f} s")
@@ -198,7 +198,7 @@ def main(argv: list[str]) -> None:
   options, config = parse(parser, argv)
   memory.keep_freed_memory()
   config = records(config)
-  mesh, _ = meshes.make(config)
+  mesh, _ = mesh_selection.make(config)
   with jax.set_mesh(mesh):
     (saves if options.saves else guards)(config, mesh, pairs=options.pairs, steps=options.steps)
 

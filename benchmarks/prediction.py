@@ -24,7 +24,7 @@ from t2t.configuration.loading import records
 from t2t.models.flops import model_flops
 from t2t.planning import aot_compile
 from t2t.runtime import xla_flags
-from t2t.training import meshes, recipe
+from t2t.training import mesh_selection, recipe
 
 _RECIPES = "AI-Hypercomputer/tpu-recipes, training/"
 _TABLE = "AI-Hypercomputer/maxtext, README, table of performance; batch and remat from its scripts"
@@ -112,7 +112,7 @@ def _compiled(run: Run, folder: pathlib.Path):
   flags += [f"--config.data.targets_length={run.length}", f"--config.model.remat={run.remat}", *run.others]
   _, config = parse(parser, flags)
   config = records(config)
-  mesh, _ = meshes.make(config, devices=devices)
+  mesh, _ = mesh_selection.make(config, devices=devices)
   path = _program(run, folder)
   if not path.exists():
     compiled = aot_compile.compile_step(config, mesh)

@@ -27,7 +27,7 @@ from t2t import UserError
 from t2t.configuration.loading import load_config, override, records
 from t2t.data import pipeline, train_data, vocabularies
 from t2t.runtime import numeric
-from t2t.training import meshes, writers
+from t2t.training import mesh_selection, metric_writers
 
 _ALL = 1_000  # held-out batches: more than there are
 _LOG = "log.txt"
@@ -42,7 +42,7 @@ def bytes_per_target(name: str, overrides: list[str]) -> float:
   config = load_config(name)
   override(config, [*overrides, f"--config.eval.batches={_ALL}"])
   run = train_data.resolved(records(config))
-  mesh, _ = meshes.make(run)
+  mesh, _ = mesh_selection.make(run)
   vocabulary = pipeline.vocabulary(run.data)
   if not isinstance(vocabulary, seqio.SentencePieceVocabulary | seqio.ByteVocabulary):
     raise UserError("config.data.vocabulary: the bytes of its tokens are not known; give SentencePiece's, or bytes")
@@ -74,7 +74,7 @@ def train(workdir: pathlib.Path, config: str, overrides: list[str]) -> tuple[flo
   seconds = time.perf_counter() - started
   if ended.returncode:
     raise UserError(f"{' '.join(command)} failed:\n{(workdir / _LOG).read_text()[-2_000:]}")
-  found = writers.read_metrics(epath.Path(workdir) / "metrics.jsonl", "eval/loss")
+  found = metric_writers.read_metrics(epath.Path(workdir) / "metrics.jsonl", "eval/loss")
   return seconds, found[max(found)]
 
 

@@ -29,7 +29,7 @@ from t2t.configuration.schema import Config
 from t2t.models.kernels import dispatch
 from t2t.planning import aot_compile as plans
 from t2t.runtime import memory, xla_flags
-from t2t.training import meshes, recipe
+from t2t.training import mesh_selection, recipe
 
 
 def random_batch(config: Config) -> dict[str, np.ndarray]:
@@ -96,7 +96,7 @@ class Running:
 
 def start(config: Config) -> Running:
   """Compiles the step of a config for random tokens."""
-  mesh, _ = meshes.make(config)
+  mesh, _ = mesh_selection.make(config)
   made, batch = recipe.make(config), random_batch(config)
   with jax.set_mesh(mesh):
     program = made.on(mesh)

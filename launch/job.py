@@ -223,9 +223,9 @@ def read(argv: Sequence[str], *, remote: bool, devices: int | None = None) -> Jo
   run = records(config) if config is not None and argv[0] == "train" else None
   parts = stages.of(run) if run is not None else ()
   if devices is not None and parts:
-    from t2t.training import meshes, recipe
+    from t2t.training import mesh_selection, recipe
 
-    meshes.choose(recipe.largest(parts).config, devices)
+    mesh_selection.choose(recipe.largest(parts).config, devices)
   workdir = option(argv, "workdir")
   if argv[0] == "train" and not workdir:
     raise UserError("-- train: --workdir is missing" + ("; give a path in a bucket, gs://BUCKET/RUN" if remote else ""))

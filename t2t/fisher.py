@@ -18,7 +18,7 @@ from t2t.configuration.schema import OPTIONAL, SOURCE_KEYS, Config
 from t2t.models import adapters as adapters_lib
 from t2t.params import Params
 from t2t.runtime import progress
-from t2t.training import fisher, meshes, recipe
+from t2t.training import fisher, mesh_selection, recipe
 
 _READ = tuple(f"--config.data.{key}" for key in ("mixture=", "files=", "sources."))  # what says what is read
 
@@ -101,7 +101,7 @@ def compute(config: Config, source: pretrained.Source, *, examples: int) -> Foun
   for head in config.model.heads:
     if head not in source.model.heads:
       raise UserError(f"{source.path}: has no head {head.name!r} as {config.data.named} asks it")
-  mesh, _ = meshes.make(config)
+  mesh, _ = mesh_selection.make(config)
   recipe.check_sizes(config, mesh)
   with contextlib.ExitStack() as stack:
     stack.enter_context(jax.set_mesh(mesh))

@@ -24,7 +24,7 @@ from t2t.configuration.loading import records, saved_config
 from t2t.configuration.schema import Config
 from t2t.models.architecture import Batch
 from t2t.runtime import hosts, progress
-from t2t.training import origin, places, stage_program, writers
+from t2t.training import grad_stats, metric_writers, nan_tracer, stage_program
 from t2t.training.callbacks import metrics as metrics_callback
 from t2t.training.callbacks import nan_policy
 
@@ -49,7 +49,7 @@ class Replayed:
   loss: float
   grad_norm: float
   parameter: str
-  origin: origin.Origin | None
+  origin: nan_tracer.Origin | None
   gradient: str
   batch: Mapping[str, np.ndarray]
   num_streams: int
@@ -89,7 +89,9 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
   """
   from t2t.data import registry, train_data
 
-  rows = writers.read_metrics(workdir / "metrics.jsonl", "train/loss") if (workdir / "metrics.jsonl").exists() else {}
+  rows = (
+    metric_writers.read_metrics(workdir / "metrics.jsonl", "train/loss") if (workdir / "metrics.jsonl").exists() else {}
+  )
   last = config_of(workdir)
   directory = workdir / manager.CHECKPOINTS
   there = verify.steps(directory)
@@ -142,7 +144,7 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
       grad_norm=values["grad_norm"],
       parameter="",
       origin=None,
-      gradient=places.first_not_finite(program.state.params, squares),
+      gradient=grad_stats.first_not_finite(program.state.params, squares),
       batch=_gathered(batch),
       num_streams=batches.num_streams,
     )
@@ -150,13 +152,13 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
       return found
     del state
     state = jax.tree.map(_of_shards, program.state, before)
-    spoilt = places.squares(jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), 0.0, jnp.nan), state.params))
+    spoilt = grad_stats.squares(jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), 0.0, jnp.nan), state.params))
     train = run[batches.stage].config.train
     size = train.batch_size if train.microbatches == 1 else 0
     return dataclasses.replace(
       found,
-      parameter=places.first_not_finite(program.state.params, np.asarray(spoilt)),
-      origin=origin.find(program.train_step, state, batch, dropout_key, rows=size),
+      parameter=grad_stats.first_not_finite(program.state.params, np.asarray(spoilt)),
+      origin=nan_tracer.find(program.train_step, state, batch, dropout_key, rows=size),
     )
 
 

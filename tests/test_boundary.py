@@ -23,8 +23,8 @@ from t2t.data.objectives import masking
 from t2t.losses import head_losses, span_boundary
 from t2t.models.config import HeadConfig
 from t2t.training import recipe
+from t2t.training.metric_writers import read_metrics
 from t2t.training.train import train
-from t2t.training.writers import read_metrics
 
 HEAD = HeadConfig("sbo", 3, "boundary")  # spans of the objective are longer
 FEATURES = ("inputs", "targets", "loss_weights", *features.ANSWERED[1:])

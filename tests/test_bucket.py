@@ -35,7 +35,7 @@ from t2t.reports import history
 from t2t.runtime import exit_codes
 from t2t.storage import bucket, lease, records
 from t2t.storage.away import Away
-from t2t.training import writers
+from t2t.training import metric_writers
 from t2t.training.train_state import TrainState
 
 pytest.importorskip("gcp_storage_emulator", reason="gcp-storage-emulator is not installed (the extra `test`)")
@@ -184,7 +184,7 @@ def test_every_step_is_measured_once(gcs, run):
   """In metrics.jsonl and in the event files, which are cut where the run goes on."""
   assert steps(gcs, "run", "train/loss") == ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6])
   assert steps(gcs, "run", "eval/loss") == ([3, 6], [3, 6])
-  assert writers.read_metrics(epath.Path("gs://bucket/run/metrics.jsonl"), "eval/loss").keys() == {3, 6}
+  assert metric_writers.read_metrics(epath.Path("gs://bucket/run/metrics.jsonl"), "eval/loss").keys() == {3, 6}
   assert gcs.sizes("run/loss.png") and not [name for name in gcs.sizes("run/") if name.endswith(".part")]
 
 

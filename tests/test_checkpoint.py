@@ -20,7 +20,7 @@ from t2t.configuration import stages
 from t2t.configuration.loading import records
 from t2t.params import split_frozen
 from t2t.storage import bucket
-from t2t.training import optimizers, train_state, writers
+from t2t.training import metric_writers, optimizers, train_state
 
 STREAMS = {"stream-0": b"at 17", "stream-1": b"\x00\xff"}
 CONFIG = {"model": {"embed_dim": 4}, "data": {"num_streams": 2}}
@@ -102,7 +102,7 @@ def test_what_was_saved_is_restored(tmp_path):
 
 def test_a_run_goes_on_with_all_that_was_saved(tmp_path):
   """The state, its step, the position in the data, and rows of metrics that could not be written at the time."""
-  unwritten, expected = dict.fromkeys(writers.UNWRITTEN[:1], b"row"), make_state(value=5.0)
+  unwritten, expected = dict.fromkeys(metric_writers.UNWRITTEN[:1], b"row"), make_state(value=5.0)
   checkpoints = reopened(tmp_path)
   checkpoints.save(5, expected, STREAMS | unwritten, {}, metrics=None)
   checkpoints.wait()

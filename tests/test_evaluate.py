@@ -19,7 +19,7 @@ from t2t import __main__ as command
 from t2t.checkpoints import manifest, pretrained
 from t2t.configuration.loading import load_config, override, records
 from t2t.evaluation import evaluate, results
-from t2t.training import train_logger, writers
+from t2t.training import metric_writers, train_logger
 from t2t.training.callbacks import evaluation as callback
 
 MODULE = """
@@ -292,7 +292,7 @@ def test_training_measures_its_tasks_and_keeps_the_best(module, tmp_path, capsys
   ]
   assert command.main([*arguments, "--config.checkpoint.keep=1", f"--workdir={tmp_path}"]) == 0
   measured = {
-    name: writers.read_metrics(tmp_path / "metrics.jsonl", f"eval/{name}")
+    name: metric_writers.read_metrics(tmp_path / "metrics.jsonl", f"eval/{name}")
     for name in ("loss", "odd_label/accuracy", "odd_likelihood/likelihood", "odd_label/score")
   }
   assert all(list(values) == [1, 2, 3, 4] for values in measured.values())
@@ -360,7 +360,7 @@ def test_superglue_from_a_checkpoint_to_the_leaderboard(superglue_folder, tmp_pa
   found = json.loads((tmp_path / "results.json").read_text())
   table = out.partition("task (validation)")[2].partition("task (test)")[0]
   for task in ("super_glue_cb", "super_glue_rte"):
-    scores = writers.read_metrics(tmp_path / "finetune" / "metrics.jsonl", f"eval/{task}/score")
+    scores = metric_writers.read_metrics(tmp_path / "finetune" / "metrics.jsonl", f"eval/{task}/score")
     step = max(scores, key=scores.get)
     assert found[f"{task}.validation"]["score"] == pytest.approx(scores[step], abs=1e-3)
     assert any(task in line and line.split()[-1] == str(step) for line in table.splitlines())

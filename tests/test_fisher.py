@@ -24,8 +24,8 @@ from t2t import __main__ as command
 from t2t.checkpoints import fisher_store, pretrained, restore
 from t2t.commands import fisher as fisher_command
 from t2t.configuration.loading import load_config, override, records
-from t2t.training import anchors, optimizers, recipe
 from t2t.training import fisher as fisher_lib
+from t2t.training import l2_sp, optimizers, recipe
 
 MESHES = {
   "one": {"data": 1},
@@ -146,7 +146,7 @@ def steps(config, number, *, loss, information=None):
   params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), THEN)
   state = tx.init(params)
   if information is not None:
-    state = anchors.with_files(state, state, lambda shapes, x: x._replace(fisher=information))
+    state = l2_sp.with_files(state, state, lambda shapes, x: x._replace(fisher=information))
   for _ in range(number):
     updates, state = jax.jit(tx.update)(jax.grad(loss)(params), state, params)
     params = optax.apply_updates(params, updates)
@@ -183,14 +183,14 @@ def test_what_is_in_files_is_left_out_and_put_back():
   tx, _ = optimizers.make_optimizer(config, 10)
   params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), THEN)
   state = tx.init(params)
-  saved = anchors.without_files(state)
-  assert anchors.consolidated(saved) is None and list(anchors.consolidated(state).fisher) == ["encoder/layers/up"]
+  saved = l2_sp.without_files(state)
+  assert l2_sp.consolidated(saved) is None and list(l2_sp.consolidated(state).fisher) == ["encoder/layers/up"]
   kept = {path.rpartition("initial/")[2] for path in toy.flat(saved) if "initial" in path}
   assert kept == {"embed", "heads/sure"}
-  again = anchors.with_files(saved, state, lambda shapes, x: shapes)
+  again = l2_sp.with_files(saved, state, lambda shapes, x: shapes)
   assert jax.tree.structure(again) == jax.tree.structure(state)
   moved = jax.tree.map(lambda x: x + 1, params)
-  told = {name: float(x) for name, x in anchors.distances(state, moved).items()}
+  told = {name: float(x) for name, x in l2_sp.distances(state, moved).items()}
   assert told == {"distance/encoder/0": 1, "distance/encoder/1": 1, "distance/embed": 1, "distance/heads": 1}
 
 

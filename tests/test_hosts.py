@@ -28,7 +28,7 @@ from t2t import __main__ as command
 from t2t.checkpoints import manifest, verify
 from t2t.reports import seen
 from t2t.runtime import exit_codes, hosts, roll_call
-from t2t.training import writers
+from t2t.training import metric_writers
 
 _CHILD = """
 import json, signal, sys
@@ -134,7 +134,7 @@ def arguments(text: pathlib.Path, workdir: pathlib.Path, *overrides: str) -> lis
 
 
 def curves(workdir: pathlib.Path) -> list[dict[int, float]]:
-  return [writers.read_metrics(workdir / "metrics.jsonl", f"{name}/loss") for name in ("train", "eval")]
+  return [metric_writers.read_metrics(workdir / "metrics.jsonl", f"{name}/loss") for name in ("train", "eval")]
 
 
 def assert_same_losses(one: pathlib.Path, other: pathlib.Path, *, steps: int) -> None:
@@ -196,7 +196,7 @@ def assert_told_by_the_first(workdir: pathlib.Path, said: Sequence[str]) -> None
   """What a run leaves beside its checkpoints is written once, by the first process, and is of all rows."""
   noted = [json.loads(line)["event"] for line in (workdir / "history.jsonl").read_text().splitlines()]
   assert noted == ["start", "end"]
-  (_, samples), *others = writers.read_samples(workdir / "samples.jsonl").items()
+  (_, samples), *others = metric_writers.read_samples(workdir / "samples.jsonl").items()
   assert not others and [label for label, _ in samples[0]][:2] == ["input", "prediction"]
   assert [given["step"] for given in seen.read(workdir)] == [0]
   page = (workdir / "report.html").read_text()

@@ -21,7 +21,7 @@ from t2t import __main__ as command
 from t2t.checkpoints import restore, rollback
 from t2t.configuration.loading import load_config, override, records
 from t2t.data import batch_iterator
-from t2t.training import places, recipe
+from t2t.training import grad_stats, recipe
 from t2t.training.callbacks import nan_policy
 
 text = test_train.text  # the fixture
@@ -86,12 +86,12 @@ def test_the_first_parameter_that_is_not_finite_is_the_first_that_the_model_runs
     "encoder": {"layers": {"up": values[2:10].reshape(2, 2, 2).copy()}},
     "embed": {"table": values[10:].reshape(2, 2).copy()},
   }
-  np.testing.assert_allclose(np.sum(np.square(values)), np.sum(places.squares(tree)), rtol=1e-4)
+  np.testing.assert_allclose(np.sum(np.square(values)), np.sum(grad_stats.squares(tree)), rtol=1e-4)
   where = [tree["embed"]["table"], *tree["encoder"]["layers"]["up"], tree["head"]["kernel"]]
   names = ["embed/table", "encoder/layers/up, layer 0", "encoder/layers/up, layer 1", "head/kernel"]
   for number in bad:
     where[number].flat[-1] = np.inf
-  found = places.first_not_finite(tree, np.asarray(places.squares(tree)))
+  found = grad_stats.first_not_finite(tree, np.asarray(grad_stats.squares(tree)))
   assert found.partition(" (")[0] == (names[min(bad)] if bad else "")
 
 

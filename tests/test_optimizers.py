@@ -14,7 +14,7 @@ import toy
 from t2t import UserError, sharding
 from t2t.configuration.loading import load_config, records
 from t2t.params import join_frozen, path_name, split_frozen
-from t2t.training import optimizers, orthogonal, recipe, schedules
+from t2t.training import newton_schulz, optimizers, recipe, schedules
 
 
 def rms(x):
@@ -149,7 +149,7 @@ def test_orthogonal_matrices_do_not_depend_on_the_mesh(mesh):
   sizes = {"b/layers/up": (3, 16, 24), "a/layers/down": (3, 24, 16), "c/layers/lora": (2, 24, 3), "layer/out": (8, 16)}
   matrices = {path: random.normal(size=size).astype(np.float32) for path, size in sizes.items()}
   with jax.set_mesh(sharding.make_mesh(mesh)):
-    found = jax.jit(functools.partial(orthogonal.orthogonalize, iterations=5))(matrices)
+    found = jax.jit(functools.partial(newton_schulz.orthogonalize, iterations=5))(matrices)
   assert list(found) == sorted(matrices)  # jit's order
   for path, x in matrices.items():
     tx = optax.contrib.scale_by_muon(

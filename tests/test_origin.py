@@ -12,7 +12,7 @@ import pytest
 import test_train_state
 import toy
 
-from t2t.training import origin
+from t2t.training import nan_tracer
 
 ROWS = 8
 OUT = "decoder/layers/mlp/down"
@@ -32,7 +32,7 @@ def find(change=lambda params: params, **how):
   state = fresh()
   with jax.set_mesh(mesh):
     batch = jax.device_put(test_train_state.uneven_batch(), jax.devices()[0])
-    return origin.find(step, dataclasses.replace(state, params=change(state.params)), batch, toy.key(), rows=ROWS)
+    return nan_tracer.find(step, dataclasses.replace(state, params=change(state.params)), batch, toy.key(), rows=ROWS)
 
 
 def changed(params, path, change):
@@ -59,7 +59,7 @@ def test_an_overflow_is_found_in_its_layer(how):
 
 def test_rows_are_those_whose_result_is_not_finite():
   """Of an operation that has one for each."""
-  found = origin.find(lambda x: jnp.exp(x).sum(), jnp.array([[1.0, 2.0], [1e3, 0.0], [0.0, 1e3]]), rows=3)
+  found = nan_tracer.find(lambda x: jnp.exp(x).sum(), jnp.array([[1.0, 2.0], [1e3, 0.0], [0.0, 1e3]]), rows=3)
   assert found.rows == (1, 2) and found.operation == "exp"
 
 
@@ -69,7 +69,7 @@ def test_a_step_whose_numbers_are_finite_has_no_origin():
 
 def test_what_arises_backward_is_told_apart():
   """Zero times two large numbers is zero, and its derivative is infinite."""
-  found = origin.find(jax.grad(lambda x: (x * 1e30 * 1e30).sum()), jnp.zeros(3))
+  found = nan_tracer.find(jax.grad(lambda x: (x * 1e30 * 1e30).sum()), jnp.zeros(3))
   assert found.backward and found.what == "infinity"
   assert str(found).startswith("infinity, backward, by ")
 
@@ -78,8 +78,8 @@ def test_infinities_that_a_mask_is_made_of_are_none():
   """They are there on purpose, and come to nothing."""
   masked = lambda x, real: jax.nn.softmax(jnp.where(real, x, -jnp.inf))
   real = jnp.array([True, False, True])
-  assert origin.find(masked, jnp.ones(3), real) is None
-  found = origin.find(masked, jnp.array([1.0, 1.0, 1e30]) * 1e30, real)
+  assert nan_tracer.find(masked, jnp.ones(3), real) is None
+  found = nan_tracer.find(masked, jnp.array([1.0, 1.0, 1e30]) * 1e30, real)
   assert found.what == "infinity" and found.argument
 
 
@@ -93,5 +93,5 @@ def test_the_element_of_a_scan_is_the_first_that_overflows(elements, reverse):
   def function(scales, x):
     return jax.lax.scan(lambda x, scale: (10 * x * scale / jnp.maximum(scale, 1), None), x, scales, reverse=reverse)[0]
 
-  found = origin.find(jax.jit(function), scales, jnp.ones(()))
+  found = nan_tracer.find(jax.jit(function), scales, jnp.ones(()))
   assert found.loops == (("", max(elements) if reverse else min(elements)),) and found.operation == "mul"

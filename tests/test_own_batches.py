@@ -15,7 +15,7 @@ from t2t import UserError, own_batches, own_rows
 from t2t.checkpoints import manager
 from t2t.configuration import loading
 from t2t.data import train_data
-from t2t.training import meshes
+from t2t.training import mesh_selection
 
 losses, text = test_followed.losses, test_followed.text
 SMALL = test_followed.SMALL | {"data.vocabulary": ""}
@@ -52,7 +52,7 @@ def test_what_the_pipeline_makes_trains_as_from_the_pipeline(text, tmp_path, nam
   config = small(name, **{"data.files": str(text), "data.vocabulary": "bytes"})
   rows = list(t2t.train(config, str(tmp_path / "pipeline")))
   run = train_data.resolved(loading.records(config))
-  mesh, _ = meshes.make(run)
+  mesh, _ = mesh_selection.make(run)
   needed = lambda batch: {feature: np.asarray(batch[feature]) for feature in NEEDED[name]}
   made = train_data.batches(train_data.resolved_stages(run), mesh, num_streams=2)
   given = [needed(next(made)) for _ in range(6)]
@@ -144,7 +144,7 @@ def test_an_iterator_that_a_run_has_begun_is_not_begun_again(tmp_path):
 def test_a_function_that_gives_none_is_told(source, message):
   config = loading.records(small())
   with pytest.raises(UserError, match=message):
-    next(own_batches.OwnBatches(source, config, meshes.make(config)[0]))
+    next(own_batches.OwnBatches(source, config, mesh_selection.make(config)[0]))
 
 
 def test_zero_may_be_a_token(tmp_path):
@@ -224,7 +224,7 @@ def test_neither_tensorflow_nor_seqio_is_asked(tmp_path):
 def test_a_run_that_went_wrong_goes_back_where_it_can(tmp_path):
   """A function begins behind any batch; an iterator that has moved on is refused."""
   config = loading.records(small())
-  mesh, _ = meshes.make(config)
+  mesh, _ = mesh_selection.make(config)
   ids = lambda batch: np.asarray(batch["decoder_target_tokens"]).tolist()
   whole = own_batches.OwnBatches(random_batches, config, mesh)
   every = [ids(next(whole)) for _ in range(6)]

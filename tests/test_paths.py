@@ -19,7 +19,7 @@ from t2t import __main__ as command
 from t2t.configuration.loading import load_config, override, records
 from t2t.models import transformer
 from t2t.params import split_frozen
-from t2t.training import anchors, optimizers, paths, recipe
+from t2t.training import l2_sp, optimizers, param_groups, recipe
 
 ONES = {"embed": 1.0, "encoder": {"layers": {"up": np.ones(2)}}, "heads": {"sure": 1.0}}
 
@@ -97,7 +97,7 @@ def test_a_model_says_how_deep_it_is(kind):
   """As its parameters do; one layer that is all of a stack has no number."""
   config = toy.KINDS[kind]
   params = nnx.to_pure_dict(nnx.split(jax.eval_shape(lambda: transformer.build(config, nnx.Rngs(0))), graph=False)[1])
-  assert config.deepest_stack == paths.deepest({path: x.shape for path, x in toy.flat(params).items()})
+  assert config.deepest_stack == param_groups.deepest({path: x.shape for path, x in toy.flat(params).items()})
 
 
 def test_gradients_of_what_waits_are_not_clipped_with():
@@ -124,8 +124,8 @@ def test_an_anchor_is_the_gradient_of_its_penalty():
     now = now - penalised(now)
     np.testing.assert_allclose(found["encoder/layers/up"][step], now, rtol=1e-6)
   np.testing.assert_allclose(found["embed"], [0.75, 0.5, 0.25, 0.0])
-  kept = [x for x in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, anchors.Anchors)) if isinstance(x, tuple)]
-  assert any(isinstance(x, anchors.Anchors) and list(x.initial) == ["encoder/layers/up"] for x in kept)
+  kept = [x for x in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, l2_sp.Anchors)) if isinstance(x, tuple)]
+  assert any(isinstance(x, l2_sp.Anchors) and list(x.initial) == ["encoder/layers/up"] for x in kept)
 
 
 def test_later_rules_win_setting_by_setting():
@@ -226,7 +226,7 @@ def test_the_last_rule_that_matches_decides_what_is_frozen(rules):
   """Whatever rules stand before it."""
   lines = tuple(f"{pattern}: {'frozen' if frozen else 'trained'}" for pattern, frozen in rules)
   config = dataclasses.replace(TINY(), optimizer=toy.optimizer_config(paths=lines))
-  patterns = paths.frozen_patterns(config)
+  patterns = param_groups.frozen_patterns(config)
   for path in PARTS:
     last = [frozen for pattern, frozen in rules if optimizers.matches((pattern,), path)]
     assert optimizers.matches(patterns, path) == bool(last and last[-1]), path
@@ -260,8 +260,8 @@ def test_training_begins_from_what_a_checkpoint_gave():
     taken = recipe.join_frozen(params.params, params.frozen_params)
     expected = toy.flat(jax.tree.map(np.asarray, params.params))
     state = program.warm()(taken, jax.random.key(0))
-    found = [x for x in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, anchors.Anchors))]
-    (kept,) = (x for x in found if isinstance(x, anchors.Anchors))
+    found = [x for x in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, l2_sp.Anchors))]
+    (kept,) = (x for x in found if isinstance(x, l2_sp.Anchors))
     assert kept.initial.keys() == expected.keys()
     for path, x in kept.initial.items():
       np.testing.assert_array_equal(x, expected[path])

@@ -17,7 +17,7 @@ from t2t import __main__ as command
 from t2t.checkpoints import pretrained
 from t2t.configuration.loading import load_config, override, records
 from t2t.planning import aot_compile, plan, roofline
-from t2t.training import meshes, recipe
+from t2t.training import mesh_selection, recipe
 
 SMALL = (
   "--config.model.vocab_size=384",
@@ -217,14 +217,14 @@ def test_sizes_that_do_not_divide_are_refused(overrides, message):
 )
 def test_the_mesh_that_is_chosen(name, devices, kind, mesh, why):
   """Shards stay as wide as a TPU's rows, unless the state of training needs more of them; data takes the rest."""
-  found = meshes.choose(records(load_config(name)), devices, device_kind=kind)
+  found = mesh_selection.choose(records(load_config(name)), devices, device_kind=kind)
   assert found[0] == mesh
   assert re.search(why, found[1]), found[1]
 
 
 def test_what_is_said_of_the_mesh_is_kept():
   """Sizes and -1 are as written; fsdp is chosen for what tensor and dcn_data leave, and errors name what is wrong."""
-  choose = lambda devices, **mesh: meshes.choose(records(config_of_mesh(**mesh)), devices)
+  choose = lambda devices, **mesh: mesh_selection.choose(records(config_of_mesh(**mesh)), devices)
   config_of_mesh = lambda **mesh: override(
     load_config("t5_1_1_base"), [f"--config.mesh.{axis}={size}" for axis, size in mesh.items()]
   )

@@ -10,7 +10,7 @@ import test_spans
 import trained
 
 from t2t import __main__ as command
-from t2t.training import writers
+from t2t.training import metric_writers
 
 DATA = pathlib.Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 ONCE = ("--config.train.steps=1", "--config.eval.every=1", "--config.checkpoint.every=1")
@@ -39,7 +39,7 @@ def at_step(workdir, task, step):
   """Metrics of a task at a step of training."""
   names = {
     name.removeprefix(f"eval/{task}/"): own[step]
-    for name, own in writers.parse_metrics((workdir / "metrics.jsonl").read_bytes()).items()
+    for name, own in metric_writers.parse_metrics((workdir / "metrics.jsonl").read_bytes()).items()
     if name.startswith(f"eval/{task}/") and not name.endswith("/score")
   }
   assert names, task
@@ -138,7 +138,7 @@ def check_superglue(folder, given, names, *, steps, batch_sizes):
   found = metrics_of(folder)
   assert len(found) == len(names)
   for task, reported in sorted(found.items()):
-    scores = writers.read_metrics(folder / "finetune" / "metrics.jsonl", f"eval/{task}/score")
+    scores = metric_writers.read_metrics(folder / "finetune" / "metrics.jsonl", f"eval/{task}/score")
     step = max(scores, key=scores.get)  # the first of several that are as good
     assert reported["metrics"] == pytest.approx(at_step(folder / "finetune", task, step), abs=1e-3), task
   check_eval(folder / "finetune", steps, folder, "superglue", *own, tasks=found, batch_sizes=batch_sizes)

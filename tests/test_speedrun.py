@@ -14,7 +14,7 @@ import speedrun
 from t2t import UserError
 from t2t.configuration.loading import load_config, override, records
 from t2t.data import pipeline, train_data, vocabularies
-from t2t.training import meshes
+from t2t.training import mesh_selection
 
 WORDS = ("one", "two", "three", "four", "seventeen", "naïve", "eleven", "twelve", "thirteen", "fourteen")
 
@@ -53,7 +53,7 @@ def test_masked_bytes_are_those_of_the_text(overrides):
   per_target = speedrun.bytes_per_target("t5_1_1_small", overrides)
   config = override(load_config("t5_1_1_small"), [*overrides, "--config.eval.batches=1000"])
   run = train_data.resolved(records(config))
-  mesh, _ = meshes.make(run)
+  mesh, _ = mesh_selection.make(run)
   vocabulary = pipeline.vocabulary(run.data)
   sentinels = vocabularies.sentinel_ids(vocabulary, 100)
   masked = targets = 0

@@ -16,7 +16,7 @@ from t2t import __main__ as command
 from t2t.checkpoints import manager, pretrained, restore, tensor_writer
 from t2t.configuration import loading
 from t2t.params import path_name
-from t2t.training import param_transforms, paths, recipe, state_collections, weight_average
+from t2t.training import param_groups, param_transforms, recipe, state_collections, weight_average
 from t2t.training.run import Callback
 
 STEPS = 4
@@ -59,8 +59,8 @@ class FakeQuantize(param_transforms.Mask):
 def rows(monkeypatch):
   """Rows of both tables that stand in this file."""
   monkeypatch.setitem(weight_average.AVERAGES.rows, "mean", f"{__name__}:Mean")
-  monkeypatch.setitem(paths.TRANSFORMS.rows, "quantize", f"{__name__}:FakeQuantize")
-  paths.parse.cache_clear()
+  monkeypatch.setitem(param_groups.TRANSFORMS.rows, "quantize", f"{__name__}:FakeQuantize")
+  param_groups.parse.cache_clear()
 
 
 class Recorder(Callback):

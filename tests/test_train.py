@@ -29,7 +29,7 @@ from t2t.models import transformer
 from t2t.params import join_frozen
 from t2t.reports import history, seen
 from t2t.runtime import agreement, exit_codes, stopping
-from t2t.training import meshes, optimizers, recipe, train_state, train_step, writers
+from t2t.training import mesh_selection, metric_writers, optimizers, recipe, train_state, train_step
 
 # A model and a corpus so small that what takes time is Python.
 SMALL = (
@@ -81,7 +81,7 @@ def arguments(text: pathlib.Path, workdir: pathlib.Path, *overrides: str, model:
 
 
 def losses(workdir: pathlib.Path, name: str = "train/loss") -> dict[int, float]:
-  return writers.read_metrics(workdir / "metrics.jsonl", name)
+  return metric_writers.read_metrics(workdir / "metrics.jsonl", name)
 
 
 def test_a_run_writes_what_it_says(text, tmp_path, capsys, monkeypatch):
@@ -102,7 +102,7 @@ def test_a_run_writes_what_it_says(text, tmp_path, capsys, monkeypatch):
   assert json.loads((workdir / "config.json").read_text())["data"]["num_streams"] > 0
   assert list(losses(workdir)) == [1, 2, 3, 4, 5, 6]
   assert list(losses(workdir, "eval/loss")) == [2, 4, 6]
-  samples = writers.read_samples(workdir / "samples.jsonl")
+  samples = metric_writers.read_samples(workdir / "samples.jsonl")
   assert list(samples) == [2, 4, 6]
   inputs = [[lines[0] for lines in each] for each in samples.values()]
   assert inputs[0] == inputs[1] == inputs[2] and len(inputs[0]) == 3
@@ -517,7 +517,7 @@ def test_what_is_planned_is_what_is_trained(text, tmp_path, monkeypatch):
   options = arguments(text, tmp_path, "--config.train.steps=1", "--config.mesh.fsdp=4", "--config.mesh.tensor=2")
   assert command.main(options) == 0
   config = records(override(load_config("t5_1_1_small"), [word for word in options if word.startswith("--config.")]))
-  mesh, _ = meshes.make(config)
+  mesh, _ = mesh_selection.make(config)
   with jax.set_mesh(mesh):
     program = recipe.make(config).on(mesh)
     program.train_step.lower(program.state, *recipe.arguments(config, mesh))

@@ -20,7 +20,7 @@ from t2t.checkpoints.warm_start import Taken
 from t2t.configuration.schema import Config
 from t2t.params import Params
 from t2t.storage import bucket
-from t2t.training import anchors
+from t2t.training import l2_sp
 from t2t.training.train_state import TrainState
 
 _KEY = "config.optimizer.fisher="
@@ -104,7 +104,7 @@ def check(fisher: Fisher, abstract: TrainState) -> None:
   Raises:
     UserError: names the first.
   """
-  wanted = anchors.consolidated(abstract.opt_state).fisher
+  wanted = l2_sp.consolidated(abstract.opt_state).fisher
   entries, where = fisher.base.entries, f"{_KEY}{fisher.workdir}"
   if missing := [path for path in wanted if path not in entries]:
     shown = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
@@ -131,7 +131,7 @@ def check_base(fisher: Fisher, abstract: TrainState, taken: Taken) -> None:
     UserError: names the first parameter that differs.
   """
   params = traverse_util.flatten_dict(taken.params, sep="/")
-  held = anchors.consolidated(abstract.opt_state).fisher
+  held = l2_sp.consolidated(abstract.opt_state).fisher
   for path in held:
     if path not in params or path in taken.shared or path in taken.by_piece:
       raise UserError(
@@ -150,10 +150,10 @@ def begin(fisher: Fisher, abstract: TrainState, state: TrainState) -> TrainState
     state: of a run that begins with the parameters that the information is of; not to be used any more.
   """
 
-  def put(shapes: anchors.Consolidated, x: anchors.Consolidated) -> anchors.Consolidated:
+  def put(shapes: l2_sp.Consolidated, x: l2_sp.Consolidated) -> l2_sp.Consolidated:
     return x._replace(fisher=_information(fisher, shapes.fisher))
 
-  return dataclasses.replace(state, opt_state=anchors.with_files(state.opt_state, abstract.opt_state, put))
+  return dataclasses.replace(state, opt_state=l2_sp.with_files(state.opt_state, abstract.opt_state, put))
 
 
 def restored(config: Config, abstract: TrainState, state: TrainState) -> TrainState:
@@ -162,20 +162,20 @@ def restored(config: Config, abstract: TrainState, state: TrainState) -> TrainSt
   Args:
     config: of the run.
     abstract: the state's shapes, with shardings.
-    state: as it was saved; see `anchors.without_files`.
+    state: as it was saved; see `l2_sp.without_files`.
 
   Raises:
     UserError: the information, or the checkpoint that it is of, is gone, damaged, or another.
   """
-  if anchors.consolidated(abstract.opt_state) is None:
+  if l2_sp.consolidated(abstract.opt_state) is None:
     return state
   fisher = open_fisher(config.optimizer.fisher)
   check(fisher, abstract)
 
-  def put(shapes: anchors.Consolidated, _: Any) -> anchors.Consolidated:
-    return anchors.Consolidated(_initial(fisher, config, shapes.initial), _information(fisher, shapes.fisher))
+  def put(shapes: l2_sp.Consolidated, _: Any) -> l2_sp.Consolidated:
+    return l2_sp.Consolidated(_initial(fisher, config, shapes.initial), _information(fisher, shapes.fisher))
 
-  return dataclasses.replace(state, opt_state=anchors.with_files(state.opt_state, abstract.opt_state, put))
+  return dataclasses.replace(state, opt_state=l2_sp.with_files(state.opt_state, abstract.opt_state, put))
 
 
 Shapes = Mapping[str, jax.ShapeDtypeStruct]  # path -> shape, with a sharding

@@ -20,7 +20,7 @@ from t2t.params import path_name
 from t2t.runtime import hosts
 from t2t.storage import bucket
 from t2t.storage.away import Away
-from t2t.training import anchors
+from t2t.training import l2_sp
 from t2t.training.train_state import TrainState
 
 _LOOK_SECONDS = 1.0  # between looks for what has failed
@@ -193,7 +193,7 @@ class Checkpoints:
     if self.base is not None:
       state = dataclasses.replace(state, frozen_params=self.base.without(state.frozen_params))
       items[verify.BASE] = ocp.args.JsonSave(self.base.to_dict())
-    state = dataclasses.replace(state, opt_state=anchors.without_files(state.opt_state))
+    state = dataclasses.replace(state, opt_state=l2_sp.without_files(state.opt_state))
     args = ocp.args.Composite(state=ocp.args.StandardSave(_saved(jax.tree.map(_apart, state))), **items)
     if self._saving is not None:
       self._settle()
@@ -278,7 +278,7 @@ class Checkpoints:
         step, which one without a manifest says only now.
     """
     path = self.directory / str(step)
-    abstract = dataclasses.replace(abstract, opt_state=anchors.without_files(abstract.opt_state))
+    abstract = dataclasses.replace(abstract, opt_state=l2_sp.without_files(abstract.opt_state))
     with restore.readable(path):
       found = restore.shapes(self._manager.item_metadata(step).state)
     unread = {

@@ -17,7 +17,7 @@ from t2t.configuration.schema import Config
 from t2t.planning import aot_compile, autotune, tpu_types
 from t2t.planning import plan as plan_lib
 from t2t.runtime import numeric, xla_flags
-from t2t.training import meshes, recipe
+from t2t.training import mesh_selection, recipe
 
 _EPILOG = """\
 examples:
@@ -83,11 +83,11 @@ def main(argv: list[str]) -> None:
     return
   if options.topology:
     # What needs no compiler is said before one is asked for.
-    meshes.choose(largest.config, aot_compile.num_devices(options.topology, slices=options.slices))
+    mesh_selection.choose(largest.config, aot_compile.num_devices(options.topology, slices=options.slices))
   devices, where = plan_lib.find_devices(options.topology, slices=options.slices)
 
   found = []
-  for stage in meshes.on_one(run, devices):
+  for stage in mesh_selection.on_one(run, devices):
     what = f"{options.config}, stage {stage.name}," if stage.name else options.config
 
     def compute(config: Config = stage.config, what: str = what, hlo: str | None = _hlo(options.hlo, stage)):

@@ -24,7 +24,7 @@ from t2t.models.config import TransformerConfig
 from t2t.params import Params
 from t2t.runtime import hosts
 from t2t.storage import bucket
-from t2t.training import meshes
+from t2t.training import mesh_selection
 
 if TYPE_CHECKING:  # it comes with t2t.data, which quiets what TensorFlow says when it is loaded
   import seqio
@@ -326,7 +326,7 @@ def prepare(config: Config, source: pretrained.Source, *, tasks: Sequence[str], 
   by_heads = pretrained.answers_by_heads(source)
   if methods.choose(config.eval.method, source.model, by_heads=by_heads) != "head":
     predictor.check_predicts_tokens(source.model, where=f"--checkpoint {source.path}")
-  mesh, _ = meshes.make(config)
+  mesh, _ = mesh_selection.make(config)
   for module in data.task_modules:
     registry.load(module)  # what the user asked for, a checkpoint may name as well
   vocabulary = pretrained.vocabulary(source)

@@ -27,7 +27,7 @@ from t2t.models.flops import model_flops
 from t2t.models.kernels import dispatch
 from t2t.planning import aot_compile, roofline
 from t2t.runtime import amounts, cache_folder
-from t2t.training import meshes, recipe
+from t2t.training import mesh_selection, recipe
 
 Plan = dict[str, Any]
 
@@ -49,7 +49,7 @@ def make_plan(config: Config, devices: list[jax.Device], *, hlo: str | None = No
   Raises:
     UserError: see `aot_compile.compile_step`.
   """
-  mesh, why = meshes.make(config, devices=devices)
+  mesh, why = mesh_selection.make(config, devices=devices)
   chosen = aot_compile.attention_kernels(config, mesh)
   compiled = aot_compile.compile_step(config, mesh)
   kind = devices[0].device_kind

@@ -17,10 +17,10 @@ from t2t.configuration import stages
 from t2t.configuration.loading import config_names, flat, load_config, records, saved_config
 from t2t.reports import history, seen
 from t2t.storage import bucket, logs
-from t2t.training import class_files, writers
+from t2t.training import class_files, metric_writers
 from t2t.training.callbacks import nan_policy
 
-METRICS, CONFIG = writers.METRICS, "config.json"
+METRICS, CONFIG = metric_writers.METRICS, "config.json"
 RUNS, FINISHED, STOPPED, HELD = "runs", "finished", "stopped", "held"  # states
 _PART_OF_RUN = {manager.CHECKPOINTS, manager.VOCABULARY, "tensorboard", nan_policy.BAD_BATCHES}
 _FILE = re.compile(r"\.[a-z]+\d*$")  # how the name of a file ends, where a bucket does not say which is one
@@ -156,16 +156,16 @@ def _read(folder: epath.Path, names: Sequence[str], state: str) -> Run:
     turns = []
   found = Run(
     path=folder,
-    metrics=writers.parse_metrics(content),
+    metrics=metric_writers.parse_metrics(content),
     config=_config(folder) if CONFIG in names else {},
     history=history.read(folder) if history.NAME in names else [],
     checkpoints=verify.steps(folder / manager.CHECKPOINTS) if manager.CHECKPOINTS in names else [],
     turns=turns,
     bad_batches=bucket.names(folder / nan_policy.BAD_BATCHES, where="") if nan_policy.BAD_BATCHES in names else [],
-    samples=writers.read_samples(folder / writers.SAMPLES) if writers.SAMPLES in names else {},
+    samples=metric_writers.read_samples(folder / metric_writers.SAMPLES) if metric_writers.SAMPLES in names else {},
     first_rows=seen.read(folder) if seen.NAME in names else [],
     classes=class_files.read(folder) if class_files.NAME in names else {},
-    damaged=writers.damaged_lines(content),
+    damaged=metric_writers.damaged_lines(content),
     state=state,
     written=_written(folder / (METRICS if METRICS in names else CONFIG)),
   )

@@ -11,7 +11,7 @@ from t2t.configuration import stages
 from t2t.configuration.loading import records
 from t2t.configuration.schema import OF_FILES, Config, DataConfig, OptimizerConfig
 from t2t.configuration.stages import Stage
-from t2t.training import paths, schedules
+from t2t.training import param_groups, schedules
 
 # Keys of config.optimizer -> the optimizers that read them; all others are read by every optimizer.
 _BY_OPTIMIZER = {
@@ -303,7 +303,7 @@ def _sections(config: Config) -> Iterator[str]:
       value = getattr(getattr(config, section), key)
       if value != getattr(getattr(plain, section), key):
         yield f"config.{section}.{key}={value} has no effect: {why}"
-  by_depth = [rule for rule in paths.parse(tuple(config.optimizer.paths)) if "depth" in rule.settings]
+  by_depth = [rule for rule in param_groups.parse(tuple(config.optimizer.paths)) if "depth" in rule.settings]
   if config.optimizer.layer_decay < 1.0 and any(rule.pattern in (".", ".*") for rule in by_depth):
     yield (
       f"config.optimizer.layer_decay={config.optimizer.layer_decay} has no effect: a rule of config.optimizer.paths has"

@@ -11,7 +11,7 @@ import numpy as np
 
 from t2t.configuration.stages import Stage
 from t2t.losses import Baseline
-from t2t.training import writers
+from t2t.training import metric_writers
 
 EACH, TRAINING, HELD_OUT, QUIET = "#9bb8d3", "#1f5fa8", "#c8442e", "#6b6b6b"  # colours
 
@@ -104,7 +104,7 @@ def save(
   """
   import matplotlib.figure
 
-  found = writers.read_all_metrics(workdir / "metrics.jsonl")
+  found = metric_writers.read_all_metrics(workdir / "metrics.jsonl")
   train, held_out = found.get("train/loss", {}), found.get("eval/loss", {})
   figure = matplotlib.figure.Figure(figsize=(7.2, 4.0), dpi=120, layout="constrained")
   axes = figure.subplots()

@@ -19,8 +19,8 @@ from t2t import UserError, did_you_mean
 from t2t.configuration import schema
 from t2t.configuration.schema import OptimizerConfig
 from t2t.params import Params, check_pattern, matches, stack_of
-from t2t.training import anchors, paths, schedules
-from t2t.training import orthogonal as orthogonal_lib
+from t2t.training import l2_sp, param_groups, schedules
+from t2t.training import newton_schulz as orthogonal_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _with_moments(tx: optax.GradientTransformation, config: _OfModel) -> optax.G
   """`tx` whose moments are in the dtype, and begin with the step, that the table sets."""
   tx = _first_moments_as_set(tx, config)
   # Whose first update comes late has had none: Adam corrects the bias of its moments by their own number of updates.
-  return _per_layer(tx, config) if paths.sets(config, "from_step", "unfreeze_every") else tx
+  return _per_layer(tx, config) if param_groups.sets(config, "from_step", "unfreeze_every") else tx
 
 
 def _first_moments_as_set(tx: optax.GradientTransformation, config: _OfModel) -> optax.GradientTransformation:
@@ -152,13 +152,13 @@ def _first_moments_as_set(tx: optax.GradientTransformation, config: _OfModel) ->
 
   Second moments stay float32: by steps of 1 - b2, 0.1 %, bfloat16's 8 bits would not change.
   """
-  if not paths.sets(config, "moments"):
+  if not param_groups.sets(config, "moments"):
     return tx
 
   def cast(state: optax.OptState, *, waits: bool) -> optax.OptState:
     def one(path: tuple, x: jax.Array) -> jax.Array:
       is_first = any(getattr(key, "name", "") == "mu" for key in path)
-      if not is_first or paths.setting(config, path[-1].key, "moments") != "bfloat16":
+      if not is_first or param_groups.setting(config, path[-1].key, "moments") != "bfloat16":
         return x
       return x.astype(jnp.bfloat16 if waits else jnp.float32)
 
@@ -180,17 +180,17 @@ def _parameter_scale(config: _OfModel) -> list[optax.GradientTransformation]:
 
 
 def _decayed(config: OptimizerConfig, params: Params) -> dict[str, bool]:
-  own = {path: paths.setting(config, path, "decay") for path in params}
+  own = {path: param_groups.setting(config, path, "decay") for path in params}
   return {path: not matches(config.no_decay, path) if own[path] is None else own[path] > 0 for path in params}
 
 
 def _weight_decay(config: _OfModel) -> list[optax.GradientTransformation]:
   mask = functools.partial(_decayed, config)
-  if not paths.sets(config, "decay"):
+  if not param_groups.sets(config, "decay"):
     return [optax.add_decayed_weights(config.weight_decay, mask=mask)] if config.weight_decay else []
 
   def decayed(updates, params):
-    strengths = {path: paths.setting(config, path, "decay") or config.weight_decay for path in params}
+    strengths = {path: param_groups.setting(config, path, "decay") or config.weight_decay for path in params}
     is_decayed = mask(params)
     return {path: x + strengths[path] * params[path] if is_decayed[path] else x for path, x in updates.items()}
 
@@ -207,12 +207,14 @@ def _per_layer(tx: optax.GradientTransformation, config: _OfModel) -> optax.Grad
 
   Of what the table has trained from a later step on, the state of each layer stays as it was at first until then.
   """
-  gated = paths.sets(config, "from_step", "unfreeze_every")
+  gated = param_groups.sets(config, "from_step", "unfreeze_every")
 
   def groups(flat):
     """Name -> (the stack, when it is updated, what is in it); what `optax.partition` gave to others is in none."""
     there = {path: x for path, x in flat.items() if jax.tree.leaves(x)}
-    opened = paths.openings(config, {path: x.shape for path, x in there.items()}, config.num_layers) if gated else {}
+    opened = (
+      param_groups.openings(config, {path: x.shape for path, x in there.items()}, config.num_layers) if gated else {}
+    )
     found = {}
     for path, x in there.items():
       opening = opened.get(path)
@@ -267,7 +269,7 @@ def _opened(config: _OfModel) -> optax.GradientTransformation:
   def update(updates, state, params=None):
     del params
     shapes = {path: x.shape for path, x in updates.items()}
-    for path, opening in paths.openings(config, shapes, config.num_layers).items():
+    for path, opening in param_groups.openings(config, shapes, config.num_layers).items():
       x = updates[path]
       updates = updates | {path: _if_open(state.count >= opening, x, jnp.zeros_like(x))}
     return updates, _next_step(state)
@@ -276,11 +278,11 @@ def _opened(config: _OfModel) -> optax.GradientTransformation:
 
 
 def _at_own_rates(config: _OfModel) -> optax.GradientTransformation:
-  """Updates times the factors that `paths.rates` has."""
+  """Updates times the factors that `param_groups.rates` has."""
 
   def scaled(updates, params):
     del params
-    factors = paths.rates(config, {path: x.shape for path, x in updates.items()}, config.num_layers)
+    factors = param_groups.rates(config, {path: x.shape for path, x in updates.items()}, config.num_layers)
 
     def one(path: str, x: jax.Array) -> jax.Array:
       return x * _beside(factors[path], x).astype(x.dtype) if path in factors else x
@@ -291,20 +293,20 @@ def _at_own_rates(config: _OfModel) -> optax.GradientTransformation:
 
 
 def _anchor(config: OptimizerConfig, path: str) -> float:
-  return paths.setting(config, path, "anchor") or 0.0
+  return param_groups.setting(config, path, "anchor") or 0.0
 
 
 def _consolidating(config: OptimizerConfig) -> list[optax.GradientTransformation]:
-  return [anchors.consolidating(functools.partial(_anchor, config))] if config.fisher else []
+  return [l2_sp.consolidating(functools.partial(_anchor, config))] if config.fisher else []
 
 
 def _towards_initial(config: OptimizerConfig) -> list[optax.GradientTransformation]:
   strength = lambda path: 0.0 if config.fisher else _anchor(config, path)
   # What has an anchor by Fisher information is measured from there.
   is_measured = lambda path: config.log_distance and not (config.fisher and _anchor(config, path))
-  if not config.log_distance and (config.fisher or not paths.sets(config, "anchor")):
+  if not config.log_distance and (config.fisher or not param_groups.sets(config, "anchor")):
     return []
-  return [anchors.towards_initial(strength, is_kept=lambda path: is_measured(path) or strength(path) > 0)]
+  return [l2_sp.towards_initial(strength, is_kept=lambda path: is_measured(path) or strength(path) > 0)]
 
 
 def _on_flat_dict(tx: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -341,15 +343,15 @@ def make_optimizer(
   for pattern in config.no_decay:
     check_pattern(pattern, "config.optimizer.no_decay")
   config = _OfModel(**{x.name: getattr(config, x.name) for x in dataclasses.fields(config)}, num_layers=num_layers)
-  if paths.sets(config, "moments") and config.name not in _WITH_FIRST_MOMENT:
+  if param_groups.sets(config, "moments") and config.name not in _WITH_FIRST_MOMENT:
     raise UserError(
       f"config.optimizer.paths: moments: {config.name} (config.optimizer.name) keeps no first moment;"
       f" {', '.join(_WITH_FIRST_MOMENT)} do"
     )
   # At first for what is measured over all gradients, and at last for what decays without one.
-  opened = [_opened(config)] if paths.sets(config, "from_step", "unfreeze_every") else []
+  opened = [_opened(config)] if param_groups.sets(config, "from_step", "unfreeze_every") else []
   parts = [*opened, *_consolidating(config)]
   parts += [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
   parts += [*OPTIMIZERS[config.name](config), *_towards_initial(config)]
-  parts += [_at_own_rates(config)] if config.layer_decay < 1.0 or paths.sets(config, "rate", "depth") else []
+  parts += [_at_own_rates(config)] if config.layer_decay < 1.0 or param_groups.sets(config, "rate", "depth") else []
   return _on_flat_dict(optax.chain(*parts, *opened, optax.scale_by_learning_rate(schedule))), schedule

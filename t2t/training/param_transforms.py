@@ -1,6 +1,6 @@
 """Parameter transforms: what the forward pass reads in place of a parameter, set by `config.optimizer.paths`.
 
-Masks are made here; a gate or fake quantization is another row of `paths.TRANSFORMS`.
+Masks are made here; a gate or fake quantization is another row of `param_groups.TRANSFORMS`.
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ import jax.numpy as jnp
 
 from t2t.configuration.schema import Config, OptimizerConfig
 from t2t.params import stack_of
-from t2t.training import paths
+from t2t.training import param_groups
 from t2t.training.state_collections import Flat
 
 
 class Transform(Protocol):
-  """A transform of one parameter; a row of `paths.TRANSFORMS`.
+  """A transform of one parameter; a row of `param_groups.TRANSFORMS`.
 
   wanted: the end of an error about its setting.
   """
@@ -94,16 +94,16 @@ class Transforms:
 
   @classmethod
   def from_config(cls, config: Config) -> "Transforms | None":
-    names = tuple(name for name in paths.TRANSFORMS if paths.sets(config.optimizer, name))
+    names = tuple(name for name in param_groups.TRANSFORMS if param_groups.sets(config.optimizer, name))
     return cls(config.optimizer, names) if names else None
 
   def _each(self, params: Mapping[str, Any]):
     """Yields name, path, setting and transform of each parameter that has one."""
     for name in self.names:
       for path in params:
-        setting = paths.setting(self.config, path, name)
+        setting = param_groups.setting(self.config, path, name)
         if setting is not None:
-          yield name, path, setting, paths.TRANSFORMS[name]
+          yield name, path, setting, param_groups.TRANSFORMS[name]
 
   def init(self, params: Flat) -> tuple[dict[str, dict[str, Any]], Flat]:
     params, value = dict(params), {name: {} for name in self.names}

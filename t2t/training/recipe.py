@@ -22,10 +22,10 @@ from t2t.models.architecture import Batch
 from t2t.models.kernels import dispatch
 from t2t.params import Params, join_frozen, matches, path_name, split_frozen
 from t2t.training import (
-  anchors,
   config_checks,
+  l2_sp,
   optimizers,
-  paths,
+  param_groups,
   schedules,
   state_collections,
   train_state,
@@ -71,7 +71,7 @@ class Recipe:
     """Patterns of what is not trained: those of the config, what adapters leave alone, and idle heads.
 
     Raises:
-      UserError: rules over paths that do not fit the model, or contradict each other; see `paths.check`.
+      UserError: rules over paths that do not fit the model, or contradict each other; see `param_groups.check`.
     """
     never = self._never_trained
     init = self.config.init
@@ -80,19 +80,21 @@ class Recipe:
       params = jax.eval_shape(lambda key: nnx.to_pure_dict(nnx.split(self.model_fn(key), graph=False)[1]), key)
       leaves = jax.tree_util.tree_leaves_with_path(params)
       shapes = {path_name(path): x.shape for path, x in leaves}
-      paths.check_adapters(self.config, shapes)
+      param_groups.check_adapters(self.config, shapes)
       for name, source in init.others.items():
         for path, pattern in zip(source.subtrees, source.patterns, strict=True):
           if not any(matches((pattern,), each) for each in shapes):
-            raise UserError(f"config.init.others.{name}.parts: no {path!r} in the model{paths.nearest(path, shapes)}")
+            raise UserError(
+              f"config.init.others.{name}.parts: no {path!r} in the model{param_groups.nearest(path, shapes)}"
+            )
       if self.config.optimizer.paths:
-        paths.check(self.config, shapes, never=never)
-    return (*paths.frozen_patterns(self.config), *never)
+        param_groups.check(self.config, shapes, never=never)
+    return (*param_groups.frozen_patterns(self.config), *never)
 
   @property
   def halved(self) -> tuple[str, ...]:
     """Patterns of what of it is held in bfloat16."""
-    return paths.halved_patterns(self.config)
+    return param_groups.halved_patterns(self.config)
 
   @property
   def _never_trained(self) -> tuple[str, ...]:
@@ -203,7 +205,7 @@ class Program:
       params = over(join_frozen(state.params, state.frozen_params), params)
       trained, frozen = split_frozen(params, self.freeze, halved=self.halved)
       kept, trained = state_collections.init(self.collections, trained)
-      begun = anchors.starting_from(state.opt_state, trained)
+      begun = l2_sp.starting_from(state.opt_state, trained)
       return train_state.TrainState(state.step, trained, frozen, begun, kept)
 
     return jax.jit(make, donate_argnums=0, out_shardings=self.shardings)
@@ -251,7 +253,7 @@ def _check_fisher(config: Config) -> None:
   where = f"config.optimizer.fisher={config.optimizer.fisher}"
   if not config.optimizer.fisher:
     return
-  if not paths.sets(config.optimizer, "anchor"):
+  if not param_groups.sets(config.optimizer, "anchor"):
     raise UserError(
       f"{where}: says how fast each parameter is held, and no rule of config.optimizer.paths says which: add one,"
       " '.: anchor=NUMBER' (`t2t fisher` prints one that suits what it measured), or leave it out"

@@ -16,7 +16,7 @@ from t2t.models.architecture import Batch
 from t2t.models.kernels import dispatch
 from t2t.params import path_name
 from t2t.runtime import amounts, hosts
-from t2t.training import config_checks, meshes, recipe
+from t2t.training import config_checks, mesh_selection, recipe
 from t2t.training.background_compile import BackgroundCompile
 from t2t.training.train_state import TrainState
 
@@ -70,9 +70,9 @@ def make_mesh(run: Sequence[Stage]) -> tuple[jax.sharding.Mesh, str]:
   """The mesh of a run, chosen for the stage with the most tokens in a batch, and why it is this one.
 
   Raises:
-    UserError: see `meshes.make`.
+    UserError: see `mesh_selection.make`.
   """
-  return meshes.make(recipe.largest(run).config)
+  return mesh_selection.make(recipe.largest(run).config)
 
 
 class StageProgram:

@@ -7,8 +7,8 @@ from etils import epath
 import jax
 
 from t2t.runtime import telling
-from t2t.training import writers
-from t2t.training.writers import Histogram
+from t2t.training import metric_writers
+from t2t.training.metric_writers import Histogram
 
 
 class TrainLogger:
@@ -18,7 +18,7 @@ class TrainLogger:
     workdir: where metrics are written.
     num_steps: of the run.
     start: step that training continues from.
-    unwritten: see `writers.Writer`.
+    unwritten: see `metric_writers.Writer`.
 
   Attributes:
     on_row: takes the step and values of each row that was written.
@@ -29,8 +29,8 @@ class TrainLogger:
     self._writer = self._line = None
     self.on_row: Callable[[int, Mapping[str, float]], None] = lambda step, values: None
     if jax.process_index() == 0:
-      self._writer = writers.Writer(workdir, start=start, unwritten=unwritten)
-      self._line = writers.ProgressLine(start, num_steps)
+      self._writer = metric_writers.Writer(workdir, start=start, unwritten=unwritten)
+      self._line = metric_writers.ProgressLine(start, num_steps)
 
   @property
   def is_first(self) -> bool:
@@ -72,7 +72,7 @@ class TrainLogger:
     """
     if self._writer is not None:
       self._writer.close()
-      self._writer = writers.Writer(self._workdir, start=start, unwritten=saved)
+      self._writer = metric_writers.Writer(self._workdir, start=start, unwritten=saved)
 
   def flush(self) -> dict[str, bytes]:
     """Writes everything; returns what could not be written (`writers.Writer.flush`), to be saved in a checkpoint."""

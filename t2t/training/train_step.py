@@ -16,7 +16,7 @@ from t2t.metrics import Metrics
 from t2t.models.architecture import Batch, real_positions, sides
 from t2t.models.auxiliary import CARRIED
 from t2t.params import Params
-from t2t.training import anchors, places, state_collections
+from t2t.training import grad_stats, l2_sp, state_collections
 from t2t.training.train_state import DEVICE, HOST, TrainState
 
 
@@ -145,7 +145,7 @@ def make_train_step(
   Returns:
     Metrics are those of the loss, and grad_norm, param_norm (of the next state), tokens (without padding), skipped (1
     where the update was left out), grad_squares, the sums of the gradient's squares by `places`, and where the initial
-    values are kept `anchors.distances`.
+    values are kept `l2_sp.distances`.
   """
 
   def gradients(weights: Weights, state: TrainState, batch: Batch, key: jax.Array) -> tuple[Params, Metrics, Batch]:
@@ -194,7 +194,7 @@ def make_train_step(
     opt_state = _to_device(state.opt_state, state_shardings.opt_state)
     updates, new_opt_state = tx.update(grads, opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    one, squares = jnp.ones(()), places.squares(grads)
+    one, squares = jnp.ones(()), grad_stats.squares(grads)
     norm = jnp.sqrt(jnp.sum(squares))
     if skip_not_finite:
       # One scalar, of what is added up over all hosts for the metrics anyway.
@@ -210,7 +210,7 @@ def make_train_step(
     metrics["tokens"] = metrics_lib.WeightedSum(_num_tokens(batch), one)
     # Of the new parameters: the old ones would have to be kept for it, though their memory is to be used again.
     metrics["param_norm"] = metrics_lib.WeightedSum(optax.tree.norm(params), one)
-    for name, distance in anchors.distances(new_opt_state, params).items():
+    for name, distance in l2_sp.distances(new_opt_state, params).items():
       metrics[name] = metrics_lib.WeightedSum(distance, one)
     return TrainState(state.step + 1, params, state.frozen_params, new_opt_state, kept), metrics
 

@@ -16,8 +16,8 @@ import numpy as np
 from t2t import sharding
 from t2t.models.architecture import Batch
 from t2t.params import Params, path_name
+from t2t.training.metric_writers import Histogram
 from t2t.training.run import Callback, Run
-from t2t.training.writers import Histogram
 
 BINS = 64
 

@@ -20,7 +20,7 @@ from t2t.configuration.schema import Config
 from t2t.models.architecture import Batch
 from t2t.params import Params
 from t2t.storage import logs
-from t2t.training import places
+from t2t.training import grad_stats
 from t2t.training.run import Callback, DispatchedStep, Rollback, Run
 
 SAVED = "numbers.json"  # what a checkpoint calls the watch's memory
@@ -78,7 +78,7 @@ class Watch:
     Args:
       step: its number.
       values: loss, grad_norm, and skipped if updates may be left out.
-      squares: see `places.squares`, of the gradient.
+      squares: see `grad_stats.squares`, of the gradient.
       batch: of the step, on the devices.
 
     Raises:
@@ -87,7 +87,7 @@ class Watch:
     numbers, loss = self._config.numbers, values["loss"]
     if not math.isfinite(loss) or not math.isfinite(values["grad_norm"]):
       why = f"step {step}: loss {loss}, gradient norm {values['grad_norm']}: not finite"
-      where = places.first_not_finite(self._params, squares)
+      where = grad_stats.first_not_finite(self._params, squares)
       why += f"; the first gradient that is not: {where}" if where else ""
       if numbers.not_finite == "skip":
         return self._skip(step, why, batch)

@@ -11,7 +11,7 @@ from t2t.checkpoints import retention
 from t2t.configuration.stages import Stage
 from t2t.losses import Baseline
 from t2t.runtime import hosts
-from t2t.training import loss_curve, writers
+from t2t.training import loss_curve, metric_writers
 from t2t.training.callbacks import collapse
 from t2t.training.run import Callback, Run
 
@@ -81,7 +81,7 @@ def summarise(
   for number, lines in enumerate(shown, start=1):
     print(f"\nexample {number}, held out")
     for label, text in lines:
-      print(writers.wrapped(label, text))
+      print(metric_writers.wrapped(label, text))
   best_loss = best.get("loss", "none: none has a held-out loss that is a number")
   print(f"\ncheckpoints    {workdir / 'checkpoints'} (last {saved_step}, best by loss {best_loss})")
   for name, step in best.items():

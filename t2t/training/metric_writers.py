@@ -18,7 +18,7 @@ import rich.progress
 from t2t import UserError
 from t2t.runtime import amounts, telling
 from t2t.storage import bucket, logs, records
-from t2t.training import row_files
+from t2t.training import jsonl_log
 
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"  # in a workdir
 EMPTY = "(empty)"  # in place of a text that has nothing to read
@@ -98,7 +98,7 @@ class ProgressLine:
 def read_metrics(path: epath.Path, name: str) -> dict[int, float]:
   """Step -> value of one metric in a metrics.jsonl; lines that are no rows of metrics are passed over."""
   content = logs.read(path)
-  return {row["step"]: row[name] for _, row in row_files.rows(content, row_files.is_metrics) if name in row}
+  return {row["step"]: row[name] for _, row in jsonl_log.rows(content, jsonl_log.is_metrics) if name in row}
 
 
 def read_all_metrics(path: epath.Path) -> dict[str, dict[int, float]]:
@@ -109,7 +109,7 @@ def read_all_metrics(path: epath.Path) -> dict[str, dict[int, float]]:
 def parse_metrics(content: bytes) -> dict[str, dict[int, float]]:
   """Name -> step -> value of a metrics.jsonl; lines that are no rows of metrics are passed over."""
   found: dict[str, dict[int, float]] = {}
-  for _, row in row_files.rows(content, row_files.is_metrics):
+  for _, row in jsonl_log.rows(content, jsonl_log.is_metrics):
     for name in (name for name, value in row.items() if name != "step" and _fits(value)):
       found.setdefault(name, {})[row["step"]] = row[name]
   return {name: dict(sorted(values.items())) for name, values in sorted(found.items())}
@@ -122,12 +122,12 @@ def _fits(value: float) -> bool:
 
 def damaged_lines(content: bytes) -> int:
   """How many lines of a metrics.jsonl are no rows of metrics."""
-  return len(row_files.damaged(content, row_files.is_metrics))
+  return len(jsonl_log.damaged(content, jsonl_log.is_metrics))
 
 
 def read_samples(path: epath.Path) -> dict[int, list[list[tuple[str, str]]]]:
   """Step -> samples of a samples.jsonl, each a few lines of a label and a text; it need not be there."""
-  found = row_files.rows(logs.read(path), row_files.is_samples)
+  found = jsonl_log.rows(logs.read(path), jsonl_log.is_samples)
   return {row["step"]: [[(label, text) for label, text in lines] for lines in row["samples"]] for _, row in found}
 
 
@@ -173,11 +173,11 @@ class Writer:
     self._recorded: set[tuple[int, frozenset[str]]] = set()
     folder = self._folder = workdir / "tensorboard"
     try:
-      rows = lambda name, fits, waits: row_files.RowFile(
+      rows = lambda name, fits, waits: jsonl_log.RowFile(
         workdir / name, fits, start=start, unwritten=(unwritten or {}).get(waits, b"")
       )
-      self._rows = rows(METRICS, row_files.is_metrics, _UNWRITTEN_ROWS)
-      self._samples = rows(SAMPLES, row_files.is_samples, _UNWRITTEN_SAMPLES)
+      self._rows = rows(METRICS, jsonl_log.is_metrics, _UNWRITTEN_ROWS)
+      self._samples = rows(SAMPLES, jsonl_log.is_samples, _UNWRITTEN_SAMPLES)
       for name in bucket.names(folder, where="--workdir"):
         if "tfevents" in name:
           logs.Log(folder / name, keep=self._kept_events, content_type=_BINARY)
@@ -209,7 +209,7 @@ class Writer:
         kept.append(records.frame(record))
         self._recorded.add((event.step, frozenset(value.tag for value in event.summary.value)))
     if others:
-      beside = row_files.keep_beside(self._folder.parent / "events", "damaged", others, end=b"")
+      beside = jsonl_log.keep_beside(self._folder.parent / "events", "damaged", others, end=b"")
       telling.tell(f"{self._folder}: damaged records were taken out ({len(others)}), and are kept in {beside}")
     return b"".join(kept)
 
