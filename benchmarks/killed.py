@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 from tensorboardX.proto import event_pb2
 import trained  # of the tests; kill.py has their folder on the path
 
-from t2t.storage import records
+from t2t.storage import tfrecord
 
 _MODEL = (
   *trained.MODEL,
@@ -125,7 +125,7 @@ def training(output: pathlib.Path) -> Outcome:
   found["events"] = [
     (event.step, value.simple_value)
     for path in sorted((output / "tensorboard").glob("*tfevents*"))  # as TensorBoard does
-    for event in map(event_pb2.Event.FromString, records.read(io.BytesIO(path.read_bytes())))
+    for event in map(event_pb2.Event.FromString, tfrecord.read(io.BytesIO(path.read_bytes())))
     for value in event.summary.value
     if value.tag == "train/loss"
   ]
@@ -153,7 +153,7 @@ def cache(output: pathlib.Path) -> Outcome:
   paths = sorted(output.rglob("*.tfrecord-*"))
   found |= {str(path.relative_to(output.parent)): "records" for path in paths}
   parse = example_pb2.Example.FromString
-  read = (record for path in paths for record in records.read(io.BytesIO(path.read_bytes())))
+  read = (record for path in paths for record in tfrecord.read(io.BytesIO(path.read_bytes())))
   found["examples"] = sorted(parse(record).SerializeToString(deterministic=True) for record in read)
   for path in output.rglob("t2t.json"):
     found[str(path.relative_to(output.parent))] = json.loads(path.read_text()) | {"id": ""}

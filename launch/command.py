@@ -14,7 +14,7 @@ from t2t.launch import gke, listing, queued_resource, slurm, tpu_vm
 from t2t.launch import job as job_lib
 from t2t.launch import shell as shell_lib
 from t2t.planning import tpu_types
-from t2t.runtime import numeric, stopping, telling
+from t2t.runtime import console, numeric, preemption
 
 _ACTIONS = {
   "tpu-vm": ("status", "logs", "stop", "delete"),
@@ -262,12 +262,12 @@ def main(argv: list[str]) -> None:
       if job is not None and not getattr(options, "delete", False):
         zone = ["--zone", options.zone] if options.kind == "tpu-vm" else []
         line = ["t2t", "launch", options.kind, "--name", options.name, *zone]
-        telling.tell(
+        console.tell(
           "\nWhat has been started goes on, AND MAY COST. The same command again follows it;\n"
           f"  {shlex.join(line)} {'|'.join(_ACTIONS[options.kind])}",
         )
       if told and told[0] != signal.SIGINT:
-        raise stopping.Stopped(told[0]) from None
+        raise preemption.Stopped(told[0]) from None
       raise
 
 

@@ -12,7 +12,7 @@ from t2t.launch import google_cloud, refusals
 from t2t.launch import job as job_lib
 from t2t.launch import shell as shell_lib
 from t2t.planning import tpu_types
-from t2t.runtime import exit_codes, roll_call
+from t2t.runtime import exit_codes, rendezvous
 
 _FOLDER = "/t2t"  # where the job runs in a pod; the image makes it
 _FINGERPRINT = "t2t/fingerprint"  # annotation: which job a JobSet is
@@ -79,7 +79,7 @@ def manifest(request: Request, job: job_lib.Job, *, token: str = "TOKEN") -> str
   """
   tpu = request.tpu
   chips = {"google.com/tpu": tpu.chips // tpu.gke_hosts}
-  variables = {"PYTHONUNBUFFERED": "1", roll_call.TOKEN: token, **job_lib.environment()}
+  variables = {"PYTHONUNBUFFERED": "1", rendezvous.TOKEN: token, **job_lib.environment()}
   container = {
     "name": "t2t",
     "image": request.image,

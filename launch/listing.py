@@ -9,7 +9,7 @@ from typing import NamedTuple
 from t2t import UserError
 from t2t.launch import gke, queued_resource, refusals, slurm
 from t2t.launch import shell as shell_lib
-from t2t.runtime import telling
+from t2t.runtime import console
 
 _SECONDS = 60.0  # for a program to list what there is
 
@@ -150,7 +150,7 @@ def find(name: str, shell: shell_lib.Shell, place: Place) -> Request | None:
     where = f"{', '.join(looked)} (zone {place.zone or 'of gcloud'}, namespace {place.namespace})"
     raise UserError("\n".join([f"no job {name} on {where}; `t2t launch status` lists what there is", *failed]))
   if failed:  # one of those may have a job of this name, too
-    telling.tell("\n".join([*failed, f"goes on with {found[0].name}: {found[0].state}"]))
+    console.tell("\n".join([*failed, f"goes on with {found[0].name}: {found[0].state}"]))
   return found[0].request
 
 

@@ -13,7 +13,7 @@ import textwrap
 import time
 
 import t2t
-from t2t.runtime import telling
+from t2t.runtime import console
 
 _WIDTH = 80
 TIMED_OUT = 124  # as of timeout(1)
@@ -151,7 +151,7 @@ class Shell:
       wide = dict(width=_WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
       print("\n" + "\n".join(textwrap.fill(line, **wide, drop_whitespace=False) for line in text.splitlines()))
     else:
-      telling.tell(text)
+      console.tell(text)
 
   def progress(self, text: str) -> None:
     """One line that is kept up to date on a terminal; elsewhere a line where it changes."""
@@ -162,15 +162,15 @@ class Shell:
       self._since = now
     if sys.stderr.isatty():
       minutes = f"{text} ({(now - self._since) / 60:.0f} min)"[: _WIDTH - 1]
-      telling.tell(f"\r{minutes:<{_WIDTH - 1}}", end="")
+      console.tell(f"\r{minutes:<{_WIDTH - 1}}", end="")
     elif text != self._progress:
-      telling.tell(text)
+      console.tell(text)
     self._progress = text
 
   def end_progress(self) -> None:
     """Leaves the line of `progress`."""
     if self._progress and sys.stderr.isatty():
-      telling.tell("")
+      console.tell("")
     self._progress = ""
 
   def pause(self) -> None:

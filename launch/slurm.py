@@ -10,7 +10,7 @@ from t2t import UserError
 from t2t.launch import job as job_lib
 from t2t.launch import refusals
 from t2t.launch import shell as shell_lib
-from t2t.runtime import exit_codes, roll_call
+from t2t.runtime import exit_codes, rendezvous
 
 _FOLDER = pathlib.Path("slurm")  # scripts and logs, in the folder that the job is started from
 _SAVE_SECONDS = 300  # before its time is up, a job is told to save
@@ -105,7 +105,7 @@ def script(request: Request, job: job_lib.Job) -> str:
     exports=job_lib.exports(),
     exit_code=f"{_FOLDER}/{request.name}-$SLURM_JOB_ID.exit",
     command=command,
-    token=roll_call.TOKEN,
+    token=rendezvous.TOKEN,
     restarts=request.restarts,
     lost=exit_codes.LOST,
     interrupted=exit_codes.INTERRUPTED,

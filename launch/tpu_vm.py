@@ -13,7 +13,7 @@ from t2t.launch import google_cloud, queued_resource
 from t2t.launch import job as job_lib
 from t2t.launch import shell as shell_lib
 from t2t.launch import wheel as wheel_lib
-from t2t.runtime import exit_codes, roll_call
+from t2t.runtime import exit_codes, rendezvous
 
 _ATTEMPTS = 6  # a machine that has just been made does not answer ssh for a minute or two
 
@@ -217,7 +217,7 @@ def _script(job: job_lib.Job, *, token: str) -> str:
     f"echo {job.fingerprint} > id\n"
     "echo $$ > group\n"
     "export PYTHONUNBUFFERED=1\n"
-    f"export {roll_call.TOKEN}={token}\n"
+    f"export {rendezvous.TOKEN}={token}\n"
     f"{job_lib.exports()}"
     f"{command} >> log 2>&1 &\n"
     "echo $! > pid\n"

@@ -12,8 +12,8 @@ import threading
 import traceback
 
 from t2t import UserError, did_you_mean
-from t2t.runtime import exit_codes, quiet, stopping, telling
-from t2t.storage import away
+from t2t.runtime import console, exit_codes, preemption, quiet
+from t2t.storage import outage
 
 # name -> (module with main(argv), what it does)
 SUBCOMMANDS = {
@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
   command, *rest = argv
   if command == "launch":  # which has machines to look after before it ends
     return _run(command, rest)
-  with stopping.watched(command):
+  with preemption.watched(command):
     return _run(command, rest)
 
 
@@ -127,14 +127,14 @@ def _run(command: str, rest: list[str]) -> int:
     return importlib.import_module(SUBCOMMANDS[command][0]).main(rest) or 0
   except UserError as error:
     # A folder that cannot be listed, or checkpoints that cannot be saved, because its bucket is away.
-    return _told(command, rest, str(error), exit_codes.LOST if away.reason(error) else error.exit_code)
+    return _told(command, rest, str(error), exit_codes.LOST if outage.reason(error) else error.exit_code)
   except BrokenPipeError:
     # Who reads the output (`| head`) has seen enough; what is still buffered must not fail at exit, either.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-  except stopping.Stopped as stopped:
+  except preemption.Stopped as stopped:
     return stopped.code
   except KeyboardInterrupt:
-    telling.tell(f"t2t {command}: interrupted")
+    console.tell(f"t2t {command}: interrupted")
     _end_others("was interrupted", exit_codes.INTERRUPTED)
     return exit_codes.INTERRUPTED
   except Exception as error:
@@ -144,7 +144,7 @@ def _run(command: str, rest: list[str]) -> int:
 
 def _of_others(command: str, rest: list[str], error: Exception) -> int:
   """The exit code of an error that is not the user's; it is raised again where only its traceback says what it is."""
-  if why := away.reason(error):
+  if why := outage.reason(error):
     why = f"a bucket does not answer ({why}); what was saved before is as it was, and the same command goes on from it"
     return _told(command, rest, why, exit_codes.LOST)
   if isinstance(error, OSError) and error.errno in _MACHINE and "--debug" not in rest:
@@ -173,14 +173,14 @@ def _told(command: str, rest: list[str], why: str, code: int) -> int:
   """Ends with an error that needs no traceback."""
   if "--debug" in rest:
     traceback.print_exc()
-  telling.told_of(f"t2t {command}: error: {why}")
+  console.told_of(f"t2t {command}: error: {why}")
   _end_others(why, code)
   return code
 
 
 def _end_others(why: str, code: int, trace: str = "") -> None:
   """Of a run on several hosts: they wait for this process, are told why it ends, and end as it does."""
-  link = sys.modules.get("t2t.runtime.link")  # where it was not needed, this process is alone
+  link = sys.modules.get("t2t.runtime.peer_monitor")  # where it was not needed, this process is alone
   if link is not None:
     link.fail(why, code, trace=trace)
 

@@ -26,8 +26,8 @@ from t2t.checkpoints import pretrained
 from t2t.configs import default
 from t2t.configuration import loading, typed_config
 from t2t.loaded import in_python
-from t2t.runtime import agreement, link, stopping, telling, waiting
-from t2t.storage import bucket, given_paths
+from t2t.runtime import console, peer_monitor, preemption, sync_point, waiting
+from t2t.storage import gcs, given_paths
 from t2t.training import background_compile
 from t2t.training.run import Callback, Run
 from t2t.training.train import train as train_loop
@@ -134,7 +134,7 @@ def train(
   """
   if not isinstance(config, ConfigDict):
     raise UserError(f"config is {type(config).__name__}: give what t2t.config(name) returns")
-  if jax.process_count() > 1 and link.current() is None:
+  if jax.process_count() > 1 and peer_monitor.current() is None:
     raise UserError("several processes train together by the command, `t2t train`; t2t.train is for one process")
   for number, callback in enumerate(callbacks):
     if not isinstance(callback, Callback):
@@ -156,7 +156,7 @@ def train(
   if examples is None and eval_examples is not None:
     raise UserError("eval_examples: without examples there is nothing to train on; give both")
   with in_python():
-    bucket.check_folder(workdir, where="workdir ")
+    gcs.check_folder(workdir, where="workdir ")
     config = copy.deepcopy(config)
     if examples is not None:
       _read_examples(config, examples, eval_examples)
@@ -244,7 +244,7 @@ class _Rows(Callback):
     self._rows: queue.SimpleQueue = queue.SimpleQueue()  # of rows, and at the end of None or what was raised
     self._goes_on: queue.SimpleQueue = queue.SimpleQueue()
     self._thread: threading.Thread | None = None
-    self._stop: stopping.Steps | None = None
+    self._stop: preemption.Steps | None = None
     self._why = ""  # it is to stop
     self._written: list[dict[str, float]] = []
     self._ended = False
@@ -254,7 +254,7 @@ class _Rows(Callback):
   def _work(self) -> None:
     try:
       self._train(self)
-    except stopping.Stopped:
+    except preemption.Stopped:
       self._rows.put(None)
     except BaseException as error:  # is raised where the rows are asked for
       self._rows.put(error)
@@ -327,7 +327,7 @@ class _Rows(Callback):
       if waited >= patience:
         patience = math.inf
         what = "; ".join(waiting.told()) or "the step that is computed, to be saved"
-        telling.tell(f"waiting for {what}; another interruption does not wait")
+        console.tell(f"waiting for {what}; another interruption does not wait")
 
   def close(self) -> None:
     """See `Training.close`."""
@@ -353,4 +353,4 @@ class _Rows(Callback):
       raise found
 
   def _ask(self) -> None:
-    self._stop.ask(agreement.Asked(agreement.STOP, signal.SIGINT, self._why))
+    self._stop.ask(sync_point.Asked(sync_point.STOP, signal.SIGINT, self._why))

@@ -39,7 +39,7 @@ from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
 from t2t.runtime import numeric
-from t2t.storage import bucket, encoding, given_paths
+from t2t.storage import encoding, gcs, given_paths
 
 Asked = str | Mapping[str, Any]  # a text, or what a line of `t2t infer` may have: {"parts": ["a", "b"]}
 
@@ -181,7 +181,7 @@ class Model:
       if not foreign.vocabulary and spec:
         foreign = vocab_override.give(foreign, spec)
       lazy_tensors.check(foreign)
-      out = bucket.absolute(os.fspath(folder))
+      out = gcs.absolute(os.fspath(folder))
       return [*foreign.notes, *huggingface.save(foreign, out, dtype=dtype, head=head)]
 
   # ---- Tokens --------------------------------------------------------------

@@ -13,7 +13,7 @@ import test_server
 
 from t2t import UserError
 from t2t.inference import admission, decoding, endpoints, server, text_predictor
-from t2t.runtime import stopping
+from t2t.runtime import preemption
 
 ask = test_server.ask
 ASKED = {"inputs": "a"}
@@ -282,7 +282,7 @@ def test_who_has_asked_is_answered_before_the_end(in_time, number, capsys, monke
 
   thread = threading.Thread(target=client)
   thread.start()
-  with stopping.watched("infer"), pytest.raises(stopping.Stopped) as stopped:
+  with preemption.watched("infer"), pytest.raises(preemption.Stopped) as stopped:
     server.serve(service, host="127.0.0.1", port=0)
   thread.join(30)
   answer = b"".join(found)

@@ -5,8 +5,8 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from t2t.runtime import agreement
-from t2t.runtime.agreement import SAVE, STOP, Asked
+from t2t.runtime import sync_point
+from t2t.runtime.sync_point import SAVE, STOP, Asked
 
 PROCESSES = 3
 
@@ -19,7 +19,7 @@ class Wires:
     everyone = range(PROCESSES)
     send = lambda sender: lambda other, word, text: self.waiting.setdefault((sender, other), []).append((word, text))
     others = lambda index: [other for other in everyone if other != index] if index == 0 else [0]
-    self.all = [agreement.Agreement(index, others(index), send(index)) for index in everyone]
+    self.all = [sync_point.Agreement(index, others(index), send(index)) for index in everyone]
 
   def deliver(self, choose) -> bool:
     wires = sorted(wire for wire, messages in self.waiting.items() if messages)
@@ -61,7 +61,7 @@ def test_all_do_the_same_at_the_same_point(data):
 
 def test_alone_it_is_the_next_point():
   """And once."""
-  alone = agreement.Agreement()
+  alone = sync_point.Agreement()
   assert alone.reached() is None
   alone.ask(Asked(STOP, 15, "why"))
   assert alone.reached() == (STOP, 15, "why") and alone.reached() is None

@@ -11,7 +11,7 @@ import tensorstore as ts
 
 from t2t import UserError
 from t2t import __main__ as command
-from t2t.storage import away, bucket
+from t2t.storage import gcs, outage
 
 
 @pytest.fixture
@@ -24,18 +24,18 @@ def nobody(monkeypatch):
     monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", address)
     monkeypatch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "x")
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "test")
-    monkeypatch.setattr(bucket, "RETRY_SECONDS", 0.1)
-    bucket._client.cache_clear()
+    monkeypatch.setattr(gcs, "RETRY_SECONDS", 0.1)
+    gcs._client.cache_clear()
     yield
-  bucket._client.cache_clear()
+  gcs._client.cache_clear()
 
 
 def listed():
-  bucket.names("gs://bucket/folder", where="--workdir")
+  gcs.names("gs://bucket/folder", where="--workdir")
 
 
 def read():
-  bucket.read("gs://bucket/folder/file")
+  gcs.read("gs://bucket/folder/file")
 
 
 def array():
@@ -54,11 +54,11 @@ def tensorflow():
 def test_each_client_of_a_bucket_that_is_away_is_known(nobody, ask):
   with pytest.raises(Exception) as caught:
     ask()
-  reason = away.reason(caught.value)
+  reason = outage.reason(caught.value)
   assert reason and "\n" not in reason and len(reason) < 210
   wrapped = UserError("what t2t makes of it")
   wrapped.__cause__ = caught.value
-  assert away.reason(wrapped) == reason
+  assert outage.reason(wrapped) == reason
 
 
 _NO_HOST = "Error executing an HTTP request: libcurl code 6 meaning 'Couldn't resolve host name', gs://bucket/a"
@@ -77,7 +77,7 @@ _NO_HOST = "Error executing an HTTP request: libcurl code 6 meaning 'Couldn't re
 )
 def test_ways_to_a_bucket_that_are_broken_are_known(error):
   """Of credentials, of the connection, of names: each goes away."""
-  assert away.reason(error)
+  assert outage.reason(error)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_ways_to_a_bucket_that_are_broken_are_known(error):
   ],
 )
 def test_what_a_user_or_the_code_has_done_is_none(error):
-  assert away.reason(error) is None
+  assert outage.reason(error) is None
 
 
 def test_a_bucket_that_does_not_exist_is_none(monkeypatch):
@@ -105,10 +105,10 @@ def test_a_bucket_that_does_not_exist_is_none(monkeypatch):
   def refuse(*arguments, **options):
     raise exceptions.NotFound("no such bucket")
 
-  monkeypatch.setattr(bucket, "_client", lambda: type("Client", (), {"list_blobs": refuse})())
+  monkeypatch.setattr(gcs, "_client", lambda: type("Client", (), {"list_blobs": refuse})())
   with pytest.raises(UserError, match="there is no bucket") as caught:
     listed()
-  assert away.reason(caught.value) is None
+  assert outage.reason(caught.value) is None
 
 
 @pytest.mark.parametrize("ask", [listed, tensorflow])
@@ -136,5 +136,5 @@ def test_who_has_no_right_is_not_told_to_come_again():
 
   codes = {}
   for error in (exceptions.Forbidden("no right"), exceptions.ServiceUnavailable("later")):
-    codes[error.code] = away.refusal("gs://bucket/a cannot be written", error).exit_code
+    codes[error.code] = outage.refusal("gs://bucket/a cannot be written", error).exit_code
   assert codes == {403: 2, 503: 75}

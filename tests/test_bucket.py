@@ -27,14 +27,15 @@ import tensorflow as tf
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import manager, restore, verify
-from t2t.checkpoints import retry as retry_module
+from t2t.checkpoints import retry as checkpoint_retry
 from t2t.data.sources import file_validation, text_files
 from t2t.data.vocabularies import training
 from t2t.inference import jsonl_io as read_lines
 from t2t.reports import history
 from t2t.runtime import exit_codes
-from t2t.storage import bucket, lease, records
-from t2t.storage.away import Away
+from t2t.storage import gcs as gcs_module
+from t2t.storage import lease, tfrecord
+from t2t.storage.outage import Away
 from t2t.training import metric_writers
 from t2t.training.train_state import TrainState
 
@@ -57,7 +58,7 @@ def documents(number: int) -> list[str]:
 def tfrecords(texts) -> bytes:
   feature = lambda text: tf.train.Feature(bytes_list=tf.train.BytesList(value=[text.encode()]))
   example = lambda text: tf.train.Example(features=tf.train.Features(feature={"text": feature(text)}))
-  return b"".join(records.frame(example(text).SerializeToString()) for text in texts)
+  return b"".join(tfrecord.frame(example(text).SerializeToString()) for text in texts)
 
 
 def parquet(texts) -> bytes:
@@ -90,9 +91,9 @@ def gcs(tmp_path_factory):
     gcs.write("held_out/text.jsonl", lines(documents(200)[160:]))
     model = training.train_sentencepiece(texts, size=40, output_dir=folder / "v", character_coverage=1.0)
     gcs.write("vocabulary/spiece.model", pathlib.Path(model).read_bytes())
-    bucket._client.cache_clear()
+    gcs_module._client.cache_clear()
     yield gcs
-    bucket._client.cache_clear()
+    gcs_module._client.cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +133,7 @@ def steps(gcs, workdir: str, name: str) -> tuple[list[int], list[int]]:
   """Of a metric: the steps in metrics.jsonl, and those in the event files."""
   found = []
   for path in gcs.sizes(f"{workdir}/tensorboard/events"):
-    for record in records.read(io.BytesIO(gcs.read(path))):
+    for record in tfrecord.read(io.BytesIO(gcs.read(path))):
       event = event_pb2.Event.FromString(record)
       found += [event.step for value in event.summary.value if value.tag == name]
   return [row["step"] for row in rows(gcs, workdir) if name in row], sorted(found)
@@ -198,7 +199,7 @@ def test_a_run_in_a_bucket_has_its_report(gcs, run, capsys):
   found = next(each for each in json.loads(capsys.readouterr().out) if each["run"] == "run")
   assert (found["step"], found["state"], found["path"]) == (6, "finished", "gs://bucket/run")
   assert command.main(["report", "gs://bucket/run", "--output", "gs://bucket/page.html"]) == 0
-  assert b"step 6 of 6" in bucket.read(epath.Path("gs://bucket/page.html"))
+  assert b"step 6 of 6" in gcs_module.read(epath.Path("gs://bucket/page.html"))
 
 
 def test_a_run_is_held_by_what_lies_in_a_bucket(gcs, run, capsys):
@@ -321,8 +322,8 @@ def test_a_file_is_read_whole_or_not_at_all(gcs, name, monkeypatch):
     assert [line for _, line in text_files.lines(path, where="config.data.files", start=start)] == [
       line for _, line in whole[2:]
     ]
-  monkeypatch.setattr(bucket, "RETRY_SECONDS", 1)
-  monkeypatch.setattr(bucket, "_READ_AT_ONCE", 4000)
+  monkeypatch.setattr(gcs_module, "RETRY_SECONDS", 1)
+  monkeypatch.setattr(gcs_module, "_READ_AT_ONCE", 4000)
   download = f"/download/storage/v1/b/bucket/o/text/{name}"
   gcs.faults[:] = [Fault(download, status=503, times=10**6, after=0 if name.endswith(".gz") else 1)]
   with pytest.raises(UserError, match=f"config.data.files: .*{name}: .*503 Service Unavailable"):
@@ -337,11 +338,11 @@ def test_a_file_is_read_whole_or_not_at_all(gcs, name, monkeypatch):
 )
 def test_a_status_that_the_client_has_no_class_for_is_told(gcs, status, wanted, monkeypatch):
   """As a number, with its name if it has one."""
-  monkeypatch.setattr(bucket, "RETRY_SECONDS", 0.1)
+  monkeypatch.setattr(gcs_module, "RETRY_SECONDS", 0.1)
   gcs.write("statuses/one", b"text")
   gcs.faults[:] = [Fault("/o/statuses/one", status=status, times=10**6)]
   with pytest.raises(OSError, match=wanted):
-    bucket.read("gs://bucket/statuses/one")
+    gcs_module.read("gs://bucket/statuses/one")
 
 
 def test_a_bucket_may_be_away_for_most_of_the_time_that_there_is(monkeypatch):
@@ -358,29 +359,29 @@ def test_a_bucket_may_be_away_for_most_of_the_time_that_there_is(monkeypatch):
 
   for seed in range(20):
     random.seed(seed)
-    until = now[0] + bucket.RETRY_SECONDS - 10
-    assert bucket._patience()["retry"](ask)() == "it answers"
+    until = now[0] + gcs_module.RETRY_SECONDS - 10
+    assert gcs_module._patience()["retry"](ask)() == "it answers"
 
 
 def test_a_bucket_that_is_away_is_asked_again_by_who_starts_runs(gcs, monkeypatch):
   """The exit code says that the same command may come further; of one that is not there it does not."""
-  retry = bucket._patience()["retry"]
-  monkeypatch.setattr(bucket, "_patience", lambda seconds=None: {"retry": retry.with_timeout(0.1), "timeout": 5})
+  retry = gcs_module._patience()["retry"]
+  monkeypatch.setattr(gcs_module, "_patience", lambda seconds=None: {"retry": retry.with_timeout(0.1), "timeout": 5})
   gcs.faults[:] = [Fault("/b/bucket/o", dropped=True, times=10**6)]
   with pytest.raises(Away, match="config.data.files=gs://bucket/a: bucket 'bucket' cannot be reached") as away:
-    bucket.check("gs://bucket/a", where="config.data.files=")
+    gcs_module.check("gs://bucket/a", where="config.data.files=")
   with pytest.raises(Away, match="gs://bucket/run/.lock cannot be written") as unwritten:
     lease.Lease("gs://bucket/run/.lock", on_lost=print)
   gcs.faults.clear()
   with pytest.raises(UserError, match="there is no bucket 'gone'") as gone:
-    bucket.check("gs://gone/a", where="")
+    gcs_module.check("gs://gone/a", where="")
   codes = [each.value.exit_code for each in (away, unwritten, gone)]
   assert [exit_codes.goes_on(code) for code in codes] == [True, True, False]
 
 
 def test_what_is_added_is_there_once(gcs):
   """Though the answer to each request that adds it is lost, and it is asked for again."""
-  grows = bucket.Object(f"gs://{fake_gcs.BUCKET}/grows.txt", "text/plain")
+  grows = gcs_module.Object(f"gs://{fake_gcs.BUCKET}/grows.txt", "text/plain")
   assert grows.size() == 0
   for row in (b"one\n", b"two\n", b"three\n"):
     gcs.faults += [fake_gcs.Fault("upload", lost=True), fake_gcs.Fault("/compose", lost=True)]
@@ -393,7 +394,7 @@ def test_an_object_that_is_not_there_is_as_a_file(gcs):
   """It is not waited for: steps that nothing was measured at have no metrics."""
   gcs.requests.clear()
   with pytest.raises(FileNotFoundError, match="404 Not Found"):
-    bucket.read(epath.Path("gs://bucket/gone"))
+    gcs_module.read(epath.Path("gs://bucket/gone"))
   assert verify.noted(epath.Path("gs://bucket/gone"), surely=True) == {} and len(gcs.requests) == 2
 
 
@@ -488,7 +489,7 @@ def saver(workdir: str) -> manager.Checkpoints:
 
 def test_a_folder_that_cannot_be_made_keeps_no_thread_waiting(gcs, monkeypatch, capsys):
   """Orbax's threads that write arrays would wait for it for five minutes, and whoever closes for them."""
-  monkeypatch.setattr(retry_module, "_FIRST_WAIT", 0.0)
+  monkeypatch.setattr(checkpoint_retry, "_FIRST_WAIT", 0.0)
   checkpoints = saver("gs://bucket/not_made")
   gcs.faults.append(Fault("name=not_made/checkpoints/3/state/", status=403))
   checkpoints.save(3, small_state(), {"a": b"x"}, {}, metrics=None)
@@ -523,4 +524,4 @@ def test_the_literal_name_of_an_object_is_found(gcs, name):
   """Its brackets are letters where an object has them."""
   for each in (name, "a.txt", "bc.txt"):
     gcs.write(f"names/{each}", b"text\n")
-  assert bucket.glob(f"gs://bucket/names/{name}", where="x") == [f"gs://bucket/names/{name}"]
+  assert gcs_module.glob(f"gs://bucket/names/{name}", where="x") == [f"gs://bucket/names/{name}"]

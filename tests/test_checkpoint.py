@@ -19,7 +19,7 @@ from t2t.configs import default
 from t2t.configuration import stages
 from t2t.configuration.loading import records
 from t2t.params import split_frozen
-from t2t.storage import bucket
+from t2t.storage import gcs
 from t2t.training import metric_writers, optimizers, train_state
 
 STREAMS = {"stream-0": b"at 17", "stream-1": b"\x00\xff"}
@@ -71,7 +71,7 @@ def test_what_a_step_was_measured_at_is_read_again(tmp_path, monkeypatch):
   """A disk or bucket that is away for a while costs a run that has ended nothing; one that stays away is told."""
   save(tmp_path, (5, 0.25))
   monkeypatch.setattr(manifest, "_WAITS", (0.0, 0.0))
-  left, read = [2], bucket.read
+  left, read = [2], gcs.read
 
   def failing(path):
     if left[0]:
@@ -79,7 +79,7 @@ def test_what_a_step_was_measured_at_is_read_again(tmp_path, monkeypatch):
       raise OSError("the bucket is away")
     return read(path)
 
-  monkeypatch.setattr(bucket, "read", failing)
+  monkeypatch.setattr(gcs, "read", failing)
   checkpoints = reopened(tmp_path)
   assert checkpoints.metrics() == {5: {"loss": 0.25}} and left == [0]
   left[0] = 3

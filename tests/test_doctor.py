@@ -6,7 +6,7 @@ import re
 import pytest
 
 from t2t import __main__ as command
-from t2t.runtime import examine, versions
+from t2t.runtime import environment, versions
 
 
 def states(findings):
@@ -15,8 +15,8 @@ def states(findings):
 
 def test_the_command(capsys, monkeypatch):
   """All that there is, in 80 columns; for programs the same."""
-  monkeypatch.setattr(examine, "_LEAST_MEMORY", 0.0)
-  monkeypatch.setattr(examine, "_LEAST_DISK", 0.0)
+  monkeypatch.setattr(environment, "_LEAST_MEMORY", 0.0)
+  monkeypatch.setattr(environment, "_LEAST_DISK", 0.0)
   assert command.main(["doctor"]) == 0
   said = capsys.readouterr().out
   assert max(map(len, said.splitlines())) <= 80
@@ -24,12 +24,12 @@ def test_the_command(capsys, monkeypatch):
   assert command.main(["doctor", "--json"]) == 0
   found = json.loads(capsys.readouterr().out)
   assert {each["name"] for each in found} > {"t2t", "packages", "cpu", "memory", "cache", "Google Cloud", "git"}
-  assert all(each["remedy"] for each in found if each["state"] != examine.FINE)
+  assert all(each["remedy"] for each in found if each["state"] != environment.FINE)
 
 
 def test_what_is_amiss_is_exit_code_1(capsys, monkeypatch):
-  monkeypatch.setattr(examine, "_DEVICES", "raise SystemExit('libcudart.so: no such file')")
-  monkeypatch.setattr(examine, "_LEAST_DISK", 1e30)
+  monkeypatch.setattr(environment, "_DEVICES", "raise SystemExit('libcudart.so: no such file')")
+  monkeypatch.setattr(environment, "_LEAST_DISK", 1e30)
   assert command.main(["doctor"]) == 1
   said = capsys.readouterr().out
   assert "JAX cannot start: libcudart.so: no such file" in " ".join(said.split())
@@ -38,22 +38,22 @@ def test_what_is_amiss_is_exit_code_1(capsys, monkeypatch):
 
 
 def test_a_device_that_is_held_is_not_waited_for(monkeypatch):
-  monkeypatch.setattr(examine, "_DEVICES", "import time; time.sleep(60)")
-  monkeypatch.setattr(examine, "_SECONDS", 0.1)
-  (found,) = examine._devices()
-  assert found.state == examine.WRONG and "another process may hold them" in found.remedy
+  monkeypatch.setattr(environment, "_DEVICES", "import time; time.sleep(60)")
+  monkeypatch.setattr(environment, "_SECONDS", 0.1)
+  (found,) = environment._devices()
+  assert found.state == environment.WRONG and "another process may hold them" in found.remedy
 
 
 def test_an_accelerator_that_jax_does_not_use_is_named(tmp_path, monkeypatch):
   """Its driver is there; why JAX leaves it aside is either a variable or a package."""
   monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-  assert not list(examine._left_aside({"cpu"}, root=tmp_path))
+  assert not list(environment._left_aside({"cpu"}, root=tmp_path))
   (tmp_path / "nvidia0").touch()
-  (found,) = examine._left_aside({"cpu"}, root=tmp_path)
+  (found,) = environment._left_aside({"cpu"}, root=tmp_path)
   assert found.name == "gpu" and "[gpu]" in found.remedy
-  assert not list(examine._left_aside({"gpu"}, root=tmp_path))
+  assert not list(environment._left_aside({"gpu"}, root=tmp_path))
   monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-  (found,) = examine._left_aside({"cpu"}, root=tmp_path)
+  (found,) = environment._left_aside({"cpu"}, root=tmp_path)
   assert found.remedy == "unset JAX_PLATFORMS, which is cpu"
 
 
@@ -62,22 +62,22 @@ def test_no_credential_is_told(tmp_path, monkeypatch):
   monkeypatch.setenv("HOME", str(tmp_path))
   for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HOME", "GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG"):
     monkeypatch.delenv(name, raising=False)
-  assert set(states(examine._credentials()).values()) == {examine.MISSING}
+  assert set(states(environment._credentials()).values()) == {environment.MISSING}
   monkeypatch.setenv("HF_TOKEN", "hf_secret")
   key = tmp_path / ".config/gcloud/application_default_credentials.json"
   key.parent.mkdir(parents=True)
   key.write_text('{"private_key": "secret"}')
-  found = list(examine._credentials())
-  assert set(states(found).values()) == {examine.FINE} and "secret" not in str(found)
+  found = list(environment._credentials())
+  assert set(states(found).values()) == {environment.FINE} and "secret" not in str(found)
   monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
-  assert states(examine._credentials())["Google Cloud"] == examine.WRONG
+  assert states(environment._credentials())["Google Cloud"] == environment.WRONG
 
 
 @pytest.mark.parametrize(("version", "said"), [("0.9.0", "0.9.0; t2t needs jax<0.13,>=0.10.2"), ("", "not installed")])
 def test_a_package_of_another_version_is_named(version, said, monkeypatch):
   real = versions.of
   monkeypatch.setattr(versions, "of", lambda name: version if name == "jax" else real(name))
-  wrong = [each for each in examine._packages() if each.state == examine.WRONG]
+  wrong = [each for each in environment._packages() if each.state == environment.WRONG]
   assert [each.name for each in wrong] == ["jax"] and wrong[0].found.startswith(said)
   assert wrong[0].remedy == "pip install 'jax<0.13,>=0.10.2'"
 

@@ -23,7 +23,7 @@ from t2t import UserError, sharding
 from t2t.configuration.schema import DataConfig
 from t2t.data import example_windows, pipeline, sources
 from t2t.data.sources import bad_records, file_validation, parquet_files, text_files
-from t2t.storage import records as tfrecords
+from t2t.storage import tfrecord as tfrecords
 
 TEXTS = test_sources.TEXTS
 GOOD = test_sources.GOOD

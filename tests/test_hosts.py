@@ -26,8 +26,8 @@ import test_train
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import manifest, verify
-from t2t.reports import seen
-from t2t.runtime import exit_codes, hosts, roll_call
+from t2t.reports import first_batches
+from t2t.runtime import exit_codes, hosts, rendezvous
 from t2t.training import metric_writers
 
 _CHILD = """
@@ -198,7 +198,7 @@ def assert_told_by_the_first(workdir: pathlib.Path, said: Sequence[str]) -> None
   assert noted == ["start", "end"]
   (_, samples), *others = metric_writers.read_samples(workdir / "samples.jsonl").items()
   assert not others and [label for label, _ in samples[0]][:2] == ["input", "prediction"]
-  assert [given["step"] for given in seen.read(workdir)] == [0]
+  assert [given["step"] for given in first_batches.read(workdir)] == [0]
   page = (workdir / "report.html").read_text()
   assert "step 2 of 2" in page and "Example 1" in page and "What the model is given" in page
   tracker = said[0].count("config.logging.tracker=mlflow: not installed") or said[0].count("mlflow: run ")
@@ -342,10 +342,10 @@ def options(**values) -> argparse.Namespace:
   return argparse.Namespace(**(defaults | values))
 
 
-def called(place: roll_call.Place, seconds: float, said: dict) -> threading.Thread:
+def called(place: rendezvous.Place, seconds: float, said: dict) -> threading.Thread:
   def call():
     try:
-      said[place.index] = roll_call.roll_call(place, seconds=seconds)
+      said[place.index] = rendezvous.roll_call(place, seconds=seconds)
     except UserError as error:
       said[place.index] = str(error)
 
@@ -357,7 +357,7 @@ def called(place: roll_call.Place, seconds: float, said: dict) -> threading.Thre
 def test_a_roll_call_ends_when_all_are_there():
   """However long it might have waited."""
   address, said = f"localhost:{free_port()}", {}
-  threads = [called(roll_call.Place(address, 3, index), 60.0, said) for index in (2, 0, 1)]
+  threads = [called(rendezvous.Place(address, 3, index), 60.0, said) for index in (2, 0, 1)]
   for thread in threads:
     thread.join()
   assert {index: sorted(others) for index, others in said.items()} == {0: [1, 2], 1: [0], 2: [0]}
@@ -367,7 +367,7 @@ def test_those_who_are_there_say_who_is_missing(monkeypatch):
   """By number, and by name where the environment has names."""
   monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "a,b,c,d")
   address, said = f"localhost:{free_port()}", {}
-  threads = [called(roll_call.Place(address, 4, index), 0.5, said) for index in (0, 2)]
+  threads = [called(rendezvous.Place(address, 4, index), 0.5, said) for index in (0, 2)]
   for thread in threads:
     thread.join()
   for index in (0, 2):
@@ -379,7 +379,7 @@ def test_without_the_first_process_the_others_say_so():
   """With the address that they called."""
   port = free_port()
   with pytest.raises(UserError, match=f"the first process, at localhost, did not answer .* its port {port - 1}"):
-    roll_call.roll_call(roll_call.Place(f"localhost:{port}", 2, 1), seconds=0.3)
+    rendezvous.roll_call(rendezvous.Place(f"localhost:{port}", 2, 1), seconds=0.3)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import sys
 import pytest
 import test_hosts
 
-from t2t.runtime import exit_codes, link
+from t2t.runtime import exit_codes, peer_monitor
 
 # `ready` is printed when the processes have met; when all are, each does what its argument says.
 _CHILD = """
@@ -29,7 +29,7 @@ try:
   print("ready", flush=True)
   sys.stdin.readline()
   if role == "fail":
-    link.fail("text.jsonl, line 7: no JSON", 2)
+    peer_monitor.fail("text.jsonl, line 7: no JSON", 2)
   if role == "bug":
     raise KeyError("a bug")
   if role == "bye":
@@ -43,7 +43,7 @@ try:
       time.sleep(0.01)
     time.sleep(600)
 except Exception as error:
-  link.fail(f"{type(error).__name__}: {error}".partition("\\n")[0], 1, trace="Traceback")
+  peer_monitor.fail(f"{type(error).__name__}: {error}".partition("\\n")[0], 1, trace="Traceback")
   raise
 """
 
@@ -153,9 +153,9 @@ def test_of_those_who_stand_still_the_one_that_holds_up_the_others_comes_first()
   with Three("work", "hang", "stall") as three:
     for said in three.last_lines(0, 1, 2):
       assert "no step has ended for 2 s; where they stand: " in said
-      assert f"{on_this_host(1)} in t2t/runtime/roll_call.py, line " in said and "in _line" in said
+      assert f"{on_this_host(1)} in t2t/runtime/rendezvous.py, line " in said and "in _line" in said
 
 
 def test_numbers_are_short():
   """Of 256 hosts as of three."""
-  assert link._numbers([*range(17), 18, *range(20, 256)]) == "0-16, 18, 20-255"
+  assert peer_monitor._numbers([*range(17), 18, *range(20, 256)]) == "0-16, 18, 20-255"

@@ -14,13 +14,12 @@ from t2t import __main__ as command
 from t2t.configuration.schema import DataConfig
 from t2t.data import languages, objectives, pipeline, validation
 from t2t.data.objectives import sentence_pairs
-from t2t.data.sources import text_files
-from t2t.data.sources import tmx as tmx_module
+from t2t.data.sources import text_files, tmx
 
 PAIRS = [(f"word {i} of it", f"mot {i} de la") for i in range(300)]
 
 
-def tmx(units, *, head=""):
+def tmx_text(units, *, head=""):
   """A file as translation memories export it."""
   inside = lambda unit: "".join(f'<tuv xml:lang="{name}"><seg>{text}</seg></tuv>' for name, text in unit.items())
   body = "\n".join(f'<tu tuid="{i}"><note>seg</note>{inside(unit)}</tu>' for i, unit in enumerate(units))
@@ -45,18 +44,18 @@ def examples(data, split="train"):
 
 
 def units(text):
-  return list(tmx_module.units(io.BytesIO(text if isinstance(text, bytes) else text.encode())))
+  return list(tmx.units(io.BytesIO(text if isinstance(text, bytes) else text.encode())))
 
 
 def test_units_of_a_file():
   """The docstring's: codes are left out and what they mark stays; a note is no text; entities of XML are read."""
   red = 'A <bpt i="1">&lt;b></bpt>red<ept i="1">&lt;/b></ept> <hi>house</hi> &amp;\n more.<ph>{1}<sub>alt</sub></ph>'
-  assert units(tmx([{"en": red, "fr": "Une maison."}, {}, {"de": "Ü"}])) == [
+  assert units(tmx_text([{"en": red, "fr": "Une maison."}, {}, {"de": "Ü"}])) == [
     {"en": "A red house & more.", "fr": "Une maison."},
     {},
     {"de": "Ü"},
   ]
-  assert units(tmx([{"en": "Ü"}]).replace('"1.0"', '"1.0" encoding="UTF-16"').encode("utf-16")) == [{"en": "Ü"}]
+  assert units(tmx_text([{"en": "Ü"}]).replace('"1.0"', '"1.0" encoding="UTF-16"').encode("utf-16")) == [{"en": "Ü"}]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +71,7 @@ def test_units_of_a_file():
 )
 def test_what_a_file_declares_is_not_read(tmp_path, head, text, message):
   """Neither files that it names nor what would become a billion characters."""
-  (tmp_path / "a.tmx").write_text(tmx([{"en": "b", "fr": text}], head=head))
+  (tmp_path / "a.tmx").write_text(tmx_text([{"en": "b", "fr": text}], head=head))
   with pytest.raises(
     UserError, match=rf"config.data.files: .*a.tmx: truncated or no TMX after unit \d \(XML, {message}"
   ):
@@ -80,25 +79,27 @@ def test_what_a_file_declares_is_not_read(tmp_path, head, text, message):
 
 
 def test_a_dtd_that_is_named_is_not_looked_for():
-  assert units(tmx([{"en": "a"}], head='<!DOCTYPE tmx SYSTEM "http://nowhere.invalid/tmx14.dtd">')) == [{"en": "a"}]
+  assert units(tmx_text([{"en": "a"}], head='<!DOCTYPE tmx SYSTEM "http://nowhere.invalid/tmx14.dtd">')) == [
+    {"en": "a"}
+  ]
 
 
 def test_units_are_read_as_they_come(tmp_path, monkeypatch):
   """Not the whole file first; a unit that never ends is refused."""
-  (tmp_path / "a.tmx.gz").write_bytes(gzip.compress(tmx([{"en": "a" * 9}] * 50_000).encode())[:-2_000])
+  (tmp_path / "a.tmx.gz").write_bytes(gzip.compress(tmx_text([{"en": "a" * 9}] * 50_000).encode())[:-2_000])
   found = text_files.units(f"{tmp_path}/a.tmx.gz", where="x")
   assert next(found) == (1, b'{"en": "aaaaaaaaa"}')
   with pytest.raises(UserError, match=r"a.tmx.gz: truncated or no TMX after unit \d+ \("):
     list(found)
-  monkeypatch.setattr(tmx_module, "_LARGEST_UNIT", 20)
-  assert len(units(tmx([{"en": "a" * 9, "fr": "b" * 9}] * 3))) == 3
+  monkeypatch.setattr(tmx, "_LARGEST_UNIT", 20)
+  assert len(units(tmx_text([{"en": "a" * 9, "fr": "b" * 9}] * 3))) == 3
   with pytest.raises(ValueError, match="XML, line 2: a unit has more than 20 characters"):
-    units(tmx([{"en": "a" * 9, "fr": "b" * 12}]))
+    units(tmx_text([{"en": "a" * 9, "fr": "b" * 12}]))
 
 
 def test_a_language_is_found_by_its_name_or_its_only_kind():
   unit = {"EN-GB": "Red.", "fr": "Rouge.", "fr-CA": "R.", "pt_BR": "V", "pt-PT": "W"}
-  assert [tmx_module.text(unit, name) for name in ("en", "fr", "FR_ca", "pt", "pt-br", "de")] == [
+  assert [tmx.text(unit, name) for name in ("en", "fr", "FR_ca", "pt", "pt-br", "de")] == [
     *("Red.", "Rouge.", "R.", "", "V", "")
   ]
 
@@ -107,7 +108,7 @@ def test_a_language_is_found_by_its_name_or_its_only_kind():
 def test_pairs_of_a_memory(tmp_path, ending):
   """Of two of its languages; units that lack one are left out. Of one alone it is text."""
   found = [{"en-US": first, "fr": second, "de": "x"} for first, second in PAIRS] + [{"en-US": "alone"}, {"fr": "seul"}]
-  text = tmx(found).encode()
+  text = tmx_text(found).encode()
   (tmp_path / f"a.{ending}").write_bytes(gzip.compress(text) if ending.endswith("gz") else text)
   data = data_of(files=f"{tmp_path}/a.{ending}", field="en", translation="fr")
   held_out = examples(data, "validation")
@@ -118,7 +119,7 @@ def test_pairs_of_a_memory(tmp_path, ending):
 
 
 def test_a_language_that_a_memory_has_not(tmp_path):
-  (tmp_path / "a.tmx").write_text(tmx([{"en": "a", "swa": "b"}, {"de": "c"}]))
+  (tmp_path / "a.tmx").write_text(tmx_text([{"en": "a", "swa": "b"}, {"de": "c"}]))
   with pytest.raises(UserError, match=r"config.data.translation=swh: .*; did you mean swa\? It has en, swa, de"):
     pipeline.load_task(data_of(files=f"{tmp_path}/a.tmx", field="en", translation="swh"))
   source = {"files": f"{tmp_path}/a.tmx", "translation": "swa"}
@@ -220,7 +221,7 @@ def test_two_texts_are_compared(tmp_path):
 
 def test_a_model_learns_to_translate_from_files(tmp_path):
   """The command, from a memory in both directions with tags, and what it is asked afterwards."""
-  (tmp_path / "a.tmx").write_text(tmx([{"en": first, "fr": second} for first, second in PAIRS]))
+  (tmp_path / "a.tmx").write_text(tmx_text([{"en": first, "fr": second} for first, second in PAIRS]))
   model = "--config=t5_1_1_small --config.model.vocab_size=384 --config.model.embed_dim=16 --config.model.num_heads=2"
   model += " --config.model.head_dim=8 --config.model.mlp_dim=32 --config.model.num_encoder_layers=1"
   model += " --config.model.num_decoder_layers=1 --config.train.batch_size=8 --config.train.steps=2"

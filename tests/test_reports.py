@@ -16,7 +16,7 @@ import trained
 from t2t import __main__ as command
 from t2t.checkpoints import workdir_lock
 from t2t.configuration.loading import load_config, records
-from t2t.reports import comparison, curves, history, page, seen, single, written
+from t2t.reports import comparison, curves, first_batches, history, page, single, written
 from t2t.reports import run as runs
 
 NASTY = '<script>alert(1)</script>&"$x^2$'
@@ -125,7 +125,7 @@ def test_what_the_model_was_given_is_shown_piece_by_piece(tmp_path):
   row = {"stage": "", "step": 0, "rows": [{"encoder_input_tokens": {"pieces": pieces, "more": 4, "padding": 1_000}}]}
   bad = [{**row, "rows": [{"x": {"pieces": [["a"]], "more": 0, "padding": 0}}]}, {**row, "rows": 3}, [], "x"]
   lines = [json.dumps(line) for line in [*bad, row, {**row, "stage": NASTY, "step": 10}]]
-  (folder / seen.NAME).write_text("\n".join(lines) + '\n{"stage')
+  (folder / first_batches.NAME).write_text("\n".join(lines) + '\n{"stage')
   text = single.html(runs.read(str(folder)))
   found = check(text).text
   assert text.count("<b class=k0>&lt;X&gt;</b>") == 2 and "<span>the</span>" in text

@@ -8,7 +8,7 @@ import pytest
 import test_hosts
 
 from t2t import UserError
-from t2t.runtime import roll_call
+from t2t.runtime import rendezvous
 
 STRANGERS = (b"99\n", b"1 host nonce proof\n", b"GET / HTTP/1.1\r\n\r\n", b"\xff\x00\n", b"x" * 70_000, b"", b"1")
 
@@ -16,7 +16,9 @@ STRANGERS = (b"99\n", b"1 host nonce proof\n", b"GET / HTTP/1.1\r\n\r\n", b"\xff
 def come(port: int, number: int, indices, *, seconds: float = 60.0) -> dict:
   """What each process is told."""
   said = {}
-  threads = [test_hosts.called(roll_call.Place(f"localhost:{port}", number, index), seconds, said) for index in indices]
+  threads = [
+    test_hosts.called(rendezvous.Place(f"localhost:{port}", number, index), seconds, said) for index in indices
+  ]
   for thread in threads:
     thread.join()
   return said
@@ -38,7 +40,7 @@ def strangers(port: int, ended: threading.Event) -> list[socket.socket]:
 def test_strangers_are_ignored(capfd):
   """They come first, and stay on the line; they are told of once."""
   port, said, ended = test_hosts.free_port(), {}, threading.Event()
-  first = test_hosts.called(roll_call.Place(f"localhost:{port}", 3, 0), 60.0, said)
+  first = test_hosts.called(rendezvous.Place(f"localhost:{port}", 3, 0), 60.0, said)
   callers = strangers(port, ended)
   assert len(callers) == len(STRANGERS)
   said |= come(port, 3, (1, 2))
@@ -51,10 +53,10 @@ def test_strangers_are_ignored(capfd):
 
 def test_more_strangers_than_may_come_are_hung_up_on(monkeypatch):
   """And those of the run come in when the others are gone."""
-  monkeypatch.setattr(roll_call, "_STRANGERS", 0)
-  monkeypatch.setattr(roll_call, "_GREETING_SECONDS", 0.3)
+  monkeypatch.setattr(rendezvous, "_STRANGERS", 0)
+  monkeypatch.setattr(rendezvous, "_GREETING_SECONDS", 0.3)
   port, said, ended = test_hosts.free_port(), {}, threading.Event()
-  first = test_hosts.called(roll_call.Place(f"localhost:{port}", 2, 0), 60.0, said)
+  first = test_hosts.called(rendezvous.Place(f"localhost:{port}", 2, 0), 60.0, said)
   callers = [caller for _ in range(3) for caller in strangers(port, ended)]
   assert sorted(come(port, 2, (1,))[1]) == [0]
   first.join()
@@ -64,12 +66,12 @@ def test_more_strangers_than_may_come_are_hung_up_on(monkeypatch):
 def test_the_token_must_be_the_same(monkeypatch, capfd):
   """One that was started with another is no process of this run, and is told so."""
   port, said = test_hosts.free_port(), {}
-  monkeypatch.setattr(roll_call, "_token", lambda place: b"another" if place.index else b"one")
-  first = test_hosts.called(roll_call.Place(f"localhost:{port}", 2, 0), 1.5, said)
+  monkeypatch.setattr(rendezvous, "_token", lambda place: b"another" if place.index else b"one")
+  first = test_hosts.called(rendezvous.Place(f"localhost:{port}", 2, 0), 1.5, said)
   with pytest.raises(UserError, match="did not answer within"):
-    roll_call.roll_call(roll_call.Place(f"localhost:{port}", 2, 1), seconds=0.5)
+    rendezvous.roll_call(rendezvous.Place(f"localhost:{port}", 2, 1), seconds=0.5)
   first.join()
-  assert "process 1" in said[0] and roll_call.TOKEN in capfd.readouterr().err
+  assert "process 1" in said[0] and rendezvous.TOKEN in capfd.readouterr().err
 
 
 def test_the_first_process_proves_itself_as_well(monkeypatch):
@@ -84,5 +86,5 @@ def test_the_first_process_proves_itself_as_well(monkeypatch):
 
     threading.Thread(target=lie, daemon=True).start()
     address = f"localhost:{server.getsockname()[1] + 1}"
-    with pytest.raises(UserError, match=f"another {roll_call.TOKEN}"):
-      roll_call.roll_call(roll_call.Place(address, 2, 1), seconds=0.3)
+    with pytest.raises(UserError, match=f"another {rendezvous.TOKEN}"):
+      rendezvous.roll_call(rendezvous.Place(address, 2, 1), seconds=0.3)

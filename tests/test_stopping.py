@@ -13,13 +13,13 @@ import threading
 
 import pytest
 
-from t2t.runtime import exit_codes, maintenance, stopping
+from t2t.runtime import exit_codes, maintenance, preemption
 
 # What stands before a block of a test; `doing` tells the test that a signal may come.
 _BEFORE = """
 import os, signal, sys, threading, time
 from t2t.runtime import stopping
-stopping._STEP_SECONDS, stopping._FIRST_SECONDS, stopping._ECHO_SECONDS = 0.3, 0.3, WITHIN
+stopping._STEP_SECONDS, preemption._FIRST_SECONDS, preemption._ECHO_SECONDS = 0.3, 0.3, WITHIN
 def doing(): os.write(1, b"doing\\n")
 def hang():  # deaf: no signal's handler of Python's gets it out of here
   tell = doing
@@ -29,7 +29,7 @@ def hang():  # deaf: no signal's handler of Python's gets it out of here
       time.sleep(60)
     except BaseException: tell = lambda: None
 signal.signal(signal.SIGHUP, signal.BEFORE)
-with stopping.watched("train"):
+with preemption.watched("train"):
   try:
 """
 
@@ -43,7 +43,7 @@ def program(block: str, *, before: str = "SIG_DFL", echo: float = 0.0) -> str:
   code = _BEFORE.replace("BEFORE", before).replace("WITHIN", str(echo)) + "".join(
     f"    {line}\n" for line in block.strip().splitlines()
   )
-  return code + "  except stopping.Stopped as stopped:\n    sys.exit(stopped.code)\n"
+  return code + "  except preemption.Stopped as stopped:\n    sys.exit(stopped.code)\n"
 
 
 def run(block: str, *signals: int, before: str = "SIG_DFL", echo: float = 0.0) -> tuple[int, str]:
@@ -84,7 +84,7 @@ def test_where_there_is_nothing_to_save_it_ends(number):
 
 def test_what_is_left_behind_is_told():
   """By who knows it, in place of that nothing is."""
-  found, said = run("with stopping.leaving(lambda: 'three of five are done'): hang()", signal.SIGTERM)
+  found, said = run("with preemption.leaving(lambda: 'three of five are done'): hang()", signal.SIGTERM)
   assert found == 143 and "SIGTERM: ended at once; three of five are done" in said and "nothing to save" not in said
 
 
@@ -92,7 +92,7 @@ def test_what_is_left_behind_is_told():
 def test_what_goes_on_is_brought_to_its_end(number):
   """Within its time, with the signal's exit code; a second signal does not wait for it."""
   block = """
-with stopping.winding_up(60.0, "when {} is done"):
+with preemption.winding_up(60.0, "when {} is done"):
   try:
     doing()
     while True: time.sleep(0.01)
@@ -111,7 +111,7 @@ with stopping.winding_up(60.0, "when {} is done"):
 TERMINAL = """
 import fcntl, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-with stopping.after_steps() as stop:
+with preemption.after_steps() as stop:
   stop.reached()
   doing()
   while not stop.reached(): time.sleep(0.01)
@@ -138,7 +138,7 @@ def test_a_closed_terminal_is_heard_as_a_signal():
 def test_a_request_that_comes_twice_is_one(number):
   """Of a shell and of the kernel, or to a process and to its group: what is to be saved is saved."""
   block = """
-with stopping.after_steps() as stop:
+with preemption.after_steps() as stop:
   stop.reached()
   doing()
   while not stop.reached(): time.sleep(0.01)
@@ -196,7 +196,7 @@ time.sleep(0.2)
 
 
 STEPS = """
-with stopping.after_steps() as stop:
+with preemption.after_steps() as stop:
   for step in range(3):
     if stop.reached():
       print(f"save at {step}", file=sys.stderr)
@@ -243,8 +243,8 @@ def test_a_step_that_does_not_end_is_broken_off():
 def test_a_step_has_as_long_as_steps_take(step, limit, monkeypatch):
   """At least one and a half of them, also where the second has not ended, or an evaluation has just begun."""
   now = [0.0]
-  monkeypatch.setattr(stopping.time, "monotonic", lambda: now[0])
-  steps = stopping.Steps(None)
+  monkeypatch.setattr(preemption.time, "monotonic", lambda: now[0])
+  steps = preemption.Steps(None)
   for number in range(3):
     now[0] += step
     steps.reached()
@@ -258,7 +258,7 @@ def test_a_second_signal_does_not_wait_for_what_is_saved():
   block = block.replace(
     "    if stop.reached", "    if step == 0: stop.reached(); doing(); time.sleep(0.2)\n    if stop.reached"
   )
-  words = 'with stopping.last_words(lambda: print("last words", file=sys.stderr)):\n'
+  words = 'with preemption.last_words(lambda: print("last words", file=sys.stderr)):\n'
   code, said = run(
     words + "".join(f"  {line}\n" for line in block.strip().splitlines()), signal.SIGTERM, signal.SIGTERM
   )

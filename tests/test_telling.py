@@ -13,13 +13,13 @@ import hypothesis
 from hypothesis import strategies
 import pytest
 
-from t2t.runtime import telling
+from t2t.runtime import console
 
 _TELLS = """
 import sys
 from t2t.runtime import telling
 sys.stdin.readline()  # the reader is gone
-for number in range(3): telling.tell(f"step {number}")
+for number in range(3): console.tell(f"step {number}")
 sys.exit(7)
 """
 
@@ -41,11 +41,11 @@ def test_the_reader_is_gone():
 
 def test_no_room_for_it(capsys):
   """A log on a full disk: what comes when there is room again is told."""
-  with telling.unheeded():
+  with console.unheeded():
     raise OSError(errno.ENOSPC, "No space left on device")
-  telling.tell("there is room")
+  console.tell("there is room")
   assert capsys.readouterr().err == "there is room\n"
-  with pytest.raises(ValueError, match="other"), telling.unheeded():
+  with pytest.raises(ValueError, match="other"), console.unheeded():
     raise ValueError("other")
 
 
@@ -54,7 +54,7 @@ ERROR += f"\n  to be pasted {'x ' * 60}"
 
 
 def told(stderr: int) -> None:
-  program = "import sys; from t2t.runtime import telling; telling.told_of(sys.argv[1])"
+  program = "import sys; from t2t.runtime import telling; console.told_of(sys.argv[1])"
   root = pathlib.Path(__file__).parents[1]
   assert subprocess.run([sys.executable, "-S", "-c", program, ERROR], cwd=root, stderr=stderr).returncode == 0
 
@@ -83,4 +83,4 @@ def test_an_error_in_a_log_is_as_it_is(tmp_path):
 @hypothesis.given(strategies.text(alphabet="ab` -/", max_size=200), strategies.integers(1, 40))
 def test_wrapping_loses_nothing(text, width):
   """But spaces at the ends of lines."""
-  assert telling.wrapped("x" + text, width).split() == ("x" + text).split()
+  assert console.wrapped("x" + text, width).split() == ("x" + text).split()

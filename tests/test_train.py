@@ -27,8 +27,8 @@ from t2t.data import pipeline
 from t2t.data.vocabularies import training
 from t2t.models import transformer
 from t2t.params import join_frozen
-from t2t.reports import history, seen
-from t2t.runtime import agreement, exit_codes, stopping
+from t2t.reports import first_batches, history
+from t2t.runtime import exit_codes, preemption, sync_point
 from t2t.training import mesh_selection, metric_writers, optimizers, recipe, train_state, train_step
 
 # A model and a corpus so small that what takes time is Python.
@@ -107,7 +107,7 @@ def test_a_run_writes_what_it_says(text, tmp_path, capsys, monkeypatch):
   inputs = [[lines[0] for lines in each] for each in samples.values()]
   assert inputs[0] == inputs[1] == inputs[2] and len(inputs[0]) == 3
   assert all(label in ("input", "prediction", "likeliest", "", "truth") for label, _ in samples[6][0])
-  (given,) = seen.read(workdir)
+  (given,) = first_batches.read(workdir)
   assert (given["step"], len(given["rows"])) == (0, 3) and "encoder_input_tokens" in given["rows"][0]
   report = (workdir / "report.html").read_text()
   assert "What the model made of the input of example 3" in report and "to be written by the decoder" in report
@@ -228,15 +228,15 @@ def test_an_evaluation_that_a_signal_broke_off_is_made_up_for(text, tmp_path, mo
   model = (*T5, "--config.eval.examples=0")
   whole, parts = tmp_path / "whole", tmp_path / "parts"
   assert command.main(arguments(text, whole, model=model)) == 0
-  reached = stopping.Steps.reached
+  reached = preemption.Steps.reached
 
   def asked_between_batches(steps, doing="the step"):
     if doing != "the step":
-      steps.ask(agreement.Asked(agreement.STOP, signal.SIGTERM, "the test"))
+      steps.ask(sync_point.Asked(sync_point.STOP, signal.SIGTERM, "the test"))
     return reached(steps, doing)
 
   with monkeypatch.context() as patch:
-    patch.setattr(stopping.Steps, "reached", asked_between_batches)
+    patch.setattr(preemption.Steps, "reached", asked_between_batches)
     for _ in range(2):
       assert command.main(arguments(text, parts, model=model)) == exit_codes.TERMINATED
       assert list(losses(parts)) == [1, 2, 3] and not losses(parts, "eval/loss")
@@ -249,17 +249,17 @@ def test_an_evaluation_that_a_signal_broke_off_is_made_up_for(text, tmp_path, mo
 def test_the_result_is_the_plain_loss_of_the_last_step(text, tmp_path, capsys, monkeypatch):
   """Of the targets as they are where training smooths them, also where a stop came with the last step."""
 
-  reached, times = stopping.Steps.reached, itertools.count(1)
+  reached, times = preemption.Steps.reached, itertools.count(1)
 
   def asked_at_the_second_step(steps, doing="the step"):
     if doing == "the step" and next(times) == 2:
-      steps.ask(agreement.Asked(agreement.STOP, signal.SIGTERM, "the test"))
+      steps.ask(sync_point.Asked(sync_point.STOP, signal.SIGTERM, "the test"))
     return reached(steps, doing)
 
   more = ("--config.train.steps=2", "--config.eval.every=1", "--config.eval.examples=0")
   again = arguments(text, tmp_path, *more, "--config.train.label_smoothing=0.3")
   with monkeypatch.context() as patch:
-    patch.setattr(stopping.Steps, "reached", asked_at_the_second_step)
+    patch.setattr(preemption.Steps, "reached", asked_at_the_second_step)
     assert command.main(again) == exit_codes.TERMINATED
   assert "stopped after step 2 of 2" in capsys.readouterr().out
   assert command.main(again) == 0

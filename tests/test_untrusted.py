@@ -18,7 +18,7 @@ import toy
 
 from t2t import UserError, convert
 from t2t.convert import flax_msgpack, huggingface, safetensors, t5x
-from t2t.storage import untrusted, vocabulary_files
+from t2t.storage import safe_read, vocabulary_files
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CONFIG = toy.config(relative_position_buckets=8)
@@ -309,7 +309,7 @@ def test_any_safetensors(anywhere, head, body):
 def test_any_bytes(anywhere, content):
   """In place of each kind of file."""
   for name, read in {
-    "any.json": lambda path: untrusted.read_json(epath.Path(path)),
+    "any.json": lambda path: safe_read.read_json(epath.Path(path)),
     "any.safetensors": lambda path: safetensors.read_header(epath.Path(path)),
     "any.msgpack": lambda path: flax_msgpack.read(epath.Path(path)),
     "msgpack": lambda path: flax_msgpack.first_key(epath.Path(path)),

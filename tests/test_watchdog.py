@@ -52,7 +52,7 @@ def test_an_evaluation_may_take_longer_than_a_step_but_not_for_ever(monkeypatch)
   """Where several hosts wait for each other, what is between the steps ends them as well."""
   ended = threading.Event()
   held_up = types.SimpleNamespace(stalled=lambda seconds: ended.set())
-  monkeypatch.setattr(watchdog.link, "current", lambda: held_up)
+  monkeypatch.setattr(watchdog.peer_monitor, "current", lambda: held_up)
   monkeypatch.setattr(faulthandler, "dump_traceback", lambda **options: None)
   with watchdog.Watchdog(0.0, longest=0.1).running() as dog:
     dog.step()
@@ -62,7 +62,7 @@ def test_an_evaluation_may_take_longer_than_a_step_but_not_for_ever(monkeypatch)
 
 def test_what_is_no_step_has_four_times_as_long(monkeypatch):
   """And counts for nothing when the usual step is asked for."""
-  monkeypatch.setattr(watchdog.link, "current", lambda: types.SimpleNamespace())
+  monkeypatch.setattr(watchdog.peer_monitor, "current", lambda: types.SimpleNamespace())
   clock = iter([0.0, 100.0, 101.0])
   monkeypatch.setattr(watchdog, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
   dog = watchdog.Watchdog(0.0, longest=10.0)

@@ -10,7 +10,8 @@ import pytest
 
 from t2t import UserError
 from t2t.checkpoints import workdir_lock
-from t2t.storage import bucket, lease
+from t2t.storage import gcs as gcs_module
+from t2t.storage import lease
 
 # ---- On a disk -------------------------------------------------------------------------------------------------------
 
@@ -61,9 +62,9 @@ def gcs(tmp_path_factory):
   with fake_gcs.Gcs(tmp_path_factory.mktemp("gcs")) as gcs, pytest.MonkeyPatch.context() as patch:
     for name, value in gcs.environment().items():
       patch.setenv(name, value)
-    bucket._client.cache_clear()
+    gcs_module._client.cache_clear()
     yield gcs
-    bucket._client.cache_clear()
+    gcs_module._client.cache_clear()
 
 
 PATH = "gs://bucket/run/.lock"
@@ -98,14 +99,14 @@ def test_a_lease_that_is_not_renewed_is_taken_over(gcs, monkeypatch):
   """And who had it is told when it comes back, and leaves it alone."""
   monkeypatch.setattr(lease, "RENEW_SECONDS", 0.05)
   lost, told = threading.Event(), []
-  swap, stopped = bucket.swap, threading.Event()
+  swap, stopped = gcs_module.swap, threading.Event()
 
   def stops(path, content, generation):
     if threading.current_thread().name == "lease" and b'"pid": 7' in content:
       assert stopped.wait(60)
     return swap(path, content, generation)
 
-  monkeypatch.setattr(bucket, "swap", stops)
+  monkeypatch.setattr(gcs_module, "swap", stops)
   with monkeypatch.context() as patch:
     patch.setattr(os, "getpid", lambda: 7)
     patch.setattr(socket, "gethostname", lambda: "another")
@@ -129,7 +130,7 @@ def test_of_a_process_that_is_no_more_nobody_waits(gcs, monkeypatch):
 def test_of_many_who_come_at_once_one_has_it(gcs, monkeypatch):
   """The bucket decides."""
   monkeypatch.setattr(lease, "RENEW_SECONDS", 0.2)
-  found, together, look = [], threading.Barrier(4), bucket.look
+  found, together, look = [], threading.Barrier(4), gcs_module.look
   first = threading.local()
 
   def sees_nothing(path):
@@ -138,7 +139,7 @@ def test_of_many_who_come_at_once_one_has_it(gcs, monkeypatch):
       first.done = together.wait()
     return seen
 
-  monkeypatch.setattr(bucket, "look", sees_nothing)
+  monkeypatch.setattr(gcs_module, "look", sees_nothing)
 
   def take():
     try:

@@ -7,7 +7,7 @@ import tensorboardX
 from tensorboardX.proto import event_pb2
 
 from t2t import losses
-from t2t.storage import logs, records
+from t2t.storage import logs, tfrecord
 from t2t.training import loss_curve, metric_writers
 from t2t.training.metric_writers import Histogram
 
@@ -59,7 +59,7 @@ def events(workdir):
   found = []
   for path in sorted((workdir / "tensorboard").iterdir()):
     with path.open("rb") as file:
-      for record in records.read(file):
+      for record in tfrecord.read(file):
         event = event_pb2.Event.FromString(record)
         found += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
   return found
@@ -87,7 +87,7 @@ def test_event_files_are_those_of_tensorboards_own_writer(tmp_path):
   assert events(tmp_path) == [(3, "a/b", 0.5)]
   (path,) = (tmp_path / "tensorboard").iterdir()
   with path.open("rb") as file:
-    assert b"".join(map(records.frame, records.read(file))) == path.read_bytes()
+    assert b"".join(map(tfrecord.frame, tfrecord.read(file))) == path.read_bytes()
 
 
 def test_a_run_that_goes_on_has_each_step_once(tmp_path):
@@ -130,7 +130,7 @@ def test_texts_and_histograms_are_those_of_tensorboard(tmp_path):
   writer.close()
   (path,) = (tmp_path / "tensorboard").iterdir()
   with path.open("rb") as file:
-    _, text, histogram = (event_pb2.Event.FromString(record).summary.value for record in records.read(file))
+    _, text, histogram = (event_pb2.Event.FromString(record).summary.value for record in tfrecord.read(file))
   assert text[0].metadata.plugin_data.plugin_name == "text"
   assert text[0].tensor.string_val == [b"    input       a *b* # c\n                d"]
   found = histogram[0].histo
@@ -147,7 +147,7 @@ def test_a_bad_event_costs_no_other(place, tmp_path, capsys):
   writer.close()
   (path,) = (tmp_path / "tensorboard").iterdir()
   with path.open("rb") as file:
-    frames = [records.frame(record) for record in records.read(file)]
+    frames = [tfrecord.frame(record) for record in tfrecord.read(file)]
   bad = bytearray(frames[2])
   bad[place] ^= 1
   path.write_bytes(b"".join([*frames[:2], bad, *frames[3:], frames[1][:-1]]))
@@ -161,9 +161,9 @@ def test_a_bad_event_costs_no_other(place, tmp_path, capsys):
 @given(strategies.lists(strategies.binary(max_size=30), max_size=4), strategies.binary(max_size=40), strategies.data())
 def test_records_are_found_around_anything(contents, garbage, data):
   """All of them, and what is between is what was put there, but for a last record that was not written to its end."""
-  frames = [records.frame(content) for content in contents]
+  frames = [tfrecord.frame(content) for content in contents]
   at = data.draw(strategies.integers(0, len(frames)))
-  whole, others = records.salvage(b"".join([*frames[:at], garbage, *frames[at:]]))
+  whole, others = tfrecord.salvage(b"".join([*frames[:at], garbage, *frames[at:]]))
   assert whole == contents
   assert others == [garbage] or (at == len(frames) and not others) or not garbage
 

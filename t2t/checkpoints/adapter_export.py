@@ -10,7 +10,7 @@ from t2t.convert import atomic_output, lazy_tensors, peft
 from t2t.convert.lazy_tensors import Foreign, Tensor
 from t2t.models import adapters as adapters_lib
 from t2t.models import transformer
-from t2t.storage import bucket
+from t2t.storage import gcs
 
 
 def trained(source: pretrained.Source, *, where: str = "") -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -78,7 +78,7 @@ def save(
     digest = base_model_ref.digest_of_parts(read() for read in tensor.parts)
     entries[path] = base_model_ref.Entry(name, tensor.shape, digest)
   place = str(base.path)
-  found = base_model_ref.Base(place, base_model_ref.beside(place, bucket.absolute(str(out))), part, entries)
+  found = base_model_ref.Base(place, base_model_ref.beside(place, gcs.absolute(str(out))), part, entries)
   foreign = dataclasses.replace(base, kind="peft", path=adapter.path, model=adapter.model, tensors=own, pooler={})
   config = tensor_writer.run_config(foreign, out)
   config |= {name: dataclasses.asdict(record) for name, record in adapters.items()}

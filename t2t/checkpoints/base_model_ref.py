@@ -20,7 +20,7 @@ import numpy as np
 from t2t import UserError, sharding
 from t2t.checkpoints import verify
 from t2t.params import Params
-from t2t.storage import bucket
+from t2t.storage import gcs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Base:
   def places(self, workdir: epath.Path) -> list[str]:
     """Where it is now: at its path, or as far from what lies on top of it as it was; [] where it is at neither."""
     places = [self.path, *([str(workdir / self.beside)] if self.beside else [])]
-    return [place for place in places if bucket.absolute(place).exists()]
+    return [place for place in places if gcs.absolute(place).exists()]
 
   def found(self, workdir: epath.Path) -> str:
     """The first of `places`, of an adapter's workdir.
@@ -143,7 +143,7 @@ class Base:
 
 def beside(path: str, workdir: epath.Path) -> str:
   """The way from a workdir to a checkpoint; "" where either lies in a bucket."""
-  if bucket.is_remote(path) or bucket.is_remote(workdir):
+  if gcs.is_remote(path) or gcs.is_remote(workdir):
     return ""
   return os.path.relpath(path, workdir)
 

@@ -19,7 +19,7 @@ from t2t.checkpoints import base_model_ref, manager, manifest, pretrained, resto
 from t2t.checkpoints.warm_start import Taken
 from t2t.configuration.schema import Config
 from t2t.params import Params
-from t2t.storage import bucket
+from t2t.storage import gcs
 from t2t.training import l2_sp
 from t2t.training.train_state import TrainState
 
@@ -57,7 +57,7 @@ def save(
     config: that it was computed with.
     about: how, as JSON.
   """
-  folder, flat = bucket.absolute(out), traverse_util.flatten_dict(params, sep="/")
+  folder, flat = gcs.absolute(out), traverse_util.flatten_dict(params, sep="/")
   digests = base_model_ref.digests(flat)
   entries = {path: base_model_ref.Entry(path, tuple(x.shape), digests[path]) for path, x in flat.items()}
   base = base_model_ref.Base(str(source.path), base_model_ref.beside(str(source.path), folder), source.part, entries)

@@ -16,7 +16,7 @@ from t2t.checkpoints import manager, restore, retention, verify
 from t2t.checkpoints import manifest as manifests
 from t2t.configuration import stages
 from t2t.configuration.loading import flat
-from t2t.storage import bucket
+from t2t.storage import gcs
 
 _READ_AT_ONCE = 2**28  # bytes of parameters of each of two checkpoints
 
@@ -52,10 +52,10 @@ def folder_of(path: str) -> epath.Path:
   Raises:
     UserError: there is none.
   """
-  bucket.check(path, where="")
-  root = bucket.absolute(path)
+  gcs.check(path, where="")
+  root = gcs.absolute(path)
   for folder in (root / manager.CHECKPOINTS, root):
-    names = bucket.names(folder, where=path)
+    names = gcs.names(folder, where=path)
     if any(name.isdigit() or name.startswith(verify.ASIDE) for name in names):
       return folder
   raise UserError(f"{path}: no steps there; looked for {root}/{manager.CHECKPOINTS}/STEP and {root}/STEP")
@@ -72,7 +72,7 @@ def steps(folder: epath.Path) -> list[Step]:
 
 def set_aside(folder: epath.Path) -> list[str]:
   """Names of the steps that were found damaged, and set aside."""
-  return [name for name in bucket.names(folder, where="checkpoint") if name.startswith(verify.ASIDE)]
+  return [name for name in gcs.names(folder, where="checkpoint") if name.startswith(verify.ASIDE)]
 
 
 def _step(folder: epath.Path, step: int) -> Step:
@@ -104,7 +104,7 @@ def better(path: str, step_path: epath.Path, run: Mapping[str, Any]) -> str:
   """
   settings = run.get("eval", {})
   metric = settings.get("stop_by", "loss")
-  if step_path == bucket.absolute(path) or (metric == "loss" and not settings.get("patience")):
+  if step_path == gcs.absolute(path) or (metric == "loss" and not settings.get("patience")):
     return ""
   folder, last = step_path.parent, int(step_path.name)
   # No more is read of each step: a bucket is slow.

@@ -18,8 +18,8 @@ from t2t.checkpoints import manifest, restore, retention, retry, verify
 from t2t.configuration.loading import with_current_keys
 from t2t.params import path_name
 from t2t.runtime import hosts
-from t2t.storage import bucket
-from t2t.storage.away import Away
+from t2t.storage import gcs
+from t2t.storage.outage import Away
 from t2t.training import l2_sp
 from t2t.training.train_state import TrainState
 
@@ -60,7 +60,7 @@ class Checkpoints:
     self.directory = workdir / CHECKPOINTS
     if self.directory.exists() and not self.directory.is_dir():
       raise UserError(f"--workdir {workdir}: {self.directory} is a file; give another workdir, or move it away")
-    if not bucket.is_remote(self.directory) and os.path.islink(self.directory) and not self.directory.exists():
+    if not gcs.is_remote(self.directory) and os.path.islink(self.directory) and not self.directory.exists():
       raise UserError(
         f"--workdir {workdir}: {self.directory} is a link to {os.readlink(self.directory)}, which is not there; bring"
         " it back (a disk that is not mounted?), or remove the link to begin anew"
@@ -76,7 +76,7 @@ class Checkpoints:
       save_interval_steps=0 if read_only else 1,
       temporary_path_class=manifest.temporary_path_class(self.directory),
       # On a disk they are made at once: of one that cannot be made the others would hear after five minutes.
-      async_options=ocp.options.AsyncOptions(create_directories_asynchronously=bucket.is_remote(self.directory)),
+      async_options=ocp.options.AsyncOptions(create_directories_asynchronously=gcs.is_remote(self.directory)),
     )
     self.base: Any = None  # the `bases.Base` whose parameters steps leave out; None: steps are whole
     retry.without_tracebacks()
@@ -103,7 +103,7 @@ class Checkpoints:
     # For neither has Orbax an option.
     manager._checkpoint_deleter = retention.Deleter(self.directory)
     manager._checkpointer.wait_until_finished = self._noting_errors(manager._checkpointer.wait_until_finished)
-    if bucket.is_remote(self.directory) and not self._options.read_only:
+    if gcs.is_remote(self.directory) and not self._options.read_only:
       self._check_listing(manager.all_steps())
     return manager
 
@@ -147,7 +147,7 @@ class Checkpoints:
     if step is None:
       return None
     folder = self.directory / str(step) / verify.STREAMS
-    found = (verify.noted(folder / name).get("identity") for name in bucket.names(folder, where="--workdir"))
+    found = (verify.noted(folder / name).get("identity") for name in gcs.names(folder, where="--workdir"))
     return next((identity for identity in found if isinstance(identity, dict)), {})
 
   def metrics(self) -> dict[int, Mapping[str, float] | None]:

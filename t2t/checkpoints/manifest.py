@@ -21,7 +21,7 @@ import google_crc32c
 import orbax.checkpoint as ocp
 
 from t2t import UserError
-from t2t.storage import bucket
+from t2t.storage import gcs
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ def write(folder: epath.Path, step: int) -> None:
     OSError: a file cannot be read, or the manifest not written.
     UserError: its bucket cannot be listed.
   """
-  if bucket.is_remote(folder):
+  if gcs.is_remote(folder):
     (folder / NAME).write_bytes(_render(Manifest(step, _listed(folder))))
     return
   files = _checksums(folder, _sizes(folder), durable=True)
@@ -72,7 +72,7 @@ def write(folder: epath.Path, step: int) -> None:
 
 def sync(folder: os.PathLike | str) -> None:
   """Returns when the disk has the names in a folder; of what lies in a bucket there is nothing to do."""
-  if bucket.is_remote(folder):
+  if gcs.is_remote(folder):
     return
   handle = os.open(folder, os.O_RDONLY)
   try:
@@ -90,7 +90,7 @@ def read(folder: epath.Path) -> Manifest | None:
     UserError: its bucket cannot be listed.
   """
   # Not by epath, whose client remembers for seconds what was there.
-  return _parse(bucket.read(folder / NAME)) if NAME in bucket.names(folder, where="checkpoint") else None
+  return _parse(gcs.read(folder / NAME)) if NAME in gcs.names(folder, where="checkpoint") else None
 
 
 def size(folder: epath.Path) -> int:
@@ -99,7 +99,7 @@ def size(folder: epath.Path) -> int:
   Raises:
     UserError: its bucket cannot be listed.
   """
-  if bucket.is_remote(folder):
+  if gcs.is_remote(folder):
     return sum(size for size, _ in _listed(folder).values())
   return sum(_sizes(folder).values())
 
@@ -119,7 +119,7 @@ def differences(
     UserError: its bucket cannot be listed, or a file that is there not be read, however often it was tried.
   """
   index, number = share
-  if bucket.is_remote(folder):
+  if gcs.is_remote(folder):
     if index:
       return []
     there = _listed(folder)
@@ -199,7 +199,7 @@ def _own(names: Iterable[str]) -> list[str]:
 
 
 def _listed(folder: epath.Path) -> Files:
-  found = bucket.checksums_below(folder, where="checkpoint")
+  found = gcs.checksums_below(folder, where="checkpoint")
   return {name: found[name] for name in _own(found)}
 
 
@@ -293,4 +293,4 @@ _InBucket = _sealing(_Lenient)
 
 def temporary_path_class(folder: epath.Path) -> type[ocp.path.atomicity.TemporaryPathBase]:
   """What Orbax's options take, of checkpoints in `folder`."""
-  return _InBucket if bucket.is_remote(folder) else _OnDisk
+  return _InBucket if gcs.is_remote(folder) else _OnDisk

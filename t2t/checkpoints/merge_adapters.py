@@ -10,7 +10,7 @@ from t2t.configuration.schema import OPTIONAL
 from t2t.convert import atomic_output, lazy_tensors
 from t2t.convert.lazy_tensors import Foreign
 from t2t.models import adapters as adapters_lib
-from t2t.storage import bucket
+from t2t.storage import gcs
 
 
 def open_merged(path: str, *, where: str = "") -> tuple[pretrained.Source, Foreign]:
@@ -49,7 +49,7 @@ def save(
   Raises:
     UserError: there is something at `out`, or no space for it.
   """
-  folder = bucket.absolute(out)
+  folder = gcs.absolute(out)
   tensor_writer.save(foreign, folder, config=_config(source, foreign, folder), advance=advance)
 
 

@@ -14,7 +14,7 @@ from t2t import UserError
 from t2t.checkpoints import base_model_ref, pretrained, restore, select_task, tensor_writer
 from t2t.convert.lazy_tensors import Tensor
 from t2t.params import Params
-from t2t.storage import bucket
+from t2t.storage import gcs
 
 _LOOKED_AT = 1 << 20  # bytes of the base's smallest arrays, which are compared before it is loaded
 
@@ -53,7 +53,7 @@ def _open(
     if shapes.get(entry.name) != entry.shape:
       there = list(shapes[entry.name]) if entry.name in shapes else "missing"
       raise UserError(f"{another}: {entry.name} is {list(entry.shape)} there, and here {there}")
-  if bucket.absolute(source.base.path) == base.path:
+  if gcs.absolute(source.base.path) == base.path:
     return source
   there = tensors()
   left = _LOOKED_AT

@@ -22,7 +22,7 @@ from t2t.models import adapters as adapters_lib
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
-from t2t.storage import bucket, hub
+from t2t.storage import gcs, hub
 
 if typing.TYPE_CHECKING:
   from t2t.convert.lazy_tensors import Foreign
@@ -109,7 +109,7 @@ def read_source(path: str, *, where: str = "--checkpoint ") -> Source:
   """
   from t2t import convert
 
-  bucket.check(path, where=where)
+  gcs.check(path, where=where)
   hub.check(path, where=where)
   if convert.kind_of(path) != "t2t":
     return of_foreign(convert.open_foreign(path, where=where))

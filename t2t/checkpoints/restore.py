@@ -13,7 +13,7 @@ from t2t import UserError
 from t2t.checkpoints import manifest, retry, verify
 from t2t.configuration.loading import with_current_keys
 from t2t.params import Params, join_frozen, path_name
-from t2t.storage import bucket
+from t2t.storage import gcs
 
 FISHER = "fisher"  # an item of what looks like a checkpoint and is Fisher information; see fishers.py
 
@@ -28,8 +28,8 @@ def checkpoint_folder(path: str, *, where: str = "config.init.checkpoint=") -> e
   Raises:
     UserError: there is none; says what was looked for.  Or it is damaged, as far as its small files show.
   """
-  bucket.check(path, where=where)
-  root = bucket.absolute(path)
+  gcs.check(path, where=where)
+  root = gcs.absolute(path)
   if any((root / name).exists() for name in ("state", manifest.NAME)):
     if not ocp.path.step.is_path_finalized(root):
       raise UserError(f"{where}{path}: {_UNFINISHED}")
@@ -37,7 +37,7 @@ def checkpoint_folder(path: str, *, where: str = "config.init.checkpoint=") -> e
     return root
   unfinished = []
   for folder in (root / "checkpoints", root):
-    steps = sorted(int(name) for name in bucket.names(folder, where=where.strip(" =")) if name.isdigit())
+    steps = sorted(int(name) for name in gcs.names(folder, where=where.strip(" =")) if name.isdigit())
     for step in reversed(steps):
       child = folder / str(step)
       if ocp.path.step.is_path_finalized(child) or child.is_file():
@@ -49,7 +49,7 @@ def checkpoint_folder(path: str, *, where: str = "config.init.checkpoint=") -> e
   from t2t.storage import hub
 
   hub.check(path, where=where)
-  if not bucket.is_remote(root) and root.is_file():
+  if not gcs.is_remote(root) and root.is_file():
     raise UserError(f"{where}{path}: is a file; give the folder of a checkpoint, or a workdir")
   raise UserError(
     f"{where}{path}: no checkpoint there; looked for {root}/state, {root}/checkpoints/STEP"

@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 
 from t2t.checkpoints import manifest, retry
 from t2t.runtime import hosts
-from t2t.storage import bucket
+from t2t.storage import gcs
 
 _policies = ocp.checkpoint_managers
 
@@ -82,8 +82,8 @@ def delete(path: epath.Path) -> None:
   Raises:
     OSError: it cannot be deleted, in whole or in part, or is a link.
   """
-  if bucket.is_remote(path):
-    bucket.remove(path, first=manifest.MARKERS)
+  if gcs.is_remote(path):
+    gcs.remove(path, first=manifest.MARKERS)
     return
   if os.path.islink(path):
     raise OSError("it is a link")  # whose files lie where somebody has put them

@@ -14,7 +14,7 @@ import jax
 from t2t import UserError
 from t2t.checkpoints import manifest as manifests
 from t2t.runtime import hosts
-from t2t.storage import bucket
+from t2t.storage import gcs
 
 STREAMS = "streams"
 BASE = "base"  # of a step: which checkpoint has the parameters that the step leaves out; see bases.py
@@ -46,9 +46,9 @@ def of_step(
   if share[0]:
     manifest = _manifest(folder)
     return [] if manifest is None else manifests.differences(folder, manifest, largest=largest, share=share)
-  if not bucket.is_remote(folder) and not folder.is_dir():
+  if not gcs.is_remote(folder) and not folder.is_dir():
     return ["it is a file, and not the folder of a step"]
-  names = bucket.names(folder, where="checkpoint")
+  names = gcs.names(folder, where="checkpoint")
   if not names:
     return ["the folder is empty"]
   try:
@@ -94,7 +94,7 @@ def noted(path: epath.Path, *, surely: bool = False) -> dict[str, Any]:
   Raises:
     UserError: surely, and it cannot be read, however often it was tried.
   """
-  read = functools.partial(bucket.read, path)
+  read = functools.partial(gcs.read, path)
   try:
     found = json.loads(manifests.patiently(read, path) if surely else read())
   except UserError:
@@ -108,10 +108,10 @@ def _unreadable(folder: epath.Path) -> list[str]:
   """Of a step without a manifest: what is JSON where it is whole."""
   found = []
   for item, name in (("config", "metadata"), ("metrics", "metrics"), ("state", "_METADATA")):
-    if name in bucket.names(folder / item, where="checkpoint"):
+    if name in gcs.names(folder / item, where="checkpoint"):
       try:
         path = folder / item / name
-        json.loads(manifests.patiently(functools.partial(bucket.read, path), path))
+        json.loads(manifests.patiently(functools.partial(gcs.read, path), path))
       except UserError:
         raise
       except (FileNotFoundError, ValueError) as error:
@@ -130,7 +130,7 @@ def _misplaced(folder: epath.Path, step: int | None) -> list[str]:
 
 def _said_by_streams(folder: epath.Path) -> Iterator[tuple[str, Any, Any]]:
   """File, step and stream of each position that says of which it is; those of an older t2t do not."""
-  for name in bucket.names(folder / STREAMS, where="checkpoint"):
+  for name in gcs.names(folder / STREAMS, where="checkpoint"):
     said = noted(folder / STREAMS / name)
     if "step" in said and "stream" in said:
       yield name, said["step"], said["stream"]
@@ -186,13 +186,13 @@ def _shown(found: list[str]) -> str:
 def steps(directory: epath.Path) -> list[int]:
   """The steps in a folder of checkpoints that were saved to their end, damaged ones among them; sorted."""
   found = _numbered(directory)
-  if bucket.is_remote(directory):  # where what a save was killed in has the name of its step
-    found = [name for name in found if manifests.COMMITTED in bucket.names(directory / name, where="--workdir")]
+  if gcs.is_remote(directory):  # where what a save was killed in has the name of its step
+    found = [name for name in found if manifests.COMMITTED in gcs.names(directory / name, where="--workdir")]
   return sorted(map(int, found))
 
 
 def _numbered(directory: epath.Path) -> list[str]:
-  names = bucket.names(directory, where="--workdir")
+  names = gcs.names(directory, where="--workdir")
   return [name for name in names if name.isascii() and name.isdigit() and name == str(int(name))]
 
 
@@ -202,14 +202,14 @@ def _keep_whole(directory: epath.Path) -> None:
   Raises:
     UserError: one that an older t2t saved was copied from a disk without its last object.
   """
-  for name in _numbered(directory) if bucket.is_remote(directory) else ():
+  for name in _numbered(directory) if gcs.is_remote(directory) else ():
     folder = directory / name
-    there = bucket.names(folder, where="--workdir")
+    there = gcs.names(folder, where="--workdir")
     if manifests.COMMITTED in there:
       continue
     if manifests.NAME in there:
       if not of_step(folder, step=int(name)):
-        bucket.Object(folder / manifests.COMMITTED, "text/plain").replace(b"")
+        gcs.Object(folder / manifests.COMMITTED, "text/plain").replace(b"")
     # Without a manifest, a step of a t2t that writes them, whose streams say of which they are, is a part.
     # What cannot be read for now must not be taken for one: Orbax would delete it.
     elif manifests.ORBAX in there and noted(folder / manifests.ORBAX, surely=True).get("commit_timestamp_nsecs"):
@@ -244,7 +244,7 @@ def set_aside(directory: epath.Path) -> None:
       damaged[step] = found
     elif sound is None:
       sound = step
-  earlier = hosts.share([name for name in bucket.names(directory, where="--workdir") if name.startswith(ASIDE)])
+  earlier = hosts.share([name for name in gcs.names(directory, where="--workdir") if name.startswith(ASIDE)])
   if sound is None and (damaged or earlier):
     said = "\n".join(f"{directory / str(step)}:\n{_shown(found)}" for step, found in damaged.items())
     raise UserError(
@@ -270,8 +270,8 @@ def _free(name: str, taken: set[str]) -> str:
 
 def _move(folder: epath.Path, target: epath.Path) -> None:
   try:
-    if bucket.is_remote(folder):
-      bucket.move(folder, target, first=manifests.MARKERS)
+    if gcs.is_remote(folder):
+      gcs.move(folder, target, first=manifests.MARKERS)
     else:
       folder.rename(target)
       manifests.sync(folder.parent)

@@ -9,8 +9,8 @@ from etils import epath
 import jax
 
 from t2t import UserError
-from t2t.runtime import exit_codes, stopping
-from t2t.storage import bucket, lease
+from t2t.runtime import exit_codes, preemption
+from t2t.storage import gcs, lease
 
 NAME = ".lock"
 
@@ -47,10 +47,10 @@ def held(workdir: epath.Path) -> Iterator[Workdir]:
   Raises:
     UserError: another run is writing there, or nobody can.
   """
-  if bucket.is_remote(workdir):
+  if gcs.is_remote(workdir):
     if jax.process_index() == 0:
-      lost = lambda why: stopping.end(f"--workdir {why}", exit_codes.REFUSED)
-      with lease.held(workdir / NAME, on_lost=lost) as found, stopping.last_words(found.release):
+      lost = lambda why: preemption.end(f"--workdir {why}", exit_codes.REFUSED)
+      with lease.held(workdir / NAME, on_lost=lost) as found, preemption.last_words(found.release):
         yield Workdir(workdir, None)
       return
     yield Workdir(workdir, None)
@@ -94,7 +94,7 @@ def is_held(workdir: epath.Path) -> bool:
   Raises:
     OSError: its bucket does not say.
   """
-  if bucket.is_remote(workdir):
+  if gcs.is_remote(workdir):
     return lease.is_held(workdir / NAME)
   try:
     with open(workdir / NAME) as file:  # shared, and let go of at once: nobody who only looks keeps a run out

@@ -10,7 +10,7 @@ import jax
 from t2t import UserError
 from t2t.checkpoints import merge_adapters
 from t2t.convert import atomic_output
-from t2t.storage import bucket
+from t2t.storage import gcs
 
 _EXAMPLES = """\
 examples:
@@ -61,9 +61,9 @@ def main(argv: list[str]) -> None:
 
 
 def _merge(options: argparse.Namespace) -> None:
-  bucket.check(options.run, where="")
-  bucket.check(options.output, where="--output ")
-  atomic_output.check(bucket.absolute(options.output), 0)
+  gcs.check(options.run, where="")
+  gcs.check(options.output, where="--output ")
+  atomic_output.check(gcs.absolute(options.output), 0)
   source, foreign = merge_adapters.open_merged(_step_of(options.run, options.step))
   with atomic_output.progress(
     sum(tensor.nbytes for tensor in foreign.tensors.values()), len(foreign.tensors)
@@ -80,8 +80,8 @@ def _step_of(run: str, step: int | None) -> str:
   """Where a run's step lies; of none that is asked for the run, whose last step counts."""
   if step is None:
     return run
-  folder = bucket.absolute(run) / "checkpoints"
-  steps = sorted(int(name) for name in bucket.names(folder, where="") if name.isdigit())
+  folder = gcs.absolute(run) / "checkpoints"
+  steps = sorted(int(name) for name in gcs.names(folder, where="") if name.isdigit())
   if step not in steps:
     there = ", ".join(map(str, steps)) or "none"
     raise UserError(f"--step {step}: {run} has no such checkpoint; there are {there}")

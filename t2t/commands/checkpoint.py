@@ -19,7 +19,7 @@ import rich.table
 from t2t import UserError
 from t2t.checkpoints import inspect, manager, manifest, pretrained, restore, tensor_writer, verify, workdir_lock
 from t2t.runtime import amounts, numeric, progress
-from t2t.storage import bucket
+from t2t.storage import gcs
 
 _WIDEST = 120  # columns
 _SHOWN = 20  # differences
@@ -201,7 +201,7 @@ def _base(path: epath.Path, seen: dict[str, str]) -> str:
 def _prune(options: argparse.Namespace) -> int:
   folder = inspect.folder_of(options.dir)
   with contextlib.ExitStack() as stack:
-    if bucket.is_remote(folder):
+    if gcs.is_remote(folder):
       workdir = folder.parent if folder.name == manager.CHECKPOINTS else None
     else:  # by whatever name it is reached
       resolved = epath.Path(os.path.realpath(folder))

@@ -28,7 +28,7 @@ from t2t.convert import (
   vocab_override,
 )
 from t2t.runtime import amounts, numeric
-from t2t.storage import bucket, hub
+from t2t.storage import gcs, hub
 
 # What --from names -> what it is called in a message.
 KINDS = {
@@ -86,7 +86,7 @@ def run(job: Job) -> None:
   notes = list(foreign.notes)
 
   # ---- What it becomes -----------------------------------------------------
-  out = bucket.absolute(job.out)
+  out = gcs.absolute(job.out)
   if job.target == "t2t":
     with atomic_output.progress(
       sum(tensor.nbytes for tensor in foreign.tensors.values()), len(foreign.tensors)
@@ -103,7 +103,7 @@ def run(job: Job) -> None:
 def _take_adapter(job: Job) -> None:
   """From PEFT's folder to a run of t2t's."""
   said = peft_config.base_named(job.source)
-  if not job.base and not (said and bucket.absolute(said).exists()):
+  if not job.base and not (said and gcs.absolute(said).exists()):
     if said and hub.name_of(said):
       hub.check(said, where=f"{job.source}: {peft.CONFIG}: base_model_name_or_path=")
     named = f"{said!r}, which is no folder here" if said else "no base"
@@ -115,7 +115,7 @@ def _take_adapter(job: Job) -> None:
   adapter = peft.open_adapter(job.source, base, head=job.head)
   nbytes = sum(tensor.nbytes for tensor in adapter.tensors.values())
   with atomic_output.progress(nbytes, len(adapter.tensors) + len(adapter.kept)) as advance:
-    written = adapter_export.save(adapter, base, part, bucket.absolute(job.out), advance=advance)
+    written = adapter_export.save(adapter, base, part, gcs.absolute(job.out), advance=advance)
   notes = [*base.notes, f"lies on top of {base.path}, which must stay where it is, or be moved together with {job.out}"]
   if adapter.kept:
     notes.append(f"of its head the base's: {', '.join(adapter.kept)}")
@@ -133,7 +133,7 @@ def _give_adapter(job: Job) -> None:
       source.adapters,
       trained,
       below,
-      bucket.absolute(job.out),
+      gcs.absolute(job.out),
       where=str(source.path),
       base=base,
       head=job.head,
@@ -152,7 +152,7 @@ def _size(found: hf_config.Written, dtype: str) -> tuple[int, int]:
 
 def _report(foreign: lazy_tensors.Foreign, job: Job, notes: list[str]) -> Iterator[str]:
   """What is said at the end, line by line."""
-  model, out = foreign.model, bucket.absolute(job.out)
+  model, out = foreign.model, gcs.absolute(job.out)
   parameters = sum(math.prod(tensor.shape) for tensor in foreign.tensors.values())
   layers = " + ".join(str(number) for number in (model.num_encoder_layers, model.num_decoder_layers) if number)
   written = sum((folder / name).stat().length for folder, _, names in out.walk() for name in names)
@@ -292,8 +292,8 @@ def _kind(path: str, given: str) -> str:
   Raises:
     UserError: there is none, or one of another kind than `given`.
   """
-  bucket.check(path, where="")
-  folder = bucket.absolute(path)
+  gcs.check(path, where="")
+  folder = gcs.absolute(path)
   if not folder.exists():
     hub.check(path, where="")
     raise UserError(f"{path}: no such file or folder")
@@ -328,7 +328,7 @@ def _job(options: argparse.Namespace) -> Job:
     missing = "the folder to write is" if options.paths else "the checkpoint and the folder to write are"
     raise UserError(f"{missing} missing; see `t2t convert --help`")
   source, out = options.paths
-  bucket.check(out, where="")
+  gcs.check(out, where="")
   if options.target == "t5x":
     raise UserError("--to t5x: t2t reads T5X's checkpoints and writes none; give hf, peft or t2t")
   if options.extra_ids is not None and not options.vocabulary:

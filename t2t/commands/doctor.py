@@ -5,7 +5,7 @@ import dataclasses
 import json
 import textwrap
 
-from t2t.runtime import examine
+from t2t.runtime import environment
 
 _DESCRIPTION = """\
 Looks at versions, devices, memory, disk, extras and credentials (whether there
@@ -16,7 +16,7 @@ examples:
   t2t doctor
   t2t doctor --json"""
 _WIDTH, _NAME = 80, 14  # columns
-_STATES = {examine.FINE: "ok", examine.MISSING: "- ", examine.WRONG: "! "}
+_STATES = {environment.FINE: "ok", environment.MISSING: "- ", environment.WRONG: "! "}
 _LEGEND = "ok: is well   -: is not there, which is well unless you need it   !: to mend"
 
 
@@ -36,13 +36,13 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
   """The command; 1 if something is amiss."""
   options = _parser().parse_args(argv)
-  found: list[examine.Finding] = []
-  for kind, findings in examine.everything():
+  found: list[environment.Finding] = []
+  for kind, findings in environment.everything():
     found += findings
     if not options.json:
       print(f"{kind}:")
       print("\n".join(map(_line, findings)), flush=True)
-  wrong = [each for each in found if each.state == examine.WRONG]
+  wrong = [each for each in found if each.state == environment.WRONG]
   if options.json:
     print(json.dumps([dataclasses.asdict(each) for each in found], indent=1))
   else:
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
   return int(bool(wrong))
 
 
-def _line(finding: examine.Finding) -> str:
+def _line(finding: environment.Finding) -> str:
   """A finding, and below it what to do."""
   text = f"{_STATES[finding.state]} {finding.name:<{_NAME}} {finding.found}"
   indent = " " * (_NAME + 4)

@@ -15,7 +15,7 @@ from t2t.configuration.loading import records
 from t2t.configuration.schema import DataConfig
 from t2t.data import pipeline, registry
 from t2t.evaluation import evaluate
-from t2t.storage import bucket
+from t2t.storage import gcs
 
 
 def _is_of_table(argv: list[str]) -> bool:
@@ -25,7 +25,7 @@ def _is_of_table(argv: list[str]) -> bool:
   path = options.parse_known_args(argv)[0].checkpoint
   if not path:
     return False
-  root = bucket.absolute(path)
+  root = gcs.absolute(path)
   for folder in (root, *([root.parent.parent] if root.name.isdigit() else [])):  # WORKDIR/checkpoints/STEP
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
       saved = json.loads((folder / "config.json").read_text())

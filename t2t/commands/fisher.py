@@ -17,7 +17,7 @@ from t2t.configs import default
 from t2t.configuration.loading import records
 from t2t.convert import atomic_output
 from t2t.runtime import hosts, numeric
-from t2t.storage import bucket
+from t2t.storage import gcs
 
 _DESCRIPTION = """\
 The diagonal of the Fisher information of a checkpoint's parameters: the mean,
@@ -86,9 +86,9 @@ def main(argv: list[str]) -> None:
   """
   options, overrides = options_lib.parse_known(_parser(), argv)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
-  bucket.check(options.output, where="--output ")
+  gcs.check(options.output, where="--output ")
   hosts.start(options, default.get_config().train)
-  atomic_output.check(bucket.absolute(options.output), 0)
+  atomic_output.check(gcs.absolute(options.output), 0)
   source = pretrained.read_source(options.run, where="")
   pretrained.trust(options.task_modules)
   config = fisher.run_config(source, overrides)

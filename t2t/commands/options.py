@@ -16,7 +16,7 @@ from t2t.configs import default
 from t2t.configuration.loading import check_of_files, config_names, families, overridden, override
 from t2t.configuration.schema import FIRST, OPTIONAL, SECTIONS, comments, is_adapter
 from t2t.runtime import hosts
-from t2t.storage import bucket
+from t2t.storage import gcs
 
 
 def shown(value: Any) -> str:
@@ -197,8 +197,8 @@ def parse_with_checkpoint(
     if not getattr(options, name):
       or_bound = gin_files.or_bound(options.gin, f"--{name}")
       raise UserError(f"--{name} is missing: give --{name} PATH{or_bound}; see {parser.prog} --help")
-    bucket.check(getattr(options, name), where=f"--{name} ")
-  bucket.check_folder(options.workdir, where="--workdir ")
+    gcs.check(getattr(options, name), where=f"--{name} ")
+  gcs.check_folder(options.workdir, where="--workdir ")
   hosts.start(options, config.train)
   from t2t.checkpoints import inspect, pretrained
 

@@ -13,7 +13,7 @@ import numpy as np
 from t2t import replay
 from t2t.checkpoints import pretrained
 from t2t.runtime import hosts, numeric
-from t2t.storage import bucket
+from t2t.storage import gcs
 
 _DESCRIPTION = """\
 Does one step of a run again: restores the newest sound checkpoint before it,
@@ -62,8 +62,8 @@ def main(argv: list[str]) -> int:
   """
   options = _parser().parse_args(argv)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
-  bucket.check(options.run, where="")
-  workdir = bucket.absolute(options.run)
+  gcs.check(options.run, where="")
+  workdir = gcs.absolute(options.run)
   config = replay.config_of(workdir)
   hosts.start(options, config.train)
   pretrained.trust(options.task_modules)

@@ -5,7 +5,7 @@ import argparse
 from t2t import UserError
 from t2t.reports import comparison, single, written
 from t2t.reports import run as runs
-from t2t.storage import bucket
+from t2t.storage import gcs
 
 _DESCRIPTION = """\
 Writes a page on a run: curves of all that was measured, what its config has
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> None:
   if options.over and len(options.runs) == 1:
     raise UserError(f"--over {options.over}: is of several runs, and {options.runs[0]} is one; leave it out")
   if options.output:
-    bucket.check(options.output, where="--output ")
+    gcs.check(options.output, where="--output ")
   found = [runs.read(path) for path in options.runs]
   if len(found) == 1:
     path, text = found[0].path / written.NAME, single.html(found[0])
@@ -65,10 +65,10 @@ def main(argv: list[str]) -> None:
     folder = comparison.shared_folder(found)
     if not folder and not options.output:
       raise UserError("the runs lie in no folder together; give --output FILE, where the page is to be written")
-    path = bucket.absolute(folder) / written.NAME if folder else None
-  path = bucket.absolute(options.output) if options.output else path
+    path = gcs.absolute(folder) / written.NAME if folder else None
+  path = gcs.absolute(options.output) if options.output else path
   try:
-    if not bucket.is_remote(path) and path.is_dir():
+    if not gcs.is_remote(path) and path.is_dir():
       raise UserError(f"--output {path}: is a folder; give a file, as {path / written.NAME}")
     written.write(path, text)
   except OSError as error:

@@ -11,8 +11,8 @@ import rich.table
 
 from t2t import UserError
 from t2t.reports import run as runs
-from t2t.runtime import amounts, telling
-from t2t.storage import bucket
+from t2t.runtime import amounts, console
+from t2t.storage import gcs
 
 _DESCRIPTION = """\
 Lists the runs in a folder and the two below it, the newest first: step, last
@@ -47,17 +47,17 @@ def main(argv: list[str]) -> None:
     UserError: there are none; says what was looked for.
   """
   options = _parser().parse_args(argv)
-  bucket.check(options.dir, where="")
-  root = bucket.absolute(options.dir)
+  gcs.check(options.dir, where="")
+  root = gcs.absolute(options.dir)
   found, unread = [], False
   for folder in runs.find(root):
     try:
       found.append(runs.read(str(folder)))
     except UserError as error:  # the others are there
-      telling.tell(str(error))
+      console.tell(str(error))
       unread = True
   if not found and not unread:
-    there = bucket.is_remote(root) or root.is_dir()
+    there = gcs.is_remote(root) or root.is_dir()
     why = f"no runs there; looked in it and in two folders below for one with {runs.METRICS}" if there else "not there"
     raise UserError(f"{options.dir}: {why}; give the folder that the --workdir of `t2t train` lies in")
   never = datetime.datetime.min.replace(tzinfo=datetime.UTC)
@@ -66,8 +66,8 @@ def main(argv: list[str]) -> None:
   if options.json:
     print(json.dumps([_told(run) | {"run": below(run)} for run in found], indent=1))
     return
-  console = rich.console.Console(highlight=False, markup=False)
-  console.width = min(console.width, _WIDTH) if console.is_terminal else _WIDTH
+  screen = rich.console.Console(highlight=False, markup=False)
+  screen.width = min(screen.width, _WIDTH) if screen.is_terminal else _WIDTH
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
   table.add_column("run", overflow="fold")
   # Whole, unless it is very long: otherwise rich makes both as narrow.
@@ -88,7 +88,7 @@ def main(argv: list[str]) -> None:
       "" if run.written is None else _ago((now - run.written).total_seconds()),
       run.state,
     )
-  console.print(table)
+  screen.print(table)
 
 
 def _told(run: runs.Run) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from t2t.configuration.loading import records
 from t2t.configuration.schema import Config
 from t2t.evaluation import results
 from t2t.models import adapters as adapters_lib
-from t2t.storage import bucket
+from t2t.storage import gcs
 from t2t.training.train import train
 
 # Diagnostic sets have no training data: the model that is best at the task that they diagnose answers them.
@@ -39,7 +39,7 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
   from t2t.data import train_data
   from t2t.evaluation import evaluate
 
-  folder = bucket.absolute(workdir)
+  folder = gcs.absolute(workdir)
   data = config.data
   if len(adapters_lib.tasks(config.adapters)) > 1:
     raise UserError(

@@ -7,7 +7,7 @@ from t2t.commands import gin_files
 from t2t.commands.options import config_parser, inherited, parse
 from t2t.configuration.loading import records
 from t2t.runtime import hosts
-from t2t.storage import bucket
+from t2t.storage import gcs
 from t2t.training.train import train
 
 
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> None:
     raise UserError(
       f"--workdir is missing: give --workdir FOLDER{or_bound}, for checkpoints and metrics; or a gs:// path"
     )
-  bucket.check_folder(options.workdir, where="--workdir ")
+  gcs.check_folder(options.workdir, where="--workdir ")
   hosts.start(options, config.train)
   gin_files.tell(options.gin)
   config = inherited(config, parser, argv)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import UserError
-from t2t.storage import untrusted
+from t2t.storage import safe_read
 
 Tree = Any  # nested dicts and lists of `Array`, numbers, strings, bytes and None
 
@@ -75,13 +75,13 @@ def read(path: epath.Path) -> Tree:
   Raises:
     UserError: it is cut off, no msgpack, or no file.
   """
-  untrusted.size(path)
+  safe_read.size(path)
   return _Reader(path, _buffer(path)).root()
 
 
 def first_key(path: epath.Path) -> str | None:
   """The first key of the dict that a file holds; None if it holds none. Reads a few bytes."""
-  if not untrusted.is_file(path):
+  if not safe_read.is_file(path):
     return None
   with path.open("rb") as file:
     head = file.read(64)

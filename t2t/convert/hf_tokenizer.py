@@ -18,7 +18,7 @@ from t2t.convert import vocab_override
 from t2t.convert.hf_mappings import Family, Settings
 from t2t.convert.lazy_tensors import Foreign
 from t2t.models.architecture import ARCHITECTURES
-from t2t.storage import untrusted, vocabulary_files
+from t2t.storage import safe_read, vocabulary_files
 
 _SPACE = "▁"
 _T5 = ("t5", "mt5")
@@ -59,7 +59,7 @@ def vocabulary_in(folder: epath.Path, settings: Settings) -> Vocabulary:
     UserError: a file that cannot be read.
   """
   path = folder / vocabulary_files.SETTINGS
-  tokenizer_settings = untrusted.read_json(path) if path.exists() else {}
+  tokenizer_settings = safe_read.read_json(path) if path.exists() else {}
   if "ByT5Tokenizer" in (tokenizer_settings.get("tokenizer_class"), settings.get("tokenizer_class")):
     # As published its sentinels are the last bytes, and what its tokenizer calls <extra_id_0>, ... was not trained on.
     # Another number of those is what `_bytes` wrote.
@@ -86,7 +86,7 @@ def vocabulary_in(folder: epath.Path, settings: Settings) -> Vocabulary:
 def longest_in(folder: epath.Path) -> int:
   """Returns the number of tokens that a folder's tokenizer cuts texts to; 0 if it names none."""
   path = folder / vocabulary_files.SETTINGS
-  found = untrusted.read_json(path).get(_LENGTH) if path.exists() else None
+  found = safe_read.read_json(path).get(_LENGTH) if path.exists() else None
   return found if type(found) is int and 0 < found <= _NO_LENGTH else 0
 
 

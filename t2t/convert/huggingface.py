@@ -19,7 +19,7 @@ from t2t.convert.hf_mappings import Family, Settings
 from t2t.convert.lazy_tensors import Foreign, Tensor, check_finite, compare, expected
 from t2t.convert.safetensors import Entry
 from t2t.models.config import TransformerConfig
-from t2t.storage import bucket, untrusted, vocabulary_files
+from t2t.storage import gcs, safe_read, vocabulary_files
 
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _PICKLES = ("pytorch_model*.bin", "model*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -31,13 +31,13 @@ def is_huggingface(path: str) -> bool:
 
   A file by a name of their weights is said to be one, so that `open_foreign` tells what to give instead.
   """
-  folder = bucket.absolute(path)
+  folder = gcs.absolute(path)
   if not folder.is_dir():
     return _is_weights(folder) and folder.exists()
   if any((folder / name).exists() for name in (_WEIGHTS, _INDEX)) or _pickles(folder):
     return True
   config = folder / _CONFIG
-  return config.exists() and "model_type" in untrusted.read_json(config)
+  return config.exists() and "model_type" in safe_read.read_json(config)
 
 
 def _is_weights(path: epath.Path) -> bool:
@@ -126,7 +126,7 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
       have, pickled weights, a file that was cut off, tensors that are missing, unknown or of another shape, or a
       vocabulary that is larger than the embedding.
   """
-  folder = bucket.absolute(path)
+  folder = gcs.absolute(path)
   named = epath.Path(f"{where}{folder}")
   if not folder.is_dir() and _is_weights(folder):
     if folder.name.endswith(".safetensors"):
@@ -134,7 +134,7 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
     raise _pickled(named, folder.parent, folder.name)
   if not (folder / _CONFIG).exists():
     raise UserError(f"{named}: no config.json there; give the folder that `save_pretrained` wrote, or a download of it")
-  settings = untrusted.read_json(folder / _CONFIG)
+  settings = safe_read.read_json(folder / _CONFIG)
   _check_types(settings, f"{named}/{_CONFIG}")
   family = settings_lib.family(settings, str(named))
   notes = list(family.notes(settings))
@@ -225,7 +225,7 @@ def _entries(folder: epath.Path, named: epath.Path) -> dict[str, Entry]:
   """
   index, single = folder / _INDEX, folder / _WEIGHTS
   if index.exists():
-    weight_map = untrusted.read_json(index).get("weight_map")
+    weight_map = safe_read.read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
       raise UserError(f"{named}: {_INDEX}: has no weight_map, which says in which file a tensor is; download it again")
     files = sorted({*map(str, weight_map.values())})

@@ -26,7 +26,7 @@ from t2t.convert.lazy_tensors import Foreign, Tensor, check_finite, compare
 from t2t.convert.safetensors import Entry
 from t2t.models.adapters import ia3
 from t2t.models.config import TransformerConfig
-from t2t.storage import bucket
+from t2t.storage import gcs
 
 CONFIG, WEIGHTS = peft_config.NAME, "adapter_model.safetensors"
 _PICKLE = "adapter_model.bin"
@@ -36,7 +36,7 @@ _IN_FRONT_OF_WHOLE = "base_model."  # where they are no part of a model that PEF
 
 def is_peft(path: str) -> bool:
   """Whether a folder of PEFT's is at `path`; looks at names alone."""
-  folder = bucket.absolute(path)
+  folder = gcs.absolute(path)
   return folder.is_dir() and (folder / CONFIG).exists()
 
 
@@ -103,7 +103,7 @@ def open_adapter(path: str, base: Foreign, *, head: str = "") -> Adapter:
   Raises:
     UserError: it cannot be read, says what t2t's adapter cannot, or lies on top of another model.
   """
-  folder = bucket.absolute(path)
+  folder = gcs.absolute(path)
   kind, settings, task_type = peft_config.read(folder)
   where = f"{folder}/{CONFIG}"
   if not (folder / WEIGHTS).exists():

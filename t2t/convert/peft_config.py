@@ -17,7 +17,7 @@ from t2t import UserError
 from t2t.convert import peft_prompts
 from t2t.convert.hf_mappings import Settings
 from t2t.models.adapters.lora import LoraConfig
-from t2t.storage import bucket, untrusted
+from t2t.storage import gcs, safe_read
 
 NAME = "adapter_config.json"
 
@@ -138,7 +138,7 @@ def read(folder: epath.Path) -> tuple[Kind, Settings, str | None]:
     UserError: a field says what t2t's adapter cannot; names it.
   """
   where = f"{folder}/{NAME}"
-  settings = untrusted.read_json(folder / NAME)
+  settings = safe_read.read_json(folder / NAME)
   name, task = settings.get("peft_type"), settings.get("task_type")
   if not isinstance(name, str) or name not in KINDS:
     raise UserError(f"{where}: peft_type={str(name)[:40]!r}: t2t reads {', '.join(KINDS)}")
@@ -159,5 +159,5 @@ def read(folder: epath.Path) -> tuple[Kind, Settings, str | None]:
 
 def base_named(path: str) -> str:
   """Where a folder says that its base lies: a path, a name on a hub, or ""."""
-  said = untrusted.read_json(bucket.absolute(path) / NAME).get("base_model_name_or_path")
+  said = safe_read.read_json(gcs.absolute(path) / NAME).get("base_model_name_or_path")
   return said if isinstance(said, str) else ""

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import UserError
-from t2t.storage import untrusted
+from t2t.storage import safe_read
 
 # Those of parameters; the rest are buffers, or weights that were quantised.
 DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(jnp.bfloat16)}
@@ -29,7 +29,7 @@ _SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1}
 _SIZES |= {"I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4}
 _SIZES |= {"I64": 8, "U64": 8, "F64": 8, "C64": 8}
 # Of 100,000 tensors. The format allows 100 MB, which as Python's objects would take gigabytes.
-_LARGEST_HEADER = untrusted.MOST_JSON
+_LARGEST_HEADER = safe_read.MOST_JSON
 _ALIGNMENT = 8
 _MOST_DIMENSIONS = 16
 
@@ -82,7 +82,7 @@ def read_header(path: epath.Path) -> dict[str, Entry]:
     UserError: not a safetensors file, or one that was cut off: says how long it must be; or tensors that are not what
       their offsets say, one upon the other, or with bytes between them that belong to none.
   """
-  size = untrusted.size(path)
+  size = safe_read.size(path)
   with path.open("rb") as file:
     start = file.read(8)
     length = int.from_bytes(start, "little")
@@ -111,7 +111,7 @@ def read_header(path: epath.Path) -> dict[str, Entry]:
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
   """An object of JSON, none of whose names comes twice: readers would not agree which one counts."""
-  if untrusted.name_given_twice(pairs) is not None:
+  if safe_read.name_given_twice(pairs) is not None:
     raise ValueError("a name stands in it twice")
   return dict(pairs)
 

@@ -23,7 +23,7 @@ from t2t import UserError
 from t2t.convert import flax_msgpack
 from t2t.convert.lazy_tensors import Foreign, Tensor, check_finite, compare, expected
 from t2t.models.config import TransformerConfig
-from t2t.storage import bucket, untrusted, vocabulary_files
+from t2t.storage import gcs, safe_read, vocabulary_files
 
 # ---- Names -----------------------------------------------------------------------------------------------------------
 
@@ -96,7 +96,7 @@ def _file_or_folder(path: epath.Path) -> epath.Path | None:
       return file
   children = list(path.iterdir())
   for folder in (path, *(child for child in children if child.name == "state")):
-    if any(untrusted.is_file(array / ".zarray") for array in _array_folders(folder)[:1]):
+    if any(safe_read.is_file(array / ".zarray") for array in _array_folders(folder)[:1]):
       return folder
   steps = [(int(match[1]), child) for child in children if (match := _STEP.fullmatch(child.name))]
   return _file_or_folder(max(steps)[1]) if steps else None
@@ -108,7 +108,7 @@ def _array_folders(folder: epath.Path) -> list[epath.Path]:
 
 def is_t5x(path: str) -> bool:
   """Whether there is a T5X checkpoint at `path`, or in it the last of several; looks at names and first bytes."""
-  return _file_or_folder(bucket.absolute(path)) is not None
+  return _file_or_folder(gcs.absolute(path)) is not None
 
 
 def _zarr(folder: epath.Path) -> dict:
@@ -133,7 +133,7 @@ def _check_header(name: str, folder: epath.Path) -> bool:
   wrong = lambda what: UserError(
     f"{folder}: cannot be read as a zarr array of {name}: {what}; copy the checkpoint again"
   )
-  header = untrusted.read_json(path)
+  header = safe_read.read_json(path)
   shape, chunks, dtype = (header.get(key) for key in ("shape", "chunks", "dtype"))
   for key, sizes, least in (("shape", shape, 0), ("chunks", chunks, 1)):
     if not isinstance(sizes, list) or not all(type(size) is int and least <= size < 2**48 for size in sizes):
@@ -148,7 +148,7 @@ def _check_header(name: str, folder: epath.Path) -> bool:
   stored = 0
   for child in folder.iterdir():
     if not child.name.startswith("."):
-      stored += untrusted.size(child)
+      stored += safe_read.size(child)
   if math.prod(shape) > max(_SMALL, _MOST_PACKED * stored):
     raise wrong(f"it says an array of {shape}, but its chunks have {stored:,} bytes in all")
   return fills
@@ -460,7 +460,7 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
     UserError: no T5X checkpoint, one that is cut off, of something else than an encoder-decoder, or with arrays
       missing, unknown or of a wrong shape.
   """
-  root = bucket.absolute(path)
+  root = gcs.absolute(path)
   found = _file_or_folder(root)
   if found is None:
     raise UserError(f"{where}{_nothing_there(root, path)}")
@@ -512,7 +512,7 @@ def is_tensorflow(root: epath.Path) -> bool:
   if any(root.glob("model.ckpt-*.index")):
     return True
   file = root / "checkpoint" if root.is_dir() else root
-  if not untrusted.is_file(file):
+  if not safe_read.is_file(file):
     return False
   with file.open("rb") as head:
     return head.read(len(_TENSORFLOW)) == _TENSORFLOW

@@ -20,7 +20,7 @@ from t2t.configuration.schema import DataConfig
 from t2t.data import example_windows as rows_lib
 from t2t.data import sources
 from t2t.data.sources import bad_records, file_fingerprints, named
-from t2t.runtime import telling, waiting
+from t2t.runtime import console, waiting
 
 # Of each host, few enough that opening them does not delay its start; on more hosts later each has fewer, and on more
 # than there are streams, several share one.
@@ -335,7 +335,7 @@ class BatchIterator:
     saved = state[self.stream_names[0]]
     is_older = saved.startswith(b"1 ") or _SPECIAL_TOKENS not in json.loads(saved)["identity"]
     if is_older and self._identity.get(_SPECIAL_TOKENS) is False and (found := self._spelled()):
-      telling.tell(
+      console.tell(
         f"the text spells control tokens ({found}): up to the checkpoint an older version of t2t read them as control"
         " tokens, from here on they are text; --config.data.special_tokens=True goes on as the run began"
       )
@@ -360,7 +360,7 @@ class BatchIterator:
           " bring them back, set config.data.files_may_change=True to go on at about the same part of what is there, or"
           " give another --workdir to begin anew"
         )
-      telling.tell(
+      console.tell(
         f"{key} have changed since the checkpoint: {shown};"
         " the data goes on at about the same part of what there is now"
       )
@@ -396,7 +396,7 @@ class BatchIterator:
   def _restored(self, stream: int, state: bytes, step: int) -> np.ndarray:
     if state.startswith(b"1 "):
       if stream == 0:
-        telling.tell(
+        console.tell(
           "the checkpoint's data position is of an older version of t2t: the data goes on at about the same part of its"
           " epoch, not at the same example"
         )

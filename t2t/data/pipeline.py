@@ -30,7 +30,7 @@ from t2t.data import (
 )
 from t2t.data.sources import bad_records
 from t2t.models.config import HeadConfig
-from t2t.runtime import telling
+from t2t.runtime import console
 
 EVAL_SEED = 0  # held-out batches are the same in every run
 EVAL_STREAMS = 16  # in at most so many parts, which hosts make side by side
@@ -323,7 +323,7 @@ def _eval_parts(
     raise run_sources.of(data).no_held_out(task.name, why)
   for source, number, has_example in zip(read, read_of, yields, strict=True):
     if number and not has_example and jax.process_index() == 0:
-      telling.tell(
+      console.tell(
         f"{source.task.name}: split {of_task.split!r} has no held-out example, of {number:,} records that were read;"
         " the held-out loss is of the other tasks"
       )

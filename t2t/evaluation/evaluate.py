@@ -23,7 +23,7 @@ from t2t.models import adapters as adapters_lib
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
 from t2t.runtime import hosts
-from t2t.storage import bucket
+from t2t.storage import gcs
 from t2t.training import mesh_selection
 
 if TYPE_CHECKING:  # it comes with t2t.data, which quiets what TensorFlow says when it is loaded
@@ -412,5 +412,5 @@ def evaluate(config: Config, source: pretrained.Source, workdir: str) -> list[re
     found = evaluation.run(params, on_batch=on_batch)
   about = {"checkpoint": str(source.path), "method": evaluation.method, "shots": config.eval.shots}
   if jax.process_index() == 0:
-    results.publish(found, bucket.absolute(workdir), about=about, whole=not config.eval.max_examples)
+    results.publish(found, gcs.absolute(workdir), about=about, whole=not config.eval.max_examples)
   return found

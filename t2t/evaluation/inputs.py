@@ -9,7 +9,7 @@ from t2t import UserError
 from t2t.configuration.schema import DataConfig
 from t2t.data import pipeline, registry
 from t2t.evaluation import few_shot
-from t2t.storage import bucket
+from t2t.storage import gcs
 
 
 def write(data: DataConfig, architecture: str, folder: str) -> dict[str, str]:
@@ -29,7 +29,7 @@ def write(data: DataConfig, architecture: str, folder: str) -> dict[str, str]:
   paths = {task.name: f"{folder.rstrip('/')}/{task.name}-inputs.jsonl" for task in tasks}
   if jax.process_index() != 0:
     return paths
-  bucket.absolute(folder).mkdir(parents=True, exist_ok=True)
+  gcs.absolute(folder).mkdir(parents=True, exist_ok=True)
   for task in tasks:
     split = task.splits[0] if len(task.splits) == 1 else data.eval_split
     examples = few_shot.read(data, architecture, task, split)
@@ -40,5 +40,5 @@ def write(data: DataConfig, architecture: str, folder: str) -> dict[str, str]:
       )
     texts = (example["inputs_pretokenized"].decode() for example in examples)
     lines = "".join(json.dumps({"inputs": text}, ensure_ascii=False) + "\n" for text in texts)
-    epath.Path(bucket.absolute(paths[task.name])).write_text(lines)
+    epath.Path(gcs.absolute(paths[task.name])).write_text(lines)
   return paths

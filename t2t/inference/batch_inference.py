@@ -16,7 +16,7 @@ from t2t import UserError, sharding
 from t2t.checkpoints import pretrained
 from t2t.inference import jsonl_io
 from t2t.params import Params
-from t2t.runtime import amounts, hosts, stopping
+from t2t.runtime import amounts, hosts, preemption
 
 # Batches whose lines are read, sorted by length and written together: more of them leave fewer rows of a batch empty,
 # fewer lose less when a run is killed.
@@ -168,7 +168,7 @@ def run(
   counts = _Counts(job.blank)
   kept = "none is kept" if job.output == jsonl_io.PIPE else "the same command goes on from there"
   far = lambda: f"{max(counts.lines, output.done):,}{f' of {total:,}' if total else ''} lines are done; {kept}"
-  with open_output(job.output, _run(source, way, job)) as output, stopping.leaving(far):
+  with open_output(job.output, _run(source, way, job)) as output, preemption.leaving(far):
     # ---- Where it goes on --------------------------------------------------
     called = jsonl_io.place(job.input).removeprefix("--input: ")
     beside = lambda: output.beside(read(), where=called, form=way.form)
@@ -211,7 +211,7 @@ def _follow(load: Callable[[], Params], way: Way) -> None:
   if hosts.share(None) is None:
     return
   params = load()
-  with stopping.leaving(lambda: "what is written is kept; the same command goes on from there"):
+  with preemption.leaving(lambda: "what is written is kept; the same command goes on from there"):
     _answer_windows(params, way)
 
 

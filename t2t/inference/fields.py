@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from t2t import UserError, did_you_mean
-from t2t.storage import encoding, untrusted
+from t2t.storage import encoding, safe_read
 
 # What a request may ask for: a page is no place for more, and the memory for it is taken from the device.
 MAX_BODY = 1_000_000  # bytes
@@ -258,7 +258,7 @@ def read(body: bytes) -> dict[str, Any]:
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
   """A JSON object; of a name that is given twice each reader takes another value."""
-  if (name := untrusted.name_given_twice(pairs)) is not None:
+  if (name := safe_read.name_given_twice(pairs)) is not None:
     raise FieldError(name, f"{name[:60]!r}: is given twice; give it once")
   return dict(pairs)
 

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from t2t import UserError
-from t2t.storage import bucket, compression, encoding
+from t2t.storage import compression, encoding, gcs
 
 PIPE = "-"  # standard input, or standard output
 
@@ -171,10 +171,10 @@ def _open_input(path: str) -> Iterator[io.IOBase]:
   if path == PIPE:
     yield sys.stdin.buffer
     return
-  if not bucket.is_remote(path) and not os.path.exists(os.path.expanduser(path)):
+  if not gcs.is_remote(path) and not os.path.exists(os.path.expanduser(path)):
     raise UserError(f"{place(path)}: no such file")
   try:
-    with bucket.open_binary(path) if bucket.is_remote(path) else open(os.path.expanduser(path), "rb") as file:
+    with gcs.open_binary(path) if gcs.is_remote(path) else open(os.path.expanduser(path), "rb") as file:
       yield compression.checked(file, path, where="--input")
   except compression.DAMAGED as error:
     raise UserError(f"{place(path)}: {compression.damage(path, error)}") from error

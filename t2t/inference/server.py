@@ -21,7 +21,7 @@ import urllib.parse
 from t2t import UserError
 from t2t.inference import admission, completions, endpoints, fields, openapi
 from t2t.inference.endpoints import Event, Service
-from t2t.runtime import stopping, telling
+from t2t.runtime import console, preemption
 
 _MAX_CONNECTIONS, _MAX_REQUESTS = 128, 32  # at a time; of requests all but one wait for the model
 _READ_SECONDS, _WRITE_SECONDS = (
@@ -472,8 +472,8 @@ def serve(service: Service, *, host: str, port: int) -> None:
         " may ask the model",
         file=sys.stderr,
       )
-    answering = stopping.winding_up(_END_SECONDS + _CUT_SECONDS + 1, "when those who have asked are answered")
-    with answering, stopping.leaving(lambda: "who was not answered may ask again"):
+    answering = preemption.winding_up(_END_SECONDS + _CUT_SECONDS + 1, "when those who have asked are answered")
+    with answering, preemption.leaving(lambda: "who was not answered may ask again"):
       print(f"http://{at}:{server.server_port}/{token} is the page; Ctrl-C ends it", flush=True)
       # In a thread of its own: what a signal raises would cut off the request that is just being taken.
       taking = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="server").submit(server.serve_forever, 0.1)
@@ -484,8 +484,8 @@ def serve(service: Service, *, host: str, port: int) -> None:
       except KeyboardInterrupt:
         late, stuck = server.end()
         if stuck:  # in XLA, which would bring down a process that Python takes apart around it
-          stopping.end(f"ended; {late} requests were not answered in time")
-        telling.tell(f"ended; {late} requests were not answered in time" if late else "ended; all are answered")
+          preemption.end(f"ended; {late} requests were not answered in time")
+        console.tell(f"ended; {late} requests were not answered in time" if late else "ended; all are answered")
         raise
 
 

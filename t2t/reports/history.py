@@ -12,7 +12,7 @@ from etils import epath
 import jax
 
 from t2t.losses import Baseline
-from t2t.runtime import telling, versions
+from t2t.runtime import console, versions
 from t2t.storage import logs
 
 NAME = "history.jsonl"
@@ -126,7 +126,7 @@ def _add(workdir: epath.Path, event: str, note: Mapping[str, Any]) -> None:
     log.bring()
     log.close()
   except Exception as error:  # whatever it is: the run matters more
-    telling.tell(f"{workdir / NAME}: could not be written ({error}); reports will lack it")
+    console.tell(f"{workdir / NAME}: could not be written ({error}); reports will lack it")
 
 
 def read(workdir: epath.Path) -> list[dict[str, Any]]:

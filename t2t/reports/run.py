@@ -15,8 +15,8 @@ from t2t import UserError
 from t2t.checkpoints import manager, rollback, verify, workdir_lock
 from t2t.configuration import stages
 from t2t.configuration.loading import config_names, flat, load_config, records, saved_config
-from t2t.reports import history, seen
-from t2t.storage import bucket, logs
+from t2t.reports import first_batches, history
+from t2t.storage import gcs, logs
 from t2t.training import class_files, metric_writers
 from t2t.training.callbacks import nan_policy
 
@@ -38,7 +38,7 @@ class Run:
   turns: (checkpoint, step) where it has gone back from a step.
   bad_batches: names of files.
   samples: step -> what the model made of held-out texts, of each a few lines of a label and a text.
-  first_rows: what it was given first, see `seen.read`.
+  first_rows: what it was given first, see `first_batches.read`.
   classes: how well each class was predicted, see `class_files.read`.
   damaged: lines of metrics.jsonl that are no rows.
   state: `RUNS`, `FINISHED`, `STOPPED`, or `HELD`, of one in a bucket that runs or was killed.
@@ -137,9 +137,9 @@ def read(path: str, *, state: str = "") -> Run:
   Raises:
     UserError: it is no workdir; says what was found there.
   """
-  bucket.check(path, where="")
-  folder = bucket.absolute(path)
-  names = bucket.names(folder, where=path)
+  gcs.check(path, where="")
+  folder = gcs.absolute(path)
+  names = gcs.names(folder, where=path)
   if not is_run(names):
     raise UserError(f"{path}: {_what_is_there(folder, names)}; give a folder that `t2t train --workdir` wrote to")
   try:
@@ -161,9 +161,9 @@ def _read(folder: epath.Path, names: Sequence[str], state: str) -> Run:
     history=history.read(folder) if history.NAME in names else [],
     checkpoints=verify.steps(folder / manager.CHECKPOINTS) if manager.CHECKPOINTS in names else [],
     turns=turns,
-    bad_batches=bucket.names(folder / nan_policy.BAD_BATCHES, where="") if nan_policy.BAD_BATCHES in names else [],
+    bad_batches=gcs.names(folder / nan_policy.BAD_BATCHES, where="") if nan_policy.BAD_BATCHES in names else [],
     samples=metric_writers.read_samples(folder / metric_writers.SAMPLES) if metric_writers.SAMPLES in names else {},
-    first_rows=seen.read(folder) if seen.NAME in names else [],
+    first_rows=first_batches.read(folder) if first_batches.NAME in names else [],
     classes=class_files.read(folder) if class_files.NAME in names else {},
     damaged=metric_writers.damaged_lines(content),
     state=state,
@@ -174,7 +174,7 @@ def _read(folder: epath.Path, names: Sequence[str], state: str) -> Run:
 
 def _config(folder: epath.Path) -> dict[str, Any]:
   try:
-    found = json.loads(bucket.read(folder / CONFIG))
+    found = json.loads(gcs.read(folder / CONFIG))
   except ValueError:
     return {}
   return found if isinstance(found, dict) else {}
@@ -182,7 +182,7 @@ def _config(folder: epath.Path) -> dict[str, Any]:
 
 def _state(run: Run, names: Sequence[str]) -> str:
   if workdir_lock.NAME in names and workdir_lock.is_held(run.path):
-    return HELD if bucket.is_remote(run.path) else RUNS
+    return HELD if gcs.is_remote(run.path) else RUNS
   if run.history and run.history[-1]["event"] == history.END:
     return STOPPED if run.history[-1]["why"] == history.STOPPED else FINISHED
   return FINISHED if run.steps is not None and run.step >= run.steps else STOPPED
@@ -226,7 +226,7 @@ def find(folder: epath.Path, *, deep: int = 2) -> Iterator[epath.Path]:
     UserError: a bucket cannot be listed.
   """
   try:
-    names = bucket.names(folder, where=str(folder))
+    names = gcs.names(folder, where=str(folder))
   except OSError:  # somebody else's folder
     return
   if is_run(names):
@@ -235,5 +235,5 @@ def find(folder: epath.Path, *, deep: int = 2) -> Iterator[epath.Path]:
   for name in names if deep else ():
     inner = folder / name
     passed = name.startswith(".") or name in _PART_OF_RUN
-    if not passed and (not _FILE.search(name) if bucket.is_remote(folder) else inner.is_dir()):
+    if not passed and (not _FILE.search(name) if gcs.is_remote(folder) else inner.is_dir()):
       yield from find(inner, deep=deep - 1)

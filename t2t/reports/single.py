@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from t2t.losses import Baseline
-from t2t.reports import confusion, curves, history, page, texts
+from t2t.reports import confusion, curves, history, page, samples
 from t2t.reports import run as runs
 from t2t.runtime import amounts, versions
 
@@ -64,8 +64,8 @@ def _html(run: runs.Run, points: int, most: int) -> str:
     page.section("Curves", page.pictures(found)),
     page.section("Held-out loss by source", _by_source(run)),
     page.section("Tasks", _tasks(run), *confusion.parts(run.classes)),
-    page.section("Examples, held out", *texts.examples(run, most=points // 25)),
-    page.section("What the model is given", *texts.first_rows(run)),
+    page.section("Examples, held out", *samples.examples(run, most=points // 25)),
+    page.section("What the model is given", *samples.first_rows(run)),
     page.section("Config", _config(run)),
     page.section("History", _history(run), _starts(run)),
     footer(),

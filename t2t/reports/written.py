@@ -7,7 +7,7 @@ import jax
 
 from t2t.reports import run as runs
 from t2t.reports import single
-from t2t.runtime import telling
+from t2t.runtime import console
 from t2t.storage import logs
 
 NAME = "report.html"
@@ -35,6 +35,6 @@ def at_end(workdir: epath.Path, *, ends: bool) -> None:
   try:
     write(workdir / NAME, single.html(runs.read(str(workdir), state=runs.FINISHED if ends else runs.STOPPED)))
   except Exception as error:  # the run has done its work
-    telling.tell(f"{workdir / NAME}: could not be written ({error}); `t2t report {workdir}` tries again")
+    console.tell(f"{workdir / NAME}: could not be written ({error}); `t2t report {workdir}` tries again")
     return
-  telling.tell(f"{'report':<15}{workdir / NAME}", file=sys.stdout)
+  console.tell(f"{'report':<15}{workdir / NAME}", file=sys.stdout)

@@ -15,10 +15,10 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 from t2t import UserError
-from t2t.runtime import cache_folder, descriptors, memory, numeric, quiet, telling, xla_flags
+from t2t.runtime import cache_folder, console, descriptors, memory, numeric, quiet, xla_flags
 
 if TYPE_CHECKING:
-  from t2t.runtime import roll_call
+  from t2t.runtime import rendezvous
 
 _JOIN_SECONDS, _LOST_SECONDS = 300, 60
 
@@ -48,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
   )
 
 
-def place_of(options: argparse.Namespace) -> "roll_call.Place | None":
+def place_of(options: argparse.Namespace) -> "rendezvous.Place | None":
   """What the options or the environment say of the other hosts; None: there are none.
 
   Raises:
@@ -79,16 +79,16 @@ def place_of(options: argparse.Namespace) -> "roll_call.Place | None":
   return _place(address, number, index, None if devices is None else tuple(devices))
 
 
-def _place(*values: Any) -> "roll_call.Place":
-  from t2t.runtime import roll_call
+def _place(*values: Any) -> "rendezvous.Place":
+  from t2t.runtime import rendezvous
 
-  return roll_call.Place(*values)
+  return rendezvous.Place(*values)
 
 
 def say(text: str) -> None:
   """Tells what is going on, once, however many hosts there are."""
   if jax.process_index() == 0:
-    telling.tell(text)
+    console.tell(text)
 
 
 def start(options: argparse.Namespace, train: Any) -> None:
@@ -134,11 +134,11 @@ def join(options: argparse.Namespace) -> None:
   place = place_of(options)
   if place is None:
     return
-  from t2t.runtime import link, roll_call
+  from t2t.runtime import peer_monitor, rendezvous
 
   quiet.without_gloo()
-  others = roll_call.roll_call(place, seconds=options.join_seconds)
-  link.Link(place.index, others, silence=options.lost_seconds).start_listening()
+  others = rendezvous.roll_call(place, seconds=options.join_seconds)
+  peer_monitor.Link(place.index, others, silence=options.lost_seconds).start_listening()
   jax.config.update("jax_cpu_collectives_implementation", "gloo")  # of others nothing is changed by it
   # It would take SIGTERM for itself; see stopping.py.
   jax.config.update("jax_enable_preemption_service", False)

@@ -11,7 +11,7 @@ import time
 
 import jax
 
-from t2t.runtime import link, waiting
+from t2t.runtime import peer_monitor, waiting
 
 # A step that takes so many times the usual one, and no less than so many seconds, is told.
 _SHORTEST_STALL = 60.0
@@ -30,7 +30,7 @@ class Watchdog:
   """
 
   def __init__(self, factor: float, *, longest: float = 0.0, shortest: float = _SHORTEST_STALL):
-    self._factor, self._longest, self._shortest = factor, longest if link.current() else 0.0, shortest
+    self._factor, self._longest, self._shortest = factor, longest if peer_monitor.current() else 0.0, shortest
     self._seconds: list[float] = []
     self._began: float | None = None
     self._told = self._started = self._paused = False
@@ -109,4 +109,4 @@ class Watchdog:
       self._told = True
     if self._longest and limit >= self._longest:
       self._longest = 0.0
-      link.current().stalled(limit)
+      peer_monitor.current().stalled(limit)

@@ -17,8 +17,8 @@ from typing import Any
 import uuid
 
 from t2t import UserError
-from t2t.runtime import telling
-from t2t.storage import away, bucket
+from t2t.runtime import console
+from t2t.storage import gcs, outage
 
 RENEW_SECONDS = 15.0
 MISSED = 3  # renewals, after which it may be taken over
@@ -97,20 +97,20 @@ class Lease:
       self._generation = self._take()
     except OSError as error:
       what = f"{path} cannot be written ({error}); whoever trains holds it, so that no two write"
-      raise away.refusal(what, error) from error
+      raise outage.refusal(what, error) from error
     threading.Thread(target=self._renew, name="lease", daemon=True).start()
 
   def _content(self) -> bytes:
     return json.dumps(dataclasses.asdict(self._own)).encode()
 
   def _take(self) -> int:
-    generation, content = bucket.look(self._path)
+    generation, content = gcs.look(self._path)
     if generation:
       self._wait_for_the_end_of(_read(content), generation)
-      generation = bucket.look(self._path)[0]
-    found = bucket.swap(self._path, self._content(), generation)
+      generation = gcs.look(self._path)[0]
+    found = gcs.swap(self._path, self._content(), generation)
     if found is None:
-      raise UserError(self._refusal(_read(bucket.look(self._path)[1])))
+      raise UserError(self._refusal(_read(gcs.look(self._path)[1])))
     return found
 
   def _refusal(self, holder: _Holder) -> str:
@@ -120,11 +120,11 @@ class Lease:
     if holder.is_dead():
       return
     seconds = MISSED * RENEW_SECONDS
-    telling.tell(f"{self._path} is held by {holder}; waiting {seconds:.0f} s whether it lives")
+    console.tell(f"{self._path} is held by {holder}; waiting {seconds:.0f} s whether it lives")
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
       time.sleep(RENEW_SECONDS / 4)
-      found, content = bucket.look(self._path)
+      found, content = gcs.look(self._path)
       if not found:
         return
       if found != generation:
@@ -137,7 +137,7 @@ class Lease:
           return
         self._own.times += 1
         try:
-          found = bucket.swap(self._path, self._content(), self._generation)
+          found = gcs.swap(self._path, self._content(), self._generation)
         except OSError:
           continue  # the bucket does not answer; nothing else is written meanwhile, either
       if found is None:
@@ -152,7 +152,7 @@ class Lease:
       return
     self._released.set()
     with self._writing, contextlib.suppress(OSError):
-      bucket.discard(self._path, self._generation)
+      gcs.discard(self._path, self._generation)
 
 
 def is_held(path: Any) -> bool:
@@ -161,7 +161,7 @@ def is_held(path: Any) -> bool:
   Raises:
     OSError: its bucket does not answer.
   """
-  generation, content = bucket.look(path)
+  generation, content = gcs.look(path)
   return bool(generation) and not _read(content).is_dead()
 
 

@@ -8,7 +8,7 @@ import threading
 from etils import epath
 
 from t2t.runtime import cache_folder
-from t2t.storage import bucket
+from t2t.storage import gcs
 
 
 def read(path: epath.Path) -> bytes:
@@ -16,8 +16,8 @@ def read(path: epath.Path) -> bytes:
   return _store(path, "").read()
 
 
-def _store(path: epath.Path, content_type: str) -> "bucket.Object | _Disk":
-  return bucket.Object(path, content_type) if bucket.is_remote(path) else _Disk(path)
+def _store(path: epath.Path, content_type: str) -> "gcs.Object | _Disk":
+  return gcs.Object(path, content_type) if gcs.is_remote(path) else _Disk(path)
 
 
 class _Disk:

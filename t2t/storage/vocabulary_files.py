@@ -10,7 +10,7 @@ import sentencepiece
 import tokenizers
 
 from t2t import UserError
-from t2t.storage import untrusted
+from t2t.storage import safe_read
 
 # Pieces -> merges, which byte-level BPE has besides; by the ends of their names.
 MERGES = {"encoder.json": "vocab.bpe", "vocab.json": "merges.txt"}
@@ -65,7 +65,7 @@ def read_record(folder: epath.Path) -> Record:
   """
   path = folder / RECORD
   try:
-    found = untrusted.read_json(path)
+    found = safe_read.read_json(path)
     record = Record(found["file"], found["extra_ids"])
   except (UserError, KeyError) as error:
     raise UserError(f"{path}: not what t2t writes beside a vocabulary ({error!r}); copy it again") from error
@@ -92,7 +92,7 @@ def found_in(folder: epath.Path) -> list[epath.Path]:
 def makes_small(path: epath.Path) -> bool:
   """Whether a tokenizer.json makes small letters of capitals; False as well of what is none."""
   try:
-    normalizer = json.loads(untrusted.read(path))["normalizer"]
+    normalizer = json.loads(safe_read.read(path))["normalizer"]
   except (ValueError, KeyError, TypeError, RecursionError):
     return False  # who reads it says what is wrong with it
   return any(said in json.dumps(normalizer) for said in ('"Lowercase"', '"lowercase": true'))
@@ -136,7 +136,7 @@ def ids_of(path: epath.Path) -> dict[str, int]:
 
 
 def _ids_of(path: epath.Path) -> dict[str, int]:
-  content = untrusted.read(path)
+  content = safe_read.read(path)
   if not content:
     return {}  # of which SentencePiece makes a model that fails whenever it is asked
   if path.suffix == ".model":
@@ -145,7 +145,7 @@ def _ids_of(path: epath.Path) -> dict[str, int]:
   text = content.decode("utf-8")
   if path.suffix == ".txt":
     return {piece: i for i, piece in enumerate(text.removesuffix("\n").split("\n"))}
-  content = untrusted.json_object(content, path)
+  content = safe_read.json_object(content, path)
   if path.name == _JSON and not isinstance(content.get("model"), dict):
     raise UserError(f"{path}: has no model, which says what its pieces are; copy or download it again")
   if isinstance(content.get("model"), dict):  # a tokenizer.json; "model" may also be a piece

@@ -6,7 +6,7 @@ from typing import Any
 
 from etils import epath
 
-from t2t.runtime import telling
+from t2t.runtime import console
 from t2t.storage import logs
 
 NAME = "classes.json"  # in a workdir: {"step": 20, "tasks": {TASK: ClassificationReport.to_dict()}}
@@ -26,7 +26,7 @@ def write(workdir: epath.Path, step: int, tasks: Mapping[str, Mapping[str, Any]]
   try:
     logs.Log(workdir / NAME, keep=lambda _: content, content_type="application/json").close()
   except Exception as error:  # whatever it is: the run matters more
-    telling.tell(f"{workdir / NAME}: could not be written ({error}); reports will lack the confusion matrices")
+    console.tell(f"{workdir / NAME}: could not be written ({error}); reports will lack the confusion matrices")
 
 
 def read(workdir: epath.Path) -> dict[str, Any]:

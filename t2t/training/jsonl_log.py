@@ -6,7 +6,7 @@ from typing import Any
 
 from etils import epath
 
-from t2t.runtime import telling
+from t2t.runtime import console
 from t2t.storage import logs
 
 Row = dict[str, Any]
@@ -104,10 +104,10 @@ class RowFile:
     content = logs.read(path)
     if foreign := damaged(content, self._fits):
       beside = keep_beside(path, "damaged", foreign)
-      telling.tell(f"{path}: {len(foreign)} damaged lines were taken out, and are kept in {beside.name}")
+      console.tell(f"{path}: {len(foreign)} damaged lines were taken out, and are kept in {beside.name}")
     if self._start == 0 and (lines := [line for line, _ in rows(content, self._fits)]):
       beside = keep_beside(path, "earlier", lines)
-      telling.tell(
+      console.tell(
         f"{path}: there is no checkpoint that its {len(lines)} rows lead to; they are kept in {beside.name}, and it"
         " begins anew"
       )

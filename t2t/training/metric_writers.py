@@ -16,8 +16,8 @@ import rich.console
 import rich.progress
 
 from t2t import UserError
-from t2t.runtime import amounts, telling
-from t2t.storage import bucket, logs, records
+from t2t.runtime import amounts, console
+from t2t.storage import gcs, logs, tfrecord
 from t2t.training import jsonl_log
 
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"  # in a workdir
@@ -72,7 +72,7 @@ class ProgressLine:
     left = "" if seconds_left is None else f"  {amounts.duration(seconds_left)} left"
     text = f"loss {loss:.3f}{speed}{left}"
     if self._progress is not None:
-      with telling.unheeded():
+      with console.unheeded():
         self._progress.update(self._task, completed=step, text=text)
       return
     now = time.monotonic()
@@ -83,15 +83,15 @@ class ProgressLine:
   def say(self, text: str) -> None:
     """Prints a line of its own, above the one that changes."""
     if self._progress is None:
-      telling.tell(text)
+      console.tell(text)
       return
-    with telling.unheeded():
+    with console.unheeded():
       self._progress.console.print(text, highlight=False, markup=False)
 
   def close(self) -> None:
     """Leaves the line as it stands."""
     if self._progress is not None:
-      with telling.unheeded():
+      with console.unheeded():
         self._progress.stop()
 
 
@@ -145,7 +145,7 @@ class Writer:
 
   A line of metrics.jsonl is a JSON object, {"step": 1, "train/loss": 2.5, ...}; of samples.jsonl see `row_files`.  Only
   the first host writes.  Every few seconds what is new is written behind what is there, also in a bucket (see
-  `bucket.Object`), where all can be read at any time.  What cannot be written waits in memory, and training goes on.
+  `gcs.Object`), where all can be read at any time.  What cannot be written waits in memory, and training goes on.
 
   Each step is there once, whatever was killed: `flush` is called before a checkpoint is saved, so that all steps up to
   it are on the disk, or, where they could not be written, in the checkpoint; and a run that goes on from it takes away
@@ -167,7 +167,7 @@ class Writer:
     from tensorboardX.proto import event_pb2
 
     self._event = event_pb2.Event
-    self._every_seconds = 30.0 if bucket.is_remote(workdir) else 5.0
+    self._every_seconds = 30.0 if gcs.is_remote(workdir) else 5.0
     self._start = start
     # Steps of events, and names of their values, that stand there.
     self._recorded: set[tuple[int, frozenset[str]]] = set()
@@ -178,7 +178,7 @@ class Writer:
       )
       self._rows = rows(METRICS, jsonl_log.is_metrics, _UNWRITTEN_ROWS)
       self._samples = rows(SAMPLES, jsonl_log.is_samples, _UNWRITTEN_SAMPLES)
-      for name in bucket.names(folder, where="--workdir"):
+      for name in gcs.names(folder, where="--workdir"):
         if "tfevents" in name:
           logs.Log(folder / name, keep=self._kept_events, content_type=_BINARY)
       # Processes that start within a second have different numbers.
@@ -187,7 +187,7 @@ class Writer:
     except OSError as error:
       raise UserError(f"--workdir {workdir}: what was measured before cannot be read or cut ({error})") from error
     self._events.add(
-      records.frame(self._event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+      tfrecord.frame(self._event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
     )
     self._add_unwritten((unwritten or {}).get(_UNWRITTEN_EVENTS, b""))
     self._logs = dict(zip(UNWRITTEN, (self._rows.log, self._events, self._samples.log), strict=True))
@@ -197,29 +197,29 @@ class Writer:
     self._failing: set[epath.Path] = set()
 
   def _kept_events(self, content: bytes) -> bytes:
-    whole, others = records.salvage(content)
+    whole, others = tfrecord.salvage(content)
     kept = []
     for record in whole:
       try:
         event = self._event.FromString(record)
       except Exception:  # protobuf's own: it is whole, but no event
-        others.append(records.frame(record))
+        others.append(tfrecord.frame(record))
         continue
       if event.step <= self._start:
-        kept.append(records.frame(record))
+        kept.append(tfrecord.frame(record))
         self._recorded.add((event.step, frozenset(value.tag for value in event.summary.value)))
     if others:
       beside = jsonl_log.keep_beside(self._folder.parent / "events", "damaged", others, end=b"")
-      telling.tell(f"{self._folder}: damaged records were taken out ({len(others)}), and are kept in {beside}")
+      console.tell(f"{self._folder}: damaged records were taken out ({len(others)}), and are kept in {beside}")
     return b"".join(kept)
 
   def _add_unwritten(self, content: bytes) -> None:
     # It may begin within a record of which a part was written.
-    for record in records.salvage(content)[0]:
+    for record in tfrecord.salvage(content)[0]:
       event = self._event.FromString(record)
       names = frozenset(value.tag for value in event.summary.value)
       if names and (event.step, names) not in self._recorded:
-        self._events.add(records.frame(record))
+        self._events.add(tfrecord.frame(record))
 
   def write(self, step: int, values: Mapping[str, float]) -> bool:
     """Records scalars under names such as "train/loss"; what stands there of the step that began it all stays.
@@ -263,7 +263,7 @@ class Writer:
       self._record(event)
 
   def _record(self, event: Any) -> None:
-    self._events.add(records.frame(event.SerializeToString()))
+    self._events.add(tfrecord.frame(event.SerializeToString()))
     if time.monotonic() - self._brought > self._every_seconds and self._bringing.done():
       self._brought = time.monotonic()
       self._bringing = self._thread.submit(self._bring)

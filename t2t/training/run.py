@@ -12,7 +12,7 @@ from t2t.configuration.schema import Config
 from t2t.configuration.stages import Stage
 from t2t.metrics import Metrics
 from t2t.models.architecture import Batch
-from t2t.runtime import stopping, watchdog
+from t2t.runtime import preemption, watchdog
 from t2t.training.throughput import Throughput
 from t2t.training.train_logger import TrainLogger
 from t2t.training.train_state import TrainState
@@ -149,7 +149,7 @@ class Run:
   checkpoints: Any
   lock: Any
   vocabulary: Any
-  stop: stopping.Steps
+  stop: preemption.Steps
   watchdog: watchdog.Watchdog
   throughput: Throughput
   logger: TrainLogger

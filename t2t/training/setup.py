@@ -11,8 +11,8 @@ from t2t.checkpoints import initialize as starts
 from t2t.checkpoints import manager, rollback, verify, workdir_lock
 from t2t.configuration import stages
 from t2t.configuration.schema import Config
-from t2t.runtime import hosts, stopping, watchdog
-from t2t.storage import bucket
+from t2t.runtime import hosts, preemption, watchdog
+from t2t.storage import gcs
 from t2t.training import callbacks as configured
 from t2t.training import ineffective, stage_program
 from t2t.training.run import Callback, Rollback, Run
@@ -31,10 +31,10 @@ def open_run(
   Raises:
     UserError: see `train.train`.
   """
-  bucket.check(workdir, where="--workdir ")
+  gcs.check(workdir, where="--workdir ")
   for name, source in config.init.source_list.items():
-    bucket.check(source.checkpoint, where=f"config.init.{f'others.{name}.' if name else ''}checkpoint=")
-  workdir = bucket.absolute(workdir)
+    gcs.check(source.checkpoint, where=f"config.init.{f'others.{name}.' if name else ''}checkpoint=")
+  workdir = gcs.absolute(workdir)
   starts.check(config, workdir)
   data = data or stage_program.from_config()
   run_stages = _resolved_stages(config, workdir, data)
@@ -97,7 +97,7 @@ def open_run(
       checkpoints=checkpoints,
       lock=lock,
       vocabulary=vocabulary,
-      stop=stack.enter_context(stopping.after_steps()),
+      stop=stack.enter_context(preemption.after_steps()),
       watchdog=steps,
       throughput=throughput,
       logger=logger,

@@ -15,7 +15,7 @@ from typing import Any
 
 from etils import epath
 
-from t2t.runtime import examine
+from t2t.runtime import environment
 from t2t.storage import logs
 from t2t.training import trackers
 
@@ -154,7 +154,7 @@ class Tracking:
 
   def _with_remedy(self, error: str) -> str:
     if error.startswith(trackers.MISSING):
-      return f"{error}; `{examine.install(self._tracker)}`"
+      return f"{error}; `{environment.install(self._tracker)}`"
     again = f", or remove {self._workdir / NAME} for another run there" if self._resumes and not self._opened else ""
     return f"{error}; {trackers.REMEDIES[self._tracker]}{again}"
 

@@ -6,7 +6,7 @@ import sys
 from etils import epath
 import jax
 
-from t2t.runtime import telling
+from t2t.runtime import console
 from t2t.training import metric_writers
 from t2t.training.metric_writers import Histogram
 
@@ -88,7 +88,7 @@ class TrainLogger:
     """Ends the progress line of a run that a signal stopped."""
     self.end()
     if self._line is not None:
-      telling.tell(
+      console.tell(
         f"stopped after step {step} of {self._num_steps}, saved; the same command again goes on from there",
         file=sys.stdout,
       )

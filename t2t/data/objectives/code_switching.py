@@ -12,7 +12,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.storage import bucket
+from t2t.storage import gcs
 
 Features = dict[str, tf.Tensor]
 
@@ -44,9 +44,9 @@ def named(path: str) -> str:
 
 
 def _content(path: str) -> bytes:
-  bucket.check(path, where="config.data.dictionary=")
+  gcs.check(path, where="config.data.dictionary=")
   try:
-    return bucket.read(epath.Path(path).expanduser())
+    return gcs.read(epath.Path(path).expanduser())
   except OSError as error:
     raise UserError(f"config.data.dictionary={path}: cannot be read ({error.strerror or error})") from error
 

@@ -410,7 +410,7 @@ def preprocessors(
     name: a key of `OBJECTIVES`.
     noise_density: part of the tokens that is noise; 0 is the published one.
     mean_noise_span_length: tokens; 0 is the published one.
-    dictionary: of words and translations, which replace them in the text, see `code_switching.code_switching`; "": none.
+    dictionary: file of words and translations that `code_switching.code_switching` puts in their place; "": none.
     switching_rate: with which probability they do.
     both_directions, tags: of texts and their translations, see `pairs.directed`.
     pack: examples are kept apart because the feature converter packs them.

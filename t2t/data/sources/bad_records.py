@@ -8,7 +8,7 @@ import time
 from absl import logging
 
 from t2t import UserError
-from t2t.runtime import telling, waiting
+from t2t.runtime import console, waiting
 from t2t.storage import compression
 
 # A share of fewer records would be none of most.
@@ -102,7 +102,7 @@ class Tally:
         f" config.data.malformed={self._share:g} allows"
       ) from error
     if bad <= _SHOWN or not bad % 10 ** (len(str(bad)) - 1):
-      telling.tell(f"left out, malformed record {bad:,} of {seen:,}: {error}")
+      console.tell(f"left out, malformed record {bad:,} of {seen:,}: {error}")
 
 
 def patiently(open_again: Callable[[], Iterator[tuple[int, bytes]]], path: str) -> Iterator[tuple[int, bytes]]:

@@ -9,7 +9,7 @@ import pathlib
 from typing import Any
 
 from t2t.data.sources import text_files
-from t2t.storage import bucket
+from t2t.storage import gcs
 
 # Read in all, of a corpus of any size; of a bucket nothing is read, since its listing has a checksum of each object.
 _BYTES = 256 * 2**20
@@ -98,8 +98,8 @@ def shown(differences: Sequence[str]) -> str:
 def _digests(files: Sequence[str], each: int, *, where: str, root: str) -> list[tuple[str, int, str]]:
   """Name, size and digest of each file.  Folders may move: files count by their names."""
   sizes = text_files.sizes(tuple(files))
-  remote = [path for path in files if bucket.is_remote(path)]
-  listed = bucket.checksums(remote, where=where) if remote else {}
+  remote = [path for path in files if gcs.is_remote(path)]
+  listed = gcs.checksums(remote, where=where) if remote else {}
   with concurrent.futures.ThreadPoolExecutor(16) as pool:
     digests = list(
       pool.map(

@@ -12,14 +12,14 @@ import pyarrow.parquet
 
 from t2t import UserError
 from t2t.data.sources import bad_records, fields
-from t2t.storage import bucket
+from t2t.storage import gcs
 
 _LARGEST_ROW_GROUP = 4 * 2**30  # bytes of text; a page of Parquet says of itself whatever it likes
 
 
 def _open(path: str, *, where: str) -> pa.parquet.ParquetFile:
   try:
-    source = bucket.open_binary(path) if bucket.is_remote(path) else path
+    source = gcs.open_binary(path) if gcs.is_remote(path) else path
     # What it costs is little, and of a file without checksums nothing.
     return pa.parquet.ParquetFile(source, page_checksum_verification=True)
   except (pa.ArrowException, ValueError, MemoryError, OSError) as error:

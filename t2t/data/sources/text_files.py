@@ -25,9 +25,9 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data.sources import bad_records, fields
-from t2t.runtime import telling
-from t2t.storage import bucket, compression, encoding, untrusted
-from t2t.storage import records as tfrecords
+from t2t.runtime import console
+from t2t.storage import compression, encoding, gcs, safe_read
+from t2t.storage import tfrecord as tfrecords
 
 # What a file is, by how its name ends; TFRecord shards end in .tfrecord-00000-of-00008.
 _COMPRESSED = "(" + "|".join(map(re.escape, compression.FORMATS)) + ")?$"
@@ -101,7 +101,7 @@ def find_files(patterns: str, *, where: str = "config.data.files", pairs: bool =
   """
   found: set[str] = set()
   for pattern in _split(os.fspath(patterns)):
-    matches = bucket.glob(pattern, where=where) if bucket.is_remote(pattern) else _glob(pattern)
+    matches = gcs.glob(pattern, where=where) if gcs.is_remote(pattern) else _glob(pattern)
     if not matches:
       raise UserError(_unmatched(pattern, where=where))
     found.update(matches)
@@ -123,7 +123,7 @@ def _split(patterns: str) -> list[str]:
     length, part = next((each for each in names if os.path.isfile(os.path.expanduser(each[1]))), (1, parts[0].strip()))
     parts = parts[length:]
     if part:
-      found.append(part if bucket.is_remote(part) else str(pathlib.Path(part).expanduser()))
+      found.append(part if gcs.is_remote(part) else str(pathlib.Path(part).expanduser()))
   return found
 
 
@@ -175,7 +175,7 @@ def _each_once(paths: Sequence[str], *, where: str) -> tuple[str, ...]:
   folder_of = functools.cache(os.path.realpath)
   for path in paths:
     real = path
-    if not bucket.is_remote(path):
+    if not gcs.is_remote(path):
       folder, name = os.path.split(path)
       real = os.path.realpath(path) if os.path.islink(path) else os.path.join(folder_of(folder), name)
     if real in kept:
@@ -190,14 +190,14 @@ def _each_once(paths: Sequence[str], *, where: str) -> tuple[str, ...]:
 
 @functools.cache
 def _tell_once(text: str) -> None:
-  telling.tell(text)
+  console.tell(text)
 
 
 def _unmatched(pattern: str, *, where: str) -> str:
   path = epath.Path(pattern)
-  remote = bucket.is_remote(pattern)
+  remote = gcs.is_remote(pattern)
   if not remote and path.is_dir():
-    endings = [name[name.index(".") :] for name in bucket.names(path, where=where) if _has_kind(name)]
+    endings = [name[name.index(".") :] for name in gcs.names(path, where=where) if _has_kind(name)]
     example = path / f"*{max(endings, key=endings.count) if endings else '.txt'}"
     return f"{where}: {pattern} is a folder; give a glob of its files, for example '{example}'"
   folder = path.parent
@@ -208,11 +208,11 @@ def _unmatched(pattern: str, *, where: str) -> str:
   if not remote and not folder.is_dir():
     return f"{where}: no file matches {pattern}: {folder} is a file, not a folder"
   try:
-    names = bucket.names(folder, where=where)
+    names = gcs.names(folder, where=where)
     # A bucket has no empty folders, and its own name is one that exists.
     while remote and not names and str(folder).count("/") > 2:
       folder = folder.parent
-      names = bucket.names(folder, where=where)
+      names = gcs.names(folder, where=where)
   except OSError as error:
     return f"{where}: no file matches {pattern}; {folder}/ cannot be listed ({error})"
   listing = ", ".join(names[:6]) + (f", ... ({len(names)} in all)" if len(names) > 6 else "")
@@ -243,8 +243,8 @@ def stats(paths: Sequence[str], *, where: str = "config.data.files") -> dict[str
       raise UserError(f"{where}: {path}: cannot be read ({error.strerror})") from error
     return Stat(found.st_size, found.st_mtime_ns)
 
-  remote = [path for path in paths if bucket.is_remote(path)]
-  listed = bucket.stats(remote, where=where) if remote else {}
+  remote = [path for path in paths if gcs.is_remote(path)]
+  listed = gcs.stats(remote, where=where) if remote else {}
   with concurrent.futures.ThreadPoolExecutor(32) as pool:
     asked = pool.map(lambda path: Stat(*listed[path]) if path in listed else local(path), paths)
     return dict(zip(paths, asked, strict=True))
@@ -318,7 +318,7 @@ def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
   Raises:
     ValueError: names what comes twice; readers would not agree which value counts.
   """
-  if (name := untrusted.name_given_twice(pairs)) is not None:
+  if (name := safe_read.name_given_twice(pairs)) is not None:
     raise ValueError(f"{name!r} comes twice in an object; give each name once")
   return dict(pairs)
 
@@ -368,7 +368,7 @@ def _csv_field(row: Mapping[str, str], field: str, *, place: str, where: str) ->
 def _head(path: str) -> bytes:
   """The first bytes of a file, which say what it is."""
   try:
-    with bucket.open_binary(path) if bucket.is_remote(path) else open(path, "rb") as file:
+    with gcs.open_binary(path) if gcs.is_remote(path) else open(path, "rb") as file:
       return file.read(_HEAD)
   except OSError:
     return b""
@@ -437,7 +437,7 @@ def _example_field(record: bytes, *, field: str, place: str) -> bytes:
 @contextlib.contextmanager
 def _open_decompressed(path: str, *, where: str) -> Iterator[io.BufferedReader]:
   """A file's bytes, decompressed; reading raises OSError, or the errors of `compression.opened` for damaged content."""
-  with bucket.open_binary(path) if bucket.is_remote(path) else open(path, "rb", buffering=_BLOCK) as file:
+  with gcs.open_binary(path) if gcs.is_remote(path) else open(path, "rb", buffering=_BLOCK) as file:
     yield compression.opened(file, path, where=where) if compression.ending(path) else file
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data.vocabularies import control_tokens
-from t2t.storage import bucket, vocabulary_files
+from t2t.storage import gcs, vocabulary_files
 
 DOCS_SIZE = 4096  # with 100 sentinels 4,196 ids: an embedding of 33 x 128 = 4,224 rows holds them
 _SENTENCE_END = re.compile(r"""[.!?…。！？؟।][\"'”’»)\]]*\s*$|\n\s*$""")
@@ -37,7 +37,7 @@ def load(spec: str, *, extra_ids: int = 100) -> seqio.Vocabulary:
     raise UserError(f"config.data.vocabulary is empty: {_WHAT_TO_GIVE}")
   if spec == "bytes":
     return seqio.ByteVocabulary(extra_ids=extra_ids)
-  bucket.check(spec, where="config.data.vocabulary=")
+  gcs.check(spec, where="config.data.vocabulary=")
   where = f"config.data.vocabulary={spec}"
   path = epath.Path(spec).expanduser()
   if not path.exists():
@@ -77,7 +77,7 @@ def _file_in(folder: epath.Path, where: str) -> epath.Path:
 
 def _check_model(path: epath.Path, extra_ids: int, where: str) -> None:
   try:
-    content = bucket.read(path)
+    content = gcs.read(path)
   except OSError as error:
     raise UserError(f"{where}: cannot be read ({error.strerror or error})") from error
   try:

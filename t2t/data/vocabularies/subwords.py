@@ -18,7 +18,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from t2t import UserError
 from t2t.data.vocabularies import control_tokens
-from t2t.storage import bucket, vocabulary_files
+from t2t.storage import gcs, vocabulary_files
 
 _BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _BPE_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<|endoftext|>")
@@ -315,7 +315,7 @@ def _settings(path: epath.Path) -> dict:
 
 def _text(path: epath.Path, where: str) -> str:
   try:
-    return bucket.read(path).decode().replace("\r\n", "\n")
+    return gcs.read(path).decode().replace("\r\n", "\n")
   except UnicodeDecodeError as error:
     raise UserError(f"{where}: {path.name} is not UTF-8 text (byte {error.start})") from error
   except OSError as error:

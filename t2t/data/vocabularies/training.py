@@ -15,7 +15,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from t2t import UserError
-from t2t.runtime import cache_folder, telling
+from t2t.runtime import cache_folder, console
 
 _ALPHABET_SIZE = 1000  # characters that get a piece in any case, the most frequent; BERT's uncased vocabulary has 997
 _COVERAGE = 0.9995  # T5's, with which mT5 has scripts of thousands of characters
@@ -148,7 +148,7 @@ def _told(what: str):
   """
   main = threading.current_thread() is threading.main_thread()
   before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM) if main}
-  telling.tell(f"{what} ...")
+  console.tell(f"{what} ...")
   began = time.monotonic()
   try:
     yield
@@ -156,7 +156,7 @@ def _told(what: str):
     for number, handler in before.items():
       if handler is not None:  # one that was not set from Python
         signal.signal(number, handler)
-  telling.tell(f"{what}: done in {time.monotonic() - began:.0f} s")
+  console.tell(f"{what}: done in {time.monotonic() - began:.0f} s")
 
 
 def _trainer_error(error: Exception, size: int) -> UserError:

@@ -16,7 +16,7 @@ _OTHER_PIECES = 0.1
 
 
 def save(vocabulary: seqio.Vocabulary, folder: epath.Path) -> None:
-  """Copies a vocabulary's files to `folder`, so that whoever has the model has its words; `special_ids.load` reads them.
+  """Copies a vocabulary's files to `folder`, next to the model; `special_ids.load` reads them.
 
   A vocabulary of the user's own class is left where it is.
   """

@@ -11,7 +11,7 @@ from t2t import metrics as metrics_lib
 from t2t.losses import answered_by_heads, compares_texts
 from t2t.models.architecture import Batch
 from t2t.params import join_frozen
-from t2t.runtime import stopping
+from t2t.runtime import preemption
 from t2t.training import class_files
 from t2t.training.callbacks.metrics import means
 from t2t.training.run import Callback, Run
@@ -38,12 +38,12 @@ class Evaluation(Callback):
     """Repeats an evaluation during which the run was stopped; stopped there again, the run ends."""
     is_due = run.step < run.config.train.steps and run.is_due(run.program.stage.config.eval.every)
     if is_due and not run.checkpoints.was_measured(run.step):
-      with contextlib.suppress(stopping.Abandoned):
+      with contextlib.suppress(preemption.Abandoned):
         _evaluate(run)
 
   def on_step(self, run: Run) -> None:
     if run.evaluates:
-      with run.paused(), contextlib.suppress(stopping.Abandoned):
+      with run.paused(), contextlib.suppress(preemption.Abandoned):
         _evaluate(run)
 
   def on_end(self, run: Run) -> None:

@@ -1,7 +1,7 @@
 """The first rows that a model is trained on, kept for the report of the run."""
 
 from t2t.models.architecture import Batch
-from t2t.reports import seen
+from t2t.reports import first_batches
 from t2t.training.run import Callback, Run
 
 
@@ -10,4 +10,4 @@ class FirstBatches(Callback):
 
   def on_batch(self, run: Run, batch: Batch) -> None:
     if run.step == run.program.stage.begin and run.vocabulary is not None:
-      seen.note(run.workdir, run.program.stage, batch, run.vocabulary)
+      first_batches.note(run.workdir, run.program.stage, batch, run.vocabulary)

@@ -17,7 +17,7 @@ import threading
 import time
 
 from t2t import UserError
-from t2t.runtime import link, telling
+from t2t.runtime import console, peer_monitor
 
 TOKEN = "T2T_RUN_TOKEN"
 _MISSING_SHOWN = 8
@@ -52,7 +52,7 @@ def roll_call(place: Place, *, seconds: float) -> Others:
   one, at the port below the coordinator's, and is told by it.
 
   Returns:
-    The connections, which stay open: index -> (connection, name of the host); see `link.Link`.
+    The connections, which stay open: index -> (connection, name of the host); see `peer_monitor.Link`.
 
   Raises:
     UserError: some are not there in time; names them.
@@ -60,7 +60,7 @@ def roll_call(place: Place, *, seconds: float) -> Others:
   host, _, port = place.address.rpartition(":")
   here = f"{socket.gethostname()} (process {place.index})"
   token = _token(place)
-  if place.index == link.FIRST:
+  if place.index == peer_monitor.FIRST:
     others, missing = _Roll(place, token).take(int(port) - 1, seconds)
   else:
     others, missing = _answer((host.strip("[]"), int(port) - 1), place, token, seconds)
@@ -170,7 +170,7 @@ class _Roll:
     except (OSError, ValueError, TypeError):
       caller.close()
       if self._told.acquire(blocking=False):
-        telling.tell(
+        console.tell(
           f"{address} called at the port of the roll call, and is no process of this run: it is ignored, as all others"
           f" are that come ({TOKEN} must be the same on all hosts, if it is set)"
         )
@@ -193,7 +193,9 @@ def _answer(address: tuple[str, int], place: Place, token: bytes, seconds: float
       said, _, proof = _line(caller, max(0.1, deadline - time.monotonic()) + seconds, limit=_LONG_LINE).partition(" ")
       if not hmac.compare_digest(proof, _proof(token, "told", nonce, said)):
         raise ConnectionError(f"who is there has another {TOKEN}")
-      return {link.FIRST: (caller, address[0])}, [] if said == "all" else [int(index) for index in said.split(",")]
+      return {peer_monitor.FIRST: (caller, address[0])}, [] if said == "all" else [
+        int(index) for index in said.split(",")
+      ]
     except OSError as error:
       if caller is not None:
         caller.close()

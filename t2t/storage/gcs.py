@@ -18,7 +18,7 @@ from typing import Any
 from etils import epath
 
 from t2t import UserError
-from t2t.storage import away
+from t2t.storage import outage
 
 # One request is given this long; what may be tried again is, until the other is over.
 _REQUEST_SECONDS = 20
@@ -149,7 +149,7 @@ def _refusal(error: Exception, path: Any, what: str) -> UserError:
       f"{what}: no right to bucket {name!r} ({_reason(error)}); `gcloud auth application-default login`, or give this"
       " machine's service account roles/storage.objectAdmin and roles/storage.legacyBucketReader (docs/launch.md)"
     )
-  return away.refusal(f"{what}: bucket {name!r} cannot be reached ({_reason(error)})", error)
+  return outage.refusal(f"{what}: bucket {name!r} cannot be reached ({_reason(error)})", error)
 
 
 # ---- What is there ---------------------------------------------------------------------------------------------------

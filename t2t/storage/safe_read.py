@@ -13,7 +13,7 @@ from typing import Any
 from etils import epath
 
 from t2t import UserError
-from t2t.storage import bucket
+from t2t.storage import gcs
 
 MOST_JSON = 16 * 2**20  # bytes; the index of a model of 90,000 tensors has 9 MB, and made into objects a byte takes 20
 _MOST = 256 * 2**20  # bytes of a vocabulary; Gemma's tokenizer.json has 33 MB
@@ -51,7 +51,7 @@ def read(path: epath.Path, *, most: int = _MOST) -> bytes:
   if found > most:
     raise UserError(f"{path}: has {found:,} bytes, and such a file no more than {most:,}; copy or download it again")
   try:
-    return bucket.read(path)
+    return gcs.read(path)
   except OSError as error:
     raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from t2t.configuration.stages import Stage
 from t2t.models.architecture import Batch
-from t2t.runtime import telling
+from t2t.runtime import console
 from t2t.storage import logs
 
 NAME = "first_rows.jsonl"  # in a workdir: a line for each stage that began
@@ -43,7 +43,7 @@ def note(workdir: epath.Path, stage: Stage, batch: Batch, vocabulary: Any) -> No
     log.bring()
     log.close()
   except Exception as error:  # whatever it is: the run matters more
-    telling.tell(f"{workdir / NAME}: could not be written ({error}); reports will lack it")
+    console.tell(f"{workdir / NAME}: could not be written ({error}); reports will lack it")
 
 
 def read(workdir: epath.Path) -> list[Mapping[str, Any]]:

@@ -19,9 +19,9 @@ import threading
 import time
 from typing import NoReturn
 
-from t2t.runtime import agreement, exit_codes
+from t2t.runtime import exit_codes, sync_point
 
-FIRST = agreement.FIRST  # index of the process that all others are connected to
+FIRST = sync_point.FIRST  # index of the process that all others are connected to
 _BEATS = 6  # that a process must miss before it counts as lost
 # What a process waits before it blames itself for an error that may be the echo of another's end, before it leaves
 # when it has said why, and for an answer to the question where it stands.
@@ -84,7 +84,7 @@ class Link:
     self._stalled_for = ""
     self._code: int | None = None  # of this process's own failure
     self._sending, self._ending = threading.Lock(), threading.Lock()
-    self.agreement = agreement.Agreement(index, list(others), self._send)
+    self.agreement = sync_point.Agreement(index, list(others), self._send)
 
   def start_listening(self) -> None:
     """Begins to listen, in the background, until the process ends."""

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import NoReturn, TypeVar
 
-from t2t.runtime import agreement, link, maintenance
+from t2t.runtime import maintenance, peer_monitor, sync_point
 
 T = TypeVar("T")
 
@@ -138,7 +138,7 @@ class _Watch:
       return
     elif steps is not None:
       self.say(f"{_name(number)}: saving after this step; {_then(number)}")
-      steps.ask(agreement.Asked(agreement.STOP, number, f"{_name(number)} came"))
+      steps.ask(sync_point.Asked(sync_point.STOP, number, f"{_name(number)} came"))
       self.expect(steps.patience(), steps.doing)
     elif self._winding_up is not None:
       seconds, doing = self._winding_up
@@ -153,9 +153,9 @@ class _Watch:
   def _and_left(self) -> str:
     return f"; {self._left()}" if self._steps is None else ""
 
-  def hear_of(self, asked: agreement.Asked) -> None:
+  def hear_of(self, asked: sync_point.Asked) -> None:
     """All have agreed upon what this process, or another, was asked for."""
-    if asked.wish == agreement.STOP and self._number is None:
+    if asked.wish == sync_point.STOP and self._number is None:
       self._number = asked.signal
       self.say(f"{asked.why}: saving after this step")
       if self._steps is None:
@@ -203,7 +203,7 @@ class _Watch:
     for last in self._last_words:
       _within(_LAST_WORDS_SECONDS, last)
     code = 128 + (self._number or signal.SIGTERM) if code is None else code
-    link.fail(why, code)
+    peer_monitor.fail(why, code)
     os._exit(code)
 
 
@@ -334,8 +334,8 @@ class Steps:
   """
 
   def __init__(self, watch: _Watch | None):
-    found = link.current()
-    self._watch, self._agreement = watch, agreement.Agreement() if found is None else found.agreement
+    found = peer_monitor.current()
+    self._watch, self._agreement = watch, sync_point.Agreement() if found is None else found.agreement
     if watch is not None:
       self._agreement.on_agreed = watch.hear_of
     self._seconds: dict[str, list[float]] = {_STEP: [], _BATCH: []}
@@ -343,7 +343,7 @@ class Steps:
     self._number, self._owed = signal.SIGTERM, None
     self.doing, self.stops = "", False
 
-  def ask(self, asked: agreement.Asked) -> None:
+  def ask(self, asked: sync_point.Asked) -> None:
     """Has all processes do it, after the same step."""
     self._agreement.ask(asked)
 
@@ -369,7 +369,7 @@ class Steps:
     if self._watch is not None and not self._finished:
       self._watch.heeded_by(self)
     asked, self._owed = self._agreement.reached() or self._owed, None
-    if asked is not None and asked.wish == agreement.STOP:
+    if asked is not None and asked.wish == sync_point.STOP:
       self.stops, self._number = True, asked.signal
     return asked is not None
 
@@ -416,7 +416,7 @@ class Steps:
     if self.stops:
       raise Abandoned
     if saves:
-      self._owed = agreement.Asked(agreement.SAVE, 0, "")  # after the next step
+      self._owed = sync_point.Asked(sync_point.SAVE, 0, "")  # after the next step
 
 
 @contextlib.contextmanager
@@ -428,7 +428,7 @@ def after_steps() -> Iterator[Steps]:
   """
   watch = _current
   steps = Steps(watch)
-  notice = lambda text: steps.ask(agreement.Asked(agreement.SAVE, 0, text))
+  notice = lambda text: steps.ask(sync_point.Asked(sync_point.SAVE, 0, text))
   try:
     with maintenance.watched(notice):
       yield steps
