@@ -49,7 +49,7 @@ from t2t.data import vocabularies
 from t2t.data.vocabularies import training
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
-from t2t.params import Params
+from t2t.param_tree import Params
 from t2t.runtime import memory
 from t2t.training import mesh_selection, metric_writers, recipe
 from t2t.training.train import train

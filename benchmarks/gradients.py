@@ -29,7 +29,7 @@ import optax
 from t2t import losses
 from t2t.models import presets, transformer
 from t2t.models.config import TransformerConfig
-from t2t.params import path_name
+from t2t.param_tree import path_name
 from t2t.runtime import memory
 
 # Wide enough for every part of a family, and small enough for a minute each on two cores.

@@ -18,7 +18,7 @@ import statistics
 
 import jax
 
-from t2t import UserError, chips
+from t2t import UserError, accelerators
 from t2t.commands.options import config_parser, parse
 from t2t.configuration.loading import records
 from t2t.models.flops import model_flops
@@ -128,7 +128,7 @@ def predict(run: Run, folder: pathlib.Path) -> dict:
   """What the plan says of a run, beside what was published."""
   config, mesh, found, total = _compiled(run, folder)
   kind = mesh.devices.flat[0].device_kind
-  chip, peak = chips.CHIPS[kind], chips.peak_flops(kind)
+  chip, peak = accelerators.CHIPS[kind], accelerators.peak_flops(kind)
   times = aot_compile.predicted(found, config, mesh)
   flops = model_flops(config.model, batch_size=run.rows, lengths=recipe.lengths(config))
   return dataclasses.asdict(run) | {

@@ -5,7 +5,7 @@
 
 The step is the one that `t2t train` runs: forward, backward and update, metrics included; the batch is random ids
 without padding.  Steps are timed one by one after two that are not counted: the best says what the program can do, the
-median what this machine gave it.  On accelerators that chips.py knows, what the plan's rule makes of the program stands
+median what this machine gave it.  On chips that accelerators.py knows, what the plan's rule makes of the program stands
 beside it.  benchmarks/results/ has what was measured.
 """
 
@@ -22,7 +22,7 @@ import time
 import jax
 import numpy as np
 
-from t2t import UserError, chips, losses, sharding
+from t2t import UserError, accelerators, losses, sharding
 from t2t.commands.options import config_parser, parse
 from t2t.configuration.loading import records
 from t2t.configuration.schema import Config
@@ -117,7 +117,7 @@ def measure(config: Config, *, steps: int, profile: str = "") -> dict:
   running = start(config)
   share = losses.share_of_weights([jax.device_get(running.batch)])
   device = jax.devices()[0]
-  peak = chips.peak_flops(device.device_kind)
+  peak = accelerators.peak_flops(device.device_kind)
   seconds = []
   for _ in range(steps + 2):
     started = time.perf_counter()
@@ -133,7 +133,7 @@ def measure(config: Config, *, steps: int, profile: str = "") -> dict:
   flops = running.made.flops(predicted=share)
   best, median = min(seconds), statistics.median(seconds)
   predicted = None
-  if device.device_kind in chips.CHIPS and peak:
+  if device.device_kind in accelerators.CHIPS and peak:
     found = plans.counted(running.step.as_text(), config, running.mesh)
     predicted = float(plans.predicted(found, config, running.mesh).predicted)
   return {

@@ -15,8 +15,8 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from t2t import task_metrics
 from t2t.data import postprocessors, preprocessors, vocabularies
+from t2t.evaluation import task_metrics
 
 QUESTIONS, KINDS = ("colour", "shape"), ("first", "second", "third", "fourth")
 _THINGS, _SHOWN = np.array(list(string.ascii_lowercase)), 7  # in all, and in an example

@@ -5,13 +5,14 @@ import difflib
 import importlib
 import pathlib
 from typing import TYPE_CHECKING, Any
+import warnings
 
 from t2t.runtime import quiet
 
 if TYPE_CHECKING:
-  from t2t.followed import config as config
-  from t2t.followed import train as train
-  from t2t.loaded import load as load
+  from t2t.api.loaded_model import load as load
+  from t2t.api.training_run import config as config
+  from t2t.api.training_run import train as train
 
 # In a checkout `configs` and `tasks` stand beside this package, where the people who edit them look; a wheel carries
 # them inside it.  Either way they are imported as `t2t.configs` and `t2t.tasks`.
@@ -43,9 +44,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 # What Python code finds here -> the module that has it, imported when it is first asked for: `import t2t` loads no JAX.
 _FOUND = {
   "Callback": "t2t.training.run",
-  "config": "t2t.followed",
-  "load": "t2t.loaded",
-  "train": "t2t.followed",
+  "config": "t2t.api.training_run",
+  "load": "t2t.api.loaded_model",
+  "train": "t2t.api.training_run",
 }
 
 
@@ -58,6 +59,9 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
+  if name == "task_metrics":  # the earlier place, in tasks of users
+    warnings.warn("t2t.task_metrics is now t2t.evaluation.task_metrics: change the import", FutureWarning, stacklevel=2)
+    return importlib.import_module("t2t.evaluation.task_metrics")
   if name not in _FOUND:
     raise AttributeError(f"module 't2t' has no attribute {name!r}")
   return getattr(importlib.import_module(_FOUND[name]), name)

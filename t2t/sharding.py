@@ -16,7 +16,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
-from t2t import UserError, chips
+from t2t import UserError, accelerators
 
 # From the slowest links to the fastest: between slices, within a slice, between neighbours.
 MESH_AXES = ("dcn_data", "data", "fsdp", "sequence", "tensor")
@@ -129,9 +129,9 @@ def _placed(sizes: Mapping[str, int], devices: list[jax.Device], order: Sequence
     boxes = _boxes(sizes, devices, order)
     rest = [axis for axis in sizes if axis not in boxes]
     axes = [*rest, *reversed(boxes)]
-    placed = chips.in_order(devices, list(boxes.values())).reshape([sizes[axis] for axis in axes])
+    placed = accelerators.in_order(devices, list(boxes.values())).reshape([sizes[axis] for axis in axes])
     return placed.transpose([axes.index(axis) for axis in sizes])
-  blocks = chips.in_blocks(devices, sizes["tensor"])
+  blocks = accelerators.in_blocks(devices, sizes["tensor"])
   if blocks is not None:
     return blocks.reshape(tuple(sizes.values()))
   return mesh_utils.create_device_mesh(tuple(sizes.values()), devices, allow_split_physical_axes=True)
@@ -145,7 +145,7 @@ def box_text(box: Sequence[int]) -> str:
 
 def _boxes(sizes: Mapping[str, int], devices: list[jax.Device], order: Sequence[str]) -> dict[str, tuple[int, ...]]:
   """Axis -> chips along each side, in the order of `config.mesh.order`."""
-  text, sides = f"config.mesh.order={','.join(order)}", chips.sides(devices)
+  text, sides = f"config.mesh.order={','.join(order)}", accelerators.sides(devices)
   if sides is None:
     raise UserError(f"{text}: only for whole slices of TPUs with one device on a chip, which these devices are not")
   left, found = list(sides), {}
@@ -161,7 +161,7 @@ def _boxes(sizes: Mapping[str, int], devices: list[jax.Device], order: Sequence[
       or math.prod(parts) != sizes[axis]
       or any(not part or side % part for side, part in zip(left, parts, strict=True))
     ):
-      works = ", ".join(box_text(one) for one in chips.boxes(left, sizes[axis]))
+      works = ", ".join(box_text(one) for one in accelerators.boxes(left, sizes[axis]))
       raise UserError(
         f"{text}: {each} is no box of {axis}'s {sizes[axis]} device(s) in the {box_text(left)} that are left of"
         f" a slice of {box_text(sides)}; {f'there are {works}' if works else 'no box has so many'}"

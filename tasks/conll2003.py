@@ -6,9 +6,9 @@ provides them.
 
 import seqio
 
-from t2t import task_metrics
 from t2t.data import postprocessors, preprocessors
 from t2t.data.sources import benchmark_files
+from t2t.evaluation import task_metrics
 
 # In TFDS's order.
 _TAGS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")

@@ -8,10 +8,10 @@ import functools
 
 import seqio
 
-from t2t import task_metrics
 from t2t.data import docs_corpus, objectives, postprocessors, preprocessors, sources, vocabularies
 from t2t.data.objectives import sentence_pairs
 from t2t.data.sources import docstrings
+from t2t.evaluation import task_metrics
 
 # Neither the sources nor the vocabulary read anything before they are used.
 _VOCABULARY = vocabularies.docs_vocabulary(extra_ids=100)

@@ -8,9 +8,9 @@ import functools
 
 import seqio
 
-from t2t import task_metrics
 from t2t.data import postprocessors, preprocessors, task_resolution
 from t2t.data.sources import benchmark_files
+from t2t.evaluation import task_metrics
 
 _NLI = ("entailment", "neutral", "contradiction")
 _TWO_SENTENCES = ("sentence1", "sentence2")

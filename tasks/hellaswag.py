@@ -5,9 +5,9 @@ config.data.folders.hellaswag names the folder of the released files; without it
 
 import seqio
 
-from t2t import task_metrics
 from t2t.data import postprocessors, preprocessors
 from t2t.data.sources import benchmark_files
+from t2t.evaluation import task_metrics
 
 _CHOICES = ("choice1", "choice2", "choice3", "choice4")
 

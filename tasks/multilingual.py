@@ -14,9 +14,9 @@ import functools
 
 import seqio
 
-from t2t import task_metrics
 from t2t.data import postprocessors, preprocessors
 from t2t.data.sources import benchmark_files
+from t2t.evaluation import task_metrics
 
 _ALL = ("train", "validation", "test")
 

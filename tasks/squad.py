@@ -8,9 +8,9 @@ import functools
 
 import seqio
 
-from t2t import task_metrics
 from t2t.data import postprocessors, preprocessors
 from t2t.data.sources import benchmark_files
+from t2t.evaluation import task_metrics
 
 for _name, _tfds, _format, _metric in [
   ("squad", "squad/v1.1:3.0.0", preprocessors.squad, task_metrics.squad),

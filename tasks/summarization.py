@@ -5,9 +5,9 @@ TFDS asks for XSum's articles to be fetched by hand.
 
 import seqio
 
-from t2t import task_metrics
 from t2t.data import postprocessors, preprocessors
 from t2t.data.sources import tfds_source
+from t2t.evaluation import task_metrics
 
 for _name, _tfds, _document, _summary in [
   ("cnn_dailymail", "cnn_dailymail:3.4.0", "article", "highlights"),

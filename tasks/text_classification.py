@@ -7,9 +7,9 @@ TensorFlow Datasets provides them.
 
 import seqio
 
-from t2t import task_metrics
 from t2t.data import postprocessors, preprocessors
 from t2t.data.sources import benchmark_files
+from t2t.evaluation import task_metrics
 
 for _name, _tfds, _prefix, _fields, _labels in [
   ("imdb_reviews", "imdb_reviews/plain_text:1.0.0", "imdb", ("text",), ("negative", "positive")),

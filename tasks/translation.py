@@ -6,10 +6,10 @@ Romanian WMT 2016.  The sentences of wmt_en_LANGUAGE_pairs are compared by a con
 
 import seqio
 
-from t2t import task_metrics
 from t2t.data import postprocessors, preprocessors, vocabularies
 from t2t.data.objectives import sentence_pairs
 from t2t.data.sources import tfds_source
+from t2t.evaluation import task_metrics
 
 for _language, _tfds in [
   ("de", "wmt_t2t_translate/de-en:1.0.0"),

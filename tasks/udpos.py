@@ -6,9 +6,9 @@ dev.conllu and test.conllu in the same format; without it TensorFlow Datasets pr
 
 import seqio
 
-from t2t import task_metrics
 from t2t.data import postprocessors, preprocessors
 from t2t.data.sources import benchmark_files
+from t2t.evaluation import task_metrics
 
 # In TFDS's order; _ is that of no word of syntax.
 _TAGS = ("ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN", "PUNCT", "SCONJ")

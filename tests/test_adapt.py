@@ -19,7 +19,7 @@ from t2t.configuration.loading import override, records
 from t2t.models import adapters as adapters_lib
 from t2t.models import transformer
 from t2t.models.adapters import bitfit, houlsby, ia3, lora, pals, pfeiffer, prefix, prompt
-from t2t.params import matches
+from t2t.param_tree import matches
 from t2t.training import optimizers, recipe, train_state, train_step
 
 # Every way, as these tests use it.

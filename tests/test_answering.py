@@ -11,7 +11,7 @@ import seqio
 import tensorflow as tf
 import tokenizers
 
-from t2t import UserError, task_metrics
+from t2t import UserError
 from t2t.configuration.loading import load_config, records
 from t2t.data import (
   head_examples,
@@ -25,6 +25,7 @@ from t2t.data import (
 from t2t.data.example_windows import labelled
 from t2t.data.head_examples import kinds, needs
 from t2t.data.head_examples.reading import Reading
+from t2t.evaluation import task_metrics
 from t2t.models.config import HeadConfig, TransformerConfig
 
 BERT = special_tokens.Framing((101,), (102,), (102,))

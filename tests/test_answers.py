@@ -8,8 +8,9 @@ from hypothesis import strategies
 import numpy as np
 import pytest
 
-from t2t import UserError, task_metrics
+from t2t import UserError
 from t2t.data import postprocessors
+from t2t.evaluation import task_metrics
 
 SUPERGLUE = pathlib.Path(__file__).parents[1].parent / "shared" / "data" / "superglue"
 

@@ -21,7 +21,7 @@ from t2t.models.architecture import real_positions
 from t2t.models.auxiliary import Auxiliary, Hidden, Term
 from t2t.models.feed_forward import FeedForward, Mlp
 from t2t.models.masks import AttentionMask
-from t2t.training import fisher, optimizers, train_state, train_step
+from t2t.training import fisher_information, optimizers, train_state, train_step
 
 
 class Balanced(FeedForward):
@@ -315,7 +315,7 @@ def test_fisher_information_is_of_the_likelihood_alone():
   config = records(given)
   batch = batch_of("", "decoder_only")
   assert set(losses.make(config).weights(batch)) == {"loss", "balance", "first_share"}
-  assert set(fisher.likelihood(config).weights(batch)) == {"loss"}
+  assert set(fisher_information.likelihood(config).weights(batch)) == {"loss"}
 
 
 @pytest.mark.parametrize(

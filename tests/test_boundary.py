@@ -15,7 +15,7 @@ import seqio
 import tensorflow as tf
 import toy
 
-from t2t import UserError, features, losses, sharding
+from t2t import UserError, feature_spec, losses, sharding
 from t2t.configuration import stages
 from t2t.configuration.loading import load_config, override, records
 from t2t.data import feature_converters, train_data
@@ -27,7 +27,7 @@ from t2t.training.metric_writers import read_metrics
 from t2t.training.train import train
 
 HEAD = HeadConfig("sbo", 3, "boundary")  # spans of the objective are longer
-FEATURES = ("inputs", "targets", "loss_weights", *features.ANSWERED[1:])
+FEATURES = ("inputs", "targets", "loss_weights", *feature_spec.ANSWERED[1:])
 LENGTH = 24
 
 

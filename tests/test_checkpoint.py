@@ -18,7 +18,7 @@ from t2t.checkpoints import initialize, inspect, manager, manifest, restore, ret
 from t2t.configs import default
 from t2t.configuration import stages
 from t2t.configuration.loading import records
-from t2t.params import split_frozen
+from t2t.param_tree import split_frozen
 from t2t.storage import gcs
 from t2t.training import metric_writers, optimizers, train_state
 

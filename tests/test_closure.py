@@ -81,7 +81,15 @@ def test_commands_import_what_they_need(name):
 
 
 OPTIONAL = (
-  *("convert", "planning", "reports.comparison", "launch", "inference.server", "evaluation.evaluate", "fisher"),
+  *(
+    "convert",
+    "planning",
+    "reports.comparison",
+    "launch",
+    "inference.server",
+    "evaluation.evaluate",
+    "training.estimate_fisher",
+  ),
   *("data.tables", "data.head_examples", "data.mixture", "data.languages", "data.task_ids", "data.offline_cache"),
   *("data.sources.bitext", "data.sources.benchmark_files", "data.vocabularies.subwords", "data.vocabularies.training"),
 )

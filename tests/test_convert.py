@@ -25,7 +25,7 @@ from t2t import __main__ as command
 from t2t.checkpoints import manager, pretrained, tensor_writer
 from t2t.convert import open_foreign, t5x, vocab_override
 from t2t.convert.lazy_tensors import Foreign
-from t2t.params import split_frozen
+from t2t.param_tree import split_frozen
 from t2t.training import train_state
 
 LETTERS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrst")

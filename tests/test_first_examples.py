@@ -11,7 +11,7 @@ import seqio
 import tensorflow as tf
 import test_rows
 
-from t2t import UserError, task_metrics
+from t2t import UserError
 from t2t.configuration.loading import load_config, records
 from t2t.configuration.schema import DataConfig
 from t2t.data import (
@@ -29,6 +29,7 @@ from t2t.data import (
 )
 from t2t.data.preview import examples as previews
 from t2t.data.sources import bad_records, slices
+from t2t.evaluation import task_metrics
 
 small, batches = test_rows.small, test_rows.batches  # the fixture, and training batches
 

@@ -19,13 +19,13 @@ import test_hosts
 import toy
 import trained
 
-from t2t import UserError, fisher, sharding
+from t2t import UserError, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import fisher_store, pretrained, restore
 from t2t.commands import fisher as fisher_command
 from t2t.configuration.loading import load_config, override, records
-from t2t.training import fisher as fisher_lib
-from t2t.training import l2_sp, optimizers, recipe
+from t2t.training import estimate_fisher, l2_sp, optimizers, recipe
+from t2t.training import fisher_information as fisher_lib
 
 MESHES = {
   "one": {"data": 1},
@@ -254,7 +254,7 @@ def test_two_processes_write_what_one_does(tmp_path):
   codes, said = test_hosts.Processes(2, 1, [run, verify], cache=tmp_path).wait()
   assert codes == [0, 0], said
   source = pretrained.read_source(str(base()))
-  expected = fisher.compute(records(fisher.run_config(source, [streams])), source, examples=12)
+  expected = estimate_fisher.compute(records(estimate_fisher.run_config(source, [streams])), source, examples=12)
   found = read(fisher_store.open_fisher(str(tmp_path / "out")), mesh_of("one"))
   flat = traverse_util.flatten_dict(expected.diagonal, sep="/")
   toy.assert_trees_close(found, jax.device_get(flat), rtol=1e-3, atol=1e-8)
@@ -266,8 +266,8 @@ def test_the_command(information, capsys):
   mesh = mesh_of("one")
   opened = fisher_store.open_fisher(str(information))
   assert opened.base.path == str(source.path)
-  config = records(fisher.run_config(source, ["--config.mesh.data=1", "--config.mesh.fsdp=8"]))
-  again = fisher.compute(config, source, examples=12)
+  config = records(estimate_fisher.run_config(source, ["--config.mesh.data=1", "--config.mesh.fsdp=8"]))
+  again = estimate_fisher.compute(config, source, examples=12)
   assert again.examples == 12
   flat = traverse_util.flatten_dict(again.diagonal, sep="/")
   written = read(opened, mesh)
@@ -287,7 +287,7 @@ def test_information_that_holds_nothing_is_told():
   """Without advice on how to use it."""
   diagonal = {"embed": jnp.zeros((2, 3))}
   config = records(load_config("tiny_t5"))
-  found = fisher.Found(diagonal, diagonal, 3, config)
+  found = estimate_fisher.Found(diagonal, diagonal, 3, config)
   source = types.SimpleNamespace(path="runs/old")
   lines = list(fisher_command._lines(found, source, "out", packed=False))
   assert "it holds nothing" in lines[-1] and not any("anchor" in line for line in lines)

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import t2t
-from t2t import UserError, followed
+from t2t import UserError
+from t2t.api import training_run
 from t2t.checkpoints import manager
 from t2t.commands import train as command
 from t2t.configuration.loading import records
@@ -172,7 +173,7 @@ def test_messages_of_a_run_call_keys_as_python_does():
     raise UserError("give --config.train.steps")
 
   with pytest.raises(UserError, match=r"^give config\.train\.steps$"):
-    next(followed.Training(followed._Rows(train)))
+    next(training_run.Training(training_run._Rows(train)))
 
 
 def test_runs_follow_each_other(text, tmp_path):

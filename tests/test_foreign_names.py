@@ -7,7 +7,8 @@ import pytest
 import trained
 
 import t2t
-from t2t import UserError, foreign_names
+from t2t import UserError
+from t2t.configuration import foreign_names
 from t2t.configuration.loading import all_keys, load_config, override, records
 
 

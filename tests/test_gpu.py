@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import toy
 
-from t2t import chips, sharding
+from t2t import accelerators, sharding
 from t2t.models import heads, stack
 from t2t.models import remat as remat_lib
 from t2t.models.kernels import dispatch
@@ -145,7 +145,7 @@ def test_layers_may_be_unrolled(monkeypatch):
 
 def analyse(entry: str, *others: str) -> hlo_cost.Program:
   text = "HloModule main\n\n" + "".join(others) + f"\nENTRY %main (p: f32[]) -> f32[] {{\n{entry}\n}}\n"
-  return hlo_cost.analyse(text, {"data": 1}, paces=chips.PACES["NVIDIA H200"])
+  return hlo_cost.analyse(text, {"data": 1}, paces=accelerators.PACES["NVIDIA H200"])
 
 
 def test_flops_of_cudnns_attention():

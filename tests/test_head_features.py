@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.experimental import numpy as tnp
 import toy
 
-from t2t import features, sharding
+from t2t import feature_spec, sharding
 from t2t.checkpoints import pretrained
 from t2t.configuration.schema import DataConfig, EvalConfig
 from t2t.data import head_examples, pipeline, special_tokens, vocabularies
@@ -200,7 +200,7 @@ def test_all_readers_get_the_same_features(kind, name):
 def test_texts_of_a_row_are_told_apart(numpy):
   """The example of the docstring, in batches of training and in those of evaluation and inference."""
   groups, texts = (numpy.asarray(x, dtype=np.int32) for x in ([1, 1, 2, 2, 2, 0], [0, 0, 0, 1, 1, 0]))
-  segments, positions = features.texts_apart(groups, texts, numpy=numpy)
+  segments, positions = feature_spec.texts_apart(groups, texts, numpy=numpy)
   assert (np.asarray(segments).tolist(), np.asarray(positions).tolist()) == ([1, 1, 2, 3, 3, 0], [0, 1, 0, 0, 1, 0])
 
 

@@ -18,7 +18,7 @@ from t2t.configuration.loading import override, records
 from t2t.models import adapters as adapters_lib
 from t2t.models import layers, transformer
 from t2t.models.adapters.lora import LoraConfig, LowRank
-from t2t.params import split_frozen
+from t2t.param_tree import split_frozen
 from t2t.training import optimizers, train_state, train_step
 
 EVERYTHING = LoraConfig(rank=3, alpha=6.0, targets=("attention/", "mlp/"))

@@ -10,10 +10,10 @@ import toy
 import trained
 
 from t2t import __main__ as command
-from t2t import replay, sharding
+from t2t import sharding
 from t2t.checkpoints import adapter_restore, manager, pretrained
-from t2t.params import join_frozen
-from t2t.training import recipe
+from t2t.param_tree import join_frozen
+from t2t.training import recipe, replay_step
 
 LORA = ("--config.lora.rank=2", "--config.lora.targets=attention/,mlp/")
 
@@ -23,7 +23,7 @@ def unmerged_logits(run, batch):
   mesh = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
   checkpoints = manager.Checkpoints(epath.Path(run), keep=1, read_only=True)
   with jax.set_mesh(mesh):
-    config = replay.config_of(epath.Path(run))
+    config = replay_step.config_of(epath.Path(run))
     graphdef, abstract, _ = recipe.make(config).state(mesh)
     state, _ = adapter_restore.restore_step(checkpoints, checkpoints.latest_step(), abstract, (), config=config)
   checkpoints.close()

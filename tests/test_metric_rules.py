@@ -13,9 +13,8 @@ import sacrebleu
 import seqeval.metrics
 import sklearn.metrics
 
-from t2t import task_metrics
 from t2t.data import postprocessors
-from t2t.evaluation import benchmarks, classification_report, results
+from t2t.evaluation import benchmarks, classification_report, results, task_metrics
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -13,7 +13,7 @@ import toy
 
 from t2t import UserError, sharding
 from t2t.configuration.loading import load_config, records
-from t2t.params import join_frozen, path_name, split_frozen
+from t2t.param_tree import join_frozen, path_name, split_frozen
 from t2t.training import newton_schulz, optimizers, recipe, schedules
 
 

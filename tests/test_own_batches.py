@@ -11,10 +11,10 @@ import pytest
 import test_followed
 
 import t2t
-from t2t import UserError, own_batches, own_rows
+from t2t import UserError
 from t2t.checkpoints import manager
 from t2t.configuration import loading
-from t2t.data import train_data
+from t2t.data import array_batches, batch_checks, train_data
 from t2t.training import mesh_selection
 
 losses, text = test_followed.losses, test_followed.text
@@ -144,7 +144,7 @@ def test_an_iterator_that_a_run_has_begun_is_not_begun_again(tmp_path):
 def test_a_function_that_gives_none_is_told(source, message):
   config = loading.records(small())
   with pytest.raises(UserError, match=message):
-    next(own_batches.OwnBatches(source, config, mesh_selection.make(config)[0]))
+    next(array_batches.OwnBatches(source, config, mesh_selection.make(config)[0]))
 
 
 def test_zero_may_be_a_token(tmp_path):
@@ -152,13 +152,13 @@ def test_zero_may_be_a_token(tmp_path):
   config = loading.records(small("gpt2_small"))
   ids = np.array([[5, 0, 6, 7]])
   given = {"decoder_target_tokens": ids, "decoder_segment_ids": np.ones_like(ids)}
-  framing = own_rows.Framing(begins=9, zero_pads=False)
-  found = own_rows.completed(given, config, where="here", framing=framing)
+  framing = batch_checks.Framing(begins=9, zero_pads=False)
+  found = batch_checks.completed(given, config, where="here", framing=framing)
   assert found["decoder_input_tokens"][0, :4].tolist() == [9, 5, 0, 6]
   assert found["decoder_loss_weights"][0].tolist() == [1.0] * 4 + [0.0] * 20
   assert found["decoder_segment_ids"][0].tolist() == [1] * 4 + [0] * 20
   with pytest.raises(UserError, match="has no decoder_segment_ids, which say where a text is: 0 is a token"):
-    own_rows.completed({"decoder_target_tokens": ids}, config, where="here", framing=framing)
+    batch_checks.completed({"decoder_target_tokens": ids}, config, where="here", framing=framing)
   made = lambda read: [given]
   held = [given]
   run = t2t.train(small("gpt2_small", **{"train.steps": 1}), str(tmp_path / "run"), batches=made, eval_batches=held)
@@ -194,7 +194,7 @@ def test_memory_may_be_written_again(tmp_path):
 
 def test_fewer_rows_and_positions_are_filled_up():
   config = loading.records(small())
-  found = own_rows.completed(next(random_batches(rows=3, inputs=7, targets=4)), config, where="here")
+  found = batch_checks.completed(next(random_batches(rows=3, inputs=7, targets=4)), config, where="here")
   assert {name: array.shape for name, array in found.items()} == {
     "encoder_input_tokens": (8, 48),
     "decoder_input_tokens": (8, 24),
@@ -226,17 +226,17 @@ def test_a_run_that_went_wrong_goes_back_where_it_can(tmp_path):
   config = loading.records(small())
   mesh, _ = mesh_selection.make(config)
   ids = lambda batch: np.asarray(batch["decoder_target_tokens"]).tolist()
-  whole = own_batches.OwnBatches(random_batches, config, mesh)
+  whole = array_batches.OwnBatches(random_batches, config, mesh)
   every = [ids(next(whole)) for _ in range(6)]
   for source in (random_batches, list(itertools.islice(random_batches(), 6))):
-    batches = own_batches.OwnBatches(source, config, mesh)
+    batches = array_batches.OwnBatches(source, config, mesh)
     next(batches)
     saved = batches.state(1)
     next(batches)
     batches.restore(saved, step=1)
     batches.leave_out(1, 3)
     assert [ids(next(batches)) for _ in range(3)] == every[3:]
-  batches = own_batches.OwnBatches(random_batches(), config, mesh)
+  batches = array_batches.OwnBatches(random_batches(), config, mesh)
   next(batches)
   with pytest.raises(UserError, match="batches is an iterator, in which a run cannot go back"):
     batches.restore(batches.state(1), step=1)
@@ -292,7 +292,7 @@ GOOD = next(random_batches())
 )
 def test_a_batch_that_cannot_be_is_told(batch, message):
   with pytest.raises(UserError, match=message):
-    own_rows.completed(batch, loading.records(small()), where="batches, batch 1")
+    batch_checks.completed(batch, loading.records(small()), where="batches, batch 1")
 
 
 def test_which_batch_cannot_be_is_told(tmp_path):
@@ -335,7 +335,7 @@ def test_held_out_batches_are_needed():
   config = loading.records(small())
   nothing = GOOD | {"decoder_loss_weights": np.zeros((8, 20))}
   for held, message in ([], "^eval_batches has none"), ([nothing], "^eval_batches: no target counts"):
-    data = own_batches.OwnData(random_batches, held)
+    data = array_batches.OwnData(random_batches, held)
     with pytest.raises(UserError, match=message):
       data.check_stages(data.resolved_stages(config))
 
@@ -352,7 +352,7 @@ def test_heads_are_asked_of_what_the_encoder_reads():
   config = t2t.config("t5_1_1_small", SMALL | {"model.heads": HEADED["model.heads"], "train.loss": "heads"})
   names = ("input_tokens", "segment_ids", "positions", "answer_heads", "answer_targets", "answer_groups", "token_types")
   good = {f"encoder_{each}": np.ones((8, 4), int) for each in names}
-  assert set(own_rows.completed(good, loading.records(config), where="here")) == set(good)
+  assert set(batch_checks.completed(good, loading.records(config), where="here")) == set(good)
 
 
 @pytest.mark.parametrize(
@@ -370,9 +370,9 @@ def test_what_no_row_of_a_table_is_for_is_refused(name, number, message):
   config = loading.records(t2t.config("bert_base", SMALL | HEADED | {"stages": ()}))
   names = ("input_tokens", "segment_ids", "positions", "answer_heads", "answer_targets", "answer_groups", "token_types")
   good = {f"encoder_{each}": np.ones((8, 4), int) for each in names}
-  assert own_rows.completed(good, config, where="here")
+  assert batch_checks.completed(good, config, where="here")
   with pytest.raises(UserError, match=message):
-    own_rows.completed(good | {name: np.full((8, 4), number)}, config, where="here")
+    batch_checks.completed(good | {name: np.full((8, 4), number)}, config, where="here")
 
 
 def test_what_is_kept_names_no_other_data(text, tmp_path):

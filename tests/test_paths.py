@@ -18,7 +18,7 @@ from t2t import UserError, sharding
 from t2t import __main__ as command
 from t2t.configuration.loading import load_config, override, records
 from t2t.models import transformer
-from t2t.params import split_frozen
+from t2t.param_tree import split_frozen
 from t2t.training import l2_sp, optimizers, param_groups, recipe
 
 ONES = {"embed": 1.0, "encoder": {"layers": {"up": np.ones(2)}}, "heads": {"sure": 1.0}}

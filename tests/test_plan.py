@@ -12,7 +12,7 @@ import pytest
 import test_evaluate
 import trained
 
-from t2t import UserError, features, sharding
+from t2t import UserError, feature_spec, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
 from t2t.configuration.loading import load_config, override, records
@@ -87,7 +87,7 @@ def test_a_plan_knows_which_tasks_have_inputs(tmp_path):
 
   def expected(yielded):
     if "both_ways" in yielded:
-      return features.NEXT_TOKENS
+      return feature_spec.NEXT_TOKENS
     return ("inputs", "targets") if "inputs" in yielded else ("targets",)
 
   for objective, made in objectives.OBJECTIVES.items():
@@ -106,7 +106,7 @@ for name, objective in (("my_corpus", "causal_lm"), ("causal_lm_in_name_alone", 
   (tmp_path / "own.py").write_text(source)
   assert planned("my_corpus", (f"{tmp_path}/own.py",)) == ("targets",)
   assert planned("causal_lm_in_name_alone", (f"{tmp_path}/own.py",)) == ("inputs", "targets")
-  assert set(features.ARCHITECTURES) == set(feature_converters.FEATURE_CONVERTERS)
+  assert set(feature_spec.ARCHITECTURES) == set(feature_converters.FEATURE_CONVERTERS)
 
 
 def test_flops_of_a_plan_are_those_of_the_program(small):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import toy
 
-from t2t import UserError, chips, sharding
+from t2t import UserError, accelerators, sharding
 from t2t.configuration.loading import load_config, override, records
 from t2t.models.kernels import dispatch, splash
 from t2t.models.masks import AttentionMask
@@ -42,7 +42,7 @@ def test_a_slice_has_the_devices_of_its_shape(generation):
   devices = aot_compile.devices(SLICES[generation])
   assert len(devices) == 4
   assert {device.device_kind for device in devices} == {_KINDS[generation]}
-  assert _KINDS[generation] in chips.CHIPS
+  assert _KINDS[generation] in accelerators.CHIPS
 
 
 @pytest.mark.parametrize("topology", ["v4:4x4x4", "v5e:8x8", "v5p:4x4x8", "v6e:4x8", "tpu7x:4x4x4"])

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import t2t
-from t2t import own_rows
 from t2t.configuration import loading
+from t2t.data import batch_checks
 from t2t.data.objectives import other_names, registry
 
 
@@ -128,4 +128,4 @@ IDS = np.full((2, 8), 5)
 def test_own_batches_with_the_names_of_hugging_face(name, rows, message):
   config = loading.records(t2t.config(name))
   with pytest.raises(t2t.UserError, match=message):
-    own_rows.completed(rows, config, where="batches, batch 1")
+    batch_checks.completed(rows, config, where="batches, batch 1")

@@ -5,14 +5,14 @@ import dataclasses
 import pytest
 from test_topologies import torus
 
-from t2t import chips
+from t2t import accelerators
 from t2t.planning import roofline
 from t2t.planning.hlo import cost as hlo_cost
 
 
 def test_the_rule_of_the_prediction():
   """Each instruction is bound by FLOPs or by bytes; for collectives all wait, but for what runs beside instructions."""
-  chip, peak = chips.CHIPS["TPU v5 lite"], 100e12
+  chip, peak = accelerators.CHIPS["TPU v5 lite"], 100e12
   mesh = torus(16, 16)
   second = {"flops": peak * roofline.MATMUL_SHARE, "bytes": chip.hbm_bandwidth * roofline.BANDWIDTH_SHARE}
   operations = (
@@ -39,7 +39,7 @@ def test_the_rule_of_the_prediction():
 
 def test_an_instruction_hides_at_most_as_much_as_it_takes():
   """Of two collectives beside a product of a second, that take 0.6 and 1 s, the other is beside a copy as well."""
-  chip, peak = chips.CHIPS["TPU v5 lite"], 100e12
+  chip, peak = accelerators.CHIPS["TPU v5 lite"], 100e12
   operations = (
     hlo_cost.Operation(
       "matmul", 10, peak * roofline.MATMUL_SHARE / 10, 0.0, busy_flops=peak * roofline.MATMUL_SHARE / 10
@@ -58,14 +58,16 @@ def test_an_instruction_hides_at_most_as_much_as_it_takes():
 
 def test_narrow_matrices_take_as_long_as_wide_ones():
   """A TPU's matrix units take 128 rows and columns at a time; kernels are told how wide a head is."""
-  chip, peak = chips.CHIPS["TPU v5 lite"], chips.peak_flops("TPU v5 lite")
+  chip, peak = accelerators.CHIPS["TPU v5 lite"], accelerators.peak_flops("TPU v5 lite")
   one = lambda chip=chip, **fields: roofline.times(
     hlo_cost.Program((hlo_cost.Operation("x", 1, flops=peak, bytes=0.0, **fields),), (), 0, 0, ()),
     *(chip, peak, torus(4, 4)),
     head_dim=64,
   )
   assert one(busy_flops=3 * peak).predicted == pytest.approx(3 / roofline.MATMUL_SHARE)
-  assert one(chip=chips.CHIPS["NVIDIA H200"], busy_flops=3 * peak).predicted == pytest.approx(1 / roofline.MATMUL_SHARE)
+  assert one(chip=accelerators.CHIPS["NVIDIA H200"], busy_flops=3 * peak).predicted == pytest.approx(
+    1 / roofline.MATMUL_SHARE
+  )
   assert one(busy_flops=3 * peak, pace=2.0).predicted == pytest.approx(1.5 / roofline.MATMUL_SHARE)
   assert one(pace=2.0).compute == pytest.approx(0.5)
   kernel = one(busy_flops=peak, is_kernel=True)

@@ -3,7 +3,7 @@
 import pytest
 from test_plan import config
 
-from t2t import UserError, chips
+from t2t import UserError, accelerators
 from t2t.models.kernels import blocks, dispatch, splash
 from t2t.models.masks import AttentionMask
 from t2t.planning import kernel_cycles, roofline
@@ -25,7 +25,12 @@ def test_all_that_is_known_is_of_t2ts_own_blocks_too(kernel):
   """Which stand for those that were not counted; no core does more in a cycle than its matrix units can."""
   for kind, cycles in kernel_cycles.CYCLES[kernel].items():
     assert blocks.LARGEST in cycles
-    clock = chips.peak_flops(kind) / 2 / kernel_cycles._MULTIPLY_ADDS[kind] / (2 if kind in ("TPU v4", "TPU v5") else 1)
+    clock = (
+      accelerators.peak_flops(kind)
+      / 2
+      / kernel_cycles._MULTIPLY_ADDS[kind]
+      / (2 if kind in ("TPU v4", "TPU v5") else 1)
+    )
     assert 1.0e9 < clock < 2.5e9  # of a v4 and a v5p two cores are one device
     assert all(
       kernel[1] * kernel_cycles._PRODUCTS / kernel_cycles._MULTIPLY_ADDS[kind] < each for each in cycles.values()

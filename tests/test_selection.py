@@ -12,7 +12,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from t2t import UserError, sharding, task_metrics
+from t2t import UserError, sharding
 from t2t.configuration.schema import DataConfig
 from t2t.data import fingerprint as identities
 from t2t.data import (
@@ -26,6 +26,7 @@ from t2t.data import (
   vocabularies,
 )
 from t2t.data.sources import benchmark_files
+from t2t.evaluation import task_metrics
 
 SHARED = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="../shared/data is not there")

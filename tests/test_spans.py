@@ -17,7 +17,7 @@ from test_subwords import shared
 import toy
 import trained
 
-from t2t import UserError, task_metrics
+from t2t import UserError
 from t2t import __main__ as command
 from t2t.configuration.schema import DataConfig
 from t2t.data import (
@@ -34,7 +34,7 @@ from t2t.data.head_examples import spans
 from t2t.data.head_examples.reading import Reading
 from t2t.data.special_tokens import Framing
 from t2t.data.vocabularies import offsets
-from t2t.evaluation import few_shot
+from t2t.evaluation import few_shot, task_metrics
 from t2t.inference import head_predictor
 from t2t.models.config import HeadConfig
 

@@ -15,7 +15,7 @@ from t2t import UserError, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import manager, pretrained, restore, tensor_writer
 from t2t.configuration import loading
-from t2t.params import path_name
+from t2t.param_tree import path_name
 from t2t.training import param_groups, param_transforms, recipe, state_collections, weight_average
 from t2t.training.run import Callback
 

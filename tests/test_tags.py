@@ -10,10 +10,11 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from t2t import UserError, task_metrics
+from t2t import UserError
 from t2t.data import head_examples, postprocessors, preprocessors, special_tokens, vocabularies
 from t2t.data.head_examples import tags as tags_lib
 from t2t.data.head_examples.reading import Reading
+from t2t.evaluation import task_metrics
 from t2t.inference import head_predictor
 from t2t.models.config import HeadConfig
 

@@ -12,8 +12,8 @@ import pytest
 import scipy.stats
 import sklearn.metrics
 
-from t2t import task_metrics
 from t2t.data import postprocessors
+from t2t.evaluation import task_metrics
 
 # Nothing here may warn: a metric has a result for whatever a model writes.
 pytestmark = pytest.mark.filterwarnings("error")

@@ -9,7 +9,7 @@ import tensorflow as tf
 import test_evaluate
 import test_rows
 
-from t2t import UserError, features
+from t2t import UserError, feature_spec
 from t2t.configuration.loading import load_config, override, records
 from t2t.data import feature_converters, train_data
 from t2t.training import recipe
@@ -93,7 +93,7 @@ def test_what_a_task_has_padded_stays_padding(architecture, pack):
   texts = [{"inputs": [7, 8, 1, 0, 0], "targets": [0, 9, 1, 0]}, {"inputs": [0, 6, 1], "targets": [4, 1, 0]}]
   signature = dict.fromkeys(("inputs", "targets"), tf.TensorSpec([None], tf.int32))
   plain = tf.data.Dataset.from_generator(lambda: iter(texts), output_signature=signature)
-  told = plain.map(lambda example: example | {features.TASK: tf.constant(2)})
+  told = plain.map(lambda example: example | {feature_spec.TASK: tf.constant(2)})
   options = {"vocabulary": seqio.ByteVocabulary(), "pack": pack}
   convert = lambda examples: feature_converters.convert(
     examples, architecture, {"inputs": 12, "targets": 12}, **options

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t2t import losses, task_metrics
-from t2t.evaluation import evaluate, probes, results
+from t2t import losses
+from t2t.evaluation import evaluate, probes, results, task_metrics
 from t2t.inference import head_predictor, ties
 from t2t.losses import head_losses
 from t2t.models.config import HeadConfig

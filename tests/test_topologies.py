@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from t2t import UserError, chips, sharding
+from t2t import UserError, accelerators, sharding
 from t2t.planning import aot_compile
 
 
@@ -44,23 +44,23 @@ def torus(*sides: int, slices: int = 1) -> types.SimpleNamespace:
 
 def test_bandwidth_of_axes():
   """Two links along a ring, one along a line, all that lead along several sides, and the network between slices."""
-  v5e, v5p = chips.CHIPS["TPU v5 lite"], chips.CHIPS["TPU v5"]
-  assert chips.send_seconds(v5e, torus(16, 16), ("x",), 100e9) == 1
-  assert chips.send_seconds(v5e, torus(16, 16), ("x", "y"), 100e9) == 0.5
-  assert chips.send_seconds(v5e, torus(4, 8), ("x",), 100e9) == 2
-  assert chips.send_seconds(v5p, torus(4, 4, 4), ("z",), 100e9) == 0.5
-  assert chips.send_seconds(v5p, torus(4, 4, 2), ("z",), 100e9) == 1
-  assert chips.send_seconds(v5p, torus(4, 4, 4, slices=2), ("x",), 100e9) == 0.5
-  assert chips.send_seconds(v5p, torus(4, 4, 4, slices=2), ("slice",), 100e9) == 16
+  v5e, v5p = accelerators.CHIPS["TPU v5 lite"], accelerators.CHIPS["TPU v5"]
+  assert accelerators.send_seconds(v5e, torus(16, 16), ("x",), 100e9) == 1
+  assert accelerators.send_seconds(v5e, torus(16, 16), ("x", "y"), 100e9) == 0.5
+  assert accelerators.send_seconds(v5e, torus(4, 8), ("x",), 100e9) == 2
+  assert accelerators.send_seconds(v5p, torus(4, 4, 4), ("z",), 100e9) == 0.5
+  assert accelerators.send_seconds(v5p, torus(4, 4, 2), ("z",), 100e9) == 1
+  assert accelerators.send_seconds(v5p, torus(4, 4, 4, slices=2), ("x",), 100e9) == 0.5
+  assert accelerators.send_seconds(v5p, torus(4, 4, 4, slices=2), ("slice",), 100e9) == 16
   # Of a side of 16, every second chip shares its ring with those between, and neighbours are lines.
   cut = torus(16, 16)
   cut.devices = cut.devices.reshape(1, 8, 2, 16)
   cut.shape = {"slice": 1, "outer": 8, "inner": 2, "y": 16}
-  assert chips.send_seconds(v5e, cut, ("outer",), 100e9) == 2
-  assert chips.send_seconds(v5e, cut, ("inner",), 100e9) == 2
-  assert chips.send_seconds(v5e, cut, ("outer", "inner"), 100e9) == 1
+  assert accelerators.send_seconds(v5e, cut, ("outer",), 100e9) == 2
+  assert accelerators.send_seconds(v5e, cut, ("inner",), 100e9) == 2
+  assert accelerators.send_seconds(v5e, cut, ("outer", "inner"), 100e9) == 1
   # The four chips of a slice each send a quarter to the other slice.
-  assert chips.send_seconds(v5p, torus(4, 4, 4, slices=2), ("slice", "x"), 100e9) == 0.5 + 4
+  assert accelerators.send_seconds(v5p, torus(4, 4, 4, slices=2), ("slice", "x"), 100e9) == 0.5 + 4
 
 
 def chips_of(kind: str, *sides: int) -> list:
@@ -88,7 +88,7 @@ def chips_of(kind: str, *sides: int) -> list:
 def test_a_tensor_axis_is_a_ring_of_neighbours(kind, sides, size, block):
   """Blocks of chips that are side by side; each chip is in one; two links for what one sends, where a line has one."""
   devices = chips_of(kind, *sides)
-  found = chips.in_blocks(devices, size)
+  found = accelerators.in_blocks(devices, size)
   if block is None:
     assert found is None
     return
@@ -98,7 +98,10 @@ def test_a_tensor_axis_is_a_ring_of_neighbours(kind, sides, size, block):
     extent = np.ptp([device.coords for device in one], axis=0) + 1
     assert tuple(extent[: len(block)]) == block
   mesh = types.SimpleNamespace(devices=found, shape={"fsdp": len(found), "tensor": size})
-  assert chips.send_seconds(chips.CHIPS[kind], mesh, ("tensor",), 2 * chips.CHIPS[kind].link_bandwidth) == 1
+  assert (
+    accelerators.send_seconds(accelerators.CHIPS[kind], mesh, ("tensor",), 2 * accelerators.CHIPS[kind].link_bandwidth)
+    == 1
+  )
 
 
 @pytest.mark.parametrize(
@@ -141,4 +144,4 @@ def test_an_order_that_does_not_cover_a_slice_is_refused(order, message):
 
 def test_every_chip_has_its_peak():
   """Without one there would be no prediction."""
-  assert all(chips.peak_flops(kind) for kind in chips.CHIPS)
+  assert all(accelerators.peak_flops(kind) for kind in accelerators.CHIPS)

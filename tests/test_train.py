@@ -26,7 +26,7 @@ from t2t.configuration.schema import DataConfig
 from t2t.data import pipeline
 from t2t.data.vocabularies import training
 from t2t.models import transformer
-from t2t.params import join_frozen
+from t2t.param_tree import join_frozen
 from t2t.reports import first_batches, history
 from t2t.runtime import exit_codes, preemption, sync_point
 from t2t.training import mesh_selection, metric_writers, optimizers, recipe, train_state, train_step

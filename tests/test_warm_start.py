@@ -24,7 +24,7 @@ from t2t.configuration.loading import load_config, records
 from t2t.convert import huggingface
 from t2t.models import transformer
 from t2t.models.adapters.lora import LoraConfig
-from t2t.params import join_frozen
+from t2t.param_tree import join_frozen
 from t2t.training import optimizers, recipe, train_state
 
 # What the checkpoints have, and a model of which they are a part: its decoder is made of their encoder, there is no

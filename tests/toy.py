@@ -16,7 +16,7 @@ from t2t import losses
 from t2t.configuration.schema import OptimizerConfig
 from t2t.models import layers, transformer
 from t2t.models.config import TransformerConfig
-from t2t.params import path_name
+from t2t.param_tree import path_name
 
 EOS = 1
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from t2t.checkpoints import base_model_ref, fisher_store, manager, pretrained, restore
 from t2t.checkpoints.warm_start import Taken
 from t2t.configuration.schema import Config
-from t2t.params import Params, join_frozen
+from t2t.param_tree import Params, join_frozen
 from t2t.training.train_state import TrainState
 
 

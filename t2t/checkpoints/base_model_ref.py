@@ -19,7 +19,7 @@ import numpy as np
 
 from t2t import UserError, sharding
 from t2t.checkpoints import verify
-from t2t.params import Params
+from t2t.param_tree import Params
 from t2t.storage import gcs
 
 

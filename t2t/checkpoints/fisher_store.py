@@ -18,7 +18,7 @@ from t2t import UserError
 from t2t.checkpoints import base_model_ref, manager, manifest, pretrained, restore, verify
 from t2t.checkpoints.warm_start import Taken
 from t2t.configuration.schema import Config
-from t2t.params import Params
+from t2t.param_tree import Params
 from t2t.storage import gcs
 from t2t.training import l2_sp
 from t2t.training.train_state import TrainState

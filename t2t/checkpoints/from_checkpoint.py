@@ -14,7 +14,7 @@ from t2t.checkpoints.vocab_transfer import Pieces
 from t2t.checkpoints.warm_start import Taken, warm_start
 from t2t.configuration.schema import Config, InitSource
 from t2t.models import adapters as adapters_lib
-from t2t.params import Params, join_frozen, matches
+from t2t.param_tree import Params, join_frozen, matches
 from t2t.runtime import hosts
 from t2t.training.recipe import Program
 from t2t.training.train_state import TrainState

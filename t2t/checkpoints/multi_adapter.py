@@ -13,7 +13,7 @@ import jax
 from t2t import UserError
 from t2t.checkpoints import base_model_ref, pretrained, restore, select_task, tensor_writer
 from t2t.convert.lazy_tensors import Tensor
-from t2t.params import Params
+from t2t.param_tree import Params
 from t2t.storage import gcs
 
 _LOOKED_AT = 1 << 20  # bytes of the base's smallest arrays, which are compared before it is loaded

@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from t2t import UserError, features, losses, sharding
+from t2t import UserError, feature_spec, losses, sharding
 from t2t.checkpoints import base_model_ref, manager, restore
 from t2t.configuration.schema import DataConfig
 from t2t.models import adapters as adapters_lib
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
-from t2t.params import Params
+from t2t.param_tree import Params
 from t2t.storage import gcs, hub
 
 if typing.TYPE_CHECKING:
@@ -299,7 +299,7 @@ def reads_causally(source: Source) -> bool:
       names |= found
     else:
       names.add(own.get("objective") or data["objective"])
-  return names <= {*features.WITHOUT_INPUTS, *features.WITH_NEXT_TOKENS}
+  return names <= {*feature_spec.WITHOUT_INPUTS, *feature_spec.WITH_NEXT_TOKENS}
 
 
 def abstract(source: Source, mesh: jax.sharding.Mesh) -> Model:

@@ -15,7 +15,7 @@ from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.checkpoints.vocab_transfer import Pieces, dimensions
 from t2t.models.config import TransformerConfig
-from t2t.params import Params, matches
+from t2t.param_tree import Params, matches
 from t2t.runtime import amounts, hosts
 
 Shape = tuple[int, ...]

@@ -10,7 +10,6 @@ from absl import logging
 import jax
 import jax.numpy as jnp
 
-from t2t import fisher
 from t2t.checkpoints import pretrained
 from t2t.commands import options as options_lib
 from t2t.configs import default
@@ -18,6 +17,7 @@ from t2t.configuration.loading import records
 from t2t.convert import atomic_output
 from t2t.runtime import hosts, numeric
 from t2t.storage import gcs
+from t2t.training import estimate_fisher
 
 _DESCRIPTION = """\
 The diagonal of the Fisher information of a checkpoint's parameters: the mean,
@@ -82,7 +82,7 @@ def main(argv: list[str]) -> None:
     argv: what follows `t2t fisher`.
 
   Raises:
-    UserError: see `fisher.run_config` and `fisher.compute`; or there is something at the output.
+    UserError: see `estimate_fisher.run_config` and `estimate_fisher.compute`; or there is something at the output.
   """
   options, overrides = options_lib.parse_known(_parser(), argv)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
@@ -91,18 +91,18 @@ def main(argv: list[str]) -> None:
   atomic_output.check(gcs.absolute(options.output), 0)
   source = pretrained.read_source(options.run, where="")
   pretrained.trust(options.task_modules)
-  config = fisher.run_config(source, overrides)
+  config = estimate_fisher.run_config(source, overrides)
   own = [module for module in options.task_modules.split(",") if module]
   config.data.task_modules = tuple(dict.fromkeys([*config.data.task_modules, *own]))
   packed = source.run["data"].get("pack", False)
   config.train.seed = options.seed
-  found = fisher.compute(records(config), source, examples=options.examples)
+  found = estimate_fisher.compute(records(config), source, examples=options.examples)
   found.save(source, options.output, about={"seed": options.seed})
   for line in _lines(found, source, options.output, packed=packed):
     hosts.say(line)
 
 
-def _lines(found: fisher.Found, source: pretrained.Source, out: str, *, packed: bool) -> Iterator[str]:
+def _lines(found: estimate_fisher.Found, source: pretrained.Source, out: str, *, packed: bool) -> Iterator[str]:
   from t2t.data import run_sources
 
   source_read = run_sources.of(found.config.data)

@@ -12,10 +12,11 @@ import sys
 from absl import logging
 import jax
 
-from t2t import UserError, foreign_names
+from t2t import UserError
 from t2t.checkpoints import inspect, multi_adapter, pretrained, select_task
 from t2t.commands import gin_files
 from t2t.configs import default
+from t2t.configuration import foreign_names
 from t2t.configuration.loading import records
 from t2t.convert import gin
 from t2t.inference import (

@@ -10,10 +10,10 @@ from absl import logging
 import jax
 import numpy as np
 
-from t2t import replay
 from t2t.checkpoints import pretrained
 from t2t.runtime import hosts, numeric
 from t2t.storage import gcs
+from t2t.training import replay_step
 
 _DESCRIPTION = """\
 Does one step of a run again: restores the newest sound checkpoint before it,
@@ -64,10 +64,10 @@ def main(argv: list[str]) -> int:
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   gcs.check(options.run, where="")
   workdir = gcs.absolute(options.run)
-  config = replay.config_of(workdir)
+  config = replay_step.config_of(workdir)
   hosts.start(options, config.train)
   pretrained.trust(options.task_modules)
-  found = replay.replay(workdir, options.step)
+  found = replay_step.replay(workdir, options.step)
   if jax.process_index() == 0:
     print("\n".join([*_lines(found), *_texts(found, _vocabulary(config), options.rows)]))
   return int(found.recorded is not None and found.recorded != found.loss)
@@ -79,7 +79,7 @@ def _vocabulary(config: Any) -> Any:
   return pipeline.vocabulary(config.data)
 
 
-def _lines(found: replay.Replayed) -> Iterator[str]:
+def _lines(found: replay_step.Replayed) -> Iterator[str]:
   yield f"step {found.step}, replayed from step {found.checkpoint}"
   if found.recorded is None:
     yield f"  loss now       {found.loss!r}; none is recorded: the run ended there, left the update out, or tells"
@@ -99,7 +99,7 @@ def _lines(found: replay.Replayed) -> Iterator[str]:
   yield "  gradients      " + (f"not finite: {found.gradient}" if found.gradient else "finite")
 
 
-def _texts(found: replay.Replayed, vocabulary: Any, number: int) -> Iterator[str]:
+def _texts(found: replay_step.Replayed, vocabulary: Any, number: int) -> Iterator[str]:
   rows = len(next(iter(found.batch.values())))
   first = [row for row in (found.origin.rows if found.origin else ()) if row < rows]
   shown = [*first, *(row for row in range(rows) if row not in first)][:number]

@@ -445,7 +445,7 @@ def _t5x_pairs(values: Sequence[Any]) -> list[str]:
   """Options for pairs that are written as in T5X; []: values are patterns."""
   if all(isinstance(each, str) and not each.endswith("=None") for each in values):
     return []
-  from t2t import foreign_names
+  from t2t.configuration import foreign_names
 
   return foreign_names.t5x_pairs(values)
 
@@ -473,6 +473,6 @@ def _record(config: ConfigDict, name: str, cls: type[T]) -> T:
 
 def _translated(key: str) -> str:
   """Returns the key of t2t for one that another library has; "" if none is known."""
-  from t2t import foreign_names
+  from t2t.configuration import foreign_names
 
   return foreign_names.translated(key)

@@ -13,7 +13,7 @@ import numpy as np
 from t2t import UserError
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
-from t2t.params import Params, path_name
+from t2t.param_tree import Params, path_name
 
 _SHOWN = 5  # differences that a message names; of the others it gives the number
 

@@ -22,7 +22,7 @@ import tensorflow as tf
 from tensorflow.python.autograph.impl.api import call_with_unspecified_conversion_status as as_it_stands
 
 from t2t import UserError
-from t2t import features as of_models
+from t2t import feature_spec as of_models
 from t2t.data import shard_order, sources, task_resolution
 from t2t.data.sources import bad_records, named
 

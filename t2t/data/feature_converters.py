@@ -12,7 +12,7 @@ import seqio
 import tensorflow as tf
 from tensorflow.experimental import numpy as tnp
 
-from t2t import features
+from t2t import feature_spec
 from t2t.data import vocabularies
 from t2t.models.architecture import ARCHITECTURES, ENCODER_DECODER
 
@@ -54,7 +54,7 @@ class EncoderFeatureConverter(seqio.FeatureConverter):
   Of tasks with "input_places" these are the positions, packed or not.
   """
 
-  TASK_FEATURES = dict.fromkeys(features.ENCODER, _SPEC)
+  TASK_FEATURES = dict.fromkeys(feature_spec.ENCODER, _SPEC)
   MODEL_FEATURES = dict.fromkeys(
     ("encoder_input_tokens", "encoder_target_tokens", "encoder_loss_weights", "encoder_token_types"), _SPEC
   )
@@ -147,7 +147,7 @@ class NextTokensFeatureConverter(seqio.FeatureConverter):
            decoder_positions [0, 1, 2, 3, 0, 1, 2, 0]
   """
 
-  TASK_FEATURES = dict.fromkeys(features.NEXT_TOKENS, _SPEC)
+  TASK_FEATURES = dict.fromkeys(feature_spec.NEXT_TOKENS, _SPEC)
   MODEL_FEATURES = dict.fromkeys(
     ("decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights", "decoder_causal_attention"), _SPEC
   )
@@ -206,7 +206,7 @@ class TextsFeatureConverter(seqio.FeatureConverter):
     super().__init__(**options)
     self._side = ARCHITECTURES[architecture].answers
     self.TASK_FEATURES = dict.fromkeys(task_features, _SPEC)
-    self.MODEL_FEATURES = dict.fromkeys(features.features_of_texts(architecture, task_features), _SPEC)
+    self.MODEL_FEATURES = dict.fromkeys(feature_spec.features_of_texts(architecture, task_features), _SPEC)
 
   def _convert_features(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
     names = {"inputs": "input_tokens", "targets": "target_tokens"}
@@ -214,7 +214,7 @@ class TextsFeatureConverter(seqio.FeatureConverter):
     def convert(found: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
       real = tf.cast(found["inputs"] > 0, tf.int32)
       groups = found["inputs_segment_ids"] if self.pack else real
-      segments, positions = features.texts_apart(groups, found["texts"], numpy=tnp)
+      segments, positions = feature_spec.texts_apart(groups, found["texts"], numpy=tnp)
       own = {names.get(name, name): found[name] for name in self.TASK_FEATURES if name != "texts"}
       own |= {"answer_groups": groups, "segment_ids": segments, "positions": positions, "causal_attention": real}
       return {name: own[name.removeprefix(f"{self._side}_")] for name in self.MODEL_FEATURES}
@@ -247,15 +247,15 @@ def _tasks_apart(found: dict[str, tf.Tensor], *, pack: bool) -> dict[str, tf.Ten
     tokens = [f"{side}_{kind}_tokens" for kind in ("input", "target") if f"{side}_{kind}_tokens" in found]
     if tokens:
       # What a decoder reads has its first token from nowhere.
-      tasks = tf.bitwise.right_shift(found[tokens[-1]], features.TASK_BITS)
+      tasks = tf.bitwise.right_shift(found[tokens[-1]], feature_spec.TASK_BITS)
       apart[f"{side}_tasks"] = tasks if pack else tf.reduce_max(tasks, keepdims=True)
     for name in tokens:
-      apart[name] = tf.bitwise.bitwise_and(found[name], 2**features.TASK_BITS - 1)
+      apart[name] = tf.bitwise.bitwise_and(found[name], 2**feature_spec.TASK_BITS - 1)
   return apart
 
 
 # The same table as `t2t plan` reads, which loads no TensorFlow.
-feature_lengths, model_lengths = features.task_lengths, features.model_lengths
+feature_lengths, model_lengths = feature_spec.task_lengths, feature_spec.model_lengths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,12 +323,12 @@ def convert(
   names = tuple(lengths)
   # AutoGraph takes as long as all else, and only seqio's packing needs it.
   not_converted = tf.autograph.experimental.do_not_convert
-  told = features.TASK in examples.element_spec
+  told = feature_spec.TASK in examples.element_spec
 
   def raise_all(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     found = {name: tf.cast(x, tf.int32) + shift for name, x in complete(example).items() if name in names}
     if told:
-      high = tf.bitwise.left_shift(example[features.TASK], features.TASK_BITS)
+      high = tf.bitwise.left_shift(example[feature_spec.TASK], feature_spec.TASK_BITS)
       # What a task itself has padded stays padding.
       found |= {name: tf.where(x == 0, 0, x + high) for name, x in found.items() if name in _IDS}
     return found

@@ -15,7 +15,7 @@ import seqio
 import tensorflow as tf
 
 from t2t.data import qa_preprocessors, vocabularies
-from t2t.features import UNKNOWN
+from t2t.feature_spec import UNKNOWN
 
 Features = dict[str, tf.Tensor]
 Preprocessor = Callable[..., tf.data.Dataset]

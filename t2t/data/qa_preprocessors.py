@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import postprocessors
-from t2t.features import UNKNOWN
+from t2t.feature_spec import UNKNOWN
 
 Features = dict[str, tf.Tensor]
 

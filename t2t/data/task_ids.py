@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 import seqio
 import tensorflow as tf
 
-from t2t import UserError, features
+from t2t import UserError, feature_spec
 from t2t.configuration.schema import DataConfig
 from t2t.data import run_sources, task_resolution
 from t2t.models import adapters as adapters_lib
@@ -39,8 +39,8 @@ def check(
   if not known:
     return {}
   key = f"config.{'/'.join(adapters)}.tasks={','.join(known)}"
-  if len(known) > features.MOST_TASKS:
-    raise UserError(f"config.{'/'.join(adapters)}.tasks: {len(known)} tasks; there may be {features.MOST_TASKS}")
+  if len(known) > feature_spec.MOST_TASKS:
+    raise UserError(f"config.{'/'.join(adapters)}.tasks: {len(known)} tasks; there may be {feature_spec.MOST_TASKS}")
   source = run_sources.of(data)
   if found is None:
     if len(known) > 1:
@@ -71,7 +71,7 @@ def tell(found: task_resolution.Found, numbers: Mapping[str, int]) -> task_resol
     number = numbers[task.name]
 
     def add(dataset: tf.data.Dataset) -> tf.data.Dataset:
-      say: Features = {features.TASK: tf.constant(number, tf.int32)}
+      say: Features = {feature_spec.TASK: tf.constant(number, tf.int32)}
       return dataset.map(lambda example: example | say, num_parallel_calls=tf.data.AUTOTUNE)
 
     return task.replace(preprocessors=[*task.preprocessors, add])

@@ -10,7 +10,7 @@ import jax
 import seqio
 import tensorflow as tf
 
-from t2t import UserError, features
+from t2t import UserError, feature_spec
 from t2t.configuration import stages
 from t2t.configuration.schema import Config
 from t2t.data import (
@@ -110,7 +110,7 @@ def _with_vocabulary(config: Config) -> Config:
   """The run whose embedding has the vocabulary's rows, up to a multiple of 128, where its config says 0."""
   if config.model.vocab_size:
     return config
-  return config.with_(model={"vocab_size": features.rows_of(pipeline.vocabulary(config.data).vocab_size)})
+  return config.with_(model={"vocab_size": feature_spec.rows_of(pipeline.vocabulary(config.data).vocab_size)})
 
 
 def _with_heads(config: Config, found: seqio.Task | seqio.Mixture | None) -> Config:
@@ -414,8 +414,8 @@ def _check_loss(config: Config) -> None:
       f"{where}: its examples ask no head, and config.train.loss={config.train.loss} is made of what heads answer; the"
       f" objectives {asking} ask them, or set config.train.loss=cross_entropy"
     )
-  if features.are_compared(found) != compares_texts(config.train.loss):
-    if features.are_compared(found):
+  if feature_spec.are_compared(found) != compares_texts(config.train.loss):
+    if feature_spec.are_compared(found):
       raise UserError(
         f"{where}: its examples are pairs of texts, which config.train.loss=contrastive compares, not"
         f" {config.train.loss}; start from a config such as simcse_base"

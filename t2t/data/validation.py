@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import seqio
 import tensorflow as tf
 
-from t2t import UserError, features
+from t2t import UserError, feature_spec
 from t2t.configuration.schema import DataConfig
 from t2t.data import example_windows, first_examples, objectives, pipeline, run_sources, sources, task_resolution
 from t2t.data.sources import bad_records
@@ -58,7 +58,7 @@ def check(
   task = pipeline.load_task(data, architecture, heads=heads)
   for objective in sorted(objectives.of(task)):
     objectives.check_fits(objective, architecture, where=data.named)
-  features.check_learned(architecture, pipeline.feature_lengths(data, architecture, task), model_max_length)
+  feature_spec.check_learned(architecture, pipeline.feature_lengths(data, architecture, task), model_max_length)
   source.check_files()
   source.check_task(task, model_vocab_size=model_vocab_size)
   # Builds the graph of the preprocessors, where lengths and sentinels are checked; reads no text.

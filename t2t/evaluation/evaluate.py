@@ -12,16 +12,16 @@ from flax import nnx
 import jax
 import numpy as np
 
-from t2t import UserError, losses, task_metrics
+from t2t import UserError, losses
 from t2t.checkpoints import pretrained
 from t2t.configuration.schema import Config, DataConfig, EvalConfig
 from t2t.data import first_examples, pipeline, postprocessors, registry, tables, task_ids, task_resolution, vocabularies
 from t2t.data.sources import bad_records
-from t2t.evaluation import classes, few_shot, methods, results
+from t2t.evaluation import classes, few_shot, methods, results, task_metrics
 from t2t.inference import predictor, ties
 from t2t.models import adapters as adapters_lib
 from t2t.models.config import TransformerConfig
-from t2t.params import Params
+from t2t.param_tree import Params
 from t2t.runtime import hosts
 from t2t.storage import gcs
 from t2t.training import mesh_selection
@@ -41,7 +41,7 @@ def find_tasks(data: DataConfig, architecture: str, names: Sequence[str]) -> "li
   if names and without or len(without) == len(tasks):
     raise UserError(
       f"{', '.join(without)}: no metrics, so there is nothing to evaluate; register the task with"
-      " metric_fns=[t2t.task_metrics.accuracy] or functions (targets, predictions) -> {name: value} of your own"
+      " metric_fns=[t2t.evaluation.task_metrics.accuracy] or your own functions (targets, predictions) -> {name: value}"
     )
   return [task for task in tasks if task.metric_fns]
 

@@ -13,7 +13,7 @@ from t2t.configuration.schema import DataConfig, EvalConfig
 from t2t.data import head_examples, raw_text
 from t2t.inference import decoding, head_predictor, predictor, prompt_features, ties
 from t2t.models.config import ANSWERED_HEADS, HeadConfig, TransformerConfig
-from t2t.params import Params
+from t2t.param_tree import Params
 
 if TYPE_CHECKING:  # it comes with t2t.data, which quiets what TensorFlow says when it is loaded
   import seqio

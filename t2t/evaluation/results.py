@@ -121,7 +121,7 @@ def _plain(value: Any) -> Any:
 
 def _signature(metrics: Mapping[str, float]) -> dict[str, str]:
   """How BLEU was computed, without which the number says nothing (Post 2018)."""
-  from t2t import task_metrics
+  from t2t.evaluation import task_metrics
 
   return {"bleu_signature": task_metrics.bleu_signature()} if "bleu" in metrics else {}
 

@@ -7,7 +7,7 @@ from typing import Any
 from t2t import UserError, did_you_mean
 from t2t.checkpoints import pretrained
 from t2t.inference import batch_inference, jsonl_io
-from t2t.params import Params
+from t2t.param_tree import Params
 
 FIELD = jsonl_io.ADAPTER
 BASE = ""  # the name of the model itself

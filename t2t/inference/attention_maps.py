@@ -14,7 +14,7 @@ from t2t import UserError
 from t2t.inference import endpoints, fields, predictor
 from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
-from t2t.params import Params
+from t2t.param_tree import Params
 
 # Tokens of each side, at most: a map has the square of them, and of all layers of a head one is computed.
 MOST = 128

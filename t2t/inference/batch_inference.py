@@ -15,7 +15,7 @@ import rich.progress
 from t2t import UserError, sharding
 from t2t.checkpoints import pretrained
 from t2t.inference import jsonl_io
-from t2t.params import Params
+from t2t.param_tree import Params
 from t2t.runtime import amounts, hosts, preemption
 
 # Batches whose lines are read, sorted by length and written together: more of them leave fewer rows of a batch empty,

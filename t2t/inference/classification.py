@@ -10,7 +10,7 @@ from t2t import UserError, did_you_mean
 from t2t.checkpoints import pretrained
 from t2t.inference import batch_inference, head_predictor, jsonl_io, prompt_builder
 from t2t.models.config import ANSWERED_HEADS, HeadConfig, TransformerConfig
-from t2t.params import Params
+from t2t.param_tree import Params
 
 
 class HeadWay:

@@ -11,7 +11,7 @@ from t2t import UserError, did_you_mean, losses, sharding
 from t2t.models import transformer
 from t2t.models.architecture import Batch, Model, predicted_side
 from t2t.models.config import TransformerConfig
-from t2t.params import Params
+from t2t.param_tree import Params
 from t2t.runtime import numeric
 
 LENGTH_PENALTY_FORMS = ("gnmt", "power")

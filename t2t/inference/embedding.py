@@ -14,7 +14,7 @@ from t2t.checkpoints import pretrained
 from t2t.inference import batch_inference, jsonl_io, row_batches
 from t2t.models.architecture import Batch, real_positions
 from t2t.models.config import TransformerConfig
-from t2t.params import Params
+from t2t.param_tree import Params
 
 
 def _mean(states: jax.Array, real: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.inference import batch_inference, jsonl_io, prompt_builder, row_batches, samples
 from t2t.models.architecture import Batch
-from t2t.params import Params
+from t2t.param_tree import Params
 
 _BLANK = re.compile(r"\[MASK\]|<mask>|<extra_id_[0-9]+>")
 _FEWEST = 4  # places for blanks in a row; below this more cost next to nothing

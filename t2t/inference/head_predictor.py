@@ -15,7 +15,7 @@ from t2t.inference.row_batches import Example
 from t2t.losses import head_losses
 from t2t.models.architecture import Batch
 from t2t.models.config import HeadConfig, TransformerConfig
-from t2t.params import Params
+from t2t.param_tree import Params
 
 
 def rows_of(example: Example) -> Sequence[Example]:

@@ -13,7 +13,7 @@ from t2t.inference import decoding
 from t2t.inference.prompt_features import Framing, Tokens, padded, prompt_features
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import TransformerConfig
-from t2t.params import Params
+from t2t.param_tree import Params
 
 _SMALLEST_BUCKET = 16  # positions; below this a longer batch costs next to nothing
 _NO_LIMIT = 1 << 30

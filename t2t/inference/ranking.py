@@ -10,7 +10,7 @@ from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.inference import batch_inference, head_predictor, jsonl_io, predictor, prompt_builder, prompt_features
 from t2t.models.config import HeadConfig
-from t2t.params import Params
+from t2t.param_tree import Params
 
 
 class Ranking:

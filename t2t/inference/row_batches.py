@@ -6,12 +6,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from t2t import features as features_lib
+from t2t import feature_spec as features_lib
 from t2t import sharding
 from t2t.inference import predictor, prompt_features
 from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
-from t2t.params import Params
+from t2t.param_tree import Params
 
 Example = Mapping[str, Any]  # inputs; token_types, texts and answer_heads if they are not 0: int [length]
 

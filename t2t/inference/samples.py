@@ -13,7 +13,7 @@ import numpy as np
 from t2t.inference import decoding, head_predictor
 from t2t.losses import head_losses
 from t2t.models.architecture import Batch, predicted_side, real_positions
-from t2t.params import join_frozen
+from t2t.param_tree import join_frozen
 from t2t.training.train_state import TrainState
 
 Example = tuple[str, str, str]  # what is given, what the model makes of it, what was there

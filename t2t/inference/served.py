@@ -23,7 +23,7 @@ from t2t.inference import (
   row_batches,
 )
 from t2t.inference.endpoints import Endpoint, Event
-from t2t.params import Params
+from t2t.param_tree import Params
 from t2t.runtime import amounts
 from t2t.storage import encoding
 

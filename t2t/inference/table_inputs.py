@@ -9,7 +9,7 @@ import jax
 from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.inference import batch_inference, jsonl_io
-from t2t.params import Params
+from t2t.param_tree import Params
 
 if TYPE_CHECKING:  # it comes with TensorFlow
   from t2t.data import tables

@@ -9,7 +9,7 @@ import jax
 from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.inference import batch_inference, decoding, jsonl_io, predictor, prompt_builder, prompt_features
-from t2t.params import Params
+from t2t.param_tree import Params
 from t2t.runtime import numeric
 
 

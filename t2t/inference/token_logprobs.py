@@ -15,7 +15,7 @@ from t2t import UserError
 from t2t.inference import decoding, predictor, prompt_features
 from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
-from t2t.params import Params
+from t2t.param_tree import Params
 
 TOP = 5  # likeliest tokens that are told of each position
 _CHUNK_TOKENS = 512  # positions whose logits exist at one time

@@ -13,7 +13,7 @@ import time
 
 import jax
 
-from t2t import UserError, chips, sharding
+from t2t import UserError, accelerators, sharding
 from t2t.configuration.schema import Config
 from t2t.models.kernels import dispatch
 from t2t.planning import kernel_cycles, roofline
@@ -185,7 +185,7 @@ def _needed(message: str, arguments: int) -> int | None:
 
 def counted(text: str, config: Config, mesh: jax.sharding.Mesh) -> hlo_cost.Program:
   """What the text of a step's program computes and moves on one device of the mesh, at the pace of its kind."""
-  paces = chips.PACES.get(mesh.devices.flat[0].device_kind)
+  paces = accelerators.PACES.get(mesh.devices.flat[0].device_kind)
   return hlo_cost.analyse(text, mesh.shape, unknown_trips=unknown_trips(config, mesh), paces=paces)
 
 
@@ -198,7 +198,7 @@ def attention_kernels(config: Config, mesh: jax.sharding.Mesh) -> dict[str, disp
 def predicted(executed: hlo_cost.Program, config: Config, mesh: jax.sharding.Mesh) -> roofline.Times | None:
   """The times of a config's step as it was compiled for a mesh; None: nothing is known of such devices."""
   kind = mesh.devices.flat[0].device_kind
-  chip, peak = chips.CHIPS.get(kind), chips.peak_flops(kind)
+  chip, peak = accelerators.CHIPS.get(kind), accelerators.peak_flops(kind)
   if chip is None or peak is None:
     return None
   share = kernel_cycles.share(config, kind, attention_kernels(config, mesh))

@@ -20,7 +20,7 @@ import time
 
 import jax
 
-from t2t import UserError, chips, sharding
+from t2t import UserError, accelerators, sharding
 from t2t.configuration.schema import Config
 from t2t.models.remat import ATTENTION_KEPT, ATTENTION_ON_HOST
 from t2t.planning import aot_compile, kernel_cycles, mesh_layouts, plan
@@ -251,7 +251,7 @@ def _say(number: int, result: Result) -> None:
 def search(config: Config, options: argparse.Namespace) -> None:
   """The command, from `t2t plan`'s options; prints the ranking and the best plan, also when it is interrupted."""
   devices, where = plan.find_devices(options.topology, slices=options.slices)
-  chip = chips.CHIPS.get(devices[0].device_kind)
+  chip = accelerators.CHIPS.get(devices[0].device_kind)
   with plan.working("estimating which meshes may do"):
     estimate = Estimate(config, devices)
     ordered = candidates(config, devices, capacity=None if chip is None else chip.hbm_bytes, estimate=estimate)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from t2t import UserError, chips, sharding
+from t2t import UserError, accelerators, sharding
 from t2t.configuration.schema import Config
 from t2t.models.flops import model_flops
 from t2t.models.remat import ATTENTION_KEPT, ATTENTION_ON_HOST
@@ -161,7 +161,7 @@ class Estimate:
     self._config, self._devices = config, devices
     self._model = config.model
     kind = devices[0].device_kind
-    self._chip, self._peak = chips.CHIPS.get(kind), chips.peak_flops(kind) or 1e12
+    self._chip, self._peak = accelerators.CHIPS.get(kind), accelerators.peak_flops(kind) or 1e12
     self._parts: dict[tuple[tuple[str, int], ...], _Parts | None] = {}
 
   def state(self, mesh_sizes: tuple[tuple[str, int], ...]) -> _Parts | None:
@@ -237,7 +237,7 @@ class Estimate:
     def send(axis: str, number: float) -> float:
       if sizes[axis] == 1:
         return 0.0
-      return chips.send_seconds(self._chip, mesh, (axis,), number * (sizes[axis] - 1) / sizes[axis])
+      return accelerators.send_seconds(self._chip, mesh, (axis,), number * (sizes[axis] - 1) / sizes[axis])
 
     # Weights are gathered in bfloat16 for every pass of every microbatch; gradients go back once in each.
     gathered = params * sizes["fsdp"] / 2

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from t2t import chips, sharding
+from t2t import accelerators, sharding
 from t2t.planning import roofline
 
 Order = tuple[str, ...]
@@ -21,7 +21,7 @@ def _nested(left: tuple[int, ...], axes: tuple[str, ...], sizes: Mapping[str, in
   if len(axes) < 2:
     yield ()
     return
-  for box in chips.boxes(left, sizes[axes[0]]):
+  for box in accelerators.boxes(left, sizes[axes[0]]):
     rest = tuple(side // part for side, part in zip(left, box, strict=True))
     for others in _nested(rest, axes[1:], sizes):
       yield (f"{axes[0]}:{sharding.box_text(box)}", *others)
@@ -29,10 +29,10 @@ def _nested(left: tuple[int, ...], axes: tuple[str, ...], sizes: Mapping[str, in
 
 def speeds(mesh: jax.sharding.Mesh) -> dict[str, float]:
   """Axes of a mesh, alone and together as reports name them -> seconds for a byte that a chip sends along them."""
-  chip = chips.CHIPS[mesh.devices.flat[0].device_kind]
+  chip = accelerators.CHIPS[mesh.devices.flat[0].device_kind]
   split = [axis for axis, size in mesh.shape.items() if size > 1]
   groups = itertools.chain.from_iterable(itertools.combinations(split, n) for n in range(1, len(split) + 1))
-  return {roofline.name(axes): chips.send_seconds(chip, mesh, axes, 1.0) for axes in groups}
+  return {roofline.name(axes): accelerators.send_seconds(chip, mesh, axes, 1.0) for axes in groups}
 
 
 def all_orders(mesh: jax.sharding.Mesh) -> dict[Order, dict[str, float]]:
@@ -41,7 +41,7 @@ def all_orders(mesh: jax.sharding.Mesh) -> dict[Order, dict[str, float]]:
   `mesh`'s own order is (), whether or not a config names it.
   """
   devices = list(mesh.devices[0].flat if "dcn_data" in mesh.shape else mesh.devices.flat)
-  sides, sizes = chips.sides(devices), dict(mesh.shape)
+  sides, sizes = accelerators.sides(devices), dict(mesh.shape)
   if sides is None:
     return {}
   found = {(): speeds(mesh)}

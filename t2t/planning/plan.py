@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import rich.console
 
-from t2t import UserError, chips, losses, sharding
+from t2t import UserError, accelerators, losses, sharding
 from t2t.configuration.schema import Config
 from t2t.models.flops import model_flops
 from t2t.models.kernels import dispatch
@@ -53,7 +53,7 @@ def make_plan(config: Config, devices: list[jax.Device], *, hlo: str | None = No
   chosen = aot_compile.attention_kernels(config, mesh)
   compiled = aot_compile.compile_step(config, mesh)
   kind = devices[0].device_kind
-  chip = chips.CHIPS.get(kind)
+  chip = accelerators.CHIPS.get(kind)
   capacity = _capacity(devices[0], chip)
   lengths = recipe.lengths(config)
   model = config.model
@@ -140,12 +140,12 @@ def _running(config: Config, mesh: jax.sharding.Mesh, compiled: aot_compile.Comp
     "waiting_seconds": times.waiting,
     "bound": times.bound,
     "predicted_step_seconds": times.predicted,
-    "predicted_mfu": plan["flops_per_step"] / times.predicted / (chips.peak_flops(kind) * mesh.size),
+    "predicted_mfu": plan["flops_per_step"] / times.predicted / (accelerators.peak_flops(kind) * mesh.size),
     "tokens_per_second": plan["tokens_per_step"] / times.predicted,
   }
 
 
-def _capacity(device: jax.Device, chip: chips.Chip | None) -> int | None:
+def _capacity(device: jax.Device, chip: accelerators.Chip | None) -> int | None:
   """Memory for a program on one device: the table's, or what the device says, or a CPU's share of the machine's."""
   if chip is not None:
     return int(chip.hbm_bytes)
@@ -266,7 +266,7 @@ def report(plan: Plan) -> str:
   sides = " + ".join(f"{length:,} {side}" for side, length in plan["lengths"].items())
   number, _, kind = plan["device"].partition(" x ")
   lines = [
-    f"{number} x {chips.sold_as(kind)}, {mesh}",
+    f"{number} x {accelerators.sold_as(kind)}, {mesh}",
     *textwrap.wrap(f"mesh: {plan['mesh_chosen']}" if plan["mesh_chosen"] else "", 80),
     f"{plan['parameters']:,} parameters, {plan['optimizer']}, remat {plan['remat']}"
     + (f", products in {plan['quantization']}" if plan["quantization"] else ""),
@@ -358,7 +358,7 @@ def _work(plan: Plan) -> list[str]:
         row(kind, _bytes(number), f"over {axes}")
   times = plan["seconds_at_peak"]
   if times is None:
-    return [*lines, "", "no prediction: the peaks of this device are not in t2t/chips.py"]
+    return [*lines, "", "no prediction: the peaks of this device are not in t2t/accelerators.py"]
   lines += ["", "time at the chip's published peaks"]
   row("compute", seconds(times["compute"]))
   row("memory", seconds(times["memory"]))

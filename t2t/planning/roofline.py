@@ -20,7 +20,7 @@ import dataclasses
 
 import jax
 
-from t2t import chips
+from t2t import accelerators
 from t2t.planning.hlo import cost as hlo_cost
 from t2t.planning.hlo import flops as hlo_flops
 
@@ -74,7 +74,7 @@ def name(axes: Iterable[str]) -> str:
 
 def times(
   program: hlo_cost.Program,
-  chip: chips.Chip,
+  chip: accelerators.Chip,
   peak: float,
   mesh: jax.sharding.Mesh,
   *,
@@ -105,7 +105,9 @@ def times(
       what = "memory" if streamed > own else "kernels" if each.is_kernel else "matmuls"
       left[-1] = each.times * max(own, streamed)
       took[what] += left[-1]
-  per_byte = {axes: chips.send_seconds(chip, mesh, axes, 1.0) for axes in {each.axes for each in program.collectives}}
+  per_byte = {
+    axes: accelerators.send_seconds(chip, mesh, axes, 1.0) for axes in {each.axes for each in program.collectives}
+  }
   links: dict[str, float] = {}
   waiting: dict[str, float] = {}
   for each in program.collectives:

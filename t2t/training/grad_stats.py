@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2t.params import Params, path_name, stack_of
+from t2t.param_tree import Params, path_name, stack_of
 
 # Parts in the order in which the model runs them; others stand behind these, by name.
 _ORDER = (

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from t2t.params import Params, stack_of
+from t2t.param_tree import Params, stack_of
 
 
 class Anchors(NamedTuple):

@@ -6,10 +6,10 @@ import math
 from flax import nnx
 import jax
 
-from t2t import chips, sharding
+from t2t import accelerators, sharding
 from t2t.configuration.schema import Config
 from t2t.configuration.stages import Stage
-from t2t.params import split_frozen
+from t2t.param_tree import split_frozen
 from t2t.runtime import amounts
 from t2t.training import recipe
 
@@ -45,7 +45,7 @@ def choose(config: Config, num_devices: int, *, device_kind: str = "") -> tuple[
   works = [n for n in range(1, most + 1) if most % n == 0 and all(width % (n * others) == 0 for width in widths)] or [1]
   fsdp = max((n for n in works if min(widths) // (n * others) >= _THINNEST), default=1)
   why = f"no more, for shards of {min(widths)} features to stay {_THINNEST} wide" if fsdp < most else "all there are"
-  chip = chips.CHIPS.get(device_kind)
+  chip = accelerators.CHIPS.get(device_kind)
   if chip is not None:
     room = _SHARE_OF_STATE * chip.hbm_bytes * others * sizes["tensor"]
     state = _state_bytes(config)

@@ -19,7 +19,7 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
-from t2t.params import path_name, stack_of
+from t2t.param_tree import path_name, stack_of
 
 # Operations that are one, though they have a program within: a device's part, a kernel.
 _WHOLE = ("shard_map", "pallas_call", "while")

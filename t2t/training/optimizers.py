@@ -18,7 +18,7 @@ import optax.contrib
 from t2t import UserError, did_you_mean
 from t2t.configuration import schema
 from t2t.configuration.schema import OptimizerConfig
-from t2t.params import Params, check_pattern, matches, stack_of
+from t2t.param_tree import Params, check_pattern, matches, stack_of
 from t2t.training import l2_sp, param_groups, schedules
 from t2t.training import newton_schulz as orthogonal_lib
 

@@ -20,7 +20,7 @@ import numpy as np
 from t2t import UserError, did_you_mean
 from t2t.configuration.schema import Config, OptimizerConfig
 from t2t.models.adapters import ADAPTERS
-from t2t.params import check_pattern, matches, stack_of
+from t2t.param_tree import check_pattern, matches, stack_of
 from t2t.runtime.lazy_table import LazyTable
 
 _KEY = "config.optimizer.paths"

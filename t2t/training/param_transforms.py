@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t.configuration.schema import Config, OptimizerConfig
-from t2t.params import stack_of
+from t2t.param_tree import stack_of
 from t2t.training import param_groups
 from t2t.training.state_collections import Flat
 

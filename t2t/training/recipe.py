@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from t2t import UserError, features, losses, sharding
+from t2t import UserError, feature_spec, losses, sharding
 from t2t.configuration import schema
 from t2t.configuration.schema import Config, SourceSpec
 from t2t.configuration.stages import Stage
 from t2t.models import adapters as adapters_lib
 from t2t.models.architecture import Batch
 from t2t.models.kernels import dispatch
-from t2t.params import Params, join_frozen, matches, path_name, split_frozen
+from t2t.param_tree import Params, join_frozen, matches, path_name, split_frozen
 from t2t.training import (
   config_checks,
   l2_sp,
@@ -272,7 +272,7 @@ _CORPORA = ("c4", "docs", "wikipedia")
 def task_features(config: Config) -> tuple[str, ...]:
   """Features that the training task yields, as far as models differ by them: "targets", and "inputs" if it has any.
 
-  Also where tokens stand, see `features.places_of`.
+  Also where tokens stand, see `feature_spec.places_of`.
 
   The objective says so of files, and the name of those tasks that come with t2t.  Of others the registration does:
   then the task modules are imported, and TensorFlow with them.
@@ -281,10 +281,12 @@ def task_features(config: Config) -> tuple[str, ...]:
     UserError: a task module that cannot be imported, or no such mixture.
   """
   if losses.answered_by_heads(config.train.loss):
-    return features.ANSWERED if config.train.loss == "heads" else (*features.ANSWERED, "targets", "loss_weights")
+    return (
+      feature_spec.ANSWERED if config.train.loss == "heads" else (*feature_spec.ANSWERED, "targets", "loss_weights")
+    )
   if losses.compares_texts(config.train.loss):
-    return features.PAIRED
-  data, places = config.data, features.places_of(config.model.kind)
+    return feature_spec.PAIRED
+  data, places = config.data, feature_spec.places_of(config.model.kind)
   if data.table:
     return _BOTH
   named = [source for source in data.source_list if source.name]
@@ -298,29 +300,29 @@ _BOTH, _ALONE = ("inputs", "targets"), ("targets",)
 
 
 def _source_features(source: SourceSpec, places: str, modules: Sequence[str]) -> tuple[str, ...]:
-  """`task_features` of one source; `places`: see `features.places_of`."""
+  """`task_features` of one source; `places`: see `feature_spec.places_of`."""
   placed = (*_BOTH, places)
   if source.files or not source.mixture:
-    if source.objective in features.WITHOUT_INPUTS:
+    if source.objective in feature_spec.WITHOUT_INPUTS:
       return _ALONE
-    if source.objective in features.WITH_NEXT_TOKENS:
-      return features.NEXT_TOKENS
-    return placed if source.objective in features.WITH_PLACES.get(places, ()) else _BOTH
+    if source.objective in feature_spec.WITH_NEXT_TOKENS:
+      return feature_spec.NEXT_TOKENS
+    return placed if source.objective in feature_spec.WITH_PLACES.get(places, ()) else _BOTH
   if modules and all(module.startswith("t2t.tasks.") for module in modules):
     parts = [name.strip().partition("_") for name in source.mixture.split(",")]
     are = lambda names: all(corpus in _CORPORA and rest.startswith(names) for corpus, _, rest in parts)
     if places:  # an encoder reads something, whatever the task has
-      return placed if are(features.WITH_PLACES[places]) else _BOTH
-    if are(features.WITH_NEXT_TOKENS):
-      return features.NEXT_TOKENS
-    return _ALONE if are(features.WITHOUT_INPUTS) else _BOTH
+      return placed if are(feature_spec.WITH_PLACES[places]) else _BOTH
+    if are(feature_spec.WITH_NEXT_TOKENS):
+      return feature_spec.NEXT_TOKENS
+    return _ALONE if are(feature_spec.WITHOUT_INPUTS) else _BOTH
   from t2t.data import task_resolution
 
   found = task_resolution.named(source.mixture, modules=modules).output_features
   if places:
     return placed if places in found else _BOTH
   if "both_ways" in found:
-    return features.NEXT_TOKENS
+    return feature_spec.NEXT_TOKENS
   return _BOTH if "inputs" in found else _ALONE
 
 
@@ -339,7 +341,7 @@ def asks_data(config: Config) -> bool:
 
 
 def _task_lengths(config: Config) -> dict[str, int]:
-  return features.task_lengths(
+  return feature_spec.task_lengths(
     config.model.architecture,
     task_features(config),
     inputs_length=config.data.inputs_length,
@@ -349,7 +351,7 @@ def _task_lengths(config: Config) -> dict[str, int]:
 
 def lengths(config: Config) -> dict[str, int]:
   """Positions of the encoder and of the decoder, as in training; no data is read for it."""
-  return features.model_lengths(config.model.architecture, _task_lengths(config))
+  return feature_spec.model_lengths(config.model.architecture, _task_lengths(config))
 
 
 def positions(config: Config) -> dict[str, int]:
@@ -381,7 +383,7 @@ def share_of_text(config: Config) -> float:
 
 def batch(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
   """The features of a training batch, [batch, length]: int32, weights float32."""
-  found = features.model_features(
+  found = feature_spec.model_features(
     config.model.architecture,
     _task_lengths(config),
     pack=config.data.pack,
@@ -469,9 +471,9 @@ def check_lengths(config: Config, mesh: jax.sharding.Mesh) -> None:
 
 
 def check_positions(config: Config) -> None:
-  """Whether so many positions are learned as sequences have, see `features.check_learned`; no data is read for it."""
+  """Checks that learned positions cover the sequences (`feature_spec.check_learned`), without reading data."""
   most = adapters_lib.as_asked(config.model, config.adapters).most_positions
-  features.check_learned(config.model.architecture, _task_lengths(config), most)
+  feature_spec.check_learned(config.model.architecture, _task_lengths(config), most)
 
 
 def check_front(config: Config) -> None:

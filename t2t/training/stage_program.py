@@ -14,7 +14,7 @@ from t2t.configuration.schema import Config
 from t2t.configuration.stages import Stage
 from t2t.models.architecture import Batch
 from t2t.models.kernels import dispatch
-from t2t.params import path_name
+from t2t.param_tree import path_name
 from t2t.runtime import amounts, hosts
 from t2t.training import config_checks, mesh_selection, recipe
 from t2t.training.background_compile import BackgroundCompile

@@ -8,7 +8,7 @@ from flax import traverse_util
 import jax
 
 from t2t.configuration.schema import Config
-from t2t.params import Params
+from t2t.param_tree import Params
 from t2t.runtime.lazy_table import LazyTable
 
 Flat = Mapping[str, jax.Array]  # path -> parameter

@@ -5,7 +5,7 @@ import time
 
 import jax
 
-from t2t import chips
+from t2t import accelerators
 
 
 class Throughput:
@@ -15,7 +15,7 @@ class Throughput:
   """
 
   def __init__(self, *, devices: list[jax.Device], flops_per_step: float = 0.0):
-    peak = chips.peak_flops(devices[0].device_kind)
+    peak = accelerators.peak_flops(devices[0].device_kind)
     self._flops_per_second = None if peak is None else peak * len(devices)
     self._flops_per_step = flops_per_step
     # (seconds, tokens, seconds waited) of the latest steps

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from t2t import sharding
-from t2t.params import Params, join_frozen, path_name, split_frozen
+from t2t.param_tree import Params, join_frozen, path_name, split_frozen
 from t2t.training import state_collections
 
 

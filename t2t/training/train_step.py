@@ -15,7 +15,7 @@ from t2t.losses import Loss, Weights
 from t2t.metrics import Metrics
 from t2t.models.architecture import Batch, real_positions, sides
 from t2t.models.auxiliary import CARRIED
-from t2t.params import Params
+from t2t.param_tree import Params
 from t2t.training import grad_stats, l2_sp, state_collections
 from t2t.training.train_state import DEVICE, HOST, TrainState
 

@@ -7,7 +7,7 @@ import re
 import seqio
 import tensorflow as tf
 
-from t2t import UserError, features
+from t2t import UserError, feature_spec
 from t2t.data import objectives, preprocessors, raw_text, registry, task_resolution, vocabularies
 from t2t.data.head_examples import kinds
 from t2t.data.sources import bad_records, named
@@ -216,7 +216,7 @@ def is_answered(found: task_resolution.Found) -> bool:
 
 def asks(task: seqio.Task) -> bool:
   """Returns True if the examples of a task have the fields of a question that a head answers; reads no record."""
-  if features.are_compared(task.output_features):
+  if feature_spec.are_compared(task.output_features):
     return False
   records = task.source.get_dataset(split=_split(task), shuffle=False, seed=0)
   steps = [step for step in task.preprocessors if not isinstance(step, seqio.CacheDatasetPlaceholder)]

@@ -16,7 +16,7 @@ from typing import Any
 import seqio
 import tensorflow as tf
 
-from t2t import UserError, did_you_mean, features
+from t2t import UserError, did_you_mean, feature_spec
 from t2t.data import vocabularies
 from t2t.data.objectives import chunking, corruption
 from t2t.models.config import HeadConfig
@@ -285,7 +285,7 @@ def _masked(choose: str, published: Mapping[str, float] = _BERT) -> Objective:
 
 def _beside_each_other(preprocessor: str, published: Mapping[str, float] | None = None) -> Objective:
   make = _of_documents_with_eos(preprocessor)
-  return Objective(("decoder_only",), features.NEXT_TOKENS, make, published or {})
+  return Objective(("decoder_only",), feature_spec.NEXT_TOKENS, make, published or {})
 
 
 def _in_place(preprocessor: str, beside: str, published: Mapping[str, float]) -> Objective:
@@ -305,7 +305,7 @@ STRUCTURE = _class_head("structure", "next", "previous", "random")
 
 def _with_sentences(task: str, head: HeadConfig, choose: str) -> Objective:
   make = lambda **options: _of_ids("sentences.masked_pairs")(task=_own(task), choose=_own(choose), **options)
-  return Objective(_ENCODER, (*_ALIGNED, *features.ANSWERED[1:]), make, _BERT, heads=(head,))
+  return Objective(_ENCODER, (*_ALIGNED, *feature_spec.ANSWERED[1:]), make, _BERT, heads=(head,))
 
 
 # As many tokens of a span as in the command of SpanBERT's authors.
@@ -313,7 +313,7 @@ _BOUNDARIES = HeadConfig("sbo", 15, "boundary")
 
 
 def _compared(make: Callable[..., list[Preprocessor]], *, parallel: bool = False) -> Objective:
-  return Objective((*_DECODERS, *_ENCODER), features.PAIRED, make, parallel=parallel)
+  return Objective((*_DECODERS, *_ENCODER), feature_spec.PAIRED, make, parallel=parallel)
 
 
 def _translated() -> Objective:
@@ -352,7 +352,7 @@ OBJECTIVES: dict[str, Objective] = {
   "ngram_masked_lm": _masked("masking.word_ngrams"),
   "fragment_masked_lm": _masked("masking.one_fragment", _MASS),
   "span_masked_lm_sbo": Objective(
-    _ENCODER, (*_ALIGNED, *features.ANSWERED[1:]), _of_ids("masking.masked_spans"), _BERT, heads=(_BOUNDARIES,)
+    _ENCODER, (*_ALIGNED, *feature_spec.ANSWERED[1:]), _of_ids("masking.masked_spans"), _BERT, heads=(_BOUNDARIES,)
   ),
   "annotated_masked_lm": Objective(
     _ENCODER, _ALIGNED, _of_ids("annotated.annotated_masked_lm", first="annotated.tokenize"), _BERT, annotated=True
@@ -460,7 +460,7 @@ def ends_inputs(name: str) -> bool:
   Raises:
     UserError: no such objective; names the nearest.
   """
-  return "inputs" in _objective(name).features and _objective(name).features != features.NEXT_TOKENS
+  return "inputs" in _objective(name).features and _objective(name).features != feature_spec.NEXT_TOKENS
 
 
 def output_features(name: str, vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:

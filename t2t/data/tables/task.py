@@ -8,10 +8,10 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from t2t import task_metrics
 from t2t.data import postprocessors, preprocessors
 from t2t.data.tables import examples as examples_lib
 from t2t.data.tables.spec import TASK, TableSpec
+from t2t.evaluation import task_metrics
 
 _SPLITS = ("train", "validation")
 

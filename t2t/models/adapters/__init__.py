@@ -13,7 +13,7 @@ import jax
 
 from t2t import UserError, did_you_mean
 from t2t.models.config import TransformerConfig
-from t2t.params import Params
+from t2t.param_tree import Params
 from t2t.runtime.lazy_table import LazyTable
 
 Adapters = Mapping[str, Any]  # section of the config -> its record; at most one, or none

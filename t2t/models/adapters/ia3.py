@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from t2t import UserError
 from t2t.models import layers
 from t2t.models.adapters import Adapter, patterns
-from t2t.params import matches
+from t2t.param_tree import matches
 
 _KERNEL, _VECTOR = "kernel", "ia3"  # of `Scaled`
 ADDED = f"/{_VECTOR}$"

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from t2t import UserError
 from t2t.models import layers, quantized_matmul
 from t2t.models.adapters import Adapter, patterns
-from t2t.params import matches
+from t2t.param_tree import matches
 
 # Of `LowRank`:
 _KERNEL, _DOWN, _UP, _MAGNITUDE = "kernel", "lora_down", "lora_up", "lora_magnitude"

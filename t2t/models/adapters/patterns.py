@@ -8,7 +8,7 @@ from flax import nnx, traverse_util
 from t2t import UserError, did_you_mean
 from t2t.models import attention
 from t2t.models.feed_forward import FeedForward
-from t2t.params import check_pattern
+from t2t.param_tree import check_pattern
 
 _WITH_MATRICES = (attention.Attention, FeedForward)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import UserError, sharding
-from t2t.params import path_name
+from t2t.param_tree import path_name
 from t2t.training.run import Callback, Run
 from t2t.training.train_state import TrainState
 

@@ -10,7 +10,7 @@ import jax
 from t2t import metrics as metrics_lib
 from t2t.losses import answered_by_heads, compares_texts
 from t2t.models.architecture import Batch
-from t2t.params import join_frozen
+from t2t.param_tree import join_frozen
 from t2t.runtime import preemption
 from t2t.training import class_files
 from t2t.training.callbacks.metrics import means

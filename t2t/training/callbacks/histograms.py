@@ -15,7 +15,7 @@ import numpy as np
 
 from t2t import sharding
 from t2t.models.architecture import Batch
-from t2t.params import Params, path_name
+from t2t.param_tree import Params, path_name
 from t2t.training.metric_writers import Histogram
 from t2t.training.run import Callback, Run
 

@@ -18,7 +18,7 @@ import numpy as np
 from t2t import UserError
 from t2t.configuration.schema import Config
 from t2t.models.architecture import Batch
-from t2t.params import Params
+from t2t.param_tree import Params
 from t2t.storage import logs
 from t2t.training import grad_stats
 from t2t.training.run import Callback, DispatchedStep, Rollback, Run

@@ -16,9 +16,9 @@ from t2t.configuration import stages
 from t2t.configuration.loading import override, saved_config
 from t2t.configuration.schema import OPTIONAL, SOURCE_KEYS, Config
 from t2t.models import adapters as adapters_lib
-from t2t.params import Params
+from t2t.param_tree import Params
 from t2t.runtime import progress
-from t2t.training import fisher, mesh_selection, recipe
+from t2t.training import fisher_information, mesh_selection, recipe
 
 _READ = tuple(f"--config.data.{key}" for key in ("mixture=", "files=", "sources."))  # what says what is read
 
@@ -97,7 +97,7 @@ def compute(config: Config, source: pretrained.Source, *, examples: int) -> Foun
   if there := adapters_lib.kept(source.adapters):
     raise UserError(f"{source.path}: has what config.{'/'.join(there)} added, which no later task's model has")
   config = train_data.resolved(config)
-  loss = fisher.likelihood(config)
+  loss = fisher_information.likelihood(config)
   for head in config.model.heads:
     if head not in source.model.heads:
       raise UserError(f"{source.path}: has no head {head.name!r} as {config.data.named} asks it")
@@ -110,7 +110,10 @@ def compute(config: Config, source: pretrained.Source, *, examples: int) -> Foun
     stack.callback(batches.close)
     model = pretrained.load(source, mesh)
     shardings = jax.tree.map(lambda x: x.sharding, model.params)
-    step, sums = fisher.make_step(model.graphdef, loss, shardings), fisher.zeros(model.params, shardings)
+    step, sums = (
+      fisher_information.make_step(model.graphdef, loss, shardings),
+      fisher_information.zeros(model.params, shardings),
+    )
     left = range(examples, 0, -config.train.batch_size)
     for number, batch in progress.track(zip(left, batches), "Fisher information", total=len(left)):  # noqa: B905
       sums = step(sums, model.params, batch, number)

@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2t import UserError, foreign_names
+from t2t import UserError
 from t2t.checkpoints import pretrained, select_task, tensor_writer
+from t2t.configuration import foreign_names
 from t2t.convert import huggingface, lazy_tensors, vocab_override
 from t2t.inference import (
   batch_inference,
@@ -37,7 +38,7 @@ from t2t.inference import (
 )
 from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
-from t2t.params import Params
+from t2t.param_tree import Params
 from t2t.runtime import numeric
 from t2t.storage import encoding, gcs, given_paths
 

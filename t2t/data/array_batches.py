@@ -13,12 +13,12 @@ from etils import epath
 import jax
 import numpy as np
 
-from t2t import UserError, features, sharding
+from t2t import UserError, feature_spec, sharding
 from t2t.configuration import stages
 from t2t.configuration.schema import Config
 from t2t.configuration.stages import Stage
+from t2t.data.batch_checks import Framing, Rows, completed
 from t2t.models.architecture import Batch
-from t2t.own_rows import Framing, Rows, completed
 from t2t.runtime import hosts, waiting
 
 Source = Iterable[Rows] | Callable[[int], Iterable[Rows]]
@@ -65,7 +65,7 @@ class OwnData:
     if not config.model.vocab_size:
       if not config.data.vocabulary:
         raise UserError("config.model.vocab_size=0: give the number of ids in your batches, or config.data.vocabulary")
-      rows = features.rows_of(self.vocabulary(config).vocab_size)
+      rows = feature_spec.rows_of(self.vocabulary(config).vocab_size)
       config = config.with_(model={"vocab_size": rows})
     return stages.of(config.with_(data=_UNREAD, train={"loss": config.train.loss or "cross_entropy"}))
 

@@ -21,11 +21,12 @@ import weakref
 import jax
 from ml_collections import ConfigDict
 
-from t2t import UserError, foreign_names, own_batches
+from t2t import UserError
+from t2t.api.loaded_model import in_python
 from t2t.checkpoints import pretrained
 from t2t.configs import default
-from t2t.configuration import loading, typed_config
-from t2t.loaded import in_python
+from t2t.configuration import foreign_names, loading, typed_config
+from t2t.data import array_batches
 from t2t.runtime import console, peer_monitor, preemption, sync_point, waiting
 from t2t.storage import gcs, given_paths
 from t2t.training import background_compile
@@ -97,8 +98,8 @@ def train(
   config: ConfigDict,
   workdir: str | os.PathLike,
   *,
-  batches: own_batches.Source | None = None,
-  eval_batches: Iterable[own_batches.Rows] | None = None,
+  batches: array_batches.Source | None = None,
+  eval_batches: Iterable[array_batches.Rows] | None = None,
   examples: Any = None,
   eval_examples: Any = None,
   callbacks: Sequence[Callback] = (),
@@ -162,7 +163,7 @@ def train(
       _read_examples(config, examples, eval_examples)
 
     def run(rows: _Rows) -> None:
-      own = None if batches is None else own_batches.OwnData(batches, eval_batches)
+      own = None if batches is None else array_batches.OwnData(batches, eval_batches)
       train_loop(loading.records(config), workdir, callbacks=[*callbacks, rows], data=own)
       if own is not None and own.failure is not None:
         raise own.failure  # which has ended the run, saved

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from t2t import UserError, losses, sharding
 from t2t.configuration.schema import Config
 from t2t.models.architecture import Batch
-from t2t.params import Params
+from t2t.param_tree import Params
 
 # Losses whose terms, each by itself and not divided by its weight, are minus the logarithm of a likelihood.
 _LIKELIHOODS = ("cross_entropy", "heads", "tokens_and_heads")
