@@ -77,10 +77,10 @@ def prepare(folder: pathlib.Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
   (folder / "tasks_killed.py").write_text(
     "import seqio\n"
-    "from t2t.data import text_formats\n"
+    "from t2t.data import preprocessors\n"
     "seqio.TaskRegistry.add('killed', source=seqio.TextLineDataSource({'train': "
     f"{str(folder / 'text.txt')!r}}}), preprocessors=[lambda ds: ds.map(lambda line: {{'inputs': line, 'targets':"
-    " line}), seqio.preprocessors.tokenize], output_features=text_formats.t5_features())\n"
+    " line}), seqio.preprocessors.tokenize], output_features=preprocessors.t5_features())\n"
   )
 
 

@@ -179,13 +179,13 @@ def test_what_is_held_out_and_what_was_released_counts_as_well(key, tmp_path, ca
 
 OWN_TASK = """
 import seqio
-from t2t.data import text_formats
+from t2t.data import preprocessors
 
 seqio.TaskRegistry.add(
   "contents_test_NAME",
   source=seqio.TextLineDataSource({split: "FOLDER/%s.txt" % split for split in ("train", "validation")}),
   preprocessors=[lambda lines: lines.map(lambda x: {"inputs": x, "targets": x}), seqio.preprocessors.tokenize],
-  output_features=text_formats.t5_features(),
+  output_features=preprocessors.t5_features(),
 )
 """
 

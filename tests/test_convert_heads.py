@@ -350,8 +350,8 @@ TASKS = """
 import functools
 import seqio
 import tensorflow as tf
-from t2t import task_metrics
-from t2t.data import answers, text_formats
+from t2t.evaluation import task_metrics
+from t2t.data import postprocessors, preprocessors
 
 LABELS = ("no", "yes")
 
@@ -362,11 +362,11 @@ def records(split, shuffle_files, seed=None):
 seqio.TaskRegistry.add(
   "barks",
   source=seqio.FunctionDataSource(records, splits=("train", "validation"), num_input_examples={"train": 5}),
-  preprocessors=text_formats.preprocessors(
-    functools.partial(text_formats.labelled, prefix="barks", fields=("a",), labels=LABELS)
+  preprocessors=preprocessors.text_to_text(
+    functools.partial(preprocessors.labelled, prefix="barks", fields=("a",), labels=LABELS)
   ),
-  output_features=text_formats.t5_features(),
-  postprocess_fn=answers.label(LABELS),
+  output_features=preprocessors.t5_features(),
+  postprocess_fn=postprocessors.label(LABELS),
   metric_fns=[task_metrics.accuracy],
 )
 """

@@ -26,8 +26,8 @@ MODULE = """
   import functools
   import seqio
   import tensorflow as tf
-  from t2t import task_metrics
-  from t2t.data import answers, text_formats
+  from t2t.evaluation import task_metrics
+  from t2t.data import postprocessors, preprocessors
 
   LABELS = ("no", "yes")
 
@@ -49,11 +49,11 @@ MODULE = """
     seqio.TaskRegistry.add(
       name,
       source=seqio.FunctionDataSource(records, splits=("train", "validation", "test"), num_input_examples={"train": 6}),
-      preprocessors=text_formats.preprocessors(
-        functools.partial(text_formats.labelled, prefix="odd", fields=("text",), labels=LABELS)
+      preprocessors=preprocessors.text_to_text(
+        functools.partial(preprocessors.labelled, prefix="odd", fields=("text",), labels=LABELS)
       ),
-      output_features=text_formats.t5_features(),
-      postprocess_fn=answers.label(LABELS),
+      output_features=preprocessors.t5_features(),
+      postprocess_fn=postprocessors.label(LABELS),
       metric_fns=metric_fns,
       **how,
     )
@@ -74,11 +74,11 @@ MODULE = """
   seqio.TaskRegistry.add(
     "odd_tags",
     source=seqio.FunctionDataSource(words, splits=("train", "validation"), num_input_examples={"train": 4}),
-    preprocessors=text_formats.preprocessors(
-      text_formats.tagged, words="words", tags="ner", names=NAMES, prefix="ner"
+    preprocessors=preprocessors.text_to_text(
+      preprocessors.tagged, words="words", tags="ner", names=NAMES, prefix="ner"
     ),
-    output_features=text_formats.t5_features(),
-    postprocess_fn=answers.tagged(NAMES),
+    output_features=preprocessors.t5_features(),
+    postprocess_fn=postprocessors.tagged(NAMES),
     metric_fns=[task_metrics.entity_f1],
   )
 """

@@ -300,7 +300,7 @@ def test_four_processes_do_as_one_does(text, module, alone, tmp_path):
 # `test_a_stream_whose_share_makes_nothing_reads_the_other_shares`.
 _FILTERED = """
 import seqio, tensorflow as tf
-from t2t.data import text_formats
+from t2t.data import preprocessors
 def source(split, shuffle_files=False, seed=None):
   numbers = range(10)
   texts = {"inputs": [f"{i} plus 1" for i in numbers], "targets": [f"{split} {i + 1}" for i in numbers]}
@@ -313,8 +313,8 @@ for name, pattern in (("one_half", "train .*[13579]"), ("none_held_out", "valida
   seqio.TaskRegistry.add(
     name,
     source=seqio.FunctionDataSource(source, splits=tuple(splits), num_input_examples=splits),
-    preprocessors=text_formats.preprocessors(left_out),
-    output_features=text_formats.t5_features(),
+    preprocessors=preprocessors.text_to_text(left_out),
+    output_features=preprocessors.t5_features(),
   )
 """
 

@@ -29,8 +29,8 @@ MODULE = """
   import functools
   import seqio
   import tensorflow as tf
-  from t2t import task_metrics
-  from t2t.data import answers, text_formats
+  from t2t.evaluation import task_metrics
+  from t2t.data import postprocessors, preprocessors
 
   LABELS = ("no", "yes")
   NUMBERS = ("0", "1", "2", "3", "4")
@@ -43,8 +43,8 @@ MODULE = """
     seqio.TaskRegistry.add(
       name,
       source=seqio.FunctionDataSource(records, splits=("train", "validation"), num_input_examples={"train": 5}),
-      preprocessors=text_formats.preprocessors(formats),
-      output_features=text_formats.t5_features(),
+      preprocessors=preprocessors.text_to_text(formats),
+      output_features=preprocessors.t5_features(),
       postprocess_fn=postprocess,
       metric_fns=[metric],
     )
@@ -53,22 +53,22 @@ MODULE = """
     "asked_pair",
     lambda i: {"a": "dog " * i, "b": f"fox {i}", "label": i % 2, "idx": i},
     task_metrics.accuracy,
-    functools.partial(text_formats.labelled, prefix="pair", fields=("a", "b"), labels=LABELS),
-    answers.label(LABELS),
+    functools.partial(preprocessors.labelled, prefix="pair", fields=("a", "b"), labels=LABELS),
+    postprocessors.label(LABELS),
   )
   add(
     "asked_copa",
     lambda i: {"premise": f"dog {i}", "choice1": "x" * i, "choice2": "fox", "question": "cause", "label": 0, "idx": i},
     task_metrics.accuracy,
-    text_formats.copa,
-    answers.label(("choice1", "choice2")),
+    preprocessors.copa,
+    postprocessors.label(("choice1", "choice2")),
   )
   add(
     "asked_stsb",
     lambda i: {"sentence1": "dog " * i, "sentence2": f"fox {i}", "label": 0.5 * i, "idx": i},
     task_metrics.pearson,
-    text_formats.stsb,
-    answers.number(),
+    preprocessors.stsb,
+    postprocessors.number(),
   )
   seqio.MixtureRegistry.add("asked", [("asked_pair", 1.0), ("asked_copa", 1.0), ("asked_stsb", 1.0)])
 """

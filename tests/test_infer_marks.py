@@ -25,8 +25,8 @@ MODULE = """
   import pathlib
   import seqio
   import tensorflow as tf
-  from t2t import task_metrics
-  from t2t.data import answers, reading_formats, text_formats
+  from t2t.evaluation import task_metrics
+  from t2t.data import postprocessors, qa_preprocessors, preprocessors
 
   RECORDS = json.loads(pathlib.Path(__file__).with_suffix(".json").read_text())
   NAMES = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
@@ -38,8 +38,8 @@ MODULE = """
     seqio.TaskRegistry.add(
       name,
       source=seqio.FunctionDataSource(records, splits=("train", "validation"), num_input_examples={"train": 4}),
-      preprocessors=text_formats.preprocessors(formats, **options),
-      output_features=text_formats.t5_features(),
+      preprocessors=preprocessors.text_to_text(formats, **options),
+      output_features=preprocessors.t5_features(),
       postprocess_fn=postprocess,
       metric_fns=[metric],
     )
@@ -50,8 +50,8 @@ MODULE = """
     "marked_ner",
     {"words": texts, "ner": numbers},
     task_metrics.entity_f1,
-    text_formats.tagged,
-    answers.tagged(NAMES),
+    preprocessors.tagged,
+    postprocessors.tagged(NAMES),
     words="words",
     tags="ner",
     names=NAMES,
@@ -61,8 +61,8 @@ MODULE = """
     "marked_squad",
     {"id": text, "question": text, "context": text, "answers": {"text": texts, "answer_start": numbers}},
     task_metrics.squad_v2,
-    reading_formats.spans,
-    answers.squad(),
+    qa_preprocessors.spans,
+    postprocessors.squad(),
     unanswerable=True,
   )
   seqio.MixtureRegistry.add("marked", [("marked_ner", 1.0), ("marked_squad", 1.0)])

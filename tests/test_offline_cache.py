@@ -31,7 +31,7 @@ _TASK_FILE = """
 import functools
 import seqio
 import tensorflow as tf
-from t2t.data import objectives, text_formats
+from t2t.data import objectives, preprocessors
 feature = seqio.Feature(seqio.ByteVocabulary(extra_ids=100))
 def texts(split, shuffle_files, seed=None):
   del shuffle_files, seed

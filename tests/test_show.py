@@ -20,8 +20,8 @@ MODULE = '''"""Tasks of a test."""
 
 import seqio
 import tensorflow as tf
-from t2t import task_metrics
-from t2t.data import answers, objectives, text_formats, vocabularies
+from t2t.evaluation import task_metrics
+from t2t.data import postprocessors, objectives, preprocessors, vocabularies
 
 BYTES = vocabularies.load("bytes", extra_ids=100)
 PAIR = {"inputs": seqio.Feature(BYTES), "targets": seqio.Feature(BYTES)}
@@ -66,11 +66,11 @@ def pairs(split, shuffle_files, seed=None):
 seqio.TaskRegistry.add(
   "show_test_labelled",
   source=seqio.FunctionDataSource(pairs, splits=("train", "validation")),
-  preprocessors=text_formats.preprocessors(
-    text_formats.labelled, prefix="match", fields=("one", "two"), labels=("no", "yes")
+  preprocessors=preprocessors.text_to_text(
+    preprocessors.labelled, prefix="match", fields=("one", "two"), labels=("no", "yes")
   ),
-  output_features=text_formats.t5_features(),
-  postprocess_fn=answers.label(("no", "yes")),
+  output_features=preprocessors.t5_features(),
+  postprocess_fn=postprocessors.label(("no", "yes")),
   metric_fns=[task_metrics.accuracy],
 )
 seqio.MixtureRegistry.add("show_test_mixture", ["show_test_pair", "show_test_nowhere"][:1], default_rate=1)

@@ -130,8 +130,8 @@ def train(
     callbacks: instances of `t2t.Callback`, whose hooks run after those of t2t, in the order of the list.
 
   Raises:
-    UserError: see `training.train` and `own_batches`, with the first row; something else is wrong with config, workdir
-      or callbacks, at once.
+    UserError: a mistake in config, workdir or callbacks, at once; what `training.train` and `data.array_batches` raise,
+      with the first row.
   """
   if not isinstance(config, ConfigDict):
     raise UserError(f"config is {type(config).__name__}: give what t2t.config(name) returns")

@@ -41,7 +41,7 @@ class Source:
   base: what of its parameters lies in another checkpoint; None: nothing.
   part: where its model is among the parameters that were trained together; "" where it is all of them.
   keeps: whether what its model was adapted by stays beside the parameters, though it could be merged into them.
-  task: the one that its model is asked for, if it tells tasks apart; "": none is chosen, see `by_task`.
+  task: the one that its model is asked for, if it tells tasks apart; "": none is chosen, see `select_task`.
   prefix_task: the one of its tasks whose prefix stands in front of each input; "": of the only one.
   """
 

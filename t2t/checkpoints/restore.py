@@ -15,7 +15,7 @@ from t2t.configuration.loading import with_current_keys
 from t2t.param_tree import Params, join_frozen, path_name
 from t2t.storage import gcs
 
-FISHER = "fisher"  # an item of what looks like a checkpoint and is Fisher information; see fishers.py
+FISHER = "fisher"  # an item of what looks like a checkpoint and is Fisher information; see fisher_store.py
 
 
 def checkpoint_folder(path: str, *, where: str = "config.init.checkpoint=") -> epath.Path:

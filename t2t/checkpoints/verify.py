@@ -17,7 +17,7 @@ from t2t.runtime import hosts
 from t2t.storage import gcs
 
 STREAMS = "streams"
-BASE = "base"  # of a step: which checkpoint has the parameters that the step leaves out; see bases.py
+BASE = "base"  # of a step: which checkpoint has the parameters that the step leaves out; see base_model_ref.py
 ASIDE = "damaged_"  # what stands before the step of a folder that was set aside
 _SHOWN = 5  # files of a step
 _SMALL = 2**22  # bytes: files that are read of steps from which nothing is restored for now

@@ -1,4 +1,4 @@
-"""BART as Hugging Face has it; families.py says what the tables mean."""
+"""BART as Hugging Face has it; hf_mappings.py says what the tables mean."""
 
 from typing import Any
 

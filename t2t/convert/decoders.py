@@ -1,4 +1,4 @@
-"""GPT-2, MPT, Llama, Mistral and Qwen 3 as Hugging Face has them; families.py says what the tables mean."""
+"""GPT-2, MPT, Llama, Mistral and Qwen 3 as Hugging Face has them; hf_mappings.py says what the tables mean."""
 
 from collections.abc import Mapping
 import dataclasses

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, ALBERT, ELECTRA and DistilBERT as Hugging Face has them; families.py says what the tables mean."""
+"""BERT, RoBERTa, ALBERT, ELECTRA and DistilBERT as Hugging Face has them; hf_mappings.py says what the tables mean."""
 
 import dataclasses
 from typing import Any

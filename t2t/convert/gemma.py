@@ -1,4 +1,4 @@
-"""Gemma 1, 2 and 3 (text) as Hugging Face has them; families.py says what the tables mean."""
+"""Gemma 1, 2 and 3 (text) as Hugging Face has them; hf_mappings.py says what the tables mean."""
 
 import dataclasses
 from typing import Any

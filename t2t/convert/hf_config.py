@@ -1,4 +1,4 @@
-"""config.json of Hugging Face's models as a `TransformerConfig`, and back; families.py has the tables."""
+"""config.json of Hugging Face's models as a `TransformerConfig`, and back; hf_mappings.py has the tables."""
 
 from collections.abc import Mapping
 import dataclasses

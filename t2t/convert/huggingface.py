@@ -1,4 +1,4 @@
-"""Hugging Face's folders, config.json and safetensors, as t2t models and back; families.py has the tables."""
+"""Hugging Face's folders, config.json and safetensors, as t2t models and back; hf_mappings.py has the tables."""
 
 from collections.abc import Iterable, Mapping
 import dataclasses

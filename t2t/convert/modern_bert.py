@@ -1,4 +1,4 @@
-"""ModernBERT as Hugging Face has it; families.py says what the tables mean."""
+"""ModernBERT as Hugging Face has it; hf_mappings.py says what the tables mean."""
 
 from collections.abc import Mapping
 from typing import Any

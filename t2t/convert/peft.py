@@ -1,7 +1,7 @@
 """Adapters of Hugging Face's PEFT library, adapter_config.json and adapter_model.safetensors, as t2t's and back.
 
 A folder of theirs has what was trained alone, by the names that the modules have in transformers; which modules that
-is the tensors say; what the numbers mean, adapter_config.json (peft_settings.py).
+is the tensors say; what the numbers mean, adapter_config.json (peft_config.py).
 
 Source: PEFT 0.21, src/peft/utils/save_and_load.py, src/peft/tuners/lora/dora.py, src/peft/tuners/ia3/layer.py.
 """

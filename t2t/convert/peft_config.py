@@ -94,7 +94,7 @@ class Kind:
   section: of t2t's config.
   fields: adapter_config.json -> fields of the section, but for what is adapted.
   known: the fields that it reads.
-  write: the section's record -> fields of adapter_config.json; of what stands in front see peft_fronts.py.
+  write: the section's record -> fields of adapter_config.json; of what stands in front see peft_prompts.py.
   parts: fields of the section -> what theirs calls the parameters of a module -> what t2t does, behind the path of the
     matrix.
   """

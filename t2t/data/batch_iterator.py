@@ -2,7 +2,7 @@
 
 The data is split in a fixed number of streams.  Stream s of S yields rows s * B / S to (s + 1) * B / S of every global
 batch of B, and a host reads the streams whose rows its devices hold.  Each stream has its own share of the data, its
-own seed and its own position, which is a few integers, see rows.py.
+own seed and its own position, which is a few integers, see example_windows.py.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -338,7 +338,7 @@ def records_of(task: seqio.Task, split: str) -> shard_order.Records:
 def has_answer(example: Mapping[str, Any]) -> Any:
   """Returns True, or a tensor, if an example has an answer: a field of head examples, a text of written ones.
 
-  What `text_formats` writes for a label that is not given, -1 or NaN, is none.
+  What `preprocessors` writes for a label that is not given, -1 or NaN, is none.
   """
   if "has_answer" in example:
     return example["has_answer"]

@@ -1,7 +1,7 @@
 """Several sources at once, `config.data.sources`: what each is read as, and how often each is drawn.
 
-What comes of them is a mixture of seqio's, from which rows.py draws as from any other: by the number of the example,
-whatever the number of hosts.
+The result is a seqio mixture, from which example_windows.py samples by the number of the example, whatever the
+number of hosts.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
 """From a seqio task to global batches: which text, which preprocessors, which feature converter, which streams.
 
-`train_batches` and `eval_batches` are what training calls; what it calls first is in checks.py, and how the data is
-split over streams and hosts in streams.py.
+`train_batches` and `eval_batches` are what training calls; what it calls first is in validation.py, and how the data is
+split over streams and hosts in batch_iterator.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,7 +63,7 @@ def load_task(
     data: what is read.
     architecture: of the model, where heads answer.
     heads: its own: the examples are what they are asked.
-    numbers: that it knows tasks by, see `task_numbers`; None or none: it is not told of them.
+    numbers: that it knows tasks by, see `task_ids`; None or none: it is not told of them.
   """
   found = run_sources.of(data).load_task(architecture, heads=heads)
   if not numbers:

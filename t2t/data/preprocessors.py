@@ -340,7 +340,7 @@ def wsc(features: Features) -> Features:
   }
 
 
-# ---- Answers in a text: see reading_formats.py -----------------------------------------------------------------------
+# ---- Answers in a text: see qa_preprocessors.py ---------------------------------------------------------------------
 
 record, each_answer = qa_preprocessors.record, qa_preprocessors.each_answer
 spans, squad, tagged = qa_preprocessors.spans, qa_preprocessors.squad, qa_preprocessors.tagged

@@ -1,4 +1,4 @@
-"""Formats of tasks whose answers are in a text that is read: seqio preprocessors, which text_formats.py has, too.
+"""Formats of tasks whose answers are in a text that is read: seqio preprocessors, which preprocessors.py has, too.
 
 For models that answer through a head the text is there as it was, with where in it the answers are.
 """

@@ -503,7 +503,7 @@ class TableTask(RegisteredTasks):
 
 
 class MixedSources(RunSource):
-  """The sources of config.data.sources, drawn as one mixture; see mixed.py."""
+  """The sources of config.data.sources, drawn as one mixture; see mixture.py."""
 
   key = "config.data.sources"
 

@@ -327,7 +327,9 @@ def _objective(name: str) -> str:
 
 
 def _format(calls: str) -> str:
-  return f"\n  from t2t.data import reading_formats, text_formats\n  preprocessors=text_formats.preprocessors({calls})"
+  return (
+    f"\n  from t2t.data import preprocessors, qa_preprocessors\n  preprocessors=preprocessors.text_to_text({calls})"
+  )
 
 
 def _metric(name: str) -> str:
@@ -335,7 +337,7 @@ def _metric(name: str) -> str:
 
 
 def _answer(call: str) -> str:
-  return f"\n  from t2t.data import answers\n  postprocess_fn=answers.{call}"
+  return f"\n  from t2t.data import answers\n  postprocess_fn=postprocessors.{call}"
 
 
 def _function(name: str) -> str:
@@ -384,20 +386,20 @@ _OBJECTIVES = {
   "next_sentence_prediction": "masked_lm_nsp",
 }
 
-_RANKED = _format("text_formats.choices") + "\n  --config.eval.method=rank"
+_RANKED = _format("preprocessors.choices") + "\n  --config.eval.method=rank"
 
 # Full name -> the lines in its place.
 _INSTEAD: dict[str, str] = {
   **{f"t5.data.preprocessors.{name}": _objective(ours) for name, ours in _OBJECTIVES.items()},
   **{f"t5.data.preprocessors.{name}": _function(ours) for name, ours in _FUNCTIONS.items()},
-  "t5.data.preprocessors.multi_translate": _format('text_formats.translate, source="en", target="de"'),
+  "t5.data.preprocessors.multi_translate": _format('preprocessors.translate, source="en", target="de"'),
   "t5.data.preprocessors.rank_classification": _RANKED,
   "t5.data.preprocessors.rank_classification_formatter": _RANKED,
   "t5.data.preprocessors.trim_and_pad_dataset": " nothing; batches are cut and padded as they are read",
-  "t5.data.preprocessors.squad_span_space_tokenized": _format("reading_formats.spans"),
-  "t5.data.preprocessors.record": _format("reading_formats.record, reading_formats.each_answer"),
-  "t5.data.preprocessors.wsc": _format("text_formats.wsc"),
-  "t5.data.preprocessors.wsc_simple": _format("text_formats.only_right, text_formats.wsc"),
+  "t5.data.preprocessors.squad_span_space_tokenized": _format("qa_preprocessors.spans"),
+  "t5.data.preprocessors.record": _format("qa_preprocessors.record, qa_preprocessors.each_answer"),
+  "t5.data.preprocessors.wsc": _format("preprocessors.wsc"),
+  "t5.data.preprocessors.wsc_simple": _format("preprocessors.only_right, preprocessors.wsc"),
   "t5.data.postprocessors.record": _answer("record()"),
   "t5.data.postprocessors.wsc_simple": _answer("wsc()"),
   "t5.data.postprocessors.span_qa": _answer("squad()"),

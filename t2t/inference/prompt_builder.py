@@ -94,7 +94,7 @@ _TASK_AND_FIELD = re.compile(r"(\w+(?: \w+)*) \w+: ")
 def prefix(source: pretrained.Source) -> Prefix:
   """The prefix of the table or of the one task that a model was fine-tuned on.
 
-  Of several tasks it is that of the one that is chosen, see `by_task`.
+  Of several tasks it is that of the one that is chosen, see `select_task`.
   """
   if table := source.run["data"].get("table"):
     return Prefix(table["prefix"])

@@ -10,7 +10,7 @@ from t2t.training import recipe
 
 # Cycles of forward and backward kernels for each 512 x 512 pairs of the heads that fill 128 lanes, in bfloat16: kernel
 # and heads -> `jax.Device.device_kind` -> blocks of queries and of keys.  Counted by benchmarks/schedules.py (libtpu
-# 0.0.42), of distance.py without a mask, of splash, whose kernels take one head at a time, with a causal one.
+# 0.0.42): relative_bias_attention.py without a mask; splash, whose kernels take one head at a time, with a causal mask.
 CYCLES: Mapping[tuple[str, int], Mapping[str, Mapping[tuple[int, int], int]]] = {
   ("distance", 2): {
     "TPU v4": {(256, 256): 14_752, (512, 512): 10_963, (512, 1024): 10_229},

@@ -140,7 +140,7 @@ def join(options: argparse.Namespace) -> None:
   others = rendezvous.roll_call(place, seconds=options.join_seconds)
   peer_monitor.Link(place.index, others, silence=options.lost_seconds).start_listening()
   jax.config.update("jax_cpu_collectives_implementation", "gloo")  # of others nothing is changed by it
-  # It would take SIGTERM for itself; see stopping.py.
+  # It would take SIGTERM for itself; see preemption.py.
   jax.config.update("jax_enable_preemption_service", False)
   jax.distributed.initialize(
     place.address,

@@ -143,7 +143,7 @@ _UNWRITTEN_ROWS, _UNWRITTEN_EVENTS, _UNWRITTEN_SAMPLES = UNWRITTEN
 class Writer:
   """metrics.jsonl, samples.jsonl and TensorBoard's events, brought to the disk in the background.
 
-  A line of metrics.jsonl is a JSON object, {"step": 1, "train/loss": 2.5, ...}; of samples.jsonl see `row_files`.  Only
+  A line of metrics.jsonl is a JSON object, {"step": 1, "train/loss": 2.5, ...}; of samples.jsonl see `jsonl_log`.  Only
   the first host writes.  Every few seconds what is new is written behind what is there, also in a bucket (see
   `gcs.Object`), where all can be read at any time.  What cannot be written waits in memory, and training goes on.
 

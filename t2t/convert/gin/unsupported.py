@@ -1,4 +1,4 @@
-"""What gin files bind and nobody asked for: told, refused, or of no account, as the tables of names.py have it."""
+"""What gin files bind and nobody asked for: told, refused, or of no account, as the tables of param_map.py have it."""
 
 from collections.abc import Iterator, Sequence
 import difflib

@@ -1,10 +1,10 @@
 """Pre-training objectives as seqio preprocessors: functions from tf.data.Dataset to tf.data.Dataset.
 
-An objective turns documents, {"text": string} and for annotated.py what is marked in it, into examples that fit the
-sequence lengths: {"inputs", "targets"} for any model with a decoder, and with it what in_place.py says of the targets
+An objective turns documents, {"text": string} and for entity_masking.py the marked entities, into examples that fit the
+sequence lengths: {"inputs", "targets"} for any model with a decoder, and with it the features of masked_seq2seq.py
 for one with an encoder, too; {"targets"} alone for text that is simply continued, for an encoder alone {"inputs",
-"targets", "loss_weights"} of one length, for a decoder alone these and what next_tokens.py says besides, and what
-pairs.py says of pairs of texts; all int32 [n].  To add one, write
+"targets", "loss_weights"} of one length, for a decoder alone these and the features of masked_next_token.py, and what
+sentence_pairs.py says of pairs of texts; all int32 [n].  To add one, write
 what it does to a sequence in corruption.py or masking.py, and its preprocessor and its row of `OBJECTIVES` here.
 """
 
@@ -304,7 +304,7 @@ STRUCTURE = _class_head("structure", "next", "previous", "random")
 
 
 def _with_sentences(task: str, head: HeadConfig, choose: str) -> Objective:
-  make = lambda **options: _of_ids("sentences.masked_pairs")(task=_own(task), choose=_own(choose), **options)
+  make = lambda **options: _of_ids("nsp_sop.masked_pairs")(task=_own(task), choose=_own(choose), **options)
   return Objective(_ENCODER, (*_ALIGNED, *feature_spec.ANSWERED[1:]), make, _BERT, heads=(head,))
 
 
@@ -317,7 +317,7 @@ def _compared(make: Callable[..., list[Preprocessor]], *, parallel: bool = False
 
 
 def _translated() -> Objective:
-  return Objective(_DECODERS, _PAIR, _with_eos("translation.translation", first="pairs.encode"), parallel=True)
+  return Objective(_DECODERS, _PAIR, _with_eos("translation.translation", first="sentence_pairs.encode"), parallel=True)
 
 
 OBJECTIVES: dict[str, Objective] = {
@@ -326,18 +326,20 @@ OBJECTIVES: dict[str, Objective] = {
   "r_denoising": Objective(_DECODERS, _PAIR, _ul2("R_DENOISERS")),
   "s_denoising": Objective(_DECODERS, _PAIR, _ul2("S_DENOISERS")),
   "x_denoising": Objective(_DECODERS, _PAIR, _ul2("X_DENOISERS"), sentinels=_MANY),
-  "iid_span_corruption": Objective(_DECODERS, _PAIR, _with_eos("iid.iid_span_corruption"), _BERT),
-  "iid_token_corruption": Objective(_DECODERS, _PAIR, _with_eos("iid.iid_token_corruption"), _BERT),
-  "drop_tokens": Objective(_DECODERS, _PAIR, _with_eos("iid.drop_tokens"), _BERT),
+  "iid_span_corruption": Objective(_DECODERS, _PAIR, _with_eos("iid_denoising.iid_span_corruption"), _BERT),
+  "iid_token_corruption": Objective(_DECODERS, _PAIR, _with_eos("iid_denoising.iid_token_corruption"), _BERT),
+  "drop_tokens": Objective(_DECODERS, _PAIR, _with_eos("iid_denoising.drop_tokens"), _BERT),
   "prefix_lm": Objective(_DECODERS, _PAIR, _with_eos(prefix_lm)),
   "causal_lm": Objective(_DECODERS, _TEXT, _of_documents_with_eos(causal_lm)),
-  "fill_in_the_middle": Objective(("decoder_only",), _TEXT, _of_documents_with_eos("middle.fill_in_the_middle")),
-  "next_token": _beside_each_other("next_tokens.next_token"),
-  "masked_next_token": _beside_each_other("next_tokens.masked_next_token", _BERT),
+  "fill_in_the_middle": Objective(
+    ("decoder_only",), _TEXT, _of_documents_with_eos("fill_in_the_middle.fill_in_the_middle")
+  ),
+  "next_token": _beside_each_other("masked_next_token.next_token"),
+  "masked_next_token": _beside_each_other("masked_next_token.masked_next_token", _BERT),
   "mass": Objective(_ENCODER_DECODER, _PAIR, _with_eos(mass), _MASS),
-  "mass_in_place": _in_place("in_place.mass_in_place", "target_places", _MASS),
+  "mass_in_place": _in_place("masked_seq2seq.mass_in_place", "target_places", _MASS),
   "bert_style": _denoiser("masking.bert_style", "mask_id", "ordinary_ids", published=_BERT),
-  "bert_style_masked_only": _in_place("in_place.bert_style_masked_only", "loss_weights", _BERT),
+  "bert_style_masked_only": _in_place("masked_seq2seq.bert_style_masked_only", "loss_weights", _BERT),
   "deshuffling": _denoiser("corruption.shuffle"),
   # BART gives no rates for masking and deletion alone; these are BERT's, which it follows.
   "token_masking": _denoiser("corruption.mask_tokens", "mask_id", published=_BERT),
@@ -355,26 +357,30 @@ OBJECTIVES: dict[str, Objective] = {
     _ENCODER, (*_ALIGNED, *feature_spec.ANSWERED[1:]), _of_ids("masking.masked_spans"), _BERT, heads=(_BOUNDARIES,)
   ),
   "annotated_masked_lm": Objective(
-    _ENCODER, _ALIGNED, _of_ids("annotated.annotated_masked_lm", first="annotated.tokenize"), _BERT, annotated=True
+    _ENCODER,
+    _ALIGNED,
+    _of_ids("entity_masking.annotated_masked_lm", first="entity_masking.tokenize"),
+    _BERT,
+    annotated=True,
   ),
   "text_to_text": _translated(),
   "translation_lm": Objective(
     _ENCODER,
     (*_ALIGNED, "token_types", "input_places"),
-    _of_ids("translation.translation_lm", first="pairs.encode"),
+    _of_ids("translation.translation_lm", first="sentence_pairs.encode"),
     _BERT,
     parallel=True,
   ),
   "translation": _translated(),
   "translation_ranking": _compared(
-    lambda merge_documents: [_own("pairs.encode"), _own("pairs.together")], parallel=True
+    lambda merge_documents: [_own("sentence_pairs.encode"), _own("sentence_pairs.together")], parallel=True
   ),
-  "masked_lm_nsp": _with_sentences("sentences.NEXT", NSP, "masking.random_tokens"),
-  "masked_lm_sop": _with_sentences("sentences.ORDER", SOP, "masking.random_tokens"),
-  "ngram_masked_lm_sop": _with_sentences("sentences.ORDER", SOP, "masking.word_ngrams"),
-  "struct_bert": _with_sentences("sentences.STRUCTURE", STRUCTURE, "masking.random_tokens"),
-  "neighbouring_sentences": _compared(_of_ids("pairs.neighbouring_sentences")),
-  "same_text_twice": _compared(_of_ids("pairs.same_text_twice")),
+  "masked_lm_nsp": _with_sentences("nsp_sop.NEXT", NSP, "masking.random_tokens"),
+  "masked_lm_sop": _with_sentences("nsp_sop.ORDER", SOP, "masking.random_tokens"),
+  "ngram_masked_lm_sop": _with_sentences("nsp_sop.ORDER", SOP, "masking.word_ngrams"),
+  "struct_bert": _with_sentences("nsp_sop.STRUCTURE", STRUCTURE, "masking.random_tokens"),
+  "neighbouring_sentences": _compared(_of_ids("sentence_pairs.neighbouring_sentences")),
+  "same_text_twice": _compared(_of_ids("sentence_pairs.same_text_twice")),
 }
 
 
@@ -441,7 +447,7 @@ def preprocessors(
       f" not read; these do: {reading}"
     )
   if both_directions or any(tags):
-    steps.insert(0, functools.partial(_own("pairs.directed"), tags=tags, both_directions=both_directions))
+    steps.insert(0, functools.partial(_own("sentence_pairs.directed"), tags=tags, both_directions=both_directions))
   for step in steps:
     step.objective = name  # what `of` finds, also where a cache takes the place of the first
   return steps

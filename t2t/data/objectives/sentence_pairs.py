@@ -174,7 +174,7 @@ def encode(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature
     there = ", ".join(dataset.element_spec)
     raise UserError(
       f'the source\'s records have no field {missing[0]!r}; pairs of texts are "first" and "second", which'
-      f" `text_formats.pairs` makes of two fields; there are: {there}"
+      f" `preprocessors.pairs` makes of two fields; there are: {there}"
     )
   ids = lambda features: {
     name: x if name == "swapped" else tf.cast(vocabulary.encode_tf(x), tf.int32)
@@ -189,7 +189,7 @@ def preprocessors(*formats: Callable[..., tf.data.Dataset], **options) -> list[C
   """The preprocessors of a seqio task whose pairs are of two texts: the formats, one after another, then tokens.
 
   Args:
-    *formats: `text_formats.pairs`, or your own that yield "first" and "second".
+    *formats: `preprocessors.pairs`, or your own that yield "first" and "second".
     **options: arguments of the first.
   """
   first, *others = formats

@@ -2,7 +2,7 @@
 
 Data sets of benchmarks are downloaded; these tasks are on every machine where t2t runs, and are split as the text of
 pre-training is, so that a model that was pre-trained on the documentation has seen none of their held-out examples.
-The formats are those of text_formats.py.
+The formats are those of preprocessors.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -83,7 +83,7 @@ class DocstringSource(sources.DocumentationSource):
     return len(_columns(self.list_shards(split)[0])["idx"])
 
   def records(self, split: str) -> shard_order.SeqioRecords:
-    """A split as windows.py reads it."""
+    """A split as shard_order.py reads it."""
     return shard_order.SeqioRecords(self, split)
 
   def get_dataset(
@@ -122,7 +122,7 @@ def _columns(path: str) -> Mapping[str, tf.Tensor]:
 
 
 def match(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """Each body twice: with its own summary, label 1, and with another's, label 0; for `text_formats.labelled`.
+  """Each body twice: with its own summary, label 1, and with another's, label 0; for `preprocessors.labelled`.
 
   In:  {"summary": "Adds.", "other": "Closes.", "body": "All terms are added.", "idx": 3}
   Out: {"summary": "Adds.", "body": "All terms are added.", "label": 1, "idx": 6},
@@ -141,7 +141,7 @@ def match(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def of_package(dataset: tf.data.Dataset, *, packages: Sequence[str]) -> tf.data.Dataset:
-  """A docstring with the number of its package as the label; for `text_formats.labelled`.
+  """A docstring with the number of its package as the label; for `preprocessors.labelled`.
 
   In:  {"summary": "Adds.", "body": "All terms are added.", "package": "b", "idx": 3}, packages ("a", "b")
   Out: the same and "label": 1

@@ -27,8 +27,7 @@ def text_hash(text: str | bytes) -> int:
 class FileSource(seqio.DataSource):
   """Files of text as a seqio source that yields {"text": string}, or of texts and translations, "first" and "second".
 
-  Training reads it through `records`, see windows.py; lines of files that are not compressed are found from any byte
-  on.
+  Training reads it through `records`, see shard_order.py; lines of uncompressed files are found from any byte on.
   """
 
   def __init__(
@@ -48,7 +47,7 @@ class FileSource(seqio.DataSource):
       files: split -> paths, as `find_files` gives them.
       field: where the text is in JSON objects, Examples and Parquet tables.
       annotations: where JSON objects have ranges of characters, which records then have as "entities"; "": nowhere.
-      translation: where the translation of each text is, see parallel.py; "": there is none.
+      translation: where the translation of each text is, see bitext.py; "": there is none.
       held_out_below: if not 0, documents whose `text_hash` is below it are the split "validation", and the others all
         other splits; both then read the same files.
       where: split -> the configuration key that names its files, for messages.
@@ -79,7 +78,7 @@ class FileSource(seqio.DataSource):
     self._tallies = dict(tallies)
 
   def records(self, split: str) -> "FileRecords":
-    """A split as windows.py reads it."""
+    """A split as shard_order.py reads it."""
     where = self._where.get(split, "config.data.files")
     held_out = (split == "validation") if self._held_out_below else None
     return FileRecords(

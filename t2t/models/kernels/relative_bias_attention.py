@@ -1,4 +1,4 @@
-"""Attention with a bias by distance: the model's arrays as those of the kernels in distance_kernels.py."""
+"""Attention with a bias by distance: the model's arrays as those of the kernels in relative_bias_kernels.py."""
 
 import dataclasses
 
