@@ -41,7 +41,7 @@ from t2t.checkpoints import manager, manifest, verify  # noqa: E402
 from t2t.configuration import loading as config_lib  # noqa: E402
 from t2t.convert import huggingface, t5x  # noqa: E402
 from t2t.data.sources import bad_records, text_files  # noqa: E402
-from t2t.data.vocabularies import special_ids, training  # noqa: E402
+from t2t.data.vocabularies import reserved_ids, training  # noqa: E402
 from t2t.inference import jsonl_io  # noqa: E402
 from t2t.runtime import numeric  # noqa: E402
 from t2t.training import recipe  # noqa: E402
@@ -111,7 +111,7 @@ def _vocabulary(kind: str, name: str) -> Reader:
   def read(folder: pathlib.Path) -> None:
     # What was read from a path is not read from there again.
     with tempfile.TemporaryDirectory(dir=folder.parent) as elsewhere:
-      special_ids.load(shutil.copy(folder / name, elsewhere)).encode("some text")
+      reserved_ids.load(shutil.copy(folder / name, elsewhere)).encode("some text")
     seqio.vocabularies._load_model_internal.cache_clear()  # which would keep every model that was ever read
 
   return Reader(lambda folder: train(test_sources.TEXTS * 3, size=size, output_dir=folder), read)

@@ -318,7 +318,7 @@ def test_an_interrupted_save_loses_nothing(tmp_path):
 def test_a_workdir_has_one_writer(tmp_path):
   """Another process's lock is refused by its id, and is gone with the process, however that ended."""
   program = (
-    "import sys\nfrom etils import epath\nfrom t2t.checkpoints import writer\n"
+    "import sys\nfrom etils import epath\nfrom t2t.checkpoints import workdir_lock\n"
     "with workdir_lock.held(epath.Path(sys.argv[1])):\n  print('held', flush=True)\n  sys.stdin.read()\n"
   )
   workdir = epath.Path(tmp_path)

@@ -851,7 +851,7 @@ def test_what_a_killed_conversion_left_is_removed_by_the_next(tmp_path, capfd):
   program = """
 import os, signal, sys
 from etils import epath
-from t2t.convert import output
+from t2t.convert import atomic_output
 with atomic_output.whole(epath.Path(sys.argv[1]), 10) as folder:
   (folder / "model").write_text("half of it")
   os.kill(os.getpid(), signal.SIGKILL)

@@ -105,8 +105,8 @@ PRIVATE = {
   ("t2t/data/determinism.py", "dataset._as_serialized_graph"),
   ("t2t/data/task_resolution.py", "found._task_map"),
   ("t2t/data/task_resolution.py", "mixture._sample_fn"),
-  ("t2t/data/vocabularies/special_ids.py", "self._model"),
-  ("t2t/data/vocabularies/special_ids.py", "super()._model_context"),
+  ("t2t/data/vocabularies/reserved_ids.py", "self._model"),
+  ("t2t/data/vocabularies/reserved_ids.py", "super()._model_context"),
 }
 
 

@@ -20,7 +20,7 @@ _CHILD = """
 import argparse, socket, sys, time
 import jax
 from jax.experimental import multihost_utils
-from t2t.runtime import hosts, link, roll_call, watchdog
+from t2t.runtime import hosts, peer_monitor, rendezvous, watchdog
 port, index, role = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 hosts.join(argparse.Namespace(
   coordinator=f"localhost:{port}", num_processes=3, process_id=index, join_seconds=120, lost_seconds=3))
@@ -37,7 +37,7 @@ try:
   with watchdog.Watchdog(0.0, longest=2.0 if role == "stall" else 0.0).running():
     if role == "hang":
       ends = socket.socketpair()
-      roll_call._line(ends[0], 600.0)
+      rendezvous._line(ends[0], 600.0)
     while role != "idle":
       multihost_utils.process_allgather(index)
       time.sleep(0.01)

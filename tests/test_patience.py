@@ -181,7 +181,7 @@ import numpy as np
 jax.config.update("jax_platforms", "cpu")
 from etils import epath
 from t2t import __main__ as command
-from t2t.checkpoints import store
+from t2t.checkpoints import manager
 from t2t.runtime import hosts
 from t2t.training import train_state
 index, address, workdir = int(sys.argv[1]), sys.argv[2], epath.Path(sys.argv[3])

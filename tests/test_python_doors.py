@@ -26,6 +26,23 @@ def test_dir_loads_nothing():
   subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.parametrize(
+  ("old", "new"),
+  [
+    ("t2t.task_metrics", "t2t.evaluation.task_metrics"),
+    ("t2t.data.answers", "t2t.data.postprocessors"),
+    ("t2t.data.reading_formats", "t2t.data.qa_preprocessors"),
+    ("t2t.data.text_formats", "t2t.data.preprocessors"),
+  ],
+)
+def test_tasks_of_users_import_modules_by_their_earlier_names(old, new):
+  package, _, name = old.rpartition(".")
+  scope: dict = {}
+  with pytest.warns(FutureWarning, match=rf"{old} is now {new}: change the import"):
+    exec(f"from {package} import {name}", scope)
+  assert scope[name].__name__ == new
+
+
 def test_paths_are_taken_wherever_a_path_is_given(tmp_path):
   (tmp_path / "own.py").write_text("from t2t.configs import tiny\nget_config = tiny.get_config\n")
   config = t2t.config(tmp_path / "own.py", {"data.files": tmp_path / "a.txt"})

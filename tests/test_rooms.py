@@ -68,6 +68,7 @@ FLOORS = (
   "checkpoints",
   "inference",
   "evaluation",
+  "api",
   "api.loaded_model",
   "training.stage_program",
   "reports",
@@ -126,7 +127,7 @@ NAMES = [name for name in modules() if name not in ("", "data")]  # "data" only 
 def test_the_rooms_are_found():
   """A rule over no files holds always."""
   assert "data.train_data" in imports("training.stage_program")  # in a function
-  assert floor("data.vocabularies.special_ids") == FLOORS.index("data.vocabularies")
+  assert floor("data.vocabularies.reserved_ids") == FLOORS.index("data.vocabularies")
   assert len(NAMES) > 100
 
 

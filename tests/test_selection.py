@@ -406,7 +406,7 @@ def test_winogender_pairs():
 
 def test_a_task_that_comes_with_t2t_is_named_with_its_module():
   """Where nothing has imported it yet, which a new process shows."""
-  program = "from t2t.data import selection; task_resolution.named('udpos', modules=())"
+  program = "from t2t.data import task_resolution; task_resolution.named('udpos', modules=())"
   told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False).stderr
   assert (
     "mixture=udpos: is a task of t2t.tasks.udpos, which is not imported; add it to config.data.task_modules" in told

@@ -18,8 +18,8 @@ from t2t.runtime import exit_codes, maintenance, preemption
 # What stands before a block of a test; `doing` tells the test that a signal may come.
 _BEFORE = """
 import os, signal, sys, threading, time
-from t2t.runtime import stopping
-stopping._STEP_SECONDS, preemption._FIRST_SECONDS, preemption._ECHO_SECONDS = 0.3, 0.3, WITHIN
+from t2t.runtime import preemption
+preemption._STEP_SECONDS, preemption._FIRST_SECONDS, preemption._ECHO_SECONDS = 0.3, 0.3, WITHIN
 def doing(): os.write(1, b"doing\\n")
 def hang():  # deaf: no signal's handler of Python's gets it out of here
   tell = doing
@@ -115,7 +115,7 @@ with preemption.after_steps() as stop:
   stop.reached()
   doing()
   while not stop.reached(): time.sleep(0.01)
-  stop.finish(lambda: telling.tell("saved", file=sys.stdout))
+  stop.finish(lambda: console.tell("saved", file=sys.stdout))
 """
 
 
@@ -123,7 +123,7 @@ def test_a_closed_terminal_is_heard_as_a_signal():
   """With SIGHUP's exit code, though nobody is left to read what is told at the end."""
   terminal, own = os.openpty()
   process = subprocess.Popen(
-    [sys.executable, "-S", "-c", program("from t2t.runtime import telling" + TERMINAL)],
+    [sys.executable, "-S", "-c", program("from t2t.runtime import console" + TERMINAL)],
     cwd=pathlib.Path(__file__).parents[1],
     **dict.fromkeys(("stdin", "stdout", "stderr"), own),
     start_new_session=True,
@@ -220,14 +220,14 @@ def test_a_loop_saves_and_stops(number):
 def test_a_cloud_tells_every_host():
   """That all are to stop is known from another when the signal comes here, too: it is no second one."""
   told = """
-      stop._watch.hear_of(agreement.Asked(agreement.STOP, signal.SIGTERM, "SIGTERM came to another"))
-      stop._agreement.ask(agreement.Asked(agreement.STOP, signal.SIGTERM, ""))
+      stop._watch.hear_of(sync_point.Asked(sync_point.STOP, signal.SIGTERM, "SIGTERM came to another"))
+      stop._agreement.ask(sync_point.Asked(sync_point.STOP, signal.SIGTERM, ""))
       doing()
       while not stop._watch._heard: time.sleep(0.001)
       time.sleep(0.1)
 """
   block = STEPS.replace("    if stop.reached", f"    if step == 1:{told}    if stop.reached")
-  code, said = run("from t2t.runtime import agreement" + block, signal.SIGTERM)
+  code, said = run("from t2t.runtime import sync_point" + block, signal.SIGTERM)
   assert code == 143 and "again" not in said and said.endswith("save at 1\nsaved\n")
 
 

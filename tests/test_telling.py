@@ -17,7 +17,7 @@ from t2t.runtime import console
 
 _TELLS = """
 import sys
-from t2t.runtime import telling
+from t2t.runtime import console
 sys.stdin.readline()  # the reader is gone
 for number in range(3): console.tell(f"step {number}")
 sys.exit(7)
@@ -54,7 +54,7 @@ ERROR += f"\n  to be pasted {'x ' * 60}"
 
 
 def told(stderr: int) -> None:
-  program = "import sys; from t2t.runtime import telling; console.told_of(sys.argv[1])"
+  program = "import sys; from t2t.runtime import console; console.told_of(sys.argv[1])"
   root = pathlib.Path(__file__).parents[1]
   assert subprocess.run([sys.executable, "-S", "-c", program, ERROR], cwd=root, stderr=stderr).returncode == 0
 

@@ -333,11 +333,11 @@ def _format(calls: str) -> str:
 
 
 def _metric(name: str) -> str:
-  return f"\n  from t2t import task_metrics\n  metric_fns=[task_metrics.{name}]"
+  return f"\n  from t2t.evaluation import task_metrics\n  metric_fns=[task_metrics.{name}]"
 
 
 def _answer(call: str) -> str:
-  return f"\n  from t2t.data import answers\n  postprocess_fn=postprocessors.{call}"
+  return f"\n  from t2t.data import postprocessors\n  postprocess_fn=postprocessors.{call}"
 
 
 def _function(name: str) -> str:
@@ -355,20 +355,20 @@ _FUNCTIONS = {
   "noise_span_to_sentinel": "objectives.corruption.infill",
   "noise_token_to_random_token": "objectives.masking.replace",
   "noise_token_to_random_token_or_sentinel": "objectives.masking.replace",
-  "drop_noise_tokens": "objectives.iid.drop",
-  "drop_nonnoise_tokens": "objectives.iid.drop",
+  "drop_noise_tokens": "objectives.iid_denoising.drop",
+  "drop_nonnoise_tokens": "objectives.iid_denoising.drop",
   "permute_noise_tokens": "objectives.corruption.shuffle",
   "sentinel_id": "vocabularies.sentinel_ids",
   "random_spans_helper": "objectives.corruption.span_lengths",
   "random_spans_tokens_length": "objectives.corruption.span_lengths",
   "random_spans_targets_length": "objectives.corruption.span_lengths",
-  "select_random_chunk": "objectives.pieces.random_chunk",
-  "single_example_select_random_chunk": "objectives.pieces.random_chunk",
-  "reduce_concat_tokens": "objectives.pieces.concatenate",
-  "split_tokens": "objectives.pieces.split",
-  "split_tokens_to_inputs_length": "objectives.pieces.split",
-  "split_tokens_to_targets_length": "objectives.pieces.split",
-  "concatenate_and_split_to_fixed_length": "objectives.pieces.cut",
+  "select_random_chunk": "objectives.chunking.random_chunk",
+  "single_example_select_random_chunk": "objectives.chunking.random_chunk",
+  "reduce_concat_tokens": "objectives.chunking.concatenate",
+  "split_tokens": "objectives.chunking.split",
+  "split_tokens_to_inputs_length": "objectives.chunking.split",
+  "split_tokens_to_targets_length": "objectives.chunking.split",
+  "concatenate_and_split_to_fixed_length": "objectives.chunking.cut",
 }
 _OBJECTIVES = {
   "span_corruption": "span_corruption",

@@ -17,7 +17,7 @@ from t2t.data.vocabularies.control_tokens import (
 from t2t.data.vocabularies.control_tokens import (
   count as count_control_tokens,
 )
-from t2t.data.vocabularies.special_ids import (
+from t2t.data.vocabularies.reserved_ids import (
   DOCS_SIZE,
   bos_id,
   check,

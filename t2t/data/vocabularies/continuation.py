@@ -5,7 +5,7 @@ import os
 
 import seqio
 
-from t2t.data.vocabularies import special_ids as ids_lib
+from t2t.data.vocabularies import reserved_ids as ids_lib
 
 _CONTEXT = 16  # ids before a continuation that are decoded with it
 _UNFINISHED = "\ufffd"  # how a part of a character is decoded

@@ -13,7 +13,7 @@ from sentencepiece import sentencepiece_model_pb2
 import seqio
 
 from t2t import UserError
-from t2t.data.vocabularies import special_ids, subwords, training
+from t2t.data.vocabularies import reserved_ids, subwords, training
 from t2t.runtime import cache_folder
 
 
@@ -25,7 +25,7 @@ def extend(lines: Sequence[str], *, given: str, size: int, output_dir: str | pat
 
   Args:
     lines: text.
-    given: the other vocabulary, as `special_ids.load` takes it: WordPiece or SentencePiece's unigram model.
+    given: the other vocabulary, as `reserved_ids.load` takes it: WordPiece or SentencePiece's unigram model.
     size: number of pieces, those of the other included.
     output_dir: local folder; made if it is not there.
 
@@ -35,7 +35,7 @@ def extend(lines: Sequence[str], *, given: str, size: int, output_dir: str | pat
   Raises:
     UserError: another kind of vocabulary, one that is as large already, or text that has not so many new pieces.
   """
-  vocabulary = special_ids.load(given, extra_ids=0)
+  vocabulary = reserved_ids.load(given, extra_ids=0)
   if kind_of(given) == "sentencepiece":
     proto = _proto(vocabulary)
     new = _new_pieces(lines, [each.piece for each in proto.pieces], _sentencepieces, size)
@@ -59,7 +59,7 @@ def kind_of(given: str) -> str:
   Raises:
     UserError: it is neither, and cannot be extended.
   """
-  vocabulary = special_ids.load(given, extra_ids=0)
+  vocabulary = reserved_ids.load(given, extra_ids=0)
   if isinstance(vocabulary, subwords.SubwordVocabulary) and vocabulary.files[0].suffix == ".txt":
     return "wordpiece"
   unigram = sentencepiece_model_pb2.TrainerSpec.UNIGRAM

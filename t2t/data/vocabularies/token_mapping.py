@@ -4,7 +4,7 @@ import collections
 
 import seqio
 
-from t2t.data.vocabularies import special_ids
+from t2t.data.vocabularies import reserved_ids
 
 
 def old_pieces(trained: seqio.Vocabulary, given: seqio.Vocabulary) -> list[list[int]]:
@@ -18,12 +18,12 @@ def old_pieces(trained: seqio.Vocabulary, given: seqio.Vocabulary) -> list[list[
 
   Source: Gee et al. 2022 (Fast Vocabulary Transfer), section 3.
   """
-  ours, theirs = (special_ids.token_texts(vocabulary, errors="surrogateescape") for vocabulary in (given, trained))
+  ours, theirs = (reserved_ids.token_texts(vocabulary, errors="surrogateescape") for vocabulary in (given, trained))
   # Several ids may have one text, and are told apart by their order.
   places: dict[str, collections.deque[int]] = collections.defaultdict(collections.deque)
   for old, text in enumerate(theirs):
     places[text].append(old)
-  special, unusable = special_ids.special_ids(given), special_ids.special_ids(trained)
+  special, unusable = reserved_ids.special_ids(given), reserved_ids.special_ids(trained)
   inner = {text: old for old, text in enumerate(theirs) if old not in unusable and text[:1].strip()}
   found = []
   for new, text in enumerate(ours):

@@ -7,7 +7,7 @@ from etils import epath
 import seqio
 
 from t2t import UserError
-from t2t.data.vocabularies import control_tokens, special_ids
+from t2t.data.vocabularies import control_tokens, reserved_ids
 from t2t.storage import vocabulary_files
 
 # Of the ids of a checkpoint's vocabulary so many may stand for other pieces where its embedding is taken: BERT's has
@@ -16,7 +16,7 @@ _OTHER_PIECES = 0.1
 
 
 def save(vocabulary: seqio.Vocabulary, folder: epath.Path) -> None:
-  """Copies a vocabulary's files to `folder`, next to the model; `special_ids.load` reads them.
+  """Copies a vocabulary's files to `folder`, next to the model; `reserved_ids.load` reads them.
 
   A vocabulary of the user's own class is left where it is.
   """
@@ -86,7 +86,7 @@ def check_same(trained: seqio.Vocabulary, given: seqio.Vocabulary, *, spec: str)
 
 def _difference(trained: seqio.Vocabulary, given: seqio.Vocabulary) -> str:
   """Returns a sentence on how the run's vocabulary differs from the checkpoint's; "" if it does not."""
-  ours, theirs = special_ids.token_texts(trained), special_ids.token_texts(given)
+  ours, theirs = reserved_ids.token_texts(trained), reserved_ids.token_texts(given)
   if ours == theirs:
     return ""
   at = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if len(set(pair)) > 1), None)
@@ -118,7 +118,7 @@ def check_saved(given: seqio.Vocabulary, folder: epath.Path, *, noted: str, spec
     return  # of an own class nothing is known, and a copy that somebody has changed is mended
   try:
     extra_ids = saved_extra_ids(folder)
-    kept = None if extra_ids is None else special_ids.load(str(folder), extra_ids=extra_ids)
+    kept = None if extra_ids is None else reserved_ids.load(str(folder), extra_ids=extra_ids)
   except UserError:
     if not noted:
       raise
@@ -156,7 +156,7 @@ def compare_start(trained: seqio.Vocabulary, given: seqio.Vocabulary, *, where: 
   difference = _difference(trained, given)
   if not difference:
     return ""
-  pairs = list(zip(special_ids.token_texts(trained), special_ids.token_texts(given), strict=False))
+  pairs = list(zip(reserved_ids.token_texts(trained), reserved_ids.token_texts(given), strict=False))
   others = sum(a != b for a, b in pairs)
   what = f"{where}: was trained with another vocabulary than the run's ({difference})"
   if others > _OTHER_PIECES * len(pairs):

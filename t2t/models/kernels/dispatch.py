@@ -2,9 +2,8 @@
 
 On TPUs these are splash attention, Pallas kernels that JAX ships, and where something is added to the logits by
 distance (T5), single probabilities are dropped, or rows have masks of their own, those of
-relative_bias_attention.py; on NVIDIA GPUs it is cuDNN's attention, or one in Triton if requested.  All compute the softmax
-in float32, block by block, and their backward passes compute the logits again (Dao et al.
-2022).
+relative_bias_attention.py; on NVIDIA GPUs it is cuDNN's attention, or one in Triton if requested.  All compute the
+softmax in float32, block by block; their backward passes compute the logits again (Dao et al. 2022).
 """
 
 from collections.abc import Mapping
