@@ -44,7 +44,7 @@ def measure(data: DataConfig, *, hosts: int, batch_size: int) -> dict[str, float
   host_rows = {host: {(host * per_host, (host + 1) * per_host)} for host in range(hosts)}
   number = batch_iterator.choose_num_streams(host_rows, batch_size=batch_size)
   plan = pipeline.plan(data, "encoder_decoder", pipeline.load_task(data), train=True, seed=0)
-  found = example_windows._sources(plan, number)[0]
+  found = example_windows.sources_of(plan, number)[0]
   sample = sorted({0, hosts // 2, hosts - 1})
   opens, distinct, seconds = [], [], []
   for host in sample:
