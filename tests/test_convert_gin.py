@@ -1,6 +1,7 @@
 """A T5X gin file and the t2t config made of it say the same, and what only one of them can say is told."""
 
 import pathlib
+import sys
 
 import pytest
 
@@ -109,6 +110,14 @@ def test_values_are_shown_as_they_were_written():
     ("A = @x(1)", "expected ')'"),
     ("A = f'{1}'", "mine.gin:1: not gin"),
     ("A = b'x'", "expected a string"),
+    ("A = rb'x'", "expected a string"),
+    ("A = 1\nB = -@x", "mine.gin:2: not gin: expected a number, found '@'"),
+    ("A = {@x: 2}", "a key that is a word or a number"),
+    ("A = {\n  'b': 1,\n  [2]: 3}", "mine.gin:3: not gin: expected a key that is a word or a number"),
+    ("b:\n  c = 1\n    d = 2", "mine.gin:3: not gin: expected a line that is not indented, found 'd'"),
+    ("A = 1\nB = " + "[" * 5_000 + "]" * 5_000, "mine.gin:2: not gin: '[' is inside of 100 others"),
+    ("from a import b.c", "expected the end of the line, found '.'"),
+    ("A = 'b'\na.b/c.d = 1", "mine.gin:2: not gin: Malformatted scope"),
     ("A = __import__('os').getcwd()", "expected a value, found '__import__'"),
     ("A = 1 + 1", "expected the end of the line, found '+'"),
     ("A = -x", "expected a number"),
@@ -124,6 +133,17 @@ def test_what_is_not_gin(text, words, tmp_path):
     gin.read(path)
   assert words in str(error.value)
   assert path in str(error.value)
+
+
+def test_nothing_is_executed(tmp_path, monkeypatch):
+  """A module that a file imports is named, and neither imported nor asked for a function."""
+  write(tmp_path, "registers_a_task.py", "raise AssertionError")
+  monkeypatch.syspath_prepend(tmp_path)
+  text = "import registers_a_task\nfrom registers_a_task import sub\nA = @registers_a_task.f()\nsub.g.x = %B\n"
+  found = gin.read(write(tmp_path, "mine.gin", text))
+  assert [each.module for each in found.imports] == ["registers_a_task", "registers_a_task.sub"]
+  assert found.macros["A"].value == Reference("registers_a_task.f", True)
+  assert "registers_a_task" not in sys.modules
 
 
 # ---- T5X's examples --------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from t2t.data.objectives import registry
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-FILES = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+FILES = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md"]
 name_of = lambda path: path.name
 
 

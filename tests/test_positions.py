@@ -11,6 +11,7 @@ import pytest
 import toy
 
 from t2t import UserError
+from t2t.configuration import schema
 from t2t.models import config as config_lib
 from t2t.models import layers
 from t2t.models.kernels import dispatch
@@ -108,6 +109,12 @@ def test_logits_of_each_row_run_on_no_kernel(content):
     bias = config.position_scheme.bias
     chosen = dispatch.choose(*shapes, "bfloat16", mask, platform=platform, bias=bias, compute_capability="9.0")
     assert str(chosen) == "plain (a bias of each row)"
+
+
+@pytest.mark.parametrize("name", config_lib.POSITIONS)
+def test_the_help_names_each_scheme(name):
+  """`t2t train --help model` and docs/config_keys.md have it from the comment beside the key."""
+  assert re.search(rf"\b{name} \(", schema.comments()["model.positions"])
 
 
 def test_a_scheme_that_there_is_not():

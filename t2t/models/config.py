@@ -157,8 +157,10 @@ class TransformerConfig:
   num_encoder_layers: int = 0  # 0 in decoder_only
   num_decoder_layers: int = 0  # 0 in encoder_only
   # What is known of positions
-  #: relative (a learned bias, T5), alibi (a bias that falls with the distance), rotary (RoFormer) or learned (a table
-  #: of max_length rows)
+  #: relative (a learned bias, T5),
+  #: alibi (a bias that falls with the distance),
+  #: rotary (RoFormer)
+  #: or learned (a table of max_length rows)
   positions: str = "relative"
   relative_position_buckets: int = 32  # of distances, which have a learned bias each
   relative_position_max_distance: int = 128  # positions; all that lie further share the last bucket

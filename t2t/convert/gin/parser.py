@@ -1,4 +1,4 @@
-"""The grammar of gin files: bindings, macros, includes and imports, as T5X's configs have them. Nothing is executed.
+"""Statements of gin files, by gin-config's own parser: bindings, macros, includes and imports. Nothing is executed.
 
 include 't5x/examples/t5/t5_1_1/base.gin'
 from t5x import utils
@@ -9,18 +9,32 @@ train/utils.DatasetConfig:
 trainer.Trainer.learning_rate_fn = @utils.create_learning_rate_scheduler()
 """
 
-import ast
-from collections.abc import Iterator
+from collections.abc import Sequence
 import dataclasses
 import io
+import re
 import tokenize
 from typing import Any
 
+from gin import config_parser
+
 from t2t import UserError
 
-_CONSTANTS = {"True": True, "False": False, "None": None}
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 _LAYOUT = (tokenize.COMMENT, tokenize.NL)
+# The parser calls itself for each bracket inside of another.
+_MAX_DEPTH = 100
+# A message of gin-config -> what was expected.
+_EXPECTED = {
+  r"Unable to parse value|Failed to parse token": "a value",
+  r"Expected ',' or": "','",
+  r"Expected '(.)'": r"'\1'",
+  r"Expected 'import'": "'import'",
+  r"Expected newline": "the end of the line",
+  r"Expected file path": "the name of a file after include",
+  r"Couldn't parse statement": "'='",
+  r"Unexpected token|Invalid identifier": "a name",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +117,9 @@ def show(value: Any) -> str:
 
 
 def parse(text: str, file: str) -> list[Statement]:
-  """The statements of a gin file, in its order.
+  """Returns the statements of a gin file, in the order of the file.
+
+  gin-config returns statements as records, and `gin.parse_config` executes them; only the former is called here.
 
   Args:
     text: of the file.
@@ -112,187 +128,94 @@ def parse(text: str, file: str) -> list[Statement]:
   Raises:
     UserError: it is not gin; says where.
   """
+  _check_tokens(text, file)
+  statements: list[Statement] = []
+  parser = config_parser.ConfigParser(text, _Delegate())
+  try:
+    for statement in parser:
+      location = Location(file, statement.location.line_num)
+      if isinstance(statement, config_parser.BindingStatement):
+        # The name of a macro is a selector without a parameter.
+        function, parameter = (
+          (statement.selector, statement.arg_name) if statement.arg_name else ("", statement.selector)
+        )
+        statements.append(Binding(statement.scope, function, parameter, statement.value, location))
+      elif isinstance(statement, config_parser.IncludeStatement):
+        statements.append(Include(statement.filename, location))
+      elif isinstance(statement, config_parser.ImportStatement):
+        statements.append(Import(statement.module, location))
+  except SyntaxError as error:
+    for pattern, expected in _EXPECTED.items():
+      if match := re.search(pattern, error.msg):
+        raise _wrong(file, parser.current_token, match.expand(expected)) from error
+    raise UserError(f"{Location(file, error.lineno)}: not gin: {error.msg}") from error
+  return statements
+
+
+class _Delegate(config_parser.ParserDelegate):
+  """Records references and macros, and looks up neither."""
+
+  def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
+    """Returns the record of @NAME or @NAME()."""
+    return Reference(scoped_configurable_name, evaluate)
+
+  def macro(self, macro_name: str) -> Macro:
+    """Returns the record of %NAME."""
+    return Macro(macro_name)
+
+
+def _wrong(file: str, token: tokenize.TokenInfo, expected: str) -> UserError:
+  found = token.string.strip() or "the end of the line"
+  return UserError(f"{Location(file, token.start[0])}: not gin: expected {expected}, found {found!r}")
+
+
+def _check_tokens(text: str, file: str) -> None:
+  """Refuses what gin-config does not locate, does not bound, or reads as something else.
+
+  Raises:
+    UserError: says where.
+  """
   tokens: list[tokenize.TokenInfo] = []
   try:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
       tokens += [] if token.type in _LAYOUT else [token]
-    _check_brackets(tokens, file)
+    _check(tokens, file)
   except (tokenize.TokenError, SyntaxError) as error:
-    _check_brackets(tokens, file)  # Python says where the file ends, and not what is open
+    _check(tokens, file)  # Python says where the file ends, and not what is open
     line = error.args[1][0] if isinstance(error, tokenize.TokenError) else error.lineno
     raise UserError(f"{Location(file, line)}: not gin: {error.args[0]}") from error
-  return list(_Parser(tokens, file).statements())
 
 
-def _check_brackets(tokens: list[tokenize.TokenInfo], file: str) -> None:
-  """Each is closed by its own."""
+def _check(tokens: Sequence[tokenize.TokenInfo], file: str) -> None:
   opened: list[tokenize.TokenInfo] = []
-  for token in tokens:
-    if token.type != tokenize.OP:
-      continue
+  for number, token in enumerate(tokens):
     where = f"{Location(file, token.start[0])}: not gin: {token.string!r}"
-    if token.string in _CLOSING:
+    if token.type == tokenize.OP and token.string in _CLOSING:
       opened.append(token)
-    elif token.string in _CLOSING.values():
+      if len(opened) > _MAX_DEPTH:
+        raise UserError(f"{where} is inside of {_MAX_DEPTH} others")
+    elif token.type == tokenize.OP and token.string in _CLOSING.values():
       if not opened:
         raise UserError(f"{where} closes nothing")
       if _CLOSING[(last := opened.pop()).string] != token.string:
         raise UserError(f"{where} closes {last.string!r} of line {last.start[0]}")
+    if number + 1 == len(tokens):
+      continue
+    following = tokens[number + 1]
+    if token.string in ("{", ",") and opened and opened[-1].string == "{" and not _is_key(following):
+      raise _wrong(file, following, "a key that is a word or a number")
+    if token.type == tokenize.STRING and re.match(r"\w*[bBfF]", token.string):
+      raise _wrong(file, token, "a string")
+    if token.string == "-" and following.type != tokenize.NUMBER:  # gin-config drops the sign of -@name
+      raise _wrong(file, following, "a number")
+    begins_block = token.type == tokenize.NEWLINE and tokens[number - 1].string == ":"
+    if begins_block and following.type != tokenize.INDENT:
+      raise _wrong(file, following, f"indented parameters of {tokens[number - 1].line.partition(':')[0].strip()}")
+    if token.type == tokenize.INDENT and (number < 2 or tokens[number - 2].string != ":"):
+      raise _wrong(file, following, "a line that is not indented")  # gin-config reads it as if it were not
   if opened:
     raise UserError(f"{Location(file, opened[0].start[0])}: not gin: {opened[0].string!r} is not closed")
 
 
-class _Parser:
-  """Reads tokens from the first to the last."""
-
-  def __init__(self, tokens: list[tokenize.TokenInfo], file: str):
-    self.tokens = tokens
-    self.file = file
-    self.at = 0
-
-  @property
-  def token(self) -> tokenize.TokenInfo:
-    return self.tokens[self.at]
-
-  @property
-  def location(self) -> Location:
-    return Location(self.file, self.token.start[0])
-
-  def _next(self) -> str:
-    self.at += 1
-    return self.tokens[self.at - 1].string
-
-  def _wrong(self, wanted: str) -> UserError:
-    found = self.token.string.strip() or "the end of the line"
-    return UserError(f"{self.location}: not gin: expected {wanted}, found {found!r}")
-
-  def _expect(self, text: str) -> None:
-    if self.token.string != text:
-      raise self._wrong(repr(text))
-    self._next()
-
-  def _end_of_line(self) -> None:
-    if self.token.type not in (tokenize.NEWLINE, tokenize.ENDMARKER):
-      raise self._wrong("the end of the line")
-    self._next()
-
-  def _name(self) -> str:
-    """scope/scope/module.function, as one."""
-    parts = []
-    while True:
-      if self.token.type != tokenize.NAME:
-        raise self._wrong("a name")
-      parts.append(self._next())
-      if self.token.string not in (".", "/"):
-        return "".join(parts)
-      parts.append(self._next())
-
-  def statements(self) -> Iterator[Statement]:
-    """All of them."""
-    while self.token.type != tokenize.ENDMARKER:
-      if self.token.string in ("include", "import", "from"):
-        yield self._directive()
-      else:
-        yield from self._bindings()
-
-  def _directive(self) -> Include | Import:
-    location, word = self.location, self._next()
-    if word == "include":
-      path = self._value()
-      if not isinstance(path, str):
-        raise UserError(f"{location}: not gin: expected the name of a file after include")
-      self._end_of_line()
-      return Include(path, location)
-    module = self._name()
-    if word == "from":
-      self._expect("import")
-      module = f"{module}.{self._name()}"
-    if self.token.string == "as":
-      self._next()
-      self._name()
-    self._end_of_line()
-    return Import(module, location)
-
-  def _bindings(self) -> Iterator[Binding]:
-    location, name = self.location, self._name()
-    scope, _, selector = name.rpartition("/")
-    if self.token.string != ":":
-      function, _, parameter = selector.rpartition(".")
-      yield self._binding(scope, function, parameter, location)
-      return
-    self._next()
-    self._end_of_line()
-    if self.token.type != tokenize.INDENT:
-      raise self._wrong(f"indented parameters of {name}")
-    self._next()
-    while self.token.type != tokenize.DEDENT:
-      location = self.location
-      yield self._binding(scope, selector, self._name(), location)
-    self._next()
-
-  def _binding(self, scope: str, function: str, parameter: str, location: Location) -> Binding:
-    self._expect("=")
-    value = self._value()
-    self._end_of_line()
-    return Binding(scope, function, parameter, value, location)
-
-  def _value(self) -> Any:
-    text, kind = self.token.string, self.token.type
-    if text in ("@", "%"):
-      self._next()
-      name = self._name()
-      if text == "%":
-        return Macro(name)
-      called = self.token.string == "("
-      if called:
-        self._next()
-        self._expect(")")
-      return Reference(name, called)
-    if text in _CLOSING:
-      return self._container(text)
-    if text in _CONSTANTS:
-      return _CONSTANTS[self._next()]
-    literal = "-" if text == "-" and self._next() else ""
-    if literal or kind == tokenize.NUMBER:
-      if self.token.type != tokenize.NUMBER:
-        raise self._wrong("a number")
-      return ast.literal_eval(literal + self._next())
-    if kind != tokenize.STRING:
-      raise self._wrong("a value")
-    words = []
-    while self.token.type == tokenize.STRING:
-      # As in Python, strings in a row are one; f-strings, which would be code, are no STRING or no literal.
-      words.append(self._string())
-    return "".join(words)
-
-  def _string(self) -> str:
-    try:
-      found = ast.literal_eval(self.token.string)
-    except (ValueError, SyntaxError):
-      found = None
-    if not isinstance(found, str):
-      raise self._wrong("a string")
-    self._next()
-    return found
-
-  def _container(self, opening: str) -> list | tuple | dict | Any:
-    self._next()
-    items, commas = [], 0
-    while self.token.string != _CLOSING[opening]:
-      item = self._value()
-      if opening == "{":
-        if not isinstance(item, str | int | float):
-          raise self._wrong("a key that is a word or a number")
-        self._expect(":")
-        item = (item, self._value())
-      items.append(item)
-      if self.token.string != _CLOSING[opening]:
-        self._expect(",")
-        commas += 1
-    self._next()
-    if opening == "{":
-      return dict(items)
-    if opening == "[":
-      return items
-    # (x) is x.
-    return items[0] if len(items) == 1 and not commas else tuple(items)
+def _is_key(token: tokenize.TokenInfo) -> bool:
+  return token.type in (tokenize.STRING, tokenize.NUMBER) or token.string in ("-", "True", "False", "}")
