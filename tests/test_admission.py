@@ -1,5 +1,6 @@
 """Who may ask the page's server, how much, and for how long; a model would only make these tests slow."""
 
+import collections
 import contextlib
 import json
 import os
@@ -12,8 +13,9 @@ import pytest
 import test_server
 
 from t2t import UserError
-from t2t.inference import admission, decoding, endpoints, server, text_predictor
+from t2t.inference import decoding
 from t2t.runtime import preemption
+from t2t.serving import admission, app, connection, routes, server, text_predictor
 
 ask = test_server.ask
 ASKED = {"inputs": "a"}
@@ -33,8 +35,8 @@ class Counting:
     return text_predictor.parse(body)
 
   def endpoints(self):
-    whole = endpoints.Endpoint("Counts.", self.parse, self.generate, {}, form=lambda _: endpoints.WHOLE)
-    return {"/generate": endpoints.Endpoint("Counts.", self.parse, self.generate, {}), "/v1/whole": whole}
+    whole = routes.Endpoint("Counts.", self.parse, self.generate, {}, form=lambda _: routes.WHOLE)
+    return {"/generate": routes.Endpoint("Counts.", self.parse, self.generate, {}), "/v1/whole": whole}
 
   def generate(self, request):
     try:
@@ -45,22 +47,14 @@ class Counting:
       self.left.set()
 
 
-@contextlib.contextmanager
 def running(service, *, host="127.0.0.1"):
-  with server.make_server(service, host=host, port=0) as found:
-    thread = threading.Thread(target=found.serve_forever, args=(0.05,))
-    thread.start()
-    try:
-      yield found
-    finally:
-      found.shutdown()
-      thread.join()
+  return server.make_server(service, host=host, port=0)
 
 
 def send(port: int, content: bytes) -> socket.socket:
-  connection = socket.create_connection(("127.0.0.1", port), timeout=30)
-  connection.sendall(content)
-  return connection
+  client = socket.create_connection(("127.0.0.1", port), timeout=30)
+  client.sendall(content)
+  return client
 
 
 POST = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -142,8 +136,8 @@ def test_texts_are_bounded():
 )
 def test_lengths_that_are_none(length, status, capfd):
   """Refused in a sentence, and no traceback anywhere."""
-  with running(Counting()) as found, send(found.server_port, POST + length + b"\r\n\r\n") as connection:
-    assert b" %d " % status in connection.recv(100)
+  with running(Counting()) as found, send(found.server_port, POST + length + b"\r\n\r\n") as client:
+    assert b" %d " % status in client.recv(100)
   assert capfd.readouterr().err == ""
 
 
@@ -158,18 +152,20 @@ def test_temperatures(monkeypatch):
 
 def test_connections_and_requests_are_bounded(monkeypatch):
   """One too many is told to come again; when others have gone, it is answered."""
-  monkeypatch.setattr(server, "_MAX_CONNECTIONS", 3)
-  monkeypatch.setattr(server, "_MAX_REQUESTS", 1)
+  monkeypatch.setattr(connection, "MAX_CONNECTIONS", 3)
+  monkeypatch.setattr(app, "MAX_REQUESTS", 1)
   service = Counting()
   service.goes_on.clear()
   with running(service) as found, send(found.server_port, WHOLE) as first:
     assert b"200" in first.recv(100)
     status, headers, _ = ask(found.server_port, "POST", "/generate", ASKED)
     assert status == 503 and headers["Retry-After"]
-    while found._connections._value < 2:  # until the server has let go of it, or it would refuse one of the next
+    while (
+      len(found.server_state.connections) > 1
+    ):  # until the server has let go of it, or it would refuse one of the next
       time.sleep(0.01)
     idle = [send(found.server_port, head) for head in (b"GET", POST + b"Content-Length: 15\r\n\r\n{")]
-    while found._connections._value:  # until the server has taken both
+    while len(found.server_state.connections) < 3:  # until the server has taken both
       time.sleep(0.01)
     assert ask(found.server_port, "GET", "/about")[0] == 503
     for each in idle:
@@ -184,44 +180,97 @@ def test_connections_and_requests_are_bounded(monkeypatch):
     assert status == 200
 
 
+def test_many_clients_at_once():
+  """200 clients: each is answered whole or told to come again, the limits say how many, and none keeps a place."""
+  service = Counting()
+  service.goes_on.clear()
+  answers = collections.Counter()
+
+  def client(path):
+    try:
+      status, headers, content = ask(found.server_port, "POST", path, ASKED)
+    except ConnectionError:  # who is refused may be hung up on before all is sent
+      status, headers, content = 503, {"Retry-After": "2"}, b""
+    whole = json.loads(content.splitlines()[-1])["tokens"] == 2 if status == 200 else headers["Retry-After"]
+    answers[status, bool(whole)] += 1
+    if answers[503, True] >= 200 - app.MAX_REQUESTS:  # all others wait
+      service.goes_on.set()
+
+  with running(service) as found:
+    paths = ("/generate", "/v1/whole")
+    threads = [threading.Thread(target=client, args=(paths[number % 2],)) for number in range(200)]
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join(60)
+    assert answers == {(200, True): app.MAX_REQUESTS, (503, True): 200 - app.MAX_REQUESTS}
+    assert ask(found.server_port, "POST", "/generate", ASKED)[0] == 200
+    assert found.application.wait_for_answers(30.0) == 0  # a place is freed behind the last byte
+
+
 # ---- How long --------------------------------------------------------------------------------------------------------
 
 
 def test_a_request_must_come_in_time(monkeypatch):
   """However often it sends a byte: a head that does not end is cut off, a body is told so."""
-  monkeypatch.setattr(server, "_READ_SECONDS", 0.3)
+  monkeypatch.setattr(connection, "READ_SECONDS", 0.3)
   with running(Counting()) as found:
-    with send(found.server_port, b"GET / HT") as connection:
+    with send(found.server_port, b"GET / HT") as client:
       received, started = None, time.monotonic()
       with contextlib.suppress(ConnectionError):
         while received != b"" and time.monotonic() < started + 20:
-          connection.settimeout(0.1)
+          client.settimeout(0.1)
           with contextlib.suppress(TimeoutError):
-            received = connection.recv(100)
-          connection.sendall(b"T")
+            received = client.recv(100)
+          client.sendall(b"T")
       assert time.monotonic() < started + 20
-    with send(found.server_port, POST + b"Content-Length: 15\r\n\r\n{") as connection:
-      assert b"408" in connection.recv(100)
+    with send(found.server_port, POST + b"Content-Length: 15\r\n\r\n{") as client:
+      assert b"408" in client.recv(100)
+
+
+def test_slow_clients_block_nobody():
+  """A hundred that send a byte now and then, in their heads or bodies, while others are answered at once."""
+  stopped = threading.Event()
+  head = POST + b"Content-Length: 1000\r\n\r\n{"
+
+  def dribble(clients):
+    while not stopped.wait(0.05):
+      for client in clients:
+        client.sendall(b" ")
+
+  with running(Counting()) as found, contextlib.ExitStack() as stack:
+    slow = [stack.enter_context(send(found.server_port, each)) for each in (b"GET / HTTP/1.1\r\nX: ", head) * 50]
+    thread = threading.Thread(target=dribble, args=(slow,))
+    thread.start()
+    started = time.monotonic()
+    try:
+      for path in ("/generate", "/v1/whole") * 10:
+        assert ask(found.server_port, "POST", path, ASKED)[0] == 200
+    finally:
+      stopped.set()
+      thread.join()
+    assert time.monotonic() < started + connection.READ_SECONDS / 2
+    assert len(found.server_state.connections) >= len(slow)
 
 
 @pytest.mark.parametrize("leaves", [True, False])
 def test_who_leaves_or_does_not_read_frees_the_model(leaves, monkeypatch):
-  monkeypatch.setattr(server, "_WRITE_SECONDS", 0.3)
+  monkeypatch.setattr(connection, "WRITE_SECONDS", 0.3)
   service = Counting(number=10**9)
-  with running(service) as found, send(found.server_port, WHOLE) as connection:
-    assert b"200" in connection.recv(100)
+  with running(service) as found, send(found.server_port, WHOLE) as client:
+    assert b"200" in client.recv(100)
     if leaves:
-      connection.close()
+      client.close()
     assert service.left.wait(30)
 
 
 def test_who_waits_for_a_whole_answer_and_leaves_frees_the_model():
   """Though nothing is written to them that would show it."""
   service = Counting(number=10**9)
-  with running(service) as found, send(found.server_port, WHOLE.replace(b"/generate", b"/v1/whole")) as connection:
-    while found.places._value == server._MAX_REQUESTS:  # until it is being answered
+  with running(service) as found, send(found.server_port, WHOLE.replace(b"/generate", b"/v1/whole")) as client:
+    while found.application.places._value == app.MAX_REQUESTS:  # until it is being answered
       time.sleep(0.01)
-    connection.close()
+    client.close()
     assert service.left.wait(30)
 
 
@@ -230,10 +279,10 @@ def test_whole_answers_have_the_guards_of_all():
   with running(Counting()) as found:
     status, headers, content = ask(found.server_port, "POST", "/v1/whole", ASKED)
     assert status == 200 and headers["Content-Type"] == "application/json" and json.loads(content)["tokens"] == 2
-    found.cutting = True
+    found.application.cutting = True
     status, headers, content = ask(found.server_port, "POST", "/v1/whole", ASKED)
     assert status == 503 and headers["Retry-After"] and "has ended" in json.loads(content)["error"]["message"]
-    found.ending = True
+    found.application.ending = True
     assert ask(found.server_port, "POST", "/v1/whole", ASKED)[0] == 503
   with running(Counting(), host="0.0.0.0") as found:
     for method, path in (("POST", "/v1/whole"), ("GET", "/v1/models")):
@@ -262,7 +311,7 @@ def test_what_goes_wrong_in_a_whole_answer_is_said(capfd):
 @pytest.mark.parametrize("in_time", [True, False])
 def test_who_has_asked_is_answered_before_the_end(in_time, number, capsys, monkeypatch):
   """Or told, where that takes too long; who comes later is refused, and the exit code is the signal's."""
-  monkeypatch.setattr(server, "_END_SECONDS", 60.0 if in_time else 0.2)
+  monkeypatch.setattr(app, "END_SECONDS", 60.0 if in_time else 0.2)
   service, found = Counting(number=3 if in_time else 10**9), []
   service.goes_on.clear()
 
@@ -270,14 +319,14 @@ def test_who_has_asked_is_answered_before_the_end(in_time, number, capsys, monke
     while "http://" not in (said := capsys.readouterr().out):
       time.sleep(0.01)
     port = int(said.split(":")[2].split("/")[0])
-    connection = send(port, WHOLE)
-    connection.recv(100)
+    sender = send(port, WHOLE)
+    sender.recv(100)
     os.kill(os.getpid(), number)
     with contextlib.suppress(ConnectionError):  # one that had not been accepted when the port closed is reset
       while True:
         socket.create_connection(("127.0.0.1", port)).close()
     service.goes_on.set()
-    while block := connection.recv(1_000_000):
+    while block := sender.recv(1_000_000):
       found.append(block)
 
   thread = threading.Thread(target=client)

@@ -11,7 +11,8 @@ import trained
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained, select_task
-from t2t.inference import decoding, engine, text_predictor
+from t2t.inference import decoding
+from t2t.serving import engine, text_predictor
 
 module = test_evaluate.module  # the fixture
 

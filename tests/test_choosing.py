@@ -8,7 +8,8 @@ from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import multi_adapter, pretrained
 from t2t.data import tables
-from t2t.inference import decoding, engine, text_predictor
+from t2t.inference import decoding
+from t2t.serving import engine, text_predictor
 
 LORA = ("--config.lora.rank=2", "--config.lora.targets=attention/,mlp/")
 NARROW = ("--config.lora.rank=1", "--config.lora.targets=attention/")

@@ -86,7 +86,7 @@ OPTIONAL = (
     "planning",
     "reports.comparison",
     "launch",
-    "inference.server",
+    "serving",
     "evaluation.evaluate",
     "training.estimate_fisher",
   ),

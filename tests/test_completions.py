@@ -4,7 +4,6 @@ import contextlib
 import functools
 import json
 import shutil
-import threading
 
 import numpy as np
 import pytest
@@ -16,7 +15,8 @@ from t2t import __main__ as command
 from t2t.checkpoints import pretrained, tensor_writer
 from t2t.data import tables
 from t2t.data.vocabularies import training
-from t2t.inference import completions, decoding, engine, prompt_builder, server, text_predictor, token_logprobs
+from t2t.inference import decoding, prompt_builder, token_logprobs
+from t2t.serving import engine, openai_api, server, text_predictor
 
 ask = test_server.ask
 KINDS = ["encoder_decoder", "decoder_only"]
@@ -30,15 +30,9 @@ def loaded(architecture: str):
 @pytest.fixture(scope="module")
 def ports():
   """Architecture -> of a server with such a model."""
-  running = {kind: server.make_server(test_server.service(kind), host="127.0.0.1", port=0) for kind in KINDS}
-  threads = [threading.Thread(target=each.serve_forever) for each in running.values()]
-  for thread in threads:
-    thread.start()
-  yield {kind: each.server_port for kind, each in running.items()}
-  for each, thread in zip(running.values(), threads, strict=True):
-    each.shutdown()
-    thread.join()
-    each.server_close()
+  with contextlib.ExitStack() as stack:
+    start = lambda kind: server.make_server(test_server.service(kind), host="127.0.0.1", port=0)
+    yield {kind: stack.enter_context(start(kind)).server_port for kind in KINDS}
 
 
 def complete(port: int, **request) -> dict:
@@ -264,9 +258,6 @@ def tuned(tmp_path_factory):
       ends, defaults = prompt_builder.ends_prompts(source)[0], decoding.DecodeConfig(max_length=6)
       model = text_predictor.Writer(engine.Ready(source, ends_prompts=ends), defaults=defaults)
       running = stack.enter_context(server.make_server(model, host="127.0.0.1", port=0))
-      thread = threading.Thread(target=running.serve_forever)
-      thread.start()
-      stack.callback(lambda running=running, thread=thread: (running.shutdown(), thread.join()))
       found[kind] = workdir, running.server_port
     yield found
 
@@ -360,11 +351,23 @@ def test_a_stream_may_end_in_usage(ports):
   assert others and all(x["usage"] is None and x["choices"] for x in others)
 
 
+def test_openais_own_client(ports):
+  """Reads a text, a stream of it, the models and an error, where it is installed."""
+  openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
+  with openai.OpenAI(base_url=f"http://127.0.0.1:{ports['decoder_only']}/v1", api_key="none", max_retries=0) as client:
+    asked = {"model": client.models.list().data[0].id, "prompt": "quick", "max_tokens": 6, "temperature": 0}
+    whole = client.completions.create(**asked)
+    pieces = [piece.choices[0].text for piece in client.completions.create(**asked, stream=True)]
+    assert whole.choices[0].text == "".join(pieces) and whole.usage.completion_tokens
+    with pytest.raises(openai.NotFoundError, match="there is no 'other'"):
+      client.completions.create(**asked | {"model": "other"})
+
+
 def test_what_a_stream_holds_back():
   """Halves of characters, and what may yet become what stops a text."""
-  assert completions._held_back("ab\ufffd", ()) == 1
-  assert completions._held_back("the en", ("end", "x")) == 2
-  assert completions._held_back("the", ("end",)) == 1 and completions._held_back("th", ("end",)) == 0
+  assert openai_api._held_back("ab\ufffd", ()) == 1
+  assert openai_api._held_back("the en", ("end", "x")) == 2
+  assert openai_api._held_back("the", ("end",)) == 1 and openai_api._held_back("th", ("end",)) == 0
 
 
 def test_long_texts_are_told_one_by_one(monkeypatch):
@@ -582,4 +585,4 @@ def test_a_map_of_attention(kind, ports):
 
 
 def test_no_more_is_offered_than_there_is_room_for():
-  assert max(field.most for field in completions.FIELDS if field.name == "max_tokens") == engine.MAX_LENGTH
+  assert max(field.most for field in openai_api.FIELDS if field.name == "max_tokens") == engine.MAX_LENGTH

@@ -1,6 +1,7 @@
 """The whole command: every line once and in order, however often the run is killed, and what it refuses."""
 
 import dataclasses
+import importlib.util
 import io
 import json
 import os
@@ -389,6 +390,15 @@ BAD = {
   "output in a bucket": (lambda t: ["--output", "gs://bucket/out.jsonl"], ["gs://bucket/out.jsonl", "local file"]),
   "output is a folder": (lambda t: ["--output", t], ["cannot be written"]),
 }
+
+
+def test_the_server_needs_its_extra(monkeypatch, capsys):
+  """Said before the checkpoint is read."""
+  find = importlib.util.find_spec
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "starlette" else find(name))
+  assert command.main(["infer", "--checkpoint", "no/such/folder", "--server"]) == 2
+  said = capsys.readouterr().err
+  assert 't2t infer --server needs Starlette and uvicorn: pip install "t2t-jax[serve]"' in said
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import threading
 
 import hypothesis
 from hypothesis import strategies as st
@@ -12,7 +11,7 @@ import test_server
 import trained
 
 from t2t import UserError
-from t2t.inference import fields, openapi, server
+from t2t.serving import openapi, request_schema, server
 
 ask = test_server.ask
 
@@ -132,14 +131,8 @@ def test_a_request_is_taken_if_its_schema_says_so(name):
 def test_the_document_over_http():
   """OpenAPI 3.1 with every path, and by the validator of JSON Schema, where one is installed, no schema is wrong."""
   with server.make_server(test_server.service("encoder_decoder"), host="127.0.0.1", port=0) as running:
-    thread = threading.Thread(target=running.serve_forever)
-    thread.start()
-    try:
-      status, _, content = ask(running.server_port, "GET", "/schema.json")
-      refused = ask(running.server_port, "GET", "/schema.json", Host="evil.example")[0]
-    finally:
-      running.shutdown()
-      thread.join()
+    status, _, content = ask(running.server_port, "GET", "/schema.json")
+    refused = ask(running.server_port, "GET", "/schema.json", Host="evil.example")[0]
   document = json.loads(content)
   assert status == 200 and refused == 403 and document["openapi"] == "3.1.0"
   assert set(document["paths"]) == {
@@ -157,8 +150,8 @@ def test_the_document_over_http():
 
 def test_a_whole_number_may_be_written_with_a_point():
   """As JSON Schema has it; a boolean is none."""
-  number = fields.Field("number", "integer", "", 1, 9)
+  number = request_schema.Field("number", "integer", "", 1, 9)
   assert number.check(4.0) == 4 and isinstance(number.check(4.0), int)
   for wrong in (4.5, True, "4", float("nan"), float("inf"), 10**400):
-    with pytest.raises(fields.FieldError, match="number: is "):
+    with pytest.raises(request_schema.FieldError, match="number: is "):
       number.check(wrong)

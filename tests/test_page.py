@@ -1,7 +1,6 @@
 """The page of the server in a real browser: by keyboard alone, narrow and dark, read as a screen reader does."""
 
 import contextlib
-import threading
 
 import browser
 import pytest
@@ -9,20 +8,14 @@ import test_served
 import test_server
 import trained
 
-from t2t.inference import server
+from t2t.serving import server
 
 
 @contextlib.contextmanager
 def served(service):
   """The address of a page, while it is served."""
   with server.make_server(service, host="127.0.0.1", port=0) as running:
-    thread = threading.Thread(target=running.serve_forever)
-    thread.start()
-    try:
-      yield f"http://127.0.0.1:{running.server_port}/"
-    finally:
-      running.shutdown()
-      thread.join()
+    yield f"http://127.0.0.1:{running.server_port}/"
 
 
 @pytest.fixture(scope="module")

@@ -67,6 +67,7 @@ FLOORS = (
   "convert",
   "checkpoints",
   "inference",
+  "serving",
   "evaluation",
   "api",
   "api.loaded_model",

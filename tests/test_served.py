@@ -4,7 +4,6 @@ import functools
 import json
 import pathlib
 import re
-import threading
 
 import pytest
 import test_infer_answers
@@ -15,12 +14,13 @@ from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
 from t2t.commands import infer
-from t2t.inference import head_predictor, served, server, text_generation
+from t2t.inference import head_predictor, text_generation
+from t2t.serving import html_page, model_service, server
 
 several = test_infer_answers.several  # the fixture
 
 
-def service(checkpoint, *options) -> served.Asker:
+def service(checkpoint, *options) -> model_service.Asker:
   """As the command makes it."""
   parsed = infer._parser().parse_args(["--checkpoint", str(checkpoint), "--server", *options])
   return infer._service(
@@ -64,17 +64,11 @@ def test_blanks_are_filled_over_http(tmp_path):
   checkpoint = trained.workdir("encoder_only")
   asker = service(checkpoint, "--top=4")
   with server.make_server(asker, host="127.0.0.1", port=0) as running:
-    thread = threading.Thread(target=running.serve_forever)
-    thread.start()
-    try:
-      ask = functools.partial(test_server.ask, running.server_port, "POST", "/generate")
-      about = json.loads(test_server.ask(running.server_port, "GET", "/about")[2])
-      filled = [json.loads(line) for line in ask({"inputs": "the [MASK] fox" + "x" * 50})[2].splitlines()]
-      without = [json.loads(line) for line in ask({"inputs": "the fox"})[2].splitlines()]
-      status, _, refused = ask({"inputs": "the fox", "beam": 3})
-    finally:
-      running.shutdown()
-      thread.join()
+    ask = functools.partial(test_server.ask, running.server_port, "POST", "/generate")
+    about = json.loads(test_server.ask(running.server_port, "GET", "/about")[2])
+    filled = [json.loads(line) for line in ask({"inputs": "the [MASK] fox" + "x" * 50})[2].splitlines()]
+    without = [json.loads(line) for line in ask({"inputs": "the fox"})[2].splitlines()]
+    status, _, refused = ask({"inputs": "the fox", "beam": 3})
   assert about["asks"] == "fill" and not about["pairs"]
   assert filled[0] == {"cut": 12} and len(filled[-1]["fillings"][0]) == 4 and filled[-1]["tokens"] == 48
   expected = row(checkpoint, {"inputs": "the [MASK] fox" + "x" * 50}, tmp_path, "--top=4")
@@ -102,11 +96,11 @@ def test_a_bad_request_says_why(body, message, several):
 
 
 @functools.cache
-def _choice(checkpoint) -> served.Asker:
+def _choice(checkpoint) -> model_service.Asker:
   return service(checkpoint, "--head=copa")
 
 
 def test_the_page_shows_every_kind_of_answer():
   """What it can be told that a model is asked stands in its table."""
-  table = server.page()[0].decode().partition("const WAYS = {")[2].partition("\n};")[0]
+  table = html_page.page()[0].decode().partition("const WAYS = {")[2].partition("\n};")[0]
   assert set(re.findall(r"^  (\w+): \{", table, re.MULTILINE)) == {"write", "fill", *head_predictor.KINDS}

@@ -7,6 +7,7 @@ import argparse
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
+import importlib.util
 import sys
 
 from absl import logging
@@ -24,22 +25,18 @@ from t2t.inference import (
   batch_inference,
   classification,
   decoding,
-  endpoints,
-  engine,
   fill_mask,
   jsonl_io,
   predictor,
   prompt_builder,
   ranking,
-  served,
-  server,
   table_inputs,
   table_output,
   text_generation,
-  text_predictor,
   token_classify,
 )
 from t2t.runtime import hosts, memory, numeric
+from t2t.serving import engine, model_service, routes, text_predictor
 
 _MAX_LENGTH, _TOP = 64, 10
 _OF_FILES = ("input", "output", "field", "strict")  # options that --server has no use for
@@ -230,6 +227,8 @@ def main(argv: list[str]) -> None:
       raise UserError(f"--{name} is missing: give --{name} PATH{or_bound}; see `t2t infer --help`")
   if options.server and (name := next((name for name in _OF_FILES if getattr(options, name)), "")):
     raise UserError(f"--{name}: is for files, and --server answers requests; leave out one of them")
+  if options.server and not all(map(importlib.util.find_spec, ("starlette", "uvicorn"))):
+    raise UserError('t2t infer --server needs Starlette and uvicorn: pip install "t2t-jax[serve]"')
   jsonl_io.check_local(options.output)
   decode = text_generation.decode_config(
     max_length=options.max_length,
@@ -255,6 +254,8 @@ def main(argv: list[str]) -> None:
   adapters = multi_adapter.open_all(source, _places(options.adapter)) or select_task.each(source)
   pretrained.trust(options.task_modules)
   if options.server:
+    from t2t.serving import server  # which imports the extra
+
     server.serve(_service(options, source, adapters, decode), host=options.host, port=options.port)
     return
   if options.input.endswith(".txt"):
@@ -497,13 +498,13 @@ def _service(
   source: pretrained.Source,
   adapters: Mapping[str, pretrained.Source],
   decode: decoding.DecodeConfig,
-) -> endpoints.Service:
+) -> routes.Service:
   """What answers behind the page."""
   first = next(iter(adapters.values()), source)
   if _asks(options, first, decode) != "write" or _ranks(first, decode):
     options.batch_size = 1
     way = _chosen_way(options, source, adapters, decode)
-    return served.Asker(source, way, adapters=adapters, tensor=options.tensor)
+    return model_service.Asker(source, way, adapters=adapters, tensor=options.tensor)
   if adapters:
     _asks(options, source, decode)
     _asked_alike(options, adapters, decode)

@@ -1,1 +1,1 @@
-"""A model that writes: decoding, batches of prompts, files of lines, a page."""
+"""A model that writes: decoding, batches of prompts, files of lines."""

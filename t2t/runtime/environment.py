@@ -29,6 +29,7 @@ EXTRAS = {
   "gpu": ("jax_plugins.xla_cuda13", "NVIDIA GPUs"),
   "quantization": ("qwix", "products of 8 bits"),
   "tokamax": ("tokamax", "attention kernels on GPUs"),
+  "serve": ("uvicorn", "`t2t infer --server`"),
   "cache": ("apache_beam", "`t2t cache`"),
   "wandb": ("wandb", "numbers to Weights & Biases"),
   "trackio": ("trackio", "numbers to Trackio"),

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from t2t import UserError, did_you_mean
-from t2t.inference import adapter_routing, decoding, endpoints, engine, fields, scoring, token_logprobs
-from t2t.inference.endpoints import Endpoint, Event
+from t2t.inference import adapter_routing, decoding, token_logprobs
+from t2t.serving import engine, request_schema, routes, scoring
+from t2t.serving.routes import Endpoint, Event
 
 _MAX_PROMPTS, _MAX_CHOICES, _MAX_STOPS = 16, 16, 4
 _MAX_TOKENS = _MAX_CHOICES * engine.MAX_LENGTH  # of a request: meanwhile all others wait
@@ -21,20 +22,20 @@ _LENGTH = 16  # tokens, if a request does not say: OpenAI's
 _SCORE = "leave it out; POST /score says how likely given targets are behind their inputs"
 
 
-def _neutral(name: str, value: float) -> fields.Field:
-  return fields.Field(name, "number", f"Only {value}: nothing here is penalised.", value, value, nullable=True)
+def _neutral(name: str, value: float) -> request_schema.Field:
+  return request_schema.Field(name, "number", f"Only {value}: nothing here is penalised.", value, value, nullable=True)
 
 
 FIELDS = (
-  fields.Field(
+  request_schema.Field(
     "prompt", "prompts", "What the model reads: text, or token ids.", 1, _MAX_PROMPTS, required=True, filled=True
   ),
-  fields.Field("model", "string", "One of GET /v1/models; without it the model itself.", nullable=True),
-  fields.Field(
+  request_schema.Field("model", "string", "One of GET /v1/models; without it the model itself.", nullable=True),
+  request_schema.Field(
     "max_tokens", "integer", "Tokens at most; 0 only with echo.", 0, engine.MAX_LENGTH, nullable=True, default=_LENGTH
   ),
-  fields.Field("max_completion_tokens", "integer", "As max_tokens.", 0, engine.MAX_LENGTH, nullable=True),
-  fields.Field(
+  request_schema.Field("max_completion_tokens", "integer", "As max_tokens.", 0, engine.MAX_LENGTH, nullable=True),
+  request_schema.Field(
     "temperature",
     "number",
     "0: the likeliest token each time.",
@@ -44,27 +45,43 @@ FIELDS = (
     nullable=True,
     default=1,
   ),
-  fields.Field("top_p", "number", "See /generate; nothing is drawn at temperature 0.", 0, 1, above=True, nullable=True),
-  fields.Field("n", "integer", "Choices for each prompt.", 1, _MAX_CHOICES, nullable=True, default=1),
-  fields.Field("best_of", "integer", "Only what n is.", 1, _MAX_CHOICES, nullable=True),
-  fields.Field("stop", "strings", "A text ends before any of these.", 0, _MAX_STOPS, nullable=True),
-  fields.Field("logprobs", "integer", "So many likeliest tokens at each place.", 0, token_logprobs.TOP, nullable=True),
-  fields.Field("echo", "boolean", "The prompt comes first, as the model read it.", nullable=True, default=False),
-  fields.Field("seed", "integer", "Of what is drawn; without it each time another.", 0, 2**32 - 1, nullable=True),
-  fields.Field("stream", "boolean", "Server-sent events, each with more of the text.", nullable=True, default=False),
-  fields.Field(
+  request_schema.Field(
+    "top_p", "number", "See /generate; nothing is drawn at temperature 0.", 0, 1, above=True, nullable=True
+  ),
+  request_schema.Field("n", "integer", "Choices for each prompt.", 1, _MAX_CHOICES, nullable=True, default=1),
+  request_schema.Field("best_of", "integer", "Only what n is.", 1, _MAX_CHOICES, nullable=True),
+  request_schema.Field("stop", "strings", "A text ends before any of these.", 0, _MAX_STOPS, nullable=True),
+  request_schema.Field(
+    "logprobs", "integer", "So many likeliest tokens at each place.", 0, token_logprobs.TOP, nullable=True
+  ),
+  request_schema.Field(
+    "echo", "boolean", "The prompt comes first, as the model read it.", nullable=True, default=False
+  ),
+  request_schema.Field(
+    "seed", "integer", "Of what is drawn; without it each time another.", 0, 2**32 - 1, nullable=True
+  ),
+  request_schema.Field(
+    "stream", "boolean", "Server-sent events, each with more of the text.", nullable=True, default=False
+  ),
+  request_schema.Field(
     "stream_options",
     "object",
     "Only with stream.",
     nullable=True,
     fields=(
-      fields.Field("include_usage", "boolean", "A last event has usage, and no choices.", nullable=True, default=False),
-      fields.Field("include_obfuscation", "boolean", "Only false: nothing is added.", choices=(False,), nullable=True),
+      request_schema.Field(
+        "include_usage", "boolean", "A last event has usage, and no choices.", nullable=True, default=False
+      ),
+      request_schema.Field(
+        "include_obfuscation", "boolean", "Only false: nothing is added.", choices=(False,), nullable=True
+      ),
     ),
   ),
-  fields.Field("user", "string", "Is not looked at.", nullable=True),
-  fields.Field("suffix", "string", "Only empty: nothing is inserted before a text.", choices=("",), nullable=True),
-  fields.Field("logit_bias", "object", "Only empty: no token is favoured.", nullable=True),
+  request_schema.Field("user", "string", "Is not looked at.", nullable=True),
+  request_schema.Field(
+    "suffix", "string", "Only empty: nothing is inserted before a text.", choices=("",), nullable=True
+  ),
+  request_schema.Field("logit_bias", "object", "Only empty: no token is favoured.", nullable=True),
   _neutral("frequency_penalty", 0),
   _neutral("presence_penalty", 0),
 )
@@ -95,7 +112,7 @@ class Request:
   only_reads: bool
 
 
-class NotFound(fields.FieldError):
+class NotFound(request_schema.FieldError):
   """There is no such model."""
 
 
@@ -103,35 +120,35 @@ def error(status: int, message: str, cause: Exception | None = None) -> dict[str
   """An error as OpenAI's clients read it."""
   kinds = {401: "authentication_error", 403: "permission_error", 404: "invalid_request_error"}
   kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
-  param = cause.field if isinstance(cause, fields.FieldError) else None
+  param = cause.field if isinstance(cause, request_schema.FieldError) else None
   code = "model_not_found" if isinstance(cause, NotFound) else None
   code = "context_length_exceeded" if isinstance(cause, scoring.TooLong) else code
   return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-_LOGPROBS = endpoints.record(
-  tokens=endpoints.listed(endpoints.TEXT),
-  token_logprobs=endpoints.listed(endpoints.or_null(endpoints.number())),
-  top_logprobs=endpoints.or_null(
-    endpoints.listed(endpoints.or_null({"type": "object", "additionalProperties": endpoints.number()}))
+_LOGPROBS = routes.record(
+  tokens=routes.listed(routes.TEXT),
+  token_logprobs=routes.listed(routes.or_null(routes.number())),
+  top_logprobs=routes.or_null(
+    routes.listed(routes.or_null({"type": "object", "additionalProperties": routes.number()}))
   ),
-  text_offset=endpoints.listed(endpoints.COUNT),
+  text_offset=routes.listed(routes.COUNT),
 )
-_REPLIES = endpoints.record(
-  id=endpoints.TEXT,
+_REPLIES = routes.record(
+  id=routes.TEXT,
   object={"const": "text_completion"},
-  created=endpoints.COUNT,
-  model=endpoints.TEXT,
-  choices=endpoints.listed(
-    endpoints.record(
-      text=endpoints.TEXT,
-      index=endpoints.COUNT,
-      logprobs=endpoints.or_null(_LOGPROBS),
+  created=routes.COUNT,
+  model=routes.TEXT,
+  choices=routes.listed(
+    routes.record(
+      text=routes.TEXT,
+      index=routes.COUNT,
+      logprobs=routes.or_null(_LOGPROBS),
       finish_reason={"enum": ["stop", "length", None]},
     )
   ),
-  usage=endpoints.or_null(
-    endpoints.record(prompt_tokens=endpoints.COUNT, completion_tokens=endpoints.COUNT, total_tokens=endpoints.COUNT)
+  usage=routes.or_null(
+    routes.record(prompt_tokens=routes.COUNT, completion_tokens=routes.COUNT, total_tokens=routes.COUNT)
   ),
 )
 
@@ -162,9 +179,9 @@ class Completions:
       "What the model writes, asked and answered as by OpenAI's API.",
       self.parse,
       self.answer,
-      fields.schema(self._fields),
-      form=lambda request: endpoints.EVENTS if request.stream else endpoints.WHOLE,
-      forms=(endpoints.WHOLE, endpoints.EVENTS),
+      request_schema.schema(self._fields),
+      form=lambda request: routes.EVENTS if request.stream else routes.WHOLE,
+      forms=(routes.WHOLE, routes.EVENTS),
       replies=_REPLIES,
     )
 
@@ -176,9 +193,9 @@ class Completions:
     Raises:
       FieldError: what cannot be used, and what would be right.
     """
-    found = fields.check(fields.read(body), self._fields)
+    found = request_schema.check(request_schema.read(body), self._fields)
     if "model" not in found and adapter_routing.BASE not in self._ready.names:
-      raise fields.FieldError(
+      raise request_schema.FieldError(
         "model", f"model: is missing, and there is no other; give one of {', '.join(self.models)}"
       )
     model = found.get("model", self.models[0])
@@ -187,20 +204,24 @@ class Completions:
     echo, logprobs, stream = found.get("echo", False), found.get("logprobs"), found.get("stream", False)
     max_tokens = self._max_tokens(found)
     if found.get("best_of", n) != n:
-      raise fields.FieldError("best_of", f"best_of: is {found['best_of']}; give {n}, which is n, or leave it out")
+      raise request_schema.FieldError(
+        "best_of", f"best_of: is {found['best_of']}; give {n}, which is n, or leave it out"
+      )
     if not max_tokens and not echo:
-      raise fields.FieldError("max_tokens", "max_tokens: is 0; give 1 or more, or echo as well")
+      raise request_schema.FieldError("max_tokens", "max_tokens: is 0; give 1 or more, or echo as well")
     if (total := max_tokens * n * len(found["prompt"])) > _MAX_TOKENS:
       said = f"{len(found['prompt'])} prompts with {n} choices of {max_tokens:,} tokens are {total:,}"
-      raise fields.FieldError("max_tokens", f"max_tokens: {said}; {_MAX_TOKENS:,} are the most at a time")
+      raise request_schema.FieldError("max_tokens", f"max_tokens: {said}; {_MAX_TOKENS:,} are the most at a time")
     if echo:
       self._check_echo()
     if stream and logprobs is not None:
-      raise fields.FieldError("logprobs", "logprobs: are told of whole texts alone; leave out stream, or logprobs")
+      raise request_schema.FieldError(
+        "logprobs", "logprobs: are told of whole texts alone; leave out stream, or logprobs"
+      )
     if stream and echo:
-      raise fields.FieldError("echo", "echo: comes with whole texts alone; leave out stream, or echo")
+      raise request_schema.FieldError("echo", "echo: comes with whole texts alone; leave out stream, or echo")
     if "stream_options" in found and not stream:
-      raise fields.FieldError("stream_options", "stream_options: are of streams; give stream, or leave it out")
+      raise request_schema.FieldError("stream_options", "stream_options: are of streams; give stream, or leave it out")
     drawing = {"temperature": temperature, "top_p": found.get("top_p", 1.0)} if temperature else {}
     decode = decoding.DecodeConfig(max_length=max(1, max_tokens), **drawing)
     # One pass over the prompt says how likely each token is, and which comes next.
@@ -235,7 +256,7 @@ class Completions:
     names = [name for name in ("max_tokens", "max_completion_tokens") if name in found]
     if len({found[name] for name in names}) > 1:
       said = f"max_completion_tokens: is {found[names[1]]}, and max_tokens {found[names[0]]}"
-      raise fields.FieldError("max_completion_tokens", f"{said}; they are the same, so leave it out")
+      raise request_schema.FieldError("max_completion_tokens", f"{said}; they are the same, so leave it out")
     return found[names[0]] if names else _LENGTH
 
   def _prompts(
@@ -260,17 +281,19 @@ class Completions:
 
   def _check_echo(self) -> None:
     if self._ready.config.kind.reads_apart:
-      raise fields.FieldError("echo", f"echo: this model reads the prompt apart from what it writes; {_SCORE}")
+      raise request_schema.FieldError("echo", f"echo: this model reads the prompt apart from what it writes; {_SCORE}")
     if not self._ready.reads_causally:
-      raise fields.FieldError("echo", f"echo: this model reads prompts both ways, and tells no token of one; {_SCORE}")
+      raise request_schema.FieldError(
+        "echo", f"echo: this model reads prompts both ways, and tells no token of one; {_SCORE}"
+      )
     if self._ready.ends_prompts:
-      raise fields.FieldError("echo", f"echo: this model reads an end behind each prompt; {_SCORE}")
+      raise request_schema.FieldError("echo", f"echo: this model reads an end behind each prompt; {_SCORE}")
 
   # ---- Answers -------------------------------------------------------------
 
   def answer(self, request: Request) -> Iterator[Event]:
     """States while it waits and writes; the answer last, or pieces of it if it is streamed."""
-    yield from endpoints.waiting(self._ready.device)
+    yield from routes.waiting(self._ready.device)
     try:
       head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
       head |= {"model": request.model}

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import UserError
-from t2t.inference import endpoints, fields, predictor
+from t2t.inference import predictor
 from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
 from t2t.param_tree import Params
+from t2t.serving import request_schema, routes
 
 # Tokens of each side, at most: a map has the square of them, and of all layers of a head one is computed.
 MOST = 128
@@ -36,12 +37,12 @@ def sizes(config: TransformerConfig, kinds: Sequence[str]) -> dict[str, dict[str
   return {kind: {"layers": layers.get(kind, config.num_decoder_layers), "heads": config.num_heads} for kind in kinds}
 
 
-def place_fields(kind: str, size: Mapping[str, int]) -> tuple[fields.Field, ...]:
+def place_fields(kind: str, size: Mapping[str, int]) -> tuple[request_schema.Field, ...]:
   """The fields that say which map, of one kind of attention."""
   return (
-    fields.Field("which", "string", "The kind of attention.", choices=(kind,), required=True),
-    fields.Field("layer", "integer", "From 1 on.", least=1, most=size["layers"], default=1),
-    fields.Field("head", "integer", "From 1 on.", least=1, most=size["heads"], default=1),
+    request_schema.Field("which", "string", "The kind of attention.", choices=(kind,), required=True),
+    request_schema.Field("layer", "integer", "From 1 on.", least=1, most=size["layers"], default=1),
+    request_schema.Field("head", "integer", "From 1 on.", least=1, most=size["heads"], default=1),
   )
 
 
@@ -51,20 +52,20 @@ def taken(given: dict[str, Any], of: Mapping[str, Mapping[str, int]]) -> Place:
   Raises:
     FieldError: there is none.
   """
-  which = fields.Field("which", "string", "", choices=tuple(of), required=True)
+  which = request_schema.Field("which", "string", "", choices=tuple(of), required=True)
   own = {name: given.pop(name) for name in ("which", "layer", "head") if name in given}
-  kind = fields.check({name: x for name, x in own.items() if name == "which"}, [which])["which"]
-  found = fields.check(own, place_fields(kind, of[kind]))
+  kind = request_schema.check({name: x for name, x in own.items() if name == "which"}, [which])["which"]
+  found = request_schema.check(own, place_fields(kind, of[kind]))
   return Place(kind, found.get("layer", 1), found.get("head", 1))
 
 
-REPLIES = endpoints.record(
-  which=endpoints.TEXT,
-  layer=endpoints.COUNT,
-  head=endpoints.COUNT,
-  queries=endpoints.listed(endpoints.TEXT | {"description": "The tokens that look, one for each row."}),
-  keys=endpoints.listed(endpoints.TEXT | {"description": "The tokens that are looked at, one for each column."}),
-  weights=endpoints.listed(endpoints.listed(endpoints.number(0) | {"maximum": 1})),
+REPLIES = routes.record(
+  which=routes.TEXT,
+  layer=routes.COUNT,
+  head=routes.COUNT,
+  queries=routes.listed(routes.TEXT | {"description": "The tokens that look, one for each row."}),
+  keys=routes.listed(routes.TEXT | {"description": "The tokens that are looked at, one for each column."}),
+  weights=routes.listed(routes.listed(routes.number(0) | {"maximum": 1})),
 )
 
 

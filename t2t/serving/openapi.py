@@ -4,16 +4,16 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
-from t2t.inference import endpoints
-from t2t.inference.endpoints import Endpoint
+from t2t.serving import routes
+from t2t.serving.routes import Endpoint
 
-_ERROR = endpoints.record(error=endpoints.TEXT)
-_OPENAI_ERROR = endpoints.record(
-  error=endpoints.record(
-    message=endpoints.TEXT,
-    type=endpoints.TEXT,
-    param=endpoints.or_null(endpoints.TEXT),
-    code=endpoints.or_null(endpoints.TEXT),
+_ERROR = routes.record(error=routes.TEXT)
+_OPENAI_ERROR = routes.record(
+  error=routes.record(
+    message=routes.TEXT,
+    type=routes.TEXT,
+    param=routes.or_null(routes.TEXT),
+    code=routes.or_null(routes.TEXT),
   )
 )
 _REFUSALS = {
@@ -49,7 +49,7 @@ def document(found: Mapping[str, Endpoint]) -> dict[str, Any]:
     path: {"get": {"summary": says, "responses": {"200": {"description": "JSON.", "content": json}}}}
     for path, says in _READ.items()
   }
-  name = {"name": "model", "in": "path", "required": True, "schema": endpoints.TEXT}
+  name = {"name": "model", "in": "path", "required": True, "schema": routes.TEXT}
   paths["/v1/models/{model}"]["get"]["parameters"] = [name]
   for path, endpoint in found.items():
     refused = _OPENAI_ERROR if path.startswith("/v1/") else _ERROR

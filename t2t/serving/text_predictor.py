@@ -7,21 +7,9 @@ import time
 from typing import Any
 
 from t2t import UserError
-from t2t.inference import (
-  adapter_routing,
-  attention_maps,
-  completions,
-  decoding,
-  endpoints,
-  engine,
-  fields,
-  prompt_builder,
-  scoring,
-  served,
-  text_generation,
-  token_logprobs,
-)
-from t2t.inference.endpoints import Endpoint, Event
+from t2t.inference import adapter_routing, decoding, prompt_builder, text_generation, token_logprobs
+from t2t.serving import attention_maps, engine, model_service, openai_api, request_schema, routes, scoring
+from t2t.serving.routes import Endpoint, Event
 
 _MAX_BEAMS, MAX_ROWS, _MAX_TOP_K = 16, 16, 1_000_000
 _LENGTH = 64  # that is written at most, if a request does not say
@@ -29,17 +17,19 @@ _LENGTH = 64  # that is written at most, if a request does not say
 
 # ---- Requests --------------------------------------------------------------------------------------------------------
 
-_ADAPTER = fields.Field("adapter", "string", "The adapter that is asked; without it the model itself.")
+_ADAPTER = request_schema.Field("adapter", "string", "The adapter that is asked; without it the model itself.")
 
 # option of `t2t infer`, or what is asked for besides
 _OPTIONS = (
-  fields.Field("max_length", "integer", "Tokens that are written at most.", 1, engine.MAX_LENGTH, default=_LENGTH),
-  fields.Field("min_length", "integer", "Tokens before the text may end; with beams 1.", 0, engine.MAX_LENGTH),
-  fields.Field("beam", "integer", "Beams of a search for the likeliest text.", 1, _MAX_BEAMS, default=1),
-  fields.Field(
+  request_schema.Field(
+    "max_length", "integer", "Tokens that are written at most.", 1, engine.MAX_LENGTH, default=_LENGTH
+  ),
+  request_schema.Field("min_length", "integer", "Tokens before the text may end; with beams 1.", 0, engine.MAX_LENGTH),
+  request_schema.Field("beam", "integer", "Beams of a search for the likeliest text.", 1, _MAX_BEAMS, default=1),
+  request_schema.Field(
     "length_penalty", "number", "Of beams: larger writes more.", -decoding.MOST_PENALTY, decoding.MOST_PENALTY
   ),
-  fields.Field(
+  request_schema.Field(
     "temperature",
     "number",
     "Tokens are drawn, the likely ones more often below 1.",
@@ -47,16 +37,20 @@ _OPTIONS = (
     100,
     or_least=decoding.LEAST_TEMPERATURE,
   ),
-  fields.Field("top_p", "number", "Draws among the likeliest that have this probability together.", 0, 1, above=True),
-  fields.Field("top_k", "integer", "Draws among so many likeliest; 0: all.", 0, _MAX_TOP_K),
-  fields.Field("seed", "integer", "Of what is drawn.", 0, 2**32 - 1, default=0),
+  request_schema.Field(
+    "top_p", "number", "Draws among the likeliest that have this probability together.", 0, 1, above=True
+  ),
+  request_schema.Field("top_k", "integer", "Draws among so many likeliest; 0: all.", 0, _MAX_TOP_K),
+  request_schema.Field("seed", "integer", "Of what is drawn.", 0, 2**32 - 1, default=0),
 )
 _MORE = (
-  fields.Field("n", "integer", "So many texts are drawn, side by side.", 1, MAX_ROWS, default=1),
-  fields.Field("token_probabilities", "boolean", "The last line says how likely each token was.", default=False),
+  request_schema.Field("n", "integer", "So many texts are drawn, side by side.", 1, MAX_ROWS, default=1),
+  request_schema.Field(
+    "token_probabilities", "boolean", "The last line says how likely each token was.", default=False
+  ),
 )
 FIELDS = (
-  fields.Field("inputs", "string", "What the model reads.", required=True, filled=True),
+  request_schema.Field("inputs", "string", "What the model reads.", required=True, filled=True),
   _ADAPTER,
   *_OPTIONS,
   *_MORE,
@@ -91,7 +85,7 @@ def parse(body: bytes) -> Request:
   Raises:
     UserError: what cannot be used, and what would be right.
   """
-  found = fields.check(fields.read(body), FIELDS)
+  found = request_schema.check(request_schema.read(body), FIELDS)
   own = {name: found.pop(name) for name in ("seed", "adapter", "n", "token_probabilities") if name in found}
   inputs = found.pop("inputs")
   try:
@@ -115,26 +109,26 @@ class Looked:
 
 # ---- The service -----------------------------------------------------------------------------------------------------
 
-_TEXT_REPLY = endpoints.record(
+_TEXT_REPLY = routes.record(
   "The last line; before it come lines with a state, and of a text that is not searched the text so far.",
-  prediction=endpoints.TEXT,
-  score=endpoints.number(),
-  tokens=endpoints.COUNT,
-  ended=endpoints.record() | {"type": "boolean"},
-  alternatives=endpoints.listed({"type": "object"}),
-  token_probabilities=endpoints.listed(
-    endpoints.record(
-      text=endpoints.TEXT,
-      id=endpoints.COUNT,
-      probability=endpoints.number(0),
-      likeliest=endpoints.listed(endpoints.record(text=endpoints.TEXT, probability=endpoints.number(0))),
+  prediction=routes.TEXT,
+  score=routes.number(),
+  tokens=routes.COUNT,
+  ended=routes.record() | {"type": "boolean"},
+  alternatives=routes.listed({"type": "object"}),
+  token_probabilities=routes.listed(
+    routes.record(
+      text=routes.TEXT,
+      id=routes.COUNT,
+      probability=routes.number(0),
+      likeliest=routes.listed(routes.record(text=routes.TEXT, probability=routes.number(0))),
     )
   ),
 )
 
 
 class Writer:
-  """The service of a model that writes, see `endpoints.Service`.
+  """The service of a model that writes, see `routes.Service`.
 
   Args:
     model: on the devices.
@@ -145,8 +139,8 @@ class Writer:
     self._ready, self._source, self._defaults = model, model.source, defaults
     self._sizes = attention_maps.sizes(self._ready.config, self._ready.config.kind.attentions)
     self._prefixes = prompt_builder.known_prefixes(self._source)
-    named = served.facts(self._source, next(iter(self._ready.params.values())))["checkpoint"]
-    self._completions = completions.Completions(self._ready, name=named)
+    named = model_service.facts(self._source, next(iter(self._ready.params.values())))["checkpoint"]
+    self._completions = openai_api.Completions(self._ready, name=named)
 
   def about(self) -> dict[str, Any]:
     """What the page says of the model, and what it offers."""
@@ -161,8 +155,8 @@ class Writer:
       shown |= {name: getattr(defaults, name) for name in ("temperature", "top_p", "top_k")}
     params = self._ready.params
     return (
-      served.facts(self._source, params.get(adapter_routing.BASE, next(iter(params.values()))))
-      | served.adapters_of(self._ready.names)
+      model_service.facts(self._source, params.get(adapter_routing.BASE, next(iter(params.values()))))
+      | model_service.adapters_of(self._ready.names)
       | {
         "asks": "write",
         "max_inputs": self._ready.max_inputs,
@@ -174,9 +168,9 @@ class Writer:
     )
 
   def endpoints(self) -> dict[str, Endpoint]:
-    """See `endpoints.Service`."""
+    """See `routes.Service`."""
     kinds = [
-      fields.schema((*self._looked_fields(kind), *attention_maps.place_fields(kind, size)))
+      request_schema.schema((*self._looked_fields(kind), *attention_maps.place_fields(kind, size)))
       for kind, size in self._sizes.items()
     ]
     return {
@@ -184,7 +178,7 @@ class Writer:
         "What the model writes; a line of JSON for each thing that happens.",
         self.parse,
         self.generate,
-        fields.schema(FIELDS),
+        request_schema.schema(FIELDS),
         replies=_TEXT_REPLY,
       ),
       "/attention": Endpoint(
@@ -192,8 +186,8 @@ class Writer:
         self._parse_looked,
         self._look,
         {"oneOf": kinds},
-        form=lambda _: endpoints.WHOLE,
-        forms=(endpoints.WHOLE,),
+        form=lambda _: routes.WHOLE,
+        forms=(routes.WHOLE,),
         replies=attention_maps.REPLIES,
       ),
       "/score": scoring.Scoring(self._ready).endpoint(),
@@ -219,7 +213,7 @@ class Writer:
     The last one has "ended", whether the model came to the end; before it come any number of {"state": "waiting"},
     {"state": "compiling"}, {"state": "searching"} and {"prediction": text, "tokens": number, "tokens_per_second": ...}.
     """
-    yield from endpoints.waiting(self._ready.device)
+    yield from routes.waiting(self._ready.device)
     try:
       prompt, cut = self._ready.prompts[request.adapter](request.inputs)
       if cut:
@@ -294,21 +288,21 @@ class Writer:
 
   # ---- Attention -----------------------------------------------------------
 
-  def _looked_fields(self, kind: str) -> tuple[fields.Field, ...]:
-    inputs = fields.Field("inputs", "string", "What the model reads.", required=True, filled=True)
-    targets = fields.Field("targets", "string", "What is written behind it, as far as it is read.", default="")
+  def _looked_fields(self, kind: str) -> tuple[request_schema.Field, ...]:
+    inputs = request_schema.Field("inputs", "string", "What the model reads.", required=True, filled=True)
+    targets = request_schema.Field("targets", "string", "What is written behind it, as far as it is read.", default="")
     return (inputs, _ADAPTER) if kind == "encoder" else (inputs, targets, _ADAPTER)
 
   def _parse_looked(self, body: bytes) -> Looked:
-    given = fields.read(body)
+    given = request_schema.read(body)
     place = attention_maps.taken(given, self._sizes)
-    found = fields.check(given, self._looked_fields(place.which))
+    found = request_schema.check(given, self._looked_fields(place.which))
     adapter = found.get("adapter", "")
     adapter_routing.named(adapter or None, self._ready.names, "the request")
     return Looked(place, found["inputs"], found.get("targets", ""), adapter)
 
   def _look(self, request: Looked) -> Iterator[Event]:
-    yield from endpoints.waiting(self._ready.device)
+    yield from routes.waiting(self._ready.device)
     try:
       prompts = self._ready.prompts[request.adapter]
       (prompt, _), targets = prompts(request.inputs), prompts.encode(request.targets)

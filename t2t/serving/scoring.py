@@ -4,27 +4,30 @@ from collections.abc import Iterator
 import dataclasses
 from typing import Any
 
-from t2t.inference import adapter_routing, endpoints, engine, fields
-from t2t.inference.endpoints import Endpoint, Event
+from t2t.inference import adapter_routing
+from t2t.serving import engine, request_schema, routes
+from t2t.serving.routes import Endpoint, Event
 
-_MAX_PAIRS = 128  # what there may be of texts, see `fields.read`
+_MAX_PAIRS = 128  # what there may be of texts, see `request_schema.read`
 
 FIELDS = (
-  fields.Field("inputs", "strings", 'What the model reads, one for each target; "" of a decoder alone.', 1, _MAX_PAIRS),
-  fields.Field("targets", "strings", "What is written behind it.", 1, _MAX_PAIRS, required=True, filled=True),
-  fields.Field("adapter", "string", "The adapter that is asked; without it the model itself.", nullable=True),
+  request_schema.Field(
+    "inputs", "strings", 'What the model reads, one for each target; "" of a decoder alone.', 1, _MAX_PAIRS
+  ),
+  request_schema.Field("targets", "strings", "What is written behind it.", 1, _MAX_PAIRS, required=True, filled=True),
+  request_schema.Field("adapter", "string", "The adapter that is asked; without it the model itself.", nullable=True),
 )
 
-_REPLIES = endpoints.record(
+_REPLIES = routes.record(
   "An entry for each pair.",
-  scores=endpoints.listed(endpoints.number()),
-  is_greedy=endpoints.listed({"type": "boolean"}),
-  tokens=endpoints.listed(endpoints.listed(endpoints.TEXT)),
-  token_logprobs=endpoints.listed(endpoints.listed(endpoints.number())),
+  scores=routes.listed(routes.number()),
+  is_greedy=routes.listed({"type": "boolean"}),
+  tokens=routes.listed(routes.listed(routes.TEXT)),
+  token_logprobs=routes.listed(routes.listed(routes.number())),
 )
 
 
-class TooLong(fields.FieldError):
+class TooLong(request_schema.FieldError):
   """A text has more tokens than the model reads."""
 
 
@@ -54,9 +57,9 @@ class Scoring:
       "The log-probability of each target behind its input, in nats, summed over its tokens.",
       self.parse,
       self.answer,
-      fields.schema(self._fields),
-      form=lambda _: endpoints.WHOLE,
-      forms=(endpoints.WHOLE,),
+      request_schema.schema(self._fields),
+      form=lambda _: routes.WHOLE,
+      forms=(routes.WHOLE,),
       replies=_REPLIES,
     )
 
@@ -68,12 +71,14 @@ class Scoring:
     Raises:
       FieldError: what cannot be used, and what would be right.
     """
-    found = fields.check(fields.read(body), self._fields)
+    found = request_schema.check(request_schema.read(body), self._fields)
     inputs, targets, adapter = found["inputs"], found["targets"], found.get("adapter", "")
     adapter_routing.named(adapter or None, self._ready.names, "the request")
     if len(inputs) != len(targets):
       said = f"targets: there are {len(targets)}, and {len(inputs)} inputs"
-      raise fields.FieldError("targets", f"{said}; there is no target without its input, so give as many of each")
+      raise request_schema.FieldError(
+        "targets", f"{said}; there is no target without its input, so give as many of each"
+      )
     return Request([self._pair(*each, adapter) for each in zip(inputs, targets, strict=True)], adapter)
 
   def _pair(self, given: str, wanted: str, adapter: str) -> tuple[list[int], list[int]]:
@@ -97,7 +102,7 @@ class Scoring:
 
   def answer(self, request: Request) -> Iterator[Event]:
     """States while it waits; the answer last."""
-    yield from endpoints.waiting(self._ready.device)
+    yield from routes.waiting(self._ready.device)
     try:
       reply: dict[str, list[Any]] = {"scores": [], "is_greedy": [], "tokens": [], "token_logprobs": []}
       for prompt, target in request.pairs:

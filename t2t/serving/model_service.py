@@ -11,20 +11,11 @@ import jax
 
 from t2t import UserError
 from t2t.checkpoints import multi_adapter, pretrained
-from t2t.inference import (
-  adapter_routing,
-  attention_maps,
-  batch_inference,
-  endpoints,
-  engine,
-  fields,
-  jsonl_io,
-  predictor,
-  row_batches,
-)
-from t2t.inference.endpoints import Endpoint, Event
+from t2t.inference import adapter_routing, batch_inference, jsonl_io, predictor, row_batches
 from t2t.param_tree import Params
 from t2t.runtime import amounts
+from t2t.serving import attention_maps, engine, request_schema, routes
+from t2t.serving.routes import Endpoint, Event
 from t2t.storage import encoding
 
 
@@ -87,9 +78,9 @@ class Asker:
     return found | {"attention": self._sizes}
 
   def endpoints(self) -> dict[str, Endpoint]:
-    """See `endpoints.Service`."""
+    """See `routes.Service`."""
     (which, size), form = next(iter(self._sizes.items())), _form_schema(self._way, list(self._adapters))
-    place = fields.schema(attention_maps.place_fields(which, size))
+    place = request_schema.schema(attention_maps.place_fields(which, size))
     looked = form | {"properties": place["properties"] | form["properties"], "required": ["which", *form["required"]]}
     return {
       "/generate": Endpoint(
@@ -100,8 +91,8 @@ class Asker:
         self._parse_looked,
         self._look,
         looked,
-        form=lambda _: endpoints.WHOLE,
-        forms=(endpoints.WHOLE,),
+        form=lambda _: routes.WHOLE,
+        forms=(routes.WHOLE,),
         replies=attention_maps.REPLIES,
       ),
     }
@@ -120,7 +111,7 @@ class Asker:
     Raises:
       UserError: what cannot be used, and what would be right.
     """
-    return self._line(fields.read(body))
+    return self._line(request_schema.read(body))
 
   def _line(self, given: dict[str, Any]) -> jsonl_io.Line:
     where, form = "the request", self._way.form
@@ -155,7 +146,7 @@ class Asker:
 
   def generate(self, request: jsonl_io.Line) -> Iterator[Event]:
     """What happens until it is answered, see `Writer.generate`; the last event has the fields of a row."""
-    yield from endpoints.waiting(self._device)
+    yield from routes.waiting(self._device)
     try:
       asked = self._way.read(request)
       if asked.error:
@@ -174,12 +165,12 @@ class Asker:
   # ---- Attention -----------------------------------------------------------
 
   def _parse_looked(self, body: bytes) -> tuple[attention_maps.Place, jsonl_io.Line]:
-    given = fields.read(body)
+    given = request_schema.read(body)
     return attention_maps.taken(given, self._sizes), self._line(given)
 
   def _look(self, request: tuple[attention_maps.Place, jsonl_io.Line]) -> Iterator[Event]:
     place, line = request
-    yield from endpoints.waiting(self._device)
+    yield from routes.waiting(self._device)
     try:
       asked, name = self._way.read(line), line.others.get(adapter_routing.FIELD, adapter_routing.BASE)
       # Of a text without a blank there is a map as well.
@@ -211,7 +202,7 @@ def _example(given: Any) -> row_batches.Example:
 def _form_schema(way: batch_inference.Way, adapters: list[str]) -> dict[str, Any]:
   """JSON Schema of a line's object."""
   form = way.form
-  text = fields.Field(form.field, "string", "The text.", filled=True).schema()
+  text = request_schema.Field(form.field, "string", "The text.", filled=True).schema()
   several = {"type": "array", "items": {"type": "string"}, "minItems": 1}
   kinds = {"context": {"type": "string"}, jsonl_io.ADAPTER: {"enum": adapters}}
   properties = {form.field: text} | {name: several for name in form.lists}

@@ -11,16 +11,9 @@ import numpy as np
 
 from t2t import UserError, sharding
 from t2t.checkpoints import multi_adapter, pretrained
-from t2t.inference import (
-  adapter_routing,
-  attention_maps,
-  decoding,
-  predictor,
-  prompt_builder,
-  prompt_features,
-  token_logprobs,
-)
+from t2t.inference import adapter_routing, decoding, predictor, prompt_builder, prompt_features, token_logprobs
 from t2t.models.config import TransformerConfig
+from t2t.serving import attention_maps
 
 MAX_LENGTH = 1_024  # tokens that are written; the memory for it is taken from the device
 _LONGEST_TEXT = 2_048  # tokens that are told where positions are not learned: attention has the square of them
