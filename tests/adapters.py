@@ -54,25 +54,25 @@ def with_adapter(
     return adapters_lib.adapt(transformer.build(config, rngs), adapters, rngs)
 
   graphdef = nnx.split(jax.eval_shape(build), graph=False)[0]
-  whole = {path: np.asarray(x) for path, x in (dict(params) | dict(arrays)).items()}
-  return nnx.merge(graphdef, traverse_util.unflatten_dict(whole, sep="/"))
+  all_params = {path: np.asarray(x) for path, x in (dict(params) | dict(arrays)).items()}
+  return nnx.merge(graphdef, traverse_util.unflatten_dict(all_params, sep="/"))
 
 
 def tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
   """Arrays as parameters that are read one by one."""
 
-  def one(path: str, x: np.ndarray) -> Tensor:
+  def tensor(path: str, x: np.ndarray) -> Tensor:
     stacked = "/layers/" in path
     parts = [functools.partial(np.asarray, layer) for layer in (x if stacked else [x])]
     return Tensor(x.shape, x.dtype, tuple(parts), stacked=stacked)
 
-  return {path: one(path, x) for path, x in arrays.items()}
+  return {path: tensor(path, x) for path, x in arrays.items()}
 
 
 def merged(params: Mapping[str, np.ndarray], adapter: Mapping[str, np.ndarray], adapters: Any) -> dict[str, np.ndarray]:
   """Parameters of the model that computes the same without an adapter; heads are the adapter's."""
-  known = {path: adapters_lib.base_path(path, adapters) for path in adapter_paths(params, adapters, adapter)}
-  below = {path: params[name] for path, name in known.items()}
+  base_paths = {path: adapters_lib.base_path(path, adapters) for path in adapter_paths(params, adapters, adapter)}
+  below = {path: params[name] for path, name in base_paths.items()}
   return {path: np.asarray(x) for path, x in adapters_lib.merge(below | dict(adapter), adapters).items()}
 
 
@@ -84,8 +84,8 @@ def adapter_paths(params: Mapping[str, np.ndarray], adapters: Any, adapter: Mapp
 
 def program(*arguments, **model):
   """The programs of the defaults with these options, at toy size; nothing is compiled."""
-  given = override(default.get_config(), ["--config.train.batch_size=8", *arguments])
-  given.model.update(dataclasses.asdict(toy.config(**model)))
+  run_config = override(default.get_config(), ["--config.train.batch_size=8", *arguments])
+  run_config.model.update(dataclasses.asdict(toy.config(**model)))
   mesh = sharding.make_mesh({"data": 8})
   with jax.set_mesh(mesh):
-    return recipe.make(records(given)).on(mesh)
+    return recipe.make(records(run_config)).on(mesh)

@@ -21,10 +21,10 @@ _SECONDS = 60.0  # for an answer of the browser, and for what a page is waited f
 
 def program() -> str:
   """The browser; a test that finds none is left out, and says so."""
-  found = os.environ.get(CHROMIUM) or next(filter(None, map(shutil.which, _NAMES)), "")
-  if not found:
+  browser_path = os.environ.get(CHROMIUM) or next(filter(None, map(shutil.which, _NAMES)), "")
+  if not browser_path:
     pytest.skip(f"no Chromium is installed (or named by {CHROMIUM}): the page is not looked at in a browser")
-  return found
+  return browser_path
 
 
 class Page:
@@ -76,9 +76,9 @@ class Page:
 
   def do(self, script: str) -> Any:
     """The value of an expression on the page, awaited if it is a promise."""
-    found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-    assert "exceptionDetails" not in found, (script, found)
-    return found["result"].get("value")
+    reply = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+    assert "exceptionDetails" not in reply, (script, reply)
+    return reply["result"].get("value")
 
   def until(self, condition: str) -> None:
     """Waits for an expression to be true."""

@@ -29,11 +29,13 @@ def random_params(config: TransformerConfig) -> dict[str, np.ndarray]:
   random = np.random.default_rng(0)
   shapes = {path: x.shape for path, x in expected(config).items()}
   is_norm = lambda path: path.endswith("norm/scale")
-  found = {path: (is_norm(path) + 0.3 * random.normal(size=shape)).astype(np.float32) for path, shape in shapes.items()}
+  params = {
+    path: (is_norm(path) + 0.3 * random.normal(size=shape)).astype(np.float32) for path, shape in shapes.items()
+  }
   if config.embedding_norm and not config.post_norm:
     # What the embedding's norm gives is not normed again: this one is passed over, and never trained.
-    found["encoder/layers/self_attention_norm/scale"][0] = 1.0
-  return found
+    params["encoder/layers/self_attention_norm/scale"][0] = 1.0
+  return params
 
 
 def in_memory(config: TransformerConfig, params: Mapping[str, np.ndarray], *, vocabulary="", extra_ids=0) -> Foreign:
@@ -79,15 +81,15 @@ def writes(
 
 def safetensors(folder: pathlib.Path) -> dict[str, np.ndarray]:
   """Every tensor of a folder's files, read as the format is described."""
-  found = {}
+  tensors = {}
   for path in sorted(folder.glob("*.safetensors")):
     content = path.read_bytes()
     start = 8 + int.from_bytes(content[:8], "little")
     for name, entry in json.loads(content[8:start]).items():
       if name != "__metadata__":
         begin, end = (start + offset for offset in entry["data_offsets"])
-        found[name] = np.frombuffer(content[begin:end], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
-  return found
+        tensors[name] = np.frombuffer(content[begin:end], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
+  return tensors
 
 
 def write_safetensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:

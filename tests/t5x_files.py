@@ -14,10 +14,10 @@ LAYERS = {"encoder": 2, "decoder": 4}
 def parameters(*, gated: bool = True, tied: bool = False) -> dict[str, np.ndarray]:
   """T5X's minimal model, random, by name."""
   random = np.random.default_rng(0)
-  found = {}
+  params = {}
 
   def add(name, *shape):
-    found[name] = random.normal(size=shape, scale=0.4).astype(np.float32)
+    params[name] = random.normal(size=shape, scale=0.4).astype(np.float32)
 
   add("token_embedder/embedding", VOCAB, EMBED)
   for stack, number in LAYERS.items():
@@ -37,39 +37,39 @@ def parameters(*, gated: bool = True, tied: bool = False) -> dict[str, np.ndarra
     add(f"{stack}/{stack}_norm/scale", EMBED)
   if not tied:
     add("decoder/logits_dense/kernel", EMBED, VOCAB)
-  return found
+  return params
 
 
 def heads_apart(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
   """Kernels of attention with an axis for the heads."""
-  found = dict(params)
+  split_params = dict(params)
   for name, x in params.items():
     if name.endswith(("query/kernel", "key/kernel", "value/kernel")):
-      found[name] = x.reshape(EMBED, HEADS, KV)
+      split_params[name] = x.reshape(EMBED, HEADS, KV)
     elif name.endswith("out/kernel"):
-      found[name] = x.reshape(HEADS, KV, EMBED)
-  return found
+      split_params[name] = x.reshape(HEADS, KV, EMBED)
+  return split_params
 
 
 def scanned(params: dict[str, np.ndarray], *, axis: int, name: str = "layers") -> dict[str, np.ndarray]:
   """The layers of each stack as one array, with the layers on `axis`; `name` may say {stack}."""
-  found = {key: x for key, x in params.items() if "/layers_" not in key}
+  stacked = {key: x for key, x in params.items() if "/layers_" not in key}
   for key in params:
     if "/layers_0/" in key:
       stack = key.split("/")[0]
-      each = [params[key.replace("layers_0", f"layers_{index}")] for index in range(LAYERS[stack])]
-      found[key.replace("layers_0", name.format(stack=stack))] = np.stack(each, axis=axis)
-  return found
+      layers = [params[key.replace("layers_0", f"layers_{index}")] for index in range(LAYERS[stack])]
+      stacked[key.replace("layers_0", name.format(stack=stack))] = np.stack(layers, axis=axis)
+  return stacked
 
 
 def relative_positions_in_layers(params: dict[str, np.ndarray], name: str, *, differ: bool = False):
   """Each layer has the table of its stack."""
-  found = {key: x for key, x in params.items() if "rel_embedding" not in key}
+  layered = {key: x for key, x in params.items() if "rel_embedding" not in key}
   for stack, number in LAYERS.items():
     for index in range(number):
       table = params[f"{stack}/relpos_bias/rel_embedding"]
-      found[f"{stack}/layers_{index}/{name}/rel_embedding"] = table + index * differ
-  return found
+      layered[f"{stack}/layers_{index}/{name}/rel_embedding"] = table + index * differ
+  return layered
 
 
 STORED = {

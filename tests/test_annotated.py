@@ -38,7 +38,7 @@ def flags(*bits):
 
 def test_the_examples_of_the_docstrings():
   """Their arrays; of what is drawn with some seed."""
-  np.testing.assert_array_equal(entity_masking.checked([[7, 12], [0, 3]], 12, place=""), [[0, 3], [7, 12]])
+  np.testing.assert_array_equal(entity_masking.checked([[7, 12], [0, 3]], 12, location=""), [[0, 3], [7, 12]])
   places = np.array([0, 4, 8, 12]), np.array([3, 7, 11, 14])
   starts = entity_masking.unit_starts(*places, np.array([[4, 14]]), np.array([True, True, True, False]))
   assert starts.tolist() == [True, True, False, False]

@@ -109,7 +109,7 @@ def test_a_request_names_its_adapter():
   source = pretrained.read_source(str(trained.workdir("encoder_decoder")))
   sources = multi_adapter.open_all(source, adapters())
   config = decoding.DecodeConfig(max_length=5)
-  service = text_predictor.Writer(engine.Ready(source, adapters=sources, ends_prompts=True), defaults=config)
+  service = text_predictor.WritingService(engine.Ready(source, adapters=sources, ends_prompts=True), defaults=config)
   assert service.about()["adapters"] == ["a", "b", "c"]
 
   def answer(asked, **fields):
@@ -119,7 +119,7 @@ def test_a_request_names_its_adapter():
   for options in ({}, {"beam": 2}):
     scores = []
     for name, each in ({"": source} | {name: pretrained.read_source(str(adapters()[name])) for name in "bc"}).items():
-      alone = answer(text_predictor.Writer(engine.Ready(each, ends_prompts=True), defaults=config), **options)
+      alone = answer(text_predictor.WritingService(engine.Ready(each, ends_prompts=True), defaults=config), **options)
       found = answer(service, adapter=name, **options)
       assert found["prediction"] == alone["prediction"] and found["score"] == pytest.approx(alone["score"], rel=1e-3)
       scores.append(found["score"])
@@ -137,7 +137,7 @@ def test_an_adapter_reads_behind_the_prefix_of_its_own_table():
   model = engine.Ready(
     source, adapters={"b": dataclasses.replace(sources["b"], run=tuned)}, ends_prompts=True, inputs_length=40
   )
-  service = text_predictor.Writer(model, defaults=decoding.DecodeConfig(max_length=3))
+  service = text_predictor.WritingService(model, defaults=decoding.DecodeConfig(max_length=3))
   assert model.read("dog", "b").tokens == model.read("sound: dog", "b").tokens == model.read("sound: dog").tokens
   assert model.read("dog").tokens != model.read("dog", "b").tokens
 

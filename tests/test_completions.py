@@ -256,7 +256,7 @@ def tuned(tmp_path_factory):
         path.write_text(json.dumps(content | {"data": content["data"] | {"table": table}}))
       source = pretrained.read_source(str(workdir))
       ends, defaults = prompt_builder.ends_prompts(source)[0], decoding.DecodeConfig(max_length=6)
-      model = text_predictor.Writer(engine.Ready(source, ends_prompts=ends), defaults=defaults)
+      model = text_predictor.WritingService(engine.Ready(source, ends_prompts=ends), defaults=defaults)
       running = stack.enter_context(server.make_server(model, host="127.0.0.1", port=0))
       found[kind] = workdir, running.server_port
     yield found
@@ -401,7 +401,7 @@ def test_pieces_of_words_join_to_the_text(tmp_path):
   own = [f"--config.data.vocabulary={model}", f"--config.data.files={tmp_path / 'text.jsonl'}"]
   assert command.main([*trained.arguments("decoder_only", tmp_path / "run"), *own]) == 0
   source = pretrained.read_source(str(tmp_path / "run"))
-  written = text_predictor.Writer(
+  written = text_predictor.WritingService(
     engine.Ready(source, ends_prompts=False), defaults=decoding.DecodeConfig(max_length=8)
   )
   loaded_model, endpoint = t2t.load(str(tmp_path / "run")), written.endpoints()["/v1/completions"]

@@ -11,10 +11,10 @@ import toy
 
 from t2t import UserError, sharding
 from t2t.inference import decoding, predictor
-from t2t.inference.prompt_features import Framing, padded
+from t2t.inference.prompt_features import PromptFraming, padded
 from t2t.models import config as config_lib
 
-FRAMING = Framing(bos_id=0, eos_id=toy.EOS, pad_id=0, cls_id=37, sep_id=38, mask_id=39)
+FRAMING = PromptFraming(bos_id=0, eos_id=toy.EOS, pad_id=0, cls_id=37, sep_id=38, mask_id=39)
 LENGTH = 4
 
 

@@ -219,7 +219,7 @@ def test_an_error_of_the_pipeline_is_itself(tmp_path, monkeypatch):
   def fail(*unused):
     raise KeyError("of a preprocessor")
 
-  monkeypatch.setattr(example_windows.Source, "windows", fail)
+  monkeypatch.setattr(example_windows.TaskSource, "windows", fail)
   with pytest.raises(KeyError, match="of a preprocessor") as raised:
     next(iterator)
   (note,) = raised.value.__notes__

@@ -161,7 +161,7 @@ class _Shards:
 def shards_of(name, *, num_streams, seed):
   data = data_of(name)
   plan = pipeline.plan(data, "encoder_decoder", pipeline.load_task(data), train=True, seed=seed)
-  return example_windows.Source(plan, plan.task, _Shards(), shard_order.shares(_Shards().shards(), num_streams))
+  return example_windows.TaskSource(plan, plan.task, _Shards(), shard_order.shares(_Shards().shards(), num_streams))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -169,17 +169,17 @@ def test_one_example_in_an_epoch_is_enough(register, seed):
   """Wherever the order of an epoch has it: at the beginning of one and at the end of the next."""
   source = shards_of(register("a_twelfth"), num_streams=1, seed=seed)
   read = []
-  for window in itertools.islice(source.windows(0, shard_order.Place()), 600):
-    read.append(window.place)
+  for window in itertools.islice(source.windows(0, shard_order.WindowPosition()), 600):
+    read.append(window.position)
     if window.records == [(b"7",)]:
       source.progress.note(0)
-  order = itertools.islice(source.order(0).windows(_Shards(), shard_order.Place()), 600)
-  assert read == [window.place for window in order]
+  order = itertools.islice(source.order(0).windows(_Shards(), shard_order.WindowPosition()), 600)
+  assert read == [window.position for window in order]
 
 
 def test_shares_without_an_example_end(register):
   source = shards_of(register("no_twelfth"), num_streams=2, seed=1)
-  assert len(list(itertools.islice(source.windows(0, shard_order.Place()), 600))) <= 2 * (6 + 12 + 2 * 4)
+  assert len(list(itertools.islice(source.windows(0, shard_order.WindowPosition()), 600))) <= 2 * (6 + 12 + 2 * 4)
 
 
 # ---- What is said of the first ---------------------------------------------------------------------------------------

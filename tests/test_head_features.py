@@ -86,7 +86,7 @@ def title(example, reading):
   }
 
 
-TITLE = kinds.Kind(("title",), ("options",), title, "class", unanswered=lambda _: {"label": tf.constant(-1)})
+TITLE = kinds.QuestionKind(("title",), ("options",), title, "class", unanswered=lambda _: {"label": tf.constant(-1)})
 
 
 @pytest.fixture(autouse=True)
@@ -144,7 +144,9 @@ class Case:
   @functools.cached_property
   def method(self):
     graphdef = pretrained.abstract(self.source, self.mesh).graphdef
-    return methods.Heads(methods.Asked(DATA, EvalConfig(), self.config, graphdef, self.mesh, BYTES, 2, None))
+    return methods.HeadMethod(
+      methods.EvaluationContext(DATA, EvalConfig(), self.config, graphdef, self.mesh, BYTES, 2, None)
+    )
 
   def evaluated(self):
     """The examples of `t2t eval`."""

@@ -243,8 +243,8 @@ def test_empty_predictions_are_counted(tmp_path, capsys):
   counts.add(
     [{"prediction": ""}, {"prediction": " "}, {"prediction": "a"}, {"prediction": None, "error": batch_inference.EMPTY}]
   )
-  job = batch_inference.Job("in.txt", "out.jsonl", "", 1, False)
-  with batch_inference._Progress(4, "new tokens") as progress:
+  job = batch_inference.InferenceJob("in.txt", "out.jsonl", "", 1, False)
+  with batch_inference._LineProgress(4, "new tokens") as progress:
     pass
   batch_inference._summarise(counts, progress, text_generation.Writing, job)
   assert "lines          4 (1 empty, 2 with an empty prediction)\n" in capsys.readouterr().out

@@ -190,7 +190,7 @@ def test_a_source_of_text_alone_is_refused_beside_them(tmp_path, capsys):
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_prompt_is_read_as_it_says(causal):
   """What decoding gives for the next token is what the whole row gives, both ways or from left to right."""
-  framing = prompt_features.Framing(bos_id=0, eos_id=1, pad_id=0, causal=causal)
+  framing = prompt_features.PromptFraming(bos_id=0, eos_id=1, pad_id=0, causal=causal)
   prompts = [[5, 6, 7, 8], [9, 10]]
   model = toy.model(MODEL)
   features = prompt_features.prompt_features(prompts, 6, architecture="decoder_only", framing=framing)

@@ -7,7 +7,7 @@ from t2t import UserError, sharding
 from t2t.inference import decoding, predictor, prompt_features
 from t2t.models import transformer
 
-FRAMING = prompt_features.Framing(bos_id=0, eos_id=toy.EOS, pad_id=0, cls_id=37, sep_id=38, mask_id=39)
+FRAMING = prompt_features.PromptFraming(bos_id=0, eos_id=toy.EOS, pad_id=0, cls_id=37, sep_id=38, mask_id=39)
 PROMPTS = [[7, 8, 9, toy.EOS], [5, toy.EOS], list(range(2, 21)), [11], [12, 13, 14, 15]]
 TARGETS = [[3, 4, toy.EOS], [9, toy.EOS], [2] * 17, [toy.EOS], [6]]
 

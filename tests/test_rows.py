@@ -320,7 +320,7 @@ def test_what_is_held_out_ends_where_a_task_is_never_drawn(register):
 def test_a_mixture_that_draws_in_its_own_way_is_refused(register):
   name = register("rows_own")
   mixture = seqio.Mixture("rows_drawn", [(name, 1)], sample_fn=lambda datasets, rates, seed: datasets[0])
-  plan = example_windows.Plan(
+  plan = example_windows.DataPlan(
     mixture, "train", lengths={"inputs": 8, "targets": 8}, convert=lambda x: x, pack=False, seed=0
   )
   with pytest.raises(UserError, match="rows_drawn: was registered with a sample_fn of its own"):

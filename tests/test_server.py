@@ -24,9 +24,9 @@ BEAM = GREEDY | {"beam": 3, "min_length": 7}
 
 
 @functools.cache
-def service(architecture: str) -> text_predictor.Writer:
+def service(architecture: str) -> text_predictor.WritingService:
   source = pretrained.read_source(str(trained.workdir(architecture)))
-  return text_predictor.Writer(
+  return text_predictor.WritingService(
     engine.Ready(source, ends_prompts=prompt_builder.ends_prompts(source)[0]),
     defaults=decoding.DecodeConfig(max_length=12, temperature=0.9, top_p=0.95),
   )

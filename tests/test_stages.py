@@ -321,14 +321,14 @@ def test_what_is_left_of_an_epoch_is_what_was_not_read(old, new):
   share = tuple(shard_order.Piece(number, weight=10_000.0 + number) for number in range(20))
   plan = types.SimpleNamespace(task=types.SimpleNamespace(name="a"), seed=1, train=True)
   both = [
-    example_windows.Source(types.SimpleNamespace(**vars(plan), window_bytes=size), plan.task, Numbered(), [share])
+    example_windows.TaskSource(types.SimpleNamespace(**vars(plan), window_bytes=size), plan.task, Numbered(), [share])
     for size in (old, new)
   ]
-  is_epoch = lambda window: window.place.epoch == 3
-  found = [list(itertools.takewhile(is_epoch, source.windows(0, shard_order.Place(3)))) for source in both]
+  is_epoch = lambda window: window.position.epoch == 3
+  found = [list(itertools.takewhile(is_epoch, source.windows(0, shard_order.WindowPosition(3)))) for source in both]
   for number, window in enumerate(found[0][:-1]):
-    place = position_migration._same_text(*both, 0, window.place)
-    rest = [x for x in found[1] if dataclasses.astuple(x.place) >= dataclasses.astuple(place)]
+    place = position_migration._same_text(*both, 0, window.position)
+    rest = [x for x in found[1] if dataclasses.astuple(x.position) >= dataclasses.astuple(place)]
     read = {record for x in found[0][:number] for record in x.records}
     again = {record for x in rest for record in x.records}
     assert not read & again

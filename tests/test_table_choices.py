@@ -107,7 +107,7 @@ def test_a_label_of_another_kind_is_named_with_its_line():
 )
 def test_a_number_is_never_taken_for_another_candidate(rows, first):
   """Numbers name their candidates, whatever the candidates are, or the column is refused."""
-  made = [reading.Row(asked(n, texts, label + first), f"line {n}") for n, (texts, label) in enumerate(rows)]
+  made = [reading.TableRow(asked(n, texts, label + first), f"line {n}") for n, (texts, label) in enumerate(rows)]
   spec = tables.TableSpec("choice", ("question",), "answer", candidates=("choices",))
   try:
     spec = choices.decide(spec, made, "auto", where="a.jsonl")

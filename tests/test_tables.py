@@ -71,7 +71,7 @@ def test_rows_have_the_line_that_they_begin_in(tmp_path):
     (2, {"id": "1", "text": "two\r\nlines"}),  # without the nameless row numbers of pandas
     (5, {"id": "2", "text": "b"}),
   ]
-  assert rows[1].place == f"{tmp_path}/a.csv, line 5"
+  assert rows[1].location == f"{tmp_path}/a.csv, line 5"
   (tmp_path / "a.json").write_text('[\n {"id": 1},\n\n {"id":\n 2, "b": null}]')
   assert [(row.number, row.values["id"]) for row in tables.read_rows([str(tmp_path / "a.json")])] == [(2, 1), (4, 2)]
   assert tables.columns([str(tmp_path / "a.json")]) == ("id", "b")

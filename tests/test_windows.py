@@ -66,7 +66,7 @@ def test_a_divisible_shard_is_cut_by_bytes():
   assert all(left.stop == right.start for left, right in itertools.pairwise(share))
 
 
-BEGINNING = shard_order.Place()
+BEGINNING = shard_order.WindowPosition()
 
 
 def taken(order, records, start=BEGINNING, number=30):
@@ -86,7 +86,7 @@ def test_any_window_is_found_again(sizes, size, seed, number):
   (share,) = shard_order.shares(records.shards(), 1)
   order = shard_order.Order(share, (seed or 0,), size, shuffled=seed is not None)
   whole = taken(order, records)
-  assert taken(order, records, whole[number].place, 30 - number) == whole[number:]
+  assert taken(order, records, whole[number].position, 30 - number) == whole[number:]
   assert len({window.seed for window in whole}) == len(whole)
 
 
@@ -99,7 +99,7 @@ def test_an_epoch_has_each_record_once_in_another_order():
     found = [
       record
       for window in itertools.takewhile(
-        lambda window: window.place.epoch < 128, order.windows(records, shard_order.Place())
+        lambda window: window.position.epoch < 128, order.windows(records, shard_order.WindowPosition())
       )
       for record in window.records
     ]
@@ -124,7 +124,7 @@ def test_what_is_passed_over_is_not_parsed():
   last = taken(order, records, number=80)[-1]
   parsed = []
   records.parse = lambda found: parsed.append(found) or found
-  assert taken(order, records, last.place, 1) == [last] and len(parsed) == len(last.records)
+  assert taken(order, records, last.position, 1) == [last] and len(parsed) == len(last.records)
 
 
 def test_a_share_without_a_record_ends():

@@ -25,16 +25,16 @@ def config(**fields) -> TransformerConfig:
   """A T5 1.1 whose sizes are all different, and divide over 8 devices where an axis is split."""
   sizes = dict(vocab_size=40, embed_dim=16, num_heads=4, head_dim=6, mlp_dim=32)
   layers = dict(num_encoder_layers=2, num_decoder_layers=3)
-  others = dict(architecture="encoder_decoder", dtype="float32")
+  other_fields = dict(architecture="encoder_decoder", dtype="float32")
   positions = dict(relative_position_buckets=8, relative_position_max_distance=6)
-  return TransformerConfig(**(sizes | layers | positions | others | fields))
+  return TransformerConfig(**(sizes | layers | positions | other_fields | fields))
 
 
 def encoder(**fields) -> TransformerConfig:
   """An encoder alone, of parts that are not T5's."""
-  others = dict(norm="layer", embedding_norm=True, scale_attention=True, logits_transform=True, tied_logits=True)
+  other_fields = dict(norm="layer", embedding_norm=True, scale_attention=True, logits_transform=True, tied_logits=True)
   layers = dict(num_encoder_layers=3, num_decoder_layers=0)
-  return config(**(dict(architecture="encoder_only", t5_dropout=False) | layers | others | fields))
+  return config(**(dict(architecture="encoder_only", t5_dropout=False) | layers | other_fields | fields))
 
 
 def decoder(**fields) -> TransformerConfig:
@@ -124,10 +124,10 @@ def loss(**fields) -> losses.CrossEntropy:
 
 def summed_loss(config: losses.CrossEntropyConfig | None = None):
   """(model, batch, dropout key or None) -> (summed loss, metrics): cross-entropy before it is divided."""
-  found = losses.CrossEntropy(config or loss_config())
+  cross_entropy = losses.CrossEntropy(config or loss_config())
 
   def loss_fn(model, batch, key):
-    terms, metrics = found(model, batch, {"loss": jnp.ones(())}, key=key, train=True)
+    terms, metrics = cross_entropy(model, batch, {"loss": jnp.ones(())}, key=key, train=True)
     return sum(terms.values()), metrics
 
   return loss_fn
@@ -233,7 +233,7 @@ def batch(
 
 def packed(batch: transformer.Batch) -> dict[str, jax.Array]:
   """All examples of a batch in one row, with segment ids and positions, and padding behind."""
-  found = {}
+  packed_batch = {}
   for side in ("encoder", "decoder"):
     features = {name: np.asarray(x) for name, x in batch.items() if name.startswith(side)}
     if features:
@@ -244,8 +244,8 @@ def packed(batch: transformer.Batch) -> dict[str, jax.Array]:
       features[f"{side}_positions"] = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
       for name, x in features.items():
         row = np.concatenate([x[index, :length] for index, length in enumerate(lengths)])
-        found[name] = jnp.asarray(np.pad(row, (0, 2))[None])
-  return found
+        packed_batch[name] = jnp.asarray(np.pad(row, (0, 2))[None])
+  return packed_batch
 
 
 @jax.jit

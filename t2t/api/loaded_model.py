@@ -463,7 +463,7 @@ class Model:
   # ---- Pairs and logits ----------------------------------------------------
 
   @functools.cached_property
-  def _framing(self) -> prompt_features.Framing:
+  def _framing(self) -> prompt_features.PromptFraming:
     return prompt_features.framing(self._vocabulary, causal=pretrained.reads_causally(self._source))
 
   @functools.cached_property

@@ -104,7 +104,7 @@ def main(argv: list[str]) -> int:
     raise UserError(f"--extra_ids {options.extra_ids}: only with --vocabulary; the task's own has its number")
   beam_caching.load_beam()
   beam_caching.run(
-    beam_caching.Job(
+    beam_caching.CacheJob(
       mixture=options.mixture,
       modules=_modules(options.mixture, options.task_modules),
       output_dir=options.output_dir,

@@ -113,7 +113,7 @@ def main(argv: list[str]) -> None:
     source, mesh, pool=options.pool, layer=options.layer, longest=longest, batch_size=options.batch_size
   )
   read = functools.partial(jsonl_io.read, options.input, field=options.field, form=way.form)
-  job = batch_inference.Job(
+  job = batch_inference.InferenceJob(
     options.input, options.output, options.field, options.batch_size, options.strict, called="vectors"
   )
   batch_inference.run(

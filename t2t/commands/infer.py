@@ -276,7 +276,9 @@ def main(argv: list[str]) -> None:
     if as_table:
       table_output.check(output_path, input_path)
     rows_path = table_output.rows_path(output_path) if as_table else output_path
-    job = batch_inference.Job(input_path, rows_path, options.field, options.batch_size, options.strict, blank=blank)
+    job = batch_inference.InferenceJob(
+      input_path, rows_path, options.field, options.batch_size, options.strict, blank=blank
+    )
     way = make_way(mesh)
     batch_inference.run(source, mesh, way, job, load=load)
     if as_table and jax.process_index() == 0:
@@ -448,7 +450,7 @@ def _chosen_way(
   wanted = _asked_alike(options, adapters, decode)
   # A base that only predicts tokens may carry heads.
   itself = wanted[0] != "head" or any(head.kind == wanted[1] for head in source.model.heads)
-  sources = adapter_routing.asked(source, adapters, itself=itself)
+  sources = adapter_routing.named_models(source, adapters, itself=itself)
   make = {id(each): _way(options, each, decode) for each in sources.values()}
   paths = {name: str(each.path) for name, each in adapters.items()}
 
@@ -516,4 +518,4 @@ def _service(
     tensor=options.tensor,
     special_tokens=options.special_tokens,
   )
-  return text_predictor.Writer(model, defaults=decode)
+  return text_predictor.WritingService(model, defaults=decode)

@@ -91,7 +91,7 @@ def main(argv: list[str]) -> None:
   screen.print(table)
 
 
-def _told(run: runs.Run) -> dict[str, Any]:
+def _told(run: runs.RecordedRun) -> dict[str, Any]:
   return {
     "path": str(run.path),
     "config": run.config_name,

@@ -107,12 +107,12 @@ def writers(rows: Mapping[int, set[tuple[int, int]]], *, batch_size: int, num_st
   In:  {0: {(0, 4)}, 1: {(0, 4)}, 2: {(4, 8)}, 3: {(4, 8)}}, batch_size 8, num_streams 4
   Out: {0: 0, 1: 0, 2: 2, 3: 2}
   """
-  per_stream, found = batch_size // num_streams, {}
+  per_stream, processes = batch_size // num_streams, {}
   for process in sorted(rows):
     for start, stop in rows[process]:
       for stream in range(start // per_stream, (stop - 1) // per_stream + 1):
-        found.setdefault(stream, process)
-  return found
+        processes.setdefault(stream, process)
+  return processes
 
 
 def choose_num_streams(
@@ -145,18 +145,18 @@ def choose_num_streams(
     raise UserError(
       f"config.data.num_streams={wanted} does not divide {named}={batch_size}; these numbers work: {working}"
     )
-  hosts = len({frozenset(held) for held in rows.values()})
+  hosts = len({frozenset(host_ranges) for host_ranges in rows.values()})
   most = max(hosts, min(DEFAULT_STREAMS * hosts, _MOST_STREAMS))
   if documents is not None:
     # A quarter of the documents: those held out may be all that a stream of two or three has.
     most = min(most, max(1, documents // 4))
-  own = lambda number: sum(
-    len(host_streams(held, batch_size=batch_size, num_streams=number)) * (batch_size // number)
-    == sum(stop - start for start, stop in held)
-    for held in rows.values()
+  exact_rows = lambda number: sum(
+    len(host_streams(host_ranges, batch_size=batch_size, num_streams=number)) * (batch_size // number)
+    == sum(stop - start for start, stop in host_ranges)
+    for host_ranges in rows.values()
   )
   # Best that no host makes rows which it does not need.
-  return max((number for number in working if number <= most), key=lambda number: (own(number), number))
+  return max((number for number in working if number <= most), key=lambda number: (exact_rows(number), number))
 
 
 class BatchIterator:
@@ -170,7 +170,7 @@ class BatchIterator:
 
   def __init__(
     self,
-    plan: rows_lib.Plan,
+    plan: rows_lib.DataPlan,
     streams: Sequence[int],
     *,
     num_streams: int,
@@ -281,11 +281,11 @@ class BatchIterator:
     Args:
       step: that it is of; it stands in each, as the stream's name does, by which a file in the wrong place is known.
     """
-    place = lambda stream: {} if step is None else {"step": step, "stream": stream_name(stream, self.num_streams)}
+    step_fields = lambda stream: {} if step is None else {"step": step, "stream": stream_name(stream, self.num_streams)}
     saved = {
       stream: {
         "version": _STATE_VERSION,
-        **place(stream),
+        **step_fields(stream),
         "position": rows_lib.position_to_json(self._plan, self._positions[stream]),
         "identity": self._identity,
       }
@@ -298,9 +298,11 @@ class BatchIterator:
       # The list once for each host, and in each stream whether it is another: hosts may be more when the run goes on.
       saved[min(saved)]["contents"] = {key: files.saved() for key, files in self._files.items()}
       digests = {key: files.short() for key, files in self._files.items()}
-      for each in saved.values():
-        each["digests"] = digests
-    return {stream_name(stream, self.num_streams): json.dumps(each).encode() for stream, each in saved.items()}
+      for stream_state in saved.values():
+        stream_state["digests"] = digests
+    return {
+      stream_name(stream, self.num_streams): json.dumps(stream_state).encode() for stream, stream_state in saved.items()
+    }
 
   def restore(self, state: Mapping[str, bytes], *, step: int) -> None:
     """Goes on where `state` was taken; streams of other hosts in it are ignored.
@@ -334,21 +336,22 @@ class BatchIterator:
     """Tells that the text of a run of an older version is read otherwise from now on, where it is."""
     saved = state[self.stream_names[0]]
     is_older = saved.startswith(b"1 ") or _SPECIAL_TOKENS not in json.loads(saved)["identity"]
-    if is_older and self._identity.get(_SPECIAL_TOKENS) is False and (found := self._spelled()):
+    if is_older and self._identity.get(_SPECIAL_TOKENS) is False and (spelled_tokens := self._spelled()):
       console.tell(
-        f"the text spells control tokens ({found}): up to the checkpoint an older version of t2t read them as control"
-        " tokens, from here on they are text; --config.data.special_tokens=True goes on as the run began"
+        f"the text spells control tokens ({spelled_tokens}): up to the checkpoint an older version of t2t read them as"
+        " control tokens, from here on they are text; --config.data.special_tokens=True goes on as the run began"
       )
 
   def _check_files(self, state: Mapping[str, bytes]) -> None:
     """Whether this host's files are those of its streams; older checkpoints do not say it, or of the first stream."""
-    found = [json.loads(state[name]) for name in self.stream_names if not state[name].startswith(b"1 ")]
+    saved_states = [json.loads(state[name]) for name in self.stream_names if not state[name].startswith(b"1 ")]
     listed = [
-      saved.get("contents") or ({"config.data.files": saved["files"]} if "files" in saved else {}) for saved in found
+      saved.get("contents") or ({"config.data.files": saved["files"]} if "files" in saved else {})
+      for saved in saved_states
     ]
     for key, files in self._files.items():
       differences = sorted({line for before in _different(listed, key) for line in files.differences(before)})
-      digests = _different([saved.get("digests", {}) for saved in found], key)
+      digests = _different([saved.get("digests", {}) for saved in saved_states], key)
       if not differences and any(map(files.differ, digests)):
         differences = ["what they hold, on this host"]  # which files, a host knows that saved the list
       if not differences:
@@ -402,8 +405,8 @@ class BatchIterator:
         )
       from t2t.data import position_migration
 
-      taken = step * self._batch_size // self.num_streams
-      return position_migration.proportional(self._plan, stream, num_streams=self.num_streams, taken=taken)
+      rows_read = step * self._batch_size // self.num_streams
+      return position_migration.proportional(self._plan, stream, num_streams=self.num_streams, taken=rows_read)
     saved = json.loads(state)
     if saved["version"] != _STATE_VERSION:
       raise UserError(
@@ -430,21 +433,21 @@ _TYPED = {"classes": "data.labels", "kind": "data.labels", "prefix": "data.prefi
 
 def _changed(key: str, old: Any, new: Any) -> str:
   """The error on a value of the data's identity that is another than that of a saved position."""
-  again = "start a new workdir from the parameters with config.init.checkpoint"
+  remedy = "start a new workdir from the parameters with config.init.checkpoint"
   if any(isinstance(x, str) and DataConfig.is_in_memory(x) for x in (old, new)):
     return (
       f"examples: the checkpoint's data position belongs to {DataConfig.described(str(old))}, and these are other"
-      f" examples, or in another order; pass the same again, or {again}"
+      f" examples, or in another order; pass the same again, or {remedy}"
     )
   if part := key.removeprefix("data.table.") if key.startswith("data.table.") else "":
     typed = _TYPED.get(part, "data.columns")
     return (
       f"config.{typed}: the {part} of the table would be {new!r}, but the checkpoint's data position belongs to"
-      f" {old!r}; set it back, or {again}"
+      f" {old!r}; set it back, or {remedy}"
     )
   now = "has no value" if new is None else f"is {new!r}"
   before = "a run that had none" if old is None else repr(old)
-  return f"config.{key} {now}, but the checkpoint's data position belongs to {before}; set it back, or {again}"
+  return f"config.{key} {now}, but the checkpoint's data position belongs to {before}; set it back, or {remedy}"
 
 
 def _is_of_files(key: str) -> bool:
@@ -469,8 +472,8 @@ def global_batch(
     def part(index: tuple[slice, ...]) -> np.ndarray:
       start, stop, _ = index[0].indices(batch_size)
       first, last = start // per_stream, (stop - 1) // per_stream
-      held = np.concatenate([rows[stream][name] for stream in range(first, last + 1)])
-      return held[start - first * per_stream : stop - first * per_stream]
+      stream_rows = np.concatenate([rows[stream][name] for stream in range(first, last + 1)])
+      return stream_rows[start - first * per_stream : stop - first * per_stream]
 
     return jax.make_array_from_callback((batch_size, *features[name].shape[1:]), batch_sharding, part)
 
@@ -488,6 +491,6 @@ def as_batch(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   return {name: array.astype(np.float32) if name.endswith("loss_weights") else array for name, array in arrays.items()}
 
 
-def _different(found: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
+def _different(records: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
   """What they have under a key, each once: streams of one host say the same, and it may take reading to compare."""
-  return list({json.dumps(each[key]): each[key] for each in found if key in each}.values())
+  return list({json.dumps(record[key]): record[key] for record in records if key in record}.values())

@@ -22,7 +22,7 @@ from t2t.runtime import amounts
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class CacheJob:
   """What is cached, and how; workers on other machines get it, too."""
 
   mixture: str
@@ -66,7 +66,7 @@ def load_beam():
   return beam, beam_utils
 
 
-def _runner(job: Job) -> Any:
+def _runner(job: CacheJob) -> Any:
   beam, _ = load_beam()
   # Beam's DirectRunner would first download a program; this is what it falls back to.
   name = "apache_beam.runners.portability.fn_api_runner.FnApiRunner" if job.is_local else job.runner
@@ -81,14 +81,14 @@ def _runner(job: Job) -> Any:
 # ---- Tasks -----------------------------------------------------------------------------------------------------------
 
 
-def _task_or_mixture(name: str, job: Job) -> task_resolution.Found:
+def _task_or_mixture(name: str, job: CacheJob) -> task_resolution.Provider:
   """A task or mixture, in the user's vocabulary."""
-  found = registry.task_or_mixture(name, modules=job.modules, where="--mixture ", modules_where="--task_modules")
+  provider = registry.task_or_mixture(name, modules=job.modules, where="--mixture ", modules_where="--task_modules")
   if not job.vocabulary:
-    return raw_text.guarded(found)
+    return raw_text.guarded(provider)
   try:
     vocabulary = vocabularies.load(job.vocabulary, extra_ids=job.extra_ids)
-    return raw_text.guarded(task_resolution.adapt(found, vocabulary=vocabulary))
+    return raw_text.guarded(task_resolution.adapt(provider, vocabulary=vocabulary))
   except UserError as error:
     raise UserError(str(error).replace("config.data.vocabulary=", "--vocabulary ")) from error
 
@@ -100,7 +100,7 @@ def _registered_name(name: str) -> str:
   return f"{name}.cached"
 
 
-def _register(name: str, job: Job) -> None:
+def _register(name: str, job: CacheJob) -> None:
   """Registers a task as it is cached: seqio's workers find what they preprocess by its name."""
   with _REGISTERING:
     if _registered_name(name) in seqio.TaskRegistry.names():
@@ -115,21 +115,21 @@ def _register(name: str, job: Job) -> None:
 # ---- Running ---------------------------------------------------------------------------------------------------------
 
 
-class _Progress:
+class _ExampleCounter:
   """Says how many examples have come by, every ten seconds; hands them on."""
 
   def __init__(self, label: str):
-    self._label, self._count, self._said = label, 0, time.monotonic()
+    self._label, self._count, self._last_printed = label, 0, time.monotonic()
 
   def __call__(self, example):
     self._count += 1
-    if time.monotonic() - self._said >= 10:
-      self._said = time.monotonic()
+    if time.monotonic() - self._last_printed >= 10:
+      self._last_printed = time.monotonic()
       print(f"  {self._label}: {self._count:,} examples", flush=True)
     return example
 
 
-def _add_to_pipeline(pipeline, task: seqio.Task, job: Job) -> None:
+def _add_to_pipeline(pipeline, task: seqio.Task, job: CacheJob) -> None:
   """The steps that cache a task, as in seqio's scripts/cache_tasks_main.py."""
   beam, beam_utils = load_beam()
   folder = job.folder(task)
@@ -147,7 +147,7 @@ def _add_to_pipeline(pipeline, task: seqio.Task, job: Job) -> None:
     examples = (
       pipeline
       | f"{label}: preprocess" >> preprocess
-      | f"{label}: count" >> beam.Map(_Progress(label))
+      | f"{label}: count" >> beam.Map(_ExampleCounter(label))
       | f"{label}: shuffle" >> beam.Reshuffle()
     )
     prefix = seqio.get_cached_tfrecord_prefix(folder, split)
@@ -176,7 +176,7 @@ def _add_to_pipeline(pipeline, task: seqio.Task, job: Job) -> None:
   )
 
 
-def _run(tasks: Sequence[seqio.Task], job: Job) -> None:
+def _run(tasks: Sequence[seqio.Task], job: CacheJob) -> None:
   """Runs one pipeline for these tasks to its end; what was there of them is removed first."""
   beam, _ = load_beam()
   states = beam.runners.runner.PipelineState
@@ -223,18 +223,18 @@ def _reason(error: Exception) -> str:
   return (raised or lines or [type(error).__name__])[-1]
 
 
-def _tasks(job: Job) -> list[seqio.Task]:
+def _tasks(job: CacheJob) -> list[seqio.Task]:
   """The tasks of the mixture that have one of the splits."""
   parts = [_task_or_mixture(name.strip(), job) for name in job.mixture.split(",")]
   tasks = {task.name: task for part in parts for task in task_resolution.tasks_of(part)}.values()
-  known = sorted({split for task in tasks for split in task.splits})
+  known_splits = sorted({split for task in tasks for split in task.splits})
   for split in job.splits:
-    if split not in known:
-      raise UserError(f"--splits {split}: {job.mixture} has no such split; it has {', '.join(known)}")
+    if split not in known_splits:
+      raise UserError(f"--splits {split}: {job.mixture} has no such split; it has {', '.join(known_splits)}")
   return [task for task in tasks if job.splits_of(task)]
 
 
-def _is_complete(task: seqio.Task, job: Job) -> bool:
+def _is_complete(task: seqio.Task, job: CacheJob) -> bool:
   """Whether nothing is to be done for a task.
 
   Raises:
@@ -257,7 +257,7 @@ def _is_complete(task: seqio.Task, job: Job) -> bool:
   return True
 
 
-def run(job: Job) -> None:
+def run(job: CacheJob) -> None:
   """Caches what is not cached yet; says what, how far it is and what came out.
 
   Raises:
@@ -287,7 +287,7 @@ def run(job: Job) -> None:
   print(f"next:\n  {_next_command(job)}")
 
 
-def _summary(task: seqio.Task, job: Job) -> Iterator[str]:
+def _summary(task: seqio.Task, job: CacheJob) -> Iterator[str]:
   """A line for each split."""
   folder = job.folder(task)
   for split in job.splits_of(task):
@@ -299,7 +299,7 @@ def _summary(task: seqio.Task, job: Job) -> Iterator[str]:
     yield f"  {task.name} {split}: {counted}"
 
 
-def _next_command(job: Job) -> str:
+def _next_command(job: CacheJob) -> str:
   options = {
     "mixture": job.mixture,
     "cache_dir": job.output_dir,

@@ -35,13 +35,15 @@ def alike(tasks: Sequence[seqio.Task], languages: Mapping[str, Sequence[int]] | 
     languages: name of a task -> the token type of its texts, and of those with translations also of these; those not
       named keep theirs.
   """
-  known = {name: feature for task in tasks for name, feature in task.output_features.items()}
-  lacking = {task.name: [name for name in known if name not in task.output_features] for task in tasks}
+  known_features = {name: feature for task in tasks for name, feature in task.output_features.items()}
+  lacking = {task.name: [name for name in known_features if name not in task.output_features] for task in tasks}
   for task in tasks:
     if any(name not in _FOLLOWS or _FOLLOWS[name][0] not in task.output_features for name in lacking[task.name]):
       return list(tasks)
-  found = [_with(task, {name: known[name] for name in lacking[task.name]}) for task in tasks]
-  return [_told(task, languages[task.name]) if task.name in (languages or {}) else task for task in found]
+  filled_tasks = [_with(task, {name: known_features[name] for name in lacking[task.name]}) for task in tasks]
+  return [
+    _with_languages(task, languages[task.name]) if task.name in (languages or {}) else task for task in filled_tasks
+  ]
 
 
 def _with(task: seqio.Task, added: Mapping[str, seqio.Feature]) -> seqio.Task:
@@ -53,15 +55,15 @@ def _with(task: seqio.Task, added: Mapping[str, seqio.Feature]) -> seqio.Task:
 
   def fill(dataset: tf.data.Dataset) -> tf.data.Dataset:
     def filled(features: Features) -> Features:
-      found = {name: _FOLLOWS[name] for name in added}
-      return features | {name: tf.cast(make(features[of], sep_id), tf.int32) for name, (of, make) in found.items()}
+      rules = {name: _FOLLOWS[name] for name in added}
+      return features | {name: tf.cast(make(features[of], sep_id), tf.int32) for name, (of, make) in rules.items()}
 
     return dataset.map(filled, num_parallel_calls=tf.data.AUTOTUNE)
 
   return task.replace(preprocessors=[*task.preprocessors, fill], output_features={**task.output_features, **added})
 
 
-def _told(task: seqio.Task, languages: Sequence[int]) -> seqio.Task:
+def _with_languages(task: seqio.Task, languages: Sequence[int]) -> seqio.Task:
   """A task whose token types say languages.
 
   In:  {"token_types": [0, 0, 0, 1, 1]}, languages [2, 0]; [0, 0, 1], languages [4]
@@ -70,9 +72,9 @@ def _told(task: seqio.Task, languages: Sequence[int]) -> seqio.Task:
   table = [languages[0], languages[-1]]
 
   def tell(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    def told(features: Features) -> Features:
+    def with_languages(features: Features) -> Features:
       return features | {"token_types": tf.gather(tf.constant(table, tf.int32), features["token_types"])}
 
-    return dataset.map(told, num_parallel_calls=tf.data.AUTOTUNE)
+    return dataset.map(with_languages, num_parallel_calls=tf.data.AUTOTUNE)
 
   return task.replace(preprocessors=[*task.preprocessors, tell])

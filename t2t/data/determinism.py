@@ -22,7 +22,7 @@ _DRAWING = frozenset(
 )
 
 
-def check(plan: example_windows.Plan) -> None:
+def check(plan: example_windows.DataPlan) -> None:
   """Checks that each task with code of its user makes equal examples of equal records, on the first few records.
 
   To build a task twice takes a seventh of the start of a run; t2t's and seqio's own code is covered by tests.
@@ -32,31 +32,31 @@ def check(plan: example_windows.Plan) -> None:
       seed, or that takes a part of what it is given.
   """
   for task in filter(_has_user_code, plan.tasks):
-    first, again = (_first_records(plan, task) for _ in range(2))
+    first, second = (_first_records(plan, task) for _ in range(2))
     if first is None:
       continue
     records, columns = first
-    if not all(map(np.array_equal, columns, again[1])):
+    if not all(map(np.array_equal, columns, second[1])):
       raise UserError(
         f"{task.name}: its source gives other records, or in another order, each time that it is asked with"
         " shuffle=False; a run that was stopped could not go on with the same data. Let it give them in one order:"
         " t2t shuffles them"
       )
-    made = functools.partial(_made, plan, task, records, columns)
-    examples = _repeated(made)
+    make_examples = functools.partial(_examples_twice, plan, task, records, columns)
+    examples = _repeated(make_examples)
     if examples is None:
       steps = task.preprocessors
       shortest = next(
         number
         for number in range(1, len(steps) + 1)
-        if _repeated(functools.partial(made, steps=number)) is None or number == len(steps)
+        if _repeated(functools.partial(make_examples, steps=number)) is None or number == len(steps)
       )
       raise UserError(
         f"{task.name}: its preprocessor {_name(steps[shortest - 1])} makes something else of the same records when it"
         " is asked again, so that a run that was stopped could not go on with the same data; draw at random with the"
         " seeds that @seqio.map_over_dataset(num_seeds=...) gives, and keep nothing between records"
       )
-    _check_takes_all(task, made, records=len(columns[0]), examples=examples)
+    _check_takes_all(task, make_examples, records=len(columns[0]), examples=examples)
 
 
 def _has_user_code(task: seqio.Task) -> bool:
@@ -70,37 +70,37 @@ def _has_user_code(task: seqio.Task) -> bool:
 def _reaches_user_code(x: Any) -> bool:
   """Returns whether a preprocessor is defined outside of t2t and seqio, or a function that it holds at any depth is."""
   if isinstance(x, functools.partial):
-    held = (x.func, *x.args, *x.keywords.values())
+    inner_values = (x.func, *x.args, *x.keywords.values())
   elif isinstance(x, Mapping):
-    held = x.values()
+    inner_values = x.values()
   elif isinstance(x, list | tuple | set | frozenset):
-    held = x
+    inner_values = x
   elif not callable(x):
     return False
   elif not example_windows.is_of_library(x):
     return True
   elif inspect.isfunction(x):
-    held = inspect.getclosurevars(x).nonlocals.values()
+    inner_values = inspect.getclosurevars(x).nonlocals.values()
   else:
-    held = getattr(x, "__dict__", {}).values()
-  return any(map(_reaches_user_code, held))
+    inner_values = getattr(x, "__dict__", {}).values()
+  return any(map(_reaches_user_code, inner_values))
 
 
 def _first_records(
-  plan: example_windows.Plan, task: seqio.Task
+  plan: example_windows.DataPlan, task: seqio.Task
 ) -> tuple[shard_order.Records, tuple[np.ndarray, ...]] | None:
   """The records of a task's source, and a few of them; None if it has none."""
   records = example_windows.records_of(task, plan.split)
   (share,) = shard_order.shares(records.shards(), 1)
   order = shard_order.Order(share, (0,), plan.window_bytes, shuffled=False)
-  first = next(order.windows(records, shard_order.Place()), None)
+  first = next(order.windows(records, shard_order.WindowPosition()), None)
   if first is None:
     return None
   return records, tuple(column[:_COMPARED_RECORDS] for column in first.columns)
 
 
-def _made(
-  plan: example_windows.Plan,
+def _examples_twice(
+  plan: example_windows.DataPlan,
   task: seqio.Task,
   records: shard_order.Records,
   columns: Sequence[np.ndarray],
@@ -111,17 +111,17 @@ def _made(
   """(0 or 1, example): what a task, or its first steps, makes of a part of some records twice, in one iterator."""
 
   def of_window(time: tf.Tensor) -> tf.data.Dataset:
-    found = records.features(tuple(tf.constant(column[part]) for column in columns))
+    features = records.features(tuple(tf.constant(column[part]) for column in columns))
     seed = tf.constant(1, tf.int64)
     if steps is None:
-      made = example_windows.examples_of_window(plan, task, found, seed)
+      dataset = example_windows.examples_of_window(plan, task, features, seed)
     else:
       with example_windows.drawn_from(seed), seqio.map_seed_manager(0):
-        made = found
+        dataset = features
         for step in task.preprocessors[:steps]:
           step = seqio.add_kwargs_to_transform(step, sequence_length=plan.lengths, output_features=task.output_features)
-          made = step(made)
-    return made.map(lambda example: (time, example))
+          dataset = step(dataset)
+    return dataset.map(lambda example: (time, example))
 
   return (
     tf.data.Dataset.range(2).flat_map(example_windows.as_it_stands(of_window)).with_options(example_windows.options())
@@ -134,9 +134,9 @@ def _repeated(make: Callable[[], tf.data.Dataset]) -> int | None:
   Neither do they where something is drawn anew.  To build a dataset takes longer than all else.
   """
   datasets = (make(), make())
-  found = [_twice(dataset) for dataset in datasets]
-  first = found[0][0]
-  repeats = all(_same(first, other) for pair in found for other in pair) and not _draws(datasets[0])
+  example_pairs = [_twice(dataset) for dataset in datasets]
+  first = example_pairs[0][0]
+  repeats = all(_same(first, examples) for pair in example_pairs for examples in pair) and not _draws(datasets[0])
   return len(first) if repeats else None
 
 
@@ -148,27 +148,29 @@ def _draws(dataset: tf.data.Dataset) -> bool:
 
 
 def _twice(dataset: tf.data.Dataset) -> tuple[list, list]:
-  found: tuple[list, list] = ([], [])
+  passes: tuple[list, list] = ([], [])
   for time, example in dataset:
-    found[int(time)].append([np.asarray(x.numpy()) for x in tf.nest.flatten(example, expand_composites=True)])
-  return found
+    passes[int(time)].append([np.asarray(x.numpy()) for x in tf.nest.flatten(example, expand_composites=True)])
+  return passes
 
 
 def _same(left: list, right: list) -> bool:
   return len(left) == len(right) and all(
     a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
-    for one, other in zip(left, right, strict=True)
-    for a, b in zip(one, other, strict=True)
+    for left_example, right_example in zip(left, right, strict=True)
+    for a, b in zip(left_example, right_example, strict=True)
   )
 
 
-def _check_takes_all(task: seqio.Task, made: Callable[..., tf.data.Dataset], *, records: int, examples: int) -> None:
+def _check_takes_all(
+  task: seqio.Task, make_examples: Callable[..., tf.data.Dataset], *, records: int, examples: int
+) -> None:
   """Whether more records make more examples, unless all together make one: text that is joined may be so short.
 
   Raises:
     UserError: all make no more than a part of them.
   """
-  count = lambda part: len(_twice(made(part))[0])
+  count = lambda part: len(_twice(make_examples(part))[0])
   half = records // 2
   if half >= 8 and 1 < examples < half and examples == count(slice(half)) == count(slice(half, None)):
     raise UserError(

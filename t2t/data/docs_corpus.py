@@ -54,7 +54,7 @@ def prose(docstring: str) -> str:
   In:  "Returns the `sum`.\\n\\n>>> add(1, 2)\\n3"
   Out: "Returns the sum."                              provided that a paragraph has at least 6 words
   """
-  kept = []
+  paragraphs = []
   for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(docstring)):
     text = _ROLE.sub(r"\1", paragraph)
     if _NOT_PROSE.search(text):
@@ -62,8 +62,8 @@ def prose(docstring: str) -> str:
     text = " ".join(text.replace("`", "").replace("*", "").split())
     letters = sum(character.isalpha() and character.isascii() or character == " " for character in text)
     if text.count(" ") >= 5 and letters >= 0.9 * len(text):
-      kept.append(text)
-  return " ".join(kept)
+      paragraphs.append(text)
+  return " ".join(paragraphs)
 
 
 def documents(path: pathlib.Path) -> Iterator[str]:
@@ -95,11 +95,11 @@ def _folders() -> list[tuple[str, pathlib.Path]]:
 
 
 def _python_files(folder: pathlib.Path) -> list[pathlib.Path]:
-  found = []
+  paths = []
   for root, folders, files in os.walk(folder):
     folders[:] = sorted(name for name in folders if name not in _SKIPPED_FOLDERS)
-    found += [pathlib.Path(root) / name for name in sorted(files) if name.endswith(".py") and "_test" not in name]
-  return found
+    paths += [pathlib.Path(root) / name for name in sorted(files) if name.endswith(".py") and "_test" not in name]
+  return paths
 
 
 def key() -> str:

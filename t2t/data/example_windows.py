@@ -46,7 +46,7 @@ _SHUFFLING_STREAMS = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class DataPlan:
   """What rows are made of.
 
   task: a task or a mixture, as the architecture needs it.
@@ -77,12 +77,12 @@ class Plan:
     return _EXAMPLES_OF_WINDOW * _BYTES_OF_TOKEN * sum(self.lengths.values())
 
 
-def beginning(plan: Plan) -> np.ndarray:
+def beginning(plan: DataPlan) -> np.ndarray:
   """The position of a stream that has yielded nothing."""
   return np.zeros(MIXED + TASK * len(plan.tasks), np.int64)
 
 
-def position_to_json(plan: Plan, position: np.ndarray) -> dict[str, Any]:
+def position_to_json(plan: DataPlan, position: np.ndarray) -> dict[str, Any]:
   """A position for people and for other versions.
 
   In:  [0, 0, 2, 0, 5, 17] of a task "files"
@@ -101,7 +101,7 @@ def epochs(position: np.ndarray) -> np.ndarray:
   return position[MIXED::TASK]
 
 
-def position_from_json(plan: Plan, saved: Mapping[str, Any]) -> np.ndarray:
+def position_from_json(plan: DataPlan, saved: Mapping[str, Any]) -> np.ndarray:
   """The inverse of `position_to_json`.
 
   Raises:
@@ -148,9 +148,9 @@ def drawn_from(seed: tf.Tensor) -> Iterator[None]:
   """
   plain = tf.data.Dataset.random
 
-  def random(own: Any = None, *arguments, **options) -> tf.data.Dataset:
-    own = options.pop("seed", own)
-    return plain(own if own is None else tf.cast(own, tf.int64) + seed, *arguments, **options)
+  def random(op_seed: Any = None, *arguments, **options) -> tf.data.Dataset:
+    op_seed = options.pop("seed", op_seed)
+    return plain(op_seed if op_seed is None else tf.cast(op_seed, tf.int64) + seed, *arguments, **options)
 
   tf.data.Dataset.random = staticmethod(random)
   try:
@@ -177,7 +177,7 @@ def _needs_autograph(task: seqio.Task) -> bool:
 
 
 def examples_of_window(
-  plan: Plan, task: seqio.Task, records: tf.data.Dataset, seed: tf.Tensor, *, buffer: int = 1, trim: bool = True
+  plan: DataPlan, task: seqio.Task, records: tf.data.Dataset, seed: tf.Tensor, *, buffer: int = 1, trim: bool = True
 ) -> Examples:
   """The examples that a task makes of the records of one window."""
   make = task.replace(source=_Given(records, plan.split)).get_dataset
@@ -227,10 +227,10 @@ class Progress:
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class TaskSource:
   """A task of a plan, and how its records are read."""
 
-  plan: Plan
+  plan: DataPlan
   task: seqio.Task
   records: shard_order.Records
   shares: Sequence[tuple[shard_order.Piece, ...]]
@@ -244,15 +244,17 @@ class Source:
     seed = (self.plan.seed, stream, zlib.crc32(self.task.name.encode()))
     return shard_order.Order(share, seed, self.plan.window_bytes, shuffled=self.plan.train, forever=self.plan.train)
 
-  def _used(self, stream: int, order: shard_order.Order, place: shard_order.Place) -> Iterator[shard_order.Window]:
+  def _used(
+    self, stream: int, order: shard_order.Order, start: shard_order.WindowPosition
+  ) -> Iterator[shard_order.Window]:
     """The windows of an order up to an epoch without an example, or from its beginning `MOST_UNUSED` records."""
-    begins, progress = place == shard_order.Place(), self.progress
-    epoch = None if begins else place.epoch
+    begins, progress = start == shard_order.WindowPosition(), self.progress
+    epoch = None if begins else start.epoch
     # Records of each window since the last example, and whether an epoch begins with it.  The newest windows are apart:
     # their examples may not have been read yet.
     newest: collections.deque[tuple[int, bool]] = collections.deque()
     records = epochs = 0
-    for window in order.windows(self.records, place):
+    for window in order.windows(self.records, start):
       if stream in progress.made:
         progress.made.discard(stream)
         newest.clear()
@@ -262,20 +264,20 @@ class Source:
         return
       if begins and stream not in progress.yields and records >= bad_records.MOST_UNUSED:
         return
-      newest.append((len(window.records), window.place.epoch != epoch))
-      epoch = window.place.epoch
+      newest.append((len(window.records), window.position.epoch != epoch))
+      epoch = window.position.epoch
       if len(newest) > _AHEAD:
         number, is_first = newest.popleft()
         records, epochs = records + number, epochs + is_first
       progress.records[stream] = progress.records.get(stream, 0) + len(window.records)
       yield window
 
-  def windows(self, stream: int, place: shard_order.Place) -> Iterator[shard_order.Window]:
+  def windows(self, stream: int, start: shard_order.WindowPosition) -> Iterator[shard_order.Window]:
     """The windows of a stream; training on a share without any example reads all shares, in an order of its own."""
-    yield from self._used(stream, self.order(stream), place)
+    yield from self._used(stream, self.order(stream), start)
     if self.plan.train:
-      (whole,) = shard_order.shares(self.records.shards(), 1)
-      yield from self._used(stream, self._order(stream, whole), place)
+      (whole_share,) = shard_order.shares(self.records.shards(), 1)
+      yield from self._used(stream, self._order(stream, whole_share), start)
 
   def yields_nothing(self) -> UserError:
     """The error of a split of which no example comes."""
@@ -295,9 +297,14 @@ class Source:
 
     def generate(number: int) -> Iterator[tuple]:
       position = start(int(number))
-      place, taken = shard_order.Place(*map(int, position[:3])), int(position[3])
-      for window in self.windows(int(number), place):
-        yield window.columns, dataclasses.astuple(window.place), window.seed, taken if window.place == place else 0
+      window_position, rows_read = shard_order.WindowPosition(*map(int, position[:3])), int(position[3])
+      for window in self.windows(int(number), window_position):
+        yield (
+          window.columns,
+          dataclasses.astuple(window.position),
+          window.seed,
+          rows_read if window.position == window_position else 0,
+        )
       if self.plan.train:
         raise UserError(str(self.yields_nothing()))  # tf.data hands on the name of the class and the text
 
@@ -305,16 +312,18 @@ class Source:
       self.progress.note(int(stream))
       return number
 
-    def rows(columns: tuple[tf.Tensor, ...], place: tf.Tensor, seed: tf.Tensor, skip: tf.Tensor) -> tf.data.Dataset:
-      found = make(self.records.features(columns), seed).enumerate(1).skip(skip)
+    def rows(
+      columns: tuple[tf.Tensor, ...], window_position: tf.Tensor, seed: tf.Tensor, skip: tf.Tensor
+    ) -> tf.data.Dataset:
+      examples = make(self.records.features(columns), seed).enumerate(1).skip(skip)
 
       def placed(number: tf.Tensor, element: Any) -> Any:
         # Python is called once for each window.
         noted = lambda: tf.ensure_shape(tf.numpy_function(note, [stream, number], tf.int64), [])
         number = tf.cond(number == skip + 1, noted, lambda: number)
-        return behind(element, tf.concat([place, [number]], 0))
+        return behind(element, tf.concat([window_position, [number]], 0))
 
-      return found.map(not_converted(placed))
+      return examples.map(not_converted(placed))
 
     signature = (
       (tf.TensorSpec([None], tf.string),) * self.records.num_columns,
@@ -322,8 +331,8 @@ class Source:
       tf.TensorSpec([], tf.int64),
       tf.TensorSpec([], tf.int64),
     )
-    found = tf.data.Dataset.from_generator(generate, args=(stream,), output_signature=signature)
-    return found.prefetch(1).flat_map(as_it_stands(rows))
+    window_tensors = tf.data.Dataset.from_generator(generate, args=(stream,), output_signature=signature)
+    return window_tensors.prefetch(1).flat_map(as_it_stands(rows))
 
 
 def records_of(task: seqio.Task, split: str) -> shard_order.Records:
@@ -332,7 +341,7 @@ def records_of(task: seqio.Task, split: str) -> shard_order.Records:
   if isinstance(source, sources.FileSource):
     return source.records(split)
   failure = lambda error, where: named.failure(error, task.name, what=f"its source fails in {where}")
-  return shard_order.SeqioRecords(source, split, kind=type(named.own(source)).__name__, failure=failure)
+  return shard_order.SeqioRecords(source, split, kind=type(named.unwrapped(source)).__name__, failure=failure)
 
 
 def has_answer(example: Mapping[str, Any]) -> Any:
@@ -355,13 +364,13 @@ def labelled(dataset: tf.data.Dataset) -> tf.data.Dataset:
   return dataset.filter(has_answer)
 
 
-def sources_of(plan: Plan, num_streams: int) -> list[Source]:
+def sources_of(plan: DataPlan, num_streams: int) -> list[TaskSource]:
   """The tasks of a plan, each with what every stream reads of it."""
-  found = []
+  task_sources = []
   for task in plan.tasks:
     records = records_of(task, plan.split)
-    found.append(Source(plan, task, records, shard_order.shares(records.shards(), num_streams)))
-  return found
+    task_sources.append(TaskSource(plan, task, records, shard_order.shares(records.shards(), num_streams)))
+  return task_sources
 
 
 def _buffer(task: seqio.Task, num_streams: int) -> int:
@@ -373,7 +382,7 @@ def _buffer(task: seqio.Task, num_streams: int) -> int:
 # ---- A stream --------------------------------------------------------------------------------------------------------
 
 
-def _of_task(source: Source, stream: tf.Tensor, start: Callable[[int], np.ndarray]) -> tf.data.Dataset:
+def _of_task(source: TaskSource, stream: tf.Tensor, start: Callable[[int], np.ndarray]) -> tf.data.Dataset:
   """Rows of a stream of one task."""
   plan = source.plan
   buffer = _buffer(source.task, len(source.shares))
@@ -384,21 +393,23 @@ def _of_task(source: Source, stream: tf.Tensor, start: Callable[[int], np.ndarra
   return source.dataset(stream, lambda number: start(number)[MIXED:], make, behind)
 
 
-def _of_mixture(found: Sequence[Source], stream: tf.Tensor, start: Callable[[int], np.ndarray]) -> tf.data.Dataset:
+def _of_mixture(
+  task_sources: Sequence[TaskSource], stream: tf.Tensor, start: Callable[[int], np.ndarray]
+) -> tf.data.Dataset:
   """Rows of a stream of several tasks; which one an example is of is drawn from its number."""
-  plan, number = found[0].plan, len(found)
+  plan, number = task_sources[0].plan, len(task_sources)
   size = _MIXED_PACKED if plan.pack else _MIXED_ALONE
-  at = tf.ensure_shape(tf.numpy_function(start, [stream], tf.int64), [MIXED + TASK * number])
-  first, taken = at[0], at[1]
+  start_position = tf.ensure_shape(tf.numpy_function(start, [stream], tf.int64), [MIXED + TASK * number])
+  first, rows_read = start_position[0], start_position[1]
 
   def examples_of(task: int) -> tf.data.Dataset:
-    own = slice(MIXED + TASK * task, MIXED + TASK * (task + 1))
-    source = found[task]
+    task_slice = slice(MIXED + TASK * task, MIXED + TASK * (task + 1))
+    source = task_sources[task]
     buffer = _buffer(source.task, len(source.shares))
     make = lambda records, seed: labelled(examples_of_window(plan, source.task, records, seed, buffer=buffer))
     names = (*plan.task.output_features, of_models.TASK)
     as_drawn = lambda features, position: ({name: features[name] for name in names if name in features}, task, position)
-    return source.dataset(stream, lambda number: start(number)[own], make, as_drawn)
+    return source.dataset(stream, lambda number: start(number)[task_slice], make, as_drawn)
 
   # What is held out of a small task is less than all streams ask for: the others go on without it.  One that is never
   # drawn would never be found to have ended, and no end would come.
@@ -411,8 +422,8 @@ def _of_mixture(found: Sequence[Source], stream: tf.Tensor, start: Callable[[int
 
   def note(table: tf.Tensor, window: tuple) -> tuple:
     """Where the tasks stood before a window, and before each of its examples."""
-    features, *rest = window
-    drawn, positions = (tf.data.Dataset.get_single_element(part.batch(size)) for part in rest)
+    features, *drawn_and_positions = window
+    drawn, positions = (tf.data.Dataset.get_single_element(part.batch(size)) for part in drawn_and_positions)
     behind = places_behind(table, drawn, positions)
     return behind[-1], (features, tf.concat([table[None], behind[:-1]], 0))
 
@@ -420,9 +431,9 @@ def _of_mixture(found: Sequence[Source], stream: tf.Tensor, start: Callable[[int
     features, tables = window
     at_start = tf.reshape(tables[0], [-1])
     behind = lambda number: tf.concat([[index, number], at_start], 0)
-    found = plan.convert(tf.data.Dataset.zip(features))
+    converted = plan.convert(tf.data.Dataset.zip(features))
     if not plan.train:
-      return found.enumerate(1).map(lambda number, features: {**features, POSITION: behind(number)})
+      return converted.enumerate(1).map(lambda number, features: {**features, POSITION: behind(number)})
 
     def counted(state: tuple, features: Mapping[str, tf.Tensor]) -> tuple:
       """Behind a row: its number, and how many examples there are up to it, the last of which says of which passes."""
@@ -431,9 +442,9 @@ def _of_mixture(found: Sequence[Source], stream: tf.Tensor, start: Callable[[int
       return (number, examples), {**features, POSITION: behind(number), EPOCHS: passes}
 
     zero = tf.constant(0, tf.int64)
-    return found.scan((zero, zero), counted).skip(tf.where(index == first, taken, 0))
+    return converted.scan((zero, zero), counted).skip(tf.where(index == first, rows_read, 0))
 
-  tables = tf.reshape(at[MIXED:], [number, TASK])
+  tables = tf.reshape(start_position[MIXED:], [number, TASK])
   return examples.window(size).scan(tables, not_converted(note)).enumerate(first).flat_map(as_it_stands(mixed))
 
 
@@ -467,8 +478,8 @@ def places_behind(before: tf.Tensor, drawn: tf.Tensor, positions: tf.Tensor) -> 
     positions: int64 [examples, integers], where that task stands behind it.
   """
   number = tf.shape(drawn)[0]
-  own = tf.equal(drawn[:, None], tf.range(before.shape[0], dtype=drawn.dtype))
-  last = tf.where(own, tf.range(1, number + 1)[:, None], 0)  # 0: none up to here
+  is_drawn = tf.equal(drawn[:, None], tf.range(before.shape[0], dtype=drawn.dtype))
+  last = tf.where(is_drawn, tf.range(1, number + 1)[:, None], 0)  # 0: none up to here
 
   def wider(last: tf.Tensor, shift: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.maximum(last, tf.pad(last, [[shift, 0], [0, 0]])[:number]), 2 * shift
@@ -484,7 +495,7 @@ def _examples_in(features: Mapping[str, tf.Tensor]) -> tf.Tensor:
   return tf.reduce_max(tf.cast(tf.concat(groups, 0), tf.int64))
 
 
-def mixing_rates(plan: Plan) -> list[float]:
+def mixing_rates(plan: DataPlan) -> list[float]:
   """How often each of `plan.tasks` is drawn, relative to the others.
 
   Raises:
@@ -502,7 +513,7 @@ def mixing_rates(plan: Plan) -> list[float]:
   return [float(mixture.get_rate(task)) for task in plan.tasks]
 
 
-def in_order(plan: Plan, *, trim: bool, progress: Progress | None = None) -> Examples:
+def in_order(plan: DataPlan, *, trim: bool, progress: Progress | None = None) -> Examples:
   """The examples of a plan of one task, as `of_streams` makes them of one stream before they are converted.
 
   Args:
@@ -521,14 +532,14 @@ def in_order(plan: Plan, *, trim: bool, progress: Progress | None = None) -> Exa
 
 
 def of_streams(
-  plan: Plan,
+  plan: DataPlan,
   streams: Sequence[int],
   start: Callable[[int], np.ndarray],
   *,
   num_streams: int,
   rows: int,
   parts: int | None = None,
-  read: Sequence[Source] = (),
+  read: Sequence[TaskSource] = (),
 ) -> tf.data.Dataset:
   """Parts of batches: each feature, and `POSITION`, as [len(streams), rows, ...].
 
@@ -541,21 +552,25 @@ def of_streams(
     parts: so many, filled up with rows of zeros, whose position is -1; None: for ever.
     read: from `sources_of`, for whoever counts what is read; none: made here.
   """
-  found = read or sources_of(plan, num_streams)
-  make = _of_task if len(found) == 1 else lambda source, stream, start: _of_mixture(found, stream, start)
+  task_sources = read or sources_of(plan, num_streams)
+  make = _of_task if len(task_sources) == 1 else lambda source, stream, start: _of_mixture(task_sources, stream, start)
 
-  def one(stream: tf.Tensor) -> tf.data.Dataset:
-    own = make(found[0], stream, start)
+  def stream_rows(stream: tf.Tensor) -> tf.data.Dataset:
+    dataset = make(task_sources[0], stream, start)
     if parts is not None:
-      blank = {name: tf.zeros([rows, *spec.shape], spec.dtype) for name, spec in own.element_spec.items()}
+      blank = {name: tf.zeros([rows, *spec.shape], spec.dtype) for name, spec in dataset.element_spec.items()}
       blank[POSITION] -= 1
-      own = own.take(rows * parts).concatenate(tf.data.Dataset.from_tensors(blank).repeat(parts).unbatch())
-      own = own.take(rows * parts)
-    return own.batch(rows, drop_remainder=True).prefetch(2)
+      dataset = dataset.take(rows * parts).concatenate(tf.data.Dataset.from_tensors(blank).repeat(parts).unbatch())
+      dataset = dataset.take(rows * parts)
+    return dataset.batch(rows, drop_remainder=True).prefetch(2)
 
   numbers = tf.data.Dataset.from_tensor_slices(np.array(streams, np.int64))
   together = numbers.interleave(
-    as_it_stands(one), cycle_length=len(streams), block_length=1, num_parallel_calls=len(streams), deterministic=True
+    as_it_stands(stream_rows),
+    cycle_length=len(streams),
+    block_length=1,
+    num_parallel_calls=len(streams),
+    deterministic=True,
   )
   return together.batch(len(streams), drop_remainder=True).prefetch(2).with_options(options())
 

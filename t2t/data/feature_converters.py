@@ -62,9 +62,9 @@ class EncoderFeatureConverter(seqio.FeatureConverter):
 
   def __init__(self, task_features: Sequence[str] = (), **options):
     super().__init__(**options)
-    self._own = {name: _BESIDE_INPUTS[name] for name in task_features}
-    self.TASK_FEATURES = {**self.TASK_FEATURES, **dict.fromkeys(self._own, _SPEC)}
-    self.MODEL_FEATURES = {**self.MODEL_FEATURES, **dict.fromkeys(self._own.values(), _SPEC)}
+    self._beside_names = {name: _BESIDE_INPUTS[name] for name in task_features}
+    self.TASK_FEATURES = {**self.TASK_FEATURES, **dict.fromkeys(self._beside_names, _SPEC)}
+    self.MODEL_FEATURES = {**self.MODEL_FEATURES, **dict.fromkeys(self._beside_names.values(), _SPEC)}
 
   def _convert_features(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
     def convert(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -77,7 +77,7 @@ class EncoderFeatureConverter(seqio.FeatureConverter):
       if self.pack:
         model_features["encoder_segment_ids"] = features["inputs_segment_ids"]
         model_features["encoder_positions"] = features["inputs_positions"]
-      return model_features | {name: features[own] for own, name in self._own.items()}
+      return model_features | {name: features[task_feature] for task_feature, name in self._beside_names.items()}
 
     fill = seqio.trim_and_pack_dataset if self.pack else seqio.trim_and_pad_dataset
     return fill(ds, task_feature_lengths).map(convert, num_parallel_calls=tf.data.AUTOTUNE)
@@ -101,31 +101,31 @@ class TargetsFeatureConverter(seqio.EncDecFeatureConverter):
 
   def __init__(self, task_features: Sequence[str], **options):
     super().__init__(**options)
-    self._own = {_BESIDE_TARGETS[name]: name for name in task_features}
+    self._beside_names = {_BESIDE_TARGETS[name]: name for name in task_features}
     self.TASK_FEATURES = {**self.TASK_FEATURES, **dict.fromkeys(task_features, _SPEC)}
-    self.MODEL_FEATURES = {**self.MODEL_FEATURES, **dict.fromkeys(self._own, _SPEC)}
+    self.MODEL_FEATURES = {**self.MODEL_FEATURES, **dict.fromkeys(self._beside_names, _SPEC)}
 
   def _convert_features(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
-    def convert(found: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-      targets, segments = found["targets"], found.get("targets_segment_ids")
+    def convert(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+      targets, segments = example["targets"], example.get("targets_segment_ids")
       model_features = {
-        "encoder_input_tokens": found["inputs"],
+        "encoder_input_tokens": example["inputs"],
         "decoder_target_tokens": targets,
         "decoder_input_tokens": seqio.utils.make_autoregressive_inputs(targets, segments, bos_id=self.bos_id),
         "decoder_loss_weights": tf.cast(targets > 0, tf.int32),
       }
       if self.pack:
         for side, name in (("encoder", "inputs"), ("decoder", "targets")):
-          model_features |= {f"{side}_{kind}": found[f"{name}_{kind}"] for kind in ("segment_ids", "positions")}
-      return model_features | {name: found[own] for name, own in self._own.items()}
+          model_features |= {f"{side}_{kind}": example[f"{name}_{kind}"] for kind in ("segment_ids", "positions")}
+      return model_features | {name: example[task_feature] for name, task_feature in self._beside_names.items()}
 
     fill = seqio.trim_and_pack_dataset if self.pack else seqio.trim_and_pad_dataset
     return fill(ds, task_feature_lengths).map(convert, num_parallel_calls=tf.data.AUTOTUNE)
 
   def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, int]) -> Mapping[str, int]:
     """What stands beside the targets is as long as they are."""
-    own = dict.fromkeys(self._own, task_feature_lengths["targets"])
-    return {**super().get_model_feature_lengths(task_feature_lengths), **own}
+    beside_lengths = dict.fromkeys(self._beside_names, task_feature_lengths["targets"])
+    return {**super().get_model_feature_lengths(task_feature_lengths), **beside_lengths}
 
 
 def _encoder_decoder_converter(*, task_features: Sequence[str], **options) -> seqio.FeatureConverter:
@@ -154,18 +154,18 @@ class NextTokensFeatureConverter(seqio.FeatureConverter):
   PACKING_FEATURE_DTYPES = {"decoder_segment_ids": tf.int32, "decoder_positions": tf.int32}
 
   def _convert_features(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
-    def convert(found: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-      segments = found.get("inputs_segment_ids")
-      read = seqio.utils.make_autoregressive_inputs(found["inputs"], segments, bos_id=self.bos_id)
+    def convert(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+      segments = example.get("inputs_segment_ids")
+      read = seqio.utils.make_autoregressive_inputs(example["inputs"], segments, bos_id=self.bos_id)
       model_features = {
         "decoder_input_tokens": read,
-        "decoder_target_tokens": found["targets"],
-        "decoder_loss_weights": found["loss_weights"],
-        "decoder_causal_attention": found["both_ways"],
+        "decoder_target_tokens": example["targets"],
+        "decoder_loss_weights": example["loss_weights"],
+        "decoder_causal_attention": example["both_ways"],
       }
       if self.pack:
         model_features["decoder_segment_ids"] = segments
-        model_features["decoder_positions"] = found["inputs_positions"]
+        model_features["decoder_positions"] = example["inputs_positions"]
       return model_features
 
     fill = seqio.trim_and_pack_dataset if self.pack else seqio.trim_and_pad_dataset
@@ -211,13 +211,13 @@ class TextsFeatureConverter(seqio.FeatureConverter):
   def _convert_features(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
     names = {"inputs": "input_tokens", "targets": "target_tokens"}
 
-    def convert(found: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-      real = tf.cast(found["inputs"] > 0, tf.int32)
-      groups = found["inputs_segment_ids"] if self.pack else real
-      segments, positions = feature_spec.texts_apart(groups, found["texts"], numpy=tnp)
-      own = {names.get(name, name): found[name] for name in self.TASK_FEATURES if name != "texts"}
-      own |= {"answer_groups": groups, "segment_ids": segments, "positions": positions, "causal_attention": real}
-      return {name: own[name.removeprefix(f"{self._side}_")] for name in self.MODEL_FEATURES}
+    def convert(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+      real = tf.cast(example["inputs"] > 0, tf.int32)
+      groups = example["inputs_segment_ids"] if self.pack else real
+      segments, positions = feature_spec.texts_apart(groups, example["texts"], numpy=tnp)
+      unprefixed = {names.get(name, name): example[name] for name in self.TASK_FEATURES if name != "texts"}
+      unprefixed |= {"answer_groups": groups, "segment_ids": segments, "positions": positions, "causal_attention": real}
+      return {name: unprefixed[name.removeprefix(f"{self._side}_")] for name in self.MODEL_FEATURES}
 
     fill = seqio.trim_and_pack_dataset if self.pack else seqio.trim_and_pad_dataset
     return fill(ds, task_feature_lengths).map(convert, num_parallel_calls=tf.data.AUTOTUNE)
@@ -236,22 +236,22 @@ FEATURE_CONVERTERS: dict[str, Callable[..., seqio.FeatureConverter]] = {
 }
 
 
-def _tasks_apart(found: dict[str, tf.Tensor], *, pack: bool) -> dict[str, tf.Tensor]:
+def _tasks_apart(example: dict[str, tf.Tensor], *, pack: bool) -> dict[str, tf.Tensor]:
   """Ids without the number of their task, and that by itself: of each position, or unpacked of the row.
 
   In:  decoder_input_tokens [0, 2 * 2**24 + 7, 9], decoder_target_tokens [2 * 2**24 + 7, 9, 0], packed
   Out: decoder_input_tokens [0, 7, 9], decoder_target_tokens [7, 9, 0], decoder_tasks [2, 0, 0]
   """
-  apart = dict(found)
+  apart_features = dict(example)
   for side in ENCODER_DECODER.sides:
-    tokens = [f"{side}_{kind}_tokens" for kind in ("input", "target") if f"{side}_{kind}_tokens" in found]
+    tokens = [f"{side}_{kind}_tokens" for kind in ("input", "target") if f"{side}_{kind}_tokens" in example]
     if tokens:
       # What a decoder reads has its first token from nowhere.
-      tasks = tf.bitwise.right_shift(found[tokens[-1]], feature_spec.TASK_BITS)
-      apart[f"{side}_tasks"] = tasks if pack else tf.reduce_max(tasks, keepdims=True)
+      tasks = tf.bitwise.right_shift(example[tokens[-1]], feature_spec.TASK_BITS)
+      apart_features[f"{side}_tasks"] = tasks if pack else tf.reduce_max(tasks, keepdims=True)
     for name in tokens:
-      apart[name] = tf.bitwise.bitwise_and(found[name], 2**feature_spec.TASK_BITS - 1)
-  return apart
+      apart_features[name] = tf.bitwise.bitwise_and(example[name], 2**feature_spec.TASK_BITS - 1)
+  return apart_features
 
 
 # The same table as `t2t plan` reads, which loads no TensorFlow.
@@ -303,12 +303,12 @@ def convert(
     pack: several examples in one sequence.
   """
   kind = ARCHITECTURES[architecture]
-  own = _BESIDE_TARGETS if kind.reads_apart else {} if kind.writes else _BESIDE_INPUTS
-  beside = {name: of_model for name, of_model in own.items() if name in lengths}
+  beside_features = _BESIDE_TARGETS if kind.reads_apart else {} if kind.writes else _BESIDE_INPUTS
+  beside_names = {name: of_model for name, of_model in beside_features.items() if name in lengths}
   zero_is_padding = vocabularies.pads_with_zero(vocabulary) and kind.writes
   seen = {"loss_weights": "decoder_loss_weights", "both_ways": "decoder_causal_attention"}
-  beside |= seen if "both_ways" in lengths else {}
-  shift = 0 if zero_is_padding and not beside else 1
+  beside_names |= seen if "both_ways" in lengths else {}
+  shift = 0 if zero_is_padding and not beside_names else 1
   bos_id = vocabularies.bos_id(vocabulary)
   options = {"pack": pack, "apply_length_check": False}
   if "texts" in lengths:
@@ -316,33 +316,33 @@ def convert(
     converter = TextsFeatureConverter(architecture, tuple(lengths), **options)
     complete = dict
   else:
-    options |= {} if kind.continues else {"task_features": tuple(beside)}
+    options |= {} if kind.continues else {"task_features": tuple(beside_names)}
     make = NextTokensFeatureConverter if "both_ways" in lengths else FEATURE_CONVERTERS[architecture]
     converter = make(bos_id=bos_id + shift, **options)
     complete = _Completed(architecture, vocabulary)
   names = tuple(lengths)
   # AutoGraph takes as long as all else, and only seqio's packing needs it.
   not_converted = tf.autograph.experimental.do_not_convert
-  told = feature_spec.TASK in examples.element_spec
+  has_task = feature_spec.TASK in examples.element_spec
 
   def raise_all(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    found = {name: tf.cast(x, tf.int32) + shift for name, x in complete(example).items() if name in names}
-    if told:
+    shifted = {name: tf.cast(x, tf.int32) + shift for name, x in complete(example).items() if name in names}
+    if has_task:
       high = tf.bitwise.left_shift(example[feature_spec.TASK], feature_spec.TASK_BITS)
       # What a task itself has padded stays padding.
-      found |= {name: tf.where(x == 0, 0, x + high) for name, x in found.items() if name in _IDS}
-    return found
+      shifted |= {name: tf.where(x == 0, 0, x + high) for name, x in shifted.items() if name in _IDS}
+    return shifted
 
   raised = examples.map(not_converted(raise_all), num_parallel_calls=tf.data.AUTOTUNE)
   converted = (converter if pack else not_converted(converter.__call__))(raised, lengths)
-  if told:
-    apart = functools.partial(_tasks_apart, pack=pack)
-    converted = converted.map(not_converted(apart), num_parallel_calls=tf.data.AUTOTUNE)
+  if has_task:
+    split_tasks = functools.partial(_tasks_apart, pack=pack)
+    converted = converted.map(not_converted(split_tasks), num_parallel_calls=tf.data.AUTOTUNE)
   if not shift:
     return converted
   padding = max(vocabulary.pad_id, 0)
   raised_too = {"encoder_loss_weights", "encoder_token_types"}
-  raised_too |= set(beside.values())
+  raised_too |= set(beside_names.values())
 
   def lower(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     features = dict(features)
@@ -358,8 +358,8 @@ def convert(
         features[name] = tf.maximum(x - 1, 0)
       elif name.endswith("answer_targets"):
         # Of padding it is 0 now, and may be anything where a head is asked.
-        asked = features[name.replace("targets", "heads")] > 0
-        features[name] = tf.where(asked, x - 1, 0)
+        has_head = features[name.replace("targets", "heads")] > 0
+        features[name] = tf.where(has_head, x - 1, 0)
     return features
 
   return converted.map(not_converted(lower), num_parallel_calls=tf.data.AUTOTUNE)

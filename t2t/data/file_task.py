@@ -52,38 +52,40 @@ def source(data: DataConfig, *, where: str) -> sources.FileSource:
   annotations = data.annotations if objectives.is_annotated(data.objective) else ""
   translation = data.translation if objectives.is_parallel(data.objective) else ""
   options = {"field": data.field, "annotations": annotations, "translation": translation, "malformed": data.malformed}
-  found = {f"{where}.files": files}
+  paths_by_key = {f"{where}.files": files}
   if data.eval_files:
-    found[f"{where}.eval_files"] = text_files.find_files(data.eval_files, where=f"{where}.eval_files")
-  _check_translations(found, field=data.field, translation=translation, where=where)
+    paths_by_key[f"{where}.eval_files"] = text_files.find_files(data.eval_files, where=f"{where}.eval_files")
+  _check_translations(paths_by_key, field=data.field, translation=translation, where=where)
   if data.eval_files:
     return sources.FileSource(
-      {"train": files, "validation": found[f"{where}.eval_files"]},
+      {"train": files, "validation": paths_by_key[f"{where}.eval_files"]},
       where={"train": f"{where}.files", "validation": f"{where}.eval_files"},
       **options,
     )
-  looked = file_validation.scan(files, field=data.field, where=f"{where}.files", malformed=data.malformed)
-  if looked.complete and not file_validation.documents_by_split(looked)["train"]:
-    what = (
-      "its only document is" if looked.documents == 1 else f"its {looked.documents:,} documents have one text, and are"
+  scanned = file_validation.scan(files, field=data.field, where=f"{where}.files", malformed=data.malformed)
+  if scanned.complete and not file_validation.documents_by_split(scanned)["train"]:
+    subject = (
+      "its only document is"
+      if scanned.documents == 1
+      else f"its {scanned.documents:,} documents have one text, and are"
     )
     raise UserError(
-      f"{where}.files={patterns}: {what} held out, and nothing is left to train on; give text to evaluate on as"
+      f"{where}.files={patterns}: {subject} held out, and nothing is left to train on; give text to evaluate on as"
       f" {where}.eval_files, or more documents (a line of a text file is a document)"
     )
   return sources.FileSource(
     {"train": files, "validation": files},
     where=dict.fromkeys(("train", "validation"), f"{where}.files"),
-    held_out_below=file_validation.held_out_below(looked),
+    held_out_below=file_validation.held_out_below(scanned),
     **options,
   )
 
 
-def _check_translations(found: Mapping[str, Sequence[str]], *, field: str, translation: str, where: str) -> None:
+def _check_translations(paths_by_key: Mapping[str, Sequence[str]], *, field: str, translation: str, where: str) -> None:
   """Refuses files that lack the translations that the objective reads, or have some that it does not.
 
   Args:
-    found: configuration key -> files.
+    paths_by_key: configuration key -> files.
     field: of the texts.
     translation: see `parallel`; "": the objective reads none.
     where: see `make`.
@@ -91,15 +93,15 @@ def _check_translations(found: Mapping[str, Sequence[str]], *, field: str, trans
   Raises:
     UserError: see `bitext.check` and `bitext.check_used`.
   """
-  kinds = {text_files.kind(path, where=key) for key, paths in found.items() for path in paths}
+  kinds = {text_files.kind(path, where=key) for key, paths in paths_by_key.items() for path in paths}
   if not translation and kinds.isdisjoint(("pairs", "tmx")):
     return
   from t2t.data.sources import bitext
 
-  for key, paths in found.items():
+  for key, paths in paths_by_key.items():
     bitext.check(paths, field=field, translation=translation, where=key, most=file_validation.READ_WHOLE_BYTES)
   if where == "config.data":  # a source may have it of the run, for the sake of others
-    bitext.check_used([*itertools.chain(*found.values())], translation=translation, where=f"{where}.translation")
+    bitext.check_used([*itertools.chain(*paths_by_key.values())], translation=translation, where=f"{where}.translation")
 
 
 def _tags(data: DataConfig, *, where: str) -> tuple[str, str]:

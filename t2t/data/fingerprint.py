@@ -54,29 +54,29 @@ def files(
       a run goes on.
   """
   splits = (data.train_split, data.eval_split)
-  found = run_sources.of(data).file_contents()
+  contents_by_key = run_sources.of(data).file_contents()
   for key, (root, released) in task_resolution.folders_read(task, splits).items():
-    found[key] = file_fingerprints.Contents(released, where=key, root=root)
+    contents_by_key[key] = file_fingerprints.Contents(released, where=key, root=root)
   if data.cache_dir:
-    cached = task_resolution.shards((each.source for each in task_resolution.tasks_of(task)), splits)
-    found["config.data.cache_dir"] = file_fingerprints.Contents(
+    cached = task_resolution.shards((read_task.source for read_task in task_resolution.tasks_of(task)), splits)
+    contents_by_key["config.data.cache_dir"] = file_fingerprints.Contents(
       cached, where="config.data.cache_dir", root=data.cache_dir
     )
   trained = task_resolution.tasks_of(task)
-  for each in trained:
-    found |= _of_source(each.source, splits, where=f"the files of config.data.mixture={each.name}")
-  for each in evaluated:
-    if each.name not in {own.name for own in trained}:
-      where = f"the files of config.eval.tasks={each.name}"
-      found |= _of_source(each.source, splits[1:], where=where)
-      for root, released in task_resolution.folders_read(each, splits[1:]).values():
-        found[where] = file_fingerprints.Contents(released, where=where, root=root)
-  return found
+  for read_task in trained:
+    contents_by_key |= _of_source(read_task.source, splits, where=f"the files of config.data.mixture={read_task.name}")
+  for read_task in evaluated:
+    if read_task.name not in {trained_task.name for trained_task in trained}:
+      where = f"the files of config.eval.tasks={read_task.name}"
+      contents_by_key |= _of_source(read_task.source, splits[1:], where=where)
+      for root, released in task_resolution.folders_read(read_task, splits[1:]).values():
+        contents_by_key[where] = file_fingerprints.Contents(released, where=where, root=root)
+  return contents_by_key
 
 
 def _of_source(source: seqio.DataSource, splits: Sequence[str], *, where: str) -> dict[str, file_fingerprints.Contents]:
   """What the files of a task of the user's own hold, where its source is one of seqio's that says which they are."""
-  if not isinstance(named.own(source), seqio.FileDataSource):
+  if not isinstance(named.unwrapped(source), seqio.FileDataSource):
     return {}
   listed = task_resolution.shards([source], splits)
   return {where: file_fingerprints.Contents(listed, where=where)} if listed else {}

@@ -70,9 +70,9 @@ class Counts:
       self.unknown += int(np.count_nonzero(ids == unknown_id))
     has_answer = example_windows.has_answer(example)
     self.unanswered += not has_answer
-    found = _class_of(example)
-    if has_answer and found is not None:
-      self.classes[found] = self.classes.get(found, 0) + 1
+    label = _class_of(example)
+    if has_answer and label is not None:
+      self.classes[label] = self.classes.get(label, 0) + 1
     options = tuple(_text(x) for x in np.ravel(example.get("options", ())))
     self.options = options if not self.examples or options == self.options else None
     self.examples += 1
@@ -90,8 +90,12 @@ def _text(value: Any) -> str:
 def _class_of(example: Mapping[str, Any]) -> str | int | None:
   """The class of an example that has one: as a head numbers it, or as it is written."""
   if "answer_heads" in example:
-    (asked,) = np.nonzero(np.asarray(example["answer_heads"]))
-    return int(example["answer_targets"][asked[0]]) if len(asked) == 1 and "candidates" not in example else None
+    (head_numbers,) = np.nonzero(np.asarray(example["answer_heads"]))
+    return (
+      int(example["answer_targets"][head_numbers[0]])
+      if len(head_numbers) == 1 and "candidates" not in example
+      else None
+    )
   if "options" in example and "candidates" not in example and "targets_pretokenized" in example:
     return _text(example["targets_pretokenized"])
   return None
@@ -116,18 +120,18 @@ def counted(
     most: examples.
     whole: whether these are all examples of the split.
   """
-  found = Counts(task.name, split, limits)
+  counts = Counts(task.name, split, limits)
   texts = {
     name: task.output_features[name].vocabulary for name in untruncated_lengths.TEXTS if name in task.output_features
   }
   unknown_ids = {name: _unknown_id(vocabulary) for name, vocabulary in texts.items()}
   iterator = iter(examples)
   for example in itertools.islice(iterator, most):
-    found.add(example, unknown_ids)
-    if found.tokens >= _MOST_TOKENS:
+    counts.add(example, unknown_ids)
+    if counts.tokens >= _MOST_TOKENS:
       break
-  found.complete = whole and next(iterator, None) is None
-  return found
+  counts.complete = whole and next(iterator, None) is None
+  return counts
 
 
 def _unknown_id(vocabulary: seqio.Vocabulary) -> int:
@@ -137,9 +141,9 @@ def _unknown_id(vocabulary: seqio.Vocabulary) -> int:
 
 
 def read(
-  plan: example_windows.Plan,
+  plan: example_windows.DataPlan,
   task: seqio.Task,
-  made: tf.data.Dataset | None = None,
+  task_examples: tf.data.Dataset | None = None,
   progress: example_windows.Progress | None = None,
 ) -> Counts:
   """Counts over the first examples of a task, in the order of its source.
@@ -147,30 +151,30 @@ def read(
   Args:
     plan: of it, or of a mixture that it is of.
     task: one of `plan.tasks`.
-    made: these examples from `pipeline.task_examples`, where they are built already, which takes longer than to read
-      them.
-    progress: of `made`.
+    task_examples: these examples from `pipeline.task_examples`, where they are built already, which takes longer than
+      to read them.
+    progress: of `task_examples`.
 
   Raises:
     UserError: there is none among the records that are looked through; or a record that cannot be used.
   """
   most = _OF_OBJECTIVES if objectives.of(task) else MOST_EXAMPLES
-  if made is None or progress is None or not untruncated_lengths.is_measured(made):
-    made, progress = None, example_windows.Progress()
+  if task_examples is None or progress is None or not untruncated_lengths.is_measured(task_examples):
+    task_examples, progress = None, example_windows.Progress()
   # Where the first of very many records make nothing, those that training begins with may.
   for train in (False, True):
-    examples = None if train else made
+    examples = None if train else task_examples
     if examples is None:
       of_task = dataclasses.replace(plan, task=untruncated_lengths.measured(task), train=train)
       examples = example_windows.in_order(of_task, trim=False, progress=progress)
     examples = examples.with_options(example_windows.options())
     try:
       # One more tells whether these are all.
-      found = counted(_arrays(examples.take(most + 1)), task, plan.split, plan.lengths, most=most, whole=not train)
+      counts = counted(_arrays(examples.take(most + 1)), task, plan.split, plan.lengths, most=most, whole=not train)
     except tf.errors.OpError as error:
       raise named.in_pipeline(error, task.name) from error
-    if found.examples:
-      return found
+    if counts.examples:
+      return counts
     if progress.num_records < bad_records.MOST_UNUSED:
       break
   raise bad_records.NoExamples(task.name, plan.split, progress.num_records)
@@ -186,20 +190,20 @@ def _arrays(examples: tf.data.Dataset) -> Iterable[dict[str, Any]]:
     *(name + untruncated_lengths.SUFFIX for name in untruncated_lengths.TEXTS),
     *_COUNTED,
   }
-  kept = examples.map(
+  counted_fields = examples.map(
     example_windows.not_converted(lambda example: {name: x for name, x in example.items() if name in names})
   )
-  return kept.as_numpy_iterator()
+  return counted_fields.as_numpy_iterator()
 
 
 # ---- What is said of them --------------------------------------------------------------------------------------------
 
 
-def check(found: Counts, *, writes: bool, draws_classes: bool, vocabulary: seqio.Vocabulary) -> None:
+def check(counts: Counts, *, writes: bool, draws_classes: bool, vocabulary: seqio.Vocabulary) -> None:
   """Refuses examples from which a model cannot learn what they ask.
 
   Args:
-    found: of the split to train on.
+    counts: of the split to train on.
     writes: whether the answer is written.
     draws_classes: whether an objective has drawn the class of each, so that there are all kinds.
     vocabulary: of the targets.
@@ -207,74 +211,74 @@ def check(found: Counts, *, writes: bool, draws_classes: bool, vocabulary: seqio
   Raises:
     UserError: too many have no answer, the text of a class does not fit, or all are of one class.
   """
-  where = f"{found.task}: split {found.split!r}"
-  if found.unanswered == found.examples:
+  where = f"{counts.task}: split {counts.split!r}"
+  if counts.unanswered == counts.examples:
     raise UserError(
-      f"{found.task}: none of the first examples of split {found.split!r} has an answer to learn from; name another"
+      f"{counts.task}: none of the first examples of split {counts.split!r} has an answer to learn from; name another"
       " split, config.data.train_split, or correct the labels (-1 reads as: not given)"
     )
-  if found.unanswered > MOST_UNANSWERED * max(found.examples, _LEAST_EXAMPLES):
+  if counts.unanswered > MOST_UNANSWERED * max(counts.examples, _LEAST_EXAMPLES):
     raise UserError(
-      f"{where}: {found.unanswered:,} of {found.read} have no answer (a label of -1 reads as: not given), which is more"
-      f" than {MOST_UNANSWERED:.0%}. Correct the labels, or leave these examples out in the task:"
+      f"{where}: {counts.unanswered:,} of {counts.read} have no answer (a label of -1 reads as: not given), which is"
+      f" more than {MOST_UNANSWERED:.0%}. Correct the labels, or leave these examples out in the task:"
       " dataset.filter(lambda example: example['label'] >= 0)"
     )
-  if draws_classes and len(found.classes) == 1 and found.examples >= _FEW_EXAMPLES:
+  if draws_classes and len(counts.classes) == 1 and counts.examples >= _FEW_EXAMPLES:
     raise UserError(
-      f"{where}: {found.read} are of one class: there is no other document to draw a second text from. Give more"
+      f"{where}: {counts.read} are of one class: there is no other document to draw a second text from. Give more"
       " documents"
     )
   if writes:
-    check_options(found, vocabulary)
+    check_options(counts, vocabulary)
 
 
-def check_options(found: Counts, vocabulary: seqio.Vocabulary) -> None:
+def check_options(counts: Counts, vocabulary: seqio.Vocabulary) -> None:
   """Refuses texts of classes that do not fit the targets, where all examples have the same.
 
   Raises:
     UserError: names the longest, and the length that it needs.
   """
-  limit = found.limits.get("targets")
-  lengths = {text: len(vocabulary.encode(text)) + 1 for text in found.options or ()}
+  limit = counts.limits.get("targets")
+  lengths = {text: len(vocabulary.encode(text)) + 1 for text in counts.options or ()}
   if limit is None or not lengths:
     return
   longest = max(lengths, key=lengths.__getitem__)
   if lengths[longest] > limit:
     raise UserError(
-      f"config.data.targets_length={limit}: the answer {longest!r} of {found.task} has {lengths[longest]} tokens with"
+      f"config.data.targets_length={limit}: the answer {longest!r} of {counts.task} has {lengths[longest]} tokens with"
       f" EOS, and would be cut; set config.data.targets_length={lengths[longest]}"
     )
 
 
-def notes(found: Counts) -> list[str]:
+def notes(counts: Counts) -> list[str]:
   """Sentences on what is cut, unanswered, unknown or of one class among the examples."""
-  said = cuts(found)
-  if found.unanswered:
-    said.append(
-      f"{found.task}: {found.unanswered:,} of {found.read} of split {found.split!r} have no answer, and training leaves"
-      " them out"
+  sentences = cuts(counts)
+  if counts.unanswered:
+    sentences.append(
+      f"{counts.task}: {counts.unanswered:,} of {counts.read} of split {counts.split!r} have no answer, and training"
+      " leaves them out"
     )
-  share = found.unknown / max(found.tokens, 1)
+  share = counts.unknown / max(counts.tokens, 1)
   if share:
     advice = ": the vocabulary lacks a part of this text; set config.data.vocabulary to another"
-    said.append(
-      f"{found.task}: {_percent(share)} of the tokens of {found.read} are unknown"
+    sentences.append(
+      f"{counts.task}: {_percent(share)} of the tokens of {counts.read} are unknown"
       + (advice if share > _MANY_UNKNOWN else "")
     )
-  if len(found.classes) == 1 and (found.complete or found.examples >= _FEW_EXAMPLES) and found.examples > 1:
-    said.append(
-      f"{found.task}: {found.read} of split {found.split!r} are of one class, {next(iter(found.classes))!r}"
-      + ("" if found.complete else "; if its records are sorted by class, shuffle them")
+  if len(counts.classes) == 1 and (counts.complete or counts.examples >= _FEW_EXAMPLES) and counts.examples > 1:
+    sentences.append(
+      f"{counts.task}: {counts.read} of split {counts.split!r} are of one class, {next(iter(counts.classes))!r}"
+      + ("" if counts.complete else "; if its records are sorted by class, shuffle them")
     )
-  return said
+  return sentences
 
 
-def cuts(found: Counts) -> list[str]:
+def cuts(counts: Counts) -> list[str]:
   """Sentences on features of which texts are cut."""
   return [
-    f"{found.task}: {name}: {_percent(number / found.examples)} of {found.read} are cut at {found.limits[name]} tokens;"
-    f" the longest has {found.longest[name]} (config.data.{name}_length)"
-    for name, number in found.cut.items()
+    f"{counts.task}: {name}: {_percent(number / counts.examples)} of {counts.read} are cut at {counts.limits[name]}"
+    f" tokens; the longest has {counts.longest[name]} (config.data.{name}_length)"
+    for name, number in counts.cut.items()
     if number
   ]
 

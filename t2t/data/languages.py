@@ -21,23 +21,23 @@ def said(data: DataConfig, *, where: str) -> tuple[str, ...]:
   Raises:
     UserError: not one name, or of pairs not two.
   """
-  found = tuple(name.strip() for name in data.language.split(",")) if data.language else ()
-  given = f"{where}.language={data.language}"
-  if found and not all(found):
-    raise UserError(f"{given}: a name is missing beside the comma")
+  languages = tuple(name.strip() for name in data.language.split(",")) if data.language else ()
+  setting = f"{where}.language={data.language}"
+  if languages and not all(languages):
+    raise UserError(f"{setting}: a name is missing beside the comma")
   pairs = data.is_text and objectives.is_parallel(data.objective)
-  if pairs and found and len(set(found)) != 2:
+  if pairs and languages and len(set(languages)) != 2:
     raise UserError(
-      f"{given}: config.data.objective={data.objective} reads texts and their translations; give two languages, the"
-      f" text's and the translation's, language={found[0]},fr"
+      f"{setting}: config.data.objective={data.objective} reads texts and their translations; give two languages, the"
+      f" text's and the translation's, language={languages[0]},fr"
     )
-  if not pairs and len(found) > 1:
+  if not pairs and len(languages) > 1:
     raise UserError(
-      f"{given}: is of one language, and two are of texts beside their translations, which"
+      f"{setting}: is of one language, and two are of texts beside their translations, which"
       f" {'a registered mixture' if data.has_tasks else f'config.data.objective={data.objective}'} does not read; give"
       " a source for each language"
     )
-  return found
+  return languages
 
 
 def of_all(sources: Mapping[str, DataConfig]) -> tuple[str, ...]:
@@ -49,8 +49,8 @@ def of_all(sources: Mapping[str, DataConfig]) -> tuple[str, ...]:
   Raises:
     UserError: as there.
   """
-  each = (said(source, where=f"config.data.sources.{name}") for name, source in sources.items())
-  return tuple(sorted({language for found in each for language in found}))
+  language_groups = (said(source, where=f"config.data.sources.{name}") for name, source in sources.items())
+  return tuple(sorted({language for languages in language_groups for language in languages}))
 
 
 def numbers(sources: Mapping[str, DataConfig]) -> dict[str, list[int]]:
@@ -62,19 +62,21 @@ def numbers(sources: Mapping[str, DataConfig]) -> dict[str, list[int]]:
   Raises:
     UserError: some sources name their languages, and others do not.
   """
-  found = {name: said(source, where=f"config.data.sources.{name}") for name, source in sources.items()}
-  told = [name for name, source in sources.items() if source.is_text and source.objective == "translation_lm"]
-  if not told or not any(found.values()):
+  languages_by_source = {name: said(source, where=f"config.data.sources.{name}") for name, source in sources.items()}
+  translation_sources = [
+    name for name, source in sources.items() if source.is_text and source.objective == "translation_lm"
+  ]
+  if not translation_sources or not any(languages_by_source.values()):
     return {}
-  for name, languages in found.items():
+  for name, languages in languages_by_source.items():
     if not languages:
-      other = next(other for other in found if found[other])
+      named_source = next(source_name for source_name in languages_by_source if languages_by_source[source_name])
       raise UserError(
-        f"config.data.sources.{name}: names no language, and {other} does: beside translation_lm token types say which"
-        f" language a text is of; give config.data.sources.{name}.language, or leave it out of all"
+        f"config.data.sources.{name}: names no language, and {named_source} does: beside translation_lm token types say"
+        f" which language a text is of; give config.data.sources.{name}.language, or leave it out of all"
       )
   every = of_all(sources)
-  return {name: [every.index(language) for language in languages] for name, languages in found.items()}
+  return {name: [every.index(language) for language in languages] for name, languages in languages_by_source.items()}
 
 
 def check_model(sources: Mapping[str, DataConfig], *, segment_types: int) -> None:
@@ -119,18 +121,18 @@ def tags(data: DataConfig, *, where: str) -> tuple[str, str]:
     names = [name for _, name, _, _ in string.Formatter().parse(data.language_tags) if name is not None]
   except ValueError as error:
     raise UserError(f"{key}: {error}; give for example '<2{{target}}>'") from error
-  known = ("source", "target")
+  placeholders = ("source", "target")
   for name in names:
-    if name not in known:
+    if name not in placeholders:
       raise UserError(
-        f"{key}: {{{name}}} is no language{did_you_mean(name, known)}; there are {{source}} and {{target}}"
+        f"{key}: {{{name}}} is no language{did_you_mean(name, placeholders)}; there are {{source}} and {{target}}"
       )
-  found = said(data, where=where)
-  if names and not found:
+  languages = said(data, where=where)
+  if names and not languages:
     raise UserError(
       f"{key}: names languages, and {where}.language is empty; give the text's and the translation's, as en,fr"
     )
-  first, second = found or ("", "")
+  first, second = languages or ("", "")
   write = lambda source, target: data.language_tags.format(source=source, target=target)
   try:
     return write(first, second), write(second, first)
@@ -149,7 +151,7 @@ def check_tags(data: DataConfig, sources: Mapping[str, DataConfig]) -> None:
     UserError: nothing has.
   """
   read = list(sources.values()) or [data]
-  if data.language_tags and not any(each.is_text and each.objective == _TAGGED for each in read):
+  if data.language_tags and not any(source.is_text and source.objective == _TAGGED for source in read):
     raise UserError(
       f"config.data.language_tags={data.language_tags}: stand in front of what is to be translated, which nothing that"
       f" is read is; set the objective of texts and their translations to {_TAGGED}"

@@ -36,8 +36,8 @@ def rates(data: DataConfig, size: Callable[[str], float]) -> dict[str, float]:
     for key, high in (("rate", math.inf), ("share", 1.0)):
       value = getattr(source, key)
       if not 0.0 <= value <= high or not math.isfinite(value):
-        wanted = "at least 0" if high == math.inf else "from 0 to 1"
-        raise UserError(f"{_KEY}.{name}.{key}={value}: must be {wanted}")
+        rule = "at least 0" if high == math.inf else "from 0 to 1"
+        raise UserError(f"{_KEY}.{name}.{key}={value}: must be {rule}")
     if source.rate and source.share:
       raise UserError(f"{_KEY}.{name}: has rate={source.rate} and share={source.share}; leave one of them out")
   if not 0.0 <= data.alpha <= 1.0:
@@ -47,30 +47,32 @@ def rates(data: DataConfig, size: Callable[[str], float]) -> dict[str, float]:
   if not 0.0 <= data.most_epochs < math.inf:
     raise UserError(f"config.data.most_epochs={data.most_epochs}: must be a number of passes, or 0 (never told)")
   shares = {name: source.share for name, source in sources.items() if source.share}
-  others = [name for name in sources if name not in shares]
-  left = 1.0 - math.fsum(shares.values())
-  if others and left <= 0.0 or not others and not math.isclose(left, 0.0, abs_tol=1e-6):
-    wanted = "below 1, for there are sources without" if others else "1, for every source has one"
-    raise UserError(f"{_KEY}: the shares of {', '.join(shares)} add up to {1.0 - left:g}; they must be {wanted}")
-  given = [name for name in others if sources[name].rate]
-  if given and len(given) < len(others):
-    without = next(name for name in others if name not in given)
+  unshared = [name for name in sources if name not in shares]
+  remaining_share = 1.0 - math.fsum(shares.values())
+  if unshared and remaining_share <= 0.0 or not unshared and not math.isclose(remaining_share, 0.0, abs_tol=1e-6):
+    rule = "below 1, for there are sources without" if unshared else "1, for every source has one"
     raise UserError(
-      f"{_KEY}.{without}: has no rate, and {given[0]} has one; give all of them a rate (or a share), or none, and they"
+      f"{_KEY}: the shares of {', '.join(shares)} add up to {1.0 - remaining_share:g}; they must be {rule}"
+    )
+  rated = [name for name in unshared if sources[name].rate]
+  if rated and len(rated) < len(unshared):
+    unrated = next(name for name in unshared if name not in rated)
+    raise UserError(
+      f"{_KEY}.{unrated}: has no rate, and {rated[0]} has one; give all of them a rate (or a share), or none, and they"
       " are drawn by their sizes"
     )
-  weights = {name: sources[name].rate if given else size(name) ** data.alpha for name in others}
+  weights = {name: sources[name].rate if rated else size(name) ** data.alpha for name in unshared}
   total = math.fsum(weights.values())
-  return {name: shares[name] if name in shares else left * weights[name] / total for name in sources}
+  return {name: shares[name] if name in shares else remaining_share * weights[name] / total for name in sources}
 
 
 def join(
-  own: Mapping[str, DataConfig], parts: Mapping[str, task_resolution.Found], rates: Mapping[str, float]
+  source_data: Mapping[str, DataConfig], parts: Mapping[str, task_resolution.Provider], rates: Mapping[str, float]
 ) -> seqio.Mixture:
   """The sources as one mixture.
 
   Args:
-    own: see `DataConfig.parts`.
+    source_data: see `DataConfig.parts`.
     parts: name -> what is read of it; of text a task, which gets that name.
     rates: see `rates`.
 
@@ -80,7 +82,7 @@ def join(
   tasks: dict[str, tuple[seqio.Task, float]] = {}
   of_source = {}
   for name, part in parts.items():
-    part = part.replace(name=name) if own[name].is_text else part
+    part = part.replace(name=name) if source_data[name].is_text else part
     drawn = task_resolution.tasks_of(part)
     inner = {task.name: part.get_rate(task) if isinstance(part, seqio.Mixture) else 1.0 for task in drawn}
     for task in drawn:
@@ -88,10 +90,10 @@ def join(
         raise UserError(f"{_KEY}.{name}: {task.name} is read by another source already; a task is drawn at one rate")
       tasks[task.name] = task, rates[name] * inner[task.name] / math.fsum(inner.values())
       of_source[task.name] = name
-  numbers = languages.numbers(own)
-  told = {task: numbers[name] for task, name in of_source.items() if numbers}
-  alike = default_features.alike([task for task, _ in tasks.values()], told)
+  numbers = languages.numbers(source_data)
+  task_languages = {task: numbers[name] for task, name in of_source.items() if numbers}
+  aligned_tasks = default_features.alike([task for task, _ in tasks.values()], task_languages)
   # A mixture's tasks yield the same.
-  yielded = {of_source[task.name]: tuple(sorted(task.output_features)) for task in alike}
+  yielded = {of_source[task.name]: tuple(sorted(task.output_features)) for task in aligned_tasks}
   task_resolution.check_yields(yielded, f"{_KEY}: sources")
-  return seqio.Mixture("sources", [(task, tasks[task.name][1]) for task in alike])
+  return seqio.Mixture("sources", [(task, tasks[task.name][1]) for task in aligned_tasks])

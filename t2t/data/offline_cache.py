@@ -46,15 +46,15 @@ def split_preprocessors(task: seqio.Task) -> tuple[list, list]:
   steps = list(task.preprocessors)
   if not task.source.caching_permitted:
     raise UserError(f"{task.name}: its source was registered with caching_permitted=False")
-  for at, step in enumerate(steps):
+  for step_index, step in enumerate(steps):
     if isinstance(step, seqio.CacheDatasetPlaceholder):
-      return steps[:at], steps[at + 1 :]
-  for at, step in enumerate(steps):
+      return steps[:step_index], steps[step_index + 1 :]
+  for step_index, step in enumerate(steps):
     # What is cached is the same in each epoch and for any length.
     if {"seed", "seeds", "sequence_length"} & set(inspect.signature(step).parameters):
       break
     if registry.function_of(step) in _TOKENIZERS:
-      return steps[: at + 1], steps[at + 1 :]
+      return steps[: step_index + 1], steps[step_index + 1 :]
   raise UserError(
     f"{task.name}: cannot be cached, for its preprocessors do not say where; put seqio.CacheDatasetPlaceholder() among"
     " them, behind the last that neither draws at random nor needs sequence_length"
@@ -100,8 +100,8 @@ def check_record(task: seqio.Task, saved: Mapping[str, Any], *, where: str, reme
   Raises:
     UserError: it is not; says what differs.
   """
-  wanted = record(task)
-  for name, vocabulary in wanted["vocabulary"].items():
+  expected_record = record(task)
+  for name, vocabulary in expected_record["vocabulary"].items():
     if saved["vocabulary"].get(name) != vocabulary:
       cached = saved["vocabulary"].get(name, {"ids": 0})
       how = f"{cached['ids']:,} ids" if cached["ids"] != vocabulary["ids"] else f"{cached['ids']:,} ids, but others"
@@ -109,10 +109,10 @@ def check_record(task: seqio.Task, saved: Mapping[str, Any], *, where: str, reme
         f"{where}: {task.name} was cached in another vocabulary ({how}) than that of its {name}"
         f" ({vocabulary['ids']:,} ids); {remedy}"
       )
-  if saved["preprocessors"] != wanted["preprocessors"]:
+  if saved["preprocessors"] != expected_record["preprocessors"]:
     raise UserError(
       f"{where}: {task.name} was cached behind {', '.join(saved['preprocessors']) or 'no preprocessor'}, and now begins"
-      f" with {', '.join(wanted['preprocessors']) or 'none'}; {remedy}"
+      f" with {', '.join(expected_record['preprocessors']) or 'none'}; {remedy}"
     )
 
 
@@ -160,11 +160,11 @@ class CacheSource(seqio.DataSource):
     Raises:
       UserError: one is missing.
     """
-    found = tf.io.gfile.glob(f"{seqio.get_cached_tfrecord_prefix(self._folder, split)}-*")
+    shard_paths = tf.io.gfile.glob(f"{seqio.get_cached_tfrecord_prefix(self._folder, split)}-*")
     number = read_json(seqio.get_cached_info_path(self._folder, split))["num_shards"]
-    if len(found) != number:
-      raise UserError(f"{self._folder}: of {number} files of split {split} there are {len(found)}; copy it whole")
-    return found
+    if len(shard_paths) != number:
+      raise UserError(f"{self._folder}: of {number} files of split {split} there are {len(shard_paths)}; copy it whole")
+    return shard_paths
 
   def get_dataset(
     self,
@@ -218,18 +218,18 @@ def read_json(path: str) -> dict[str, Any]:
   return json.loads(_read(path))
 
 
-def read(found: task_resolution.Found, cache_dir: str, *, splits: Sequence[str]) -> task_resolution.Found:
+def read(provider: task_resolution.Provider, cache_dir: str, *, splits: Sequence[str]) -> task_resolution.Provider:
   """The task or mixture as it is read from its cache; the registry stays as it was.
 
   Args:
-    found: in the user's vocabulary.
+    provider: in the user's vocabulary.
     cache_dir: that `t2t cache` wrote.
     splits: that are needed, where the task has them.
 
   Raises:
     UserError: a task that is not in the cache, or not all of it, or made in another vocabulary.
   """
-  return task_resolution.copy(found, lambda task: _cached(task, cache_dir, splits), lambda rate: rate)
+  return task_resolution.copy(provider, lambda task: _cached(task, cache_dir, splits), lambda rate: rate)
 
 
 def _cached(task: seqio.Task, cache_dir: str, splits: Sequence[str]) -> seqio.Task:
@@ -259,13 +259,13 @@ def _cached(task: seqio.Task, cache_dir: str, splits: Sequence[str]) -> seqio.Ta
   return task.replace(source=source, preprocessors=after)
 
 
-def identity(found: task_resolution.Found) -> str:
+def identity(provider: task_resolution.Provider) -> str:
   """Which cache the tasks are read from, in a few characters; it may move."""
-  content = "".join(f"{task.name} {task.source.identity()}" for task in task_resolution.tasks_of(found))
+  content = "".join(f"{task.name} {task.source.identity()}" for task in task_resolution.tasks_of(provider))
   return f"cache {hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
 
-def num_examples(found: task_resolution.Found, split: str) -> int | None:
+def num_examples(provider: task_resolution.Provider, split: str) -> int | None:
   """Cached examples of the smallest task."""
-  tasks = [task for task in task_resolution.tasks_of(found) if split in task.splits]
+  tasks = [task for task in task_resolution.tasks_of(provider) if split in task.splits]
   return min((task.num_input_examples(split) for task in tasks), default=None)

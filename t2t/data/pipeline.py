@@ -65,12 +65,12 @@ def load_task(
     heads: its own: the examples are what they are asked.
     numbers: that it knows tasks by, see `task_ids`; None or none: it is not told of them.
   """
-  found = run_sources.of(data).load_task(architecture, heads=heads)
+  provider = run_sources.of(data).load_task(architecture, heads=heads)
   if not numbers:
-    return found
+    return provider
   from t2t.data import task_ids
 
-  return task_ids.tell(found, numbers)
+  return task_ids.tell(provider, numbers)
 
 
 def registered(data: DataConfig) -> seqio.Task | seqio.Mixture:
@@ -94,8 +94,8 @@ def find_tasks(data: DataConfig, architecture: str, names: Sequence[str] = ()) -
   """
   if not data.has_tasks:
     raise UserError("config.data.mixture is empty: give a task or a mixture, whose tasks can be evaluated")
-  found = [adapted(data, task) for task in task_resolution.select(registered(data), names)]
-  return [task_resolution.for_architecture(task, architecture) for task in found]
+  tasks = [adapted(data, task) for task in task_resolution.select(registered(data), names)]
+  return [task_resolution.for_architecture(task, architecture) for task in tasks]
 
 
 def split_of(data: DataConfig, *, train: bool) -> str:
@@ -129,8 +129,10 @@ def task_examples(
   if isinstance(task, seqio.Task):
     of_task = dataclasses.replace(of_task, task=untruncated_lengths.measured(of_task.task))
     return example_windows.in_order(of_task, trim=trim, progress=progress)
-  whole = of_task.task if trim else task_resolution.copy(of_task.task, untruncated_lengths.untrimmed, lambda rate: rate)
-  return whole.get_dataset(
+  untrimmed_task = (
+    of_task.task if trim else task_resolution.copy(of_task.task, untruncated_lengths.untrimmed, lambda rate: rate)
+  )
+  return untrimmed_task.get_dataset(
     sequence_length={name: length for name, length in of_task.lengths.items() if name in task.output_features},
     split=split,
     shuffle=False,
@@ -168,9 +170,9 @@ def model_lengths(data: DataConfig, architecture: str) -> dict[str, int]:
 
 def plan(
   data: DataConfig, architecture: str, task: seqio.Task | seqio.Mixture, *, train: bool, seed: int
-) -> example_windows.Plan:
+) -> example_windows.DataPlan:
   """How rows of batches are made of a task; `train`: of the split to train on, for ever, else of the held-out one."""
-  return example_windows.Plan(
+  return example_windows.DataPlan(
     task_resolution.for_architecture(task, architecture),
     split=split_of(data, train=train),
     lengths=feature_lengths(data, architecture, task),
@@ -224,12 +226,12 @@ def train_batches(
     documents=source.num_documents(task),
     named="config.train.batch_size" + (", the greatest common divisor of all stages" if common != batch_size else ""),
   )
-  own = batch_iterator.host_streams(host_rows[jax.process_index()], batch_size=batch_size, num_streams=total)
-  logging.info("data: this host reads streams %s of %d", own, total)
+  local_streams = batch_iterator.host_streams(host_rows[jax.process_index()], batch_size=batch_size, num_streams=total)
+  logging.info("data: this host reads streams %s of %d", local_streams, total)
   measured = find_tasks(data, architecture, evaluated) if evaluated and source.name else ()
   return batch_iterator.BatchIterator(
     plan(data, architecture, task, train=True, seed=seed),
-    own,
+    local_streams,
     files=fingerprint.files(data, task, evaluated=measured),
     files_may_change=data.files_may_change,
     tally=_tally(data, task),
@@ -251,8 +253,10 @@ def train_batches(
 
 def _tally(data: DataConfig, task: seqio.Task | seqio.Mixture) -> bad_records.Tally | None:
   """Of the records of files, which all that are read together have; None: there are none."""
-  own = (each.source for each in task_resolution.tasks_of(task) if isinstance(each.source, sources.FileSource))
-  source = next(own, None)
+  file_sources = (
+    subtask.source for subtask in task_resolution.tasks_of(task) if isinstance(subtask.source, sources.FileSource)
+  )
+  source = next(file_sources, None)
   return None if source is None else source.tally(split_of(data, train=True))
 
 
@@ -267,8 +271,8 @@ def eval_rows(
   """The held-out batches in the memory of this host, whole; see `eval_batches`."""
   number = _eval_streams(batch_size)
   task = load_task(data, architecture, heads=heads)
-  found = _eval_parts(data, architecture, task, range(number), batch_size=batch_size, max_batches=max_batches)
-  return [{name: array.reshape(-1, *array.shape[2:]) for name, array in batch.items()} for batch in found]
+  parts = _eval_parts(data, architecture, task, range(number), batch_size=batch_size, max_batches=max_batches)
+  return [{name: array.reshape(-1, *array.shape[2:]) for name, array in batch.items()} for batch in parts]
 
 
 def _eval_streams(batch_size: int) -> int:
@@ -280,7 +284,7 @@ def _eval_parts(
   data: DataConfig,
   architecture: str,
   task: seqio.Task | seqio.Mixture,
-  own: Sequence[int],
+  local_streams: Sequence[int],
   *,
   batch_size: int,
   max_batches: int,
@@ -291,7 +295,13 @@ def _eval_parts(
   beginning = example_windows.beginning(of_task)
   read = example_windows.sources_of(of_task, number)
   dataset = example_windows.of_streams(
-    of_task, own, lambda _: beginning, num_streams=number, rows=batch_size // number, parts=max_batches, read=read
+    of_task,
+    local_streams,
+    lambda _: beginning,
+    num_streams=number,
+    rows=batch_size // number,
+    parts=max_batches,
+    read=read,
   )
   parts = []
   filled = 0
@@ -305,7 +315,7 @@ def _eval_parts(
   except tf.errors.OpError as error:
     raise sources.user_error(error) or error from None
   blank = {
-    name: np.zeros((len(own), batch_size // number, *spec.shape[2:]), spec.dtype.as_numpy_dtype)
+    name: np.zeros((len(local_streams), batch_size // number, *spec.shape[2:]), spec.dtype.as_numpy_dtype)
     for name, spec in dataset.element_spec.items()
     if name != example_windows.POSITION
   }
@@ -339,7 +349,7 @@ def eval_batches(
   max_batches: int,
   heads: Sequence[HeadConfig] = (),
   numbers: Mapping[str, int] | None = None,
-  task: task_resolution.Found | None = None,
+  task: task_resolution.Provider | None = None,
 ) -> list[dict[str, jax.Array]]:
   """Held-out batches: the same on each call, in each run and for any number of hosts; as many on every host.
 
@@ -360,16 +370,16 @@ def eval_batches(
   batch_sharding = sharding.batch_sharding(mesh)
   host_rows = batch_iterator.host_rows(batch_sharding, batch_size)
   number = _eval_streams(batch_size)
-  own = batch_iterator.host_streams(host_rows[jax.process_index()], batch_size=batch_size, num_streams=number)
+  local_streams = batch_iterator.host_streams(host_rows[jax.process_index()], batch_size=batch_size, num_streams=number)
   task = load_task(data, architecture, heads=heads, numbers=numbers) if task is None else task
-  found = _eval_parts(data, architecture, task, own, batch_size=batch_size, max_batches=max_batches)
+  parts = _eval_parts(data, architecture, task, local_streams, batch_size=batch_size, max_batches=max_batches)
   return [
     batch_iterator.global_batch(
-      {stream: {name: array[i] for name, array in batch.items()} for i, stream in enumerate(own)},
+      {stream: {name: array[i] for name, array in batch.items()} for i, stream in enumerate(local_streams)},
       batch_sharding,
       batch_size,
     )
-    for batch in found
+    for batch in parts
   ]
 
 

@@ -9,20 +9,22 @@ import tensorflow as tf
 from t2t.data import example_windows, shard_order
 
 
-def proportional(plan: example_windows.Plan, stream: int, *, num_streams: int, taken: int) -> np.ndarray:
+def proportional(plan: example_windows.DataPlan, stream: int, *, num_streams: int, taken: int) -> np.ndarray:
   """About where a stream stands that has yielded `taken` rows, by how many its first window makes of its text."""
-  found = example_windows.sources_of(plan, num_streams)
+  task_sources = example_windows.sources_of(plan, num_streams)
   rates = np.array(example_windows.mixing_rates(plan))
   position = example_windows.beginning(plan)
-  for number, (source, rate) in enumerate(zip(found, rates / rates.sum(), strict=True)):
+  for number, (source, rate) in enumerate(zip(task_sources, rates / rates.sum(), strict=True)):
     order = source.order(stream)
-    window = next(order.windows(source.records, shard_order.Place()), None)
+    window = next(order.windows(source.records, shard_order.WindowPosition()), None)
     if window is None:
       continue
     columns = tuple(map(tf.constant, window.columns))
     seed = tf.constant(window.seed, tf.int64)
-    made = plan.convert(example_windows.examples_of_window(plan, source.task, source.records.features(columns), seed))
-    number_made = sum(1 for _ in made.with_options(example_windows.options()))
+    converted = plan.convert(
+      example_windows.examples_of_window(plan, source.task, source.records.features(columns), seed)
+    )
+    number_made = sum(1 for _ in converted.with_options(example_windows.options()))
     read = sum(shard_order.RECORD_COST + sum(map(len, record)) for record in window.records)
     total = sum(piece.weight for piece in source.shares[stream])
     epochs = taken * rate * read / max(number_made, 1) / max(total * order.epochs_together, 1.0)
@@ -34,7 +36,12 @@ def proportional(plan: example_windows.Plan, stream: int, *, num_streams: int, t
 
 
 def carried(
-  before: example_windows.Plan, after: example_windows.Plan, stream: int, position: np.ndarray, *, num_streams: int
+  before: example_windows.DataPlan,
+  after: example_windows.DataPlan,
+  stream: int,
+  position: np.ndarray,
+  *,
+  num_streams: int,
 ) -> np.ndarray:
   """Where a stream begins with the rows of another plan, so that a task goes on with what it has not read before.
 
@@ -47,44 +54,51 @@ def carried(
     position: of it, by `before`.
     num_streams: of all hosts.
   """
-  found = example_windows.beginning(after)
+  new_position = example_windows.beginning(after)
   then = {
     source.task.name: (number, source) for number, source in enumerate(example_windows.sources_of(before, num_streams))
   }
   for number, new in enumerate(example_windows.sources_of(after, num_streams)):
-    at, old = then.get(new.task.name, (0, None))
+    old_number, old = then.get(new.task.name, (0, None))
     if old is None or old.shares != new.shares or before.seed != after.seed:
       continue
     if old.task.source.list_shards(before.split) != new.task.source.list_shards(after.split):
       continue
-    epoch, group, window, taken = map(
-      int, position[example_windows.MIXED + example_windows.TASK * at :][: example_windows.TASK]
+    epoch, group, window, rows_read = map(
+      int, position[example_windows.MIXED + example_windows.TASK * old_number :][: example_windows.TASK]
     )
-    place = _same_text(old, new, stream, shard_order.Place(epoch, group, window + (taken > 0)))
-    found[example_windows.MIXED + example_windows.TASK * number :][:3] = dataclasses.astuple(place)
+    window_position = _same_text(old, new, stream, shard_order.WindowPosition(epoch, group, window + (rows_read > 0)))
+    new_position[example_windows.MIXED + example_windows.TASK * number :][:3] = dataclasses.astuple(window_position)
   if len(after.tasks) > 1:
-    found[0] = position[0] + 1  # none of its draws again
-  return found
+    new_position[0] = position[0] + 1  # none of its draws again
+  return new_position
 
 
 def _same_text(
-  old: example_windows.Source, new: example_windows.Source, stream: int, place: shard_order.Place
-) -> shard_order.Place:
+  old: example_windows.TaskSource,
+  new: example_windows.TaskSource,
+  stream: int,
+  window_position: shard_order.WindowPosition,
+) -> shard_order.WindowPosition:
   """The first place of `new` whose records are all behind those that `old` has before a place.
 
   Records are counted: how many a window has depends on how long they are, and a file's weight says little of that.
   """
   before, after = old.order(stream), new.order(stream)
   if before.size == after.size:
-    return place
+    return window_position
   if max(before.epochs_together, after.epochs_together) > 1:  # of so little text nothing is left over
-    return shard_order.Place(place.epoch + (before.epochs_together if place.group or place.window else 0))
-  groups = before.groups(place.epoch)
+    return shard_order.WindowPosition(
+      window_position.epoch + (before.epochs_together if window_position.group or window_position.window else 0)
+    )
+  groups = before.groups(window_position.epoch)
   # Both go through the pieces in the same order: so many whole ones are read, and so many records of what follows.
-  pieces, read = sum(map(len, groups[: place.group])), 0
-  if place.group < len(groups):
-    read = sum(map(len, itertools.islice(before.cut(old.records, groups[place.group]), place.window)))
-  for number, group in enumerate(after.groups(place.epoch)):
+  pieces, read = sum(map(len, groups[: window_position.group])), 0
+  if window_position.group < len(groups):
+    read = sum(
+      map(len, itertools.islice(before.cut(old.records, groups[window_position.group]), window_position.window))
+    )
+  for number, group in enumerate(after.groups(window_position.epoch)):
     if pieces >= len(group):
       pieces -= len(group)
       continue
@@ -92,7 +106,7 @@ def _same_text(
     pieces = 0
     for index, window in enumerate(after.cut(new.records, group)):
       if read <= 0:
-        return shard_order.Place(place.epoch, number, index)
+        return shard_order.WindowPosition(window_position.epoch, number, index)
       read -= len(window)
     read = max(read, 0)
-  return shard_order.Place(place.epoch + 1)
+  return shard_order.WindowPosition(window_position.epoch + 1)

@@ -43,8 +43,8 @@ def field(example: Mapping[str, Any] | None, name: str) -> Any:
     UserError: the example lacks it, and what it has.
   """
   if example is None or name not in example:
-    found = ", ".join(sorted(example)) if example else "no fields at all"
-    raise UserError(f"an example has no field {name!r}, which the task's preprocessors must keep; it has {found}")
+    names = ", ".join(sorted(example)) if example else "no fields at all"
+    raise UserError(f"an example has no field {name!r}, which the task's preprocessors must keep; it has {names}")
   return example[name]
 
 
@@ -144,11 +144,13 @@ def wsc() -> Postprocess:
   """
 
   def refers(text: str, example: Mapping[str, Any] | None) -> int:
-    written, meant = (_content_words(noun) for noun in (text, _text(field(example, "targets_pretokenized"))))
+    written, target_words = (_content_words(noun) for noun in (text, _text(field(example, "targets_pretokenized"))))
     if not written:
       return UNPARSEABLE
-    possessive = [any("'" in word for word in words) for words in (written, meant)]
-    return int(bool(meant) and possessive[0] == possessive[1] and (written <= meant or meant <= written))
+    possessive = [any("'" in word for word in words) for words in (written, target_words)]
+    return int(
+      bool(target_words) and possessive[0] == possessive[1] and (written <= target_words or target_words <= written)
+    )
 
   return _postprocess(refers, _label)
 
@@ -194,9 +196,9 @@ def mark_entities(names: Sequence[str]) -> bool:
     UserError: some do and others do not, or one has white space in it.
   """
   marks = [name for name in names if _is_mark(name)]
-  if own := [name for name in names if name != "O" and name not in marks and marks]:
+  if unmarked := [name for name in names if name != "O" and name not in marks and marks]:
     raise UserError(
-      f"tags {', '.join(names)}: {own[0]} begins with neither B- nor I-, as {marks[0]} does, and is not O"
+      f"tags {', '.join(names)}: {unmarked[0]} begins with neither B- nor I-, as {marks[0]} does, and is not O"
     )
   if spaced := [name for name in names if name.split() != [name]]:
     raise UserError(f"tag {spaced[0]!r}: a tag has no white space, which stands between two of them")
@@ -215,14 +217,14 @@ def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
   In:  ["DET", "NOUN"]
   Out: [("DET", 0, 1), ("NOUN", 1, 2)]
   """
-  found: list[tuple[str, int, int]] = []
-  for place, tag in enumerate(tags):
+  spans: list[tuple[str, int, int]] = []
+  for index, tag in enumerate(tags):
     kind = tag[2:] if _is_mark(tag) else tag
-    if tag.startswith("I-") and found and found[-1][0] == kind and found[-1][2] == place:
-      found[-1] = (kind, found[-1][1], place + 1)
+    if tag.startswith("I-") and spans and spans[-1][0] == kind and spans[-1][2] == index:
+      spans[-1] = (kind, spans[-1][1], index + 1)
     elif tag != "O":
-      found.append((kind, place, place + 1))
-  return found
+      spans.append((kind, index, index + 1))
+  return spans
 
 
 def written_tags(words: Sequence[str], tags: Sequence[str], names: Sequence[str]) -> str:
@@ -251,25 +253,25 @@ def tags_of(text: str, words: Sequence[str], names: Sequence[str]) -> list[str] 
 
   Each entity is looked for in the words behind the one before; one that is not there marks nothing.
   """
-  told = text.split()
-  if told and set(told) <= {*names, "O"}:  # which a word has that was not asked, too
-    return [*told, *["O"] * len(words)][: len(words)]
+  text_tags = text.split()
+  if text_tags and set(text_tags) <= {*names, "O"}:  # which a word has that was not asked, too
+    return [*text_tags, *["O"] * len(words)][: len(words)]
   if not mark_entities(names):
     return None
-  found, behind = ["O"] * len(words), 0
+  tags, behind = ["O"] * len(words), 0
   if text == _NO_ENTITY:
-    return found
+    return tags
   kinds = "|".join(sorted({re.escape(name[2:]) for name in names if _is_mark(name)}))
   parts = [re.fullmatch(rf"({kinds}):\s+(.*)", part) for part in re.split(rf";\s+(?=(?:{kinds}):\s)", text)]
   for match in filter(None, parts):
     start, end = _place_of(match[2].split(), words, behind)
     if end:
       behind = end
-      found[start:end] = [f"B-{match[1]}"] + [f"I-{match[1]}"] * (end - start - 1)
-  return found if any(parts) else None
+      tags[start:end] = [f"B-{match[1]}"] + [f"I-{match[1]}"] * (end - start - 1)
+  return tags if any(parts) else None
 
 
-def _place_of(own: Sequence[str], words: Sequence[str], behind: int) -> tuple[int, int]:
+def _place_of(entity_words: Sequence[str], words: Sequence[str], behind: int) -> tuple[int, int]:
   """The first words from `behind` on that are written so, as range; (0, 0) if none are.
 
   In:  ["Ann", "Lee"], ["saw", "Ann", "Lee"], 0
@@ -277,10 +279,10 @@ def _place_of(own: Sequence[str], words: Sequence[str], behind: int) -> tuple[in
 
   Words may have white space in them, as some of WikiANN's do: ["Ann Lee"] is written as ["Ann", "Lee"] is.
   """
-  for start in range(behind, len(words) if own else 0):
-    if words[start].split()[:1] == own[:1]:
-      for end in range(start + 1, min(start + len(own), len(words)) + 1):
-        if " ".join(words[start:end]).split() == list(own):
+  for start in range(behind, len(words) if entity_words else 0):
+    if words[start].split()[:1] == entity_words[:1]:
+      for end in range(start + 1, min(start + len(entity_words), len(words)) + 1):
+        if " ".join(words[start:end]).split() == list(entity_words):
           return start, end
   return 0, 0
 

@@ -35,8 +35,8 @@ def _target(label: tf.Tensor, labels: Sequence[str]) -> tf.Tensor:
 def _named(number: tf.Tensor, names: tf.Tensor) -> tf.Tensor:
   """The name of this number, `UNKNOWN` below 0; a number without a name is an error of tf.data."""
   count = tf.size(names)
-  said = ["a label is not below the number of classes, which count from 0:", number, count]
-  tf.debugging.Assert(tf.reduce_all(number < count), said)
+  message = ["a label is not below the number of classes, which count from 0:", number, count]
+  tf.debugging.Assert(tf.reduce_all(number < count), message)
   return tf.where(number < 0, UNKNOWN, tf.gather(names, tf.clip_by_value(number, 0, count - 1)))
 
 
@@ -100,12 +100,14 @@ def choices(
     label: the field with the number of the right one; -1 where it is not given.
   Source: COPA as Raffel et al. 2020 have it, appendix D.10, with the candidates behind.
   """
-  own = features[candidates] if isinstance(candidates, str) else tf.stack([features[name] for name in candidates])
-  options = tf.strings.join(["choice", tf.strings.as_string(tf.range(1, tf.size(own) + 1))])
+  candidate_texts = (
+    features[candidates] if isinstance(candidates, str) else tf.stack([features[name] for name in candidates])
+  )
+  options = tf.strings.join(["choice", tf.strings.as_string(tf.range(1, tf.size(candidate_texts) + 1))])
   words = [prefix]
   for field in fields:
     words += [f"{field}:", features[field]]
-  words.append(tf.strings.reduce_join(tf.strings.join([options, own], ": "), separator=" "))
+  words.append(tf.strings.reduce_join(tf.strings.join([options, candidate_texts], ": "), separator=" "))
   right = tf.cast(features[label], tf.int32)
   return {
     "inputs": tf.strings.join(words, " "),
@@ -114,7 +116,7 @@ def choices(
     "options": options,
     "head": tf.constant(qa_preprocessors.head_name(prefix)),
     "parts": tf.stack([features[field] for field in fields]),
-    "candidates": own,
+    "candidates": candidate_texts,
   } | _number_of(features)
 
 
@@ -157,8 +159,8 @@ def in_language(features: Features, *, language: str) -> Features:
     features: as above.
     language: key of the premise.
   """
-  given = features["hypothesis"]
-  (hypothesis,) = tf.unstack(tf.boolean_mask(given["translation"], given["language"] == language)[:1], num=1)
+  hypotheses = features["hypothesis"]
+  (hypothesis,) = tf.unstack(tf.boolean_mask(hypotheses["translation"], hypotheses["language"] == language)[:1], num=1)
   return {"premise": features["premise"][language], "hypothesis": hypothesis, "label": features["label"]}
 
 
@@ -190,7 +192,7 @@ def copa(features: Features) -> Features:
   for field in ("choice1", "choice2", "premise", "question"):
     words += [f"{field}:", features[field]]
   labels = ("choice1", "choice2")
-  asked = tf.where(features["question"] == "cause", _COPA_QUESTIONS["cause"], _COPA_QUESTIONS["effect"])
+  question = tf.where(features["question"] == "cause", _COPA_QUESTIONS["cause"], _COPA_QUESTIONS["effect"])
   return {
     "inputs": tf.strings.join(words, " "),
     "targets": _target(features["label"], labels),
@@ -198,7 +200,7 @@ def copa(features: Features) -> Features:
     "idx": tf.cast(features["idx"], tf.int32),
     "options": tf.constant(labels),
     "head": tf.constant("copa"),
-    "parts": tf.strings.join([features["premise"], asked], " ")[None],
+    "parts": tf.strings.join([features["premise"], question], " ")[None],
     "candidates": tf.stack([features["choice1"], features["choice2"]]),
   }
 
@@ -432,8 +434,8 @@ def text_to_text(*formats: Preprocessor, **options) -> list[Preprocessor]:
     *formats: functions of this file, or of your own that yield "inputs" and "targets".
     **options: arguments of the first.
   """
-  first, *others = formats
-  return [functools.partial(first, **options), *others, tokenize, seqio.preprocessors.append_eos_after_trim]
+  first, *other_formats = formats
+  return [functools.partial(first, **options), *other_formats, tokenize, seqio.preprocessors.append_eos_after_trim]
 
 
 preprocessors = text_to_text  # the earlier name, in tasks of users

@@ -73,8 +73,8 @@ def each_answer(dataset: tf.data.Dataset) -> tf.data.Dataset:
   def apart(features: Features) -> tf.data.Dataset:
     more = features["training"] & (tf.size(features["answers"]) > 0)
     targets = tf.cond(more, lambda: features["answers"], lambda: features["targets"][None])
-    others = {name: x for name, x in features.items() if name != "training"}
-    return tf.data.Dataset.from_tensor_slices(targets).map(lambda target: {**others, "targets": target})
+    other_features = {name: x for name, x in features.items() if name != "training"}
+    return tf.data.Dataset.from_tensor_slices(targets).map(lambda target: {**other_features, "targets": target})
 
   return dataset.flat_map(apart)
 
@@ -109,8 +109,8 @@ def spans(features: Features, *, unanswerable: bool = False) -> Features:
     unanswerable: whether a question without answers is given `postprocessors.UNANSWERABLE` as the answer; else such
       questions are left out.
   """
-  given = features["answers"]
-  spaced = _space_punctuation(given["text"])
+  gold_answers = features["answers"]
+  spaced = _space_punctuation(gold_answers["text"])
   question, context = _space_punctuation(features["question"]), _space_punctuation(features["context"])
   nothing = postprocessors.UNANSWERABLE if unanswerable else UNKNOWN
   return {
@@ -121,8 +121,8 @@ def spans(features: Features, *, unanswerable: bool = False) -> Features:
     "head": tf.constant("span"),
     "question": features["question"],
     "context": features["context"],
-    "answer_texts": given["text"],
-    "answer_starts": tf.cast(given["answer_start"], tf.int32),
+    "answer_texts": gold_answers["text"],
+    "answer_starts": tf.cast(gold_answers["answer_start"], tf.int32),
   } | ({"no_answer": tf.constant(nothing)} if unanswerable else {})
 
 

@@ -19,9 +19,9 @@ from t2t.data import objectives, registry, sources, task_resolution, vocabularie
 _SAMPLE = 1000  # records
 
 
-def guarded(found: task_resolution.Found) -> task_resolution.Found:
+def guarded(provider: task_resolution.Provider) -> task_resolution.Provider:
   """Returns the task or mixture, in which letters of records are text; the registry stays as it was."""
-  return task_resolution.copy(found, _guarded, lambda rate: rate)
+  return task_resolution.copy(provider, _guarded, lambda rate: rate)
 
 
 def is_guarded(task: seqio.Task) -> bool:
@@ -50,9 +50,9 @@ def _guarded(task: seqio.Task) -> seqio.Task:
 def _is_text_alone(task: seqio.Task) -> bool:
   """Returns True if no step writes into the text of the records: an objective behind steps that are known."""
   steps = [registry.function_of(step) for step in task.preprocessors]
-  known = all(getattr(step, "__module__", "").split(".")[0] in ("t2t", "seqio") for step in steps)
-  made = objectives.of(task)
-  return known and bool(made) and not any(map(objectives.is_parallel, made))
+  is_library_code = all(getattr(step, "__module__", "").split(".")[0] in ("t2t", "seqio") for step in steps)
+  objective_names = objectives.of(task)
+  return is_library_code and bool(objective_names) and not any(map(objectives.is_parallel, objective_names))
 
 
 # ---- Steps -----------------------------------------------------------------------------------------------------------
@@ -95,29 +95,31 @@ def _of_strings(dataset: tf.data.Dataset, change) -> tf.data.Dataset:
 # ---- What the text contains ------------------------------------------------------------------------------------------
 
 
-def spelled(task: task_resolution.Found, *, split: str) -> dict[str, int]:
+def spelled(task: task_resolution.Provider, *, split: str) -> dict[str, int]:
   """Counts the control tokens that the first 1,000 records of each task spell, by name, the most frequent first."""
-  found: dict[str, int] = {}
-  for each in task_resolution.tasks_of(task):
-    if split in each.splits:
-      if type(each.source) is sources.FileSource:  # one of another kind has records of its own
-        records = each.source.texts(split)
+  counts: dict[str, int] = {}
+  for subtask in task_resolution.tasks_of(task):
+    if split in subtask.splits:
+      if type(subtask.source) is sources.FileSource:  # one of another kind has records of its own
+        records = subtask.source.texts(split)
       else:
-        records = each.source.get_dataset(split=split, shuffle=False, seed=0).as_numpy_iterator()
+        records = subtask.source.get_dataset(split=split, shuffle=False, seed=0).as_numpy_iterator()
       texts = texts_of(itertools.islice(records, _SAMPLE))
-      for name, number in count(each, texts).items():
-        found[name] = found.get(name, 0) + number
-  return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+      for name, number in count(subtask, texts).items():
+        counts[name] = counts.get(name, 0) + number
+  return dict(sorted(counts.items(), key=lambda pair: -pair[1]))
 
 
 def count(task: seqio.Task, texts: Sequence[str]) -> dict[str, int]:
   """Counts the control tokens of a task's vocabularies that texts spell; see `vocabularies.count_control_tokens`."""
-  own = [feature.vocabulary for feature in task.output_features.values()]
-  distinct = [vocabulary for at, vocabulary in enumerate(own) if vocabulary not in own[:at]]
-  found: dict[str, int] = {}
+  all_vocabularies = [feature.vocabulary for feature in task.output_features.values()]
+  distinct = [
+    vocabulary for index, vocabulary in enumerate(all_vocabularies) if vocabulary not in all_vocabularies[:index]
+  ]
+  counts: dict[str, int] = {}
   for vocabulary in distinct:
-    found = {**vocabularies.count_control_tokens(vocabulary, texts), **found}
-  return found
+    counts = {**vocabularies.count_control_tokens(vocabulary, texts), **counts}
+  return counts
 
 
 def texts_of(records) -> list[str]:
@@ -125,13 +127,13 @@ def texts_of(records) -> list[str]:
 
   def texts(value: Any) -> list[str]:
     if isinstance(value, Mapping):
-      return [text for each in value.values() for text in texts(each)]
+      return [text for item in value.values() for text in texts(item)]
     if isinstance(value, bytes):
       return [value.decode(errors="replace")]
     if isinstance(value, tuple | list):
-      return [text for each in value for text in texts(each)]
+      return [text for item in value for text in texts(item)]
     if isinstance(value, np.ndarray) and value.dtype == object:
-      return [text for each in value.reshape(-1) for text in texts(each)]
+      return [text for item in value.reshape(-1) for text in texts(item)]
     if hasattr(value, "flat_values"):
       return texts(np.asarray(value.flat_values))
     return []
@@ -151,15 +153,15 @@ def encode_again(vocabulary: seqio.Vocabulary, text: str, ids: Sequence[int]) ->
   return vocabularies.encode_text(vocabulary, text, special_tokens="all" if has_control else "none")
 
 
-def told(found: Mapping[str, int], *, special_tokens: bool) -> str:
+def spelled_note(counts: Mapping[str, int], *, special_tokens: bool) -> str:
   """Says what records spell, and how it is read."""
-  what = f"the first {_SAMPLE:,} records of a task at most spell {described(found)}"
+  statement = f"the first {_SAMPLE:,} records of a task at most spell {described(counts)}"
   if special_tokens:
-    return f"{what}, read as control tokens; config.data.special_tokens=False reads them as text"
-  return f"{what}, read as text; config.data.special_tokens=True reads them as control tokens"
+    return f"{statement}, read as control tokens; config.data.special_tokens=False reads them as text"
+  return f"{statement}, read as text; config.data.special_tokens=True reads them as control tokens"
 
 
-def described(found: Mapping[str, int], *, most: int = 5) -> str:
+def described(counts: Mapping[str, int], *, most: int = 5) -> str:
   """Names with their counts, the first few: "[PAD] 12, [MASK] 3, 4 others"."""
-  listed = [f"{name} {number:,}" for name, number in list(found.items())[:most]]
-  return ", ".join(listed + ([f"{len(found) - most} others"] if len(found) > most else []))
+  listed = [f"{name} {number:,}" for name, number in list(counts.items())[:most]]
+  return ", ".join(listed + ([f"{len(counts) - most} others"] if len(counts) > most else []))

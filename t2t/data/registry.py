@@ -73,12 +73,12 @@ def is_trusted(module: str) -> bool:
 
 def why_untrusted(modules: Iterable[str]) -> str:
   """Why those of a checkpoint's modules that are not trusted are not imported, and what to give; "" where all are."""
-  others = [module for module in modules if not is_trusted(module)]
-  if not others:
+  untrusted = [module for module in modules if not is_trusted(module)]
+  if not untrusted:
     return ""
   return (
-    f"its config names {', '.join(others)}, and code is not run because a checkpoint names it; if you trust it, give"
-    f" --task_modules {','.join(others)}"
+    f"its config names {', '.join(untrusted)}, and code is not run because a checkpoint names it; if you trust it, give"
+    f" --task_modules {','.join(untrusted)}"
   )
 
 
@@ -111,18 +111,18 @@ def task_or_mixture(
   """
   for module in modules:
     load(module, where=modules_where)
-  known = names()
-  if name in known:
+  known_names = names()
+  if name in known_names:
     return seqio.get_mixture_or_task(name)
   load_shipped()
   for module, registered in _loaded.items():
     if name in registered:
       raise UserError(f"{where}{name}: is a task of {module}, which is not imported; add it to {modules_where}")
-  near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-  others = f"there are {', '.join(known[:10])}{', ...: `t2t tasks` lists them' if len(known) > 10 else ''}"
+  near = difflib.get_close_matches(name, known_names, n=3, cutoff=0.4)
+  listing = f"there are {', '.join(known_names[:10])}{', ...: `t2t tasks` lists them' if len(known_names) > 10 else ''}"
   raise UserError(
     f"{where}{name}: no task or mixture of that name;"
-    f" {'the nearest are ' + ', '.join(near) if near else others if known else 'none is registered'}."
+    f" {'the nearest are ' + ', '.join(near) if near else listing if known_names else 'none is registered'}."
     f" Imported: {', '.join(modules) or 'nothing'}; {modules_where} names modules"
   )
 
@@ -136,7 +136,7 @@ def _import(module: str, *, where: str) -> None:
       with imports.also_from_here(), _stand_ins(module):
         importlib.import_module(module)
   except imports.UnknownName as error:
-    raise UserError(f"{where}: cannot be imported, {_place(error)}{error}") from error
+    raise UserError(f"{where}: cannot be imported, {_code_location(error)}{error}") from error
   except UserError:
     raise
   except ModuleNotFoundError as error:
@@ -173,18 +173,18 @@ def _failure(error: Exception, *, where: str) -> str:
   message = f"{type(error).__name__}: {error}"
   if isinstance(error, SyntaxError):
     return f"{where}: cannot be imported, {error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
-  return f"{where}: cannot be imported, {_place(error)}{message}"
+  return f"{where}: cannot be imported, {_code_location(error)}{message}"
 
 
-def _place(error: Exception) -> str:
+def _code_location(error: Exception) -> str:
   """Returns "FILE, line N: " of the last line of the user's own code, not of a library or of the import system."""
   frames = [
     frame
     for frame in traceback.extract_tb(error.__traceback__)
     if "importlib" not in frame.filename and frame.filename not in _OWN_FILES
   ]
-  own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
-  return f"{own[-1].filename}, line {own[-1].lineno}: " if own else ""
+  user_frames = [frame for frame in frames if "site-packages" not in frame.filename] or frames
+  return f"{user_frames[-1].filename}, line {user_frames[-1].lineno}: " if user_frames else ""
 
 
 _OWN_FILES = (__file__, imports.__file__, str(pathlib.Path(__file__).with_name("t5_package.py")))

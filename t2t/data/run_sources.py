@@ -83,15 +83,15 @@ class RunSource:
 
   # ---- What is read ----
 
-  def load_task(self, architecture: str = "", *, heads: Sequence[HeadConfig] = ()) -> task_resolution.Found:
+  def load_task(self, architecture: str = "", *, heads: Sequence[HeadConfig] = ()) -> task_resolution.Provider:
     """The task or mixture that is trained on; see `pipeline.load_task`."""
     raise NotImplementedError
 
-  def registered(self) -> task_resolution.Found:
+  def registered(self) -> task_resolution.Provider:
     """The task or mixture before a user's vocabulary, folders and heads."""
     return self.load_task()
 
-  def tasks(self) -> task_resolution.Found | None:
+  def tasks(self) -> task_resolution.Provider | None:
     """`registered`, where the tasks themselves say what their examples are; None: config.data.objective does."""
     return self.registered()
 
@@ -109,7 +109,7 @@ class RunSource:
     """The split to train on, or the held-out one."""
     return self.data.train_split if train else self.data.eval_split
 
-  def num_documents(self, task: task_resolution.Found) -> int | None:
+  def num_documents(self, task: task_resolution.Provider) -> int | None:
     """Records to train on; None: nobody has counted them."""
     if not self.data.cache_dir:
       return task_resolution.num_examples(task, self.data.train_split)
@@ -117,10 +117,10 @@ class RunSource:
 
     return offline_cache.num_examples(task, self.data.train_split)
 
-  def size(self, task: task_resolution.Found) -> float:
+  def size(self, task: task_resolution.Provider) -> float:
     """Returns how much there is to train on, in the unit config.data.size."""
     unit = self.data.size
-    counts = [each.num_input_examples(self.data.train_split) for each in task_resolution.tasks_of(task)]
+    counts = [subtask.num_input_examples(self.data.train_split) for subtask in task_resolution.tasks_of(task)]
     if unit == "tokens" or None in counts:
       why = "nobody has counted its tokens" if unit == "tokens" else "it does not say how many examples it has"
       raise UserError(f"{self.where}: {why}, by which config.data.size={unit} draws; give {self.where}.rate or .share")
@@ -131,20 +131,20 @@ class RunSource:
   def made(self) -> Made:
     """The facts of the examples before any is made."""
     task = self.registered()
-    names = [objectives.of(each) for each in task_resolution.tasks_of(task)]
+    names = [objectives.of(subtask) for subtask in task_resolution.tasks_of(task)]
     # A task without an objective may be answered by a head.
-    asks = any(not own or any(map(objectives.heads_of, own)) for own in names)
+    asks = any(not objective_names or any(map(objectives.heads_of, objective_names)) for objective_names in names)
     return Made(objectives.of(task), self.data.named if self.is_alone else self.key, task.output_features, asks)
 
-  def names_of(self, found: task_resolution.Found) -> dict[str, str]:
-    """Name of each of seqio's tasks in `found`, see `registered` -> of the task that it is to a model with PALs."""
-    return {task.name: task.name for task in task_resolution.tasks_of(found)}
+  def names_of(self, provider: task_resolution.Provider) -> dict[str, str]:
+    """Name of each of seqio's tasks in `provider`, see `registered` -> of the task that it is to a model with PALs."""
+    return {task.name: task.name for task in task_resolution.tasks_of(provider)}
 
   def names_as(self, name: str) -> list[str]:
     """Names of seqio's tasks, where the source is mixed under a name."""
     return [task.name for task in task_resolution.tasks_of(self.registered())]
 
-  def by_language(self, task: task_resolution.Found) -> dict[str, task_resolution.Found]:
+  def by_language(self, task: task_resolution.Provider) -> dict[str, task_resolution.Provider]:
     """Returns, by source that names its language, what is read of it as it is mixed in `task`."""
     return {}
 
@@ -156,11 +156,11 @@ class RunSource:
 
   def file_contents(self) -> dict[str, file_fingerprints.Contents]:
     """Returns the contents of the files, by the configuration key that names them."""
-    found = {
+    contents_by_key = {
       where: file_fingerprints.Contents(self._with_beside(text_files.find_files(patterns, where=where)), where=where)
       for where, patterns in self.patterns().items()
     }
-    return functools.reduce(lambda read, part: read | part.file_contents(), self.parts.values(), found)
+    return functools.reduce(lambda read, part: read | part.file_contents(), self.parts.values(), contents_by_key)
 
   def identity_keys(self) -> frozenset[str]:
     """The keys of `IDENTITY_KEYS` on which the order of the data depends."""
@@ -176,8 +176,10 @@ class RunSource:
       return tuple(paths)
     from t2t.data.sources import bitext
 
-    found = (bitext.beside(path, translation=self.data.translation, where="config.data.files") for path in paths)
-    return (*paths, *filter(None, found))
+    translation_files = (
+      bitext.beside(path, translation=self.data.translation, where="config.data.files") for path in paths
+    )
+    return (*paths, *filter(None, translation_files))
 
   # ---- What of it cannot be used ----
 
@@ -200,12 +202,12 @@ class RunSource:
   def check_files(self) -> None:
     """Refuses files that are not there, cannot be read or have no text."""
     for where, patterns in self.patterns().items():
-      found = text_files.find_files(patterns, where=where)
-      file_validation.scan(found, field=self.data.field, where=where, malformed=self.data.malformed)
+      paths = text_files.find_files(patterns, where=where)
+      file_validation.scan(paths, field=self.data.field, where=where, malformed=self.data.malformed)
     for part in self.parts.values():
       part.check_files()
 
-  def check_task(self, task: task_resolution.Found, *, model_vocab_size: int) -> None:
+  def check_task(self, task: task_resolution.Provider, *, model_vocab_size: int) -> None:
     """Refuses tasks that have other splits than are read, or other vocabularies than the model."""
     vocabularies.check(task_resolution.vocabulary_of(task), model_vocab_size)
     splits = {key: getattr(self.data, key) for key in ("train_split", "eval_split")}
@@ -231,21 +233,21 @@ class RunSource:
     )
 
 
-def adapted(data: DataConfig, found: task_resolution.Found) -> task_resolution.Found:
+def adapted(data: DataConfig, provider: task_resolution.Provider) -> task_resolution.Provider:
   """Registered tasks in the user's vocabulary, and read from his folders."""
   vocabulary = vocabularies.load(data.vocabulary, extra_ids=data.extra_ids) if data.vocabulary else None
   splits = {"train_split": data.train_split, "eval_split": data.eval_split}
-  found = _guarded(data, task_resolution.adapt(found, vocabulary=vocabulary, folders=data.folders, **splits))
+  provider = _guarded(data, task_resolution.adapt(provider, vocabulary=vocabulary, folders=data.folders, **splits))
   if not data.cache_dir:
-    return found
+    return provider
   from t2t.data import offline_cache
 
-  return offline_cache.read(found, data.cache_dir, splits=tuple(splits.values()))
+  return offline_cache.read(provider, data.cache_dir, splits=tuple(splits.values()))
 
 
-def _guarded(data: DataConfig, found: task_resolution.Found) -> task_resolution.Found:
+def _guarded(data: DataConfig, provider: task_resolution.Provider) -> task_resolution.Provider:
   """Records' letters are text, whatever they spell, unless the user says otherwise."""
-  return found if data.special_tokens else raw_text.guarded(found)
+  return provider if data.special_tokens else raw_text.guarded(provider)
 
 
 # ---- Text ------------------------------------------------------------------------------------------------------------
@@ -268,7 +270,7 @@ class Text(RunSource):
     vocabulary = self.vocabulary()
     return _guarded(data, file_task.make(data, self.make_source(), vocabulary, where=self.where))
 
-  def registered(self) -> task_resolution.Found:
+  def registered(self) -> task_resolution.Provider:
     """The mixture beside the text, which `t2t eval` measures."""
     return RegisteredTasks(self.data, self.where).registered()
 
@@ -286,23 +288,23 @@ class Text(RunSource):
   def split(self, *, train: bool) -> str:
     return "train" if train else "validation"
 
-  def num_documents(self, task: task_resolution.Found) -> int | None:
+  def num_documents(self, task: task_resolution.Provider) -> int | None:
     return task_resolution.num_examples(task, "train")
 
   def made(self) -> Made:
     name = self.data.objective
-    found = objectives.output_features(name, self.vocabulary())
-    return Made({name}, f"{self.where}.objective={name}", found, bool(objectives.heads_of(name)))
+    output_features = objectives.output_features(name, self.vocabulary())
+    return Made({name}, f"{self.where}.objective={name}", output_features, bool(objectives.heads_of(name)))
 
   def names_as(self, name: str) -> list[str]:
     return [name]
 
   def identity_keys(self) -> frozenset[str]:
-    data, found = self.data, set(_OF_TEXT)
-    found |= {"language"} if data.language_tags else set()  # which names a loss otherwise
-    found |= {"annotations"} if objectives.is_annotated(data.objective) else set()
-    found |= {"translation"} if objectives.is_parallel(data.objective) else set()
-    return frozenset(found | ({"dictionary", "switching_rate"} if data.dictionary else set()))
+    data, keys = self.data, set(_OF_TEXT)
+    keys |= {"language"} if data.language_tags else set()  # which names a loss otherwise
+    keys |= {"annotations"} if objectives.is_annotated(data.objective) else set()
+    keys |= {"translation"} if objectives.is_parallel(data.objective) else set()
+    return frozenset(keys | ({"dictionary", "switching_rate"} if data.dictionary else set()))
 
   def identity(self) -> dict[str, Any]:
     return {f"{self.where}.files".removeprefix("config."): self.data.files}
@@ -312,7 +314,7 @@ class Text(RunSource):
     objectives.check_fits(self.data.objective, architecture)
     vocabularies.check(self.vocabulary(), model_vocab_size)
 
-  def check_task(self, task: task_resolution.Found, *, model_vocab_size: int) -> None:
+  def check_task(self, task: task_resolution.Provider, *, model_vocab_size: int) -> None:
     pass  # `check_early` has done so
 
   def no_held_out(self, task: str, why: str) -> UserError:
@@ -335,21 +337,21 @@ class TextFiles(Text):
     files = text_files.find_files(getattr(self.data, key))
     return file_validation.scan(files, field=self.data.field, where=where, malformed=self.data.malformed)
 
-  def num_documents(self, task: task_resolution.Found) -> int | None:
-    found = self._scan()
-    return found.documents if found.complete else None
+  def num_documents(self, task: task_resolution.Provider) -> int | None:
+    scanned = self._scan()
+    return scanned.documents if scanned.complete else None
 
-  def size(self, task: task_resolution.Found) -> float:
+  def size(self, task: task_resolution.Provider) -> float:
     """Returns the size; of files of which only a part was looked at an estimate."""
     source, where = task.source, f"{self.where}.files"
-    looked = file_validation.scan(
+    scanned = file_validation.scan(
       source.list_shards("train"), field=self.data.field, where=where, malformed=self.data.malformed
     )
-    counted = looked.documents if self.data.size == "examples" else looked.characters
-    if looked.complete:
+    counted = scanned.documents if self.data.size == "examples" else scanned.characters
+    if scanned.complete:
       return float(counted)
     # What stands beside texts in their records, and how many bytes a character has, differs from source to source.
-    return math.fsum(shard.weight for shard in source.records("train").shards()) * counted / max(looked.size, 1)
+    return math.fsum(shard.weight for shard in source.records("train").shards()) * counted / max(scanned.size, 1)
 
   def patterns(self) -> dict[str, str]:
     return {f"{self.where}.{key}": x for key in ("files", "eval_files") if (x := getattr(self.data, key))}
@@ -357,25 +359,25 @@ class TextFiles(Text):
   def identity(self) -> dict[str, Any]:
     data = self.data
     # Documents that are held out are not trained on.
-    found = {
+    settings = {
       "eval_files": "given"
       if data.eval_files
       else f"empty: about 1 % of {'data.' if self.is_alone else ''}files is held out",
       "files": file_fingerprints.summary(self._with_beside(text_files.find_files(data.files))),
     }
-    found |= {key: getattr(data, key) for key in ("translation", "annotations") if key in self.identity_keys()}
-    return {f"{self.where}.{key}".removeprefix("config."): value for key, value in found.items()}
+    settings |= {key: getattr(data, key) for key in ("translation", "annotations") if key in self.identity_keys()}
+    return {f"{self.where}.{key}".removeprefix("config."): value for key, value in settings.items()}
 
   def check_documents(self) -> list[str]:
     data, where = self.data, self.where
     if not objectives.needs_other_documents(data.objective):
       return []
-    looked = {key: self._scan(key, where=f"{where}.{key}") for key in ("files", "eval_files") if getattr(data, key)}
-    if not all(found.complete for found in looked.values()):
+    scans = {key: self._scan(key, where=f"{where}.{key}") for key in ("files", "eval_files") if getattr(data, key)}
+    if not all(scanned.complete for scanned in scans.values()):
       return []
-    documents = file_validation.documents_by_split(looked["files"])
+    documents = file_validation.documents_by_split(scans["files"])
     if data.eval_files:
-      documents = {"train": looked["files"].documents, "validation": looked["eval_files"].documents}
+      documents = {"train": scans["files"].documents, "validation": scans["eval_files"].documents}
     pairs = f"config.data.objective={data.objective} draws some second texts from other documents"
     if documents["train"] < 2:
       held_out = "" if data.eval_files else f" ({documents['validation']:,} more are held out)"
@@ -392,10 +394,10 @@ class TextFiles(Text):
     ]
 
   def check_fills_a_batch(self, examples: tf.data.Dataset, *, batch_size: int) -> None:
-    found = self._scan()
+    scanned = self._scan()
     # Four characters a token at most for any sensible vocabulary of English, one for bytes: far more text than a batch
     # takes need not be counted.
-    if not found.complete or found.characters > 16 * batch_size * self.data.inputs_length:
+    if not scanned.complete or scanned.characters > 16 * batch_size * self.data.inputs_length:
       return
     try:
       count = sum(1 for _ in itertools.islice(examples.with_options(example_windows.options()), batch_size))
@@ -404,7 +406,7 @@ class TextFiles(Text):
     if count < batch_size:
       smaller = f", or set config.train.batch_size={count} or less" if count else ""
       raise UserError(
-        f"config.data.files: {found.documents} document(s) with {found.characters:,} characters make {count}"
+        f"config.data.files: {scanned.documents} document(s) with {scanned.characters:,} characters make {count}"
         f" example(s), fewer than one batch; give more text{smaller}"
       )
 
@@ -446,29 +448,29 @@ class RegisteredTasks(RunSource):
   def key(self) -> str:
     return f"{self.where}.mixture={self.name}"
 
-  def load_task(self, architecture: str = "", *, heads: Sequence[HeadConfig] = ()) -> task_resolution.Found:
+  def load_task(self, architecture: str = "", *, heads: Sequence[HeadConfig] = ()) -> task_resolution.Provider:
     _check_is_one(self.data)
-    found = adapted(self.data, self.registered())
+    provider = adapted(self.data, self.registered())
     if not heads:
-      return found
+      return provider
     from t2t.data import head_examples
 
-    return head_examples.for_heads(found, architecture, heads)
+    return head_examples.for_heads(provider, architecture, heads)
 
-  def registered(self) -> task_resolution.Found:
+  def registered(self) -> task_resolution.Provider:
     if self.data.labels or self.data.table:
       from t2t.data import tables
 
       return tables.make_task(tables.with_table(self.data))
-    found = self._named()
+    provider = self._named()
     if self.is_alone:  # all folders are its tasks'
-      task_resolution.check_folders(found, self.data.folders)
-    return found
+      task_resolution.check_folders(provider, self.data.folders)
+    return provider
 
-  def _named(self) -> task_resolution.Found:
+  def _named(self) -> task_resolution.Provider:
     return task_resolution.named(self.name, modules=self.data.task_modules)
 
-  def tasks(self) -> task_resolution.Found | None:
+  def tasks(self) -> task_resolution.Provider | None:
     return self.registered() if self.name else None
 
   def _own_vocabulary(self) -> seqio.Vocabulary:
@@ -517,10 +519,10 @@ class MixedSources(RunSource):
 
   @functools.cached_property
   def parts(self) -> Mapping[str, RunSource]:
-    return {name: of(own, f"{self.key}.{name}") for name, own in self.data.parts().items()}
+    return {name: of(part_data, f"{self.key}.{name}") for name, part_data in self.data.parts().items()}
 
   def load_task(self, architecture: str = "", *, heads: Sequence[HeadConfig] = ()) -> seqio.Mixture:
-    from t2t.data import mixture
+    from t2t.data import mixture as mixture_module
 
     tallies = {split: bad_records.Tally(self.data.malformed) for split in ("train", "validation")}
     tasks = {}
@@ -531,26 +533,26 @@ class MixedSources(RunSource):
         raise UserError(f"{part.where}: {error}" if part.where not in str(error) else str(error)) from error
       if isinstance(part, TextFiles):
         tasks[name].source.count_in(tallies)
-    rates = mixture.rates(self.data, lambda name: self.parts[name].size(tasks[name]))
-    found = mixture.join(self.data.parts(), tasks, rates)
-    task_resolution.check_folders(found, self.data.folders)
-    return found
+    rates = mixture_module.rates(self.data, lambda name: self.parts[name].size(tasks[name]))
+    mixture = mixture_module.join(self.data.parts(), tasks, rates)
+    task_resolution.check_folders(mixture, self.data.folders)
+    return mixture
 
   def _own_vocabulary(self) -> seqio.Vocabulary:
     return next(iter(self.parts.values())).vocabulary()  # all are of registered tasks, see `task_resolution.check`
 
-  def names_of(self, found: task_resolution.Found) -> dict[str, str]:
+  def names_of(self, provider: task_resolution.Provider) -> dict[str, str]:
     return {task: name for name, part in self.parts.items() for task in part.names_as(name)}
 
-  def by_language(self, task: task_resolution.Found) -> dict[str, task_resolution.Found]:
-    tasks = {each.name: each for each in task_resolution.tasks_of(task)}
-    found: dict[str, task_resolution.Found] = {}
+  def by_language(self, task: task_resolution.Provider) -> dict[str, task_resolution.Provider]:
+    tasks = {subtask.name: subtask for subtask in task_resolution.tasks_of(task)}
+    providers: dict[str, task_resolution.Provider] = {}
     for name, part in self.parts.items():
-      own = [tasks[each] for each in part.names_as(name)]
-      if part.data.language and any(self.data.eval_split in each.splits for each in own):
-        rated = [(each, task.get_rate(each)) for each in own]
-        found[name] = own[0] if len(own) == 1 else seqio.Mixture(name, rated)
-    return found
+      part_tasks = [tasks[task_name] for task_name in part.names_as(name)]
+      if part.data.language and any(self.data.eval_split in part_task.splits for part_task in part_tasks):
+        rated = [(part_task, task.get_rate(part_task)) for part_task in part_tasks]
+        providers[name] = part_tasks[0] if len(part_tasks) == 1 else seqio.Mixture(name, rated)
+    return providers
 
   def identity_keys(self) -> frozenset[str]:
     text = _OF_TEXT | ({"dictionary", "switching_rate"} if self.data.dictionary else set())
@@ -561,12 +563,14 @@ class MixedSources(RunSource):
 
     # Otherwise a language names a loss, and changes no example.
     tells_languages = bool(languages.numbers(self.data.parts())) or bool(self.data.language_tags)
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, part in self.parts.items():
-      said = dataclasses.asdict(self.data.sources[name])
-      said |= {} if tells_languages else {"language": ""}
-      found |= {f"data.sources.{name}.{key}": value for key, value in said.items() if value} | part.identity()
-    return found
+      source_settings = dataclasses.asdict(self.data.sources[name])
+      source_settings |= {} if tells_languages else {"language": ""}
+      settings |= {
+        f"data.sources.{name}.{key}": value for key, value in source_settings.items() if value
+      } | part.identity()
+    return settings
 
   def no_examples(self, task: str, error: bad_records.NoExamples) -> UserError:
     return self.parts[task].no_examples(task, error) if task in self.parts else error

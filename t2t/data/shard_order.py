@@ -65,7 +65,7 @@ class Piece:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class WindowPosition:
   """Where a window is: the epoch, the group of pieces in it, and the window in the group."""
 
   epoch: int = 0
@@ -77,7 +77,7 @@ class Place:
 class Window:
   """Records that are preprocessed together, and a seed of their own, below 2**62."""
 
-  place: Place
+  position: WindowPosition
   records: Sequence[Record]
   seed: int
 
@@ -98,7 +98,7 @@ class Records(Protocol):
   def read(self, piece: Piece) -> Iterator[tuple[int, Any]]:
     """The size in bytes of each record of a piece, always the same, and the record as `parse` takes it."""
 
-  def parse(self, found: Any) -> Record | None:
+  def parse(self, raw_record: Any) -> Record | None:
     """A record; None for one that is left out.  Of windows that are passed over it is not called."""
 
   def features(self, columns: Sequence[tf.Tensor]) -> tf.data.Dataset:
@@ -121,15 +121,15 @@ def shares(shards: Sequence[Shard], num_streams: int) -> list[tuple[Piece, ...]]
   total = sum(shard.weight for shard in shards)
   fine = total / (32 * num_streams)
   limit = min(max(fine, _SMALLEST_PIECE), _LARGEST_PIECE)
-  whole = []
+  undivided = []
   for number, shard in enumerate(shards):
     cuts = int(np.ceil(shard.weight / limit)) if shard.divisible and shard.weight else 1
     ends = np.linspace(0, shard.weight, cuts + 1).astype(np.int64).tolist()
     ends[-1] = 0  # a file may have grown since it was listed
-    whole += [Piece(number, start, stop, weight=shard.weight / cuts) for start, stop in itertools.pairwise(ends)]
+    undivided += [Piece(number, start, stop, weight=shard.weight / cuts) for start, stop in itertools.pairwise(ends)]
   for parts in (number for number in range(1, num_streams + 1) if num_streams % number == 0):
     pieces = []
-    for piece in whole:
+    for piece in undivided:
       number = parts if piece.weight > fine else 1
       pieces += [
         dataclasses.replace(piece, part=part, parts=number, weight=piece.weight / number) for part in range(number)
@@ -198,27 +198,29 @@ class Order:
       weight += self.share[number].weight
     return [tuple(group) for group in groups]
 
-  def windows(self, records: Records, start: Place) -> Iterator[Window]:
+  def windows(self, records: Records, start: WindowPosition) -> Iterator[Window]:
     """Windows from `start` on; they end behind the first epoch if not `forever`, or if it has no record at all."""
-    place, empty = start, start.group == start.window == 0
+    position, empty = start, start.group == start.window == 0
     while True:
-      for number, group in enumerate(self.groups(place.epoch)):
-        if number < place.group:
+      for number, group in enumerate(self.groups(position.epoch)):
+        if number < position.group:
           continue
-        first = place.window if number == place.group else 0
-        for index, found in enumerate(self.cut(records, group)):
-          if index >= first and (window := self._window(Place(place.epoch, number, index), records, found)):
+        first = position.window if number == position.group else 0
+        for index, raw_records in enumerate(self.cut(records, group)):
+          if index >= first and (
+            window := self._window(WindowPosition(position.epoch, number, index), records, raw_records)
+          ):
             yield window
             empty = False
       if empty or not self.forever:
         return
-      place, empty = Place(place.epoch + self.epochs_together), True
+      position, empty = WindowPosition(position.epoch + self.epochs_together), True
 
   def cut(self, records: Records, group: Sequence[Piece]) -> Iterator[list]:
     """What is read of a group, window by window, not yet parsed."""
     window, size = [], 0
-    for length, found in itertools.chain.from_iterable(map(records.read, group)):
-      window.append(found)
+    for length, raw_record in itertools.chain.from_iterable(map(records.read, group)):
+      window.append(raw_record)
       size += RECORD_COST + length
       # A share of several epochs in a window is one window, however wrong its weight was.
       if size >= self.size and self.epochs_together == 1:
@@ -227,19 +229,20 @@ class Order:
     if window:
       yield window
 
-  def _window(self, place: Place, records: Records, found: list) -> Window | None:
+  def _window(self, position: WindowPosition, records: Records, raw_records: list) -> Window | None:
     """The window, or None if none of its records is kept."""
-    parsed = [record for record in map(records.parse, found) if record is not None]
+    parsed = [record for record in map(records.parse, raw_records) if record is not None]
     if not parsed:
       return None
-    numbers = dataclasses.astuple(place)
+    numbers = dataclasses.astuple(position)
     if self.shuffled:
       # Epochs that share a window are each in an order of their own, one behind the other.
       orders = [
-        self.random(place.epoch + number, place.group, place.window, 0) for number in range(self.epochs_together)
+        self.random(position.epoch + number, position.group, position.window, 0)
+        for number in range(self.epochs_together)
       ]
       parsed = [parsed[i] for order in orders for i in order.permutation(len(parsed))]
-    return Window(place, parsed, int(self.random(*numbers, 1).integers(2**62)))
+    return Window(position, parsed, int(self.random(*numbers, 1).integers(2**62)))
 
 
 # ---- Sources of seqio's ----------------------------------------------------------------------------------------------
@@ -271,7 +274,7 @@ class SeqioRecords:
     self._spec = first.element_spec
     self._specs = tf.nest.flatten(self._spec, expand_composites=True)
     self.num_columns = len(self._specs)
-    self._kept: dict[Piece, list[tuple[int, Record]]] = {}
+    self._kept_records: dict[Piece, list[tuple[int, Record]]] = {}
     self._kept_bytes = 0
 
   def shards(self) -> list[Shard]:
@@ -289,24 +292,24 @@ class SeqioRecords:
   def read(self, piece: Piece) -> Iterator[tuple[int, Record]]:
     """The records of a piece; those of a small one are kept for the next epoch."""
     piece = dataclasses.replace(piece, weight=0.0)
-    if piece in self._kept:
-      yield from self._kept[piece]
+    if piece in self._kept_records:
+      yield from self._kept_records[piece]
       return
-    kept, size = [], 0
+    kept_records, size = [], 0
     for record in self._read(piece):
-      found = (sum(map(len, record)), record)
-      size += found[0]
-      if kept is not None:
-        kept.append(found)
-        if len(kept) > _KEPT_RECORDS or size > _KEPT_BYTES:
-          kept = None
-      yield found
-    if kept is not None and self._kept_bytes + size <= 8 * _KEPT_BYTES:
-      self._kept[piece], self._kept_bytes = kept, self._kept_bytes + size
+      sized_record = (sum(map(len, record)), record)
+      size += sized_record[0]
+      if kept_records is not None:
+        kept_records.append(sized_record)
+        if len(kept_records) > _KEPT_RECORDS or size > _KEPT_BYTES:
+          kept_records = None
+      yield sized_record
+    if kept_records is not None and self._kept_bytes + size <= 8 * _KEPT_BYTES:
+      self._kept_records[piece], self._kept_bytes = kept_records, self._kept_bytes + size
 
-  def parse(self, found: Record) -> Record:
+  def parse(self, raw_record: Record) -> Record:
     """As it is."""
-    return found
+    return raw_record
 
   def features(self, columns: Sequence[tf.Tensor]) -> tf.data.Dataset:
     """The source's own records again."""
@@ -338,16 +341,16 @@ class SeqioRecords:
       )
 
     batches = dataset.map(components).batch(64).as_numpy_iterator()
-    number, what = (
+    number, shard_name = (
       0,
       f"shard {piece.shard} of {self._number} of split {self._split} of {self._kind}",
     )
     while True:
-      waiting.begin(what, number)
+      waiting.begin(shard_name, number)
       try:
         columns = next(batches, None)
       except tf.errors.OpError as error:
-        raise self._failure(error, what + (f", after record {number}" if number else "")) from error
+        raise self._failure(error, shard_name + (f", after record {number}" if number else "")) from error
       finally:
         waiting.end()
       if columns is None:

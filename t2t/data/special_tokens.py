@@ -56,10 +56,10 @@ def shortened(lengths: tf.Tensor, room: tf.Tensor | int) -> tf.Tensor:
   limits = tf.range(tf.maximum(room, 0) + 1)
   totals = tf.reduce_sum(tf.minimum(lengths[None, :], limits[:, None]), axis=1)
   limit = tf.reduce_sum(tf.cast(totals <= room, tf.int32)) - 1
-  kept = tf.minimum(lengths, limit)
+  kept_lengths = tf.minimum(lengths, limit)
   cut = tf.cast(lengths > limit, tf.int32)
-  left = tf.minimum(room - tf.reduce_sum(kept), tf.reduce_sum(cut))
-  return kept + cut * tf.cast(tf.cumsum(cut) <= left, tf.int32)
+  spare = tf.minimum(room - tf.reduce_sum(kept_lengths), tf.reduce_sum(cut))
+  return kept_lengths + cut * tf.cast(tf.cumsum(cut) <= spare, tf.int32)
 
 
 def framed(texts: tf.RaggedTensor, framing: Framing, length: int) -> tuple[tf.Tensor, tf.Tensor]:
@@ -77,10 +77,10 @@ def framed(texts: tf.RaggedTensor, framing: Framing, length: int) -> tuple[tf.Te
   between, end, begin = (tf.constant(ids, tf.int32) for ids in (framing.between, framing.end, framing.begin))
   room = length - tf.size(begin) - tf.size(between) * (number - 1) - tf.size(end)
   lengths = tf.cast(texts.row_lengths(), tf.int32)
-  kept = tf.cond(tf.reduce_sum(lengths) > room, lambda: shortened(lengths, room), lambda: lengths)
-  place = tf.ragged.range(lengths).flat_values
+  kept_lengths = tf.cond(tf.reduce_sum(lengths) > room, lambda: shortened(lengths, room), lambda: lengths)
+  token_index = tf.ragged.range(lengths).flat_values
   texts = tf.RaggedTensor.from_row_lengths(
-    tf.boolean_mask(texts.flat_values, place < tf.repeat(kept, lengths)), tf.cast(kept, tf.int64)
+    tf.boolean_mask(texts.flat_values, token_index < tf.repeat(kept_lengths, lengths)), tf.cast(kept_lengths, tf.int64)
   )
   behind = tf.RaggedTensor.from_row_lengths(
     tf.concat([tf.tile(between, [number - 1]), end], 0),

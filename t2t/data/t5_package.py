@@ -117,8 +117,8 @@ def _squad(x, include_context=True):
   answers, question, context = (_spaced(text) for text in (x["answers"]["text"], x["question"], x["context"]))
   words = ["question:", question, "context:", context] if include_context else ["squad trivia question:", question]
   inputs = tf.strings.regex_replace(tf.strings.join(words, separator=" "), r"\s+", " ")
-  others = {"context": context, "question": question, "answers": answers}
-  return {"inputs": inputs, "targets": answers[0], "id": x["id"]} | others
+  qa_features = {"context": context, "question": question, "answers": answers}
+  return {"inputs": inputs, "targets": answers[0], "id": x["id"]} | qa_features
 
 
 @seqio.map_over_dataset
@@ -151,7 +151,7 @@ def _multirc_answer(string_label, example=None, is_target=False):
 
 
 def _qa(answer, example=None, is_target=False):
-  return [tf.compat.as_text(each) for each in example["answers"]] if is_target else answer
+  return [tf.compat.as_text(answer_text) for answer_text in example["answers"]] if is_target else answer
 
 
 # ---- t5.evaluation.metrics -------------------------------------------------------------------------------------------
@@ -229,8 +229,8 @@ def _bleu(targets, predictions, tokenizer="intl"):
 
 
 def _normalized(answer: str) -> str:
-  kept = "".join(character for character in answer.lower() if character not in string.punctuation)
-  return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
+  letters = "".join(character for character in answer.lower() if character not in string.punctuation)
+  return " ".join(re.sub(r"\b(a|an|the)\b", " ", letters).split())
 
 
 def _word_f1(target: str, prediction: str) -> float:

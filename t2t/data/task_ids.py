@@ -20,54 +20,56 @@ Features = dict[str, tf.Tensor]
 def check(
   data: DataConfig,
   adapters: adapters_lib.Adapters,
-  found: task_resolution.Found | None,
+  provider: task_resolution.Provider | None,
   *,
-  asked: Collection[str] | None = None,
+  counted_tasks: Collection[str] | None = None,
 ) -> dict[str, int]:
   """Number of each of seqio's tasks that are read; none where the model is told of no task.
 
   Args:
     data: what is read.
     adapters: of the model.
-    found: all of what is read; None: files alone.
-    asked: those of seqio's tasks that count; None: all.
+    provider: all of what is read; None: files alone.
+    counted_tasks: those of seqio's tasks that count; None: all.
 
   Raises:
     UserError: one that is none of the model's tasks; or files without a name.
   """
-  known = adapters_lib.tasks(adapters)
-  if not known:
+  known_tasks = adapters_lib.tasks(adapters)
+  if not known_tasks:
     return {}
-  key = f"config.{'/'.join(adapters)}.tasks={','.join(known)}"
-  if len(known) > feature_spec.MOST_TASKS:
-    raise UserError(f"config.{'/'.join(adapters)}.tasks: {len(known)} tasks; there may be {feature_spec.MOST_TASKS}")
+  key = f"config.{'/'.join(adapters)}.tasks={','.join(known_tasks)}"
+  if len(known_tasks) > feature_spec.MOST_TASKS:
+    raise UserError(
+      f"config.{'/'.join(adapters)}.tasks: {len(known_tasks)} tasks; there may be {feature_spec.MOST_TASKS}"
+    )
   source = run_sources.of(data)
-  if found is None:
-    if len(known) > 1:
+  if provider is None:
+    if len(known_tasks) > 1:
       raise UserError(
         f"{key}: config.data.files={source.title} has no name by which it is one of them; give config.data.sources in"
-        f" its place, as --config.data.sources.{known[0]}.files={source.title}"
+        f" its place, as --config.data.sources.{known_tasks[0]}.files={source.title}"
       )
     return {}
   return {
     task: adapters_lib.number_of(name, adapters, where=data.source_key(name) or f"{source.key}: {name}")
-    for task, name in source.names_of(found).items()
-    if asked is None or task in asked
+    for task, name in source.names_of(provider).items()
+    if counted_tasks is None or task in counted_tasks
   }
 
 
-def tell(found: task_resolution.Found, numbers: Mapping[str, int]) -> task_resolution.Found:
+def tell(provider: task_resolution.Provider, numbers: Mapping[str, int]) -> task_resolution.Provider:
   """The task or mixture whose examples say of which task they are.
 
   In:  {"inputs": [7, 8], "targets": [9]}, of the task that has number 2
   Out: {"inputs": [7, 8], "targets": [9], "task_number": 2}
 
   Args:
-    found: stays as it is.
+    provider: stays as it is.
     numbers: see `check`.
   """
 
-  def told(task: seqio.Task) -> seqio.Task:
+  def numbered(task: seqio.Task) -> seqio.Task:
     number = numbers[task.name]
 
     def add(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -76,4 +78,4 @@ def tell(found: task_resolution.Found, numbers: Mapping[str, int]) -> task_resol
 
     return task.replace(preprocessors=[*task.preprocessors, add])
 
-  return task_resolution.copy(found, told, lambda rate: rate)
+  return task_resolution.copy(provider, numbered, lambda rate: rate)

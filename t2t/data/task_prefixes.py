@@ -7,7 +7,7 @@ import seqio
 
 from t2t.data import preprocessors, qa_preprocessors, registry, task_resolution
 from t2t.data.objectives import denoisers
-from t2t.data.task_resolution import Found
+from t2t.data.task_resolution import Provider
 
 
 def _named(options: Mapping[str, Any]) -> str:
@@ -49,24 +49,24 @@ def of_objective(name: str) -> tuple[str, ...]:
   return tuple(dict.fromkeys(f"{denoiser.mode} " for denoiser in _DENOISERS.get(name, ())))
 
 
-def of(found: Found) -> tuple[str, ...]:
+def of(provider: Provider) -> tuple[str, ...]:
   """Those of a task or of a mixture's, by their names; of others' steps what they were given as `prefix`.
 
   In:  docs_summary, glue_mnli
   Out: ("summarize: ", "mnli hypothesis: ")
   """
-  tasks = sorted(task_resolution.tasks_of(found), key=lambda task: task.name)
-  return tuple(dict.fromkeys(each for task in tasks for each in _of_task(task)))
+  tasks = sorted(task_resolution.tasks_of(provider), key=lambda task: task.name)
+  return tuple(dict.fromkeys(prefix for task in tasks for prefix in _of_task(task)))
 
 
 def _of_task(task: seqio.Task) -> list[str]:
-  found: list[str] = []
+  prefixes: list[str] = []
   for step in task.preprocessors:
     function = registry.function_of(step)
     options = getattr(step, "keywords", {})
     if function in _WRITES:
-      found.append(_WRITES[function](options))
+      prefixes.append(_WRITES[function](options))
     elif isinstance(prefix := options.get("prefix"), str) and prefix:
-      found.append(prefix if prefix.endswith(" ") else f"{prefix} ")
-    found += of_objective(getattr(step, "objective", ""))
-  return found
+      prefixes.append(prefix if prefix.endswith(" ") else f"{prefix} ")
+    prefixes += of_objective(getattr(step, "objective", ""))
+  return prefixes

@@ -15,7 +15,7 @@ from t2t.data.sources import named as named_sources
 from t2t.data.sources import slices
 from t2t.models.architecture import architecture_of
 
-Found = seqio.Task | seqio.Mixture
+Provider = seqio.Task | seqio.Mixture
 
 # T5's: a larger task is not mixed in any more often than this (Raffel et al. 2020, section 3.5.2).
 MAXIMUM_RATE = 2**19
@@ -27,9 +27,9 @@ _SHUFFLE_BUFFER = 16
 by_number_of_examples = functools.partial(seqio.mixing_rate_num_examples, maximum=MAXIMUM_RATE)
 
 
-def tasks_of(found: Found) -> list[seqio.Task]:
+def tasks_of(provider: Provider) -> list[seqio.Task]:
   """The task, or those of a mixture."""
-  return list(found.tasks) if isinstance(found, seqio.Mixture) else [found]
+  return list(provider.tasks) if isinstance(provider, seqio.Mixture) else [provider]
 
 
 def shards(sources: Iterable[seqio.DataSource], splits: Sequence[str]) -> list[str]:
@@ -42,7 +42,7 @@ def shards(sources: Iterable[seqio.DataSource], splits: Sequence[str]) -> list[s
 # ---- Finding ---------------------------------------------------------------------------------------------------------
 
 
-def named(mixture: str, *, modules: Sequence[str]) -> Found:
+def named(mixture: str, *, modules: Sequence[str]) -> Provider:
   """The registered task or mixture of this name; of several, comma-separated, a mixture by their numbers of examples.
 
   Args:
@@ -66,7 +66,7 @@ def named(mixture: str, *, modules: Sequence[str]) -> Found:
   return seqio.Mixture(mixture, [(task, by_number_of_examples) for task in tasks])
 
 
-def _guarded(found: Found) -> Found:
+def _guarded(provider: Provider) -> Provider:
   """The task or mixture whose sources' errors name their tasks."""
 
   def guarded(task: seqio.Task) -> seqio.Task:
@@ -77,7 +77,7 @@ def _guarded(found: Found) -> Found:
     source = named_sources.named(task.source, task.name)
     return task if source is task.source else task.replace(source=source)
 
-  return copy(found, guarded, lambda rate: rate)
+  return copy(provider, guarded, lambda rate: rate)
 
 
 def check_yields(features: Mapping[str, Sequence[str]], where: str) -> None:
@@ -95,7 +95,7 @@ def check_yields(features: Mapping[str, Sequence[str]], where: str) -> None:
     raise UserError(f"{where} can be mixed that yield the same features ({listed})")
 
 
-def select(mixture: Found, names: Sequence[str], *, where: str = "config.eval.tasks") -> list[seqio.Task]:
+def select(mixture: Provider, names: Sequence[str], *, where: str = "config.eval.tasks") -> list[seqio.Task]:
   """Tasks by name, or by what their names end in: "cb" is super_glue_cb.
 
   They are looked for in the mixture, and then among the registered tasks whose names begin as its tasks' do.
@@ -108,11 +108,11 @@ def select(mixture: Found, names: Sequence[str], *, where: str = "config.eval.ta
   Raises:
     UserError: a name of no task, or of several; lists those there are.
   """
-  own = {task.name: task for task in tasks_of(mixture)}
+  mixture_tasks = {task.name: task for task in tasks_of(mixture)}
   if not names:
-    return list(own.values())
-  others = {name: _guarded(seqio.TaskRegistry.get(name)) for name in _siblings(list(own))}
-  return list(dict.fromkeys(_select(name, own, others, where=where) for name in names))
+    return list(mixture_tasks.values())
+  sibling_tasks = {name: _guarded(seqio.TaskRegistry.get(name)) for name in _siblings(list(mixture_tasks))}
+  return list(dict.fromkeys(_select(name, mixture_tasks, sibling_tasks, where=where) for name in names))
 
 
 def _siblings(names: Sequence[str]) -> list[str]:
@@ -123,40 +123,46 @@ def _siblings(names: Sequence[str]) -> list[str]:
   """
   words = [name.split("_")[:-1] for name in names]
   number = 0
-  while all(len(each) > number for each in words) and len({each[number] for each in words}) == 1:
+  while (
+    all(len(name_words) > number for name_words in words) and len({name_words[number] for name_words in words}) == 1
+  ):
     number += 1
   prefix = "_".join(words[0][:number]) + "_"
   return [name for name in sorted(seqio.TaskRegistry.names()) if number and name.startswith(prefix)]
 
 
-def _select(name: str, own: Mapping[str, seqio.Task], others: Mapping[str, seqio.Task], *, where: str) -> seqio.Task:
-  for tasks in (own, others):
+def _select(
+  name: str, mixture_tasks: Mapping[str, seqio.Task], sibling_tasks: Mapping[str, seqio.Task], *, where: str
+) -> seqio.Task:
+  for tasks in (mixture_tasks, sibling_tasks):
     if name in tasks:
       return tasks[name]
-    ending = [task for each, task in tasks.items() if each.endswith(f"_{name}")]
+    ending = [task for task_name, task in tasks.items() if task_name.endswith(f"_{name}")]
     if len(ending) == 1:
       return ending[0]
     if ending:
       raise UserError(f"{where}: {name} may be {' or '.join(task.name for task in ending)}; give the whole name")
-  known = [*own, *(other for other in others if other not in own)]
-  raise UserError(f"{where}: {name}: no such task{did_you_mean(name, known) or ';'} there are {', '.join(known)}")
+  known_tasks = [*mixture_tasks, *(sibling for sibling in sibling_tasks if sibling not in mixture_tasks)]
+  raise UserError(
+    f"{where}: {name}: no such task{did_you_mean(name, known_tasks) or ';'} there are {', '.join(known_tasks)}"
+  )
 
 
 # ---- Copies ----------------------------------------------------------------------------------------------------------
 
 
 def adapt(
-  found: Found,
+  provider: Provider,
   *,
   vocabulary: seqio.Vocabulary | None = None,
   folders: Mapping[str, str] | None = None,
   train_split: str = "train",
   eval_split: str = "validation",
-) -> Found:
+) -> Provider:
   """The task or mixture with other text features and sources.
 
   Args:
-    found: stays as it is.
+    provider: stays as it is.
     vocabulary: of the features of text; None: each keeps its own.
     folders: key of a source -> the folder of its released files, "" for TensorFlow Datasets.
     train_split: whose examples rates count; as `eval_split`, it may be a slice of released files, train[:100].
@@ -187,10 +193,10 @@ def adapt(
       return functools.partial(old, split=train_split)
     return old
 
-  return copy(found, adapted, rate)
+  return copy(provider, adapted, rate)
 
 
-def for_architecture(found: Found, architecture: str) -> Found:
+def for_architecture(provider: Provider, architecture: str) -> Provider:
   """The task or mixture as a decoder alone needs it: text to text without EOS between the prompt and its answer.
 
   Pre-training objectives stay as they are: with EOS they end the text that they give.
@@ -203,14 +209,17 @@ def for_architecture(found: Found, architecture: str) -> Found:
     features["inputs"] = dataclasses.replace(features["inputs"], add_eos=False)
     return task.replace(output_features=features)
 
-  return copy(found, without_eos, lambda rate: rate) if architecture_of(architecture).continues else found
+  return copy(provider, without_eos, lambda rate: rate) if architecture_of(architecture).continues else provider
 
 
-def ends_inputs(found: Found, architecture: str) -> bool | None:
+def ends_inputs(provider: Provider, architecture: str) -> bool | None:
   """Whether EOS stands behind the inputs that a model is trained with; None: behind those of some tasks alone."""
-  features = [task.output_features for task in tasks_of(for_architecture(found, architecture))]
+  features = [task.output_features for task in tasks_of(for_architecture(provider, architecture))]
   # Where what is read stands in the place of what is predicted, nothing is given.
-  ends = {"inputs" in each and "both_ways" not in each and each["inputs"].add_eos for each in features}
+  ends = {
+    "inputs" in task_features and "both_ways" not in task_features and task_features["inputs"].add_eos
+    for task_features in features
+  }
   return ends.pop() if len(ends) == 1 else None
 
 
@@ -228,51 +237,55 @@ def sample_fn(mixture: seqio.Mixture) -> Callable:
   return mixture._sample_fn  # what it was registered with: seqio has no other way to ask
 
 
-def copy(found: Found, change: Callable[[seqio.Task], seqio.Task], change_rate: Callable) -> Found:
+def copy(provider: Provider, change: Callable[[seqio.Task], seqio.Task], change_rate: Callable) -> Provider:
   """The task, or a mixture of the tasks, that `change` makes; the same object where nothing has changed.
 
   Args:
-    found: stays as it is.
+    provider: stays as it is.
     change: task -> the task that takes its place.
     change_rate: rate of a mixture -> the rate that takes its place.
   """
-  if isinstance(found, seqio.Task):
-    return change(found)
+  if isinstance(provider, seqio.Task):
+    return change(provider)
   # By name, mixtures in it as they are: `Mixture.tasks` has their tasks instead, whose rates it counts at once, and a
   # mixture that is not registered is nowhere else.
-  old = found._task_map
+  old = provider._task_map
   parts = {name: copy(part, change, change_rate) for name, part in old.items()}
-  rates = {name: change_rate(rate) for name, rate in found.rate_per_task_name.items()}
-  if parts == old and rates == found.rate_per_task_name:
-    return found
-  return seqio.Mixture(found.name, [(part, rates[name]) for name, part in parts.items()], sample_fn=sample_fn(found))
+  rates = {name: change_rate(rate) for name, rate in provider.rate_per_task_name.items()}
+  if parts == old and rates == provider.rate_per_task_name:
+    return provider
+  return seqio.Mixture(
+    provider.name, [(part, rates[name]) for name, part in parts.items()], sample_fn=sample_fn(provider)
+  )
 
 
 # ---- Checks ----------------------------------------------------------------------------------------------------------
 
 
-def check_folders(found: Found, folders: Mapping[str, str]) -> None:
+def check_folders(provider: Provider, folders: Mapping[str, str]) -> None:
   """Whether each of `folders` is read by one of the tasks.
 
   Args:
-    found: what the user named.
+    provider: what the user named.
     folders: see `adapt`.
 
   Raises:
     UserError: none reads it; says the nearest that one does, or all.
   """
-  sources = [task.source for task in tasks_of(found)]
+  sources = [task.source for task in tasks_of(provider)]
   keys = sorted({source.folder_key for source in sources if isinstance(source, named_sources.FolderSource)})
   for key, folder in folders.items():
     if key not in keys:
       near = did_you_mean(key, keys) or f"; its tasks read {', '.join(keys) or 'no such folder'}"
-      raise UserError(f"config.data.folders.{key}={folder}: no task of config.data.mixture={found.name} reads it{near}")
+      raise UserError(
+        f"config.data.folders.{key}={folder}: no task of config.data.mixture={provider.name} reads it{near}"
+      )
 
 
-def folders_read(found: Found, splits: Sequence[str]) -> dict[str, tuple[str, list[str]]]:
+def folders_read(provider: Provider, splits: Sequence[str]) -> dict[str, tuple[str, list[str]]]:
   """Which released files the tasks are read from: configuration key -> the user's folder, and its files."""
   read: dict[str, tuple[str, set[str]]] = {}
-  for task in tasks_of(found):
+  for task in tasks_of(provider):
     source = task.source
     if isinstance(source, named_sources.FolderSource) and source.folder:
       _, files = read.setdefault(f"config.data.folders.{source.folder_key}", (source.folder, set()))
@@ -280,24 +293,24 @@ def folders_read(found: Found, splits: Sequence[str]) -> dict[str, tuple[str, li
   return {key: (folder, sorted(files)) for key, (folder, files) in read.items()}
 
 
-def vocabulary_of(found: Found) -> seqio.Vocabulary:
+def vocabulary_of(provider: Provider) -> seqio.Vocabulary:
   """Of the targets; of the inputs, where heads answer or texts are compared and there are no others."""
-  features = found.output_features
+  features = provider.output_features
   return features["targets" if "targets" in features else "inputs"].vocabulary
 
 
-def check(found: Found, splits: Mapping[str, str], *, where: str) -> None:
+def check(provider: Provider, splits: Mapping[str, str], *, where: str) -> None:
   """Whether a model can be trained on the tasks, as far as can be said before any of them is read.
 
   Args:
-    found: adapted.
+    provider: adapted.
     splits: key of config.data -> the split that it names.
     where: what names them, for messages.
 
   Raises:
     UserError: tasks of different vocabularies; a split that is not there, or whose files hold what cannot be used.
   """
-  tasks = tasks_of(found)
+  tasks = tasks_of(provider)
   first = vocabulary_of(tasks[0])
   for task in tasks[1:]:
     if vocabulary_of(task) != first:
@@ -310,16 +323,18 @@ def check(found: Found, splits: Mapping[str, str], *, where: str) -> None:
       if isinstance(task.source, named_sources.FolderSource) and task.source.folder:
         task.source.num_input_examples(split)  # reads them
     # A mixture has a split if one of its tasks does; seqio leaves out the others.
-    if split not in found.splits:
-      near = did_you_mean(split, found.splits)
-      raise UserError(f"config.data.{key}={split}: {where} has no such split; it has {', '.join(found.splits)}{near}")
-  if isinstance(found, seqio.Mixture):
+    if split not in provider.splits:
+      near = did_you_mean(split, provider.splits)
+      raise UserError(
+        f"config.data.{key}={split}: {where} has no such split; it has {', '.join(provider.splits)}{near}"
+      )
+  if isinstance(provider, seqio.Mixture):
     for task in tasks:
-      _check_rate(found, task, where)
+      _check_rate(provider, task, where)
 
 
-def _check_rate(found: seqio.Mixture, task: seqio.Task, where: str) -> None:
-  counted = found.rate_per_task_name.get(task.name)
+def _check_rate(mixture: seqio.Mixture, task: seqio.Task, where: str) -> None:
+  counted = mixture.rate_per_task_name.get(task.name)
   if isinstance(counted, functools.partial) and counted.func is seqio.mixing_rate_num_examples:
     split = counted.keywords.get("split", "train")
     if split in task.splits and task.num_input_examples(split) is None:
@@ -330,13 +345,15 @@ def _check_rate(found: seqio.Mixture, task: seqio.Task, where: str) -> None:
       )
 
 
-def num_examples(found: Found, split: str) -> int | None:
+def num_examples(provider: Provider, split: str) -> int | None:
   """Records of the smallest task; None where that takes more than to count lines of released files."""
-  counts = [_count(task.source, split) for task in tasks_of(found) if split in task.splits]
+  counts = [_count(task.source, split) for task in tasks_of(provider) if split in task.splits]
   return None if None in counts else min(counts, default=None)
 
 
 def _count(source: seqio.DataSource, split: str) -> int | None:
-  known = isinstance(named_sources.own(source), seqio.FunctionDataSource)  # a number that was given along, or None
-  known |= isinstance(source, named_sources.FolderSource) and bool(source.folder)
-  return source.num_input_examples(split) if known else None
+  is_counted = isinstance(
+    named_sources.unwrapped(source), seqio.FunctionDataSource
+  )  # a number that was given along, or None
+  is_counted |= isinstance(source, named_sources.FolderSource) and bool(source.folder)
+  return source.num_input_examples(split) if is_counted else None

@@ -50,9 +50,9 @@ def _resolved(config: Config) -> tuple[Config, float]:
   """`resolved`, and how many examples an epoch has; 0.0 where nothing is counted."""
   config = _with_table(config)
   data = config.data
-  found = run_sources.of(data).tasks()
-  config = _with_heads(_with_vocabulary(config), found)
-  number = _number_of_examples(config, found)
+  provider = run_sources.of(data).tasks()
+  config = _with_heads(_with_vocabulary(config), provider)
+  number = _number_of_examples(config, provider)
   return _with_steps(config, number), number
 
 
@@ -63,14 +63,14 @@ def resolved_stages(config: Config) -> tuple[stages.Stage, ...]:
     UserError: see `stages.of` and `resolved`.
   """
   if not config.stages:
-    whole, number = _resolved(config)
-    _tell_unread(whole, number)
-    return stages.of(whole)
-  found = []
+    run_config, number = _resolved(config)
+    _tell_unread(run_config, number)
+    return stages.of(run_config)
+  run_stages = []
   for stage in stages.of(config):
     with stage.told():
-      found.append(dataclasses.replace(stage, config=resolved(stage.config)))
-  return tuple(found)
+      run_stages.append(dataclasses.replace(stage, config=resolved(stage.config)))
+  return tuple(run_stages)
 
 
 def _with_table(config: Config) -> Config:
@@ -97,13 +97,13 @@ def _with_table(config: Config) -> Config:
   return tables.resolved(config, lambda: pipeline.vocabulary(data))
 
 
-def _is_answered(found: seqio.Task | seqio.Mixture) -> bool:
+def _is_answered(provider: seqio.Task | seqio.Mixture) -> bool:
   """Returns whether all tasks have answers, and no objective; see `answering.is_answered`."""
-  if any(objectives.of(task) for task in task_resolution.tasks_of(found)):
+  if any(objectives.of(task) for task in task_resolution.tasks_of(provider)):
     return False
   from t2t.data import head_examples
 
-  return head_examples.is_answered(found)
+  return head_examples.is_answered(provider)
 
 
 def _with_vocabulary(config: Config) -> Config:
@@ -113,31 +113,31 @@ def _with_vocabulary(config: Config) -> Config:
   return config.with_(model={"vocab_size": feature_spec.rows_of(pipeline.vocabulary(config.data).vocab_size)})
 
 
-def _with_heads(config: Config, found: seqio.Task | seqio.Mixture | None) -> Config:
+def _with_heads(config: Config, provider: seqio.Task | seqio.Mixture | None) -> Config:
   data, model, loss = config.data, config.model, config.train.loss
-  answered = found is not None and _is_answered(found)
-  asked = _asked_by_objectives(config, found)
+  answered = provider is not None and _is_answered(provider)
+  objective_heads = _asked_by_objectives(config, provider)
   if not loss:
-    loss = "tokens_and_heads" if asked else "heads" if answered and not model.kind.writes else "cross_entropy"
+    loss = "tokens_and_heads" if objective_heads else "heads" if answered and not model.kind.writes else "cross_entropy"
     config = config.with_(train={"loss": loss})
-  if asked:
-    return _with_asked(config, asked)
+  if objective_heads:
+    return _with_asked(config, objective_heads)
   if not answered_by_heads(loss):
-    _check_learns(found, config)
+    _check_learns(provider, config)
     return config
   if not answered:
     return config
   from t2t.data import head_examples
 
-  wanted = head_examples.heads_of(
-    task_resolution.tasks_of(pipeline.adapted(data, found)), model, pipeline.vocabulary(data)
+  needed_heads = head_examples.heads_of(
+    task_resolution.tasks_of(pipeline.adapted(data, provider)), model, pipeline.vocabulary(data)
   )
   # Others that could answer would not be asked.
-  others = (head for head in model.heads if head.kind not in ASKED_HEADS)
-  return config.with_(model={"heads": (*others, *wanted)})
+  other_heads = (head for head in model.heads if head.kind not in ASKED_HEADS)
+  return config.with_(model={"heads": (*other_heads, *needed_heads)})
 
 
-def _number_of_examples(config: Config, found: seqio.Task | seqio.Mixture | None) -> float:
+def _number_of_examples(config: Config, provider: seqio.Task | seqio.Mixture | None) -> float:
   """Examples of an epoch; 0.0 where the run does not count epochs and has no table.
 
   Raises:
@@ -146,7 +146,7 @@ def _number_of_examples(config: Config, found: seqio.Task | seqio.Mixture | None
   epochs, data = config.train.epochs, config.data
   if not epochs and (not data.table or data.pack):
     return 0.0
-  if found is None or epochs < 0:
+  if provider is None or epochs < 0:
     raise UserError(
       f"config.train.epochs={epochs}: "
       + ("must not be below 0" if epochs < 0 else "counts examples of tasks, and there is no config.data.mixture")
@@ -158,7 +158,7 @@ def _number_of_examples(config: Config, found: seqio.Task | seqio.Mixture | None
       " config.data.pack=False, or give config.train.steps, and 0.0 epochs"
     )
   number = 0
-  for task in task_resolution.tasks_of(pipeline.adapted(data, found)):
+  for task in task_resolution.tasks_of(pipeline.adapted(data, provider)):
     if data.train_split in task.splits:
       count = task.num_input_examples(data.train_split)
       if count is None:
@@ -204,13 +204,15 @@ def _tell_undrawn(stage: stages.Stage) -> None:
   """Reports tasks of a mixture of which no example is expected in a stage, or of which epochs leave many unread."""
   data, steps = stage.config.data, stage.end - stage.begin
   source = run_sources.of(data)
-  found = source.tasks()
-  if not isinstance(found, seqio.Mixture):
+  provider = source.tasks()
+  if not isinstance(provider, seqio.Mixture):
     return
-  found = found if source.parts else pipeline.adapted(data, found)  # whose own files say how many examples there are
+  provider = (
+    provider if source.parts else pipeline.adapted(data, provider)
+  )  # whose own files say how many examples there are
   rates = {
-    task.name: float(found.get_rate(task))
-    for task in task_resolution.tasks_of(found)
+    task.name: float(provider.get_rate(task))
+    for task in task_resolution.tasks_of(provider)
     if data.train_split in task.splits
   }
   total = math.fsum(rates.values())
@@ -226,7 +228,7 @@ def _tell_undrawn(stage: stages.Stage) -> None:
       )
   if stage.config.train.epochs < 1.0:
     return
-  for task in task_resolution.tasks_of(found):
+  for task in task_resolution.tasks_of(provider):
     number = (task.name in rates and task.num_input_examples(data.train_split)) or 0
     read = rows * rates.get(task.name, 0.0) / total
     if read < (1.0 - _MOST_UNREAD) * number:
@@ -244,9 +246,9 @@ def _rows_of_a_record(config: Config, task: seqio.Task) -> float:
   from t2t.data import head_examples
 
   records = task.source.get_dataset(split=data.train_split, shuffle=False, seed=0).take(_COUNTED)
-  made = head_examples.for_heads(task, model.architecture, model.heads)
-  examples = made.preprocess_postcache(
-    made.preprocess_precache(records, seed=0), sequence_length={"inputs": data.inputs_length}, seed=0
+  answered_task = head_examples.for_heads(task, model.architecture, model.heads)
+  examples = answered_task.preprocess_postcache(
+    answered_task.preprocess_precache(records, seed=0), sequence_length={"inputs": data.inputs_length}, seed=0
   )
   try:
     rows, number = (x.reduce(0, lambda n, _: n + 1) for x in (labelled(examples), records))
@@ -261,46 +263,49 @@ def _with_intervals(config: Config, epoch: int) -> Config:
   return config.with_(**every)
 
 
-def _asked_by_objectives(config: Config, found: seqio.Task | seqio.Mixture | None) -> tuple[HeadConfig, ...]:
+def _asked_by_objectives(config: Config, provider: seqio.Task | seqio.Mixture | None) -> tuple[HeadConfig, ...]:
   """The heads that a run's objectives ask, which must be the same.
 
   Raises:
     UserError: they are not, or there is no such objective.
   """
   made_here = {config.data.objective} if config.data.is_text else set()
-  names = made_here if found is None else objectives.of(found)
+  names = made_here if provider is None else objectives.of(provider)
   heads = {name: objectives.heads_of(name) for name in sorted(names)}
   if len(set(heads.values())) > 1:
-    listed = "; ".join(f"{name}: {', '.join(head.name for head in own) or 'none'}" for name, own in heads.items())
+    listed = "; ".join(
+      f"{name}: {', '.join(head.name for head in objective_heads) or 'none'}" for name, objective_heads in heads.items()
+    )
     raise UserError(f"{config.data.named}: objectives that ask different heads ({listed})")
   return next(iter(heads.values()), ())
 
 
-def _with_asked(config: Config, asked: tuple[HeadConfig, ...]) -> Config:
+def _with_asked(config: Config, objective_heads: tuple[HeadConfig, ...]) -> Config:
   """The run whose model has the heads of its objective, first of all, in the order in which they are asked."""
   if config.train.loss != "tokens_and_heads":
     raise UserError(
-      f"config.train.loss={config.train.loss}: the objective asks a head {asked[0].name!r} besides the tokens, which"
-      " tokens_and_heads learns"
+      f"config.train.loss={config.train.loss}: the objective asks a head {objective_heads[0].name!r} besides the"
+      " tokens, which tokens_and_heads learns"
     )
-  there = {head.name: head for head in config.model.heads}
-  for head in asked:
-    own = there.get(head.name, head)
-    if (own.kind, own.num_classes) != (head.kind, head.num_classes):
+  model_heads = {head.name: head for head in config.model.heads}
+  for head in objective_heads:
+    model_head = model_heads.get(head.name, head)
+    if (model_head.kind, model_head.num_classes) != (head.kind, head.num_classes):
       raise UserError(
-        f"config.model.heads: {own.name} is a {own.kind} head with {own.num_classes} classes, and the objective asks a"
-        f" {head.kind} with {head.num_classes}" + (f": {', '.join(head.labels)}" if head.labels else "")
+        f"config.model.heads: {model_head.name} is a {model_head.kind} head with {model_head.num_classes} classes, and"
+        f" the objective asks a {head.kind} with {head.num_classes}"
+        + (f": {', '.join(head.labels)}" if head.labels else "")
       )
-  names = [head.name for head in asked]
-  others = (head for head in config.model.heads if head.name not in names and head.kind not in ASKED_HEADS)
-  return config.with_(model={"heads": (*(there.get(head.name, head) for head in asked), *others)})
+  names = [head.name for head in objective_heads]
+  other_heads = (head for head in config.model.heads if head.name not in names and head.kind not in ASKED_HEADS)
+  return config.with_(model={"heads": (*(model_heads.get(head.name, head) for head in objective_heads), *other_heads)})
 
 
-def _check_learns(found: seqio.Task | seqio.Mixture | None, config: Config) -> None:
+def _check_learns(provider: seqio.Task | seqio.Mixture | None, config: Config) -> None:
   """Refuses a task that is answered in writing to a model that does not write."""
-  if found is None or config.model.kind.writes:
+  if provider is None or config.model.kind.writes:
     return
-  for task in task_resolution.tasks_of(found):
+  for task in task_resolution.tasks_of(provider):
     if task.metric_fns and not objectives.of(task):
       raise UserError(
         f"{run_sources.of(config.data).key}: {task.name} is answered in writing, which a model with"
@@ -332,8 +337,8 @@ def task_numbers_of(config: Config) -> dict[str, int]:
     return {}
   from t2t.data import task_ids
 
-  found = pipeline.registered(data) if data.has_tasks else None
-  numbers = task_ids.check(data, config.adapters, found)
+  provider = pipeline.registered(data) if data.has_tasks else None
+  numbers = task_ids.check(data, config.adapters, provider)
   return numbers if len(adapters_lib.tasks(config.adapters)) > 1 else {}
 
 
@@ -344,17 +349,17 @@ def check_stages(run: Sequence[stages.Stage]) -> None:
     UserError: see there; names the stage.
   """
   first = pipeline.vocabulary(run[0].config.data)
-  said: dict[str, None] = {}
+  notes: dict[str, None] = {}
   for stage in run:
     with stage.told():
-      said |= dict.fromkeys(check(stage.config))
+      notes |= dict.fromkeys(check(stage.config))
       _tell_undrawn(stage)
       if pipeline.vocabulary(stage.config.data) != first:  # which tasks may have themselves
         raise UserError(
           f"{stage.config.data.named}: has another vocabulary than stage {run[0].name}, and there is one embedding;"
           " set config.data.vocabulary, and all stages are read in it"
         )
-  for note in said:
+  for note in notes:
     hosts.say(note)
 
 
@@ -368,10 +373,10 @@ def check(config: Config) -> list[str]:
     UserError: see there; or examples that the loss makes nothing of.
   """
   _check_loss(config)
-  if own := config.data.parts():
+  if parts := config.data.parts():
     from t2t.data import languages
 
-    languages.check_model(own, segment_types=config.model.segment_types)
+    languages.check_model(parts, segment_types=config.model.segment_types)
   _check_sees(config)
   task_numbers_of(config)
   heads = heads_asked(config)
@@ -393,10 +398,14 @@ def _spelled(config: Config) -> list[str]:
   if not data.is_named or data.cache_dir or data.malformed or jax.process_index():
     return []
   try:
-    found = raw_text.spelled(pipeline.load_task(data), split=pipeline.split_of(data, train=True))
+    spelled_tokens = raw_text.spelled(pipeline.load_task(data), split=pipeline.split_of(data, train=True))
   except tf.errors.OpError as error:
     raise sources.user_error(error) or error from None
-  return [f"{data.named}: {raw_text.told(found, special_tokens=data.special_tokens)}"] if found else []
+  return (
+    [f"{data.named}: {raw_text.spelled_note(spelled_tokens, special_tokens=data.special_tokens)}"]
+    if spelled_tokens
+    else []
+  )
 
 
 def _check_loss(config: Config) -> None:
@@ -407,15 +416,15 @@ def _check_loss(config: Config) -> None:
   data, model = config.data, config.model
   if not data.is_named:
     return
-  names, where, found, asks = run_sources.of(data).made()
+  names, where, output_features, asks = run_sources.of(data).made()
   if answered_by_heads(config.train.loss) and not asks:
     asking = ", ".join(filter(objectives.heads_of, objectives.OBJECTIVES))
     raise UserError(
       f"{where}: its examples ask no head, and config.train.loss={config.train.loss} is made of what heads answer; the"
       f" objectives {asking} ask them, or set config.train.loss=cross_entropy"
     )
-  if feature_spec.are_compared(found) != compares_texts(config.train.loss):
-    if feature_spec.are_compared(found):
+  if feature_spec.are_compared(output_features) != compares_texts(config.train.loss):
+    if feature_spec.are_compared(output_features):
       raise UserError(
         f"{where}: its examples are pairs of texts, which config.train.loss=contrastive compares, not"
         f" {config.train.loss}; start from a config such as simcse_base"
@@ -439,8 +448,8 @@ def _check_sees(config: Config) -> None:
   if config.model.bidirectional_prefix or not config.model.kind.continues or not config.data.is_named:
     return
   source = run_sources.of(config.data)
-  for each in source.parts.values() or [source]:
-    names, where, *_ = each.made()
+  for part in source.parts.values() or [source]:
+    names, where, *_ = part.made()
     if "masked_next_token" in names:
       raise UserError(
         f"{where}: has tokens read both ways, and config.model.bidirectional_prefix=False lets none see"
@@ -459,25 +468,25 @@ def keep_vocabulary(vocabulary: seqio.Vocabulary, folder: epath.Path) -> None:
 
 
 def check_vocabulary(
-  config: Config, vocabulary: seqio.Vocabulary, kept: epath.Path, saved: Mapping[str, Any] | None
+  config: Config, vocabulary: seqio.Vocabulary, copy_folder: epath.Path, saved: Mapping[str, Any] | None
 ) -> None:
   """Refuses another vocabulary than the run began with, or than the other hosts have.
 
   Args:
     config: of the run.
     vocabulary: that it names.
-    kept: folder of the run's own copy.
+    copy_folder: folder of the run's own copy.
     saved: what the last checkpoint's position in the data belongs to; None: there is no checkpoint.
 
   Raises:
     UserError: it is another.
   """
-  spec, own = config.data.vocabulary, vocabularies.digest(vocabulary)
-  if hosts.share(own) != own:
+  spec, digest = config.data.vocabulary, vocabularies.digest(vocabulary)
+  if hosts.share(digest) != digest:
     raise UserError(f"config.data.vocabulary={spec}: has another content on this host than on the first; copy it anew")
   if saved is not None:
     noted = batch_iterator.vocabulary_digest(str(saved.get("data.vocabulary", "")))
-    vocabularies.check_saved(vocabulary, kept, noted=noted, spec=spec)
+    vocabularies.check_saved(vocabulary, copy_folder, noted=noted, spec=spec)
 
 
 def batches(

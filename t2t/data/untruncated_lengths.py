@@ -29,7 +29,7 @@ def measured(task: seqio.Task) -> seqio.Task:
   """
   steps = list(task.preprocessors)
   cuts = [_cuts(step) for step in steps]
-  at = cuts.index(True) if any(cuts) else len(steps)
+  cut_index = cuts.index(True) if any(cuts) else len(steps)
   texts = {name: feature for name, feature in task.output_features.items() if name in TEXTS and feature.rank == 1}
 
   def measure(dataset: tf.data.Dataset, ends: bool) -> tf.data.Dataset:
@@ -44,7 +44,12 @@ def measured(task: seqio.Task) -> seqio.Task:
     return dataset.map(lambda example: {**example, **{name + SUFFIX: count(example, name) for name in lacking}})
 
   # A later step may leave out what it does not know.
-  steps = [*steps[:at], functools.partial(measure, ends=any(cuts)), *steps[at:], functools.partial(measure, ends=False)]
+  steps = [
+    *steps[:cut_index],
+    functools.partial(measure, ends=any(cuts)),
+    *steps[cut_index:],
+    functools.partial(measure, ends=False),
+  ]
   return task.replace(preprocessors=steps)
 
 
@@ -56,8 +61,8 @@ def is_measured(dataset: tf.data.Dataset) -> bool:
 
 def untrimmed(task: seqio.Task) -> seqio.Task:
   """The task whose texts are not cut; of a mixture, which leaves out what `measured` adds."""
-  whole = lambda step: seqio.preprocessors.append_eos if _cuts(step) else step
-  return task.replace(preprocessors=[whole(step) for step in task.preprocessors])
+  uncut_step = lambda step: seqio.preprocessors.append_eos if _cuts(step) else step
+  return task.replace(preprocessors=[uncut_step(step) for step in task.preprocessors])
 
 
 def trimmed(
@@ -70,15 +75,15 @@ def trimmed(
     lengths: feature -> most tokens.
     features: of the task.
   """
-  found = dict(example)
+  cut_example = dict(example)
   for name in TEXTS:
     if np.ndim(example.get(name, 0)) == 1:
       ids, limit = example[name], lengths.get(name, np.shape(example[name])[0])
-      found[name + SUFFIX] = len(ids)
+      cut_example[name + SUFFIX] = len(ids)
       if len(ids) > limit:
         ends = features[name].add_eos and ids[-1] == features[name].vocabulary.eos_id
-        found[name] = np.append(ids[: limit - 1], ids[-1:]) if ends else ids[:limit]
-  return found
+        cut_example[name] = np.append(ids[: limit - 1], ids[-1:]) if ends else ids[:limit]
+  return cut_example
 
 
 def length(example: Mapping[str, Any], name: str) -> int:

@@ -65,8 +65,8 @@ def check(
   try:
     progress = example_windows.Progress()
     split = pipeline.split_of(data, train=True)
-    made = pipeline.task_examples(data, architecture, task, split=split, progress=progress)
-    examples = pipeline.model_features(data, architecture, task, made)
+    task_examples = pipeline.task_examples(data, architecture, task, split=split, progress=progress)
+    examples = pipeline.model_features(data, architecture, task, task_examples)
   except UserError:
     raise
   except Exception as error:  # whatever a task's own functions raise
@@ -80,7 +80,7 @@ def check(
   source.check_fills_a_batch(examples, batch_size=batch_size)
   training = pipeline.plan(data, architecture, task, train=True, seed=pipeline.EVAL_SEED)
   if trains:
-    of_task = (made, progress) if isinstance(task, seqio.Task) else (None, None)
+    of_task = (task_examples, progress) if isinstance(task, seqio.Task) else (None, None)
     notes += _check_first_examples(source, training, architecture, *of_task)
   if data.has_tasks:
     from t2t.data import determinism
@@ -94,9 +94,9 @@ def check(
 
 def _check_first_examples(
   source: run_sources.RunSource,
-  training: example_windows.Plan,
+  training: example_windows.DataPlan,
   architecture: str,
-  made: tf.data.Dataset | None,
+  task_examples: tf.data.Dataset | None,
   progress: example_windows.Progress | None,
 ) -> list[str]:
   """Reads the first examples of each task that is trained on; what is to be said of them.
@@ -104,7 +104,7 @@ def _check_first_examples(
   Args:
     source: of the run.
     training, architecture: see `check`.
-    made, progress: of the one task, see `first_examples.read`; None: there are several.
+    task_examples, progress: of the one task, see `first_examples.read`; None: there are several.
   """
   writes, notes = ARCHITECTURES[architecture].writes, []
   vocabulary = task_resolution.vocabulary_of(training.task)
@@ -113,12 +113,12 @@ def _check_first_examples(
       notes.append(f"{source.data.named}: {task.name} has rate 0, and is never drawn")
       continue
     try:
-      found = first_examples.read(training, task, made, progress)
+      counts = first_examples.read(training, task, task_examples, progress)
     except bad_records.NoExamples as error:
       raise source.no_examples(task.name, error) from None
     drawn = any(map(objectives.needs_other_documents, objectives.of(task)))
-    first_examples.check(found, writes=writes, draws_classes=drawn, vocabulary=vocabulary)
-    notes += first_examples.notes(found)
+    first_examples.check(counts, writes=writes, draws_classes=drawn, vocabulary=vocabulary)
+    notes += first_examples.notes(counts)
   return notes
 
 

@@ -49,14 +49,14 @@ def means(scores: Mapping[str, float]) -> list[Mean]:
   of_benchmark = {
     name: {task: score for task, score in scores.items() if task in tasks} for name, tasks in _BENCHMARKS.items()
   }
-  of_benchmark = {name: own for name, own in of_benchmark.items() if own}
-  known = set().union(*of_benchmark.values(), _LEFT_OUT)
-  if len(of_benchmark) < 2 or set(scores) - known:
+  of_benchmark = {name: group_scores for name, group_scores in of_benchmark.items() if group_scores}
+  known_tasks = set().union(*of_benchmark.values(), _LEFT_OUT)
+  if len(of_benchmark) < 2 or set(scores) - known_tasks:
     groups = {"mean of tasks": dict(scores)}
   else:
-    groups = {f"mean of {name}": own for name, own in of_benchmark.items()}
-  found = ((name, mean(own), _note(name, own)) for name, own in groups.items())
-  return [Mean(name, value, note) for name, value, note in found if value is not None]
+    groups = {f"mean of {name}": group_scores for name, group_scores in of_benchmark.items()}
+  rows = ((name, mean(group_scores), _note(name, group_scores)) for name, group_scores in groups.items())
+  return [Mean(name, value, note) for name, value, note in rows if value is not None]
 
 
 def _note(name: str, scores: Mapping[str, float]) -> str:

@@ -10,7 +10,7 @@ from t2t.evaluation import classification_report
 _MOST = 1_000  # classes of a task whose classes are the numbers or texts that occur
 
 
-class Answer(Protocol):
+class EvaluatedAnswer(Protocol):
   """See `results.Answer`."""
 
   example: Mapping[str, Any]
@@ -20,23 +20,25 @@ class Answer(Protocol):
   tied: Sequence[Any]
 
 
-def of_answers(found: Sequence[Answer], *, without_gold: int = 0) -> classification_report.ClassificationReport | None:
+def of_answers(
+  task_answers: Sequence[EvaluatedAnswer], *, without_gold: int = 0
+) -> classification_report.ClassificationReport | None:
   """The report of a task whose answers are classes; None: they are not.
 
   Classes are the options, where all examples have the same; else the numbers that the answers stand for, or the texts
   where each occurs several times.
 
   Args:
-    found: answers with a gold answer.
+    task_answers: answers with a gold answer.
     without_gold: number of answers that are left out.
   """
-  if not found:
+  if not task_answers:
     return None
-  labels = _options(found)
+  labels = _options(task_answers)
   if labels:
-    pairs = [(_gold(answer, labels), _class(_value(answer), answer.text, labels)) for answer in found]
+    pairs = [(_gold(answer, labels), _class(_value(answer), answer.text, labels)) for answer in task_answers]
   else:
-    pairs = [(_bare(answer.target), _bare(_value(answer))) for answer in found]
+    pairs = [(_bare(answer.target), _bare(_value(answer))) for answer in task_answers]
     labels = _numbers(pairs) or _texts(pairs)
   if not labels or any(gold is None for gold, _ in pairs):
     return None
@@ -45,23 +47,23 @@ def of_answers(found: Sequence[Answer], *, without_gold: int = 0) -> classificat
   return classification_report.ClassificationReport(report.labels, report.confusion, without_gold)
 
 
-def _options(found: Sequence[Answer]) -> tuple[str, ...]:
+def _options(task_answers: Sequence[EvaluatedAnswer]) -> tuple[str, ...]:
   """Options that all examples share."""
-  if any("options" not in answer.example or "tags" in answer.example for answer in found):
+  if any("options" not in answer.example or "tags" in answer.example for answer in task_answers):
     return ()
-  first = found[0].example["options"]
-  if not all(np.array_equal(answer.example["options"], first) for answer in found):
+  first = task_answers[0].example["options"]
+  if not all(np.array_equal(answer.example["options"], first) for answer in task_answers):
     return ()
   texts = tuple(text.decode() if isinstance(text, bytes) else str(text) for text in first)
   return texts if len(set(texts)) == len(texts) > 1 else ()
 
 
-def _value(answer: Answer) -> Any:
+def _value(answer: EvaluatedAnswer) -> Any:
   """The value that counts: of answers that tie the first, whichever of them rounding has put ahead."""
   return answer.tied[0] if answer.tied else answer.value
 
 
-def _gold(answer: Answer, labels: Sequence[str]) -> int | str | None:
+def _gold(answer: EvaluatedAnswer, labels: Sequence[str]) -> int | str | None:
   if "label" in answer.example:
     label = int(answer.example["label"])
     return label if 0 <= label < len(labels) else None
@@ -94,7 +96,7 @@ def _numbers(pairs: Sequence[tuple[Any, Any]]) -> tuple[str, ...]:
   """Names of classes that are numbers from 0 on; numbers that are more than the answers count something else."""
   if not all(_is_number(gold) and 0 <= gold < _MOST for gold, _ in pairs):
     return ()
-  largest = max(max(gold, said if _is_number(said) and said < _MOST else 0) for gold, said in pairs)
+  largest = max(max(gold, predicted if _is_number(predicted) and predicted < _MOST else 0) for gold, predicted in pairs)
   return tuple(str(number) for number in range(int(largest) + 1)) if 0 < largest < max(2, len(pairs)) else ()
 
 

@@ -76,8 +76,8 @@ class ClassificationReport:
   @property
   def macro_f1(self) -> float:
     """Unweighted mean of the F1 of all classes that occur in gold labels or predictions; 0 without items."""
-    there = [scores.f1 for scores in self.classes if scores.gold or scores.predicted]
-    return float(np.mean(there)) if there else 0.0
+    f1_scores = [scores.f1 for scores in self.classes if scores.gold or scores.predicted]
+    return float(np.mean(f1_scores)) if f1_scores else 0.0
 
   @property
   def majority(self) -> tuple[str, float]:
@@ -143,17 +143,17 @@ def classification_report(
     raise ValueError(f"{len(targets)} targets and {len(predictions)} predictions; give one prediction for each target")
   names = tuple(labels)
   if len(set(names)) != len(names):
-    repeated = next(name for place, name in enumerate(names) if name in names[:place])
+    repeated = next(name for position, name in enumerate(names) if name in names[:position])
     raise ValueError(f"labels: {repeated!r} occurs twice; give each label once")
-  index = {name: place for place, name in enumerate(names)}
+  index = {name: position for position, name in enumerate(names)}
   confusion, without_gold = np.zeros((len(names), len(names) + 1), np.int64), 0
-  for place, (target, prediction) in enumerate(zip(targets, predictions, strict=True)):
+  for position, (target, prediction) in enumerate(zip(targets, predictions, strict=True)):
     if _is_missing(target):
       without_gold += 1
       continue
     row = _index(target, index)
     if row is None:
-      raise ValueError(f"target {place}: {target!r} is not a label; labels are {', '.join(names)}")
+      raise ValueError(f"target {position}: {target!r} is not a label; labels are {', '.join(names)}")
     column = _index(prediction, index)
     confusion[row, len(names) if column is None else column] += 1
   return ClassificationReport(names, confusion, without_gold)
@@ -190,9 +190,9 @@ def _cut_all(labels: Sequence[str], width: int) -> list[str]:
   """Labels of at most `width` characters; those that begin alike keep their ends, so that they differ."""
   labels = [" ".join(label.split()) for label in labels]
   short = [_cut(label, width) for label in labels]
-  alike = {name for name, number in collections.Counter(short).items() if number > 1}
+  ambiguous = {name for name, number in collections.Counter(short).items() if number > 1}
   return [
-    _without_middle(label, width) if name in alike and _width(label) > width else name
+    _without_middle(label, width) if name in ambiguous and _width(label) > width else name
     for label, name in zip(labels, short, strict=True)
   ]
 
@@ -241,13 +241,13 @@ def _class_lines(report: ClassificationReport) -> list[str]:
   names = _cut_all(report.labels, _LONGEST_LABEL)
   first = max(map(_width, ["class", *names]))
   lines = ["class".ljust(first) + "".join(f"  {head:>9}" for head in heads)]
-  for place in shown:
-    scores = report.classes[place]
+  for class_index in shown:
+    scores = report.classes[class_index]
     cells = [f"{scores.precision:.2f}", f"{scores.recall:.2f}", f"{scores.f1:.2f}"]
     cells += [f"{scores.gold:,}", f"{scores.predicted:,}"]
-    lines.append(_left(names[place], first) + "".join(f"  {cell:>9}" for cell in cells))
-  if left := len(report.labels) - len(shown):
-    lines.append(f"... and {left:,} less frequent classes")
+    lines.append(_left(names[class_index], first) + "".join(f"  {cell:>9}" for cell in cells))
+  if num_hidden := len(report.labels) - len(shown):
+    lines.append(f"... and {num_hidden:,} less frequent classes")
   return lines
 
 
@@ -257,7 +257,7 @@ def _matrix_lines(report: ClassificationReport, width: int) -> list[str]:
   size, legend = _cell(counts), ""
   names = [_cut(name, max(_room(rows, columns, width), size)) for name in columns]
   if names != columns and (max(map(_width, names)) < _SHORTEST_HEADING or len(set(names)) < len(names)):
-    numbers = [str(place + 1) for place in range(len(rows))]
+    numbers = [str(row_index + 1) for row_index in range(len(rows))]
     rows = [f"{number:>{len(numbers[-1])}} {name}" for number, name in zip(numbers, rows, strict=True)]
     names = numbers + ["?"] * (len(columns) - len(rows))
     legend = f"; ?: {NOT_A_LABEL}" if "?" in names else ""
@@ -294,13 +294,13 @@ def _fitted(report: ClassificationReport, width: int) -> tuple[list[str], list[s
   frequency = report.confusion.sum(axis=1) + report.confusion[:, :-1].sum(axis=0)
   order, short = np.argsort(-frequency, kind="stable"), _cut_all(report.labels, _LONGEST_LABEL)
   for number in range(len(report.labels) - 1, 0, -1):
-    kept = np.sort(order[:number])
+    shown_classes = np.sort(order[:number])
     group = np.full(len(report.labels), number)
-    group[kept] = np.arange(number)
+    group[shown_classes] = np.arange(number)
     merged = np.zeros((number + 1, number + 2), np.int64)
     np.add.at(merged, (group[:, None], np.append(group, number + 1)[None, :]), report.confusion)
     merged = merged if stray else merged[:, :-1]
-    names = [*(short[place] for place in kept), _OTHERS]
+    names = [*(short[class_index] for class_index in shown_classes), _OTHERS]
     if _numbered_width(names, merged) <= width:
       break
   return names, [*names, *stray], merged
@@ -318,9 +318,9 @@ def _confusions(report: ClassificationReport, width: int) -> list[str]:
   flat = wrong.ravel()
   names = [*_cut_all(report.labels, (width - 14) // 2), NOT_A_LABEL]
   lines = []
-  for place in np.argsort(-flat, kind="stable")[:_MOST_CONFUSIONS].tolist():
-    if flat[place] == 0:
+  for cell_index in np.argsort(-flat, kind="stable")[:_MOST_CONFUSIONS].tolist():
+    if flat[cell_index] == 0:
       break
-    gold, predicted = divmod(place, len(names))
-    lines.append(f"  {flat[place]:>6,}  {names[gold]} -> {names[predicted]}")
+    gold, predicted = divmod(cell_index, len(names))
+    lines.append(f"  {flat[cell_index]:>6,}  {names[gold]} -> {names[predicted]}")
   return lines

@@ -37,10 +37,10 @@ def find_tasks(data: DataConfig, architecture: str, names: Sequence[str]) -> "li
     UserError: a name that is none, or a task that was asked for and has no metrics.
   """
   tasks = pipeline.find_tasks(data, architecture, names)
-  without = [task.name for task in tasks if not task.metric_fns]
-  if names and without or len(without) == len(tasks):
+  without_metrics = [task.name for task in tasks if not task.metric_fns]
+  if names and without_metrics or len(without_metrics) == len(tasks):
     raise UserError(
-      f"{', '.join(without)}: no metrics, so there is nothing to evaluate; register the task with"
+      f"{', '.join(without_metrics)}: no metrics, so there is nothing to evaluate; register the task with"
       " metric_fns=[t2t.evaluation.task_metrics.accuracy] or your own functions (targets, predictions) -> {name: value}"
     )
   return [task for task in tasks if task.metric_fns]
@@ -93,16 +93,16 @@ class Evaluation:
     self._vocabulary = vocabulary
     self.method = methods.choose(settings.method, config, by_heads=by_heads)
     self._method = methods.METHODS[self.method](
-      methods.Asked(data, settings, config, graphdef, mesh, vocabulary, batch_size, ends_prompts, causal)
+      methods.EvaluationContext(data, settings, config, graphdef, mesh, vocabulary, batch_size, ends_prompts, causal)
     )
-    found = find_tasks(data, config.architecture, settings.tasks)
+    tasks = find_tasks(data, config.architecture, settings.tasks)
     self._adapters = adapters or {}
     self._numbers = {}
     if len(adapters_lib.tasks(self._adapters)) > 1:
-      asked = {task.name for task in found}
-      self._numbers = task_ids.check(data, self._adapters, pipeline.registered(data), asked=asked)
+      task_names = {task.name for task in tasks}
+      self._numbers = task_ids.check(data, self._adapters, pipeline.registered(data), counted_tasks=task_names)
     # In the model's words, whatever those that tasks are registered with.
-    self._tasks = [self._method.task(task_resolution.adapt(task, vocabulary=vocabulary)) for task in found]
+    self._tasks = [self._method.task(task_resolution.adapt(task, vocabulary=vocabulary)) for task in tasks]
     self.notes: list[str] = []
     self._examples = {}
     for task in self._tasks:
@@ -141,13 +141,13 @@ class Evaluation:
     Raises:
       UserError: a metric of the user's own fails.
     """
-    found = []
+    full_names = []
     for task in self._tasks:
       examples = [(x, x.get("targets_pretokenized", b"")) for x in self._examples[task.name] if not _is_unlabelled(x)]
       right = [self._answer(task, x, methods.text(text), 0.0, labelled=True) for x, text in examples]
       names = self._measure(task, right, np.zeros(len(right)))[0] if right else ()
-      found += [f"{task.name}/{name}" for name in [*names, *(["score"] if names else [])]]
-    return found
+      full_names += [f"{task.name}/{name}" for name in [*names, *(["score"] if names else [])]]
+    return full_names
 
   # ---- Examples ------------------------------------------------------------
 
@@ -181,27 +181,31 @@ class Evaluation:
     if task.name in self._numbers:
       params = adapters_lib.of_task(params, self._adapters, self._numbers[task.name])
     done = None if on_batch is None else lambda number, tokens: on_batch(task.name, number, tokens)
-    said = methods.Answers([""] * len(examples), np.zeros(len(examples)), [()] * len(examples))
+    method_answers = methods.Answers([""] * len(examples), np.zeros(len(examples)), [()] * len(examples))
     if task.predict_metric_fns:
-      said = self._method.answer(task, examples, params, done)
+      method_answers = self._method.answer(task, examples, params, done)
     target_scores = None
     if task.score_metric_fns:
       target_scores = self._method.log_likelihood(examples, params, done)
-      said = said if task.predict_metric_fns else methods.Answers(said.texts, target_scores, said.tied)
+      method_answers = (
+        method_answers
+        if task.predict_metric_fns
+        else methods.Answers(method_answers.texts, target_scores, method_answers.tied)
+      )
     labelled = not all(_is_unlabelled(example) for example in examples)
-    found = [
+    task_answers = [
       self._answer(task, example, text, float(score), labelled=labelled, tied=tied)
-      for example, text, score, tied in zip(examples, *said, strict=True)
+      for example, text, score, tied in zip(examples, *method_answers, strict=True)
     ]
     if not labelled:
-      return results.Result(task.name, self._split_of(task), {}, found)
+      return results.Result(task.name, self._split_of(task), {}, task_answers)
     # What has no gold answer is neither right nor wrong.
-    counts = [place for place, answer in enumerate(found) if answer.has_gold]
-    gold = [found[place] for place in counts]
+    counts = [index for index, answer in enumerate(task_answers) if answer.has_gold]
+    gold = [task_answers[index] for index in counts]
     metrics, percentages = self._measure(task, gold, None if target_scores is None else target_scores[counts])
     return results.Result(
-      *(task.name, self._split_of(task), metrics, found, percentages),
-      classes=classes.of_answers(gold, without_gold=len(found) - len(gold)) if task.predict_metric_fns else None,
+      *(task.name, self._split_of(task), metrics, task_answers, percentages),
+      classes=classes.of_answers(gold, without_gold=len(task_answers) - len(gold)) if task.predict_metric_fns else None,
     )
 
   def _answer(
@@ -217,33 +221,33 @@ class Evaluation:
     return results.Answer(
       *(example, text, value, target, score),
       parseable=not is_lost,
-      tied=tuple(value_of(each) for each in tied),
+      tied=tuple(value_of(tied_text) for tied_text in tied),
       has_gold=labelled and not _is_unlabelled(example),
     )
 
   def _measure(
-    self, task: "seqio.Task", found: Sequence[results.Answer], target_scores
+    self, task: "seqio.Task", task_answers: Sequence[results.Answer], target_scores
   ) -> tuple[dict[str, float], set[str]]:
     """The metrics, and which of them are percentages.
 
     Where answers tie, a metric is the mean over rounds in each of which every tie is broken in another way: each of k
     answers that tie counts 1/k.
     """
-    targets = [answer.target for answer in found]
-    tied = [len(answer.tied) for answer in found if answer.tied]
-    most = max(_LEAST_ROUNDS, _MOST_MEASURED // max(len(found), 1))
+    targets = [answer.target for answer in task_answers]
+    tied = [len(answer.tied) for answer in task_answers if answer.tied]
+    most = max(_LEAST_ROUNDS, _MOST_MEASURED // max(len(task_answers), 1))
     rounds = ties.rounds(tied, most=most) if tied else [0]
     in_round = lambda number: [
-      answer.tied[number % len(answer.tied)] if answer.tied else answer.value for answer in found
+      answer.tied[number % len(answer.tied)] if answer.tied else answer.value for answer in task_answers
     ]
     metrics: dict[str, float] = {}
     percentages: set[str] = set()
-    asked = [(function, [in_round(number) for number in rounds]) for function in task.predict_metric_fns]
-    asked += [(function, [target_scores.tolist()]) for function in task.score_metric_fns]
+    metric_inputs = [(function, [in_round(number) for number in rounds]) for function in task.predict_metric_fns]
+    metric_inputs += [(function, [target_scores.tolist()]) for function in task.score_metric_fns]
     try:
-      for function, given in asked:
-        of_rounds = [function(targets, values) for values in given]
-        measured = {name: float(np.mean([each[name] for each in of_rounds])) for name in of_rounds[0]}
+      for function, values_of_rounds in metric_inputs:
+        of_rounds = [function(targets, values) for values in values_of_rounds]
+        measured = {name: float(np.mean([round_scores[name] for round_scores in of_rounds])) for name in of_rounds[0]}
         metrics |= measured
         ours = getattr(function, "__module__", "") == task_metrics.__name__
         percentages = percentages | set(measured) if ours else percentages - set(measured)
@@ -258,9 +262,9 @@ _MOST_MEASURED, _LEAST_ROUNDS = 1_000_000, 12
 
 def _is_never_drawn(data: DataConfig, name: str) -> bool:
   """Returns True if a task is a component of a mixture with rate 0."""
-  found = pipeline.registered(data)
-  rates = getattr(found, "rate_per_task_name", {})
-  return name in rates and not found.get_rate(next(task for task in found.tasks if task.name == name))
+  provider = pipeline.registered(data)
+  rates = getattr(provider, "rate_per_task_name", {})
+  return name in rates and not provider.get_rate(next(task for task in provider.tasks if task.name == name))
 
 
 def _name(function: Callable) -> str:
@@ -366,7 +370,7 @@ def _of_its_table(config: Config, source: pretrained.Source) -> Config:
       " --config.data.mixture=TASKS"
     )
   if data.is_named or data.labels:
-    files = next((each.files for each in data.source_list), "FILE")
+    files = next((data_source.files for data_source in data.source_list), "FILE")
     typed = data.named if data.is_named else f"config.data.labels={data.labels}"
     raise UserError(
       f"{typed}: a checkpoint is measured on config.data.eval_files, whose columns and"
@@ -409,8 +413,8 @@ def evaluate(config: Config, source: pretrained.Source, workdir: str) -> list[re
     hosts.say(note)
   params = pretrained.load(source, evaluation.mesh).params
   with results.progress(evaluation.num_examples) as on_batch:
-    found = evaluation.run(params, on_batch=on_batch)
+    task_results = evaluation.run(params, on_batch=on_batch)
   about = {"checkpoint": str(source.path), "method": evaluation.method, "shots": config.eval.shots}
   if jax.process_index() == 0:
-    results.publish(found, gcs.absolute(workdir), about=about, whole=not config.eval.max_examples)
-  return found
+    results.publish(task_results, gcs.absolute(workdir), about=about, whole=not config.eval.max_examples)
+  return task_results

@@ -37,12 +37,12 @@ def read(data: DataConfig, architecture: str, task: seqio.Task, split: str, *, l
     )
   dataset = pipeline.task_examples(data, architecture, task, split=split)
   try:
-    found = list(itertools.islice(head_examples.gathered(dataset.as_numpy_iterator()), limit or None))
+    examples = list(itertools.islice(head_examples.gathered(dataset.as_numpy_iterator()), limit or None))
   except tf.errors.OpError as error:
     raise sources.user_error(error) or error from None
-  if not found:
+  if not examples:
     raise bad_records.NoExamples(task.name, split, _num_records(task, split))
-  return found
+  return examples
 
 
 def _num_records(task: seqio.Task, split: str) -> int:
@@ -96,17 +96,17 @@ def with_shots(
       solved[index] = raw_text.encode_again(vocabulary, shown, ids)
     return solved[index]
 
-  found = []
+  prompted = []
   for example in examples:
     chosen = random.choice(len(train), shots, replace=False)
-    own = raw_text.encode_again(vocabulary, f"{text(example, 'inputs')}\n", example.get("inputs", ()))
-    room, parts = max_inputs - len(own) - 1, []
+    prompt_ids = raw_text.encode_again(vocabulary, f"{text(example, 'inputs')}\n", example.get("inputs", ()))
+    room, parts = max_inputs - len(prompt_ids) - 1, []
     for index in reversed(chosen):
       if len(encoded(index)) > room:
         break
       room -= len(encoded(index))
       parts.insert(0, encoded(index))
     # An input that does not fit alone is cut as it is without shots, EOS at its end.
-    tokens = [*(token for part in parts for token in part), *own][: max_inputs - 1] + [vocabulary.eos_id]
-    found.append({**example, "inputs": np.array(tokens, np.int32), "num_shots": len(parts)})
-  return found
+    tokens = [*(token for part in parts for token in part), *prompt_ids][: max_inputs - 1] + [vocabulary.eos_id]
+    prompted.append({**example, "inputs": np.array(tokens, np.int32), "num_shots": len(parts)})
+  return prompted

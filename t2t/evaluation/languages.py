@@ -10,7 +10,7 @@ import rich.table
 from t2t.data.sources import benchmark_files
 
 
-class Result(Protocol):
+class LanguageResult(Protocol):
   """What is asked of a `results.Result`."""
 
   task: str
@@ -20,30 +20,32 @@ class Result(Protocol):
   unparseable: int
 
 
-ByLanguage = Mapping[str, Result]
+ByLanguage = Mapping[str, LanguageResult]
 
 
-def parted(found: Sequence[Result]) -> dict[tuple[str, str], dict[str, Result]]:
+def parted(task_results: Sequence[LanguageResult]) -> dict[tuple[str, str], dict[str, LanguageResult]]:
   """Benchmark and split -> language -> its result, of benchmarks that were asked in several languages.
 
   In:  results of xnli_sw, xnli_ur and glue_rte on "validation"
   Out: {("xnli", "validation"): {"sw": ..., "ur": ...}}
   """
   tasks = {
-    f"{name}_{language}": (name, language) for name, own in benchmark_files.LANGUAGES.items() for language in own
+    f"{name}_{language}": (name, language)
+    for name, languages in benchmark_files.LANGUAGES.items()
+    for language in languages
   }
-  grouped: dict[tuple[str, str], dict[str, Result]] = {}
-  for each in found:
-    if each.task in tasks and each.metrics:
-      benchmark, language = tasks[each.task]
-      grouped.setdefault((benchmark, each.split), {})[language] = each
+  grouped: dict[tuple[str, str], dict[str, LanguageResult]] = {}
+  for result in task_results:
+    if result.task in tasks and result.metrics:
+      benchmark, language = tasks[result.task]
+      grouped.setdefault((benchmark, result.split), {})[language] = result
   return {key: by_language for key, by_language in grouped.items() if len(by_language) > 1}
 
 
 def means(by_language: ByLanguage) -> dict[str, float]:
   """Of each metric over languages, all of which count alike, as in XTREME (Hu et al. 2020)."""
   names = next(iter(by_language.values())).metrics
-  return {name: sum(each.metrics[name] for each in by_language.values()) / len(by_language) for name in names}
+  return {name: sum(result.metrics[name] for result in by_language.values()) / len(by_language) for name in names}
 
 
 def print_table(benchmark: str, split: str, by_language: ByLanguage, console: rich.console.Console) -> None:
@@ -53,25 +55,25 @@ def print_table(benchmark: str, split: str, by_language: ByLanguage, console: ri
   table.add_column(f"{benchmark}, {split}")
   for name in (*mean, "examples", "unparseable"):
     table.add_column(name, justify="right")
-  for language, each in by_language.items():
-    counts = f"{len(each.answers):,}", f"{each.unparseable:,}"
-    table.add_row(language, *(f"{each.metrics[name]:.2f}" for name in mean), *counts)
+  for language, result in by_language.items():
+    counts = f"{len(result.answers):,}", f"{result.unparseable:,}"
+    table.add_row(language, *(f"{result.metrics[name]:.2f}" for name in mean), *counts)
   table.add_row(f"mean of {len(by_language)}", *(f"{value:.2f}" for value in mean.values()), style="bold")
   console.print(table)
 
 
-def record(found: Sequence[Result], *, about: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def record(task_results: Sequence[LanguageResult], *, about: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
   """What languages.json has: "BENCHMARK.SPLIT" -> the metrics of each language, and their means.
 
   Args:
-    found: of `Evaluation.run`.
+    task_results: of `Evaluation.run`.
     about: what else is to stand beside the metrics.
   """
   return {
     f"{benchmark}.{split}": {
-      "languages": {language: dict(each.metrics) for language, each in by_language.items()},
+      "languages": {language: dict(result.metrics) for language, result in by_language.items()},
       "mean": means(by_language),
       **about,
     }
-    for (benchmark, split), by_language in parted(found).items()
+    for (benchmark, split), by_language in parted(task_results).items()
   }

@@ -109,34 +109,34 @@ def write(path: epath.PathLike, predictions: Mapping[str, Sequence[Row]]) -> lis
 
 
 def _leaderboard(predictions: Mapping[str, Sequence[Row]]) -> str:
-  known = {task: name for name, files in LEADERBOARDS.items() for task in files}
+  board_of_task = {task: name for name, files in LEADERBOARDS.items() for task in files}
   tasks = [task for task, rows in predictions.items() if rows]
   if not tasks:
     raise UserError("there are no predictions to write: config.eval.tasks must name tasks that have examples")
   for task in tasks:
-    if task not in known:
+    if task not in board_of_task:
       raise UserError(
-        f"config.eval.tasks: no leaderboard takes predictions of {task}{did_you_mean(task, known)};"
-        f" those that one takes are {', '.join(known)}"
+        f"config.eval.tasks: no leaderboard takes predictions of {task}{did_you_mean(task, board_of_task)};"
+        f" those that one takes are {', '.join(board_of_task)}"
       )
-  found = sorted({known[task] for task in tasks})
-  if len(found) > 1:
+  board_names = sorted({board_of_task[task] for task in tasks})
+  if len(board_names) > 1:
     raise UserError(
-      f"config.eval.tasks: {', '.join(tasks)} go to different leaderboards ({', '.join(found)}), each of which takes a"
-      " zip of its own"
+      f"config.eval.tasks: {', '.join(tasks)} go to different leaderboards ({', '.join(board_names)}), each of which"
+      " takes a zip of its own"
     )
-  return found[0]
+  return board_names[0]
 
 
 def _content(task: str, name: str, answer: Callable[[Row], str | int], rows: Sequence[Row]) -> str:
-  found: dict[tuple[int, ...], str | int] = {}
+  values_by_index: dict[tuple[int, ...], str | int] = {}
   for row in rows:
     index = postprocessors.indices(row[0])
-    if index in found:
+    if index in values_by_index:
       shown = index[0] if len(index) == 1 else list(index)
       raise UserError(f"{task}: two predictions for the example with idx {shown}; a leaderboard takes one")
-    found[index] = answer(row)
-  ordered = sorted(found.items())
+    values_by_index[index] = answer(row)
+  ordered = sorted(values_by_index.items())
   if name.endswith(".tsv"):
     return "".join(["index\tprediction\n", *(f"{index}\t{value}\n" for (index,), value in ordered)])
   if name == "MultiRC.jsonl":

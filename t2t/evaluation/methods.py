@@ -23,7 +23,7 @@ Done = Callable[[float, int], None] | None  # of examples and tokens, after each
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class EvaluationContext:
   """A model, and how it is asked.
 
   data: lengths of inputs and targets.
@@ -90,21 +90,21 @@ def text(value: bytes | str) -> str:
 class Writes:
   """The answer is written, token by token."""
 
-  def __init__(self, asked: Asked):
-    config, settings = asked.config, asked.settings
-    self._asked, self._vocabulary = asked, asked.vocabulary
+  def __init__(self, context: EvaluationContext):
+    config, settings = context.config, context.settings
+    self._context, self._vocabulary = context, context.vocabulary
     self._predictor = predictor.Predictor(
       config,
-      asked.graphdef,
-      asked.mesh,
-      prompt_features.framing(asked.vocabulary, causal=asked.causal),
+      context.graphdef,
+      context.mesh,
+      prompt_features.framing(context.vocabulary, causal=context.causal),
       decode=decoding.DecodeConfig(
-        max_length=asked.data.targets_length, num_beams=settings.num_beams, length_penalty=settings.length_penalty
+        max_length=context.data.targets_length, num_beams=settings.num_beams, length_penalty=settings.length_penalty
       )
       if self.writes
       else None,
-      batch_size=asked.batch_size,
-      max_inputs=asked.data.inputs_length,
+      batch_size=context.batch_size,
+      max_inputs=context.data.inputs_length,
     )
 
   writes = True
@@ -123,24 +123,24 @@ class Writes:
     """
     if "inputs" not in example:
       return []
-    kind, eos_id = self._asked.config.kind, self._vocabulary.eos_id
+    kind, eos_id = self._context.config.kind, self._vocabulary.eos_id
     tokens = example["inputs"].tolist()
     if kind.reads_apart:
       return tokens
     if tokens and tokens[-1] == eos_id:
       tokens.pop()
-    ends = self._asked.ends_prompts
+    ends = self._context.ends_prompts
     as_the_task = task.output_features["inputs"].add_eos if ends is None else ends
     if kind.writes and as_the_task:
-      return [*tokens[: self._asked.data.inputs_length - 1], eos_id]
+      return [*tokens[: self._context.data.inputs_length - 1], eos_id]
     return tokens
 
   def answer(self, task, examples: Examples, params: Params, done: Done) -> Answers:
     """Returns the written tokens and their log-probability; of tokens that tie, the lower id is written, as argmax."""
     del task
     written = self._predictor.generate(params, [example["inputs"] for example in examples], on_batch=done)
-    texts = [self._vocabulary.decode(each.tokens[0]) for each in written]
-    return Answers(texts, [each.scores[0] for each in written], [()] * len(texts))
+    texts = [self._vocabulary.decode(generated.tokens[0]) for generated in written]
+    return Answers(texts, [generated.scores[0] for generated in written], [()] * len(texts))
 
   def log_likelihood(self, examples: Examples, params: Params, done: Done) -> np.ndarray:
     """See `Method`."""
@@ -169,18 +169,18 @@ class Ranks(Writes):
   def answer(self, task, examples: Examples, params: Params, done: Done) -> Answers:
     """See the class; options that tie are all told."""
     del task
-    kind = self._asked.config.kind
+    kind = self._context.config.kind
     end = [self._vocabulary.eos_id] if kind.reads_apart else []
     options = [[text(option) for option in example["options"]] for example in examples]
     encoded = {
-      each: raw_text.encode_again(self._vocabulary, each, example.get("targets", ()))
+      option_text: raw_text.encode_again(self._vocabulary, option_text, example.get("targets", ()))
       for example, texts in zip(examples, options, strict=True)
-      for each in texts
+      for option_text in texts
     }
     pairs = [
-      (example["inputs"], [*encoded[each], *end])
+      (example["inputs"], [*encoded[option_text], *end])
       for example, texts in zip(examples, options, strict=True)
-      for each in texts
+      for option_text in texts
     ]
     # Of so many options as make one example.
     share = len(examples) / len(pairs)
@@ -193,32 +193,33 @@ class Ranks(Writes):
     for texts, of_texts in zip(options, np.split(scores, ends[:-1]), strict=True):
       chosen.append(texts[int(np.argmax(of_texts))])
       best.append(float(np.max(of_texts)))
-      own = tuple(texts[place] for place in ties.best(of_texts))
-      tied.append(own if len(set(own)) > 1 else ())
+      tied_texts = tuple(texts[index] for index in ties.best(of_texts))
+      tied.append(tied_texts if len(set(tied_texts)) > 1 else ())
     return Answers(chosen, best, tied)
 
 
-class Heads:
+class HeadMethod:
   """A head answers."""
 
-  def __init__(self, asked: Asked):
-    self._asked = asked
+  def __init__(self, context: EvaluationContext):
+    self._context = context
     self._answerer = head_predictor.Answerer(
-      asked.config,
-      asked.graphdef,
-      asked.mesh,
-      pad_id=max(asked.vocabulary.pad_id, 0),
-      batch_size=asked.batch_size,
+      context.config,
+      context.graphdef,
+      context.mesh,
+      pad_id=max(context.vocabulary.pad_id, 0),
+      batch_size=context.batch_size,
     )
     self._heads: dict[str, HeadConfig] = {}
-    if asked.settings.shots:
+    if context.settings.shots:
       raise UserError(
-        f"config.eval.shots={asked.settings.shots}: solved examples are for models that write; a head reads one example"
+        f"config.eval.shots={context.settings.shots}: solved examples are for models that write; a head reads one"
+        " example"
       )
 
   def task(self, task: "seqio.Task") -> "seqio.Task":
     """With the examples as a head reads them."""
-    config = self._asked.config
+    config = self._context.config
     number, need = head_examples.head_of(task, config.heads)
     head = config.heads[number]
     # What a model from elsewhere calls its classes may be written otherwise, or not at all.
@@ -245,13 +246,17 @@ class Heads:
     # Of so many windows as make one example.
     share = len(examples) / sum(len(head_predictor.rows_of(example)) for example in examples)
     step = None if done is None else lambda number, tokens: done(number * share, tokens)
-    own = self._answerer.logits(params, head, examples, on_batch=step)
-    pairs = [head_predictor.answer(head, example, each) for example, each in zip(examples, own, strict=True)]
-    tied = [head_predictor.tied(head, example, each) for example, each in zip(examples, own, strict=True)]
+    logits_by_example = self._answerer.logits(params, head, examples, on_batch=step)
+    pairs = [
+      head_predictor.answer(head, example, logits) for example, logits in zip(examples, logits_by_example, strict=True)
+    ]
+    tied = [
+      head_predictor.tied(head, example, logits) for example, logits in zip(examples, logits_by_example, strict=True)
+    ]
     return Answers([answer for answer, _ in pairs], [score for _, score in pairs], tied)
 
 
-METHODS: dict[str, Callable[[Asked], Method]] = {"write": Writes, "rank": Ranks, "head": Heads}
+METHODS: dict[str, Callable[[EvaluationContext], Method]] = {"write": Writes, "rank": Ranks, "head": HeadMethod}
 
 
 def choose(name: str, config: TransformerConfig, *, by_heads: bool) -> str:
@@ -269,12 +274,12 @@ def choose(name: str, config: TransformerConfig, *, by_heads: bool) -> str:
     raise UserError(
       f"config.eval.method={name}: no such method; there are {', '.join(METHODS)}{did_you_mean(name, METHODS)}"
     )
-  there = [head.name for head in config.heads if head.kind in ANSWERED_HEADS]
-  if name == "head" and not there:
+  answering_heads = [head.name for head in config.heads if head.kind in ANSWERED_HEADS]
+  if name == "head" and not answering_heads:
     raise UserError(
       "config.eval.method=head: the model has no head that answers; fine-tune it on the tasks first, with"
       " config.train.loss=heads"
     )
   if not config.is_generative:
-    return "head" if there and by_heads and name != "rank" else "rank" if name != "head" else name
-  return name or ("head" if there and by_heads else "write")
+    return "head" if answering_heads and by_heads and name != "rank" else "rank" if name != "head" else name
+  return name or ("head" if answering_heads and by_heads else "write")

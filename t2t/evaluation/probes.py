@@ -94,7 +94,9 @@ def probe(
     batch_size=batch_size,
   )
   params = pretrained.load(source, mesh).params
-  (x, y), (x_held_out, y_held_out) = ((embedder.vectors(params, each), _labels(each)) for each in (train, held_out))
+  (x, y), (x_held_out, y_held_out) = (
+    (embedder.vectors(params, examples), _labels(examples)) for examples in (train, held_out)
+  )
   if len(set(y.tolist())) < 2:
     raise UserError(f"{task.name}: its first {len(y):,} training examples are all of one class; give more --examples")
   accuracy, fitted, tied = {}, {}, {}
@@ -124,10 +126,10 @@ def _task(data: DataConfig, vocabulary: Any, model) -> tuple[Any, tuple[HeadConf
 
 def _labelled(examples: Sequence[Mapping[str, Any]], task: str, split: str) -> list[Mapping[str, Any]]:
   """Those whose class is given."""
-  found = [example for example in examples if example["has_answer"]]
-  if not found:
+  labelled = [example for example in examples if example["has_answer"]]
+  if not labelled:
     raise UserError(f"{task}: split {split!r} has no labels; give --config.data.eval_split one that has")
-  return found
+  return labelled
 
 
 def _labels(examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
@@ -161,26 +163,26 @@ def share_right(classifier: sklearn.pipeline.Pipeline, x: np.ndarray, y: np.ndar
   if scores.ndim == 1:  # of two classes the score of the second
     scores = np.stack([np.zeros_like(scores), scores], axis=1)
   best = [classifier.classes_[ties.best(row)] for row in scores]
-  right = [np.mean(own == label) for own, label in zip(best, y, strict=True)]
-  return float(np.mean(right)), sum(len(own) > 1 for own in best)
+  right = [np.mean(tied_labels == label) for tied_labels, label in zip(best, y, strict=True)]
+  return float(np.mean(right)), sum(len(tied_labels) > 1 for tied_labels in best)
 
 
-def print_table(found: Probe) -> None:
+def print_table(result: Probe) -> None:
   """A line for each layer, at 80 columns."""
   console = rich.console.Console(width=80, highlight=False)
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
-  for heading, side in {"layer": "left", found.split: "right", "fitted to": "right"}.items():
+  for heading, side in {"layer": "left", result.split: "right", "fitted to": "right"}.items():
     table.add_column(heading, justify=side)
-  best = max(found.accuracy.values())
-  for number, value in found.accuracy.items():
+  best = max(result.accuracy.values())
+  for number, value in result.accuracy.items():
     name = "0 (embedded)" if number == 0 else str(number)
     style = "bold" if value == best else None
-    table.add_row(name, f"{value:.2f}", f"{found.fitted[number]:.2f}", style=style)
+    table.add_row(name, f"{value:.2f}", f"{result.fitted[number]:.2f}", style=style)
   table.add_section()
-  table.add_row("always the most frequent", f"{found.constant:.2f}", "")
-  fitted, measured = found.examples
-  console.print(f"{found.task}: accuracy (%) of a linear probe, fitted to {fitted:,} examples, of {measured:,}")
+  table.add_row("always the most frequent", f"{result.constant:.2f}", "")
+  fitted, measured = result.examples
+  console.print(f"{result.task}: accuracy (%) of a linear probe, fitted to {fitted:,} examples, of {measured:,}")
   console.print(table)
-  for number, count in found.tied.items():
+  for number, count in result.tied.items():
     if count:
       console.print(f"layer {number}: the likeliest classes of {count:,} examples tie; each of k that tie counts 1/k")

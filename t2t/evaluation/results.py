@@ -86,14 +86,14 @@ class Result:
     gold = [answer for answer in self.answers if answer.has_gold]
     if not (self.metrics and gold) or not all(isinstance(answer.target, float | np.floating) for answer in gold):
       return {}
-    said = [answer for answer in gold if answer.parseable and isinstance(answer.value, int | float | np.number)]
-    differences = np.array([answer.value - answer.target for answer in said], np.float64)
-    if not said or not np.isfinite(differences).all():
+    parsed = [answer for answer in gold if answer.parseable and isinstance(answer.value, int | float | np.number)]
+    differences = np.array([answer.value - answer.target for answer in parsed], np.float64)
+    if not parsed or not np.isfinite(differences).all():
       return {}
     return {
       "mean_absolute_error": float(np.mean(np.abs(differences))),
       "root_mean_square_error": float(np.sqrt(np.mean(differences**2))),
-      "root_mean_square_error_of_mean": float(np.std([answer.target for answer in said], dtype=np.float64)),
+      "root_mean_square_error_of_mean": float(np.std([answer.target for answer in parsed], dtype=np.float64)),
     }
 
   @property
@@ -205,7 +205,7 @@ def print_table(
       unit = " %" if name in result.percentages else ""
       table.add_row(*task, name, "" if value is None else f"{value:.2f}{unit}", *facts)
       task, facts = [""] * len(task), []
-  means = benchmarks.means({each.task: each.score for each in results if each.score is not None})
+  means = benchmarks.means({scored.task: scored.score for scored in results if scored.score is not None})
   for mean in means:
     table.add_row(mean.name, *[""] * (len(texts) - 1), f"{mean.value:.2f}", style="bold")
   console.print(table)
@@ -265,20 +265,20 @@ def progress(total: int) -> Iterator[Callable[[str, float, int], None]]:
     rich.progress.TextColumn("{task.completed:,.0f}/{task.total:,} examples, {task.fields[speed]}"),
     rich.progress.TimeRemainingColumn(),
   )
-  console, others = rich.console.Console(stderr=True), jax.process_index() != 0
-  with rich.progress.Progress(*columns, console=console, transient=True, disable=others) as bar:
+  console, is_silent = rich.console.Console(stderr=True), jax.process_index() != 0
+  with rich.progress.Progress(*columns, console=console, transient=True, disable=is_silent) as bar:
     line = bar.add_task("compiling", total=total, speed="")
     start, tokens = time.monotonic(), 0
-    said = start
+    last_printed = start
 
     def on_batch(task: str, number: float, written: int) -> None:
-      nonlocal tokens, said
+      nonlocal tokens, last_printed
       tokens, now = tokens + written, time.monotonic()
       speed = f"{tokens / (now - start):,.0f} tokens/s"
       bar.update(line, advance=number, description=task, speed=speed)
-      if now - said >= _SECONDS and not console.is_terminal and not others:
+      if now - last_printed >= _SECONDS and not console.is_terminal and not is_silent:
         print(f"{bar.tasks[line].completed:,.0f}/{total:,} examples, {speed}; at {task}", file=sys.stderr, flush=True)
-        said = now
+        last_printed = now
 
     yield on_batch
 
@@ -288,12 +288,12 @@ def write_leaderboards(results: Sequence[Result], folder: epath.Path) -> list[tu
   from t2t.evaluation import leaderboards
 
   tests = {result.task: result for result in results if result.split == "test"}
-  found = []
+  zips = []
   for benchmark, files in leaderboards.LEADERBOARDS.items():
     rows = {task: [(answer.example, answer.value) for answer in tests[task].answers] for task in files if task in tests}
     if rows:
-      found.append((f"{benchmark}.zip", leaderboards.write(folder / f"{benchmark}.zip", rows)))
-  return found
+      zips.append((f"{benchmark}.zip", leaderboards.write(folder / f"{benchmark}.zip", rows)))
+  return zips
 
 
 def publish(
@@ -315,20 +315,20 @@ def publish(
 
   path = write(results, folder, about=about)
   console = rich.console.Console()
-  found = languages.parted(results)
-  for (benchmark, split), by_language in found.items():
+  by_benchmark = languages.parted(results)
+  for (benchmark, split), by_language in by_benchmark.items():
     languages.print_table(benchmark, split, by_language, console)
     note_items(list(by_language.values()), console)
-  tabled = {id(each) for by_language in found.values() for each in by_language.values()}
+  tabled = {id(result) for by_language in by_benchmark.values() for result in by_language.values()}
   # A benchmark's score is a mean over tasks of one split; its diagnostic sets, which are tests, are no part of it.
-  others = [each for each in results if id(each) not in tabled]
-  for split in dict.fromkeys(each.split for each in others):
-    print_table([each for each in others if each.split == split], console, steps=steps)
-  print_classes(others, console)
-  if found:
+  other_results = [result for result in results if id(result) not in tabled]
+  for split in dict.fromkeys(result.split for result in other_results):
+    print_table([result for result in other_results if result.split == split], console, steps=steps)
+  print_classes(other_results, console)
+  if by_benchmark:
     together = folder / "languages.json"
-    there = json.loads(together.read_text()) if together.exists() else {}
-    _replace(together, json.dumps(there | languages.record(results, about=about), indent=2) + "\n")
+    earlier_record = json.loads(together.read_text()) if together.exists() else {}
+    _replace(together, json.dumps(earlier_record | languages.record(results, about=about), indent=2) + "\n")
     print(f"languages      {together}")
   print(f"results        {path}\npredictions    {folder / 'predictions'}")
   for name, missing in write_leaderboards(results, folder) if whole else ():

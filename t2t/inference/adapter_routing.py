@@ -31,12 +31,12 @@ def named(value: Any, names: Sequence[str], where: str) -> str:
     return BASE
   if not isinstance(value, str) or not value or value not in names:
     near = did_you_mean(str(value), list(filter(None, names)))
-    there = f"there is none of that name; known are {known}{near}" if known else "no adapter is loaded"
-    raise UserError(f"{where}: {FIELD} {str(value)[:60]!r}: {there}")
+    problem = f"there is none of that name; known are {known}{near}" if known else "no adapter is loaded"
+    raise UserError(f"{where}: {FIELD} {str(value)[:60]!r}: {problem}")
   return value
 
 
-def asked(
+def named_models(
   source: pretrained.Source, adapters: Mapping[str, pretrained.Source], *, itself: bool = True
 ) -> dict[str, pretrained.Source]:
   """What a line may name: name -> model, `BASE` that of a line that names none.
@@ -68,8 +68,10 @@ class Choosing:
     cut_to = {way.cut_to for way in ways.values()}
     self.cut_to = cut_to.pop() if len(cut_to) == 1 else "tokens of its adapter"
     self.form = dataclasses.replace(first.form, may=(FIELD,))
-    own = {name: {FIELD: options[name]} if name in options else {} for name in ways}
-    self.options = first.options | {"adapters": {name: own[name] | dict(way.options) for name, way in ways.items()}}
+    adapter_options = {name: {FIELD: options[name]} if name in options else {} for name in ways}
+    self.options = first.options | {
+      "adapters": {name: adapter_options[name] | dict(way.options) for name, way in ways.items()}
+    }
 
   def _name(self, line: jsonl_io.Line, where: str = "") -> str:
     return named(line.others.get(FIELD), list(self._ways), where)
@@ -78,30 +80,30 @@ class Choosing:
     """See `batch_inference.Way`; and whether there is the adapter that it names."""
     self._ways[self._name(line, where)].check(line, where)
 
-  def read(self, line: jsonl_io.Line) -> batch_inference.Asked:
+  def read(self, line: jsonl_io.Line) -> batch_inference.EncodedLine:
     """See `batch_inference.Way`."""
     name = self._name(line)
-    asked = self._ways[name].read(line)
-    return asked if asked.error else dataclasses.replace(asked, given=[name, asked.given])
+    encoded_line = self._ways[name].read(line)
+    return encoded_line if encoded_line.error else dataclasses.replace(encoded_line, given=[name, encoded_line.given])
 
   def answer(
     self,
     params: Mapping[str, Params],
-    given: Sequence[Any],
+    inputs: Sequence[Any],
     *,
     numbers: Sequence[int],
     done: batch_inference.Done | None,
   ) -> list[dict[str, Any]]:
     """Those of one adapter after those of another; `params` has the parameters of each by its name."""
-    found: list[dict[str, Any]] = [{}] * len(given)
-    for name in dict.fromkeys(name for name, _ in given):
-      mine = [index for index, (each, _) in enumerate(given) if each == name]
+    rows: list[dict[str, Any]] = [{}] * len(inputs)
+    for name in dict.fromkeys(name for name, _ in inputs):
+      mine = [index for index, (adapter_name, _) in enumerate(inputs) if adapter_name == name]
       answers = self._ways[name].answer(
-        params[name], [given[index][1] for index in mine], numbers=[numbers[index] for index in mine], done=done
+        params[name], [inputs[index][1] for index in mine], numbers=[numbers[index] for index in mine], done=done
       )
       for index, answer in zip(mine, answers, strict=True):
-        found[index] = answer
-    return found
+        rows[index] = answer
+    return rows
 
 
 def ways_of(
@@ -113,12 +115,12 @@ def ways_of(
     sources: name -> checkpoint.
     make_way: how a checkpoint is asked.
   """
-  made: dict[str, batch_inference.Way] = {}
-  found = {}
+  by_structure: dict[str, batch_inference.Way] = {}
+  ways = {}
   for name, source in sources.items():
     # What a way is made of: the model, what adapts it, and how its run says that it is asked.
     data, loss = source.run["data"], source.run.get("train", {}).get("loss")
-    asked = [data.get(key) for key in ("inputs_length", "objective", "mixture", "files", "table")]
-    key = repr((source.model, source.adapters, loss, asked[:3], bool(asked[3]), asked[4]))
-    found[name] = made[key] = made.get(key) or make_way(source)
-  return found
+    settings = [data.get(key) for key in ("inputs_length", "objective", "mixture", "files", "table")]
+    key = repr((source.model, source.adapters, loss, settings[:3], bool(settings[3]), settings[4]))
+    ways[name] = by_structure[key] = by_structure.get(key) or make_way(source)
+  return ways

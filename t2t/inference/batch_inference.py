@@ -39,7 +39,7 @@ Done = Callable[[int, int], None]  # of lines and tokens, after each batch
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class EncodedLine:
   """A line as a model reads it.
 
   given: what the model is given, as JSON takes it; None where nothing can be asked.
@@ -83,23 +83,23 @@ class Way(Protocol):
       UserError: it has not; begins with `where`.
     """
 
-  def read(self, line: jsonl_io.Line) -> Asked:
+  def read(self, line: jsonl_io.Line) -> EncodedLine:
     """A line, which has been checked, as the model reads it."""
 
   def answer(
-    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: Done | None
+    self, params: Params, inputs: Sequence[Any], *, numbers: Sequence[int], done: Done | None
   ) -> list[dict[str, Any]]:
     """The fields of each row beside those of its line.
 
     Args:
       params: nested dict.
-      given: of each line what `Asked` has.
+      inputs: of each line what `EncodedLine` has.
       numbers: of the lines, from 0; what is drawn for a line depends on its number.
       done: called after each batch.
     """
 
 
-class Output(Protocol):
+class RowOutput(Protocol):
   """Where rows are written to; see `jsonl_io.Output`."""
 
   done: int
@@ -117,7 +117,7 @@ class Output(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class InferenceJob:
   """What is to be done; the options of the command say what each means.
 
   called: what the rows are, in a word.
@@ -137,9 +137,9 @@ def run(
   source: pretrained.Source,
   mesh: jax.sharding.Mesh,
   way: Way,
-  job: Job,
+  job: InferenceJob,
   *,
-  open_output: Callable[[str, Mapping[str, Any]], AbstractContextManager[Output]] = jsonl_io.output,
+  open_output: Callable[[str, Mapping[str, Any]], AbstractContextManager[RowOutput]] = jsonl_io.output,
   load: Callable[[], Params] | None = None,
 ) -> None:
   """Writes a row for each line of the input, or those that are missing in the output.
@@ -166,14 +166,14 @@ def run(
   total = None if job.input == jsonl_io.PIPE else _count(read(), job)
 
   counts = _Counts(job.blank)
-  kept = "none is kept" if job.output == jsonl_io.PIPE else "the same command goes on from there"
-  far = lambda: f"{max(counts.lines, output.done):,}{f' of {total:,}' if total else ''} lines are done; {kept}"
+  resume_note = "none is kept" if job.output == jsonl_io.PIPE else "the same command goes on from there"
+  far = lambda: f"{max(counts.lines, output.done):,}{f' of {total:,}' if total else ''} lines are done; {resume_note}"
   with open_output(job.output, _run(source, way, job)) as output, preemption.leaving(far):
     # ---- Where it goes on --------------------------------------------------
-    called = jsonl_io.place(job.input).removeprefix("--input: ")
-    beside = lambda: output.beside(read(), where=called, form=way.form)
+    called = jsonl_io.location(job.input).removeprefix("--input: ")
+    stored_rows = lambda: output.beside(read(), where=called, form=way.form)
     if output.done and total is not None:
-      for _ in beside():  # says what does not belong together before the model is loaded
+      for _ in stored_rows():  # says what does not belong together before the model is loaded
         pass
     if output.done == total:
       print(f"{job.output} is complete: {total:,} lines; nothing is left to do", file=sys.stderr)
@@ -188,9 +188,9 @@ def run(
     # A window begins at the same line in every run: its batches, and with them each digit of the scores, are the same
     # in a run that was interrupted as in one that was not.
     size = job.batch_size * _WINDOW
-    with _Progress(total, way.unit) as progress:
+    with _LineProgress(total, way.unit) as progress:
       try:
-        for window in _windows(beside(), size):
+        for window in _windows(stored_rows(), size):
           if any(row is None for _, row in window):
             answers = _answers([line for line, _ in window], way, params, progress)
             rows = [row or jsonl_io.row(line, new) for (line, row), new in zip(window, answers, strict=True)]
@@ -217,8 +217,8 @@ def _follow(load: Callable[[], Params], way: Way) -> None:
 
 def _answer_windows(params: Params, way: Way) -> None:
   while (window := hosts.share(None)) is not None:
-    first, given = window
-    way.answer(params, given, numbers=range(first, first + len(given)), done=None)
+    first, inputs = window
+    way.answer(params, inputs, numbers=range(first, first + len(inputs)), done=None)
 
 
 def _check_adapter(line: jsonl_io.Line, way: Way, where: str) -> None:
@@ -229,35 +229,35 @@ def _check_adapter(line: jsonl_io.Line, way: Way, where: str) -> None:
     raise UserError(f"{where}: asks for the {field} {named!r}, and none is loaded; give --adapter {named}=RUN")
 
 
-def _checked(found: Iterable[jsonl_io.Line], job: Job, way: Way) -> Iterator[jsonl_io.Line]:
+def _checked(input_lines: Iterable[jsonl_io.Line], job: InferenceJob, way: Way) -> Iterator[jsonl_io.Line]:
   """The lines, if the model can be asked of them, with `--strict` only such as can be answered as they are."""
-  for line in found:
-    where = jsonl_io.place(job.input, line.number)
+  for line in input_lines:
+    where = jsonl_io.location(job.input, line.number)
     if line.text:
       _check_adapter(line, way, where)
       way.check(line, where)
     if job.strict:
-      asked = _asked(line, way)
-      if asked.error:
-        raise UserError(f"{where}: {asked.error}; without --strict its row has null and this error")
-      if asked.cut:
+      encoded_line = _encoded(line, way)
+      if encoded_line.error:
+        raise UserError(f"{where}: {encoded_line.error}; without --strict its row has null and this error")
+      if encoded_line.cut:
         raise UserError(
-          f"{where}: {asked.cut:,} of its {asked.tokens:,} tokens do not fit into the {way.cut_to} that the model"
-          " reads; shorten it, give another --inputs_length, or leave out --strict, and it is cut"
+          f"{where}: {encoded_line.cut:,} of its {encoded_line.tokens:,} tokens do not fit into the {way.cut_to} that"
+          " the model reads; shorten it, give another --inputs_length, or leave out --strict, and it is cut"
         )
     yield line
 
 
-def _asked(line: jsonl_io.Line, way: Way) -> Asked:
-  return way.read(line) if line.text else Asked(None, error=EMPTY)
+def _encoded(line: jsonl_io.Line, way: Way) -> EncodedLine:
+  return way.read(line) if line.text else EncodedLine(None, error=EMPTY)
 
 
-def _count(found: Iterable[jsonl_io.Line], job: Job) -> int:
+def _count(input_lines: Iterable[jsonl_io.Line], job: InferenceJob) -> int:
   number, texts = 0, 0
-  for line in found:
+  for line in input_lines:
     number, texts = line.number, texts + bool(line.text)
   if not texts:
-    raise UserError(f"{jsonl_io.place(job.input)} has nothing but empty lines")
+    raise UserError(f"{jsonl_io.location(job.input)} has nothing but empty lines")
   return number
 
 
@@ -274,7 +274,7 @@ def make_mesh(tensor: int) -> jax.sharding.Mesh:
   return sharding.make_mesh({"data": -1, "tensor": tensor})
 
 
-def _run(source: pretrained.Source, way: Way, job: Job) -> dict[str, Any]:
+def _run(source: pretrained.Source, way: Way, job: InferenceJob) -> dict[str, Any]:
   """What the rows depend on, by the names of the options; the size of a batch is none of it."""
   task = {"task": source.task} if source.task else {}
   field = job.field or way.form.field
@@ -286,24 +286,26 @@ def _windows(pairs: Iterator, size: int) -> Iterator[list]:
     yield window
 
 
-def _answers(window: Sequence[jsonl_io.Line], way: Way, params: Params, progress: "_Progress") -> list[dict[str, Any]]:
+def _answers(
+  window: Sequence[jsonl_io.Line], way: Way, params: Params, progress: "_LineProgress"
+) -> list[dict[str, Any]]:
   """The fields that each line's row has beside those of the input."""
-  asked = [_asked(line, way) for line in window]
-  there = [each.given for each in asked if not each.error]
+  encoded_lines = [_encoded(line, way) for line in window]
+  usable_inputs = [encoded_line.given for encoded_line in encoded_lines if not encoded_line.error]
   answers: Sequence[dict[str, Any]] = [{}] * len(window)
-  if there:
+  if usable_inputs:
     # What is drawn for a line depends on its number: one that cannot be asked stands in its place as a copy of another.
-    given = [there[0] if each.error else each.given for each in asked]
+    inputs = [usable_inputs[0] if encoded_line.error else encoded_line.given for encoded_line in encoded_lines]
     first = window[0].number - 1
-    hosts.share([first, given])
-    answers = way.answer(params, given, numbers=range(first, first + len(given)), done=progress.add)
+    hosts.share([first, inputs])
+    answers = way.answer(params, inputs, numbers=range(first, first + len(inputs)), done=progress.add)
   else:
     progress.skip(len(window))
-  found = []
-  for each, answer in zip(asked, answers, strict=True):
-    fields = {**way.nothing, "error": each.error} if each.error else answer
-    found.append(fields | ({"cut": each.cut} if each.cut else {}))
-  return found
+  rows = []
+  for encoded_line, answer in zip(encoded_lines, answers, strict=True):
+    fields = {**way.nothing, "error": encoded_line.error} if encoded_line.error else answer
+    rows.append(fields | ({"cut": encoded_line.cut} if encoded_line.cut else {}))
+  return rows
 
 
 def by_lines(done: Done, ends: Sequence[int]) -> Done:
@@ -318,7 +320,7 @@ def by_lines(done: Done, ends: Sequence[int]) -> Done:
   def of_windows(number: int, tokens: int) -> None:
     nonlocal read
     before, read = read, read + number
-    share = [len(ends) * each // int(ends[-1]) for each in (before, read)]
+    share = [len(ends) * part_count // int(ends[-1]) for part_count in (before, read)]
     done(share[1] - share[0], tokens)
 
   return of_windows
@@ -344,7 +346,7 @@ class _Counts:
         self.errors[row["error"]] += 1
 
 
-def _summarise(counts: _Counts, progress: "_Progress", way: Way, job: Job) -> None:
+def _summarise(counts: _Counts, progress: "_LineProgress", way: Way, job: InferenceJob) -> None:
   """Prints what a person wants to know at the end; not among the rows."""
   file = sys.stderr if job.output == jsonl_io.PIPE else sys.stdout
   remarks = [f"{number:,} {_CALLED[error]}" for error, number in counts.errors.items() if number]
@@ -361,7 +363,7 @@ def _summarise(counts: _Counts, progress: "_Progress", way: Way, job: Job) -> No
     print(_FILLS, file=file)
 
 
-class _Progress:
+class _LineProgress:
   """Lines done, speed and time left: one line that changes on a terminal, a line now and then elsewhere."""
 
   _EVERY_SECONDS = 10.0
@@ -403,9 +405,9 @@ class _Progress:
     now = time.monotonic()
     self._batches = [*self._batches[-50:], (self._new_lines, now)]
     text = f"{self._lines:,}" + (f"/{self._total:,}" if self._total else "") + " lines"
-    before, at = self._batches[0]
-    if now > at:
-      per_second = (self._new_lines - before) / (now - at)
+    before, first_batch_end = self._batches[0]
+    if now > first_batch_end:
+      per_second = (self._new_lines - before) / (now - first_batch_end)
       text += f"  {amounts.compact_count(per_second)} lines/s  {amounts.compact_count(self.speed)} {self._unit}/s"
       if self._total:
         text += f"  {amounts.duration((self._total - self._lines) / per_second)} left"

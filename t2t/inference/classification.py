@@ -36,7 +36,7 @@ class HeadWay:
 
     self.asks, self.longest, self.cut_to, self._head = head.kind, longest, f"{longest:,} tokens", head
     vocabulary, model = vocabularies.as_text(pretrained.vocabulary(source)), pretrained.abstract(source, mesh)
-    number = [each.name for each in model.config.heads].index(head.name)
+    number = [model_head.name for model_head in model.config.heads].index(head.name)
     architecture = model.config.architecture
     self._converter = head_examples.HeadFeatureConverter(vocabulary, architecture, head, longest, number=number)
     self._converter.check("--inputs_length")
@@ -44,21 +44,21 @@ class HeadWay:
     self._answerer = head_predictor.Answerer(model.config, model.graphdef, mesh, pad_id=pad_id, batch_size=batch_size)
     self.options: Mapping[str, Any] = {"inputs_length": longest, "head": head.name}
 
-  def _asked(self, example: Mapping[str, Any], others: Mapping[str, Any]) -> batch_inference.Asked:
+  def _encoded(self, example: Mapping[str, Any], extra: Mapping[str, Any]) -> batch_inference.EncodedLine:
     """An example without an answer as the model reads it, and what its row is made of besides."""
     features, cut = self._converter(example)
     rows = [{name: x.tolist() for name, x in row.items()} for row in head_predictor.rows_of(features)]
-    given = {"windows": rows} if "windows" in features else rows[0]
-    return batch_inference.Asked(given | others, sum(len(row["inputs"]) for row in rows) + cut, cut)
+    encoded = {"windows": rows} if "windows" in features else rows[0]
+    return batch_inference.EncodedLine(encoded | extra, sum(len(row["inputs"]) for row in rows) + cut, cut)
 
   def answer(
-    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: batch_inference.Done | None
+    self, params: Params, inputs: Sequence[Any], *, numbers: Sequence[int], done: batch_inference.Done | None
   ) -> list[dict[str, Any]]:
     """What the head says, and how likely it and other answers are."""
     del numbers
-    ends = np.cumsum([len(head_predictor.rows_of(each)) for each in given])
-    logits = self._answerer.logits(params, self._head, given, on_batch=done and batch_inference.by_lines(done, ends))
-    return [head_predictor.fields(self._head, each, x) for each, x in zip(given, logits, strict=True)]
+    ends = np.cumsum([len(head_predictor.rows_of(example)) for example in inputs])
+    logits = self._answerer.logits(params, self._head, inputs, on_batch=done and batch_inference.by_lines(done, ends))
+    return [head_predictor.fields(self._head, example, x) for example, x in zip(inputs, logits, strict=True)]
 
 
 class Answering(HeadWay):
@@ -68,7 +68,7 @@ class Answering(HeadWay):
     super().__init__(source, mesh, head=head, **options)
     self.form = jsonl_io.Form(lists=("parts",), needs=("candidates",) if head.kind == "choice" else ())
     self.pairs = not self._converter.reading.whole
-    self._prefix = prompt_builder.Prefix() if self.pairs else prompt_builder.prefix(source)
+    self._prefix = prompt_builder.TaskPrefix() if self.pairs else prompt_builder.prefix(source)
     self.nothing: Mapping[str, Any] = {"prediction": None} | ({} if head.kind == "score" else {"score": None})
 
   def check(self, line: jsonl_io.Line, where: str) -> None:
@@ -93,13 +93,13 @@ class Answering(HeadWay):
         " longer --inputs_length"
       )
 
-  def read(self, line: jsonl_io.Line) -> batch_inference.Asked:
+  def read(self, line: jsonl_io.Line) -> batch_inference.EncodedLine:
     """See `batch_inference.Way`."""
     parts = list(line.others.get("parts", [line.text]))
     if not self.pairs:  # it was trained on the texts with their prefix
       parts = [self._prefix.before(parts[0])]
-    own = {name: line.others[name] for name in self._converter.fields if name in line.others}
-    return self._asked({"inputs": parts[0], "parts": parts} | own, own)
+    extra = {name: line.others[name] for name in self._converter.fields if name in line.others}
+    return self._encoded({"inputs": parts[0], "parts": parts} | extra, extra)
 
 
 def choose_head(model: TransformerConfig, wanted: str, *, where: str) -> HeadConfig:

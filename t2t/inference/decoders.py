@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from t2t.inference import decoding
-from t2t.inference.prompt_features import Framing, Tokens, prompt_features
+from t2t.inference.prompt_features import PromptFraming, Tokens, prompt_features
 from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
 
@@ -36,7 +36,7 @@ class Decoder(Protocol):
 
   @staticmethod
   def features(
-    prompts: Sequence[Tokens], width: int, *, architecture: str, framing: Framing, max_length: int
+    prompts: Sequence[Tokens], width: int, *, architecture: str, framing: PromptFraming, max_length: int
   ) -> Mapping[str, np.ndarray]:
     """Returns the features, int32 [prompts, length], that `decode` reads.
 
@@ -64,7 +64,7 @@ class Autoregressive:
 
   @staticmethod
   def features(
-    prompts: Sequence[Tokens], width: int, *, architecture: str, framing: Framing, max_length: int
+    prompts: Sequence[Tokens], width: int, *, architecture: str, framing: PromptFraming, max_length: int
   ) -> dict[str, np.ndarray]:
     """See `prompt_features`."""
     del max_length  # room is made in the cache

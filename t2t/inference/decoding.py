@@ -79,11 +79,11 @@ class DecodeConfig:
         f"num_beams={self.num_beams} and temperature={self.temperature}: beam search draws nothing;"
         " set temperature=0 to search, or num_beams=1 to draw"
       )
-    for option, without in (("top_k", 0), ("top_p", 1.0)):
-      if getattr(self, option) != without and not self.temperature:
+    for option, default in (("top_k", 0), ("top_p", 1.0)):
+      if getattr(self, option) != default and not self.temperature:
         raise UserError(
           f"{option}={getattr(self, option)} and temperature={self.temperature}: without a temperature nothing is"
-          f" drawn; set temperature=1, or {option}={without}"
+          f" drawn; set temperature=1, or {option}={default}"
         )
 
   def penalty(self, length: jax.Array | int) -> jax.Array | float:
@@ -474,14 +474,14 @@ def log_likelihood(model: Model, batch: Batch) -> jax.Array:
     x = jnp.pad(x, [(0, 0), (0, num_chunks * size - length)] + [(0, 0)] * (x.ndim - 2))
     return jnp.moveaxis(x.reshape(batch_size, num_chunks, size, *x.shape[2:]), 1, 0)
 
-  def one(chunk):
+  def score_chunk(chunk):
     hidden, targets, weights = chunk
     logits = sharding.shard(logits_fn(hidden), "batch", "length", "vocab")
     return -jnp.sum(losses.token_cross_entropy(logits, targets)[0] * weights, axis=1)
 
   weights = batch[f"{side}_loss_weights"].astype(jnp.float32)
   arrays = (hidden, batch[f"{side}_target_tokens"], weights)
-  return jnp.sum(jax.lax.map(one, tuple(chunks(x) for x in arrays)), axis=0)
+  return jnp.sum(jax.lax.map(score_chunk, tuple(chunks(x) for x in arrays)), axis=0)
 
 
 def make_log_likelihood(graphdef: nnx.GraphDef) -> Callable[[Params, Batch], jax.Array]:

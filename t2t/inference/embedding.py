@@ -29,8 +29,10 @@ def _first(states: jax.Array, real: jax.Array) -> jax.Array:
 
 
 def _last(states: jax.Array, real: jax.Array) -> jax.Array:
-  at = jnp.sum(real, axis=-1) - 1
-  return jax.vmap(lambda row, at: row[..., at, :], in_axes=(-3, 0), out_axes=-2)(states, at).astype(jnp.float32)
+  last_index = jnp.sum(real, axis=-1) - 1
+  return jax.vmap(lambda row, index: row[..., index, :], in_axes=(-3, 0), out_axes=-2)(states, last_index).astype(
+    jnp.float32
+  )
 
 
 # Name -> (states [..., batch, length, embed], bool [batch, length]) -> float32 [..., batch, embed]
@@ -115,12 +117,12 @@ class Embedder:
     Raises:
       UserError: they are not finite.
     """
-    found = np.zeros((len(examples), *self._shape), np.float32)
+    all_vectors = np.zeros((len(examples), *self._shape), np.float32)
     for indices, vectors in self._batches.run(self._program, params, examples, on_batch=on_batch):
-      found[indices] = vectors[: len(indices)]
-    if not np.isfinite(found).all():
+      all_vectors[indices] = vectors[: len(indices)]
+    if not np.isfinite(all_vectors).all():
       raise UserError("--checkpoint: a vector is not finite: its training had gone wrong; take another")
-    return found
+    return all_vectors
 
 
 class Embedding:
@@ -159,23 +161,23 @@ class Embedding:
       pad_id=max(vocabulary.pad_id, 0),
       batch_size=batch_size,
     )
-    one = (model.config.embed_dim,)
-    self.shape = (len(layers), *one) if layer == "all" else one
+    vector_shape = (model.config.embed_dim,)
+    self.shape = (len(layers), *vector_shape) if layer == "all" else vector_shape
     self.options = {"inputs_length": longest, "pool": pool, "layer": layer or str(layers[0])}
 
   def check(self, line: jsonl_io.Line, where: str) -> None:
     """Any text will do."""
 
-  def read(self, line: jsonl_io.Line) -> batch_inference.Asked:
+  def read(self, line: jsonl_io.Line) -> batch_inference.EncodedLine:
     """See `batch_inference.Way`."""
     features, cut = self._converter({"parts": line.others.get("parts", [line.text])})
-    given = {name: features[name].tolist() for name in ("inputs", "token_types", "texts")}
-    return batch_inference.Asked(given, len(features["inputs"]) + cut, cut)
+    encoded = {name: features[name].tolist() for name in ("inputs", "token_types", "texts")}
+    return batch_inference.EncodedLine(encoded, len(features["inputs"]) + cut, cut)
 
   def answer(
-    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: batch_inference.Done | None
+    self, params: Params, inputs: Sequence[Any], *, numbers: Sequence[int], done: batch_inference.Done | None
   ) -> list[dict[str, Any]]:
     """A vector, float32 in the shape that `shape` says."""
     del numbers
-    found = self._embedder.vectors(params, given, on_batch=done)
-    return [{"vector": each.reshape(self.shape)} for each in found]
+    vectors = self._embedder.vectors(params, inputs, on_batch=done)
+    return [{"vector": vector.reshape(self.shape)} for vector in vectors]

@@ -19,7 +19,7 @@ ENDINGS = (".npy", ".parquet")
 _GROUP_BYTES = 1 << 26  # of vectors in a row group
 
 
-class Output:
+class VectorFile:
   """Vectors as an .npy file of all lines has them, appended as they are made: what is missing tells where to go on.
 
   Until the last is there NumPy refuses to load the file.  Of a line without text a vector is not a number.
@@ -60,7 +60,7 @@ class Output:
 @contextlib.contextmanager
 def output(
   path: str, run: Mapping[str, Any], *, read: Callable[[], Iterable[jsonl_io.Line]], shape: Sequence[int]
-) -> Iterator[Output]:
+) -> Iterator[VectorFile]:
   """The vectors of a run, which no other can write to at the same time.
 
   A .parquet file can only be written as a whole: it is made, by row groups, of an .npy file beside it.
@@ -79,21 +79,21 @@ def output(
   run = {**run, "lines": total, "texts": digest}
   parquet = path.endswith(".parquet")
   part = f"{path}.part.npy" if parquet else path
-  whole = parquet and os.path.exists(path)
+  is_complete = parquet and os.path.exists(path)
   with jsonl_io.opened(part) as file:
     try:
-      if whole or os.fstat(file.fileno()).st_size:
+      if is_complete or os.fstat(file.fileno()).st_size:
         jsonl_io.check_run(path, run)
       else:
         jsonl_io.record_run(path, run)
-      found = Output(file, path, (total, *shape))
-      found.done = total if whole else found.done
-      yield found
-      if parquet and not whole and found.done == total:
+      vectors_file = VectorFile(file, path, (total, *shape))
+      vectors_file.done = total if is_complete else vectors_file.done
+      yield vectors_file
+      if parquet and not is_complete and vectors_file.done == total:
         _to_parquet(part, path, read())
-        whole = True
+        is_complete = True
     finally:
-      if whole:
+      if is_complete:
         os.remove(part)
 
 
@@ -114,15 +114,15 @@ def _to_parquet(part: str, path: str, lines: Iterable[jsonl_io.Line]) -> None:
   fields = {"line": pa.int64(), "inputs": pa.string(), **dict.fromkeys(names, vector)}
   schema = pa.schema(list(fields.items()))
   size = max(1, _GROUP_BYTES // vectors[0].nbytes)
-  made, rest = pathlib.Path(f"{path}.part"), iter(lines)
-  with pa.parquet.ParquetWriter(made, schema) as writer:
+  partial_path, line_iterator = pathlib.Path(f"{path}.part"), iter(lines)
+  with pa.parquet.ParquetWriter(partial_path, schema) as writer:
     for start in range(0, len(vectors), size):
       rows = np.asarray(vectors[start : start + size]).reshape(-1, len(names), vectors.shape[-1])
-      texts = [next(rest).text for _ in rows]
+      texts = [next(line_iterator).text for _ in rows]
       empty = pa.array(np.isnan(rows[:, 0, 0]))
       columns = [
         pa.FixedSizeListArray.from_arrays(rows[:, i].ravel(), type=vector, mask=empty) for i in range(len(names))
       ]
       numbers = pa.array(range(start + 1, start + 1 + len(rows)), pa.int64())
       writer.write_table(pa.Table.from_arrays([numbers, pa.array(texts, pa.string()), *columns], schema=schema))
-  made.replace(path)
+  partial_path.replace(path)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t.inference import samples
-from t2t.inference.samples import Vocabulary
+from t2t.inference.samples import TextVocabulary
 from t2t.models.architecture import Batch, predicted_side
 from t2t.models.config import ANSWERED_HEADS
 from t2t.training.train_state import TrainState
@@ -44,13 +44,13 @@ def show(graphdef: nnx.GraphDef, state: TrainState, batch: Batch, vocabulary: An
   options |= dict(vocab_size=vocabulary.vocab_size)
   examples = samples.held_out(graphdef, state, batch, eos_id=vocabulary.eos_id, **options)
   guesses = likeliest(graphdef, state, batch, **options)
-  return [_lines(*example, guesses=own) for example, own in zip(examples, guesses, strict=True)]
+  return [_lines(*example, guesses=row_guesses) for example, row_guesses in zip(examples, guesses, strict=True)]
 
 
-def _lines(given: str, made: str, right: str, *, guesses: Sequence[str] = ()) -> list[Line]:
-  found = [("input", given), ("prediction", made)]
-  found += [("" if number else "likeliest", text) for number, text in enumerate(guesses)]
-  return [*found, ("truth", right)]
+def _lines(input_text: str, prediction: str, right: str, *, guesses: Sequence[str] = ()) -> list[Line]:
+  labelled_texts = [("input", input_text), ("prediction", prediction)]
+  labelled_texts += [("" if number else "likeliest", text) for number, text in enumerate(guesses)]
+  return [*labelled_texts, ("truth", right)]
 
 
 def _has_answers(graphdef: nnx.GraphDef, state: TrainState) -> bool:
@@ -87,8 +87,8 @@ def in_words(token: str) -> str:
 
 def in_percent(chance: float) -> str:
   """A probability above 0, which no rounding makes 0."""
-  told = f"{chance:.0%}"
-  return "<1%" if told == "0%" else told
+  percent = f"{chance:.0%}"
+  return "<1%" if percent == "0%" else percent
 
 
 def likeliest(
@@ -96,7 +96,7 @@ def likeliest(
   state: TrainState,
   batch: Batch,
   *,
-  vocabulary: Vocabulary,
+  vocabulary: TextVocabulary,
   sentinel_ids: Sequence[int],
   hidden_ids: Collection[int],
   vocab_size: int,
@@ -129,14 +129,16 @@ def likeliest(
   targets, counts = host[f"{side}_target_tokens"][rows], first[rows]
   if f"{side}_loss_weights" in host:
     counts = counts & (host[f"{side}_loss_weights"][rows] > 0)
-  found = [places[:blanks] for places in places_of(targets, counts, sentinel_ids if side == "decoder" else None)]
-  at = np.zeros((len(rows), blanks), np.int32)
-  for row, places in enumerate(found):
-    at[row, : len(places)] = places
+  blank_positions = [
+    places[:blanks] for places in places_of(targets, counts, sentinel_ids if side == "decoder" else None)
+  ]
+  positions = np.zeros((len(rows), blanks), np.int32)
+  for row, places in enumerate(blank_positions):
+    positions[row, : len(places)] = places
 
   ends = tuple(sorted({*sentinel_ids, *hidden_ids}))
   found_there = _guesses(
-    state, batch, rows, at, graphdef=graphdef, side=side, ends=ends, vocab_size=vocab_size, number=guesses
+    state, batch, rows, positions, graphdef=graphdef, side=side, ends=ends, vocab_size=vocab_size, number=guesses
   )
   chances, tokens = map(gather, found_there)
 
@@ -145,7 +147,7 @@ def likeliest(
     pairs = zip(tokens[row, blank].tolist(), chances[row, blank].tolist(), strict=True)
     return f"[{blank + 1}] " + ", ".join(f"{text(token)} {in_percent(chance)}" for token, chance in pairs)
 
-  return [[line(row, blank) for blank in range(len(places))] for row, places in enumerate(found)]
+  return [[line(row, blank) for blank in range(len(places))] for row, places in enumerate(blank_positions)]
 
 
 @functools.partial(jax.jit, static_argnames=("graphdef", "side", "ends", "vocab_size", "number"))
@@ -153,7 +155,7 @@ def _guesses(
   state: TrainState,
   batch: Batch,
   rows: np.ndarray,
-  at: np.ndarray,
+  positions: np.ndarray,
   *,
   graphdef: nnx.GraphDef,
   side: str,
@@ -163,7 +165,7 @@ def _guesses(
 ) -> tuple[jax.Array, jax.Array]:
   """The likeliest tokens of places in rows, and their probabilities, [rows, places, number] each."""
   model = state.model(graphdef)
-  chances = jax.nn.softmax(model.logits(model(batch)[rows[:, None], at]))
+  chances = jax.nn.softmax(model.logits(model(batch)[rows[:, None], positions]))
   never = samples.in_no_text(chances.shape[-1], vocab_size, ends if side == "encoder" else ())
   chances = jnp.where(never, 0.0, chances)
   of_ends = np.array([token for token in ends if token < chances.shape[-1]], np.int32)

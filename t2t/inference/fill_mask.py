@@ -61,10 +61,10 @@ class Blanks:
     for token, name in self._names.items():
       ids = self._encode(name.join(pieces))
       if ids.count(token) == len(pieces) - 1:
-        return [self._mask_id if each == token else each for each in ids]
+        return [self._mask_id if token_id == token else token_id for token_id in ids]
     # A mask that is no text to the vocabulary.
     encoded = [self._encode(piece) for piece in pieces]
-    return [*encoded[0], *(token for each in encoded[1:] for token in (self._mask_id, *each))]
+    return [*encoded[0], *(token for piece_ids in encoded[1:] for token in (self._mask_id, *piece_ids))]
 
   def places(self, ids: Sequence[int]) -> list[int]:
     """Where the masks are."""
@@ -133,40 +133,44 @@ class Filling:
   def check(self, line: jsonl_io.Line, where: str) -> None:
     """Any text will do; one without a blank is answered with an error."""
 
-  def read(self, line: jsonl_io.Line) -> batch_inference.Asked:
+  def read(self, line: jsonl_io.Line) -> batch_inference.EncodedLine:
     """See `batch_inference.Way`."""
     ids, cut = self._blanks(line.text, self.longest)
-    there = _BLANK.search(line.text) and self._blanks.places(ids)
-    return batch_inference.Asked(ids, len(ids) + cut, cut, "" if there else batch_inference.NO_BLANK)
+    positions = _BLANK.search(line.text) and self._blanks.places(ids)
+    return batch_inference.EncodedLine(ids, len(ids) + cut, cut, "" if positions else batch_inference.NO_BLANK)
 
   def answer(
-    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: batch_inference.Done | None
+    self, params: Params, inputs: Sequence[Any], *, numbers: Sequence[int], done: batch_inference.Done | None
   ) -> list[dict[str, Any]]:
     """The text with the likeliest token in each blank, and of each blank the likeliest tokens."""
     del numbers
-    places = [self._blanks.places(ids) for ids in given]
-    found: list[dict[str, Any]] = [{}] * len(given)
-    examples = [{"inputs": ids} for ids in given]
-    beside = {"places": (places, _number)}
-    for indices, (ids, log_p) in self._batches.run(self._program, params, examples, beside=beside, on_batch=done):
+    places = [self._blanks.places(ids) for ids in inputs]
+    rows: list[dict[str, Any]] = [{}] * len(inputs)
+    examples = [{"inputs": ids} for ids in inputs]
+    extra_features = {"places": (places, _number)}
+    for indices, (ids, log_p) in self._batches.run(
+      self._program, params, examples, beside=extra_features, on_batch=done
+    ):
       for i, of_ids, of_log_p in zip(indices, ids, log_p, strict=False):
-        found[i] = self._fields(given[i], places[i], of_ids, of_log_p)
-    return found
+        rows[i] = self._fields(inputs[i], places[i], of_ids, of_log_p)
+    return rows
 
-  def _fields(self, ids: Sequence[int], places: Sequence[int], found: np.ndarray, log_p: np.ndarray) -> dict[str, Any]:
+  def _fields(
+    self, ids: Sequence[int], places: Sequence[int], filling_ids: np.ndarray, log_p: np.ndarray
+  ) -> dict[str, Any]:
     score = prompt_builder.rounded(float(log_p[: len(places), 0].sum()))
     if not np.isfinite(score):
       raise UserError(f"--checkpoint: the score of a filling is {score}: its training had gone wrong; take another")
     filled = list(ids)
-    for place, likeliest in zip(places, found, strict=False):
-      filled[place] = int(likeliest[0])
+    for position, likeliest in zip(places, filling_ids, strict=False):
+      filled[position] = int(likeliest[0])
     text = samples.named_text(self._vocabulary, [token for token in filled if token not in self._hidden])
     fillings = [
       [
         {"text": self._texts[token].strip(), "id": int(token), "probability": prompt_builder.rounded(float(np.exp(x)))}
         for token, x in zip(*of_blank, strict=True)
       ]
-      for of_blank in zip(found[: len(places)], log_p, strict=False)
+      for of_blank in zip(filling_ids[: len(places)], log_p, strict=False)
     ]
     return {"prediction": text, "score": score, "fillings": fillings}
 

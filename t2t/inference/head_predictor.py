@@ -61,15 +61,15 @@ class Answerer:
       UserError: some are not finite.
     """
     rows = [row for example in examples for row in rows_of(example)]
-    found: list[np.ndarray] = [np.zeros(0)] * len(rows)
+    row_logits: list[np.ndarray] = [np.zeros(0)] * len(rows)
     for indices, logits in self._batches.run(self._programs[head.name], params, rows, on_batch=on_batch):
       for i, row in zip(indices, logits, strict=False):
-        found[i] = row[: len(rows[i]["inputs"])][np.asarray(rows[i]["answer_heads"]) > 0]
-        if not np.isfinite(found[i]).all():
+        row_logits[i] = row[: len(rows[i]["inputs"])][np.asarray(rows[i]["answer_heads"]) > 0]
+        if not np.isfinite(row_logits[i]).all():
           raise UserError(
             f"--checkpoint: the head {head.name} says what is no number: its training had gone wrong; take another"
           )
-    of_rows = iter(found)
+    of_rows = iter(row_logits)
     return [np.concatenate([next(of_rows) for _ in rows_of(example)]) for example in examples]
 
 
@@ -119,9 +119,9 @@ def _score(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str,
 def _tags(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[list[str], np.ndarray]:
   """The tag of each word and its log-probability; of words that are not asked O and 0."""
   tags, log_p = ["O"] * len(example["words"]), np.zeros(len(example["words"]))
-  for number, own in zip(example["asked_words"], logits, strict=True):
-    best = int(np.argmax(own))
-    tags[int(number)], log_p[int(number)] = named(head, best), _log_softmax(own)[best]
+  for number, word_logits in zip(example["asked_words"], logits, strict=True):
+    best = int(np.argmax(word_logits))
+    tags[int(number)], log_p[int(number)] = named(head, best), _log_softmax(word_logits)[best]
   return tags, log_p
 
 
@@ -151,8 +151,8 @@ class _Spans(NamedTuple):
 
 def _spans_of(window: Example, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Spans of a window, from the likeliest start with the likeliest end on: scores and bounds in characters."""
-  asked = np.asarray(window["answer_heads"]) > 0
-  starts, ends = (np.asarray(window[name])[asked] for name in ("context_starts", "context_ends"))
+  head_mask = np.asarray(window["answer_heads"]) > 0
+  starts, ends = (np.asarray(window[name])[head_mask] for name in ("context_starts", "context_ends"))
   inside = starts >= 0
   starts, ends, logits = starts[inside], ends[inside], logits[inside]
   first, last = (np.argsort(-column, kind="stable")[:_BEST] for column in logits.T)
@@ -165,12 +165,12 @@ def _spans_of(window: Example, logits: np.ndarray) -> tuple[np.ndarray, np.ndarr
 def _spans(example: Example, logits: np.ndarray) -> _Spans:
   """There is no answer where none of the windows has a better one, if the example has "no_answer"."""
   numbers = [np.count_nonzero(window["answer_heads"]) for window in example["windows"]]
-  found, nothing = [], []
-  for window, own in zip(example["windows"], np.split(logits, np.cumsum(numbers)[:-1]), strict=True):
-    found.append(_spans_of(window, own))
-    asked = np.asarray(window["answer_heads"]) > 0
-    nothing.append(float(own[np.asarray(window["context_starts"])[asked] < 0].sum()))
-  scores, starts, ends = (np.concatenate(column) for column in zip(*found, strict=True))
+  window_spans, nothing = [], []
+  for window, window_logits in zip(example["windows"], np.split(logits, np.cumsum(numbers)[:-1]), strict=True):
+    window_spans.append(_spans_of(window, window_logits))
+    head_mask = np.asarray(window["answer_heads"]) > 0
+    nothing.append(float(window_logits[np.asarray(window["context_starts"])[head_mask] < 0].sum()))
+  scores, starts, ends = (np.concatenate(column) for column in zip(*window_spans, strict=True))
   best = np.argsort(-scores, kind="stable")[:_BEST]
   # The window that has most reason to hold an answer says whether there is one.
   withheld = [min(nothing)] if "no_answer" in example else []
@@ -181,43 +181,46 @@ def _spans(example: Example, logits: np.ndarray) -> _Spans:
 def _span(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
   """The best span of all windows; "no_answer" where that is better, and it is an answer."""
   del head
-  found = _spans(example, logits)
-  if found.nothing:
-    return _text(example.get("no_answer", "")), float(found.log_p[-1]) if len(found.log_p) else 0.0
-  return _text(example["context"])[found.starts[0] : found.ends[0]], float(found.log_p[0])
+  best_spans = _spans(example, logits)
+  if best_spans.nothing:
+    return _text(example.get("no_answer", "")), float(best_spans.log_p[-1]) if len(best_spans.log_p) else 0.0
+  return _text(example["context"])[best_spans.starts[0] : best_spans.ends[0]], float(best_spans.log_p[0])
 
 
 def _tied_class(head: HeadConfig, example: Example, logits: np.ndarray) -> list[str]:
   texts = _classes(head, example)
-  return [_text(texts[place]) for place in ties.best(logits[0])]
+  return [_text(texts[index]) for index in ties.best(logits[0])]
 
 
 def _tied_choice(head: HeadConfig, example: Example, logits: np.ndarray) -> list[str]:
   del head
-  return [_text(_candidates(example)[place]) for place in ties.best(logits[:, 0])] if len(logits) else []
+  return [_text(_candidates(example)[index]) for index in ties.best(logits[:, 0])] if len(logits) else []
 
 
 def _tied_tags(head: HeadConfig, example: Example, logits: np.ndarray) -> list[str]:
   """Tags in which each word takes the tags that are tied for it in turn."""
-  tied = [ties.best(own) for own in logits]
-  tags, found = ["O"] * len(example["words"]), []
-  for number in ties.rounds([len(each) for each in tied], most=ties.MOST):
-    for word, each in zip(example["asked_words"], tied, strict=True):
-      tags[int(word)] = named(head, int(each[number % len(each)]))
-    found.append(" ".join(tags))
-  return found
+  tied = [ties.best(word_logits) for word_logits in logits]
+  tags, tag_lines = ["O"] * len(example["words"]), []
+  for number in ties.rounds([len(tied_classes) for tied_classes in tied], most=ties.MOST):
+    for word, tied_classes in zip(example["asked_words"], tied, strict=True):
+      tags[int(word)] = named(head, int(tied_classes[number % len(tied_classes)]))
+    tag_lines.append(" ".join(tags))
+  return tag_lines
 
 
 def _tied_spans(head: HeadConfig, example: Example, logits: np.ndarray) -> list[str]:
   """Spans that are as likely as the best, and no answer where that is; of all that were looked at."""
   del head
-  found = _spans(example, logits)
-  if not len(found.log_p):
+  best_spans = _spans(example, logits)
+  if not len(best_spans.log_p):
     return []
-  texts = [_text(example["context"])[start:end] for start, end in zip(found.starts, found.ends, strict=True)]
+  texts = [_text(example["context"])[start:end] for start, end in zip(best_spans.starts, best_spans.ends, strict=True)]
   texts += [_text(example["no_answer"])] if "no_answer" in example else []
-  bounds = [*zip(found.starts, found.ends, strict=True), *([(math.inf, math.inf)] if "no_answer" in example else [])]
-  return [texts[place] for place in sorted(ties.best(found.log_p), key=lambda place: bounds[place])]
+  bounds = [
+    *zip(best_spans.starts, best_spans.ends, strict=True),
+    *([(math.inf, math.inf)] if "no_answer" in example else []),
+  ]
+  return [texts[index] for index in sorted(ties.best(best_spans.log_p), key=lambda index: bounds[index])]
 
 
 # ---- Fields of a row -------------------------------------------------------------------------------------------------
@@ -227,56 +230,56 @@ def _rounded(value: float) -> float:
   return prompt_builder.rounded(float(value))
 
 
-def _class_fields(head: HeadConfig, given: Example, logits: np.ndarray) -> dict[str, Any]:
-  del given
+def _class_fields(head: HeadConfig, example: Example, logits: np.ndarray) -> dict[str, Any]:
+  del example
   log_p, best = _log_softmax(logits[0]), int(np.argmax(logits[0]))
   probabilities = {named(head, i): _rounded(np.exp(x)) for i, x in enumerate(log_p)}
   return {"prediction": named(head, best), "score": _rounded(log_p[best]), "probabilities": probabilities}
 
 
-def _choice_fields(head: HeadConfig, given: Example, logits: np.ndarray) -> dict[str, Any]:
+def _choice_fields(head: HeadConfig, example: Example, logits: np.ndarray) -> dict[str, Any]:
   del head
   log_p, best = _log_softmax(logits[:, 0]), int(np.argmax(logits[:, 0]))
   probabilities = [_rounded(np.exp(x)) for x in log_p]
-  return {"prediction": given["candidates"][best], "score": _rounded(log_p[best]), "probabilities": probabilities}
+  return {"prediction": example["candidates"][best], "score": _rounded(log_p[best]), "probabilities": probabilities}
 
 
-def _score_fields(head: HeadConfig, given: Example, logits: np.ndarray) -> dict[str, Any]:
-  del head, given
+def _score_fields(head: HeadConfig, example: Example, logits: np.ndarray) -> dict[str, Any]:
+  del head, example
   return {"prediction": _rounded(logits[0, 0])}
 
 
-def _tag_fields(head: HeadConfig, given: Example, logits: np.ndarray) -> dict[str, Any]:
+def _tag_fields(head: HeadConfig, example: Example, logits: np.ndarray) -> dict[str, Any]:
   """The entities that tags mark, in characters of the text; one is as likely as its words' tags are together."""
   from t2t.data import postprocessors
 
-  tags, log_p = _tags(head, given, logits)
+  tags, log_p = _tags(head, example, logits)
   entities = []
   for label, first, behind in postprocessors.entities(tags):
-    start, end = given["places"][first][0], given["places"][behind - 1][1]
-    own = {"label": label, "start": start, "end": end, "text": given["text"][start:end]}
-    entities.append(own | {"probability": _rounded(np.exp(log_p[first:behind].sum()))})
-  return {"prediction": entities, "score": _rounded(log_p.sum()), "words": list(given["words"]), "tags": tags}
+    start, end = example["places"][first][0], example["places"][behind - 1][1]
+    entity = {"label": label, "start": start, "end": end, "text": example["text"][start:end]}
+    entities.append(entity | {"probability": _rounded(np.exp(log_p[first:behind].sum()))})
+  return {"prediction": entities, "score": _rounded(log_p.sum()), "words": list(example["words"]), "tags": tags}
 
 
-def _span_fields(head: HeadConfig, given: Example, logits: np.ndarray) -> dict[str, Any]:
+def _span_fields(head: HeadConfig, example: Example, logits: np.ndarray) -> dict[str, Any]:
   """The answer and where in the context it is, the likeliest five, and with "no_answer" how likely there is none."""
   del head
-  found, context = _spans(given, logits), given["context"]
-  probabilities = [_rounded(x) for x in np.exp(found.log_p)]
+  best_spans, context = _spans(example, logits), example["context"]
+  probabilities = [_rounded(x) for x in np.exp(best_spans.log_p)]
   spans: dict[tuple[int, int], dict[str, Any]] = {}
-  for start, end, probability in zip(found.starts.tolist(), found.ends.tolist(), probabilities, strict=False):
+  for start, end, probability in zip(best_spans.starts.tolist(), best_spans.ends.tolist(), probabilities, strict=False):
     # Of windows that overlap two may have the same; the likelier stands first.
     spans.setdefault((start, end), {"text": context[start:end], "start": start, "end": end, "probability": probability})
   best = list(spans.values())[:_SHOWN]
-  null = {"null": probabilities[-1]} if "no_answer" in given else {}
+  null = {"null": probabilities[-1]} if "no_answer" in example else {}
   none = {"text": "", "start": None, "end": None, "probability": null.get("null")}
-  told = none if found.nothing else best[0]
-  score = found.log_p[-1 if found.nothing else 0] if len(found.log_p) else None
+  shown_span = none if best_spans.nothing else best[0]
+  score = best_spans.log_p[-1 if best_spans.nothing else 0] if len(best_spans.log_p) else None
   return {
-    "prediction": told["text"],
+    "prediction": shown_span["text"],
     "score": None if score is None else _rounded(score),
-    **{name: told[name] for name in ("start", "end", "probability")},
+    **{name: shown_span[name] for name in ("start", "end", "probability")},
     **null,
     "best": best,
   }
@@ -288,7 +291,7 @@ _SHOWN = 5  # spans of a row
 # ---- Kinds of heads --------------------------------------------------------------------------------------------------
 
 
-class _Kind(NamedTuple):
+class _HeadFunctions(NamedTuple):
   """How logits of a kind of head become `answer`, `fields` and `tied`, from the head, an example and the logits."""
 
   answer: Callable[[HeadConfig, Example, np.ndarray], tuple[str, float]]
@@ -296,12 +299,12 @@ class _Kind(NamedTuple):
   tied: Callable[[HeadConfig, Example, np.ndarray], list[str]] = lambda head, example, logits: []
 
 
-KINDS: dict[str, _Kind] = {
-  "class": _Kind(_class, _class_fields, _tied_class),
-  "choice": _Kind(_choice, _choice_fields, _tied_choice),
-  "score": _Kind(_score, _score_fields),
-  "tag": _Kind(_tag, _tag_fields, _tied_tags),
-  "span": _Kind(_span, _span_fields, _tied_spans),
+KINDS: dict[str, _HeadFunctions] = {
+  "class": _HeadFunctions(_class, _class_fields, _tied_class),
+  "choice": _HeadFunctions(_choice, _choice_fields, _tied_choice),
+  "score": _HeadFunctions(_score, _score_fields),
+  "tag": _HeadFunctions(_tag, _tag_fields, _tied_tags),
+  "span": _HeadFunctions(_span, _span_fields, _tied_spans),
 }
 
 
@@ -321,11 +324,11 @@ def tied(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, .
 
   Args: see `answer`.
   """
-  found = KINDS[head.kind].tied(head, example, logits)
-  return tuple(found) if len(set(found)) > 1 else ()
+  tied_answers = KINDS[head.kind].tied(head, example, logits)
+  return tuple(tied_answers) if len(set(tied_answers)) > 1 else ()
 
 
-def fields(head: HeadConfig, given: Example, logits: np.ndarray) -> dict[str, Any]:
+def fields(head: HeadConfig, example: Example, logits: np.ndarray) -> dict[str, Any]:
   """What a head says of a text, as the fields of a row.
 
   In:  a class head with the labels no and yes, {}, [[0.0, 1.0]]
@@ -333,11 +336,11 @@ def fields(head: HeadConfig, given: Example, logits: np.ndarray) -> dict[str, An
 
   Args:
     head: that was asked.
-    given: of a choice its "candidates"; of tags "words", "asked_words", the "text" and the "places" of the words there;
-      of a span "context", "windows" and, where it may be none, "no_answer".
+    example: of a choice its "candidates"; of tags "words", "asked_words", the "text" and the "places" of the words
+      there; of a span "context", "windows" and, where it may be none, "no_answer".
     logits: [positions that are asked, classes]; of several windows those of one after another.
   """
-  return KINDS[head.kind].fields(head, given, logits)
+  return KINDS[head.kind].fields(head, example, logits)
 
 
 # ---- A batch's own ---------------------------------------------------------------------------------------------------
@@ -368,5 +371,5 @@ def sample(head: HeadConfig, logits: np.ndarray, targets: np.ndarray) -> tuple[s
   if head.kind == "span":
     bounds = (_bounds(logits), (int(np.argmax(targets % 2 == 1)), int(np.argmax(targets >= 2))))
     return tuple(f"tokens {first}-{last}" if last else "no answer" for first, last in bounds)
-  found, right = logits.argmax(axis=-1), targets
-  return " ".join(named(head, int(i)) for i in found), " ".join(named(head, int(i)) for i in right)
+  predicted, right = logits.argmax(axis=-1), targets
+  return " ".join(named(head, int(i)) for i in predicted), " ".join(named(head, int(i)) for i in right)

@@ -45,7 +45,7 @@ class Form:
   lists: fields of an object that may have its texts in a list; they are its text, joined, then.
   needs: fields of an object beside its text, without which nothing can be asked.
   may: fields of an object that say how it is asked, and may be left out.
-  own: fields of a row besides those that all rows may have.
+  row_fields: fields of a row besides those that all rows may have.
   reads: what is asked, for messages; "": any text.
   columns: fields that an object has its texts in, as the table that the model was fine-tuned on; () if it was none.
   """
@@ -54,7 +54,7 @@ class Form:
   lists: tuple[str, ...] = ()
   needs: tuple[str, ...] = ()
   may: tuple[str, ...] = ()
-  own: tuple[str, ...] = ()
+  row_fields: tuple[str, ...] = ()
   reads: str = ""
   columns: tuple[str, ...] = ()
 
@@ -76,7 +76,7 @@ def _has_rows(path: str) -> bool:
   return is_table(path) or bool(_JSON.search(path))
 
 
-def place(path: str, number: int = 0) -> str:
+def location(path: str, number: int = 0) -> str:
   """What a message calls a line of the input, or all of it."""
   name = "standard input" if path == PIPE else path
   if _has_rows(path) and number:
@@ -102,24 +102,24 @@ def read(path: str, *, field: str = "", form: Form = TEXTS) -> Iterator[Line]:
   if _has_rows(path):
     for number, values in enumerate(_table_rows(path, (field,) if field else (*form.columns, form.field)), 1):
       # A table keeps all columns, also the one with the text.
-      text, _ = _taken(dict(values), field or form.field, place(path, number), form, named=bool(field))
+      text, _ = _taken(dict(values), field or form.field, location(path, number), form, named=bool(field))
       yield Line(number, text if text.strip() else "", values)
     if not number:
-      raise UserError(f"{place(path)} has no row; give at least one below the names of the columns")
+      raise UserError(f"{location(path)} has no row; give at least one below the names of the columns")
     return
   as_json = _is_json(path, field, form)
   with _open_input(path) as file:
     for number, content in enumerate(file, 1):  # noqa: B007  the last number is needed below
-      where = place(path, number)
+      where = location(path, number)
       text = _decoded(content, where)
       if number == 1:
         text = text.removeprefix("\ufeff")  # a byte order mark, as Windows editors write
-      others: Mapping[str, Any] = {}
+      other_fields: Mapping[str, Any] = {}
       if as_json and text.strip():
-        text, others = _parsed(text, field or form.field, where, form, named=bool(field))
-      yield Line(number, text if text.strip() else "", others)
+        text, other_fields = _parsed(text, field or form.field, where, form, named=bool(field))
+      yield Line(number, text if text.strip() else "", other_fields)
   if not number:
-    raise UserError(f"{place(path)} is empty; give at least one line")
+    raise UserError(f"{location(path)} is empty; give at least one line")
 
 
 def _table_rows(path: str, read: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -128,7 +128,7 @@ def _table_rows(path: str, read: Sequence[str]) -> Iterator[dict[str, Any]]:
 
   for row in tables.read_rows(text_files.find_files(path, where="--input"), where="--input"):
     if binary := [name for name in read if isinstance(row.values.get(name), bytes)]:
-      raise UserError(f"--input: {row.place}: column {binary[0]!r} is binary and not UTF-8; give text")
+      raise UserError(f"--input: {row.location}: column {binary[0]!r} is binary and not UTF-8; give text")
     yield json.loads(json.dumps(dict(row.values), default=str))
 
 
@@ -145,8 +145,8 @@ def made(number: int, value: str | Mapping[str, Any], *, form: Form, where: str)
     text = json.dumps(value)
   except TypeError as error:
     raise UserError(f"{where}: is {type(value).__name__}; give a text, or a mapping of texts ({error})") from None
-  found, others = _parsed(text, form.field, where, form)
-  return Line(number, found if found.strip() else "", others)
+  line_text, other_fields = _parsed(text, form.field, where, form)
+  return Line(number, line_text if line_text.strip() else "", other_fields)
 
 
 def _is_json(path: str, field: str, form: Form) -> bool:
@@ -158,8 +158,8 @@ def _is_json(path: str, field: str, form: Form) -> bool:
   if not name.endswith(".txt"):
     packed = ", ".join(compression.FORMATS)
     raise UserError(
-      f"{place(path)}: give a .txt file, with an input on each line, a .jsonl file, with an object on each, or a table"
-      f" (.tsv, .csv, .parquet, .json), each also compressed ({packed}), or -"
+      f"{location(path)}: give a .txt file, with an input on each line, a .jsonl file, with an object on each, or a"
+      f" table (.tsv, .csv, .parquet, .json), each also compressed ({packed}), or -"
     )
   if field:
     raise UserError(f"--field {field}: {path} has lines of text and no fields; leave it out, or give a .jsonl file")
@@ -172,14 +172,14 @@ def _open_input(path: str) -> Iterator[io.IOBase]:
     yield sys.stdin.buffer
     return
   if not gcs.is_remote(path) and not os.path.exists(os.path.expanduser(path)):
-    raise UserError(f"{place(path)}: no such file")
+    raise UserError(f"{location(path)}: no such file")
   try:
     with gcs.open_binary(path) if gcs.is_remote(path) else open(os.path.expanduser(path), "rb") as file:
       yield compression.checked(file, path, where="--input")
   except compression.DAMAGED as error:
-    raise UserError(f"{place(path)}: {compression.damage(path, error)}") from error
+    raise UserError(f"{location(path)}: {compression.damage(path, error)}") from error
   except OSError as error:
-    raise UserError(f"{place(path)}: cannot be read ({error.strerror or error})") from error
+    raise UserError(f"{location(path)}: cannot be read ({error.strerror or error})") from error
 
 
 def _decoded(content: bytes, where: str) -> str:
@@ -224,30 +224,30 @@ def _taken(value: dict[str, Any], field: str, where: str, form: Form, *, named: 
   if form.columns and not named and all(name in value for name in form.columns):
     if "line" in value:
       raise UserError(f"{where}: has a field 'line', which the output has of its own; rename it")
-    found = (value[name] for name in form.columns)
-    return " ".join(x if isinstance(x, str) else "" if x is None else json.dumps(x) for x in found), value
+    column_values = (value[name] for name in form.columns)
+    return " ".join(x if isinstance(x, str) else "" if x is None else json.dumps(x) for x in column_values), value
   for name in form.lists:
     if name in value:
       value = {field: " ".join(texts(value, name, where))} | value
   if field not in value:
-    there = ", ".join(map(repr, value)) or "none at all"
+    field_names = ", ".join(map(repr, value)) or "none at all"
     lists = "".join(f", or a list, {name!r}" for name in form.lists)
     if form.columns and not named:
       raise UserError(
-        f"{where}: has no column {next(name for name in form.columns if name not in value)!r}; its columns are {there}."
-        f" The model was trained on {', '.join(map(repr, form.columns))}: rename a column, or name the one with the"
-        " text by --field"
+        f"{where}: has no column {next(name for name in form.columns if name not in value)!r}; its columns are"
+        f" {field_names}. The model was trained on {', '.join(map(repr, form.columns))}: rename a column, or name the"
+        " one with the text by --field"
       )
     reads = f"; {form.reads} reads one text, {field!r}{lists}" if form.reads else ""
     raise UserError(
-      f"{where}: has no field {field!r}; its fields are {there}{reads}; name the one with the text by --field"
+      f"{where}: has no field {field!r}; its fields are {field_names}{reads}; name the one with the text by --field"
     )
-  found = value.pop(field)
-  check_text(found, field, where)
-  taken = [name for name in value if name in (*_OWN, *form.own) and name not in form.lists]
-  if taken:
-    raise UserError(f"{where}: has a field {taken[0]!r}, which the output has of its own; rename it")
-  return found, value
+  text = value.pop(field)
+  check_text(text, field, where)
+  reserved = [name for name in value if name in (*_OWN, *form.row_fields) and name not in form.lists]
+  if reserved:
+    raise UserError(f"{where}: has a field {reserved[0]!r}, which the output has of its own; rename it")
+  return text, value
 
 
 def check_text(text: Any, field: str, where: str) -> None:
@@ -274,12 +274,12 @@ def texts(fields: Mapping[str, Any], name: str, where: str) -> list[str]:
   Raises:
     UserError: it is not a list of at least one text.
   """
-  found = fields[name]
-  if not isinstance(found, list) or not found or not all(isinstance(text, str) for text in found):
-    raise UserError(f'{where}: field {name!r} is {json.dumps(found)[:60]}; give a list of texts, such as ["a", "b"]')
-  for text in found:
+  items = fields[name]
+  if not isinstance(items, list) or not items or not all(isinstance(text, str) for text in items):
+    raise UserError(f'{where}: field {name!r} is {json.dumps(items)[:60]}; give a list of texts, such as ["a", "b"]')
+  for text in items:
     check_text(text, name, where)
-  return found
+  return items
 
 
 def row(line: Line, answer: Mapping[str, Any]) -> Row:
@@ -293,13 +293,16 @@ def row(line: Line, answer: Mapping[str, Any]) -> Row:
   return {"line": line.number, "inputs": line.text, **answer, **line.others}
 
 
-def _is_of(found: Row, line: Line, form: Form) -> bool:
+def _is_of(written_row: Row, line: Line, form: Form) -> bool:
   # As text, since NaN, which Python's JSON has, does not equal itself.
   as_text = lambda fields: json.dumps(fields, sort_keys=True)
-  own = (*_OWN, *form.own)
-  expected, made = row(line, {}), (*own, *(f"predicted_{name}" for name in own if name in line.others))
-  own = {name: value for name, value in found.items() if name in expected or name not in made}
-  return as_text(own) == as_text(expected)
+  own_names = (*_OWN, *form.row_fields)
+  expected, output_names = (
+    row(line, {}),
+    (*own_names, *(f"predicted_{name}" for name in own_names if name in line.others)),
+  )
+  input_fields = {name: value for name, value in written_row.items() if name in expected or name not in output_names}
+  return as_text(input_fields) == as_text(expected)
 
 
 # ---- Output ----------------------------------------------------------------------------------------------------------
@@ -346,12 +349,12 @@ class Output:
     """
     for number, content in zip(range(1, self._done + 1), self._contents()):  # noqa: B905  it grows meanwhile
       try:
-        found = json.loads(content)
+        stored_row = json.loads(content)
       except ValueError:
-        found = None
-      if not isinstance(found, dict) or found.get("line") != number or "inputs" not in found:
+        stored_row = None
+      if not isinstance(stored_row, dict) or stored_row.get("line") != number or "inputs" not in stored_row:
         raise UserError(f"--output {self._path}: line {number} is none that t2t wrote; {self._start_anew()}")
-      yield found
+      yield stored_row
 
   def beside(self, lines: Iterable[Line], *, where: str, form: Form = TEXTS) -> Iterator[tuple[Line, Row | None]]:
     """Each line of the input with the row that is there for it, if there is one.
@@ -366,13 +369,13 @@ class Output:
     """
     rows = self.rows()
     for line in lines:
-      found = next(rows, None)
-      if found is not None and not _is_of(found, line, form):
+      stored_row = next(rows, None)
+      if stored_row is not None and not _is_of(stored_row, line, form):
         raise UserError(
           f"--output {self._path}: belongs to another input: its line {line.number} is not of {where},"
           f" line {line.number}; {self._start_anew()}"
         )
-      yield line, found
+      yield line, stored_row
     if next(rows, None) is not None:
       raise UserError(
         f"--output {self._path}: belongs to another input: it has {self._done} lines, more than {where};"
@@ -402,10 +405,10 @@ def append(file: io.IOBase, content: bytes, *, path: str) -> None:
   Raises:
     UserError: it cannot be written.
   """
-  left = memoryview(content)
+  remaining = memoryview(content)
   try:
-    while left:
-      left = left[file.write(left) :]
+    while remaining:
+      remaining = remaining[file.write(remaining) :]
     file.flush()
   except BrokenPipeError:
     raise

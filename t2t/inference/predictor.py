@@ -10,7 +10,7 @@ import numpy as np
 
 from t2t import UserError, sharding
 from t2t.inference import decoding
-from t2t.inference.prompt_features import Framing, Tokens, padded, prompt_features
+from t2t.inference.prompt_features import PromptFraming, Tokens, padded, prompt_features
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import TransformerConfig
 from t2t.param_tree import Params
@@ -32,7 +32,7 @@ def bucket(length: int, longest: int) -> int:
   return min(max(_SMALLEST_BUCKET, 1 << (length - 1).bit_length()), longest)
 
 
-def _scored_lengths(pair: tuple[Tokens, Tokens], *, architecture: str, framing: Framing) -> tuple[int, ...]:
+def _scored_lengths(pair: tuple[Tokens, Tokens], *, architecture: str, framing: PromptFraming) -> tuple[int, ...]:
   """Positions that a pair takes: of encoder and decoder, or of the one row that a model of one stack reads."""
   prompt, target = (len(tokens) for tokens in pair)
   kind = ARCHITECTURES[architecture]
@@ -43,7 +43,7 @@ def _scored_lengths(pair: tuple[Tokens, Tokens], *, architecture: str, framing: 
 
 
 def scored_features(
-  pairs: Sequence[tuple[Tokens, Tokens]], widths: Sequence[int], *, architecture: str, framing: Framing
+  pairs: Sequence[tuple[Tokens, Tokens]], widths: Sequence[int], *, architecture: str, framing: PromptFraming
 ) -> dict[str, np.ndarray]:
   """What a model is given to tell how likely each target is behind its prompt.
 
@@ -117,7 +117,7 @@ class Predictor:
     config: TransformerConfig,
     graphdef: nnx.GraphDef,
     mesh: jax.sharding.Mesh,
-    framing: Framing,
+    framing: PromptFraming,
     *,
     decode: decoding.DecodeConfig | None,
     batch_size: int,
@@ -162,25 +162,25 @@ class Predictor:
     """
     extra = int(self._config.kind.continues)
     widths = [bucket(len(prompt) + extra, self._max_inputs + extra) for prompt in prompts]
-    found: list[Generation | None] = [None] * len(prompts)
+    generations: list[Generation | None] = [None] * len(prompts)
     for width, indices in by_width(widths, self._rows):
       rows = [prompts[i] for i in indices]
       features = self._config.text_decoder.features(
         rows, width, architecture=self._config.architecture, framing=self._framing, max_length=self._max_length
       )
-      own = np.array(indices if numbers is None else [numbers[i] for i in indices], np.uint32)
-      features = self._placed(features | {"row_number": own})
-      own = features.pop("row_number")
+      row_numbers = np.array(indices if numbers is None else [numbers[i] for i in indices], np.uint32)
+      features = self._placed(features | {"row_number": row_numbers})
+      row_numbers = features.pop("row_number")
       with jax.set_mesh(self._mesh):
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), own)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), row_numbers)
         decoded = self._decode(params, features, keys)
       tokens, scores = (gathered(x)[: len(indices)] for x in (decoded.tokens, decoded.scores))
       for i, beams, of_beams in zip(indices, tokens, scores, strict=True):
-        found[i] = Generation([self._trimmed(beam) for beam in beams], [float(score) for score in of_beams])
+        generations[i] = Generation([self._trimmed(beam) for beam in beams], [float(score) for score in of_beams])
       if on_batch is not None:
         ends = np.any(tokens[:, 0] == self._framing.eos_id, axis=1)  # or it was cut
-        on_batch(len(indices), sum(len(found[i].tokens[0]) for i in indices) + int(np.sum(ends)))
-    return found
+        on_batch(len(indices), sum(len(generations[i].tokens[0]) for i in indices) + int(np.sum(ends)))
+    return generations
 
   def log_likelihood(
     self, params: Params, pairs: Sequence[tuple[Tokens, Tokens]], *, on_batch: Callable | None = None
@@ -188,22 +188,22 @@ class Predictor:
     """float32 [pairs]: the log-probability of each target behind its prompt, summed over its tokens."""
     architecture, framing, most = self._config.architecture, self._framing, self._config.most_positions
     lengths = [_scored_lengths(pair, architecture=architecture, framing=framing) for pair in pairs]
-    longest = max((max(each) for each in lengths), default=0)
+    longest = max((max(pair_lengths) for pair_lengths in lengths), default=0)
     if most and longest > most:
       raise UserError(
         f"a prompt and its answer have {longest} tokens together, but the model has learned {most} positions; set"
         f" config.data.inputs_length={max(1, self._max_inputs - longest + most)}"
       )
-    widths = [tuple(bucket(max(length, 1), most or _NO_LIMIT) for length in each) for each in lengths]
-    found = np.zeros(len(pairs), np.float32)
+    widths = [tuple(bucket(max(length, 1), most or _NO_LIMIT) for length in pair_lengths) for pair_lengths in lengths]
+    log_p = np.zeros(len(pairs), np.float32)
     for width, indices in by_width(widths, self._rows):
       rows = [pairs[i] for i in indices]
       features = scored_features(rows, width, architecture=architecture, framing=framing)
       with jax.set_mesh(self._mesh):
-        found[indices] = gathered(self._log_likelihood(params, self._placed(features)))[: len(indices)]
+        log_p[indices] = gathered(self._log_likelihood(params, self._placed(features)))[: len(indices)]
       if on_batch is not None:
         on_batch(len(indices), sum(len(target) for _, target in rows))
-    return found
+    return log_p
 
   def _trimmed(self, tokens: np.ndarray) -> list[int]:
     ends = np.flatnonzero(tokens == self._framing.eos_id)
@@ -216,11 +216,11 @@ class Predictor:
 def placed(features: Mapping[str, np.ndarray], rows: int, where: jax.sharding.Sharding) -> dict[str, jax.Array]:
   """On the mesh, filled up to so many rows with copies of the first."""
 
-  def place(x):
+  def put_on_mesh(x):
     x = np.concatenate([x, np.repeat(x[:1], rows - len(x), axis=0)])
     return jax.make_array_from_callback(x.shape, where, lambda index: x[index])
 
-  return {name: place(x) for name, x in features.items()}
+  return {name: put_on_mesh(x) for name, x in features.items()}
 
 
 def gathered(x: jax.Array) -> np.ndarray:
@@ -231,7 +231,7 @@ def gathered(x: jax.Array) -> np.ndarray:
 def by_width(widths: Sequence, rows: int) -> Iterator[tuple]:
   """(width, indices) of at most `rows` sequences of one width, the widest first: what does not fit fails early."""
   for width in sorted(set(widths), reverse=True):
-    indices = [i for i, each in enumerate(widths) if each == width]
+    indices = [i for i, sequence_width in enumerate(widths) if sequence_width == width]
     for start in range(0, len(indices), rows):
       yield width, indices[start : start + rows]
 

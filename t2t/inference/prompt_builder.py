@@ -27,9 +27,9 @@ class Prompts:
   """
 
   def __init__(
-    self, vocabulary, *, ends: bool, longest: int, special_tokens: str = "blanks", prefix: "Prefix | None" = None
+    self, vocabulary, *, ends: bool, longest: int, special_tokens: str = "blanks", prefix: "TaskPrefix | None" = None
   ):
-    self._vocabulary, self._special_tokens, self._prefix = vocabulary, special_tokens, prefix or Prefix()
+    self._vocabulary, self._special_tokens, self._prefix = vocabulary, special_tokens, prefix or TaskPrefix()
     self._end = [vocabulary.eos_id] if ends else []
     self._room = longest - len(self._end)
 
@@ -49,15 +49,15 @@ class Prompts:
     return vocabularies.encode_text(self._vocabulary, text, special_tokens=self._special_tokens)
 
 
-def special_tokens(source: pretrained.Source, given: str) -> str:
-  """Returns which letters of an input that spell control tokens are these: `given`, or if it is "" those of training.
+def special_tokens(source: pretrained.Source, requested: str) -> str:
+  """Returns which letters of an input that spell control tokens are these: `requested`, or if "" those of training.
 
   A model of a table reads rows as its training read them. Of other models' training not all texts are known: they read
   blanks.
   """
   data = source.run["data"]
-  if given or not data.get("table"):
-    return given or "blanks"
+  if requested or not data.get("table"):
+    return requested or "blanks"
   return "all" if data.get("special_tokens") else "none"
 
 
@@ -66,7 +66,7 @@ def said(special_tokens: str) -> dict[str, str]:
   return {} if special_tokens == "blanks" else {"special_tokens": special_tokens}
 
 
-class Prefix(NamedTuple):
+class TaskPrefix(NamedTuple):
   """Text in front of each input that a model was fine-tuned on.
 
   text: "mnli hypothesis: "; "" where it is not known, or not one for all.
@@ -91,22 +91,22 @@ class Prefix(NamedTuple):
 _TASK_AND_FIELD = re.compile(r"(\w+(?: \w+)*) \w+: ")
 
 
-def prefix(source: pretrained.Source) -> Prefix:
+def prefix(source: pretrained.Source) -> TaskPrefix:
   """The prefix of the table or of the one task that a model was fine-tuned on.
 
   Of several tasks it is that of the one that is chosen, see `select_task`.
   """
   if table := source.run["data"].get("table"):
-    return Prefix(table["prefix"])
+    return TaskPrefix(table["prefix"])
   from t2t.data import task_prefixes
 
   tasks = [task for task in pretrained.trained_tasks(source) if source.prefix_task in ("", task.name)]
-  found = {task_prefixes.of(task) for task in tasks}
-  own = found.pop() if len(found) == 1 else ()
-  if len(own) != 1:
-    return Prefix()
-  named = _TASK_AND_FIELD.fullmatch(own[0])
-  return Prefix(own[0], named[1] if named else "")
+  prefix_sets = {task_prefixes.of(task) for task in tasks}
+  shared_prefixes = prefix_sets.pop() if len(prefix_sets) == 1 else ()
+  if len(shared_prefixes) != 1:
+    return TaskPrefix()
+  named = _TASK_AND_FIELD.fullmatch(shared_prefixes[0])
+  return TaskPrefix(shared_prefixes[0], named[1] if named else "")
 
 
 def tasks_with_prefixes(source: pretrained.Source) -> tuple[str, ...]:
@@ -126,14 +126,14 @@ def ends_prompts(source: pretrained.Source, wanted: str = "") -> tuple[bool, str
     source: the checkpoint.
     wanted: yes or no; empty: as in training, where an encoder always reads EOS.
   """
-  found, reason = (True, "it has an encoder")
+  ends, reason = (True, "it has an encoder")
   if source.model.kind.continues:
-    found, reason = pretrained.ends_prompts(source)
+    ends, reason = pretrained.ends_prompts(source)
   if wanted:
     return wanted == "yes", f"--prompt_eos {wanted}"
-  if found is None:
+  if ends is None:
     return False, f"not known from training: {reason}; --prompt_eos yes adds it"
-  return found, f"as in training: {reason}"
+  return ends, f"as in training: {reason}"
 
 
 def known_prefixes(source: pretrained.Source) -> tuple[str, ...]:
@@ -141,20 +141,24 @@ def known_prefixes(source: pretrained.Source) -> tuple[str, ...]:
   from t2t.data import languages, task_prefixes, task_resolution
 
   data = source.run["data"]
-  known = {field.name for field in dataclasses.fields(DataConfig)}
-  found: list[str] = []
-  for own in data.get("sources", {}).values() or [{}]:
-    each = {**data, "sources": {}, **{key: x for key, x in own.items() if x}}
+  known_fields = {field.name for field in dataclasses.fields(DataConfig)}
+  prefix_texts: list[str] = []
+  for source_settings in data.get("sources", {}).values() or [{}]:
+    merged = {**data, "sources": {}, **{key: x for key, x in source_settings.items() if x}}
     try:
-      if each.get("files"):
-        found += task_prefixes.of_objective(each["objective"])
-        tags = languages.tags(DataConfig(**{key: x for key, x in each.items() if key in known}), where="config.data")
-        found += [f"{tag} " for tag in tags if tag]
-      elif each.get("mixture"):
-        found += task_prefixes.of(task_resolution.named(each["mixture"], modules=pretrained.task_modules(source)[0]))
+      if merged.get("files"):
+        prefix_texts += task_prefixes.of_objective(merged["objective"])
+        tags = languages.tags(
+          DataConfig(**{key: x for key, x in merged.items() if key in known_fields}), where="config.data"
+        )
+        prefix_texts += [f"{tag} " for tag in tags if tag]
+      elif merged.get("mixture"):
+        prefix_texts += task_prefixes.of(
+          task_resolution.named(merged["mixture"], modules=pretrained.task_modules(source)[0])
+        )
     except UserError:  # nobody asked for the module that would say it
       continue
-  return tuple(dict.fromkeys(found))
+  return tuple(dict.fromkeys(prefix_texts))
 
 
 def blank(source: pretrained.Source) -> str:
@@ -181,8 +185,8 @@ def longest_prompt(source: pretrained.Source, *, inputs_length: int, max_length:
   if not source.asked.most_positions:
     return trained
   # A decoder alone has BOS and the answer, but for its last token, in the same row.
-  others = max_length if source.model.kind.continues else 0
-  return max(1, min(trained, source.asked.most_positions - others))
+  reserved = max_length if source.model.kind.continues else 0
+  return max(1, min(trained, source.asked.most_positions - reserved))
 
 
 def longest_text(source: pretrained.Source, *, inputs_length: int) -> int:
@@ -214,7 +218,7 @@ def answer(generation: predictor.Generation, vocabulary) -> dict[str, Any]:
     raise UserError(
       f"--checkpoint: the score of a prediction is {scores[0]}: its training had gone wrong; take another"
     )
-  found: dict[str, Any] = {"prediction": texts[0], "score": scores[0]}
-  others = zip(texts[1:], scores[1:], strict=True)
-  alternatives = [{"prediction": text, "score": score} for text, score in others if math.isfinite(score)]
-  return found | ({"alternatives": alternatives} if alternatives else {})
+  row: dict[str, Any] = {"prediction": texts[0], "score": scores[0]}
+  other_beams = zip(texts[1:], scores[1:], strict=True)
+  alternatives = [{"prediction": text, "score": score} for text, score in other_beams if math.isfinite(score)]
+  return row | ({"alternatives": alternatives} if alternatives else {})

@@ -11,7 +11,7 @@ Tokens = Sequence[int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Framing:
+class PromptFraming:
   """The ids that stand around a text.
 
   bos_id: what a decoder is fed first.
@@ -30,11 +30,11 @@ class Framing:
   causal: bool = False
 
 
-def framing(vocabulary, *, causal: bool = False) -> Framing:
+def framing(vocabulary, *, causal: bool = False) -> PromptFraming:
   """The ids that a seqio vocabulary sets around a text."""
   from t2t.data import vocabularies
 
-  return Framing(
+  return PromptFraming(
     bos_id=vocabularies.bos_id(vocabulary),
     eos_id=vocabulary.eos_id,
     pad_id=max(vocabulary.pad_id, 0),
@@ -54,7 +54,7 @@ def padded(rows: Sequence[Tokens], width: int, value: int, dtype: type = np.int3
 
 
 def prompt_features(
-  prompts: Sequence[Tokens], width: int, *, architecture: str, framing: Framing
+  prompts: Sequence[Tokens], width: int, *, architecture: str, framing: PromptFraming
 ) -> dict[str, np.ndarray]:
   """What a model is given to write from.
 

@@ -67,37 +67,42 @@ class Ranking:
         raise UserError(f"{where}: has no 'candidates' to choose among; give {{'candidates': ['...', '...']}}")
       jsonl_io.texts(line.others, "candidates", where)
 
-  def read(self, line: jsonl_io.Line) -> batch_inference.Asked:
+  def read(self, line: jsonl_io.Line) -> batch_inference.EncodedLine:
     """See `batch_inference.Way`."""
     tokens, cut = self._prompts(line.text)
-    given = {"inputs": tokens}
+    encoded = {"inputs": tokens}
     if not self._classes:
-      given["candidates"] = list(line.others["candidates"])
-    return batch_inference.Asked(given, len(tokens) + cut, cut)
+      encoded["candidates"] = list(line.others["candidates"])
+    return batch_inference.EncodedLine(encoded, len(tokens) + cut, cut)
 
   def answer(
-    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: batch_inference.Done | None
+    self, params: Params, inputs: Sequence[Any], *, numbers: Sequence[int], done: batch_inference.Done | None
   ) -> list[dict[str, Any]]:
     """The likeliest answer, and how likely each is among them."""
     del numbers
-    options = [self._options(each) for each in given]
-    encoded = {text: self._prompts.encode(text) for own in options for text in own}
+    options = [self._options(example) for example in inputs]
+    encoded = {text: self._prompts.encode(text) for texts in options for text in texts}
     pairs = [
-      (each["inputs"], [*encoded[text], *self._end]) for each, own in zip(given, options, strict=True) for text in own
+      (example["inputs"], [*encoded[text], *self._end])
+      for example, texts in zip(inputs, options, strict=True)
+      for text in texts
     ]
-    ends = np.cumsum([len(own) for own in options])
+    ends = np.cumsum([len(texts) for texts in options])
     log_p = self._predictor.log_likelihood(params, pairs, on_batch=done and batch_inference.by_lines(done, ends))
     if not np.isfinite(log_p).all():
       raise UserError("--checkpoint: the score of an answer is NaN or Inf; use a different checkpoint")
-    return [self._fields(each, own) for each, own in zip(given, np.split(log_p, ends[:-1]), strict=True)]
+    return [
+      self._fields(example, example_log_p)
+      for example, example_log_p in zip(inputs, np.split(log_p, ends[:-1]), strict=True)
+    ]
 
-  def _options(self, given: Mapping[str, Any]) -> list[str]:
+  def _options(self, example: Mapping[str, Any]) -> list[str]:
     if self._classes:
       return list(self._classes)
-    return [f"choice{number}" for number in range(1, len(given["candidates"]) + 1)]
+    return [f"choice{number}" for number in range(1, len(example["candidates"]) + 1)]
 
-  def _fields(self, given: Mapping[str, Any], log_p: np.ndarray) -> dict[str, Any]:
+  def _fields(self, example: Mapping[str, Any], log_p: np.ndarray) -> dict[str, Any]:
     if not self._classes:
-      return head_predictor.fields(HeadConfig("choice", 1, "choice"), given, log_p[:, None])
+      return head_predictor.fields(HeadConfig("choice", 1, "choice"), example, log_p[:, None])
     head = HeadConfig("class", len(self._classes), "class", self._classes)
-    return head_predictor.fields(head, given, log_p[None])
+    return head_predictor.fields(head, example, log_p[None])

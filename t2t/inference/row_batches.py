@@ -26,18 +26,18 @@ def features_of(examples: Sequence[Example], width: int, *, side: str, pad_id: i
   A decoder has in place of token types decoder_causal_attention, 1 for every token: a prefix, as inputs are.
   """
   of_tokens = lambda name: [np.asarray(x.get(name, [0] * len(x["inputs"])), np.int32) for x in examples]
-  apart = [features_lib.texts_apart(np.ones_like(texts), texts) for texts in of_tokens("texts")]
-  segments, positions = zip(*apart, strict=True)
-  found = {
+  segments_and_positions = [features_lib.texts_apart(np.ones_like(texts), texts) for texts in of_tokens("texts")]
+  segments, positions = zip(*segments_and_positions, strict=True)
+  unprefixed = {
     "input_tokens": prompt_features.padded([example["inputs"] for example in examples], width, pad_id),
     "segment_ids": prompt_features.padded(segments, width, 0),
     "positions": prompt_features.padded(positions, width, 0),
   }
   if side == "encoder":
-    found["token_types"] = prompt_features.padded(of_tokens("token_types"), width, 0)
+    unprefixed["token_types"] = prompt_features.padded(of_tokens("token_types"), width, 0)
   else:
-    found["causal_attention"] = (found["segment_ids"] > 0).astype(np.int32)
-  return {f"{side}_{name}": x for name, x in found.items()}
+    unprefixed["causal_attention"] = (unprefixed["segment_ids"] > 0).astype(np.int32)
+  return {f"{side}_{name}": x for name, x in unprefixed.items()}
 
 
 class RowBatches:
@@ -92,7 +92,7 @@ class RowBatches:
         features[name] = prompt_features.padded([x[i] for i in indices], size, 0)
       with jax.set_mesh(self._mesh):
         batch = predictor.placed(features, self._rows, self._sharding)
-        found = jax.tree.map(predictor.gathered, program(params, batch))
-      yield indices, found
+        outputs = jax.tree.map(predictor.gathered, program(params, batch))
+      yield indices, outputs
       if on_batch is not None:
         on_batch(len(indices), sum(len(row["inputs"]) for row in rows))

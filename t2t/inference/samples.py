@@ -21,7 +21,7 @@ Example = tuple[str, str, str]  # what is given, what the model makes of it, wha
 _PROMPT = 32  # tokens shown to a causal language model, tokens that it then writes, and those of either end of a text
 
 
-class Vocabulary(Protocol):
+class TextVocabulary(Protocol):
   """What is needed of a seqio vocabulary."""
 
   def decode(self, ids: Sequence[int]) -> str:
@@ -46,7 +46,7 @@ def fill_in_the_blank(
   prediction: np.ndarray,
   targets: np.ndarray,
   *,
-  vocabulary: Vocabulary,
+  vocabulary: TextVocabulary,
   sentinel_ids: Sequence[int],
   hidden_ids: Collection[int],
   num_blanks: int = 3,
@@ -88,7 +88,7 @@ def fill_in_the_blank(
     shown = ("... " if start else "") + text(tokens[start:stop]) + (" ..." if stop < len(tokens) else "")
   else:
     shown = text(tokens[: 2 * context])
-  numbers = [sentinels[tokens[place]] for place in places]
+  numbers = [sentinels[tokens[position]] for position in places]
 
   def answers(tokens: np.ndarray) -> str:
     spans = _spans(tokens, sentinels)
@@ -102,7 +102,7 @@ def masked_tokens(
   targets: np.ndarray,
   weights: np.ndarray,
   *,
-  vocabulary: Vocabulary,
+  vocabulary: TextVocabulary,
   hidden_ids: Collection[int],
 ) -> Example:
   """The beginning of a masked example, with a numbered blank for each token whose loss counts.
@@ -130,17 +130,17 @@ def masked_tokens(
   )
 
 
-def _text(tokens: Sequence[int], vocabulary: Vocabulary) -> str:
+def _text(tokens: Sequence[int], vocabulary: TextVocabulary) -> str:
   return " ".join(named_text(vocabulary, tokens).split())
 
 
-def named_text(vocabulary: Vocabulary, tokens: Sequence[int]) -> str:
+def named_text(vocabulary: TextVocabulary, tokens: Sequence[int]) -> str:
   """Returns the text of ids as a person is shown it: masks and unknown pieces by their names, where it has such."""
   decode = getattr(vocabulary, "decode_named", vocabulary.decode)
   return decode([int(token) for token in tokens])
 
 
-def _shortened(tokens: np.ndarray, vocabulary: Vocabulary, hidden_ids: Collection[int], *, end: int = 0) -> str:
+def _shortened(tokens: np.ndarray, vocabulary: TextVocabulary, hidden_ids: Collection[int], *, end: int = 0) -> str:
   """The first `_PROMPT` tokens as text, and the last `end` of them all."""
   tokens = [token for token in tokens.tolist() if token not in hidden_ids]
   if len(tokens) <= _PROMPT + end:
@@ -153,7 +153,7 @@ def answered(
   state: TrainState,
   batch: Batch,
   *,
-  vocabulary: Vocabulary,
+  vocabulary: TextVocabulary,
   hidden_ids: Collection[int],
   number: int,
 ) -> list[Example]:
@@ -165,8 +165,8 @@ def answered(
   model = jax.eval_shape(lambda state: state.model(graphdef), state)
   side = model.architecture.answers
   host = {name.removeprefix(f"{side}_"): gather(x) for name, x in batch.items()}
-  asked = {int(x) - 1 for x in np.unique(host["answer_heads"]) if x}
-  heads = {place: head for place, head in enumerate(model.config.heads) if place in asked}
+  head_indices = {int(x) - 1 for x in np.unique(host["answer_heads"]) if x}
+  heads = {head_index: head for head_index, head in enumerate(model.config.heads) if head_index in head_indices}
   names = [head.name for head in heads.values()]
   logits = {name: gather(x) for name, x in _answers(state, batch, graphdef=graphdef, names=tuple(names)).items()}
   shown = []
@@ -175,8 +175,8 @@ def answered(
     first = groups == groups[is_asked].min()
     places = np.flatnonzero(first & is_asked)
     head = heads[int(host["answer_heads"][i, places[0]]) - 1]
-    found, right = head_predictor.sample(head, logits[head.name][i, places], host["answer_targets"][i, places])
-    shown.append((_shortened(host["input_tokens"][i][first], vocabulary, hidden_ids, end=_PROMPT), found, right))
+    predicted, right = head_predictor.sample(head, logits[head.name][i, places], host["answer_targets"][i, places])
+    shown.append((_shortened(host["input_tokens"][i][first], vocabulary, hidden_ids, end=_PROMPT), predicted, right))
   return shown
 
 
@@ -185,7 +185,7 @@ def held_out(
   state: TrainState,
   batch: Batch,
   *,
-  vocabulary: Vocabulary,
+  vocabulary: TextVocabulary,
   sentinel_ids: Sequence[int],
   hidden_ids: Collection[int],
   eos_id: int,
@@ -216,7 +216,7 @@ def held_out(
   if side == "decoder":  # of a row that is read both ways nothing is left to be written
     both_ways = host.get("decoder_causal_attention", np.zeros_like(first))
     blanks = rows[~np.any(first & (both_ways == 0), axis=1)[rows]]
-  others = np.setdiff1d(rows, blanks)
+  prompted_rows = np.setdiff1d(rows, blanks)
   shown = {}
   if blanks.size:
     special = tuple(sorted({*hidden_ids, *sentinel_ids}))
@@ -224,12 +224,12 @@ def held_out(
       gather(_likeliest(state, batch, blanks, graphdef=graphdef, vocab_size=vocab_size, special_ids=special)),
       *(host[f"{side}_{name}"][blanks] for name in ("target_tokens", "loss_weights")),
     )
-    for row, end, *found in zip(blanks, first[blanks].sum(axis=1), *arrays, strict=True):
-      shown[row] = masked_tokens(*(x[:end] for x in found), vocabulary=vocabulary, hidden_ids=hidden_ids)
-  if others.size:
+    for row, end, *row_arrays in zip(blanks, first[blanks].sum(axis=1), *arrays, strict=True):
+      shown[row] = masked_tokens(*(x[:end] for x in row_arrays), vocabulary=vocabulary, hidden_ids=hidden_ids)
+  if prompted_rows.size:
     texts = {"vocabulary": vocabulary, "sentinel_ids": sentinel_ids, "hidden_ids": hidden_ids, "eos_id": eos_id}
-    found = _written(graphdef, state, batch, host, first, rows=others, vocab_size=vocab_size, **texts)
-    shown |= dict(zip(others, found, strict=True))
+    written = _written(graphdef, state, batch, host, first, rows=prompted_rows, vocab_size=vocab_size, **texts)
+    shown |= dict(zip(prompted_rows, written, strict=True))
   return [shown[row] for row in rows]
 
 
@@ -241,7 +241,7 @@ def _written(
   first: np.ndarray,
   *,
   rows: np.ndarray,
-  vocabulary: Vocabulary,
+  vocabulary: TextVocabulary,
   sentinel_ids: Sequence[int],
   hidden_ids: Collection[int],
   eos_id: int,
@@ -327,16 +327,16 @@ def _prompts(
   prompt = (columns <= np.minimum(_PROMPT, first.sum(axis=1) // 2)[:, None]).astype(np.int32)
   reads = "decoder_segment_ids"
   if "decoder_causal_attention" in host:
-    given = host["decoder_causal_attention"] * first
-    prompt = np.where(given.any(axis=1, keepdims=True), given, prompt)
-    reads = "decoder_causal_attention" if given[rows].any() else reads
+    prefix_mask = host["decoder_causal_attention"] * first
+    prompt = np.where(prefix_mask.any(axis=1, keepdims=True), prefix_mask, prompt)
+    reads = "decoder_causal_attention" if prefix_mask[rows].any() else reads
   sharding = batch["decoder_input_tokens"].sharding
   placed = jax.make_array_from_callback(prompt.shape, sharding, lambda index: prompt[index])
-  kept = ("decoder_input_tokens", "decoder_tasks")
-  prompts = {name: batch[name] for name in kept if name in batch} | {reads: placed}
+  prompt_names = ("decoder_input_tokens", "decoder_tasks")
+  prompts = {name: batch[name] for name in prompt_names if name in batch} | {reads: placed}
   # The input at position i is the target at i - 1, so that a prompt of n inputs has n - 1 targets.
   lengths = np.maximum(prompt.sum(axis=1) - 1, 0)
   shown = columns < lengths[:, None]
-  rest = np.where(shown, eos_id, targets)
-  rest = np.stack([np.roll(row, -length) for row, length in zip(rest, lengths, strict=True)])
-  return prompts, np.where(shown, targets, eos_id), rest, int(prompt[rows].sum(axis=1).max())
+  continuations = np.where(shown, eos_id, targets)
+  continuations = np.stack([np.roll(row, -length) for row, length in zip(continuations, lengths, strict=True)])
+  return prompts, np.where(shown, targets, eos_id), continuations, int(prompt[rows].sum(axis=1).max())

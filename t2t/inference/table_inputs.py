@@ -49,40 +49,44 @@ class Tabled:
   """
 
   def __init__(self, way: batch_inference.Way, spec: "tables.TableSpec", *, writes: bool):
-    self._way, self._spec, self._whole = way, spec, writes
+    self._way, self._spec, self._writes = way, spec, writes
     several = len(spec.texts) > 1 and spec.kind in ("class", "score", "text")
     self.asks, self.unit, self.nothing = way.asks, way.unit, way.nothing
     self.pairs = way.pairs or several
     self.longest, self.cut_to = way.longest, way.cut_to
     self.options = dict(way.options)
-    own = ("tags", "words") if spec.kind == "tags" else ()
+    tag_fields = ("tags", "words") if spec.kind == "tags" else ()
     lists = tuple(dict.fromkeys((*way.form.lists, *(("parts",) if several else ()))))
-    self.form = dataclasses.replace(way.form, columns=spec.columns, own=(*way.form.own, *own), lists=lists)
+    self.form = dataclasses.replace(
+      way.form, columns=spec.columns, row_fields=(*way.form.row_fields, *tag_fields), lists=lists
+    )
     self._is_tagged = spec.kind == "tags" and way.asks == "write"
 
   def check(self, line: jsonl_io.Line, where: str) -> None:
     """Its columns are texts; and see `batch_inference.Way`."""
     self._way.check(self._inner(line, where), where)
 
-  def read(self, line: jsonl_io.Line) -> batch_inference.Asked:
+  def read(self, line: jsonl_io.Line) -> batch_inference.EncodedLine:
     """See `batch_inference.Way`."""
     inner = self._inner(line, f"line {line.number}")
-    asked = self._way.read(inner)
-    if self._is_tagged and not asked.error:
-      return dataclasses.replace(asked, given=[words_of(self._spec, line, f"line {line.number}"), asked.given])
-    return asked
+    encoded_line = self._way.read(inner)
+    if self._is_tagged and not encoded_line.error:
+      return dataclasses.replace(
+        encoded_line, given=[words_of(self._spec, line, f"line {line.number}"), encoded_line.given]
+      )
+    return encoded_line
 
   def answer(
-    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: batch_inference.Done | None
+    self, params: Params, inputs: Sequence[Any], *, numbers: Sequence[int], done: batch_inference.Done | None
   ) -> list[dict[str, Any]]:
     """See `batch_inference.Way`; a number or tags that were written are read."""
-    inner = [each[1] for each in given] if self._is_tagged else given
-    found = self._way.answer(params, inner, numbers=numbers, done=done)
+    inner = [words_and_input[1] for words_and_input in inputs] if self._is_tagged else inputs
+    rows = self._way.answer(params, inner, numbers=numbers, done=done)
     if self._way.asks != "write":
-      return found
+      return rows
     if self._is_tagged:
-      return [self._with_tags(row, each[0]) for row, each in zip(found, given, strict=True)]
-    return [self._with_number(row) for row in found] if self._spec.kind == "score" else found
+      return [self._with_tags(row, words_and_input[0]) for row, words_and_input in zip(rows, inputs, strict=True)]
+    return [self._with_number(row) for row in rows] if self._spec.kind == "score" else rows
 
   def _with_tags(self, row: dict[str, Any], words: list[str]) -> dict[str, Any]:
     from t2t.data import postprocessors
@@ -97,32 +101,32 @@ class Tabled:
 
   def _inner(self, line: jsonl_io.Line, where: str) -> jsonl_io.Line:
     """The line as the model is asked: one text, or parts."""
-    spec, others = self._spec, line.others
+    spec, other_fields = self._spec, line.others
     if not line.text:
       return line
     if spec.kind == "tags":
       words = words_of(self._spec, line, where)
       if self._way.asks == "tag":
-        own = {"words": words} if spec.texts[0] in others or "words" in others else {}
-        return jsonl_io.Line(line.number, " ".join(words) if own else line.text, own)
+        word_fields = {"words": words} if spec.texts[0] in other_fields or "words" in other_fields else {}
+        return jsonl_io.Line(line.number, " ".join(words) if word_fields else line.text, word_fields)
       return jsonl_io.Line(line.number, spec.inputs([" ".join(words)]), {})
-    has_columns = all(name in others for name in spec.columns)
+    has_columns = all(name in other_fields for name in spec.columns)
     if spec.kind == "choice":
-      candidates = self._candidates(others, where)
-      texts = self._texts(others, where) if has_columns else list(others.get("parts", [line.text]))
+      candidates = self._candidates(other_fields, where)
+      texts = self._texts(other_fields, where) if has_columns else list(other_fields.get("parts", [line.text]))
       if self._way.asks == "choice" and "candidates" in self._way.form.needs and not self._ranks:
         return jsonl_io.Line(line.number, " ".join(texts), {"parts": texts, "candidates": candidates})
       return jsonl_io.Line(line.number, spec.inputs(texts, candidates), {"candidates": candidates})
-    texts = self._texts(others, where) if has_columns else list(others.get("parts", [line.text]))
+    texts = self._texts(other_fields, where) if has_columns else list(other_fields.get("parts", [line.text]))
     if spec.kind == "span":
       return self._question(line, texts, where)
-    if len(texts) != len(spec.texts) and not (self._whole and line.text.startswith(spec.prefix)):
+    if len(texts) != len(spec.texts) and not (self._writes and line.text.startswith(spec.prefix)):
       number = len(spec.texts)
       raise UserError(
         f"{where}: has {len(texts)} text(s), but the model reads {number}, the column{'s' * (number > 1)}"
         f" {' and '.join(map(repr, spec.texts))}; give a .tsv, .csv, .jsonl or .parquet file that has them"
       )
-    if self._whole:
+    if self._writes:
       return jsonl_io.Line(line.number, spec.inputs(texts), {})
     return jsonl_io.Line(line.number, " ".join(texts), {"parts": texts})
 
@@ -144,11 +148,11 @@ class Tabled:
     """The texts of a row; an empty one may be among several."""
     from t2t.data import tables
 
-    found = [tables.text(fields[name]) for name in self._spec.texts]
-    for name, text in zip(self._spec.texts, found, strict=True):
+    texts = [tables.text(fields[name]) for name in self._spec.texts]
+    for name, text in zip(self._spec.texts, texts, strict=True):
       if text is None:
         raise UserError(f"{where}: {name} is {str(fields[name])[:40]!r}, not a text")
-    return found
+    return texts
 
   def _candidates(self, fields: Mapping[str, Any], where: str) -> list[str]:
     from t2t.data import tables
@@ -160,8 +164,8 @@ class Tabled:
 
 def context_of(spec: "tables.TableSpec", line: jsonl_io.Line, text: str) -> str:
   """The context of a line's column as it stands, since answers count its characters; without a column, `text`."""
-  found = line.others.get(spec.texts[1])
-  return found if isinstance(found, str) else text
+  context = line.others.get(spec.texts[1])
+  return context if isinstance(context, str) else text
 
 
 def words_of(spec: "tables.TableSpec", line: jsonl_io.Line, where: str) -> list[str]:
@@ -173,13 +177,13 @@ def words_of(spec: "tables.TableSpec", line: jsonl_io.Line, where: str) -> list[
   from t2t.data import tables
   from t2t.data.head_examples import tags
 
-  given = line.others.get(spec.texts[0], line.others.get("words"))
-  if given is None:
+  value = line.others.get(spec.texts[0], line.others.get("words"))
+  if value is None:
     return tags.split(line.text)
-  words = tables.words(given)
+  words = tables.words(value)
   if words is None:
     raise UserError(
-      f"{where}: {spec.texts[0]} is {str(given)[:40]!r}; give a list of words without null, or words with spaces"
+      f"{where}: {spec.texts[0]} is {str(value)[:40]!r}; give a list of words without null, or words with spaces"
       " between"
     )
   return words

@@ -61,13 +61,13 @@ def write(output: str, inputs: Callable[[], Iterator[jsonl_io.Line]]) -> None:
   names: dict[str, None] = {}
   fields: dict[str, None] = {}
   for line, row in _pairs(output, inputs):
-    own = _own(line, row)
+    columns = _columns(line, row)
     names |= dict.fromkeys(line.others or ["inputs"])
-    fields |= dict.fromkeys(own)
-  ordered = [*names, *sorted(fields, key=lambda name: (_place(name), name))]
+    fields |= dict.fromkeys(columns)
+  ordered = [*names, *sorted(fields, key=lambda name: (_column_index(name), name))]
   part = path.with_name(f"{path.name}.part")
   try:
-    records = ((line.others or {"inputs": line.text}) | _own(line, row) for line, row in _pairs(output, inputs))
+    records = ((line.others or {"inputs": line.text}) | _columns(line, row) for line, row in _pairs(output, inputs))
     if path.suffix == ".parquet":
       _write_parquet(part, ordered, records)
     else:
@@ -84,25 +84,27 @@ def _pairs(
     yield from zip(lines, map(json.loads, file), strict=True)
 
 
-def _own(line: jsonl_io.Line, row: Mapping[str, Any]) -> dict[str, Any]:
+def _columns(line: jsonl_io.Line, row: Mapping[str, Any]) -> dict[str, Any]:
   """The columns that a row of the table gets: of a class the probability of the one that is predicted."""
   # As `jsonl_io.row` has named them.
-  own = {name: row.get(f"predicted_{name}" if name in line.others else name) for name in jsonl_io.ROW_FIELDS}
-  if isinstance(own["probabilities"], Mapping):
-    own["probability"] = own["probabilities"][own["prediction"]]
-  elif isinstance(own["probabilities"], list):
-    own["probability"] = max(own["probabilities"])
-  if own["tags"] is not None and isinstance(own["prediction"], list):  # entities, which the tags tell
-    own["prediction"] = None
-  if own["probability"] is not None:
-    own["score"] = None
-  found = {column: own[name] for column, name in _FIELDS.items() if own[name] is not None or name == "prediction"}
-  if own["tags"] is not None:
-    found = {name: x for name, x in found.items() if name != "prediction" or x is not None}
-  return {f"predicted_{name}" if name in line.others else name: x for name, x in found.items()}
+  values = {name: row.get(f"predicted_{name}" if name in line.others else name) for name in jsonl_io.ROW_FIELDS}
+  if isinstance(values["probabilities"], Mapping):
+    values["probability"] = values["probabilities"][values["prediction"]]
+  elif isinstance(values["probabilities"], list):
+    values["probability"] = max(values["probabilities"])
+  if values["tags"] is not None and isinstance(values["prediction"], list):  # entities, which the tags tell
+    values["prediction"] = None
+  if values["probability"] is not None:
+    values["score"] = None
+  columns = {
+    column: values[name] for column, name in _FIELDS.items() if values[name] is not None or name == "prediction"
+  }
+  if values["tags"] is not None:
+    columns = {name: x for name, x in columns.items() if name != "prediction" or x is not None}
+  return {f"predicted_{name}" if name in line.others else name: x for name, x in columns.items()}
 
 
-def _place(name: str) -> int:
+def _column_index(name: str) -> int:
   return list(_FIELDS).index(name.removeprefix("predicted_"))
 
 
@@ -140,6 +142,6 @@ def _write_parquet(path: pathlib.Path, names: Sequence[str], records: Iterator[M
       texts = (None if value is None else _cell(value, tabs=False) for value in values)
       return pa.array([text and text.encode("utf-8", "backslashreplace").decode() for text in texts], pa.string())
 
-  found = list(records)
-  columns = {name: column([record.get(name) for record in found]) for name in names}
+  rows = list(records)
+  columns = {name: column([record.get(name) for record in rows]) for name in names}
   pyarrow.parquet.write_table(pa.table(columns), path)

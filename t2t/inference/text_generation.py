@@ -28,7 +28,7 @@ class Writing:
   """
 
   asks, unit = "write", "new tokens"
-  form, pairs = jsonl_io.Form(own=("filled",)), False
+  form, pairs = jsonl_io.Form(row_fields=("filled",)), False
   nothing: Mapping[str, Any] = {"prediction": None, "score": None}
 
   def __init__(
@@ -76,22 +76,22 @@ class Writing:
   def check(self, line: jsonl_io.Line, where: str) -> None:
     """Any text will do."""
 
-  def read(self, line: jsonl_io.Line) -> batch_inference.Asked:
+  def read(self, line: jsonl_io.Line) -> batch_inference.EncodedLine:
     """See `batch_inference.Way`."""
     tokens, cut = self._prompts(line.text)
-    given = {"inputs": tokens, "text": line.text} if BLANK.search(line.text) else tokens
-    return batch_inference.Asked(given, len(tokens) + cut, cut)
+    encoded = {"inputs": tokens, "text": line.text} if BLANK.search(line.text) else tokens
+    return batch_inference.EncodedLine(encoded, len(tokens) + cut, cut)
 
   def answer(
-    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: batch_inference.Done | None
+    self, params: Params, inputs: Sequence[Any], *, numbers: Sequence[int], done: batch_inference.Done | None
   ) -> list[dict[str, Any]]:
     """Text, score, and with beams the others; of a text with blanks also the text with them filled."""
-    prompts = [each["inputs"] if isinstance(each, Mapping) else each for each in given]
+    prompts = [prompt["inputs"] if isinstance(prompt, Mapping) else prompt for prompt in inputs]
     written = self._predictor.generate(params, prompts, seed=self._seed, numbers=numbers, on_batch=done)
-    found = [prompt_builder.answer(each, self._vocabulary) for each in written]
+    rows = [prompt_builder.answer(generation, self._vocabulary) for generation in written]
     return [
-      row | {"filled": filled(each["text"], row["prediction"])} if isinstance(each, Mapping) else row
-      for row, each in zip(found, given, strict=True)
+      row | {"filled": filled(line_input["text"], row["prediction"])} if isinstance(line_input, Mapping) else row
+      for row, line_input in zip(rows, inputs, strict=True)
     ]
 
 
@@ -110,8 +110,8 @@ def filled(text: str, prediction: str) -> str:
   texts = dict(zip(reversed(names), (part.strip() for part in reversed(BLANK.split(prediction)[1:])), strict=True))
 
   def fill(match: re.Match[str]) -> str:
-    own = texts.get(match[2])
-    return match[0] if own is None else f"{match[1]}{own}" if own else ""
+    filling = texts.get(match[2])
+    return match[0] if filling is None else f"{match[1]}{filling}" if filling else ""
 
   return re.sub(rf"([ \t]*)({BLANK.pattern})", fill, text).strip()
 
@@ -134,8 +134,8 @@ def decode_config(
   Raises:
     UserError: a value out of range, or options that have nothing to do with each other.
   """
-  given = {"max_length": max_length, "min_length": min_length, "beam": beam, "top_k": top_k}
-  for name, value in given.items():
+  counts = {"max_length": max_length, "min_length": min_length, "beam": beam, "top_k": top_k}
+  for name, value in counts.items():
     if value is not None:
       numeric.check(name, value, whole=True)
   if length_penalty is not None:

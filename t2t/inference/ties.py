@@ -40,5 +40,5 @@ def rounds(numbers: list[int], *, most: int) -> list[int]:
   needed = 1
   for number in numbers:
     needed = math.lcm(needed, number)
-  made = max(1, min(needed, most))
-  return [index * needed // made for index in range(made)]
+  num_rounds = max(1, min(needed, most))
+  return [index * needed // num_rounds for index in range(num_rounds)]

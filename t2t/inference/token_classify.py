@@ -15,7 +15,7 @@ class Tagging(classification.HeadWay):
   """The way of a model with a tag head; see `classification.HeadWay`."""
 
   pairs = False
-  form = jsonl_io.Form(lists=("words",), own=("words", "tags"), reads="a tag head")
+  form = jsonl_io.Form(lists=("words",), row_fields=("words", "tags"), reads="a tag head")
   nothing: Mapping[str, Any] = {"prediction": None, "score": None, "tags": None}
 
   def check(self, line: jsonl_io.Line, where: str) -> None:
@@ -29,12 +29,12 @@ class Tagging(classification.HeadWay):
         " space between them"
       )
 
-  def read(self, line: jsonl_io.Line) -> batch_inference.Asked:
+  def read(self, line: jsonl_io.Line) -> batch_inference.EncodedLine:
     """See `batch_inference.Way`; words that do not fit are not asked."""
     from t2t.data.head_examples import tags
 
     words = line.others.get("words") or tags.split(line.text)
-    return self._asked({"words": words}, {"words": words, "text": line.text, "places": self._placed(line, words)})
+    return self._encoded({"words": words}, {"words": words, "text": line.text, "places": self._placed(line, words)})
 
   def _placed(self, line: jsonl_io.Line, words: Sequence[str]) -> list[tuple[int, int]] | None:
     from t2t.data.head_examples import tags
@@ -46,7 +46,7 @@ class Extracting(classification.HeadWay):
   """The way of a model with a span head, which may have `no_answer`; see `classification.HeadWay`."""
 
   pairs = False
-  form = jsonl_io.Form(field="question", needs=("context",), own=("start", "end", "null", "probability", "best"))
+  form = jsonl_io.Form(field="question", needs=("context",), row_fields=("start", "end", "null", "probability", "best"))
 
   def __init__(self, source: pretrained.Source, mesh: jax.sharding.Mesh, *, head: HeadConfig, **options: Any):
     from t2t.data.head_examples import spans
@@ -66,13 +66,13 @@ class Extracting(classification.HeadWay):
       )
     jsonl_io.check_text(line.others["context"], "context", where)
 
-  def read(self, line: jsonl_io.Line) -> batch_inference.Asked:
+  def read(self, line: jsonl_io.Line) -> batch_inference.EncodedLine:
     """See `batch_inference.Way`; a context is read in windows, whatever its length."""
     context = line.others["context"]
     if not context.strip():
-      return batch_inference.Asked(None, error=batch_inference.NO_CONTEXT)
-    others = {"context": context} | ({"no_answer": ""} if self._head.no_answer else {})
-    return self._asked({"question": line.text, "context": context}, others)
+      return batch_inference.EncodedLine(None, error=batch_inference.NO_CONTEXT)
+    extra = {"context": context} | ({"no_answer": ""} if self._head.no_answer else {})
+    return self._encoded({"question": line.text, "context": context}, extra)
 
 
 def way_of(head: HeadConfig) -> Callable[..., batch_inference.Way]:

@@ -36,7 +36,7 @@ class Likelihoods:
   log_p_of: np.ndarray
 
 
-def _told(graphdef: nnx.GraphDef, most: int, params: Params, batch: Batch) -> tuple[jax.Array, ...]:
+def _log_probabilities(graphdef: nnx.GraphDef, most: int, params: Params, batch: Batch) -> tuple[jax.Array, ...]:
   """Log-probabilities of the targets, [batch, length], and ids and those of the likeliest, [batch, length, top]."""
   model = nnx.merge(graphdef, params)
   hidden, logits_fn = model(batch), model.logits_fn()
@@ -49,15 +49,15 @@ def _told(graphdef: nnx.GraphDef, most: int, params: Params, batch: Batch) -> tu
     x = jnp.pad(x, [(0, 0), (0, chunks * size - length)] + [(0, 0)] * (x.ndim - 2))
     return jnp.moveaxis(x.reshape(rows, chunks, size, *x.shape[2:]), 1, 0)
 
-  def one(chunk):
+  def score_chunk(chunk):
     hidden, targets = chunk
     log_p = jax.nn.log_softmax(logits_fn(hidden))
     # The rows of the embedding behind the vocabulary stand for nothing.
     values, ids = decoding.largest(log_p[..., :most], min(TOP, most))
     return jnp.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0], ids, values
 
-  found = jax.lax.map(one, (split(hidden), split(batch["decoder_target_tokens"])))
-  return tuple(jnp.moveaxis(x, 0, 1).reshape(rows, chunks * size, *x.shape[3:])[:, :length] for x in found)
+  chunked = jax.lax.map(score_chunk, (split(hidden), split(batch["decoder_target_tokens"])))
+  return tuple(jnp.moveaxis(x, 0, 1).reshape(rows, chunks * size, *x.shape[3:])[:, :length] for x in chunked)
 
 
 class Teller:
@@ -76,12 +76,12 @@ class Teller:
     config: TransformerConfig,
     graphdef: nnx.GraphDef,
     mesh: jax.sharding.Mesh,
-    framing: prompt_features.Framing,
+    framing: prompt_features.PromptFraming,
     *,
     vocab_size: int,
   ):
     self._config, self._mesh, self._framing = config, mesh, framing
-    self._program = jax.jit(functools.partial(_told, graphdef, min(vocab_size, config.vocab_size)))
+    self._program = jax.jit(functools.partial(_log_probabilities, graphdef, min(vocab_size, config.vocab_size)))
 
   def __call__(self, params: Params, prompt: Sequence[int], targets: Sequence[Sequence[int]]) -> list[Likelihoods]:
     """Of each target behind the one prompt; EOS is a token where it is one of the target's.
@@ -91,21 +91,21 @@ class Teller:
       prompt: token ids; none, of a decoder alone that is told from its first token on.
       targets: token ids of several texts.
     """
-    apart = self._config.kind.reads_apart
+    reads_apart = self._config.kind.reads_apart
     longest = max(map(len, targets))
-    lengths = (len(prompt), longest) if apart else (len(prompt) + longest,)
+    lengths = (len(prompt), longest) if reads_apart else (len(prompt) + longest,)
     most = self._config.most_positions or _NO_LIMIT
     widths = [predictor.bucket(max(length, 1), most) for length in lengths]
     rows = min(max(1, _ROWS_TOKENS // max(widths)), 1 << (len(targets) - 1).bit_length())
-    start, found = 0 if apart else len(prompt), []
+    start, results = 0 if reads_apart else len(prompt), []
     for first in range(0, len(targets), rows):
-      own = targets[first : first + rows]
-      arrays = self._tell(params, [(prompt, target) for target in own], widths, rows)
-      for row, target in enumerate(own):
-        found.append(Likelihoods(*(x[row, start : start + len(target)] for x in arrays)))
-    if not all(np.isfinite(each.log_p).all() for each in found):
+      batch_targets = targets[first : first + rows]
+      arrays = self._tell(params, [(prompt, target) for target in batch_targets], widths, rows)
+      for row, target in enumerate(batch_targets):
+        results.append(Likelihoods(*(x[row, start : start + len(target)] for x in arrays)))
+    if not all(np.isfinite(result.log_p).all() for result in results):
       raise UserError("--checkpoint: a token's probability is no number: its training had gone wrong; take another")
-    return found
+    return results
 
   def _tell(
     self, params: Params, pairs: list, widths: Sequence[int], rows: int
@@ -122,13 +122,13 @@ def unique(texts: Sequence[str]) -> list[str]:
   In:  ["a", "\\udce2", "a"], of which the second is the byte 0xe2, as `bytes.decode` escapes it
   Out: ["a", "bytes:\\xe2", "token_id:2"]
   """
-  found: dict[str, int] = {}
+  ids_by_name: dict[str, int] = {}
   for number, text in enumerate(texts):
     name = text
     if any("\udc80" <= character <= "\udcff" for character in text):
       name = "bytes:" + "".join(f"\\x{byte:02x}" for byte in text.encode(errors="surrogateescape"))
-    found[f"token_id:{number}" if name in found else name] = number
-  return list(found)
+    ids_by_name[f"token_id:{number}" if name in ids_by_name else name] = number
+  return list(ids_by_name)
 
 
 def pieces(decode: Any, ids: Sequence[int]) -> list[str]:
@@ -143,7 +143,7 @@ def pieces(decode: Any, ids: Sequence[int]) -> list[str]:
   """
   text, ends = decode(list(ids)), [0]
   for end in range(1, len(ids)):
-    known = len(os.path.commonprefix([decode(list(ids[:end])), text]))
-    ends.append(max(ends[-1], known))
+    num_common = len(os.path.commonprefix([decode(list(ids[:end])), text]))
+    ends.append(max(ends[-1], num_common))
   ends.append(len(text))
   return [text[start:end] for start, end in zip(ends, ends[1:], strict=False)] if len(ids) else []

@@ -14,24 +14,24 @@ _MOST_TASKS = 12
 _MOST_BYTES = 100_000  # of all of them
 
 
-def parts(found: Mapping[str, Any]) -> Iterator[str]:
+def parts(class_records: Mapping[str, Any]) -> Iterator[str]:
   """HTML of each task that has classes.
 
   Args:
-    found: see `class_files.read`.
+    class_records: see `class_files.read`.
   """
   room = _MOST_BYTES
-  for task, record in list(found.get("tasks", {}).items())[:_MOST_TASKS]:
+  for task, record in list(class_records.get("tasks", {}).items())[:_MOST_TASKS]:
     try:
       report = classification_report.from_dict(record)
     except (KeyError, TypeError, ValueError):  # of another version, or changed by hand
       continue
-    own = list(_of_task(f"{task}, step {found['step']:,}", report)) if report.n else []
-    room -= sum(len(part.encode()) for part in own)
+    task_parts = list(_of_task(f"{task}, step {class_records['step']:,}", report)) if report.n else []
+    room -= sum(len(part.encode()) for part in task_parts)
     if room < 0:
       yield page.paragraph(f"{task}: its table has no room here; see {class_files.NAME}.", soft=True)
       return
-    yield from own
+    yield from task_parts
 
 
 def _of_task(name: str, report: classification_report.ClassificationReport) -> Iterator[str]:
@@ -44,20 +44,20 @@ def _of_task(name: str, report: classification_report.ClassificationReport) -> I
     facts.append(f"{report.without_gold:,} items without a gold label are left out")
   yield page.paragraph(f"{name}: {'; '.join(facts)}.")
   rows = [
-    (own, f"{scores.precision:.2f}", f"{scores.recall:.2f}", f"{scores.f1:.2f}", scores.gold, scores.predicted)
-    for own, scores in zip(report.labels, report.classes, strict=True)
+    (class_name, f"{scores.precision:.2f}", f"{scores.recall:.2f}", f"{scores.f1:.2f}", scores.gold, scores.predicted)
+    for class_name, scores in zip(report.labels, report.classes, strict=True)
   ]
   columns = ("class", "precision", "recall", "F1", "gold", "predicted")
   yield page.table(f"{name}: scores of each class, in percent", columns, rows, right=True)
   names, columns, counts = report.matrix(_WIDTH)
   if sum(map(len, columns)) > _WIDTH:
-    numbers = [str(place + 1) for place in range(len(names))]
+    numbers = [str(row_index + 1) for row_index in range(len(names))]
     columns = [*numbers, *columns[len(numbers) :]]
-    names = [f"{number} {own}" for number, own in zip(numbers, names, strict=True)]
+    names = [f"{number} {class_name}" for number, class_name in zip(numbers, names, strict=True)]
   heat = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
   yield page.heat_table(
     f"{name}: confusion matrix (rows: gold, columns: predicted)",
     ("", *columns),
-    [(own, *row.tolist()) for own, row in zip(names, counts, strict=True)],
+    [(class_name, *row.tolist()) for class_name, row in zip(names, counts, strict=True)],
     heat.tolist(),
   )

@@ -99,8 +99,10 @@ def loss(
       legend.append((label, _VARIABLES[line.get_color()], line.get_linestyle()))
 
   svg = _svg(draw, labelled=True)
-  told = [f"{name} {_course(values)}" for name, values in (("training", train), ("held-out text", held_out)) if values]
-  return Picture("Loss", f"Loss over steps: {'; '.join(told)}", svg, legend, wide=True)
+  descriptions = [
+    f"{name} {_course(values)}" for name, values in (("training", train), ("held-out text", held_out)) if values
+  ]
+  return Picture("Loss", f"Loss over steps: {'; '.join(descriptions)}", svg, legend, wide=True)
 
 
 def lines(
@@ -111,7 +113,7 @@ def lines(
   run: Sequence[Stage] = (),
   points: int = POINTS,
   noisy: bool = False,
-  given: Mapping[str, tuple[str, str]] | None = None,
+  line_styles: Mapping[str, tuple[str, str]] | None = None,
 ) -> Picture:
   """Curves over the same axis; of very many those with the highest ends.
 
@@ -122,18 +124,18 @@ def lines(
     run: stages whose ends are marked, where x is steps.
     points: of each curve, at most.
     noisy: whether each step says little: a mean over those around it is drawn above a long curve.
-    given: see `looks`; where the same name is to look alike in several pictures.
+    line_styles: see `looks`; where the same name is to look alike in several pictures.
   """
   last = lambda name: next(reversed(series[name].values()))
   shown = sorted(series, key=last)[-MOST_CURVES:] if len(series) > MOST_CURVES else list(series)
   shown = [name for name in series if name in shown]
   note = f"{MOST_CURVES} of {len(series)}: those that end highest" if len(series) > MOST_CURVES else ""
-  own = looks(shown) if given is None else {name: given[name] for name in shown}
+  styles = looks(shown) if line_styles is None else {name: line_styles[name] for name in shown}
 
   def draw(axes: Any) -> None:
     import matplotlib.ticker
 
-    for name, (colour, dashes) in own.items():
+    for name, (colour, dashes) in styles.items():
       x, y = list(series[name]), list(series[name].values())
       look = {"color": colour, "linestyle": dashes}
       if noisy and len(x) > _NOISE:
@@ -153,11 +155,13 @@ def lines(
       axes.yaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
     loss_curve.frame(axes)
 
-  told = "; ".join(f"{name} {_course(series[name])}" for name in shown)
+  description = "; ".join(f"{name} {_course(series[name])}" for name in shown)
   legend = (
-    [(name, _VARIABLES[colour], dashes) for name, (colour, dashes) in own.items()] if len(series) > 1 or given else []
+    [(name, _VARIABLES[colour], dashes) for name, (colour, dashes) in styles.items()]
+    if len(series) > 1 or line_styles
+    else []
   )
-  return Picture(title, f"{title} over {across}: {told}", _svg(draw), legend, note)
+  return Picture(title, f"{title} over {across}: {description}", _svg(draw), legend, note)
 
 
 def looks(names: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -168,8 +172,8 @@ def looks(names: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 def _course(values: Series) -> str:
   """'from 8.31 to 5.32, least 5.1', for who does not see the curve."""
-  found = list(values.values())
-  return f"from {found[0]:.4g} to {found[-1]:.4g}, between {min(found):.4g} and {max(found):.4g}"
+  y_values = list(values.values())
+  return f"from {y_values[0]:.4g} to {y_values[-1]:.4g}, between {min(y_values):.4g} and {max(y_values):.4g}"
 
 
 def _svg(draw: Callable[[Any], None], *, labelled: bool = False) -> str:
@@ -213,8 +217,8 @@ def _small(text: str) -> str:
   box = re.search(r'viewBox="[^"]*"', text)[0]
   used = set(re.findall(r"#([\w.-]+)", text))
 
-  def tag(found: re.Match) -> str:
-    short = re.sub(r' id="([^"]*)"', lambda name: name[0] if name[1] in used else "", found[0])
+  def tag(match: re.Match) -> str:
+    short = re.sub(r' id="([^"]*)"', lambda name: name[0] if name[1] in used else "", match[0])
     short = re.sub(r"font-family: ?[^;\"]*;?|\bfont: ?(?=[\d.]+px)", "", _TURNED.sub("", short)).replace("xlink:", "")
     for colour, variable in _VARIABLES.items():
       short = re.sub(f"{colour}\\b", variable, short, flags=re.IGNORECASE)

@@ -35,10 +35,12 @@ def note(workdir: epath.Path, stage: Stage, batch: Batch, vocabulary: Any) -> No
   try:
     row = {"stage": stage.name, "step": stage.begin, "rows": first_rows.described(host, vocabulary)}
     # A stage that begins again, in a run that went back or was begun anew, takes the place of what there was.
-    kept = lambda content: b"".join(
-      line + b"\n" for line, found in _rows(content) if found["stage"] != stage.name and found["step"] <= stage.begin
+    keep_rows = lambda content: b"".join(
+      line + b"\n"
+      for line, earlier_row in _rows(content)
+      if earlier_row["stage"] != stage.name and earlier_row["step"] <= stage.begin
     )
-    log = logs.Log(workdir / NAME, keep=kept)
+    log = logs.Log(workdir / NAME, keep=keep_rows)
     log.add(json.dumps(row).encode() + b"\n")
     log.bring()
     log.close()
@@ -52,15 +54,15 @@ def read(workdir: epath.Path) -> list[Mapping[str, Any]]:
 
 
 def _rows(content: bytes) -> list[tuple[bytes, dict[str, Any]]]:
-  found = []
+  rows = []
   for line in content.splitlines():
     try:
       row = json.loads(line)
     except (ValueError, RecursionError):
       continue
     if _is_ours(row):
-      found.append((line, row))
-  return found
+      rows.append((line, row))
+  return rows
 
 
 def _is_ours(row: Any) -> bool:

@@ -33,7 +33,7 @@ def without_secrets(arguments: Sequence[str]) -> str:
   In:  ["/usr/bin/t2t", "train", "--hf_token=abc", "--config", "tiny"]
   Out: "t2t train --hf_token=*** --config tiny"
   """
-  found, hides = [], False
+  shown_arguments, hides = [], False
   for number, argument in enumerate(arguments):
     option, equals, _ = argument.partition("=")
     is_option = argument.startswith("-")
@@ -46,8 +46,8 @@ def without_secrets(arguments: Sequence[str]) -> str:
     hides = is_option and not equals and bool(_SECRET.search(option))
     for pattern in (_TOKEN, _USER):
       argument = pattern.sub(_HIDDEN, argument)
-    found.append(_QUERY.sub(f"?{_HIDDEN}", argument))
-  return " ".join(found)
+    shown_arguments.append(_QUERY.sub(f"?{_HIDDEN}", argument))
+  return " ".join(shown_arguments)
 
 
 def config_name(arguments: Sequence[str]) -> str:
@@ -106,7 +106,7 @@ def ended(
       "step": step,
       "why": why,
       "unit": unit,
-      "baselines": [[each.name, each.loss, each.knows] for each in baselines],
+      "baselines": [[baseline.name, baseline.loss, baseline.knows] for baseline in baselines],
       "examples": examples,
     }
     _add(workdir, END, {name: value for name, value in note.items() if value not in ("", [], ())})
@@ -131,15 +131,15 @@ def _add(workdir: epath.Path, event: str, note: Mapping[str, Any]) -> None:
 
 def read(workdir: epath.Path) -> list[dict[str, Any]]:
   """What was noted, in order; lines that are none of ours are passed over."""
-  found = []
+  notes = []
   for line in logs.read(workdir / NAME).splitlines():
     try:
       note = json.loads(line)
     except (ValueError, RecursionError):
       continue
     if _is_note(note):
-      found.append(note)
-  return found
+      notes.append(note)
+  return notes
 
 
 def _is_note(note: Any) -> bool:

@@ -71,8 +71,8 @@ def whole(title: str, parts: Iterable[str]) -> str:
 
 def section(title: str, *parts: str) -> str:
   """A heading with what stands below it; nothing where that is nothing."""
-  found = [part for part in parts if part]
-  return f"<section><h2>{escaped(title)}</h2>\n" + "\n".join(found) + "</section>" if found else ""
+  filled_parts = [part for part in parts if part]
+  return f"<section><h2>{escaped(title)}</h2>\n" + "\n".join(filled_parts) + "</section>" if filled_parts else ""
 
 
 def paragraph(text: str, *, soft: bool = False) -> str:
@@ -80,9 +80,9 @@ def paragraph(text: str, *, soft: bool = False) -> str:
   return f"<p{_SOFT if soft else ''}>{escaped(text)}</p>"
 
 
-def pictures(found: Sequence[curves.Picture]) -> str:
+def pictures(figures: Sequence[curves.Picture]) -> str:
   """Pictures side by side, as many as there is room for."""
-  return f'<div class="grid">{"".join(map(_figure, found))}</div>' if found else ""
+  return f'<div class="grid">{"".join(map(_figure, figures))}</div>' if figures else ""
 
 
 def _figure(picture: curves.Picture) -> str:
@@ -113,8 +113,8 @@ def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *
   lines, numeric = [], [True] * (len(columns) - 1)
   for name, *cells in rows:
     numeric = [was and (right or _is_number(x)) for was, x in zip(numeric, cells, strict=True)]
-    found = "".join(f"<td{_NUMBER if right or _is_number(x) else ''}>{_cell(x)}</td>" for x in cells)
-    lines.append(f'<tr><th scope="row">{_cell(name)}</th>{found}</tr>')
+    cells_html = "".join(f"<td{_NUMBER if right or _is_number(x) else ''}>{_cell(x)}</td>" for x in cells)
+    lines.append(f'<tr><th scope="row">{_cell(name)}</th>{cells_html}</tr>')
   if not lines:
     return ""
   heads = _heads(columns, numeric)
@@ -152,16 +152,16 @@ def heat_table(
   lines = []
   for (name, *cells), shares in zip(rows, heat, strict=True):
     levels = [f" h{math.ceil(_LEVELS * share)}" if share > 0 else "" for share in shares]
-    found = "".join(f'<td class="n{level}">{_cell(x)}</td>' for x, level in zip(cells, levels, strict=True))
-    lines.append(f'<tr><th scope="row">{_cell(name)}</th>{found}</tr>')
+    cells_html = "".join(f'<td class="n{level}">{_cell(x)}</td>' for x, level in zip(cells, levels, strict=True))
+    lines.append(f'<tr><th scope="row">{_cell(name)}</th>{cells_html}</tr>')
   head = f"<caption>{escaped(caption)}</caption><thead><tr>{heads}</tr></thead>"
   where = f'role="region" aria-label="{escaped(caption)}" tabindex="0"'
   return f'<div class="scroll" {where}><table>{head}<tbody>{"".join(lines)}</tbody></table></div>'
 
 
-def pairs(found: Iterable[tuple[str, Any]]) -> str:
+def pairs(items: Iterable[tuple[str, Any]]) -> str:
   """Names and what they are; nothing where there are none, and those that are "" or None left out."""
-  lines = [f"<dt>{escaped(name)}</dt><dd>{_cell(x)}</dd>" for name, x in found if x not in ("", None)]
+  lines = [f"<dt>{escaped(name)}</dt><dd>{_cell(x)}</dd>" for name, x in items if x not in ("", None)]
   return f"<dl>{''.join(lines)}</dl>" if lines else ""
 
 
@@ -169,14 +169,14 @@ def pairs(found: Iterable[tuple[str, Any]]) -> str:
 KINDS = {"sentinel": "k0", "EOS and the like": "k1", "masked": "k2", "unknown": "k3", "next example": "k4"}
 
 
-def pieces(found: Iterable[tuple[str, str, bool]]) -> str:
+def pieces(text_pieces: Iterable[tuple[str, str, bool]]) -> str:
   """Pieces of text one after another, each behind a line; those whose loss counts are underlined.
 
   Args:
-    found: of each its text, what it is, a key of `KINDS` or "", and whether it counts.
+    text_pieces: of each its text, what it is, a key of `KINDS` or "", and whether it counts.
   """
   parts = []
-  for text, kind, counts in found:
+  for text, kind, counts in text_pieces:
     tag, colour = "b" if counts else "span", KINDS.get(kind, "")
     parts.append(f"<{tag}{f' class={colour}' if colour else ''}>{escaped(text)}</{tag}>")
   return f'<p class="pieces">{"".join(parts)}</p>' if parts else ""
@@ -184,8 +184,8 @@ def pieces(found: Iterable[tuple[str, str, bool]]) -> str:
 
 def folded(title: str, *parts: str) -> str:
   """What is read when its title is chosen; nothing where that is nothing."""
-  found = "".join(parts)
-  return f"<details><summary>{escaped(title)}</summary>{found}</details>" if found else ""
+  content = "".join(parts)
+  return f"<details><summary>{escaped(title)}</summary>{content}</details>" if content else ""
 
 
 def _is_number(value: Any) -> bool:

@@ -27,7 +27,7 @@ _FILE = re.compile(r"\.[a-z]+\d*$")  # how the name of a file ends, where a buck
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RecordedRun:
   """A run, as far as its workdir tells.
 
   path: of the workdir.
@@ -73,8 +73,8 @@ class Run:
   @property
   def steps(self) -> int | None:
     """Those that it is to have; None: its config does not say."""
-    found = flat(self.config).get("train.steps")
-    return found if isinstance(found, int) else None
+    num_steps = flat(self.config).get("train.steps")
+    return num_steps if isinstance(num_steps, int) else None
 
   def last(self, name: str) -> float | None:
     """The last value of a metric."""
@@ -111,9 +111,9 @@ class Run:
     return differences(self.config, _preset(self.preset) or {}) if self.config else {}
 
 
-def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def differences(config: Mapping[str, Any], other_config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
   """Key, "train.steps" -> its values in two configs, where they differ."""
-  a, b = flat(one), flat(other)
+  a, b = flat(config), flat(other_config)
   return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}
 
 
@@ -127,7 +127,7 @@ def _preset(name: str) -> dict[str, Any] | None:
     return None
 
 
-def read(path: str, *, state: str = "") -> Run:
+def read(path: str, *, state: str = "") -> RecordedRun:
   """The run of a workdir.
 
   Args:
@@ -148,13 +148,13 @@ def read(path: str, *, state: str = "") -> Run:
     raise UserError(f"{path}: cannot be read ({error})") from error
 
 
-def _read(folder: epath.Path, names: Sequence[str], state: str) -> Run:
+def _read(folder: epath.Path, names: Sequence[str], state: str) -> RecordedRun:
   content = logs.read(folder / METRICS) if METRICS in names else b""
   try:
     turns = [tuple(turn) for turn in rollback.turns(folder)] if rollback.NAME in names else []
   except UserError:  # a report is no place to fail because of it
     turns = []
-  found = Run(
+  run = RecordedRun(
     path=folder,
     metrics=metric_writers.parse_metrics(content),
     config=_config(folder) if CONFIG in names else {},
@@ -169,18 +169,18 @@ def _read(folder: epath.Path, names: Sequence[str], state: str) -> Run:
     state=state,
     written=_written(folder / (METRICS if METRICS in names else CONFIG)),
   )
-  return found if state else dataclasses.replace(found, state=_state(found, names))
+  return run if state else dataclasses.replace(run, state=_state(run, names))
 
 
 def _config(folder: epath.Path) -> dict[str, Any]:
   try:
-    found = json.loads(gcs.read(folder / CONFIG))
+    config = json.loads(gcs.read(folder / CONFIG))
   except ValueError:
     return {}
-  return found if isinstance(found, dict) else {}
+  return config if isinstance(config, dict) else {}
 
 
-def _state(run: Run, names: Sequence[str]) -> str:
+def _state(run: RecordedRun, names: Sequence[str]) -> str:
   if workdir_lock.NAME in names and workdir_lock.is_held(run.path):
     return HELD if gcs.is_remote(run.path) else RUNS
   if run.history and run.history[-1]["event"] == history.END:
@@ -205,7 +205,7 @@ def _what_is_there(folder: epath.Path, names: Sequence[str]) -> str:
     return "is empty, or not there"
   if folder.name == manager.CHECKPOINTS or all(name.isdigit() for name in names):
     return f"is a run's folder of checkpoints; the run is {folder.parent}"
-  below = [each.name for each in find(folder, deep=1)]
+  below = [child.name for child in find(folder, deep=1)]
   if below:
     return f"is no run itself; there are runs in it: {_some(below)}"
   return f"is no run: neither {METRICS} nor {history.NAME} is there, but {_some(names)}"

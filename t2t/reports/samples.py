@@ -15,7 +15,7 @@ _FEATURES = {
 }
 
 
-def examples(run: runs.Run, *, most: int = 20) -> Iterator[str]:
+def examples(run: runs.RecordedRun, *, most: int = 20) -> Iterator[str]:
   """Each of the last samples, and what was made of the same text before.
 
   Args:
@@ -25,16 +25,18 @@ def examples(run: runs.Run, *, most: int = 20) -> Iterator[str]:
   last = run.samples[max(run.samples)] if run.samples else _noted(run)
   for number, lines in enumerate(last, start=1):
     yield f"<h3>Example {number}</h3>{page.pairs((label, text or '(empty)') for label, text in lines)}"
-    made = dict(sorted(_made(run, _text(lines, "input")).items()))
-    if len(made) > 1:
-      rows = [(step, text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ...") for step, text in _some(made, most)]
+    predictions = dict(sorted(_predictions(run, _text(lines, "input")).items()))
+    if len(predictions) > 1:
+      rows = [
+        (step, text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ...") for step, text in _some(predictions, most)
+      ]
       yield page.table(f"What the model made of the input of example {number}", ("step", "prediction"), rows)
 
 
-def _noted(run: runs.Run) -> list[list[tuple[str, str]]]:
-  found = next((note["examples"] for note in reversed(run.history) if note.get("examples")), [])
+def _noted(run: runs.RecordedRun) -> list[list[tuple[str, str]]]:
+  noted_examples = next((note["examples"] for note in reversed(run.history) if note.get("examples")), [])
   noted = []
-  for lines in found if isinstance(found, list) else []:
+  for lines in noted_examples if isinstance(noted_examples, list) else []:
     try:
       noted.append([(str(label), str(text)) for label, text in lines])
     except (TypeError, ValueError):  # none of ours
@@ -46,42 +48,42 @@ def _text(lines: Sequence[tuple[str, str]], wanted: str) -> str | None:
   return next((text for label, text in lines if label == wanted), None)
 
 
-def _made(run: runs.Run, given: str | None) -> dict[int, str]:
+def _predictions(run: runs.RecordedRun, input_text: str | None) -> dict[int, str]:
   """Step -> what was made of this input; stages may have others."""
   return {
     step: _text(lines, "prediction") or "(empty)"
     for step, samples in run.samples.items()
     for lines in samples
-    if given is not None and _text(lines, "input") == given
+    if input_text is not None and _text(lines, "input") == input_text
   }
 
 
-def _some(made: Mapping[int, str], most: int) -> list[tuple[int, str]]:
+def _some(predictions: Mapping[int, str], most: int) -> list[tuple[int, str]]:
   """At most so many, the first and the last among them."""
-  found, most = list(made.items()), max(2, most)
-  if len(found) <= most:
-    return found
-  return [found[round(number * (len(found) - 1) / (most - 1))] for number in range(most)]
+  items, most = list(predictions.items()), max(2, most)
+  if len(items) <= most:
+    return items
+  return [items[round(number * (len(items) - 1) / (most - 1))] for number in range(most)]
 
 
-def first_rows(run: runs.Run) -> Iterator[str]:
+def first_rows(run: runs.RecordedRun) -> Iterator[str]:
   """The first rows of the first batch of each stage, piece by piece."""
   if not run.first_rows:
     return
   yield page.paragraph(
     "The first rows of the first batch, piece by piece; the loss is of what is underlined.", soft=True
   )
-  for found in run.first_rows:
-    if found["stage"]:
-      yield f"<h3>Stage {page.escaped(found['stage'])}, from step {found['step'] + 1:,}</h3>"
-    for number, features in enumerate(found["rows"], start=1):
+  for batch_record in run.first_rows:
+    if batch_record["stage"]:
+      yield f"<h3>Stage {page.escaped(batch_record['stage'])}, from step {batch_record['step'] + 1:,}</h3>"
+    for number, features in enumerate(batch_record["rows"], start=1):
       parts = [_feature(name, feature) for name, feature in features.items()]
       yield page.folded(f"Row {number}", *parts) if number > 1 else "".join(parts)
 
 
 def _feature(name: str, feature: Mapping[str, Any]) -> str:
-  told = _FEATURES.get(name, name)
+  title = _FEATURES.get(name, name)
   more = f"; {feature['more']:,} more" if feature["more"] else ""
   padding = f"; {feature['padding']:,} positions are padding" if feature["padding"] else ""
   length = len(feature["pieces"]) + feature["more"]
-  return page.paragraph(f"{told}: {length:,} tokens{more}{padding}", soft=True) + page.pieces(feature["pieces"])
+  return page.paragraph(f"{title}: {length:,} tokens{more}{padding}", soft=True) + page.pieces(feature["pieces"])

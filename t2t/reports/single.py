@@ -44,7 +44,7 @@ _ROOM = ((curves.POINTS, 40), (200, 40), (80, 24), (30, 12))
 _MOST_TASKS, _MOST_OTHERS = 12, 8  # pictures; the tables have all
 
 
-def html(run: runs.Run) -> str:
+def html(run: runs.RecordedRun) -> str:
   """The page, of at most `page.MOST_BYTES`: where it would be larger, with fewer points and fewer curves."""
   for points, most in _ROOM:
     text = _html(run, points, most)
@@ -53,15 +53,15 @@ def html(run: runs.Run) -> str:
   return text
 
 
-def _html(run: runs.Run, points: int, most: int) -> str:
+def _html(run: runs.RecordedRun, points: int, most: int) -> str:
   title = headline(run)
-  found = curves_of(run, points)[:most]
+  pictures = curves_of(run, points)[:most]
   parts = [
     f"<header><h1>{page.escaped(title)}</h1>",
     page.pairs(_facts(run)),
     *(page.paragraph(text) for text in _remarks(run)),
     "</header>",
-    page.section("Curves", page.pictures(found)),
+    page.section("Curves", page.pictures(pictures)),
     page.section("Held-out loss by source", _by_source(run)),
     page.section("Tasks", _tasks(run), *confusion.parts(run.classes)),
     page.section("Examples, held out", *samples.examples(run, most=points // 25)),
@@ -73,13 +73,13 @@ def _html(run: runs.Run, points: int, most: int) -> str:
   return page.whole(title, parts)
 
 
-def headline(run: runs.Run) -> str:
+def headline(run: runs.RecordedRun) -> str:
   """'tiny: step 40 of 40, held-out loss 5.449'."""
   of = f" of {run.steps:,}" if run.steps else ""
   loss = run.last("eval/loss")
-  told = "no held-out loss yet" if loss is None else f"held-out loss {loss:.4f}"
+  loss_text = "no held-out loss yet" if loss is None else f"held-out loss {loss:.4f}"
   name = run.config_name if run.config_name in ("", run.name) else f" ({run.config_name})"
-  return f"{run.name}{name if name != run.name else ''}: step {run.step:,}{of}, {told}"
+  return f"{run.name}{name if name != run.name else ''}: step {run.step:,}{of}, {loss_text}"
 
 
 def footer() -> str:
@@ -88,7 +88,7 @@ def footer() -> str:
   return f"<footer>{page.paragraph(f'Written {now:%Y-%m-%d %H:%M} UTC by {versions.line()}.', soft=True)}</footer>"
 
 
-def _facts(run: runs.Run) -> Iterator[tuple[str, Any]]:
+def _facts(run: runs.RecordedRun) -> Iterator[tuple[str, Any]]:
   yield "state", {runs.HELD: "runs, or was killed", runs.RUNS: "runs"}.get(run.state, run.state)
   yield "config", run.config_name
   loss, unit = run.last("eval/loss"), unit_of(run)
@@ -107,13 +107,13 @@ def _facts(run: runs.Run) -> Iterator[tuple[str, Any]]:
   yield "waiting for input", None if waited is None else f"{waited:.1%} of the time, of the last steps"
   peak = run.last("train/device_memory_peak")
   yield "memory", None if peak is None else f"{amounts.nbytes(peak)} of a device at most"
-  held = run.metrics.get("train/host_memory", {}).values()
-  yield "memory", f"{amounts.nbytes(max(held))} of the host at most" if held else None
+  host_memory = run.metrics.get("train/host_memory", {}).values()
+  yield "memory", f"{amounts.nbytes(max(host_memory))} of the host at most" if host_memory else None
   yield "checkpoints", ", ".join(map(str, run.checkpoints))
   yield "folder", str(run.path)
 
 
-def _remarks(run: runs.Run) -> Iterator[str]:
+def _remarks(run: runs.RecordedRun) -> Iterator[str]:
   if not run.metrics:
     yield f"Nothing has been measured yet: {runs.METRICS} has no rows, or is not there."
   yield from _notes(run)
@@ -123,122 +123,124 @@ def _remarks(run: runs.Run) -> Iterator[str]:
     yield f"There is no {runs.CONFIG} that can be read."
 
 
-def _notes(run: runs.Run) -> list[str]:
+def _notes(run: runs.RecordedRun) -> list[str]:
   """Returns the notes of the run since its last fresh start."""
-  found: list[str] = []
+  notes: list[str] = []
   for note in run.history:
     if note["event"] == history.START and not note["step"]:
-      found = []
+      notes = []
     if note["event"] == history.NOTE:
-      found.append(note["why"][:1].upper() + note["why"][1:])
-  return list(dict.fromkeys(found))
+      notes.append(note["why"][:1].upper() + note["why"][1:])
+  return list(dict.fromkeys(notes))
 
 
-def unit_of(run: runs.Run) -> str:
+def unit_of(run: runs.RecordedRun) -> str:
   """What its loss is in."""
-  found = next((note["unit"] for note in reversed(run.history) if isinstance(note.get("unit"), str)), UNIT)
-  return found or UNIT
+  unit = next((note["unit"] for note in reversed(run.history) if isinstance(note.get("unit"), str)), UNIT)
+  return unit or UNIT
 
 
-def baselines(run: runs.Run) -> list[Baseline]:
+def baselines(run: runs.RecordedRun) -> list[Baseline]:
   """Losses of who has learned nothing, as the last end has noted them."""
-  found = next((note["baselines"] for note in reversed(run.history) if note.get("baselines")), [])
+  noted = next((note["baselines"] for note in reversed(run.history) if note.get("baselines")), [])
   try:
-    return [Baseline(str(name), float(loss), str(knows)) for name, loss, knows in found]
+    return [Baseline(str(name), float(loss), str(knows)) for name, loss, knows in noted]
   except (TypeError, ValueError):
     return []
 
 
-def total(run: runs.Run, name: str) -> float:
+def total(run: runs.RecordedRun, name: str) -> float:
   """About the sum over all steps of what is measured of some."""
   return next(reversed(running(run, name).values()), 0.0)
 
 
-def running(run: runs.Run, name: str) -> dict[int, float]:
+def running(run: runs.RecordedRun, name: str) -> dict[int, float]:
   """Step -> about the sum over the steps up to it of what is measured of some: each stands for those before it."""
-  found, sum_, before = {}, 0.0, 0
+  sums, sum_, before = {}, 0.0, 0
   for step, value in run.metrics.get(name, {}).items():
     sum_ += value * (step - before)
-    found[step], before = sum_, step
-  return found
+    sums[step], before = sum_, step
+  return sums
 
 
-def _of(run: runs.Run, prefix: str) -> dict[str, dict[float, float]]:
+def _of(run: runs.RecordedRun, prefix: str) -> dict[str, dict[float, float]]:
   """Metrics that begin so, by the rest of their names."""
-  found = {name.removeprefix(prefix): curves.finite(x) for name, x in run.metrics.items() if name.startswith(prefix)}
-  return {name: values for name, values in found.items() if values}
+  by_name = {name.removeprefix(prefix): curves.finite(x) for name, x in run.metrics.items() if name.startswith(prefix)}
+  return {name: values for name, values in by_name.items() if values}
 
 
-def by_source(run: runs.Run) -> dict[str, dict[float, float]]:
+def by_source(run: runs.RecordedRun) -> dict[str, dict[float, float]]:
   """Source -> step -> held-out loss."""
   return _of(run, "eval/loss/")
 
 
-def by_task(run: runs.Run) -> dict[str, dict[str, dict[float, float]]]:
+def by_task(run: runs.RecordedRun) -> dict[str, dict[str, dict[float, float]]]:
   """Task -> metric -> step -> value."""
-  found: dict[str, dict[str, dict[float, float]]] = {}
+  tasks: dict[str, dict[str, dict[float, float]]] = {}
   for name, values in _of(run, "eval/").items():
     task, slash, metric = name.rpartition("/")
     if slash and not name.startswith("loss/"):
-      found.setdefault(task, {})[metric] = values
-  for metrics in found.values():
+      tasks.setdefault(task, {})[metric] = values
+  for metrics in tasks.values():
     if len(metrics) == 2:  # the score is the mean of the others, and here it is the other
       metrics.pop("score", None)
-  return found
+  return tasks
 
 
-def curves_of(run: runs.Run, points: int) -> list[curves.Picture]:
+def curves_of(run: runs.RecordedRun, points: int) -> list[curves.Picture]:
   """All that has been measured, the loss first."""
-  found = []
+  pictures = []
   line = lambda title, series, noisy=False: curves.lines(title, series, run=run.stages, points=points, noisy=noisy)
   train, held_out = (curves.finite(run.metrics.get(name, {})) for name in ("train/loss", "eval/loss"))
   if train or held_out:
     kinds = {"baselines": baselines(run), "unit": unit_of(run), "run": run.stages}
-    found.append(curves.loss(train, held_out, **kinds, points=points))
+    pictures.append(curves.loss(train, held_out, **kinds, points=points))
   if sources := by_source(run):
-    found.append(line("Held-out loss by source", sources))
+    pictures.append(line("Held-out loss by source", sources))
   tasks = list(by_task(run).items())
-  found += [line(f"Task {task}", metrics) for task, metrics in tasks[:_MOST_TASKS]]
+  pictures += [line(f"Task {task}", metrics) for task, metrics in tasks[:_MOST_TASKS]]
   if epochs := _of(run, "train/epoch/"):
-    found.append(line("Passes over each source", epochs))
+    pictures.append(line("Passes over each source", epochs))
   if distances := _of(run, "train/distance/"):
-    found.append(line("Distance to where parameters began", distances))
+    pictures.append(line("Distance to where parameters began", distances))
   shown = set(_HIDDEN)
   for title, names in _OTHERS.items():
     series = {_PLACES[name.partition("/")[0]]: curves.finite(run.metrics.get(name, {})) for name in names}
     shown |= set(names)
     if series := {name: values for name, values in series.items() if values}:
-      found.append(line(title, series, noisy=title not in _EXACT))
-  rest = {name.partition("/")[2]: 0 for name in run.metrics if name not in shown and not _is_grouped(name)}
-  for metric in list(rest)[:_MOST_OTHERS]:
-    series = {told: curves.finite(run.metrics.get(f"{place}/{metric}", {})) for place, told in _PLACES.items()}
+      pictures.append(line(title, series, noisy=title not in _EXACT))
+  other_metrics = {name.partition("/")[2]: 0 for name in run.metrics if name not in shown and not _is_grouped(name)}
+  for metric in list(other_metrics)[:_MOST_OTHERS]:
+    series = {
+      series_name: curves.finite(run.metrics.get(f"{prefix}/{metric}", {})) for prefix, series_name in _PLACES.items()
+    }
     if series := {name: values for name, values in series.items() if values}:
-      found.append(line(metric, series, noisy=True))
-  return found
+      pictures.append(line(metric, series, noisy=True))
+  return pictures
 
 
 def _is_grouped(name: str) -> bool:
   """Whether a metric is in a picture of several, of sources or of a task."""
-  place, _, metric = name.partition("/")
-  return place not in _PLACES or ("/" in metric and (place == "eval" or metric.startswith(("epoch/", "distance/"))))
+  prefix, _, metric = name.partition("/")
+  return prefix not in _PLACES or ("/" in metric and (prefix == "eval" or metric.startswith(("epoch/", "distance/"))))
 
 
 _PLACES = {"train": "training", "eval": "held-out text"}
 
 
-def _by_source(run: runs.Run) -> str:
-  rows = [(name, *_told(values)) for name, values in by_source(run).items()]
+def _by_source(run: runs.RecordedRun) -> str:
+  rows = [(name, *_last_and_best(values)) for name, values in by_source(run).items()]
   return page.table("Held-out loss of each source", ("source", "last", "lowest", "at step"), rows)
 
 
-def _told(values: Mapping[float, float], *, best=min) -> tuple[float, float, int]:
+def _last_and_best(values: Mapping[float, float], *, best=min) -> tuple[float, float, int]:
   step = best(values, key=values.get)
   return next(reversed(values.values())), values[step], int(step)
 
 
-def _tasks(run: runs.Run) -> str:
+def _tasks(run: runs.RecordedRun) -> str:
   rows = [
-    (task, metric, *_told(values, best=max))
+    (task, metric, *_last_and_best(values, best=max))
     for task, metrics in by_task(run).items()
     for metric, values in metrics.items()
   ]
@@ -250,23 +252,23 @@ def value_of(value: Any) -> str:
   return "-" if value is None else value if isinstance(value, str) and value else json.dumps(value)
 
 
-def _config(run: runs.Run) -> str:
+def _config(run: runs.RecordedRun) -> str:
   changes = run.changes()
   if not changes:
     return page.paragraph(f"As {run.preset} has it.") if run.preset else ""
   rows = [(f"config.{key}", value_of(here), value_of(there)) for key, (here, there) in changes.items()]
-  which = run.preset if run.preset == run.config_name else f"{run.preset}, the nearest of those that come with t2t"
-  return page.table(f"What differs from {which}", ("key", "this run", run.preset), rows)
+  preset = run.preset if run.preset == run.config_name else f"{run.preset}, the nearest of those that come with t2t"
+  return page.table(f"What differs from {preset}", ("key", "this run", run.preset), rows)
 
 
-def _history(run: runs.Run) -> str:
+def _history(run: runs.RecordedRun) -> str:
   rows: list[tuple[str, str, int | None]] = []
   for number, note in enumerate(note for note in run.history):
     if note["event"] == history.START:
-      what = "started" if number == 0 and not note["step"] else "started again" if note["step"] == 0 else "resumed"
+      event = "started" if number == 0 and not note["step"] else "started again" if note["step"] == 0 else "resumed"
     else:
-      what = note["why"]
-    rows.append((when(note["time"]), what, note["step"]))
+      event = note["why"]
+    rows.append((when(note["time"]), event, note["step"]))
   for begin, end in run.turns:
     rows.append(("", f"went back to step {begin}, and passed over {end - begin} batches", end))
   rows += [("", f"a batch went wrong, and is in bad_batches/{name}", None) for name in run.bad_batches]
@@ -282,9 +284,10 @@ def when(time: str) -> str:
   return time.partition("+")[0].replace("T", " ")
 
 
-def _starts(run: runs.Run) -> str:
+def _starts(run: runs.RecordedRun) -> str:
   starts = [note for note in run.history if note["event"] == history.START]
   rows: Sequence = [
-    (when(each["time"]), each["t2t"], each["devices"], str(each.get("hosts", "")), each["command"]) for each in starts
+    (when(start["time"]), start["t2t"], start["devices"], str(start.get("hosts", "")), start["command"])
+    for start in starts
   ]
   return page.table("On what it ran", ("start (UTC)", "versions", "devices", "hosts", "command"), rows)

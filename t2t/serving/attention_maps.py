@@ -23,7 +23,7 @@ _NO_LIMIT = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class AttentionMapKey:
   """Which map is asked for: a kind of attention of `Architecture.attentions`, a layer and a head, from 1 on."""
 
   which: str
@@ -46,17 +46,17 @@ def place_fields(kind: str, size: Mapping[str, int]) -> tuple[request_schema.Fie
   )
 
 
-def taken(given: dict[str, Any], of: Mapping[str, Mapping[str, int]]) -> Place:
+def taken(values: dict[str, Any], of: Mapping[str, Mapping[str, int]]) -> AttentionMapKey:
   """The place that a request's fields name, which are taken out of them.
 
   Raises:
     FieldError: there is none.
   """
-  which = request_schema.Field("which", "string", "", choices=tuple(of), required=True)
-  own = {name: given.pop(name) for name in ("which", "layer", "head") if name in given}
-  kind = request_schema.check({name: x for name, x in own.items() if name == "which"}, [which])["which"]
-  found = request_schema.check(own, place_fields(kind, of[kind]))
-  return Place(kind, found.get("layer", 1), found.get("head", 1))
+  which_field = request_schema.Field("which", "string", "", choices=tuple(of), required=True)
+  map_fields = {name: values.pop(name) for name in ("which", "layer", "head") if name in values}
+  kind = request_schema.check({name: x for name, x in map_fields.items() if name == "which"}, [which_field])["which"]
+  checked = request_schema.check(map_fields, place_fields(kind, of[kind]))
+  return AttentionMapKey(kind, checked.get("layer", 1), checked.get("head", 1))
 
 
 REPLIES = routes.record(
@@ -82,39 +82,41 @@ class Maps:
     self._program: Callable = jax.jit(functools.partial(_map, graphdef), static_argnums=0)
 
   def __call__(
-    self, params: Params, batch: Mapping[str, np.ndarray], place: Place, *, tokens: Mapping[str, list[str]]
+    self, params: Params, batch: Mapping[str, np.ndarray], map_key: AttentionMapKey, *, tokens: Mapping[str, list[str]]
   ) -> dict[str, Any]:
     """The tokens and how much each looks at each, as `REPLIES` has it.
 
     Args:
       params: nested dict.
       batch: model features of one text.
-      place: which map.
+      map_key: which map.
       tokens: side -> what its positions are called, those of padding left out.
     """
-    queries, keys = ("decoder", "encoder") if place.which == "cross" else (place.which, place.which)
+    queries, keys = ("decoder", "encoder") if map_key.which == "cross" else (map_key.which, map_key.which)
     with jax.set_mesh(self._mesh):
       arrays = {name: jnp.asarray(x) for name, x in batch.items()}
-      found = self._program(place.which, params, arrays, jnp.asarray(place.layer - 1), jnp.asarray(place.head - 1))
-      found = np.asarray(found, np.float32)
-    if not np.isfinite(found).all():
+      attention = self._program(
+        map_key.which, params, arrays, jnp.asarray(map_key.layer - 1), jnp.asarray(map_key.head - 1)
+      )
+      attention = np.asarray(attention, np.float32)
+    if not np.isfinite(attention).all():
       raise UserError("--checkpoint: what attention says is no number: its training had gone wrong; take another")
     labels = []
     for axis, side in enumerate((queries, keys)):
       # Learned positions stand in front, padding behind.
-      in_front = found.shape[axis] - batch[f"{side}_input_tokens"].shape[1]
+      in_front = attention.shape[axis] - batch[f"{side}_input_tokens"].shape[1]
       labels.append([*(f"[learned {number + 1}]" for number in range(in_front)), *tokens[side]])
-    weights = found[: len(labels[0]), : len(labels[1])]
+    weights = attention[: len(labels[0]), : len(labels[1])]
     return {
-      **dataclasses.asdict(place),
+      **dataclasses.asdict(map_key),
       "queries": labels[0],
       "keys": labels[1],
       "weights": [[round(float(x), 4) for x in row] for row in weights],
     }
 
 
-def _map(graphdef: nnx.GraphDef, which: str, params: Params, batch: Batch, layer: jax.Array, head: jax.Array):
-  return jnp.take(nnx.merge(graphdef, params).attention_map(batch, which, head), layer, axis=0)[0]
+def _map(graphdef: nnx.GraphDef, kind: str, params: Params, batch: Batch, layer: jax.Array, head: jax.Array):
+  return jnp.take(nnx.merge(graphdef, params).attention_map(batch, kind, head), layer, axis=0)[0]
 
 
 def named(ids: Sequence[int], texts: Sequence[str]) -> list[str]:

@@ -33,7 +33,7 @@ def make_mesh(tensor: int) -> jax.sharding.Mesh:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class PartialText:
   """A text on its way: its tokens without EOS, whether EOS came, and the score so far, see `decoding.Decoded`."""
 
   tokens: list[int]
@@ -89,10 +89,10 @@ class Ready:
     self._mesh = make_mesh(tensor)
     self.vocabulary = pretrained.vocabulary(source)
     self._framing = prompt_features.framing(self.vocabulary, causal=pretrained.reads_causally(source))
-    sources = adapter_routing.asked(source, adapters or {})
+    sources = adapter_routing.named_models(source, adapters or {})
     # Whichever is asked, what it is asked fits.
-    shortest = min(sources.values(), key=lambda each: each.asked.most_positions)
-    self._asked = shortest.asked
+    shortest = min(sources.values(), key=lambda adapter_source: adapter_source.asked.most_positions)
+    self._model_config = shortest.asked
     most = self.room(MAX_LENGTH)
     self.max_inputs = prompt_builder.longest_prompt(shortest, inputs_length=inputs_length, max_length=most)
     self.ends_prompts = ends_prompts
@@ -102,17 +102,19 @@ class Ready:
         self.vocabulary,
         ends=ends_prompts,
         longest=self.max_inputs,
-        special_tokens=prompt_builder.special_tokens(each, special_tokens),
-        prefix=prompt_builder.prefix(each),
+        special_tokens=prompt_builder.special_tokens(adapter_source, special_tokens),
+        prefix=prompt_builder.prefix(adapter_source),
       )
-      for name, each in sources.items()
+      for name, adapter_source in sources.items()
     }
     self._extra = int(source.model.kind.continues)  # BOS
-    self._asked.text_decoder.check(self._asked, self.max_inputs + self._extra, most)
-    self._models = {name: pretrained.abstract(each, self._mesh) for name, each in sources.items()}
+    self._model_config.text_decoder.check(self._model_config, self.max_inputs + self._extra, most)
+    self._models = {name: pretrained.abstract(adapter_source, self._mesh) for name, adapter_source in sources.items()}
     # Of models that are alike but for their numbers one has the programs.
     self._alike = {
-      name: next(other for other, each in self._models.items() if each.graphdef == model.graphdef)
+      name: next(
+        other_name for other_name, other_model in self._models.items() if other_model.graphdef == model.graphdef
+      )
       for name, model in self._models.items()
     }
     self.params = multi_adapter.load(source, adapters or {}, self._mesh)
@@ -142,7 +144,7 @@ class Ready:
   @property
   def config(self) -> TransformerConfig:
     """Of the model, as it is asked."""
-    return self._asked
+    return self._model_config
 
   @property
   def reads_causally(self) -> bool:
@@ -206,7 +208,7 @@ class Ready:
 
   def write(
     self, prompt: list[int], config: decoding.DecodeConfig, name: str, *, seed: int, numbers: Sequence[int]
-  ) -> Iterator[list[Row]]:
+  ) -> Iterator[list[PartialText]]:
     """The texts after each token, one for each number, by which a text draws; the last time they are whole."""
     limit = self.room(config.max_length)
     begin, advance = self._stream(self._streamed(config), self._alike[name])
@@ -218,14 +220,17 @@ class Ready:
       with jax.set_mesh(self._mesh):
         carry = advance(params, carry)
         tokens, position, scores = jax.device_get((carry.tokens, carry.position, carry.scores))
-      rows = [self._row(own[:position].tolist(), float(score)) for own, score in zip(tokens, scores, strict=True)]
+      rows = [
+        self._row(row_tokens[:position].tolist(), float(score))
+        for row_tokens, score in zip(tokens, scores, strict=True)
+      ]
       yield rows
       if position == limit or all(row.ended for row in rows):
         return
 
-  def _row(self, written: list[int], score: float) -> Row:
+  def _row(self, written: list[int], score: float) -> PartialText:
     end = written.index(self._framing.eos_id) if self._framing.eos_id in written else len(written)
-    return Row(written[:end], end < len(written), score)
+    return PartialText(written[:end], end < len(written), score)
 
   def is_new(self, prompt: list[int], config: decoding.DecodeConfig, name: str, *, rows: int = 1) -> bool:
     """Whether what would write this has to be compiled; from now on it has been."""
@@ -259,8 +264,8 @@ class Ready:
 
   # ---- Looking at it -------------------------------------------------------
 
-  def told(
-    self, prompt: Sequence[int], texts: Sequence[Row], name: str
+  def text_likelihoods(
+    self, prompt: Sequence[int], texts: Sequence[PartialText], name: str
   ) -> list[tuple[list[int], token_logprobs.Likelihoods]]:
     """Of each text its tokens, EOS included where it came, and how likely they are behind the prompt."""
     ids = [[*row.tokens, *([self._framing.eos_id] if row.ended else [])] for row in texts]
@@ -272,17 +277,17 @@ class Ready:
     """See `token_logprobs.Teller`."""
     return self._teller(self._alike[name])(self.params[name], prompt, targets)
 
-  def next_row(self, found: token_logprobs.Likelihoods) -> Row:
+  def next_row(self, token_likelihoods: token_logprobs.Likelihoods) -> PartialText:
     """The likeliest token at the last place that was told."""
-    token, log_p = int(found.ids[-1][0]), float(found.log_p_of[-1][0])
-    return Row([], True, log_p) if token == self._framing.eos_id else Row([token], False, log_p)
+    token, log_p = int(token_likelihoods.ids[-1][0]), float(token_likelihoods.log_p_of[-1][0])
+    return PartialText([], True, log_p) if token == self._framing.eos_id else PartialText([token], False, log_p)
 
   def _make_teller(self, name: str) -> token_logprobs.Teller:
     model = self._models[name]
     return token_logprobs.Teller(model.config, model.graphdef, self._mesh, self._framing, vocab_size=self._known)
 
   def attention_map(
-    self, prompt: list[int], targets: list[int], place: attention_maps.Place, name: str
+    self, prompt: list[int], targets: list[int], map_key: attention_maps.AttentionMapKey, name: str
   ) -> dict[str, Any]:
     """See `attention_maps.Maps`; what is read is the prompt, and behind what starts a text the targets.
 
@@ -295,9 +300,9 @@ class Ready:
     tokens = {"encoder": named(prompt), "decoder": ["(start)", *named(targets)]}
     if not kind.reads_apart:
       tokens = {"decoder": ["(start)", *named(prompt), *named(targets)]}
-    widths = [attention_maps.width(len(each), config, side) for side, each in tokens.items()]
+    widths = [attention_maps.width(len(token_names), config, side) for side, token_names in tokens.items()]
     features = predictor.scored_features([pair], widths, architecture=config.architecture, framing=self._framing)
-    return self._maps(self._alike[name])(self.params[name], features, place, tokens=tokens)
+    return self._maps(self._alike[name])(self.params[name], features, map_key, tokens=tokens)
 
   def _make_maps(self, name: str) -> attention_maps.Maps:
     return attention_maps.Maps(self._models[name].graphdef, self._mesh)
@@ -307,11 +312,11 @@ class Ready:
   @property
   def longest_text(self) -> int:
     """Tokens of a text at most that is read to tell how likely it is, of an encoder or a decoder."""
-    return self._asked.most_positions or max(self.max_inputs, _LONGEST_TEXT)
+    return self._model_config.most_positions or max(self.max_inputs, _LONGEST_TEXT)
 
   def room(self, max_length: int) -> int:
     """`max_length`, or as many positions as the model has learned to write in."""
-    most = self._asked.most_positions
+    most = self._model_config.most_positions
     if self.source.model.kind.continues:
       most //= 2  # the other half is the prompt's
     return min(max_length, most) if most else max_length

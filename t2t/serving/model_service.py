@@ -164,11 +164,11 @@ class Asker:
 
   # ---- Attention -----------------------------------------------------------
 
-  def _parse_looked(self, body: bytes) -> tuple[attention_maps.Place, jsonl_io.Line]:
+  def _parse_looked(self, body: bytes) -> tuple[attention_maps.AttentionMapKey, jsonl_io.Line]:
     given = request_schema.read(body)
     return attention_maps.taken(given, self._sizes), self._line(given)
 
-  def _look(self, request: tuple[attention_maps.Place, jsonl_io.Line]) -> Iterator[Event]:
+  def _look(self, request: tuple[attention_maps.AttentionMapKey, jsonl_io.Line]) -> Iterator[Event]:
     place, line = request
     yield from routes.waiting(self._device)
     try:

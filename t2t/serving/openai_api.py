@@ -324,8 +324,8 @@ class Completions:
     self, prompt: engine.Prompt, request: Request, numbers: Sequence[int], head: Mapping[str, Any]
   ) -> Iterator[Event]:
     """Writes until all texts have ended, or have what stops them; returns them."""
-    rows: list[engine.Row] = []
-    stopped: dict[int, engine.Row] = {}
+    rows: list[engine.PartialText] = []
+    stopped: dict[int, engine.PartialText] = {}
     sent = ["" for _ in numbers]
     options = {"seed": request.seed, "numbers": numbers}
     for rows in self._ready.write(prompt.tokens, request.decode, request.adapter, **options):
@@ -346,7 +346,7 @@ class Completions:
   def _piece(
     self,
     text: str,
-    row: engine.Row,
+    row: engine.PartialText,
     request: Request,
     sent: list[str],
     index: int,
@@ -369,31 +369,33 @@ class Completions:
       choice = {"text": new, "index": number, "logprobs": None, "finish_reason": reason}
       yield dict(head) | {"choices": [choice]} | ({"usage": None} if request.include_usage else {})
 
-  def _echoed(self, request: Request) -> list[tuple[engine.Row, token_logprobs.Likelihoods]]:
+  def _echoed(self, request: Request) -> list[tuple[engine.PartialText, token_logprobs.Likelihoods]]:
     """Returns the next token, if requested, and the log-probabilities of each prompt that is only read."""
     ends = [self._ready.vocabulary.eos_id] if request.max_tokens else []
     targets = [[*prompt.tokens, *ends] for prompt in request.prompts]
     found = []
     for odds in self._ready.tell([], targets, request.adapter):
       if not ends:
-        found.append((engine.Row([], False, 0.0), odds))
+        found.append((engine.PartialText([], False, 0.0), odds))
         continue
       row = self._ready.next_row(odds)
       found.append((row, dataclasses.replace(odds, log_p=np.append(odds.log_p[:-1], np.float32(row.score)))))
     return found
 
   def _told(
-    self, prompt: engine.Prompt, request: Request, rows: list[engine.Row]
+    self, prompt: engine.Prompt, request: Request, rows: list[engine.PartialText]
   ) -> Sequence[token_logprobs.Likelihoods | None]:
     """Returns the log-probabilities of the tokens of each text, EOS included; with `echo` also those of the prompt."""
     if request.logprobs is None:
       return [None] * len(rows)
     before = prompt.tokens if request.echo else []
-    texts = [engine.Row([*before, *row.tokens], row.ended, row.score) for row in rows]
-    return [odds for _, odds in self._ready.told([] if request.echo else prompt.tokens, texts, request.adapter)]
+    texts = [engine.PartialText([*before, *row.tokens], row.ended, row.score) for row in rows]
+    return [
+      odds for _, odds in self._ready.text_likelihoods([] if request.echo else prompt.tokens, texts, request.adapter)
+    ]
 
   def _choice(
-    self, prompt: engine.Prompt, request: Request, row: engine.Row, odds: token_logprobs.Likelihoods | None
+    self, prompt: engine.Prompt, request: Request, row: engine.PartialText, odds: token_logprobs.Likelihoods | None
   ) -> tuple[dict[str, Any], int]:
     """The text of a row with its tokens, and how many of them were written."""
     before = len(prompt.ids) if request.echo else 0
@@ -417,7 +419,7 @@ class Completions:
   def _logprobs(
     self,
     prompt: engine.Prompt | None,
-    row: engine.Row,
+    row: engine.PartialText,
     odds: token_logprobs.Likelihoods,
     parts: list[str],
     number: int,
@@ -461,7 +463,7 @@ def _held_back(text: str, stop: Sequence[str]) -> int:
   return max([half, *begun])
 
 
-def _reason(row: engine.Row, end: int | None) -> str:
+def _reason(row: engine.PartialText, end: int | None) -> str:
   return "stop" if row.ended or end is not None else "length"
 
 

@@ -32,7 +32,7 @@ class TooLong(request_schema.FieldError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class ScoringRequest:
   """Token ids of each pair, the ends of prompt and target included, and the adapter that is asked."""
 
   pairs: list[tuple[list[int], list[int]]]
@@ -63,7 +63,7 @@ class Scoring:
       replies=_REPLIES,
     )
 
-  def parse(self, body: bytes) -> Request:
+  def parse(self, body: bytes) -> ScoringRequest:
     """The request that a JSON object makes.
 
     In:  b'{"inputs": ["2 + 2 ="], "targets": ["4"]}'
@@ -71,36 +71,36 @@ class Scoring:
     Raises:
       FieldError: what cannot be used, and what would be right.
     """
-    found = request_schema.check(request_schema.read(body), self._fields)
-    inputs, targets, adapter = found["inputs"], found["targets"], found.get("adapter", "")
+    request_fields = request_schema.check(request_schema.read(body), self._fields)
+    inputs, targets, adapter = request_fields["inputs"], request_fields["targets"], request_fields.get("adapter", "")
     adapter_routing.named(adapter or None, self._ready.names, "the request")
     if len(inputs) != len(targets):
-      said = f"targets: there are {len(targets)}, and {len(inputs)} inputs"
+      message = f"targets: there are {len(targets)}, and {len(inputs)} inputs"
       raise request_schema.FieldError(
-        "targets", f"{said}; there is no target without its input, so give as many of each"
+        "targets", f"{message}; there is no target without its input, so give as many of each"
       )
-    return Request([self._pair(*each, adapter) for each in zip(inputs, targets, strict=True)], adapter)
+    return ScoringRequest([self._pair(*pair, adapter) for pair in zip(inputs, targets, strict=True)], adapter)
 
-  def _pair(self, given: str, wanted: str, adapter: str) -> tuple[list[int], list[int]]:
+  def _pair(self, input_text: str, target_text: str, adapter: str) -> tuple[list[int], list[int]]:
     """Token ids of an input and its target.
 
     Raises:
       TooLong: they have more tokens than the model reads.
     """
-    vocabulary, apart = self._ready.vocabulary, self._ready.config.kind.reads_apart
-    prompt = self._ready.read(given, adapter).tokens
-    target = [*self._ready.prompts[adapter].encode(wanted), *([vocabulary.eos_id] if apart else [])]
+    vocabulary, reads_apart = self._ready.vocabulary, self._ready.config.kind.reads_apart
+    prompt = self._ready.read(input_text, adapter).tokens
+    target = [*self._ready.prompts[adapter].encode(target_text), *([vocabulary.eos_id] if reads_apart else [])]
     longest = self._ready.longest_text
     limits = [("targets", len(target), longest), ("inputs", len(prompt), self._ready.max_inputs)]
-    if not apart:
+    if not reads_apart:
       limits = [("inputs", len(prompt) + len(target), longest)]
     for name, number, most in limits:
       if number > most:
-        said = f"{name}: has {number:,} tokens" + ("" if apart else ", the target's included")
-        raise TooLong(name, f"{said}; this model reads {most:,} at most; shorten it")
+        message = f"{name}: has {number:,} tokens" + ("" if reads_apart else ", the target's included")
+        raise TooLong(name, f"{message}; this model reads {most:,} at most; shorten it")
     return prompt, target
 
-  def answer(self, request: Request) -> Iterator[Event]:
+  def answer(self, request: ScoringRequest) -> Iterator[Event]:
     """States while it waits; the answer last."""
     yield from routes.waiting(self._ready.device)
     try:

@@ -58,7 +58,7 @@ FIELDS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class WritingRequest:
   """What is to be written.
 
   adapter: the one that writes; "": the model itself.
@@ -76,7 +76,7 @@ class Request:
   token_probabilities: bool = False
 
 
-def parse(body: bytes) -> Request:
+def parse(body: bytes) -> WritingRequest:
   """The request that a JSON object makes.
 
   In:  b'{"inputs": "2 + 2 =", "beam": 4}'
@@ -85,23 +85,28 @@ def parse(body: bytes) -> Request:
   Raises:
     UserError: what cannot be used, and what would be right.
   """
-  found = request_schema.check(request_schema.read(body), FIELDS)
-  own = {name: found.pop(name) for name in ("seed", "adapter", "n", "token_probabilities") if name in found}
-  inputs = found.pop("inputs")
+  request_fields = request_schema.check(request_schema.read(body), FIELDS)
+  request_options = {
+    name: request_fields.pop(name) for name in ("seed", "adapter", "n", "token_probabilities") if name in request_fields
+  }
+  inputs = request_fields.pop("inputs")
   try:
-    decode = text_generation.decode_config(**({"max_length": _LENGTH} | found))
+    decode = text_generation.decode_config(**({"max_length": _LENGTH} | request_fields))
   except UserError as error:  # options that have nothing to do with each other, called as those of the command
     raise UserError(str(error).replace("--", "")) from None
-  if own.get("n", 1) > 1 and not decode.temperature:
-    raise UserError(f"n {own['n']}: of texts that are not drawn there is one; give temperature 1, or beam {own['n']}")
-  return Request(inputs, decode, **own)
+  if request_options.get("n", 1) > 1 and not decode.temperature:
+    raise UserError(
+      f"n {request_options['n']}: of texts that are not drawn there is one; give temperature 1, or beam"
+      f" {request_options['n']}"
+    )
+  return WritingRequest(inputs, decode, **request_options)
 
 
 @dataclasses.dataclass(frozen=True)
 class Looked:
   """A map of attention that is asked for, of a text and what is written behind it."""
 
-  place: attention_maps.Place
+  map_key: attention_maps.AttentionMapKey
   inputs: str
   targets: str
   adapter: str
@@ -127,7 +132,7 @@ _TEXT_REPLY = routes.record(
 )
 
 
-class Writer:
+class WritingService:
   """The service of a model that writes, see `routes.Service`.
 
   Args:
@@ -199,7 +204,7 @@ class Writer:
     """What `/v1/models` lists."""
     return self._completions.models
 
-  def parse(self, body: bytes) -> Request:
+  def parse(self, body: bytes) -> WritingRequest:
     """See `parse`; and whether there is the adapter that it names."""
     request = parse(body)
     adapter_routing.named(request.adapter or None, self._ready.names, "the request")
@@ -207,7 +212,7 @@ class Writer:
 
   # ---- Texts ---------------------------------------------------------------
 
-  def generate(self, request: Request) -> Iterator[Event]:
+  def generate(self, request: WritingRequest) -> Iterator[Event]:
     """What happens until the text is written; each event has the whole text so far.
 
     The last one has "ended", whether the model came to the end; before it come any number of {"state": "waiting"},
@@ -222,23 +227,23 @@ class Writer:
     finally:
       self._ready.device.release()
 
-  def _search(self, prompt: list[int], request: Request) -> Iterator[Event]:
+  def _search(self, prompt: list[int], request: WritingRequest) -> Iterator[Event]:
     seen = not self._ready.is_new(prompt, request.decode, request.adapter)
     yield {"state": "searching" if seen else "compiling"}
     start = time.monotonic()
     generation, limit = self._ready.search(prompt, request.decode, request.adapter)
-    found = prompt_builder.answer(generation, self._ready.vocabulary)
+    answer_fields = prompt_builder.answer(generation, self._ready.vocabulary)
     rows = [
-      engine.Row(tokens, len(tokens) < limit, score)
+      engine.PartialText(tokens, len(tokens) < limit, score)
       for tokens, score in zip(generation.tokens, generation.scores, strict=True)
     ]
     number = len(rows[0].tokens) + rows[0].ended
     speed = {"tokens_per_second": number / (time.monotonic() - start)} if seen else {}
-    texts = [found, *found.get("alternatives", [])]
+    texts = [answer_fields, *answer_fields.get("alternatives", [])]
     yield from self._tell(prompt, request, rows[: len(texts)], texts)
-    yield found | speed | {"tokens": number, "ended": rows[0].ended}
+    yield answer_fields | speed | {"tokens": number, "ended": rows[0].ended}
 
-  def _write(self, prompt: list[int], request: Request) -> Iterator[Event]:
+  def _write(self, prompt: list[int], request: WritingRequest) -> Iterator[Event]:
     if self._ready.is_new(prompt, request.decode, request.adapter, rows=request.n):
       yield {"state": "compiling"}
     written = self._ready.write(prompt, request.decode, request.adapter, seed=request.seed, numbers=range(request.n))
@@ -260,16 +265,18 @@ class Writer:
     yield event | texts[0] | ({"alternatives": texts[1:]} if len(texts) > 1 else {})
 
   def _tell(
-    self, prompt: list[int], request: Request, rows: list[engine.Row], texts: list[dict[str, Any]]
+    self, prompt: list[int], request: WritingRequest, rows: list[engine.PartialText], texts: list[dict[str, Any]]
   ) -> Iterator[Event]:
     """Adds to each text how likely its tokens were, if that is asked for."""
     if not request.token_probabilities:
       return
     yield {"state": "telling"}
-    for text, (ids, found) in zip(texts, self._ready.told(prompt, rows, request.adapter), strict=True):
-      text["token_probabilities"] = self._of_tokens(ids, found)
+    for text, (ids, token_likelihoods) in zip(
+      texts, self._ready.text_likelihoods(prompt, rows, request.adapter), strict=True
+    ):
+      text["token_probabilities"] = self._of_tokens(ids, token_likelihoods)
 
-  def _of_tokens(self, ids: list[int], found: token_logprobs.Likelihoods) -> list[dict[str, Any]]:
+  def _of_tokens(self, ids: list[int], token_likelihoods: token_logprobs.Likelihoods) -> list[dict[str, Any]]:
     names = self._ready.token_texts
     ended = bool(ids) and ids[-1] == self._ready.vocabulary.eos_id
     texts = token_logprobs.pieces(self._ready.decode, ids[:-1] if ended else ids) + ([""] if ended else [])
@@ -280,10 +287,13 @@ class Writer:
         "id": token,
         "probability": share(log_p),
         "likeliest": [
-          {"text": names[int(other)], "probability": share(x)} for other, x in zip(others, of_others, strict=True)
+          {"text": names[int(other_id)], "probability": share(x)}
+          for other_id, x in zip(other_ids, of_others, strict=True)
         ],
       }
-      for text, token, log_p, others, of_others in zip(texts, ids, found.log_p, found.ids, found.log_p_of, strict=True)
+      for text, token, log_p, other_ids, of_others in zip(
+        texts, ids, token_likelihoods.log_p, token_likelihoods.ids, token_likelihoods.log_p_of, strict=True
+      )
     ]
 
   # ---- Attention -----------------------------------------------------------
@@ -294,19 +304,19 @@ class Writer:
     return (inputs, _ADAPTER) if kind == "encoder" else (inputs, targets, _ADAPTER)
 
   def _parse_looked(self, body: bytes) -> Looked:
-    given = request_schema.read(body)
-    place = attention_maps.taken(given, self._sizes)
-    found = request_schema.check(given, self._looked_fields(place.which))
-    adapter = found.get("adapter", "")
+    request_values = request_schema.read(body)
+    map_key = attention_maps.taken(request_values, self._sizes)
+    checked = request_schema.check(request_values, self._looked_fields(map_key.which))
+    adapter = checked.get("adapter", "")
     adapter_routing.named(adapter or None, self._ready.names, "the request")
-    return Looked(place, found["inputs"], found.get("targets", ""), adapter)
+    return Looked(map_key, checked["inputs"], checked.get("targets", ""), adapter)
 
   def _look(self, request: Looked) -> Iterator[Event]:
     yield from routes.waiting(self._ready.device)
     try:
       prompts = self._ready.prompts[request.adapter]
       (prompt, _), targets = prompts(request.inputs), prompts.encode(request.targets)
-      yield self._ready.attention_map(prompt, list(map(int, targets)), request.place, request.adapter)
+      yield self._ready.attention_map(prompt, list(map(int, targets)), request.map_key, request.adapter)
     finally:
       self._ready.device.release()
 

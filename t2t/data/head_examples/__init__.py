@@ -1,18 +1,18 @@
 """What heads answer of tasks: which head a task needs, and its examples as a model with that head reads them."""
 
 from t2t.data.head_examples.examples import for_heads, gathered
-from t2t.data.head_examples.feature_converter import Converted, HeadFeatureConverter
-from t2t.data.head_examples.kinds import ANSWER_FEATURES, KINDS, Kind
+from t2t.data.head_examples.feature_converter import ConvertedExample, HeadFeatureConverter
+from t2t.data.head_examples.kinds import ANSWER_FEATURES, KINDS, QuestionKind
 from t2t.data.head_examples.needs import Need, head_of, heads_of, is_answered, labels_of, need_of
 from t2t.data.special_tokens import Framing
 
 __all__ = [
   "ANSWER_FEATURES",
   "KINDS",
-  "Converted",
+  "ConvertedExample",
   "Framing",
   "HeadFeatureConverter",
-  "Kind",
+  "QuestionKind",
   "Need",
   "for_heads",
   "gathered",

@@ -13,11 +13,13 @@ from t2t.data.head_examples.kinds import ANSWER_FEATURES
 from t2t.models.config import HeadConfig
 
 
-def for_heads(found: task_resolution.Found, architecture: str, heads: Sequence[HeadConfig]) -> task_resolution.Found:
+def for_heads(
+  provider: task_resolution.Provider, architecture: str, heads: Sequence[HeadConfig]
+) -> task_resolution.Provider:
   """The task or mixture whose examples are what a model with these heads reads, and what they are asked.
 
   Args:
-    found: in the vocabulary of the model, read from the user's files.
+    provider: in the vocabulary of the model, read from the user's files.
     architecture: of the model.
     heads: its own, in their order.
 
@@ -43,10 +45,10 @@ def for_heads(found: task_resolution.Found, architecture: str, heads: Sequence[H
       ).convert_dataset(dataset)
 
     features = {"inputs": seqio.Feature(vocabulary, add_eos=False)} | dict.fromkeys(ANSWER_FEATURES, as_it_is)
-    asked = task.replace(preprocessors=[*needs.formats_of(task), convert], output_features=features)
-    return raw_text.guarded(asked) if raw_text.is_guarded(task) else asked
+    answered_task = task.replace(preprocessors=[*needs.formats_of(task), convert], output_features=features)
+    return raw_text.guarded(answered_task) if raw_text.is_guarded(task) else answered_task
 
-  return task_resolution.copy(found, answered, lambda rate: rate)
+  return task_resolution.copy(provider, answered, lambda rate: rate)
 
 
 def gathered(examples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from t2t import UserError
 from t2t.data import sources
 from t2t.data.head_examples import kinds
-from t2t.data.head_examples.kinds import Kind
+from t2t.data.head_examples.kinds import QuestionKind
 from t2t.data.head_examples.reading import Features, Reading, checked
 from t2t.data.special_tokens import Framing
 from t2t.models.architecture import ARCHITECTURES
@@ -23,7 +23,7 @@ _OF_ANSWERS = ("answer_targets", "answers", "has_answer", "inputs_uncut")
 _OF_TEXTS = HeadConfig("texts", 1)  # a class head, which nobody asks
 
 
-class Converted(NamedTuple):
+class ConvertedExample(NamedTuple):
   """Features of an example whose answer is not known.
 
   features: int32 [length] each: inputs, token_types, texts, answer_heads, and what the kind of question adds; of a
@@ -139,7 +139,7 @@ class HeadFeatureConverter:
 
   # ---- An example without an answer ----------------------------------------------------------------------------------
 
-  def __call__(self, example: Mapping[str, Any]) -> Converted:
+  def __call__(self, example: Mapping[str, Any]) -> ConvertedExample:
     """Converts one example whose answer is not known.
 
     Args:
@@ -154,21 +154,23 @@ class HeadFeatureConverter:
     key = kind, tuple((name, x.shape.rank) for name, x in texts.items())
     program = self._programs.get(key) or self._programs.setdefault(key, self._program(*key))
     try:
-      found = program(*texts.values())
+      features = program(*texts.values())
     except tf.errors.OpError as error:
       raise sources.user_error(error) or error from None
-    cut = kind.cut(texts, found, self.reading)
-    names = [name for name in kind.windows or found if name not in _OF_ANSWERS]
+    cut = kind.cut(texts, features, self.reading)
+    names = [name for name in kind.windows or features if name not in _OF_ANSWERS]
     if not kind.windows:
-      return Converted({name: found[name].numpy() for name in names}, cut)
-    columns = [np.split(found[name].flat_values.numpy(), found[name].row_splits.numpy()[1:-1]) for name in names]
-    return Converted({"windows": [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]}, cut)
+      return ConvertedExample({name: features[name].numpy() for name in names}, cut)
+    columns = [np.split(features[name].flat_values.numpy(), features[name].row_splits.numpy()[1:-1]) for name in names]
+    return ConvertedExample(
+      {"windows": [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]}, cut
+    )
 
   @functools.cached_property
   def _programs(self) -> dict[tuple, Callable]:
     return {}
 
-  def _program(self, kind: Kind, fields: Sequence[tuple[str, int]]) -> Callable:
+  def _program(self, kind: QuestionKind, fields: Sequence[tuple[str, int]]) -> Callable:
     """Compiles a kind for examples with these fields, which are texts or lists of texts."""
     signature = [tf.TensorSpec([None] * rank, tf.string) for _, rank in fields]
 
@@ -180,11 +182,11 @@ class HeadFeatureConverter:
     return program
 
   @property
-  def _kinds(self) -> list[Kind]:
+  def _kinds(self) -> list[QuestionKind]:
     head = self.head or _OF_TEXTS
     return [kind for kind in kinds.KINDS.values() if kind.head == head.kind and kind.unanswered is not None]
 
-  def _kind_of(self, example: Mapping[str, Any]) -> Kind:
+  def _kind_of(self, example: Mapping[str, Any]) -> QuestionKind:
     return next(kind for kind in self._kinds if set(kind.question) <= set(example))
 
   @property

@@ -30,21 +30,21 @@ def _label(example: Features) -> tf.Tensor:
   """The number of the right class, int32 []; -1 where it is not given."""
   if "label" in example:
     return tf.cast(example["label"], tf.int32)
-  found = tf.where(example["options"] == example["targets"])
-  return tf.concat([tf.cast(found[:, 0], tf.int32), [-1]], 0)[0]
+  matches = tf.where(example["options"] == example["targets"])
+  return tf.concat([tf.cast(matches[:, 0], tf.int32), [-1]], 0)[0]
 
 
 def _of_text(example: Features, reading: Reading, target: tf.Tensor) -> Features:
   parts = reading.encode(_parts(example, reading))
   tokens, types = framing_lib.framed(parts, reading.framing, reading.length)
-  at, length = reading.place(tokens), tf.size(tokens)
+  token_index, length = reading.answering_position(tokens), tf.size(tokens)
   return {
     "inputs": tokens,
     "inputs_uncut": tf.size(parts.flat_values) + reading.framing.size(parts.nrows(out_type=tf.int32)),
     "token_types": types,
     "texts": tf.zeros_like(tokens),
-    "answer_heads": framing_lib.one_hot(at, length, reading.number + 1),
-    "answer_targets": framing_lib.one_hot(at, length, target),
+    "answer_heads": framing_lib.one_hot(token_index, length, reading.number + 1),
+    "answer_targets": framing_lib.one_hot(token_index, length, target),
   }
 
 
@@ -100,32 +100,32 @@ def _choice(example: Features, reading: Reading) -> Features:
   lengths = shared + tf.cast(candidates.row_lengths(), tf.int32)
   most = tf.cond(tf.reduce_sum(lengths) > room, lambda: framing_lib.shortened(lengths, room), lambda: lengths)
 
-  def one(given: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
-    candidate, is_right, index, most = given
+  def candidate_row(arguments: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
+    candidate, is_right, index, most = arguments
     tokens, types = framing_lib.framed(tf.concat([parts, candidate[None]], 0), framing, most)
-    length, at = tf.size(tokens), reading.place(tokens)
+    length, token_index = tf.size(tokens), reading.answering_position(tokens)
     target = tf.cast(is_right, tf.int32)
-    heads = framing_lib.one_hot(at, length, reading.number + 1)
-    return tokens, types, tf.fill([length], index), heads, framing_lib.one_hot(at, length, target)
+    heads = framing_lib.one_hot(token_index, length, reading.number + 1)
+    return tokens, types, tf.fill([length], index), heads, framing_lib.one_hot(token_index, length, target)
 
   rows = tf.map_fn(
-    one,
+    candidate_row,
     (candidates, right, tf.range(number), most),
     fn_output_signature=(tf.RaggedTensorSpec([None], tf.int32, ragged_rank=0),) * 5,
   )
   names = ("inputs", "token_types", "texts", "answer_heads", "answer_targets")
-  found = {name: row.flat_values for name, row in zip(names, rows, strict=True)}
-  return found | {"inputs_uncut": tf.reduce_sum(lengths), "has_answer": tf.reduce_any(right)}
+  features = {name: row.flat_values for name, row in zip(names, rows, strict=True)}
+  return features | {"inputs_uncut": tf.reduce_sum(lengths), "has_answer": tf.reduce_any(right)}
 
 
-def _cut(question: Features, found: Features, reading: Reading) -> int:
+def _cut(question: Features, features: Features, reading: Reading) -> int:
   """Tokens of a question that did not fit."""
   del question, reading
-  return int(found["inputs_uncut"]) - len(found["inputs"])
+  return int(features["inputs_uncut"]) - len(features["inputs"])
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class QuestionKind:
   """A kind of question.
 
   question, answer: fields of an example; those of both together tell the kind.
@@ -160,8 +160,8 @@ def _no_label(question: Features) -> Features:
 
 
 # The first whose fields an example has.
-KINDS: dict[str, Kind] = {
-  "span": Kind(
+KINDS: dict[str, QuestionKind] = {
+  "span": QuestionKind(
     ("question", "context"),
     ("answer_starts",),
     spans.make,
@@ -172,11 +172,13 @@ KINDS: dict[str, Kind] = {
     unanswered=spans.unanswered,
     cut=spans.cut,
   ),
-  "tag": Kind(("words",), ("tags", "options"), tags.make, "tag", unanswered=tags.unanswered),
-  "mention": Kind(("passage", "query", "options"), (), mentions.make, "choice", number=1),
-  "choice": Kind(("candidates",), (), _choice, "choice", number=1, unanswered=_no_label),
-  "score": Kind((), ("label",), _score, "score", number=1, unanswered=lambda _: {"label": tf.constant(float("nan"))}),
-  "class": Kind((), ("options",), _class, "class", unanswered=_no_label),
+  "tag": QuestionKind(("words",), ("tags", "options"), tags.make, "tag", unanswered=tags.unanswered),
+  "mention": QuestionKind(("passage", "query", "options"), (), mentions.make, "choice", number=1),
+  "choice": QuestionKind(("candidates",), (), _choice, "choice", number=1, unanswered=_no_label),
+  "score": QuestionKind(
+    (), ("label",), _score, "score", number=1, unanswered=lambda _: {"label": tf.constant(float("nan"))}
+  ),
+  "class": QuestionKind((), ("options",), _class, "class", unanswered=_no_label),
 }
 
 

@@ -16,12 +16,12 @@ def find(passage: str, entities: Sequence[str]) -> list[list[int]]:
   In:  "Annabel met Ann.", ["Ann", "bel", "Bob"]
   Out: [[12], [4], []]
   """
-  found = []
+  mentions = []
   for entity in entities:
-    own = re.escape(entity)
-    places = [match.start() for match in re.finditer(rf"(?<!\w){own}(?!\w)", passage)] if entity else []
-    found.append(places or ([match.start() for match in re.finditer(own, passage)] if entity else []))
-  return found
+    pattern = re.escape(entity)
+    places = [match.start() for match in re.finditer(rf"(?<!\w){pattern}(?!\w)", passage)] if entity else []
+    mentions.append(places or ([match.start() for match in re.finditer(pattern, passage)] if entity else []))
+  return mentions
 
 
 def candidates(starts: np.ndarray, ends: np.ndarray, mentions: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
@@ -34,14 +34,14 @@ def candidates(starts: np.ndarray, ends: np.ndarray, mentions: Sequence[Sequence
     starts, ends: characters of the tokens that are read.
     mentions: of each entity, see `find`.
   """
-  found: dict[int, int] = {}
+  entity_of_token: dict[int, int] = {}
   for number, places in sorted(enumerate(mentions), key=lambda pair: len(pair[1])):
-    for place in places:
-      (tokens,) = np.nonzero((starts <= place) & (ends > place))
-      if len(tokens) and int(tokens[0]) not in found:
-        found[int(tokens[0])] = number
+    for mention in places:
+      (tokens,) = np.nonzero((starts <= mention) & (ends > mention))
+      if len(tokens) and int(tokens[0]) not in entity_of_token:
+        entity_of_token[int(tokens[0])] = number
         break
-  return sorted(found.items())
+  return sorted(entity_of_token.items())
 
 
 def make(example: Features, reading: Reading) -> Features:
@@ -70,25 +70,25 @@ def make(example: Features, reading: Reading) -> Features:
     room -= len(behind)
     mentions = find(passage, names)
     is_right = np.isin(entities, right) if len(right) else np.zeros(len(names), bool)
-    places = [place for places, is_own in zip(mentions, is_right, strict=True) if is_own for place in places]
+    places = [mention for places, is_own in zip(mentions, is_right, strict=True) if is_own for mention in places]
     first = 0
     if training and places:
       (reached,) = np.nonzero(tokens.ends > min(places))
       first = min(int(reached[0]), len(tokens.ids) - room) if len(reached) and reached[0] >= room else 0
     ids, starts, ends = (column[first : first + room] for column in tokens)
-    asked = candidates(starts, ends, mentions)
+    candidate_tokens = candidates(starts, ends, mentions)
     before = len(framing.begin)
     inputs = np.concatenate([framing.begin, ids, framing.between, behind, framing.end]).astype(np.int32)
     types, heads, targets = (np.zeros(len(inputs), np.int32) for _ in range(3))
     types[before + len(ids) + len(framing.between) :] = 1
-    for token, number in asked:
+    for token, number in candidate_tokens:
       heads[before + token] = reading.number + 1
       targets[before + token] = is_right[number]
-    options = np.array([entities[number] for _, number in asked], object)
+    options = np.array([entities[number] for _, number in candidate_tokens], object)
     return inputs, types, heads, targets, options, np.int32(uncut)
 
-  given = [example[name] for name in ("passage", "query", "options", "answers", "training")]
-  *columns, uncut = tf.numpy_function(row, given, [tf.int32] * 4 + [tf.string, tf.int32], stateful=False)
+  arguments = [example[name] for name in ("passage", "query", "options", "answers", "training")]
+  *columns, uncut = tf.numpy_function(row, arguments, [tf.int32] * 4 + [tf.string, tf.int32], stateful=False)
   inputs, types, heads, targets, options = (tf.ensure_shape(x, [None]) for x in columns)
   return {
     "inputs": inputs,

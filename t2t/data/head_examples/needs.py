@@ -101,7 +101,7 @@ def heads_of(
   Raises:
     UserError: two tasks want different heads of one name, or a head of the model has another number of classes.
   """
-  found: dict[str, tuple[HeadConfig, str]] = {}
+  heads_by_name: dict[str, tuple[HeadConfig, str]] = {}
   for task in tasks:
     need = need_of(task)
     reads = _reads(model, need, vocabulary)
@@ -109,24 +109,24 @@ def heads_of(
       *(need.head, need.number, need.kind, need.labels),
       **dict(reads=reads, no_answer=need.no_answer) | model.published_head(need.kind),
     )
-    own = _own(need, model.heads)
-    if own is not None:
-      head = _checked(own, need, task.name)
-    other, name = found.get(head.name, (head, task.name))
+    model_head = _head_of_name(need, model.heads)
+    if model_head is not None:
+      head = _checked(model_head, need, task.name)
+    earlier_head, name = heads_by_name.get(head.name, (head, task.name))
     # Some of a mixture's questions may have no answer, where those of one of its tasks may.
-    either = head.no_answer or other.no_answer
-    head, other = (dataclasses.replace(each, no_answer=either) for each in (head, other))
-    if other != head:
+    either = head.no_answer or earlier_head.no_answer
+    head, earlier_head = (dataclasses.replace(head_config, no_answer=either) for head_config in (head, earlier_head))
+    if earlier_head != head:
       raise UserError(
-        f"config.data.mixture: {name} and {task.name} both ask a head {need.head!r}, with {other.num_classes}"
-        f" and {head.num_classes} classes ({', '.join(other.labels)}; {', '.join(head.labels)}); register one of"
+        f"config.data.mixture: {name} and {task.name} both ask a head {need.head!r}, with {earlier_head.num_classes}"
+        f" and {head.num_classes} classes ({', '.join(earlier_head.labels)}; {', '.join(head.labels)}); register one of"
         " them with another name of its head"
       )
-    found[head.name] = head, name
-  return tuple(head for head, _ in found.values())
+    heads_by_name[head.name] = head, name
+  return tuple(head for head, _ in heads_by_name.values())
 
 
-def _own(need: Need, heads: Sequence[HeadConfig]) -> HeadConfig | None:
+def _head_of_name(need: Need, heads: Sequence[HeadConfig]) -> HeadConfig | None:
   """The head that is called so; or the only one, if it is called no more than what it is, as those of transformers."""
   named = [head for head in heads if head.name == need.head]
   if not named and len(heads) == 1 and heads[0].name == heads[0].kind == need.kind:
@@ -177,8 +177,12 @@ def _reads(model: TransformerConfig, need: Need, vocabulary: seqio.Vocabulary) -
 def _checked(head: HeadConfig, need: Need, task: str) -> HeadConfig:
   """The model's own head, if it answers the task."""
   key = _key(head, need)
-  known, wanted = (sorted(key(label) for label in labels) for labels in (head.labels, need.labels))
-  if head.kind != need.kind or head.num_classes != need.number or (known and wanted and known != wanted):
+  model_labels, needed_labels = (sorted(key(label) for label in labels) for labels in (head.labels, need.labels))
+  if (
+    head.kind != need.kind
+    or head.num_classes != need.number
+    or (model_labels and needed_labels and model_labels != needed_labels)
+  ):
     raise UserError(
       f"config.model.heads: {head.name} is a {head.kind} head with {head.num_classes} classes"
       f"{_listed(head.labels)}, and {task} needs a {need.kind} head with {need.number}{_listed(need.labels)}; begin"
@@ -198,20 +202,20 @@ def head_of(task: seqio.Task, heads: Sequence[HeadConfig]) -> tuple[int, Need]:
     UserError: there is none; lists those there are.
   """
   need = need_of(task)
-  own = _own(need, heads)
-  if own is None:
-    there = ", ".join(head.name for head in heads) or "none"
+  model_head = _head_of_name(need, heads)
+  if model_head is None:
+    head_names = ", ".join(head.name for head in heads) or "none"
     raise UserError(
-      f"{task.name} is answered by a head {need.head!r}, which the model has not; it has {there}: fine-tune it on the"
-      f" task, config.data.mixture={task.name}"
+      f"{task.name} is answered by a head {need.head!r}, which the model has not; it has {head_names}: fine-tune it on"
+      f" the task, config.data.mixture={task.name}"
     )
-  _checked(own, need, task.name)
-  return list(heads).index(own), need
+  _checked(model_head, need, task.name)
+  return list(heads).index(model_head), need
 
 
-def is_answered(found: task_resolution.Found) -> bool:
+def is_answered(provider: task_resolution.Provider) -> bool:
   """Returns True if all tasks have answers, by their metrics or by the fields of their examples, and no objective."""
-  return all(not objectives.of(task) and (task.metric_fns or asks(task)) for task in task_resolution.tasks_of(found))
+  return all(not objectives.of(task) and (task.metric_fns or asks(task)) for task in task_resolution.tasks_of(provider))
 
 
 def asks(task: seqio.Task) -> bool:

@@ -37,12 +37,12 @@ class Reading:
     """Ids of texts, string [texts]; nothing around them."""
     return framing_lib.encode(self.vocabulary, texts)
 
-  def place(self, tokens: tf.Tensor) -> tf.Tensor:
+  def answering_position(self, tokens: tf.Tensor) -> tf.Tensor:
     """The position that answers for a text."""
     return tf.size(tokens) - 1 if self.reads == "last" else tf.constant(0)
 
 
-def checked(x: tf.Tensor, holds: tf.Tensor, refuse: Callable, given: tf.Tensor) -> tf.Tensor:
-  """`x`, or what `refuse` raises of `given`."""
-  raised = lambda: tf.ensure_shape(tf.numpy_function(refuse, [given], x.dtype), x.shape)
+def checked(x: tf.Tensor, holds: tf.Tensor, refuse: Callable, value: tf.Tensor) -> tf.Tensor:
+  """`x`, or what `refuse` raises of `value`."""
+  raised = lambda: tf.ensure_shape(tf.numpy_function(refuse, [value], x.dtype), x.shape)
   return tf.cond(holds, lambda: x, raised)

@@ -19,19 +19,19 @@ MOST_OF_QUESTION = 64  # tokens: what is longer is cut
 OVERLAP = 128  # tokens that a window has in common with the one before
 
 
-class Window(NamedTuple):
+class ContextWindow(NamedTuple):
   """A question and a part of a context; int32 [tokens].
 
   inputs: ids.
   token_types: 0 up to the context, 1 from there on.
-  asked: 1 at the context's tokens, and at the position that stands for no answer.
+  head_mask: 1 at the context's tokens, and at the position that stands for no answer.
   targets: 1 where the answer starts, 2 where it ends, 3 where both: at the position for none, if it is not all there.
   context_starts, context_ends: see `OFFSETS`.
   """
 
   inputs: np.ndarray
   token_types: np.ndarray
-  asked: np.ndarray
+  head_mask: np.ndarray
   targets: np.ndarray
   context_starts: np.ndarray
   context_ends: np.ndarray
@@ -56,13 +56,13 @@ def check(reading: Reading, where: str) -> None:
   least = shortest(reading.framing)
   if reading.length >= least:
     return
-  apart = (
+  how_read = (
     f"in windows, of which each has {OVERLAP} tokens of the one before, behind a question of up to {MOST_OF_QUESTION}"
   )
   if where:
-    raise UserError(f"{where} {reading.length}: a context is read {apart}; give {least} or more")
+    raise UserError(f"{where} {reading.length}: a context is read {how_read}; give {least} or more")
   raise UserError(
-    f"config.data.inputs_length={reading.length}: {reading.task} reads a context {apart}; set"
+    f"config.data.inputs_length={reading.length}: {reading.task} reads a context {how_read}; set"
     f" config.data.inputs_length={least} or more (BERT's is 384)"
   )
 
@@ -75,7 +75,7 @@ def windows(
   framing: Framing,
   length: int,
   eos_id: int,
-) -> list[Window]:
+) -> list[ContextWindow]:
   """A context in windows that overlap, each behind the question.
 
   The first position stands for no answer, [CLS]; of a decoder, which does not look ahead, EOS behind the window.
@@ -92,22 +92,22 @@ def windows(
   end = framing.end or (eos_id,)
   before = np.array([*framing.begin, *question, *framing.between], np.int32)
   room, number = length - len(before) - len(end), len(context.ids)
-  found, start = [], 0
+  context_windows, start = [], 0
   while True:
     stop = min(start + room, number)
     inputs = np.concatenate([before, context.ids[start:stop], np.array(end, np.int32)])
-    here = slice(len(before), len(before) + stop - start)
-    types, asked, targets, starts, ends = (np.full(len(inputs), x, np.int32) for x in (0, 0, 0, -1, -1))
+    context_slice = slice(len(before), len(before) + stop - start)
+    types, head_mask, targets, starts, ends = (np.full(len(inputs), x, np.int32) for x in (0, 0, 0, -1, -1))
     types[len(before) :] = 1
-    starts[here], ends[here] = context.starts[start:stop], context.ends[start:stop]
+    starts[context_slice], ends[context_slice] = context.starts[start:stop], context.ends[start:stop]
     nothing = 0 if framing.end else len(inputs) - 1
-    asked[here] = asked[nothing] = 1
-    first, last = _bounds(starts[here], ends[here], answer) or (nothing - len(before),) * 2
+    head_mask[context_slice] = head_mask[nothing] = 1
+    first, last = _bounds(starts[context_slice], ends[context_slice], answer) or (nothing - len(before),) * 2
     targets[len(before) + first] += 1
     targets[len(before) + last] += 2
-    found.append(Window(inputs, types, asked, targets, starts, ends))
+    context_windows.append(ContextWindow(inputs, types, head_mask, targets, starts, ends))
     if stop == number:
-      return found
+      return context_windows
     start += room - OVERLAP
 
 
@@ -133,10 +133,10 @@ def _checked_answer(context: str, starts: np.ndarray, texts: np.ndarray, record:
     return None
   start, text = int(starts[0]), texts[0].decode()
   if context[start : start + len(text)] != text or start < 0:
-    there = context[max(start, 0) : max(start, 0) + max(len(text), 1)]
+    context_part = context[max(start, 0) : max(start, 0) + max(len(text), 1)]
     raise UserError(
       f"{task}: record {record.decode()!r}: its answer {text!r} is not in the context at character {start}, where"
-      f" {there!r} stands; 'answer_start' counts the characters of the context from 0"
+      f" {context_part!r} stands; 'answer_start' counts the characters of the context from 0"
     )
   return start, start + len(text)
 
@@ -147,9 +147,9 @@ def unanswered(question: Features) -> Features:
   return {"answer_starts": tf.zeros([0], tf.int32), "answer_texts": tf.zeros([0], tf.string)}
 
 
-def cut(question: Features, found: Features, reading: Reading) -> int:
+def cut(question: Features, features: Features, reading: Reading) -> int:
   """Tokens that did not fit, which are of the question: a context is read whole, in windows."""
-  del found
+  del features
   ids = offsets.tokens_of(reading.vocabulary, question["question"].numpy().decode()).ids
   return max(0, len(ids) - MOST_OF_QUESTION)
 
@@ -169,7 +169,7 @@ def make(example: Features, reading: Reading) -> Features:
   def rows(question, context, starts, texts, record) -> tuple[np.ndarray, ...]:
     context = context.decode()
     answer = _checked_answer(context, starts, texts, record, reading.task)
-    found = windows(
+    context_windows = windows(
       offsets.tokens_of(reading.vocabulary, question.decode()).ids,
       offsets.tokens_of(reading.vocabulary, context),
       answer,
@@ -177,19 +177,21 @@ def make(example: Features, reading: Reading) -> Features:
       length=reading.length,
       eos_id=reading.vocabulary.eos_id,
     )
-    lengths = np.array([len(window.inputs) for window in found], np.int64)
-    return lengths, *(np.concatenate(column) for column in zip(*found, strict=True))
+    lengths = np.array([len(window.inputs) for window in context_windows], np.int64)
+    return lengths, *(np.concatenate(column) for column in zip(*context_windows, strict=True))
 
-  given = [example[name] for name in ("question", "context", "answer_starts", "answer_texts")]
-  given.append(example["id"] if "id" in example else tf.constant(""))
-  lengths, *columns = tf.numpy_function(rows, given, [tf.int64] + [tf.int32] * len(Window._fields), stateful=False)
+  arguments = [example[name] for name in ("question", "context", "answer_starts", "answer_texts")]
+  arguments.append(example["id"] if "id" in example else tf.constant(""))
+  lengths, *columns = tf.numpy_function(
+    rows, arguments, [tf.int64] + [tf.int32] * len(ContextWindow._fields), stateful=False
+  )
   lengths = tf.ensure_shape(lengths, [None])
-  found = {
+  features = {
     name: tf.RaggedTensor.from_row_lengths(tf.ensure_shape(column, [None]), lengths)
-    for name, column in zip(Window._fields, columns, strict=True)
+    for name, column in zip(ContextWindow._fields, columns, strict=True)
   }
-  heads, targets = found.pop("asked") * (reading.number + 1), found.pop("targets")
-  return found | {
+  heads, targets = features.pop("head_mask") * (reading.number + 1), features.pop("targets")
+  return features | {
     "texts": tf.zeros_like(heads),
     "answer_heads": heads,
     "answer_targets": targets,

@@ -19,12 +19,12 @@ def first_tokens(words: Sequence[str], starts: np.ndarray, ends: np.ndarray) -> 
   """
   begins = np.cumsum([0, *(len(word) + 1 for word in words)])
   # Of two words in one token the first.
-  found: dict[int, int] = {}
+  word_of_token: dict[int, int] = {}
   for number, word in enumerate(words):
     (tokens,) = np.nonzero((ends > begins[number]) & (starts < begins[number] + len(word)) & (ends > starts))
     if len(tokens):
-      found.setdefault(int(tokens[0]), number)
-  return sorted(found.items())
+      word_of_token.setdefault(int(tokens[0]), number)
+  return sorted(word_of_token.items())
 
 
 def split(text: str) -> list[str]:
@@ -35,8 +35,8 @@ def split(text: str) -> list[str]:
 
   Source: what Devlin et al. 2019's code takes for punctuation: all of Unicode's, and ASCII that is no letter or digit.
   """
-  apart = "".join(f" {x} " if _is_punctuation(x) else x for x in text)
-  return apart.split()
+  spaced = "".join(f" {x} " if _is_punctuation(x) else x for x in text)
+  return spaced.split()
 
 
 def _is_punctuation(character: str) -> bool:
@@ -51,14 +51,14 @@ def places(words: Sequence[str], text: str) -> list[tuple[int, int]] | None:
   In:  ["Ann", "saw", "Rome", "."], "Ann saw Rome."
   Out: [(0, 3), (4, 7), (8, 12), (12, 13)]
   """
-  found, end = [], 0
+  word_spans, end = [], 0
   for word in words:
     start = text.find(word, end)
     if start < 0:
       return None
     end = start + len(word)
-    found.append((start, end))
-  return found
+    word_spans.append((start, end))
+  return word_spans
 
 
 def unanswered(question: Features) -> Features:
@@ -81,11 +81,11 @@ def make(example: Features, reading: Reading) -> Features:
     ids, starts, ends = (column[: reading.length - framing.size(1)] for column in tokens)
     inputs = np.concatenate([framing.begin, ids, framing.end]).astype(np.int32)
     heads, targets = np.zeros_like(inputs), np.zeros_like(inputs)
-    asked = first_tokens(words, starts, ends)
-    for token, number in asked:
+    word_tokens = first_tokens(words, starts, ends)
+    for token, number in word_tokens:
       heads[len(framing.begin) + token] = reading.number + 1
       targets[len(framing.begin) + token] = max(tags[number], 0)
-    numbers = np.array([number for _, number in asked], np.int32)
+    numbers = np.array([number for _, number in word_tokens], np.int32)
     return inputs, heads, targets, numbers, np.int32(len(tokens.ids) - len(ids))
 
   tags = tf.cast(example["tags"], tf.int32)

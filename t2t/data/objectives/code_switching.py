@@ -52,24 +52,26 @@ def _content(path: str) -> bytes:
 
 
 @functools.lru_cache(maxsize=8)
-def _parsed(content: bytes, place: str) -> Mapping[str, tuple[str, ...]]:
+def _parsed(content: bytes, location: str) -> Mapping[str, tuple[str, ...]]:
   try:
     lines = content.decode("utf-8-sig").split("\n")
   except UnicodeDecodeError as error:
-    raise UserError(f"{place}: not valid UTF-8 (byte {error.start + 1})") from error
-  found: dict[str, list[str]] = {}
+    raise UserError(f"{location}: not valid UTF-8 (byte {error.start + 1})") from error
+  dictionary: dict[str, list[str]] = {}
   for number, line in enumerate(lines, 1):
     if not line.strip():
       continue
     columns = [column.strip() for column in line.split("\t")]
     if len(columns) != 2 or not all(columns):
-      raise UserError(f"{place}, line {number}: {line.strip()!r} is not a word, a tab and its translation")
+      raise UserError(f"{location}, line {number}: {line.strip()!r} is not a word, a tab and its translation")
     if not _WORD.fullmatch(columns[0]):
-      raise UserError(f"{place}, line {number}: {columns[0]!r} is not one word, and one word after another is replaced")
-    found.setdefault(columns[0], []).append(columns[1])
-  if not found:
-    raise UserError(f"{place}: has no words; give a word, a tab and its translation in each line")
-  return {word: tuple(dict.fromkeys(translations)) for word, translations in found.items()}
+      raise UserError(
+        f"{location}, line {number}: {columns[0]!r} is not one word, and one word after another is replaced"
+      )
+    dictionary.setdefault(columns[0], []).append(columns[1])
+  if not dictionary:
+    raise UserError(f"{location}: has no words; give a word, a tab and its translation in each line")
+  return {word: tuple(dict.fromkeys(translations)) for word, translations in dictionary.items()}
 
 
 def check(dictionary: str, rate: float, *, objective: str, reads_text: bool) -> None:
@@ -108,10 +110,10 @@ def switch(text: str, draws: np.ndarray, *, dictionary: Mapping[str, Sequence[st
   """
   number = -1
 
-  def replaced(found: re.Match) -> str:
+  def replaced(match: re.Match) -> str:
     nonlocal number
     number += 1
-    word = found.group()
+    word = match.group()
     translations = dictionary.get(word) or dictionary.get(word.lower())
     if not translations or draws[0, number] >= rate:
       return word
@@ -149,7 +151,7 @@ def code_switching(dataset: tf.data.Dataset, *, dictionary: str, rate: float) ->
     # Between two words is at least a character.
     most = tf.strings.length(text) // 2 + 1
     draws = tf.random.stateless_uniform([2, most], seed)
-    found = tf.numpy_function(in_python, [text, draws], tf.string, stateful=False)
-    return features | {"text": tf.ensure_shape(found, [])}
+    switched_text = tf.numpy_function(in_python, [text, draws], tf.string, stateful=False)
+    return features | {"text": tf.ensure_shape(switched_text, [])}
 
   return switched(dataset)

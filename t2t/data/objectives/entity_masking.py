@@ -16,7 +16,7 @@ Features = dict[str, tf.Tensor]
 _SHOWN = 40  # characters of a text that a message names a record by
 
 
-def checked(ranges: Sequence[Sequence[int]], length: int, *, place: str) -> np.ndarray:
+def checked(ranges: Sequence[Sequence[int]], length: int, *, location: str) -> np.ndarray:
   """Ranges of characters in the order of the text, int32 [n, 2]; each has a character, and no two have the same.
 
   In:  [[7, 12], [0, 3]], length 12
@@ -25,25 +25,29 @@ def checked(ranges: Sequence[Sequence[int]], length: int, *, place: str) -> np.n
   Args:
     ranges: first character and the one behind the last of each.
     length: characters of the text.
-    place: which record it is, for messages.
+    location: which record it is, for messages.
 
   Raises:
     UserError: what is no such range, stands outside of the text, or overlaps another.
   """
-  for each in ranges:
-    is_range = isinstance(each, Sequence | np.ndarray) and len(each) == 2 and not isinstance(each, str)
-    if not is_range or not all(isinstance(x, int | np.integer) and not isinstance(x, bool) for x in each):
-      raise UserError(f"{place}: {each!r} marks nothing; give [start, end] of each phrase, counted in characters")
-  found = np.array(sorted(tuple(map(int, each)) for each in ranges), np.int64).reshape(-1, 2)
-  for start, end in found.tolist():
+  for marked_range in ranges:
+    is_range = (
+      isinstance(marked_range, Sequence | np.ndarray) and len(marked_range) == 2 and not isinstance(marked_range, str)
+    )
+    if not is_range or not all(isinstance(x, int | np.integer) and not isinstance(x, bool) for x in marked_range):
+      raise UserError(
+        f"{location}: {marked_range!r} marks nothing; give [start, end] of each phrase, counted in characters"
+      )
+  sorted_ranges = np.array(sorted(tuple(map(int, marked_range)) for marked_range in ranges), np.int64).reshape(-1, 2)
+  for start, end in sorted_ranges.tolist():
     if not 0 <= start < end <= length:
-      raise UserError(f"{place}: [{start}, {end}] marks no part of its text, which has {length} characters")
-  for (first, behind), (start, end) in zip(found[:-1].tolist(), found[1:].tolist(), strict=True):
+      raise UserError(f"{location}: [{start}, {end}] marks no part of its text, which has {length} characters")
+  for (first, behind), (start, end) in zip(sorted_ranges[:-1].tolist(), sorted_ranges[1:].tolist(), strict=True):
     if start < behind:
       raise UserError(
-        f"{place}: [{first}, {behind}] and [{start}, {end}] overlap; a character is of one phrase at most"
+        f"{location}: [{first}, {behind}] and [{start}, {end}] overlap; a character is of one phrase at most"
       )
-  return found.astype(np.int32)
+  return sorted_ranges.astype(np.int32)
 
 
 def unit_starts(starts: np.ndarray, ends: np.ndarray, ranges: np.ndarray, starts_word: np.ndarray) -> np.ndarray:
@@ -78,17 +82,17 @@ def tokenize(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Featu
   """
   vocabulary = output_features["targets"].vocabulary
   if "entities" not in dataset.element_spec:
-    there = ", ".join(dataset.element_spec)
+    field_names = ", ".join(dataset.element_spec)
     raise UserError(
       "config.data.objective=annotated_masked_lm: the source's records have no field 'entities', the first character of"
-      f" each phrase and that behind its last, [n, 2]; there are: {there}"
+      f" each phrase and that behind its last, [n, 2]; there are: {field_names}"
     )
   starts_word = vocabularies.starts_word(vocabulary)
 
   def encode(text: bytes, ranges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     text = text.decode()
     shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
-    ranges = checked(ranges, len(text), place=f"entities of the text {shown!r}")
+    ranges = checked(ranges, len(text), location=f"entities of the text {shown!r}")
     ids, *places = offsets.tokens_of(vocabulary, text)
     starts = unit_starts(*places, ranges, starts_word[ids])
     return ids, starts.astype(np.int32)
@@ -97,8 +101,8 @@ def tokenize(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Featu
     ranges = features["entities"]
     ranges = ranges.to_tensor(shape=[None, 2]) if isinstance(ranges, tf.RaggedTensor) else ranges
     ranges = tf.reshape(tf.cast(ranges, tf.int64), [-1, 2])
-    found = tf.numpy_function(encode, [features["text"], ranges], [tf.int32] * 2, stateful=False)
-    ids, starts = (tf.ensure_shape(x, [None]) for x in found)
+    outputs = tf.numpy_function(encode, [features["text"], ranges], [tf.int32] * 2, stateful=False)
+    ids, starts = (tf.ensure_shape(x, [None]) for x in outputs)
     return {"targets": ids, "starts": starts}
 
   return dataset.map(encoded, num_parallel_calls=tf.data.AUTOTUNE).filter(

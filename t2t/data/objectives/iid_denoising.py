@@ -48,8 +48,8 @@ def replace_each(tokens: tf.Tensor, mask: tf.Tensor, *, first_sentinel: int) -> 
   Out: {"inputs": [3, 99, 98, 6, 97, 8], "targets": [99, 4, 98, 5, 97, 7]}
   """
   sentinels = first_sentinel + 1 - tf.cumsum(tf.cast(mask, tokens.dtype))
-  taken = tf.stack([sentinels, tokens], 1)
-  return {"inputs": tf.where(mask, sentinels, tokens), "targets": tf.reshape(tf.boolean_mask(taken, mask), [-1])}
+  pairs = tf.stack([sentinels, tokens], 1)
+  return {"inputs": tf.where(mask, sentinels, tokens), "targets": tf.reshape(tf.boolean_mask(pairs, mask), [-1])}
 
 
 def later_mask(length: tf.Tensor, seed: tf.Tensor, *, noise_density: float) -> tf.Tensor:

@@ -109,9 +109,9 @@ def whole_words(
   sizes = tf.gather(sizes, order)
   chosen = tf.zeros([length], tf.bool)
   for _ in range(2):  # a round ends before the first word that is too long; another fills most of what that left
-    left = budget - tf.reduce_sum(tf.where(chosen, sizes, 0))
-    fits = ~chosen & (sizes > 0) & (sizes <= left)
-    chosen |= fits & (tf.cumsum(tf.where(fits, sizes, 0)) <= left)
+    spare = budget - tf.reduce_sum(tf.where(chosen, sizes, 0))
+    fits = ~chosen & (sizes > 0) & (sizes <= spare)
+    chosen |= fits & (tf.cumsum(tf.where(fits, sizes, 0)) <= spare)
   chosen |= ~tf.reduce_any(chosen) & (tf.range(length) == 0)
   return tf.gather(chosen, tf.gather(tf.math.invert_permutation(order), word)) & candidates, tf.range(length)
 
@@ -333,9 +333,9 @@ def asked_spans(chosen: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
   # Spans are numbered from 1; where there is none the first or last token is of none.
   first = tf.where(chosen[:1], 1, 0)
   last = tf.where(chosen[-1:], span[-1:], 0)
-  asked = chosen & (span != first) & (span != last)
+  is_predicted = chosen & (span != first) & (span != last)
   targets = tf.cast(starts, tf.int32) + 2 * tf.cast(ends, tf.int32)
-  return tf.cast(asked, tf.int32), tf.where(asked, targets, tf.zeros([size], tf.int32))
+  return tf.cast(is_predicted, tf.int32), tf.where(is_predicted, targets, tf.zeros([size], tf.int32))
 
 
 def masked_spans(
@@ -370,7 +370,7 @@ def masked_spans(
   def ask(features: corruption.Features) -> corruption.Features:
     heads, targets = asked_spans(features["loss_weights"] > 0)
     nothing = tf.zeros_like(heads)
-    asked = {"token_types": nothing, "texts": nothing, "answer_heads": heads, "answer_targets": targets}
-    return features | asked
+    head_features = {"token_types": nothing, "texts": nothing, "answer_heads": heads, "answer_targets": targets}
+    return features | head_features
 
   return masked.map(ask, num_parallel_calls=tf.data.AUTOTUNE)

@@ -20,7 +20,7 @@ _SHUFFLED = 0.05  # share of the trigrams (Wang et al. 2020, section 3.2)
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class SentencePairTask:
   """What is asked of two texts.
 
   head: its classes are these arrangements, by number.
@@ -34,9 +34,9 @@ class Task:
   shuffles_words: bool = False
 
 
-NEXT = Task(registry.NSP, ("next", "random"))  # Devlin et al. 2019, section 3.1
-ORDER = Task(registry.SOP, ("next", "swapped"))  # Lan et al. 2020, section 3.1
-STRUCTURE = Task(  # Wang et al. 2020 (StructBERT), section 3
+NEXT = SentencePairTask(registry.NSP, ("next", "random"))  # Devlin et al. 2019, section 3.1
+ORDER = SentencePairTask(registry.SOP, ("next", "swapped"))  # Lan et al. 2020, section 3.1
+STRUCTURE = SentencePairTask(  # Wang et al. 2020 (StructBERT), section 3
   registry.STRUCTURE, ("next", "swapped", "random"), shuffles_words=True
 )
 
@@ -91,8 +91,8 @@ def _of_documents(dataset: tf.data.Dataset, *, length: int, ends_sentence: tf.Te
     rows = tf.RaggedTensor.from_row_splits(tokens, splits, validate=False)
     return {"targets": rows, "document": tf.repeat(fingerprint, rows.nrows())}
 
-  found = dataset.map(cut, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
-  return found.filter(lambda features: tf.size(features["targets"]) > 1)
+  segments = dataset.map(cut, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+  return segments.filter(lambda features: tf.size(features["targets"]) > 1)
 
 
 def halves(tokens: tf.Tensor, seed: tf.Tensor, *, ends_sentence: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -103,8 +103,8 @@ def halves(tokens: tf.Tensor, seed: tf.Tensor, *, ends_sentence: tf.Tensor) -> t
   """
   ends = tf.gather(ends_sentence, tokens[:-1])
   keys = tf.random.stateless_uniform([tf.size(tokens) - 1], seed) + tf.cast(ends, tf.float32)
-  at = tf.argmax(keys, output_type=tf.int32) + 1
-  return tokens[:at], tokens[at:]
+  end = tf.argmax(keys, output_type=tf.int32) + 1
+  return tokens[:end], tokens[end:]
 
 
 def with_others(group: Features, seed: tf.Tensor) -> Features:
@@ -129,19 +129,19 @@ def with_others(group: Features, seed: tf.Tensor) -> Features:
   keys = distances + tf.random.stateless_uniform([number, number], seed)
   chosen = tf.argmin(tf.where(is_other, keys, tf.float32.max), axis=1, output_type=tf.int32)
   has_other = tf.reduce_any(is_other, axis=1)
-  other = tf.gather(second, chosen)
-  shorter = tf.minimum(second.row_lengths(), other.row_lengths())
+  other_texts = tf.gather(second, chosen)
+  shorter = tf.minimum(second.row_lengths(), other_texts.row_lengths())
   return {
     **group,
     "second": _beginnings(second, tf.where(has_other, shorter, second.row_lengths())),
-    "other": _beginnings(other, tf.where(has_other, shorter, 0)),
+    "other": _beginnings(other_texts, tf.where(has_other, shorter, 0)),
   }
 
 
 def _beginnings(texts: tf.RaggedTensor, lengths: tf.Tensor) -> tf.RaggedTensor:
   """So many tokens of each text."""
-  kept = tf.ragged.range(texts.row_lengths()).flat_values < tf.repeat(lengths, texts.row_lengths())
-  return tf.RaggedTensor.from_row_lengths(tf.boolean_mask(texts.flat_values, kept), lengths)
+  is_kept = tf.ragged.range(texts.row_lengths()).flat_values < tf.repeat(lengths, texts.row_lengths())
+  return tf.RaggedTensor.from_row_lengths(tf.boolean_mask(texts.flat_values, is_kept), lengths)
 
 
 # ---- Words -----------------------------------------------------------------------------------------------------------
@@ -160,9 +160,9 @@ def shuffle_trigrams(tokens: tf.Tensor, may_move: tf.Tensor, seed: tf.Tensor) ->
   start = tf.random.stateless_uniform([], start_seed, 0, 3, tf.int32)
   run = (tf.range(length) + start) // 3
   runs = length // 3 + 2
-  whole = tf.math.unsorted_segment_sum(tf.cast(may_move, tf.int32), run, runs) == 3
-  number = tf.math.count_nonzero(whole, dtype=tf.int32)
-  keys = tf.where(whole, tf.random.stateless_uniform([runs], choose_seed), 2.0)
+  is_movable = tf.math.unsorted_segment_sum(tf.cast(may_move, tf.int32), run, runs) == 3
+  number = tf.math.count_nonzero(is_movable, dtype=tf.int32)
+  keys = tf.where(is_movable, tf.random.stateless_uniform([runs], choose_seed), 2.0)
   count = tf.minimum(corruption.noise_count(number, _SHUFFLED), number)
   chosen = tf.gather(corruption.lowest(keys, count), run)
   # Within a chosen run by what is drawn, else as it was; a run's numbers lie between those of its neighbours.
@@ -179,7 +179,7 @@ def masked_pairs(
   sequence_length: Mapping[str, int],
   output_features: Mapping[str, seqio.Feature],
   *,
-  task: Task,
+  task: SentencePairTask,
   choose: Callable[..., tuple[tf.Tensor, tf.Tensor]] = masking.random_tokens,
   noise_density: float = 0.15,
   merge_documents: bool = True,

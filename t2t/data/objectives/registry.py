@@ -224,7 +224,7 @@ class Objective:
   parallel: bool = False  # whether records are texts and their translations, "first" and "second"
 
 
-def _own(name: str | Callable) -> Callable:
+def _imported(name: str | Callable) -> Callable:
   """Imports a function of this package, "module.function": few runs need more than one objective."""
   if callable(name):
     return name
@@ -237,8 +237,8 @@ def _with_eos(
 ) -> Callable[..., list[Preprocessor]]:
   """Text to ids, the preprocessor, and EOS behind what it made."""
   return lambda **options: [
-    _own(first),
-    functools.partial(_own(preprocessor), **fixed, **options),
+    _imported(first),
+    functools.partial(_imported(preprocessor), **fixed, **options),
     seqio.preprocessors.append_eos_after_trim,
   ]
 
@@ -248,13 +248,13 @@ def _of_documents_with_eos(preprocessor: str | Preprocessor) -> Callable[..., li
   return lambda **options: [
     chunking.tokenize,
     seqio.preprocessors.append_eos,
-    functools.partial(_own(preprocessor), **options),
+    functools.partial(_imported(preprocessor), **options),
   ]
 
 
 def _of_ids(preprocessor: str, *, first: str | Preprocessor = chunking.tokenize) -> Callable[..., list[Preprocessor]]:
   """Text to ids, and the preprocessor."""
-  return lambda **options: [_own(first), functools.partial(_own(preprocessor), **options)]
+  return lambda **options: [_imported(first), functools.partial(_imported(preprocessor), **options)]
 
 
 _ENCODER_DECODER, _DECODERS, _ENCODER = ("encoder_decoder",), ("encoder_decoder", "decoder_only"), ("encoder_only",)
@@ -269,17 +269,17 @@ _BART = {"noise_density": 0.3, "mean_noise_span_length": 3.0}
 
 
 def _denoiser(noise: str, *facts: str, published: Mapping[str, float] | None = None) -> Objective:
-  make = lambda **options: _with_eos(denoising, noise=_own(noise), facts=facts)(**options)
+  make = lambda **options: _with_eos(denoising, noise=_imported(noise), facts=facts)(**options)
   return Objective(_ENCODER_DECODER, _PAIR, make, published or {})
 
 
 def _ul2(denoisers: str = "") -> Callable[..., list[Preprocessor]]:
-  fixed = lambda: {"denoisers": _own(f"denoisers.{denoisers}")} if denoisers else {}
+  fixed = lambda: {"denoisers": _imported(f"denoisers.{denoisers}")} if denoisers else {}
   return lambda **options: _with_eos("denoisers.ul2", **fixed())(**options)
 
 
 def _masked(choose: str, published: Mapping[str, float] = _BERT) -> Objective:
-  make = lambda **options: _of_ids("masking.masked_lm")(choose=_own(choose), **options)
+  make = lambda **options: _of_ids("masking.masked_lm")(choose=_imported(choose), **options)
   return Objective(_ENCODER, _ALIGNED, make, published)
 
 
@@ -297,14 +297,14 @@ def _class_head(name: str, *labels: str) -> HeadConfig:
   return HeadConfig(name, len(labels), "class", labels, reads="first", dropout_rate=0.0)
 
 
-# Classes are arrangements of two texts, see `sentences.Task`.
+# Classes are arrangements of two texts, see `sentences.SentencePairTask`.
 NSP = _class_head("nsp", "next", "random")
 SOP = _class_head("sop", "in order", "swapped")
 STRUCTURE = _class_head("structure", "next", "previous", "random")
 
 
 def _with_sentences(task: str, head: HeadConfig, choose: str) -> Objective:
-  make = lambda **options: _of_ids("nsp_sop.masked_pairs")(task=_own(task), choose=_own(choose), **options)
+  make = lambda **options: _of_ids("nsp_sop.masked_pairs")(task=_imported(task), choose=_imported(choose), **options)
   return Objective(_ENCODER, (*_ALIGNED, *feature_spec.ANSWERED[1:]), make, _BERT, heads=(head,))
 
 
@@ -373,7 +373,7 @@ OBJECTIVES: dict[str, Objective] = {
   ),
   "translation": _translated(),
   "translation_ranking": _compared(
-    lambda merge_documents: [_own("sentence_pairs.encode"), _own("sentence_pairs.together")], parallel=True
+    lambda merge_documents: [_imported("sentence_pairs.encode"), _imported("sentence_pairs.together")], parallel=True
   ),
   "masked_lm_nsp": _with_sentences("nsp_sop.NEXT", NSP, "masking.random_tokens"),
   "masked_lm_sop": _with_sentences("nsp_sop.ORDER", SOP, "masking.random_tokens"),
@@ -385,15 +385,15 @@ OBJECTIVES: dict[str, Objective] = {
 
 
 # Those of text alone, which any corpus has.
-OF_TEXT = tuple(name for name, found in OBJECTIVES.items() if not (found.annotated or found.parallel))
+OF_TEXT = tuple(name for name, objective in OBJECTIVES.items() if not (objective.annotated or objective.parallel))
 
 
 def _objective(name: str) -> Objective:
   if name not in OBJECTIVES:
     from t2t.data.objectives import other_names
 
-    meant = other_names.name_here(name)
-    spelled = name.lower().replace("-", "_") if name.lower().replace("-", "_") in OBJECTIVES else meant
+    canonical_name = other_names.name_here(name)
+    spelled = name.lower().replace("-", "_") if name.lower().replace("-", "_") in OBJECTIVES else canonical_name
     hint = f"; give {spelled}." if spelled else did_you_mean(name, OBJECTIVES) or "."
     raise UserError(f"config.data.objective={name}: no such objective{hint} There are: {', '.join(sorted(OBJECTIVES))}")
   return OBJECTIVES[name]
@@ -441,13 +441,13 @@ def preprocessors(
     code_switching.check(dictionary, switching_rate, objective=name, reads_text=name in OF_TEXT)
     steps.insert(0, functools.partial(code_switching.code_switching, dictionary=dictionary, rate=switching_rate))
   if both_directions and not objective.parallel:
-    reading = ", ".join(other for other, found in OBJECTIVES.items() if found.parallel)
+    reading = ", ".join(objective_name for objective_name, candidate in OBJECTIVES.items() if candidate.parallel)
     raise UserError(
       f"config.data.both_directions=True: is of texts and their translations, which config.data.objective={name} does"
       f" not read; these do: {reading}"
     )
   if both_directions or any(tags):
-    steps.insert(0, functools.partial(_own("sentence_pairs.directed"), tags=tags, both_directions=both_directions))
+    steps.insert(0, functools.partial(_imported("sentence_pairs.directed"), tags=tags, both_directions=both_directions))
   for step in steps:
     step.objective = name  # what `of` finds, also where a cache takes the place of the first
   return steps
@@ -456,7 +456,7 @@ def preprocessors(
 def of(task: seqio.Task | seqio.Mixture) -> set[str]:
   """The objectives that a task, or the tasks of a mixture, were made with by `preprocessors`; empty if by none."""
   tasks = task.tasks if isinstance(task, seqio.Mixture) else [task]
-  marks = {getattr(preprocessor, "objective", None) for each in tasks for preprocessor in each.preprocessors}
+  marks = {getattr(preprocessor, "objective", None) for subtask in tasks for preprocessor in subtask.preprocessors}
   return marks - {None}
 
 
@@ -533,6 +533,8 @@ def check_fits(name: str, architecture: str, *, where: str = "") -> None:
     UserError: it cannot; names the objectives that do.
   """
   if architecture not in _objective(name).architectures:
-    fitting = sorted(other for other, objective in OBJECTIVES.items() if architecture in objective.architectures)
-    which = f"{where}: its objective {name}" if where else f"config.data.objective={name}"
-    raise UserError(f"{which} does not fit config.model.architecture={architecture}; these do: {', '.join(fitting)}")
+    fitting = sorted(
+      objective_name for objective_name, objective in OBJECTIVES.items() if architecture in objective.architectures
+    )
+    subject = f"{where}: its objective {name}" if where else f"config.data.objective={name}"
+    raise UserError(f"{subject} does not fit config.model.architecture={architecture}; these do: {', '.join(fitting)}")

@@ -105,7 +105,7 @@ def neighbouring_sentences(
   Source: Logeswaran & Lee 2018 (Quick-Thought), section 3; it looks for the sentence before as well.
   """
   del merge_documents
-  return _of_sentences(dataset, sequence_length, output_features, lambda found: (found[:-1], found[1:]))
+  return _of_sentences(dataset, sequence_length, output_features, lambda texts: (texts[:-1], texts[1:]))
 
 
 def same_text_twice(
@@ -126,7 +126,7 @@ def same_text_twice(
   Source: Gao et al. 2021 (SimCSE), section 3.
   """
   del merge_documents
-  return _of_sentences(dataset, sequence_length, output_features, lambda found: (found, found))
+  return _of_sentences(dataset, sequence_length, output_features, lambda texts: (texts, texts))
 
 
 # ---- Two texts of a record -------------------------------------------------------------------------------------------
@@ -155,11 +155,13 @@ def directed(
     texts = tf.stack([features[name] for name in names])
     swapped = tf.range(2 if both_directions else 1)
     first, second = tf.gather(texts, swapped), tf.gather(texts, 1 - swapped)
-    found = {"first": tf.strings.join([tf.gather(table, swapped), first]), "second": second, "swapped": swapped}
-    return tf.data.Dataset.from_tensor_slices(found)
+    directions = {"first": tf.strings.join([tf.gather(table, swapped), first]), "second": second, "swapped": swapped}
+    return tf.data.Dataset.from_tensor_slices(directions)
 
-  there = lambda features: tf.reduce_all([tf.strings.length(tf.strings.strip(features[name])) > 0 for name in names])
-  return dataset.filter(there).flat_map(turned)
+  has_both_texts = lambda features: tf.reduce_all(
+    [tf.strings.length(tf.strings.strip(features[name])) > 0 for name in names]
+  )
+  return dataset.filter(has_both_texts).flat_map(turned)
 
 
 def encode(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
@@ -171,10 +173,10 @@ def encode(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature
   vocabulary = output_features["inputs"].vocabulary
   names = ("first", "second")
   if missing := [name for name in names if name not in dataset.element_spec]:
-    there = ", ".join(dataset.element_spec)
+    field_names = ", ".join(dataset.element_spec)
     raise UserError(
       f'the source\'s records have no field {missing[0]!r}; pairs of texts are "first" and "second", which'
-      f" `preprocessors.pairs` makes of two fields; there are: {there}"
+      f" `preprocessors.pairs` makes of two fields; there are: {field_names}"
     )
   ids = lambda features: {
     name: x if name == "swapped" else tf.cast(vocabulary.encode_tf(x), tf.int32)
@@ -192,8 +194,8 @@ def preprocessors(*formats: Callable[..., tf.data.Dataset], **options) -> list[C
     *formats: `preprocessors.pairs`, or your own that yield "first" and "second".
     **options: arguments of the first.
   """
-  first, *others = formats
-  return [functools.partial(first, **options), *others, encode, together]
+  first, *other_formats = formats
+  return [functools.partial(first, **options), *other_formats, encode, together]
 
 
 def output_features(vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:

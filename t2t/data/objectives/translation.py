@@ -79,9 +79,9 @@ def translation_lm(
   def corrupt(features: Features, seeds: Sequence[tf.Tensor]) -> Features:
     swapped = features.get("swapped", 0)
     texts = [features[name] for name in ("first", "second")]
-    kept = special_tokens.shortened(tf.stack([tf.size(text) for text in texts]), room)
+    kept_lengths = special_tokens.shortened(tf.stack([tf.size(text) for text in texts]), room)
     around = [tf.constant(ids, tf.int32) for ids in (begin, end)]
-    framed = [tf.concat([around[0], text[: kept[i]], around[1]], 0) for i, text in enumerate(texts)]
+    framed = [tf.concat([around[0], text[: kept_lengths[i]], around[1]], 0) for i, text in enumerate(texts)]
     tokens = tf.concat(framed, 0)
     candidates = masking.is_one_of(tokens, ordinary_ids)
     chosen, groups = masking.random_tokens(candidates, candidates, seeds[0], noise_density=noise_density)

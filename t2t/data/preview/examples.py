@@ -97,10 +97,10 @@ def preview(
   try:
     # TensorFlow tells a failure on standard error, once for each thread; it is told below, and once.
     with quiet.stderr():
-      found = _preview(
+      previewed = _preview(
         data, architecture, task, lengths, split=split, num_records=num_records, num_examples=num_examples
       )
-      return dataclasses.replace(found, heads=tuple(heads))
+      return dataclasses.replace(previewed, heads=tuple(heads))
   except UserError:
     raise
   except Exception as error:  # whatever the user's preprocessors raise
@@ -117,7 +117,7 @@ def _preview(
   num_records: int,
   num_examples: int,
 ) -> Preview:
-  records = {each.name: _read(each, split, num_records) for each in tasks_of(task, split)}
+  records = {subtask.name: _read(subtask, split, num_records) for subtask in tasks_of(task, split)}
   dataset = pipeline.task_examples(data, architecture, task, split=split, trim=False)
   examples = _take(dataset, num_examples + 1)
   complete = len(examples) <= num_examples
@@ -126,18 +126,18 @@ def _preview(
     examples = [untruncated_lengths.trimmed(example, lengths, task.output_features) for example in examples]
   one_to_one = isinstance(task, seqio.Task) and _is_one_to_one(task, split, lengths, examples[:num_records])
   if not examples:
-    read = any(_read(each, split, 1) for each in tasks_of(task, split))
-    what = "its preprocessors leave none of the source's records" if read else "its source has no record"
-    raise UserError(f"{task.name}, split {split}: no example; {what}")
+    read = any(_read(subtask, split, 1) for subtask in tasks_of(task, split))
+    reason = "its preprocessors leave none of the source's records" if read else "its source has no record"
+    raise UserError(f"{task.name}, split {split}: no example; {reason}")
   # The examples once more as a dataset, not made a second time.
-  again = tf.data.Dataset.from_tensor_slices(
+  as_dataset = tf.data.Dataset.from_tensor_slices(
     {
       name: tf.ragged.stack([tf.constant(example[name]) for example in examples])
       for name in task.output_features
       if name in examples[0]
     }
   )
-  trimmed = seqio.utils.trim_dataset(again, lengths, task.output_features)
+  trimmed = seqio.utils.trim_dataset(as_dataset, lengths, task.output_features)
   model_features = pipeline.model_features(data, architecture, task, trimmed)
   return Preview(
     task=task,
@@ -155,7 +155,7 @@ def _preview(
 def tasks_of(task: seqio.Task | seqio.Mixture, split: str | None = None) -> list[seqio.Task]:
   """The task, or those of a mixture; given a split, the ones that have it."""
   tasks = task.tasks if isinstance(task, seqio.Mixture) else [task]
-  return [each for each in tasks if split is None or split in each.splits]
+  return [subtask for subtask in tasks if split is None or split in subtask.splits]
 
 
 def _options() -> tf.data.Options:
@@ -202,7 +202,7 @@ def _is_one_to_one(task: seqio.Task, split: str, lengths: Mapping[str, int], exa
 
 
 @dataclasses.dataclass(frozen=True)
-class Summary:
+class PreviewSummary:
   """Counts over a preview's examples; shares are between 0 and 1."""
 
   lengths: dict[str, np.ndarray]  # feature -> tokens of each example before it is cut
@@ -214,7 +214,7 @@ class Summary:
   unknown: float  # share of the tokens
 
 
-def summarize(preview: Preview) -> Summary:
+def summarize(preview: Preview) -> PreviewSummary:
   """Counts what a preview holds."""
   task = preview.task
   of_ids = [name for name in task.output_features if is_text(task.output_features[name])]
@@ -233,7 +233,7 @@ def summarize(preview: Preview) -> Summary:
   losses = sum(loss_positions(sequence, side).sum() for sequence in everything for side in real)
   ids = {name: np.concatenate([preview.trimmed(i)[name] for i in range(len(preview.examples))]) for name in lengths}
   all_ids = np.concatenate([np.zeros(0, np.int32), *ids.values()])
-  return Summary(
+  return PreviewSummary(
     lengths=lengths,
     truncated={name: int(np.sum(x > preview.lengths.get(name, np.inf))) for name, x in lengths.items()},
     padding={side: 1.0 - float(np.mean(x)) for side, x in real.items()},
@@ -321,11 +321,11 @@ def explain(error: Exception, task: seqio.Task | seqio.Mixture, *, split: str, l
   """
   if isinstance(error, tf.errors.OpError) and "UserError: " in str(error.message):
     return sources.user_error(error)
-  for each in tasks_of(task, split):
+  for subtask in tasks_of(task, split):
     with quiet.stderr():
-      found = _failure(each, split, lengths)
-    if found is not None:
-      return UserError(f"{each.name}, split {split}{found}")
+      failure = _failure(subtask, split, lengths)
+    if failure is not None:
+      return UserError(f"{subtask.name}, split {split}{failure}")
   # Every step works, but what comes out of the last is not what the task promises.
   first = tasks_of(task, split)[0]
   yielded = _yielded(first, split, lengths, len(first.preprocessors))
@@ -350,7 +350,7 @@ def _failure(task: seqio.Task, split: str, lengths: Mapping[str, int]) -> str | 
   for step in range(number + 1):
     error = failure(step, 0)
     if error is not None:
-      return f"{_step(task, step, error)}: {_reason(error)}{_given(task, split, lengths, step)}"
+      return f"{_step(task, step, error)}: {_reason(error)}{_step_inputs(task, split, lengths, step)}"
   fails = next((n for n in (2**power for power in range(_MOST_RECORDS.bit_length())) if failure(number, n)), None)
   if fails is None:
     return None
@@ -366,14 +366,15 @@ def _step(task: seqio.Task, step: int, error: Exception) -> str:
   if not step:
     return ": its source fails"
   function = task.preprocessors[step - 1]
-  place = _own_line(error) or _definition(function)
+  code_location = _own_line(error) or _definition(function)
   name = seqio.utils.function_name(function) or type(function).__name__
   # Those that the task was registered with: others protect its records.
-  own = [raw_text.is_own(each) for each in task.preprocessors]
-  return f": preprocessor {sum(own[:step])} of {sum(own)}, {name}{f' ({place})' if place else ''}"
+  is_own_step = [raw_text.is_own(preprocessor) for preprocessor in task.preprocessors]
+  at_location = f" ({code_location})" if code_location else ""
+  return f": preprocessor {sum(is_own_step[:step])} of {sum(is_own_step)}, {name}{at_location}"
 
 
-def _given(task: seqio.Task, split: str, lengths: Mapping[str, int], step: int) -> str:
+def _step_inputs(task: seqio.Task, split: str, lengths: Mapping[str, int], step: int) -> str:
   """What the failing preprocessor has been given."""
   if not step:
     return ""
@@ -409,16 +410,16 @@ def _own_line(error: Exception) -> str | None:
   frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
   # What autograph and tf.py_function raise has the user's lines in its text.
   frames += [(path, int(line)) for path, line in re.findall(r'File "(.+?)", line (\d+)', str(error))]
-  here = pathlib.Path(__file__)
+  this_file = pathlib.Path(__file__)
   skipped = (
     "site-packages",
     "autograph_generated_file",
     "<",
-    str(here),
-    *(str(here.parents[1] / name) for name in ("pipeline.py", "raw_text.py")),
+    str(this_file),
+    *(str(this_file.parents[1] / name) for name in ("pipeline.py", "raw_text.py")),
   )
-  own = [(path, line) for path, line in frames if not any(part in path for part in skipped)]
-  return f"{_shown_path(own[-1][0])}, line {own[-1][1]}" if own else None
+  user_frames = [(path, line) for path, line in frames if not any(part in path for part in skipped)]
+  return f"{_shown_path(user_frames[-1][0])}, line {user_frames[-1][1]}" if user_frames else None
 
 
 def _definition(function) -> str | None:

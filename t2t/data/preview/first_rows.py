@@ -30,11 +30,11 @@ def described(
     most: pieces of a feature.
   """
   texts, kinds = vocabularies.token_texts(vocabulary), printed.kinds_of(vocabulary)
-  found = []
+  described_rows = []
   for row in range(min(number, len(next(iter(batch.values()))))):
-    own = {name: values[row] for name, values in batch.items()}
-    found.append({name: _feature(own, name, texts, kinds, most) for name in _shown(own)})
-  return [row for row in found if any(feature["pieces"] for feature in row.values())]
+    row_features = {name: values[row] for name, values in batch.items()}
+    described_rows.append({name: _feature(row_features, name, texts, kinds, most) for name in _shown(row_features)})
+  return [row for row in described_rows if any(feature["pieces"] for feature in row.values())]
 
 
 def _shown(row: Mapping[str, np.ndarray]) -> Iterator[str]:
@@ -54,11 +54,11 @@ def _feature(
   segments = row.get(f"{side}_segment_ids", real)
   places = np.flatnonzero(real)
   pieces: list[Piece] = []
-  for before, place in zip([None, *places[:most]], places[:most], strict=False):
-    if before is not None and segments[place] != segments[before]:
+  for before, position in zip([None, *places[:most]], places[:most], strict=False):
+    if before is not None and segments[position] != segments[before]:
       pieces.append(("|", BORDER, False))
-    token = int(row[name][place])
+    token = int(row[name][position])
     text = texts[token] if 0 <= token < len(texts) else "?"
     text = "".join(x if x.isprintable() else repr(x)[1:-1] for x in text)
-    pieces.append((text, kinds.get(token, ""), bool(counted[place])))
+    pieces.append((text, kinds.get(token, ""), bool(counted[position])))
   return {"pieces": pieces, "more": max(0, places.size - most), "padding": int(real.size - places.size)}

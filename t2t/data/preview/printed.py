@@ -54,8 +54,8 @@ def print_preview(
   printer = _Tokens(console, shown, most=tokens)
   if examples and not shown.one_to_one:
     for name, records in shown.records.items():
-      which = "first record" if len(records) == 1 else f"first {len(records)} records"
-      _print_rule(console, f"Source{f' of {name}' if len(shown.records) > 1 else ''}: the {which}")
+      records_shown = "first record" if len(records) == 1 else f"first {len(records)} records"
+      _print_rule(console, f"Source{f' of {name}' if len(shown.records) > 1 else ''}: the {records_shown}")
       for record in records:
         _print_features(console, record)
     console.print("Records are mixed, joined, cut or left out: there is not one example to each.")
@@ -80,16 +80,16 @@ def _print_facts(console: rich.console.Console, shown: examples.Preview, data: D
   facts: dict[str, str | rich.text.Text] = {}
   tasks = examples.tasks_of(task, shown.split)
   if isinstance(task, seqio.Mixture):
-    facts["mixture"] = ", ".join(f"{each.name} {task.get_rate(each):g}" for each in tasks)
+    facts["mixture"] = ", ".join(f"{subtask.name} {task.get_rate(subtask):g}" for subtask in tasks)
   # Those of the task itself: what protects its records is in front of and behind every task.
-  steps = [[f for f in each.preprocessors if raw_text.is_own(f)] for each in tasks]
-  names = [[seqio.utils.function_name(f) or type(f).__name__ for f in each] for each in steps]
-  facts["source"] = source.kind or ", ".join(dict.fromkeys(source_name(each.source) for each in tasks))
+  steps = [[f for f in subtask.preprocessors if raw_text.is_own(f)] for subtask in tasks]
+  names = [[seqio.utils.function_name(f) or type(f).__name__ for f in task_steps] for task_steps in steps]
+  facts["source"] = source.kind or ", ".join(dict.fromkeys(source_name(subtask.source) for subtask in tasks))
   facts["split"] = f"{shown.split}; there are {', '.join(sorted(task.splits))}"
   objective = objectives.of(task)
   if objective:
     facts["objective"] = ", ".join(sorted(objective))
-  if len({tuple(each) for each in names}) == 1:
+  if len({tuple(step_names) for step_names in names}) == 1:
     facts["preprocessors"] = ", ".join(names[0])
   facts["vocabulary"] = (
     f"{vocabulary.vocab_size:,} ids with {vocabulary.extra_ids} added sentinels, {_vocabulary_name(vocabulary)}"
@@ -143,24 +143,24 @@ class _Tokens:
     """Every feature of an example, those of the model first."""
     example = self._shown.trimmed(number)
     weights = self._loss_weights(example)
-    asked = self._asked(example)
+    head_summary = self._head_summary(example)
     example = {name: x for name, x in example.items() if not name.endswith(untruncated_lengths.SUFFIX)}
-    if asked:
+    if head_summary:
       example = {name: x for name, x in example.items() if name not in _ASKED}
-    others = {}
+    other_features = {}
     for name in ("inputs", "targets", *(name for name in example if name not in ("inputs", "targets"))):
       if name == "loss_weights" and weights is not None:
-        others[name] = f"{int(weights.sum())} of {len(weights)} positions count in the loss (^)"
+        other_features[name] = f"{int(weights.sum())} of {len(weights)} positions count in the loss (^)"
       elif name in self._texts and np.ndim(example.get(name, 0)) == 1:
         self._print_feature(
           name, example[name], weights, uncut=untruncated_lengths.length(self._shown.examples[number], name)
         )
       elif name in example:
-        others[name] = example[name]
-    others |= {"asked": asked} if asked else {}
-    if others:
+        other_features[name] = example[name]
+    other_features |= {"asked": head_summary} if head_summary else {}
+    if other_features:
       self._console.print(rich.text.Text("and", "bold"))
-      _print_features(self._console, others)
+      _print_features(self._console, other_features)
 
   def _print_feature(self, name: str, ids: np.ndarray, weights: np.ndarray | None, *, uncut: int) -> None:
     heading = rich.text.Text.assemble((name, "bold"), f"  {len(ids)} tokens")
@@ -184,7 +184,7 @@ class _Tokens:
       return None
     return np.asarray(example["inputs"]) == examples.mask_id(self._shown.vocabulary)
 
-  def _asked(self, example: Mapping[str, Any]) -> str:
+  def _head_summary(self, example: Mapping[str, Any]) -> str:
     """Which head is asked of an example, and what is right; "" where none is, or the model's are not known."""
     numbers = np.asarray(example.get("answer_heads", ()))
     places = np.flatnonzero(numbers)
@@ -213,14 +213,14 @@ class _Tokens:
     texts, kinds = self._texts[name], self._kinds[name]
     cells = []
     for token, loss in zip(ids.tolist(), counted.tolist(), strict=True):
-      known = 0 <= token < len(texts)
+      is_known = 0 <= token < len(texts)
       kind = (
         "masked"
         if loss and name == "inputs" and "targets" in self._texts
-        else kinds.get(token, "" if known else "unknown")
+        else kinds.get(token, "" if is_known else "unknown")
       )
-      style = " ".join(_STYLES[each] for each in (kind, "loss" if loss else "") if each)
-      cells.append((_printable(texts[token].replace(" ", "▁")) if known else "?", str(token), style, loss))
+      style = " ".join(_STYLES[style_name] for style_name in (kind, "loss" if loss else "") if style_name)
+      cells.append((_printable(texts[token].replace(" ", "▁")) if is_known else "?", str(token), style, loss))
     if 0 < self._most < len(cells) - self._most // 4:  # to leave out a few saves nothing
       tail = self._most // 4
       left_out = (f"... {len(cells) - self._most} more ...", "", "dim", False)
@@ -306,8 +306,8 @@ def _print_summary(
 ) -> None:
   summary = examples.summarize(shown)
   number = len(shown.examples)
-  which = f"all {number}" if shown.complete else f"the first {number}"
-  _print_rule(console, f"Summary: {which} examples of {shown.split}")
+  scope = f"all {number}" if shown.complete else f"the first {number}"
+  _print_rule(console, f"Summary: {scope} examples of {shown.split}")
   rows = [[rich.text.Text(title, "bold") for title in ("tokens of", "mean", "least", "most", "limit", "examples cut")]]
   for name, lengths in summary.lengths.items():
     cut = summary.truncated[name]
@@ -325,13 +325,13 @@ def _print_summary(
     facts["hidden"] = f"{share:.1%} {words}"
   facts["unknown"] = f"{summary.unknown:.2%} of the tokens"
   if spelled := raw_text.spelled(shown.task, split=shown.split):
-    facts["control tokens"] = raw_text.told(spelled, special_tokens=special_tokens)
+    facts["control tokens"] = raw_text.spelled_note(spelled, special_tokens=special_tokens)
   _print_labelled(console, facts)
 
 
 def source_name(source: seqio.DataSource) -> str:
   """A source in a few words: the data set, or the files."""
-  source = named.own(source)
+  source = named.unwrapped(source)
   if isinstance(source, seqio.TfdsDataSource):
     return str(source.tfds_dataset.name)
   if isinstance(source, named.FolderSource):
@@ -376,9 +376,9 @@ def _print_labelled(console: rich.console.Console, rows: Mapping[str, str | rich
     text = value if isinstance(value, rich.text.Text) else rich.text.Text(value)
     for i, line in enumerate(text.wrap(console, max(console.width - width, 20)) or [rich.text.Text()]):
       start = f"  {label}" if i == 0 else ""
-      whole = rich.text.Text(start + " " * (width - rich.cells.cell_len(start))) + line
-      whole.rstrip()
-      console.print(whole, no_wrap=True)
+      full_line = rich.text.Text(start + " " * (width - rich.cells.cell_len(start))) + line
+      full_line.rstrip()
+      console.print(full_line, no_wrap=True)
 
 
 def _print_rule(console: rich.console.Console, title: str) -> None:

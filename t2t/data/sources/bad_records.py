@@ -43,16 +43,16 @@ class NoExamples(UserError):
     super().__init__(f"{task}: split {split!r} has no example: {why}; or give another split, or leave the task out")
 
 
-class Damaged(bytes):
+class DamagedRecord(bytes):
   """A record that cannot be what was written: what is there of it, and why."""
 
   reason: str
 
   def __new__(cls, content: bytes, reason: str):
     """A record."""
-    found = super().__new__(cls, content)
-    found.reason = reason
-    return found
+    record = super().__new__(cls, content)
+    record.reason = reason
+    return record
 
 
 class Tally:
@@ -111,24 +111,24 @@ def patiently(open_again: Callable[[], Iterator[tuple[int, bytes]]], path: str) 
   Raises:
     OSError: it still could not be read; at once, where no system's number says that it was the system.
   """
-  given, tried = 0, 0
+  num_read, tried = 0, 0
   while True:
     try:
-      found = itertools.islice(open_again(), given, None)
+      records = itertools.islice(open_again(), num_read, None)
       while True:
-        waiting.begin(path, given)
+        waiting.begin(path, num_read)
         try:
-          record = next(found, None)
+          record = next(records, None)
         finally:
           waiting.end()
         if record is None:
           return
-        given, tried = given + 1, 0
+        num_read, tried = num_read + 1, 0
         yield record
     except OSError as error:
       if error.errno is None or tried == len(_WAITS):
         raise
-      logging.warning("%s: cannot be read after record %d (%s): it is tried again", path, given, error)
+      logging.warning("%s: cannot be read after record %d (%s): it is tried again", path, num_read, error)
       time.sleep(_WAITS[tried])
       tried += 1
 
@@ -150,8 +150,8 @@ def numbered(
   """
   number = 0
   try:
-    for number, found in patiently(read, path):
-      yield number, found
+    for number, record in patiently(read, path):
+      yield number, record
   except UserError:
     raise
   except (ValueError, *compression.DAMAGED) as error:

@@ -320,40 +320,42 @@ class BenchmarkSource(named.FolderSource):
     return bool(self.folder)
 
   def _task_folder(self) -> epath.Path:
-    folder, own = epath.Path(self.folder), self._layout.folder
+    folder, layout_folder = epath.Path(self.folder), self._layout.folder
     if not folder.is_dir():
       raise UserError(f"{self._where}: no such folder")
-    if (folder / own).is_dir():
-      return folder / own
+    if (folder / layout_folder).is_dir():
+      return folder / layout_folder
     # The diagnostic sets, outside a folder of their own.
     stems = {stem for stems in self._layout.stems.values() for stem in stems}
     if any((folder / f"{stem}{suffix}").exists() for stem in stems for suffix in self._layout.suffixes):
       return folder
     names = sorted(child.name for child in folder.iterdir())
     raise UserError(
-      f"{self._where}: has no folder {own}, from which {self._task} is read; it holds {', '.join(names) or 'nothing'};"
-      f" {_LEAVE_OUT}"
+      f"{self._where}: has no folder {layout_folder}, from which {self._task} is read; it holds"
+      f" {', '.join(names) or 'nothing'}; {_LEAVE_OUT}"
     )
 
   @functools.cached_property
   def _files(self) -> dict[str, str]:
     """Split -> file, the well-known splits first; listed once, for a run asks often and a bucket is slow."""
-    found = {}
+    paths = {}
     for path in sorted(self._task_folder().iterdir()):
       for suffix in self._layout.suffixes:
         if path.name.endswith(suffix) and path.is_dir() == self._layout.folders:
-          found[path.name.removesuffix(suffix)] = str(path)
-    known = {"train": [], "validation": [], "test": []}
-    known |= self._layout.stems
+          paths[path.name.removesuffix(suffix)] = str(path)
+    stems_by_split = {"train": [], "validation": [], "test": []}
+    stems_by_split |= self._layout.stems
     files = {}
-    for split, stems in known.items():
-      own = next(filter(None, (fnmatch.filter(found, stem) for stem in (split, *stems))), [])
-      if len(own) > 1:
-        raise UserError(f"{self._where}: has several files for the split {split}: {', '.join(own)}; give each a folder")
-      if own:
-        files[split] = found[own[0]]
+    for split, stems in stems_by_split.items():
+      matches = next(filter(None, (fnmatch.filter(paths, stem) for stem in (split, *stems))), [])
+      if len(matches) > 1:
+        raise UserError(
+          f"{self._where}: has several files for the split {split}: {', '.join(matches)}; give each a folder"
+        )
+      if matches:
+        files[split] = paths[matches[0]]
     # A split may also be called as its file is, unless that is the name of the task.
-    return files | {stem: path for stem, path in found.items() if stem != self._layout.folder}
+    return files | {stem: path for stem, path in paths.items() if stem != self._layout.folder}
 
   def file(self, split: str) -> str:
     """The released file that a split is read from.
@@ -364,10 +366,10 @@ class BenchmarkSource(named.FolderSource):
     files = self._files
     if split not in files:
       stems = self._layout.stems.get(split, [split])
-      wanted = " or ".join(f"{stem}{self._layout.suffixes[0]}" for stem in stems)
+      expected_names = " or ".join(f"{stem}{self._layout.suffixes[0]}" for stem in stems)
       raise UserError(
-        f"{self._where}: {self._task} has no split {split!r}, which would be {self._task_folder()}/{wanted}; its"
-        f" splits there are {', '.join(files) or 'none'}; name one of them as --config.data.train_split or"
+        f"{self._where}: {self._task} has no split {split!r}, which would be {self._task_folder()}/{expected_names};"
+        f" its splits there are {', '.join(files) or 'none'}; name one of them as --config.data.train_split or"
         f" --config.data.eval_split, or {_LEAVE_OUT}"
       )
     return files[split]
@@ -375,8 +377,8 @@ class BenchmarkSource(named.FolderSource):
   def files_of(self, split: str) -> list[str]:
     """The released files that a split is read from, where it has a folder the texts in it; sorted."""
     paths = [epath.Path(self.file(base)) for base in self._bases(split)]
-    found = ([*path.glob("*/*.txt")] if path.is_dir() else [path] for path in paths)
-    return sorted({str(path) for each in found for path in each})
+    path_groups = ([*path.glob("*/*.txt")] if path.is_dir() else [path] for path in paths)
+    return sorted({str(path) for group in path_groups for path in group})
 
   def _bases(self, split: str) -> list[str]:
     """The splits with files of their own that a split is made of."""
@@ -439,10 +441,10 @@ class BenchmarkSource(named.FolderSource):
   def _records(
     self, split: str, *, shuffle: bool, seed: int | None, shard_info: seqio.ShardInfo | None
   ) -> tf.data.Dataset:
-    first, *others = (
+    first, *other_datasets = (
       self._records_of(part, shuffle=shuffle, seed=seed, shard_info=shard_info) for part in self._parts(split)
     )
-    return functools.reduce(lambda records, more: records.concatenate(more), others, first)
+    return functools.reduce(lambda records, more: records.concatenate(more), other_datasets, first)
 
   def _records_of(
     self, part: slices.Part, *, shuffle: bool, seed: int | None, shard_info: seqio.ShardInfo | None

@@ -29,23 +29,23 @@ def _kind(value: Any) -> str:
   return names.get(type(value), "an object")
 
 
-def _field(row: Mapping[str, Any], name: str, kind: type, place: str) -> Any:
+def _field(row: Mapping[str, Any], name: str, kind: type, location: str) -> Any:
   """A field of a JSON object, of this kind."""
   if not isinstance(row, Mapping):
-    raise UserError(f"{place}: is {_kind(row)} where an object with a field {name!r} belongs")
+    raise UserError(f"{location}: is {_kind(row)} where an object with a field {name!r} belongs")
   if name not in row:
-    raise UserError(f"{place}: has no field {name!r}; it has {', '.join(map(repr, row)) or 'none'}")
+    raise UserError(f"{location}: has no field {name!r}; it has {', '.join(map(repr, row)) or 'none'}")
   value = row[name]
   if kind is int and isinstance(value, str) and value.isdecimal():
     value = int(value)  # AX-b writes its numbers as strings
   if not isinstance(value, kind):
-    raise UserError(f"{place}: field {name!r} is {_kind(value)}, not {_kind(kind())}")
+    raise UserError(f"{location}: field {name!r} is {_kind(value)}, not {_kind(kind())}")
   if kind is str and (reason := encoding.unpaired_surrogate(value)):
-    raise UserError(f"{place}: field {name!r} {reason}")
+    raise UserError(f"{location}: field {name!r} {reason}")
   return value
 
 
-def _label(value: Any, labels: Sequence[str], place: str) -> int:
+def _label(value: Any, labels: Sequence[str], location: str) -> int:
   """The number of a class that is given by name or number; -1 where there is none."""
   if value is None:
     return -1
@@ -55,14 +55,14 @@ def _label(value: Any, labels: Sequence[str], place: str) -> int:
     value = int(value)
   if isinstance(value, int) and 0 <= value < len(labels):
     return int(value)
-  raise UserError(f"{place}: label {value!r} is none of {', '.join(labels)} (or their numbers from 0)")
+  raise UserError(f"{location}: label {value!r} is none of {', '.join(labels)} (or their numbers from 0)")
 
 
-def _number(value: str | None, place: str) -> float:
+def _number(value: str | None, location: str) -> float:
   try:
     return -1.0 if value is None else float(value)
   except ValueError as error:
-    raise UserError(f"{place}: label {value!r} is not a number") from error
+    raise UserError(f"{location}: label {value!r} is not a number") from error
 
 
 # ---- Files -----------------------------------------------------------------------------------------------------------
@@ -81,21 +81,21 @@ def _lines(path: str, where: str) -> list[str]:
   return [line.removesuffix("\r") for line in text.split("\n")]
 
 
-def _not_json(error: ValueError | RecursionError, text: str, place: str) -> UserError:
+def _not_json(error: ValueError | RecursionError, text: str, location: str) -> UserError:
   reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-  return UserError(f"{place}: not JSON ({reason}): {text if len(text) <= 60 else text[:60] + '...'}")
+  return UserError(f"{location}: not JSON ({reason}): {text if len(text) <= 60 else text[:60] + '...'}")
 
 
 def _json_lines(path: str, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
   """Each object of a file, and its place for messages."""
   for number, line in enumerate(_lines(path, where), 1):
     if line.strip():
-      place = f"{where}: {path}, line {number}"
+      location = f"{where}: {path}, line {number}"
       try:
         row = json.loads(line)
       except (ValueError, RecursionError) as error:
-        raise _not_json(error, line, place) from error
-      yield place, row
+        raise _not_json(error, line, location) from error
+      yield location, row
 
 
 # ---- SuperGLUE -------------------------------------------------------------------------------------------------------
@@ -113,53 +113,57 @@ def objects(path: str, where: str, labels: Sequence[str], *, texts: Sequence[str
   Raises:
     UserError: as all functions here: what is wrong with which record.
   """
-  for place, row in _json_lines(path, where):
-    record = {name: _field(row, name, str, place) for name in texts}
-    yield record | {"label": _label(row.get("label"), labels, place), "idx": _field(row, "idx", int, place)}
+  for location, row in _json_lines(path, where):
+    record = {name: _field(row, name, str, location) for name in texts}
+    yield record | {"label": _label(row.get("label"), labels, location), "idx": _field(row, "idx", int, location)}
 
 
 def multirc(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
   """One record for each answer of each question on each paragraph."""
-  for place, row in _json_lines(path, where):
-    passage = _field(row, "passage", dict, place)
-    for question in _field(passage, "questions", list, place):
-      for answer in _field(question, "answers", list, place):
+  for location, row in _json_lines(path, where):
+    passage = _field(row, "passage", dict, location)
+    for question in _field(passage, "questions", list, location):
+      for answer in _field(question, "answers", list, location):
         numbered = {"paragraph": row, "question": question, "answer": answer}
         yield {
-          "paragraph": _field(passage, "text", str, place),
-          "question": _field(question, "question", str, place),
-          "answer": _field(answer, "text", str, place),
-          "label": _label(answer.get("label"), labels, place),
-          "idx": {name: _field(part, "idx", int, place) for name, part in numbered.items()},
+          "paragraph": _field(passage, "text", str, location),
+          "question": _field(question, "question", str, location),
+          "answer": _field(answer, "text", str, location),
+          "label": _label(answer.get("label"), labels, location),
+          "idx": {name: _field(part, "idx", int, location) for name, part in numbered.items()},
         }
 
 
 def record(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
   """One record for each query on each passage; entities and answers once each, sorted."""
   del labels
-  for place, row in _json_lines(path, where):
-    passage = _field(row, "passage", dict, place)
-    text = _field(passage, "text", str, place)
+  for location, row in _json_lines(path, where):
+    passage = _field(row, "passage", dict, location)
+    text = _field(passage, "text", str, location)
     spans = [
-      (_field(entity, "start", int, place), _field(entity, "end", int, place))
-      for entity in _field(passage, "entities", list, place)
+      (_field(entity, "start", int, location), _field(entity, "end", int, location))
+      for entity in _field(passage, "entities", list, location)
     ]
-    for query in _field(row, "qas", list, place):
-      answers = _field(query, "answers", list, place) if "answers" in query else []
+    for query in _field(row, "qas", list, location):
+      answers = _field(query, "answers", list, location) if "answers" in query else []
       yield {
         "passage": text,
-        "query": _field(query, "query", str, place),
+        "query": _field(query, "query", str, location),
         "entities": sorted({text[start : end + 1] for start, end in spans}),
-        "answers": sorted({_field(answer, "text", str, place) for answer in answers}),
-        "idx": {"passage": _field(row, "idx", int, place), "query": _field(query, "idx", int, place)},
+        "answers": sorted({_field(answer, "text", str, location) for answer in answers}),
+        "idx": {"passage": _field(row, "idx", int, location), "query": _field(query, "idx", int, location)},
       }
 
 
 def wsc(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
   """Records of TFDS's "wsc.fixed": the noun is written as it stands in the text."""
-  for place, row in _json_lines(path, where):
-    text, spans = _field(row, "text", str, place), _field(row, "target", dict, place)
-    words, index, noun = text.split(), _field(spans, "span1_index", int, place), _field(spans, "span1_text", str, place)
+  for location, row in _json_lines(path, where):
+    text, spans = _field(row, "text", str, location), _field(row, "target", dict, location)
+    words, index, noun = (
+      text.split(),
+      _field(spans, "span1_index", int, location),
+      _field(spans, "span1_text", str, location),
+    )
     if noun not in text and noun and index < len(words):
       first = noun[0].lower() if words[index][0].islower() else noun[0].upper()
       noun = (first + noun[1:]).rstrip(".").replace("\n", " ")
@@ -167,10 +171,10 @@ def wsc(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
       "text": text,
       "span1_text": noun,
       "span1_index": index,
-      "span2_text": _field(spans, "span2_text", str, place),
-      "span2_index": _field(spans, "span2_index", int, place),
-      "label": _label(row.get("label"), labels, place),
-      "idx": _field(row, "idx", int, place),
+      "span2_text": _field(spans, "span2_text", str, location),
+      "span2_index": _field(spans, "span2_index", int, location),
+      "label": _label(row.get("label"), labels, location),
+      "idx": _field(row, "idx", int, location),
     }
 
 
@@ -179,12 +183,12 @@ def wsc(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
 
 def hellaswag(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
   """One record for each context, with all of its endings."""
-  for place, row in _json_lines(path, where):
-    endings = _field(row, "endings", list, place)
+  for location, row in _json_lines(path, where):
+    endings = _field(row, "endings", list, location)
     yield {
-      "context": _field(row, "ctx", str, place),
-      "endings": [_field({"ending": ending}, "ending", str, place) for ending in endings],
-      "label": _label(row.get("label"), labels, place),
+      "context": _field(row, "ctx", str, location),
+      "endings": [_field({"ending": ending}, "ending", str, location) for ending in endings],
+      "label": _label(row.get("label"), labels, location),
     }
 
 
@@ -197,17 +201,17 @@ def xnli(path: str, where: str, labels: Sequence[str], *, language: str) -> Iter
       raise UserError(f"{where}: {path}, line 1: has no column {column!r}; it has {', '.join(map(repr, header))}")
   for number, line in enumerate(lines[1:], 2):
     cells = line.split("\t")
-    place = f"{where}: {path}, line {number}"
+    location = f"{where}: {path}, line {number}"
     if not line.strip():
       continue
     if len(cells) != len(header):
-      raise UserError(f"{place}: has {len(cells)} column(s), the header {len(header)}: {', '.join(header)}")
+      raise UserError(f"{location}: has {len(cells)} column(s), the header {len(header)}: {', '.join(header)}")
     row = dict(zip(header, cells, strict=True))
     if row["language"] == language:
       yield {
         "premise": {language: row["sentence1"]},
         "hypothesis": {"language": [language], "translation": [row["sentence2"]]},
-        "label": _label(row["gold_label"], labels, place),
+        "label": _label(row["gold_label"], labels, location),
       }
 
 
@@ -240,35 +244,35 @@ def quoted(
     if column not in header:
       raise UserError(f"{where}: {path}, line 1: has no column {column!r}; it has {', '.join(map(repr, header))}")
   for cells in rows:
-    place = f"{where}: {path}, line {rows.line_num}"
+    location = f"{where}: {path}, line {rows.line_num}"
     if not cells:
       continue
     if len(cells) != len(header):
-      raise UserError(f"{place}: has {len(cells)} column(s) and not {len(header)}: {', '.join(header)}")
+      raise UserError(f"{location}: has {len(cells)} column(s) and not {len(header)}: {', '.join(header)}")
     row = dict(zip(header, cells, strict=True))
     number = int(row["label"]) - first_label if row["label"].isdecimal() else -1
     if 0 <= number < len(labels):
       yield {name: row[name] for name in texts} | {"label": number}
     elif not left_out:
       raise UserError(
-        f"{place}: label {row['label']!r} is none of {', '.join(labels)}, which are numbered from {first_label} on"
+        f"{location}: label {row['label']!r} is none of {', '.join(labels)}, which are numbered from {first_label} on"
       )
 
 
 def reviews(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
   """One record for each file of the folders neg and pos, of which the first is the first class."""
   del labels
-  found = []
+  review_files = []
   for name in ("neg", "pos"):
     folder = epath.Path(path) / name
     if not folder.is_dir():
       raise UserError(f"{where}: {path}: has no folder {name}, with a file for each review")
-    found += [(file.name, file, name) for file in folder.iterdir() if file.suffix == ".txt"]
+    review_files += [(file.name, file, name) for file in folder.iterdir() if file.suffix == ".txt"]
   read = lambda file: "\n".join(_lines(str(file), where)).strip()
-  found.sort()
+  review_files.sort()
   # 25,000 of them, which a bucket sends one after another in half an hour.
   with concurrent.futures.ThreadPoolExecutor(32) as pool:
-    for text, (_, _, name) in zip(pool.map(read, (file for _, file, _ in found)), found, strict=True):
+    for text, (_, _, name) in zip(pool.map(read, (file for _, file, _ in review_files)), review_files, strict=True):
       yield {"text": text, "label": ("neg", "pos").index(name)}
 
 
@@ -297,26 +301,26 @@ def columns(
     begins: what stands in front of each word and is no part of it.
     untagged: the tag of a word that stands alone in its line, as in test sets; "": each has one.
   """
-  found: tuple[list[str], list[int]] = ([], [])
+  sentence: tuple[list[str], list[int]] = ([], [])
   for number, line in enumerate([*_lines(path, where), ""], 1):
     cells = line.rstrip().split(delimiter) if line.strip() else []
     if cells and cells[0] != "-DOCSTART-":
-      place = f"{where}: {path}, line {number}"
+      location = f"{where}: {path}, line {number}"
       cells += [untagged] if untagged and len(cells) == 1 else []
       if len(cells) != len(names):
         filled = "; give - for what you have not" if delimiter is None and len(cells) < len(names) else ""
-        raise UserError(f"{place}: has {len(cells)} column(s) and not {len(names)}: {', '.join(names)}{filled}")
+        raise UserError(f"{location}: has {len(cells)} column(s) and not {len(names)}: {', '.join(names)}{filled}")
       tag = cells[names.index(tags)]
-      found[0].append(cells[names.index(words)].removeprefix(begins))
-      found[1].append(_number_of_tag(tag, labels, place))
-    elif found[0]:
-      yield {words: found[0], tags: np.array(found[1], np.int32)}
-      found = ([], [])
+      sentence[0].append(cells[names.index(words)].removeprefix(begins))
+      sentence[1].append(_number_of_tag(tag, labels, location))
+    elif sentence[0]:
+      yield {words: sentence[0], tags: np.array(sentence[1], np.int32)}
+      sentence = ([], [])
 
 
-def _number_of_tag(tag: str, labels: Sequence[str], place: str) -> int:
+def _number_of_tag(tag: str, labels: Sequence[str], location: str) -> int:
   if tag not in labels:
-    raise UserError(f"{place}: tag {tag!r} is none of {', '.join(labels)}")
+    raise UserError(f"{location}: tag {tag!r} is none of {', '.join(labels)}")
   return labels.index(tag)
 
 
@@ -342,13 +346,13 @@ def conllu(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
       if len(cells) != _CONLLU_COLUMNS:
         hint = "; columns are parted by tabs" if len(cells) == 1 else ""
         raise UserError(f"{where}: {path}, line {number}: has {len(cells)} column(s) and not {_CONLLU_COLUMNS}{hint}")
-      place, form, tag = cells[0], cells[1], cells[3]
-      if re.fullmatch(r"\d+[-.]\d+", place):
+      word_number, form, tag = cells[0], cells[1], cells[3]
+      if re.fullmatch(r"\d+[-.]\d+", word_number):
         continue
-      if not re.fullmatch(r"\d+", place) or int(place) != len(tokens) + 1:
+      if not re.fullmatch(r"\d+", word_number) or int(word_number) != len(tokens) + 1:
         raise UserError(
-          f"{where}: {path}, line {number}: word {place!r} comes after {len(tokens)} words of its sentence; they are"
-          " counted from 1, and behind the last is an empty line"
+          f"{where}: {path}, line {number}: word {word_number!r} comes after {len(tokens)} words of its sentence; they"
+          " are counted from 1, and behind the last is an empty line"
         )
       tokens.append(form)
       tags.append(_number_of_tag(tag, labels, f"{where}: {path}, line {number}"))
@@ -399,7 +403,7 @@ def table(
   label_column = header.index(label) if label in header else None
   most, left_out = max(*needed.values(), label_column or 0), 0
   for number, line in enumerate(lines[first:]):
-    place = f"{where}: {path}, line {number + first + 1}"
+    location = f"{where}: {path}, line {number + first + 1}"
     cells = line.split("\t")
     if not line.strip():
       continue
@@ -407,10 +411,10 @@ def table(
       if broken_rows:
         left_out += 1
         continue
-      raise UserError(f"{place}: has {len(cells)} column(s), the header {len(header)}: {', '.join(header)}")
+      raise UserError(f"{location}: has {len(cells)} column(s), the header {len(header)}: {', '.join(header)}")
     value = None if label_column is None else cells[label_column]
     yield {name: cells[column] for name, column in needed.items()} | {
-      "label": _label(value, labels, place) if labels else _number(value, place),
+      "label": _label(value, labels, location) if labels else _number(value, location),
       "idx": number,
     }
   if left_out:
@@ -433,17 +437,17 @@ def squad(path: str, where: str, labels: Sequence[str], *, begins: str = "") -> 
   articles = _field(content, "data", list, f"{where}: {path}")
   for i, article in enumerate(articles, 1):
     for j, paragraph in enumerate(_field(article, "paragraphs", list, f"{where}: {path}, article {i}"), 1):
-      place = f"{where}: {path}, article {i}, paragraph {j}"
-      for question in _field(paragraph, "qas", list, place):
-        if not _field(question, "id", str, place).startswith(begins):
+      location = f"{where}: {path}, article {i}, paragraph {j}"
+      for question in _field(paragraph, "qas", list, location):
+        if not _field(question, "id", str, location).startswith(begins):
           continue
-        answers = _field(question, "answers", list, place) if "answers" in question else []
+        answers = _field(question, "answers", list, location) if "answers" in question else []
         yield {
-          "id": _field(question, "id", str, place),
-          "question": _field(question, "question", str, place),
-          "context": _field(paragraph, "context", str, place),
+          "id": _field(question, "id", str, location),
+          "question": _field(question, "question", str, location),
+          "context": _field(paragraph, "context", str, location),
           "answers": {
-            "text": [_field(answer, "text", str, place) for answer in answers],
-            "answer_start": np.array([_field(answer, "answer_start", int, place) for answer in answers], np.int32),
+            "text": [_field(answer, "text", str, location) for answer in answers],
+            "answer_start": np.array([_field(answer, "answer_start", int, location) for answer in answers], np.int32),
           },
         }

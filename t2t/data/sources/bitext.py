@@ -19,11 +19,11 @@ class Aligned(bytes):
   other: bytes
   path: str
 
-  def __new__(cls, line: bytes, other: bytes, path: str):
+  def __new__(cls, line: bytes, translation: bytes, path: str):
     """A line and its translation."""
-    found = super().__new__(cls, line)
-    found.other, found.path = other, path
-    return found
+    aligned = super().__new__(cls, line)
+    aligned.other, aligned.path = translation, path
+    return aligned
 
 
 def beside(path: str, *, translation: str, where: str) -> str:
@@ -38,37 +38,37 @@ def beside(path: str, *, translation: str, where: str) -> str:
   kind = text_files.kind(path, where=where)
   if kind in ("pairs", "json", "csv", "tmx"):
     return ""
-  old, found, new = translation.partition("=")
-  if kind == "text" and found and old != new and path.endswith(old):
+  old, separator, new = translation.partition("=")
+  if kind == "text" and separator and old != new and path.endswith(old):
     return path.removesuffix(old) + new
-  known = "a .tsv of two columns, JSON lines or CSV of two fields, a .tmx, or the file beside, as '.en.txt=.fr.txt'"
-  if kind == "text" and found:
+  accepted = "a .tsv of two columns, JSON lines or CSV of two fields, a .tmx, or the file beside, as '.en.txt=.fr.txt'"
+  if kind == "text" and separator:
     raise UserError(
       f"{where}: {path}: its name does not end in {old!r}, as config.data.translation={translation} has it, which names"
       " the end of a name and that of its translation's"
     )
   raise UserError(
     f"{where}: {path}: has no translations; config.data.translation={translation} names a field of JSON lines. Give"
-    f" {known}"
+    f" {accepted}"
   )
 
 
-def lines(path: str, other: str, *, where: str) -> Iterator[tuple[int, Aligned]]:
+def lines(path: str, other_path: str, *, where: str) -> Iterator[tuple[int, Aligned]]:
   """The lines of a file with those of the file beside, numbered from 1.
 
   Raises:
     UserError: a file that cannot be read to its end; one that ends before the other, which names the first line that
       has no translation.
   """
-  found = (text_files.lines(each, where=where) for each in (path, other))
-  for number, (line, translation) in enumerate(itertools.zip_longest(*found), 1):
+  numbered_lines = (text_files.lines(line_path, where=where) for line_path in (path, other_path))
+  for number, (line, translation) in enumerate(itertools.zip_longest(*numbered_lines), 1):
     if line is None or translation is None:
-      longer, shorter = (other, path) if line is None else (path, other)
+      longer, shorter = (other_path, path) if line is None else (path, other_path)
       raise UserError(
         f"{where}: {longer}, line {number}: has no line beside it in {shorter}, which ends before it; in files side by"
         " side each line translates the one of the same number"
       )
-    yield number, Aligned(line[1], translation[1], other)
+    yield number, Aligned(line[1], translation[1], other_path)
 
 
 def check(files: Sequence[str], *, field: str, translation: str, where: str, most: int) -> None:
@@ -89,8 +89,8 @@ def check(files: Sequence[str], *, field: str, translation: str, where: str, mos
   languages = {f"{section}.field": field} | ({f"{section}.translation": translation} if translation else {})
   for path in files:
     if text_files.kind(path, where=where) == "tmx":
-      found = (json.loads(unit) for _, unit in text_files.units(path, where=where))
-      tmx.check(found, languages, path=path)
+      tmx_units = (json.loads(unit) for _, unit in text_files.units(path, where=where))
+      tmx.check(tmx_units, languages, path=path)
   if not translation:
     if alone := [path for path in files if text_files.kind(path, where=where) == "pairs"]:
       raise UserError(
@@ -98,12 +98,14 @@ def check(files: Sequence[str], *, field: str, translation: str, where: str, mos
         " translation_lm read; for others give a file for each language, `cut -f1` makes one"
       )
     return
-  others = {path: other for path in files if (other := beside(path, translation=translation, where=where))}
-  found = text_files.stats([*others], where=where)
-  found |= text_files.stats([*others.values()], where=f"{section}.translation={translation}")
-  for path, other in others.items():
-    if found[path].size <= most:
-      _check_lines(path, other, where, (found[path], found[other]))
+  paths_beside = {
+    path: other_path for path in files if (other_path := beside(path, translation=translation, where=where))
+  }
+  stats = text_files.stats([*paths_beside], where=where)
+  stats |= text_files.stats([*paths_beside.values()], where=f"{section}.translation={translation}")
+  for path, other_path in paths_beside.items():
+    if stats[path].size <= most:
+      _check_lines(path, other_path, where, (stats[path], stats[other_path]))
 
 
 def check_used(files: Sequence[str], *, translation: str, where: str) -> None:
@@ -125,9 +127,9 @@ def check_used(files: Sequence[str], *, translation: str, where: str) -> None:
 
 
 @functools.lru_cache(maxsize=1_024)
-def _check_lines(path: str, other: str, where: str, stats: tuple[text_files.Stat, ...]) -> None:
+def _check_lines(path: str, other_path: str, where: str, stats: tuple[text_files.Stat, ...]) -> None:
   del stats  # as long as they are the same, so are the lines
-  for _ in lines(path, other, where=where):
+  for _ in lines(path, other_path, where=where):
     pass
 
 
@@ -147,5 +149,5 @@ def translated(path: str, number: int, record: bytes, *, translation: str, where
   try:
     key = "set config.data.translation to the field of the translation"
     return fields.text(json.loads(text), translation, key=key).strip()
-  except fields.Unreadable as error:
+  except fields.UnreadableField as error:
     raise UserError(f"{where}: {path}, line {number}: {error}") from error

@@ -39,7 +39,7 @@ class _Lines:
     self.number, line = next(self._lines)
     if self.number - self.begin > _MOST_LINES:
       raise csv.Error(f"a quoted field goes over more than {_MOST_LINES:,} lines")
-    if isinstance(line, bad_records.Damaged):
+    if isinstance(line, bad_records.DamagedRecord):
       self.reason = self.reason or line.reason
       return "\n"
     if self.number == 1:
@@ -53,7 +53,7 @@ class _Lines:
 
 def rows(
   lines: Iterable[tuple[int, bytes]], *, path: str, where: str, tabs: bool = False
-) -> Iterator[tuple[int, dict[str, str] | bad_records.Damaged]]:
+) -> Iterator[tuple[int, dict[str, str] | bad_records.DamagedRecord]]:
   """The rows below the header, each with the number of the line that it begins in; blank lines are left out.
 
   In:  b'id,text\\n', b'1,"a ""b""\\n', b'c"\\n'
@@ -75,7 +75,7 @@ def rows(
   for number, row, delimiter in _fields(lines, path=path, where=where, tabs=tabs):
     if header is None:
       header = row
-    elif isinstance(row, bad_records.Damaged):
+    elif isinstance(row, bad_records.DamagedRecord):
       yield number, row
     elif len(row) == len(header):
       if len(row) > 1 or row[0]:
@@ -83,7 +83,7 @@ def rows(
     elif row and row != [""]:
       reason = f"has {len(row)} field(s), separated by {_DELIMITER_NAMES[delimiter]}, and the header has {len(header)}"
       hint = "fields go over lines, or have tabs in them: write the table as CSV" if tabs else _quote_hint(delimiter)
-      yield number, bad_records.Damaged(b"", f"{reason}; {hint}")
+      yield number, bad_records.DamagedRecord(b"", f"{reason}; {hint}")
 
 
 def header(lines: Iterable[tuple[int, bytes]], *, path: str, where: str, tabs: bool = False) -> list[str]:
@@ -96,7 +96,7 @@ def header(lines: Iterable[tuple[int, bytes]], *, path: str, where: str, tabs: b
 
 def _fields(
   lines: Iterable[tuple[int, bytes]], *, path: str, where: str, tabs: bool
-) -> Iterator[tuple[int, list[str] | bad_records.Damaged, str]]:
+) -> Iterator[tuple[int, list[str] | bad_records.DamagedRecord, str]]:
   """The line, the fields, and the delimiter of each row; first of the header, which is checked."""
   csv.field_size_limit(_LARGEST_FIELD)
   numbered = _Lines(lines)
@@ -104,16 +104,16 @@ def _fields(
   reader: Iterator[list[str]] = map(_tab_row, numbered)
   if not tabs:
     first = next(numbered, "")
-    said = _SEPARATOR.fullmatch(first)
-    if said and said[1] not in _DELIMITERS:
+    separator = _SEPARATOR.fullmatch(first)
+    if separator and separator[1] not in _DELIMITERS:
       named = ", ".join(_DELIMITER_NAMES.values())
       raise UserError(
         f"{where}: {path}, line 1: {first.strip()!r}: columns are separated by {named}; write one of them"
       )
-    if said:
+    if separator:
       first = next(numbered, "")
-    delimiter, header_reason = said[1] if said else _delimiter(first), numbered.reason
-    numbered.number = int(bool(said))
+    delimiter, header_reason = separator[1] if separator else _delimiter(first), numbered.reason
+    numbered.number = int(bool(separator))
     reader = csv.reader(_Chained(first, numbered), delimiter=delimiter, strict=True)
   while True:
     numbered.start()
@@ -127,18 +127,18 @@ def _fields(
     if not (tabs or numbered.reason):
       numbered.reason = _spaced_quote(row, numbered.read, delimiter)
     if is_header:
-      place = f"{where}: {path}, line {numbered.begin}"
+      location = f"{where}: {path}, line {numbered.begin}"
       if numbered.reason:
-        raise UserError(f"{place}: {numbered.reason}")
-      row, is_header = _checked_header(row, delimiter, place=place), False
-    yield numbered.begin, bad_records.Damaged(b"", numbered.reason) if numbered.reason else row, delimiter
+        raise UserError(f"{location}: {numbered.reason}")
+      row, is_header = _checked_header(row, delimiter, location=location), False
+    yield numbered.begin, bad_records.DamagedRecord(b"", numbered.reason) if numbered.reason else row, delimiter
 
 
 class _Chained:
   """The first line again, then all others; counted as they are read."""
 
-  def __init__(self, first: str, others: _Lines):
-    self._first, self._others = first, others
+  def __init__(self, first: str, following: _Lines):
+    self._first, self._following = first, following
 
   def __iter__(self):
     return self
@@ -146,15 +146,15 @@ class _Chained:
   def __next__(self) -> str:
     if self._first:
       first, self._first = self._first, ""
-      self._others.number += 1
-      self._others.read.append(first)
+      self._following.number += 1
+      self._following.read.append(first)
       return first
-    return next(self._others)
+    return next(self._following)
 
 
 def _delimiter(header: str) -> str:
   outside = "".join(header.split('"')[::2])
-  return next((each for each in _DELIMITERS if each in outside), ",")
+  return next((delimiter for delimiter in _DELIMITERS if delimiter in outside), ",")
 
 
 def _spaced_quote(row: Sequence[str], lines: Sequence[str], delimiter: str) -> str:
@@ -162,10 +162,10 @@ def _spaced_quote(row: Sequence[str], lines: Sequence[str], delimiter: str) -> s
   if not any(field[:1] == " " and field.lstrip(" ")[:1] == '"' for field in row):
     return ""
   try:
-    (meant,) = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
+    (unspaced_row,) = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
   except (csv.Error, ValueError):
-    meant = []
-  if [field.lstrip(" ") for field in meant] == [field.lstrip(" ") for field in row]:
+    unspaced_row = []
+  if [field.lstrip(" ") for field in unspaced_row] == [field.lstrip(" ") for field in row]:
     return ""
   name = _DELIMITER_NAMES[delimiter].removesuffix("s")
   return f'a quote stands behind a {name} and a space, where it quotes nothing; take out the space: {delimiter}"..."'
@@ -177,14 +177,14 @@ def _quote_hint(delimiter: str) -> str:
 
 
 def _csv_reason(error: csv.Error) -> str:
-  said = str(error)
-  if "new-line character" in said:
+  message = str(error)
+  if "new-line character" in message:
     return "lines end in a carriage return alone; convert the file, for example with `tr '\\r' '\\n'`"
-  if "expected after" in said:
+  if "expected after" in message:
     return 'a quote stands within a quoted field; double it: ""'
-  if "unexpected end" in said:
+  if "unexpected end" in message:
     return "a quote is opened here and never closed"
-  return f"not CSV ({said})"
+  return f"not CSV ({message})"
 
 
 def _tab_row(line: str) -> list[str]:
@@ -199,18 +199,18 @@ def _unquoted(field: str) -> str:
   return inner.replace('""', '"')
 
 
-def _checked_header(row: Sequence[str], delimiter: str, *, place: str) -> list[str]:
+def _checked_header(row: Sequence[str], delimiter: str, *, location: str) -> list[str]:
   names = [name.strip() for name in row]
   if not any(names):
-    raise UserError(f"{place}: has no header; the first line must name the columns, separated by commas or tabs")
+    raise UserError(f"{location}: has no header; the first line must name the columns, separated by commas or tabs")
   for i, name in enumerate(names):
     if not name and i:
       raise UserError(
-        f"{place}: column {i + 1} of the header has no name; name each column, once, in a line above the first row"
+        f"{location}: column {i + 1} of the header has no name; name each column, once, in a line above the first row"
       )
     if names.count(name) > 1:
       raise UserError(
-        f"{place}: the header names {name!r} {names.count(name)} times, separated by {_DELIMITER_NAMES[delimiter]};"
+        f"{location}: the header names {name!r} {names.count(name)} times, separated by {_DELIMITER_NAMES[delimiter]};"
         " name each column, once"
       )
   return names

@@ -33,10 +33,10 @@ def split(text: str) -> tuple[str, str] | None:
   Out: "Return the number of days in a month.",
        "The month is a number from 1 to 12, and the year has to be given since February may have 29 days."
   """
-  found = _SUMMARY.match(text)
-  if found is None or len(text) - found.end() < _MIN_BODY:
+  summary_match = _SUMMARY.match(text)
+  if summary_match is None or len(text) - summary_match.end() < _MIN_BODY:
     return None
-  return found[1], text[found.end() :]
+  return summary_match[1], text[summary_match.end() :]
 
 
 def records(documents: Sequence[Mapping[str, str]]) -> list[dict[str, str | int]]:
@@ -56,20 +56,20 @@ def records(documents: Sequence[Mapping[str, str]]) -> list[dict[str, str | int]
     parts = split(document["text"])
     if parts:
       packages.setdefault(document["package"], {}).setdefault(*parts)
-  others = {
-    (package, summary): other
+  other_summaries = {
+    (package, summary): next_summary
     for package, bodies in packages.items()
     if len(bodies) > 1
-    for summary, other in itertools.pairwise([*bodies, next(iter(bodies))])
+    for summary, next_summary in itertools.pairwise([*bodies, next(iter(bodies))])
   }
-  kept = []
+  kept_records = []
   for document in documents:
     summary, body = split(document["text"]) or (None, None)
-    other = others.pop((document["package"], summary), None)
-    if other:
-      own = {"summary": summary, "other": other, "body": body, "package": document["package"]}
-      kept.append(own | {"idx": len(kept)})
-  return kept
+    other_summary = other_summaries.pop((document["package"], summary), None)
+    if other_summary:
+      record = {"summary": summary, "other": other_summary, "body": body, "package": document["package"]}
+      kept_records.append(record | {"idx": len(kept_records)})
+  return kept_records
 
 
 class DocstringSource(sources.DocumentationSource):
@@ -116,9 +116,9 @@ class DocstringSource(sources.DocumentationSource):
 @functools.lru_cache(maxsize=4)
 def _columns(path: str) -> Mapping[str, tf.Tensor]:
   """A tensor for each field with all records of a file; streams and epochs share these."""
-  found = records([json.loads(line) for line in pathlib.Path(path).read_text().splitlines()])
+  rows = records([json.loads(line) for line in pathlib.Path(path).read_text().splitlines()])
   types = dict.fromkeys(("summary", "other", "body", "package"), tf.string) | {"idx": tf.int32}
-  return {name: tf.constant([record[name] for record in found], type_) for name, type_ in types.items()}
+  return {name: tf.constant([record[name] for record in rows], type_) for name, type_ in types.items()}
 
 
 def match(dataset: tf.data.Dataset) -> tf.data.Dataset:

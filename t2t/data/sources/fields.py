@@ -10,11 +10,11 @@ _INDEX = re.compile(r"-?\d+")
 _DEPTH = 4  # names of a path that a message suggests
 
 
-class Unreadable(ValueError):
+class UnreadableField(ValueError):
   """A field that is not there, or holds no text; the message has neither file nor line."""
 
 
-class Missing(Unreadable):
+class Missing(UnreadableField):
   """A field that is not there."""
 
 
@@ -43,11 +43,11 @@ def text(record: Mapping[str, Any], field: str, *, key: str) -> str:
   if isinstance(value, list):
     value = "\n".join(_strings(value, field, key))
   if value is None:
-    raise Unreadable(is_null(field, key))
+    raise UnreadableField(is_null(field, key))
   if not isinstance(value, str):
-    raise Unreadable(f"field {field!r} is a {json_type(value)}, not a string; {key}{_suggestion(record)}")
+    raise UnreadableField(f"field {field!r} is a {json_type(value)}, not a string; {key}{_suggestion(record)}")
   if reason := encoding.unpaired_surrogate(value):
-    raise Unreadable(f"field {field!r} {reason}")
+    raise UnreadableField(f"field {field!r} {reason}")
   return value
 
 
@@ -68,8 +68,8 @@ def find(record: Mapping[str, Any], field: str, *, key: str = "") -> Any:
   try:
     return _walk(record, field.split("."))
   except (KeyError, IndexError, TypeError):
-    there = listed(record)
-    raise Missing(f"has no field {field!r}; it has {there}; {key}{_suggestion(record)}".rstrip("; ")) from None
+    item_fields = listed(record)
+    raise Missing(f"has no field {field!r}; it has {item_fields}; {key}{_suggestion(record)}".rstrip("; ")) from None
 
 
 def _walk(value: Any, names: Sequence[str]) -> Any:
@@ -78,7 +78,7 @@ def _walk(value: Any, names: Sequence[str]) -> Any:
       return None
     if isinstance(value, list):
       if not _INDEX.fullmatch(name):
-        return [_walk(each, names[i:]) for each in value]
+        return [_walk(item, names[i:]) for item in value]
       value = value[int(name)]
     else:
       value = value[name]
@@ -86,15 +86,15 @@ def _walk(value: Any, names: Sequence[str]) -> Any:
 
 
 def _strings(value: Any, field: str, key: str) -> Iterator[str]:
-  for each in value:
-    if isinstance(each, list):
-      yield from _strings(each, field, key)
-    elif isinstance(each, str):
-      yield each
-    elif isinstance(each, Mapping):
-      paths = [f"{field}.{path}" for path in _paths(each)]
-      raise Unreadable(
-        f"field {field!r} is a list of objects with {listed(each)}, not a string; "
+  for item in value:
+    if isinstance(item, list):
+      yield from _strings(item, field, key)
+    elif isinstance(item, str):
+      yield item
+    elif isinstance(item, Mapping):
+      paths = [f"{field}.{path}" for path in _paths(item)]
+      raise UnreadableField(
+        f"field {field!r} is a list of objects with {listed(item)}, not a string; "
         + (
           f"{likeliest(paths)!r} in place of {field!r} reads the text of each object, joined by line breaks, and"
           f" {field + '.0' + likeliest(paths).removeprefix(field)!r} that of the first"
@@ -102,19 +102,19 @@ def _strings(value: Any, field: str, key: str) -> Iterator[str]:
           else key
         )
       )
-    elif each is not None:
-      raise Unreadable(f"field {field!r} is a list with a {json_type(each)}, not of strings; {key}")
+    elif item is not None:
+      raise UnreadableField(f"field {field!r} is a list with a {json_type(item)}, not of strings; {key}")
 
 
 def _paths(value: Mapping[str, Any], depth: int = _DEPTH) -> Iterator[str]:
   """The paths to texts in an object."""
-  for name, each in value.items():
-    if isinstance(each, list):
-      each = next((element for element in each if element is not None), None)
-    if isinstance(each, str):
+  for name, child in value.items():
+    if isinstance(child, list):
+      child = next((element for element in child if element is not None), None)
+    if isinstance(child, str):
       yield name
-    elif isinstance(each, Mapping) and depth:
-      yield from (f"{name}.{path}" for path in _paths(each, depth - 1))
+    elif isinstance(child, Mapping) and depth:
+      yield from (f"{name}.{path}" for path in _paths(child, depth - 1))
 
 
 _LIKELY = ("text", "content", "value", "body")

@@ -30,46 +30,48 @@ class Contents:
     self._files = tuple(files)
     self._digests = functools.partial(_digests, where=where, root=str(root).rstrip("/"))
     self._pool = concurrent.futures.ThreadPoolExecutor(1)
-    self._each = min(max(_BYTES // max(len(self._files), 1), _LEAST), _MOST)
-    self._found = self._pool.submit(self._digests, self._files, self._each)
+    self._bytes_per_file = min(max(_BYTES // max(len(self._files), 1), _LEAST), _MOST)
+    self._future = self._pool.submit(self._digests, self._files, self._bytes_per_file)
 
   def saved(self) -> dict[str, Any]:
     """For a checkpoint.
 
     Out: {"each": 1048576, "files": [["a.jsonl", 5120, "9f86d081884c7d65"], ...]}
     """
-    return {"each": self._each, "files": [list(row) for row in self._found.result()]}
+    return {"each": self._bytes_per_file, "files": [list(row) for row in self._future.result()]}
 
   def short(self) -> dict[str, Any]:
     """All of `saved` in one digest, to stand wherever somebody may look who finds no list.
 
     Out: {"each": 1048576, "sorts": ["blake2b"], "digest": "5c1d6c0ab3e28b4f"}
     """
-    return {"each": self._each, **_short(self._found.result())}
+    return {"each": self._bytes_per_file, **_short(self._future.result())}
 
   def differ(self, short: Mapping[str, Any]) -> bool:
     """Whether they are not as they were when `short` was; False as well where digests of other sorts cannot tell."""
     now = _short(self._rows(short["each"]))
     return now["sorts"] == short["sorts"] and now["digest"] != short["digest"]
 
-  def _rows(self, each: int) -> list[tuple[str, int, str]]:
-    return self._found.result() if each == self._each else self._digests(self._files, each)
+  def _rows(self, bytes_per_file: int) -> list[tuple[str, int, str]]:
+    return (
+      self._future.result() if bytes_per_file == self._bytes_per_file else self._digests(self._files, bytes_per_file)
+    )
 
   def differences(self, saved: Mapping[str, Any]) -> list[str]:
     """What of them is not as it was when `saved` was: a few words for each file."""
     now = self._rows(saved["each"])
     before, after = ({name: (size, digest) for name, size, digest in rows} for rows in (saved["files"], now))
-    found = []
+    changes = []
     for name in sorted(before.keys() | after.keys()):
       if name not in after:
-        found.append(f"{name} is gone")
+        changes.append(f"{name} is gone")
       elif name not in before:
-        found.append(f"{name} is new")
+        changes.append(f"{name} is new")
       elif before[name][0] != after[name][0]:
-        found.append(f"{name} had {before[name][0]:,} bytes and has {after[name][0]:,}")
+        changes.append(f"{name} had {before[name][0]:,} bytes and has {after[name][0]:,}")
       elif _differ(before[name][1], after[name][1]):
-        found.append(f"{name} has another content of as many bytes")
-    return found
+        changes.append(f"{name} has another content of as many bytes")
+    return changes
 
 
 def _differ(before: str, after: str) -> bool:
@@ -91,11 +93,11 @@ def summary(files: Sequence[str]) -> str:
 
 def shown(differences: Sequence[str]) -> str:
   """The first of them, and how many there are."""
-  left = len(differences) - _SHOWN
-  return "; ".join(differences[:_SHOWN]) + (f"; and {left:,} more" if left > 0 else "")
+  num_unshown = len(differences) - _SHOWN
+  return "; ".join(differences[:_SHOWN]) + (f"; and {num_unshown:,} more" if num_unshown > 0 else "")
 
 
-def _digests(files: Sequence[str], each: int, *, where: str, root: str) -> list[tuple[str, int, str]]:
+def _digests(files: Sequence[str], bytes_per_file: int, *, where: str, root: str) -> list[tuple[str, int, str]]:
   """Name, size and digest of each file.  Folders may move: files count by their names."""
   sizes = text_files.sizes(tuple(files))
   remote = [path for path in files if gcs.is_remote(path)]
@@ -103,28 +105,30 @@ def _digests(files: Sequence[str], each: int, *, where: str, root: str) -> list[
   with concurrent.futures.ThreadPoolExecutor(16) as pool:
     digests = list(
       pool.map(
-        lambda path, size: f"crc32c:{listed[path]}" if path in listed else _digest(path, size, each), files, sizes
+        lambda path, size: f"crc32c:{listed[path]}" if path in listed else _digest(path, size, bytes_per_file),
+        files,
+        sizes,
       )
     )
   names: dict[str, int] = {}
-  found = []
+  rows = []
   for path, size, digest in zip(files, sizes, digests, strict=True):
     name = path.removeprefix(f"{root}/") if root else path.rsplit("/", 1)[-1]
     names[name] = names.get(name, 0) + 1
-    found.append((name if names[name] == 1 else f"{name} ({names[name]})", size, digest))
-  return found
+    rows.append((name if names[name] == 1 else f"{name} ({names[name]})", size, digest))
+  return rows
 
 
-def _digest(path: str, size: int, each: int) -> str:
-  """Of all of a file that has no more than `each` bytes, else of its ends and its middle."""
-  block = each // 3
-  starts = (0,) if size <= each else (0, (size - block) // 2, size - block)
-  found = hashlib.blake2b(digest_size=8)
+def _digest(path: str, size: int, bytes_per_file: int) -> str:
+  """Of all of a file that has no more than `bytes_per_file` bytes, else of its ends and its middle."""
+  block = bytes_per_file // 3
+  starts = (0,) if size <= bytes_per_file else (0, (size - block) // 2, size - block)
+  hasher = hashlib.blake2b(digest_size=8)
   try:
     with pathlib.Path(path).open("rb") as file:
       for start in starts:
         file.seek(start)
-        found.update(file.read(size if size <= each else block))
+        hasher.update(file.read(size if size <= bytes_per_file else block))
   except OSError:
     return ""  # who reads it as text says what is wrong with it
-  return f"blake2b:{found.hexdigest()}"
+  return f"blake2b:{hasher.hexdigest()}"

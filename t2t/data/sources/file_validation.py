@@ -92,15 +92,15 @@ def _scan(stats: tuple[tuple[str, int, int], ...], field: str, where: str, malfo
     counts = list(progress.track(counted, f"checking {len(paths)} file(s) of {where}", total=len(paths)))
   *sums, hashes, copies = zip(*counts, strict=True)
   documents, characters, held_out, size = map(sum, sums)
-  smallest = sum(number for number, each in zip(copies, hashes, strict=True) if each == min(hashes))
+  smallest = sum(number for number, file_hash in zip(copies, hashes, strict=True) if file_hash == min(hashes))
   if not documents:
     raise UserError(f"{where}: no text in {_listing(paths)}: every record is blank, or there is none")
-  found = Scan(complete, documents, characters, min(hashes), held_out, smallest, size)
+  scanned = Scan(complete, documents, characters, min(hashes), held_out, smallest, size)
   try:
-    cache_folder.write_atomically(remembered, json.dumps(dataclasses.asdict(found)).encode())
+    cache_folder.write_atomically(remembered, json.dumps(dataclasses.asdict(scanned)).encode())
   except OSError as error:
     logging.info("the result of checking the files is not kept: %s", error)
-  return found
+  return scanned
 
 
 def _count(path: str, number: int | None, tally: bad_records.Tally, *, field: str, where: str) -> tuple[int, ...]:
@@ -110,12 +110,12 @@ def _count(path: str, number: int | None, tally: bad_records.Tally, *, field: st
 
   def counted() -> Iterator[tuple[int, bytes]]:
     nonlocal size
-    for place, record in text_files.records(path, field=field, where=where):
+    for record_number, record in text_files.records(path, field=field, where=where):
       size += len(record)
-      yield place, record
+      yield record_number, record
 
-  found = text_files.texts(counted(), path, field=field, where=where, tally=tally)
-  for text in itertools.islice(found, number):
+  texts = text_files.texts(counted(), path, field=field, where=where, tally=tally)
+  for text in itertools.islice(texts, number):
     text_hash = sources.text_hash(text)
     documents += 1
     characters += len(text)

@@ -97,8 +97,8 @@ class FileSource(seqio.DataSource):
     records = self.records(split)
     (share,) = shard_order.shares(records.shards(), 1)
     for piece in share:
-      for _, found in records.read(piece):
-        if record := records.parse(found):
+      for _, raw_record in records.read(piece):
+        if record := records.parse(raw_record):
           yield record[:1] if records.annotations else record
 
   def get_dataset(
@@ -131,8 +131,8 @@ class FileSource(seqio.DataSource):
       share = shard_order.shares(records.shards(), number)[shard]
       order = np.random.default_rng(seed).permutation(len(share)) if shuffle else range(len(share))
       for piece in (share[i] for i in order):
-        for _, found in records.read(piece):
-          if record := records.parse(found):
+        for _, raw_record in records.read(piece):
+          if record := records.parse(raw_record):
             yield record
 
     signature = (tf.TensorSpec([], tf.string),) * records.num_columns
@@ -175,23 +175,23 @@ class FileRecords:
       for path, size in zip(self.files, text_files.sizes(self.files), strict=True)
     ]
 
-  def read(self, piece: shard_order.Piece) -> Iterator[tuple[int, "_Raw | tuple[bytes, ...]"]]:
+  def read(self, piece: shard_order.Piece) -> Iterator[tuple[int, "_RawRecord | tuple[bytes, ...]"]]:
     """The records of a piece as they are in the file; of held-out ones, which are few, the texts.
 
     Raises:
       UserError: the file or a held-out record cannot be read; names the file and the line.
     """
     path = self.files[piece.shard]
-    if other := self._beside(path):
+    if translation_path := self._beside(path):
       from t2t.data.sources import bitext
 
-      found = bitext.lines(path, other, where=self.where)
+      numbered_records = bitext.lines(path, translation_path, where=self.where)
     elif _is_divisible(path):
-      found = text_files.lines(path, where=self.where, start=piece.start, stop=piece.stop)
+      numbered_records = text_files.lines(path, where=self.where, start=piece.start, stop=piece.stop)
     else:
-      found = text_files.records(path, field=self.field, where=self.where)
-    for number, record in itertools.islice(found, piece.part, None, piece.parts):
-      raw = _Raw(piece, number, record)
+      numbered_records = text_files.records(path, field=self.field, where=self.where)
+    for number, record in itertools.islice(numbered_records, piece.part, None, piece.parts):
+      raw = _RawRecord(piece, number, record)
       if not self.held_out:
         yield len(record), raw
       elif text := self.parse(raw):
@@ -205,32 +205,32 @@ class FileRecords:
 
     return bitext.beside(path, translation=self.translation, where=self.where)
 
-  def parse(self, found: "_Raw | tuple[bytes, ...]") -> tuple[bytes, ...] | None:
+  def parse(self, raw_record: "_RawRecord | tuple[bytes, ...]") -> tuple[bytes, ...] | None:
     """The text of a record, if it has one and is of this split, and what is marked in it or its translation.
 
     Raises:
       UserError: it cannot be read, and is one too many of those; names the file and the line.
     """
-    if not isinstance(found, _Raw):
-      return found
-    path, number = self.files[found.piece.shard], found.number
+    if not isinstance(raw_record, _RawRecord):
+      return raw_record
+    path, number = self.files[raw_record.piece.shard], raw_record.number
     try:
-      columns = self._columns(path, number, found.record)
+      columns = self._columns(path, number, raw_record.record)
     except UserError as error:
-      if not found.piece.start:
+      if not raw_record.piece.start:
         self.tally.bad(error)
         return None
       # Lines were counted from the piece's first; the second attempt says which it is in the file.
-      number += text_files.lines_before(path, found.piece.start)
+      number += text_files.lines_before(path, raw_record.piece.start)
       try:
-        self._columns(path, number, found.record)
+        self._columns(path, number, raw_record.record)
       except UserError as exact:
         self.tally.bad(exact)
       return None
     self.tally.good()
     text = columns[0]
-    kept = text and (self.held_out is None or (text_hash(text) < self.held_out_below) == self.held_out)
-    return columns if kept else None
+    is_selected = text and (self.held_out is None or (text_hash(text) < self.held_out_below) == self.held_out)
+    return columns if is_selected else None
 
   def _columns(self, path: str, number: int, record: bytes) -> tuple[bytes, ...]:
     text = text_files.parse(path, number, record, field=self.field, where=self.where).encode()
@@ -250,16 +250,16 @@ class FileRecords:
     """{"text": string} again, and "entities"; or "first" and "second"."""
     return tf.data.Dataset.from_tensor_slices(tuple(columns)).map(self.named)
 
-  def named(self, text: tf.Tensor, other: tf.Tensor | None = None) -> dict[str, tf.Tensor]:
+  def named(self, text: tf.Tensor, extra: tf.Tensor | None = None) -> dict[str, tf.Tensor]:
     """The columns of a record as its features."""
-    if other is None:
+    if extra is None:
       return {"text": text}
     if self.translation:
-      return {"first": text, "second": other}
-    return {"text": text, "entities": tf.reshape(tf.io.decode_raw(other, tf.int32), [-1, 2])}
+      return {"first": text, "second": extra}
+    return {"text": text, "entities": tf.reshape(tf.io.decode_raw(extra, tf.int32), [-1, 2])}
 
 
-class _Raw(NamedTuple):
+class _RawRecord(NamedTuple):
   """A record as it is in its file, and where."""
 
   piece: shard_order.Piece
@@ -296,15 +296,23 @@ def user_error(error: tf.errors.OpError) -> Exception | None:
   python = re.search(r"(\w+): (.*?)\n(Traceback \(most recent call last\):.*)", message, re.DOTALL)
   if not python:
     return None
-  name, said, trace = python.groups()
-  known = getattr(builtins, name, None)
-  is_error = isinstance(known, type) and issubclass(known, Exception) and not issubclass(known, UnicodeError)
-  found = known(said.strip("'") if known is KeyError else said) if is_error else RuntimeError(f"{name}: {said}")
+  name, python_message, trace = python.groups()
+  exception_type = getattr(builtins, name, None)
+  is_error = (
+    isinstance(exception_type, type)
+    and issubclass(exception_type, Exception)
+    and not issubclass(exception_type, UnicodeError)
+  )
+  exception = (
+    exception_type(python_message.strip("'") if exception_type is KeyError else python_message)
+    if is_error
+    else RuntimeError(f"{name}: {python_message}")
+  )
   # Where in Python it was, without the layers of TensorFlow's and seqio's that lie around it.
   frames = [frame.strip() for frame in trace.split("\n\n") if frame.lstrip().startswith("File ")]
-  own = [frame for frame in frames if not any(f"/{each}/" in frame for each in ("tensorflow", "seqio"))]
-  found.add_note("raised while the data was read, in\n  " + "\n  ".join(own or frames[-1:]))
-  return found
+  user_frames = [frame for frame in frames if not any(f"/{package}/" in frame for package in ("tensorflow", "seqio"))]
+  exception.add_note("raised while the data was read, in\n  " + "\n  ".join(user_frames or frames[-1:]))
+  return exception
 
 
 class DocumentationSource(FileSource):

@@ -85,7 +85,7 @@ def named(source: seqio.DataSource, task: str) -> seqio.DataSource:
   return source if ours else NamedSource(source, task)
 
 
-def own(source: seqio.DataSource) -> seqio.DataSource:
+def unwrapped(source: seqio.DataSource) -> seqio.DataSource:
   """The inverse of `named`."""
   return source.source if isinstance(source, NamedSource) else source
 
@@ -97,8 +97,8 @@ def in_pipeline(error: tf.errors.OpError, name: str) -> UserError:
     error: what tf.data raised.
     name: of the task or mixture that is read.
   """
-  found = files.user_error(error)
-  return found if isinstance(found, UserError) else failure(error, name, what="its source or a preprocessor fails")
+  cause = files.user_error(error)
+  return cause if isinstance(cause, UserError) else failure(error, name, what="its source or a preprocessor fails")
 
 
 def failure(error: Exception, task: str, *, what: str) -> UserError:
@@ -109,10 +109,10 @@ def failure(error: Exception, task: str, *, what: str) -> UserError:
     task: name of the task.
     what: that it is an error of.
   """
-  found = (files.user_error(error) if isinstance(error, tf.errors.OpError) else None) or error
-  if isinstance(found, UserError) and "UserError: " in str(error):
-    return found
-  said = files.without_graph(str(found))
-  lines = [line.strip() for line in said.splitlines() if line.strip()] or ["no message"]
-  kind = "" if isinstance(found, UserError) else f"{type(found).__name__}: "
+  cause = (files.user_error(error) if isinstance(error, tf.errors.OpError) else None) or error
+  if isinstance(cause, UserError) and "UserError: " in str(error):
+    return cause
+  message = files.without_graph(str(cause))
+  lines = [line.strip() for line in message.splitlines() if line.strip()] or ["no message"]
+  kind = "" if isinstance(cause, UserError) else f"{type(cause).__name__}: "
   return UserError(f"{task}: {what}: {kind}{lines[0].rstrip('.')}; --debug prints the whole traceback")

@@ -63,14 +63,14 @@ def _texts(schema: Sequence[pa.Field], prefix: str = "") -> Iterator[str]:
 def _located(schema: pa.Schema, field: str) -> tuple[str, pa.DataType, bool] | None:
   """The column that has a field, the type of the field, and whether lists are on the way to it; None: no such field."""
   if field in schema.names:
-    column, kind, rest = field, schema.field(field).type, []
+    column, kind, nested_names = field, schema.field(field).type, []
   else:
-    column, *rest = field.split(".")
+    column, *nested_names = field.split(".")
     if column not in schema.names:
       return None
     kind = schema.field(column).type
   lists = False
-  for name in rest:
+  for name in nested_names:
     while _is_list(kind) and not re.fullmatch(r"-?\d+", name):
       kind, lists = kind.value_type, True
     if _is_list(kind):
@@ -102,13 +102,13 @@ class Texts:
     self._path, self._field, self._key, self._where = path, field, key, where
     self._file = _open(path, where=where)
     schema = self._file.schema_arrow
-    found = _located(schema, field)
-    place = f"{where}: {path}"
-    if found is None:
+    column_info = _located(schema, field)
+    location = f"{where}: {path}"
+    if column_info is None:
       nested = [text for text in _texts(schema) if "." in text]
       hint = f", for example {fields.likeliest(nested)!r}" if nested else ""
-      raise UserError(f"{place}: has no column {field!r}; it has {fields.listed(schema.names)}; {key}{hint}")
-    self._column, kind, lists = found
+      raise UserError(f"{location}: has no column {field!r}; it has {fields.listed(schema.names)}; {key}{hint}")
+    self._column, kind, lists = column_info
     inner = kind
     while _is_list(inner):
       inner, lists = inner.value_type, True
@@ -116,12 +116,12 @@ class Texts:
       texts = [text for text in _texts(schema) if text != field]
       below = [text for text in texts if text.startswith(f"{field}.")]
       hint = f"columns of text: {fields.listed(below or texts)}" if texts else "no column of this file is text"
-      raise UserError(f"{place}: column {field!r} is {_shown(kind)}, not string; {key}; {hint}")
+      raise UserError(f"{location}: column {field!r} is {_shown(kind)}, not string; {key}; {hint}")
     self._lists = lists
     self.num_row_groups = self._file.num_row_groups
 
   def row_group(self, number: int) -> list[bytes]:
-    """The texts of a row group, `bad_records.Damaged` where a row has none.
+    """The texts of a row group, `bad_records.DamagedRecord` where a row has none.
 
     Raises:
       UserError: the row group cannot be read.
@@ -138,8 +138,8 @@ class Texts:
   def _read(self, number: int) -> list[bytes]:
     group = self._file.metadata.row_group(number)
     size = group.total_byte_size
-    whole = self._lists or self._column == self._field
-    selected = self._column if whole else self._field
+    reads_whole_column = self._lists or self._column == self._field
+    selected = self._column if reads_whole_column else self._field
     if not 0 <= size <= _LARGEST_ROW_GROUP:
       # Read once by Arrow, which raises what would end the process where pyarrow looks at a column's own record.
       next(self._file.iter_batches(1, row_groups=[number], columns=[selected]), None)
@@ -151,22 +151,22 @@ class Texts:
     column = self._file.read_row_group(number, columns=[selected]).column(0)
     if self._lists:
       return [self._of_value(value) for value in column.to_pylist()]
-    if not whole:
+    if not reads_whole_column:
       column = pa.compute.struct_field(column, self._field.split(".")[1:])
     if pa.types.is_dictionary(column.type):
       column = column.cast(column.type.value_type)
     # As bytes: files exist whose strings are not UTF-8, and the parser names the record.
-    found = column.cast(pa.large_binary()).to_pylist()
-    return [self._null() if text is None else text for text in found]
+    texts = column.cast(pa.large_binary()).to_pylist()
+    return [self._null() if text is None else text for text in texts]
 
-  def _null(self) -> bad_records.Damaged:
-    return bad_records.Damaged(b"", fields.is_null(self._field, self._key))
+  def _null(self) -> bad_records.DamagedRecord:
+    return bad_records.DamagedRecord(b"", fields.is_null(self._field, self._key))
 
   def _of_value(self, value: Any) -> bytes:
     try:
       return fields.text({self._column: _decoded(value)}, self._field, key=self._key).encode()
-    except (fields.Unreadable, UnicodeDecodeError) as error:
-      return bad_records.Damaged(b"", str(error))
+    except (fields.UnreadableField, UnicodeDecodeError) as error:
+      return bad_records.DamagedRecord(b"", str(error))
 
 
 def _decoded(value: Any) -> Any:
@@ -174,9 +174,9 @@ def _decoded(value: Any) -> Any:
   if isinstance(value, bytes):
     return value.decode()
   if isinstance(value, list):
-    return [_decoded(each) for each in value]
+    return [_decoded(item) for item in value]
   if isinstance(value, dict):
-    return {name: _decoded(each) for name, each in value.items()}
+    return {name: _decoded(item) for name, item in value.items()}
   return value
 
 
@@ -227,7 +227,7 @@ def names(path: str, *, where: str) -> list[str]:
   Raises:
     UserError: the file cannot be read, or two columns have one name.
   """
-  found = list(_open(path, where=where).schema_arrow.names)
-  if twice := [name for name in found if found.count(name) > 1]:
+  column_names = list(_open(path, where=where).schema_arrow.names)
+  if twice := [name for name in column_names if column_names.count(name) > 1]:
     raise UserError(f"{where}: {path}: two columns are named {twice[0]!r}; name each column once")
-  return found
+  return column_names

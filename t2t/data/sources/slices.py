@@ -41,18 +41,18 @@ def parts(split: str, count: Callable[[str], int], *, where: str) -> list[Part]:
   Raises:
     UserError: it is no slice of them, or has no record.
   """
-  found = []
+  slice_parts = []
   for spec, base in zip(split.split("+"), bases(split), strict=True):
     info = types.SimpleNamespace(num_examples=count(base), shard_lengths=[count(base)])
     try:
-      for each in tfds.core.ReadInstruction.from_spec(spec).to_absolute({base: info}):
-        part = Part(base, each.from_ or 0, info.num_examples if each.to is None else each.to)
-        found += [part] if part.stop > part.start else []
+      for instruction in tfds.core.ReadInstruction.from_spec(spec).to_absolute({base: info}):
+        part = Part(base, instruction.from_ or 0, info.num_examples if instruction.to is None else instruction.to)
+        slice_parts += [part] if part.stop > part.start else []
     except (ValueError, NotImplementedError, AssertionError) as error:
       raise UserError(
         f"{where}: split {split!r}: {str(error).splitlines()[0] if str(error) else 'cannot be read'}; give a slice as"
         f" '{base}[:100]' or '{base}[10%:20%]'"
       ) from error
-  if not found:
+  if not slice_parts:
     raise UserError(f"{where}: split {split!r} has no record; give a larger slice")
-  return found
+  return slice_parts

@@ -16,7 +16,7 @@ _KINDS = ("csv", "pairs", "json", "parquet")
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class TableRecord:
   """A record of a table.
 
   path: of its file.
@@ -30,12 +30,12 @@ class Row:
   values: Mapping[str, Any]
 
   @property
-  def place(self) -> str:
+  def location(self) -> str:
     """The file and the line, for messages: "train.csv, line 3"."""
-    return _place(self.path, self.number)
+    return _location(self.path, self.number)
 
 
-def read_rows(paths: Sequence[str], *, where: str = "config.data.files") -> Iterator[Row]:
+def read_rows(paths: Sequence[str], *, where: str = "config.data.files") -> Iterator[TableRecord]:
   """The records of files in the order of `paths`, and of each file from its first to its last.
 
   The first line of .csv and .tsv names the columns.  Blank lines are left out.
@@ -51,9 +51,9 @@ def read_rows(paths: Sequence[str], *, where: str = "config.data.files") -> Iter
   check(paths, where=where)
   for path in paths:
     for number, record in _records(path, where=where):
-      if isinstance(record, bad_records.Damaged):
-        raise UserError(f"{where}: {_place(path, number)}: {record.reason}")
-      yield Row(path, number, record)
+      if isinstance(record, bad_records.DamagedRecord):
+        raise UserError(f"{where}: {_location(path, number)}: {record.reason}")
+      yield TableRecord(path, number, record)
 
 
 def columns(paths: Sequence[str], *, where: str = "config.data.files") -> tuple[str, ...]:
@@ -63,22 +63,24 @@ def columns(paths: Sequence[str], *, where: str = "config.data.files") -> tuple[
     UserError: see `read_rows`; a table that lacks a column which another one has, except for JSON lines.
   """
   check(paths, where=where)
-  found: dict[str, str] = {}
+  path_of_column: dict[str, str] = {}
   tables: list[tuple[str, list[str]]] = []
   for path in paths:
     if text_files.kind(path, where=where) == "json":
-      found |= {name: path for row in read_rows([path], where=where) for name in row.values if name not in found}
+      path_of_column |= {
+        name: path for row in read_rows([path], where=where) for name in row.values if name not in path_of_column
+      }
       continue
     names = _header(path, where=where)
     tables.append((path, names))
-    found |= {name: path for name in names if name not in found}
+    path_of_column |= {name: path for name in names if name not in path_of_column}
   for path, names in tables:
-    if missing := [name for name in found if name not in names]:
+    if missing := [name for name in path_of_column if name not in names]:
       raise UserError(
-        f"{where}: {path}: has no column {missing[0]!r}, which {found[missing[0]]} has; its columns are"
+        f"{where}: {path}: has no column {missing[0]!r}, which {path_of_column[missing[0]]} has; its columns are"
         f" {fields.listed(names)}; give tables of the same columns"
       )
-  return tuple(found)
+  return tuple(path_of_column)
 
 
 def check(paths: Sequence[str], *, where: str) -> None:
@@ -98,7 +100,7 @@ def check(paths: Sequence[str], *, where: str) -> None:
     )
 
 
-def _place(path: str, number: int) -> str:
+def _location(path: str, number: int) -> str:
   return f"{path}, {'record' if text_files.kind(path) == 'parquet' else 'line'} {number}"
 
 
@@ -108,7 +110,7 @@ def _header(path: str, *, where: str) -> list[str]:
   return text_files.csv_header(path, where=where)
 
 
-def _records(path: str, *, where: str) -> Iterator[tuple[int, Mapping[str, Any] | bad_records.Damaged]]:
+def _records(path: str, *, where: str) -> Iterator[tuple[int, Mapping[str, Any] | bad_records.DamagedRecord]]:
   file_kind = text_files.kind(path, where=where)
   if file_kind == "parquet":
     parquet_files.names(path, where=where)
@@ -120,13 +122,13 @@ def _records(path: str, *, where: str) -> Iterator[tuple[int, Mapping[str, Any] 
 
 def _json_rows(path: str, *, where: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
   """The objects of JSON lines, or of a file that is one JSON list."""
-  found = text_files.lines(path, where=where)
-  first = next(found, None)
-  found = itertools.chain([first] if first else [], found)
+  lines = text_files.lines(path, where=where)
+  first = next(lines, None)
+  lines = itertools.chain([first] if first else [], lines)
   if first and first[1].removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
-    yield from _json_list(b"".join(line for _, line in found), path, where=where)
+    yield from _json_list(b"".join(line for _, line in lines), path, where=where)
     return
-  for number, line in found:
+  for number, line in lines:
     record = text_files.json_object(path, number, line, where=where)
     if record is not None:
       yield number, record

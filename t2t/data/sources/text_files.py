@@ -73,15 +73,15 @@ def kind(path: str, *, where: str = "config.data.files") -> str:
     UserError: the name ends in nothing that is known.
   """
   name = path.rsplit("/", 1)[-1]
-  for found, pattern in KINDS.items():
+  for file_kind, pattern in KINDS.items():
     if pattern.search(name):
-      return found
+      return file_kind
   step = next((f"{step}; " for end, step in _OTHERS.items() if name.lower().endswith(end)), "")
   raise UserError(f"{where}: {path}: do not know how to read this file; {step}the name must end in {_ENDINGS}")
 
 
 def _has_kind(name: str) -> bool:
-  return "." in name[1:] and not name.startswith(".") and any(each.search(name) for each in KINDS.values())
+  return "." in name[1:] and not name.startswith(".") and any(pattern.search(name) for pattern in KINDS.values())
 
 
 # ---- Finding files ---------------------------------------------------------------------------------------------------
@@ -99,42 +99,44 @@ def find_files(patterns: str, *, where: str = "config.data.files", pairs: bool =
   Raises:
     UserError: a pattern that matches no file; says how far its path exists.
   """
-  found: set[str] = set()
+  paths: set[str] = set()
   for pattern in _split(os.fspath(patterns)):
     matches = gcs.glob(pattern, where=where) if gcs.is_remote(pattern) else _glob(pattern)
     if not matches:
       raise UserError(_unmatched(pattern, where=where))
-    found.update(matches)
-  if not found:
+    paths.update(matches)
+  if not paths:
     raise UserError(f"{where} is empty: give a glob of {_ENDINGS} files")
-  for path in found:
+  for path in paths:
     if kind(path, where=where) == "pairs" and not pairs:
       raise UserError(
         f"{where}: {path}: has two texts in each line, not one; give a file for each, `cut -f1` makes one"
       )
-  return _each_once(sorted(found), where=where)
+  return _each_once(sorted(paths), where=where)
 
 
 def _split(patterns: str) -> list[str]:
   """The parts between commas; commas in the name of a file that exists do not count."""
-  parts, found = patterns.split(","), []
+  parts, globs = patterns.split(","), []
   while parts:
     names = [(length, ",".join(parts[:length]).strip()) for length in range(min(len(parts), _MOST_COMMAS), 1, -1)]
-    length, part = next((each for each in names if os.path.isfile(os.path.expanduser(each[1]))), (1, parts[0].strip()))
+    length, part = next(
+      (candidate for candidate in names if os.path.isfile(os.path.expanduser(candidate[1]))), (1, parts[0].strip())
+    )
     parts = parts[length:]
     if part:
-      found.append(part if gcs.is_remote(part) else str(pathlib.Path(part).expanduser()))
-  return found
+      globs.append(part if gcs.is_remote(part) else str(pathlib.Path(part).expanduser()))
+  return globs
 
 
 def _glob(pattern: str) -> list[str]:
   """The local files that a pattern matches; brackets that match nothing are letters of a name."""
   if os.path.isfile(pattern):
     return [pattern]
-  found: list[str] = []
-  for each in (pattern, pattern.replace("[", "[[]")):
-    found = found or [path for path in _expanded(each) if not os.path.isdir(path)]
-  return found
+  paths: list[str] = []
+  for variant in (pattern, pattern.replace("[", "[[]")):
+    paths = paths or [path for path in _expanded(variant) if not os.path.isdir(path)]
+  return paths
 
 
 def _expanded(pattern: str) -> list[str]:
@@ -142,9 +144,9 @@ def _expanded(pattern: str) -> list[str]:
   names = pattern.split(os.sep)
   if "**" not in names:
     return glob.glob(pattern)
-  at = names.index("**")
-  head, tail = os.sep.join(names[:at]), os.sep.join(names[at + 1 :]) or "*"
-  bases = glob.glob(head) if head else [os.sep if at else ""]
+  wildcard_index = names.index("**")
+  head, tail = os.sep.join(names[:wildcard_index]), os.sep.join(names[wildcard_index + 1 :]) or "*"
+  bases = glob.glob(head) if head else [os.sep if wildcard_index else ""]
   return [
     path for base in bases for folder in _folders(base) for path in _expanded(os.path.join(glob.escape(folder), tail))
   ]
@@ -170,22 +172,22 @@ def _folders(base: str) -> Iterator[str]:
 
 def _each_once(paths: Sequence[str], *, where: str) -> tuple[str, ...]:
   """The first name of each file; links, and folders that are links, lead to files which have another name already."""
-  kept: dict[str, str] = {}
-  again: list[tuple[str, str]] = []
+  first_names: dict[str, str] = {}
+  repeats: list[tuple[str, str]] = []
   folder_of = functools.cache(os.path.realpath)
   for path in paths:
     real = path
     if not gcs.is_remote(path):
       folder, name = os.path.split(path)
       real = os.path.realpath(path) if os.path.islink(path) else os.path.join(folder_of(folder), name)
-    if real in kept:
-      again.append((path, kept[real]))
+    if real in first_names:
+      repeats.append((path, first_names[real]))
     else:
-      kept[real] = path
-  if again:
-    others = f" (and {len(again) - 1:,} others are found twice)" if len(again) > 1 else ""
-    _tell_once(f"{where}: {again[0][0]} is the same file as {again[0][1]}{others}; each is read once")
-  return tuple(kept.values())
+      first_names[real] = path
+  if repeats:
+    suffix = f" (and {len(repeats) - 1:,} others are found twice)" if len(repeats) > 1 else ""
+    _tell_once(f"{where}: {repeats[0][0]} is the same file as {repeats[0][1]}{suffix}; each is read once")
+  return tuple(first_names.values())
 
 
 @functools.cache
@@ -236,18 +238,18 @@ def stats(paths: Sequence[str], *, where: str = "config.data.files") -> dict[str
 
   def local(path: str) -> Stat:
     try:
-      found = os.stat(path)
+      status = os.stat(path)
       if not os.access(path, os.R_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
       raise UserError(f"{where}: {path}: cannot be read ({error.strerror})") from error
-    return Stat(found.st_size, found.st_mtime_ns)
+    return Stat(status.st_size, status.st_mtime_ns)
 
   remote = [path for path in paths if gcs.is_remote(path)]
   listed = gcs.stats(remote, where=where) if remote else {}
   with concurrent.futures.ThreadPoolExecutor(32) as pool:
-    asked = pool.map(lambda path: Stat(*listed[path]) if path in listed else local(path), paths)
-    return dict(zip(paths, asked, strict=True))
+    file_stats = pool.map(lambda path: Stat(*listed[path]) if path in listed else local(path), paths)
+    return dict(zip(paths, file_stats, strict=True))
 
 
 @functools.lru_cache(maxsize=64)
@@ -275,41 +277,41 @@ def parse(path: str, number: int, record: bytes, *, field: str, where: str = "co
   """
   file_kind = kind(path, where=where)
   unit = "line" if file_kind in ("text", "json", "pairs", "csv") else "unit" if file_kind == "tmx" else "record"
-  place = f"{where}: {path}, {unit} {number}"
-  if isinstance(record, bad_records.Damaged):
-    raise UserError(f"{place}: {record.reason}")
+  location = f"{where}: {path}, {unit} {number}"
+  if isinstance(record, bad_records.DamagedRecord):
+    raise UserError(f"{location}: {record.reason}")
   if file_kind == "tfrecord":
-    record = _example_field(record, field=field, place=place)
+    record = _example_field(record, field=field, location=location)
   if file_kind == "tmx":
     from t2t.data.sources import tmx
 
     return tmx.text(json.loads(record), field)
   if file_kind == "csv":
-    return _csv_field(json.loads(record), field, place=place, where=where)
+    return _csv_field(json.loads(record), field, location=location, where=where)
   try:
     text = record.decode("utf-8")
   except UnicodeDecodeError as error:
     if file_kind in ("parquet", "tfrecord"):
       raise UserError(
-        f"{place}: field {field!r} is not valid UTF-8 (byte {error.start + 1}, {error.reason}); {_field_key(where)}, or"
-        " write the file with strings"
+        f"{location}: field {field!r} is not valid UTF-8 (byte {error.start + 1}, {error.reason}); {_field_key(where)},"
+        " or write the file with strings"
       ) from error
-    raise UserError(f"{place}: {encoding.not_utf8(record, error, unit=unit, head=_head(path))}") from error
+    raise UserError(f"{location}: {encoding.not_utf8(record, error, unit=unit, head=_head(path))}") from error
   if number == 1:
     text = text.removeprefix("\ufeff")  # a byte order mark, as Windows editors write
   if file_kind == "pairs" and not text.isspace():
     columns = text.rstrip("\r\n").split("\t")
     if len(columns) != 2:
-      raise UserError(f"{place}: {len(columns)} column(s), separated by tabs; a text and its translation are two")
+      raise UserError(f"{location}: {len(columns)} column(s), separated by tabs; a text and its translation are two")
     text = columns[0]
   if file_kind != "json":
     return text.strip()
   if not text or text.isspace():
     return ""
   try:
-    return fields.text(_object(text, field, place=place), field, key=_field_key(where)).strip()
-  except fields.Unreadable as error:
-    raise UserError(f"{place}: {error}") from error
+    return fields.text(_object(text, field, location=location), field, key=_field_key(where)).strip()
+  except fields.UnreadableField as error:
+    raise UserError(f"{location}: {error}") from error
 
 
 def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -323,23 +325,23 @@ def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
   return dict(pairs)
 
 
-def _object(text: str, field: str, *, place: str, hook: Callable | None = None) -> Mapping[str, Any]:
+def _object(text: str, field: str, *, location: str, hook: Callable | None = None) -> Mapping[str, Any]:
   """A line of JSON as an object."""
   try:
     value = json.loads(text.rstrip("\r\n"), object_pairs_hook=hook)
   except (ValueError, RecursionError) as error:
     reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
     shown = text.strip() if len(text) <= 60 else text[:60].strip() + "..."
-    whole = "; if the file is one list, `jq -c '.[]'` makes lines of it, and if it is indented, `jq -c .`"
+    hint = "; if the file is one list, `jq -c '.[]'` makes lines of it, and if it is indented, `jq -c .`"
     raise UserError(
-      f"{place}: not JSON ({reason}): {shown}; each line must be one object"
-      + (whole if text.strip() in ("[", "{", "[{") else "")
+      f"{location}: not JSON ({reason}): {shown}; each line must be one object"
+      + (hint if text.strip() in ("[", "{", "[{") else "")
     ) from error
   if isinstance(value, dict):
     return value
-  whole = "; `jq -c '.[]'` makes lines of a list" if isinstance(value, list) and value else ""
+  hint = "; `jq -c '.[]'` makes lines of a list" if isinstance(value, list) and value else ""
   raise UserError(
-    f"{place}: is a JSON {fields.json_type(value)}, not an object; each line must be like {{{field!r}: ...}}{whole}"
+    f"{location}: is a JSON {fields.json_type(value)}, not an object; each line must be like {{{field!r}: ...}}{hint}"
   )
 
 
@@ -349,19 +351,19 @@ def json_object(path: str, number: int, line: bytes, *, where: str) -> Mapping[s
   Raises:
     UserError: it is none, or not UTF-8; names the file and the line.
   """
-  place = f"{where}: {path}, line {number}"
-  if isinstance(line, bad_records.Damaged):
-    raise UserError(f"{place}: {line.reason}")
+  location = f"{where}: {path}, line {number}"
+  if isinstance(line, bad_records.DamagedRecord):
+    raise UserError(f"{location}: {line.reason}")
   try:
     text = line.decode("utf-8-sig" if number == 1 else "utf-8")
   except UnicodeDecodeError as error:
-    raise UserError(f"{place}: {encoding.not_utf8(line, error, head=_head(path))}") from error
-  return _object(text, "text", place=place, hook=once) if text.strip() else None
+    raise UserError(f"{location}: {encoding.not_utf8(line, error, head=_head(path))}") from error
+  return _object(text, "text", location=location, hook=once) if text.strip() else None
 
 
-def _csv_field(row: Mapping[str, str], field: str, *, place: str, where: str) -> str:
+def _csv_field(row: Mapping[str, str], field: str, *, location: str, where: str) -> str:
   if field not in row:
-    raise UserError(f"{place}: has no column {field!r}; it has {fields.listed(row)}; {_field_key(where)}")
+    raise UserError(f"{location}: has no column {field!r}; it has {fields.listed(row)}; {_field_key(where)}")
   return row[field].strip()
 
 
@@ -392,22 +394,22 @@ def marked(path: str, number: int, record: bytes, *, field: str, annotations: st
       f"{where}: {path}: marks phrases in no text, and the objective hides what is marked; give JSON lines with a field"
       f" {annotations!r} of [start, end] of each phrase, config.data.annotations"
     )
-  place = f"{where}: {path}, line {number}"
+  location = f"{where}: {path}, line {number}"
   value = json.loads(record.decode("utf-8-sig"))
   ranges = value.get(annotations)
   if not isinstance(ranges, list):
-    what = f"field {annotations!r} is no list" if annotations in value else f"has no field {annotations!r}"
+    problem = f"field {annotations!r} is no list" if annotations in value else f"has no field {annotations!r}"
     raise UserError(
-      f"{place}: {what}; it has {fields.listed(value)}; set config.data.annotations to the name of the list with"
+      f"{location}: {problem}; it has {fields.listed(value)}; set config.data.annotations to the name of the list with"
       " [start, end] of each phrase, which is [] where there is none"
     )
   text = fields.text(value, field, key=_field_key(where))
   from t2t.data.objectives import entity_masking
 
-  found = entity_masking.checked(ranges, len(text), place=f"{place}: field {annotations!r}")
+  phrases = entity_masking.checked(ranges, len(text), location=f"{location}: field {annotations!r}")
   # White space around a text is left out, and what of a phrase stands in it.
-  found = np.clip(found - (len(text) - len(text.lstrip())), 0, len(text.strip()))
-  return found[found[:, 0] < found[:, 1]]
+  phrases = np.clip(phrases - (len(text) - len(text.lstrip())), 0, len(text.strip()))
+  return phrases[phrases[:, 0] < phrases[:, 1]]
 
 
 def _field_key(where: str) -> str:
@@ -417,17 +419,19 @@ def _field_key(where: str) -> str:
   )
 
 
-def _example_field(record: bytes, *, field: str, place: str) -> bytes:
+def _example_field(record: bytes, *, field: str, location: str) -> bytes:
   try:
     features = tf.train.Example.FromString(record).features.feature
   except Exception as error:  # protobuf's DecodeError has moved between its versions
-    raise UserError(f"{place}: not a serialised tf.train.Example; t2t reads TFRecord files of Examples") from error
+    raise UserError(f"{location}: not a serialised tf.train.Example; t2t reads TFRecord files of Examples") from error
   if field not in features:
-    raise UserError(f"{place}: has no feature {field!r}; it has {fields.listed(sorted(features))}; {_field_key(place)}")
+    raise UserError(
+      f"{location}: has no feature {field!r}; it has {fields.listed(sorted(features))}; {_field_key(location)}"
+    )
   values = features[field].bytes_list.value
   if len(values) != 1:
     stored = features[field].WhichOneof("kind") or "nothing"
-    raise UserError(f"{place}: feature {field!r} is not one string ({stored}, {len(values)} byte strings)")
+    raise UserError(f"{location}: feature {field!r} is not one string ({stored}, {len(values)} byte strings)")
   return values[0]
 
 
@@ -456,12 +460,14 @@ def _lines(path: str, start: int, stop: int, where: str) -> Iterator[tuple[int, 
         return
       number += 1
       position += len(line)
-      if not start and number == 1 and (found := compression.sniff(line)):
-        raise compression.renamed(path, found, where=where)
+      if not start and number == 1 and (compressed_kind := compression.sniff(line)):
+        raise compression.renamed(path, compressed_kind, where=where)
       if len(line) > _LONGEST_LINE and not line.endswith(b"\n"):
-        left = _to_line_end(file)
-        line = bad_records.Damaged(b"", f"has {len(line) + left:,} bytes, and a line may have {_LONGEST_LINE:,}")
-        position += left
+        line_rest = _to_line_end(file)
+        line = bad_records.DamagedRecord(
+          b"", f"has {len(line) + line_rest:,} bytes, and a line may have {_LONGEST_LINE:,}"
+        )
+        position += line_rest
       yield number, line
 
 
@@ -471,14 +477,14 @@ def _to_line_end(file: io.BufferedReader) -> int:
   Raises:
     ValueError: it has none for so long that it is no text.
   """
-  found = 0
+  num_bytes = 0
   while block := file.readline(_BLOCK):
-    found += len(block)
+    num_bytes += len(block)
     if block.endswith(b"\n"):
       break
-    if found > _ENDLESS:
+    if num_bytes > _ENDLESS:
       raise ValueError(f"no line ends within {_ENDLESS:,} bytes")
-  return found
+  return num_bytes
 
 
 def lines(path: str, *, where: str, start: int = 0, stop: int = 0) -> Iterator[tuple[int, bytes]]:
@@ -507,7 +513,7 @@ def lines(path: str, *, where: str, start: int = 0, stop: int = 0) -> Iterator[t
 
 
 def _tfrecords(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
-  damaged = lambda data: bad_records.Damaged(data, "its checksum is not that of its bytes")
+  damaged = lambda data: bad_records.DamagedRecord(data, "its checksum is not that of its bytes")
 
   def read() -> Iterator[tuple[int, bytes]]:
     with _open_decompressed(path, where=where) as file:
@@ -527,8 +533,8 @@ def units(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
 
   def read() -> Iterator[tuple[int, bytes]]:
     with _open_decompressed(path, where=where) as file:
-      found = (json.dumps(unit, ensure_ascii=False).encode() for unit in tmx.units(file))
-      yield from enumerate(found, 1)
+      encoded_units = (json.dumps(unit, ensure_ascii=False).encode() for unit in tmx.units(file))
+      yield from enumerate(encoded_units, 1)
 
   return bad_records.numbered(read, path, unit="unit", broken="truncated or no TMX", where=where)
 
@@ -549,7 +555,7 @@ def _parquet(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]
     raise UserError(f"{where}: {path}: cannot be read after record {number} ({reason})") from error
 
 
-def csv_rows(path: str, *, where: str) -> Iterator[tuple[int, dict[str, str] | bad_records.Damaged]]:
+def csv_rows(path: str, *, where: str) -> Iterator[tuple[int, dict[str, str] | bad_records.DamagedRecord]]:
   """The rows of a CSV file, or of a .tsv whose first line names its columns, see csv_files.py."""
   from t2t.data.sources import csv_files
 
@@ -571,7 +577,7 @@ def csv_header(path: str, *, where: str) -> list[str]:
 
 def _csv(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
   for number, row in csv_rows(path, where=where):
-    yield number, row if isinstance(row, bad_records.Damaged) else json.dumps(row).encode()
+    yield number, row if isinstance(row, bad_records.DamagedRecord) else json.dumps(row).encode()
 
 
 def records(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]]:
@@ -600,15 +606,17 @@ def read_texts(
   Raises:
     UserError: the file or a record cannot be read; names the file and the line.
   """
-  found = records(path, field=field, where=where)
-  return texts(found, path, field=field, where=where, tally=bad_records.Tally(0.0) if tally is None else tally)
+  numbered_records = records(path, field=field, where=where)
+  return texts(
+    numbered_records, path, field=field, where=where, tally=bad_records.Tally(0.0) if tally is None else tally
+  )
 
 
 def texts(
-  found: Iterable[tuple[int, bytes]], path: str, *, field: str, where: str, tally: bad_records.Tally
+  numbered_records: Iterable[tuple[int, bytes]], path: str, *, field: str, where: str, tally: bad_records.Tally
 ) -> Iterator[str]:
   """`read_texts` of records that are read already, of a file of that path."""
-  for number, record in found:
+  for number, record in numbered_records:
     try:
       text = parse(path, number, record, field=field, where=where)
     except UserError as error:

@@ -106,5 +106,5 @@ def _said_of_network(error: Exception) -> str:
   cause: Any = error
   while inner := next((x for x in (*cause.args, getattr(cause, "reason", None)) if isinstance(x, Exception)), None):
     cause = inner
-  said = str(cause).rpartition(": ")[2] or type(cause).__name__
-  return f"{error.request.url} was asked for {_RETRIES + 1} times: {said}"
+  reason = str(cause).rpartition(": ")[2] or type(cause).__name__
+  return f"{error.request.url} was asked for {_RETRIES + 1} times: {reason}"

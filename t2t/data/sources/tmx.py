@@ -20,7 +20,7 @@ class _Units:
   """Collects the units that a parser comes past."""
 
   def __init__(self) -> None:
-    self.found: list[dict[str, str]] = []
+    self.units: list[dict[str, str]] = []
     self._unit: dict[str, str] | None = None
     self._language = ""
     self._segment: list[str] | None = None
@@ -48,7 +48,7 @@ class _Units:
 
   def _end(self, name: str) -> None:
     if name == "tu" and self._unit is not None:
-      self.found.append(self._unit)
+      self.units.append(self._unit)
       self._unit = None
     elif name == "seg" and self._segment is not None:
       self._unit[self._language] = " ".join("".join(self._segment).split())
@@ -86,8 +86,8 @@ def units(file: io.BufferedIOBase) -> Iterator[dict[str, str]]:
   try:
     while block := file.read(_BLOCK):
       parser.Parse(block)
-      yield from collected.found
-      collected.found.clear()
+      yield from collected.units
+      collected.units.clear()
     parser.Parse(b"", True)
   except expat.ExpatError as error:
     raise ValueError(f"XML, line {error.lineno}: {expat.ErrorString(error.code)}") from error
@@ -104,28 +104,28 @@ def text(unit: Mapping[str, str], language: str) -> str:
   names = {name.lower().replace("_", "-"): name for name in unit}
   wanted = language.lower().replace("_", "-")
   kinds = [name for name in names if name.startswith(f"{wanted}-")]
-  found = wanted if wanted in names else kinds[0] if len(kinds) == 1 else None
-  return "" if found is None else unit[names[found]]
+  name = wanted if wanted in names else kinds[0] if len(kinds) == 1 else None
+  return "" if name is None else unit[names[name]]
 
 
-def check(found: Iterable[Mapping[str, str]], wanted: Mapping[str, str], *, path: str) -> None:
+def check(tmx_units: Iterable[Mapping[str, str]], wanted: Mapping[str, str], *, path: str) -> None:
   """Whether a file has text in languages; it is read until all have been met.
 
   Args:
-    found: its units.
+    tmx_units: its units.
     wanted: configuration key -> language.
     path: of the file.
 
   Raises:
     UserError: it has none in one of them; says the nearest.
   """
-  missing, there = dict(wanted), dict[str, None]()
-  for unit in found:
-    there |= dict.fromkeys(unit)
+  missing, languages = dict(wanted), dict[str, None]()
+  for unit in tmx_units:
+    languages |= dict.fromkeys(unit)
     missing = {key: language for key, language in missing.items() if not text(unit, language)}
     if not missing:
       return
   for key, language in missing.items():
-    near = did_you_mean(language, there)
-    listed = ", ".join(there) or "no text at all"
+    near = did_you_mean(language, languages)
+    listed = ", ".join(languages) or "no text at all"
     raise UserError(f"{key}={language}: {path} has no text in this language{near or '.'} It has {listed}")

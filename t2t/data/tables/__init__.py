@@ -2,14 +2,14 @@
 
 from t2t.data.tables.examples import candidates_of, texts_of
 from t2t.data.tables.memory import keep
-from t2t.data.tables.reading import Row
+from t2t.data.tables.reading import TableRow
 from t2t.data.tables.resolving import identity, make_task, on_disk, resolved, spec_of, with_table
 from t2t.data.tables.spec import TASK, TableSpec, from_dict
 from t2t.data.tables.values import text, words
 
 __all__ = [
   "TASK",
-  "Row",
+  "TableRow",
   "TableSpec",
   "candidates_of",
   "from_dict",

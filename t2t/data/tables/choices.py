@@ -39,13 +39,13 @@ def read(spec: TableSpec, fields: Mapping[str, Any], *, where: str) -> Candidate
   """
   names = spec.candidates
   first = values.plain(fields.get(names[0]))
-  found = _listed(first) if len(names) == 1 else ([values.plain(fields.get(name)) for name in names], names)
-  texts = [values.text(x) for x in found[0]] if found else []
+  texts_and_keys = _listed(first) if len(names) == 1 else ([values.plain(fields.get(name)) for name in names], names)
+  texts = [values.text(x) for x in texts_and_keys[0]] if texts_and_keys else []
   if None in texts or sum(map(bool, texts)) < 2:
     raise UserError(
       f'{where}: {", ".join(names)}: {str(first)[:40]!r} is no list of two texts or more; give ["a", "b"]'
     )
-  keys = [values.label(key).casefold() for key in found[1]]
+  keys = [values.label(key).casefold() for key in texts_and_keys[1]]
   return Candidates(texts, keys if len(keys) == len(texts) else ())
 
 
@@ -65,9 +65,9 @@ def _listed(cell: Any) -> tuple[Sequence[Any], Sequence[Any]] | None:
 
 def are_listed(cells: Sequence[Any]) -> bool:
   """Returns whether nearly all of the first cells of a column hold candidates; faults are refused with their lines."""
-  found = [_listed(values.plain(cell)) for cell in cells[:100]]
-  number = sum(x is not None and len(x[0]) > 1 and None not in map(values.text, x[0]) for x in found)
-  return bool(found) and number >= 0.8 * len(found)
+  candidate_lists = [_listed(values.plain(cell)) for cell in cells[:100]]
+  number = sum(x is not None and len(x[0]) > 1 and None not in map(values.text, x[0]) for x in candidate_lists)
+  return bool(candidate_lists) and number >= 0.8 * len(candidate_lists)
 
 
 # ---- The right candidate ---------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def right(spec: TableSpec, value: Any, candidates: Candidates, *, where: str) ->
   return sum(map(bool, candidates.texts[:position]))
 
 
-def decide(spec: TableSpec, rows: Sequence[reading.Row], labels: str, *, where: str) -> TableSpec:
+def decide(spec: TableSpec, rows: Sequence[reading.TableRow], labels: str, *, where: str) -> TableSpec:
   """The specification with what a label is: a number from 0 or 1, a letter, a name, or the candidate itself.
 
   Args:
@@ -156,24 +156,24 @@ def decide(spec: TableSpec, rows: Sequence[reading.Row], labels: str, *, where: 
   read_rows = [
     (row, value, read(spec, row.fields, where=row.where)) for row, value in pairs if not values.is_missing(value)
   ]
-  typed = _typed(max((len(found.texts) for _, _, found in read_rows), default=2))
+  typed = _typed(max((len(candidates.texts) for _, _, candidates in read_rows), default=2))
   if labels != "auto":
-    return _replaced(spec, _given(labels, typed))
+    return _replaced(spec, _way_of_labels(labels, typed))
   labelled = [x for x in read_rows if not _lacks_label(x[1], x[2])]
   if not labelled:
     return spec
   fitting: dict[tuple[str, int], list[int]] = {}
   counts: dict[tuple[str, int], int] = {}
   for way in _WAYS:
-    positions = [_position(way, value, found) for _, value, found in labelled]
+    positions = [_position(way, value, candidates) for _, value, candidates in labelled]
     counts[way] = sum(x >= 0 for x in positions)
     if counts[way] == len(positions):
       fitting[way] = positions
   if not any(counts.values()):
-    row, value, found = labelled[0]
+    row, value, candidates = labelled[0]
     raise UserError(
-      f"{row.where}: {spec.label} is {values.label(value)[:40]!r}, which is none of the {len(found.texts)} candidates;"
-      " give its number or letter, or the candidate itself, in all rows alike"
+      f"{row.where}: {spec.label} is {values.label(value)[:40]!r}, which is none of the {len(candidates.texts)}"
+      " candidates; give its number or letter, or the candidate itself, in all rows alike"
     )
   if not fitting:  # a row is named where it is read
     return _replaced(spec, max(counts, key=lambda way: counts[way]))
@@ -183,10 +183,10 @@ def decide(spec: TableSpec, rows: Sequence[reading.Row], labels: str, *, where: 
     fitting.pop(("text", 0), None)  # numbers in JSON are no texts
   if not _are_filled(fitting.get(("number", 1)), labelled) and _are_filled(fitting.get(("number", 0)), labelled):
     fitting.pop(("number", 1), None)  # it would have empty candidates right
-  first, *others = fitting
-  for other in others:
-    if fitting[first] != fitting[other]:
-      _refuse(spec, labelled, fitting, first, other, typed, where)
+  first, *other_ways = fitting
+  for other_way in other_ways:
+    if fitting[first] != fitting[other_way]:
+      _refuse(spec, labelled, fitting, first, other_way, typed, where)
   return _replaced(spec, first)
 
 
@@ -206,18 +206,18 @@ def _position(way: tuple[str, int], value: Any, candidates: Candidates) -> int:
   return position if 0 <= position < number else -1
 
 
-def _are_filled(positions: Sequence[int] | None, labelled: Sequence[tuple[reading.Row, Any, Candidates]]) -> bool:
+def _are_filled(positions: Sequence[int] | None, labelled: Sequence[tuple[reading.TableRow, Any, Candidates]]) -> bool:
   """Returns whether a reading is there, and has no empty candidate right."""
   return positions is not None and all(x[2].texts[n] for n, x in zip(positions, labelled, strict=True))
 
 
 def _typed(most: int) -> dict[tuple[str, int], str]:
   """Returns the values of config.data.labels, by the way in which they have labels read."""
-  found = {("number", first): ",".join(str(n + first) for n in range(most)) for first in (0, 1)}
-  return found | {("letter", 0): ",".join(_LETTERS[:most]), ("text", 0): "text"}
+  values_by_way = {("number", first): ",".join(str(n + first) for n in range(most)) for first in (0, 1)}
+  return values_by_way | {("letter", 0): ",".join(_LETTERS[:most]), ("text", 0): "text"}
 
 
-def _given(labels: str, typed: Mapping[tuple[str, int], str]) -> tuple[str, int]:
+def _way_of_labels(labels: str, typed: Mapping[tuple[str, int], str]) -> tuple[str, int]:
   names = "".join(labels.split()).upper()
   for way, value in typed.items():
     if names == value.upper():
@@ -230,17 +230,21 @@ def _given(labels: str, typed: Mapping[tuple[str, int], str]) -> tuple[str, int]
 
 def _refuse(
   spec: TableSpec,
-  labelled: Sequence[tuple[reading.Row, Any, Candidates]],
+  labelled: Sequence[tuple[reading.TableRow, Any, Candidates]],
   fitting: Mapping[tuple[str, int], Sequence[int]],
   first: tuple[str, int],
-  other: tuple[str, int],
+  other_way: tuple[str, int],
   typed: Mapping[tuple[str, int], str],
   where: str,
 ) -> None:
   """Raises an error that names a row which two readings take for different candidates, and what to type."""
-  number = next(n for n, (one, two) in enumerate(zip(fitting[first], fitting[other], strict=True)) if one != two)
+  number = next(
+    n
+    for n, (first_position, other_position) in enumerate(zip(fitting[first], fitting[other_way], strict=True))
+    if first_position != other_position
+  )
   row, value, candidates = labelled[number]
-  texts = {way: candidates.texts[fitting[way][number]][:40] or "an empty one" for way in (first, other)}
+  texts = {way: candidates.texts[fitting[way][number]][:40] or "an empty one" for way in (first, other_way)}
   ways = "; or ".join(f"{_WAYS[way]}, here {text!r}: --config.data.labels={typed[way]}" for way, text in texts.items())
   raise UserError(
     f"{where}: column {spec.label!r} can be read in two ways; {values.label(value)[:40]!r} ({row.where}) may be {ways}."

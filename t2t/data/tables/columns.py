@@ -125,7 +125,7 @@ def parse(columns: str, *, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
   Raises:
     UserError: no such role, or no such column; names the nearest.
   """
-  found: dict[str, tuple[str, ...]] = {}
+  role_columns: dict[str, tuple[str, ...]] = {}
   for part in filter(None, (part.strip() for part in columns.split(","))):
     role, equals, value = (x.strip() for x in part.partition("="))
     if not equals or not value:
@@ -134,14 +134,14 @@ def parse(columns: str, *, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
       raise UserError(
         f"config.data.columns={columns}: no role {role!r}{did_you_mean(role, ROLES)}; roles are {', '.join(ROLES)}"
       )
-    found[role] = (value,) if value in names else tuple(name.strip() for name in value.split("+"))
-    for name in found[role]:
+    role_columns[role] = (value,) if value in names else tuple(name.strip() for name in value.split("+"))
+    for name in role_columns[role]:
       if name not in names:
         raise UserError(
           f"config.data.columns={columns}: the table has no column {name!r}{did_you_mean(name, names)};"
           f" its columns are {', '.join(names)}"
         )
-  return found
+  return role_columns
 
 
 class Finder:
@@ -154,9 +154,9 @@ class Finder:
     where: the key that names the files, and the files, for messages.
   """
 
-  def __init__(self, rows: Sequence[reading.Row], *, columns: str, labels: str, where: str):
+  def __init__(self, rows: Sequence[reading.TableRow], *, columns: str, labels: str, where: str):
     self._names, self._rows, self._where, self._labels = reading.names_of(rows), rows, where, labels
-    self._given = parse(columns, names=self._names)
+    self._columns_of_role = parse(columns, names=self._names)
     self._columns = {
       name: _Column(name, [x for row in rows if not values.is_missing(x := row.fields.get(name))])
       for name in self._names
@@ -171,18 +171,18 @@ class Finder:
     Raises:
       UserError: the columns cannot be told apart; says what to type.
     """
-    given = set(self._given)
-    if not given and not _KNOWN & set(self._plain):
+    given_roles = set(self._columns_of_role)
+    if not given_roles and not _KNOWN & set(self._plain):
       self._check_header()
-    if given & {"words", "tags"}:
+    if given_roles & {"words", "tags"}:
       return self._tags()
-    if given & {"answers", "start"} or {"question", "context"} <= given:
+    if given_roles & {"answers", "start"} or {"question", "context"} <= given_roles:
       return self._span()
-    if "candidates" in given:
+    if "candidates" in given_roles:
       return self._choice()
-    if given & {"inputs", "targets"}:
+    if given_roles & {"inputs", "targets"}:
       return self._text()
-    if not given:
+    if not given_roles:
       if self._answers_are_candidates():
         return self._choice((self._named("answers"),))
       if self._named("question") and self._named("context") and any(map(self._named, _ANSWERS)):
@@ -201,7 +201,7 @@ class Finder:
 
   def _labelled(self) -> TableSpec:
     label = self._one("label", self._find_label)
-    texts = self._given.get("text") or self._find_texts(label)
+    texts = self._columns_of_role.get("text") or self._find_texts(label)
     if label in texts or len(set(texts)) < len(texts):
       twice = label if label in texts else next(name for name in texts if texts.count(name) > 1)
       raise UserError(f"config.data.columns: {twice!r} is named twice; give each column once, as text or as label")
@@ -209,7 +209,7 @@ class Finder:
 
   def _text(self) -> TableSpec:
     label = self._one("targets", lambda: self._first(_TARGETS, "targets"))
-    inputs = self._given.get("inputs") or self._given.get("text")
+    inputs = self._columns_of_role.get("inputs") or self._columns_of_role.get("text")
     pairs = [[self._named(name) for name in pair] for pair in _TASKS]
     pair = next((pair for pair in pairs if all(pair) and label not in pair), None)
     return TableSpec("text", tuple(inputs or pair or [self._first(_INPUTS, "inputs", but=(label,))]), label)
@@ -227,19 +227,21 @@ class Finder:
     return TableSpec("span", (question, context), answers, start=start)
 
   def _choice(self, candidates: Sequence[str] = ()) -> TableSpec:
-    candidates = candidates or self._given.get("candidates") or self._find_candidates()
+    candidates = candidates or self._columns_of_role.get("candidates") or self._find_candidates()
     label = self._one("label", lambda: self._first(_RIGHT, "label", but=candidates))
-    texts = self._given.get("text") or self._find_asked((*candidates, label))
+    texts = self._columns_of_role.get("text") or self._find_question_texts((*candidates, label))
     return TableSpec("choice", tuple(texts), label, candidates=tuple(candidates))
 
-  def _find_asked(self, but: Sequence[str]) -> list[str]:
+  def _find_question_texts(self, but: Sequence[str]) -> list[str]:
     """The texts in front of the candidates; refuses a table with another, longer text that may belong to them."""
     named = [name for name in map(self._named, _ASKED) if name and name not in but]
-    others = [x for x in self._columns.values() if x.may_be_text and x.name not in (*but, *named)]
+    other_columns = [x for x in self._columns.values() if x.may_be_text and x.name not in (*but, *named)]
     if not named:
-      return self._only([x.name for x in others], "text", "text in front of the candidates")
+      return self._only([x.name for x in other_columns], "text", "text in front of the candidates")
     longest = max(self._columns[name].words for name in named)
-    longer = [x.name for x in others if x.words > max(longest, _FEWEST_WORDS_OF_TEXT) and not self._tells_why(x.name)]
+    longer = [
+      x.name for x in other_columns if x.words > max(longest, _FEWEST_WORDS_OF_TEXT) and not self._tells_why(x.name)
+    ]
     if longer:
       both = "+".join([longer[0], *named])
       self._refuse(
@@ -262,50 +264,52 @@ class Finder:
     return self._plain.get(name, "")
 
   def _one(self, role: str, find) -> str:
-    if role not in self._given:
+    if role not in self._columns_of_role:
       return find()
-    if len(self._given[role]) > 1:
-      raise UserError(f"config.data.columns: {role}={'+'.join(self._given[role])}: give one column as {role}")
-    return self._given[role][0]
+    if len(self._columns_of_role[role]) > 1:
+      raise UserError(f"config.data.columns: {role}={'+'.join(self._columns_of_role[role])}: give one column as {role}")
+    return self._columns_of_role[role][0]
 
   def _first(self, names: Sequence[str], role: str, but: Sequence[str] = ()) -> str:
-    found = [name for name in map(self._named, names) if name and name not in but]
-    return found[0] if found else self._refuse(f"no column is named as {role} are ({', '.join(names[:6])})", role)
+    matches = [name for name in map(self._named, names) if name and name not in but]
+    return matches[0] if matches else self._refuse(f"no column is named as {role} are ({', '.join(names[:6])})", role)
 
-  def _only(self, found: Sequence[str], role: str, what: str) -> list[str]:
-    if len(found) == 1:
-      return list(found)
-    if found:
-      self._refuse(f"{what} may be {' or '.join(f'`{name}`' for name in found[:6])}", role, found)
-    self._refuse(f"no column looks like {what}", role)
+  def _only(self, matches: Sequence[str], role: str, description: str) -> list[str]:
+    if len(matches) == 1:
+      return list(matches)
+    if matches:
+      self._refuse(f"{description} may be {' or '.join(f'`{name}`' for name in matches[:6])}", role, matches)
+    self._refuse(f"no column looks like {description}", role)
     raise AssertionError
 
   def _find_label(self) -> str:
-    texts = self._given.get("text", ())
+    texts = self._columns_of_role.get("text", ())
     named = [name for name in map(self._named, _LABELS) if name and name not in texts]
     if named and (_plain(named[0]) in ("label", "labels") or len(named) == 1):
       return named[0]
     if named:
       self._refuse(f"the label may be {' or '.join(f'`{name}`' for name in named)}", "label", named)
-    found = [x.name for x in self._columns.values() if x.may_be_label and x.name not in texts]
-    if not found:  # a number for each text
-      found = [x.name for x in self._columns.values() if x.is_number and not x.is_id and x.name not in texts]
-    return self._only(found, "label", "a label")[0]
+    label_columns = [x.name for x in self._columns.values() if x.may_be_label and x.name not in texts]
+    if not label_columns:  # a number for each text
+      label_columns = [x.name for x in self._columns.values() if x.is_number and not x.is_id and x.name not in texts]
+    return self._only(label_columns, "label", "a label")[0]
 
   def _find_texts(self, label: str) -> list[str]:
     for pair in _PAIRS:
-      found = [self._named(name) for name in pair]
-      if all(found) and label not in found:
-        return found
+      text_columns = [self._named(name) for name in pair]
+      if all(text_columns) and label not in text_columns:
+        return text_columns
     for group in _TEXTS:
-      found = [name for name in map(self._named, group) if name and name != label and self._columns[name].is_text]
-      if found:
-        return self._only(found, "text", "the text")
-    found = [x.name for x in self._columns.values() if x.may_be_text and x.name != label]
-    if not found:  # words or short titles
+      text_columns = [
+        name for name in map(self._named, group) if name and name != label and self._columns[name].is_text
+      ]
+      if text_columns:
+        return self._only(text_columns, "text", "the text")
+    text_columns = [x.name for x in self._columns.values() if x.may_be_text and x.name != label]
+    if not text_columns:  # words or short titles
       short = [x for x in self._columns.values() if x.is_text and not x.is_number and not x.is_id and x.name != label]
-      found = [x.name for x in short if not x.may_be_label]
-    return self._only(found, "text", "text")
+      text_columns = [x.name for x in short if not x.may_be_label]
+    return self._only(text_columns, "text", "text")
 
   def _find_candidates(self) -> tuple[str, ...]:
     for name in filter(None, map(self._named, _CANDIDATES)):
@@ -318,36 +322,42 @@ class Finder:
     for plain, name in self._plain.items():
       if match := _NUMBERED.fullmatch(plain):
         is_number = match[2].isdigit()
-        place = int(match[2]) if is_number else ord(match[2]) - ord("a")
-        numbered.setdefault((match[1], is_number), {})[place] = name
-    found = []
+        index = int(match[2]) if is_number else ord(match[2]) - ord("a")
+        numbered.setdefault((match[1], is_number), {})[index] = name
+    groups = []
     for (prefix, is_number), names in numbered.items():
       places = sorted(names)
-      own = tuple(names[place] for place in places)
+      group_columns = tuple(names[index] for index in places)
       is_whole = places[0] <= int(is_number) and places == list(range(places[0], places[-1] + 1))
-      if not prefix and not (is_whole and len(own) >= _FEWEST_LETTERS and self._named("question")) or len(own) < 2:
+      if (
+        not prefix
+        and not (is_whole and len(group_columns) >= _FEWEST_LETTERS and self._named("question"))
+        or len(group_columns) < 2
+      ):
         continue
       if not is_whole:
-        listed = "+".join(own)
+        listed = "+".join(group_columns)
         self._refuse(
-          f"the candidates may be {' and '.join(f'`{x}`' for x in own[:6])}, of which one lacks", "candidates", [listed]
+          f"the candidates may be {' and '.join(f'`{x}`' for x in group_columns[:6])}, of which one lacks",
+          "candidates",
+          [listed],
         )
-      found.append(own)
-    if len(found) > 1:
-      listed = [f"`{'+'.join(own)}`" for own in found]
-      self._refuse(f"the candidates may be {' or '.join(listed)}", "candidates", ["+".join(found[0])])
-    return found[0] if found else ()
+      groups.append(group_columns)
+    if len(groups) > 1:
+      listed = [f"`{'+'.join(group_columns)}`" for group_columns in groups]
+      self._refuse(f"the candidates may be {' or '.join(listed)}", "candidates", ["+".join(groups[0])])
+    return groups[0] if groups else ()
 
   def _answers_are_candidates(self) -> bool:
     """Returns whether `answers`, beside a label, has texts to choose from and not parts of the context."""
     name = self._named("answers")
     is_right = any(self._named(x) for x in _RIGHT if x not in _ANSWERS)
-    others = any(map(self._named, _CANDIDATES))
-    if not (name and is_right and self._named("question")) or others or not self._columns[name].is_list:
+    has_candidates = any(map(self._named, _CANDIDATES))
+    if not (name and is_right and self._named("question")) or has_candidates or not self._columns[name].is_list:
       return False
     pairs = [(row.fields.get(self._named("context")), row.fields.get(name)) for row in self._rows[:50]]
     lists = [(str(context), x) for context, x in pairs if isinstance(x, list | tuple) and len(x) > 1]
-    return bool(lists) and not all(str(text) in context for context, own in lists for text in own)
+    return bool(lists) and not all(str(text) in context for context, answer_texts in lists for text in answer_texts)
 
   def _looks_tagged(self) -> bool:
     """Returns whether a column of words and one of tags have as many in the first rows, and more than one somewhere."""
@@ -356,7 +366,7 @@ class Finder:
     if not words:
       return False
 
-    def alike(row: reading.Row, name: str) -> bool:
+    def alike(row: reading.TableRow, name: str) -> bool:
       pair = [values.words(row.fields.get(words)), values.tags(row.fields.get(name))]
       return None not in pair and len(pair[0]) == len(pair[1]) > 0
 
@@ -383,17 +393,19 @@ class Finder:
         f" which: {_KEY}=text=COLUMN,label=COLUMN"
       )
 
-  def _refuse(self, what: str, role: str, found: Sequence[str] = (), **known: str) -> str:
+  def _refuse(self, problem: str, role: str, matches: Sequence[str] = (), **known: str) -> str:
     """Raises an error that says what to type; `known` are columns of other roles."""
     shown = "; ".join(f"`{name}` ({self._example(name)})" for name in self._names[:12])
-    example = {role: f"{role}={found[0] if found else 'COLUMN'}"}
+    example = {role: f"{role}={matches[0] if matches else 'COLUMN'}"}
     if role in ("text", "label"):
       example = {"text": "text=COLUMN", "label": "label=COLUMN"} | example
-    if self._given:
-      example = {key: f"{key}={'+'.join(own)}" for key, own in self._given.items()} | example
+    if self._columns_of_role:
+      example = {
+        key: f"{key}={'+'.join(column_names)}" for key, column_names in self._columns_of_role.items()
+      } | example
     example |= {key: f"{key}={name}" for key, name in known.items()}
     raise UserError(
-      f"{self._where}: {what}. Its columns: {shown}. Say which is which: {_KEY}={','.join(example.values())}"
+      f"{self._where}: {problem}. Its columns: {shown}. Say which is which: {_KEY}={','.join(example.values())}"
     )
 
   def _example(self, name: str) -> str:

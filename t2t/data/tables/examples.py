@@ -46,14 +46,14 @@ class _Missing(Exception):
   """A row without a text or without a label, which is left out."""
 
 
-def _text(row: reading.Row, name: str, may_be_empty: bool = False) -> str:
+def _text(row: reading.TableRow, name: str, may_be_empty: bool = False) -> str:
   value = values.plain(row.fields.get(name))
-  found = values.text(value)
-  if found is None:
+  text = values.text(value)
+  if text is None:
     raise UserError(f"{row.where}: {name} is {str(value)[:40]!r}, not a text; name another column, config.data.columns")
-  if not (found or may_be_empty):
+  if not (text or may_be_empty):
     raise _Missing(f"without a text in {name!r}")
-  return found
+  return text
 
 
 def texts_of(spec: TableSpec, fields: Mapping[str, Any], *, where: str) -> list[str]:
@@ -64,7 +64,7 @@ def texts_of(spec: TableSpec, fields: Mapping[str, Any], *, where: str) -> list[
   """
   columns.check(spec, fields, where=where, labelled=False)
   try:
-    return [_text(reading.Row(fields, where), name) for name in spec.texts]
+    return [_text(reading.TableRow(fields, where), name) for name in spec.texts]
   except _Missing as error:
     raise UserError(f"{where}: is {error}; give one") from error
 
@@ -78,7 +78,7 @@ def candidates_of(spec: TableSpec, fields: Mapping[str, Any], *, where: str) -> 
   return choices.read(spec, fields, where=where).filled
 
 
-def read_example(spec: TableSpec, row: reading.Row) -> Example:
+def read_example(spec: TableSpec, row: reading.TableRow) -> Example:
   """A row as an example, or `_Missing`.
 
   In:  a class, {"review": "It is great.", "stars": 5}, classes 1 to 5, prefix "review: "
@@ -90,17 +90,17 @@ def read_example(spec: TableSpec, row: reading.Row) -> Example:
   """
   value = values.plain(row.fields.get(spec.label))
   if spec.kind == "tags":
-    found = _tags(spec, row, value)
+    example = _tags(spec, row, value)
   else:
     texts = [_text(row, spec.texts[0]), *(_text(row, name, spec.kind == "text") for name in spec.texts[1:])]
-    found = _KINDS[spec.kind](spec, row, value, texts)
+    example = _KINDS[spec.kind](spec, row, value, texts)
     # Rows of one question with other candidates are other rows; the order of candidates makes none.
-    own = sorted(found["candidates"]) if spec.label_is else ()
-    found["key"] = "\n".join([*texts, *own])
-  for text in (found["inputs"], found["targets"]):
+    sorted_candidates = sorted(example["candidates"]) if spec.label_is else ()
+    example["key"] = "\n".join([*texts, *sorted_candidates])
+  for text in (example["inputs"], example["targets"]):
     if reason := encoding.unpaired_surrogate(text):  # JSON can escape one
       raise UserError(f"{row.where}: {text[:40]!r} {reason}")
-  return found | {"row": row.where}
+  return example | {"row": row.where}
 
 
 def _check_labelled(spec: TableSpec, value: Any) -> None:
@@ -108,13 +108,13 @@ def _check_labelled(spec: TableSpec, value: Any) -> None:
     raise _Missing(f"without a label in {spec.label!r}")
 
 
-def _class(spec: TableSpec, row: reading.Row, value: Any, texts: list[str]) -> Example:
+def _class(spec: TableSpec, row: reading.TableRow, value: Any, texts: list[str]) -> Example:
   _check_labelled(spec, value)
   number = labels.class_number(value, spec, where=row.where)
   return {"inputs": spec.inputs(texts), "targets": spec.classes[number], "label": number, "parts": texts}
 
 
-def _score(spec: TableSpec, row: reading.Row, value: Any, texts: list[str]) -> Example:
+def _score(spec: TableSpec, row: reading.TableRow, value: Any, texts: list[str]) -> Example:
   _check_labelled(spec, value)
   number = values.number(value)
   if number is None:
@@ -128,7 +128,7 @@ def _score(spec: TableSpec, row: reading.Row, value: Any, texts: list[str]) -> E
   return {"inputs": spec.inputs(texts), "targets": written, "label": number, "parts": texts}
 
 
-def _target(spec: TableSpec, row: reading.Row, value: Any, texts: list[str]) -> Example:
+def _target(spec: TableSpec, row: reading.TableRow, value: Any, texts: list[str]) -> Example:
   _check_labelled(spec, value)
   target = values.text(value)
   if target is None:
@@ -136,16 +136,16 @@ def _target(spec: TableSpec, row: reading.Row, value: Any, texts: list[str]) -> 
   return {"inputs": spec.inputs(texts), "targets": target}
 
 
-def _choice(spec: TableSpec, row: reading.Row, value: Any, texts: list[str]) -> Example:
+def _choice(spec: TableSpec, row: reading.TableRow, value: Any, texts: list[str]) -> Example:
   _check_labelled(spec, value)
   listed = choices.read(spec, row.fields, where=row.where)
   number, candidates = choices.right(spec, value, listed, where=row.where), listed.filled
   options = [f"choice{n}" for n in range(1, len(candidates) + 1)]
-  found = {"inputs": spec.inputs(texts, candidates), "targets": options[number], "label": number, "parts": texts}
-  return found | {"candidates": candidates, "options": options}
+  example = {"inputs": spec.inputs(texts, candidates), "targets": options[number], "label": number, "parts": texts}
+  return example | {"candidates": candidates, "options": options}
 
 
-def _tags(spec: TableSpec, row: reading.Row, value: Any) -> Example:
+def _tags(spec: TableSpec, row: reading.TableRow, value: Any) -> Example:
   of_words = values.plain(row.fields.get(spec.texts[0]))
   if values.is_missing(of_words):
     raise _Missing(f"without words in {spec.texts[0]!r}")
@@ -180,28 +180,34 @@ def _tags(spec: TableSpec, row: reading.Row, value: Any) -> Example:
   return {"inputs": inputs, "targets": targets, "words": words, "tags": numbers, "key": " ".join(words)}
 
 
-def _span(spec: TableSpec, row: reading.Row, value: Any, texts: list[str]) -> Example:
+def _span(spec: TableSpec, row: reading.TableRow, value: Any, texts: list[str]) -> Example:
   question, context = texts[0], values.plain(row.fields[spec.texts[1]])
   context = context if isinstance(context, str) else texts[1]  # as it stands: answers count its characters
   try:
-    given, starts = _answers(spec, row.fields, value)
-  except values.Unreadable as error:
+    answer_texts, starts = _answers(spec, row.fields, value)
+  except values.UnreadableCell as error:
     raise UserError(f"{row.where}: {spec.label}: {error}") from error
   placed = []
-  for text, start in zip(given, starts, strict=True):
-    place = context.find(text) if start is None else start
-    if not text or place < 0 or context[place : place + len(text)] != text:
+  for text, start in zip(answer_texts, starts, strict=True):
+    offset = context.find(text) if start is None else start
+    if not text or offset < 0 or context[offset : offset + len(text)] != text:
       where = "" if start is None else f" at character {start}"
       raise UserError(
         f"{row.where}: the answer {text[:40]!r} is not in {spec.texts[1]!r}{where}; give a part of the context as it"
         " stands there"
       )
-    placed.append(place)
-  if not given and not spec.no_answer:
+    placed.append(offset)
+  if not answer_texts and not spec.no_answer:
     raise _Missing(f"without an answer in {spec.label!r}")
-  target = given[0] if given else postprocessors.UNANSWERABLE
-  own = {"question": question, "context": context, "answer_texts": given, "answer_starts": placed, "answers": given}
-  return {"inputs": spec.inputs([question, context.strip()]), "targets": target, "id": row.where} | own
+  target = answer_texts[0] if answer_texts else postprocessors.UNANSWERABLE
+  answer_fields = {
+    "question": question,
+    "context": context,
+    "answer_texts": answer_texts,
+    "answer_starts": placed,
+    "answers": answer_texts,
+  }
+  return {"inputs": spec.inputs([question, context.strip()]), "targets": target, "id": row.where} | answer_fields
 
 
 def _answers(spec: TableSpec, fields: Mapping[str, Any], value: Any) -> tuple[list[str], list[int | None]]:
@@ -217,27 +223,27 @@ _KINDS = {"class": _class, "score": _score, "text": _target, "choice": _choice, 
 # ---- A table ---------------------------------------------------------------------------------------------------------
 
 
-def begin(spec: TableSpec, rows: Sequence[reading.Row]) -> TableSpec:
+def begin(spec: TableSpec, rows: Sequence[reading.TableRow]) -> TableSpec:
   """The specification with what only all rows tell: whether answers may be missing."""
   if spec.kind == "span":
-    without = 0
+    num_unanswerable = 0
     for row in rows:
       value = values.plain(row.fields.get(spec.label))
-      with contextlib.suppress(values.Unreadable):  # which is told with its line when the row is read
-        without += not _answers(spec, row.fields, value)[0]
-    return dataclasses.replace(spec, no_answer=0 < without < len(rows))
+      with contextlib.suppress(values.UnreadableCell):  # which is told with its line when the row is read
+        num_unanswerable += not _answers(spec, row.fields, value)[0]
+    return dataclasses.replace(spec, no_answer=0 < num_unanswerable < len(rows))
   return spec
 
 
 def _read(
-  spec: TableSpec, rows: Sequence[reading.Row], *, where: str, most_missing: float
+  spec: TableSpec, rows: Sequence[reading.TableRow], *, where: str, most_missing: float
 ) -> tuple[list[Example], list[str]]:
   """The examples of rows, and notes on those that are left out."""
-  found, left_out = [], collections.Counter()
+  examples, left_out = [], collections.Counter()
   first: dict[str, str] = {}
   for row in rows:
     try:
-      found.append(read_example(spec, row))
+      examples.append(read_example(spec, row))
     except _Missing as error:
       left_out[str(error)] += 1
       first.setdefault(str(error), row.where)
@@ -248,7 +254,7 @@ def _read(
       f"{where}: {number:,} of {len(rows):,} rows cannot be learned from: {listed}. More than {most_missing:.0%} are"
       " missing; correct them, leave them out of the file, or allow a share, --config.data.malformed=0.5"
     )
-  return found, [f"left out: {listed}"] if number else []
+  return examples, [f"left out: {listed}"] if number else []
 
 
 def load(spec: TableSpec, *, malformed: float = 0.0) -> Table:
@@ -270,7 +276,7 @@ def load(spec: TableSpec, *, malformed: float = 0.0) -> Table:
 def _load(spec: TableSpec, most_missing: float, stamps: Any) -> Table:
   del stamps  # of files that have changed
   notes: list[str] = []
-  found: dict[str, list[Example]] = {"files": [], "eval_files": []}
+  examples_by_key: dict[str, list[Example]] = {"files": [], "eval_files": []}
   for key, patterns in (("files", spec.files), ("eval_files", spec.eval_files)):
     if patterns:
       where = f"config.data.{key}"
@@ -280,9 +286,11 @@ def _load(spec: TableSpec, most_missing: float, stamps: Any) -> Table:
         # A column that only some JSON objects have is empty in the others.
         fields = dict.fromkeys(reading.names_of(rows))
       columns.check(spec, fields, where=rows[0].where)
-      found[key], own = _read(spec, rows, where=reading.described(patterns, key=f"{where}="), most_missing=most_missing)
-      notes += own + _contradicting(found[key])
-  train, held_out = found["files"], found["eval_files"]
+      examples_by_key[key], left_out_notes = _read(
+        spec, rows, where=reading.described(patterns, key=f"{where}="), most_missing=most_missing
+      )
+      notes += left_out_notes + _contradicting(examples_by_key[key])
+  train, held_out = examples_by_key["files"], examples_by_key["eval_files"]
   if spec.files and not spec.eval_files:
     train, held_out = split(train, where=reading.described(spec.files))
     notes.append(f"held out: {len(held_out):,} of {len(train) + len(held_out):,} rows, chosen by a hash of their text")
@@ -327,14 +335,14 @@ def _contradicting(examples: Sequence[Example]) -> list[str]:
   """A note on texts that are there several times, with different classes."""
   first: dict[str, Example] = {}
   pairs = [(first.setdefault(x["key"], x), x) for x in examples if _group(x)]
-  differ = [(one, other) for one, other in pairs if _answer(one) != _answer(other)]
+  differ = [(earlier, later) for earlier, later in pairs if _answer(earlier) != _answer(later)]
   if not differ:
     return []
-  one, other = differ[0]
-  texts = len({one["key"] for one, _ in differ})
+  earlier, later = differ[0]
+  texts = len({earlier["key"] for earlier, _ in differ})
   return [
-    f"warning: {texts:,} texts are there with different labels ({one['row']}: {_answer(one)}; {other['row']}:"
-    f" {_answer(other)})"
+    f"warning: {texts:,} texts are there with different labels ({earlier['row']}: {_answer(earlier)}; {later['row']}:"
+    f" {_answer(later)})"
   ]
 
 
@@ -344,10 +352,10 @@ def _repeated(train: Sequence[Example], held_out: Sequence[Example]) -> list[str
   both = [example for example in held_out if example["key"] in first]
   if not both:
     return []
-  at = f"{both[0]['row']} is {first[both[0]['key']]}"
+  example_note = f"{both[0]['row']} is {first[both[0]['key']]}"
   return [
-    f"warning: {len(both):,} of {len(held_out):,} texts of config.data.eval_files are trained on, too ({at}): what is"
-    " measured on them is too good"
+    f"warning: {len(both):,} of {len(held_out):,} texts of config.data.eval_files are trained on, too ({example_note}):"
+    " what is measured on them is too good"
   ]
 
 
@@ -373,18 +381,18 @@ def _described(spec: TableSpec, examples: Sequence[Example]) -> list[str]:
     return [f"one of {min(numbers, default=0)} to {max(numbers, default=0)} candidates; {choices.described(spec)}"]
   if spec.kind == "text":
     return ["a text that the model writes", *_outside_rouge(examples)]
-  without = " or none" if spec.no_answer else ""
-  return [f"a part of the context{without}"]
+  no_answer_note = " or none" if spec.no_answer else ""
+  return [f"a part of the context{no_answer_note}"]
 
 
 def _outside_rouge(examples: Sequence[Example]) -> list[str]:
   """Returns a note on targets of which ROUGE finds no word, in other scripts than the Latin one."""
-  without = sum(not _WORDS_OF_ROUGE.search(example["targets"].lower()) for example in examples)
-  if not without:
+  num_wordless = sum(not _WORDS_OF_ROUGE.search(example["targets"].lower()) for example in examples)
+  if not num_wordless:
     return []
   return [
-    f"warning: {without:,} of {len(examples):,} targets have none of the letters a to z and no digit, all that ROUGE"
-    " reads: it is 0 for them whatever the model writes; go by the loss and the accuracy"
+    f"warning: {num_wordless:,} of {len(examples):,} targets have none of the letters a to z and no digit, all that"
+    " ROUGE reads: it is 0 for them whatever the model writes; go by the loss and the accuracy"
   ]
 
 
@@ -393,10 +401,12 @@ def _majority(spec: TableSpec, train: Sequence[Example], held_out: Sequence[Exam
   if spec.kind != "class" or not train or not held_out:
     return []
   counts = collections.Counter(example["targets"] for example in train)
-  (best, _), own = counts.most_common(1)[0], collections.Counter(example["targets"] for example in held_out)
-  notes = [f'always "{best}" is right for {own[best] / len(held_out):.1%} of the {len(held_out):,} held-out rows']
+  (best, _), held_out_counts = counts.most_common(1)[0], collections.Counter(example["targets"] for example in held_out)
+  notes = [
+    f'always "{best}" is right for {held_out_counts[best] / len(held_out):.1%} of the {len(held_out):,} held-out rows'
+  ]
   if lacking := [name for name in spec.classes if not counts[name]]:
     notes.append(f"warning: no row to train on has the class {', '.join(lacking[:_SHOWN])}")
-  if lacking := [name for name in spec.classes if counts[name] and not own[name]]:
+  if lacking := [name for name in spec.classes if counts[name] and not held_out_counts[name]]:
     notes.append(f"no held-out row has the class {', '.join(lacking[:_SHOWN])}")
   return notes

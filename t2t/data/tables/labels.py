@@ -27,18 +27,18 @@ def given(labels: str) -> tuple[str, ...]:
   """
   if labels in (AUTO, NUMBER, TEXT):
     return ()
-  found = tuple(values.label(name) for name in labels.split(",") if name.strip())
-  if len(found) < 2:
+  classes = tuple(values.label(name) for name in labels.split(",") if name.strip())
+  if len(classes) < 2:
     raise UserError(
       f"config.data.labels={labels}: give {AUTO}, {NUMBER} (a score), {TEXT} (a text that the model writes), or the"
       " classes in their order, such as negative,positive"
     )
-  if twice := [name for name, number in collections.Counter(found).items() if number > 1]:
+  if twice := [name for name, number in collections.Counter(classes).items() if number > 1]:
     raise UserError(f"config.data.labels={labels}: {twice[0]!r} is there twice; give each class once")
-  return found
+  return classes
 
 
-def decide(spec: TableSpec, rows: Sequence[reading.Row], labels: str, *, files: str, where: str) -> TableSpec:
+def decide(spec: TableSpec, rows: Sequence[reading.TableRow], labels: str, *, files: str, where: str) -> TableSpec:
   """The specification with its kind, and with the names of its classes or tags.
 
   Args:
@@ -62,13 +62,13 @@ def decide(spec: TableSpec, rows: Sequence[reading.Row], labels: str, *, files: 
     return _with_tags(spec, rows, classes, labels, where)
   if labels in (NUMBER, TEXT):
     return dataclasses.replace(spec, kind="score" if labels == NUMBER else "text")
-  found = [(row, values.plain(row.fields.get(spec.label))) for row in rows]
-  for row, value in found:
+  pairs = [(row, values.plain(row.fields.get(spec.label))) for row in rows]
+  for row, value in pairs:
     _check_single(value, spec, where=row.where)
-  counts = collections.Counter(values.label(x) for _, x in found if not values.is_missing(x))
+  counts = collections.Counter(values.label(x) for _, x in pairs if not values.is_missing(x))
   if not classes:
     if spec.kind != "text":
-      _check_spaces([x for _, x in found if isinstance(x, str)], spec, where)
+      _check_spaces([x for _, x in pairs if isinstance(x, str)], spec, where)
     for mark in _missing_marks(counts, len(rows), where, spec):
       del counts[mark]
   if not counts:
@@ -85,11 +85,11 @@ def _check_spaces(texts: Sequence[str], spec: TableSpec, where: str) -> None:
   """Refuses labels that differ in the white space between their words alone, few enough to be classes."""
   written: dict[str, str] = {}
   for text, _ in collections.Counter(text.strip() for text in texts).most_common(1_000):
-    other = written.setdefault(values.label(text), text)
-    if other != text:
+    first_spelling = written.setdefault(values.label(text), text)
+    if first_spelling != text:
       raise UserError(
-        f"{where}: column {spec.label!r} has the labels {other!r} and {text!r}, which differ in white space alone;"
-        " write them alike, or list the classes in --config.data.labels"
+        f"{where}: column {spec.label!r} has the labels {first_spelling!r} and {text!r}, which differ in white space"
+        " alone; write them alike, or list the classes in --config.data.labels"
       )
 
 
@@ -139,28 +139,28 @@ def _missing_marks(counts: "collections.Counter[str]", number: int, where: str, 
   They are -1 and -100 where the others are 0, 1, ..., "-" where the others are several words, and NaN as text where the
   others are numbers.  Of texts to be written only the first are marks.
   """
-  found = [name for name in counts if values.is_no_number(name)]
-  rest = [name for name in counts if name not in found]
-  if spec.kind == "text" or not rest or any(values.number(name) is None for name in rest):
-    found, rest = [], list(counts)
-  others = sorted(name for name in rest if name not in _MARKS)
-  words = [name for name in rest if name != _NO_GOLD]
+  nan_marks = [name for name in counts if values.is_no_number(name)]
+  remaining = [name for name in counts if name not in nan_marks]
+  if spec.kind == "text" or not remaining or any(values.number(name) is None for name in remaining):
+    nan_marks, remaining = [], list(counts)
+  unmarked = sorted(name for name in remaining if name not in _MARKS)
+  words = [name for name in remaining if name != _NO_GOLD]
   marks: list[str] = []
-  if "0" in others and all(map(values.is_digits, others)):
-    marks = [name for name in rest if name in _MARKS]
+  if "0" in unmarked and all(map(values.is_digits, unmarked)):
+    marks = [name for name in remaining if name in _MARKS]
   elif spec.kind != "text" and len(words) > 1 and all(len(name) > 1 and name[0].isalpha() for name in words):
-    others, marks = words, [name for name in rest if name == _NO_GOLD]
-  may_be_classes = found if found and all(values.number(name).is_integer() for name in others) else []
+    unmarked, marks = words, [name for name in remaining if name == _NO_GOLD]
+  may_be_classes = nan_marks if nan_marks and all(values.number(name).is_integer() for name in unmarked) else []
   for mark in [*marks, *may_be_classes]:
     if counts[mark] > MOST_MISSING * number:
       raise UserError(
         f"{where}: {counts[mark]:,} of {number:,} rows have the {spec.label} {mark}, which marks a row without a label;"
-        f" if it is a class, give --config.data.labels={mark},{','.join(others[:20])}; else leave these rows out"
+        f" if it is a class, give --config.data.labels={mark},{','.join(unmarked[:20])}; else leave these rows out"
       )
-  return found + marks
+  return nan_marks + marks
 
 
-def _are_tags_of_words(counts: "collections.Counter[str]", rows: Sequence[reading.Row], spec: TableSpec) -> bool:
+def _are_tags_of_words(counts: "collections.Counter[str]", rows: Sequence[reading.TableRow], spec: TableSpec) -> bool:
   """Returns whether labels are tags of entities, each of a text of one word."""
   if "O" not in counts or not all(name == "O" or re.match("[BI]-.", name) for name in counts) or len(spec.texts) > 1:
     return False
@@ -168,11 +168,11 @@ def _are_tags_of_words(counts: "collections.Counter[str]", rows: Sequence[readin
 
 
 def _labelled(
-  spec: TableSpec, counts: "collections.Counter[str]", rows: Sequence[reading.Row], where: str
+  spec: TableSpec, counts: "collections.Counter[str]", rows: Sequence[reading.TableRow], where: str
 ) -> TableSpec:
   """A label that no name says to be a target."""
   numbers = {name: x for name in counts if (x := values.number(name)) is not None}
-  whole = all(x.is_integer() for x in numbers.values())
+  are_whole = all(x.is_integer() for x in numbers.values())
   commas = [name for name in counts if has_comma(name)]
   if commas and len(commas) + len(numbers) == len(counts):
     raise UserError(
@@ -181,7 +181,7 @@ def _labelled(
     )
   # A few others are faults, whose lines are named when the rows are read.
   mostly = sum(counts[name] for name in numbers) >= (1 - MOST_MISSING) * sum(counts.values())
-  if mostly and (not whole or spec.label.lower() in _SCORES and len(numbers) > 10):
+  if mostly and (not are_whole or spec.label.lower() in _SCORES and len(numbers) > 10):
     return dataclasses.replace(spec, kind="score")
   if len(numbers) == len(counts):
     if len(counts) > _MOST_WHOLE_NUMBERS:
@@ -227,15 +227,15 @@ def _with_classes(spec: TableSpec, counts: "collections.Counter[str]", where: st
     value = values.number(name)
     value = {"false": 0.0, "true": 1.0}.get(name.casefold(), value)
     key = _appearance(name) if value is None else value
-    if other := folded.get(key):
-      alike = "are one value"
+    if earlier_name := folded.get(key):
+      difference = "are one value"
       if value is None:
-        is_case = other.casefold() == name.casefold()
-        alike = "differ in upper case alone" if is_case else "look alike and are other characters"
-      shown = [ascii(x) if alike.startswith("look") else repr(x) for x in (other, name)]
+        is_case = earlier_name.casefold() == name.casefold()
+        difference = "differ in upper case alone" if is_case else "look alike and are other characters"
+      shown = [ascii(x) if difference.startswith("look") else repr(x) for x in (earlier_name, name)]
       raise UserError(
-        f"{where}: column {spec.label!r} has the labels {shown[0]} ({counts[other]:,} rows) and {shown[1]}"
-        f" ({counts[name]:,}), which {alike}; write them alike, or list the classes in --config.data.labels"
+        f"{where}: column {spec.label!r} has the labels {shown[0]} ({counts[earlier_name]:,} rows) and {shown[1]}"
+        f" ({counts[name]:,}), which {difference}; write them alike, or list the classes in --config.data.labels"
       )
     folded[key] = name
   return dataclasses.replace(spec, kind="class", classes=names)
@@ -270,7 +270,7 @@ def _with_given(
 
 
 def _with_tags(
-  spec: TableSpec, rows: Sequence[reading.Row], classes: tuple[str, ...], labels: str, where: str
+  spec: TableSpec, rows: Sequence[reading.TableRow], classes: tuple[str, ...], labels: str, where: str
 ) -> TableSpec:
   if labels in (NUMBER, TEXT):
     raise UserError(
@@ -308,9 +308,9 @@ def class_number(value: object, spec: TableSpec, *, where: str) -> int:
     UserError: it is none of the classes; lists them.
   """
   name = values.label(values.plain(value))
-  for found in (_named(name, spec.classes), _placed(name, spec.classes)):
-    if found is not None:
-      return found
+  for class_index in (_named(name, spec.classes), _placed(name, spec.classes)):
+    if class_index is not None:
+      return class_index
   raise UserError(
     f"{where}: {spec.label} is {name[:60]!r}, which is no class of the table that is trained on:"
     f" {', '.join(spec.classes[:20])}{did_you_mean(name, spec.classes)}; correct the row, or list all classes in"
@@ -323,14 +323,16 @@ def _named(name: str, classes: Sequence[str]) -> int | None:
   if name in classes:
     return classes.index(name)
   value = values.number(name)
-  found = [number for number, other in enumerate(classes) if value is not None and values.number(other) == value]
-  return found[0] if len(found) == 1 else None
+  matches = [
+    number for number, class_name in enumerate(classes) if value is not None and values.number(class_name) == value
+  ]
+  return matches[0] if len(matches) == 1 else None
 
 
 def _placed(name: str, classes: Sequence[str]) -> int | None:
   """The number that a label is, where no class is named by a number; None: it is none."""
   value = values.number(name)
-  if value is None or not value.is_integer() or any(values.number(other) is not None for other in classes):
+  if value is None or not value.is_integer() or any(values.number(class_name) is not None for class_name in classes):
     return None
   return int(value) if 0 <= value < len(classes) else None
 
@@ -338,10 +340,12 @@ def _placed(name: str, classes: Sequence[str]) -> int | None:
 def named(spec: TableSpec, names: Sequence[str]) -> str:
   """Describes the columns that were taken, for the start of a run."""
   text = " and ".join(f"`{name}`" for name in spec.texts)
-  found = f"{'texts' if len(spec.texts) > 1 else 'text'}: {text}"
+  description = f"{'texts' if len(spec.texts) > 1 else 'text'}: {text}"
   if spec.candidates:
-    found += f"; candidates: {', '.join(f'`{name}`' for name in spec.candidates)}"
-  others = columns.unread(spec, names)
+    description += f"; candidates: {', '.join(f'`{name}`' for name in spec.candidates)}"
+  unread_columns = columns.unread(spec, names)
   return (
-    found + f"; label: `{spec.label}`" + (f"; not read: {', '.join(f'`{x}`' for x in others[:8])}" if others else "")
+    description
+    + f"; label: `{spec.label}`"
+    + (f"; not read: {', '.join(f'`{x}`' for x in unread_columns[:8])}" if unread_columns else "")
   )

@@ -47,13 +47,13 @@ def _rows(examples: Any, where: str) -> Iterable[Any]:
 
 def _class_names(examples: Any) -> dict[str, tuple[str, ...]]:
   """Column -> names of its classes, or of those in its lists, as the features of a `datasets.Dataset` have them."""
-  found = {}
+  names_by_column = {}
   features = getattr(examples, "features", None)
   for column, feature in features.items() if isinstance(features, Mapping) else ():
     names = getattr(feature, "names", None) or getattr(getattr(feature, "feature", None), "names", None)
     if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
-      found[column] = tuple(values.label(name) for name in names)
-  return found
+      names_by_column[column] = tuple(values.label(name) for name in names)
+  return names_by_column
 
 
 def _named(value: Any, names: tuple[str, ...] | None) -> Any:

@@ -11,7 +11,7 @@ from t2t.configuration.schema import DataConfig
 from t2t.data.sources import tables, text_files
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
   """A row of a table.
 
   fields: column -> value: text, or what JSON and Parquet have.
@@ -22,19 +22,19 @@ class Row(NamedTuple):
   where: str
 
 
-class _Kept(NamedTuple):
+class _RowsInMemory(NamedTuple):
   """Rows in memory.
 
   argument: which the user passed them as: "examples".
   names: column -> its classes in their order, where that is known.
   """
 
-  rows: tuple[Row, ...]
+  rows: tuple[TableRow, ...]
   argument: str
   names: Mapping[str, tuple[str, ...]]
 
 
-_kept: dict[str, _Kept] = {}
+_rows_in_memory: dict[str, _RowsInMemory] = {}
 
 
 def keep(rows: Sequence[Mapping[str, Any]], *, where: str, names: Mapping[str, tuple[str, ...]]) -> str:
@@ -52,19 +52,21 @@ def keep(rows: Sequence[Mapping[str, Any]], *, where: str, names: Mapping[str, t
   for row in rows:
     digest.update(json.dumps(row, sort_keys=True, default=str).encode())
   name = f"{DataConfig.IN_MEMORY}{digest.hexdigest()[:16]}"
-  _kept[name] = _Kept(tuple(Row(row, f"{where}[{number}]") for number, row in enumerate(rows)), where, dict(names))
+  _rows_in_memory[name] = _RowsInMemory(
+    tuple(TableRow(row, f"{where}[{number}]") for number, row in enumerate(rows)), where, dict(names)
+  )
   return name
 
 
 def class_names(patterns: str, column: str) -> tuple[str, ...]:
   """Classes of a column of rows in memory, in their order, where the program that passed them has said them."""
-  return _kept[patterns].names.get(column, ()) if patterns in _kept else ()
+  return _rows_in_memory[patterns].names.get(column, ()) if patterns in _rows_in_memory else ()
 
 
 def described(patterns: str, *, key: str = "config.data.files=") -> str:
   """Names a table in messages: "config.data.files=train.tsv", or for rows in memory the argument, "examples"."""
-  if patterns in _kept:
-    return _kept[patterns].argument
+  if patterns in _rows_in_memory:
+    return _rows_in_memory[patterns].argument
   return DataConfig.described(patterns) if DataConfig.is_in_memory(patterns) else f"{key}{patterns}"
 
 
@@ -81,7 +83,7 @@ def find(patterns: str, *, where: str) -> tuple[str, ...]:
   return () if DataConfig.is_in_memory(patterns) else text_files.find_files(patterns, where=where)
 
 
-def read(patterns: str, *, where: str) -> list[Row]:
+def read(patterns: str, *, where: str) -> list[TableRow]:
   """All rows of a table, in the order of its files and lines.
 
   Args:
@@ -92,22 +94,22 @@ def read(patterns: str, *, where: str) -> list[Row]:
     UserError: see `find`; a file that cannot be read, or has no row; rows that another process has had in memory.
   """
   if DataConfig.is_in_memory(patterns):
-    if patterns not in _kept:
+    if patterns not in _rows_in_memory:
       raise UserError(
         f"{where}={patterns}: these rows were passed to t2t.train by a Python program, and are not saved; pass them"
         f" again as examples=, or give the files of a table, --{where}=FILE"
       )
-    return list(_kept[patterns].rows)
-  found = _read(patterns, stamp(patterns, where=where), where)
-  if not found:
+    return list(_rows_in_memory[patterns].rows)
+  rows = _read(patterns, stamp(patterns, where=where), where)
+  if not rows:
     raise UserError(f"{where}={patterns}: has no row; give a table with a line of names and a row below it at least")
-  return found
+  return rows
 
 
 @functools.lru_cache(maxsize=2)
-def _read(patterns: str, stamps: Any, where: str) -> list[Row]:
+def _read(patterns: str, stamps: Any, where: str) -> list[TableRow]:
   del stamps  # of files that have changed
-  return [Row(row.values, row.place) for row in tables.read_rows(find(patterns, where=where), where=where)]
+  return [TableRow(row.values, row.location) for row in tables.read_rows(find(patterns, where=where), where=where)]
 
 
 def forget() -> None:
@@ -116,7 +118,7 @@ def forget() -> None:
   text_files.sizes.cache_clear()
 
 
-def names_of(rows: Iterable[Row]) -> list[str]:
+def names_of(rows: Iterable[TableRow]) -> list[str]:
   """All columns, in the order in which they first occur."""
   return list(dict.fromkeys(name for row in rows for name in row.fields))
 

@@ -34,16 +34,16 @@ def find(data: DataConfig) -> TableSpec:
   if not files:
     raise UserError(f"config.data.labels={data.labels}: config.data.files is empty; give the table, train.tsv")
   if data.has_tasks:
-    other = data.source_list[0]
-    key = "config.data.sources" if other.name else f"config.data.mixture={data.source_list[-1].mixture}"
+    other_source = data.source_list[0]
+    key = "config.data.sources" if other_source.name else f"config.data.mixture={data.source_list[-1].mixture}"
     raise UserError(f"config.data.labels={data.labels}: config.data.files is one table; leave out {key}")
   where = reading.described(files)
   rows = reading.read(files, where="config.data.files")
-  found = columns.Finder(rows, columns=data.columns, labels=data.labels, where=where).spec()
-  found = labels.decide(found, rows, data.labels, files=files, where=where)
-  found = examples.begin(found, rows)
-  prefix = default_prefix(found.kind, found.texts, data.prefix)
-  return dataclasses.replace(found, prefix=prefix, files=files, eval_files=data.eval_files)
+  spec = columns.Finder(rows, columns=data.columns, labels=data.labels, where=where).spec()
+  spec = labels.decide(spec, rows, data.labels, files=files, where=where)
+  spec = examples.begin(spec, rows)
+  prefix = default_prefix(spec.kind, spec.texts, data.prefix)
+  return dataclasses.replace(spec, prefix=prefix, files=files, eval_files=data.eval_files)
 
 
 def with_table(data: DataConfig) -> DataConfig:
@@ -136,10 +136,10 @@ def _check_writable(spec: TableSpec, data: DataConfig, vocabulary: seqio.Vocabul
   for name in spec.classes if spec.kind == "class" else ():
     ids = tuple(_encode(name, data, vocabulary))
     if ids in written or not ids:
-      other = f"as {written[ids]!r}" if ids in written else "as nothing"
+      written_as = f"as {written[ids]!r}" if ids in written else "as nothing"
       raise UserError(
-        f"{reading.described(spec.files)}: the model's vocabulary writes the label {name!r} {other}; rename it, or have"
-        " a head answer: --config.train.loss=heads"
+        f"{reading.described(spec.files)}: the model's vocabulary writes the label {name!r} {written_as}; rename it, or"
+        " have a head answer: --config.train.loss=heads"
       )
     written[ids] = name
 
@@ -147,11 +147,11 @@ def _check_writable(spec: TableSpec, data: DataConfig, vocabulary: seqio.Vocabul
 def identity(table: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the settings of a table that a position in the data belongs to.  Folders may move."""
   read = {key: x for key, x in table.items() if key not in ("files", "eval_files") and (key != "label_is" or x)}
-  found = {f"data.table.{key}": list(x) if isinstance(x, tuple) else x for key, x in read.items()}
+  settings = {f"data.table.{key}": list(x) if isinstance(x, tuple) else x for key, x in read.items()}
   files = table["files"]
   paths = reading.find(files, where="config.data.files")
   held_out = "given" if table["eval_files"] else "empty: a tenth of data.files is held out"
-  return found | {"data.files": file_fingerprints.summary(paths) if paths else files, "data.eval_files": held_out}
+  return settings | {"data.files": file_fingerprints.summary(paths) if paths else files, "data.eval_files": held_out}
 
 
 def on_disk(table: Mapping[str, str]) -> dict[str, str]:
@@ -179,13 +179,13 @@ def _with_lengths(config: Config, spec: TableSpec, table: examples.Table, vocabu
     )
   inputs = data.inputs_length
   if not inputs:
-    needed = [_tokens(row, spec, count, apart=by_heads and not config.model.kind.writes) for row in rows]
+    needed = [_tokens(row, spec, count, are_apart=by_heads and not config.model.kind.writes) for row in rows]
     most = config.model.max_length or 0
     room = _room(config, targets, by_heads=by_heads)
-    wanted = _rounded(_percentile(needed), 16, _LONGEST)
+    target_length = _rounded(_percentile(needed), 16, _LONGEST)
     if spec.kind == "span" and by_heads:  # which is asked of windows, and has a shortest one
-      wanted = min(max(wanted, _SHORTEST_SPAN), _SPAN)
-    inputs = min(wanted, room) if room else wanted
+      target_length = min(max(target_length, _SHORTEST_SPAN), _SPAN)
+    inputs = min(target_length, room) if room else target_length
     cut = sum(n > inputs for n in needed)
     why = f" (the model has learned {most} positions)" if room and inputs == room else ""
     windows = spec.kind == "span" and by_heads
@@ -202,14 +202,14 @@ def _room(config: Config, targets: int, *, by_heads: bool) -> int:
   return max(1, most - (targets + 1 if config.model.kind.continues and not by_heads else 0))
 
 
-def _tokens(row: examples.Example, spec: TableSpec, count: Any, *, apart: bool) -> int:
+def _tokens(row: examples.Example, spec: TableSpec, count: Any, *, are_apart: bool) -> int:
   """Tokens that a model reads of an example."""
-  if spec.kind == "choice" and (apart or "candidates" in row):
+  if spec.kind == "choice" and (are_apart or "candidates" in row):
     shared = sum(map(count, row["parts"])) + _SPECIAL + 1
     return sum(shared + count(candidate) for candidate in row["candidates"])
-  if apart and "parts" in row:
+  if are_apart and "parts" in row:
     return sum(map(count, row["parts"])) + _SPECIAL + len(row["parts"])
-  if apart and "words" in row:
+  if are_apart and "words" in row:
     return count(" ".join(row["words"])) + _SPECIAL
   return count(row["inputs"]) + _SPECIAL
 

@@ -69,8 +69,8 @@ class TableSpec:
       candidates: of a choice.
     """
     words = [texts[0] if texts[0].startswith(self.prefix) else f"{self.prefix}{texts[0]}"]
-    others = zip(self.texts[1:], texts[1:], strict=False)
-    words += [f"{shown(name)}: {text}" for name, text in others if text or self.kind != "text"]
+    named_texts = zip(self.texts[1:], texts[1:], strict=False)
+    words += [f"{shown(name)}: {text}" for name, text in named_texts if text or self.kind != "text"]
     words += [f"choice{number}: {text}" for number, text in enumerate(candidates, start=1)]
     return " ".join(words)
 
@@ -83,15 +83,17 @@ def from_dict(saved: Mapping[str, Any], *, where: str = "config.data.table") -> 
   """
   if not isinstance(saved, Mapping):
     raise UserError(f"{where}={str(saved)[:40]!r}: must be a mapping")
-  known = {field.name: field for field in dataclasses.fields(TableSpec)}
-  if unknown := sorted(set(saved) - set(known)):
+  fields_by_name = {field.name: field for field in dataclasses.fields(TableSpec)}
+  if unknown := sorted(set(saved) - set(fields_by_name)):
     raise UserError(f"{where}: has {unknown[0]!r}, which this version of t2t does not know; upgrade t2t")
   values = {name: tuple(x) if isinstance(x, list | tuple) else x for name, x in saved.items()}
-  for name, field in known.items():
-    wanted = field.type if field.type in (str, bool, int) else tuple
+  for name, field in fields_by_name.items():
+    expected_type = field.type if field.type in (str, bool, int) else tuple
     value = values.get(name, field.default)
-    if type(value) is not wanted or (wanted is tuple and not all(isinstance(x, str) for x in value)):
-      raise UserError(f"{where}.{name}={str(value)[:40]!r}: must be a {wanted.__name__}; copy the checkpoint again")
+    if type(value) is not expected_type or (expected_type is tuple and not all(isinstance(x, str) for x in value)):
+      raise UserError(
+        f"{where}.{name}={str(value)[:40]!r}: must be a {expected_type.__name__}; copy the checkpoint again"
+      )
   return TableSpec(**values)
 
 
@@ -104,7 +106,7 @@ def shown(column: str) -> str:
   return " ".join(column.replace("_", " ").split())
 
 
-def default_prefix(kind: str, texts: Sequence[str], given: str) -> str:
+def default_prefix(kind: str, texts: Sequence[str], typed_prefix: str) -> str:
   """The text in front of a model's inputs: T5's format without the name of a task, which a table does not have.
 
   In:  "class", ["premise", "hypothesis"], ""         Out: "premise: "
@@ -116,11 +118,11 @@ def default_prefix(kind: str, texts: Sequence[str], given: str) -> str:
   Args:
     kind: of the table.
     texts: its columns with text.
-    given: config.data.prefix; "": none is given; "none": there is none.
+    typed_prefix: config.data.prefix; "": none is given; "none": there is none.
   """
-  given = given.strip()
-  if given == "none":
+  typed_prefix = typed_prefix.strip()
+  if typed_prefix == "none":
     return f"{shown(texts[0])}: " if len(texts) > 1 else ""
-  if len(texts) > 1 or not (given or kind == "text"):
-    return " ".join(filter(None, (given, f"{shown(texts[0])}: "))).rstrip() + " "
-  return f"{given} " if given else ""
+  if len(texts) > 1 or not (typed_prefix or kind == "text"):
+    return " ".join(filter(None, (typed_prefix, f"{shown(texts[0])}: "))).rstrip() + " "
+  return f"{typed_prefix} " if typed_prefix else ""

@@ -27,7 +27,7 @@ def make(spec: TableSpec, *, malformed: float = 0.0) -> seqio.Task:
     UserError: see `examples.load`.
   """
   table = examples_lib.load(spec, malformed=malformed)
-  found = {split: rows for split, rows in zip(_SPLITS, (table.train, table.held_out), strict=True) if rows}
+  rows_by_split = {split: rows for split, rows in zip(_SPLITS, (table.train, table.held_out), strict=True) if rows}
   constants: dict[str, Any] = {"head": spec.head}
   if spec.kind in ("class", "tags"):
     constants["options"] = list(spec.classes)
@@ -36,9 +36,9 @@ def make(spec: TableSpec, *, malformed: float = 0.0) -> seqio.Task:
   return seqio.Task(
     TASK,
     source=seqio.FunctionDataSource(
-      functools.partial(_dataset, {split: _columns(rows) for split, rows in found.items()}),
-      splits=tuple(found),
-      num_input_examples={split: len(rows) for split, rows in found.items()},
+      functools.partial(_dataset, {split: _columns(rows) for split, rows in rows_by_split.items()}),
+      splits=tuple(rows_by_split),
+      num_input_examples={split: len(rows) for split, rows in rows_by_split.items()},
     ),
     preprocessors=preprocessors.text_to_text(with_constants, constants=constants),
     output_features=preprocessors.t5_features(),
@@ -92,18 +92,18 @@ _NUMBER_LISTS = ("tags", "answer_starts")
 
 def _columns(rows: Sequence[examples_lib.Example]) -> dict[str, Any]:
   """Feature -> NumPy array [rows], or a pair (values, first value of each row and one more) of lists."""
-  found: dict[str, Any] = {}
+  arrays: dict[str, Any] = {}
   for name in rows[0]:
-    own = [row[name] for row in rows]
+    cells = [row[name] for row in rows]
     if name in _TEXTS:
-      found[name] = np.array([text.encode() for text in own], object)
+      arrays[name] = np.array([text.encode() for text in cells], object)
     elif name in _TEXT_LISTS:
-      found[name] = np.array([text.encode() for texts in own for text in texts], object), _splits(own)
+      arrays[name] = np.array([text.encode() for texts in cells for text in texts], object), _splits(cells)
     elif name in _NUMBER_LISTS:
-      found[name] = np.array([number for numbers in own for number in numbers], np.int32), _splits(own)
+      arrays[name] = np.array([number for numbers in cells for number in numbers], np.int32), _splits(cells)
     elif name == "label":
-      found[name] = np.array(own, np.float32 if isinstance(own[0], float) else np.int32)
-  return found
+      arrays[name] = np.array(cells, np.float32 if isinstance(cells[0], float) else np.int32)
+  return arrays
 
 
 def _splits(lists: Sequence[Sequence[Any]]) -> np.ndarray:
@@ -113,11 +113,11 @@ def _splits(lists: Sequence[Sequence[Any]]) -> np.ndarray:
 def _dataset(columns: dict[str, dict[str, Any]], split: str, shuffle_files: bool, seed: int | None = None):
   """Returns one pass over a split, in the order of its rows; streams shuffle windows of them."""
   del shuffle_files, seed
-  own = {
+  tensors = {
     name: tf.RaggedTensor.from_row_splits(tf.constant(x[0], tf.string if x[0].dtype == object else None), x[1])
     if isinstance(x, tuple)
     else tf.constant(x)
     for name, x in columns[split].items()
   }
   number = len(columns[split]["inputs"])
-  return tf.data.Dataset.range(number).map(lambda i: {name: x[i] for name, x in own.items()})
+  return tf.data.Dataset.range(number).map(lambda i: {name: x[i] for name, x in tensors.items()})

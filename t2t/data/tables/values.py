@@ -9,10 +9,10 @@ import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-  from t2t.data.tables.reading import Row
+  from t2t.data.tables.reading import TableRow
 
 
-class Unreadable(ValueError):
+class UnreadableCell(ValueError):
   """A value that cannot be read; its message says why, and what to give."""
 
 
@@ -46,10 +46,10 @@ def number(value: Any) -> float | None:
   if isinstance(value, bool) or not isinstance(value, int | float | str | decimal.Decimal) or "_" in str(value):
     return None
   try:
-    found = float(value)
+    as_float = float(value)
   except (ValueError, OverflowError):
     return None
-  return found if math.isfinite(found) else None
+  return as_float if math.isfinite(as_float) else None
 
 
 def is_digits(name: str) -> bool:
@@ -101,11 +101,11 @@ def words(value: Any) -> list[str] | None:
 
   None: it is none of these, or the list has something else than texts and numbers, such as null.
   """
-  found = parsed(value) if isinstance(value, str) else value
-  if isinstance(found, list | tuple):
-    good = all(isinstance(x, str | int | float) and not (isinstance(x, float) and math.isnan(x)) for x in found)
-    return [label(x) for x in found] if good else None
-  return found.split() if isinstance(found, str) and not is_broken_list(found) else None
+  items = parsed(value) if isinstance(value, str) else value
+  if isinstance(items, list | tuple):
+    good = all(isinstance(x, str | int | float) and not (isinstance(x, float) and math.isnan(x)) for x in items)
+    return [label(x) for x in items] if good else None
+  return items.split() if isinstance(items, str) and not is_broken_list(items) else None
 
 
 def tags(value: Any) -> list[str] | None:
@@ -114,9 +114,9 @@ def tags(value: Any) -> list[str] | None:
   In:  ["B-PER", None], "B-PER O"
   Out: ["B-PER", "-1"], ["B-PER", "O"]
   """
-  found = parsed(value) if isinstance(value, str) else value
-  if isinstance(found, list | tuple):
-    return words(["-1" if x is None or isinstance(x, float) and math.isnan(x) else x for x in found])
+  items = parsed(value) if isinstance(value, str) else value
+  if isinstance(items, list | tuple):
+    return words(["-1" if x is None or isinstance(x, float) and math.isnan(x) else x for x in items])
   return words(value)
 
 
@@ -134,10 +134,10 @@ def parsed(value: str) -> Any:
   except (ValueError, RecursionError):
     pass
   try:
-    found = _python_list(value.strip()) if first == "[" else ast.literal_eval(value.strip())
+    literal = _python_list(value.strip()) if first == "[" else ast.literal_eval(value.strip())
   except (ValueError, SyntaxError, MemoryError, RecursionError):
     return value
-  return value if found is None or isinstance(found, set) else found
+  return value if literal is None or isinstance(literal, set) else literal
 
 
 def is_broken_list(value: Any) -> bool:
@@ -156,22 +156,22 @@ def _python_list(text: str) -> list[Any] | None:
   """
   if not text.endswith("]"):
     return None
-  found: list[Any] = []
-  separators, inner, place = set(), text[1:-1].strip(), 0
-  while place < len(inner):
-    item = _ITEM.match(inner, place)
+  items: list[Any] = []
+  separators, inner, offset = set(), text[1:-1].strip(), 0
+  while offset < len(inner):
+    item = _ITEM.match(inner, offset)
     if not item:
       return None
-    found.append(ast.literal_eval(item[0]))
-    place = item.end()
-    if place < len(inner):
-      between = _BETWEEN.match(inner, place)
+    items.append(ast.literal_eval(item[0]))
+    offset = item.end()
+    if offset < len(inner):
+      between = _BETWEEN.match(inner, offset)
       if not between:
         return None
       separators.add(between[0].strip())
-      place = between.end()
-  good = all(isinstance(x, str | int | float) for x in found) and len(separators) <= 1
-  return found if good else None
+      offset = between.end()
+  good = all(isinstance(x, str | int | float) for x in items) and len(separators) <= 1
+  return items if good else None
 
 
 def answers(value: Any, start: Any) -> tuple[list[str], list[int | None]]:
@@ -190,48 +190,50 @@ def answers(value: Any, start: Any) -> tuple[list[str], list[int | None]]:
   if is_missing(value):
     return [], []
   if is_broken_list(value):
-    raise Unreadable(f'{value[:40]!r} begins as a list and is none; give a list as JSON has it, ["a", "b"]')
+    raise UnreadableCell(f'{value[:40]!r} begins as a list and is none; give a list as JSON has it, ["a", "b"]')
   shown, value = value, parsed(value) if isinstance(value, str) else value
   if isinstance(value, Mapping):
     texts = plain(value.get("text", value.get("texts")))
-    own = plain(value.get("answer_start", value.get("start")))
+    starts = plain(value.get("answer_start", value.get("start")))
     texts = [] if texts is None else [texts] if isinstance(texts, str) else texts
   elif isinstance(value, list | tuple) and value and all(isinstance(x, Mapping) for x in value):
-    texts, own = [x.get("text") for x in value], [x.get("answer_start", x.get("start")) for x in value]
-    own = None if all(x is None for x in own) else own
+    texts, starts = [x.get("text") for x in value], [x.get("answer_start", x.get("start")) for x in value]
+    starts = None if all(x is None for x in starts) else starts
   else:
-    texts, own = list(value) if isinstance(value, list | tuple) else [str(value)], None
+    texts, starts = list(value) if isinstance(value, list | tuple) else [str(value)], None
   if not isinstance(texts, list | tuple) or not all(isinstance(x, str) for x in texts):
-    raise Unreadable(f'{str(shown)[:40]!r} has no texts; give the answer, or {{"text": [...], "answer_start": [...]}}')
-  return list(texts), _starts(plain(start) if own is None else own, len(texts))
+    raise UnreadableCell(
+      f'{str(shown)[:40]!r} has no texts; give the answer, or {{"text": [...], "answer_start": [...]}}'
+    )
+  return list(texts), _starts(plain(start) if starts is None else starts, len(texts))
 
 
-def _starts(given: Any, number: int) -> list[int | None]:
+def _starts(raw_starts: Any, number: int) -> list[int | None]:
   """The first character of each of `number` answers, None where it is not given."""
-  if is_missing(given) or not number:
+  if is_missing(raw_starts) or not number:
     return [None] * number
-  given = parsed(given) if isinstance(given, str) else given
-  starts = given if isinstance(given, list | tuple) else [given]
+  raw_starts = parsed(raw_starts) if isinstance(raw_starts, str) else raw_starts
+  starts = raw_starts if isinstance(raw_starts, list | tuple) else [raw_starts]
   if len(starts) != number:
-    raise Unreadable(f"{number} answer(s) have {len(starts)} start(s), {str(given)[:40]}; give one for each")
-  return [_whole(x) for x in starts]
+    raise UnreadableCell(f"{number} answer(s) have {len(starts)} start(s), {str(raw_starts)[:40]}; give one for each")
+  return [_whole_number(x) for x in starts]
 
 
-def _whole(start: Any) -> int:
-  found = number(start)
-  if found is None or not found.is_integer():
+def _whole_number(start: Any) -> int:
+  start_number = number(start)
+  if start_number is None or not start_number.is_integer():
     shown = "null" if start is None else repr(str(start)[:40])
-    raise Unreadable(
+    raise UnreadableCell(
       f"the start of an answer is {shown}; give the number of its first character in the context, from 0"
     )
-  return int(found)
+  return int(start_number)
 
 
-def looks_headerless(names: Sequence[str], rows: Sequence["Row"]) -> bool:
+def looks_headerless(names: Sequence[str], rows: Sequence["TableRow"]) -> bool:
   """Returns whether the names of a table's columns are values of them: its first line is an example."""
   for name in names:
-    own = [row.fields.get(name) for row in rows[:1000]]
-    is_value = number(name) is not None or any(isinstance(x, str) and x == name for x in own)
+    cells = [row.fields.get(name) for row in rows[:1000]]
+    is_value = number(name) is not None or any(isinstance(x, str) and x == name for x in cells)
     if is_value or len(name.split()) > 4:
       return True
   return False

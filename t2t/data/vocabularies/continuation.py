@@ -25,7 +25,7 @@ def decode_continuation(vocabulary: seqio.Vocabulary, prefix_ids: Sequence[int],
     prefix_ids: of the prompt; empty: the continuation begins a text.
     ids: of the continuation.
   """
-  return "".join(_whole(vocabulary, *run)[0] for run in _runs(vocabulary, prefix_ids, ids) if run is not None)
+  return "".join(_decoded(vocabulary, *run)[0] for run in _runs(vocabulary, prefix_ids, ids) if run is not None)
 
 
 def continuation_texts(vocabulary: seqio.Vocabulary, prefix_ids: Sequence[int], ids: Sequence[int]) -> list[str]:
@@ -48,7 +48,7 @@ def _runs(
   """Yields ids of one text with those before them, and None for each id that frames a text."""
   framing = ids_lib.framing_ids(vocabulary)
   prefix = [int(i) for i in prefix_ids]
-  begin = next((at + 1 for at in reversed(range(len(prefix))) if prefix[at] in framing), 0)
+  begin = next((index + 1 for index in reversed(range(len(prefix))) if prefix[index] in framing), 0)
   prefix, text_ids = prefix[begin:], []
   for i in map(int, ids):
     if i not in framing:
@@ -60,7 +60,7 @@ def _runs(
   yield prefix, text_ids
 
 
-def _whole(vocabulary: seqio.Vocabulary, prefix: list[int], ids: list[int]) -> tuple[str, list[int], str, str]:
+def _decoded(vocabulary: seqio.Vocabulary, prefix: list[int], ids: list[int]) -> tuple[str, list[int], str, str]:
   """Returns what `ids` add to the text of `prefix`, the context that they are decoded with, and both texts."""
   context = prefix[-_CONTEXT:]
   before = vocabulary.decode(context)
@@ -74,15 +74,15 @@ def _added(vocabulary: seqio.Vocabulary, prefix: list[int], ids: list[int]) -> l
   """Returns the text that each of `ids` adds to the text of `prefix`; no id frames a text."""
   if not ids:
     return []
-  whole, context, before, text = _whole(vocabulary, prefix, ids)
+  whole_text, context, before, text = _decoded(vocabulary, prefix, ids)
   texts = _by_window(vocabulary, context, ids)
-  return texts if "".join(texts) == whole else _by_prefixes(vocabulary, context, ids, before, text)
+  return texts if "".join(texts) == whole_text else _by_prefixes(vocabulary, context, ids, before, text)
 
 
 def _by_window(vocabulary: seqio.Vocabulary, context: list[int], ids: list[int]) -> list[str]:
   """Decodes each token with the few before it, in linear time."""
   everything = [*context, *ids]
-  begin, known, texts = 0, len(context), []
+  begin, context_end, texts = 0, len(context), []
   before = vocabulary.decode(context)
   for end in range(len(context) + 1, len(everything) + 1):
     text = vocabulary.decode(everything[begin:end])
@@ -92,10 +92,10 @@ def _by_window(vocabulary: seqio.Vocabulary, context: list[int], ids: list[int])
       continue
     texts.append(text[len(os.path.commonprefix([before, text])) :])
     if texts[-1].strip():  # white space alone is no context: decoders take it off the beginning of a text
-      begin, known = known, end
-      before = vocabulary.decode(everything[begin:known])
+      begin, context_end = context_end, end
+      before = vocabulary.decode(everything[begin:context_end])
     else:
-      known, before = end, text
+      context_end, before = end, text
   return texts
 
 
@@ -103,7 +103,7 @@ def _by_prefixes(vocabulary: seqio.Vocabulary, context: list[int], ids: list[int
   """Decodes each beginning of the ids, where what follows changes the text of what stands before it."""
   ends = [len(os.path.commonprefix([before, text]))]
   for number in range(1, len(ids)):
-    known = len(os.path.commonprefix([vocabulary.decode([*context, *ids[:number]]), text]))
-    ends.append(max(ends[-1], known))
+    num_common = len(os.path.commonprefix([vocabulary.decode([*context, *ids[:number]]), text]))
+    ends.append(max(ends[-1], num_common))
   ends.append(len(text))
   return [text[start:end] for start, end in zip(ends, ends[1:], strict=False)]

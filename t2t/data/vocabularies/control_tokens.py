@@ -76,8 +76,8 @@ def count(vocabulary: seqio.Vocabulary, texts: Iterable[str]) -> dict[str, int]:
   reader = _reader(vocabulary)
   if reader is None or not reader.names:
     return {}
-  found = collections.Counter(name for text in texts for name in reader.literal.findall(text))
-  return dict(found.most_common())
+  counts = collections.Counter(name for text in texts for name in reader.literal.findall(text))
+  return dict(counts.most_common())
 
 
 # ---- Ids -------------------------------------------------------------------------------------------------------------
@@ -140,10 +140,10 @@ def _variant(vocabulary: seqio.Vocabulary, kind: type) -> seqio.Vocabulary:
   vocabulary = as_published(vocabulary)
   if not isinstance(vocabulary, FileVocabulary | seqio.SentencePieceVocabulary):
     return vocabulary
-  found = copy.copy(vocabulary)
-  found.__class__ = _class_of(type(vocabulary), kind)
-  found._published = vocabulary
-  return found
+  variant = copy.copy(vocabulary)
+  variant.__class__ = _class_of(type(vocabulary), kind)
+  variant._published = vocabulary
+  return variant
 
 
 @functools.cache
@@ -220,9 +220,9 @@ def protect(vocabularies: Sequence[seqio.Vocabulary]) -> Callable[[tf.Tensor], t
   names = sorted({name for vocabulary in vocabularies for name in control_tokens(vocabulary)})
   groups: dict[tuple[str, str], list[str]] = collections.defaultdict(list)
   for name in names:
-    at = next((i for i, character in enumerate(name) if character in _PROTECTED), None)
-    if at is not None:
-      groups[name[:at], name[at]].append(name[at + 1 :])
+    index = next((i for i, character in enumerate(name) if character in _PROTECTED), None)
+    if index is not None:
+      groups[name[:index], name[index]].append(name[index + 1 :])
   if not groups:
     return None
   rules = [
@@ -243,10 +243,10 @@ def plain(texts: tf.Tensor) -> tf.Tensor:
   pattern = f"[{''.join(_PLAIN)}]"
 
   def restored() -> tf.Tensor:
-    found = texts
+    restored_texts = texts
     for protected, character in _PLAIN.items():
-      found = tf.strings.regex_replace(found, protected, "\\\\" if character == "\\" else character)
-    return found
+      restored_texts = tf.strings.regex_replace(restored_texts, protected, "\\\\" if character == "\\" else character)
+    return restored_texts
 
   return tf.cond(tf.reduce_any(tf.strings.regex_full_match(texts, f"(?s).*{pattern}.*")), restored, lambda: texts)
 
@@ -260,11 +260,11 @@ def _any_of(names: Collection[str]) -> str:
   """A pattern of literals, the longest first; sentinels as one."""
   numbered = {re.fullmatch(r"(.*extra_id_)[0-9]+>", name) for name in names} - {None}
   alone = [name for name in names if not re.fullmatch(r".*extra_id_[0-9]+>", name)]
-  found = [re.escape(name) for name in sorted(alone, key=len, reverse=True)]
+  alternatives = [re.escape(name) for name in sorted(alone, key=len, reverse=True)]
   for begin in sorted({match[1] for match in numbered}):
     numbers = [int(match[0][len(begin) : -1]) for match in numbered if match[1] == begin]
-    found.append(f"{re.escape(begin)}(?:{'|'.join(map(str, sorted(numbers, reverse=True)))})>")
-  return "|".join(found)
+    alternatives.append(f"{re.escape(begin)}(?:{'|'.join(map(str, sorted(numbers, reverse=True)))})>")
+  return "|".join(alternatives)
 
 
 # ---- Readers: how a kind of vocabulary is kept from seeing control tokens --------------------------------------------
@@ -340,7 +340,7 @@ class FileVocabulary(seqio.Vocabulary):
 def by_python(texts: tf.Tensor, encode: Callable[[bytes], list[int]]) -> tf.Tensor:
   """int32 [length] of a scalar; of a batch [batch, (length)], ragged."""
 
-  def one(text: bytes | np.ndarray) -> np.ndarray:
+  def encode_one(text: bytes | np.ndarray) -> np.ndarray:
     # TensorFlow hands over bytes in a graph, and outside of one an array that holds them.
     return np.array(encode(np.asarray(text, object).item()), np.int32)
 
@@ -352,7 +352,7 @@ def by_python(texts: tf.Tensor, encode: Callable[[bytes], list[int]]) -> tf.Tens
   if texts.shape.rank == 1:
     flat, splits = tf.numpy_function(batch, [texts], [tf.int32, tf.int64], stateful=False)
     return tf.RaggedTensor.from_row_splits(tf.ensure_shape(flat, [None]), tf.ensure_shape(splits, [None]))
-  return tf.ensure_shape(tf.numpy_function(one, [texts], tf.int32, stateful=False), [None])
+  return tf.ensure_shape(tf.numpy_function(encode_one, [texts], tf.int32, stateful=False), [None])
 
 
 def _reader(vocabulary: seqio.Vocabulary) -> Reader | None:
@@ -442,25 +442,25 @@ class _SentencePieces(Reader):
     if not places:
       return self._text, text, []
     parts = [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
-    return self._marked, MARK.join(parts), [place + number for number, place in enumerate(places)]
+    return self._marked, MARK.join(parts), [position + number for number, position in enumerate(places)]
 
 
-def unmarked(place: int, marks: Sequence[int]) -> int:
+def unmarked(position: int, marks: Sequence[int]) -> int:
   """Returns a position of a text with marks as one of the text without; `marks`: where they stand."""
-  return place - sum(mark < place for mark in marks)
+  return position - sum(mark < position for mark in marks)
 
 
 def sentencepiece_offsets(processor: sentencepiece.SentencePieceProcessor, text: str) -> list[tuple[int, int, int]]:
   """Returns (id, start, end) of each piece, in characters of the text."""
   # The library's are in bytes of UTF-8.
   encoded = processor.encode(text, out_type="serialized_proto")
-  character = [number for number, each in enumerate(text) for _ in each.encode()] + [len(text)]
-  found = []
+  character = [number for number, letter in enumerate(text) for _ in letter.encode()] + [len(text)]
+  tokens = []
   for piece in sentencepiece_pb2.SentencePieceText.FromString(encoded).pieces:
     start, is_empty = character[piece.begin], piece.begin == piece.end
     # A part of a character (a piece for one byte of it) is the whole.
-    found.append((piece.id, start, start if is_empty else character[piece.end - 1] + 1))
-  return found
+    tokens.append((piece.id, start, start if is_empty else character[piece.end - 1] + 1))
+  return tokens
 
 
 def is_control(piece: str) -> bool:

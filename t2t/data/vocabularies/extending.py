@@ -38,7 +38,7 @@ def extend(lines: Sequence[str], *, given: str, size: int, output_dir: str | pat
   vocabulary = reserved_ids.load(given, extra_ids=0)
   if kind_of(given) == "sentencepiece":
     proto = _proto(vocabulary)
-    new = _new_pieces(lines, [each.piece for each in proto.pieces], _sentencepieces, size)
+    new = _new_pieces(lines, [piece_entry.piece for piece_entry in proto.pieces], _sentencepieces, size)
     proto.pieces.extend(proto.SentencePiece(piece=piece, score=score) for piece, score in new.items())
     path = pathlib.Path(output_dir) / "spiece.model"
     cache_folder.write_atomically(path, proto.SerializeToString())
@@ -91,22 +91,22 @@ def _new_pieces(
   lines: Sequence[str], old: Sequence[str], train: Callable[..., dict[str, float]], size: int
 ) -> dict[str, float]:
   """As many pieces as are wanted that are not among the old, with their scores, of ever larger vocabularies."""
-  wanted, known, asked, most = size - len(old), set(old), size, 0
-  if wanted < 1:
+  num_wanted, old_pieces, requested_size, most = size - len(old), set(old), size, 0
+  if num_wanted < 1:
     raise UserError(f"--size {size}: the vocabulary that is extended has {len(old)} pieces already; give more")
   while True:
     try:
       with tempfile.TemporaryDirectory() as folder:
-        trained = train(lines, asked, folder)
+        trained = train(lines, requested_size, folder)
     except UserError as error:
       largest = re.search(r"the largest that works is (\d+)", str(error))
       if not largest or most:
         raise
-      asked = most = int(largest[1])
+      requested_size = most = int(largest[1])
       continue
-    new = [piece for piece in trained if piece not in known]
-    if len(new) >= wanted:
-      return {piece: trained[piece] for piece in new[:wanted]}
+    new = [piece for piece in trained if piece not in old_pieces]
+    if len(new) >= num_wanted:
+      return {piece: trained[piece] for piece in new[:num_wanted]}
     if most:
       raise UserError(f"--size {size}: too large for this text; the largest that works is {len(old) + len(new)}")
-    asked *= 2
+    requested_size *= 2

@@ -58,15 +58,15 @@ def measure(vocabulary: seqio.Vocabulary, lines: Iterable[str]) -> Division:
   number = characters = words = pieces = unknown = split = 0
   for line in lines:
     ids = encode(line)
-    own = line.split()
-    for word in own:
+    line_words = line.split()
+    for word in line_words:
       if word not in sizes:
         # Of byte-level BPE a word is another at the beginning of a text than behind a space, where most words stand.
         sizes[word] = min(len(encode(text)) for text in (word, f" {word}"))
       split += sizes[word] > 1
     if len(sizes) > _REMEMBERED:
       sizes.clear()
-    number, characters, words = number + 1, characters + len(line), words + len(own)
+    number, characters, words = number + 1, characters + len(line), words + len(line_words)
     pieces, unknown = pieces + len(ids), unknown + ids.count(vocabulary.unk_id)
   return Division(number, characters, words, pieces, unknown, split)
 

@@ -35,18 +35,18 @@ def tokens_of(vocabulary: seqio.Vocabulary, text: str) -> Tokens:
     UserError: a vocabulary of the user's own class.
   """
   if hasattr(vocabulary, "encode_with_offsets"):
-    found = vocabulary.encode_with_offsets(text)
+    tokens = vocabulary.encode_with_offsets(text)
   elif isinstance(vocabulary, seqio.SentencePieceVocabulary):
-    found = control_tokens.sentencepiece_offsets(vocabulary.tokenizer, text)
+    tokens = control_tokens.sentencepiece_offsets(vocabulary.tokenizer, text)
   elif isinstance(vocabulary, seqio.ByteVocabulary):
-    own = [(number, number + 1) for number, character in enumerate(text) for _ in character.encode()]
-    found = [(i, *range_) for i, range_ in zip(vocabulary.encode(text), own, strict=True)]
+    byte_ranges = [(number, number + 1) for number, character in enumerate(text) for _ in character.encode()]
+    tokens = [(i, *range_) for i, range_ in zip(vocabulary.encode(text), byte_ranges, strict=True)]
   else:
     raise UserError(
       f"config.data.vocabulary: {type(vocabulary).__name__} does not say where in a text its tokens stand, and what"
       " is asked are parts of the text; use bytes, SentencePiece, WordPiece or byte-level BPE"
     )
-  ids, starts, ends = (np.array(column, np.int32) for column in zip(*found, strict=True)) if found else _NOTHING
+  ids, starts, ends = (np.array(column, np.int32) for column in zip(*tokens, strict=True)) if tokens else _NOTHING
   spaces = np.array([*(character.isspace() for character in text), False])
   return Tokens(ids, *_without_spaces(spaces, starts, ends))
 

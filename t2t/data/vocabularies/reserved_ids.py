@@ -66,13 +66,13 @@ _WHAT_TO_GIVE = (
 
 
 def _file_in(folder: epath.Path, where: str) -> epath.Path:
-  found = vocabulary_files.found_in(folder)
-  if len(found) > 1:
-    raise UserError(f"{where}: has {len(found)} of *{found[0].suffix}; give one of them, for example {found[0]}")
-  if not found:
-    looked = ", ".join(vocabulary_files.KINDS)
-    raise UserError(f"{where}: is a folder with no vocabulary in it; looked for {looked}")
-  return found[0]
+  paths = vocabulary_files.found_in(folder)
+  if len(paths) > 1:
+    raise UserError(f"{where}: has {len(paths)} of *{paths[0].suffix}; give one of them, for example {paths[0]}")
+  if not paths:
+    endings = ", ".join(vocabulary_files.KINDS)
+    raise UserError(f"{where}: is a folder with no vocabulary in it; looked for {endings}")
+  return paths[0]
 
 
 def _check_model(path: epath.Path, extra_ids: int, where: str) -> None:
@@ -96,8 +96,8 @@ def _check_model(path: epath.Path, extra_ids: int, where: str) -> None:
   # Llama's has no pad piece; id 0 is its unknown piece, which text never has since unknown characters are bytes.
   free = model.is_unknown(0) or model.is_control(0)
   if model.pad_id() != seqio.vocabularies.PAD_ID and not (model.pad_id() < 0 and free):
-    found = f'has no pad piece and id 0 is "{pieces[0]}"' if model.pad_id() < 0 else f"pads with id {model.pad_id()}"
-    raise UserError(f"{where}: the model {found}; padding must be id 0 (train it with pad_id=0, as `t2t vocab train`)")
+    reason = f'has no pad piece and id 0 is "{pieces[0]}"' if model.pad_id() < 0 else f"pads with id {model.pad_id()}"
+    raise UserError(f"{where}: the model {reason}; padding must be id 0 (train it with pad_id=0, as `t2t vocab train`)")
   if model.pad_id() < 0 and model.is_unknown(0) and not any(model.is_byte(i) for i in range(len(pieces))):
     logging.warning("%s: id 0 is both padding and %s: unknown characters of the text are not learned", where, pieces[0])
   if model.eos_id() < 0:
@@ -155,9 +155,9 @@ def pads_with_zero(vocabulary: seqio.Vocabulary) -> bool:
 
 def bos_id(vocabulary: seqio.Vocabulary) -> int:
   """The id that decoder inputs start with: the vocabulary's own BOS, else 0 where it pads (T5), else EOS (GPT-2)."""
-  own = None if isinstance(vocabulary, seqio.ByteVocabulary) else vocabulary.bos_id
-  if own is not None and own >= 0:
-    return own
+  vocabulary_bos = None if isinstance(vocabulary, seqio.ByteVocabulary) else vocabulary.bos_id
+  if vocabulary_bos is not None and vocabulary_bos >= 0:
+    return vocabulary_bos
   return 0 if pads_with_zero(vocabulary) else vocabulary.eos_id
 
 
@@ -167,20 +167,20 @@ def mask_id(vocabulary: seqio.Vocabulary) -> int:
   Raises:
     UserError: there is neither.
   """
-  found = find_mask_id(vocabulary)
-  if found is None:
+  token_id = find_mask_id(vocabulary)
+  if token_id is None:
     raise UserError(
       "config.data.vocabulary: has neither a [MASK] or <mask> piece nor sentinels, and masking needs one id;"
       " set config.data.extra_ids=1 or more, and <extra_id_0> is it"
     )
-  return found
+  return token_id
 
 
 def find_mask_id(vocabulary: seqio.Vocabulary) -> int | None:
   """`mask_id`, or None where the vocabulary has no such id."""
-  own = _own_id(vocabulary, "mask")
-  if own is not None:
-    return own
+  token_id = _own_id(vocabulary, "mask")
+  if token_id is not None:
+    return token_id
   return sentinel_ids(vocabulary, 1)[0] if num_sentinels(vocabulary) else None
 
 
@@ -196,8 +196,8 @@ def sep_id(vocabulary: seqio.Vocabulary) -> int | None:
 
 def starts_with_bos(vocabulary: seqio.Vocabulary) -> bool:
   """Whether BOS stands in the place of [CLS] (RoBERTa), and is not a [CLS] that is called BOS (ALBERT)."""
-  own, names = cls_id(vocabulary), control_tokens.NAMES["cls"]
-  return own is not None and own == bos_id(vocabulary) and token_texts(vocabulary)[own] not in names
+  token_id, names = cls_id(vocabulary), control_tokens.NAMES["cls"]
+  return token_id is not None and token_id == bos_id(vocabulary) and token_texts(vocabulary)[token_id] not in names
 
 
 def framing_ids(vocabulary: seqio.Vocabulary) -> set[int]:
@@ -211,8 +211,8 @@ def _own_id(vocabulary: seqio.Vocabulary, kind: str) -> int | None:
     return getattr(vocabulary, f"{kind}_id", None)
   model, names = vocabulary.tokenizer, control_tokens.NAMES[kind]
   # What the model does not have it calls unknown.
-  found = [model.piece_to_id(piece) for piece in names if model.piece_to_id(piece) != model.unk_id()]
-  return found[0] if found else None
+  token_ids = [model.piece_to_id(piece) for piece in names if model.piece_to_id(piece) != model.unk_id()]
+  return token_ids[0] if token_ids else None
 
 
 def token_texts(vocabulary: seqio.Vocabulary, *, errors: str = "replace") -> list[str]:
@@ -247,9 +247,9 @@ def special_ids(vocabulary: seqio.Vocabulary) -> set[int]:
       or vocabulary_files.SENTINEL.fullmatch(model.id_to_piece(i))
     }
     named = (_own_id(vocabulary, kind) for kind in ("mask", "cls", "sep"))
-    return special | {own for own in named if own is not None}
-  own = {0, 1, 2} if isinstance(vocabulary, seqio.ByteVocabulary) else set(vocabulary.special_ids)
-  return own | set(range(vocabulary.vocab_size - vocabulary.extra_ids, vocabulary.vocab_size))
+    return special | {token_id for token_id in named if token_id is not None}
+  token_ids = {0, 1, 2} if isinstance(vocabulary, seqio.ByteVocabulary) else set(vocabulary.special_ids)
+  return token_ids | set(range(vocabulary.vocab_size - vocabulary.extra_ids, vocabulary.vocab_size))
 
 
 def starts_word(vocabulary: seqio.Vocabulary) -> np.ndarray:

@@ -110,9 +110,9 @@ class SubwordVocabulary(control_tokens.FileVocabulary):
   @property
   def pad_id(self) -> int:
     """The padding piece; without one 0 if no text has id 0, else EOS."""
-    own = self._file.special["pad"]
-    if own is not None:
-      return own
+    token_id = self._file.special["pad"]
+    if token_id is not None:
+      return token_id
     return 0 if 0 in self.special_ids else self.eos_id
 
   @property
@@ -183,14 +183,16 @@ class SubwordVocabulary(control_tokens.FileVocabulary):
 
   def encode_with_offsets(self, text: str) -> list[tuple[int, int, int]]:
     """The ids of `encode`, each with the characters of the text that it stands for: (id, start, end)."""
-    found = []
+    tokens = []
     for start, end, sentinel in self._parts(text):
       if sentinel is not None:
-        found.append((sentinel, start, end))
+        tokens.append((sentinel, start, end))
         continue
-      own = self.tokenizer.encode(text[start:end], add_special_tokens=False)
-      found += [(i, start + first, start + last) for i, (first, last) in zip(own.ids, own.offsets, strict=True)]
-    return found
+      encoded = self.tokenizer.encode(text[start:end], add_special_tokens=False)
+      tokens += [
+        (i, start + first, start + last) for i, (first, last) in zip(encoded.ids, encoded.offsets, strict=True)
+      ]
+    return tokens
 
   def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
     """int32 [length] of a scalar; of a batch [batch, (length)], ragged."""
@@ -366,9 +368,9 @@ def _wordpiece(path: epath.Path, where: str) -> tokenizers.Tokenizer:
 
 
 def _byte_level_bpe(pieces_path: epath.Path, merges_path: epath.Path, where: str) -> tokenizers.Tokenizer:
-  for path, other in ((pieces_path, merges_path), (merges_path, pieces_path)):
+  for path, other_path in ((pieces_path, merges_path), (merges_path, pieces_path)):
     if not path.exists():
-      raise UserError(f"{where}: {path.name} is missing; a BPE vocabulary needs it beside {other.name}")
+      raise UserError(f"{where}: {path.name} is missing; a BPE vocabulary needs it beside {other_path.name}")
   ids = _json(pieces_path, where)
   if not ids or sorted(ids.values(), key=str) != sorted(range(len(ids)), key=str):
     raise UserError(f"{where}: {pieces_path.name} is no BPE vocabulary: it must map pieces to the ids 0, 1, 2, ...")
@@ -432,8 +434,8 @@ def _summarise(tokenizer: tokenizers.Tokenizer, settings: dict, where: str) -> _
 
   named = {kind: special(kind) for kind in control_tokens.NAMES}
   if named["eos"] is None:
-    known = " ".join(control_tokens.NAMES["eos"])
-    raise UserError(f"{where}: has no end-of-text piece; targets must end in one: {known}")
+    eos_names = " ".join(control_tokens.NAMES["eos"])
+    raise UserError(f"{where}: has no end-of-text piece; targets must end in one: {eos_names}")
   if named["mask"] is not None and named["cls"] is None:
     # RoBERTa: the ends of a text are the ends of BERT's.
     named |= {"cls": named["bos"], "sep": named["eos"]}
@@ -479,8 +481,8 @@ def _texts(
 def _byte_of_character() -> dict[str, int]:
   """How byte-level BPE writes bytes as characters: those that print as themselves, the rest from U+0100 on."""
   printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-  others = [byte for byte in range(256) if byte not in printable]
-  return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+  unprintable = [byte for byte in range(256) if byte not in printable]
+  return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(unprintable)}
 
 
 # ---- Texts without control tokens ------------------------------------------------------------------------------------
@@ -507,10 +509,10 @@ class _Subwords(control_tokens.Reader):
     self._extra_ids = extra_ids
     candidates = list(self._control.items())
     encoded = self._published.encode_batch_fast([name for _, name in candidates], add_special_tokens=False)
-    own = {name: i for (i, name), ids in zip(candidates, encoded, strict=True) if i in ids.ids}
+    control_ids = {name: i for (i, name), ids in zip(candidates, encoded, strict=True) if i in ids.ids}
     last = self._size + extra_ids - 1
     self._sentinels = {f"<extra_id_{number}>": last - number for number in range(extra_ids)}
-    self.names = self._sentinels | own
+    self.names = self._sentinels | control_ids
     self._content = content
     self._text = self._tokenizer(is_text=True)
     model = json.loads(content)["model"]
@@ -521,10 +523,10 @@ class _Subwords(control_tokens.Reader):
 
   @functools.cache  # noqa: B019 - readers are few, and kept
   def _tokenizer(self, *, is_text: bool, marks_bytes: bool = False) -> tokenizers.Tokenizer:
-    found = self._marked_tokenizer(marks_bytes)
+    tokenizer = self._marked_tokenizer(marks_bytes)
     # Letters are text even with the mark in front.
-    found.encode_special_tokens = is_text
-    return found
+    tokenizer.encode_special_tokens = is_text
+    return tokenizer
 
   def _marked_tokenizer(self, marks_bytes: bool) -> tokenizers.Tokenizer:
     content = json.loads(self._content)
@@ -574,17 +576,17 @@ class _Subwords(control_tokens.Reader):
     return [i for i, _, _ in self.encode_with_offsets(text, accept=accept, protected=protected)]
 
   def encode_with_offsets(self, text, *, accept, protected=False):
-    found, end = [], 0
+    tokens, end = [], 0
     # Sentinels behind the file's own ids are not known to the library.
     for match in SENTINEL.finditer(text) if self._sentinels else ():
       name = match[0].strip()
       if name in accept and name in self._sentinels:
-        found += self._part(text[end : match.start()], end, accept, protected)
-        found.append((self._sentinels[name], *match.span()))
+        tokens += self._part(text[end : match.start()], end, accept, protected)
+        tokens.append((self._sentinels[name], *match.span()))
         end = match.end()
-    return found + self._part(text[end:], end, accept, protected)
+    return tokens + self._part(text[end:], end, accept, protected)
 
-  def _part(self, text: str, at: int, accept: Collection[str], protected: bool) -> list[tuple[int, int, int]]:
+  def _part(self, text: str, offset: int, accept: Collection[str], protected: bool) -> list[tuple[int, int, int]]:
     """Tokens of a part of a text without sentinels of ours."""
     places = []
     if accept and self.spells(text):
@@ -595,9 +597,9 @@ class _Subwords(control_tokens.Reader):
           places.append(start + text[start:end].rindex(name))
     text = control_tokens.unprotected(text) if protected else text
     parts = [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
-    marks = [place + number for number, place in enumerate(places)]
+    marks = [position + number for number, position in enumerate(places)]
     return [
-      (i, at + control_tokens.unmarked(start, marks), at + control_tokens.unmarked(end, marks))
+      (i, offset + control_tokens.unmarked(start, marks), offset + control_tokens.unmarked(end, marks))
       for i, start, end in self._tokens(control_tokens.MARK.join(parts), is_text=not places)
     ]
 
@@ -606,13 +608,13 @@ class _Subwords(control_tokens.Reader):
     bytes_of = list(self._bytes) if self._bytes and self._spells_bytes(text) else []
     tokenizer = self._tokenizer(is_text=is_text, marks_bytes=bool(bytes_of))
     encoding = tokenizer.encode(text, add_special_tokens=False)
-    found = [(i, *offsets) for i, offsets in zip(encoding.ids, encoding.offsets, strict=True)]
+    tokens = [(i, *offsets) for i, offsets in zip(encoding.ids, encoding.offsets, strict=True)]
     if not bytes_of:
-      return found
+      return tokens
     # The library returns the letters of an unknown token as its text.
     return [
       (i, start, end)
-      for (unit, start, end), letters in zip(found, encoding.tokens, strict=True)
+      for (unit, start, end), letters in zip(tokens, encoding.tokens, strict=True)
       for i in ([bytes_of[byte] for byte in letters.encode()] if unit == self._unknown else [unit])
     ]
 
@@ -622,8 +624,8 @@ def _without_special(processor: dict | None) -> dict | None:
   if processor is None or processor["type"] in ("ByteLevel", "RobertaProcessing"):
     return processor
   if processor["type"] == "Sequence":
-    kept = [each for each in map(_without_special, processor["processors"]) if each is not None]
-    return {**processor, "processors": kept}
+    trimming = [part for part in map(_without_special, processor["processors"]) if part is not None]
+    return {**processor, "processors": trimming}
   return None
 
 

@@ -7,10 +7,10 @@ import seqio
 from t2t.data.vocabularies import reserved_ids
 
 
-def old_pieces(trained: seqio.Vocabulary, given: seqio.Vocabulary) -> list[list[int]]:
-  """For each id of `given` what its piece is in `trained`: the same piece, else those that spell it; [] of neither.
+def old_pieces(trained: seqio.Vocabulary, configured: seqio.Vocabulary) -> list[list[int]]:
+  """For each id of `configured`, its piece in `trained`: the same piece, else those that spell it; [] of neither.
 
-  In:  trained "[UNK]", "heart", "card", "##io", "##logy"; given the same and "cardiology", "##iology", "[MASK]"
+  In:  trained "[UNK]", "heart", "card", "##io", "##logy"; configured the same and "cardiology", "##iology", "[MASK]"
   Out: [0], [1], [2], [3], [4], [2, 3, 4], [3, 4], []
 
   A piece that starts a word is tokenised as text is; one that goes on with it is the longest pieces that do, from the
@@ -18,23 +18,25 @@ def old_pieces(trained: seqio.Vocabulary, given: seqio.Vocabulary) -> list[list[
 
   Source: Gee et al. 2022 (Fast Vocabulary Transfer), section 3.
   """
-  ours, theirs = (reserved_ids.token_texts(vocabulary, errors="surrogateescape") for vocabulary in (given, trained))
+  ours, theirs = (
+    reserved_ids.token_texts(vocabulary, errors="surrogateescape") for vocabulary in (configured, trained)
+  )
   # Several ids may have one text, and are told apart by their order.
   places: dict[str, collections.deque[int]] = collections.defaultdict(collections.deque)
   for old, text in enumerate(theirs):
     places[text].append(old)
-  special, unusable = reserved_ids.special_ids(given), reserved_ids.special_ids(trained)
+  special, unusable = reserved_ids.special_ids(configured), reserved_ids.special_ids(trained)
   inner = {text: old for old, text in enumerate(theirs) if old not in unusable and text[:1].strip()}
-  found = []
+  old_ids = []
   for new, text in enumerate(ours):
     if places[text]:
-      found.append([places[text].popleft()])
+      old_ids.append([places[text].popleft()])
     elif new in special or not text.strip() or _has_parts(text):
-      found.append([])
+      old_ids.append([])
     else:
       spelled = trained.encode(text) if text[:1].isspace() else _longest_first(text, inner)
-      found.append([old for old in spelled if old not in unusable])
-  return found
+      old_ids.append([old for old in spelled if old not in unusable])
+  return old_ids
 
 
 def _has_parts(text: str) -> bool:
@@ -48,11 +50,11 @@ def _longest_first(text: str, pieces: dict[str, int]) -> list[int]:
   In:  "iology", {"io": 3, "i": 5, "logy": 4}
   Out: [3, 4]
   """
-  found: list[int] = []
+  piece_ids: list[int] = []
   while text:
     end = next((end for end in range(len(text), 0, -1) if text[:end] in pieces), 0)
     if not end:
       return []
-    found.append(pieces[text[:end]])
+    piece_ids.append(pieces[text[:end]])
     text = text[end:]
-  return found
+  return piece_ids

@@ -59,7 +59,7 @@ def train_sentencepiece(
   if character_coverage is None:
     character_coverage = coverage_for(count_characters(lines), size=size)
   try:
-    with _told(f"training a SentencePiece vocabulary of {size:,} pieces on {len(lines):,} lines"):
+    with _announced(f"training a SentencePiece vocabulary of {size:,} pieces on {len(lines):,} lines"):
       sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines),
         model_writer=model,
@@ -140,7 +140,7 @@ def sentences(texts: Iterable[str], max_sentences: int):
 
 
 @contextlib.contextmanager
-def _told(what: str):
+def _announced(activity: str):
   """Tells when training begins and ends; the libraries' own progress is hundreds of lines.
 
   They come back to Python only when they are done, so that Python's handlers would let Ctrl-C wait for that: in the
@@ -148,7 +148,7 @@ def _told(what: str):
   """
   main = threading.current_thread() is threading.main_thread()
   before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM) if main}
-  console.tell(f"{what} ...")
+  console.tell(f"{activity} ...")
   began = time.monotonic()
   try:
     yield
@@ -156,7 +156,7 @@ def _told(what: str):
     for number, handler in before.items():
       if handler is not None:  # one that was not set from Python
         signal.signal(number, handler)
-  console.tell(f"{what}: done in {time.monotonic() - began:.0f} s")
+  console.tell(f"{activity}: done in {time.monotonic() - began:.0f} s")
 
 
 def _trainer_error(error: Exception, size: int) -> UserError:
@@ -307,12 +307,12 @@ def _train(tokenizer: tokenizers.Tokenizer, trainer, documents: Iterable[str], s
       empty = False
       yield document
 
-  with _told(f"training a vocabulary of {size:,} pieces"):
+  with _announced(f"training a vocabulary of {size:,} pieces"):
     tokenizer.train_from_iterator(noted(), trainer)
   if empty:
     raise UserError("--input: there is no text to train a vocabulary on")
-  found = tokenizer.get_vocab_size()
-  if found < size:
-    raise UserError(f"--size {size}: too large for this text; the largest that works is {found}")
-  if found > size:
-    raise UserError(f"--size {size}: too small, special pieces and single characters alone are {found}")
+  vocab_size = tokenizer.get_vocab_size()
+  if vocab_size < size:
+    raise UserError(f"--size {size}: too large for this text; the largest that works is {vocab_size}")
+  if vocab_size > size:
+    raise UserError(f"--size {size}: too small, special pieces and single characters alone are {vocab_size}")

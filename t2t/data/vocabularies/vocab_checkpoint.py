@@ -20,10 +20,10 @@ def save(vocabulary: seqio.Vocabulary, folder: epath.Path) -> None:
 
   A vocabulary of the user's own class is left where it is.
   """
-  found = _files(vocabulary)
-  if found is None:
+  name_and_files = _files(vocabulary)
+  if name_and_files is None:
     return
-  name, files = found
+  name, files = name_and_files
   folder.mkdir(parents=True, exist_ok=True)
   record = vocabulary_files.Record(name, vocabulary.extra_ids).content()
   # The record last: a folder without it was not written to its end.
@@ -56,56 +56,56 @@ def digest(vocabulary: seqio.Vocabulary) -> str:
 
   It is "" of one of the user's own class.
   """
-  found = _files(vocabulary)
-  if found is None:
+  name_and_files = _files(vocabulary)
+  if name_and_files is None:
     return ""
-  made = hashlib.blake2b(f"{vocabulary.extra_ids}".encode(), digest_size=8)
+  hasher = hashlib.blake2b(f"{vocabulary.extra_ids}".encode(), digest_size=8)
   # In the order in which they are read: pieces, merges, settings.
-  for content in found[1].values():
-    made.update(hashlib.blake2b(content).digest())
-  return made.hexdigest()
+  for content in name_and_files[1].values():
+    hasher.update(hashlib.blake2b(content).digest())
+  return hasher.hexdigest()
 
 
-def check_same(trained: seqio.Vocabulary, given: seqio.Vocabulary, *, spec: str) -> None:
+def check_same(trained: seqio.Vocabulary, configured: seqio.Vocabulary, *, spec: str) -> None:
   """Whether a model reads the words that it was trained with.
 
   Args:
     trained: the vocabulary of the checkpoint.
-    given: the one that the config names.
+    configured: the one that the config names.
     spec: what the config names it with.
 
   Raises:
     UserError: they differ; names the first id whose pieces do.
   """
-  if difference := _difference(trained, given):
+  if difference := _difference(trained, configured):
     raise UserError(
       f"config.data.vocabulary={spec}: the checkpoint was trained with another vocabulary ({difference});"
       ' leave it empty ("") to use the checkpoint\'s'
     )
 
 
-def _difference(trained: seqio.Vocabulary, given: seqio.Vocabulary) -> str:
+def _difference(trained: seqio.Vocabulary, configured: seqio.Vocabulary) -> str:
   """Returns a sentence on how the run's vocabulary differs from the checkpoint's; "" if it does not."""
-  ours, theirs = reserved_ids.token_texts(trained), reserved_ids.token_texts(given)
+  ours, theirs = reserved_ids.token_texts(trained), reserved_ids.token_texts(configured)
   if ours == theirs:
     return ""
-  at = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if len(set(pair)) > 1), None)
-  if at is not None:
-    return f"id {at} is {theirs[at]!r}, not {ours[at]!r}"
+  index = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if len(set(pair)) > 1), None)
+  if index is not None:
+    return f"id {index} is {theirs[index]!r}, not {ours[index]!r}"
   sizes = f"the checkpoint's has {len(ours):,} ids, the run's {len(theirs):,}"
-  if len(ours) - trained.extra_ids != len(theirs) - given.extra_ids:
+  if len(ours) - trained.extra_ids != len(theirs) - configured.extra_ids:
     return sizes
   return (
-    f"{sizes}: {trained.extra_ids} and {given.extra_ids} of them are sentinels; the checkpoint's number is"
+    f"{sizes}: {trained.extra_ids} and {configured.extra_ids} of them are sentinels; the checkpoint's number is"
     f" --config.data.extra_ids={trained.extra_ids}"
   )
 
 
-def check_saved(given: seqio.Vocabulary, folder: epath.Path, *, noted: str, spec: str) -> None:
+def check_saved(configured: seqio.Vocabulary, folder: epath.Path, *, noted: str, spec: str) -> None:
   """Whether a run goes on with the vocabulary that it began with, before its copy of it is written anew.
 
   Args:
-    given: the one that the config names.
+    configured: the one that the config names.
     folder: where the run keeps its own, see `save`.
     noted: `digest` of what its last checkpoint was trained with; "": it does not say, and what is kept counts.
     spec: what the config names it with.
@@ -113,56 +113,57 @@ def check_saved(given: seqio.Vocabulary, folder: epath.Path, *, noted: str, spec
   Raises:
     UserError: it is another.
   """
-  now = digest(given)
+  now = digest(configured)
   if not now or now == noted:
     return  # of an own class nothing is known, and a copy that somebody has changed is mended
   try:
     extra_ids = saved_extra_ids(folder)
-    kept = None if extra_ids is None else reserved_ids.load(str(folder), extra_ids=extra_ids)
+    saved_copy = None if extra_ids is None else reserved_ids.load(str(folder), extra_ids=extra_ids)
   except UserError:
     if not noted:
       raise
-    kept = None
-  held = "" if kept is None else digest(kept)
-  if noted not in ("", held):
-    kept, held = None, ""
-  if held == now or kept is None and not noted:
+    saved_copy = None
+  saved_digest = "" if saved_copy is None else digest(saved_copy)
+  if noted not in ("", saved_digest):
+    saved_copy, saved_digest = None, ""
+  if saved_digest == now or saved_copy is None and not noted:
     return
-  if kept is None:
+  if saved_copy is None:
     difference, remedy = f"its copy in {folder} is not the one either", "bring the old one back"
   else:
-    difference = _difference(kept, given) or "the same pieces, but other scores, merges or rules"
+    difference = _difference(saved_copy, configured) or "the same pieces, but other scores, merges or rules"
     remedy = f"go on with its own, --config.data.vocabulary={folder}"
   raise UserError(
     f"config.data.vocabulary={spec}: this run was begun with another vocabulary ({difference}); {remedy}"
-    f" --config.data.extra_ids={given.extra_ids if kept is None else kept.extra_ids}, or begin another --workdir"
+    f" --config.data.extra_ids={configured.extra_ids if saved_copy is None else saved_copy.extra_ids}, or begin another"
+    " --workdir"
   )
 
 
-def compare_start(trained: seqio.Vocabulary, given: seqio.Vocabulary, *, where: str, by_ids: Sequence[str]) -> str:
+def compare_start(trained: seqio.Vocabulary, configured: seqio.Vocabulary, *, where: str, by_ids: Sequence[str]) -> str:
   """What is to be said of a model that goes on in another vocabulary, whose embedding it keeps; "": nothing.
 
   Args:
     trained: the vocabulary of the checkpoint.
-    given: the one of the run.
+    configured: the one of the run.
     where: what the user named the checkpoint with, for messages.
     by_ids: what the model has a row of for each id, as config.init.fresh names it.
 
   Raises:
     UserError: more ids stand for other pieces than a few that were given away.
   """
-  if not digest(trained) or not digest(given):
+  if not digest(trained) or not digest(configured):
     return ""  # of the user's own class
-  difference = _difference(trained, given)
+  difference = _difference(trained, configured)
   if not difference:
     return ""
-  pairs = list(zip(reserved_ids.token_texts(trained), reserved_ids.token_texts(given), strict=False))
-  others = sum(a != b for a, b in pairs)
-  what = f"{where}: was trained with another vocabulary than the run's ({difference})"
-  if others > _OTHER_PIECES * len(pairs):
+  pairs = list(zip(reserved_ids.token_texts(trained), reserved_ids.token_texts(configured), strict=False))
+  num_changed = sum(a != b for a, b in pairs)
+  summary = f"{where}: was trained with another vocabulary than the run's ({difference})"
+  if num_changed > _OTHER_PIECES * len(pairs):
     raise UserError(
-      f"{what}: {others:,} of {len(pairs):,} ids stand for other pieces, whose embeddings would be taken; take"
+      f"{summary}: {num_changed:,} of {len(pairs):,} ids stand for other pieces, whose embeddings would be taken; take"
       " the checkpoint's vocabulary, config.init.inherit=True without config.data.vocabulary, or find them by their"
       f" pieces, config.init.by_piece=True, or have them begin fresh, config.init.fresh={','.join(by_ids)}"
     )
-  return f"{what}: {others:,} of {len(pairs):,} ids stand for other pieces"
+  return f"{summary}: {num_changed:,} of {len(pairs):,} ids stand for other pieces"
