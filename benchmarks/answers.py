@@ -48,8 +48,8 @@ def accuracy(checkpoint: pathlib.Path, method: str) -> float:
     *("eval", "--config", "finetune_docs_package", "--checkpoint", str(checkpoint), "--workdir", str(folder)),
     *(f"--config.eval.method={method}", "--config.eval.max_examples=2048"),
   )
-  (found,) = json.loads((folder / "results.json").read_text()).values()
-  return found["metrics"]["accuracy"]
+  (result,) = json.loads((folder / "results.json").read_text()).values()
+  return result["metrics"]["accuracy"]
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def main() -> None:
   parser.add_argument("--steps", type=int, default=600, help="of fine-tuning")
   parser.add_argument("--pretraining_steps", type=int, default=500)
   options = parser.parse_args()
-  found: dict[str, dict[str, float]] = {}
+  accuracies: dict[str, dict[str, float]] = {}
   for name, config in MODELS.items():
     folder = options.output / name
     every = options.pretraining_steps
@@ -67,15 +67,15 @@ def main() -> None:
       *("train", "--config", config, "--workdir", str(folder / "pretrained"), f"--config.train.steps={every}"),
       *(f"--config.eval.every={every}", f"--config.checkpoint.every={every}"),
     )
-    found[name] = {"head": accuracy(finetuned(folder, "heads", options.steps), "head")}
+    accuracies[name] = {"head": accuracy(finetuned(folder, "heads", options.steps), "head")}
     if name == "encoder":
-      found[name]["rank"] = accuracy(folder / "pretrained", "rank")
+      accuracies[name]["rank"] = accuracy(folder / "pretrained", "rank")
       continue
     written = finetuned(folder, "cross_entropy", options.steps)
-    found[name] |= {method: accuracy(written, method) for method in ("write", "rank")}
-  (options.output / "answers.json").write_text(json.dumps(found, indent=2) + "\n")
+    accuracies[name] |= {method: accuracy(written, method) for method in ("write", "rank")}
+  (options.output / "answers.json").write_text(json.dumps(accuracies, indent=2) + "\n")
   table = rich.table.Table("", "written", "ranked", "by a head", box=rich.box.SIMPLE)
-  for name, row in found.items():
+  for name, row in accuracies.items():
     table.add_row(name, *(f"{row[method]:.1f}" if method in row else "-" for method in ("write", "rank", "head")))
   rich.console.Console().print(table)
 

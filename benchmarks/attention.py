@@ -84,10 +84,10 @@ def _attend(case: Case, mask: AttentionMask, kernel: str, dtype: jnp.dtype):
   return jax.jit(run)
 
 
-def _off(one: jax.Array, other: jax.Array) -> float:
-  one, other = (np.asarray(x, np.float64) for x in (one, other))
-  size = np.linalg.norm(other)
-  return float(np.linalg.norm(one - other) / size) if size else float(np.linalg.norm(one))
+def _off(actual: jax.Array, expected: jax.Array) -> float:
+  actual, expected = (np.asarray(x, np.float64) for x in (actual, expected))
+  size = np.linalg.norm(expected)
+  return float(np.linalg.norm(actual - expected) / size) if size else float(np.linalg.norm(actual))
 
 
 def measure(case: Case, *, batch: int, heads: int, head_dim: int, calls: int) -> list[dict]:
@@ -96,27 +96,27 @@ def measure(case: Case, *, batch: int, heads: int, head_dim: int, calls: int) ->
   mask, inputs = _mask(case, small), _inputs(case, small, heads, head_dim, 0)
   query, key = inputs[:2]
   if mask.query_segments is not None:  # what padding asks is nobody's, and nothing comes back to it
-    own = mask.query_segments[:, None, :, None] > 0
-    inputs = (*inputs[:3], jnp.where(own, inputs[3], 0), inputs[4])
+    is_text = mask.query_segments[:, None, :, None] > 0
+    inputs = (*inputs[:3], jnp.where(is_text, inputs[3], 0), inputs[4])
   bias = "distance" if case.biased else ""
   best = dispatch.choose_here(query, key, mask, bias=bias, dropout="", reach=128).kernel
   exact = jax.device_get(_attend(case, mask, "plain", jnp.float32)(*inputs))
   rows = []
   for kernel in dict.fromkeys((best, "plain")):
-    found = jax.device_get(_attend(case, mask, kernel, jnp.bfloat16)(*inputs))
+    outputs = jax.device_get(_attend(case, mask, kernel, jnp.bfloat16)(*inputs))
     row = {"case": case.name, "kernel": kernel}
     asks = True if mask.query_segments is None else np.asarray(mask.query_segments[:, None, :, None] > 0)
-    row["result"] = _off(np.where(asks, found[0], 0), np.where(asks, exact[0], 0))
+    row["result"] = _off(np.where(asks, outputs[0], 0), np.where(asks, exact[0], 0))
     names = ("query", "keys", "values", "bias")[: 4 if case.biased else 3]
-    row |= {name: _off(one, other) for name, one, other in zip(names, found[1:], exact[1:], strict=False)}
+    row |= {name: _off(actual, expected) for name, actual, expected in zip(names, outputs[1:], exact[1:], strict=False)}
     if mask.padded:
       hidden = np.asarray(mask.key_segments[:, None, :, None] == 0)
-      row["padding"] = float(max(np.abs(np.where(hidden, np.asarray(x, np.float32), 0)).max() for x in found[2:4]))
-    row["finite"] = all(np.isfinite(np.asarray(x, np.float32)).all() for x in found)
-    whole = _mask(case, batch)
+      row["padding"] = float(max(np.abs(np.where(hidden, np.asarray(x, np.float32), 0)).max() for x in outputs[2:4]))
+    row["finite"] = all(np.isfinite(np.asarray(x, np.float32)).all() for x in outputs)
+    full_mask = _mask(case, batch)
     sets = [_inputs(case, batch, heads, head_dim, seed) for seed in range(3)]
-    timed, seconds = _attend(case, whole, kernel, jnp.bfloat16), []
-    jax.block_until_ready([timed(*each) for each in sets])
+    timed, seconds = _attend(case, full_mask, kernel, jnp.bfloat16), []
+    jax.block_until_ready([timed(*arguments) for arguments in sets])
     for number in range(calls):
       start = time.perf_counter()
       jax.block_until_ready(timed(*sets[number % 3]))

@@ -33,14 +33,14 @@ _SHARD = 1_000_000_000  # bytes; smaller than transformers' own, so that there a
 
 def random_model(model: TransformerConfig) -> lazy_tensors.Foreign:
   """A checkpoint that is on no disk: each parameter is drawn when it is read."""
-  found = {}
+  parameters = {}
   for index, (path, x) in enumerate(lazy_tensors.expected(model).items()):
     stacked = "/layers/" in path
     shape = x.shape[1:] if stacked else x.shape
     seeds = [(index, layer) for layer in range(x.shape[0] if stacked else 1)]
     parts = tuple(functools.partial(_draw, seed, shape) for seed in seeds)
-    found[path] = lazy_tensors.Tensor(x.shape, np.dtype(np.float32), parts, stacked=stacked)
-  return lazy_tensors.Foreign(epath.Path("random"), "t2t", model, "", 0, {}, found)
+    parameters[path] = lazy_tensors.Tensor(x.shape, np.dtype(np.float32), parts, stacked=stacked)
+  return lazy_tensors.Foreign(epath.Path("random"), "t2t", model, "", 0, {}, parameters)
 
 
 def _draw(seed: tuple[int, int], shape: tuple[int, ...]) -> np.ndarray:
@@ -101,18 +101,18 @@ def main(argv: list[str]) -> None:
   parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
   options, config = parse(parser, argv)
   with tempfile.TemporaryDirectory(prefix="t2t_convert_", dir=options.folder) as folder:
-    found = measure(TransformerConfig(**config.model), pathlib.Path(folder), dtype=options.dtype)
+    result = measure(TransformerConfig(**config.model), pathlib.Path(folder), dtype=options.dtype)
   print(
-    f"{options.config}: {found['parameters']:,} parameters; {options.dtype}, {found['files']} files,"
-    f" {found['bytes'] / 1e9:.2f} GB; largest tensor {found['largest_tensor_bytes'] / 1e9:.2f} GB as float32"
+    f"{options.config}: {result['parameters']:,} parameters; {options.dtype}, {result['files']} files,"
+    f" {result['bytes'] / 1e9:.2f} GB; largest tensor {result['largest_tensor_bytes'] / 1e9:.2f} GB as float32"
   )
   print(f"{'':<20}{'seconds':>9}{'GB/s':>8}{'peak GB':>9}")
-  for name, row in found["rows"].items():
+  for name, row in result["rows"].items():
     speed = f"{row['bytes_per_second'] / 1e9:.2f}" if row["bytes_per_second"] else ""
     print(f"{name:<20}{row['seconds']:>9.1f}{speed:>8}{row['peak_bytes'] / 1e9:>9.2f}")
-  print("there and back: " + ("the same, byte for byte" if found["identical"] else "NOT THE SAME"))
+  print("there and back: " + ("the same, byte for byte" if result["identical"] else "NOT THE SAME"))
   if options.json:
-    print(json.dumps({"config": options.config} | found))
+    print(json.dumps({"config": options.config} | result))
 
 
 if __name__ == "__main__":

@@ -80,10 +80,10 @@ def shards(folder: pathlib.Path) -> tuple[list[str], list[str], list[str]]:
   Raises:
     UserError: they are not there.
   """
-  found = [sorted(str(path) for path in folder.glob(f"{split}-*.jsonl.gz")) for split in ("train", "validation")]
-  if len(found[0]) < 3 or not found[1]:
+  split_files = [sorted(str(path) for path in folder.glob(f"{split}-*.jsonl.gz")) for split in ("train", "validation")]
+  if len(split_files[0]) < 3 or not split_files[1]:
     raise UserError(f"--data {folder}: needs three or more train-*.jsonl.gz and a validation-*.jsonl.gz")
-  return found[0][:-2], found[0][-2:], found[1]
+  return split_files[0][:-2], split_files[0][-2:], split_files[1]
 
 
 def texts(files: Sequence[str]) -> Iterator[str]:
@@ -165,7 +165,7 @@ def baselines(config: ConfigDict) -> dict[str, float]:
   batches = data_pipeline.eval_rows(
     run.data, run.model.architecture, batch_size=run.train.batch_size, max_batches=run.eval.batches
   )
-  return {each.name: each.loss for each in recipe.make(run).loss.baselines(batches, run.model.vocab_size)}
+  return {baseline.name: baseline.loss for baseline in recipe.make(run).loss.baselines(batches, run.model.vocab_size)}
 
 
 # ---- Probes ----------------------------------------------------------------------------------------------------------
@@ -189,17 +189,17 @@ class Paragraphs:
 
 def paragraphs(articles: Iterator[str], vocabulary: Any, *, most: int, words: int, seed: int = 0) -> Paragraphs:
   """The first long paragraph of each section whose heading is one of SECTIONS."""
-  found = []
+  passages = []
   for article in articles:
     for title, body in re.findall(r"^Section::::(.*)\.\n((?:(?!Section::::).*\n)*)", article + "\n", re.MULTILINE):
       long = [line for line in body.splitlines() if len(line) >= 200]
       if title in SECTIONS and long:
-        found.append((SECTIONS.index(title), long[0]))
+        passages.append((SECTIONS.index(title), long[0]))
   rng = np.random.default_rng(seed)
-  found = [found[place] for place in rng.permutation(len(found))[:most]]
-  tokens = np.full((len(found), _LENGTH), max(vocabulary.pad_id, 0), np.int32)
+  passages = [passages[index] for index in rng.permutation(len(passages))[:most]]
+  tokens = np.full((len(passages), _LENGTH), max(vocabulary.pad_id, 0), np.int32)
   seen: dict[bool, list[tuple[int, int, str, bool]]] = {True: [], False: []}
-  for row, (_, text) in enumerate(found):
+  for row, (_, text) in enumerate(passages):
     ids = [vocabularies.cls_id(vocabulary)]
     previous = "."
     for word in re.findall(r"\w+|[^\w\s]", text[: 8 * _LENGTH]):
@@ -213,9 +213,9 @@ def paragraphs(articles: Iterator[str], vocabulary: Any, *, most: int, words: in
       previous = word
     ids.append(vocabularies.sep_id(vocabulary))
     tokens[row, : len(ids)] = ids
-  number = min(words // 2, *(len(each) for each in seen.values()))
-  chosen = [each[place] for each in seen.values() for place in rng.permutation(len(each))[:number]]
-  return Paragraphs([text for _, text in found], tokens, np.asarray([section for section, _ in found]), chosen)
+  number = min(words // 2, *(len(examples) for examples in seen.values()))
+  chosen = [examples[index] for examples in seen.values() for index in rng.permutation(len(examples))[:number]]
+  return Paragraphs([text for _, text in passages], tokens, np.asarray([section for section, _ in passages]), chosen)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -224,26 +224,26 @@ def _states(config: TransformerConfig, graphdef: nnx.GraphDef, params: Params, t
   batch = {"encoder_input_tokens": tokens}
   states = []
   for layer in range(config.num_encoder_layers):
-    one = jax.tree.map(lambda x, layer=layer: x[layer : layer + 1], params["encoder"])
-    model = nnx.merge(graphdef, dict(params) | {"encoder": one})
+    layer_params = jax.tree.map(lambda x, layer=layer: x[layer : layer + 1], params["encoder"])
+    model = nnx.merge(graphdef, dict(params) | {"encoder": layer_params})
     if not states:
       states.append(model.embed.project(model.look_up(batch)))
     states.append(model.read(states[-1], batch))
   return states
 
 
-def read(config: TransformerConfig, params: Params, found: Paragraphs) -> dict[str, np.ndarray]:
+def read(config: TransformerConfig, params: Params, texts: Paragraphs) -> dict[str, np.ndarray]:
   """What the probes read: of each word the states at its first piece, of each paragraph their mean."""
   one_layer = dataclasses.replace(config, num_encoder_layers=1, heads=(), dropout_rate=0.0)
   abstract = jax.eval_shape(lambda key: transformer.build(one_layer, nnx.Rngs(key)), jax.random.key(0))
   graphdef = nnx.split(abstract, graph=False)[0]
   params = {name: part for name, part in params.items() if name != "heads"}
   means, places = [], collections.defaultdict(list)
-  for row, position, _, _ in found.words:
+  for row, position, _, _ in texts.words:
     places[row].append(position)
   words: dict[tuple[int, int], np.ndarray] = {}
-  for start in range(0, len(found.tokens), 100):
-    tokens = found.tokens[start : start + 100]
+  for start in range(0, len(texts.tokens), 100):
+    tokens = texts.tokens[start : start + 100]
     padded = np.pad(tokens, ((0, 100 - len(tokens)), (0, 0)), constant_values=tokens[0, 0])
     states = np.concatenate([np.asarray(x) for x in _states(config, graphdef, params, padded)], axis=-1)
     real = (tokens != 0)[..., None]
@@ -252,13 +252,13 @@ def read(config: TransformerConfig, params: Params, found: Paragraphs) -> dict[s
       words |= {(row, position): states[row - start, position] for position in places[row]}
   return {
     "section": np.concatenate(means),
-    "capitals": np.stack([words[row, position] for row, position, _, _ in found.words]),
+    "capitals": np.stack([words[row, position] for row, position, _, _ in texts.words]),
   }
 
 
-def labels(found: Paragraphs) -> dict[str, np.ndarray]:
+def labels(texts: Paragraphs) -> dict[str, np.ndarray]:
   """What the probes are to say."""
-  return {"section": found.sections, "capitals": np.asarray([capital for *_, capital in found.words])}
+  return {"section": texts.sections, "capitals": np.asarray([capital for *_, capital in texts.words])}
 
 
 def _classifier() -> Any:
@@ -267,10 +267,10 @@ def _classifier() -> Any:
 
 def probe(config: TransformerConfig, params: Params, fitted: Paragraphs, tested: Paragraphs) -> dict[str, float]:
   """The share of right answers of each probe."""
-  inputs, asked = read(config, params, fitted), read(config, params, tested)
+  inputs, test_inputs = read(config, params, fitted), read(config, params, tested)
   right, expected = labels(fitted), labels(tested)
   return {
-    name: float(np.mean(_classifier().fit(inputs[name], right[name]).predict(asked[name]) == expected[name]))
+    name: float(np.mean(_classifier().fit(inputs[name], right[name]).predict(test_inputs[name]) == expected[name]))
     for name in PROBES
   }
 
@@ -294,12 +294,12 @@ def without_model(fitted: Paragraphs, tested: Paragraphs) -> dict[str, float]:
 def probe_run(config: ConfigDict, workdir: pathlib.Path, fitted: Paragraphs, tested: Paragraphs) -> dict[str, Any]:
   """Step -> probes of a run's checkpoints, and of its parameters before the first step; kept in probes.json."""
   path = workdir / "probes.json"
-  found = json.loads(path.read_text()) if path.exists() else {}
+  results = json.loads(path.read_text()) if path.exists() else {}
   run = records(config)
   mesh, _ = mesh_selection.make(run)
   with jax.set_mesh(mesh):
     for step in range(0, config.train.steps + 1, config.checkpoint.every):
-      if str(step) in found:
+      if str(step) in results:
         continue
       if step:
         model = pretrained.load(pretrained.read_source(str(workdir / "checkpoints" / str(step))), mesh)
@@ -308,9 +308,9 @@ def probe_run(config: ConfigDict, workdir: pathlib.Path, fitted: Paragraphs, tes
         shape = dataclasses.replace(run.model, heads=())
         fresh = transformer.build(shape, nnx.Rngs(config.train.seed))
         params = nnx.to_pure_dict(nnx.split(fresh, graph=False)[1])
-      found[str(step)] = probe(shape, params, fitted, tested)
-      path.write_text(json.dumps(found))
-  return found
+      results[str(step)] = probe(shape, params, fitted, tested)
+      path.write_text(json.dumps(results))
+  return results
 
 
 # ---- What came out ---------------------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ def _curve(run: dict[str, Any], name: str) -> tuple[np.ndarray, np.ndarray]:
     steps, values = list(run["held_out"]["loss"]), np.asarray(list(run["held_out"]["loss"].values()))
     values = values / next(iter(run["baselines"].values()))
   else:
-    steps, values = list(run["probes"]), 100 * np.asarray([found[name] for found in run["probes"].values()])
+    steps, values = list(run["probes"]), 100 * np.asarray([accuracies[name] for accuracies in run["probes"].values()])
   return np.asarray([int(step) for step in steps]) * run["step_flops"], values
 
 
@@ -374,8 +374,11 @@ def table(results: dict[str, Any]) -> str:
     accuracy = 100 * np.mean([list(run["held_out"]["accuracy"].values())[-1] for run in runs])
     steps = runs[0]["steps"]
     lines.append(f"{arm:<32}{steps:>7}{steps * runs[0]['step_flops']:>10.2e}{cells}{accuracy:>9.1f}%")
-  for label, found in (("without a model", results["without_model"]), ("most frequent answer", results["majority"])):
-    lines.append(f"{label:<49}" + "".join(f"{100 * found[name]:>16.1f}" for name in PROBES))
+  for label, accuracies in (
+    ("without a model", results["without_model"]),
+    ("most frequent answer", results["majority"]),
+  ):
+    lines.append(f"{label:<49}" + "".join(f"{100 * accuracies[name]:>16.1f}" for name in PROBES))
   lines.append(f"{'before the first step':<49}" + "".join(f"{_untrained(results, name):>16.1f}" for name in PROBES))
   return "\n".join(lines)
 
@@ -432,15 +435,17 @@ def main(argv: list[str]) -> None:
       workdir = options.output / f"{arm.replace(' ', '_').rstrip('%')}_{seed}"
       run = with_budget(config(arm, seed), budget, points=options.points)
       held_out = pretrain(run, workdir)
-      found = {
+      run_results = {
         "steps": run.train.steps,
         "step_flops": step_flops(run),
         "held_out": held_out,
         "baselines": baselines(run),
         "probes": probe_run(run, workdir, fitted, tested),
       }
-      results["arms"].setdefault(arm, []).append(found)
-      last = ", ".join(f"{name} {100 * value:.1f} %" for name, value in list(found["probes"].values())[-1].items())
+      results["arms"].setdefault(arm, []).append(run_results)
+      last = ", ".join(
+        f"{name} {100 * value:.1f} %" for name, value in list(run_results["probes"].values())[-1].items()
+      )
       print(f"seed {seed}, {arm}: {run.train.steps} steps, {last}", file=sys.stderr, flush=True)
       (options.output / "electra.json").write_text(json.dumps(results, indent=1) + "\n")
       draw(results, options.output / "electra.png")

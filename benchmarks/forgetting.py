@@ -111,8 +111,8 @@ def fisher_arguments(old: pathlib.Path, out: pathlib.Path) -> list[str]:
 
 def new_arguments(workdir: pathlib.Path, arm: str, old: pathlib.Path, fisher: pathlib.Path, *, seed: int) -> list[str]:
   """What one types to train the new task from it, in one of the ways."""
-  own = [f"--config.init.checkpoint={old}", *(option.format(fisher=fisher) for option in ARMS[arm].options)]
-  return [*_arguments(workdir, ARMS[arm].mixture, seed=seed + 100, steps=_STEPS), *own]
+  init_arguments = [f"--config.init.checkpoint={old}", *(option.format(fisher=fisher) for option in ARMS[arm].options)]
+  return [*_arguments(workdir, ARMS[arm].mixture, seed=seed + 100, steps=_STEPS), *init_arguments]
 
 
 def _arguments(workdir: pathlib.Path, mixture: str, *, seed: int, steps: int) -> list[str]:
@@ -132,11 +132,11 @@ def run(arguments: list[str], out: pathlib.Path) -> float:
   if done.exists() and (record := json.loads(done.read_text()))["arguments"] == arguments and out.exists():
     return record["seconds"]
   shutil.rmtree(out, ignore_errors=True)
-  started, said = time.monotonic(), io.StringIO()
-  with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+  started, output = time.monotonic(), io.StringIO()
+  with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
     code = command.main(arguments)
   if code:
-    raise UserError(f"t2t {shlex.join(arguments)}: ended with {code}\n{said.getvalue()[-2_000:]}")
+    raise UserError(f"t2t {shlex.join(arguments)}: ended with {code}\n{output.getvalue()[-2_000:]}")
   seconds = time.monotonic() - started
   done.write_text(json.dumps({"arguments": arguments, "seconds": seconds}) + "\n")
   return seconds
@@ -156,14 +156,14 @@ def seed_curves(workdir: pathlib.Path, seed: int) -> tuple[dict[str, Curves], di
     "Fisher information": run(fisher_arguments(old, fisher), fisher),
   }
   before = {task: list(curve.values())[-1] for task, curve in accuracies(old).items()}
-  found = {}
+  curves_by_arm = {}
   for arm in ARMS:
     out = workdir / f"{arm.lower().replace('-', '')}_{seed}"
     seconds[arm] = run(new_arguments(out, arm, old, fisher, seed=seed), out)
-    found[arm] = {task: {0: before[task], **curve} for task, curve in accuracies(out).items()}
-    last = ", ".join(f"{task} {list(curve.values())[-1]:.1f} %" for task, curve in found[arm].items())
+    curves_by_arm[arm] = {task: {0: before[task], **curve} for task, curve in accuracies(out).items()}
+    last = ", ".join(f"{task} {list(curve.values())[-1]:.1f} %" for task, curve in curves_by_arm[arm].items())
     print(f"seed {seed}, {arm}: {last}", file=sys.stderr, flush=True)
-  return found, seconds
+  return curves_by_arm, seconds
 
 
 # ---- What came out ---------------------------------------------------------------------------------------------------
@@ -189,8 +189,8 @@ def draw(results: dict[str, list[Curves]], path: pathlib.Path) -> None:
     for arm, runs in results.items():
       steps, look = list(runs[0][task]), {"color": ARMS[arm].colour, "linestyle": ARMS[arm].line}
       values = np.array([[curves[task][step] for step in steps] for curves in runs])
-      for each in values:
-        axis.plot(steps, each, **look, linewidth=0.6, alpha=0.35)
+      for seed_values in values:
+        axis.plot(steps, seed_values, **look, linewidth=0.6, alpha=0.35)
       axis.plot(steps, values.mean(axis=0), **look, linewidth=2.0, label=arm)
     axis.set_title(title, fontsize=10)
     axis.set_xlabel("steps on the new task", fontsize=9)
@@ -207,14 +207,14 @@ def draw(results: dict[str, list[Curves]], path: pathlib.Path) -> None:
 
 
 def _commit() -> str:
-  asked = ["git", "rev-parse", "--short", "HEAD"]
-  return subprocess.run(asked, cwd=_TASKS.parent, capture_output=True, text=True, check=False).stdout.strip()
+  git_command = ["git", "rev-parse", "--short", "HEAD"]
+  return subprocess.run(git_command, cwd=_TASKS.parent, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def page(results: dict[str, list[Curves]], seconds: list[dict[str, float]], typed: list[str], *, commit: str) -> str:
   """What docs/forgetting.md has."""
-  total = sum(sum(each.values()) for each in seconds)
-  mean = {name: np.mean([each[name] for each in seconds]) for name in seconds[0]}
+  total = sum(sum(timings.values()) for timings in seconds)
+  mean = {name: np.mean([timings[name] for timings in seconds]) for name in seconds[0]}
   times = ", ".join(f"{name} {value:.0f}" for name, value in mean.items())
   options = "\n".join(f"    {arm:<8}  {shlex.join(_shown(arm))}" for arm in results)
   return f"""\
@@ -237,7 +237,10 @@ Besides what they share, `t2t train` is given:
 
 
 def _shown(arm: str) -> list[str]:
-  return [f"--config.data.mixture={ARMS[arm].mixture}", *(each.format(fisher="FISHER") for each in ARMS[arm].options)]
+  return [
+    f"--config.data.mixture={ARMS[arm].mixture}",
+    *(option.format(fisher="FISHER") for option in ARMS[arm].options),
+  ]
 
 
 def main(argv: list[str]) -> None:
@@ -258,9 +261,9 @@ def main(argv: list[str]) -> None:
   results: dict[str, list[Curves]] = {arm: [] for arm in ARMS}
   seconds: list[dict[str, float]] = []
   for seed in range(1, options.seeds + 1):
-    found, took = seed_curves(workdir, seed)
+    curves_by_arm, took = seed_curves(workdir, seed)
     seconds.append(took)
-    for arm, curves in found.items():
+    for arm, curves in curves_by_arm.items():
       results[arm].append(curves)
     record: dict[str, Any] = {"curves": results, "seconds": seconds}
     (workdir / "forgetting.json").write_text(json.dumps(record, indent=1) + "\n")

@@ -124,8 +124,8 @@ def _step(folder: pathlib.Path) -> None:
 
 
 def _whole_step(folder: pathlib.Path) -> None:
-  if found := verify.of_step(epath.Path(folder / "run" / "checkpoints" / "3"), step=3):
-    raise UserError("\n".join(found))
+  if problems := verify.of_step(epath.Path(folder / "run" / "checkpoints" / "3"), step=3):
+    raise UserError("\n".join(problems))
 
 
 READERS = {
@@ -154,32 +154,32 @@ READERS = {
 
 def spoil(content: bytes, draw: random.Random) -> bytes:
   """A file with one to four faults."""
-  found = bytearray(content)
+  spoiled = bytearray(content)
   for _ in range(draw.choice((1, 1, 2, 4))):
-    at, length = draw.randrange(len(found) + 1), draw.choice((1, 1, 2, 8, 64, 1000))
+    at, length = draw.randrange(len(spoiled) + 1), draw.choice((1, 1, 2, 8, 64, 1000))
     match draw.randrange(8):
       case 0:
-        found[at : at + 1] = bytes([draw.randrange(256)])
+        spoiled[at : at + 1] = bytes([draw.randrange(256)])
       case 1:
-        found[at : at + 1] = bytes(byte ^ 1 << draw.randrange(8) for byte in found[at : at + 1])
+        spoiled[at : at + 1] = bytes(byte ^ 1 << draw.randrange(8) for byte in spoiled[at : at + 1])
       case 2:
-        del found[at : at + length]
+        del spoiled[at : at + length]
       case 3:
-        found[at:at] = found[at : at + length] * draw.choice((1, 1, 1000))
+        spoiled[at:at] = spoiled[at : at + length] * draw.choice((1, 1, 1000))
       case 4:
-        del found[at:]
+        del spoiled[at:]
       case 5:
         size = draw.choice((1, 2, 4, 8))
         number = draw.choice(_NUMBERS) % 2 ** (8 * size)
-        found[at : at + size] = number.to_bytes(size, draw.choice(("little", "big")))
+        spoiled[at : at + size] = number.to_bytes(size, draw.choice(("little", "big")))
       case 6:
-        found[at:at] = draw.randbytes(length)
+        spoiled[at:at] = draw.randbytes(length)
       case 7:  # of JSON
-        tokens = [match.span() for match in re.finditer(rb'-?[0-9.]+|"[^"]*"', bytes(found[:20_000]))]
+        tokens = [match.span() for match in re.finditer(rb'-?[0-9.]+|"[^"]*"', bytes(spoiled[:20_000]))]
         if tokens:
           begin, end = draw.choice(tokens)
-          found[begin:end] = draw.choice(_WORDS)
-  return bytes(found)
+          spoiled[begin:end] = draw.choice(_WORDS)
+  return bytes(spoiled)
 
 
 class _TooLong(BaseException):
@@ -205,7 +205,7 @@ def fuzz(name: str, *, inputs: int, seed: int, seconds: float, keep: pathlib.Pat
   kinds: collections.Counter[str] = collections.Counter()
   last = keep / f"{name}_last"  # what brought down the process is found here
   keep.mkdir(parents=True, exist_ok=True)
-  slowest, shown, told = 0.0, time.monotonic(), io.StringIO()
+  slowest, shown, stderr = 0.0, time.monotonic(), io.StringIO()
   for number in range(inputs):
     path = draw.choice(paths)
     content = path.read_bytes()
@@ -215,7 +215,7 @@ def fuzz(name: str, *, inputs: int, seed: int, seconds: float, keep: pathlib.Pat
     began = time.monotonic()
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-      with contextlib.redirect_stderr(told):
+      with contextlib.redirect_stderr(stderr):
         reader.read(good)
       outcome = "missed" if reader.must_refuse and spoiled != content else "read"
     except UserError as error:
@@ -229,15 +229,15 @@ def fuzz(name: str, *, inputs: int, seed: int, seconds: float, keep: pathlib.Pat
       signal.setitimer(signal.ITIMER_REAL, 0)
     slowest = max(slowest, time.monotonic() - began)
     path.write_bytes(content)
-    told.seek(0)
-    told.truncate()
+    stderr.seek(0)
+    stderr.truncate()
     if outcome not in ("read", "refused"):
       where = outcome.partition(": ")[0]
       kinds[where] += 1
       if kinds[where] == 1:
-        kept = keep / f"{name}_{number}_{path.name}"
-        kept.write_bytes(spoiled)
-        print(f"{name}: {outcome}; {path.relative_to(good)} kept as {kept}", flush=True)
+        copy = keep / f"{name}_{number}_{path.name}"
+        copy.write_bytes(spoiled)
+        print(f"{name}: {outcome}; {path.relative_to(good)} kept as {copy}", flush=True)
       outcome = "crashed"
     counts[outcome] += 1
     if time.monotonic() - shown > 30:
@@ -271,10 +271,10 @@ def fuzz_overrides(*, inputs: int, seed: int) -> dict[str, object]:
 
 
 def _leaves(tree: dict, prefix: str = "") -> list[tuple[str, object]]:
-  found = []
+  leaves = []
   for key, value in tree.items():
-    found += _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
-  return found
+    leaves += _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
+  return leaves
 
 
 def main() -> int:
@@ -298,17 +298,19 @@ def main() -> int:
   crashed = 0
   for name in arguments.readers or [*READERS, "overrides"]:
     if name == "overrides":
-      found = fuzz_overrides(inputs=arguments.inputs, seed=arguments.seed)
+      outcomes = fuzz_overrides(inputs=arguments.inputs, seed=arguments.seed)
     else:
       virtual = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
       most = virtual + int(arguments.memory * 2**30)
       resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
-      found = fuzz(name, inputs=arguments.inputs, seed=arguments.seed, seconds=arguments.seconds, keep=arguments.keep)
+      outcomes = fuzz(
+        name, inputs=arguments.inputs, seed=arguments.seed, seconds=arguments.seconds, keep=arguments.keep
+      )
     print(
-      ", ".join(f"{key} {value:,}" if isinstance(value, int) else f"{value}" for key, value in found.items()),
+      ", ".join(f"{key} {value:,}" if isinstance(value, int) else f"{value}" for key, value in outcomes.items()),
       flush=True,
     )
-    crashed += found.get("crashed", 0)
+    crashed += outcomes.get("crashed", 0)
   return int(bool(crashed))
 
 

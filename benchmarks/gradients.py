@@ -61,12 +61,12 @@ def _batch(architecture: str, *, rows: int, length: int, vocab_size: int) -> dic
   if architecture == "encoder_only":
     masked = (random.random(tokens.shape) < 0.15).astype(np.int32)
     read = np.where(masked, vocab_size - 1, tokens)
-    found = {"encoder_input_tokens": read, "encoder_target_tokens": tokens}
-    return found | {"encoder_loss_weights": masked, "encoder_token_types": 1 - half}
-  found = {"decoder_target_tokens": tokens, "decoder_input_tokens": np.pad(tokens, [(0, 0), (1, 0)])[:, :-1]}
+    features = {"encoder_input_tokens": read, "encoder_target_tokens": tokens}
+    return features | {"encoder_loss_weights": masked, "encoder_token_types": 1 - half}
+  features = {"decoder_target_tokens": tokens, "decoder_input_tokens": np.pad(tokens, [(0, 0), (1, 0)])[:, :-1]}
   if architecture == "encoder_decoder":
-    return found | {"encoder_input_tokens": tokens[::-1], "decoder_loss_weights": np.ones_like(tokens)}
-  return found | {"decoder_causal_attention": half, "decoder_loss_weights": 1 - half}
+    return features | {"encoder_input_tokens": tokens[::-1], "decoder_loss_weights": np.ones_like(tokens)}
+  return features | {"decoder_causal_attention": half, "decoder_loss_weights": 1 - half}
 
 
 def _gradient_of(config: TransformerConfig, weight: float) -> Callable[[dict, dict], dict]:
@@ -102,9 +102,9 @@ class Error:
   worst_row: float
 
 
-def error(found: np.ndarray, right: np.ndarray) -> Error:
+def error(actual: np.ndarray, right: np.ndarray) -> Error:
   """Of arrays [..., features]; rows that hardly count, below a hundredth of the root mean square, are left out."""
-  wrong = found - right
+  wrong = actual - right
   norms = np.linalg.norm(np.atleast_2d(right), axis=-1)
   counts = norms > 0.01 * math.sqrt(np.mean(np.square(norms)))
   rows = np.linalg.norm(np.atleast_2d(wrong), axis=-1)[counts] / norms[counts]
@@ -126,16 +126,16 @@ def of_families(names: list[str], *, rows: int, length: int, steps: int) -> Iter
     for _ in range(steps):
       updates, state = update(wide(params, batch), state, params)
       params = optax.apply_updates(params, updates)
-    found, right = _flat(narrow(params, batch)), _flat(wide(params, batch))
+    actual, right = _flat(narrow(params, batch)), _flat(wide(params, batch))
     added = dict.fromkeys(right, 0.0)
     for row in range(rows):
-      one = _flat(narrow(params, {key: x[row : row + 1] for key, x in batch.items()}))
-      added = {path: added[path] + gradient for path, gradient in one.items()}
-    whole = math.sqrt(sum(np.sum(np.square(gradient)) for gradient in right.values()))
+      row_gradients = _flat(narrow(params, {key: x[row : row + 1] for key, x in batch.items()}))
+      added = {path: added[path] + gradient for path, gradient in row_gradients.items()}
+    norm = math.sqrt(sum(np.sum(np.square(gradient)) for gradient in right.values()))
     for path, gradient in right.items():
       # A bias of keys has no gradient but rounding errors.
-      if np.linalg.norm(gradient) > 1e-6 * whole:
-        yield name, path, error(found[path], gradient), error(found[path], added[path])
+      if np.linalg.norm(gradient) > 1e-6 * norm:
+        yield name, path, error(actual[path], gradient), error(actual[path], added[path])
 
 
 # ---- Over devices ----------------------------------------------------------------------------------------------------
@@ -190,17 +190,17 @@ def over_devices(*, steps: int, most: int = 1_024) -> Iterator[tuple[int, int, s
         used = jax.tree.map(lambda x, devices=devices: x[:devices], parts)
         right = _flat(jax.tree.map(lambda x: np.sum(np.asarray(x, np.float64), axis=0), used))
         narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), used)
-        found = {f"bfloat16, {order}": _flat(jax.tree.map(add, narrow)) for order, add in sums.items()}
-        found["bfloat16 parts, added in float32"] = _flat(
+        gradients = {f"bfloat16, {order}": _flat(jax.tree.map(add, narrow)) for order, add in sums.items()}
+        gradients["bfloat16 parts, added in float32"] = _flat(
           jax.tree.map(lambda x: jnp.sum(x.astype(jnp.float32), axis=0), narrow)
         )
-        found["float32, ring"] = _flat(jax.tree.map(sums["ring"], used))
-        for how, each in found.items():
-          errors = {path: error(each[path], right[path]).relative for path in right}
-          whole = math.sqrt(sum(np.sum((each[path] - right[path]) ** 2) for path in right))
-          whole /= math.sqrt(sum(np.sum(right[path] ** 2) for path in right))
+        gradients["float32, ring"] = _flat(jax.tree.map(sums["ring"], used))
+        for how, summed in gradients.items():
+          errors = {path: error(summed[path], right[path]).relative for path in right}
+          total_error = math.sqrt(sum(np.sum((summed[path] - right[path]) ** 2) for path in right))
+          total_error /= math.sqrt(sum(np.sum(right[path] ** 2) for path in right))
           worst = max(errors, key=errors.get)
-          yield step, devices, how, whole, worst, errors[worst]
+          yield step, devices, how, total_error, worst, errors[worst]
     if step < steps:
       updates, state = update(gradient(params, _rows_batch(training[step])), state, params)
       params = optax.apply_updates(params, updates)
@@ -219,14 +219,14 @@ def main() -> None:
   jax.config.update("jax_default_matmul_precision", "highest")
   if options.over_devices:
     print(f"{'steps':>5} {'devices':>7}  {'added in':<34}{'error':>9}{'worst':>9}")
-    for steps, devices, how, whole, path, worst in over_devices(steps=options.steps or 300):
-      print(f"{steps:>5} {devices:>7}  {how:<34}{whole:>9.2%}{worst:>9.2%}  {path}", flush=True)
+    for steps, devices, how, total_error, path, worst in over_devices(steps=options.steps or 300):
+      print(f"{steps:>5} {devices:>7}  {how:<34}{total_error:>9.2%}{worst:>9.2%}  {path}", flush=True)
     return
   print(f"{'':<57}{'error':^19}{'adding':^19}")
   print(f"{'family':<12}{'parameter':<45}" + 2 * f"{'all':>8}{'worst row':>11}")
-  found = of_families(options.family, rows=options.rows, length=options.length, steps=options.steps or 10)
-  for family, path, *errors in found:
-    columns = "".join(f"{each.relative:>8.2%}{each.worst_row:>11.2%}" for each in errors)
+  table_rows = of_families(options.family, rows=options.rows, length=options.length, steps=options.steps or 10)
+  for family, path, *errors in table_rows:
+    columns = "".join(f"{family_error.relative:>8.2%}{family_error.worst_row:>11.2%}" for family_error in errors)
     print(f"{family:<12}{path:<45}{columns}", flush=True)
 
 

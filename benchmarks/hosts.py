@@ -44,16 +44,16 @@ def measure(data: DataConfig, *, hosts: int, batch_size: int) -> dict[str, float
   host_rows = {host: {(host * per_host, (host + 1) * per_host)} for host in range(hosts)}
   number = batch_iterator.choose_num_streams(host_rows, batch_size=batch_size)
   plan = pipeline.plan(data, "encoder_decoder", pipeline.load_task(data), train=True, seed=0)
-  found = example_windows.sources_of(plan, number)[0]
+  source = example_windows.sources_of(plan, number)[0]
   sample = sorted({0, hosts // 2, hosts - 1})
   opens, distinct, seconds = [], [], []
   for host in sample:
-    own = batch_iterator.host_streams(host_rows[host], batch_size=batch_size, num_streams=number)
+    streams_of_host = batch_iterator.host_streams(host_rows[host], batch_size=batch_size, num_streams=number)
     started = time.monotonic()
     with counted_opens() as opened:
-      for stream in own:
-        for piece in found.shares[stream]:
-          for _ in found.records.read(piece):
+      for stream in streams_of_host:
+        for piece in source.shares[stream]:
+          for _ in source.records.read(piece):
             pass
     seconds.append(time.monotonic() - started)
     opens.append(sum(opened.values()))

@@ -65,9 +65,9 @@ class Attempt:
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
       children = []
-      for index, own in enumerate(where):
+      for index, process_options in enumerate(where):
         output = stack.enter_context(self.log.with_suffix(f".{index}.log").open("ab"))
-        argv = [sys.executable, "-m", "t2t", *self.argv, *own]
+        argv = [sys.executable, "-m", "t2t", *self.argv, *process_options]
         children.append(subprocess.Popen(argv, env=environment, stdout=output, stderr=output))
         stack.callback(children[-1].kill)
       try:
@@ -83,24 +83,24 @@ class Attempt:
 
 
 def _free_port() -> int:
-  with socket.socket() as found:
-    found.bind(("", 0))
-    return found.getsockname()[1]
+  with socket.socket() as listener:
+    listener.bind(("", 0))
+    return listener.getsockname()[1]
 
 
-def differences(found: killed.Outcome, expected: killed.Outcome) -> list[str]:
+def differences(actual: killed.Outcome, expected: killed.Outcome) -> list[str]:
   """What a killed command has left otherwise than one that was left alone."""
-  missing, more = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
-  other = [name for name in expected if name in found and not np.array_equal(expected[name], found[name])]
-  said = [f"{name}: {_steps(found[name], expected[name])}" for name in other if name in ("metrics.jsonl", "events")]
-  for kind, names in (("missing", missing), ("too many", more), ("other", other)):
+  missing, more = sorted(expected.keys() - actual.keys()), sorted(actual.keys() - expected.keys())
+  changed = [name for name in expected if name in actual and not np.array_equal(expected[name], actual[name])]
+  lines = [f"{name}: {_steps(actual[name], expected[name])}" for name in changed if name in ("metrics.jsonl", "events")]
+  for kind, names in (("missing", missing), ("too many", more), ("other", changed)):
     if names:
-      said.append(f"{len(names)} of {len(expected)} {kind}, {names[0]} first")
-  return said
+      lines.append(f"{len(names)} of {len(expected)} {kind}, {names[0]} first")
+  return lines
 
 
-def _steps(found: list[tuple[int, float]], expected: list[tuple[int, float]]) -> str:
-  steps, wanted = [step for step, _ in found], [step for step, _ in expected]
+def _steps(actual: list[tuple[int, float]], expected: list[tuple[int, float]]) -> str:
+  steps, wanted = [step for step, _ in actual], [step for step, _ in expected]
   if steps == wanted:
     return "other losses"
   twice = sorted({step for step in steps if steps.count(step) > 1})
@@ -143,13 +143,13 @@ def main() -> int:
 
 def _kill(arguments: argparse.Namespace, overrides: list[str], folder: pathlib.Path, gcs) -> dict[str, object]:
   """The numbers that are printed at the end."""
-  what = killed.COMMANDS[arguments.command]
+  tested = killed.COMMANDS[arguments.command]
   killed.prepare(folder)
   environment = gcs.environment() if gcs else {}
 
   def attempt(name: str) -> Attempt:
     output = f"gs://bucket/{name}/out" if gcs else str(folder / name / "out")
-    argv = [*what.arguments(folder, output), *overrides]
+    argv = [*tested.arguments(folder, output), *overrides]
     return Attempt(argv, arguments.processes, folder / name, environment)
 
   def outcome(name: str) -> killed.Outcome:
@@ -161,16 +161,16 @@ def _kill(arguments: argparse.Namespace, overrides: list[str], folder: pathlib.P
       local = folder / path
       local.parent.mkdir(parents=True, exist_ok=True)
       local.write_bytes(gcs.read(path))
-    return what.outcome(folder / name / "out")
+    return tested.outcome(folder / name / "out")
 
-  if what.trains:
+  if tested.trains:
     first = Attempt(killed.model(folder), 1, folder / "model", {})
     if any(first.run(None)[0]):
       sys.exit(first.said())
-  whole = attempt("whole")
-  statuses, usual = whole.run(None)
+  uninterrupted = attempt("whole")
+  statuses, usual = uninterrupted.run(None)
   if any(statuses):
-    sys.exit(whole.said())
+    sys.exit(uninterrupted.said())
   expected = outcome("whole")
 
   moments = random.Random(arguments.seed)
@@ -178,17 +178,17 @@ def _kill(arguments: argparse.Namespace, overrides: list[str], folder: pathlib.P
   while kills < arguments.kills:
     name = f"run_{runs}"
     runs += 1
-    each, fresh = attempt(name), True
+    killed_run, fresh = attempt(name), True
     while True:
       # The first third of a run is start-up, where there is little to break.
       after = moments.uniform(0.3 * usual, 1.1 * usual) if kills < arguments.kills else None
       if gcs and after and kills % 2:
         seconds = moments.uniform(1, 20)
-        statuses, _ = _run_without(gcs, each, after, seconds)
+        statuses, _ = _run_without(gcs, killed_run, after, seconds)
         kills += 1
         what_happened = f"the bucket was away for {seconds:.1f} s after {after:.1f} s"
       else:
-        statuses, seconds = each.run(after, victim=moments.randrange(arguments.processes))
+        statuses, seconds = killed_run.run(after, victim=moments.randrange(arguments.processes))
         # The first run compiled what the others find compiled, perhaps while the machine did something else.
         usual = min(usual, seconds) if not any(statuses) and fresh else usual
         kills += -9 in statuses
@@ -203,10 +203,10 @@ def _kill(arguments: argparse.Namespace, overrides: list[str], folder: pathlib.P
       fresh = False
     if not ended:
       crashes += 1
-      print(each.said(), file=sys.stderr, flush=True)
-    elif said := differences(outcome(name), expected):
+      print(killed_run.said(), file=sys.stderr, flush=True)
+    elif problems := differences(outcome(name), expected):
       different += 1
-      print(f"run {runs}: " + "; ".join(said), flush=True)
+      print(f"run {runs}: " + "; ".join(problems), flush=True)
     else:
       shutil.rmtree(folder / name)
   command = {"command": arguments.command, "processes": arguments.processes, "bucket": arguments.bucket}

@@ -95,9 +95,16 @@ def _train(folder: pathlib.Path, output: str) -> list[str]:
 
 
 def _tasks(folder: pathlib.Path, command: str, config: str, output: str) -> list[str]:
-  asked = (f"--config.data.folders.superglue={folder / 'SuperGLUE'}", "--config.eval.tasks=cb")
+  task_options = (f"--config.data.folders.superglue={folder / 'SuperGLUE'}", "--config.eval.tasks=cb")
   length = ("--config.data.inputs_length=64", "--config.data.targets_length=16", "--config.train.batch_size=8")
-  return [command, f"--config={config}", f"--checkpoint={folder / 'model'}", f"--workdir={output}", *asked, *length]
+  return [
+    command,
+    f"--config={config}",
+    f"--checkpoint={folder / 'model'}",
+    f"--workdir={output}",
+    *task_options,
+    *length,
+  ]
 
 
 def _superglue(folder: pathlib.Path, output: str) -> list[str]:
@@ -119,26 +126,26 @@ def training(output: pathlib.Path) -> Outcome:
     )
     state = checkpointer.restore(folder, restore_args=as_numpy)
   leaves = jax.tree_util.tree_leaves_with_path(state)
-  found: dict[str, object] = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+  outcome: dict[str, object] = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
   rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-  found["metrics.jsonl"] = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
-  found["events"] = [
+  outcome["metrics.jsonl"] = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
+  outcome["events"] = [
     (event.step, value.simple_value)
     for path in sorted((output / "tensorboard").glob("*tfevents*"))  # as TensorBoard does
     for event in map(event_pb2.Event.FromString, tfrecord.read(io.BytesIO(path.read_bytes())))
     for value in event.summary.value
     if value.tag == "train/loss"
   ]
-  return found
+  return outcome
 
 
 def files(output: pathlib.Path) -> Outcome:
   """Digest of each file by its path, beside the output, too: whatever a killed command left there is seen."""
-  own = str(output.parent)
+  parent = str(output.parent)
   contents = {
-    path: path.read_bytes().replace(own.encode(), b"") for path in sorted(output.parent.rglob("*")) if path.is_file()
+    path: path.read_bytes().replace(parent.encode(), b"") for path in sorted(output.parent.rglob("*")) if path.is_file()
   }
-  return {str(path.relative_to(own)): hashlib.sha256(content).hexdigest() for path, content in contents.items()}
+  return {str(path.relative_to(parent)): hashlib.sha256(content).hexdigest() for path, content in contents.items()}
 
 
 def cache(output: pathlib.Path) -> Outcome:
@@ -149,24 +156,24 @@ def cache(output: pathlib.Path) -> Outcome:
   """
   from tensorflow.core.example import example_pb2  # and TensorFlow with it, of which the other commands need nothing
 
-  found = dict(files(output))
+  outcome = dict(files(output))
   paths = sorted(output.rglob("*.tfrecord-*"))
-  found |= {str(path.relative_to(output.parent)): "records" for path in paths}
+  outcome |= {str(path.relative_to(output.parent)): "records" for path in paths}
   parse = example_pb2.Example.FromString
   read = (record for path in paths for record in tfrecord.read(io.BytesIO(path.read_bytes())))
-  found["examples"] = sorted(parse(record).SerializeToString(deterministic=True) for record in read)
+  outcome["examples"] = sorted(parse(record).SerializeToString(deterministic=True) for record in read)
   for path in output.rglob("t2t.json"):
-    found[str(path.relative_to(output.parent))] = json.loads(path.read_text()) | {"id": ""}
-  return found
+    outcome[str(path.relative_to(output.parent))] = json.loads(path.read_text()) | {"id": ""}
+  return outcome
 
 
 def _leaderboard(output: pathlib.Path) -> Outcome:
   """What SuperGLUE's site is given, the table, every prediction, and the model."""
   with zipfile.ZipFile(output / "super_glue.zip") as archive:
     inside = {f"super_glue.zip/{name}": archive.read(name) for name in archive.namelist()}
-  rest = {name: digest for name, digest in files(output).items() if name.endswith(("results.json", ".jsonl"))}
-  measured = [name for name in rest if name.endswith("metrics.jsonl")]  # with times: by `training`
-  return inside | {name: rest[name] for name in rest if name not in measured} | training(output / "finetune")
+  digests = {name: digest for name, digest in files(output).items() if name.endswith(("results.json", ".jsonl"))}
+  measured = [name for name in digests if name.endswith("metrics.jsonl")]  # with times: by `training`
+  return inside | {name: digests[name] for name in digests if name not in measured} | training(output / "finetune")
 
 
 COMMANDS = {

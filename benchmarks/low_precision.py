@@ -83,13 +83,13 @@ def main(argv: list[str]) -> None:
   print("| products | held-out loss, nats a target | above bfloat16's |\n|---|---|---|", flush=True)
   for kind, (name, _) in ARMS.items():
     for seed in range(options.seeds):
-      own = ["--config.train.log_every=1", "--config.model.dtype=bfloat16", f"--config.model.quantization={kind}"]
+      fixed = ["--config.train.log_every=1", "--config.model.dtype=bfloat16", f"--config.model.quantization={kind}"]
       workdir = options.output / options.config / f"{name}_{seed}"
       print(f"{name}, seed {seed}: trains, see {workdir / _LOG}", file=sys.stderr)
-      curve, loss = train(workdir, options.config, [*own, f"--config.train.seed={seed}", *overrides])
+      curve, loss = train(workdir, options.config, [*fixed, f"--config.train.seed={seed}", *overrides])
       curves[kind].append(curve)
       held_out[kind].append(loss)
-    above = [own - other for own, other in zip(held_out[kind], held_out[""], strict=True)]
+    above = [with_bits - baseline for with_bits, baseline in zip(held_out[kind], held_out[""], strict=True)]
     print(f"| {name} | {_spread(held_out[kind], '.4f')} | {_spread(above, '+.4f') if kind else ''} |", flush=True)
   (options.output / "low_precision.json").write_text(json.dumps({"held_out": held_out, "curves": curves}))
   draw(curves, options.output / "low_precision.png")

@@ -43,7 +43,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 # Those that predict tokens: what pairs of texts cost is not told by token.
 _FOUND = {name: objectives.OBJECTIVES[name] for name in objectives.OF_TEXT}
-OBJECTIVES = {name: found for name, found in _FOUND.items() if "targets" in found.features}
+OBJECTIVES = {name: objective for name, objective in _FOUND.items() if "targets" in objective.features}
 # Read both ways by those alone that can.
 _BOTH_WAYS = ("masked_next_token",)
 # Lengths of objectives whose targets are not as long as their inputs.
@@ -116,10 +116,10 @@ def draw(results: dict[str, dict[str, Any]], path: pathlib.Path) -> None:
   colours = dict(zip(ARCHITECTURES, ("#1f5fa8", "#5ba3cf", "#c8442e", "#e39a3b", "#3c8d5a"), strict=True))
   for panel, axis in zip(panels, axes, strict=False):
     for row, colour in colours.items():
-      found = results.get(f"{row}/{panel}")
-      if found:
-        axis.plot(list(found["curve"]), list(found["curve"].values()), color=colour, linewidth=1.5)
-        axis.axhline(found["unigram_loss"], color="#8a8a8a", linestyle="--", linewidth=0.8)
+      result = results.get(f"{row}/{panel}")
+      if result:
+        axis.plot(list(result["curve"]), list(result["curve"].values()), color=colour, linewidth=1.5)
+        axis.axhline(result["unigram_loss"], color="#8a8a8a", linestyle="--", linewidth=0.8)
     axis.set_title(panel, fontsize=9)
     axis.tick_params(labelsize=7)
     axis.grid(alpha=0.25)
@@ -143,11 +143,11 @@ def table(results: dict[str, dict[str, Any]]) -> str:
   lines = [head, "-" * len(head)]
   for objective in OBJECTIVES:
     for row in ARCHITECTURES:
-      found = results.get(f"{row}/{objective}")
-      if found:
+      result = results.get(f"{row}/{objective}")
+      if result:
         lines.append(
-          f"{objective:<22}{row:<17}{found['held_out_loss']:>9.3f}{found['unigram_loss']:>9.3f}"
-          f"{found['steps_per_second']:>9.2f}{amounts.compact_count(found['tokens']):>10}"
+          f"{objective:<22}{row:<17}{result['held_out_loss']:>9.3f}{result['unigram_loss']:>9.3f}"
+          f"{result['steps_per_second']:>9.2f}{amounts.compact_count(result['tokens']):>10}"
         )
   return "\n".join(lines)
 
@@ -183,10 +183,10 @@ def main(argv: list[str]) -> None:
   results: dict[str, dict[str, Any]] = {}
   for number, (row, objective) in enumerate(cells, start=1):
     config = cell(row, objective, steps=options.steps, positions=options.positions)
-    results[f"{row}/{objective}"] = found = run(config, output / row / objective)
+    results[f"{row}/{objective}"] = result = run(config, output / row / objective)
     print(
-      f"{number}/{len(cells)}  {objective}, {row}: held-out loss {found['held_out_loss']:.3f}"
-      f" in {found['seconds']:.0f} s",
+      f"{number}/{len(cells)}  {objective}, {row}: held-out loss {result['held_out_loss']:.3f}"
+      f" in {result['seconds']:.0f} s",
       file=sys.stderr,
       flush=True,
     )

@@ -84,26 +84,26 @@ def _each(call: Any) -> float:
 
 def guards(config: Config, mesh: jax.sharding.Mesh, *, pairs: int, steps: int) -> None:
   """Prints what is paid at every step, as a share of a step."""
-  program = recipe.make(config).on(mesh)
+  program = recipe.make(config).build(mesh)
   batch = jax.device_put(step_benchmark.random_batch(config), sharding.batch_sharding(mesh))
   guarded = program.train_step
-  training = Training(program.fresh()(jax.random.key(0)), batch)
+  training = Training(program.init()(jax.random.key(0)), batch)
   warm = training.block(guarded, 2)
   squares = np.asarray(training.metrics["grad_squares"].total)
   with mock.patch.object(grad_stats, "squares", lambda grads: optax.global_norm(grads)[None] ** 2):
-    plain = recipe.make(config).on(mesh).train_step
+    plain = recipe.make(config).build(mesh).train_step
     training.block(plain, 2)
   print(f"{'start':<44}{warm:>8.2f} s")
   seconds = {guarded: [], plain: []}
   for number in range(pairs):
-    for each in (guarded, plain) if number % 2 else (plain, guarded):
-      seconds[each].append(training.block(each, steps) / steps)
+    for step_function in (guarded, plain) if number % 2 else (plain, guarded):
+      seconds[step_function].append(training.block(step_function, steps) / steps)
   step = min(seconds[plain])
   print(f"{'a step':<44}{1e3 * step:>8.1f} ms  at best")
   _told("squares by place instead of the norm", [a / b for a, b in zip(seconds[guarded], seconds[plain], strict=True)])
-  for what in ("flops", "bytes accessed"):
-    more = _cost(guarded, training)[what] / _cost(plain, training)[what] - 1
-    print(f"{'the same, ' + what + ' of the program':<44}{100 * more:>8.3f} %")
+  for quantity in ("flops", "bytes accessed"):
+    more = _cost(guarded, training)[quantity] / _cost(plain, training)[quantity] - 1
+    print(f"{'the same, ' + quantity + ' of the program':<44}{100 * more:>8.3f} %")
 
   watch = nan_policy.Watch(
     dataclasses.replace(config, numbers=dataclasses.replace(config.numbers, spike_deviations=1e6, spike_window=128)),
@@ -140,9 +140,9 @@ def _renewal() -> tuple[float, float]:
 
 def saves(config: Config, mesh: jax.sharding.Mesh, *, pairs: int, steps: int) -> None:
   """Prints what a save costs the loop, and what it takes to verify and restore it."""
-  program = recipe.make(config).on(mesh)
+  program = recipe.make(config).build(mesh)
   batch = jax.device_put(step_benchmark.random_batch(config), sharding.batch_sharding(mesh))
-  training = Training(program.fresh()(jax.random.key(0)), batch)
+  training = Training(program.init()(jax.random.key(0)), batch)
   training.block(program.train_step, 2)
   with tempfile.TemporaryDirectory() as folder:
     workdir = epath.Path(folder)

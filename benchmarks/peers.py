@@ -46,7 +46,7 @@ WORK = (*_TRAINING, *_BEAMS)
 
 def _config(name: str, dtype: str, *overrides: str) -> Config:
   overrides = (f"model.dtype={dtype}", "model.dropout_rate=0", "optimizer.name=adamw", *overrides)
-  _, config = parse(config_parser("", ""), ["--config", name, *(f"--config.{each}" for each in overrides)])
+  _, config = parse(config_parser("", ""), ["--config", name, *(f"--config.{override}" for override in overrides)])
   return records(config)
 
 
@@ -121,7 +121,11 @@ def compare(work: str, dtype: str, rounds: int) -> dict:
       took.append(time.perf_counter() - started)
   seconds = [took[1:] for took in seconds]
   best, median = ([kind(took) for took in seconds] for kind in (min, statistics.median))
-  return {"rates": [tokens / each for each in median], "best": best[1] / best[0], "median": median[1] / median[0]}
+  return {
+    "rates": [tokens / median_seconds for median_seconds in median],
+    "best": best[1] / best[0],
+    "median": median[1] / median[0],
+  }
 
 
 def main(argv: list[str]) -> None:
@@ -142,9 +146,9 @@ def main(argv: list[str]) -> None:
   print(f"{'work':<8}{'dtype':<10}{'t2t':>12}{'transformers':>14}   tokens/s, ratio of medians, of bests")
   for work in options.work or WORK:
     for dtype in _DTYPES if options.dtype == "both" else (options.dtype,):
-      found = compare(work, dtype, options.rounds)
-      ours, theirs = found["rates"]
-      ratios = f"{found['median']:.2f}  {found['best']:.2f}"
+      result = compare(work, dtype, options.rounds)
+      ours, theirs = result["rates"]
+      ratios = f"{result['median']:.2f}  {result['best']:.2f}"
       print(f"{work:<8}{dtype:<10}{ours:>12,.0f}{theirs:>14,.0f}   {ratios}", flush=True)
 
 

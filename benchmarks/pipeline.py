@@ -65,17 +65,17 @@ def measure(data: DataConfig, *, batch_size: int, seconds: float) -> dict[str, f
 
 def compare(data: DataConfig, number: int, *, batch_size: int, seconds: float) -> dict[str, float]:
   """Speed of one source, of so many, and the median of the ratios, of pairs that alternate."""
-  found = text_files.find_files(data.files)
-  if len(found) < number:
-    raise UserError(f"--sources {number}: there are {len(found)} file(s); give more, or fewer sources")
-  named = {f"part{i}": {"files": ",".join(found[i::number])} for i in range(number)}
+  files = text_files.find_files(data.files)
+  if len(files) < number:
+    raise UserError(f"--sources {number}: there are {len(files)} file(s); give more, or fewer sources")
+  named = {f"part{i}": {"files": ",".join(files[i::number])} for i in range(number)}
   ways = {"one": data, "several": dataclasses.replace(data, files="", sources=named, alpha=0.3)}
   speeds: dict[str, list[float]] = {name: [] for name in ways}
   for turn in range(4):
     for name in sorted(ways, reverse=bool(turn % 2)):
       speeds[name].append(measure(ways[name], batch_size=batch_size, seconds=seconds)["tokens_per_second"])
-  ratios = [several / one for one, several in zip(*speeds.values(), strict=True)]
-  medians = {f"tokens_per_second_{name}": statistics.median(found) for name, found in speeds.items()}
+  ratios = [several / single for single, several in zip(*speeds.values(), strict=True)]
+  medians = {f"tokens_per_second_{name}": statistics.median(samples) for name, samples in speeds.items()}
   return medians | {"ratio": round(statistics.median(ratios), 3), "lowest_ratio": round(min(ratios), 3)}
 
 

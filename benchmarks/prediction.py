@@ -120,16 +120,16 @@ def _compiled(run: Run, folder: pathlib.Path):
       raise UserError(f"{run.what}, {run.topology}: {compiled.total / 1e9:.1f} GB a chip")
     path.with_suffix(".json").write_text(json.dumps({"total": compiled.total}))
     path.write_text(compiled.text)
-  found = aot_compile.counted(path.read_text(), config, mesh)
-  return config, mesh, found, json.loads(path.with_suffix(".json").read_text())["total"]
+  counted = aot_compile.counted(path.read_text(), config, mesh)
+  return config, mesh, counted, json.loads(path.with_suffix(".json").read_text())["total"]
 
 
 def predict(run: Run, folder: pathlib.Path) -> dict:
   """What the plan says of a run, beside what was published."""
-  config, mesh, found, total = _compiled(run, folder)
+  config, mesh, counted, total = _compiled(run, folder)
   kind = mesh.devices.flat[0].device_kind
   chip, peak = accelerators.CHIPS[kind], accelerators.peak_flops(kind)
-  times = aot_compile.predicted(found, config, mesh)
+  times = aot_compile.predicted(counted, config, mesh)
   flops = model_flops(config.model, batch_size=run.rows, lengths=recipe.lengths(config))
   return dataclasses.asdict(run) | {
     "chips": mesh.size // chip.per_chip,
@@ -146,26 +146,26 @@ def predict(run: Run, folder: pathlib.Path) -> dict:
   }
 
 
-def table(found: list[dict]) -> str:
+def table(rows: list[dict]) -> str:
   """Markdown."""
   lines = [
     "| half | model | chips | batch | kept, not computed again | published | predicted | error | bound by |",
     "|---|---|---|---|---|---|---|---|---|",
   ]
-  for each in found:
-    too_much = "" if each["fits"] else f", in {each['gigabytes']:.1f} GB"
+  for row in rows:
+    too_much = "" if row["fits"] else f", in {row['gigabytes']:.1f} GB"
     lines.append(
-      f"| {each['half']} | {each['what']} | {each['topology']} | {each['rows']:,} x {each['length']:,} |"
-      f" {each['remat'].replace(',', ', ')} | {each['seconds']:.2f} s | {each['predicted']:.2f} s{too_much} |"
-      f" {each['error']:+.0%} | {each['bound']} |"
+      f"| {row['half']} | {row['what']} | {row['topology']} | {row['rows']:,} x {row['length']:,} |"
+      f" {row['remat'].replace(',', ', ')} | {row['seconds']:.2f} s | {row['predicted']:.2f} s{too_much} |"
+      f" {row['error']:+.0%} | {row['bound']} |"
     )
   lines.append("")
   for half in ("fit", "test", "loose"):
-    errors = [abs(each["error"]) for each in found if each["half"] == half]
+    errors = [abs(row["error"]) for row in rows if row["half"] == half]
     if errors:
       lines.append(f"- {half}: mean error {statistics.mean(errors):.1%}, largest {max(errors):.1%}, {len(errors)} runs")
   lines += ["", "Sources:", ""]
-  lines += [f"- {each['what']}, {each['topology']}, {each['seconds']:g} s: {each['source']}" for each in found]
+  lines += [f"- {row['what']}, {row['topology']}, {row['seconds']:g} s: {row['source']}" for row in rows]
   return "\n".join(lines)
 
 
@@ -173,7 +173,7 @@ def _refused(too_large: list[str]) -> str:
   """Markdown about runs that libtpu does not compile as t2t has them."""
   if not too_large:
     return ""
-  return "\n".join(["", "", "More than libtpu compiles, as t2t has them:", "", *(f"- {each}" for each in too_large)])
+  return "\n".join(["", "", "More than libtpu compiles, as t2t has them:", "", *(f"- {line}" for line in too_large)])
 
 
 _HEAD = """# What `t2t plan` predicts, and what was measured
@@ -203,21 +203,21 @@ def main() -> None:
   folder = pathlib.Path(options.programs)
   folder.mkdir(parents=True, exist_ok=True)
   jax.config.update("jax_platforms", "cpu")
-  others = os.environ.get("LIBTPU_INIT_ARGS", "")
-  os.environ["LIBTPU_INIT_ARGS"] = " ".join([*(f"--{name}=false" for name in _NOT_THEIRS), others])
+  other_flags = os.environ.get("LIBTPU_INIT_ARGS", "")
+  os.environ["LIBTPU_INIT_ARGS"] = " ".join([*(f"--{name}=false" for name in _NOT_THEIRS), other_flags])
   xla_flags.FLAGS = xla_flags.FLAGS | {"tpu": tuple(flag for flag in xla_flags.FLAGS["tpu"] if flag.name != _LEFT_OUT)}
-  found, too_large = [], []
+  predictions, too_large = [], []
   for run in RUNS:
     wanted = options.only in f"{run.what} {run.topology}"
     if wanted and (_program(run, folder).exists() or not options.no_compiling):
       try:
-        found.append(predict(run, folder))
+        predictions.append(predict(run, folder))
       except UserError as error:
         too_large.append(str(error))
         print(error, flush=True)
       else:
-        print(json.dumps(found[-1]), flush=True)
-  page = table(found) + _refused(too_large)
+        print(json.dumps(predictions[-1]), flush=True)
+  page = table(predictions) + _refused(too_large)
   print(page)
   if options.markdown:
     pathlib.Path(options.markdown).write_text(_HEAD + page + "\n")

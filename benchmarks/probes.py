@@ -26,21 +26,21 @@ from t2t.runtime import memory
 _COLOURS = ("#1f5fa8", "#c8442e", "#3c8d40", "#8a5fb0", "#b8860b")
 
 
-def draw(found: dict[str, probes.Probe], path: pathlib.Path) -> None:
+def draw(results: dict[str, probes.Probe], path: pathlib.Path) -> None:
   """Accuracy against the layer, as a share of all layers where models have different numbers of them.
 
   Args:
-    found: name of a checkpoint -> what came out.
+    results: name of a checkpoint -> what came out.
     path: of the picture.
   """
   figure = matplotlib.figure.Figure(figsize=(5.6, 3.4), dpi=110, layout="constrained")
   axis = figure.subplots()
-  same = len({max(each.accuracy) for each in found.values()}) == 1
-  for i, (name, each) in enumerate(found.items()):
-    layers = [number if same else number / max(each.accuracy) for number in each.accuracy]
+  same = len({max(result.accuracy) for result in results.values()}) == 1
+  for i, (name, result) in enumerate(results.items()):
+    layers = [number if same else number / max(result.accuracy) for number in result.accuracy]
     colour = _COLOURS[i % len(_COLOURS)]
-    axis.plot(layers, list(each.accuracy.values()), color=colour, marker="o", markersize=3, linewidth=1.6, label=name)
-  first = next(iter(found.values()))
+    axis.plot(layers, list(result.accuracy.values()), color=colour, marker="o", markersize=3, linewidth=1.6, label=name)
+  first = next(iter(results.values()))
   axis.axhline(first.constant, color="#888888", linewidth=0.9, linestyle="--", label="always the most frequent")
   axis.set_xlabel("layer; 0 is what was embedded" if same else "layer, as a share of all", fontsize=8)
   axis.set_ylabel(f"{first.split} accuracy (%)", fontsize=8)
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> None:
   about = {name: getattr(options, name) for name in ("task", "pool", "examples")} | {"overrides": overrides}
   there = json.loads(path.read_text()) if path.exists() else {}
   there = there if there.get("about") == about else {"about": about, "probes": {}}
-  found = {}
+  results = {}
   for checkpoint in options.checkpoints.split(","):
     if checkpoint not in there["probes"]:
       there["probes"][checkpoint] = dataclasses.asdict(probe(checkpoint, options, overrides))
@@ -92,10 +92,10 @@ def main(argv: list[str]) -> None:
       path.write_text(json.dumps(there, indent=2) + "\n")
     fields = there["probes"][checkpoint]
     numbered = {name: {int(layer): x for layer, x in fields[name].items()} for name in ("accuracy", "fitted")}
-    found[checkpoint] = probes.Probe(**{**fields, **numbered})
+    results[checkpoint] = probes.Probe(**{**fields, **numbered})
     print(checkpoint)
-    probes.print_table(found[checkpoint])
-  draw(found, workdir / "probes.png")
+    probes.print_table(results[checkpoint])
+  draw(results, workdir / "probes.png")
   print(f"numbers        {path}\npicture        {workdir / 'probes.png'}")
 
 

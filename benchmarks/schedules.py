@@ -90,9 +90,9 @@ def main(argv: list[str]) -> None:
       except Exception as error:  # of the compiler, as a rule of too little memory
         print(f"{chip:<8}{text:<12}{str(error).splitlines()[0][:58]}", flush=True)
         continue
-      each = (forward + backward) * _PAIRS / (block[0] * block[1])
+      total_cycles = (forward + backward) * _PAIRS / (block[0] * block[1])
       took = f"{time.monotonic() - started:.0f} s"
-      print(f"{chip:<8}{text:<12}{forward:>9,}{backward:>10,}{each:>15,.0f}{took:>11}", flush=True)
+      print(f"{chip:<8}{text:<12}{forward:>9,}{backward:>10,}{total_cycles:>15,.0f}{took:>11}", flush=True)
 
 
 if __name__ == "__main__":

@@ -58,18 +58,18 @@ def accuracy(run: Config, folder: pathlib.Path, objective: str) -> float:
   """Of a trained model, asked by the held-out pairs of an objective; between 0 and 1."""
   mesh = sharding.make_mesh({"data": -1})
   source = pretrained.read_source(str(folder))
-  found = pretrained.load(source, mesh)
-  loss = head_losses.Heads(found.config, None)
+  loaded = pretrained.load(source, mesh)
+  loss = head_losses.HeadLosses(loaded.config, None)
   data = dataclasses.replace(run.data, objective=objective)
-  rows = pipeline.eval_rows(data, found.config.architecture, batch_size=run.train.batch_size, max_batches=40)
+  rows = pipeline.eval_rows(data, loaded.config.architecture, batch_size=run.train.batch_size, max_batches=40)
 
   @jax.jit
   def right(params, batch):
-    model = nnx.merge(found.graphdef, params)
+    model = nnx.merge(loaded.graphdef, params)
     return loss(model, batch, loss.weights(batch), key=None, train=False)[1]["accuracy"]
 
   with jax.set_mesh(mesh):
-    parts = [right(found.params, {name: jnp.asarray(x) for name, x in batch.items()}) for batch in rows]
+    parts = [right(loaded.params, {name: jnp.asarray(x) for name, x in batch.items()}) for batch in rows]
   return float(np.sum([part.total for part in parts]) / np.sum([part.weight for part in parts]))
 
 
@@ -86,15 +86,15 @@ def main() -> None:
   add("--batch_size", type=int, default=32)
   add("--length", type=int, default=64, help="tokens of a pair")
   options = parser.parse_args()
-  found = {}
+  accuracies = {}
   for name, objective in TASKS.items():
     run = run_config(options, objective)
     train(run, str(options.output / name))
-    found[name] = {other: accuracy(run, options.output / name, TASKS[other]) for other in TASKS}
-  (options.output / "sentences.json").write_text(json.dumps(found, indent=2) + "\n")
+    accuracies[name] = {tested: accuracy(run, options.output / name, TASKS[tested]) for tested in TASKS}
+  (options.output / "sentences.json").write_text(json.dumps(accuracies, indent=2) + "\n")
   table = rich.table.Table("trained on", *(f"asked: {name}" for name in TASKS), box=rich.box.SIMPLE)
-  for name, row in found.items():
-    table.add_row(name, *(f"{100 * row[other]:.1f} %" for other in TASKS))
+  for name, row in accuracies.items():
+    table.add_row(name, *(f"{100 * row[tested]:.1f} %" for tested in TASKS))
   rich.console.Console().print(table)
 
 

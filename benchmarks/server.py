@@ -206,14 +206,14 @@ def measure(folder: pathlib.Path, *, clients: int, seconds: float) -> dict:
   started = subprocess.Popen([sys.executable, "-c", _SERVER, run], stdout=subprocess.PIPE, text=True)
   try:
     line = started.stdout.readline()
-    asked = Clients(int(line.split(":")[2].split("/")[0]))
+    pool = Clients(int(line.split(":")[2].split("/")[0]))
     for text in _INPUTS:  # alone: programs are compiled, and what is right is known
       for options in ({}, {"beam": 2}):
-        events = asked.ask({"inputs": text, "max_length": 8} | options)[1]
-        asked.expected[json.dumps([text, options])] = events[-1]["prediction"]
-    asked.ask({"inputs": "a", "max_length": 64})
+        events = pool.ask({"inputs": text, "max_length": 8} | options)[1]
+        pool.expected[json.dumps([text, options])] = events[-1]["prediction"]
+    pool.ask({"inputs": "a", "max_length": 64})
     before, until = usage(started.pid), time.monotonic() + seconds
-    threads = [threading.Thread(target=asked.run, args=(until, number), daemon=True) for number in range(clients)]
+    threads = [threading.Thread(target=pool.run, args=(until, number), daemon=True) for number in range(clients)]
     for thread in threads:
       thread.start()
     most = before
@@ -224,11 +224,11 @@ def measure(folder: pathlib.Path, *, clients: int, seconds: float) -> dict:
       thread.join(320)
     time.sleep(20.0)  # what is slow is cut off by now
     after = usage(started.pid)
-    status, events = asked.ask({"inputs": _INPUTS[0], "max_length": 8})
-    still = status == 200 and events[-1]["prediction"] == asked.expected[json.dumps([_INPUTS[0], {}])]
+    status, events = pool.ask({"inputs": _INPUTS[0], "max_length": 8})
+    still = status == 200 and events[-1]["prediction"] == pool.expected[json.dumps([_INPUTS[0], {}])]
     # Ended while it writes: the answer that is under way gets a last event.
     last = []
-    late = threading.Thread(target=lambda: last.extend(asked.ask({"inputs": "a", "max_length": 1_000})[1]))
+    late = threading.Thread(target=lambda: last.extend(pool.ask({"inputs": "a", "max_length": 1_000})[1]))
     late.start()
     time.sleep(0.3)
     started.send_signal(signal.SIGTERM)
@@ -237,11 +237,14 @@ def measure(folder: pathlib.Path, *, clients: int, seconds: float) -> dict:
   finally:
     started.kill()
     started.wait()
-  for kind, answers in sorted(asked.answers.items()):
-    found = sorted(asked.seconds[kind])
+  for kind, answers in sorted(pool.answers.items()):
+    latencies = sorted(pool.seconds[kind])
     row = {"client": kind, "answers": dict(answers)}
-    if found:
-      row |= {"median_s": round(statistics.median(found), 3), "p99_s": round(found[int(0.99 * (len(found) - 1))], 3)}
+    if latencies:
+      row |= {
+        "median_s": round(statistics.median(latencies), 3),
+        "p99_s": round(latencies[int(0.99 * (len(latencies) - 1))], 3),
+      }
     print(json.dumps(row), flush=True)
   return {
     "clients": clients,
@@ -249,8 +252,8 @@ def measure(folder: pathlib.Path, *, clients: int, seconds: float) -> dict:
     "before": before,
     "most": most,
     "after": after,
-    "lost": asked.lost,
-    "wrong": asked.wrong,
+    "lost": pool.lost,
+    "wrong": pool.wrong,
     "answers_afterwards": still,
     "ended_with": code,
     "last_event": list(last[-1]) if last else None,
@@ -264,9 +267,9 @@ def main() -> None:
   parser.add_argument("--clients", type=int, default=200)
   options = parser.parse_args()
   with tempfile.TemporaryDirectory() as folder:
-    found = measure(pathlib.Path(folder), clients=options.clients, seconds=options.seconds)
-  print(json.dumps(found), flush=True)
-  if found["lost"] or found["wrong"] or not found["answers_afterwards"] or found["ended_with"] != 143:
+    result = measure(pathlib.Path(folder), clients=options.clients, seconds=options.seconds)
+  print(json.dumps(result), flush=True)
+  if result["lost"] or result["wrong"] or not result["answers_afterwards"] or result["ended_with"] != 143:
     sys.exit(1)
 
 

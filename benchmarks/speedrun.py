@@ -74,8 +74,8 @@ def train(workdir: pathlib.Path, config: str, overrides: list[str]) -> tuple[flo
   seconds = time.perf_counter() - started
   if ended.returncode:
     raise UserError(f"{' '.join(command)} failed:\n{(workdir / _LOG).read_text()[-2_000:]}")
-  found = metric_writers.read_metrics(epath.Path(workdir) / "metrics.jsonl", "eval/loss")
-  return seconds, found[max(found)]
+  losses = metric_writers.read_metrics(epath.Path(workdir) / "metrics.jsonl", "eval/loss")
+  return seconds, losses[max(losses)]
 
 
 def main(argv: list[str]) -> None:
@@ -90,15 +90,15 @@ def main(argv: list[str]) -> None:
   )
   parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/speedrun"), help="of the runs")
   options, overrides = parser.parse_known_args(argv)
-  tried = " ".join(each.removeprefix("--config.") for each in overrides)
+  tried = " ".join(argument.removeprefix("--config.") for argument in overrides)
   name = options.name or tried or "as it is"
   folder = options.workdir / re.sub(r"[^\w.=-]+", "_", name)
   size = bytes_per_target(options.config, overrides)
   losses, times = [], []
   for seed in range(options.seeds):
-    own = [*overrides, f"--config.train.seed={seed}", f"--config.eval.batches={_ALL}"]
+    run_options = [*overrides, f"--config.train.seed={seed}", f"--config.eval.batches={_ALL}"]
     print(f"seed {seed}: trains up to {options.seconds:.0f} s, see {folder / str(seed) / _LOG}", file=sys.stderr)
-    seconds, loss = train(folder / str(seed), options.config, own)
+    seconds, loss = train(folder / str(seed), options.config, run_options)
     print(f"seed {seed}: {loss:.4f} nats a target, {loss / size:.4f} a byte, {seconds:.0f} s", flush=True)
     losses.append(loss / size)
     times.append(seconds)

@@ -57,7 +57,7 @@ def random_batch(config: Config) -> dict[str, np.ndarray]:
 
 def where_time_goes(run: Callable[[], object], *, steps: int) -> dict[str, tuple[float, float]]:
   """Instruction of the program -> milliseconds of a step on the first device, and how often it runs; longest first."""
-  found: dict[str, list[float]] = {}
+  durations: dict[str, list[float]] = {}
   with tempfile.TemporaryDirectory() as folder:
     with jax.profiler.trace(folder):
       for _ in range(steps):
@@ -70,8 +70,8 @@ def where_time_goes(run: Callable[[], object], *, steps: int) -> dict[str, tuple
         for event in line.events:
           name = str(dict(event.stats).get("hlo_op", event.name))
           name = event.name if name.startswith("command_buffer") else name  # a graph of kernels, which have names
-          found.setdefault(name, []).append(event.duration_ns / 1e6)
-  times = {name: (sum(each) / steps, len(each) / steps) for name, each in found.items()}
+          durations.setdefault(name, []).append(event.duration_ns / 1e6)
+  times = {name: (sum(samples) / steps, len(samples) / steps) for name, samples in durations.items()}
   return dict(sorted(times.items(), key=lambda item: -item[1][0]))
 
 
@@ -97,14 +97,14 @@ class Running:
 def start(config: Config) -> Running:
   """Compiles the step of a config for random tokens."""
   mesh, _ = mesh_selection.make(config)
-  made, batch = recipe.make(config), random_batch(config)
+  training_recipe, batch = recipe.make(config), random_batch(config)
   with jax.set_mesh(mesh):
-    program = made.on(mesh)
+    program = training_recipe.build(mesh)
     batch = jax.device_put(batch, sharding.batch_sharding(mesh))
     started = time.perf_counter()
-    state, key = program.fresh()(jax.random.key(0)), jax.random.key(1)
+    state, key = program.init()(jax.random.key(0)), jax.random.key(1)
     step = program.train_step.lower(state, batch, key).compile()
-  return Running(made, mesh, batch, state, step, time.perf_counter() - started)
+  return Running(training_recipe, mesh, batch, state, step, time.perf_counter() - started)
 
 
 def tokens_per_step(config: Config) -> int:
@@ -134,8 +134,8 @@ def measure(config: Config, *, steps: int, profile: str = "") -> dict:
   best, median = min(seconds), statistics.median(seconds)
   predicted = None
   if device.device_kind in accelerators.CHIPS and peak:
-    found = plans.counted(running.step.as_text(), config, running.mesh)
-    predicted = float(plans.predicted(found, config, running.mesh).predicted)
+    counted = plans.counted(running.step.as_text(), config, running.mesh)
+    predicted = float(plans.predicted(counted, config, running.mesh).predicted)
   return {
     "device": f"{jax.device_count()} x {device.device_kind}",
     "attention": attention,
@@ -175,15 +175,15 @@ def main(argv: list[str]) -> None:
   parser.add_argument("--profile", metavar="FILE", default="", help="write what takes how long, and the program beside")
   parser.add_argument("--append", metavar="FILE", help="and append it to a file, with command, commit and versions")
   options, config = parse(parser, argv)
-  given = " ".join(argv)
+  typed = " ".join(argv)
   memory.keep_freed_memory()
   if config.train.xla_flags:
     xla_flags.apply()
   if jax.default_backend() == "cpu":
     # What a CPU can do in an afternoon, and the size that others were measured at.
-    if "config.train.batch_size" not in given:
+    if "config.train.batch_size" not in typed:
       config.train.batch_size = 8
-    if "config.train.chunk_tokens" not in given and config.model.architecture != "encoder_only":
+    if "config.train.chunk_tokens" not in typed and config.model.architecture != "encoder_only":
       config.train.chunk_tokens = 1_024
   result = {"config": options.config, "batch_size": config.train.batch_size}
   result |= measure(records(config), steps=options.steps, profile=options.profile)

@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
 
   def add(kind: str, text: str, *, epilog: str = "") -> argparse.ArgumentParser:
     actions = _ACTIONS[kind]
-    each = kinds.add_parser(
+    subparser = kinds.add_parser(
       kind,
       help=text,
       description=f"Runs a t2t command on {text}.\nThe same command again goes on with what is there.",
@@ -70,12 +70,14 @@ def _parser() -> argparse.ArgumentParser:
       formatter_class=raw,
       allow_abbrev=False,
     )
-    each.add_argument("action", nargs="?", choices=actions, help="look after what is there, in place of a command")
-    each.add_argument("--name", help="of what is made; small letters, digits and dashes; `status` alone lists all")
-    each.add_argument("--dry-run", action="store_true", help="print every command, run none")
-    each.add_argument("--poll", type=numeric.number(0), default=20.0, metavar="SECONDS", help="between two looks (20)")
-    each.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return each
+    subparser.add_argument("action", nargs="?", choices=actions, help="look after what is there, in place of a command")
+    subparser.add_argument("--name", help="of what is made; small letters, digits and dashes; `status` alone lists all")
+    subparser.add_argument("--dry-run", action="store_true", help="print every command, run none")
+    subparser.add_argument(
+      "--poll", type=numeric.number(0), default=20.0, metavar="SECONDS", help="between two looks (20)"
+    )
+    subparser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return subparser
 
   vm = add("tpu-vm", "Cloud TPU VMs, by queued resources", epilog=known)
   vm.add_argument("--zone", help="such as us-central2-b")
@@ -227,19 +229,21 @@ def main(argv: list[str]) -> None:
   """The command."""
   at = argv.index("--") if "--" in argv else len(argv)
   command = argv[at + 1 :] if at < len(argv) else None
-  own = argv[:at]
-  if own and own[0] in _ANY and command is None:
-    _of_any_kind(own)
+  arguments = argv[:at]
+  if arguments and arguments[0] in _ANY and command is None:
+    _of_any_kind(arguments)
     return
-  if own and not own[0].startswith("-") and own[0] not in _LAUNCHERS:
-    raise UserError(f"{own[0]}: no such launcher{did_you_mean(own[0], _LAUNCHERS)}; there are {', '.join(_LAUNCHERS)}")
+  if arguments and not arguments[0].startswith("-") and arguments[0] not in _LAUNCHERS:
+    raise UserError(
+      f"{arguments[0]}: no such launcher{did_you_mean(arguments[0], _LAUNCHERS)}; there are {', '.join(_LAUNCHERS)}"
+    )
   if command is None:
-    _check_dashes(own)
+    _check_dashes(arguments)
   parser = _parser()
-  if not own:
+  if not arguments:
     parser.print_help()
     return
-  options = parser.parse_args(_with_dashes(own))
+  options = parser.parse_args(_with_dashes(arguments))
   if options.kind is None:
     raise UserError(f"which launcher? There are {', '.join(_LAUNCHERS)}")
   _check(options, command)
@@ -251,7 +255,7 @@ def main(argv: list[str]) -> None:
       devices = tpu_types.tpu_type(options.type).devices * options.slices
     job = job_lib.read(command, remote=remote, devices=devices)
   shell = shell_lib.Shell(dry_run=options.dry_run, poll_seconds=options.poll)
-  with _signals_as_interrupts() as told:
+  with _signals_as_interrupts() as signals:
     try:
       if options.name is None:
         _list(options, shell)
@@ -266,8 +270,8 @@ def main(argv: list[str]) -> None:
           "\nWhat has been started goes on, AND MAY COST. The same command again follows it;\n"
           f"  {shlex.join(line)} {'|'.join(_ACTIONS[options.kind])}",
         )
-      if told and told[0] != signal.SIGINT:
-        raise preemption.Stopped(told[0]) from None
+      if signals and signals[0] != signal.SIGINT:
+        raise preemption.Stopped(signals[0]) from None
       raise
 
 
@@ -277,22 +281,22 @@ def _signals_as_interrupts() -> Iterator[list[int]]:
 
   Gives the numbers of those that came.
   """
-  told: list[int] = []
+  signals: list[int] = []
 
   def note(number, frame):
     del frame
-    told.append(number)
+    signals.append(number)
     raise KeyboardInterrupt
 
   if threading.current_thread() is not threading.main_thread():
-    yield told
+    yield signals
     return
   numbers = [signal.SIGINT, signal.SIGTERM]
   if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as `nohup` has it
     numbers.append(signal.SIGHUP)
   before = {number: signal.signal(number, note) for number in numbers}
   try:
-    yield told
+    yield signals
   finally:
     for number, handler in before.items():
       signal.signal(number, handler)
@@ -301,24 +305,24 @@ def _signals_as_interrupts() -> Iterator[list[int]]:
 def _list(options: argparse.Namespace, shell: shell_lib.Shell) -> None:
   """`status` without a name."""
   listed = {"tpu-vm": listing.tpu_vms, "gke": listing.jobsets, "slurm": listing.jobs}[options.kind]
-  for each in listed(shell, _place(options)):
-    print(each)
+  for job in listed(shell, _place(options)):
+    print(job)
 
 
-def _place(options: argparse.Namespace) -> listing.Place:
+def _place(options: argparse.Namespace) -> listing.Location:
   """Where the options say that jobs are."""
   named = {name: getattr(options, name) for name in ("zone", "project", "namespace", "context") if name in options}
-  return listing.Place(**named)
+  return listing.Location(**named)
 
 
-def _of_any_kind(own: list[str]) -> None:
+def _of_any_kind(arguments: list[str]) -> None:
   """`t2t launch status`, and `status`, `logs`, `stop` or `delete` of a job by its name alone, whatever runs it.
 
   Raises:
     UserError: there is no such job, or its program does not answer.
   """
   parser = argparse.ArgumentParser(
-    f"t2t launch {own[0]}",
+    f"t2t launch {arguments[0]}",
     description="Of a job by its name, wherever it runs; without one, what there is.",
     allow_abbrev=False,
   )
@@ -328,41 +332,41 @@ def _of_any_kind(own: list[str]) -> None:
   parser.add_argument("--project", help="in place of gcloud's own")
   parser.add_argument("--namespace", default="default", help="of Kubernetes (default)")
   parser.add_argument("--context", help="of kubectl; the current one otherwise")
-  if own[0] == "logs":
+  if arguments[0] == "logs":
     parser.add_argument("--worker", type=numeric.integer(0), default=0, metavar="K", help="of TPU VMs, whose log (0)")
   parser.add_argument("--dry-run", action="store_true", help="print every command, run none")
   parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-  options = parser.parse_args(_with_dashes(own[1:]))
+  options = parser.parse_args(_with_dashes(arguments[1:]))
   for option, word in vars(options).items():
     shell_lib.check_words({f"--{option}": str(word)})
   name, shell = options.name or options.named, shell_lib.Shell(dry_run=options.dry_run)
   if name is None:
     listing.show(shell, _place(options))
-    if own[0] != "status" and not options.dry_run:
-      raise UserError(f"{own[0]}: of which? Give its name: t2t launch {own[0]} NAME")
+    if arguments[0] != "status" and not options.dry_run:
+      raise UserError(f"{arguments[0]}: of which? Give its name: t2t launch {arguments[0]} NAME")
     return
   request = listing.find(name, shell, _place(options))
   if isinstance(request, queued_resource.Request):
-    tpu_vm.look_after(own[0], request, shell, worker=getattr(options, "worker", 0))
+    tpu_vm.look_after(arguments[0], request, shell, worker=getattr(options, "worker", 0))
   elif isinstance(request, slurm.Request):
-    slurm.look_after(own[0], request, shell)
+    slurm.look_after(arguments[0], request, shell)
   elif request is not None:
-    if own[0] not in _ACTIONS["gke"]:
-      raise UserError(f"{own[0]}: {name} runs on GKE, where `t2t launch delete {name}` lets it save, and ends it")
-    gke.look_after(own[0], request, shell)
+    if arguments[0] not in _ACTIONS["gke"]:
+      raise UserError(f"{arguments[0]}: {name} runs on GKE, where `t2t launch delete {name}` lets it save, and ends it")
+    gke.look_after(arguments[0], request, shell)
 
 
-def _with_dashes(own: list[str]) -> list[str]:
+def _with_dashes(arguments: list[str]) -> list[str]:
   """Options by the names that they have here, also where they are written as those of other commands: --dry_run."""
 
   def renamed(word: str) -> str:
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value if word.startswith("--") else word
 
-  return [renamed(word) for word in own]
+  return [renamed(word) for word in arguments]
 
 
-def _check_dashes(own: list[str]) -> None:
+def _check_dashes(arguments: list[str]) -> None:
   """That the command of the hosts stands behind --.
 
   Raises:
@@ -372,13 +376,13 @@ def _check_dashes(own: list[str]) -> None:
 
   commands = t2t_main.SUBCOMMANDS.keys() - {"launch"}
   flags = ("--spot", "--delete", "--dry-run", "--debug")
-  for number, word in enumerate(own):
-    last = own[number - 1].replace("_", "-") if number else ""
+  for number, word in enumerate(arguments):
+    last = arguments[number - 1].replace("_", "-") if number else ""
     value = last.startswith("--") and "=" not in last and last not in flags
     begins = word in commands and not value
     if begins or word.startswith("--config"):
-      command = own[number:] if begins else ["train", *own[number:]]
+      command = arguments[number:] if begins else ["train", *arguments[number:]]
       raise UserError(
         f"-- is missing between what is for `t2t launch` and the command that the hosts run; write\n"
-        f"  {shlex.join(['t2t', 'launch', *own[:number]])} -- {shlex.join(command)}"
+        f"  {shlex.join(['t2t', 'launch', *arguments[:number]])} -- {shlex.join(command)}"
       )

@@ -172,25 +172,25 @@ def _node_pool(request: Request) -> str:
   """The command that makes a node pool for one slice."""
   tpu = request.tpu
   # TPU7x is placed by a workload policy, which the README makes.
-  place = f"--tpu-topology={tpu.topology}" if tpu.label != "tpu7x" else "--placement-policy=POLICY"
+  placement = f"--tpu-topology={tpu.topology}" if tpu.label != "tpu7x" else "--placement-policy=POLICY"
   return shell_lib.shown(
     ["gcloud", "container", "node-pools", "create", f"{tpu.name}-0", "--cluster=CLUSTER", "--location=REGION"]
-    + ["--node-locations=ZONE", f"--machine-type={tpu.machine}", place, f"--num-nodes={tpu.gke_hosts}"]
+    + ["--node-locations=ZONE", f"--machine-type={tpu.machine}", placement, f"--num-nodes={tpu.gke_hosts}"]
     + (["--spot"] if request.spot else [])
   )
 
 
-def conditions(found: dict) -> dict[str, str]:
+def conditions(resource: dict) -> dict[str, str]:
   """Type -> message of the conditions of a JobSet that hold."""
-  held = (found.get("status") or {}).get("conditions") or []
-  return {each["type"]: each.get("message", "") for each in held if each["status"] == "True"}
+  held = (resource.get("status") or {}).get("conditions") or []
+  return {condition["type"]: condition.get("message", "") for condition in held if condition["status"] == "True"}
 
 
 def _read(out: str) -> dict:
   """A JobSet as kubectl writes it, which has conditions, or none yet."""
-  found = json.loads(out)
-  conditions(found)
-  return found
+  resource = json.loads(out)
+  conditions(resource)
+  return resource
 
 
 class _JobSet:
@@ -303,12 +303,12 @@ class _JobSet:
     Raises:
       UserError: it is there no more.
     """
-    found = self.in_cluster()
+    resource = self.in_cluster()
     if self._shell.dry_run:
       return True
-    if found is None:
+    if resource is None:
       raise UserError(f"JobSet {self._request.name} was deleted while it ran")
-    hold = conditions(found)
+    hold = conditions(resource)
     return True if "Completed" in hold else False if "Failed" in hold else None
 
   def follow(self, pod: str) -> int:
@@ -319,9 +319,9 @@ class _JobSet:
 
 def _unschedulable(pod: dict) -> str:
   status = pod["status"]
-  for each in status.get("conditions", []):
-    if each["type"] == "PodScheduled" and each["status"] == "False":
-      return each.get("message", each.get("reason", ""))
+  for condition in status.get("conditions", []):
+    if condition["type"] == "PodScheduled" and condition["status"] == "False":
+      return condition.get("message", condition.get("reason", ""))
   return ""
 
 
@@ -344,16 +344,16 @@ def run(request: Request, job: job_lib.Job, shell: shell_lib.Shell, *, delete: b
     google_cloud.check_bucket(shell, job.workdir)
     google_cloud.check_reads(shell, job.reads)
   shell.say("Is it there already?")
-  found = jobset.in_cluster()
-  if found is not None:
-    if found["metadata"]["annotations"].get(_FINGERPRINT) != job.fingerprint:
+  resource = jobset.in_cluster()
+  if resource is not None:
+    if resource["metadata"]["annotations"].get(_FINGERPRINT) != job.fingerprint:
       raise UserError(
         f"JobSet {request.name} is there already, with another command (or another version of its files); give"
         f" another --name, or delete it first:\n  {request.launch_line('delete')}"
       )
     shell.say("This very command is there already")
   try:
-    if found is None:
+    if resource is None:
       # Broken off, it may be there, or a part of it.
       jobset.apply(manifest(request, job, token="TOKEN" if shell.dry_run else secrets.token_hex(16)))
     ended = _followed(jobset, shell)
@@ -396,8 +396,8 @@ def look_after(action: str, request: Request, shell: shell_lib.Shell) -> None:
     UserError: there is nothing of this name, or the cluster does not answer.
   """
   jobset = _JobSet(request, shell)
-  found = jobset.in_cluster()
-  if found is None and not shell.dry_run:
+  resource = jobset.in_cluster()
+  if resource is None and not shell.dry_run:
     raise UserError(f"no JobSet {request.name} in namespace {request.namespace}; `kubectl get jobsets -A` lists them")
   if action == "delete":
     jobset.delete()
@@ -410,7 +410,7 @@ def look_after(action: str, request: Request, shell: shell_lib.Shell) -> None:
     if code:
       raise UserError(f"the log of {request.name} cannot be shown, or not to its end: kubectl ends with {code}")
   elif not shell.dry_run:
-    print(f"{request.name}: {', '.join(conditions(found)) or 'waiting or running'}")
+    print(f"{request.name}: {', '.join(conditions(resource)) or 'waiting or running'}")
     for pod in pods:
       why = _unschedulable(pod)
       print(f"  {pod['metadata']['name']}: {pod['status']['phase']}" + (f", {why}" if why else ""))

@@ -67,9 +67,9 @@ def environment() -> dict[str, str]:
   Raises:
     UserError: one holds a character that would end a line.
   """
-  found = {name: os.environ[name] for name in _PLACES if os.environ.get(name, "").startswith("gs://")}
-  shell_lib.check_words(found)
-  return found
+  variables = {name: os.environ[name] for name in _PLACES if os.environ.get(name, "").startswith("gs://")}
+  shell_lib.check_words(variables)
+  return variables
 
 
 def exports() -> str:
@@ -79,30 +79,30 @@ def exports() -> str:
 
 def option(argv: Sequence[str], name: str) -> str | None:
   """The value of `--name VALUE` or `--name=VALUE`, the last one given."""
-  found = None
+  value = None
   for i, argument in enumerate(argv):
     if argument.startswith(f"--{name}="):
-      found = argument.partition("=")[2]
+      value = argument.partition("=")[2]
     elif argument == f"--{name}" and i + 1 < len(argv):
-      found = argv[i + 1]
-  return found
+      value = argv[i + 1]
+  return value
 
 
 def _config(argv: Sequence[str]) -> ConfigDict | None:
   """The config of a command as far as this machine can tell; of `t2t train` every option is read."""
-  command, *rest = argv
+  command, *arguments = argv
   if command == "train":
     from t2t.runtime import hosts
 
     parser = config_parser("t2t train", "")
     parser.add_argument("--workdir")
     hosts.add_options(parser)
-    return parse(parser, rest)[1]
-  spec = option(rest, "config")
+    return parse(parser, arguments)[1]
+  spec = option(arguments, "config")
   if spec is None:
     return None
   # Other commands have options of their own, which they check themselves.
-  return override(load_config(spec), [argument for argument in rest if re.match(r"--(no)?config\.", argument)])
+  return override(load_config(spec), [argument for argument in arguments if re.match(r"--(no)?config\.", argument)])
 
 
 def _paths(config: ConfigDict) -> Iterator[tuple[str, str]]:
@@ -111,9 +111,11 @@ def _paths(config: ConfigDict) -> Iterator[tuple[str, str]]:
     section, _, field = key.partition(".")
     value = config[section][field]
     if isinstance(value, ConfigDict):
-      for name, each in value.items():
-        own = {f".{file}": each.get(file, "") for file in _OF_SOURCE} if isinstance(each, ConfigDict) else {"": each}
-        yield from ((f"{key}.{name}{file}", path) for file, path in own.items())
+      for name, entry in value.items():
+        paths = (
+          {f".{file}": entry.get(file, "") for file in _OF_SOURCE} if isinstance(entry, ConfigDict) else {"": entry}
+        )
+        yield from ((f"{key}.{name}{file}", path) for file, path in paths.items())
     else:
       yield key, value
   for number, stage in enumerate(config.stages, start=1):
@@ -137,8 +139,8 @@ def _reads(config: ConfigDict | None, named: Mapping[str, str]) -> dict[str, lis
   """Key or option -> the paths in buckets that a command reads."""
   values = [] if config is None else [(f"config.{key}", value) for key, value in _paths(config)]
   values += [(option, named[option]) for option in ("--checkpoint", "--input")]
-  found = {key: [part for part in value.split(",") if part.startswith("gs://")] for key, value in values}
-  return {key: paths for key, paths in found.items() if paths}
+  bucket_paths = {key: [part for part in value.split(",") if part.startswith("gs://")] for key, value in values}
+  return {key: paths for key, paths in bucket_paths.items() if paths}
 
 
 def _installed(module: str) -> str:
@@ -146,15 +148,15 @@ def _installed(module: str) -> str:
   if module.startswith("t2t."):
     return module
   try:
-    found = importlib.util.find_spec(module)
+    spec = importlib.util.find_spec(module)
   except (ImportError, ValueError):
-    found = None
-  folders = [] if found is None else [found.origin or "", *(found.submodule_search_locations or ())]
+    spec = None
+  folders = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
   here = pathlib.Path.cwd().resolve()
   is_installed = any("site-packages" in folder or not pathlib.Path(folder).is_relative_to(here) for folder in folders)
   if not is_installed:
     raise UserError(
-      f"config.data.task_modules={module}: {'is on this machine alone' if found else 'no such module'}; give its file,"
+      f"config.data.task_modules={module}: {'is on this machine alone' if spec else 'no such module'}; give its file,"
       f" {module.replace('.', '/')}.py, which is copied to the hosts"
     )
   return module
@@ -181,7 +183,7 @@ def _shipped(argv: Sequence[str], config: ConfigDict) -> tuple[list[str], dict[s
     local = ship(path) + colon + argument
     at = max(i for i, word in enumerate(argv) if word == "--config" or word.startswith("--config="))
     changed[at : at + (2 if argv[at] == "--config" else 1)] = [f"--config={local}"]
-  modules = [ship(each) if each.endswith(".py") else _installed(each) for each in config.data.task_modules]
+  modules = [ship(module) if module.endswith(".py") else _installed(module) for module in config.data.task_modules]
   if modules != list(config.data.task_modules):
     key = "--config.data.task_modules="
     changed = [word for word in changed if not word.startswith(key)] + [key + ",".join(modules)]
@@ -211,10 +213,10 @@ def read(argv: Sequence[str], *, remote: bool, devices: int | None = None) -> Jo
   if not argv or argv[0] not in known:
     name = argv[0] if argv else ""
     raise UserError(f"-- {name}: no t2t command{did_you_mean(name, known)}; there are {', '.join(known)}")
-  if given := next((word for word in argv if re.match(r"--gin(_file|\.|=|_search_paths)", word)), ""):
+  if gin_option := next((word for word in argv if re.match(r"--gin(_file|\.|=|_search_paths)", word)), ""):
     raise UserError(
-      f"-- {argv[0]} {given}: hosts are started with a config; `t2t convert --gin_file FILE.gin > NAME.py` makes one of"
-      " a gin file, and --config NAME.py is copied to them"
+      f"-- {argv[0]} {gin_option}: hosts are started with a config; `t2t convert --gin_file FILE.gin > NAME.py` makes"
+      " one of a gin file, and --config NAME.py is copied to them"
     )
   # What names a file, or a place, is shown, looked up and copied; other words may be any text.
   named = {f"--{name}": option(argv, name) or "" for name in ("config", "workdir", "checkpoint", "input", "output")}

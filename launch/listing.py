@@ -28,7 +28,7 @@ class Job(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Location:
   """Where it is looked for; None: where gcloud, or kubectl, looks of itself."""
 
   zone: str | None = None
@@ -37,49 +37,49 @@ class Place:
   context: str | None = None
 
 
-def tpu_vms(shell: shell_lib.Shell, place: Place) -> list[Job]:
+def tpu_vms(shell: shell_lib.Shell, location: Location) -> list[Job]:
   """The queued resources of a zone.
 
   Raises:
     UserError: they cannot be listed.
   """
-  flags = [f"--{name}={value}" for name in ("zone", "project") if (value := getattr(place, name))]
+  flags = [f"--{name}={value}" for name in ("zone", "project") if (value := getattr(location, name))]
   out = _asked(shell, ["gcloud", "compute", "tpus", "queued-resources", "list", *flags, "--format=json"])
 
-  def job(found: dict) -> Job:
-    parts = found["name"].split("/")  # projects/PROJECT/locations/ZONE/queuedResources/NAME
-    request = queued_resource.Request(parts[-1], place.zone or parts[3], place.project)
-    return Job(parts[-1], queued_resource.described(found), request)
+  def job(resource: dict) -> Job:
+    parts = resource["name"].split("/")  # projects/PROJECT/locations/ZONE/queuedResources/NAME
+    request = queued_resource.Request(parts[-1], location.zone or parts[3], location.project)
+    return Job(parts[-1], queued_resource.described(resource), request)
 
-  return refusals.understood("gcloud", out, lambda out: [job(found) for found in json.loads(out or "[]")])
+  return refusals.understood("gcloud", out, lambda out: [job(resource) for resource in json.loads(out or "[]")])
 
 
-def jobsets(shell: shell_lib.Shell, place: Place) -> list[Job]:
+def jobsets(shell: shell_lib.Shell, location: Location) -> list[Job]:
   """The JobSets of a namespace.
 
   Raises:
     UserError: they cannot be listed.
   """
-  request = gke.Request("", namespace=place.namespace, context=place.context)
+  request = gke.Request("", namespace=location.namespace, context=location.context)
   out = _asked(shell, request.kubectl("get", "jobsets", "--output=json"))
 
-  def job(found: dict) -> Job:
-    name = found["metadata"]["name"]
-    state = ", ".join(gke.conditions(found)) or "waiting or running"
+  def job(resource: dict) -> Job:
+    name = resource["metadata"]["name"]
+    state = ", ".join(gke.conditions(resource)) or "waiting or running"
     return Job(name, state, dataclasses.replace(request, name=name))
 
   return refusals.understood(
-    "kubectl", out, lambda out: [job(found) for found in json.loads(out or "{}").get("items") or []]
+    "kubectl", out, lambda out: [job(resource) for resource in json.loads(out or "{}").get("items") or []]
   )
 
 
-def jobs(shell: shell_lib.Shell, place: Place) -> list[Job]:
+def jobs(shell: shell_lib.Shell, location: Location) -> list[Job]:
   """One's own jobs in SLURM's queue.
 
   Raises:
     UserError: they cannot be listed.
   """
-  del place
+  del location
   out = _asked(shell, ["squeue", "--me", "--noheader", "--format=%j|%i|%T|%R"])
 
   def job(line: str) -> Job:
@@ -90,14 +90,14 @@ def jobs(shell: shell_lib.Shell, place: Place) -> list[Job]:
 
 
 # program -> what it looks after, and how
-_KINDS: dict[str, tuple[str, Callable[[shell_lib.Shell, Place], list[Job]]]] = {
+_KINDS: dict[str, tuple[str, Callable[[shell_lib.Shell, Location], list[Job]]]] = {
   "gcloud": ("Cloud TPU", tpu_vms),
   "kubectl": ("GKE", jobsets),
   "squeue": ("SLURM", jobs),
 }
 
 
-def _by_kind(shell: shell_lib.Shell, place: Place) -> Iterator[tuple[str, list[Job], str]]:
+def _by_kind(shell: shell_lib.Shell, location: Location) -> Iterator[tuple[str, list[Job], str]]:
   """(title, jobs, why they cannot be listed) of each program that is installed here.
 
   Raises:
@@ -108,50 +108,52 @@ def _by_kind(shell: shell_lib.Shell, place: Place) -> Iterator[tuple[str, list[J
     raise UserError(f"none of {', '.join(_KINDS)} is installed here, or on PATH")
   for title, listed in map(_KINDS.__getitem__, here):
     try:
-      found, why = listed(shell, place), ""
+      job_list, why = listed(shell, location), ""
     except UserError as error:  # of the others there may be something
-      found, why = [], str(error)
-    yield title, found, why
+      job_list, why = [], str(error)
+    yield title, job_list, why
 
 
-def show(shell: shell_lib.Shell, place: Place) -> None:
+def show(shell: shell_lib.Shell, location: Location) -> None:
   """Prints what there is, of each program that is installed here.
 
   Raises:
     UserError: one of them, or each, cannot say; the others are printed.
   """
   failed = []
-  for title, found, why in _by_kind(shell, place):
+  for title, job_list, why in _by_kind(shell, location):
     none = "not known" if why else "not asked, in a dry run" if shell.dry_run else "nothing"
-    print(f"{title}:" if found else f"{title}: {none}", *found, sep="\n")
+    print(f"{title}:" if job_list else f"{title}: {none}", *job_list, sep="\n")
     failed += [why] if why else []
   if failed:
     raise UserError("\n".join(failed))
 
 
-def find(name: str, shell: shell_lib.Shell, place: Place) -> Request | None:
+def find(name: str, shell: shell_lib.Shell, location: Location) -> Request | None:
   """The request of the job of this name, wherever it is; None: a dry run, which finds nothing.
 
   Raises:
     UserError: there is none, or several.
   """
-  found: list[Job] = []
+  matches: list[Job] = []
   failed: list[str] = []
   looked: list[str] = []
-  for title, each, why in _by_kind(shell, place):
-    found += [job for job in each if job.name == name]
+  for title, job_list, why in _by_kind(shell, location):
+    matches += [job for job in job_list if job.name == name]
     failed += [why] if why else []
     looked.append(title)
   if shell.dry_run:
     return None
-  if len(found) > 1:
-    raise UserError(f"{name}: there are {len(found)} of this name; which?\n" + "\n".join(f"  {each}" for each in found))
-  if not found:
-    where = f"{', '.join(looked)} (zone {place.zone or 'of gcloud'}, namespace {place.namespace})"
+  if len(matches) > 1:
+    raise UserError(
+      f"{name}: there are {len(matches)} of this name; which?\n" + "\n".join(f"  {match}" for match in matches)
+    )
+  if not matches:
+    where = f"{', '.join(looked)} (zone {location.zone or 'of gcloud'}, namespace {location.namespace})"
     raise UserError("\n".join([f"no job {name} on {where}; `t2t launch status` lists what there is", *failed]))
   if failed:  # one of those may have a job of this name, too
-    console.tell("\n".join([*failed, f"goes on with {found[0].name}: {found[0].state}"]))
-  return found[0].request
+    console.tell("\n".join([*failed, f"goes on with {matches[0].name}: {matches[0].state}"]))
+  return matches[0].request
 
 
 def _asked(shell: shell_lib.Shell, command: list[str]) -> str:

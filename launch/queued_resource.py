@@ -77,13 +77,13 @@ class QueuedResource:
 
   def state(self) -> str | None:
     """Its state, such as WAITING_FOR_RESOURCES or ACTIVE; None where there is none of this name."""
-    found = self._describe()
-    return None if found is None else found["state"]["state"]
+    resource = self._describe()
+    return None if resource is None else resource["state"]["state"]
 
   def described(self) -> str:
     """What it is and its state, in a line."""
-    found = self._describe()
-    return f"{len(self.nodes)} x {described(found)}"
+    resource = self._describe()
+    return f"{len(self.nodes)} x {described(resource)}"
 
   def _describe(self) -> dict | None:
     """The queued resource as Google Cloud has it."""
@@ -95,7 +95,7 @@ class QueuedResource:
       if "NOT_FOUND" in answer.err or "not found" in answer.err:
         return None
       raise UserError(f"{request.name} in {request.zone} cannot be looked up:\n{_advised(answer, request)}")
-    found, kind, slices = refusals.understood("gcloud", answer.out, _resource)
+    resource, kind, slices = refusals.understood("gcloud", answer.out, _resource)
     if kind:
       if request.tpu and (kind, slices) != (request.tpu.name, request.slices):
         raise UserError(
@@ -104,7 +104,7 @@ class QueuedResource:
         )
       self._set_slices(slices)
       self.hosts = tpu_types.TYPES[kind].hosts if kind in tpu_types.TYPES else 1
-    return found
+    return resource
 
   def create(self) -> None:
     """Asks for the machines.
@@ -138,16 +138,16 @@ class QueuedResource:
       if self._shell.dry_run:
         self._describe()
         return
-      found = self._describe()
-      if found is None:
+      resource = self._describe()
+      if resource is None:
         raise UserError(f"{self.request.name} was deleted while waiting for it")
-      state = found["state"]["state"]
+      state = resource["state"]["state"]
       if state == "ACTIVE":
         self._shell.progress("ACTIVE")
         self._shell.end_progress()
         return
       if state == "FAILED":
-        answer = shell_lib.Answer(1, "", _failure(found))
+        answer = shell_lib.Answer(1, "", _failure(resource))
         raise UserError(
           f"{self.request.name} has failed:\n{_advised(answer, self.request)}\n"
           f"It counts against the quota until it is deleted: {self.request.launch_line('delete')}"
@@ -177,8 +177,8 @@ class QueuedResource:
     """Whether the machines have been taken away."""
     if self._shell.dry_run:
       return False
-    found = self._describe()
-    if found is None or found["state"]["state"] in GONE:
+    resource = self._describe()
+    if resource is None or resource["state"]["state"] in GONE:
       return True
     tool = ["gcloud", "compute", "tpus", "tpu-vm", "describe"]
     for node in self.nodes:
@@ -188,34 +188,34 @@ class QueuedResource:
     return False
 
 
-def described(found: dict) -> str:
+def described(resource: dict) -> str:
   """The machines of a queued resource and its state, in words."""
-  kind = _kind(found) or "no machines"
-  return f"{kind}{', spot' if 'spot' in found else ''}, {found['state']['state']}"
+  kind = _kind(resource) or "no machines"
+  return f"{kind}{', spot' if 'spot' in resource else ''}, {resource['state']['state']}"
 
 
-def _spec(found: dict) -> dict:
+def _spec(resource: dict) -> dict:
   """What it says of its slices, if that is anything."""
-  return (found.get("tpu", {}).get("nodeSpec") or [{}])[0]
+  return (resource.get("tpu", {}).get("nodeSpec") or [{}])[0]
 
 
-def _kind(found: dict) -> str | None:
+def _kind(resource: dict) -> str | None:
   """The type of its slices, if it says it."""
-  return _spec(found).get("node", {}).get("acceleratorType")
+  return _spec(resource).get("node", {}).get("acceleratorType")
 
 
 def _resource(out: str) -> tuple[dict, str | None, int]:
   """(a queued resource as gcloud writes it, the type of its slices, how many there are)."""
-  found = json.loads(out)
-  found["state"]["state"]  # noqa: B018  which whoever looks at it asks for
-  spec = _spec(found)
+  resource = json.loads(out)
+  resource["state"]["state"]  # noqa: B018  which whoever looks at it asks for
+  spec = _spec(resource)
   # The older of Google's two versions of this API calls them otherwise.
   several = spec.get("multisliceParams", spec.get("multiNodeParams"))
-  return found, _kind(found), int(several["nodeCount"]) if several else 1
+  return resource, _kind(resource), int(several["nodeCount"]) if several else 1
 
 
-def _failure(found: dict) -> str:
-  state = found["state"]
+def _failure(resource: dict) -> str:
+  state = resource["state"]
   if "failedData" in state and "error" in state["failedData"]:
     return str(state["failedData"]["error"]["message"])
   return "Google Cloud gives no reason"

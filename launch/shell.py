@@ -63,9 +63,9 @@ def check_words(words: Mapping[str, str]) -> None:
   Raises:
     UserError: names the first that does.
   """
-  for what, word in words.items():
+  for label, word in words.items():
     if not word.isprintable():
-      raise t2t.UserError(f"{what} {word!r}: holds a character that cannot be printed, such as the end of a line")
+      raise t2t.UserError(f"{label} {word!r}: holds a character that cannot be printed, such as the end of a line")
 
 
 class Shell:

@@ -168,7 +168,7 @@ def _follow(request: Request, shell: shell_lib.Shell, number: str) -> None:
     return
   shown = 0
   while True:
-    found = _queued_job(request, shell)
+    queued_job = _queued_job(request, shell)
     if path.exists():
       with open(path, errors="replace") as file:
         file.seek(shown)
@@ -178,10 +178,10 @@ def _follow(request: Request, shell: shell_lib.Shell, number: str) -> None:
         shell.end_progress()
         print(text, end="", flush=True)
     # Read once more after it has left: its last lines.
-    if found is None or found.number != number:
+    if queued_job is None or queued_job.number != number:
       return
-    if found.state != "RUNNING":
-      shell.progress(f"job {number}: {found.state} {found.reason}")
+    if queued_job.state != "RUNNING":
+      shell.progress(f"job {number}: {queued_job.state} {queued_job.reason}")
     shell.pause()
 
 
@@ -196,22 +196,22 @@ def run(request: Request, job: job_lib.Job, shell: shell_lib.Shell) -> None:
   if request.time is not None and not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", request.time):
     raise UserError(f"--time {request.time}: SLURM takes minutes, or [DAYS-]HOURS:MINUTES:SECONDS")
   shell.say("Is it in the queue already?")
-  found = _queued_job(request, shell)
-  if found is None:
+  queued_job = _queued_job(request, shell)
+  if queued_job is None:
     path = _FOLDER / f"{request.name}.sh"
     shell.say("The batch script")
     shell.write(path, script(request, job))
     shell.say("Into the queue")
     number = _submit(request, shell, path)
     shell.say(f"Job {number}; {request.launch_line('delete')} ends it")
-  elif found.comment != f"t2t:{job.fingerprint}":
+  elif queued_job.comment != f"t2t:{job.fingerprint}":
     raise UserError(
-      f"job {found.number} of the name {request.name} is in the queue with another command; give another --name, or"
-      f" end it first:\n  {request.launch_line('delete')}"
+      f"job {queued_job.number} of the name {request.name} is in the queue with another command; give another --name,"
+      f" or end it first:\n  {request.launch_line('delete')}"
     )
   else:
-    number = found.number
-    shell.say(f"This very command is in the queue already: job {number}, {found.state}")
+    number = queued_job.number
+    shell.say(f"This very command is in the queue already: job {number}, {queued_job.state}")
   _follow(request, shell, number)
   if shell.dry_run:
     return
@@ -234,18 +234,18 @@ def look_after(action: str, request: Request, shell: shell_lib.Shell) -> None:
   Raises:
     UserError: it is not in the queue.
   """
-  found = _queued_job(request, shell)
-  if found is None and not shell.dry_run:
+  queued_job = _queued_job(request, shell)
+  if queued_job is None and not shell.dry_run:
     logs = sorted(_FOLDER.glob(f"{request.name}-*.log"))
     raise UserError(
       f"no job {request.name} in the queue" + (f"; the log of the last one is {logs[-1]}" if logs else "")
     )
-  number = found.number if found else "JOB"
+  number = queued_job.number if queued_job else "JOB"
   if action == "logs":
     _follow(request, shell, number)
   elif action == "status":
-    if found:
-      print(f"{request.name}: job {number}, {found.state}, {found.reason}")
+    if queued_job:
+      print(f"{request.name}: job {number}, {queued_job.state}, {queued_job.reason}")
   else:
     signal = ["--signal=INT"] if action == "stop" else []
     answer = shell.ask(["scancel", *signal, number])

@@ -83,7 +83,7 @@ class Workers:
     tool = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", node]
     return [*tool, *self._request.place, "--quiet", f"--worker={worker}", f"--command={command}"]
 
-  def _on_all(self, what: str, make_command: Callable[[str], list[str]], *, timeout: float = 600.0) -> list[str]:
+  def _on_all(self, action: str, make_command: Callable[[str], list[str]], *, timeout: float = 600.0) -> list[str]:
     """Runs `make_command(node)` for each slice, each for `timeout` seconds at most; what the workers of each wrote.
 
     Raises:
@@ -104,7 +104,7 @@ class Workers:
           # All answer: what was to be done failed, or it is worth another try now that they do.
           if attempt:
             raise UserError(
-              f"{what} failed on {node}:\n{answer.reason(12)}\n"
+              f"{action} failed on {node}:\n{answer.reason(12)}\n"
               f"The machines stay, AND COST: the same command again tries again, or delete them:\n"
               f"  {self._request.launch_line('delete')}"
             )
@@ -117,7 +117,7 @@ class Workers:
         names = ", ".join(str(worker) for worker, _ in unreachable)
         raise UserError(
           f"{node}: worker {names} of {self._machines.hosts} (counted from 0) cannot be reached;"
-          f" {what.lower()} was not done on all:\n{last.reason()}\n"
+          f" {action.lower()} was not done on all:\n{last.reason()}\n"
           "The same command again tries again. If it stays so, look with\n"
           f"  {shlex.join(self.ssh(node, worker, 'true')[:-1])}\n"
           "(a firewall must let ssh in, port 22), or take other machines:\n"
@@ -134,13 +134,13 @@ class Workers:
 
   def look(self) -> list[Worker]:
     """What each worker says of itself, in their order."""
-    found = []
+    worker_states = []
     for out in self._on_all("Looking at the workers", lambda node: self.ssh(node, "all", _STATE)):
       lines = sorted(_STATE_LINE.findall(out), key=lambda line: int((re.findall(r"\d+", line[0]) or [0])[-1]))
-      found += [Worker(host, job, state, int(code) if code else None) for host, job, state, code in lines]
-    if not found and not self._shell.dry_run:
+      worker_states += [Worker(host, job, state, int(code) if code else None) for host, job, state, code in lines]
+    if not worker_states and not self._shell.dry_run:
       raise UserError(f"the workers of {self._request.name} say nothing; look with {self._request.launch_line('logs')}")
-    return found
+    return worker_states
 
   def install(self, job: job_lib.Job, wheel: pathlib.Path, lock: pathlib.Path | None) -> None:
     """Copies the wheel, the job and its files to all workers, and installs."""
@@ -248,18 +248,18 @@ def _attempt(
   machines.taken = True
   machines.wait()
   shell.say("What do the workers do?")
-  found = workers.look()
-  if any(worker.state == "running" and worker.fingerprint != job.fingerprint for worker in found):
+  worker_states = workers.look()
+  if any(worker.state == "running" and worker.fingerprint != job.fingerprint for worker in worker_states):
     machines.taken = False  # it is another's
     raise UserError(
       f"{name} runs another command (or another version of its files); wait for it, or end it first:\n"
       f"  {machines.request.launch_line('stop')}"
     )
-  same = bool(found) and all(worker.fingerprint == job.fingerprint for worker in found)
-  if same and all(worker.code == 0 for worker in found):
+  same = bool(worker_states) and all(worker.fingerprint == job.fingerprint for worker in worker_states)
+  if same and all(worker.code == 0 for worker in worker_states):
     shell.say("This very command has ended on all workers already")
-    return found
-  if same and all(worker.state == "running" for worker in found):
+    return worker_states
+  if same and all(worker.state == "running" for worker in worker_states):
     shell.say("This very command runs there already")
   else:
     install()
@@ -298,7 +298,7 @@ def run(
   try:
     failed = _until_ended(machines, job, shell, wheel_path, lock, restarts=restarts)
   except BaseException as error:
-    _leave(machines, shell, delete=delete, told=str(error))
+    _leave(machines, shell, delete=delete, reported=str(error))
     raise
   _leave(machines, shell, delete=delete)
   if failed:
@@ -325,7 +325,7 @@ def _until_ended(
   install = lambda: workers.install(job, wheel, lock)
   for attempt in range(restarts + 1):
     try:
-      found = _attempt(machines, workers, job, shell, install=install)
+      worker_states = _attempt(machines, workers, job, shell, install=install)
     except queued_resource.Preempted:
       shell.say(f"{name} was taken away (preempted)")
       machines.delete()  # what is left of it counts against the quota
@@ -335,7 +335,7 @@ def _until_ended(
           f" {job.workdir or 'the workdir'}: the same command again goes on from there"
         ) from None
       continue
-    failed = [worker for worker in found if worker.code != exit_codes.DONE and not shell.dry_run]
+    failed = [worker for worker in worker_states if worker.code != exit_codes.DONE and not shell.dry_run]
     if not failed or attempt == restarts or not all(exit_codes.goes_on(worker.code) for worker in failed):
       return failed
     shell.say(f"It was stopped before its end ({failed[0]}); it is started again, from what it has saved")
@@ -343,27 +343,29 @@ def _until_ended(
   return failed
 
 
-def _leave(machines: queued_resource.QueuedResource, shell: shell_lib.Shell, *, delete: bool, told: str = "") -> None:
+def _leave(
+  machines: queued_resource.QueuedResource, shell: shell_lib.Shell, *, delete: bool, reported: str = ""
+) -> None:
   """Deletes the machines, or tells that they stay, on whatever way a launch ends.
 
   Args:
     machines: of the launch.
     shell: runs gcloud.
     delete: whether they are to be deleted.
-    told: what the user is told anyway.
+    reported: what the user is told anyway.
   """
   line = machines.request.launch_line("delete")
   if not machines.taken:
     return
   if not delete:
-    if line not in told:
+    if line not in reported:
       shell.say(f"The machines stay, AND COST; to delete them:\n  {line}")
     return
   try:
     machines.delete()
   except BaseException as error:
     shell.say(f"{machines.request.name} was not deleted, AND MAY COST; to delete it:\n  {line}")
-    if not told or not isinstance(error, UserError):
+    if not reported or not isinstance(error, UserError):
       raise
 
 
@@ -392,8 +394,8 @@ def look_after(action: str, request: queued_resource.Request, shell: shell_lib.S
     return
   try:
     if action == "status":
-      for each in workers.look():
-        print(f"  {each}")
+      for worker_state in workers.look():
+        print(f"  {worker_state}")
     elif action == "logs":
       code = workers.follow(worker=worker)
       if code:

@@ -12,7 +12,7 @@ from t2t.launch import shell as shell_lib
 _DISTRIBUTION = "t2t_jax"  # t2t-jax of pyproject.toml, as file names spell it
 
 
-def find_or_build(shell: shell_lib.Shell, given: str | None) -> tuple[pathlib.Path, pathlib.Path | None]:
+def find_or_build(shell: shell_lib.Shell, wheel_path: str | None) -> tuple[pathlib.Path, pathlib.Path | None]:
   """The wheel to install, built of this checkout unless it is given, and the versions to install with it.
 
   Raises:
@@ -21,10 +21,13 @@ def find_or_build(shell: shell_lib.Shell, given: str | None) -> tuple[pathlib.Pa
   checkout = pathlib.Path(t2t.__file__).resolve().parent.parent
   project = checkout / "pyproject.toml"
   lock = checkout / "requirements.lock"
-  if given:
-    if not re.fullmatch(_DISTRIBUTION + r"-.+\.whl", pathlib.Path(given).name) or not pathlib.Path(given).is_file():
-      raise UserError(f"--wheel {given}: not a wheel of t2t; `pip wheel --no-deps --wheel-dir dist .` makes one")
-    return pathlib.Path(given), lock if lock.exists() else None
+  if wheel_path:
+    if (
+      not re.fullmatch(_DISTRIBUTION + r"-.+\.whl", pathlib.Path(wheel_path).name)
+      or not pathlib.Path(wheel_path).is_file()
+    ):
+      raise UserError(f"--wheel {wheel_path}: not a wheel of t2t; `pip wheel --no-deps --wheel-dir dist .` makes one")
+    return pathlib.Path(wheel_path), lock if lock.exists() else None
   if not project.exists():
     raise UserError("t2t is not run from a checkout, so that no wheel can be built of it; give one with --wheel FILE")
   shell.say("The wheel of this checkout")

@@ -82,11 +82,11 @@ def main(argv: list[str] | None = None) -> int:
 
     print(versions.line())
     return 0
-  command, *rest = argv
+  command, *arguments = argv
   if command == "launch":  # which has machines to look after before it ends
-    return _run(command, rest)
+    return _run(command, arguments)
   with preemption.watched(command):
-    return _run(command, rest)
+    return _run(command, arguments)
 
 
 def _of_process() -> int:
@@ -113,21 +113,21 @@ def _compiles() -> bool:
   return any(thread.name == "compiler" for thread in threading.enumerate())
 
 
-def _run(command: str, rest: list[str]) -> int:
+def _run(command: str, arguments: list[str]) -> int:
   gc.set_threshold(_COLLECTED)
   # At the end it would look through all of them again, for two seconds.
   atexit.register(gc.freeze)
   try:
     if command.startswith("-"):
-      named = next((word for word in rest if word in SUBCOMMANDS), "COMMAND")
+      named = next((word for word in arguments if word in SUBCOMMANDS), "COMMAND")
       raise UserError(f"{command}: options stand behind the command, t2t {named} {command} ...")
     if command not in SUBCOMMANDS:
       near = did_you_mean(command, SUBCOMMANDS)
       raise UserError(f"no such command {command!r}{near or ';'} there are {', '.join(SUBCOMMANDS)}")
-    return importlib.import_module(SUBCOMMANDS[command][0]).main(rest) or 0
+    return importlib.import_module(SUBCOMMANDS[command][0]).main(arguments) or 0
   except UserError as error:
     # A folder that cannot be listed, or checkpoints that cannot be saved, because its bucket is away.
-    return _told(command, rest, str(error), exit_codes.LOST if outage.reason(error) else error.exit_code)
+    return _told(command, arguments, str(error), exit_codes.LOST if outage.reason(error) else error.exit_code)
   except BrokenPipeError:
     # Who reads the output (`| head`) has seen enough; what is still buffered must not fail at exit, either.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -138,28 +138,28 @@ def _run(command: str, rest: list[str]) -> int:
     _end_others("was interrupted", exit_codes.INTERRUPTED)
     return exit_codes.INTERRUPTED
   except Exception as error:
-    return _of_others(command, rest, error)
+    return _of_others(command, arguments, error)
   return 0
 
 
-def _of_others(command: str, rest: list[str], error: Exception) -> int:
+def _of_others(command: str, arguments: list[str], error: Exception) -> int:
   """The exit code of an error that is not the user's; it is raised again where only its traceback says what it is."""
   if why := outage.reason(error):
     why = f"a bucket does not answer ({why}); what was saved before is as it was, and the same command goes on from it"
-    return _told(command, rest, why, exit_codes.LOST)
-  if isinstance(error, OSError) and error.errno in _MACHINE and "--debug" not in rest:
+    return _told(command, arguments, why, exit_codes.LOST)
+  if isinstance(error, OSError) and error.errno in _MACHINE and "--debug" not in arguments:
     why = f"{error.filename or 'this machine'}: {error.strerror.lower()}; {_MACHINE[error.errno]}"
-    return _told(command, rest, why, exit_codes.REFUSED)
+    return _told(command, arguments, why, exit_codes.REFUSED)
   if "RESOURCE_EXHAUSTED" in str(error) and type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError"):
-    return _told(command, rest, _out_of_memory(command, str(error)), exit_codes.FAILED)
+    return _told(command, arguments, _out_of_memory(command, str(error)), exit_codes.FAILED)
   _end_others(f"{type(error).__name__}: {error}".partition("\n")[0], exit_codes.FAILED, traceback.format_exc())
   raise error
 
 
 def _out_of_memory(command: str, text: str) -> str:
   """Returns advice on a device whose memory is full, from the sizes in XLA's message."""
-  found = re.search(r"allocat\w* (?:of )?(\d[\d.]* ?(?:[KMGT]?i?B\b|bytes))", text)
-  wanted = f", which had no room for {found[1]}" if found else ""
+  match = re.search(r"allocat\w* (?:of )?(\d[\d.]* ?(?:[KMGT]?i?B\b|bytes))", text)
+  wanted = f", which had no room for {match[1]}" if match else ""
   if command != "train":
     return f"the memory of a device is full{wanted}; read fewer rows at a time, or more devices (config.mesh)"
   return (
@@ -169,9 +169,9 @@ def _out_of_memory(command: str, text: str) -> str:
   )
 
 
-def _told(command: str, rest: list[str], why: str, code: int) -> int:
+def _told(command: str, arguments: list[str], why: str, code: int) -> int:
   """Ends with an error that needs no traceback."""
-  if "--debug" in rest:
+  if "--debug" in arguments:
     traceback.print_exc()
   console.told_of(f"t2t {command}: error: {why}")
   _end_others(why, code)

@@ -192,7 +192,7 @@ def _grid(devices: Sequence[jax.Device]) -> np.ndarray | None:
   lengths = tuple(np.max(list(at), axis=0) + 1)
   if len(at) != len(devices) or math.prod(lengths) != len(devices):
     return None
-  return np.array([at[place] for place in np.ndindex(lengths)], object).reshape(lengths)
+  return np.array([at[coords] for coords in np.ndindex(lengths)], object).reshape(lengths)
 
 
 def sides(devices: Sequence[jax.Device]) -> tuple[int, ...] | None:
@@ -212,8 +212,8 @@ def _cut(grid: np.ndarray, nested: Sequence[Sequence[int]]) -> np.ndarray:
   shape, last = [], np.ones(grid.ndim, int)
   for box in nested:
     last = last * box
-  for side, whole, parts in zip(grid.shape, last, zip(*reversed(nested), strict=True), strict=True):
-    shape += [side // whole, *parts]
+  for side, box_side, parts in zip(grid.shape, last, zip(*reversed(nested), strict=True), strict=True):
+    shape += [side // box_side, *parts]
   depth = len(nested) + 1
   # Of each side by itself as it is cut, to each kind by itself as it lies along the sides.
   cut = grid.reshape(shape).transpose([side * depth + kind for kind in range(depth) for side in range(grid.ndim)])

@@ -37,9 +37,9 @@ def places_of(kind: Architecture) -> str:
 
   It is of the side that is predicted; "" of a decoder alone, which reads and writes one text.
   """
-  if kind.continues:
+  if kind.is_decoder_only:
     return ""
-  return "target_places" if kind.writes else "input_places"
+  return "target_places" if kind.is_generative else "input_places"
 
 
 def are_compared(features: Sequence[str]) -> bool:
@@ -62,16 +62,18 @@ def task_lengths(
   """
   kind = architecture_of(architecture)
   if "texts" in features:
-    own = PAIRED if are_compared(features) else ANSWERED
-    return dict.fromkeys((*own, *(name for name in ("targets", "loss_weights") if name in features)), inputs_length)
-  if "both_ways" in features and kind.continues:
+    base_features = PAIRED if are_compared(features) else ANSWERED
+    return dict.fromkeys(
+      (*base_features, *(name for name in ("targets", "loss_weights") if name in features)), inputs_length
+    )
+  if "both_ways" in features and kind.is_decoder_only:
     return dict.fromkeys(NEXT_TOKENS, targets_length)
-  if not kind.writes:
+  if not kind.is_generative:
     return dict.fromkeys((*ENCODER, *(name for name in features if name == places_of(kind))), inputs_length)
-  if not kind.reads_apart and "inputs" not in features:
+  if not kind.has_encoder_and_decoder and "inputs" not in features:
     return {"targets": targets_length}
   lengths = {"inputs": inputs_length, "targets": targets_length}
-  beside = [name for name in BESIDE_TARGETS if name in features and kind.reads_apart]
+  beside = [name for name in BESIDE_TARGETS if name in features and kind.has_encoder_and_decoder]
   return lengths | dict.fromkeys(beside, targets_length)
 
 
@@ -80,9 +82,9 @@ def model_lengths(architecture: str, lengths: Mapping[str, int]) -> dict[str, in
   kind = ARCHITECTURES[architecture]
   if "texts" in lengths:
     return {kind.answers: lengths["inputs"]}
-  if not kind.writes:
+  if not kind.is_generative:
     return {"encoder": lengths["inputs"]}
-  if kind.continues:
+  if kind.is_decoder_only:
     return {"decoder": lengths["targets"] if "both_ways" in lengths else sum(lengths.values())}
   return {"encoder": lengths["inputs"], "decoder": lengths["targets"]}
 
@@ -100,7 +102,7 @@ def check_learned(architecture: str, lengths: Mapping[str, int], most: int) -> N
   """
   for side, length in model_lengths(architecture, lengths).items():
     if most and length > most:
-      joined = ARCHITECTURES[architecture].continues and "texts" not in lengths and "both_ways" not in lengths
+      joined = ARCHITECTURES[architecture].is_decoder_only and "texts" not in lengths and "both_ways" not in lengths
       keys = (
         lengths if joined else [{"encoder": "inputs", "decoder": "inputs" if "texts" in lengths else "targets"}[side]]
       )
@@ -122,8 +124,8 @@ def model_features(architecture: str, lengths: Mapping[str, int], *, pack: bool,
   kind = ARCHITECTURES[architecture]
   sides = model_lengths(architecture, lengths)
   if tasks:
-    own = {f"{side}_tasks": length if pack else 1 for side, length in sides.items()}
-    return model_features(architecture, lengths, pack=pack) | own
+    lengths_of_tasks = {f"{side}_tasks": length if pack else 1 for side, length in sides.items()}
+    return model_features(architecture, lengths, pack=pack) | lengths_of_tasks
   if "texts" in lengths:
     return dict.fromkeys(features_of_texts(architecture, tuple(lengths)), sides[kind.answers])
   names = [*kind.features, *(kind.with_inputs if "inputs" in lengths else ()), *(kind.packed if pack else ())]

@@ -127,8 +127,8 @@ def _placed(sizes: Mapping[str, int], devices: list[jax.Device], order: Sequence
   """
   if order:
     boxes = _boxes(sizes, devices, order)
-    rest = [axis for axis in sizes if axis not in boxes]
-    axes = [*rest, *reversed(boxes)]
+    other_axes = [axis for axis in sizes if axis not in boxes]
+    axes = [*other_axes, *reversed(boxes)]
     placed = accelerators.in_order(devices, list(boxes.values())).reshape([sizes[axis] for axis in axes])
     return placed.transpose([axes.index(axis) for axis in sizes])
   blocks = accelerators.in_blocks(devices, sizes["tensor"])
@@ -148,27 +148,27 @@ def _boxes(sizes: Mapping[str, int], devices: list[jax.Device], order: Sequence[
   text, sides = f"config.mesh.order={','.join(order)}", accelerators.sides(devices)
   if sides is None:
     raise UserError(f"{text}: only for whole slices of TPUs with one device on a chip, which these devices are not")
-  left, found = list(sides), {}
-  for each in order:
-    axis, _, box = each.partition(":")
+  left, boxes = list(sides), {}
+  for entry in order:
+    axis, _, box = entry.partition(":")
     parts = [int(part) if part.isdecimal() else 0 for part in box.split("x")]
     parts += [1] * (len(sides) - len(parts))  # a slice of two sides has a third of one chip
-    if axis not in sizes or axis in found:
+    if axis not in sizes or axis in boxes:
       known = f"is none of {', '.join(sizes)}"
-      raise UserError(f"{text}: {axis!r} {'is in it twice' if axis in found else known}")
+      raise UserError(f"{text}: {axis!r} {'is in it twice' if axis in boxes else known}")
     if (
       len(parts) != len(sides)
       or math.prod(parts) != sizes[axis]
       or any(not part or side % part for side, part in zip(left, parts, strict=True))
     ):
-      works = ", ".join(box_text(one) for one in accelerators.boxes(left, sizes[axis]))
+      works = ", ".join(box_text(shape) for shape in accelerators.boxes(left, sizes[axis]))
       raise UserError(
-        f"{text}: {each} is no box of {axis}'s {sizes[axis]} device(s) in the {box_text(left)} that are left of"
+        f"{text}: {entry} is no box of {axis}'s {sizes[axis]} device(s) in the {box_text(left)} that are left of"
         f" a slice of {box_text(sides)}; {f'there are {works}' if works else 'no box has so many'}"
       )
-    found[axis] = tuple(parts)
+    boxes[axis] = tuple(parts)
     left = [side // part for side, part in zip(left, parts, strict=True)]
-  return found
+  return boxes
 
 
 def _slice(device: jax.Device) -> int:
@@ -178,10 +178,10 @@ def _slice(device: jax.Device) -> int:
 def _granules(devices: list[jax.Device]) -> list[list[jax.Device]]:
   """The devices of each slice; where there are no slices, of each host."""
   has_slices = len({_slice(device) for device in devices}) > 1
-  found: dict[int, list[jax.Device]] = {}
+  groups: dict[int, list[jax.Device]] = {}
   for device in devices:
-    found.setdefault(_slice(device) if has_slices else device.process_index, []).append(device)
-  return [found[index] for index in sorted(found)]
+    groups.setdefault(_slice(device) if has_slices else device.process_index, []).append(device)
+  return [groups[index] for index in sorted(groups)]
 
 
 def _spec(axes: tuple[str | None, ...], column: int, *, used: Mapping[str, int]) -> PartitionSpec:
@@ -316,7 +316,7 @@ def param_shardings(params: nnx.State, mesh: jax.sharding.Mesh) -> dict:
     UserError: a dimension that its mesh axes do not divide; names the parameter, the axis and sizes that would do.
   """
 
-  def one(path, variable: nnx.Variable) -> NamedSharding:
+  def param_sharding(path, variable: nnx.Variable) -> NamedSharding:
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     shape = variable.get_value().shape
     axes = logical_axes(name, shape, variable.get_metadata()["axes"])
@@ -333,7 +333,7 @@ def param_shardings(params: nnx.State, mesh: jax.sharding.Mesh) -> dict:
     return NamedSharding(mesh, spec)
 
   is_variable = lambda x: isinstance(x, nnx.Variable)
-  return nnx.to_pure_dict(jax.tree_util.tree_map_with_path(one, params, is_leaf=is_variable))
+  return nnx.to_pure_dict(jax.tree_util.tree_map_with_path(param_sharding, params, is_leaf=is_variable))
 
 
 def num_shards(axis: str, mesh: jax.sharding.Mesh | None = None) -> int:
@@ -376,14 +376,14 @@ def by_copy(function: Callable[..., Any]) -> Callable[..., Any]:
       result has one.
   """
 
-  def one(*args):
+  def run_copy(*args):
     token = _in_a_copy.set(True)
     try:
       return function(*args)
     finally:
       _in_a_copy.reset(token)
 
-  return jax.vmap(one, in_axes=(None, 0, 0), axis_name="copies", spmd_axis_name=_copy_axes())
+  return jax.vmap(run_copy, in_axes=(None, 0, 0), axis_name="copies", spmd_axis_name=_copy_axes())
 
 
 def _copy_axes() -> tuple[str, ...]:

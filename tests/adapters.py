@@ -88,4 +88,4 @@ def program(*arguments, **model):
   run_config.model.update(dataclasses.asdict(toy.config(**model)))
   mesh = sharding.make_mesh({"data": 8})
   with jax.set_mesh(mesh):
-    return recipe.make(records(run_config)).on(mesh)
+    return recipe.make(records(run_config)).build(mesh)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t2t.runtime import sync_point
-from t2t.runtime.sync_point import SAVE, STOP, Asked
+from t2t.runtime.sync_point import SAVE, STOP, SyncRequest
 
 PROCESSES = 3
 
@@ -44,7 +44,7 @@ def test_all_do_the_same_at_the_same_point(data):
         found[index][points[index]] = asked.wish
 
   for _ in range(data.draw(st.integers(1, 4))):
-    wires.all[choose(PROCESSES)].ask(Asked(data.draw(st.sampled_from([SAVE, STOP])), 15, ""))
+    wires.all[choose(PROCESSES)].ask(SyncRequest(data.draw(st.sampled_from([SAVE, STOP])), 15, ""))
     for _ in range(choose(12)):
       if data.draw(st.booleans()):
         wires.deliver(choose)
@@ -63,14 +63,14 @@ def test_alone_it_is_the_next_point():
   """And once."""
   alone = sync_point.Agreement()
   assert alone.reached() is None
-  alone.ask(Asked(STOP, 15, "why"))
+  alone.ask(SyncRequest(STOP, 15, "why"))
   assert alone.reached() == (STOP, 15, "why") and alone.reached() is None
 
 
 def test_nobody_passes_a_point_while_they_count():
   """Or it would not be the furthest any more."""
   wires, passed = Wires(), threading.Event()
-  wires.all[1].ask(Asked(STOP, 15, ""))
+  wires.all[1].ask(SyncRequest(STOP, 15, ""))
   wires.deliver(lambda number: 0)  # the first process counts
   thread = threading.Thread(target=lambda: (wires.all[0].reached(), passed.set()))
   thread.start()

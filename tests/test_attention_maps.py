@@ -37,7 +37,11 @@ def test_maps_of_every_architecture(kind):
   sizes = {"encoder": (inputs, inputs), "decoder": (targets, targets), "cross": (targets, inputs)}
   for which in model.architecture.attentions:
     found = model.attention_map(batch, which, jnp.array(1))
-    assert found.shape[2:] == sizes[which] if model.architecture.reads_apart else found.shape[2] == found.shape[3]
+    assert (
+      found.shape[2:] == sizes[which]
+      if model.architecture.has_encoder_and_decoder
+      else found.shape[2] == found.shape[3]
+    )
     np.testing.assert_allclose(found.sum(axis=-1), 1.0, atol=1e-5)
     other = model.attention_map(batch, which, jnp.array(0))
     assert np.abs(other - found).max() > 1e-4, "heads are told apart"

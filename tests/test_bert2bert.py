@@ -59,9 +59,9 @@ def test_the_decoder_begins_as_the_encoder(name, encoder, capsys):
   config = records(override(config, [*KEYS, *keys]))
   mesh = sharding.make_mesh({"fsdp": 8})
   with jax.set_mesh(mesh):
-    program = recipe.make(config).on(mesh)
+    program = recipe.make(config).build(mesh)
     taken = warm_start(source, program.state.params, fresh=config.init.fresh, parts=config.init.parts)
-    found = toy.flat(program.warm(taken.over)(taken.params, toy.key()).params)
+    found = toy.flat(program.init_from_params(taken.over)(taken.params, toy.key()).params)
   said = capsys.readouterr().err.replace("\n    ", " ")
   assert re.search(rf"taken: \S+ parameters in {re.escape(taken_parts)}\n", said)
   assert re.search(rf"fresh: \S+ in {re.escape(fresh)}\n", said)

@@ -88,7 +88,7 @@ def loss_of(config, **fields):
   graphdef, params = toy.split(toy.model(config))
   random = np.random.default_rng(1)
   params["heads"] = jax.tree.map(lambda x: x + 0.2 * jnp.asarray(random.normal(size=x.shape), x.dtype), params["heads"])
-  loss = head_losses.Heads(config, toy.loss_config(**fields))
+  loss = head_losses.HeadLosses(config, toy.loss_config(**fields))
 
   def compute(params, batch, weights=None):
     weights = loss.weights(batch) if weights is None else weights
@@ -275,7 +275,7 @@ def test_flops_count_the_second_projection():
   config = with_head()
   sizes = {"batch_size": 2, "lengths": {"encoder": 10}, "predicted": 0.5}
   plain = losses.CrossEntropy(toy.loss_config()).flops(config, **sizes)
-  more = head_losses.Heads(config, toy.loss_config()).flops(config, **sizes) - plain
+  more = head_losses.HeadLosses(config, toy.loss_config()).flops(config, **sizes) - plain
   assert more == 6 * 2 * 10 * 0.5 * (232 * 16 + 16 * 16 + 16 * 40)
 
 

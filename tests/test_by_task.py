@@ -130,7 +130,7 @@ def test_the_body_may_be_trained_as_well(tmp_path, capsys):
 def test_a_request_names_its_task(run, tmp_path):
   """Of the page's server, whose model is in memory once; one that names none is refused."""
   source = pretrained.read_source(str(run))
-  model = engine.Ready(source, adapters=select_task.each(source), ends_prompts=True)
+  model = engine.Ready(source, adapters=select_task.split_by_task(source), ends_prompts=True)
   service = text_predictor.WritingService(model, defaults=decoding.DecodeConfig(max_length=6))
   assert service.about()["adapters"] == ["poems", "news"]
   for task in ("news", "poems"):

@@ -205,7 +205,7 @@ def test_what_is_read_of_a_text():
 def test_texts_of_a_pair_do_not_see_each_other(kind):
   """Each has the vector that it has alone; of an encoder, of one before a decoder, and of a decoder's last position."""
   config = toy.KINDS[kind]
-  head = dataclasses.replace(HEAD, reads="last" if config.kind.continues else "mean", num_classes=5)
+  head = dataclasses.replace(HEAD, reads="last" if config.kind.is_decoder_only else "mean", num_classes=5)
   *_, params, _, vectors = loss_of(kind, head)
   batch = batch_of(architecture=config.architecture)
   side = config.kind.answers

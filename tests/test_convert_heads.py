@@ -157,7 +157,7 @@ CLASSES = {
 def test_a_head_that_is_made_for_a_task_is_one_that_theirs_have(body, kind, tmp_path):
   """And comes back as it was, dropout included, which logits do not depend on."""
   config = TransformerConfig(**BODIES[body])
-  reads = {} if kind in ("tag", "span") else {"reads": "last" if config.kind.continues else "first"}
+  reads = {} if kind in ("tag", "span") else {"reads": "last" if config.kind.is_decoder_only else "first"}
   number = {"score": 1, "choice": 1, "span": 2}.get(kind, 3)
   head = HeadConfig("asked", number, kind, **reads | config.published_head(kind))
   for name, made in {"made": head, "other": dataclasses.replace(head, dropout_rate=0.45, drops_inputs=True)}.items():

@@ -728,7 +728,9 @@ def test_copies_in_two_dtypes_are_compared_by_their_numbers(tmp_path):
   weights = foreign.safetensors(path)
   rounded = weights[table].astype(safetensors.DTYPES["BF16"])
   for number, tied in ((0.0, True), (1.0, False)):
-    with safetensors.Writer(epath.Path(path / "1.safetensors"), {table: rounded.shape}, dtype="BF16") as writer:
+    with safetensors.SafetensorsWriter(
+      epath.Path(path / "1.safetensors"), {table: rounded.shape}, dtype="BF16"
+    ) as writer:
       writer.write(table, rounded)
     others = {key: x for key, x in weights.items() if key != table} | {copy: rounded.astype(np.float32) + number}
     foreign.write_safetensors(path / "2.safetensors", others)

@@ -316,5 +316,5 @@ def test_what_was_sound_once_is_read_again_where_it_is_asked_for(workdir):
   verify.check(epath.Path(folder))
   flip(max(folder.rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0))
   verify.check(epath.Path(folder))
-  with pytest.raises(verify.Damaged, match="has other bytes than were saved"):
+  with pytest.raises(verify.DamagedCheckpoint, match="has other bytes than were saved"):
     verify.check(epath.Path(folder), again=True)

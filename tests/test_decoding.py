@@ -484,5 +484,5 @@ def test_positions_that_were_not_learned_are_refused():
 
 def test_every_model_that_writes_is_tried():
   """The kinds of this file are those of toy.py, but for T5 1.0, which is decoded as T5 1.1 is."""
-  writes = lambda config: config.kind.writes
+  writes = lambda config: config.kind.is_generative
   assert {*WRITERS, "t5_1_0"} == {name for name, config in toy.KINDS.items() if writes(config)}

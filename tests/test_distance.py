@@ -261,8 +261,8 @@ def test_what_takes_it():
   assert chosen("tpu", bias="distance", lengths=(64, 512)) == "distance (TPU, bias by distance)"
   assert chosen("tpu", bias="distance", lengths=(63, 512)) == "plain (length 63, a block has 128)"
   assert chosen("tpu", lengths=(114, 512)) == "distance (TPU, length 114)"
-  assert chosen("tpu", asked="distance").startswith("distance (TPU, as config.model.attention_kernel says")
-  assert chosen("tpu", asked="plain") == "plain (as config.model.attention_kernel says)"
+  assert chosen("tpu", requested="distance").startswith("distance (TPU, as config.model.attention_kernel says")
+  assert chosen("tpu", requested="plain") == "plain (as config.model.attention_kernel says)"
   assert chosen("tpu", bias="distance", reach=2049).startswith("plain (bias that changes up to distance 2049, 2048")
 
 
@@ -344,7 +344,7 @@ def test_a_model_computes_what_it_does_without(kind, remat, as_on_tpus):
   batch = toy.batch((70, 40), (66, 9), padded_to=(80, 70), architecture=config.architecture)
   kernels_run, loss, gradients = loss_and_gradients(config, batch)
   none, expected, wanted = loss_and_gradients(dataclasses.replace(config, attention_kernel="plain"), batch)
-  crossed = config.num_decoder_layers if config.kind.reads_apart else 0
+  crossed = config.num_decoder_layers if config.kind.has_encoder_and_decoder else 0
   assert (kernels_run, none) == (config.num_encoder_layers + config.num_decoder_layers + crossed, 0)
   np.testing.assert_allclose(loss, expected, rtol=1e-5)
   toy.assert_trees_close(gradients, wanted, atol=1e-4)
@@ -357,7 +357,7 @@ def test_other_lengths_than_those_of_training(as_on_tpus):
   config = records(override(load_config("tiny_t5"), overrides))
   mesh = sharding.make_mesh({"data": 8})
   with jax.set_mesh(mesh):
-    program = recipe.make(config).on(mesh)
+    program = recipe.make(config).build(mesh)
     short = toy.batch((16, 9), (16, 4), padded_to=(16, 16))
     run = lambda graphdef: jax.eval_shape(lambda state: state.model(graphdef)(short), program.state)
     with pytest.raises(UserError, match="attention_kernel=distance: cannot be had"):

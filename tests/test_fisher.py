@@ -287,7 +287,7 @@ def test_information_that_holds_nothing_is_told():
   """Without advice on how to use it."""
   diagonal = {"embed": jnp.zeros((2, 3))}
   config = records(load_config("tiny_t5"))
-  found = estimate_fisher.Found(diagonal, diagonal, 3, config)
+  found = estimate_fisher.FisherInformation(diagonal, diagonal, 3, config)
   source = types.SimpleNamespace(path="runs/old")
   lines = list(fisher_command._lines(found, source, "out", packed=False))
   assert "it holds nothing" in lines[-1] and not any("anchor" in line for line in lines)

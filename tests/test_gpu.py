@@ -143,7 +143,7 @@ def test_layers_may_be_unrolled(monkeypatch):
 # ---- Their programs, counted -----------------------------------------------------------------------------------------
 
 
-def analyse(entry: str, *others: str) -> hlo_cost.Program:
+def analyse(entry: str, *others: str) -> hlo_cost.HloProgram:
   text = "HloModule main\n\n" + "".join(others) + f"\nENTRY %main (p: f32[]) -> f32[] {{\n{entry}\n}}\n"
   return hlo_cost.analyse(text, {"data": 1}, paces=accelerators.PACES["NVIDIA H200"])
 

@@ -159,7 +159,7 @@ class Case:
 
   def line(self):
     """What `t2t infer`, the server and `t2t.load` make of the line."""
-    line, whole = RECORDS[self.kind][1], self.config.kind.writes and self.kind in ("class", "score")
+    line, whole = RECORDS[self.kind][1], self.config.kind.is_generative and self.kind in ("class", "score")
     line = {"inputs": RECORDS[self.kind][0]["inputs"]} if whole else line
     line = jsonl_io.made(1, line, form=self.way.form, where="line 1")
     self.way.check(line, "line 1")
@@ -211,7 +211,7 @@ def test_all_readers_get_the_same_answer(kind):
   """A kind from outside is learnt, measured and answered; so are those that are there."""
   case = Case(kind, "bert")
   graphdef, params = toy.split(toy.model(case.config))
-  loss, batch = head_losses.Heads(case.config, None), case.trained_on()
+  loss, batch = head_losses.HeadLosses(case.config, None), case.trained_on()
 
   def compute(params):
     terms, _ = loss(nnx.merge(graphdef, params), batch, loss.weights(batch), key=None, train=False)

@@ -99,7 +99,7 @@ def loss_of(config, *, tokens=None):
   graphdef, params = toy.split(toy.model(config))
   random = np.random.default_rng(1)
   params["heads"] = jax.tree.map(lambda x: x + 0.3 * jnp.asarray(random.normal(size=x.shape), x.dtype), params["heads"])
-  loss = head_losses.Heads(config, tokens)
+  loss = head_losses.HeadLosses(config, tokens)
 
   def compute(params, batch, weights=None):
     weights = loss.weights(batch) if weights is None else weights
@@ -311,7 +311,7 @@ def test_a_head_that_is_not_asked_costs_nothing():
 def test_a_loss_needs_memory_for_its_positions_alone(kind):
   """Not for each pair of them: four times the length, four times the numbers that are made on the way."""
   (head,) = (head for head in HEADS if head.kind == kind)
-  loss = head_losses.Heads(toy.encoder(heads=(head,)), None)
+  loss = head_losses.HeadLosses(toy.encoder(heads=(head,)), None)
 
   def scored(hidden: jax.Array) -> jax.Array:
     """Of a model whose states are its logits, and whose heads read all positions."""
@@ -338,7 +338,7 @@ def test_constant_answers():
   for kind, expected in (("class", np.log(3)), ("choice", np.log(2)), ("score", 4.0)):
     place = [head.kind for head in HEADS].index(kind)
     own = jnp.where(batch["encoder_answer_heads"] == place + 1, place + 1, 0)
-    (found,) = head_losses.Heads(with_heads("bert"), None).baselines([batch | {"encoder_answer_heads": own}], 40)
+    (found,) = head_losses.HeadLosses(with_heads("bert"), None).baselines([batch | {"encoder_answer_heads": own}], 40)
     assert 0 < found.loss <= expected + 1e-5
 
 
@@ -418,8 +418,8 @@ def test_a_model_without_heads_answers_nothing():
 def test_what_the_held_out_loss_is_a_number_of():
   """Tokens where some are predicted, else answers."""
   config = with_heads("bert")
-  assert head_losses.Heads(config, None).unit == "per answer"
-  assert head_losses.Heads(config, losses.CrossEntropyConfig(0.0, 0.0, 8)).unit == "nats per target token"
+  assert head_losses.HeadLosses(config, None).unit == "per answer"
+  assert head_losses.HeadLosses(config, losses.CrossEntropyConfig(0.0, 0.0, 8)).unit == "nats per target token"
 
 
 @pytest.mark.parametrize("name", ["bert", "t5_1_1", "gpt2"])
@@ -427,5 +427,5 @@ def test_flops_are_those_of_the_side_that_answers(name):
   """A decoder that answers nothing computes nothing."""
   config = with_heads(name)
   sizes = {"batch_size": 2, "lengths": {config.kind.answers: 8}, "predicted": 0.0}
-  found = head_losses.Heads(config, None).flops(config, **sizes)
+  found = head_losses.HeadLosses(config, None).flops(config, **sizes)
   assert 0 < found == losses.CrossEntropy(toy.loss_config()).flops(config, **sizes)

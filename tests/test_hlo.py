@@ -21,7 +21,7 @@ def program(entry: str, *others: str) -> str:
   return "HloModule main\n\n" + "\n".join(others) + f"\nENTRY %main (p: f32[]) -> f32[] {{\n{body(entry)}\n}}\n"
 
 
-def analyse(entry: str, *others: str, mesh=MESH, **options) -> hlo_cost.Program:
+def analyse(entry: str, *others: str, mesh=MESH, **options) -> hlo_cost.HloProgram:
   return hlo_cost.analyse(program(entry, *others), mesh, **options)
 
 
@@ -290,7 +290,7 @@ def test_memory_on_the_chip_is_not_counted():
 
 
 @functools.cache
-def compiled(kind: str) -> hlo_cost.Program:
+def compiled(kind: str) -> hlo_cost.HloProgram:
   """A small program on eight devices, data 2 x fsdp 4."""
   mesh = jax.make_mesh((2, 4), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
   put = lambda shape, *spec: jax.ShapeDtypeStruct(

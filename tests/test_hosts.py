@@ -342,7 +342,7 @@ def options(**values) -> argparse.Namespace:
   return argparse.Namespace(**(defaults | values))
 
 
-def called(place: rendezvous.Place, seconds: float, said: dict) -> threading.Thread:
+def called(place: rendezvous.ProcessSpec, seconds: float, said: dict) -> threading.Thread:
   def call():
     try:
       said[place.index] = rendezvous.roll_call(place, seconds=seconds)
@@ -357,7 +357,7 @@ def called(place: rendezvous.Place, seconds: float, said: dict) -> threading.Thr
 def test_a_roll_call_ends_when_all_are_there():
   """However long it might have waited."""
   address, said = f"localhost:{free_port()}", {}
-  threads = [called(rendezvous.Place(address, 3, index), 60.0, said) for index in (2, 0, 1)]
+  threads = [called(rendezvous.ProcessSpec(address, 3, index), 60.0, said) for index in (2, 0, 1)]
   for thread in threads:
     thread.join()
   assert {index: sorted(others) for index, others in said.items()} == {0: [1, 2], 1: [0], 2: [0]}
@@ -367,7 +367,7 @@ def test_those_who_are_there_say_who_is_missing(monkeypatch):
   """By number, and by name where the environment has names."""
   monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "a,b,c,d")
   address, said = f"localhost:{free_port()}", {}
-  threads = [called(rendezvous.Place(address, 4, index), 0.5, said) for index in (0, 2)]
+  threads = [called(rendezvous.ProcessSpec(address, 4, index), 0.5, said) for index in (0, 2)]
   for thread in threads:
     thread.join()
   for index in (0, 2):
@@ -379,7 +379,7 @@ def test_without_the_first_process_the_others_say_so():
   """With the address that they called."""
   port = free_port()
   with pytest.raises(UserError, match=f"the first process, at localhost, did not answer .* its port {port - 1}"):
-    rendezvous.roll_call(rendezvous.Place(f"localhost:{port}", 2, 1), seconds=0.3)
+    rendezvous.roll_call(rendezvous.ProcessSpec(f"localhost:{port}", 2, 1), seconds=0.3)
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_a_run_with_references_resumes_to_the_bit(made, tmp_path, number):
   assert len(resumed.params) == 1
   jax.tree.map(np.testing.assert_array_equal, resumed.params[-1], found.params[-1])
   base = restore.read_base(restore.checkpoint_folder(str(tmp_path / "run")))
-  assert [each.name for each in base.each] == ["reader", "writer"][:number]
+  assert [each.name for each in base.all_bases] == ["reader", "writer"][:number]
 
 
 def test_another_model_in_its_place_is_refused(made, tmp_path):

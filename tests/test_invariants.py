@@ -233,7 +233,7 @@ def first_losses(model_config, loss, optimizer_config):
     batch = toy.batch((8,) * 8, (6,) * 8, architecture=model_config.architecture)
     if isinstance(loss, contrastive.Contrastive):  # of two texts in each row
       batch |= {"encoder_segment_ids": jnp.tile(jnp.repeat(jnp.array([1, 2]), 4), (8, 1))}
-    if isinstance(loss, head_losses.Heads):  # of the first head, at the first position
+    if isinstance(loss, head_losses.HeadLosses):  # of the first head, at the first position
       first = jnp.zeros((8, 8), jnp.int32).at[:, 0]
       answers = {"heads": first.set(1), "targets": first.set(jnp.arange(8) % 2), "groups": jnp.ones((8, 8), jnp.int32)}
       batch |= {f"encoder_answer_{name}": x for name, x in answers.items()}

@@ -379,7 +379,7 @@ def test_rows_that_are_masked_apart_run_on_distance_where_it_can(name):
   splash, of = "splash (TPU, no bias)", MASKS[name]
   apart = not of.window and (of.query_segments is not None or of.prefix is not None)
   assert chosen("tpu", mask=of) == ("distance (TPU, rows with masks of their own)" if apart else splash)
-  assert chosen("tpu", mask=of, asked="splash") == splash
+  assert chosen("tpu", mask=of, requested="splash") == splash
   assert chosen("tpu", mask=of, head_dim=80) == splash
   assert chosen("tpu", mask=of, lengths=(65_536, 65_536)) == splash
   shapes = [(4, heads, 512, 64) for heads in (8, 2)]
@@ -391,7 +391,7 @@ def test_rows_that_are_masked_apart_run_on_splash_where_a_core_has_room_for_smal
   on_v4 = lambda length, **fields: chosen("tpu", device_kind="TPU v4", lengths=(length, length), **fields)
   assert on_v4(4_096, head_dim=128).startswith("distance")
   assert on_v4(8_192, head_dim=128).startswith("splash")
-  assert on_v4(8_192, head_dim=128, asked="distance").startswith("distance")
+  assert on_v4(8_192, head_dim=128, requested="distance").startswith("distance")
   assert on_v4(8_192, bias="distance", reach=128).startswith("distance")
 
 
@@ -404,13 +404,13 @@ def test_a_sequence_that_is_split_runs_on_distance_in_whole_blocks():
 
 def test_triton_is_asked_for(monkeypatch):
   """It takes what cuDNN does not; nobody gets it who does not ask for it."""
-  assert chosen("gpu", asked="triton") == "triton (GPU, as config.model.attention_kernel says)"
-  assert chosen("gpu", asked="triton", dtype="float32", head_dim=100).startswith("triton")
-  assert chosen("gpu", asked="triton", lengths=(511, 512), bias="distance").startswith("triton")
-  assert chosen("gpu", asked="triton", compute_capability="7.5").startswith("plain (compute capability 7.5")
-  assert chosen("gpu", asked="triton", dropout="each") == "plain (dropout of probabilities)"
+  assert chosen("gpu", requested="triton") == "triton (GPU, as config.model.attention_kernel says)"
+  assert chosen("gpu", requested="triton", dtype="float32", head_dim=100).startswith("triton")
+  assert chosen("gpu", requested="triton", lengths=(511, 512), bias="distance").startswith("triton")
+  assert chosen("gpu", requested="triton", compute_capability="7.5").startswith("plain (compute capability 7.5")
+  assert chosen("gpu", requested="triton", dropout="each") == "plain (dropout of probabilities)"
   monkeypatch.setattr(gpu, "has_triton", lambda: False)
-  assert chosen("gpu", asked="triton") == "plain (Tokamax is not installed: pip install 't2t-jax[tokamax]')"
+  assert chosen("gpu", requested="triton") == "plain (Tokamax is not installed: pip install 't2t-jax[tokamax]')"
 
 
 def test_an_unknown_kernel():

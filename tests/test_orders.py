@@ -96,10 +96,12 @@ def test_the_search_tries_orders_of_the_best(monkeypatch):
   one = mesh(_V5E, 8, 8, fsdp=8, tensor=8)
   devices, own = list(one.devices.flat), mesh_layouts.speeds(one)
   sizes = (("data", 1), ("fsdp", 8), ("tensor", 8))
+  candidates = {rows: autotune_candidates.Candidate(sizes, rows, 1, "none") for rows in (16, 32)}
+  plans = a_plan(own, work=1.0, sent={"fsdp": 100e9}) | {"fits": True}
   results = [
-    autotune.Result(autotune_candidates.Candidate(sizes, rows, 1, "none"), a_plan(own, work=1.0, sent={"fsdp": 100e9})
-                  | {"fits": True, "tokens_per_second": float(rows)}) for rows in (16, 32)
-  ]  # fmt: skip
+    autotune.SearchResult(candidate, plans | {"tokens_per_second": float(rows)})
+    for rows, candidate in candidates.items()
+  ]
   found = autotune.refined(config(), results, devices)
   assert found and all(each.order and each.batch_size == 32 for each in found)
   assert f"--config.mesh.order={','.join(found[0].order)}" in found[0].flags()
@@ -122,11 +124,11 @@ def test_the_search_tries_other_blocks_of_the_best(monkeypatch):
     *("--config.data.inputs_length=4096", "--config.model.attention_block=256"),
     *("--config.model.head_dim=64", "--config.model.dtype=bfloat16"),
   )
-  found, *_ = autotune.refined(long, [autotune.Result(best, plan)], devices)
+  found, *_ = autotune.refined(long, [autotune.SearchResult(best, plan)], devices)
   assert found == dataclasses.replace(best, attention_block=1024)
   assert found.apply(long).model.attention_block == 1024
   assert "--config.model.attention_block=1024" in found.flags()
-  seen = [autotune.Result(best, plan)]
+  seen = [autotune.SearchResult(best, plan)]
   tried = autotune.run(long, [found], lambda _: plan, where="blocks", max_compiles=1, seen=seen)
   assert [each.candidate for each in tried] == [found]
-  assert autotune.refined(long, [autotune.Result(best, plan | {"kernel_seconds": 0.01})], devices) == []
+  assert autotune.refined(long, [autotune.SearchResult(best, plan | {"kernel_seconds": 0.01})], devices) == []

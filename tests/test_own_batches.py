@@ -152,7 +152,7 @@ def test_zero_may_be_a_token(tmp_path):
   config = loading.records(small("gpt2_small"))
   ids = np.array([[5, 0, 6, 7]])
   given = {"decoder_target_tokens": ids, "decoder_segment_ids": np.ones_like(ids)}
-  framing = batch_checks.Framing(begins=9, zero_pads=False)
+  framing = batch_checks.ArrayFraming(begins=9, zero_pads=False)
   found = batch_checks.completed(given, config, where="here", framing=framing)
   assert found["decoder_input_tokens"][0, :4].tolist() == [9, 5, 0, 6]
   assert found["decoder_loss_weights"][0].tolist() == [1.0] * 4 + [0.0] * 20

@@ -255,11 +255,11 @@ def test_training_begins_from_what_a_checkpoint_gave():
   config = config.with_(data={"inputs_length": 16, "targets_length": 16}, model={"vocab_size": 64})
   made, mesh = recipe.make(config), sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
   with jax.set_mesh(mesh):
-    program = made.on(mesh)
-    params = jax.tree.map(lambda x: x + 1, program.fresh()(jax.random.key(1)))
+    program = made.build(mesh)
+    params = jax.tree.map(lambda x: x + 1, program.init()(jax.random.key(1)))
     taken = recipe.join_frozen(params.params, params.frozen_params)
     expected = toy.flat(jax.tree.map(np.asarray, params.params))
-    state = program.warm()(taken, jax.random.key(0))
+    state = program.init_from_params()(taken, jax.random.key(0))
     found = [x for x in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, l2_sp.Anchors))]
     (kept,) = (x for x in found if isinstance(x, l2_sp.Anchors))
     assert kept.initial.keys() == expected.keys()

@@ -187,7 +187,7 @@ def test_the_optimizer_may_wait_on_the_host():
   assert not own.is_slower(away, planned(1.0, 1.0))
   assert away.apply(config(*T5)).train.offload_optimizer
   assert away.flags() == own.flags() + " --config.train.offload_optimizer=True"
-  assert "none*" in autotune.table([autotune.Result(away, planned(1.0, 1.0))])
+  assert "none*" in autotune.table([autotune.SearchResult(away, planned(1.0, 1.0))])
   # AdamW's moments take twice what the parameters do, 236 kB: split over 8 devices, 30 kB beside 15 kB.
   found = lambda capacity: {
     each.offload_optimizer
@@ -226,16 +226,16 @@ def test_a_search_ends_and_goes_on(cache):
   assert len(run(ordered, make_plan, max_compiles=2)) == 3
   assert calls == [16, 32, 64]
   assert run([candidate(128)], make_plan, budget=-1.0) == []
-  seen = [autotune.Result(candidate(16), planned(1.0, 1.0))]
+  seen = [autotune.SearchResult(candidate(16), planned(1.0, 1.0))]
   assert run([candidate(16), candidate(16, remat="full")], make_plan, seen=seen) == []  # and what is slower
 
 
 def test_the_fastest_that_fits_comes_first():
   """What does not fit follows, however fast it would be; lines have at most 80 columns."""
   results = [
-    autotune.Result(candidate(16), planned(5.0, 3e6)),
-    autotune.Result(candidate(32, data=16, fsdp=16, tensor=16), planned(6.0, 4e6)),
-    autotune.Result(candidate(64), planned(11.0, 9e6)),
+    autotune.SearchResult(candidate(16), planned(5.0, 3e6)),
+    autotune.SearchResult(candidate(32, data=16, fsdp=16, tensor=16), planned(6.0, 4e6)),
+    autotune.SearchResult(candidate(64), planned(11.0, 9e6)),
   ]
   assert [each.candidate.batch_size for each in autotune.ranked(results)] == [32, 16]
   lines = autotune.table(results).splitlines()

@@ -115,7 +115,7 @@ def test_what_beams_write_is_as_likely_as_it_is_said_to_be(kind):
   found = jax.jit(lambda model, batch: decoding.decode(model, batch, config=settings, eos_id=-1))(model, batch)
   for beam in range(3):
     tokens, again = np.asarray(found.tokens[:, beam]), dict(batch)
-    if config.kind.reads_apart:
+    if config.kind.has_encoder_and_decoder:
       again |= {"decoder_target_tokens": tokens, "decoder_loss_weights": np.ones((2, 4), np.float32)}
     else:
       row = np.array(batch["decoder_target_tokens"])

@@ -61,7 +61,7 @@ def test_it_is_a_text_with_more_tokens_in_front(kind):
   batch = toy.batch(architecture=config.architecture)
   run = jax.jit(lambda model, batch: (model(batch), model.states(batch)))
   (hidden, states), (expected, expected_states) = run(model, batch), run(whole, with_ids(config, batch))
-  cut = lambda x: x if config.kind.reads_apart else x[:, LENGTH:]
+  cut = lambda x: x if config.kind.has_encoder_and_decoder else x[:, LENGTH:]
   np.testing.assert_allclose(hidden, cut(expected), atol=1e-5)
   np.testing.assert_allclose(states, expected_states[:, LENGTH:], atol=1e-5)
   without = jax.jit(lambda model, batch: model(batch))(toy.model(config), batch)

@@ -17,7 +17,7 @@ def come(port: int, number: int, indices, *, seconds: float = 60.0) -> dict:
   """What each process is told."""
   said = {}
   threads = [
-    test_hosts.called(rendezvous.Place(f"localhost:{port}", number, index), seconds, said) for index in indices
+    test_hosts.called(rendezvous.ProcessSpec(f"localhost:{port}", number, index), seconds, said) for index in indices
   ]
   for thread in threads:
     thread.join()
@@ -40,7 +40,7 @@ def strangers(port: int, ended: threading.Event) -> list[socket.socket]:
 def test_strangers_are_ignored(capfd):
   """They come first, and stay on the line; they are told of once."""
   port, said, ended = test_hosts.free_port(), {}, threading.Event()
-  first = test_hosts.called(rendezvous.Place(f"localhost:{port}", 3, 0), 60.0, said)
+  first = test_hosts.called(rendezvous.ProcessSpec(f"localhost:{port}", 3, 0), 60.0, said)
   callers = strangers(port, ended)
   assert len(callers) == len(STRANGERS)
   said |= come(port, 3, (1, 2))
@@ -56,7 +56,7 @@ def test_more_strangers_than_may_come_are_hung_up_on(monkeypatch):
   monkeypatch.setattr(rendezvous, "_STRANGERS", 0)
   monkeypatch.setattr(rendezvous, "_GREETING_SECONDS", 0.3)
   port, said, ended = test_hosts.free_port(), {}, threading.Event()
-  first = test_hosts.called(rendezvous.Place(f"localhost:{port}", 2, 0), 60.0, said)
+  first = test_hosts.called(rendezvous.ProcessSpec(f"localhost:{port}", 2, 0), 60.0, said)
   callers = [caller for _ in range(3) for caller in strangers(port, ended)]
   assert sorted(come(port, 2, (1,))[1]) == [0]
   first.join()
@@ -67,9 +67,9 @@ def test_the_token_must_be_the_same(monkeypatch, capfd):
   """One that was started with another is no process of this run, and is told so."""
   port, said = test_hosts.free_port(), {}
   monkeypatch.setattr(rendezvous, "_token", lambda place: b"another" if place.index else b"one")
-  first = test_hosts.called(rendezvous.Place(f"localhost:{port}", 2, 0), 1.5, said)
+  first = test_hosts.called(rendezvous.ProcessSpec(f"localhost:{port}", 2, 0), 1.5, said)
   with pytest.raises(UserError, match="did not answer within"):
-    rendezvous.roll_call(rendezvous.Place(f"localhost:{port}", 2, 1), seconds=0.5)
+    rendezvous.roll_call(rendezvous.ProcessSpec(f"localhost:{port}", 2, 1), seconds=0.5)
   first.join()
   assert "process 1" in said[0] and rendezvous.TOKEN in capfd.readouterr().err
 
@@ -87,4 +87,4 @@ def test_the_first_process_proves_itself_as_well(monkeypatch):
     threading.Thread(target=lie, daemon=True).start()
     address = f"localhost:{server.getsockname()[1] + 1}"
     with pytest.raises(UserError, match=f"another {rendezvous.TOKEN}"):
-      rendezvous.roll_call(rendezvous.Place(address, 2, 1), seconds=0.3)
+      rendezvous.roll_call(rendezvous.ProcessSpec(address, 2, 1), seconds=0.3)

@@ -21,7 +21,7 @@ def test_the_rule_of_the_prediction():
   )
   ahead = hlo_cost.Collective("all-gather", ("x",), 2, 100e9, beside=(0, 1))
   waiting = hlo_cost.Collective("all-reduce", ("y",), 1, 50e9)
-  program = hlo_cost.Program(operations, (ahead, waiting), 0, 0, ())
+  program = hlo_cost.HloProgram(operations, (ahead, waiting), 0, 0, ())
   times = roofline.times(program, chip, peak, mesh)
   assert times.bound == "matmuls"
   assert times.compute == pytest.approx(2 * roofline.MATMUL_SHARE)
@@ -49,7 +49,7 @@ def test_an_instruction_hides_at_most_as_much_as_it_takes():
   )
   first = hlo_cost.Collective("all-gather", ("x",), 10, 6e9, beside=(0,))
   second = hlo_cost.Collective("all-reduce", ("y",), 10, 10e9, beside=(0, 1, 2))
-  times = roofline.times(hlo_cost.Program(operations, (first, second), 0, 0, ()), chip, peak, torus(16, 16))
+  times = roofline.times(hlo_cost.HloProgram(operations, (first, second), 0, 0, ()), chip, peak, torus(16, 16))
   assert times.links == pytest.approx({"x": 0.6, "y": 1.0})
   # What was hidden beside the product, 0.6 s, is no more there for the other; a copy that runs ahead hides nothing.
   assert times.waiting == pytest.approx({"y": 1.0 - 0.4 - 0.25})
@@ -60,7 +60,7 @@ def test_narrow_matrices_take_as_long_as_wide_ones():
   """A TPU's matrix units take 128 rows and columns at a time; kernels are told how wide a head is."""
   chip, peak = accelerators.CHIPS["TPU v5 lite"], accelerators.peak_flops("TPU v5 lite")
   one = lambda chip=chip, **fields: roofline.times(
-    hlo_cost.Program((hlo_cost.Operation("x", 1, flops=peak, bytes=0.0, **fields),), (), 0, 0, ()),
+    hlo_cost.HloProgram((hlo_cost.Operation("x", 1, flops=peak, bytes=0.0, **fields),), (), 0, 0, ()),
     *(chip, peak, torus(4, 4)),
     head_dim=64,
   )

@@ -16,7 +16,7 @@ from t2t.configuration import stages
 from t2t.configuration.loading import load_config, records
 from t2t.data import objectives, pipeline, train_data
 from t2t.data.objectives import masking, nsp_sop
-from t2t.losses.head_losses import Heads
+from t2t.losses.head_losses import HeadLosses
 from t2t.models.config import HeadConfig
 from t2t.training import recipe
 
@@ -306,7 +306,7 @@ def test_what_is_planned_is_what_is_read():
     name: (x.shape, x.dtype) for name, x in planned.items()
   }
   train_data.check(config)
-  weights = Heads.of(config).weights(batch)
+  weights = HeadLosses.from_config(config).weights(batch)
   assert weights["nsp"] == 8.0 and weights["tokens"] == np.sum(batch["encoder_loss_weights"])
 
 

@@ -39,7 +39,7 @@ def loop(stack, x, *, body=None, **inputs):
       x,
       positions=positions_lib.Positions(bias, angles, is_local),
       is_normed=index == 0 and config.embedding_norm and not config.post_norm,
-      reads=own,
+      cross_layer=own,
       **inputs,
     )
   return x if stack.norm is None else stack.norm(x)

@@ -220,8 +220,8 @@ def test_a_loop_saves_and_stops(number):
 def test_a_cloud_tells_every_host():
   """That all are to stop is known from another when the signal comes here, too: it is no second one."""
   told = """
-      stop._watch.hear_of(sync_point.Asked(sync_point.STOP, signal.SIGTERM, "SIGTERM came to another"))
-      stop._agreement.ask(sync_point.Asked(sync_point.STOP, signal.SIGTERM, ""))
+      stop._watch.hear_of(sync_point.SyncRequest(sync_point.STOP, signal.SIGTERM, "SIGTERM came to another"))
+      stop._agreement.ask(sync_point.SyncRequest(sync_point.STOP, signal.SIGTERM, ""))
       doing()
       while not stop._watch._heard: time.sleep(0.001)
       time.sleep(0.1)

@@ -14,7 +14,7 @@ from t2t.models.config import HeadConfig
 def asked(targets, groups=None, at=None):
   targets = jnp.array([targets], jnp.int32)
   groups = jnp.ones_like(targets) if groups is None else jnp.array([groups], jnp.int32)
-  return head_losses.Asked(jnp.ones(targets.shape, bool) if at is None else jnp.array([at]), targets, groups)
+  return head_losses.HeadTargets(jnp.ones(targets.shape, bool) if at is None else jnp.array([at]), targets, groups)
 
 
 # ---- Losses ----------------------------------------------------------------------------------------------------------

@@ -232,7 +232,7 @@ def test_an_evaluation_that_a_signal_broke_off_is_made_up_for(text, tmp_path, mo
 
   def asked_between_batches(steps, doing="the step"):
     if doing != "the step":
-      steps.ask(sync_point.Asked(sync_point.STOP, signal.SIGTERM, "the test"))
+      steps.ask(sync_point.SyncRequest(sync_point.STOP, signal.SIGTERM, "the test"))
     return reached(steps, doing)
 
   with monkeypatch.context() as patch:
@@ -253,7 +253,7 @@ def test_the_result_is_the_plain_loss_of_the_last_step(text, tmp_path, capsys, m
 
   def asked_at_the_second_step(steps, doing="the step"):
     if doing == "the step" and next(times) == 2:
-      steps.ask(sync_point.Asked(sync_point.STOP, signal.SIGTERM, "the test"))
+      steps.ask(sync_point.SyncRequest(sync_point.STOP, signal.SIGTERM, "the test"))
     return reached(steps, doing)
 
   more = ("--config.train.steps=2", "--config.eval.every=1", "--config.eval.examples=0")
@@ -485,7 +485,9 @@ def test_a_warm_start_has_the_memory_of_what_it_starts_from():
   wanted = join_frozen(abstract.params, abstract.frozen_params)
   numbers = lambda x: jnp.arange(float(x.size)).reshape(x.shape)
   params = jax.tree.map(lambda x: jax.device_put(numbers(x), x.sharding), wanted)
-  start = recipe.Program(graphdef, graphdef, abstract, shardings, make_state, None, None, ("encoder",)).warm()
+  start = recipe.Program(
+    graphdef, graphdef, abstract, shardings, make_state, None, None, ("encoder",)
+  ).init_from_params()
   size = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(params))
   program = start.lower(params, toy.key())
   assert not re.search(r"dense_resource|dense<\"0x", program.as_text())
@@ -519,7 +521,7 @@ def test_what_is_planned_is_what_is_trained(text, tmp_path, monkeypatch):
   config = records(override(load_config("t5_1_1_small"), [word for word in options if word.startswith("--config.")]))
   mesh, _ = mesh_selection.make(config)
   with jax.set_mesh(mesh):
-    program = recipe.make(config).on(mesh)
+    program = recipe.make(config).build(mesh)
     program.train_step.lower(program.state, *recipe.arguments(config, mesh))
   trained, planned = (program.as_text() for program in programs)
   assert planned == trained

@@ -19,7 +19,7 @@ import toy
 from t2t import UserError, convert, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import from_checkpoint, initialize, manager, pretrained, tensor_writer
-from t2t.checkpoints.warm_start import Plan, Taken, plan, warm_start
+from t2t.checkpoints.warm_start import Taken, TransferPlan, plan, warm_start
 from t2t.configuration.loading import load_config, records
 from t2t.convert import huggingface
 from t2t.models import transformer
@@ -90,7 +90,7 @@ def whole(state: train_state.TrainState) -> dict:
 @pytest.fixture(scope="module")
 def begun(program) -> dict[str, np.ndarray]:
   """What a run without a checkpoint begins with."""
-  return jax.tree.map(np.asarray, whole(program.fresh()(toy.key())))
+  return jax.tree.map(np.asarray, whole(program.init()(toy.key())))
 
 
 def with_changes(theirs: dict[str, np.ndarray], fresh: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -128,7 +128,7 @@ def test_the_state_that_a_part_becomes(program, begun, tmp_path):
   """Compiled, what was read is donated, fresh values are those of the same key, and moments are new."""
   theirs = written_by_t2t(tmp_path / "run")
   taken = warm_start(pretrained.read_source(str(tmp_path / "run")), whole(program.state), **CHANGES)
-  state = program.warm(taken.over)(taken.params, toy.key())
+  state = program.init_from_params(taken.over)(taken.params, toy.key())
   assert all(x.is_deleted() for x in jax.tree.leaves(taken.params))
   assert jax.tree.map(lambda x: x.sharding, state) == program.shardings
   assert "cross_attention_norm" in state.frozen_params["decoder"]["layers"]
@@ -215,7 +215,7 @@ def test_the_example_of_plan():
   theirs = {"embed/table": (30, 8), "pooler": (8, 8)}
   ours = {"bert/embed/table": (32, 8), "heads/label": (8, 3)}
   found = plan("X", theirs, ours, fresh=("heads",), parts=("embed=bert/embed",), rows=("table",))
-  assert found == Plan({"bert/embed/table": "embed/table"}, {"bert/embed/table": (0, 30)})
+  assert found == TransferPlan({"bert/embed/table": "embed/table"}, {"bert/embed/table": (0, 30)})
   assert all(str(part).replace("'", '"') in plan.__doc__ for part in (found, theirs, ours))
 
 

@@ -45,7 +45,7 @@ def test_a_source_that_hangs_is_named(tmp_path, capfd, monkeypatch):
   assert f"it waits for {path}: 0 s" in capfd.readouterr().err
   path.open("w").close()
   assert ended.wait(30)
-  assert waiting.told() == []
+  assert waiting.pending() == []
 
 
 def test_an_evaluation_may_take_longer_than_a_step_but_not_for_ever(monkeypatch):

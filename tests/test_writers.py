@@ -67,7 +67,7 @@ def events(workdir):
 
 def test_writer_makes_rows_and_tensorboard_events(tmp_path):
   """What is written is in the files after `flush`, also while the run goes on."""
-  writer = metric_writers.Writer(epath.Path(tmp_path))
+  writer = metric_writers.MetricWriter(epath.Path(tmp_path))
   for step in (7, 8):
     writer.write(step, {"train/loss": 2.5, "train/accuracy": 0.25})
     writer.flush()
@@ -92,7 +92,7 @@ def test_event_files_are_those_of_tensorboards_own_writer(tmp_path):
 
 def test_a_run_that_goes_on_has_each_step_once(tmp_path):
   """Killed after step 5 with a torn line and a torn event, resumed at 3, evaluated again at the end."""
-  first = metric_writers.Writer(epath.Path(tmp_path))
+  first = metric_writers.MetricWriter(epath.Path(tmp_path))
   for step in range(1, 6):
     first.write(step, {"train/loss": float(step)})
   first.write(3, {"eval/loss": 30.0})
@@ -102,7 +102,7 @@ def test_a_run_that_goes_on_has_each_step_once(tmp_path):
   for path in (tmp_path / "metrics.jsonl", tmp_path / "samples.jsonl", *(tmp_path / "tensorboard").iterdir()):
     with path.open("ab") as file:
       file.write(b'{"step": 6')
-  second = metric_writers.Writer(epath.Path(tmp_path), start=3)
+  second = metric_writers.MetricWriter(epath.Path(tmp_path), start=3)
   second.write(3, {"eval/loss": 30.0})
   second.samples(3, [[("prediction", "as 3")]])
   second.samples(5, [[("prediction", "as 5")]])
@@ -122,7 +122,7 @@ def test_a_run_that_goes_on_has_each_step_once(tmp_path):
 
 def test_texts_and_histograms_are_those_of_tensorboard(tmp_path):
   """A text is of its plugin, in lines that Markdown leaves alone; a histogram has a count for each limit."""
-  writer = metric_writers.Writer(epath.Path(tmp_path))
+  writer = metric_writers.MetricWriter(epath.Path(tmp_path))
   writer.samples(1, [[("input", "a *b*\n# c"), ("", "d")]])
   spread = Histogram(limits=[-1.0, 0.0, 1.0], counts=[3.0, 1.0], sum=-1.0, sum_squares=2.5)
   writer.histograms(1, {"params/embed/table": spread})
@@ -141,7 +141,7 @@ def test_texts_and_histograms_are_those_of_tensorboard(tmp_path):
 @pytest.mark.parametrize("place", [0, 3, 9, 14, 40])
 def test_a_bad_event_costs_no_other(place, tmp_path, capsys):
   """Whether its length is damaged, the length's checksum, or its content: it alone is taken out, and kept."""
-  writer = metric_writers.Writer(epath.Path(tmp_path))
+  writer = metric_writers.MetricWriter(epath.Path(tmp_path))
   for step in (1, 2, 3):
     writer.write(step, {"train/loss": float(step)})
   writer.close()
@@ -152,7 +152,7 @@ def test_a_bad_event_costs_no_other(place, tmp_path, capsys):
   bad[place] ^= 1
   path.write_bytes(b"".join([*frames[:2], bad, *frames[3:], frames[1][:-1]]))
   for _ in range(2):
-    metric_writers.Writer(epath.Path(tmp_path), start=3).close()
+    metric_writers.MetricWriter(epath.Path(tmp_path), start=3).close()
   assert events(tmp_path) == [(step, "train/loss", float(step)) for step in (1, 3)]
   assert (tmp_path / "events.damaged").read_bytes() == bytes(bad)
   assert capsys.readouterr().err.count("damaged records were taken out (1), and are kept in ") == 1
@@ -182,21 +182,21 @@ def test_what_is_no_row_is_kept_beside_the_rows(tmp_path, capsys):
   ]
   path.write_bytes(b"\n".join([foreign[0], row(1), *foreign[1:-1], row(2), foreign[-1]]))
   for start in (2, 3):  # once more: there is nothing left to take out
-    writer = metric_writers.Writer(epath.Path(tmp_path), start=start)
+    writer = metric_writers.MetricWriter(epath.Path(tmp_path), start=start)
     writer.write(start + 1, {"train/loss": float(start + 1)})
     writer.close()
   assert path.read_bytes().splitlines() == [row(step) for step in (1, 2, 3, 4)]
   assert (tmp_path / "metrics.jsonl.damaged").read_bytes().splitlines() == foreign
   assert capsys.readouterr().err.count("6 damaged lines were taken out, and are kept in metrics.jsonl.damaged") == 1
   path.write_bytes(b"\n".join([row(1), *foreign]))  # as if it had been killed between
-  metric_writers.Writer(epath.Path(tmp_path), start=1).close()
+  metric_writers.MetricWriter(epath.Path(tmp_path), start=1).close()
   assert (tmp_path / "metrics.jsonl.damaged").read_bytes().splitlines() == foreign
 
 
 def test_rows_that_no_checkpoint_belongs_to_are_kept_beside(tmp_path, capsys):
   """As where the folder of checkpoints was emptied: what was measured is there still, though the run begins anew."""
   for value in (1.0, 2.0):
-    writer = metric_writers.Writer(epath.Path(tmp_path))
+    writer = metric_writers.MetricWriter(epath.Path(tmp_path))
     writer.write(1, {"train/loss": value})
     writer.close()
   row = lambda value: json.dumps({"step": 1, "train/loss": value}).encode()
@@ -207,7 +207,7 @@ def test_rows_that_no_checkpoint_belongs_to_are_kept_beside(tmp_path, capsys):
 
 def test_a_disk_that_is_full_for_a_while_costs_no_line(tmp_path, monkeypatch, capsys):
   """Half of a write may have been made; the next goes on where it came to, and training never notices."""
-  writer = metric_writers.Writer(epath.Path(tmp_path))
+  writer = metric_writers.MetricWriter(epath.Path(tmp_path))
   writer.write(1, {"train/loss": 1.0})
   writer.flush()
   append = logs._Disk.append
@@ -230,7 +230,7 @@ def test_a_disk_that_is_full_for_a_while_costs_no_line(tmp_path, monkeypatch, ca
 
 def test_what_could_not_be_written_goes_with_the_checkpoint(tmp_path, monkeypatch):
   """Killed while the disk was full: the run that goes on writes what the checkpoint has of it, and nothing twice."""
-  first = metric_writers.Writer(epath.Path(tmp_path))
+  first = metric_writers.MetricWriter(epath.Path(tmp_path))
   first.write(1, {"train/loss": 1.0})
   assert first.flush() == {}
   append = logs._Disk.append
@@ -242,7 +242,7 @@ def test_what_could_not_be_written_goes_with_the_checkpoint(tmp_path, monkeypatc
   assert set(unwritten) == set(metric_writers.UNWRITTEN)
   monkeypatch.setattr(logs._Disk, "append", append)
   for _ in range(2):  # the second time it is killed before another checkpoint
-    second = metric_writers.Writer(epath.Path(tmp_path), start=3, unwritten=unwritten)
+    second = metric_writers.MetricWriter(epath.Path(tmp_path), start=3, unwritten=unwritten)
     second.write(4, {"train/loss": 4.0})
     second.close()
   expected = [(n, float(n)) for n in range(1, 5)]

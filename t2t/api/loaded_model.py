@@ -94,8 +94,8 @@ def load(
 
 def _listed(modules: str | os.PathLike | Sequence[str | os.PathLike]) -> str:
   """Modules of tasks as the commands take them, separated by commas."""
-  given = [modules] if isinstance(modules, str | os.PathLike) else modules
-  return ",".join(given_paths.text(module, called="task_modules") for module in given)
+  module_list = [modules] if isinstance(modules, str | os.PathLike) else modules
+  return ",".join(given_paths.text(module, called="task_modules") for module in module_list)
 
 
 def _with_vocabulary(source: pretrained.Source, spec: str) -> pretrained.Source:
@@ -204,7 +204,7 @@ class Model:
 
   def detokenize(self, ids: Sequence[Sequence[int]]) -> list[str]:
     """The text of each sequence of ids."""
-    return [self._vocabulary.decode([int(x) for x in each]) for each in ids]
+    return [self._vocabulary.decode([int(x) for x in sequence]) for sequence in ids]
 
   # ---- Text ----------------------------------------------------------------
 
@@ -265,7 +265,7 @@ class Model:
     Raises:
       UserError: a model that does not fill blanks, or a text without one.
     """
-    if self.config.kind.writes:
+    if self.config.kind.is_generative:
       raise UserError(f"{self!r} writes, and fills no blanks; use generate or score")
     numeric.check("top", top, whole=True)
     with in_python():
@@ -310,12 +310,12 @@ class Model:
   def __call__(self, texts: Asked | Sequence[Asked]) -> dict[str, Any] | list[dict[str, Any]]:
     """Does what the model was trained for, see `answer`, `fill` and `generate`; of a single text it returns one row."""
     single = isinstance(texts, str | Mapping)
-    given = [texts] if single else texts
+    batch = [texts] if single else texts
     if self._source.model.is_generative or pretrained.answers_by_heads(self._source):
-      found = self.answer(given) if self._is_answered else [{"prediction": text} for text in self.generate(given)]
+      rows = self.answer(batch) if self._is_answered else [{"prediction": text} for text in self.generate(batch)]
     else:
-      found = self.fill(given)
-    return found[0] if single else found
+      rows = self.fill(batch)
+    return rows[0] if single else rows
 
   @property
   def _is_answered(self) -> bool:
@@ -387,12 +387,12 @@ class Model:
       UserError: targets that are missing, or that an encoder alone has no use for.
     """
     kind = self.config.kind
-    if not kind.writes and targets is not None:
+    if not kind.is_generative and targets is not None:
       raise UserError(f"{self!r} is an encoder alone: leave targets out, and mask what it is to guess in the text")
-    if kind.reads_apart and targets is None:
+    if kind.has_encoder_and_decoder and targets is None:
       raise UserError(f"{self!r} tells the tokens of targets: give them")
     with in_python():
-      if not kind.writes:
+      if not kind.is_generative:
         predictor.check_predicts_tokens(self._source.model, where=repr(self))
         blanks = fill_mask.Blanks(self._vocabulary, self.config.architecture, special_tokens=self._special_tokens)
         read = [blanks(text, self._longest_text())[0] for text in _texts(inputs)]
@@ -440,25 +440,25 @@ class Model:
       UserError: one cannot be asked.
     """
     if isinstance(texts, str | Mapping):
-      one = "a text" if isinstance(texts, str) else "a mapping"
-      raise UserError(f"texts: is {one}; give a list with it, [...]")
+      kind = "a text" if isinstance(texts, str) else "a mapping"
+      raise UserError(f"texts: is {kind}; give a list with it, [...]")
     if not isinstance(texts, Iterable):
       raise UserError(f"texts: is {type(texts).__name__}; give a list of texts")
-    given = []
+    examples = []
     for number, text in enumerate(texts):
       where = f"texts[{number}]"
       line = jsonl_io.made(number + 1, text, form=way.form, where=where)
       if not line.text:
         raise UserError(f"{where}: is empty")
       way.check(line, where)
-      asked = way.read(line)
-      if asked.error:
-        raise UserError(f"{where}: {asked.error}: {line.text[:60]!r}")
-      if asked.cut:
-        said = f"{where}: {asked.cut:,} of its {asked.tokens:,} tokens were cut: the model reads {way.cut_to}"
-        warnings.warn(f"{said}; load it with a larger inputs_length", stacklevel=4)
-      given.append(asked.given)
-    return way.answer(self.params, given, numbers=range(len(given)), done=None) if given else []
+      example = way.read(line)
+      if example.error:
+        raise UserError(f"{where}: {example.error}: {line.text[:60]!r}")
+      if example.cut:
+        message = f"{where}: {example.cut:,} of its {example.tokens:,} tokens were cut: the model reads {way.cut_to}"
+        warnings.warn(f"{message}; load it with a larger inputs_length", stacklevel=4)
+      examples.append(example.given)
+    return way.answer(self.params, examples, numbers=range(len(examples)), done=None) if examples else []
 
   # ---- Pairs and logits ----------------------------------------------------
 
@@ -486,30 +486,30 @@ class Model:
     longest = self._inputs_length or self._source.run["data"]["inputs_length"]
     read = prompt_builder.Prompts(
       self._vocabulary,
-      ends=kind.writes and prompt_builder.ends_prompts(self._source)[0],
+      ends=kind.is_generative and prompt_builder.ends_prompts(self._source)[0],
       longest=longest,
       special_tokens=self._special_tokens,
-      prefix=prompt_builder.prefix(self._source) if kind.writes else None,
+      prefix=prompt_builder.prefix(self._source) if kind.is_generative else None,
     )
-    end = [self._vocabulary.eos_id] if kind.reads_apart else []
+    end = [self._vocabulary.eos_id] if kind.has_encoder_and_decoder else []
     pairs = []
     for number, (text, target) in enumerate(zip(inputs, targets, strict=True)):
       prompt, cut = read(text)
       if cut:
-        said = f"inputs[{number}]: {cut:,} of its {len(prompt) + cut:,} tokens were cut: the model reads {longest:,}"
-        warnings.warn(f"{said}; load it with a larger inputs_length", stacklevel=4)
+        message = f"inputs[{number}]: {cut:,} of its {len(prompt) + cut:,} tokens were cut: the model reads {longest:,}"
+        warnings.warn(f"{message}; load it with a larger inputs_length", stacklevel=4)
       pairs.append((prompt, [*read.encode(target), *end]))
     return pairs
 
   def _of_decoder(self, pair: tuple[list[int], list[int]]) -> np.ndarray:
     prompt, target = pair
     most = self.config.most_positions or 1 << 30
-    apart = self.config.kind.reads_apart
+    apart = self.config.kind.has_encoder_and_decoder
     lengths = (len(prompt), len(target)) if apart else (len(prompt) + len(target),)
     widths = [predictor.bucket(max(length, 1), most) for length in lengths]
     batch = predictor.scored_features([pair], widths, architecture=self.config.architecture, framing=self._framing)
-    found = self._logits(batch)
-    return found[: len(target)] if apart else found[len(prompt) : len(prompt) + len(target)]
+    logits = self._logits(batch)
+    return logits[: len(target)] if apart else logits[len(prompt) : len(prompt) + len(target)]
 
   def _of_encoder(self, ids: list[int]) -> np.ndarray:
     width = predictor.bucket(len(ids), self.config.most_positions or 1 << 30)
@@ -554,4 +554,4 @@ def in_python() -> Iterator[None]:
     yield
   except UserError as error:
     text = str(error).replace("--checkpoint: ", "")
-    raise type(error)(re.sub(r"(`[^`]*`|t2t [a-z]+ --[^;,`\n]*)|--", lambda found: found[1] or "", text)) from None
+    raise type(error)(re.sub(r"(`[^`]*`|t2t [a-z]+ --[^;,`\n]*)|--", lambda match: match[1] or "", text)) from None

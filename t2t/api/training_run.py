@@ -61,7 +61,12 @@ def config(
   for section, values in sections.items():
     if not isinstance(values, Mapping):
       known = foreign_names.translated(section)
-      keys = [f"{name}.{key}" for name, each in default.get_config().items() if name != "stages" for key in each]
+      keys = [
+        f"{name}.{key}"
+        for name, section_keys in default.get_config().items()
+        if name != "stages"
+        for key in section_keys
+      ]
       if same := next((key for key in keys if key.rpartition(".")[2] == section), ""):
         name, _, key = same.partition(".")
         known = f"; did you mean {name}={{{key!r}: {values!r}}}?"
@@ -72,25 +77,25 @@ def config(
   typed = [f"--config.{key}={value if isinstance(value, str) else repr(value)}" for key, value in dotted.items()]
 
   with in_python():
-    found = loading.overridden(name, typed)
+    config_dict = loading.overridden(name, typed)
     for key, value in dotted.items():
-      if _is_text(found, key) and isinstance(value, list | tuple | Mapping | None):
-        texts = isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
+      if _is_text(config_dict, key) and isinstance(value, list | tuple | Mapping | None):
+        texts = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
         hint = f"; several are separated by commas: {','.join(value)!r}" if texts else ""
         raise UserError(f"config.{key}={value!r}: must be a text{hint}")
-    if found.init.inherit and found.init.checkpoint:
-      source = pretrained.read_source(found.init.checkpoint, where="config.init.checkpoint=")
-      found = loading.overridden(name, typed, prepare=lambda found: pretrained.adopt(found, source))
-  return typed_config.typed(found)
+    if config_dict.init.inherit and config_dict.init.checkpoint:
+      source = pretrained.read_source(config_dict.init.checkpoint, where="config.init.checkpoint=")
+      config_dict = loading.overridden(name, typed, prepare=lambda draft: pretrained.adopt(draft, source))
+  return typed_config.typed(config_dict)
 
 
 def _is_text(config: ConfigDict, key: str) -> bool:
-  found: Any = config
+  value: Any = config
   for part in key.split("."):
-    if not isinstance(found, ConfigDict) or part not in found:
+    if not isinstance(value, ConfigDict) or part not in value:
       return False
-    found = found[part]
-  return isinstance(found, str)
+    value = value[part]
+  return isinstance(value, str)
 
 
 @foreign_names.translating
@@ -163,10 +168,10 @@ def train(
       _read_examples(config, examples, eval_examples)
 
     def run(rows: _Rows) -> None:
-      own = None if batches is None else array_batches.OwnData(batches, eval_batches)
-      train_loop(loading.records(config), workdir, callbacks=[*callbacks, rows], data=own)
-      if own is not None and own.failure is not None:
-        raise own.failure  # which has ended the run, saved
+      user_data = None if batches is None else array_batches.OwnData(batches, eval_batches)
+      train_loop(loading.records(config), workdir, callbacks=[*callbacks, rows], data=user_data)
+      if user_data is not None and user_data.failure is not None:
+        raise user_data.failure  # which has ended the run, saved
 
     return Training(_Rows(run))
 
@@ -301,17 +306,17 @@ class _Rows(Callback):
         self._thread.start()
       else:
         self._goes_on.put(None)
-      found = self._next()
+      row_or_error = self._next()
     except KeyboardInterrupt:
       self._end("interrupted")
       raise
-    if isinstance(found, dict):
-      return found
+    if isinstance(row_or_error, dict):
+      return row_or_error
     self._ended = True
     self._thread.join()
-    if found is not None:
+    if row_or_error is not None:
       with in_python():
-        raise found
+        raise row_or_error
     raise StopIteration
 
   def _next(self, *, patience: float = math.inf) -> Any:
@@ -327,8 +332,8 @@ class _Rows(Callback):
       waited += 1.0
       if waited >= patience:
         patience = math.inf
-        what = "; ".join(waiting.told()) or "the step that is computed, to be saved"
-        console.tell(f"waiting for {what}; another interruption does not wait")
+        pending = "; ".join(waiting.pending()) or "the step that is computed, to be saved"
+        console.tell(f"waiting for {pending}; another interruption does not wait")
 
   def close(self) -> None:
     """See `Training.close`."""
@@ -347,11 +352,11 @@ class _Rows(Callback):
     if self._stop is not None:
       self._ask()
     self._goes_on.put(None)
-    while isinstance(found := self._next(patience=_PATIENCE), dict):
+    while isinstance(row_or_error := self._next(patience=_PATIENCE), dict):
       self._goes_on.put(None)
     self._thread.join()
-    if found is not None:
-      raise found
+    if row_or_error is not None:
+      raise row_or_error
 
   def _ask(self) -> None:
-    self._stop.ask(sync_point.Asked(sync_point.STOP, signal.SIGINT, self._why))
+    self._stop.ask(sync_point.SyncRequest(sync_point.STOP, signal.SIGINT, self._why))

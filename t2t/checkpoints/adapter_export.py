@@ -24,9 +24,9 @@ def trained(source: pretrained.Source, *, where: str = "") -> tuple[dict[str, Te
   """
   if not source.adapters:
     raise UserError(f"{where}{source.path}: nothing adapts this model; --to hf writes all of it")
-  own, frozen, _ = tensor_writer.saved(source, where)
+  adapter_tensors, frozen, _ = tensor_writer.saved(source, where)
   below = frozen | tensor_writer.of_base(source)
-  return own, {adapters_lib.base_path(path, source.adapters): tensor for path, tensor in below.items()}
+  return adapter_tensors, {adapters_lib.base_path(path, source.adapters): tensor for path, tensor in below.items()}
 
 
 def base_folder(source: pretrained.Source) -> str:
@@ -47,7 +47,12 @@ def open_base(path: str, *, where: str) -> tuple[Foreign, str]:
 
 
 def save(
-  adapter: peft.Adapter, base: Foreign, part: str, out: epath.Path, *, advance: atomic_output.Progress = lambda *_: None
+  adapter: peft.PeftAdapter,
+  base: Foreign,
+  part: str,
+  out: epath.Path,
+  *,
+  advance: atomic_output.Progress = lambda *_: None,
 ) -> Foreign:
   """Writes a run of t2t's that has the adapter, and names its base with a digest of each of its arrays.
 
@@ -66,36 +71,40 @@ def save(
   atomic_output.check(out, 0)
   section = adapters_lib.ADAPTERS[adapter.section]
   adapters = {adapter.section: section.config(**adapter.config)}
-  own = dict(adapter.tensors) | {path: _of_head(base, adapter, path) for path in adapter.kept}
+  adapter_tensors = dict(adapter.tensors) | {path: _of_head(base, adapter, path) for path in adapter.kept}
   adapted = lambda rngs: adapters_lib.adapt(transformer.build(adapter.model, rngs), adapters, rngs)
   shapes = {path: x.shape for path, x in lazy_tensors.expected_of(adapted).items()}
-  below = {path: adapters_lib.base_path(path, adapters) for path in shapes if path not in own}
+  below = {path: adapters_lib.base_path(path, adapters) for path in shapes if path not in adapter_tensors}
   there = {path: base.tensors[name].shape for path, name in below.items() if name in base.tensors}
-  lazy_tensors.compare(str(adapter.path), there | {path: x.shape for path, x in own.items()}, shapes)
+  lazy_tensors.compare(str(adapter.path), there | {path: x.shape for path, x in adapter_tensors.items()}, shapes)
   entries = {}
   for path, name in below.items():
     tensor = base.tensors[name]
     digest = base_model_ref.digest_of_parts(read() for read in tensor.parts)
-    entries[path] = base_model_ref.Entry(name, tensor.shape, digest)
-  place = str(base.path)
-  found = base_model_ref.Base(place, base_model_ref.beside(place, gcs.absolute(str(out))), part, entries)
-  foreign = dataclasses.replace(base, kind="peft", path=adapter.path, model=adapter.model, tensors=own, pooler={})
+    entries[path] = base_model_ref.BaseEntry(name, tensor.shape, digest)
+  base_location = str(base.path)
+  base_record = base_model_ref.Base(
+    base_location, base_model_ref.beside(base_location, gcs.absolute(str(out))), part, entries
+  )
+  foreign = dataclasses.replace(
+    base, kind="peft", path=adapter.path, model=adapter.model, tensors=adapter_tensors, pooler={}
+  )
   config = tensor_writer.run_config(foreign, out)
   config |= {name: dataclasses.asdict(record) for name, record in adapters.items()}
   # As a run that was started from it has it.
-  config["init"] |= {"checkpoint": place, "inherit": True}
-  tensor_writer.save(foreign, out, config=config, base=found, advance=advance)
+  config["init"] |= {"checkpoint": base_location, "inherit": True}
+  tensor_writer.save(foreign, out, config=config, base=base_record, advance=advance)
   return foreign
 
 
-def _of_head(base: Foreign, adapter: peft.Adapter, path: str) -> Tensor:
+def _of_head(base: Foreign, adapter: peft.PeftAdapter, path: str) -> Tensor:
   """A parameter of the head that was not trained, of the base's head or of its pooler."""
   head, name = adapter.model.heads[0], path.rpartition("/")[2]
-  places = [f"heads/{each.name}/{name}" for each in base.model.heads if each.kind == head.kind]
-  found = next((base.tensors[place] for place in places if place in base.tensors), base.pooler.get(name))
-  if found is None:
+  places = [f"heads/{base_head.name}/{name}" for base_head in base.model.heads if base_head.kind == head.kind]
+  tensor = next((base.tensors[candidate] for candidate in places if candidate in base.tensors), base.pooler.get(name))
+  if tensor is None:
     raise UserError(
       f"{adapter.path}: neither it nor {base.path} has the head's {name}; give the base that it was trained on,"
       " with its pooler"
     )
-  return found
+  return tensor

@@ -23,11 +23,15 @@ def base_of(taken: Taken, frozen: Params, workdir: epath.Path, *, name: str = ""
     workdir: of the run.
     name: of the checkpoint in config.init.others.
   """
-  own = set(taken.fresh_in(frozen))
-  below = [path for path in traverse_util.flatten_dict(frozen, sep="/") if path not in own and "heads/" not in path]
+  fresh_paths = set(taken.fresh_in(frozen))
+  below = [
+    path for path in traverse_util.flatten_dict(frozen, sep="/") if path not in fresh_paths and "heads/" not in path
+  ]
   params = traverse_util.flatten_dict(taken.params, sep="/")
   digests = base_model_ref.digests({path: params[path] for path in below})
-  entries = {path: base_model_ref.Entry(taken.names[path], tuple(params[path].shape), digests[path]) for path in below}
+  entries = {
+    path: base_model_ref.BaseEntry(taken.names[path], tuple(params[path].shape), digests[path]) for path in below
+  }
   path = str(taken.source.path)
   return base_model_ref.Base(path, base_model_ref.beside(path, workdir), taken.source.part, entries, name)
 
@@ -67,30 +71,31 @@ def _restore(
   config: Config,
   moved_to: str,
 ) -> tuple[TrainState, dict[str, bytes]]:
-  found = restore.read_base(checkpoints.directory / str(step))
-  if found is None:
+  saved_base = restore.read_base(checkpoints.directory / str(step))
+  if saved_base is None:
     return checkpoints.restore(step, abstract, stream_names)
   workdir = checkpoints.directory.parent
-  now = {base.name: base for base in (checkpoints.base or found).each}
+  now = {base.name: base for base in (checkpoints.base or saved_base).all_bases}
   opened = {}
-  for base in found.each:
-    place = _moved(now[base.name], config, workdir) if base.name else moved_to
+  for base in saved_base.all_bases:
+    moved_path = _moved(now[base.name], config, workdir) if base.name else moved_to
     key = f"config.init.others.{base.name}.checkpoint=" if base.name else "config.init.checkpoint="
-    where = key if place else f"{workdir}: its base: "
-    opened[base.name] = pretrained.open_base(base, place or now[base.name].found(workdir), where=where)
+    where = key if moved_path else f"{workdir}: its base: "
+    opened[base.name] = pretrained.open_base(base, moved_path or now[base.name].locate(workdir), where=where)
   paths = {name: str(source.path) for name, source in opened.items()}
   at = [
-    dataclasses.replace(x, path=paths[x.name], beside=base_model_ref.beside(paths[x.name], workdir)) for x in found.each
+    dataclasses.replace(x, path=paths[x.name], beside=base_model_ref.beside(paths[x.name], workdir))
+    for x in saved_base.all_bases
   ]
   checkpoints.base = base_model_ref.Base.joined(at)
-  own = dataclasses.replace(abstract, frozen_params=found.without(abstract.frozen_params))
-  state, streams = checkpoints.restore(step, own, stream_names)
+  without_base = dataclasses.replace(abstract, frozen_params=saved_base.without(abstract.frozen_params))
+  state, streams = checkpoints.restore(step, without_base, stream_names)
   frozen = traverse_util.flatten_dict(abstract.frozen_params, sep="/")
   # Compared as they were, whatever they are kept in.
-  place = lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding)
+  as_float32 = lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding)
   read = {}
-  for base in found.each:
-    wanted = {path: (path, place(x)) for path, x in frozen.items() if path in base.entries}
+  for base in saved_base.all_bases:
+    wanted = {path: (path, as_float32(x)) for path, x in frozen.items() if path in base.entries}
     read |= pretrained.read_base(base, opened[base.name], wanted)
   below = traverse_util.unflatten_dict({path: x.astype(frozen[path].dtype) for path, x in read.items()}, sep="/")
   return dataclasses.replace(state, frozen_params=join_frozen(state.frozen_params, below)), streams

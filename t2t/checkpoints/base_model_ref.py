@@ -24,7 +24,7 @@ from t2t.storage import gcs
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class BaseEntry:
   """An array of the base.
 
   name: its path there.
@@ -52,17 +52,17 @@ class Base:
   path: str
   beside: str
   part: str
-  entries: Mapping[str, Entry]
+  entries: Mapping[str, BaseEntry]
   name: str = ""
   others: tuple["Base", ...] = ()
 
   @classmethod
-  def joined(cls, found: Sequence["Base"]) -> "Base | None":
+  def joined(cls, bases: Sequence["Base"]) -> "Base | None":
     """Returns the first with the rest as its `others`; None for none."""
-    return dataclasses.replace(found[0], others=tuple(found[1:])) if found else None
+    return dataclasses.replace(bases[0], others=tuple(bases[1:])) if bases else None
 
   @property
-  def each(self) -> tuple["Base", ...]:
+  def all_bases(self) -> tuple["Base", ...]:
     """The base without its `others`, and these."""
     return (dataclasses.replace(self, others=()), *self.others)
 
@@ -73,8 +73,8 @@ class Base:
 
   def to_dict(self) -> dict[str, Any]:
     """Returns what JSON has; empty keys are left out, as older versions wrote it."""
-    found = dataclasses.asdict(self)
-    return {key: value for key, value in found.items() if value or key not in ("name", "others")}
+    values = dataclasses.asdict(self)
+    return {key: value for key, value in values.items() if value or key not in ("name", "others")}
 
   @classmethod
   def from_dict(cls, values: Mapping[str, Any], where: Any) -> "Base":
@@ -85,21 +85,21 @@ class Base:
     """
     try:
       entries = {
-        str(path): Entry(str(entry["name"]), tuple(map(int, entry["shape"])), str(entry["digest"]))
+        str(path): BaseEntry(str(entry["name"]), tuple(map(int, entry["shape"])), str(entry["digest"]))
         for path, entry in values["entries"].items()
       }
-      others = tuple(cls.from_dict(each, where) for each in values.get("others", ()))
+      other_bases = tuple(cls.from_dict(other_values, where) for other_values in values.get("others", ()))
       name = str(values.get("name", ""))
-      return cls(*(str(values[key]) for key in ("path", "beside", "part")), entries, name, others)
+      return cls(*(str(values[key]) for key in ("path", "beside", "part")), entries, name, other_bases)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
       raise UserError(f"{where}/{verify.BASE}: does not say what the checkpoint lies on top of ({error!r})") from error
 
   def places(self, workdir: epath.Path) -> list[str]:
     """Where it is now: at its path, or as far from what lies on top of it as it was; [] where it is at neither."""
     places = [self.path, *([str(workdir / self.beside)] if self.beside else [])]
-    return [place for place in places if gcs.absolute(place).exists()]
+    return [path for path in places if gcs.absolute(path).exists()]
 
-  def found(self, workdir: epath.Path) -> str:
+  def locate(self, workdir: epath.Path) -> str:
     """The first of `places`, of an adapter's workdir.
 
     Raises:
@@ -118,26 +118,26 @@ class Base:
   def without(self, params: Params) -> Params:
     """Nested parameters that are not of the base."""
     flat = traverse_util.flatten_dict(params, sep="/")
-    own = self.paths
-    return traverse_util.unflatten_dict({path: x for path, x in flat.items() if path not in own}, sep="/")
+    base_paths = self.paths
+    return traverse_util.unflatten_dict({path: x for path, x in flat.items() if path not in base_paths}, sep="/")
 
-  def check(self, found: Mapping[str, str], where: str, *, than: str = "the adapter was trained on") -> None:
+  def check(self, actual: Mapping[str, str], where: str, *, than: str = "the adapter was trained on") -> None:
     """Compares digests.
 
     Args:
-      found: path in the adapted model -> digest of what was read for it.
+      actual: path in the adapted model -> digest of what was read for it.
       where: it was read from.
       than: what the base is to what lies on top of it, for messages.
 
     Raises:
       UserError: one is another; names the first.
     """
-    wrong = [path for path, digest in found.items() if digest != self.entries[path].digest]
+    wrong = [path for path, digest in actual.items() if digest != self.entries[path].digest]
     if wrong:
-      more = f" (and {len(wrong) - 1} more of {len(found)})" if len(wrong) > 1 else ""
+      more = f" (and {len(wrong) - 1} more of {len(actual)})" if len(wrong) > 1 else ""
       raise UserError(
         f"{where}: is another model than {than}, which lay at {self.path}: {wrong[0]} has the"
-        f" digest {found[wrong[0]]}, and had {self.entries[wrong[0]].digest}{more}"
+        f" digest {actual[wrong[0]]}, and had {self.entries[wrong[0]].digest}{more}"
       )
 
 
@@ -157,16 +157,16 @@ _STRIDE = 0x9E3779B1  # odd, so that no two of 2**32 places give the same
 _ROUNDS = ((16, 0x85EBCA6B), (13, 0xC2B2AE35))  # Appleby 2008: the finalizer of MurmurHash3
 
 
-def _mixed(bits: Any, place: Any, seed: int) -> Any:
+def _mixed(bits: Any, positions: Any, seed: int) -> Any:
   """uint32 -> uint32, of jax or numpy."""
-  x = bits ^ (place * np.uint32(_STRIDE) + np.uint32(seed))
+  x = bits ^ (positions * np.uint32(_STRIDE) + np.uint32(seed))
   for shift, factor in _ROUNDS:
     x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
   return x ^ (x >> np.uint32(16))
 
 
 def _hex(sums: Iterable[Any]) -> str:
-  return "".join(f"{int(each) % 2**32:08x}" for each in sums)
+  return "".join(f"{int(total) % 2**32:08x}" for total in sums)
 
 
 def digests(params: Mapping[str, jax.Array]) -> dict[str, str]:
@@ -184,16 +184,16 @@ def digests(params: Mapping[str, jax.Array]) -> dict[str, str]:
 
 @functools.cache
 def _program(mesh: jax.sharding.Mesh):
-  def one(x: jax.Array) -> jax.Array:
+  def digest(x: jax.Array) -> jax.Array:
     bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
     strides = [math.prod(x.shape[axis + 1 :]) % 2**32 for axis in range(x.ndim)]
     parts = (
       jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * np.uint32(stride) for axis, stride in enumerate(strides)
     )
-    place = sum(parts, jnp.zeros((), jnp.uint32))
-    return jnp.stack([jnp.sum(_mixed(bits, place, seed), dtype=jnp.uint32) for seed in _SEEDS])
+    positions = sum(parts, jnp.zeros((), jnp.uint32))
+    return jnp.stack([jnp.sum(_mixed(bits, positions, seed), dtype=jnp.uint32) for seed in _SEEDS])
 
-  return jax.jit(lambda arrays: jnp.stack(list(map(one, arrays))), out_shardings=sharding.replicated(mesh))
+  return jax.jit(lambda arrays: jnp.stack(list(map(digest, arrays))), out_shardings=sharding.replicated(mesh))
 
 
 def digest_of_parts(parts: Iterable[np.ndarray]) -> str:
@@ -201,8 +201,8 @@ def digest_of_parts(parts: Iterable[np.ndarray]) -> str:
   sums, begin = [0] * len(_SEEDS), 0
   for part in parts:
     bits = np.ascontiguousarray(part, np.float32).reshape(-1).view(np.uint32)
-    place = (np.arange(begin, begin + bits.size) % 2**32).astype(np.uint32)
+    positions = (np.arange(begin, begin + bits.size) % 2**32).astype(np.uint32)
     begin += bits.size
     for index, seed in enumerate(_SEEDS):
-      sums[index] += int(np.sum(_mixed(bits, place, seed), dtype=np.uint64))
+      sums[index] += int(np.sum(_mixed(bits, positions, seed), dtype=np.uint64))
   return _hex(sums)

@@ -28,19 +28,21 @@ def error(saved: Mapping[str, Any], config: Config, mesh: jax.sharding.Mesh, *, 
     old = records(saved_config(saved))
   except UserError:  # of a version whose keys are not known any more
     return ""
-  found = [change for change in _changes(old, config) if _decides(change, config, mesh)]
-  if not found:
+  decisive = [change for change in _changes(old, config) if _decides(change, config, mesh)]
+  if not decisive:
     return ""
   begins = f"--workdir {workdir} is at step {step} of a run whose model or optimizer has other arrays, because of"
   base, init = saved.get("init", {}).get("checkpoint", ""), config.init
-  if init.inherit and base and base != init.checkpoint and any(change.section == "model" for change in found):
+  if init.inherit and base and base != init.checkpoint and any(change.section == "model" for change in decisive):
     return (
       f"{begins}\n  config.init.checkpoint={init.checkpoint or repr('')}, which was {base}, whose model it is\n"
       f"To go on give --config.init.checkpoint={base}; or give another --workdir"
     )
-  lines = "".join(f"\n  {change.described}" for change in found)
-  again = " ".join(option for change in found for option in change.options)
-  removed = "".join(f", without config.{change.section}" for change in found if not change.key and change.was is None)
+  lines = "".join(f"\n  {change.described}" for change in decisive)
+  again = " ".join(option for change in decisive for option in change.options)
+  removed = "".join(
+    f", without config.{change.section}" for change in decisive if not change.key and change.was is None
+  )
   return (
     f"{begins}{lines}\n"
     f"To go on give the settings that the run began with{again and f', {again}'}{removed}; or give another --workdir"
@@ -71,8 +73,8 @@ class _Change:
     if self.was is None:
       return []
     plain, values = type(self.was)(), dataclasses.asdict(self.was)
-    other = [key for key in values if values[key] != getattr(plain, key)] or list(values)[:1]
-    return [f"--config.{self.section}.{key}={_quoted(_typed(values[key]))}" for key in other]
+    changed = [key for key in values if values[key] != getattr(plain, key)] or list(values)[:1]
+    return [f"--config.{self.section}.{key}={_quoted(_typed(values[key]))}" for key in changed]
 
   def undone(self, config: Config) -> Config:
     """The config with it as it was."""

@@ -59,7 +59,7 @@ def save(
   """
   folder, flat = gcs.absolute(out), traverse_util.flatten_dict(params, sep="/")
   digests = base_model_ref.digests(flat)
-  entries = {path: base_model_ref.Entry(path, tuple(x.shape), digests[path]) for path, x in flat.items()}
+  entries = {path: base_model_ref.BaseEntry(path, tuple(x.shape), digests[path]) for path, x in flat.items()}
   base = base_model_ref.Base(str(source.path), base_model_ref.beside(str(source.path), folder), source.part, entries)
   step = int(source.path.name) if source.path.name.isdigit() else 0
   items = {
@@ -195,19 +195,19 @@ def _initial(fisher: Fisher, config: Config, shapes: Shapes) -> dict[str, jax.Ar
       " it is by config.init.checkpoint"
     )
   source = pretrained.open_base(fisher.base, places[0], where=f"{_KEY}{fisher.workdir}: its checkpoint: ")
-  found = pretrained.read(source, _on_device(shapes))
-  fisher.base.check(base_model_ref.digests(found), str(source.path), than=_than(fisher))
-  return _placed(found, shapes)
+  params = pretrained.read(source, _on_device(shapes))
+  fisher.base.check(base_model_ref.digests(params), str(source.path), than=_than(fisher))
+  return _placed(params, shapes)
 
 
 def _on_device(shapes: Shapes) -> dict[str, tuple[str, jax.ShapeDtypeStruct]]:
   """What is to be read, in the device's memory, though it may wait in the host's between updates."""
-  place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding.with_memory_kind("device"))
-  return {path: (path, place(x)) for path, x in shapes.items()}
+  on_device = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding.with_memory_kind("device"))
+  return {path: (path, on_device(x)) for path, x in shapes.items()}
 
 
-def _placed(found: Mapping[str, jax.Array], shapes: Shapes) -> dict[str, jax.Array]:
-  return {path: jax.device_put(x, shapes[path].sharding) for path, x in found.items()}
+def _placed(params: Mapping[str, jax.Array], shapes: Shapes) -> dict[str, jax.Array]:
+  return {path: jax.device_put(x, shapes[path].sharding) for path, x in params.items()}
 
 
 def _than(fisher: Fisher) -> str:

@@ -64,18 +64,18 @@ def start(
       model=config.model,
       elsewhere=init.other_patterns,
     )
-    own = _matching(frozen, config.init.other_patterns, inverted=True)
-    _check_trained(taken[""].fresh_in(own), config)
+    frozen_part = _matching(frozen, config.init.other_patterns, inverted=True)
+    _check_trained(taken[""].fresh_in(frozen_part), config)
     if config.adapters:
-      below.append(adapter_restore.base_of(taken[""], own, workdir))
+      below.append(adapter_restore.base_of(taken[""], frozen_part, workdir))
     if fisher is not None:
       fisher_store.check_base(fisher, program.state, taken[""])
-  for name, other in config.init.others.items():
-    taken[name] = _take(name, other, initial, vocabulary)
-    if other.frozen:
-      own = _matching(frozen, other.patterns)
-      _check_trained(taken[name].fresh_in(own), config)
-      below.append(adapter_restore.base_of(taken[name], own, workdir, name=name))
+  for name, init_source in config.init.others.items():
+    taken[name] = _take(name, init_source, initial, vocabulary)
+    if init_source.frozen:
+      frozen_part = _matching(frozen, init_source.patterns)
+      _check_trained(taken[name].fresh_in(frozen_part), config)
+      below.append(adapter_restore.base_of(taken[name], frozen_part, workdir, name=name))
   checkpoints.base = base_model_ref.Base.joined(below)
 
   def over(fresh: Params, params: Mapping[str, Params]) -> Params:
@@ -83,7 +83,7 @@ def start(
       fresh = taken[name].over(fresh, part)
     return begin(fresh)
 
-  state = program.warm(over)({name: each.params for name, each in taken.items()}, key)
+  state = program.init_from_params(over)({name: part.params for name, part in taken.items()}, key)
   return state if fisher is None else fisher_store.begin(fisher, program.state, state)
 
 
@@ -94,20 +94,20 @@ def _matching(params: Params, patterns: tuple[str, ...], *, inverted: bool = Fal
   return traverse_util.unflatten_dict(chosen, sep="/")
 
 
-def _take(name: str, other: InitSource, initial: Params, vocabulary: Any) -> Taken:
+def _take(name: str, init_source: InitSource, initial: Params, vocabulary: Any) -> Taken:
   """Reads what a part of the model begins with.
 
   Raises:
     UserError: as `warm_start`, by the keys of this source; or its vocabulary is another.
   """
   where = f"config.init.others.{name}.checkpoint="
-  source = pretrained.read_source(other.checkpoint, where=where)
-  if other.frozen:
-    pretrained.check_may_be_base(source, where=f"{where}{other.checkpoint}")
-  mine = _matching(initial, other.patterns)
-  _check_vocabulary(source, other, vocabulary, mine, where=where)
+  source = pretrained.read_source(init_source.checkpoint, where=where)
+  if init_source.frozen:
+    pretrained.check_may_be_base(source, where=f"{where}{init_source.checkpoint}")
+  mine = _matching(initial, init_source.patterns)
+  _check_vocabulary(source, init_source, vocabulary, mine, where=where)
   try:
-    return warm_start(source, mine, fresh=other.fresh, parts=other.parts, rows=other.rows)
+    return warm_start(source, mine, fresh=init_source.fresh, parts=init_source.parts, rows=init_source.rows)
   except UserError as error:
     raise UserError(str(error).replace("config.init.", f"config.init.others.{name}.")) from error
 
@@ -154,22 +154,24 @@ def _check_vocabulary(
     return
   where = f"{where}{init.checkpoint}"
   if not source.vocabulary:
-    hosts.say(f"{where}: has no vocabulary beside it; whether the run's is the same is not known")
+    hosts.log_once(f"{where}: has no vocabulary beside it; whether the run's is the same is not known")
     return
   if vocabulary is None:
-    hosts.say(f"{where}: whether its vocabulary is that of the batches is not known (config.data.vocabulary is empty)")
+    hosts.log_once(
+      f"{where}: whether its vocabulary is that of the batches is not known (config.data.vocabulary is empty)"
+    )
     return
   from t2t.data import vocabularies
 
   try:
     trained = pretrained.vocabulary(source)
   except UserError as error:  # which the run does not need
-    hosts.say(f"{where}: whether its vocabulary is the run's is not known ({error})")
+    hosts.log_once(f"{where}: whether its vocabulary is the run's is not known ({error})")
     return
   # Hugging Face's and t2t's files of one vocabulary differ, and their pieces do not.
   by_ids = ["embed/table", *(["head"] if any(path.startswith("head/") for path in paths) else [])]
-  if said := vocabularies.compare_start(trained, vocabulary, where=where, by_ids=by_ids):
-    hosts.say(said)
+  if warning := vocabularies.compare_start(trained, vocabulary, where=where, by_ids=by_ids):
+    hosts.log_once(warning)
 
 
 def _check_trained(fresh: Sequence[str], config: Config) -> None:

@@ -78,15 +78,17 @@ def start(
     before, base = checkpoints.config(step), config.init.checkpoint
     if step > config.train.steps:
       width = before["model"]["embed_dim"]
-      other = "" if width == config.model.embed_dim else f" (whose model has embed_dim={width}, and is another one)"
+      model_note = (
+        "" if width == config.model.embed_dim else f" (whose model has embed_dim={width}, and is another one)"
+      )
       train, more = config.train, "steps"
       end = f"config.train.steps={train.steps}"
       if train.epochs:
         end, more = f"the {train.steps} steps of config.train.epochs={train.epochs:g}", "epochs"
         end += f" at config.train.batch_size={train.batch_size}"
       raise UserError(
-        f"--workdir {checkpoints.directory.parent} is at step {step}{other}, beyond {end}; give"
-        f" {'' if other else f'more {more} to go on, or '}another workdir"
+        f"--workdir {checkpoints.directory.parent} is at step {step}{model_note}, beyond {end}; give"
+        f" {'' if model_note else f'more {more} to go on, or '}another workdir"
       )
     _check_stage(before, stage, step)
     # Where it is the same, the very step that was taken from it, which may not be its last any more.
@@ -109,9 +111,9 @@ def start(
     if moved_to and not config.adapters:
       changes = [change for change in changes if not change.startswith("config.init.")]
       unread = [f"without config.init.checkpoint={base}: the run has parameters of its own by now"]
-    told = [f"with another {change}" for change in changes[:_SHOWN]]
-    told += [f"and {len(changes) - _SHOWN} more keys that are not as they were"] if len(changes) > _SHOWN else []
-    hosts.say("\n  ".join([f"resuming from step {step}", *told, *unread]))
+    notes = [f"with another {change}" for change in changes[:_SHOWN]]
+    notes += [f"and {len(changes) - _SHOWN} more keys that are not as they were"] if len(changes) > _SHOWN else []
+    hosts.log_once("\n  ".join([f"resuming from step {step}", *notes, *unread]))
     return state, step, saved
   # Of a run whose checkpoints are gone: this one has not gone back, when it comes to their steps.
   rollback.since(checkpoints.directory.parent, 0)
@@ -119,8 +121,8 @@ def start(
     from t2t.checkpoints import from_checkpoint
 
     return from_checkpoint.start(program, config, checkpoints, key, vocabulary=vocabulary), 0, {}
-  hosts.say("starting from fresh parameters")
-  return program.fresh()(key), 0, {}
+  hosts.log_once("starting from fresh parameters")
+  return program.init()(key), 0, {}
 
 
 def _check_stage(before: Mapping[str, Any], stage: Stage, step: int) -> None:
@@ -147,7 +149,7 @@ def _restore_data(batches: Any, saved: Mapping[str, bytes], step: int, *, had_no
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
   """What a resumed run does otherwise than the run that saved its checkpoint."""
-  found = [
+  changes = [
     f"config.{section}.{key}: {value!r}, it was {old[section][key]!r}"
     for section, values in new.items()
     if section != "stages"
@@ -155,5 +157,5 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     if key in old.get(section, {}) and old[section][key] != value
   ]
   if new.get("stages") != old.get("stages"):
-    found.append(f"config.stages: {new.get('stages', [])!r}, it was {old.get('stages', [])!r}")
-  return found
+    changes.append(f"config.stages: {new.get('stages', [])!r}, it was {old.get('stages', [])!r}")
+  return changes

@@ -29,7 +29,7 @@ class Step:
   saved: when; None: nothing says so.
   size: bytes.
   metrics: what it was measured at.
-  found: what is wrong with it, as far as its small files and the sizes of all show.
+  faults: what is wrong with it, as far as its small files and the sizes of all show.
   noted: whether it has checksums.
   """
 
@@ -37,13 +37,13 @@ class Step:
   saved: datetime.datetime | None
   size: int
   metrics: Mapping[str, float]
-  found: list[str]
+  faults: list[str]
   noted: bool
 
   @property
   def whole(self) -> bool:
     """Whether nothing wrong was seen."""
-    return not self.found
+    return not self.faults
 
 
 def folder_of(path: str) -> epath.Path:
@@ -125,9 +125,9 @@ def better(path: str, step_path: epath.Path, run: Mapping[str, Any]) -> str:
 # ---- Less of them ----------------------------------------------------------------------------------------------------
 
 
-def best(folder: epath.Path, found: Sequence[Step]) -> list[dict[str, int]]:
+def best(folder: epath.Path, saved_steps: Sequence[Step]) -> list[dict[str, int]]:
   """Returns the best of `steps` by each metric, of each stage (`retention.best_of_stages`)."""
-  return _best(folder, {each.step: each.metrics for each in found})
+  return _best(folder, {saved.step: saved.metrics for saved in saved_steps})
 
 
 def _best(folder: epath.Path, metrics: Mapping[int, Mapping[str, float]]) -> list[dict[str, int]]:
@@ -143,14 +143,16 @@ def superfluous(folder: epath.Path, *, keep: int) -> list[Step]:
 
   Whether one is sound is read off all its files, from the last step on until one is.
   """
-  found = steps(folder)
-  kept = {each.step for each in found[-keep:]}
-  kept |= {step for of_stage in best(folder, found) for step in of_stage.values()}
-  sound = (each.step for each in reversed(found) if not verify.of_step(folder / str(each.step), step=each.step))
-  kept.add(next(sound, None))
-  if None in kept:
+  saved_steps = steps(folder)
+  kept_steps = {saved.step for saved in saved_steps[-keep:]}
+  kept_steps |= {step for of_stage in best(folder, saved_steps) for step in of_stage.values()}
+  sound = (
+    saved.step for saved in reversed(saved_steps) if not verify.of_step(folder / str(saved.step), step=saved.step)
+  )
+  kept_steps.add(next(sound, None))
+  if None in kept_steps:
     raise UserError(f"{folder}: no step is as it was saved; nothing is deleted. `t2t checkpoint verify` says more")
-  return [each for each in found if each.step not in kept]
+  return [saved for saved in saved_steps if saved.step not in kept_steps]
 
 
 def delete(folder: epath.Path, step: int) -> None:
@@ -183,20 +185,20 @@ class Difference:
   largest: float | None
 
 
-def parameters(one: epath.Path, other: epath.Path) -> Iterator[tuple[str, Difference | None]]:
+def parameters(left: epath.Path, right: epath.Path) -> Iterator[tuple[str, Difference | None]]:
   """Each parameter of either checkpoint and how it differs; None: it is the same to the bit.
 
   Raises:
     UserError: one of them is damaged.
   """
-  shapes = restore.param_shapes(one), restore.param_shapes(other)
+  shapes = restore.param_shapes(left), restore.param_shapes(right)
   common = [name for name in sorted(shapes[0]) if shapes[1].get(name) == shapes[0][name]]
   for name in sorted((shapes[0].keys() | shapes[1].keys()) - set(common)):
     yield name, Difference(name, (shapes[0].get(name), shapes[1].get(name)), None)
-  place = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+  on_cpu = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
   for names in _groups(common, shapes[0]):
-    wanted = {name: (name, jax.ShapeDtypeStruct(shapes[0][name], jnp.float32, sharding=place)) for name in names}
-    a, b = (restore.read_params(path, wanted) for path in (one, other))
+    wanted = {name: (name, jax.ShapeDtypeStruct(shapes[0][name], jnp.float32, sharding=on_cpu)) for name in names}
+    a, b = (restore.read_params(path, wanted) for path in (left, right))
     for name in names:
       x, y = np.asarray(a[name]), np.asarray(b[name])
       same = x.tobytes() == y.tobytes()
@@ -217,7 +219,7 @@ def _groups(names: list[str], shapes: Mapping[str, tuple[int, ...]]) -> Iterator
     yield group
 
 
-def configs(one: epath.Path, other: epath.Path) -> dict[str, tuple[Any, Any]]:
+def configs(left: epath.Path, right: epath.Path) -> dict[str, tuple[Any, Any]]:
   """Key, "train.steps" -> its value in the one and the other, where they differ; None: it is not there."""
-  a, b = (flat(restore.read_config(path)) for path in (one, other))
+  a, b = (flat(restore.read_config(path)) for path in (left, right))
   return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}

@@ -107,13 +107,13 @@ class Checkpoints:
       self._check_listing(manager.all_steps())
     return manager
 
-  def _check_listing(self, found: Sequence[int]) -> None:
+  def _check_listing(self, listed_steps: Sequence[int]) -> None:
     """Whether Orbax knows all steps that there are: TensorFlow's client, when the bucket does not answer, knows none.
 
     Raises:
       Away: it does not; the run would begin anew, on top of what is there.
     """
-    unknown = sorted(set(verify.steps(self.directory)) - set(found))
+    unknown = sorted(set(verify.steps(self.directory)) - set(listed_steps))
     if unknown:
       raise Away(
         f"{self.directory}: a listing of it lacked step {', '.join(map(str, unknown))}, which is there: the bucket does"
@@ -147,8 +147,8 @@ class Checkpoints:
     if step is None:
       return None
     folder = self.directory / str(step) / verify.STREAMS
-    found = (verify.noted(folder / name).get("identity") for name in gcs.names(folder, where="--workdir"))
-    return next((identity for identity in found if isinstance(identity, dict)), {})
+    identities = (verify.noted(folder / name).get("identity") for name in gcs.names(folder, where="--workdir"))
+    return next((identity for identity in identities if isinstance(identity, dict)), {})
 
   def metrics(self) -> dict[int, Mapping[str, float] | None]:
     """What each step that is kept was measured at; None where nothing was.
@@ -259,7 +259,7 @@ class Checkpoints:
         f" train from it give --config.init.checkpoint={self.directory.parent} and another --workdir"
       )
     if missing:
-      before = max((each for each in self._manager.all_steps() if each < step), default=None)
+      before = max((earlier for earlier in self._manager.all_steps() if earlier < step), default=None)
       then = "starts afresh" if before is None else f"goes on from step {before}"
       raise UserError(
         f"{self.directory / str(step)}: this checkpoint has no {', no '.join(missing)}, which it had when it was saved;"
@@ -280,11 +280,13 @@ class Checkpoints:
     path = self.directory / str(step)
     abstract = dataclasses.replace(abstract, opt_state=l2_sp.without_files(abstract.opt_state))
     with restore.readable(path):
-      found = restore.shapes(self._manager.item_metadata(step).state)
+      saved_shapes = restore.shapes(self._manager.item_metadata(step).state)
     unread = {
-      name: x for name, x in found.items() if name.rpartition("/")[2] in restore.UNREAD and "/heads/" not in name
+      name: x for name, x in saved_shapes.items() if name.rpartition("/")[2] in restore.UNREAD and "/heads/" not in name
     }
-    restore.check_shapes(path, {name: found[name] for name in found.keys() - unread}, restore.shapes(abstract))
+    restore.check_shapes(
+      path, {name: saved_shapes[name] for name in saved_shapes.keys() - unread}, restore.shapes(abstract)
+    )
     state = ocp.args.StandardRestore(_saved(_with_unread(abstract, unread)))  # Orbax reads all or nothing
     args = ocp.args.Composite(state=state, streams=RestoreStreams(stream_names))
     with restore.readable(path):
@@ -315,7 +317,7 @@ class Checkpoints:
     if self._saving is not None:
       (step, saving), self._saving = self._saving, None
       if error := saving.exception():
-        hosts.say(f"{self.directory}: step {step} could not be saved ({retry.reason(error)})")
+        hosts.log_once(f"{self.directory}: step {step} could not be saved ({retry.reason(error)})")
     self._close_manager()
     self._waiter.shutdown()
 
@@ -335,8 +337,8 @@ def _saved(state: TrainState) -> dict[str, Any]:
 def _of_dicts(function: Callable[[str, dict], dict], state: TrainState) -> TrainState:
   """`function` of the path and the content of each outermost dict of a state: of parameters, or of moments by path."""
   is_dict = lambda x: isinstance(x, dict)
-  each = lambda path, x: function(path_name(path), x) if is_dict(x) else x
-  return jax.tree_util.tree_map_with_path(each, state, is_leaf=is_dict)
+  apply = lambda path, x: function(path_name(path), x) if is_dict(x) else x
+  return jax.tree_util.tree_map_with_path(apply, state, is_leaf=is_dict)
 
 
 def _with_unread(abstract: TrainState, unread: Mapping[str, tuple[int, ...]]) -> TrainState:
@@ -344,9 +346,11 @@ def _with_unread(abstract: TrainState, unread: Mapping[str, tuple[int, ...]]) ->
   if not unread:
     return abstract
   everywhere = sharding.replicated(abstract.step.sharding.mesh)
-  place = lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=everywhere)
-  own = lambda path: {name: place(unread[f"{path}/{name}"]) for name in restore.UNREAD if f"{path}/{name}" in unread}
-  return _of_dicts(lambda path, x: x | own(path), abstract)
+  abstract_array = lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=everywhere)
+  unread_of = lambda path: {
+    name: abstract_array(unread[f"{path}/{name}"]) for name in restore.UNREAD if f"{path}/{name}" in unread
+  }
+  return _of_dicts(lambda path, x: x | unread_of(path), abstract)
 
 
 def _without_unread(state: TrainState, unread: Mapping[str, tuple[int, ...]]) -> TrainState:
@@ -389,8 +393,8 @@ class StreamsHandler(ocp.AsyncCheckpointHandler):
 
   def restore(self, directory: epath.Path, args: "RestoreStreams") -> dict[str, bytes]:
     """Returns the content of each requested stream, and of each file that is no stream."""
-    others = [path.name for path in directory.iterdir() if not path.name.startswith((STREAM, *_OF_ORBAX))]
-    return {name: (directory / name).read_bytes() for name in (*args.names, *sorted(others))}
+    other_files = [path.name for path in directory.iterdir() if not path.name.startswith((STREAM, *_OF_ORBAX))]
+    return {name: (directory / name).read_bytes() for name in (*args.names, *sorted(other_files))}
 
 
 @ocp.args.register_with_handler(StreamsHandler, for_save=True)

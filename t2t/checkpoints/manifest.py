@@ -126,22 +126,24 @@ def differences(
     sizes = {name: size for name, (size, _) in there.items()}
   else:
     there, sizes = {}, patiently(lambda: _sizes(folder), folder)
-  found, whole = [], []
+  faults, to_check = [], []
   # The largest are dealt out first, so that all hosts read about as much.
   for turn, (name, (size, _)) in enumerate(sorted(manifest.files.items(), key=lambda file: (-file[1][0], file[0]))):
     if turn % number != index:
       continue
     if name not in sizes:
-      found.append(f"{name} is missing")
+      faults.append(f"{name} is missing")
     elif sizes[name] != size:
-      found.append(f"{name} has {sizes[name]:,} bytes, {size:,} were saved")
+      faults.append(f"{name} has {sizes[name]:,} bytes, {size:,} were saved")
     elif largest is None or size <= largest:
-      whole.append(name)
+      to_check.append(name)
   try:
-    there = there or _checksums(folder, {name: sizes[name] for name in whole})
+    there = there or _checksums(folder, {name: sizes[name] for name in to_check})
   except FileNotFoundError as error:
-    return [*found, f"{_relative(error, folder)} is missing"]
-  return found + [f"{name} has other bytes than were saved" for name in whole if there[name] != manifest.files[name]]
+    return [*faults, f"{_relative(error, folder)} is missing"]
+  return faults + [
+    f"{name} has other bytes than were saved" for name in to_check if there[name] != manifest.files[name]
+  ]
 
 
 def patiently(read: Callable[[], T], path: os.PathLike) -> T:
@@ -157,13 +159,14 @@ def patiently(read: Callable[[], T], path: os.PathLike) -> T:
     except FileNotFoundError:
       raise
     except OSError as error:
-      said, cause = error.strerror or error, error
+      reason, cause = error.strerror or error, error
     if wait is not None:
-      logging.warning("%s: cannot be read (%s): it is tried again", path, said)
+      logging.warning("%s: cannot be read (%s): it is tried again", path, reason)
       time.sleep(wait)
   raise UserError(
-    f"{path}: cannot be read ({said}), however often it was tried, so that nobody knows if it is as it was saved; when"
-    " the disk or bucket is well again, the same command goes on from it, and from the step before if you move it away"
+    f"{path}: cannot be read ({reason}), however often it was tried, so that nobody knows if it is as it was saved;"
+    " when the disk or bucket is well again, the same command goes on from it, and from the step before if you"
+    " move it away"
   ) from cause
 
 
@@ -183,13 +186,13 @@ def _render(manifest: Manifest) -> bytes:
 def _parse(content: bytes) -> Manifest:
   """Of what `_render` made."""
   try:
-    found = json.loads(content)
-    files = {name: (size, checksum) for name, (size, checksum) in found["files"].items()}
-    manifest = Manifest(found["step"], files)
-    whole = _render(manifest) == content
+    values = json.loads(content)
+    files = {name: (size, checksum) for name, (size, checksum) in values["files"].items()}
+    manifest = Manifest(values["step"], files)
+    is_intact = _render(manifest) == content
   except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
     raise ValueError("it is no manifest") from error
-  if not whole:
+  if not is_intact:
     raise ValueError("it has other bytes than were saved")
   return manifest
 
@@ -199,8 +202,8 @@ def _own(names: Iterable[str]) -> list[str]:
 
 
 def _listed(folder: epath.Path) -> Files:
-  found = gcs.checksums_below(folder, where="checkpoint")
-  return {name: found[name] for name in _own(found)}
+  checksums = gcs.checksums_below(folder, where="checkpoint")
+  return {name: checksums[name] for name in _own(checksums)}
 
 
 def _sizes(folder: epath.Path) -> dict[str, int]:
@@ -214,13 +217,13 @@ def _sizes(folder: epath.Path) -> dict[str, int]:
     if not isinstance(error, FileNotFoundError):
       raise error
 
-  found = {}
+  sizes = {}
   for parent, _, names in os.walk(folder, onerror=fail):
     for name in names:
       path = pathlib.Path(parent, name)
       with contextlib.suppress(FileNotFoundError):  # deleted by now
-        found[path.relative_to(folder).as_posix()] = path.stat().st_size
-  return {name: found[name] for name in _own(found)}
+        sizes[path.relative_to(folder).as_posix()] = path.stat().st_size
+  return {name: sizes[name] for name in _own(sizes)}
 
 
 def _checksums(folder: epath.Path, sizes: Mapping[str, int], *, durable: bool = False) -> Files:

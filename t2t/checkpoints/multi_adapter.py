@@ -30,11 +30,11 @@ def open_all(base: pretrained.Source, places: Mapping[str, str]) -> dict[str, pr
     UserError: one is no adapter, or lies on top of another model, as far as shapes and small arrays show it.
   """
   tensors = functools.cache(lambda: (base.foreign or tensor_writer.open_foreign(str(base.path))).tensors)
-  found = {}
+  sources = {}
   for name, path in places.items():
     source = _open(base, tensors, path, f"--adapter {name}=")
-    found[name] = select_task.choose(source, name if source.tasks else "", where=f"--adapter {name}={path}: the task")
-  return found
+    sources[name] = select_task.choose(source, name if source.tasks else "", where=f"--adapter {name}={path}: the task")
+  return sources
 
 
 def _open(
@@ -74,7 +74,7 @@ def load(
 
   Args:
     base: the checkpoint.
-    adapters: see `open_all`; or the tasks that the checkpoint itself tells apart, see `select_task.each`.
+    adapters: see `open_all`; or the tasks that the checkpoint itself tells apart, see `select_task.split_by_task`.
     mesh: on which they are put.
 
   Raises:
@@ -85,14 +85,14 @@ def load(
     return {"": plain} | {name: pretrained.of_task(source, plain) for name, source in adapters.items()}
   below = traverse_util.flatten_dict(plain, sep="/")
   digests = base_model_ref.digests(below) if adapters else {}
-  found = {"": plain}
+  models = {"": plain}
   for name, source in adapters.items():
     entries = source.base.entries
     source.base.check({path: digests[entry.name] for path, entry in entries.items()}, f"--adapter {name}: {base.path}")
     wanted = traverse_util.flatten_dict(pretrained.abstract(source, mesh).params, sep="/")
     saved = {path: source.prefix + path for path in wanted}
-    own = {path: (saved[path], x) for path, x in wanted.items() if saved[path] not in entries}
-    both = restore.read_params(source.path, own)
-    both |= {path: below[entries[saved[path]].name] for path in wanted if path not in own}
-    found[name] = pretrained.of_task(source, traverse_util.unflatten_dict(both, sep="/"))
-  return found
+    adapter_params = {path: (saved[path], x) for path, x in wanted.items() if saved[path] not in entries}
+    both = restore.read_params(source.path, adapter_params)
+    both |= {path: below[entries[saved[path]].name] for path in wanted if path not in adapter_params}
+    models[name] = pretrained.of_task(source, traverse_util.unflatten_dict(both, sep="/"))
+  return models

@@ -89,7 +89,7 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
+class PretrainedModel:
   """A model with its parameters on the mesh: `nnx.merge(graphdef, params)`; its shape is `Source.asked`."""
 
   config: TransformerConfig
@@ -133,14 +133,14 @@ def read_source(path: str, *, where: str = "--checkpoint ") -> Source:
   return Source(folder, model, run, _vocabulary(folder), adapters=adapters, base=base, part=part)
 
 
-def of_foreign(found: "Foreign") -> Source:
+def of_foreign(foreign: "Foreign") -> Source:
   """What a checkpoint of Hugging Face's or T5X's says of itself."""
-  lengths = {"inputs_length": 512, "targets_length": 512} | dict(found.lengths)
-  data = lengths | {"vocabulary": found.vocabulary, "extra_ids": found.extra_ids}
-  if found.table:
-    data["table"] = dict(found.table)
-  run = {"model": dataclasses.asdict(found.model), "data": data}
-  return Source(found.path, found.model, run, found.vocabulary, found)
+  lengths = {"inputs_length": 512, "targets_length": 512} | dict(foreign.lengths)
+  data = lengths | {"vocabulary": foreign.vocabulary, "extra_ids": foreign.extra_ids}
+  if foreign.table:
+    data["table"] = dict(foreign.table)
+  run = {"model": dataclasses.asdict(foreign.model), "data": data}
+  return Source(foreign.path, foreign.model, run, foreign.vocabulary, foreign)
 
 
 def _vocabulary(folder: epath.Path) -> str:
@@ -156,13 +156,15 @@ def adopt(config: ConfigDict, source: Source) -> None:
 
   Inputs are at most as long as the positions that the model has learned.
   """
-  own = {name: config.model[name] for name in ("dropout_rate", "attention_kernel", "attention_block", "quantization")}
-  own["heads"] = config.model.heads or source.model.heads
-  config.model.update(dataclasses.asdict(source.model) | own)
+  kept_fields = {
+    name: config.model[name] for name in ("dropout_rate", "attention_kernel", "attention_block", "quantization")
+  }
+  kept_fields["heads"] = config.model.heads or source.model.heads
+  config.model.update(dataclasses.asdict(source.model) | kept_fields)
   if most := source.asked.most_positions:
     # A decoder alone has the answer in the same row; an encoder alone a short one, [CLS] and [SEP].
-    others = {"encoder_decoder": 0, "decoder_only": config.data.targets_length + 1, "encoder_only": 32}
-    room = most - others[source.model.architecture]
+    reserved = {"encoder_decoder": 0, "decoder_only": config.data.targets_length + 1, "encoder_only": 32}
+    room = most - reserved[source.model.architecture]
     if config.data.inputs_length:  # else the data decides
       config.data.inputs_length = max(1, min(config.data.inputs_length, room))
   if source.vocabulary:
@@ -228,10 +230,10 @@ def trained_tasks(source: Source) -> list[typing.Any]:
   if not mixture or data.get("files") or data.get("sources") or data.get("table"):
     return []
   try:
-    found = task_resolution.named(mixture, modules=task_modules(source)[0])
+    registered = task_resolution.named(mixture, modules=task_modules(source)[0])
   except UserError:
     return []
-  return [task for task in task_resolution.tasks_of(found) if task.metric_fns and not objectives.of(task)]
+  return [task for task in task_resolution.tasks_of(registered) if task.metric_fns and not objectives.of(task)]
 
 
 def answers_by_heads(source: Source) -> bool:
@@ -257,10 +259,14 @@ def ends_prompts(source: Source) -> tuple[bool | None, str]:
 
   data = source.run["data"]
   if data.get("sources"):  # each as if it were all that was read
-    each = [{**data, "sources": {}, **{key: x for key, x in own.items() if x}} for own in data["sources"].values()]
-    found = {ends_prompts(dataclasses.replace(source, run={**source.run, "data": own}))[0] for own in each}
+    sources = [
+      {**data, "sources": {}, **{key: x for key, x in values.items() if x}} for values in data["sources"].values()
+    ]
+    answers = {
+      ends_prompts(dataclasses.replace(source, run={**source.run, "data": source_data}))[0] for source_data in sources
+    }
     named = f"config.data.sources ({', '.join(data['sources'])})"
-    return (found.pop(), named) if len(found) == 1 else (None, f"{named} has sources with EOS and sources without")
+    return (answers.pop(), named) if len(answers) == 1 else (None, f"{named} has sources with EOS and sources without")
   if data.get("files"):
     return objectives.ends_inputs(data["objective"]), f"config.data.objective={data['objective']}"
   mixture = data.get("mixture", "")
@@ -270,10 +276,10 @@ def ends_prompts(source: Source) -> tuple[bool | None, str]:
     return None, "its checkpoint does not say what it was trained on"
   modules, untrusted = task_modules(source)
   try:
-    found = task_resolution.named(mixture, modules=modules)
+    registered = task_resolution.named(mixture, modules=modules)
   except UserError as error:
     return None, untrusted or str(error)
-  ends = task_resolution.ends_inputs(found, "decoder_only")
+  ends = task_resolution.ends_inputs(registered, "decoder_only")
   return ends, f"config.data.mixture={mixture}" + (" has tasks with EOS and tasks without" if ends is None else "")
 
 
@@ -288,21 +294,23 @@ def reads_causally(source: Source) -> bool:
   if not source.model.bidirectional_prefix or source.foreign is not None:
     return False
   names: set[str] = set()
-  for own in data.get("sources", {}).values() or [data]:
-    if not own.get("files"):
+  for source_data in data.get("sources", {}).values() or [data]:
+    if not source_data.get("files"):
       try:
-        found = objectives.of(task_resolution.named(own.get("mixture", ""), modules=task_modules(source)[0]))
+        named_objectives = objectives.of(
+          task_resolution.named(source_data.get("mixture", ""), modules=task_modules(source)[0])
+        )
       except UserError:
         return False
-      if not found:
+      if not named_objectives:
         return False
-      names |= found
+      names |= named_objectives
     else:
-      names.add(own.get("objective") or data["objective"])
+      names.add(source_data.get("objective") or data["objective"])
   return names <= {*feature_spec.WITHOUT_INPUTS, *feature_spec.WITH_NEXT_TOKENS}
 
 
-def abstract(source: Source, mesh: jax.sharding.Mesh) -> Model:
+def abstract(source: Source, mesh: jax.sharding.Mesh) -> PretrainedModel:
   """The model with the shapes of its parameters, each with its sharding, in their place.
 
   It computes as `TransformerConfig.for_inference` says.
@@ -315,16 +323,16 @@ def abstract(source: Source, mesh: jax.sharding.Mesh) -> Model:
 
   def make(key: jax.Array) -> nnx.Module:
     rngs = nnx.Rngs(key)
-    kept = {name: x for name, x in source.adapters.items() if name not in source.merged}
-    return adapters_lib.adapt(transformer.build(config, rngs), kept, rngs)
+    unmerged = {name: x for name, x in source.adapters.items() if name not in source.merged}
+    return adapters_lib.adapt(transformer.build(config, rngs), unmerged, rngs)
 
   graphdef, state = nnx.split(jax.eval_shape(make, jax.random.key(0)), graph=False)
-  place = lambda x, placed: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed)
-  params = jax.tree.map(place, nnx.to_pure_dict(state), sharding.param_shardings(state, mesh))
-  return Model(adapters_lib.as_asked(config, source.adapters), graphdef, params)
+  with_sharding = lambda x, placed: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed)
+  params = jax.tree.map(with_sharding, nnx.to_pure_dict(state), sharding.param_shardings(state, mesh))
+  return PretrainedModel(adapters_lib.as_asked(config, source.adapters), graphdef, params)
 
 
-def load(source: Source, mesh: jax.sharding.Mesh) -> Model:
+def load(source: Source, mesh: jax.sharding.Mesh) -> PretrainedModel:
   """`abstract` with the parameters themselves, each array read directly into its shards; of one task, if it is chosen.
 
   Raises:
@@ -373,12 +381,12 @@ def shapes(source: Source, heads_of: Iterable[str] = ()) -> dict[str, tuple[int,
     heads_of: paths in another model: a class head there finds the checkpoint's pooler.
   """
   if source.foreign is None:
-    found = {_base(source, path): shape for path, shape in _saved_shapes(source).items()}
-    return {path: shape for path, shape in found.items() if path is not None}
+    param_shapes = {_base(source, path): shape for path, shape in _saved_shapes(source).items()}
+    return {path: shape for path, shape in param_shapes.items() if path is not None}
   from t2t.convert import lazy_tensors
 
-  found = {path: tensor.shape for path, tensor in source.foreign.tensors.items()}
-  return found | lazy_tensors.pooler_shapes(source.foreign, heads_of)
+  param_shapes = {path: tensor.shape for path, tensor in source.foreign.tensors.items()}
+  return param_shapes | lazy_tensors.pooler_shapes(source.foreign, heads_of)
 
 
 def _base(source: Source, path: str) -> str | None:
@@ -389,19 +397,19 @@ def _base(source: Source, path: str) -> str | None:
 
 def _saved_shapes(source: Source) -> dict[str, tuple[int, ...]]:
   """Path and shape of each parameter as it was saved, or lies in the base."""
-  below = () if source.base is None else source.base.each
+  below = () if source.base is None else source.base.all_bases
   entries = {path: entry.shape for base in below for path, entry in base.entries.items()}
   return restore.param_shapes(source.path) | entries
 
 
 def base_of(source: Source, base: base_model_ref.Base | None = None) -> Source:
-  """What a checkpoint of an adapter lies on top of, or one of its `Base.each`.
+  """What a checkpoint of an adapter lies on top of, or one of its `Base.all_bases`.
 
   Raises:
     UserError: it is not there any more, or cannot be read.
   """
   base, workdir = base or source.base, source.path.parent.parent
-  return open_base(base, base.found(workdir), where=f"{source.path}: its base: ")
+  return open_base(base, base.locate(workdir), where=f"{source.path}: its base: ")
 
 
 def check_may_be_base(source: Source, *, where: str) -> None:
@@ -441,20 +449,20 @@ def read_base(
   Raises:
     UserError: one has another digest.
   """
-  found = read(source, {name: (base.entries[path].name, x) for name, (path, x) in wanted.items()})
-  whole = {path: found[name] for name, (path, x) in wanted.items() if x.shape == base.entries[path].shape}
-  base.check(base_model_ref.digests(whole), str(source.path))
-  return found
+  params = read(source, {name: (base.entries[path].name, x) for name, (path, x) in wanted.items()})
+  complete = {path: params[name] for name, (path, x) in wanted.items() if x.shape == base.entries[path].shape}
+  base.check(base_model_ref.digests(complete), str(source.path))
+  return params
 
 
 def _read_saved(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
   """`restore.read_params`, of the base what lies there."""
   paths = source.base.paths if source.base is not None else ()
-  found = restore.read_params(source.path, {name: each for name, each in wanted.items() if each[0] not in paths})
-  for base in source.base.each if source.base is not None else ():
-    below = {name: each for name, each in wanted.items() if each[0] in base.entries}
-    found |= read_base(base, base_of(source, base), below) if below else {}
-  return found
+  params = restore.read_params(source.path, {name: target for name, target in wanted.items() if target[0] not in paths})
+  for base in source.base.all_bases if source.base is not None else ():
+    below = {name: target for name, target in wanted.items() if target[0] in base.entries}
+    params |= read_base(base, base_of(source, base), below) if below else {}
+  return params
 
 
 def read(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
@@ -476,7 +484,7 @@ def read(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]])
   from t2t.convert import lazy_tensors
 
   _tell(source)
-  return lazy_tensors.place(source.foreign, wanted)
+  return lazy_tensors.place_on_mesh(source.foreign, wanted)
 
 
 def _read_own(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
@@ -498,24 +506,24 @@ def _read_own(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStru
       )
   everywhere = {path: sharding.replicated(x.sharding.mesh) for path, x in wanted.values()}
   narrow = {
-    each: (each, jax.ShapeDtypeStruct(saved[each], jnp.float32, sharding=everywhere[path]))
+    factor: (factor, jax.ShapeDtypeStruct(saved[factor], jnp.float32, sharding=everywhere[path]))
     for path in everywhere
-    for each in added.get(path, [])
+    for factor in added.get(path, [])
   }
   # Two names that are asked for may be of one path, and neither be that path: each is read, and merged by itself.
   wide = {f"{name}:": (places[path], x) for name, (path, x) in wanted.items()}
-  found = _read_saved(source, wide | narrow)
+  arrays = _read_saved(source, wide | narrow)
 
   def merge(wide: dict[str, jax.Array], narrow: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    def one(name: str, path: str) -> jax.Array:
-      parts = {places[path]: wide[f"{name}:"]} | {each: narrow[each] for each in added.get(path, [])}
-      return adapters_lib.merge({each.removeprefix(prefix): x for each, x in parts.items()}, source.merged)[path]
+    def merged_param(name: str, path: str) -> jax.Array:
+      parts = {places[path]: wide[f"{name}:"]} | {factor: narrow[factor] for factor in added.get(path, [])}
+      return adapters_lib.merge({factor.removeprefix(prefix): x for factor, x in parts.items()}, source.merged)[path]
 
-    return {name: one(name, path) for name, (path, _) in wanted.items()}
+    return {name: merged_param(name, path) for name, (path, _) in wanted.items()}
 
   # What comes out takes the memory of what goes in.
   merged = jax.jit(merge, donate_argnums=0, out_shardings={name: x.sharding for name, (_, x) in wanted.items()})
-  return merged({name: found[name] for name in wide}, {name: found[name] for name in narrow})
+  return merged({name: arrays[name] for name in wide}, {name: arrays[name] for name in narrow})
 
 
 def _tell(source: Source) -> None:

@@ -33,7 +33,7 @@ def checkpoint_folder(path: str, *, where: str = "config.init.checkpoint=") -> e
   if any((root / name).exists() for name in ("state", manifest.NAME)):
     if not ocp.path.step.is_path_finalized(root):
       raise UserError(f"{where}{path}: {_UNFINISHED}")
-    verify.check(root, where=where, whole=False)
+    verify.check(root, where=where, full=False)
     return root
   unfinished = []
   for folder in (root / "checkpoints", root):
@@ -41,7 +41,7 @@ def checkpoint_folder(path: str, *, where: str = "config.init.checkpoint=") -> e
     for step in reversed(steps):
       child = folder / str(step)
       if ocp.path.step.is_path_finalized(child) or child.is_file():
-        verify.check(child, where=where, whole=False)
+        verify.check(child, where=where, full=False)
         return child
       unfinished.append(child)
   if unfinished:
@@ -106,8 +106,8 @@ def param_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
   Of an adapter's those of its base are not there.
   """
   saved = saved_tree(path)
-  found = shapes(join_frozen(saved["params"], saved.get("frozen_params") or {}))
-  return {name: shape for name, shape in found.items() if name not in UNREAD}
+  saved_shapes = shapes(join_frozen(saved["params"], saved.get("frozen_params") or {}))
+  return {name: shape for name, shape in saved_shapes.items() if name not in UNREAD}
 
 
 def saved_tree(path: epath.Path) -> Params:
@@ -117,12 +117,12 @@ def saved_tree(path: epath.Path) -> Params:
     Damaged: the metadata cannot be read.
   """
   with ocp.PyTreeCheckpointer() as checkpointer:
-    found = checkpointer.metadata(path / "state").item_metadata
-  if found is None:
-    raise verify.Damaged(
+    metadata = checkpointer.metadata(path / "state").item_metadata
+  if metadata is None:
+    raise verify.DamagedCheckpoint(
       f"{path}: what says which arrays there are cannot be read (state/_METADATA); give another step"
     )
-  return found.tree
+  return metadata.tree
 
 
 def read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
@@ -149,7 +149,7 @@ def _read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtyp
   tree = saved_tree(path)
   frozen = shapes(tree.get("frozen_params") or {})
   trained = trained_keys(tree, read_config(path))
-  found, waiting = {}, dict(wanted)
+  arrays, waiting = {}, dict(wanted)
   with ocp.PyTreeCheckpointer() as checkpointer:
     while waiting:
       # What is wanted under several names is read as often.
@@ -162,9 +162,9 @@ def _read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtyp
       args = ocp.args.PyTreeRestore(item, restore_args=restore_args, partial_restore=True)
       restored = traverse_util.flatten_dict(checkpointer.restore(path / "state", args=args))
       for part, saved in parts.items():
-        found[names[saved]] = restored[part]
+        arrays[names[saved]] = restored[part]
         del waiting[names[saved]]
-  return found
+  return arrays
 
 
 def trained_keys(tree: Mapping[str, Any], run: Mapping[str, Any]) -> tuple[str, ...]:
@@ -207,8 +207,10 @@ def restore_params(path: epath.Path, params: Params) -> Params:
   """
   verify.check(path)
   # Heads that the model does not have, and what was never read, are passed over.
-  found = {name: shape for name, shape in param_shapes(path).items() if name in shapes(params) or not _is_head(name)}
-  check_shapes(path, found, shapes(params))
+  saved_shapes = {
+    name: shape for name, shape in param_shapes(path).items() if name in shapes(params) or not _is_head(name)
+  }
+  check_shapes(path, saved_shapes, shapes(params))
   wanted = traverse_util.flatten_dict(params, sep="/")
   return traverse_util.unflatten_dict(read_params(path, {name: (name, x) for name, x in wanted.items()}), sep="/")
 
@@ -232,7 +234,9 @@ def readable(path: epath.Path) -> Iterator[None]:
   except UserError:
     raise
   except Exception as error:  # of TensorStore and Orbax, which have no class of their own for it
-    raise verify.Damaged(f"{path}: cannot be read ({retry.reason(error)}); move it away, or restore it") from error
+    raise verify.DamagedCheckpoint(
+      f"{path}: cannot be read ({retry.reason(error)}); move it away, or restore it"
+    ) from error
 
 
 def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
@@ -245,17 +249,19 @@ class OtherArrays(UserError):
   """A checkpoint has other arrays than the model or the optimizer of a config."""
 
 
-def check_shapes(path: epath.Path, found: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]) -> None:
+def check_shapes(
+  path: epath.Path, saved_shapes: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]
+) -> None:
   """Compares path -> shape of what is in the checkpoint in folder `path` with that of what a config says.
 
   Raises:
     OtherArrays: they differ; names the first.
   """
   differences = [
-    f"  {name}: {found.get(name, 'missing')} in the checkpoint, {expected.get(name, 'unknown')} in config.model"
+    f"  {name}: {saved_shapes.get(name, 'missing')} in the checkpoint, {expected.get(name, 'unknown')} in config.model"
     # Parameters before the moments that follow from them.
-    for name in sorted(found.keys() | expected.keys(), key=lambda name: (name.startswith("opt_state"), name))
-    if found.get(name) != expected.get(name)
+    for name in sorted(saved_shapes.keys() | expected.keys(), key=lambda name: (name.startswith("opt_state"), name))
+    if saved_shapes.get(name) != expected.get(name)
   ]
   if differences:
     shown = "\n".join(differences[:5] + ([f"  and {len(differences) - 5} more"] if len(differences) > 5 else []))

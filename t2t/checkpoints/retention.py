@@ -37,9 +37,9 @@ def best_steps(metrics: Mapping[int, Mapping[str, float] | None]) -> dict[str, i
   return best
 
 
-def _is_above(value: float, other: float) -> bool:
+def _is_above(value: float, reference: float) -> bool:
   """Returns True if one value exceeds the other by more than the rounding of a mean in float64."""
-  return value > other and not math.isclose(value, other, rel_tol=1e-12)
+  return value > reference and not math.isclose(value, reference, rel_tol=1e-12)
 
 
 def best_of_stages(metrics: Mapping[int, Mapping[str, float] | None], ends: Sequence[int]) -> list[dict[str, int]]:
@@ -66,9 +66,9 @@ class _BestOfEach(_policies.PreservationPolicy):
 
   def should_preserve(self, checkpoints, *, context):
     del context
-    found = best_of_stages({each.step: each.metrics for each in checkpoints}, self._ends)
-    best = {step for of_stage in found for step in of_stage.values()}
-    return [each.step in best for each in checkpoints]
+    best_of_metrics = best_of_stages({checkpoint.step: checkpoint.metrics for checkpoint in checkpoints}, self._ends)
+    best = {step for of_stage in best_of_metrics for step in of_stage.values()}
+    return [checkpoint.step in best for checkpoint in checkpoints]
 
 
 def kept(last: int, ends: Sequence[int] = ()) -> _policies.PreservationPolicy:
@@ -116,7 +116,7 @@ class Deleter:
     try:
       delete(path)
     except Exception as error:  # of the system, or of a bucket's client
-      hosts.say(f"{path}: is no longer kept, but cannot be deleted ({retry.reason(error)}); training goes on")
+      hosts.log_once(f"{path}: is no longer kept, but cannot be deleted ({retry.reason(error)}); training goes on")
 
   def delete_steps(self, steps: Sequence[int]) -> None:
     """Deletes some."""

@@ -46,7 +46,7 @@ class Patience:
   def succeeded(self) -> None:
     """A save has come to its end."""
     if self.failing:
-      hosts.say(f"{self._directory}: saving works again")
+      hosts.log_once(f"{self._directory}: saving works again")
     self._since, self._wait = None, _FIRST_WAIT
 
   def failed(self, step: int, error: BaseException, *, alone: bool) -> None:
@@ -62,25 +62,25 @@ class Patience:
     """
     now = time.monotonic()
     self._since = now if self._since is None else self._since
-    what = f"{self._directory}: step {step} could not be saved ({reason(error)})"
+    failure = f"{self._directory}: step {step} could not be saved ({reason(error)})"
     if not alone:
-      raise NotSaved(f"{what}; what was saved before is as it was, and the same command goes on from it") from error
+      raise NotSaved(f"{failure}; what was saved before is as it was, and the same command goes on from it") from error
     if now + self._wait - self._since > self._seconds:
       raise UserError(
-        f"{what}; what was saved before is as it was. Make room, or mend what is wrong: the same command again goes on"
-        " from the last checkpoint that there is, or begins (config.checkpoint.retry_seconds says how long is waited"
+        f"{failure}; what was saved before is as it was. Make room, or mend what is wrong: the same command again goes"
+        " on from the last checkpoint that there is, or begins (config.checkpoint.retry_seconds says how long is waited"
         " for that, inf for ever)"
       ) from error
     self._next = now + self._wait
-    hosts.say(f"{what}; what was saved before is as it was, and it is tried again in {self._wait:.0f} s")
+    hosts.log_once(f"{failure}; what was saved before is as it was, and it is tried again in {self._wait:.0f} s")
     self._wait = min(2 * self._wait, _LONGEST_WAIT)
 
 
 def reason(error: BaseException) -> str:
   """What a person can use of an error; of TensorStore's, which name its source files, what the system said."""
   text = " ".join(str(error).split()) or type(error).__name__
-  said = text.partition(" [")[0]
-  return (said.rpartition(": ")[2] if "os_error" in text else said)[:_SHOWN]
+  message = text.partition(" [")[0]
+  return (message.rpartition(": ")[2] if "os_error" in text else message)[:_SHOWN]
 
 
 def without_tracebacks() -> None:

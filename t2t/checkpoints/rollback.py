@@ -34,23 +34,23 @@ def turns(workdir: epath.Path) -> list[Turn]:
   Raises:
     UserError: the file is damaged.
   """
-  path, found = workdir / NAME, []
+  path, past_turns = workdir / NAME, []
   for number, line in enumerate(logs.read(path).splitlines() if path.exists() else (), start=1):
     try:
       turn = Turn(**json.loads(line))
       if not all(type(value) is int for value in turn) or not 0 < turn.checkpoint < turn.step:
         raise ValueError("whole numbers, of which the second is larger")
-      found.append(turn)
+      past_turns.append(turn)
     except (ValueError, TypeError) as error:
       raise UserError(
         f'{path}, line {number}: not a turn ({error}); one is {{"checkpoint": 100, "step": 117}}: restore the file'
       ) from error
-  return found
+  return past_turns
 
 
 def on_all_hosts(workdir: epath.Path) -> list[Turn]:
   """`turns`, which the first host reads."""
-  return [Turn(*each) for each in hosts.share(turns(workdir) if jax.process_index() == 0 else [])]
+  return [Turn(*fields) for fields in hosts.share(turns(workdir) if jax.process_index() == 0 else [])]
 
 
 def since(workdir: epath.Path, step: int) -> list[Turn]:
@@ -60,14 +60,14 @@ def since(workdir: epath.Path, step: int) -> list[Turn]:
     UserError: see `turns`.
   """
   all_turns = on_all_hosts(workdir)
-  kept = [turn for turn in all_turns if turn.checkpoint <= step]
-  if kept != all_turns and jax.process_index() == 0:
-    _write(workdir, kept)
-  return kept
+  kept_turns = [turn for turn in all_turns if turn.checkpoint <= step]
+  if kept_turns != all_turns and jax.process_index() == 0:
+    _write(workdir, kept_turns)
+  return kept_turns
 
 
-def _write(workdir: epath.Path, kept: Sequence[Turn]) -> None:
-  content = b"".join(json.dumps(turn._asdict()).encode() + b"\n" for turn in kept)
+def _write(workdir: epath.Path, kept_turns: Sequence[Turn]) -> None:
+  content = b"".join(json.dumps(turn._asdict()).encode() + b"\n" for turn in kept_turns)
   logs.Log(workdir / NAME, keep=lambda _: content).close()
 
 
@@ -143,7 +143,7 @@ def go_back(
   taken.append(Turn(saved_step, step))
   if jax.process_index() == 0:
     _write(workdir, taken)
-  hosts.say(
+  hosts.log_once(
     f"{why}; going back to step {saved_step}, and passing over the {step - saved_step} batches behind it; what was"
     " measured since is taken away"
   )

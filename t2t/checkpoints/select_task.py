@@ -34,17 +34,17 @@ def choose(source: pretrained.Source, task: str, *, where: str) -> pretrained.So
 def _with_prefix(source: pretrained.Source, task: str, where: str) -> pretrained.Source:
   """The checkpoint, whose inputs get the prefix of one of the tasks that it was fine-tuned on."""
   trained = pretrained.trained_tasks(source)
-  names = [each.name for each in trained if each.name == task] or [
-    each.name for each in trained if each.name.endswith(f"_{task}")
+  names = [candidate.name for candidate in trained if candidate.name == task] or [
+    candidate.name for candidate in trained if candidate.name.endswith(f"_{task}")
   ]
   if len(names) == 1:
     return dataclasses.replace(source, prefix_task=names[0])
   if trained:
-    listed = ", ".join(each.name for each in trained)
+    listed = ", ".join(candidate.name for candidate in trained)
     raise UserError(f"{where} {task}: the model of {source.path} was trained on {listed}; give one of them")
   raise UserError(f"{where} {task}: the model of {source.path} tells no tasks apart; leave it out")
 
 
-def each(source: pretrained.Source) -> dict[str, pretrained.Source]:
+def split_by_task(source: pretrained.Source) -> dict[str, pretrained.Source]:
   """The checkpoint as the model of each of its tasks, by name; none where it need not be told of them."""
   return {task: dataclasses.replace(source, task=task) for task in source.tasks}

@@ -187,8 +187,8 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
       f"{where}{path}: its model has what config.{'/'.join(there)} added, which no model without it"
       " computes; eval, infer and embed read it as it is, and `t2t convert --to peft` writes what PEFT knows"
     )
-  found, beside = _tensors(source, where)
-  found = _merged(found, source.adapters)
+  tensors, beside = _tensors(source, where)
+  tensors = _merged(tensors, source.adapters)
   extra_ids, vocabulary = 0, ""
   if source.vocabulary:
     folder = epath.Path(source.vocabulary)
@@ -196,14 +196,14 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
     extra_ids, vocabulary = record.extra_ids, record.spec(folder)
   notes = tuple(f"the {source.part} alone is converted: the {name} stays behind" for name in beside)
   table = source.run.get("data", {}).get("table") or {}
-  if table and table["prefix"] and source.model.kind.writes and not source.model.heads:
+  if table and table["prefix"] and source.model.kind.is_generative and not source.model.heads:
     notes += (
       f"its training began each input with {table['prefix']!r}: begin inputs so, which only t2t adds by itself",
     )
   lengths = {key: length for key in _LENGTHS if (length := source.run.get("data", {}).get(key))}
   # Folders of the machine that trained are nobody else's business.
   table = {key: os.path.basename(x) if key in ("files", "eval_files") else x for key, x in table.items()}
-  return Foreign(source.path, "t2t", source.model, vocabulary, extra_ids, lengths, found, notes=notes, table=table)
+  return Foreign(source.path, "t2t", source.model, vocabulary, extra_ids, lengths, tensors, notes=notes, table=table)
 
 
 def _tensors(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], list[str]]:
@@ -213,8 +213,8 @@ def _tensors(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], 
     UserError: it is damaged, or not on top of what it was.
   """
   trained, frozen, beside = saved(source, where)
-  found = trained | frozen
-  return found | of_base(source), beside
+  tensors = trained | frozen
+  return tensors | of_base(source), beside
 
 
 def saved(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
@@ -228,15 +228,15 @@ def saved(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], dic
 
   def part(*keys: str) -> dict[str, Tensor]:
     # What was only trained beside the model is no part of it.
-    found, prefix = {}, source.prefix
+    saved_tensors, prefix = {}, source.prefix
     arrays = functools.reduce(lambda tree, key: tree.get(key) or {}, keys, tree)
     for path, array in traverse_util.flatten_dict(arrays, sep="/").items():
       if hasattr(array, "shape") and path not in restore.UNREAD and path.startswith(prefix):
         name = path if restore.is_flat(keys) else path.replace("/", ".")
-        found[path.removeprefix(prefix)] = _saved_tensor(
+        saved_tensors[path.removeprefix(prefix)] = _saved_tensor(
           source.path / "state", ".".join((*keys, name)), tuple(array.shape), stacked="/layers/" in path
         )
-    return found
+    return saved_tensors
 
   beside = sorted({name.split("/")[0] for name in tree.get("params") or {}} - {source.part}) if source.part else []
   return part(*restore.trained_keys(tree, source.run)), part("frozen_params"), beside
@@ -249,7 +249,7 @@ def of_base(adapted: pretrained.Source) -> dict[str, Tensor]:
     UserError: it is another.
   """
   below: dict[str, Tensor] = {}
-  for base in () if adapted.base is None else adapted.base.each:
+  for base in () if adapted.base is None else adapted.base.all_bases:
     below |= _of_one_base(adapted, base)
   return below
 
@@ -260,11 +260,11 @@ def _of_one_base(adapted: pretrained.Source, base: base_model_ref.Base) -> dict[
     there = {**source.foreign.tensors, **source.foreign.pooler}
   else:
     there = _tensors(source, f"{source.path}: ")[0]
-  found = {path: _first_rows(there[entry.name], entry.shape) for path, entry in base.entries.items()}
-  for path, tensor in found.items():
+  tensors = {path: _first_rows(there[entry.name], entry.shape) for path, entry in base.entries.items()}
+  for path, tensor in tensors.items():
     base.check({path: base_model_ref.digest_of_parts(read() for read in tensor.parts)}, str(source.path))
   prefix = adapted.prefix
-  return {path.removeprefix(prefix): tensor for path, tensor in found.items() if path.startswith(prefix)}
+  return {path.removeprefix(prefix): tensor for path, tensor in tensors.items() if path.startswith(prefix)}
 
 
 def _first_rows(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -276,13 +276,13 @@ def _first_rows(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
   return dataclasses.replace(tensor, shape=shape, parts=parts)
 
 
-def _merged(found: dict[str, Tensor], adapters: adapters_lib.Adapters) -> dict[str, Tensor]:
+def _merged(tensors: dict[str, Tensor], adapters: adapters_lib.Adapters) -> dict[str, Tensor]:
   """The parameters of the model without its adapter, merged layer by layer when they are read."""
   groups: dict[str, dict[str, Tensor]] = {}
-  bases_of = {path: adapters_lib.base_path(path, adapters) for path in found}
+  bases_of = {path: adapters_lib.base_path(path, adapters) for path in tensors}
   for path, base in bases_of.items():
-    for each in adapters_lib.merged_into(path, adapters) if base is None else (base,):
-      groups.setdefault(each, {})[path] = found[path]
+    for target in adapters_lib.merged_into(path, adapters) if base is None else (base,):
+      groups.setdefault(target, {})[path] = tensors[path]
   # A bias that an adapter would be merged into may not be there.
   groups = {base: group for base, group in groups.items() if base in bases_of.values()}
 
@@ -293,9 +293,13 @@ def _merged(found: dict[str, Tensor], adapters: adapters_lib.Adapters) -> dict[s
   merged = {}
   for base, group in groups.items():
     # The others add to the one that lies in its place.
-    own = next(x for path, x in group.items() if bases_of[path] == base)
-    parts = tuple(functools.partial(read, base, index) for index in range(len(own.parts)))
-    merged[base] = own if len(group) == 1 else Tensor(own.shape, own.dtype, parts, stacked=own.stacked)
+    base_tensor = next(x for path, x in group.items() if bases_of[path] == base)
+    parts = tuple(functools.partial(read, base, index) for index in range(len(base_tensor.parts)))
+    merged[base] = (
+      base_tensor
+      if len(group) == 1
+      else Tensor(base_tensor.shape, base_tensor.dtype, parts, stacked=base_tensor.stacked)
+    )
   return merged
 
 

@@ -23,7 +23,7 @@ _SHOWN = 5  # files of a step
 _SMALL = 2**22  # bytes: files that are read of steps from which nothing is restored for now
 
 
-class Damaged(UserError):
+class DamagedCheckpoint(UserError):
   """A checkpoint is not as it was saved."""
 
 
@@ -58,12 +58,12 @@ def of_step(
   except (FileNotFoundError, ValueError) as error:
     return [f"{manifests.NAME}: {error}"]
   if manifest is None:
-    found = [f"{item} is missing" for item in _items(folder) if item not in names]
-    return found or _unreadable(folder) or _misplaced(folder, step)
-  found = manifests.differences(folder, manifest, largest=largest, share=share)
+    faults = [f"{item} is missing" for item in _items(folder) if item not in names]
+    return faults or _unreadable(folder) or _misplaced(folder, step)
+  faults = manifests.differences(folder, manifest, largest=largest, share=share)
   if step is not None and manifest.step != step:
-    found.append(f"the folder was saved as step {manifest.step}")
-  return found or _misplaced(folder, step)
+    faults.append(f"the folder was saved as step {manifest.step}")
+  return faults or _misplaced(folder, step)
 
 
 def of_small(folder: epath.Path, step: int) -> list[str]:
@@ -96,17 +96,17 @@ def noted(path: epath.Path, *, surely: bool = False) -> dict[str, Any]:
   """
   read = functools.partial(gcs.read, path)
   try:
-    found = json.loads(manifests.patiently(read, path) if surely else read())
+    content = json.loads(manifests.patiently(read, path) if surely else read())
   except UserError:
     raise
   except (OSError, ValueError):
     return {}
-  return found if isinstance(found, dict) else {}
+  return content if isinstance(content, dict) else {}
 
 
 def _unreadable(folder: epath.Path) -> list[str]:
   """Of a step without a manifest: what is JSON where it is whole."""
-  found = []
+  faults = []
   for item, name in (("config", "metadata"), ("metrics", "metrics"), ("state", "_METADATA")):
     if name in gcs.names(folder / item, where="checkpoint"):
       try:
@@ -115,69 +115,69 @@ def _unreadable(folder: epath.Path) -> list[str]:
       except UserError:
         raise
       except (FileNotFoundError, ValueError) as error:
-        found.append(f"{item}/{name} cannot be read ({error})")
-  return found
+        faults.append(f"{item}/{name} cannot be read ({error})")
+  return faults
 
 
 def _misplaced(folder: epath.Path, step: int | None) -> list[str]:
   """Streams that say of themselves that they are of another step, or another stream."""
   return [
-    f"{STREAMS}/{name} is {stream} of step {own}"
-    for name, own, stream in _said_by_streams(folder)
-    if stream != name or own != (own if step is None else step)
+    f"{STREAMS}/{name} is {stream} of step {stream_step}"
+    for name, stream_step, stream in _said_by_streams(folder)
+    if stream != name or stream_step != (stream_step if step is None else step)
   ]
 
 
 def _said_by_streams(folder: epath.Path) -> Iterator[tuple[str, Any, Any]]:
   """File, step and stream of each position that says of which it is; those of an older t2t do not."""
   for name in gcs.names(folder / STREAMS, where="checkpoint"):
-    said = noted(folder / STREAMS / name)
-    if "step" in said and "stream" in said:
-      yield name, said["step"], said["stream"]
+    position = noted(folder / STREAMS / name)
+    if "step" in position and "stream" in position:
+      yield name, position["step"], position["stream"]
 
 
 def _of_all_hosts(folder: epath.Path, *, step: int | None, largest: int | None) -> list[str]:
   """`of_step` on all hosts, each reading its share."""
-  own = of_step(folder, step=step, largest=largest, share=(jax.process_index(), jax.process_count()))
-  return [line for lines in hosts.gather(own) for line in lines]
+  local_faults = of_step(folder, step=step, largest=largest, share=(jax.process_index(), jax.process_count()))
+  return [line for lines in hosts.gather(local_faults) for line in lines]
 
 
 # ---- A checkpoint that is read ---------------------------------------------------------------------------------------
 
 
-def check(folder: epath.Path, *, where: str = "", whole: bool = True, again: bool = False) -> None:
+def check(folder: epath.Path, *, where: str = "", full: bool = True, again: bool = False) -> None:
   """Refuses a checkpoint that is not as it was saved.
 
   Args:
     folder: of one step.
     where: what the user named it with, for messages.
-    whole: reads all arrays; else what is small, and the size of all.
+    full: reads all arrays; else what is small, and the size of all.
     again: reads what this process has found sound before as well.
 
   Raises:
     Damaged: names what is damaged, and the other steps that are there.
   """
   look = _check.__wrapped__ if again else _check
-  look(folder, where, None if whole else _SMALL)
+  look(folder, where, None if full else _SMALL)
 
 
 @functools.cache  # what it raises is not kept
 def _check(folder: epath.Path, where: str, largest: int | None) -> None:
   # The first look, at its config, is at once on each host: which of them there are, is not known everywhere yet.
-  found = of_step(folder, largest=largest) if largest is not None else _of_all_hosts(folder, step=None, largest=None)
-  if not found:
+  faults = of_step(folder, largest=largest) if largest is not None else _of_all_hosts(folder, step=None, largest=None)
+  if not faults:
     return
-  others = [step for step in steps(folder.parent) if str(step) != folder.name] if folder.name.isdigit() else []
-  there = f"; there are {', '.join(map(str, others))}" if others else ""
-  raise Damaged(
-    f"{where}{folder}: this checkpoint is damaged:\n{_shown(found)}\ngive another step of it{there}, or restore the"
+  other_steps = [step for step in steps(folder.parent) if str(step) != folder.name] if folder.name.isdigit() else []
+  there = f"; there are {', '.join(map(str, other_steps))}" if other_steps else ""
+  raise DamagedCheckpoint(
+    f"{where}{folder}: this checkpoint is damaged:\n{_shown(faults)}\ngive another step of it{there}, or restore the"
     f" folder; `t2t checkpoint verify {folder.parent}` looks at all"
   )
 
 
-def _shown(found: list[str]) -> str:
-  more = [f"  and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
-  return "\n".join([f"  {line}" for line in found[:_SHOWN]] + more)
+def _shown(faults: list[str]) -> str:
+  more = [f"  and {len(faults) - _SHOWN} more"] if len(faults) > _SHOWN else []
+  return "\n".join([f"  {line}" for line in faults[:_SHOWN]] + more)
 
 
 # ---- A run that goes on ----------------------------------------------------------------------------------------------
@@ -185,10 +185,10 @@ def _shown(found: list[str]) -> str:
 
 def steps(directory: epath.Path) -> list[int]:
   """The steps in a folder of checkpoints that were saved to their end, damaged ones among them; sorted."""
-  found = _numbered(directory)
+  names = _numbered(directory)
   if gcs.is_remote(directory):  # where what a save was killed in has the name of its step
-    found = [name for name in found if manifests.COMMITTED in gcs.names(directory / name, where="--workdir")]
-  return sorted(map(int, found))
+    names = [name for name in names if manifests.COMMITTED in gcs.names(directory / name, where="--workdir")]
+  return sorted(map(int, names))
 
 
 def _numbered(directory: epath.Path) -> list[str]:
@@ -239,33 +239,35 @@ def set_aside(directory: epath.Path) -> None:
   damaged, sound = {}, None
   for step in reversed(there):
     largest = None if sound is None else _SMALL
-    found = _of_all_hosts(directory / str(step), step=step, largest=largest)
-    if found:
-      damaged[step] = found
+    faults = _of_all_hosts(directory / str(step), step=step, largest=largest)
+    if faults:
+      damaged[step] = faults
     elif sound is None:
       sound = step
   earlier = hosts.share([name for name in gcs.names(directory, where="--workdir") if name.startswith(ASIDE)])
   if sound is None and (damaged or earlier):
-    said = "\n".join(f"{directory / str(step)}:\n{_shown(found)}" for step, found in damaged.items())
+    listing = "\n".join(f"{directory / str(step)}:\n{_shown(step_faults)}" for step, step_faults in damaged.items())
     raise UserError(
-      f"{directory}: no step is as it was saved" + (f":\n{said}" if said else f" ({', '.join(earlier)})") + "\nrestore"
+      f"{directory}: no step is as it was saved"
+      + (f":\n{listing}" if listing else f" ({', '.join(earlier)})")
+      + "\nrestore"
       " one of them; or start afresh in another --workdir, or here when you have moved these away"
     )
-  for step, found in damaged.items():
+  for step, faults in damaged.items():
     target = directory / _free(f"{ASIDE}{step}", set(earlier))
     earlier.append(target.name)
     if jax.process_index() == 0:
       _move(directory / str(step), target)
     then = f"going on from step {sound}" if step > sound else "it was not needed"
-    hosts.say(f"{directory / str(step)} is damaged, and set aside as {target.name}; {then}:\n{_shown(found)}")
+    hosts.log_once(f"{directory / str(step)} is damaged, and set aside as {target.name}; {then}:\n{_shown(faults)}")
   hosts.share(None)  # no host looks before the first has renamed
   if sound is not None and hosts.share(_manifest(directory / str(sound)) is None):
-    hosts.say(f"{directory / str(sound)}: was saved without checksums, by an older t2t: it cannot be verified")
+    hosts.log_once(f"{directory / str(sound)}: was saved without checksums, by an older t2t: it cannot be verified")
 
 
 def _free(name: str, taken: set[str]) -> str:
   names = (name, *(f"{name}_{number}" for number in range(2, len(taken) + 3)))
-  return next(each for each in names if each not in taken)
+  return next(candidate for candidate in names if candidate not in taken)
 
 
 def _move(folder: epath.Path, target: epath.Path) -> None:

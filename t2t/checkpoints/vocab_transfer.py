@@ -41,28 +41,28 @@ class Pieces:
 
     Rows behind the vocabulary, which no id has, are fresh ones.
     """
-    table, made = jnp.moveaxis(table, dimension, 0), jnp.moveaxis(fresh, dimension, 0)
+    table, new_table = jnp.moveaxis(table, dimension, 0), jnp.moveaxis(fresh, dimension, 0)
     # One gather of all that are kept, and one for each place in the spelling of the others, of which there are few.
-    kept = np.array([(new, old[0]) for new, old in enumerate(self.old) if len(old) == 1], np.int32).reshape(-1, 2)
-    made = made.at[kept[:, 0]].set(table[kept[:, 1]])
+    kept_ids = np.array([(new, old[0]) for new, old in enumerate(self.old) if len(old) == 1], np.int32).reshape(-1, 2)
+    new_table = new_table.at[kept_ids[:, 0]].set(table[kept_ids[:, 1]])
     several = [(new, old) for new, old in enumerate(self.old) if len(old) > 1]
     if several:
       most = max(len(old) for _, old in several)
       spelled = np.array([[*old, *[0] * (most - len(old))] for _, old in several], np.int32)
       weights = np.array([[1 / len(old)] * len(old) + [0.0] * (most - len(old)) for _, old in several], np.float32)
 
-      def add(total: jax.Array, one: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        rows, weight = one
+      def add(total: jax.Array, spelling: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        rows, weight = spelling
         return total + table[rows] * weight.reshape(-1, *[1] * (table.ndim - 1)), None
 
       total = jnp.zeros((len(several), *table.shape[1:]), table.dtype)
       mean, _ = jax.lax.scan(add, total, (jnp.asarray(spelled.T), jnp.asarray(weights.T)))
-      made = made.at[np.array([new for new, _ in several])].set(mean)
-    return jnp.moveaxis(made, 0, dimension)
+      new_table = new_table.at[np.array([new for new, _ in several])].set(mean)
+    return jnp.moveaxis(new_table, 0, dimension)
 
   def __str__(self) -> str:
     numbers = [len(old) for old in self.old]
     several = [number for number in numbers if number > 1]
     new = f", {len(several):,} as the mean of {np.mean(several):.1f} old pieces" if several else ""
-    made = f"{numbers.count(1):,} as they were{new}, {numbers.count(0):,} fresh"
-    return f"of {len(numbers):,} ids, special pieces and config.data.extra_ids included, {made}"
+    counts = f"{numbers.count(1):,} as they were{new}, {numbers.count(0):,} fresh"
+    return f"of {len(numbers):,} ids, special pieces and config.data.extra_ids included, {counts}"

@@ -24,7 +24,7 @@ _WIDTH = 80  # of what is said
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class TransferPlan:
   """What becomes of each parameter of a model and of a checkpoint.
 
   taken: path in the model -> path in the checkpoint; a parameter of the model that is not here is fresh, one of the
@@ -42,7 +42,7 @@ class Taken:
 
   params: nested dict of arrays, in the shapes and shards of the model, but for those of `by_piece`; what is fresh is
     not there.
-  shared: see `Plan`; beyond it `params` are zeros.
+  shared: see `TransferPlan`; beyond it `params` are zeros.
   source: what was read.
   names: path in the model -> in what was read, of all of `params`.
   pieces: of which rows of the checkpoint those of the vocabulary are made.
@@ -59,8 +59,8 @@ class Taken:
   def fresh_in(self, params: Params) -> list[str]:
     """Paths of those of some parameters of the model that are fresh, if only in new rows."""
     taken = traverse_util.flatten_dict(self.params, sep="/")
-    made = self.by_piece if self.pieces is not None and self.pieces.changes else {}
-    rows_are_new = lambda path, x: path in made or (path in self.shared and self._rows_are_new(path, x.shape))
+    resized = self.by_piece if self.pieces is not None and self.pieces.changes else {}
+    rows_are_new = lambda path, x: path in resized or (path in self.shared and self._rows_are_new(path, x.shape))
     is_fresh = lambda path, x: path not in taken or rows_are_new(path, x)
     return [path for path, x in traverse_util.flatten_dict(params, sep="/").items() if is_fresh(path, x)]
 
@@ -69,21 +69,21 @@ class Taken:
     return shape[dimension] > length
 
   def over(self, fresh: Params, params: Params) -> Params:
-    """All parameters of the model: those that were taken, in place of fresh ones; for `recipe.Program.warm`.
+    """Returns all parameters of the model: those that were taken, otherwise fresh ones; for `Program.init_from_params`.
 
     Args:
       fresh: of the whole model.
       params: `self.params`, as arguments of a compiled program.
     """
-    whole = traverse_util.flatten_dict(fresh, sep="/")
+    merged = traverse_util.flatten_dict(fresh, sep="/")
     for path, x in traverse_util.flatten_dict(params, sep="/").items():
       if path in self.by_piece:
-        x = self.pieces.rows(x, whole[path], self.by_piece[path])
+        x = self.pieces.rows(x, merged[path], self.by_piece[path])
       elif path in self.shared:
         dimension, length = self.shared[path]
-        x = jnp.where(jax.lax.broadcasted_iota(jnp.int32, x.shape, dimension) < length, x, whole[path])
-      whole[path] = x
-    return traverse_util.unflatten_dict(whole, sep="/")
+        x = jnp.where(jax.lax.broadcasted_iota(jnp.int32, x.shape, dimension) < length, x, merged[path])
+      merged[path] = x
+    return traverse_util.unflatten_dict(merged, sep="/")
 
 
 def warm_start(
@@ -148,33 +148,41 @@ def warm_start(
   named = [part.split("=")[-1].strip("/") for part in parts if "heads" in part]
   new = [path for path in ours if _head(path) and _head(path) not in old and path not in there]
   new = [path for path in new if not any(_under(name, path) for name in named)]
-  said, fresh = fresh, (*fresh, *(f"^{re.escape(path)}$" for path in new))
+  user_fresh, fresh = fresh, (*fresh, *(f"^{re.escape(path)}$" for path in new))
   has_place = lambda path: not _head(path) or path in ours or named or _goes_to(path, parts) & ours.keys()
   stays = lambda path: not parts and matches(elsewhere, path)
   theirs = {path: shape for path, shape in there.items() if has_place(path) and not stays(path)}
   dimension = dimensions(ours, model) if pieces is not None else {}
   rows = (*rows, *(f"^{re.escape(path)}$" for path in dimension))
-  made = plan(f"config.init.checkpoint: {source.path}", theirs, ours, fresh=fresh, parts=parts, rows=rows)
-  dimension = {path: axis for path, axis in dimension.items() if path in made.taken}
-  made = dataclasses.replace(made, shared={path: x for path, x in made.shared.items() if path not in dimension})
-  poolers = {} if model is None else _poolers(source, model, there, ours)
-  is_taken = lambda path, name: path in new and not matches(said, path) and (not parts or _goes_to(name, parts))
-  poolers = {path: name for path, name in poolers.items() if is_taken(path, name)}
-  made = dataclasses.replace(made, taken={**made.taken, **poolers})
-  plain = (
-    not made.shared and not dimension and made.taken == {path: path for path in ours} and ours.keys() == there.keys()
+  transfer_plan = plan(f"config.init.checkpoint: {source.path}", theirs, ours, fresh=fresh, parts=parts, rows=rows)
+  dimension = {path: axis for path, axis in dimension.items() if path in transfer_plan.taken}
+  transfer_plan = dataclasses.replace(
+    transfer_plan, shared={path: x for path, x in transfer_plan.shared.items() if path not in dimension}
   )
-  lines = [f"starting from the parameters of {source.path}", *([] if plain else _report(made, there, ours, poolers))]
-  hosts.say("\n".join([*lines, *(_lines("rows by their pieces:", [f"{pieces}"]) if dimension else [])]))
+  poolers = {} if model is None else _poolers(source, model, there, ours)
+  is_taken = lambda path, name: path in new and not matches(user_fresh, path) and (not parts or _goes_to(name, parts))
+  poolers = {path: name for path, name in poolers.items() if is_taken(path, name)}
+  transfer_plan = dataclasses.replace(transfer_plan, taken={**transfer_plan.taken, **poolers})
+  plain = (
+    not transfer_plan.shared
+    and not dimension
+    and transfer_plan.taken == {path: path for path in ours}
+    and ours.keys() == there.keys()
+  )
+  lines = [
+    f"starting from the parameters of {source.path}",
+    *([] if plain else _report(transfer_plan, there, ours, poolers)),
+  ]
+  hosts.log_once("\n".join([*lines, *(_lines("rows by their pieces:", [f"{pieces}"]) if dimension else [])]))
   read_as = dict(wanted)
   for path, axis in dimension.items():  # all of their rows, and as many as the mesh divides, as it does those of ours
-    shape, rows_there = list(ours[path]), there[made.taken[path]][axis]
+    shape, rows_there = list(ours[path]), there[transfer_plan.taken[path]][axis]
     shape[axis] *= -(-rows_there // shape[axis])
     read_as[path] = wanted[path].update(shape=tuple(shape))
-  read = pretrained.read(source, {path: (name, read_as[path]) for path, name in made.taken.items()})
+  read = pretrained.read(source, {path: (name, read_as[path]) for path, name in transfer_plan.taken.items()})
   params = traverse_util.unflatten_dict({places[path]: x for path, x in read.items()}, sep="/")
-  names = {places[path]: name for path, name in made.taken.items()}
-  shared = {places[path]: shared for path, shared in made.shared.items()}
+  names = {places[path]: name for path, name in transfer_plan.taken.items()}
+  shared = {places[path]: shared for path, shared in transfer_plan.shared.items()}
   return Taken(params, shared, source, names, pieces, {places[path]: axis for path, axis in dimension.items()})
 
 
@@ -195,18 +203,21 @@ def _poolers(
 
   def poolers(of: TransformerConfig, shapes: Mapping[str, Shape]) -> dict[str, tuple]:
     """Name of a head -> what its pooler is."""
-    found = {}
+    by_head = {}
     for head in of.heads:
-      head, own = head.spelled_out(of.kind), {name: shapes.get(f"heads/{head.name}/{name}") for name in _POOLER}
+      head, pooler_shapes = (
+        head.spelled_out(of.kind),
+        {name: shapes.get(f"heads/{head.name}/{name}") for name in _POOLER},
+      )
       activation = of.mlp_activation if head.pooler == "norm" else head.pooler
-      found |= {head.name: (head.reads, head.pooler, activation, own)} if own["pooler"] else {}
-    return found
+      by_head |= {head.name: (head.reads, head.pooler, activation, pooler_shapes)} if pooler_shapes["pooler"] else {}
+    return by_head
 
   trained = poolers(source.model, theirs)
   if len(trained) != 1:
     return {}
   ((name, pooler),) = trained.items()
-  same = [head for head, other in poolers(model, ours).items() if head != name and other == pooler]
+  same = [head for head, other_pooler in poolers(model, ours).items() if head != name and other_pooler == pooler]
   parts = [part for part, shape in pooler[-1].items() if shape]
   return {f"heads/{head}/{part}": f"heads/{name}/{part}" for head in same for part in parts}
 
@@ -222,12 +233,12 @@ def plan(
   fresh: tuple[str, ...] = (),
   parts: tuple[str, ...] = (),
   rows: tuple[str, ...] = (),
-) -> Plan:
+) -> TransferPlan:
   """What becomes of each parameter; see `warm_start`.
 
   In:  theirs={"embed/table": (30, 8), "pooler": (8, 8)}, ours={"bert/embed/table": (32, 8), "heads/label": (8, 3)},
        fresh=("heads",), parts=("embed=bert/embed",), rows=("table",)
-  Out: Plan(taken={"bert/embed/table": "embed/table"}, shared={"bert/embed/table": (0, 30)})
+  Out: TransferPlan(taken={"bert/embed/table": "embed/table"}, shared={"bert/embed/table": (0, 30)})
 
   Args:
     where: the checkpoint, for messages.
@@ -257,16 +268,16 @@ def plan(
       shared[path] = differ[0], min(ours[path][differ[0]], theirs[name][differ[0]])
   if wrong:
     raise UserError(_other_shape(where, wrong, taken, theirs, ours, rows))
-  return Plan(taken, shared)
+  return TransferPlan(taken, shared)
 
 
 def _under(prefix: str, path: str) -> bool:
   return not prefix or path == prefix or path.startswith(f"{prefix}/")
 
 
-def _moved(path: str, prefix: str, other: str) -> str:
-  """A path under `prefix`, as it is called under `other`."""
-  return "/".join(filter(None, (other, path[len(prefix) :].strip("/"))))
+def _moved(path: str, prefix: str, new_prefix: str) -> str:
+  """A path under `prefix`, as it is called under `new_prefix`."""
+  return "/".join(filter(None, (new_prefix, path[len(prefix) :].strip("/"))))
 
 
 def _counterpart(path: str, pairs: Mapping[str, str]) -> str:
@@ -288,7 +299,7 @@ def _goes_to(path: str, parts: tuple[str, ...]) -> set[str]:
 
 def _pairs(where: str, parts: tuple[str, ...], theirs: Collection[str], ours: Collection[str]) -> dict[str, str]:
   """Prefix in the model -> prefix in the checkpoint."""
-  found: dict[str, str] = {}
+  prefixes: dict[str, str] = {}
   for part in parts:
     names = _names(part)
     if len(names) > 2:
@@ -296,10 +307,10 @@ def _pairs(where: str, parts: tuple[str, ...], theirs: Collection[str], ours: Co
     for name, paths, owner in ((names[0], theirs, where), (names[-1], ours, "the model")):
       if not any(_under(name, path) for path in paths):
         raise UserError(f"config.init.parts={part}: no {name!r} in {owner}{_nearest(name, paths)}")
-    if names[-1] in found:
+    if names[-1] in prefixes:
       raise UserError(f"config.init.parts={','.join(parts)}: {names[-1] or '.'} of the model is named twice")
-    found[names[-1]] = names[0]
-  return found
+    prefixes[names[-1]] = names[0]
+  return prefixes
 
 
 # ---- What is wrong ---------------------------------------------------------------------------------------------------
@@ -308,10 +319,10 @@ def _pairs(where: str, parts: tuple[str, ...], theirs: Collection[str], ours: Co
 def _check_patterns(key: str, patterns: tuple[str, ...], ours: Collection[str]) -> None:
   for pattern in patterns:
     try:
-      found = any(matches((pattern,), path) for path in ours)
+      has_match = any(matches((pattern,), path) for path in ours)
     except re.error as error:
       raise UserError(f"config.init.{key}: {pattern!r} is no regular expression: {error}") from error
-    if not found:
+    if not has_match:
       raise UserError(f"config.init.{key}: {pattern!r} matches no parameter of the model{_nearest(pattern, ours)}")
 
 
@@ -322,16 +333,16 @@ def _check_found(where: str, taken: Mapping[str, str], theirs: Collection[str], 
   path, there = missing[0], [path for path in taken if path not in missing]
   name = taken[path]
   if name:
-    what = f"{where} has no {name}" + (f" for {path}" if name != path else "")
+    problem = f"{where} has no {name}" + (f" for {path}" if name != path else "")
   else:
-    what = f"{where}: config.init.parts does not say what becomes {path}"
+    problem = f"{where}: config.init.parts does not say what becomes {path}"
   begin = ",".join(_cover(missing, there))
   parts = "config.init.parts" if renamed else "config.init.parts=.,THEIRS=OURS"
   if not all(path in theirs and not taken[path] for path in missing):
     near, take = _nearest(name or path, theirs), f"to take it from elsewhere there: {parts}"
   else:
     near, take = "", f"to take it: add {begin} to {parts}"
-  raise UserError(f"{what}{_more(missing)}{near}; to begin with fresh values: config.init.fresh={begin}; {take}")
+  raise UserError(f"{problem}{_more(missing)}{near}; to begin with fresh values: config.init.fresh={begin}; {take}")
 
 
 def _check_placed(
@@ -341,17 +352,17 @@ def _check_placed(
   lost = []
   for name in theirs:
     places = [_moved(name, theirs_, ours_) for ours_, theirs_ in pairs.items() if _under(theirs_, name)]
-    if places and not any(place in ours or matches(fresh, place) for place in places):
+    if places and not any(target in ours or matches(fresh, target) for target in places):
       lost.append(name)
   if lost:
-    which = "name the parts that are taken"
+    remedy = "name the parts that are taken"
     if pairs == {"": ""}:
-      which += f": config.init.parts={','.join(_cover([name for name in theirs if name not in lost], lost))}"
+      remedy += f": config.init.parts={','.join(_cover([name for name in theirs if name not in lost], lost))}"
     else:
-      which += " more closely, in config.init.parts"
+      remedy += " more closely, in config.init.parts"
     raise UserError(
       f"{where} has {lost[0]}{_more(lost)}, for which the model has no place{_nearest(lost[0], ours)};"
-      f" to leave it behind {which}"
+      f" to leave it behind {remedy}"
     )
 
 
@@ -364,16 +375,18 @@ def _other_shape(
   rows: tuple[str, ...],
 ) -> str:
   path = wrong[0]
-  name, others = taken[path], [path for path in ours if path not in wrong]
-  one = len(ours[path]) == len(theirs[name]) and sum(a != b for a, b in zip(ours[path], theirs[name], strict=True)) == 1
-  what = f"{where}: {name}: expected {list(ours[path])}, found {list(theirs[name])}{_more(wrong)}"
+  name, matching = taken[path], [path for path in ours if path not in wrong]
+  differs_once = (
+    len(ours[path]) == len(theirs[name]) and sum(a != b for a, b in zip(ours[path], theirs[name], strict=True)) == 1
+  )
+  message = f"{where}: {name}: expected {list(ours[path])}, found {list(theirs[name])}{_more(wrong)}"
   if matches(rows, path):
-    what += "; config.init.rows takes what differs in one dimension"
-  elif one:
-    what += f"; to take the rows that both have: config.init.rows={path}"
-    what += ", or those of their pieces: config.init.by_piece=True" if dimensions([path], None) else ""
-  what += f"; to begin with fresh values: config.init.fresh={','.join(_cover(wrong, others))}"
-  return f"{what}; to train a model of its shape: config.init.inherit=True"
+    message += "; config.init.rows takes what differs in one dimension"
+  elif differs_once:
+    message += f"; to take the rows that both have: config.init.rows={path}"
+    message += ", or those of their pieces: config.init.by_piece=True" if dimensions([path], None) else ""
+  message += f"; to begin with fresh values: config.init.fresh={','.join(_cover(wrong, matching))}"
+  return f"{message}; to train a model of its shape: config.init.inherit=True"
 
 
 def _more(paths: Sequence[str]) -> str:
@@ -383,56 +396,64 @@ def _more(paths: Sequence[str]) -> str:
 def _nearest(name: str, paths: Collection[str]) -> str:
   """Of the paths, and of what they begin with."""
   words = [path.split("/") for path in paths]
-  known = dict.fromkeys("/".join(each[:end]) for each in words for end in range(1, len(each) + 1))
+  known = dict.fromkeys("/".join(segments[:end]) for segments in words for end in range(1, len(segments) + 1))
   near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
   return (
-    f"; nearest: {', '.join(near)}" if near else f"; there are {', '.join(dict.fromkeys(each[0] for each in words))}"
+    f"; nearest: {', '.join(near)}"
+    if near
+    else f"; there are {', '.join(dict.fromkeys(segments[0] for segments in words))}"
   )
 
 
-def _cover(paths: Collection[str], others: Collection[str]) -> list[str]:
-  """The shortest beginnings of paths that have all of `paths` and none of `others`.
+def _cover(paths: Collection[str], excluded: Collection[str]) -> list[str]:
+  """The shortest beginnings of paths that have all of `paths` and none of `excluded`.
 
   In:  paths=["embed/table", "head/bias", "head/norm"], others=["embed/norm"]
   Out: ["embed/table", "head"]
   """
-  found: list[str] = []
+  cover: list[str] = []
   for path in paths:
-    if not any(_under(prefix, path) for prefix in found):
+    if not any(_under(prefix, path) for prefix in cover):
       words = path.split("/")
       prefixes = ["/".join(words[: end + 1]) for end in range(len(words))]
-      found.append(next(prefix for prefix in prefixes if not any(_under(prefix, other) for other in others)))
-  return found
+      cover.append(
+        next(prefix for prefix in prefixes if not any(_under(prefix, excluded_path) for excluded_path in excluded))
+      )
+  return cover
 
 
 # ---- What is said ----------------------------------------------------------------------------------------------------
 
 
 def _report(
-  made: Plan, theirs: Mapping[str, Shape], ours: Mapping[str, Shape], poolers: Mapping[str, str]
+  transfer_plan: TransferPlan, theirs: Mapping[str, Shape], ours: Mapping[str, Shape], poolers: Mapping[str, str]
 ) -> list[str]:
   """What was taken, resized, is fresh and was left behind: each part that changed, with its number of parameters."""
-  used = dict.fromkeys(made.taken.values())
-  fresh, left = [path for path in ours if path not in made.taken], [name for name in theirs if name not in used]
-  same = [path for path, name in made.taken.items() if path == name]
+  used = dict.fromkeys(transfer_plan.taken.values())
+  fresh, left = (
+    [path for path in ours if path not in transfer_plan.taken],
+    [name for name in theirs if name not in used],
+  )
+  same = [path for path, name in transfer_plan.taken.items() if path == name]
   renamed: dict[tuple[str, str], int] = {}
-  for path, name in made.taken.items():
+  for path, name in transfer_plan.taken.items():
     if path != name:
       # Of a head that is new but for its pooler not all that is under its name was taken.
-      heads = tuple(f"heads/{_head(each)}/pooler" for each in (path, name))
+      heads = tuple(f"heads/{_head(param)}/pooler" for param in (path, name))
       pair = heads if path in poolers else _differ(path, name)
       renamed[pair] = renamed.setdefault(pair, 0) + math.prod(ours[path])
   taken = _cover(same, [path for path in ours if path not in same])
   taken += [f"{old} as {new} ({amounts.compact_count(number)})" for (new, old), number in renamed.items()]
-  resized, new_rows, number = [], 0, sum(math.prod(ours[path]) for path in made.taken)
-  for path, (dimension, length) in made.shared.items():
-    before, after = theirs[made.taken[path]][dimension], ours[path][dimension]
+  resized, new_rows, number = [], 0, sum(math.prod(ours[path]) for path in transfer_plan.taken)
+  for path, (dimension, length) in transfer_plan.shared.items():
+    before, after = theirs[transfer_plan.taken[path]][dimension], ours[path][dimension]
     resized.append(f"{path} {before} to {after} ({amounts.compact_count(math.prod(ours[path]))})")
     new_rows += math.prod(ours[path]) // after * (after - length)
   number -= new_rows
   sizes = sum(map(math.prod, ours.values())) - number, sum(math.prod(theirs[name]) for name in left)
   begun = {
-    prefix: sum(math.prod(ours[path]) for path in fresh if _under(prefix, path)) for prefix in _cover(fresh, made.taken)
+    prefix: sum(math.prod(ours[path]) for path in fresh if _under(prefix, path))
+    for prefix in _cover(fresh, transfer_plan.taken)
   }
   begun = ({"new rows": new_rows} if new_rows else {}) | begun
   lines = {
@@ -440,9 +461,12 @@ def _report(
     "resized:": resized,
     f"fresh: {amounts.compact_count(sizes[0])} in": [f"{x} ({amounts.compact_count(n)})" for x, n in begun.items()],
   }
-  found = [line for label, names in lines.items() if names for line in _lines(label, names)]
+  report_lines = [line for label, names in lines.items() if names for line in _lines(label, names)]
   # What is left behind changes nothing in the model.
-  return [*found, *([_line(f"left behind: {amounts.compact_count(sizes[1])} in", _cover(left, used))] if left else [])]
+  return [
+    *report_lines,
+    *([_line(f"left behind: {amounts.compact_count(sizes[1])} in", _cover(left, used))] if left else []),
+  ]
 
 
 def _differ(path: str, name: str) -> tuple[str, str]:

@@ -50,7 +50,7 @@ def held(workdir: epath.Path) -> Iterator[Workdir]:
   if gcs.is_remote(workdir):
     if jax.process_index() == 0:
       lost = lambda why: preemption.end(f"--workdir {why}", exit_codes.REFUSED)
-      with lease.held(workdir / NAME, on_lost=lost) as found, preemption.last_words(found.release):
+      with lease.held(workdir / NAME, on_lost=lost) as held_lease, preemption.last_words(held_lease.release):
         yield Workdir(workdir, None)
       return
     yield Workdir(workdir, None)

@@ -39,8 +39,8 @@ def _parser() -> argparse.ArgumentParser:
   merge.add_argument("run", metavar="RUN", help="workdir that the adapter was trained in, local or gs://")
   merge.add_argument("--output", required=True, metavar="DIR", help="a folder that is not there yet")
   merge.add_argument("--step", type=int, metavar="N", help="of the run; default: the newest")
-  for each in (parser, merge):
-    each.add_argument("--debug", action="store_true", help="show the traceback of an error")
+  for subparser in (parser, merge):
+    subparser.add_argument("--debug", action="store_true", help="show the traceback of an error")
   return parser
 
 

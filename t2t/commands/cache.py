@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
   return parser
 
 
-def _modules(mixture: str, own: Sequence[str]) -> tuple[str, ...]:
+def _modules(mixture: str, user_modules: Sequence[str]) -> tuple[str, ...]:
   """Those of the user's modules and t2t's that register what is to be cached."""
   registered = {}
   for module in registry.shipped():
@@ -80,9 +80,9 @@ def _modules(mixture: str, own: Sequence[str]) -> tuple[str, ...]:
     except UserError:
       continue  # for want of a package; `t2t tasks` says which
   # The user's may import t2t's.
-  registered |= {module: registry.load(module, where="--task_modules") for module in own}
+  registered |= {module: registry.load(module, where="--task_modules") for module in user_modules}
   names = {name.strip() for name in mixture.split(",")}
-  return tuple(module for module, tasks in registered.items() if names & set(tasks) or module in own)
+  return tuple(module for module, tasks in registered.items() if names & set(tasks) or module in user_modules)
 
 
 def main(argv: list[str]) -> int:

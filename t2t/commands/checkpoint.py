@@ -66,8 +66,8 @@ def _parser() -> argparse.ArgumentParser:
   parsers["diff"].add_argument(
     "--all", action="store_true", help=f"every parameter that differs, not the {_SHOWN} most"
   )
-  for each in (parser, *parsers.values()):
-    each.add_argument("--debug", action="store_true", help="show the traceback of an error")
+  for subparser in (parser, *parsers.values()):
+    subparser.add_argument("--debug", action="store_true", help="show the traceback of an error")
   return parser
 
 
@@ -93,9 +93,9 @@ def _console() -> rich.console.Console:
 
 def _list(options: argparse.Namespace) -> int:
   folder = inspect.folder_of(options.dir)
-  found, console = inspect.steps(folder), _console()
+  saved_steps, console = inspect.steps(folder), _console()
   best: dict[int, list[str]] = {}
-  for of_stage in inspect.best(folder, found):
+  for of_stage in inspect.best(folder, saved_steps):
     for name, step in of_stage.items():
       best.setdefault(step, []).append(name)
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
@@ -103,23 +103,23 @@ def _list(options: argparse.Namespace) -> int:
     table.add_column(name, justify=justify, no_wrap=True)
   table.add_column("best by", overflow="fold")
   table.add_column("")
-  for each in found:
-    state = "whole" if each.noted else "no checksums"
-    loss = each.metrics.get("loss", math.nan)
+  for saved in saved_steps:
+    state = "whole" if saved.noted else "no checksums"
+    loss = saved.metrics.get("loss", math.nan)
     table.add_row(
-      str(each.step),
-      "" if each.saved is None else f"{each.saved:%Y-%m-%d %H:%M}",
-      amounts.nbytes(each.size),
+      str(saved.step),
+      "" if saved.saved is None else f"{saved.saved:%Y-%m-%d %H:%M}",
+      amounts.nbytes(saved.size),
       "" if math.isnan(loss) else f"{loss:.4f}",
-      " ".join(best.get(each.step, ())),
-      state if each.whole else "DAMAGED",
+      " ".join(best.get(saved.step, ())),
+      state if saved.whole else "DAMAGED",
     )
   console.print(f"{folder}", soft_wrap=True)
   console.print(table)
-  for each in found:
-    for line in each.found:
-      console.print(f"{each.step}: {line}", soft_wrap=True)
-  for line in _lost_bases(folder, [each.step for each in found]):
+  for saved in saved_steps:
+    for line in saved.faults:
+      console.print(f"{saved.step}: {line}", soft_wrap=True)
+  for line in _lost_bases(folder, [saved.step for saved in saved_steps]):
     console.print(line, soft_wrap=True)
   for name in inspect.set_aside(folder):
     console.print(f"{name}: was found damaged, and set aside", soft_wrap=True)
@@ -128,15 +128,15 @@ def _list(options: argparse.Namespace) -> int:
 
 def _lost_bases(folder: epath.Path, steps: Sequence[int]) -> list[str]:
   """What steps lie on top of and is not there any more, a line for each."""
-  found = {}
+  messages = {}
   for step in steps:
     try:
       if (base := restore.read_base(folder / str(step))) is not None:
-        for each in base.each:
-          each.found(folder.parent)
+        for base_part in base.all_bases:
+          base_part.locate(folder.parent)
     except UserError as error:
-      found[str(error)] = None
-  return list(found)
+      messages[str(error)] = None
+  return list(messages)
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -149,14 +149,14 @@ def _verify(options: argparse.Namespace) -> int:
   damaged, bases = [], {}
   for step in progress.track(steps, "reading checkpoints"):
     started, path = time.monotonic(), folder / str(step)
-    found = verify.of_step(path, step=step)
+    faults = verify.of_step(path, step=step)
     seconds, size = time.monotonic() - started, amounts.nbytes(manifest.size(path))
-    if found and step not in verify.steps(folder):
+    if faults and step not in verify.steps(folder):
       print(f"{step}: was deleted meanwhile, by a run that keeps it no longer")
-    elif found:
+    elif faults:
       damaged.append(step)
       print(f"{step}: damaged ({size})")
-      print("\n".join(f"  {line}" for line in found))
+      print("\n".join(f"  {line}" for line in faults))
     elif manifest.read(path) is None:
       print(
         f"{step}: saved without checksums, by an older t2t; all that it must have is there ({size}){_base(path, bases)}"
@@ -187,13 +187,13 @@ def _base(path: epath.Path, seen: dict[str, str]) -> str:
   if key not in seen:
     try:
       if (path / restore.FISHER).exists():  # which lies on top of nothing, and is compared by whom it holds
-        base.found(path.parent.parent)
+        base.locate(path.parent.parent)
       else:
         tensor_writer.of_base(pretrained.read_source(str(path), where=""))
       seen[key] = ""
     except UserError as error:
       seen[key] = str(error)
-  return f", on top of {' and '.join(each.path for each in base.each)}" + (
+  return f", on top of {' and '.join(base_part.path for base_part in base.all_bases)}" + (
     ", without which nobody can read it" if seen[key] else ""
   )
 
@@ -208,50 +208,50 @@ def _prune(options: argparse.Namespace) -> int:
       workdir = resolved.parent if resolved.name == manager.CHECKPOINTS else None
     if workdir is not None:
       stack.enter_context(workdir_lock.held(workdir))  # no run writes there
-    found = inspect.superfluous(folder, keep=options.keep)
-    if not found:
+    superfluous = inspect.superfluous(folder, keep=options.keep)
+    if not superfluous:
       print("nothing to delete: all are of the last, the best, or the last that is sound")
       return 0
-    size = amounts.nbytes(sum(each.size for each in found))
-    what = f"{', '.join(str(each.step) for each in found)} ({size})"
-    if not options.yes and not _agreed(folder, what):
+    size = amounts.nbytes(sum(saved.size for saved in superfluous))
+    listing = f"{', '.join(str(saved.step) for saved in superfluous)} ({size})"
+    if not options.yes and not _agreed(folder, listing):
       print("nothing was deleted")
       return 0
-    for each in found:
-      inspect.delete(folder, each.step)
-  print(f"deleted {what}")
+    for saved in superfluous:
+      inspect.delete(folder, saved.step)
+  print(f"deleted {listing}")
   return 0
 
 
-def _agreed(folder: epath.Path, what: str) -> bool:
+def _agreed(folder: epath.Path, listing: str) -> bool:
   if not sys.stdin.isatty():
-    raise UserError(f"{folder}: would delete {what}; give --yes")
-  return input(f"{folder}: delete {what}? [y/N] ").strip().lower() in ("y", "yes")
+    raise UserError(f"{folder}: would delete {listing}; give --yes")
+  return input(f"{folder}: delete {listing}? [y/N] ").strip().lower() in ("y", "yes")
 
 
 def _diff(options: argparse.Namespace) -> int:
-  one, other = (restore.checkpoint_folder(path, where="") for path in (options.a, options.b))
-  console, same, found = _console(), 0, []
-  for _, difference in inspect.parameters(one, other):
+  left, right = (restore.checkpoint_folder(path, where="") for path in (options.a, options.b))
+  console, same, differences = _console(), 0, []
+  for _, difference in inspect.parameters(left, right):
     same += difference is None
-    found += [] if difference is None else [difference]
-  console.print(f"A {one}\nB {other}", soft_wrap=True)
-  if found:
+    differences += [] if difference is None else [difference]
+  console.print(f"A {left}\nB {right}", soft_wrap=True)
+  if differences:
     # What only one has first, then the most different.
-    most = lambda each: -math.inf if each.largest is None or math.isnan(each.largest) else -each.largest
-    shown = sorted(found, key=lambda each: (most(each), each.name))[: None if options.all else _SHOWN]
+    most = lambda entry: -math.inf if entry.largest is None or math.isnan(entry.largest) else -entry.largest
+    shown = sorted(differences, key=lambda entry: (most(entry), entry.name))[: None if options.all else _SHOWN]
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("parameter", overflow="fold")
     table.add_column("shape", overflow="fold")
     table.add_column("max |A - B|", justify="right", no_wrap=True)
-    for each in shown:
-      a, b = ("absent" if shape is None else " x ".join(map(str, shape)) for shape in each.shapes)
-      table.add_row(each.name, a if a == b else f"{a}, {b}", "" if each.largest is None else f"{each.largest:.3g}")
+    for entry in shown:
+      a, b = ("absent" if shape is None else " x ".join(map(str, shape)) for shape in entry.shapes)
+      table.add_row(entry.name, a if a == b else f"{a}, {b}", "" if entry.largest is None else f"{entry.largest:.3g}")
     console.print(table)
-    if len(shown) < len(found):
-      console.print(f"and {len(found) - len(shown)} more; --all shows them")
-  console.print(f"{same} of {same + len(found)} parameters are the same to the bit")
-  changes = inspect.configs(one, other)
+    if len(shown) < len(differences):
+      console.print(f"and {len(differences) - len(shown)} more; --all shows them")
+  console.print(f"{same} of {same + len(differences)} parameters are the same to the bit")
+  changes = inspect.configs(left, right)
   for key, (a, b) in changes.items():
     console.print(f"config.{key}: {a!r}, B has {b!r}", soft_wrap=True)
   if not changes:

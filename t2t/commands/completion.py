@@ -96,8 +96,8 @@ def _case(pattern: str, words: Sequence[str]) -> str:
 
 def options(*arguments: str) -> list[str]:
   """The options that the help of a command lists."""
-  said = io.StringIO()
-  with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+  output = io.StringIO()
+  with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
     command.main([*arguments, "--help"])
-  found = re.findall(r"^  (?:-\w(?: \S+)?, )?(--[a-z][\w-]*)", said.getvalue(), re.MULTILINE)
-  return list(dict.fromkeys(name for name in found if not name.startswith("--config.")))
+  option_names = re.findall(r"^  (?:-\w(?: \S+)?, )?(--[a-z][\w-]*)", output.getvalue(), re.MULTILINE)
+  return list(dict.fromkeys(name for name in option_names if not name.startswith("--config.")))

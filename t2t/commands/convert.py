@@ -42,7 +42,7 @@ _SHARD = "5GB"  # as transformers
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class ConversionJob:
   """What is to be done; the options of the command say what each means.
 
   extra_ids: None: as the vocabulary's files say.
@@ -66,7 +66,7 @@ class Job:
 # ---- Converting ------------------------------------------------------------------------------------------------------
 
 
-def run(job: Job) -> None:
+def run(job: ConversionJob) -> None:
   """Converts a checkpoint; says what was assumed, where the result is, and what may be done with it.
 
   Raises:
@@ -94,21 +94,23 @@ def run(job: Job) -> None:
       tensor_writer.save(foreign, out, advance=advance)
   else:
     options = {"dtype": job.dtype, "head": job.head, "max_shard_bytes": job.max_shard_bytes}
-    found = hf_config.written_as(foreign.model, str(foreign.path), head=job.head)
-    with atomic_output.progress(*_size(found, job.dtype)) as advance:
+    target = hf_config.written_as(foreign.model, str(foreign.path), head=job.head)
+    with atomic_output.progress(*_size(target, job.dtype)) as advance:
       notes += huggingface.save(foreign, out, **options, advance=advance)
   print("\n".join(_report(foreign, job, notes)))
 
 
-def _take_adapter(job: Job) -> None:
+def _take_adapter(job: ConversionJob) -> None:
   """From PEFT's folder to a run of t2t's."""
-  said = peft_config.base_named(job.source)
-  if not job.base and not (said and gcs.absolute(said).exists()):
-    if said and hub.name_of(said):
-      hub.check(said, where=f"{job.source}: {peft.CONFIG}: base_model_name_or_path=")
-    named = f"{said!r}, which is no folder here" if said else "no base"
+  base_name = peft_config.base_named(job.source)
+  if not job.base and not (base_name and gcs.absolute(base_name).exists()):
+    if base_name and hub.name_of(base_name):
+      hub.check(base_name, where=f"{job.source}: {peft.CONFIG}: base_model_name_or_path=")
+    named = f"{base_name!r}, which is no folder here" if base_name else "no base"
     raise UserError(f"{job.source}: {peft.CONFIG} names {named}; give --base, the model that it was trained on")
-  base, part = adapter_export.open_base(job.base or said, where="--base " if job.base else f"{job.source}: its base: ")
+  base, part = adapter_export.open_base(
+    job.base or base_name, where="--base " if job.base else f"{job.source}: its base: "
+  )
   lazy_tensors.check(base)
   if job.vocabulary:
     base = vocab_override.give(base, job.vocabulary, extra_ids=job.extra_ids)
@@ -122,7 +124,7 @@ def _take_adapter(job: Job) -> None:
   print("\n".join(_report(written, job, notes)))
 
 
-def _give_adapter(job: Job) -> None:
+def _give_adapter(job: ConversionJob) -> None:
   """From a run of t2t's that trained an adapter to PEFT's folder."""
   source = pretrained.read_source(job.source, where="")
   (trained, below), base = adapter_export.trained(source), adapter_export.base_folder(source)
@@ -139,18 +141,18 @@ def _give_adapter(job: Job) -> None:
       head=job.head,
       advance=advance,
     )
-  found = lazy_tensors.Foreign(source.path, "t2t", source.model, source.vocabulary, 0, {}, trained)
-  print("\n".join(_report(found, job, notes)))
+  foreign = lazy_tensors.Foreign(source.path, "t2t", source.model, source.vocabulary, 0, {}, trained)
+  print("\n".join(_report(foreign, job, notes)))
 
 
-def _size(found: hf_config.Written, dtype: str) -> tuple[int, int]:
+def _size(target: hf_config.Written, dtype: str) -> tuple[int, int]:
   """Bytes and number of the tensors of a Hugging Face folder."""
-  written = huggingface.written(found.family, found.model)
+  written = huggingface.written(target.family, target.model)
   width = 4 if dtype == "float32" else 2
-  return width * sum(math.prod(place.shape) for place in written.values()), len(written)
+  return width * sum(math.prod(mapping.shape) for mapping in written.values()), len(written)
 
 
-def _report(foreign: lazy_tensors.Foreign, job: Job, notes: list[str]) -> Iterator[str]:
+def _report(foreign: lazy_tensors.Foreign, job: ConversionJob, notes: list[str]) -> Iterator[str]:
   """What is said at the end, line by line."""
   model, out = foreign.model, gcs.absolute(job.out)
   parameters = sum(math.prod(tensor.shape) for tensor in foreign.tensors.values())
@@ -169,7 +171,7 @@ def _report(foreign: lazy_tensors.Foreign, job: Job, notes: list[str]) -> Iterat
     yield f"  {command}"
 
 
-def _commands(foreign: lazy_tensors.Foreign, job: Job) -> Iterator[str]:
+def _commands(foreign: lazy_tensors.Foreign, job: ConversionJob) -> Iterator[str]:
   """What may be typed next."""
   out = shlex.quote(job.out)
   if job.target == "peft":
@@ -183,12 +185,12 @@ def _commands(foreign: lazy_tensors.Foreign, job: Job) -> Iterator[str]:
     return
   words = "" if foreign.vocabulary else " --config.data.vocabulary=FILE"
   knows_tokens = foreign.model.vocabulary_head
-  if foreign.model.kind.writes and foreign.vocabulary and knows_tokens:
+  if foreign.model.kind.is_generative and foreign.vocabulary and knows_tokens:
     yield f"t2t infer --checkpoint {out} --input FILE --output FILE"
   # Who has a detector knows of no token how likely it is, either.
   if knows_tokens and not any(head.kind == "detector" for head in foreign.model.heads):
     yield f"t2t eval --checkpoint {out} --config superglue --workdir WORKDIR{words}"
-  if foreign.model.kind.writes and knows_tokens:
+  if foreign.model.kind.is_generative and knows_tokens:
     yield f"t2t train --config finetune_superglue --config.init.checkpoint={out} --workdir WORKDIR{words}"
   else:
     yield f"t2t train --config CONFIG --config.init.checkpoint={out} --workdir WORKDIR{words}"
@@ -280,33 +282,33 @@ def _shard_bytes(text: str) -> int:
 
 def _known(option: str, kind: str) -> None:
   if kind and kind not in KINDS:
-    kinds = [each for each in KINDS if option == "from" or each != "t5x"]  # which is read alone
+    kinds = [known_kind for known_kind in KINDS if option == "from" or known_kind != "t5x"]  # which is read alone
     near = did_you_mean(kind, kinds)
     is_path = "; the path comes after it" if epath.Path(kind).exists() or "/" in kind else ""
     raise UserError(f"--{option} {kind}: known are {', '.join(kinds)}{near or is_path}")
 
 
-def _kind(path: str, given: str) -> str:
+def _kind(path: str, requested: str) -> str:
   """Of which kind a checkpoint is.
 
   Raises:
-    UserError: there is none, or one of another kind than `given`.
+    UserError: there is none, or one of another kind than `requested`.
   """
   gcs.check(path, where="")
   folder = gcs.absolute(path)
   if not folder.exists():
     hub.check(path, where="")
     raise UserError(f"{path}: no such file or folder")
-  found = convert.kind_of(path)
-  if found == "t2t" and t5x.is_tensorflow(folder):
+  detected = convert.kind_of(path)
+  if detected == "t2t" and t5x.is_tensorflow(folder):
     raise UserError(f"{path}: {t5x.TENSORFLOW}")
-  if given and found not in (given, "t2t"):
-    raise UserError(f"--from {given} {path}: is {KINDS[found]}; give --from {found}, or leave it out")
-  if given or found != "t2t":
-    return given or found
+  if requested and detected not in (requested, "t2t"):
+    raise UserError(f"--from {requested} {path}: is {KINDS[detected]}; give --from {detected}, or leave it out")
+  if requested or detected != "t2t":
+    return requested or detected
   try:
     restore.checkpoint_folder(path)
-  except verify.Damaged:
+  except verify.DamagedCheckpoint:
     raise
   except UserError as error:
     raise UserError(
@@ -315,10 +317,10 @@ def _kind(path: str, given: str) -> str:
       f"  t5x: {t5x.looked_for(folder)}\n"
       f"  t2t: {folder}/state, {folder}/checkpoints/STEP and {folder}/STEP"
     ) from error
-  return found
+  return detected
 
 
-def _job(options: argparse.Namespace) -> Job:
+def _job(options: argparse.Namespace) -> ConversionJob:
   """What the options mean together."""
   _known("from", options.kind)
   _known("to", options.target)
@@ -347,7 +349,7 @@ def _job(options: argparse.Namespace) -> Job:
     for name in ("dtype", "max_shard_size"):
       if getattr(options, name):
         raise UserError(f"--{name} {getattr(options, name)}: only with --to hf; else parameters stay float32")
-  return Job(
+  return ConversionJob(
     source=source,
     kind=kind,
     out=out,

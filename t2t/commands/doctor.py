@@ -36,18 +36,18 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
   """The command; 1 if something is amiss."""
   options = _parser().parse_args(argv)
-  found: list[environment.Finding] = []
+  all_findings: list[environment.Finding] = []
   for kind, findings in environment.everything():
-    found += findings
+    all_findings += findings
     if not options.json:
       print(f"{kind}:")
       print("\n".join(map(_line, findings)), flush=True)
-  wrong = [each for each in found if each.state == environment.WRONG]
+  wrong = [finding for finding in all_findings if finding.state == environment.WRONG]
   if options.json:
-    print(json.dumps([dataclasses.asdict(each) for each in found], indent=1))
+    print(json.dumps([dataclasses.asdict(finding) for finding in all_findings], indent=1))
   else:
     print(f"\n{_LEGEND}")
-    print(f"to mend: {', '.join(each.name for each in wrong)}" if wrong else "all is well")
+    print(f"to mend: {', '.join(finding.name for finding in wrong)}" if wrong else "all is well")
   return int(bool(wrong))
 
 

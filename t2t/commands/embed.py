@@ -50,8 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     help='of an object: where its text is; default: inputs, or "parts", texts that are read together',
   )
   add("--strict", action="store_true", help="refuse lines that are empty or too long, instead of marking them")
-  found = parser.add_argument_group("vectors")
-  add = found.add_argument
+  vector_group = parser.add_argument_group("vectors")
+  add = vector_group.add_argument
   add("--pool", default="mean", metavar="P", help="mean, first or last of a line's tokens; default: mean")
   add("--layer", default="", metavar="N", help="0, what was embedded, to the last, or all; default: the last")
   probe = parser.add_argument_group("probe")
@@ -148,7 +148,7 @@ def _probe(
   if options.task_modules:
     config.data.task_modules = (*config.data.task_modules, *options.task_modules.split(","))
   data = records(override(config, overrides)).data
-  found = probes.probe(
+  probe_result = probes.probe(
     dataclasses.replace(data.reading(mixture=options.probe), inputs_length=longest),
     source,
     mesh,
@@ -158,4 +158,4 @@ def _probe(
     batch_size=options.batch_size,
   )
   if jax.process_index() == 0:
-    probes.print_table(found)
+    probes.print_table(probe_result)

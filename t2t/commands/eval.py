@@ -82,14 +82,14 @@ def _adopt_longest(config: ConfigDict, architecture: str, *, typed: Sequence[str
     UserError: see `evaluate.find_tasks`.
   """
   keys = [f"{side}_length" for side in ("inputs", "targets")]
-  found = records(config)
-  for module in found.data.task_modules:
+  record = records(config)
+  for module in record.data.task_modules:
     registry.load(module)
   longest = dict.fromkeys(keys, 1)
-  for task in evaluate.find_tasks(found.data, architecture, found.eval.tasks):
-    split = task.splits[0] if len(task.splits) == 1 else found.data.eval_split
-    examples = pipeline.task_examples(found.data, architecture, task, split=split, trim=False).as_numpy_iterator()
-    for example in itertools.islice(examples, found.eval.max_examples or None):
+  for task in evaluate.find_tasks(record.data, architecture, record.eval.tasks):
+    split = task.splits[0] if len(task.splits) == 1 else record.data.eval_split
+    examples = pipeline.task_examples(record.data, architecture, task, split=split, trim=False).as_numpy_iterator()
+    for example in itertools.islice(examples, record.eval.max_examples or None):
       for key in keys:
         longest[key] = max(longest[key], len(example.get(key.partition("_")[0], ())))
   for key in keys:

@@ -92,23 +92,25 @@ def main(argv: list[str]) -> None:
   source = pretrained.read_source(options.run, where="")
   pretrained.trust(options.task_modules)
   config = estimate_fisher.run_config(source, overrides)
-  own = [module for module in options.task_modules.split(",") if module]
-  config.data.task_modules = tuple(dict.fromkeys([*config.data.task_modules, *own]))
+  user_modules = [module for module in options.task_modules.split(",") if module]
+  config.data.task_modules = tuple(dict.fromkeys([*config.data.task_modules, *user_modules]))
   packed = source.run["data"].get("pack", False)
   config.train.seed = options.seed
-  found = estimate_fisher.compute(records(config), source, examples=options.examples)
-  found.save(source, options.output, about={"seed": options.seed})
-  for line in _lines(found, source, options.output, packed=packed):
-    hosts.say(line)
+  information = estimate_fisher.compute(records(config), source, examples=options.examples)
+  information.save(source, options.output, about={"seed": options.seed})
+  for line in _lines(information, source, options.output, packed=packed):
+    hosts.log_once(line)
 
 
-def _lines(found: estimate_fisher.Found, source: pretrained.Source, out: str, *, packed: bool) -> Iterator[str]:
+def _lines(
+  information: estimate_fisher.FisherInformation, source: pretrained.Source, out: str, *, packed: bool
+) -> Iterator[str]:
   from t2t.data import run_sources
 
-  source_read = run_sources.of(found.config.data)
-  of = f"{source_read.name}, {found.config.data.train_split}" if source_read.name else source_read.title
-  mean, largest = _sizes(found.diagonal)
-  yield f"{out}: Fisher information of {source.path}, of {found.examples:,} examples of {of}"
+  source_read = run_sources.of(information.config.data)
+  of = f"{source_read.name}, {information.config.data.train_split}" if source_read.name else source_read.title
+  mean, largest = _sizes(information.diagonal)
+  yield f"{out}: Fisher information of {source.path}, of {information.examples:,} examples of {of}"
   if packed:
     yield "  an example a row: the run packed several (config.data.pack), and here none is"
   yield f"  mean {mean:.3g}, largest {largest:.3g}"

@@ -57,44 +57,46 @@ def is_binding(argument: str) -> bool:
 
 
 def take(
-  options: argparse.Namespace, rest: Sequence[str], argv: Sequence[str]
-) -> "tuple[gin.Converted | None, list[str]]":
+  options: argparse.Namespace, arguments: Sequence[str], argv: Sequence[str]
+) -> "tuple[gin.ConvertedGin | None, list[str]]":
   """Returns what the gin files of a command line say, None without gin files, and what else argparse did not know.
 
   Args:
     options: as argparse found them.
-    rest: what it did not know.
+    arguments: what it did not know.
     argv: all that was typed.
 
   Raises:
     UserError: the files cannot be read, or say what cannot be run.
   """
-  typed = [argument for argument in rest if is_binding(argument)]
-  others = [argument for argument in rest if not is_binding(argument)]
+  typed = [argument for argument in arguments if is_binding(argument)]
+  other_arguments = [argument for argument in arguments if not is_binding(argument)]
   if not options.gin_file:
     for argument in [*typed, *options.gin_bindings]:
       raise UserError(f"{argument}: binds a name of a gin file; give --gin_file FILE with it")
-    return None, others
+    return None, other_arguments
   if any(argument.partition("=")[0] == "--config" for argument in argv):
     raise UserError(
       f"--config, --gin_file {options.gin_file[0]}: give one; keys of either are changed by --config.SECTION.KEY=VALUE"
     )
-  for argument in others:
+  for argument in other_arguments:
     name = argument.lstrip("-").partition("=")[0]
     if name in _ELSEWHERE:
       raise UserError(f"{argument}: a flag of T5X that t2t has under another name: {_ELSEWHERE[name]}")
   from t2t.convert import gin
 
-  found = gin.to_config(read(options, typed), options.gin_kind)
-  given = [re.sub(r"^--(?:no)?config\.", "", argument.partition("=")[0]) for argument in argv]
-  if refused := found.refused(given):
+  converted = gin.to_config(read(options, typed), options.gin_kind)
+  typed_keys = [re.sub(r"^--(?:no)?config\.", "", argument.partition("=")[0]) for argument in argv]
+  if refused := converted.refused(typed_keys):
     raise UserError(
-      f"--gin_file {found.name}: nothing is run, for"
+      f"--gin_file {converted.name}: nothing is run, for"
       f" {'this' if len(refused) == 1 else f'{len(refused)} things'} would be guessed, or left out and missed:\n"
-      + "\n".join(f"  {each}" for each in refused)
-      + (_by_hand(options, typed, found.kind) if found.kind != "infer" else "")
+      + "\n".join(f"  {finding}" for finding in refused)
+      + (_by_hand(options, typed, converted.kind) if converted.kind != "infer" else "")
     )
-  return dataclasses.replace(found, findings=tuple(each for each in found.findings if not each.refused)), others
+  return dataclasses.replace(
+    converted, findings=tuple(finding for finding in converted.findings if not finding.refused)
+  ), other_arguments
 
 
 def read(options: argparse.Namespace, typed: Sequence[str]) -> "gin.Gin":
@@ -117,7 +119,7 @@ def read(options: argparse.Namespace, typed: Sequence[str]) -> "gin.Gin":
 def _by_hand(options: argparse.Namespace, typed: Sequence[str], kind: str) -> str:
   flags = [f"--gin_file={path}" for path in options.gin_file]
   flags += [f"--gin_search_paths={options.gin_search_paths}"] if options.gin_search_paths else []
-  flags += [f"--gin_bindings={each}" for each in options.gin_bindings]
+  flags += [f"--gin_bindings={binding}" for binding in options.gin_bindings]
   return (
     "\nIt can be settled by hand, in the config that says the rest:\n"
     f"  t2t convert {shlex.join([*flags, *typed])} > mine.py\n"
@@ -157,40 +159,40 @@ def _also_called(message: str, kind: str) -> str:
 
   named = dict.fromkeys(re.findall(r"(?<![\w.])(?:config\.\w+\.\w+|--\w+)(?![\w.])", message))
   theirs = gin_names.in_t5x(kind)
-  found = [(name, theirs[key]) for name in named if (key := name.removeprefix("config.")) in theirs]
-  said = [f"{name} is T5X's {other}" for name, other in found if other not in message]
-  return f"\n  ({', '.join(said)})" if said else ""
+  pairs = [(name, theirs[key]) for name in named if (key := name.removeprefix("config.")) in theirs]
+  aliases = [f"{name} is T5X's {alias}" for name, alias in pairs if alias not in message]
+  return f"\n  ({', '.join(aliases)})" if aliases else ""
 
 
-def or_bound(found: "gin.Converted | None", option: str) -> str:
+def or_bound(converted: "gin.ConvertedGin | None", option: str) -> str:
   """How gin files say what an option that is missing says: " or --gin.CHECKPOINT_PATH='\"PATH\"'", "" without files."""
-  if found is None:
+  if converted is None:
     return ""
   from t2t.convert.gin import param_map as gin_names
 
-  return f" or {_BINDING}{gin_names.in_t5x(found.kind)[option]}='\"PATH\"'"
+  return f" or {_BINDING}{gin_names.in_t5x(converted.kind)[option]}='\"PATH\"'"
 
 
-def tell(found: "gin.Converted | None") -> None:
+def tell(converted: "gin.ConvertedGin | None") -> None:
   """Says what is left out of gin files or done in another way, before anything begins; the hosts have joined."""
-  if found is not None and found.findings:
-    said = "\n".join(f"  {each}" for each in found.findings)
-    hosts.say(f"of {found.name} this is left out, or done in another way:\n{said}")
+  if converted is not None and converted.findings:
+    listing = "\n".join(f"  {finding}" for finding in converted.findings)
+    hosts.log_once(f"of {converted.name} this is left out, or done in another way:\n{listing}")
 
 
-def check(found: "gin.Converted", source: "pretrained.Source") -> "pretrained.Source":
+def check(converted: "gin.ConvertedGin", source: "pretrained.Source") -> "pretrained.Source":
   """Returns the checkpoint with the vocabulary of the gin files, if it has none.
 
   Raises:
     UserError: its model is not theirs.
   """
-  for key, value in found.model.items():
+  for key, value in converted.model.items():
     there = getattr(source.model, key.partition(".")[2])
     if there != value:
       hint = "; a T5X checkpoint does not say its own, see docs/gin.md" if key == "model.mlp_activation" else ""
-      raise UserError(f"{found.name}: config.{key} would be {value!r}, and is {there!r} in {source.path}{hint}")
-  data = found.config().data
+      raise UserError(f"{converted.name}: config.{key} would be {value!r}, and is {there!r} in {source.path}{hint}")
+  data = converted.config().data
   if source.vocabulary or not data.vocabulary:
     return source
-  said = source.run["data"] | {"vocabulary": data.vocabulary, "extra_ids": data.extra_ids}
-  return dataclasses.replace(source, run=source.run | {"data": said})
+  completed_data = source.run["data"] | {"vocabulary": data.vocabulary, "extra_ids": data.extra_ids}
+  return dataclasses.replace(source, run=source.run | {"data": completed_data})

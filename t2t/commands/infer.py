@@ -139,8 +139,8 @@ def _parser() -> argparse.ArgumentParser:
   )
   add("--top_k", type=int, metavar="K", help="draw among so many likeliest")
   add("--seed", type=numeric.integer(0, 2**32 - 1), default=0, metavar="N", help="of what is drawn; default: 0")
-  asked = parser.add_argument_group("heads and blanks")
-  add = asked.add_argument
+  head_group = parser.add_argument_group("heads and blanks")
+  add = head_group.add_argument
   add(
     "--head",
     default="",
@@ -213,17 +213,17 @@ def main(argv: list[str]) -> None:
   Raises:
     UserError: see `batch_inference.run`, and what each way of asking needs.
   """
-  options, found = _options(argv)
-  of_tasks = found is not None and not options.input and not options.server  # the inputs are a mixture's
+  options, gin_config = _options(argv)
+  of_tasks = gin_config is not None and not options.input and not options.server  # the inputs are a mixture's
   needed = ("checkpoint",) if options.server else ("checkpoint", "input", "output")
   if of_tasks:
-    if not found.workdir:
-      or_bound = gin_files.or_bound(found, "--workdir")
+    if not gin_config.workdir:
+      or_bound = gin_files.or_bound(gin_config, "--workdir")
       raise UserError(f"where to write is missing: give --input FILE with --output FILE,{or_bound}")
     needed = ("checkpoint",)
   for name in needed:
     if not getattr(options, name):
-      or_bound = gin_files.or_bound(found, "--checkpoint") if name == "checkpoint" else ""
+      or_bound = gin_files.or_bound(gin_config, "--checkpoint") if name == "checkpoint" else ""
       raise UserError(f"--{name} is missing: give --{name} PATH{or_bound}; see `t2t infer --help`")
   if options.server and (name := next((name for name in _OF_FILES if getattr(options, name)), "")):
     raise UserError(f"--{name}: is for files, and --server answers requests; leave out one of them")
@@ -244,14 +244,14 @@ def main(argv: list[str]) -> None:
   else:
     hosts.start(options, default.get_config().train)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
-  gin_files.tell(found)
+  gin_files.tell(gin_config)
   source = pretrained.read_source(options.checkpoint)
-  if said := inspect.better(options.checkpoint, source.path, source.run):
-    print(said, file=sys.stderr)
-  source = source if found is None else gin_files.check(found, source)
+  if note := inspect.better(options.checkpoint, source.path, source.run):
+    print(note, file=sys.stderr)
+  source = source if gin_config is None else gin_files.check(gin_config, source)
   if options.task:
     source = select_task.choose(source, options.task, where="--task")
-  adapters = multi_adapter.open_all(source, _places(options.adapter)) or select_task.each(source)
+  adapters = multi_adapter.open_all(source, _places(options.adapter)) or select_task.split_by_task(source)
   pretrained.trust(options.task_modules)
   if options.server:
     from t2t.serving import server  # which imports the extra
@@ -264,14 +264,14 @@ def main(argv: list[str]) -> None:
     raise UserError(f"--adapter: a line of {options.input} can name none; give a .jsonl file, with an object on each")
   make_way = _chosen_way(options, source, adapters, decode)
   if options.input and not options.task and (names := prompt_builder.tasks_with_prefixes(source)):
-    said = (
+    note = (
       f"{source.path}: was trained on {', '.join(names)}; --task NAME puts the prefix of one in front of each input"
     )
-    print(said, file=sys.stderr)
+    print(note, file=sys.stderr)
   mesh = batch_inference.make_mesh(options.tensor)
   load = functools.partial(multi_adapter.load, source, adapters, mesh) if adapters else None
   blank = "" if adapters or options.head else prompt_builder.blank(source)
-  for input_path, output_path in _files(options, found if of_tasks else None, source):
+  for input_path, output_path in _files(options, gin_config if of_tasks else None, source):
     as_table = jsonl_io.is_table(output_path)
     if as_table:
       table_output.check(output_path, input_path)
@@ -287,52 +287,52 @@ def main(argv: list[str]) -> None:
       print(f"{'table':<14} {output_path}")
 
 
-def _options(argv: list[str]) -> tuple[argparse.Namespace, gin.Converted | None]:
+def _options(argv: list[str]) -> tuple[argparse.Namespace, gin.ConvertedGin | None]:
   """The options, with those that gin files say where none is typed, and the files."""
-  options, rest = _parser().parse_known_args(argv)
-  found, rest = gin_files.take(options, rest, argv)
+  options, unknown = _parser().parse_known_args(argv)
+  gin_config, unknown = gin_files.take(options, unknown, argv)
   typed = [argument for argument in argv if not gin_files.is_binding(argument)]
-  for argument in rest:
+  for argument in unknown:
     name = argument.partition("=")[0]
     if argument.startswith("--") and (near := foreign_names.translated_option(name, vars(options), dashes="--")):
       raise UserError(f"{name}: no such option{near}")
-  if rest or found is None:
-    return _parser().parse_args(typed), found
-  options = _parser().parse_args([*found.options, *typed])
-  options.checkpoint = options.checkpoint or found.checkpoint
-  return options, found
+  if unknown or gin_config is None:
+    return _parser().parse_args(typed), gin_config
+  options = _parser().parse_args([*gin_config.options, *typed])
+  options.checkpoint = options.checkpoint or gin_config.checkpoint
+  return options, gin_config
 
 
 def _files(
-  options: argparse.Namespace, found: gin.Converted | None, source: pretrained.Source
+  options: argparse.Namespace, gin_config: gin.ConvertedGin | None, source: pretrained.Source
 ) -> list[tuple[str, str]]:
   """What is read and written: the files of the options, or of the tasks of gin files."""
-  if found is None:
+  if gin_config is None:
     return [(options.input, options.output)]
   from t2t.evaluation import inputs
 
-  paths = inputs.write(records(found.config()).data, source.model.architecture, found.workdir)
+  paths = inputs.write(records(gin_config.config()).data, source.model.architecture, gin_config.workdir)
   if options.output and len(paths) > 1:
     raise UserError(f"--output {options.output}: {', '.join(paths)} have a file each; leave it out")
   suffix = "-inputs.jsonl"
   return [(path, options.output or f"{path.removesuffix(suffix)}-predict.jsonl") for path in paths.values()]
 
 
-def _places(given: list[str]) -> dict[str, str]:
+def _places(specs: list[str]) -> dict[str, str]:
   """Name -> path of what --adapter says.
 
   Raises:
     UserError: it does not say both, or a name twice.
   """
-  found: dict[str, str] = {}
-  for each in given:
-    name, equals, path = each.partition("=")
+  paths: dict[str, str] = {}
+  for spec in specs:
+    name, equals, path = spec.partition("=")
     if not name or not equals or not path:
-      raise UserError(f"--adapter {each}: give NAME=RUN, the name that lines have and the run that trained it")
-    if name in found:
-      raise UserError(f"--adapter {each}: {name} is {found[name]} already; give another name")
-    found[name] = path
-  return found
+      raise UserError(f"--adapter {spec}: give NAME=RUN, the name that lines have and the run that trained it")
+    if name in paths:
+      raise UserError(f"--adapter {spec}: {name} is {paths[name]} already; give another name")
+    paths[name] = path
+  return paths
 
 
 def _asks(
@@ -346,19 +346,21 @@ def _asks(
   where = f"{where}{source.path}" if where else f"--checkpoint {options.checkpoint}"
   # Of a model that learned both, heads are asked by name: those of pre-training tell what nobody asks for.
   if options.head or (pretrained.answers_by_heads(source) and not pretrained.predicts_tokens(source)):
-    found, said = "head", "is asked by its head"
+    method, reason = "head", "is asked by its head"
   elif source.model.is_generative:
-    found, said = "write", "writes"
+    method, reason = "write", "writes"
   else:
     predictor.check_predicts_tokens(source.model, where=where)
-    found, said = "fill", "is an encoder alone, which fills blanks"
-  if found != "write" and decode != text_generation.decode_config(max_length=_MAX_LENGTH):
-    raise UserError(f"{where} {said} and writes nothing: leave out the options of writing, as --max_length and --beam")
-  if found != "fill" and options.top is not None:
-    raise UserError(f"--top {options.top}: {where} {said}, and fills no blanks; leave it out")
-  if found != "head" and options.no_answer:
-    raise UserError(f"--no_answer {options.no_answer}: {where} {said}, and it is for span heads; leave it out")
-  return found
+    method, reason = "fill", "is an encoder alone, which fills blanks"
+  if method != "write" and decode != text_generation.decode_config(max_length=_MAX_LENGTH):
+    raise UserError(
+      f"{where} {reason} and writes nothing: leave out the options of writing, as --max_length and --beam"
+    )
+  if method != "fill" and options.top is not None:
+    raise UserError(f"--top {options.top}: {where} {reason}, and fills no blanks; leave it out")
+  if method != "head" and options.no_answer:
+    raise UserError(f"--no_answer {options.no_answer}: {where} {reason}, and it is for span heads; leave it out")
+  return method
 
 
 def _ranks(source: pretrained.Source, decode: decoding.DecodeConfig) -> bool:
@@ -451,11 +453,13 @@ def _chosen_way(
   # A base that only predicts tokens may carry heads.
   itself = wanted[0] != "head" or any(head.kind == wanted[1] for head in source.model.heads)
   sources = adapter_routing.named_models(source, adapters, itself=itself)
-  make = {id(each): _way(options, each, decode) for each in sources.values()}
-  paths = {name: str(each.path) for name, each in adapters.items()}
+  make = {id(adapter_source): _way(options, adapter_source, decode) for adapter_source in sources.values()}
+  paths = {name: str(adapter_source.path) for name, adapter_source in adapters.items()}
 
   def on(mesh: jax.sharding.Mesh) -> batch_inference.Way:
-    return adapter_routing.Choosing(adapter_routing.ways_of(sources, lambda each: make[id(each)](mesh)), paths)
+    return adapter_routing.Choosing(
+      adapter_routing.ways_of(sources, lambda adapter_source: make[id(adapter_source)](mesh)), paths
+    )
 
   return on
 
@@ -468,12 +472,14 @@ def _asked_alike(
   Raises:
     UserError: two are asked in different ways.
   """
-  asked = {name: _asked(options, each, decode, f"--adapter {name}=") for name, each in adapters.items()}
-  first, wanted = next(iter(asked.items()))
-  for name, each in asked.items():
-    if each != wanted:
+  ways = {
+    name: _asked(options, adapter_source, decode, f"--adapter {name}=") for name, adapter_source in adapters.items()
+  }
+  first, wanted = next(iter(ways.items()))
+  for name, way in ways.items():
+    if way != wanted:
       raise UserError(
-        f"--adapter {name}: is asked otherwise ({' '.join(each)}) than {first} ({' '.join(wanted)}); ask them apart"
+        f"--adapter {name}: is asked otherwise ({' '.join(way)}) than {first} ({' '.join(wanted)}); ask them apart"
       )
   return wanted
 
@@ -490,7 +496,7 @@ def _asked(
 
 def _ends_prompts(options: argparse.Namespace, source: pretrained.Source) -> bool:
   ends, reason = prompt_builder.ends_prompts(source, options.prompt_eos)
-  if source.model.kind.continues:
+  if source.model.kind.is_decoder_only:
     print(f"prompts end {'in' if ends else 'without'} EOS, {reason}", file=sys.stderr)
   return ends
 

@@ -30,25 +30,25 @@ def keys_by_section() -> dict[str, dict[str, Any]]:
   """Section -> key -> its default; those last that a config has only where they are used."""
   config = default.get_config()
   names = lambda section: [x.name for x in dataclasses.fields(SECTIONS[section]) if x.name in config[section]]
-  found = {section: {name: config[section][name] for name in names(section)} for section in FIRST}
-  return found | {section: dataclasses.asdict(cls()) for section, cls in OPTIONAL.items()}
+  sections = {section: {name: config[section][name] for name in names(section)} for section in FIRST}
+  return sections | {section: dataclasses.asdict(cls()) for section, cls in OPTIONAL.items()}
 
 
-def _described_keys(which: str) -> Iterator[str]:
+def _described_keys(selected: str) -> Iterator[str]:
   """Lines on the keys of a section, on all, or on those that come first (""), with their defaults."""
-  found = comments()
+  help_texts = comments()
   for section, values in keys_by_section().items():
     first = FIRST.get(section, ())
-    if section in OPTIONAL and which in ("all", section):
+    if section in OPTIONAL and selected in ("all", section):
       when = "the config or one of these keys turns it on" if is_adapter(section) else f"config.train.loss={section}"
       yield f"  {section}: off, unless {when}:"
-    for key in values if which in ("all", section) else () if which else first:
+    for key in values if selected in ("all", section) else () if selected else first:
       mapping = isinstance(values[key], ConfigDict)
       yield f"  --config.{section}.{key}" + (".NAME=" if mapping else f"={shown(values[key])}")
-      yield from _indented(found.get(f"{section}.{key}", ""))
-  if which in ("all", "stages"):
+      yield from _indented(help_texts.get(f"{section}.{key}", ""))
+  if selected in ("all", "stages"):
     yield "  --config.stages="
-    yield from _indented(found["stages"])
+    yield from _indented(help_texts["stages"])
 
 
 def _indented(comment: str) -> list[str]:
@@ -60,19 +60,19 @@ class _Help(argparse.Action):
 
   def __call__(self, parser, namespace, values, option_string=None):
     del namespace, option_string
-    which = values or ""
+    selected = values or ""
     sections = keys_by_section()
     known = [*sections, "stages"]
-    if which not in ("", "all", *known):
-      raise UserError(f"--help {which}: give all, or a section: {', '.join(known)}{did_you_mean(which, known)}")
+    if selected not in ("", "all", *known):
+      raise UserError(f"--help {selected}: give all, or a section: {', '.join(known)}{did_you_mean(selected, known)}")
     print(parser.format_help())
-    if not which:
+    if not selected:
       names = ", ".join(config_names())
       print("configs that come with t2t:")
       print(textwrap.fill(names, 80, initial_indent="  ", subsequent_indent="  "))
     print("\nkeys and their defaults (a config may set others):")
-    print("\n".join(_described_keys(which)))
-    if not which:
+    print("\n".join(_described_keys(selected)))
+    if not selected:
       number = sum(map(len, sections.values())) - sum(map(len, FIRST.values()))
       print("\n" + textwrap.fill(f"and {number} more: --help all, or --help with a section: {', '.join(known)}", 80))
     parser.exit()
@@ -117,12 +117,12 @@ def parse_known(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argpa
     UserError: an option that is nearly one of the parser's.
   """
   is_key = re.compile(r"--(?:(?:no)?config|gin)\.").match
-  options, rest = parser.parse_known_args([x.replace(" ", "\0") if is_key(x) else x for x in argv])
-  for name in (x.partition("=")[0] for x in rest if x.startswith("--") and not is_key(x)):
+  options, unknown = parser.parse_known_args([x.replace(" ", "\0") if is_key(x) else x for x in argv])
+  for name in (x.partition("=")[0] for x in unknown if x.startswith("--") and not is_key(x)):
     # What is but alike may be a key, which `override` knows.
     if near := difflib.get_close_matches(name, parser._option_string_actions, n=1, cutoff=0.85):
       raise UserError(f"unknown option {name}; did you mean {near[0]}?")
-  return options, [x.replace("\0", " ") for x in rest]
+  return options, [x.replace("\0", " ") for x in unknown]
 
 
 def parse(
@@ -138,24 +138,24 @@ def parse(
   Raises:
     UserError: see `gin_files.take`, `overridden` and `check_of_files`.
   """
-  options, rest = parse_known(parser, argv)
+  options, arguments = parse_known(parser, argv)
   options.gin = None
   if "gin_file" in options:
-    options.gin, rest = gin_files.take(options, rest, argv)
+    options.gin, arguments = gin_files.take(options, arguments, argv)
   if options.gin is not None:
     options.config, config = options.gin.name, options.gin.config()
     for name in {"workdir", "checkpoint"} & set(vars(options)):
       setattr(options, name, getattr(options, name) or getattr(options.gin, name))
     if prepare is not None:
       prepare(config)
-    config = override(config, rest)
+    config = override(config, arguments)
   elif options.config is None:
-    if named := set(rest) & set(config_names()):
+    if named := set(arguments) & set(config_names()):
       raise UserError(f"--config is missing; did you mean --config {min(named)}?")
     raise UserError(f"--config is missing; a .py file, or one of these (see --help):\n{families()}")
   else:
-    config = overridden(options.config, rest, prepare=prepare)
-  check_of_files(config, rest)
+    config = overridden(options.config, arguments, prepare=prepare)
+  check_of_files(config, arguments)
   return options, config
 
 
@@ -203,6 +203,6 @@ def parse_with_checkpoint(
   from t2t.checkpoints import inspect, pretrained
 
   source = pretrained.read_source(options.checkpoint)
-  if said := inspect.better(options.checkpoint, source.path, source.run):
-    hosts.say(said)
+  if note := inspect.better(options.checkpoint, source.path, source.run):
+    hosts.log_once(note)
   return *parse(parser, argv, prepare=lambda config: pretrained.adopt(config, source)), source

@@ -86,12 +86,12 @@ def main(argv: list[str]) -> None:
     mesh_selection.choose(largest.config, aot_compile.num_devices(options.topology, slices=options.slices))
   devices, where = plan_lib.find_devices(options.topology, slices=options.slices)
 
-  found = []
+  plans = []
   for stage in mesh_selection.on_one(run, devices):
-    what = f"{options.config}, stage {stage.name}," if stage.name else options.config
+    label = f"{options.config}, stage {stage.name}," if stage.name else options.config
 
-    def compute(config: Config = stage.config, what: str = what, hlo: str | None = _hlo(options.hlo, stage)):
-      with plan_lib.working(f"compiling {what} for {where}"):
+    def compute(config: Config = stage.config, label: str = label, hlo: str | None = _hlo(options.hlo, stage)):
+      with plan_lib.working(f"compiling {label} for {where}"):
         return plan_lib.make_plan(config, devices, hlo=hlo)
 
     plan = compute() if options.hlo else plan_lib.cached(plan_lib.cache_path(stage.config, where), compute)
@@ -101,25 +101,25 @@ def main(argv: list[str]) -> None:
       print(f"{stage.described}: {stage.changes}\n")
       plan |= {"stage": stage.name, "steps": stage.end - stage.begin}
     print(plan_lib.report(plan) + ("\n" if stage.name else ""))
-    found.append(plan)
-  if len(found) > 1:
-    print(plan_lib.sum_of_stages(found))
+    plans.append(plan)
+  if len(plans) > 1:
+    print(plan_lib.sum_of_stages(plans))
   flags = xla_flags.as_options(devices[0].platform) if largest.config.train.xla_flags else {}
   if flags:
     print("\ncompiled with flags of XLA that `t2t train` sets (t2t/runtime/xla_flags.py):", file=sys.stderr)
     print("\n".join(f"  --{name}={value}" for name, value in flags.items()), file=sys.stderr)
   if options.json:
-    print(json.dumps(_of_all(found)))
+    print(json.dumps(_of_all(plans)))
 
 
 def _stages(config: Config) -> tuple[stages.Stage, ...]:
   """Those of a run, with what only its data say."""
-  found = stages.of(config)
-  if any(recipe.asks_data(stage.config) for stage in found):
+  run_stages = stages.of(config)
+  if any(recipe.asks_data(stage.config) for stage in run_stages):
     from t2t.data import train_data  # and TensorFlow with it
 
-    found = train_data.resolved_stages(config)
-  return found
+    run_stages = train_data.resolved_stages(config)
+  return run_stages
 
 
 def _check_writable(path: str) -> None:
@@ -136,11 +136,11 @@ def _check_writable(path: str) -> None:
 
 def _hlo(path: str | None, stage: stages.Stage) -> str | None:
   """The file of a stage's program: step.long.txt of step.txt."""
-  whole = pathlib.Path(path or "")
-  return str(whole.with_suffix(f".{stage.name}{whole.suffix}")) if path and stage.name else path
+  program_path = pathlib.Path(path or "")
+  return str(program_path.with_suffix(f".{stage.name}{program_path.suffix}")) if path and stage.name else path
 
 
-def _of_all(found: list[plan_lib.Plan]) -> plan_lib.Plan:
+def _of_all(plans: list[plan_lib.Plan]) -> plan_lib.Plan:
   """What --json prints: the plan of the stage that needs most memory, and of several all, in order."""
-  most = max(found, key=lambda plan: plan["memory_per_chip"]["total"])
-  return most | ({"stages": found} if len(found) > 1 else {})
+  most = max(plans, key=lambda plan: plan["memory_per_chip"]["total"])
+  return most | ({"stages": plans} if len(plans) > 1 else {})

@@ -67,10 +67,10 @@ def main(argv: list[str]) -> int:
   config = replay_step.config_of(workdir)
   hosts.start(options, config.train)
   pretrained.trust(options.task_modules)
-  found = replay_step.replay(workdir, options.step)
+  replayed = replay_step.replay(workdir, options.step)
   if jax.process_index() == 0:
-    print("\n".join([*_lines(found), *_texts(found, _vocabulary(config), options.rows)]))
-  return int(found.recorded is not None and found.recorded != found.loss)
+    print("\n".join([*_lines(replayed), *_texts(replayed, _vocabulary(config), options.rows)]))
+  return int(replayed.recorded is not None and replayed.recorded != replayed.loss)
 
 
 def _vocabulary(config: Any) -> Any:
@@ -79,40 +79,43 @@ def _vocabulary(config: Any) -> Any:
   return pipeline.vocabulary(config.data)
 
 
-def _lines(found: replay_step.Replayed) -> Iterator[str]:
-  yield f"step {found.step}, replayed from step {found.checkpoint}"
-  if found.recorded is None:
-    yield f"  loss now       {found.loss!r}; none is recorded: the run ended there, left the update out, or tells"
+def _lines(replayed: replay_step.Replayed) -> Iterator[str]:
+  yield f"step {replayed.step}, replayed from step {replayed.checkpoint}"
+  if replayed.recorded is None:
+    yield f"  loss now       {replayed.loss!r}; none is recorded: the run ended there, left the update out, or tells"
     yield "                 fewer steps (config.train.log_every)"
-  elif found.recorded == found.loss:
-    yield f"  loss           {found.loss!r}, bit for bit as it was recorded"
+  elif replayed.recorded == replayed.loss:
+    yield f"  loss           {replayed.loss!r}, bit for bit as it was recorded"
   else:
-    yield f"  loss now       {found.loss!r}"
-    yield f"  loss recorded  {found.recorded!r}, another by {found.loss - found.recorded:.3g}; docs/numbers.md says"
+    yield f"  loss now       {replayed.loss!r}"
+    difference = f"{replayed.loss - replayed.recorded:.3g}"
+    yield f"  loss recorded  {replayed.recorded!r}, another by {difference}; docs/numbers.md says"
     yield "                 what a loss depends on besides config and data"
-  yield f"  gradient norm  {found.grad_norm!r}"
-  if found.finite:
+  yield f"  gradient norm  {replayed.grad_norm!r}"
+  if replayed.finite:
     return
-  yield "  parameters     " + (f"not finite before the step: {found.parameter}" if found.parameter else "were finite")
+  yield "  parameters     " + (
+    f"not finite before the step: {replayed.parameter}" if replayed.parameter else "were finite"
+  )
   # What XLA makes of several operations may overflow where each does not.
-  yield f"  first place    {found.origin or 'not found: one operation after another, all is finite'}"
-  yield "  gradients      " + (f"not finite: {found.gradient}" if found.gradient else "finite")
+  yield f"  first place    {replayed.origin or 'not found: one operation after another, all is finite'}"
+  yield "  gradients      " + (f"not finite: {replayed.gradient}" if replayed.gradient else "finite")
 
 
-def _texts(found: replay_step.Replayed, vocabulary: Any, number: int) -> Iterator[str]:
-  rows = len(next(iter(found.batch.values())))
-  first = [row for row in (found.origin.rows if found.origin else ()) if row < rows]
+def _texts(replayed: replay_step.Replayed, vocabulary: Any, number: int) -> Iterator[str]:
+  rows = len(next(iter(replayed.batch.values())))
+  first = [row for row in (replayed.origin.rows if replayed.origin else ()) if row < rows]
   shown = [*first, *(row for row in range(rows) if row not in first)][:number]
   for row in shown:
     mark = ", where the number arose" if row in first else ""
-    yield f"row {row} of {rows}, of stream {row * found.num_streams // rows} of {found.num_streams}{mark}"
-    for name, values in found.batch.items():
+    yield f"row {row} of {rows}, of stream {row * replayed.num_streams // rows} of {replayed.num_streams}{mark}"
+    for name, values in replayed.batch.items():
       if name.endswith(("input_tokens", "target_tokens")) and not name.startswith("decoder_input"):
         text = " | ".join(_pieces(values[row], vocabulary))
         yield textwrap.fill(
           f"{name}: {text}", _WIDTH, initial_indent="  ", subsequent_indent="    ", max_lines=12, placeholder=" ..."
         )
-    for name, values in found.batch.items():
+    for name, values in replayed.batch.items():
       if name.endswith("loss_weights") and not math.isfinite(float(np.sum(values[row]))):
         yield f"  {name}: not finite"
 

@@ -57,12 +57,12 @@ def main(argv: list[str]) -> None:
     raise UserError(f"--over {options.over}: is of several runs, and {options.runs[0]} is one; leave it out")
   if options.output:
     gcs.check(options.output, where="--output ")
-  found = [runs.read(path) for path in options.runs]
-  if len(found) == 1:
-    path, text = found[0].path / written.NAME, single.html(found[0])
+  run_list = [runs.read(path) for path in options.runs]
+  if len(run_list) == 1:
+    path, text = run_list[0].path / written.NAME, single.html(run_list[0])
   else:
-    text = comparison.html(found, over=options.over or "steps")
-    folder = comparison.shared_folder(found)
+    text = comparison.html(run_list, over=options.over or "steps")
+    folder = comparison.shared_folder(run_list)
     if not folder and not options.output:
       raise UserError("the runs lie in no folder together; give --output FILE, where the page is to be written")
     path = gcs.absolute(folder) / written.NAME if folder else None

@@ -49,35 +49,35 @@ def main(argv: list[str]) -> None:
   options = _parser().parse_args(argv)
   gcs.check(options.dir, where="")
   root = gcs.absolute(options.dir)
-  found, unread = [], False
+  run_list, unread = [], False
   for folder in runs.find(root):
     try:
-      found.append(runs.read(str(folder)))
+      run_list.append(runs.read(str(folder)))
     except UserError as error:  # the others are there
       console.tell(str(error))
       unread = True
-  if not found and not unread:
+  if not run_list and not unread:
     there = gcs.is_remote(root) or root.is_dir()
     why = f"no runs there; looked in it and in two folders below for one with {runs.METRICS}" if there else "not there"
     raise UserError(f"{options.dir}: {why}; give the folder that the --workdir of `t2t train` lies in")
   never = datetime.datetime.min.replace(tzinfo=datetime.UTC)
-  found.sort(key=lambda run: run.written or never, reverse=True)
+  run_list.sort(key=lambda run: run.written or never, reverse=True)
   below = lambda run: str(run.path).removeprefix(str(root)).lstrip("/") or run.name
   if options.json:
-    print(json.dumps([_told(run) | {"run": below(run)} for run in found], indent=1))
+    print(json.dumps([_told(run) | {"run": below(run)} for run in run_list], indent=1))
     return
   screen = rich.console.Console(highlight=False, markup=False)
   screen.width = min(screen.width, _WIDTH) if screen.is_terminal else _WIDTH
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
   table.add_column("run", overflow="fold")
   # Whole, unless it is very long: otherwise rich makes both as narrow.
-  whole = min(_WIDEST_CONFIG, max((len(run.config_name) for run in found), default=0))
-  table.add_column("config", overflow="fold", min_width=whole)
+  config_width = min(_WIDEST_CONFIG, max((len(run.config_name) for run in run_list), default=0))
+  table.add_column("config", overflow="fold", min_width=config_width)
   for name in ("step", "train", "held out", "written"):
     table.add_column(name, justify="right", no_wrap=True)
-  table.add_column("state", no_wrap=True, min_width=max((len(run.state) for run in found), default=0))
+  table.add_column("state", no_wrap=True, min_width=max((len(run.state) for run in run_list), default=0))
   now = datetime.datetime.now(datetime.UTC)
-  for run in found:
+  for run in run_list:
     losses = (run.last(name) for name in ("train/loss", "eval/loss"))
     steps = (run.step, run.steps)
     table.add_row(

@@ -76,17 +76,17 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
   steps |= {name: steps[_DIAGNOSTICS[name]] for name in diagnostics}
 
   # ---- What it answers -----------------------------------------------------
-  found = []
-  for split, asked in (("validation", trained), ("test", with_test)):
-    if asked:
-      found += _answers(config, finetuned, {name: steps[name] for name in asked}, split)
+  task_results = []
+  for split, task_names in (("validation", trained), ("test", with_test)):
+    if task_names:
+      task_results += _answers(config, finetuned, {name: steps[name] for name in task_names}, split)
   if jax.process_index() == 0:
     without = sorted(set(trained) - set(with_test))
     if without:
       print(f"no test set: {', '.join(without)}", file=sys.stderr)
-    whole = not config.eval.max_examples
-    results.publish(found, folder, about={"checkpoint": str(finetuned)}, steps=steps, whole=whole)
-  return found
+    is_complete = not config.eval.max_examples
+    results.publish(task_results, folder, about={"checkpoint": str(finetuned)}, steps=steps, whole=is_complete)
+  return task_results
 
 
 def _with_split(data, source: pretrained.Source, names: Sequence[str], split: str) -> list[str]:
@@ -102,13 +102,13 @@ def _answers(config: Config, finetuned: epath.Path, steps: Mapping[str, int], sp
 
   source_of = lambda step: pretrained.read_source(str(finetuned / "checkpoints" / str(step)))
   evaluation = evaluate.prepare(config, source_of(min(steps.values())), tasks=tuple(steps), split=split)
-  found = []
+  task_results = []
   with results.progress(evaluation.num_examples) as on_batch:
     for step in sorted(set(steps.values())):
       params = pretrained.load(source_of(step), evaluation.mesh).params
       names = [name for name in steps if steps[name] == step]
-      found += evaluation.run(params, only=names, on_batch=on_batch)
-  return sorted(found, key=lambda result: list(steps).index(result.task))
+      task_results += evaluation.run(params, only=names, on_batch=on_batch)
+  return sorted(task_results, key=lambda result: list(steps).index(result.task))
 
 
 def main(argv: list[str]) -> None:

@@ -47,17 +47,17 @@ class _Row:
 def _row(name: str) -> _Row:
   task = seqio.get_mixture_or_task(name)
   first = [feature for feature in ("inputs", "targets", "loss_weights") if feature in task.output_features]
-  others = [feature for feature in task.output_features if feature not in first]
+  other_features = [feature for feature in task.output_features if feature not in first]
   tasks = examples.tasks_of(task)
-  splits = list(dict.fromkeys(split for each in tasks for split in _splits(each.source)))
+  splits = list(dict.fromkeys(split for subtask in tasks for split in _splits(subtask.source)))
   if isinstance(task, seqio.Mixture):
-    source = f"mixes {', '.join(each.name for each in tasks)}"
+    source = f"mixes {', '.join(subtask.name for subtask in tasks)}"
   else:
     source = printed.source_name(task.source)
   return _Row(
     name=name,
     objective=" ".join(sorted(objectives.of(task))),
-    yields=" ".join([*first, *others]),
+    yields=" ".join([*first, *other_features]),
     splits=" ".join(splits),
     source=source,
   )
@@ -111,12 +111,12 @@ def _print_group(console: rich.console.Console, heading: str, rows: Sequence[_Ro
   """A line for each task; what all of them have in common is said in front, so that a line has room for the rest."""
   console.print(rich.text.Text(textwrap.fill(heading, console.width), "bold"))
   columns = ["name", "objective", "yields", "splits", "source"]
-  if all(each in row.name for row in rows for each in row.objective.split()):
+  if all(objective in row.name for row in rows for objective in row.objective.split()):
     columns.remove("objective")
   common = [column for column in ("source", "splits") if len({getattr(row, column) for row in rows}) == 1]
   if len(rows) > 1 and common:
-    said = "; ".join(f"{column}: {getattr(rows[0], column)}" for column in common)
-    console.print(rich.text.Text(textwrap.fill(said, console.width), "dim"))
+    shared = "; ".join(f"{column}: {getattr(rows[0], column)}" for column in common)
+    console.print(rich.text.Text(textwrap.fill(shared, console.width), "dim"))
     columns = [column for column in columns if column not in common]
   printed.print_columns(console, [[getattr(row, column) for column in columns] for row in rows])
   console.print()
@@ -161,22 +161,24 @@ def _choose(parser: argparse.ArgumentParser, argv: list[str]) -> _Choice:
   options, overrides = options_lib.parse_known(parser, argv)
   stage = _stage(records(_config(parser, argv)), options.stage)
   typed = {argument.lstrip("-").partition("=")[0] for argument in overrides}
-  with stage.told():
+  with stage.error_context():
     choice = _choose_of(stage.config, options, typed | {f"config.{key}" for key in stage.own})
   return dataclasses.replace(choice, stage=stage)
 
 
 def _stage(config: Config, name: str) -> stages.Stage:
   """The stage of that name, or the first."""
-  found = {stage.name: stage for stage in stages.of(config)}
-  if name and name not in found:
-    there = f"there are {', '.join(found)}{did_you_mean(name, found)}" if config.stages else "config.stages is empty"
+  by_name = {stage.name: stage for stage in stages.of(config)}
+  if name and name not in by_name:
+    there = (
+      f"there are {', '.join(by_name)}{did_you_mean(name, by_name)}" if config.stages else "config.stages is empty"
+    )
     raise UserError(f"--stage {name}: no such stage; {there}")
-  return found[name] if name else next(iter(found.values()))
+  return by_name[name] if name else next(iter(by_name.values()))
 
 
-def _choose_of(config: Config, options: argparse.Namespace, given: Collection[str]) -> _Choice:
-  """What is to be shown of a run, or of a stage; `given` has the keys that are typed, or that the stage changes."""
+def _choose_of(config: Config, options: argparse.Namespace, typed_keys: Collection[str]) -> _Choice:
+  """What is to be shown of a run, or of a stage; `typed_keys`: keys that are typed, or that the stage changes."""
   data = config.data
   data = dataclasses.replace(data, task_modules=(*data.task_modules, *options.task_modules))
   if "[" in options.split:  # a slice is a split where it is named
@@ -207,17 +209,17 @@ def _choose_of(config: Config, options: argparse.Namespace, given: Collection[st
   split = options.split or next((name for name in ("validation", "train") if name in task.splits), min(task.splits))
   split = _split(split, task, data)
   architecture = config.model.architecture
-  if "config.model.architecture" not in given:
+  if "config.model.architecture" not in typed_keys:
     architecture = _architecture(task)
   task = task_resolution.for_architecture(task, architecture)
   # Shorter where the vocabulary has too few sentinels for the objective at T5's length.
   lengths = (512, 256, 128) if objectives.of(task) else (512,)
-  if "config.data.inputs_length" in given:
+  if "config.data.inputs_length" in typed_keys:
     lengths = (data.inputs_length,)
   errors = []
   for length in lengths:
     fitting = dataclasses.replace(data, inputs_length=length, train_split=split, eval_split=split)
-    if "config.data.targets_length" not in given and objectives.of(task) != {"span_corruption"}:
+    if "config.data.targets_length" not in typed_keys and objectives.of(task) != {"span_corruption"}:
       # The default is what spans of 512 tokens come to; elsewhere the targets are as long as the inputs, or alone.
       fitting = dataclasses.replace(fitting, targets_length=length)
     choice = _Choice(fitting, architecture, task, split)
@@ -251,28 +253,28 @@ def _check(choice: _Choice, **model: int) -> None:
 
 def _check_registered(name: str, modules: Sequence[str]) -> None:
   """Imports what may register the task, t2t's own modules among it, and refuses a name that nothing registers."""
-  own = registry.load_shipped()
+  shipped = registry.load_shipped()
   for part in name.split(","):
-    registry.task_or_mixture(part.strip(), modules=[*own, *modules], where="", modules_where="--task_modules")
+    registry.task_or_mixture(part.strip(), modules=[*shipped, *modules], where="", modules_where="--task_modules")
 
 
 def _architecture(task: seqio.Task | seqio.Mixture) -> str:
   """The architecture that a task is for, by what it yields, and by its objective where that is for others."""
   features = set(task.output_features)
-  found = "encoder_decoder" if "inputs" in features else "decoder_only"
+  architecture = "encoder_decoder" if "inputs" in features else "decoder_only"
   if {"loss_weights", "texts"} & features:
-    found = "encoder_only"
+    architecture = "encoder_only"
   for name in objectives.of(task):
     fitting = objectives.OBJECTIVES[name].architectures
-    if found not in fitting:
+    if architecture not in fitting:
       return fitting[0]
-  return found
+  return architecture
 
 
 def _show(console: rich.console.Console, choice: _Choice, options: argparse.Namespace) -> None:
   if choice.stage.described:
-    others = [stage.name for stage in choice.stage.config.stages if stage.name != choice.stage.name]
-    more = f"; --stage {' or '.join(others)} shows another" if others and not options.stage else ""
+    other_stages = [stage.name for stage in choice.stage.config.stages if stage.name != choice.stage.name]
+    more = f"; --stage {' or '.join(other_stages)} shows another" if other_stages and not options.stage else ""
     about = f"{choice.stage.described}: {choice.stage.changes or 'as the config has it'}{more}"
     console.print(rich.text.Text(textwrap.fill(about, console.width)))
   shown = examples.preview(

@@ -131,38 +131,41 @@ def _files_of(languages: Sequence[str]) -> dict[str, tuple[str, ...]]:
   Raises:
     UserError: one that is no such pair, or named twice; a glob that matches nothing.
   """
-  found: dict[str, tuple[str, ...]] = {}
+  files: dict[str, tuple[str, ...]] = {}
   for typed in languages:
     name, _, globs = typed.partition("=")
     if not re.fullmatch(r"[\w-]+", name) or not globs:
       raise UserError(f"{typed}: give LANGUAGE=GLOBS, a name and its files, as en=en.txt")
-    if name in found:
+    if name in files:
       raise UserError(f"{typed}: {name} has files already; name them together, {name}=a.txt,b.txt")
-    found[name] = text_files.find_files(globs, where=name, pairs=False)
-  return found
+    files[name] = text_files.find_files(globs, where=name, pairs=False)
+  return files
 
 
 def _report(arguments: argparse.Namespace) -> int:
   vocabulary = vocabularies.load(arguments.vocabulary, extra_ids=0)
-  found: dict[str, fertility.Division] = {}
+  divisions: dict[str, fertility.Division] = {}
   for name, files in progress.track(_files_of(arguments.languages).items(), "dividing text"):
     texts = (text for file in files for text in text_files.read_texts(file, field=arguments.field, where=name))
     lines = (line.strip() for text in texts for line in text.splitlines() if line.strip())
-    found[name] = fertility.measure(vocabulary, itertools.islice(lines, arguments.max_lines))
-    if not found[name].lines:
+    divisions[name] = fertility.measure(vocabulary, itertools.islice(lines, arguments.max_lines))
+    if not divisions[name].lines:
       raise UserError(f"{name}: its files hold no text")
   if arguments.json:
     named = ("pieces_per_word", "split_rate", "characters_per_piece", "unknown_rate")
-    rows = {name: dataclasses.asdict(each) | {key: getattr(each, key) for key in named} for name, each in found.items()}
+    rows = {
+      name: dataclasses.asdict(division) | {key: getattr(division, key) for key in named}
+      for name, division in divisions.items()
+    }
     print(json.dumps({"vocabulary": arguments.vocabulary, "size": vocabulary.vocab_size, "languages": rows}, indent=2))
     return 0
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
   table.add_column("language", overflow="fold")
   for column in ("lines", "words", "pieces/word", "split", "chars/piece", "unknown"):
     table.add_column(column, justify="right", no_wrap=True)
-  for name, each in found.items():
-    rates = f"{each.pieces_per_word:.2f}", f"{each.split_rate:.1%}", f"{each.characters_per_piece:.2f}"
-    table.add_row(name, f"{each.lines:,}", f"{each.words:,}", *rates, f"{each.unknown_rate:.2%}")
+  for name, division in divisions.items():
+    rates = f"{division.pieces_per_word:.2f}", f"{division.split_rate:.1%}", f"{division.characters_per_piece:.2f}"
+    table.add_row(name, f"{division.lines:,}", f"{division.words:,}", *rates, f"{division.unknown_rate:.2%}")
   rich.console.Console(file=sys.stdout, width=80, highlight=False).print(table)
   return 0
 
@@ -227,16 +230,16 @@ def _train(arguments: argparse.Namespace) -> int:
     options.setdefault("character_coverage", training.coverage_for(characters, size=arguments.size))
   # What was gathered is no more than was asked for.
   written = function(lines, size=arguments.size, output_dir=path.parent, max_sentences=sys.maxsize, **options)
-  said = []
+  notes = []
   if arguments.type == "wordpiece" and not arguments.cased and (dropped := _dropped(lines)):
-    said.append(f"case        {dropped} of the text are dropped; --cased keeps them")
+    notes.append(f"case        {dropped} of the text are dropped; --cased keeps them")
   if characters:
     pieces = {text.replace(" ", "▁") for text in vocabularies.token_texts(vocabularies.load(str(written), extra_ids=0))}
     known = len({character.replace(" ", "▁") for character in characters} & pieces)
-    which = "a piece for each" if known == len(characters) else f"pieces for the {known:,} most frequent"
+    coverage_note = "a piece for each" if known == len(characters) else f"pieces for the {known:,} most frequent"
     coverage = f"--character_coverage {options['character_coverage']:.6g}"
-    said += [f"characters  {len(characters):,} in the text, {which} ({coverage})"]
-  return _tell_written(written, lines, examples, said)
+    notes += [f"characters  {len(characters):,} in the text, {coverage_note} ({coverage})"]
+  return _tell_written(written, lines, examples, notes)
 
 
 def _check_extends(arguments: argparse.Namespace) -> None:
@@ -248,7 +251,7 @@ def _check_extends(arguments: argparse.Namespace) -> None:
     raise UserError(f"--symbols {arguments.symbols}: not with --extend, which adds what text needs; leave it out")
 
 
-def _tell_written(written: pathlib.Path, lines: Iterable[str], examples: list[str], said: Sequence[str] = ()) -> int:
+def _tell_written(written: pathlib.Path, lines: Iterable[str], examples: list[str], notes: Sequence[str] = ()) -> int:
   vocabulary = vocabularies.load(str(written), extra_ids=0)
   if written.name == _TRAINERS["wordpiece"][1]:  # as its file has them: "##ing" goes on with a word
     pieces = [vocabulary.tokenizer.id_to_token(i) for i in range(vocabulary.vocab_size)]
@@ -256,7 +259,7 @@ def _tell_written(written: pathlib.Path, lines: Iterable[str], examples: list[st
     pieces = [text.replace(" ", "▁") for text in vocabularies.token_texts(vocabulary)]
   named = [f"{pieces[i]} {i}" for i in sorted(vocabularies.special_ids(vocabulary))]
   print(f"wrote {written}: {len(pieces)} pieces ({', '.join(named)})")
-  for line in said:
+  for line in notes:
     print(line)
   print(f"unknown     {_unknown(vocabulary, lines)}")
   for text in examples:
@@ -284,8 +287,8 @@ def _of_languages(arguments: argparse.Namespace, read: Callable[[str, Sequence[s
   """The lines of all languages, as much of each as --alpha says; tells how much that is."""
   files = _files_of(arguments.languages)
   # Of each text, which is a line or a document of several, its lines.
-  counts = {name: [text.count("\n") + 1 for text in read(name, own)] for name, own in files.items()}
-  sizes = {name: len(own) for name, own in counts.items()}
+  counts = {name: [text.count("\n") + 1 for text in read(name, paths)] for name, paths in files.items()}
+  sizes = {name: len(line_counts) for name, line_counts in counts.items()}
   for name, size in sizes.items():
     if not size:
       raise UserError(f"{name}: its files hold no text")
@@ -296,7 +299,7 @@ def _of_languages(arguments: argparse.Namespace, read: Callable[[str, Sequence[s
     share = quotas[name] / sum(quotas.values())
     print(f"{name:<12}{quotas[name]:,} of {size:,} lines, {share:.1%} of all (--alpha {alpha:g})")
   return itertools.chain.from_iterable(
-    training.drawn(read(name, own), size=sizes[name], quota=quotas[name]) for name, own in files.items()
+    training.drawn(read(name, paths), size=sizes[name], quota=quotas[name]) for name, paths in files.items()
   )
 
 

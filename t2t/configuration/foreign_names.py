@@ -189,7 +189,7 @@ def translated_option(name: str, known: Iterable[str], *, dashes: str = "") -> s
   """
   name, known = name.lstrip("-").replace("-", "_"), set(known)
   for framework, names in _OPTIONS.items():
-    if here := next((each for each in names.get(name, ()) if each in known), ""):
+    if here := next((option for option in names.get(name, ()) if option in known), ""):
       return f"; {framework}'s {name} is {dashes}{here}"
   return ""
 
@@ -197,7 +197,7 @@ def translated_option(name: str, known: Iterable[str], *, dashes: str = "") -> s
 def translating(function: _Door) -> _Door:
   """Has a function refuse options that it does not have by a UserError, with the option's name here if there is one."""
   kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-  known = [each.name for each in inspect.signature(function).parameters.values() if each.kind in kinds]
+  known = [parameter.name for parameter in inspect.signature(function).parameters.values() if parameter.kind in kinds]
   known = [name for name in known if name != "self"]
 
   @functools.wraps(function)
@@ -217,14 +217,14 @@ def t5x_pairs(value: Sequence[Any]) -> list[str]:
   In:  ((r"^.*decoder.*$", None), ("encoder", "body"))
   Out: ["--config.init.fresh=decoder", "--config.init.parts=body=encoder"]
   """
-  value = [(each.removesuffix("=None"), None) if str(each).endswith("=None") else each for each in value]
+  value = [(entry.removesuffix("=None"), None) if str(entry).endswith("=None") else entry for entry in value]
   pairs = [value] if len(value) == 2 and isinstance(value[0], str) and not isinstance(value[1], str) else value
   if not pairs or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
     return []
   plain = lambda pattern: re.sub(r"/?(\(?\.\*\)?)?\$?$", "", re.sub(r"^\^?(\(?\.\*\)?)?", "", str(pattern)))
   fresh = [plain(ours) or "." for ours, theirs in pairs if theirs is None]
   # The group that stands behind a path is the rest of it, which parts move by themselves.
-  whole = lambda path: re.sub(r"/?\\\d$", "", str(path))
-  moved = [f"{whole(theirs)}={plain(ours)}" for ours, theirs in pairs if theirs is not None]
-  found = [f"--config.init.fresh={','.join(fresh)}"] if fresh else []
-  return found + ([f"--config.init.parts={','.join(moved)}"] if moved else [])
+  without_group = lambda path: re.sub(r"/?\\\d$", "", str(path))
+  moved = [f"{without_group(theirs)}={plain(ours)}" for ours, theirs in pairs if theirs is not None]
+  options = [f"--config.init.fresh={','.join(fresh)}"] if fresh else []
+  return options + ([f"--config.init.parts={','.join(moved)}"] if moved else [])

@@ -62,18 +62,18 @@ def with_current_keys(saved: Mapping[str, Any]) -> dict[str, Any]:
   In:  {"data": {"mixture": "super_glue", "superglue_dir": "SuperGLUE", "glue_dir": ""}}
   Out: {"data": {"mixture": "super_glue", "folders": {"superglue": "SuperGLUE"}}}
   """
-  found = dict(saved)
+  current = dict(saved)
   for old, new in _RENAMED.items():
     section, key = old.split(".")
     _, mapping, name = new.split(".")
-    if section not in found or key not in found[section]:
+    if section not in current or key not in current[section]:
       continue
-    values = dict(found[section])
+    values = dict(current[section])
     value = values.pop(key)
     if value:
       values[mapping] = {**values.get(mapping, {}), name: value}
-    found[section] = values
-  return found
+    current[section] = values
+  return current
 
 
 def flat(saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,24 +83,24 @@ def flat(saved: Mapping[str, Any]) -> dict[str, Any]:
   Out: {"train.steps": 5, "stages": []}
   """
   sections = {name: values for name, values in saved.items() if isinstance(values, Mapping)}
-  found = {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
-  return found | {name: values for name, values in saved.items() if name not in sections}  # stages are a list
+  flat_values = {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
+  return flat_values | {name: values for name, values in saved.items() if name not in sections}  # stages are a list
 
 
 def saved_config(saved: Mapping[str, Any]) -> ConfigDict:
   """A config as it was saved, to be changed; keys that there were not yet have their defaults."""
-  found = default.get_config().copy_and_resolve_references()
+  config = default.get_config().copy_and_resolve_references()
   as_tuples = lambda values: {key: tuple(x) if isinstance(x, list) else x for key, x in values.items()}
   sections = with_current_keys(saved)
-  with found.unlocked():
-    found[_STAGES] = tuple(map(as_tuples, sections.pop(_STAGES, ())))
+  with config.unlocked():
+    config[_STAGES] = tuple(map(as_tuples, sections.pop(_STAGES, ())))
     for name, values in ((name, as_tuples(values)) for name, values in sections.items()):
       if name in OPTIONAL:
-        found[name] = values
+        config[name] = values
       else:
         for key, value in values.items():
-          found[name][key] = value
-  return found
+          config[name][key] = value
+  return config
 
 
 def _nearest(name: str, known: list[str]) -> str:
@@ -203,8 +203,8 @@ def for_architecture(spec: str, config: ConfigDict) -> None:
 
 def all_keys() -> list[str]:
   """Returns all keys that a config may have, "SECTION.KEY"."""
-  found = [f"{name}.{key}" for name, values in default.get_config().items() if name != _STAGES for key in values]
-  return found + _optional_keys()
+  key_names = [f"{name}.{key}" for name, values in default.get_config().items() if name != _STAGES for key in values]
+  return key_names + _optional_keys()
 
 
 def _optional_keys() -> list[str]:
@@ -225,9 +225,9 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
       config[section][name] = 0.0
   for name in OPTIONAL:
     if name in config or any(re.match(rf"--config\.{name}\.", argument) for argument in arguments):
-      given = config[name].to_dict() if name in config else {}
+      previous = config[name].to_dict() if name in config else {}
       with config.unlocked():
-        config[name] = ConfigDict(dataclasses.asdict(OPTIONAL[name]()) | given).lock()
+        config[name] = ConfigDict(dataclasses.asdict(OPTIONAL[name]()) | previous).lock()
   keys = [f"{section}.{key}" for section, values in config.items() if section != _STAGES for key in values]
   mappings = [key for key in keys if isinstance(_value(config, key), ConfigDict)]
   keys = [key for key in keys if key not in mappings] + [_STAGES]
@@ -238,8 +238,10 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
       key = argument.lstrip("-").partition("=")[0].replace("-", "_")
       if known := _translated(key):
         raise UserError(f"unknown option {argument}{known}; options have the form --config.SECTION.KEY=VALUE")
-      near = difflib.get_close_matches(key, [each.partition(".")[2] for each in keys], n=1)
-      meant = " or ".join(f"--config.{each}" for each in keys if each == key or each.partition(".")[2] in near)
+      near = difflib.get_close_matches(key, [known_key.partition(".")[2] for known_key in keys], n=1)
+      meant = " or ".join(
+        f"--config.{known_key}" for known_key in keys if known_key == key or known_key.partition(".")[2] in near
+      )
       raise UserError(f"unknown option {argument}; {f'did you mean {meant}?' if meant else '`--help` lists them'}")
     if match:
       _check_key(argument, match[1], there=[*keys, *named], mappings=mappings, known=[*keys, *mappings])
@@ -252,12 +254,12 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
   values = flags.FlagValues()
   config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=["t2t", *arguments])
   try:
-    rest = values(["t2t", *arguments])
+    unparsed = values(["t2t", *arguments])
   except flags.Error as error:
     text = re.sub(r"invalid literal for int\(\).*", "must be an integer", str(error).removeprefix("flag "))
     raise UserError(re.sub(r"could not convert string to float.*", "must be a number", text)) from error
-  if len(rest) > 1:
-    raise UserError(f"unexpected argument {rest[1]!r}; options have the form --config.SECTION.KEY=VALUE")
+  if len(unparsed) > 1:
+    raise UserError(f"unexpected argument {unparsed[1]!r}; options have the form --config.SECTION.KEY=VALUE")
   stages.check_overrides(values.config, arguments)
   for name in OPTIONAL:
     mine = next((argument for argument in arguments if argument.startswith(f"--config.{name}.")), None)
@@ -303,11 +305,11 @@ def check_of_files(config: ConfigDict, arguments: Sequence[str]) -> None:
     return
   # Of registered masked language models it says how much of a text is guessed, which the FLOPs depend on.
   kind = ARCHITECTURES.get(config.model.architecture)
-  said = {"noise_density"} if kind is not None and not kind.writes else set()
+  allowed = {"noise_density"} if kind is not None and not kind.is_generative else set()
   named = f"config.data.mixture={data.mixture}" if data.mixture else f"config.data.sources ({', '.join(data.sources)})"
   for argument in arguments:
     section, _, key = argument.partition("=")[0].rpartition(".")
-    if section not in ("--config.data", "--noconfig.data") or key not in OF_FILES or key in said:
+    if section not in ("--config.data", "--noconfig.data") or key not in OF_FILES or key in allowed:
       continue
     if data[key] != getattr(DataConfig, key):
       raise UserError(
@@ -332,15 +334,15 @@ def _add_names(config: ConfigDict, mappings: Sequence[str], arguments: Sequence[
     if match and match[1] in mappings and match[1] not in _RECORDS and match[2] not in _value(config, match[1]):
       with config.unlocked():
         _value(config, match[1])[match[2]] = ""
-  found = [f"{key}.{name}" for key in mappings if key not in _RECORDS for name in _value(config, key)]
+  entry_keys = [f"{key}.{name}" for key in mappings if key not in _RECORDS for name in _value(config, key)]
   for key, cls in _RECORDS.items():
     named, typed = _value(config, key), re.compile(rf"--config\.{re.escape(key)}\.(\w+)\.\w")
     for name in dict.fromkeys([*named, *(match[1] for match in map(typed.match, arguments) if match)]):
-      given = dict(named[name]) if name in named else {}
+      previous = dict(named[name]) if name in named else {}
       with config.unlocked():
-        named[name] = ConfigDict(dataclasses.asdict(cls()) | given).lock()
-      found += [f"{key}.{name}.{field}" for field in named[name]]
-  return found
+        named[name] = ConfigDict(dataclasses.asdict(cls()) | previous).lock()
+      entry_keys += [f"{key}.{name}.{field}" for field in named[name]]
+  return entry_keys
 
 
 def _check_key(argument: str, key: str, *, there: Sequence[str], mappings: Sequence[str], known: Sequence[str]) -> None:
@@ -349,7 +351,7 @@ def _check_key(argument: str, key: str, *, there: Sequence[str], mappings: Seque
     return
   if key in _RENAMED:
     raise UserError(f"--config.{key}: no such key any more; give {argument.replace(key, _RENAMED[key], 1)}")
-  keys = [each.removeprefix(f"{key}.") for each in there if each.startswith(f"{key}.")]
+  keys = [path.removeprefix(f"{key}.") for path in there if path.startswith(f"{key}.")]
   if keys and "." not in key:
     raise UserError(f"{argument}: {key} is a section; give --config.{key}.KEY=VALUE, KEY one of {', '.join(keys)}")
   for mapping in mappings:
@@ -376,9 +378,9 @@ def instead_of(key: str, known: Sequence[str]) -> str:
   """
   section, _, field = key.rpartition(".")
   near = difflib.get_close_matches(key, dict.fromkeys(known), n=3, cutoff=0.5)
-  same = [each for each in known if each.rpartition(".")[2] == field]
+  same = [candidate for candidate in known if candidate.rpartition(".")[2] == field]
   # A misspelt section, or a field of the right section, is nearer than an equal field of another section.
-  sections = {each.rpartition(".")[0] for each in known}
+  sections = {candidate.rpartition(".")[0] for candidate in known}
   is_near = section and near and (section not in sections or near[0].startswith(f"{section}."))
   if len(same) == 1 and not is_near:
     return f"; did you mean config.{same[0]}?"
@@ -422,28 +424,28 @@ def records(config: ConfigDict) -> Config:
     _check_numbers(config[name], f"config.{name}", (SECTIONS | optional).get(name))
   read = {name: _record(config, name, cls) for name, cls in SECTIONS.items()}
   used = {name: _record(config, name, cls) for name, cls in optional.items() if _is_used(config, name)}
-  found = Config(**read, stages=config[_STAGES], sections=used)
-  return found.with_(data={"mixture": ""}) if found.data.files or found.data.sources else found
+  parsed = Config(**read, stages=config[_STAGES], sections=used)
+  return parsed.with_(data={"mixture": ""}) if parsed.data.files or parsed.data.sources else parsed
 
 
 def _check_numbers(value: Any, key: str, cls: type | None = None) -> None:
   """Refuses NaN and infinities wherever they stand, and True and False where the record `cls` has a number."""
   if isinstance(value, Mapping | ConfigDict):
     kinds = {field.name: field.type for field in dataclasses.fields(cls)} if cls is not None else {}
-    for name, each in value.items():
-      if isinstance(each, bool) and kinds.get(name) in (int, float):
-        raise UserError(f"{key}.{name}={each}: must be a number; give one")
-      _check_numbers(each, f"{key}.{name}")
+    for name, item in value.items():
+      if isinstance(item, bool) and kinds.get(name) in (int, float):
+        raise UserError(f"{key}.{name}={item}: must be a number; give one")
+      _check_numbers(item, f"{key}.{name}")
   elif isinstance(value, tuple | list):
-    for number, each in enumerate(value):
-      _check_numbers(each, f"{key}[{number}]")
+    for number, item in enumerate(value):
+      _check_numbers(item, f"{key}[{number}]")
   elif isinstance(value, float) and not math.isfinite(value):
     raise UserError(f"{key}={value}: must be a finite number; give one")
 
 
 def _t5x_pairs(values: Sequence[Any]) -> list[str]:
   """Options for pairs that are written as in T5X; []: values are patterns."""
-  if all(isinstance(each, str) and not each.endswith("=None") for each in values):
+  if all(isinstance(value, str) and not value.endswith("=None") for value in values):
     return []
   from t2t.configuration import foreign_names
 
@@ -466,7 +468,7 @@ def _record(config: ConfigDict, name: str, cls: type[T]) -> T:
   for key in (field.name for field in fields if field.type == tuple[str, ...] and field.name in config[name]):
     if name == "init" and (pairs := _t5x_pairs(config[name][key])):
       raise UserError(f"config.init.{key}={config[name][key]}: is written as T5X has it; give {' '.join(pairs)}")
-    if not all(isinstance(each, str) for each in config[name][key]):
+    if not all(isinstance(text, str) for text in config[name][key]):
       raise UserError(f"config.{name}.{key}={config[name][key]}: must be texts, separated by commas")
   return cls(**config[name])
 

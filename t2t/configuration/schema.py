@@ -54,13 +54,13 @@ def check_ranges(section: str, record: Any, *, only: Texts = (), notes: Mapping[
   for field in keys(type(record)):
     if only and field.name not in only:
       continue
-    value, said = getattr(record, field.name), field.metadata
-    where, (least, most) = f"config.{section}.{field.name}", (said["least"], said["most"])
-    if said["choices"] and value not in said["choices"]:
-      raise UserError(f"{where}={value!r}: give {', '.join(said['choices'])}{(notes or {}).get(value, '')}")
+    value, metadata = getattr(record, field.name), field.metadata
+    where, (least, most) = f"config.{section}.{field.name}", (metadata["least"], metadata["most"])
+    if metadata["choices"] and value not in metadata["choices"]:
+      raise UserError(f"{where}={value!r}: give {', '.join(metadata['choices'])}{(notes or {}).get(value, '')}")
     if least > -math.inf and not (least <= value <= most and math.isfinite(value)):
       wanted = f"at least {least}" if most == math.inf else f"from {least} to {most}"
-      raise UserError(f"{where}={value}: must be {wanted}{said['note']}")
+      raise UserError(f"{where}={value}: must be {wanted}{metadata['note']}")
 
 
 def keys(record: type) -> list[dataclasses.Field]:
@@ -219,7 +219,7 @@ class DataConfig:
     Raises:
       UserError: one that is neither files nor a mixture, or both; or has a key that has no say.
     """
-    found: dict[str, DataConfig] = {}
+    sources: dict[str, DataConfig] = {}
     for key in ("files", "eval_files", "language"):
       if self.sources and getattr(self, key):
         raise UserError(
@@ -230,10 +230,12 @@ class DataConfig:
       if bool(source.files) == bool(source.mixture):
         both = f"{where}.files={source.files!r} and {where}.mixture={source.mixture!r}"
         raise UserError(f"{both}: give one of them, files of text or the name of a registered task or mixture")
-      own = {key: getattr(source, key) for key in _OF_NAMED if getattr(source, key)}
-      if source.mixture and own:
-        key = next(iter(own))
-        raise UserError(f"{where}.{key}={own[key]}: is of files, and registered tasks say it themselves; leave it out")
+      options = {key: getattr(source, key) for key in _OF_NAMED if getattr(source, key)}
+      if source.mixture and options:
+        key = next(iter(options))
+        raise UserError(
+          f"{where}.{key}={options[key]}: is of files, and registered tasks say it themselves; leave it out"
+        )
       if source.files:
         for key, split in (("train_split", "train"), ("eval_split", "validation")):
           if getattr(self, key) != split:
@@ -241,9 +243,11 @@ class DataConfig:
         if self.cache_dir:
           folder = f"config.data.cache_dir={self.cache_dir}"
           raise UserError(f"{folder}: holds tasks, and {where} has files; register a task")
-        own["folders"] = {}  # of the registered tasks
-      found[name] = self.reading(files=source.files, mixture=source.mixture, **{"language": source.language, **own})
-    return found
+        options["folders"] = {}  # of the registered tasks
+      sources[name] = self.reading(
+        files=source.files, mixture=source.mixture, **{"language": source.language, **options}
+      )
+    return sources
 
   @property
   def is_text(self) -> bool:
@@ -491,10 +495,10 @@ class InitConfig:
   )
 
   def __post_init__(self) -> None:
-    others = {name: _named("init.others", name, x, InitSource) for name, x in sorted(self.others.items())}
-    object.__setattr__(self, "others", others)
+    sources = {name: _named("init.others", name, x, InitSource) for name, x in sorted(self.others.items())}
+    object.__setattr__(self, "others", sources)
     taken: dict[str, str] = {}
-    for name, source in others.items():
+    for name, source in sources.items():
       where = f"config.init.others.{name}"
       if not source.checkpoint:
         raise UserError(f"{where}.checkpoint is empty; give the checkpoint whose parameters are taken")
@@ -504,8 +508,8 @@ class InitConfig:
           f" {source.checkpoint}, for example encoder or .=teacher"
         )
       for path in source.subtrees:
-        for other, owner in taken.items():
-          if f"{path}/".startswith(f"{other}/") or f"{other}/".startswith(f"{path}/"):
+        for taken_path, owner in taken.items():
+          if f"{path}/".startswith(f"{taken_path}/") or f"{taken_path}/".startswith(f"{path}/"):
             raise UserError(f"{where}.parts: {path} is taken from config.init.others.{owner}, too; name it once")
       taken |= dict.fromkeys(source.subtrees, name)
 
@@ -586,12 +590,14 @@ def _read_stage(number: int, values: StageConfig | Mapping[str, Any]) -> StageCo
   values = dict(values)
   if strange := next((key for key in values if not isinstance(key, str)), None):
     raise UserError(f'{where}: {strange!r}: a key is a text, as "data.inputs_length" is')
-  own = ("name", "steps", "share")
-  for key in (key for key in values if key not in own):  # one of these that is misspelt; stages.py knows all others
-    if "." not in key and (near := did_you_mean(key, own)):
+  stage_keys = ("name", "steps", "share")
+  for key in (
+    key for key in values if key not in stage_keys
+  ):  # one of these that is misspelt; stages.py knows all others
+    if "." not in key and (near := did_you_mean(key, stage_keys)):
       raise UserError(f"{where}: {key}: no such key{near}")
   least = 1 if "steps" in values else 0
-  name, steps, share = (values.pop(key, default) for key, default in zip(own, (number, 0, 0.0), strict=True))
+  name, steps, share = (values.pop(key, default) for key, default in zip(stage_keys, (number, 0, 0.0), strict=True))
   if type(steps) is not int or steps < least:
     raise UserError(f"{where}: steps={steps!r}: must be a number of steps, at least 1")
   if type(share) not in (int, float) or not 0.0 <= share <= 1.0:
@@ -668,18 +674,18 @@ class Config:
 
     And "stages", a list of mappings, if there are any.
     """
-    found = dataclasses.asdict(self)
-    found |= found.pop("sections")
-    del found["stages"]
+    sections = dataclasses.asdict(self)
+    sections |= sections.pop("sections")
+    del sections["stages"]
     if self.stages:
-      found["stages"] = [stage.to_dict() for stage in self.stages]
+      sections["stages"] = [stage.to_dict() for stage in self.stages]
     for section, name in (
       *(("data", name) for name in ("folders", "labels", "columns", "prefix", "table")),
       ("init", "others"),
     ):
-      if not found[section][name]:
-        del found[section][name]
-    return found
+      if not sections[section][name]:
+        del sections[section][name]
+    return sections
 
 
 SECTIONS: dict[str, type] = {x.name: x.type for x in dataclasses.fields(Config) if dataclasses.is_dataclass(x.type)}
@@ -687,18 +693,20 @@ SECTIONS: dict[str, type] = {x.name: x.type for x in dataclasses.fields(Config) 
 
 def defaults() -> dict[str, Any]:
   """Section -> key -> default, of all sections that every config has but config.model, and `stages`."""
-  found: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Config)[1:-1]}
-  made = lambda field: field.default if field.default is not dataclasses.MISSING else field.default_factory()
-  return found | {name: {x.name: made(x) for x in keys(SECTIONS[name])} for name in found if name in SECTIONS}
+  sections: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Config)[1:-1]}
+  default_of = lambda field: field.default if field.default is not dataclasses.MISSING else field.default_factory()
+  return sections | {
+    name: {x.name: default_of(x) for x in keys(SECTIONS[name])} for name in sections if name in SECTIONS
+  }
 
 
 def comments() -> dict[str, str]:
   """Key, "train.steps", -> its help; of config.model and the sections of OPTIONAL the comments of their fields."""
-  found = {}
+  help_texts = {}
   for section, record in (SECTIONS | dict(OPTIONAL)).items():
     declared = {field.name: field.metadata["help"] for field in keys(record)} or _comments_of(inspect.getsource(record))
-    found |= {f"{section}.{name}": comment for name, comment in declared.items()}
-  return found | {field.name: field.metadata["help"] for field in keys(Config)}
+    help_texts |= {f"{section}.{name}": comment for name, comment in declared.items()}
+  return help_texts | {field.name: field.metadata["help"] for field in keys(Config)}
 
 
 # Of a field of a record: behind it, or in lines of their own above it, as Sphinx reads them.

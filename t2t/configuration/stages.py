@@ -53,8 +53,8 @@ class Stage:
     return dataclasses.replace(self, config=self.config.with_(**sections))
 
   @contextlib.contextmanager
-  def told(self) -> Iterator[None]:
-    """Errors of what the config says are told with the stage's name.
+  def error_context(self) -> Iterator[None]:
+    """Adds the name of the stage to errors of its config.
 
     Raises:
       UserError: whatever the block raises.
@@ -108,11 +108,11 @@ def of(config: Config) -> tuple[Stage, ...]:
       raise UserError(f"config.stages: {name!r}: a stage's name is of letters, digits and _")
   if config.train.epochs:
     raise UserError(f"config.train.epochs={config.train.epochs}: with config.stages give config.train.steps")
-  found = [
+  stages = [
     Stage(x.name, begin, end, _changed(config, x)) for x, begin, end in bounds(config.stages, config.train.steps)
   ]
-  whole = _each_says_all(config, found)
-  with_all = (dataclasses.replace(stage, config=dataclasses.replace(stage.config, stages=whole)) for stage in found)
+  complete = _each_says_all(config, stages)
+  with_all = (dataclasses.replace(stage, config=dataclasses.replace(stage.config, stages=complete)) for stage in stages)
   return tuple(stage for stage in with_all if stage.end > stage.begin)
 
 
@@ -126,17 +126,17 @@ def own_rate(stage: StageConfig) -> dict[str, Any]:
   return {key.partition(".")[2]: value for key, value in stage.changes.items() if key.startswith("optimizer.")}
 
 
-def bounds(said: Sequence[StageConfig], total: int) -> list[tuple[StageConfig, int, int]]:
+def bounds(stages: Sequence[StageConfig], total: int) -> list[tuple[StageConfig, int, int]]:
   """Each stage with the steps that are made when it begins and when it ends.
 
   Args:
-    said, total: see `_steps`.
+    stages, total: see `_steps`.
 
   Raises:
     UserError: see there.
   """
-  ends = list(itertools.accumulate(_steps(said, total)))
-  return list(zip(said, [0, *ends], ends, strict=False))
+  ends = list(itertools.accumulate(_steps(stages, total)))
+  return list(zip(stages, [0, *ends], ends, strict=False))
 
 
 def saved_bounds(saved: Mapping[str, Any]) -> list[tuple[StageConfig, int, int]]:
@@ -145,40 +145,40 @@ def saved_bounds(saved: Mapping[str, Any]) -> list[tuple[StageConfig, int, int]]
   Raises:
     UserError: see there.
   """
-  said = read_stages(saved.get("stages", ()))
-  return bounds(said, saved["train"]["steps"]) if said else []
+  stages = read_stages(saved.get("stages", ()))
+  return bounds(stages, saved["train"]["steps"]) if stages else []
 
 
-def _steps(said: Sequence[StageConfig], total: int) -> list[int]:
+def _steps(stages: Sequence[StageConfig], total: int) -> list[int]:
   """How many steps each stage has; a share that is less than a step is none.
 
   Args:
-    said: the stages of a run that has some.
+    stages: the stages of a run that has some.
     total: steps of the run.
 
   Raises:
     UserError: they are not those of the run.
   """
-  found = [stage.steps or int(stage.share * total + 1e-6) for stage in said]
-  rest = [number for number, stage in enumerate(said) if not stage.steps and not stage.share]
-  if len(rest) > 1:
-    named = ", ".join(said[number].name for number in rest)
+  step_counts = [stage.steps or int(stage.share * total + 1e-6) for stage in stages]
+  unspecified = [number for number, stage in enumerate(stages) if not stage.steps and not stage.share]
+  if len(unspecified) > 1:
+    named = ", ".join(stages[number].name for number in unspecified)
     raise UserError(f"config.stages: {named} say neither steps nor share; one of them may, and has what is left")
-  if rest:
-    found[rest[0]] = total - sum(found)
-    if found[rest[0]] < 1:
+  if unspecified:
+    step_counts[unspecified[0]] = total - sum(step_counts)
+    if step_counts[unspecified[0]] < 1:
       raise UserError(
-        f"config.stages: {said[rest[0]].name} has {found[rest[0]]} steps, what the others leave of the {total} of"
-        " config.train.steps; it must have at least one"
+        f"config.stages: {stages[unspecified[0]].name} has {step_counts[unspecified[0]]} steps, what the"
+        f" others leave of the {total} of config.train.steps; it must have at least one"
       )
-  elif math.isclose(sum(stage.share for stage in said), 1.0) and all(stage.share for stage in said):
-    found[-1] += total - sum(found)  # what is left of steps that do not divide
-  if sum(found) != total:
+  elif math.isclose(sum(stage.share for stage in stages), 1.0) and all(stage.share for stage in stages):
+    step_counts[-1] += total - sum(step_counts)  # what is left of steps that do not divide
+  if sum(step_counts) != total:
     raise UserError(
-      f"config.stages: {' + '.join(map(str, found))} = {sum(found)} steps, and config.train.steps={total}; leave steps"
-      " and share of one stage out, and it has what the others leave"
+      f"config.stages: {' + '.join(map(str, step_counts))} = {sum(step_counts)} steps, and config.train.steps={total};"
+      " leave steps and share of one stage out, and it has what the others leave"
     )
-  return found
+  return step_counts
 
 
 def _changed(config: Config, stage: StageConfig) -> Config:
@@ -189,17 +189,17 @@ def _changed(config: Config, stage: StageConfig) -> Config:
     section, _, name = key.partition(".")
     _check_key(config, key, where)
     if section == "data" and "." in name:
-      mapping, _, rest = name.partition(".")
+      mapping, _, entry = name.partition(".")
       values = sections.setdefault("data", {})
-      values[mapping] = _with_entry(values.get(mapping, getattr(config.data, mapping)), rest, value, where)
+      values[mapping] = _with_entry(values.get(mapping, getattr(config.data, mapping)), entry, value, where)
       continue
     sections.setdefault(section, {})[name] = _typed(f"{where}: {key}", value, getattr(getattr(config, section), name))
   sections.pop("optimizer", None)
   if data := sections.get("data"):
     # Who names one of these means it in place of the others.
     read = ("files", "mixture", "sources")
-    if given := [key for key in read if data.get(key)]:
-      sections["data"] = {key: type(getattr(config.data, key))() for key in read if key not in given} | data
+    if chosen := [key for key in read if data.get(key)]:
+      sections["data"] = {key: type(getattr(config.data, key))() for key in read if key not in chosen} | data
   try:
     return config.with_(**sections)
   except UserError as error:
@@ -211,10 +211,10 @@ def _check_key(config: Config, key: str, where: str) -> None:
   section, _, name = key.partition(".")
   there = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)} | config.sections
   known = [
-    f"{each}.{field.name}"
-    for each in _CHANGED
-    for field in dataclasses.fields(there[each])
-    if field.name in _MAY.get(each, (field.name,)) and f"{each}.{field.name}" not in _WHY
+    f"{changed_section}.{field.name}"
+    for changed_section in _CHANGED
+    for field in dataclasses.fields(there[changed_section])
+    if field.name in _MAY.get(changed_section, (field.name,)) and f"{changed_section}.{field.name}" not in _WHY
   ]
   field = ".".join(key.split(".")[:2])
   if field in known and (key == field or field in ("data.sources", "data.folders")):
@@ -236,7 +236,7 @@ def _with_entry(mapping: Mapping[str, Any], key: str, value: Any, where: str) ->
   source = mapping.get(name, SourceConfig())
   source = source if isinstance(source, SourceConfig) else SourceConfig(**source)
   if not hasattr(source, field):
-    near = did_you_mean(field, [each.name for each in dataclasses.fields(SourceConfig)])
+    near = did_you_mean(field, [candidate.name for candidate in dataclasses.fields(SourceConfig)])
     raise UserError(f"{where}: data.sources.{key}: no such key{near}")
   typed = _typed(f"{where}: data.sources.{key}", value, getattr(source, field))
   return {**mapping, name: dataclasses.replace(source, **{field: typed})}
@@ -258,17 +258,17 @@ def _typed(where: str, value: Any, like: Any) -> Any:
 def _each_says_all(config: Config, stages: Sequence[Stage]) -> tuple[StageConfig, ...]:
   """The stages, each of which says whatever differs between them and from the run's sections."""
   everywhere = [config, *(stage.config for stage in stages)]
-  found = []
-  for said, stage in zip(config.stages, stages, strict=True):
+  completed = []
+  for stage_config, stage in zip(config.stages, stages, strict=True):
     changes = {
       f"{section}.{field.name}": _plain(_value(stage.config, section, field))
       for section in ("data", "train", "model")
       for field in dataclasses.fields(getattr(config, section))
       if any(_value(x, section, field) != _value(config, section, field) for x in everywhere)
     }
-    rate = {f"optimizer.{key}": value for key, value in own_rate(said).items()}
-    found.append(dataclasses.replace(said, changes=changes | rate))
-  return tuple(found)
+    rate = {f"optimizer.{key}": value for key, value in own_rate(stage_config).items()}
+    completed.append(dataclasses.replace(stage_config, changes=changes | rate))
+  return tuple(completed)
 
 
 def _value(config: Config, section: str, field: dataclasses.Field) -> Any:
@@ -303,8 +303,8 @@ def check_overrides(config: ConfigDict, arguments: Sequence[str]) -> None:
   for argument in arguments if stages else ():
     key = argument.partition("=")[0].removeprefix("--config.")
     if all(key in stage for stage in stages):
-      said = ", ".join(f"{stage.get('name', number)}: {stage[key]!r}" for number, stage in enumerate(stages, start=1))
+      values = ", ".join(f"{stage.get('name', number)}: {stage[key]!r}" for number, stage in enumerate(stages, start=1))
       raise UserError(
-        f"{argument}: every stage of this config says it itself ({said}); give the stages anew (docs/stages.md), or add"
-        f" --config.stages='()' for a run in one"
+        f"{argument}: every stage of this config says it itself ({values}); give the stages anew (docs/stages.md), or"
+        f" add --config.stages='()' for a run in one"
       )

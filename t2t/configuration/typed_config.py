@@ -80,7 +80,7 @@ def plain(value: Any) -> Any:
   if isinstance(value, os.PathLike):
     return os.fspath(value)
   if isinstance(value, Mapping):
-    return {key: plain(each) for key, each in value.items()}
+    return {key: plain(item) for key, item in value.items()}
   return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
 
 
@@ -93,7 +93,7 @@ def _wanted(before: Any) -> str:
 
 def _remedy(before: Any, value: Any) -> str:
   """The value that was probably meant."""
-  if isinstance(before, str) and isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+  if isinstance(before, str) and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
     return f"; several are separated by commas: {','.join(value)!r}"
   if isinstance(before, tuple) and isinstance(value, str):
     return f"; give {tuple(value.split(','))!r}"

@@ -11,17 +11,17 @@ def _names_of(stack: str, embed: str) -> dict[str, str]:
   """Of the encoder or the decoder, whose positions are at `embed` in ours."""
   dense, norms = {"fc1": "mlp/up", "fc2": "mlp/down"}, {"final_layer_norm": "mlp_norm"}
   for theirs, ours in (("self_attn", "self_attention"), ("encoder_attn", "cross_attention")):
-    dense |= {f"{theirs}.{name}": f"{ours}/{own}" for name, own in _ATTENTION.items()}
+    dense |= {f"{theirs}.{name}": f"{ours}/{our_name}" for name, our_name in _ATTENTION.items()}
     norms[f"{theirs}_layer_norm"] = f"{ours}_norm"
-  found = {"embed_positions.weight": f"{embed}/positions"}
-  found |= {"layernorm_embedding.weight": f"{embed}/norm/scale", "layernorm_embedding.bias": f"{embed}/norm/bias"}
+  table = {"embed_positions.weight": f"{embed}/positions"}
+  table |= {"layernorm_embedding.weight": f"{embed}/norm/scale", "layernorm_embedding.bias": f"{embed}/norm/bias"}
   for name, path in dense.items():
-    found[f"layers.{{}}.{name}.weight"] = f"{stack}/layers/{path}"
-    found[f"layers.{{}}.{name}.bias"] = f"{stack}/layers/{path}_bias"
+    table[f"layers.{{}}.{name}.weight"] = f"{stack}/layers/{path}"
+    table[f"layers.{{}}.{name}.bias"] = f"{stack}/layers/{path}_bias"
   for name, path in norms.items():
-    found[f"layers.{{}}.{name}.weight"] = f"{stack}/layers/{path}/scale"
-    found[f"layers.{{}}.{name}.bias"] = f"{stack}/layers/{path}/bias"
-  return {f"model.{stack}.{name}": path for name, path in found.items()}
+    table[f"layers.{{}}.{name}.weight"] = f"{stack}/layers/{path}/scale"
+    table[f"layers.{{}}.{name}.bias"] = f"{stack}/layers/{path}/bias"
+  return {f"model.{stack}.{name}": path for name, path in table.items()}
 
 
 NAMES = {

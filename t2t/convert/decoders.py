@@ -29,9 +29,11 @@ GPT2_NAMES = {
 
 
 # On the last token, without a bias.
-SCORE = hf_mappings.Task(("class", "score"), {"score.weight": "projection"}, dropout_rate=0.0, fields={"bias": False})
+SCORE = hf_mappings.HeadTask(
+  ("class", "score"), {"score.weight": "projection"}, dropout_rate=0.0, fields={"bias": False}
+)
 # On every token.
-TAG = hf_mappings.Task(
+TAG = hf_mappings.HeadTask(
   ("tag",),
   {"score.weight": "projection", "score.bias": "projection_bias"},
   dropout_key="classifier_dropout",
@@ -228,17 +230,17 @@ def rotary_base(settings: hf_mappings.Settings) -> float:
 _ROPE = "rope_parameters"
 
 
-def one_base(said: Mapping[str, Any], default: float) -> float:
+def one_base(bases: Mapping[str, Any], default: float) -> float:
   """The base of rotary positions.
 
   Args:
-    said: key of config.json -> base, or None where it is not there.
+    bases: key of config.json -> base, or None where it is not there.
     default: where none is.
 
   Raises:
     hf_mappings.Unknown: two differ, of which versions of transformers read one or the other.
   """
-  there = {key: float(value) for key, value in said.items() if value}
+  there = {key: float(value) for key, value in bases.items() if value}
   if len(set(there.values())) > 1:
     shown = " and ".join(f"{key}={value:g}" for key, value in there.items())
     raise hf_mappings.Unknown(f"{shown}: transformers 4 and 5 read different ones; remove those that are wrong")

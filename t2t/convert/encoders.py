@@ -98,12 +98,12 @@ _BERT_FIELDS = {
 _POOLED = {"bert.pooler.dense.weight": "pooler", "bert.pooler.dense.bias": "pooler_bias"}
 CLASSIFIER = {"classifier.weight": "projection", "classifier.bias": "projection_bias"}
 _DROPOUT: dict[str, Any] = dict(dropout_key="classifier_dropout", dropout_rate=None)
-SPAN = hf_mappings.Task(
+SPAN = hf_mappings.HeadTask(
   ("span",), {"qa_outputs.weight": "projection", "qa_outputs.bias": "projection_bias"}, num_classes=2
 )
 BERT_TASKS = {
   # Whether one sentence follows another.
-  "BertForPreTraining": hf_mappings.Task(
+  "BertForPreTraining": hf_mappings.HeadTask(
     ("class",),
     _POOLED | {"cls.seq_relationship.weight": "projection", "cls.seq_relationship.bias": "projection_bias"},
     head="nsp",
@@ -112,9 +112,9 @@ BERT_TASKS = {
     labels=("next", "random"),
     dropout_rate=0.0,
   ),
-  "BertForSequenceClassification": hf_mappings.Task(("class", "score"), _POOLED | CLASSIFIER, **_DROPOUT),
-  "BertForMultipleChoice": hf_mappings.Task(("choice",), _POOLED | CLASSIFIER, num_classes=1, **_DROPOUT),
-  "BertForTokenClassification": hf_mappings.Task(("tag",), CLASSIFIER, **_DROPOUT),
+  "BertForSequenceClassification": hf_mappings.HeadTask(("class", "score"), _POOLED | CLASSIFIER, **_DROPOUT),
+  "BertForMultipleChoice": hf_mappings.HeadTask(("choice",), _POOLED | CLASSIFIER, num_classes=1, **_DROPOUT),
+  "BertForTokenClassification": hf_mappings.HeadTask(("tag",), CLASSIFIER, **_DROPOUT),
   "BertForQuestionAnswering": SPAN,
 }
 
@@ -206,11 +206,11 @@ ROBERTA = dataclasses.replace(
   model_class="RobertaForMaskedLM",
   bare_class="RobertaModel",
   tasks={
-    "RobertaForSequenceClassification": hf_mappings.Task(
+    "RobertaForSequenceClassification": hf_mappings.HeadTask(
       ("class", "score"), _ROBERTA_CLASS, fields={"drops_inputs": True}, **_DROPOUT
     ),
-    "RobertaForMultipleChoice": hf_mappings.Task(("choice",), _ROBERTA_POOLED | CLASSIFIER, num_classes=1),
-    "RobertaForTokenClassification": hf_mappings.Task(("tag",), CLASSIFIER, **_DROPOUT),
+    "RobertaForMultipleChoice": hf_mappings.HeadTask(("choice",), _ROBERTA_POOLED | CLASSIFIER, num_classes=1),
+    "RobertaForTokenClassification": hf_mappings.HeadTask(("tag",), CLASSIFIER, **_DROPOUT),
     "RobertaForQuestionAnswering": SPAN,
   },
   keys=BERT.keys | {"vocab_size": ("vocab_size", 50_265)},
@@ -255,7 +255,7 @@ ALBERT = dataclasses.replace(
   bare_class="AlbertModel",
   tasks={
     # Which of two sentences comes first.
-    "AlbertForPreTraining": hf_mappings.Task(
+    "AlbertForPreTraining": hf_mappings.HeadTask(
       ("class",),
       _ALBERT_POOLED
       | {"sop_classifier.classifier.weight": "projection", "sop_classifier.classifier.bias": "projection_bias"},
@@ -265,13 +265,13 @@ ALBERT = dataclasses.replace(
       labels=("in order", "swapped"),
       **_ALBERT_DROPOUT,
     ),
-    "AlbertForSequenceClassification": hf_mappings.Task(
+    "AlbertForSequenceClassification": hf_mappings.HeadTask(
       ("class", "score"), _ALBERT_POOLED | CLASSIFIER, **_ALBERT_DROPOUT
     ),
-    "AlbertForMultipleChoice": hf_mappings.Task(
+    "AlbertForMultipleChoice": hf_mappings.HeadTask(
       ("choice",), _ALBERT_POOLED | CLASSIFIER, num_classes=1, **_ALBERT_DROPOUT
     ),
-    "AlbertForTokenClassification": hf_mappings.Task(("tag",), CLASSIFIER, **_ALBERT_DROPOUT),
+    "AlbertForTokenClassification": hf_mappings.HeadTask(("tag",), CLASSIFIER, **_ALBERT_DROPOUT),
     "AlbertForQuestionAnswering": SPAN,
   },
   keys={
@@ -346,11 +346,13 @@ ELECTRA = dataclasses.replace(
   model_class="ElectraModel",
   bare_class="ElectraModel",
   tasks={
-    "ElectraForPreTraining": hf_mappings.Task(("detector",), _DETECTOR, head="replaced", pretrains=True, num_classes=1),
-    "ElectraForSequenceClassification": hf_mappings.Task(
+    "ElectraForPreTraining": hf_mappings.HeadTask(
+      ("detector",), _DETECTOR, head="replaced", pretrains=True, num_classes=1
+    ),
+    "ElectraForSequenceClassification": hf_mappings.HeadTask(
       ("class", "score"), _ROBERTA_CLASS, fields={"drops_inputs": True, "pooler": "gelu"}, **_DROPOUT
     ),
-    "ElectraForMultipleChoice": hf_mappings.Task(
+    "ElectraForMultipleChoice": hf_mappings.HeadTask(
       ("choice",),
       {"sequence_summary.summary.weight": "pooler", "sequence_summary.summary.bias": "pooler_bias"} | CLASSIFIER,
       num_classes=1,
@@ -359,7 +361,7 @@ ELECTRA = dataclasses.replace(
       read=_read_summary,
       write=_write_summary,
     ),
-    "ElectraForTokenClassification": hf_mappings.Task(("tag",), CLASSIFIER, **_DROPOUT),
+    "ElectraForTokenClassification": hf_mappings.HeadTask(("tag",), CLASSIFIER, **_DROPOUT),
     "ElectraForQuestionAnswering": SPAN,
   },
   keys=BERT.keys
@@ -439,9 +441,13 @@ DISTILBERT = hf_mappings.Family(
   model_class="DistilBertForMaskedLM",
   bare_class="DistilBertModel",
   tasks={
-    "DistilBertForSequenceClassification": hf_mappings.Task(("class", "score"), _PRE_CLASSIFIER, **_DISTILBERT_CLASS),
-    "DistilBertForMultipleChoice": hf_mappings.Task(("choice",), _PRE_CLASSIFIER, num_classes=1, **_DISTILBERT_CLASS),
-    "DistilBertForTokenClassification": hf_mappings.Task(("tag",), CLASSIFIER),
+    "DistilBertForSequenceClassification": hf_mappings.HeadTask(
+      ("class", "score"), _PRE_CLASSIFIER, **_DISTILBERT_CLASS
+    ),
+    "DistilBertForMultipleChoice": hf_mappings.HeadTask(
+      ("choice",), _PRE_CLASSIFIER, num_classes=1, **_DISTILBERT_CLASS
+    ),
+    "DistilBertForTokenClassification": hf_mappings.HeadTask(("tag",), CLASSIFIER),
     "DistilBertForQuestionAnswering": dataclasses.replace(SPAN, dropout_key="qa_dropout", dropout_rate=0.1),
   },
   keys={

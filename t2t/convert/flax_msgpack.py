@@ -20,7 +20,7 @@ import numpy as np
 from t2t import UserError
 from t2t.storage import safe_read
 
-Tree = Any  # nested dicts and lists of `Array`, numbers, strings, bytes and None
+Tree = Any  # nested dicts and lists of `MsgpackArray`, numbers, strings, bytes and None
 
 # What a value starts with says what it is.  These are followed by their length, in a form of struct; the others hold a
 # small number or a short length themselves.  Source: the msgpack specification.
@@ -48,7 +48,7 @@ _MOST_TEXT = 16 * 2**20  # bytes of what is no array
 
 
 @dataclasses.dataclass(frozen=True)
-class Array:
+class MsgpackArray:
   """An array of a file, of which nothing is read before it is asked for.
 
   shape, dtype: as it was written.
@@ -76,7 +76,7 @@ def read(path: epath.Path) -> Tree:
     UserError: it is cut off, no msgpack, or no file.
   """
   safe_read.size(path)
-  return _Reader(path, _buffer(path)).root()
+  return _MsgpackReader(path, _buffer(path)).root()
 
 
 def first_key(path: epath.Path) -> str | None:
@@ -88,7 +88,7 @@ def first_key(path: epath.Path) -> str | None:
   if not head or not (0x80 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF)):
     return None
   try:
-    reader = _Reader(path, head)
+    reader = _MsgpackReader(path, head)
     reader.size()
     key = reader.value(0)
   except UserError:
@@ -104,7 +104,7 @@ def _buffer(path: epath.Path) -> bytes | mmap.mmap:
     return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(file.fileno()).st_size else b""
 
 
-class _Reader:
+class _MsgpackReader:
   """Walks through a file from header to header."""
 
   def __init__(self, path: epath.Path, buffer: bytes | mmap.mmap):
@@ -116,8 +116,8 @@ class _Reader:
   def root(self) -> Tree:
     return self.value(0)
 
-  def _wrong(self, what: str) -> UserError:
-    return UserError(f"{self.path}: no checkpoint that Flax wrote: {what} at byte {self.at:,}")
+  def _wrong(self, problem: str) -> UserError:
+    return UserError(f"{self.path}: no checkpoint that Flax wrote: {problem} at byte {self.at:,}")
 
   def _skip(self, count: int) -> int:
     """Goes on by so many bytes; says where they start."""
@@ -182,13 +182,13 @@ class _Reader:
     return self._extension(size, depth)
 
   def _dict(self, size: int, depth: int) -> dict[str, Tree]:
-    found: dict[str, Tree] = {}
+    entries: dict[str, Tree] = {}
     for _ in range(size):
       key = self._key(depth)
-      if key in found:  # readers would not agree which one counts
+      if key in entries:  # readers would not agree which one counts
         raise self._wrong(f"the name {key[:40]!r} twice in a dict")
-      found[key] = self.value(depth)
-    return found
+      entries[key] = self.value(depth)
+    return entries
 
   def _key(self, depth: int) -> str:
     """A name.  Each dict in one would double its length as text: fifty, in a hundred bytes, take all memory."""
@@ -198,7 +198,7 @@ class _Reader:
       raise self._wrong("a name that is neither text nor a number")
     return str(key)
 
-  def _extension(self, size: int, depth: int) -> Array | None:
+  def _extension(self, size: int, depth: int) -> MsgpackArray | None:
     """An array; None of anything else, which no parameter is."""
     code = self._bytes(1)[0]
     start = self._skip(size)
@@ -220,7 +220,7 @@ class _Reader:
     offset, self.at = self._skip(length), start + size
     if math.prod(shape) * dtype.itemsize != length:
       raise self._wrong(f"an array {shape} of {name} in {length:,} bytes")
-    return Array(tuple(shape), dtype, ((offset, math.prod(shape)),), self.buffer)
+    return MsgpackArray(tuple(shape), dtype, ((offset, math.prod(shape)),), self.buffer)
 
   def _unchunked(self, tree: Mapping[str, Tree]) -> Tree:
     if _CHUNKED not in tree:
@@ -231,7 +231,7 @@ class _Reader:
     )
     if not all(type(size) is int and size >= 0 for size in shape):
       raise self._wrong(f"an array of shape {str(shape)[:40]} in pieces")
-    pieces = tuple(piece for chunk in chunks if isinstance(chunk, Array) for piece in chunk.pieces)
+    pieces = tuple(piece for chunk in chunks if isinstance(chunk, MsgpackArray) for piece in chunk.pieces)
     if not pieces or sum(count for _, count in pieces) != math.prod(shape):
       raise self._wrong(f"an array {shape} in pieces of {[count for _, count in pieces]} numbers")
-    return Array(tuple(shape), chunks[0].dtype, pieces, self.buffer)
+    return MsgpackArray(tuple(shape), chunks[0].dtype, pieces, self.buffer)

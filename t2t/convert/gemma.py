@@ -30,11 +30,11 @@ def _write_shape(fields: hf_mappings.Settings) -> dict[str, Any]:
 
 def _read_gemma(settings: hf_mappings.Settings) -> dict[str, Any]:
   settings = {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256} | dict(settings)
-  said = {key: settings[key] for key in ("hidden_act", "hidden_activation") if settings.get(key)}
-  activations = [hf_mappings.look_up(_ACTIVATIONS, key, name) for key, name in said.items()]
+  named = {key: settings[key] for key in ("hidden_act", "hidden_activation") if settings.get(key)}
+  activations = [hf_mappings.look_up(_ACTIVATIONS, key, name) for key, name in named.items()]
   if len(set(activations)) > 1:
     raise hf_mappings.Unknown(
-      f"hidden_act={said['hidden_act']!r} and hidden_activation={said['hidden_activation']!r}: transformers reads the"
+      f"hidden_act={named['hidden_act']!r} and hidden_activation={named['hidden_activation']!r}: transformers reads the"
       " first alone; remove the wrong one"
     )
   activation = next(iter(activations), "gated_gelu")
@@ -97,14 +97,14 @@ def _read_windows(settings: hf_mappings.Settings, every: int) -> dict[str, int]:
   if window == 1:
     raise hf_mappings.Unknown("sliding_window=1: in t2t's model each position sees another besides itself")
   # Theirs counts the position itself.
-  found = {"attention_window": window - 1}
+  windows = {"attention_window": window - 1}
   if not sees_all:
-    return found
+    return windows
   first = sees_all[0]
   every = sees_all[1] - first if len(sees_all) > 1 else number
   if first >= every or sees_all != list(range(first, number, every)):
     raise hf_mappings.Unknown(f"layer_types={types}: in t2t's model every n-th layer sees all positions")
-  return found | {"global_attention_every": every, "global_attention_first": first}
+  return windows | {"global_attention_every": every, "global_attention_first": first}
 
 
 def _write_windows(fields: hf_mappings.Settings) -> dict[str, Any]:
@@ -152,8 +152,8 @@ def _activation(settings: hf_mappings.Settings) -> str:
 
 def _read_gemma2(settings: hf_mappings.Settings) -> dict[str, Any]:
   settings = _GEMMA2_DEFAULTS | dict(settings)
-  others = _read_windows(settings, 2) | _read_scales(settings, (50.0, 30.0))
-  return _read_shape(settings, _activation(settings)) | others | {"rotary_base": decoders.rotary_base(settings)}
+  fields = _read_windows(settings, 2) | _read_scales(settings, (50.0, 30.0))
+  return _read_shape(settings, _activation(settings)) | fields | {"rotary_base": decoders.rotary_base(settings)}
 
 
 def _write_common(fields: hf_mappings.Settings) -> dict[str, Any]:
@@ -203,10 +203,10 @@ def _read_gemma3(settings: hf_mappings.Settings) -> dict[str, Any]:
   every = settings.get("sliding_window_pattern") or settings.get("_sliding_window_pattern") or 6
   windows = _read_windows(settings, every)
   local = modern_bert.rotary_base(settings, _LOCAL, "rope_local_base_freq", 10_000.0)
-  others = windows | _read_scales(settings, (0.0, 0.0))
-  others["rotary_base"] = modern_bert.rotary_base(settings, _GLOBAL, "rope_theta", 1_000_000.0)
-  others["local_rotary_base"] = local if windows["attention_window"] else 0.0
-  return _read_shape(settings, _activation(settings)) | others
+  fields = windows | _read_scales(settings, (0.0, 0.0))
+  fields["rotary_base"] = modern_bert.rotary_base(settings, _GLOBAL, "rope_theta", 1_000_000.0)
+  fields["local_rotary_base"] = local if windows["attention_window"] else 0.0
+  return _read_shape(settings, _activation(settings)) | fields
 
 
 def _write_gemma3(fields: hf_mappings.Settings) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from t2t import UserError, did_you_mean
 from t2t.convert import hf_mappings
-from t2t.convert.hf_mappings import Family, Settings, Task
+from t2t.convert.hf_mappings import Family, HeadTask, Settings
 from t2t.convert.lazy_tensors import Foreign
 from t2t.models.config import HeadConfig, TransformerConfig
 
@@ -17,7 +17,7 @@ DROPOUT = "t2t_head_dropout"  # and how it is trained, where their class trains 
 _PARTS = ("kind", "num_classes", "labels", "reads", "layers", "pooler", "bias")  # what logits depend on
 
 
-def class_of(family: Family, model: TransformerConfig) -> tuple[str, Task | None]:
+def class_of(family: Family, model: TransformerConfig) -> tuple[str, HeadTask | None]:
   """The class of theirs that a model is, and its task; "": there is none.
 
   Args:
@@ -50,13 +50,13 @@ def reduced(family: Family, model: TransformerConfig, chosen: str = "") -> Trans
     there = ", ".join(names) or "none by name"
     raise hf_mappings.Unknown(f"the model has no head {chosen!r}: there are {there}{did_you_mean(chosen, names)}")
   first = [head for head in model.heads if _pretrains(family, model, head)]
-  others = [head for head in model.heads if head not in first]
+  other_heads = [head for head in model.heads if head not in first]
   if chosen in names:
     heads = [head for head in model.heads if head.name == chosen]
-  elif not chosen and all(head.kind == "vector" for head in others):
+  elif not chosen and all(head.kind == "vector" for head in other_heads):
     heads = first  # a vector is their model without any head, read by who has it
   else:
-    heads = [] if chosen else others or first
+    heads = [] if chosen else other_heads or first
   if len(heads) > 1:
     raise hf_mappings.Unknown(
       f"config.model.heads: {', '.join(head.name for head in heads)}: their models have one; say which with --head"
@@ -64,9 +64,9 @@ def reduced(family: Family, model: TransformerConfig, chosen: str = "") -> Trans
   keeps = model.vocabulary_head and all(head in first for head in heads)
   if chosen == VOCABULARY and not model.vocabulary_head:
     raise hf_mappings.Unknown("config.model.vocabulary_head=False: there is no head over the vocabulary")
-  found = dataclasses.replace(model, heads=tuple(heads), vocabulary_head=keeps)
-  if class_of(family, found)[0]:
-    return found
+  reduced_model = dataclasses.replace(model, heads=tuple(heads), vocabulary_head=keeps)
+  if class_of(family, reduced_model)[0]:
+    return reduced_model
   if not heads:
     raise hf_mappings.Unknown("config.model.vocabulary_head=False: they have no model without a head")
   if heads[0].kind == "vector":
@@ -100,9 +100,9 @@ def class_in(family: Family, settings: Settings, names: Collection[str]) -> str:
     settings: its config.json.
     names: of its tensors.
   """
-  said = next(iter(settings.get("architectures") or ()), "")
-  if said in family.tasks or (said and said == family.bare_class):
-    return said
+  class_name = next(iter(settings.get("architectures") or ()), "")
+  if class_name in family.tasks or (class_name and class_name == family.bare_class):
+    return class_name
   # Released models of masked tokens have what tells whether a sentence follows another as well.
   for name, task in family.tasks.items():
     if task.pretrains and all(tensor in names for tensor in task.names):
@@ -128,7 +128,7 @@ def read(family: Family, class_name: str, settings: Settings, dropout_rate: floa
   return {"heads": (_read_head(task, settings, dropout_rate),), "vocabulary_head": task.pretrains}
 
 
-def _read_head(task: Task, settings: Settings, dropout_rate: float) -> HeadConfig:
+def _read_head(task: HeadTask, settings: Settings, dropout_rate: float) -> HeadConfig:
   kind, number, labels = task.kinds[0], task.num_classes, task.labels
   if not number:
     id2label = settings.get("id2label") or {}
@@ -139,8 +139,8 @@ def _read_head(task: Task, settings: Settings, dropout_rate: float) -> HeadConfi
     if "score" in task.kinds:
       kind = _kind(settings, number)
   fields = dict(task.fields) | task.read(settings)
-  said = settings.get(task.dropout_key) if task.dropout_key else None
-  rate = task.dropout_rate if said is None else said
+  their_rate = settings.get(task.dropout_key) if task.dropout_key else None
+  rate = task.dropout_rate if their_rate is None else their_rate
   rate = -1.0 if rate is None else float(rate)
   rate, fields["drops_inputs"] = settings.get(DROPOUT) or (rate, fields.get("drops_inputs", False))
   if rate == _implied(kind, dropout_rate):
@@ -213,7 +213,7 @@ def write(family: Family, model: TransformerConfig, *, hint: str = "") -> dict[s
   settings |= task.write(head.spelled_out(model.kind))
   again = _read_head(task, settings, model.dropout_rate)
   named = head if head.labels else dataclasses.replace(head, labels=again.labels)
-  mine, theirs = (_that_matter(each, model) for each in (named, again))
+  mine, theirs = (_that_matter(variant, model) for variant in (named, again))
   different = [f"{key}={mine[key]!r} (theirs {theirs[key]!r})" for key in _PARTS if mine[key] != theirs[key]]
   if different:
     if theirs["reads"] == "first" and mine["reads"] == "mean":
@@ -222,7 +222,7 @@ def write(family: Family, model: TransformerConfig, *, hint: str = "") -> dict[s
         " and the model with it"
       )
     raise hf_mappings.Unknown(f"config.model.heads: {head.name} has {', '.join(different)}{hint}")
-  dropouts = [(each.drops_inputs, _rate(each, model)) for each in (again, head)]
+  dropouts = [(variant.drops_inputs, _rate(variant, model)) for variant in (again, head)]
   if dropouts[0] != dropouts[1]:
     settings[DROPOUT] = [_rate(head, model), head.drops_inputs]
   return settings

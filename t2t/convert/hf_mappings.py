@@ -19,7 +19,7 @@ Settings = Mapping[str, Any]  # a config.json
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class HeadTask:
   """A model class of transformers with a head by name.
 
   kinds: of that head in t2t; where their config.json tells a class from a number, both.
@@ -93,7 +93,7 @@ class Family:
   buffers: tuple[str, ...] = ()
   zeros: tuple[str, ...] = ()
   bare_class: str = ""
-  tasks: Mapping[str, Task] = dataclasses.field(default_factory=dict)
+  tasks: Mapping[str, HeadTask] = dataclasses.field(default_factory=dict)
   pooler: Mapping[str, str] = dataclasses.field(default_factory=dict)
   unread: tuple[str, ...] = ()
   constants: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -182,12 +182,12 @@ _T5_ACTIVATIONS = {
 
 def _t5_activation(settings: Settings) -> str:
   """The activation, which dense_act_fn and is_gated_act say where they are there, in front of feed_forward_proj."""
-  said = settings.get("feed_forward_proj", "relu")
-  kind, _, name = str(said).rpartition("-")
+  projection = settings.get("feed_forward_proj", "relu")
+  kind, _, name = str(projection).rpartition("-")
   name, is_gated = settings.get("dense_act_fn"), settings.get("is_gated_act", kind == "gated")
   if name is None and bool(is_gated) == (kind == "gated"):
-    return look_up(_T5_ACTIVATIONS, "feed_forward_proj", said)
-  plain = "gelu_new" if said == "gated-gelu" else str(said).rpartition("-")[2]
+    return look_up(_T5_ACTIVATIONS, "feed_forward_proj", projection)
+  plain = "gelu_new" if projection == "gated-gelu" else str(projection).rpartition("-")[2]
   return look_up(GATED if is_gated else PLAIN, "dense_act_fn", plain if name is None else name)
 
 

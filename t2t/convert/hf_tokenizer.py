@@ -28,7 +28,7 @@ _LENGTH, _NO_LENGTH = "model_max_length", 10**9  # transformers writes 10^30 whe
 
 
 @dataclasses.dataclass(frozen=True)
-class Vocabulary:
+class HfVocabulary:
   """What a folder's tokenizer files say.
 
   spec: what `t2t.data.vocabularies.load` takes; "": there is none.
@@ -48,7 +48,7 @@ class Vocabulary:
 # ---- From them -------------------------------------------------------------------------------------------------------
 
 
-def vocabulary_in(folder: epath.Path, settings: Settings) -> Vocabulary:
+def vocabulary_in(folder: epath.Path, settings: Settings) -> HfVocabulary:
   """The vocabulary in a Hugging Face folder.
 
   Args:
@@ -65,29 +65,29 @@ def vocabulary_in(folder: epath.Path, settings: Settings) -> Vocabulary:
     # Another number of those is what `_bytes` wrote.
     extra_ids = _num_listed(tokenizer_settings, path) or _extra_ids(tokenizer_settings, path, _BYT5_EXTRA_IDS)
     extra_ids = 0 if extra_ids == _BYT5_EXTRA_IDS else extra_ids
-    return Vocabulary("bytes", extra_ids, vocab_override.BYTES + extra_ids)
-  said, path = path, next(iter(vocabulary_files.found_in(folder)), None)
+    return HfVocabulary("bytes", extra_ids, vocab_override.BYTES + extra_ids)
+  settings_path, path = path, next(iter(vocabulary_files.found_in(folder)), None)
   if path is None:
-    return Vocabulary("", 0, 0, is_shifted=(folder / vocabulary_files.SHIFTED).exists())
+    return HfVocabulary("", 0, 0, is_shifted=(folder / vocabulary_files.SHIFTED).exists())
   ids = _ids(path)
   size = max(ids.values(), default=-1) + 1
   if any(vocabulary_files.SENTINEL.fullmatch(piece) for piece in ids):
-    return Vocabulary(str(path), 0, size)
-  extra_ids = _num_listed(tokenizer_settings, said)
+    return HfVocabulary(str(path), 0, size)
+  extra_ids = _num_listed(tokenizer_settings, settings_path)
   if path.suffix == ".model" and not extra_ids:
     # Not said: a T5 has 100, if there are rows for them.
     usual = 100 if settings.get("model_type") in _T5 and size + 100 <= settings.get("vocab_size", 32_128) else 0
-    extra_ids = _extra_ids(tokenizer_settings, said, usual)
+    extra_ids = _extra_ids(tokenizer_settings, settings_path, usual)
   alone = path.suffix == ".model" and not (folder / "tokenizer.json").exists()
   keeps_case = alone and settings.get("model_type") == "albert" and tokenizer_settings.get("do_lower_case", True)
-  return Vocabulary(str(path), extra_ids, size + extra_ids, keeps_case=keeps_case)
+  return HfVocabulary(str(path), extra_ids, size + extra_ids, keeps_case=keeps_case)
 
 
 def longest_in(folder: epath.Path) -> int:
   """Returns the number of tokens that a folder's tokenizer cuts texts to; 0 if it names none."""
   path = folder / vocabulary_files.SETTINGS
-  found = safe_read.read_json(path).get(_LENGTH) if path.exists() else None
-  return found if type(found) is int and 0 < found <= _NO_LENGTH else 0
+  length = safe_read.read_json(path).get(_LENGTH) if path.exists() else None
+  return length if type(length) is int and 0 < length <= _NO_LENGTH else 0
 
 
 _BY_JSON = (
@@ -97,10 +97,12 @@ _BY_JSON = (
 
 
 def _extra_ids(tokenizer_settings: Mapping[str, Any], path: epath.Path, usual: int) -> int:
-  found = tokenizer_settings.get("extra_ids", usual)
-  if type(found) is not int or not 0 <= found <= _MOST_EXTRA_IDS:
-    raise UserError(f"{path}: extra_ids is {str(found)[:40]!r}; it must be a number of sentinels, as {_BYT5_EXTRA_IDS}")
-  return found
+  extra_ids = tokenizer_settings.get("extra_ids", usual)
+  if type(extra_ids) is not int or not 0 <= extra_ids <= _MOST_EXTRA_IDS:
+    raise UserError(
+      f"{path}: extra_ids is {str(extra_ids)[:40]!r}; it must be a number of sentinels, as {_BYT5_EXTRA_IDS}"
+    )
+  return extra_ids
 
 
 def _num_listed(tokenizer_settings: Mapping[str, Any], path: epath.Path) -> int:
@@ -130,7 +132,7 @@ def _ids(path: epath.Path) -> dict[str, int]:
     raise UserError(f"{path}: cannot be read as {path.suffix[1:].upper()} ({error})") from error
 
 
-def check(vocabulary: Vocabulary, rows: int, named: epath.Path) -> list[str]:
+def check(vocabulary: HfVocabulary, rows: int, named: epath.Path) -> list[str]:
   """What is to be told of a vocabulary and an embedding of so many rows.
 
   Raises:
@@ -189,44 +191,46 @@ def files(foreign: Foreign, family: Family) -> Files:
   vocabulary = vocabularies.load(foreign.vocabulary, extra_ids=foreign.extra_ids)
   vocabularies.check(vocabulary, foreign.model.vocab_size)
   ids = {"pad_token_id": vocabulary.pad_id, "eos_token_id": vocabulary.eos_id}
-  if foreign.model.kind.reads_apart:
+  if foreign.model.kind.has_encoder_and_decoder:
     ids["decoder_start_token_id"] = vocabularies.bos_id(vocabulary)
-  elif foreign.model.kind.continues:
+  elif foreign.model.kind.is_decoder_only:
     ids["bos_token_id"] = vocabularies.bos_id(vocabulary)
   else:
     ends = {"cls_token_id": vocabularies.cls_id(vocabulary), "sep_token_id": vocabularies.sep_id(vocabulary)}
     ids |= {name: end for name, end in ends.items() if end is not None}
   sentinels = [f"<extra_id_{i}>" for i in range(foreign.extra_ids)]
   length = _longest(foreign)
-  mask_id = None if foreign.model.kind.writes else vocabularies.find_mask_id(vocabulary)
+  mask_id = None if foreign.model.kind.is_generative else vocabularies.find_mask_id(vocabulary)
   if foreign.vocabulary == "bytes":
     return _bytes(sentinels, ids, mask_id, length, has_types=foreign.model.segment_types > 1)
   path = epath.Path(foreign.vocabulary)
   texts = vocabularies.token_texts(vocabulary)
   # A vocabulary without a mask of its own hides tokens by its first sentinel.
-  own = {kind: ids.get(f"{kind}_token_id") for kind in ("pad", "bos", "eos", "cls", "sep")}
-  own |= {"mask": mask_id, "unk": getattr(vocabulary, "unk_id", None)}
+  token_ids = {kind: ids.get(f"{kind}_token_id") for kind in ("pad", "bos", "eos", "cls", "sep")}
+  token_ids |= {"mask": mask_id, "unk": getattr(vocabulary, "unk_id", None)}
   special: dict[str, Any] = {
-    f"{kind}_token": texts[i] for kind, i in own.items() if i is not None and 0 <= i < len(texts)
+    f"{kind}_token": texts[i] for kind, i in token_ids.items() if i is not None and 0 <= i < len(texts)
   }
   special |= length
   frame = _Frame(special_tokens.Framing.of(vocabulary, foreign.model.architecture), foreign.model.segment_types > 1)
   if path.suffix == ".model":
     return _pieces(path, family, frame, sentinels, ids, special)
-  found = _subwords(vocabulary, family, frame, sentinels, ids, special)
-  if foreign.model.kind.continues and foreign.model.heads:
+  tokenizer_files = _subwords(vocabulary, family, frame, sentinels, ids, special)
+  if foreign.model.kind.is_decoder_only and foreign.model.heads:
     begins = " ".join(texts[i] for i in frame.ids.begin)
-    found.notes.append(
+    tokenizer_files.notes.append(
       f"what heads read starts with {begins}, and texts are parted by {texts[vocabulary.eos_id]}: write both before you"
       " give text to their tokenizer"
     )
-  return found
+  return tokenizer_files
 
 
 def _longest(foreign: Foreign) -> dict[str, int]:
   """The number of tokens that a tokenizer cuts texts to: the model's positions, or the length of training texts."""
   model = foreign.model
-  longest = model.max_length or foreign.lengths.get("targets_length" if model.kind.continues else "inputs_length", 0)
+  longest = model.max_length or foreign.lengths.get(
+    "targets_length" if model.kind.is_decoder_only else "inputs_length", 0
+  )
   return {_LENGTH: longest} if longest else {}
 
 
@@ -300,8 +304,8 @@ def _subwords(
   special: Mapping[str, Any],
 ) -> Files:
   """Of a `t2t.data.vocabularies.subwords.SubwordVocabulary`."""
-  content = {each.name: each.read_bytes() for each in vocabulary.files}
-  own = json.loads(content.pop(vocabulary_files.SETTINGS, b"{}"))
+  content = {file.name: file.read_bytes() for file in vocabulary.files}
+  saved_settings = json.loads(content.pop(vocabulary_files.SETTINGS, b"{}"))
   # As transformers calls them.
   renamed = {"encoder.json": "vocab.json", "vocab.bpe": "merges.txt"}
   ends = (*renamed, "vocab.json", "merges.txt")
@@ -316,22 +320,26 @@ def _subwords(
     if strips := _stripping(vocabulary.tokenizer):
       settings["added_tokens_decoder"] = strips
   else:
-    made, settings = vocabulary.tokenizer.to_str(), _FAST | frame.features
+    tokenizer_json, settings = vocabulary.tokenizer.to_str(), _FAST | frame.features
     if any(name.endswith(".txt") for name in named):
       # Theirs makes all letters small unless it is told.
-      lower = json.loads(made)["normalizer"]["lowercase"]
+      lower = json.loads(tokenizer_json)["normalizer"]["lowercase"]
       settings |= {"tokenizer_class": "BertTokenizer", "do_lower_case": lower}
     else:
       named = {"tokenizer.json": next(iter(named.values()))}
-    if not ARCHITECTURES[family.fields["architecture"]].writes:
-      tokenizer = tokenizers.Tokenizer.from_str(made)
+    if not ARCHITECTURES[family.fields["architecture"]].is_generative:
+      tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
       frame.put_around(tokenizer)
       named["tokenizer.json"] = tokenizer.to_str(pretty=True).encode()
-  if isinstance(own.get(_LENGTH), (int, float)) and own[_LENGTH] > special.get(_LENGTH, _NO_LENGTH):
-    del own[_LENGTH]
-  if isinstance(own.get("extra_special_tokens"), list):  # transformers 5 writes it so, and 4 does not read it
-    own["additional_special_tokens"] = own.pop("extra_special_tokens")
-  settings |= dict(special) | own
+  if isinstance(saved_settings.get(_LENGTH), (int, float)) and saved_settings[_LENGTH] > special.get(
+    _LENGTH, _NO_LENGTH
+  ):
+    del saved_settings[_LENGTH]
+  if isinstance(
+    saved_settings.get("extra_special_tokens"), list
+  ):  # transformers 5 writes it so, and 4 does not read it
+    saved_settings["additional_special_tokens"] = saved_settings.pop("extra_special_tokens")
+  settings |= dict(special) | saved_settings
   if sentinels:
     # Behind the file's own ids in this order: the last id is <extra_id_0>.
     settings["additional_special_tokens"] = sentinels[::-1]
@@ -366,7 +374,7 @@ def _pieces(
   settings = _FAST | frame.features | ({"additional_special_tokens": sentinels[::-1]} if sentinels else {})
   tokenizer = _fast(proto, sentinels)
   # As the model was trained; a decoder without BOS in its vocabulary reads text as it is.
-  if not ARCHITECTURES[family.fields["architecture"]].continues or trained.bos_id >= 0:
+  if not ARCHITECTURES[family.fields["architecture"]].is_decoder_only or trained.bos_id >= 0:
     frame.put_around(tokenizer)
   content = {"spiece.model": path.read_bytes(), "tokenizer.json": tokenizer.to_str().encode()}
   return Files(content | _settings_file(**settings, **special), ids)
@@ -407,9 +415,9 @@ def _merges(proto: sentencepiece_model_pb2.ModelProto) -> list[tuple[str, str]]:
   """The pairs of pieces that make a piece, the likeliest piece first."""
   scores = {piece.piece: piece.score for piece in proto.pieces if piece.type in (piece.NORMAL, piece.USER_DEFINED)}
   order = {piece.piece: i for i, piece in enumerate(proto.pieces)}
-  found = []
+  merges = []
   for piece, score in scores.items():
     halves = [(piece[:i], piece[i:]) for i in range(1, len(piece))]
     pairs = [pair for pair in halves if pair[0] in scores and pair[1] in scores]
-    found += [(-score, order[left], order[right], left, right) for left, right in pairs]
-  return [(left, right) for *_, left, right in sorted(found)]
+    merges += [(-score, order[left], order[right], left, right) for left, right in pairs]
+  return [(left, right) for *_, left, right in sorted(merges)]

@@ -17,7 +17,7 @@ from t2t.convert import atomic_output, hf_heads, hf_mappings, hf_tokenizer, safe
 from t2t.convert import hf_config as settings_lib
 from t2t.convert.hf_mappings import Family, Settings
 from t2t.convert.lazy_tensors import Foreign, Tensor, check_finite, compare, expected
-from t2t.convert.safetensors import Entry
+from t2t.convert.safetensors import TensorEntry
 from t2t.models.config import TransformerConfig
 from t2t.storage import gcs, safe_read, vocabulary_files
 
@@ -52,7 +52,7 @@ def _pickles(folder: epath.Path) -> list[epath.Path]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class TensorMapping:
   """Where one of their tensors is in t2t's model.
 
   ours: the parameters that it consists of, side by side in their last axis; of none it is zero.
@@ -88,9 +88,9 @@ _TABLES = ("embed/table", "embed/positions", "embed/segments", "encoder/position
 _TABLES += ("decoder/position_bias/table", "decoder/embed/positions")
 
 
-def places(family: Family, model: TransformerConfig) -> dict[str, Place]:
+def places(family: Family, model: TransformerConfig) -> dict[str, TensorMapping]:
   """Each of their tensors -> what it is in t2t's model; those of a stack's layers one after another."""
-  known, found = expected(model), {}
+  known, mappings = expected(model), {}
   _, task = hf_heads.class_of(family, model)
   of_head = {name: f"heads/{model.heads[0].name}/{ours}" for name, ours in task.names.items()} if task else {}
   # Two parameters of ours may have one name of theirs, in models of several kinds; none has both.
@@ -107,8 +107,8 @@ def places(family: Family, model: TransformerConfig) -> dict[str, Place]:
     transposed = len(shape) == 2 and ours[0] not in _TABLES and turned
     theirs = shape[::-1] if transposed else shape
     for layer in range(known[ours[0]].shape[0]) if stacked else [None]:
-      found[name.format(layer)] = Place(ours, widths, layer, theirs, transposed)
-  return {name: place for name, place in found.items() if name not in family.constants}
+      mappings[name.format(layer)] = TensorMapping(ours, widths, layer, theirs, transposed)
+  return {name: mapping for name, mapping in mappings.items() if name not in family.constants}
 
 
 # ---- From them -------------------------------------------------------------------------------------------------------
@@ -169,8 +169,8 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
   hint = f"t2t reads a {', '.join((family.model_class, *family.tasks))}: save one with save_pretrained"
   if settings.get("architectures"):
     hint += f"; this is a {', '.join(settings['architectures'])}"
-  found = {name: entry.shape for name, entry in entries.items()}
-  compare(str(named), found, {name: place.shape for name, place in wanted.items()}, hint=hint)
+  shapes = {name: entry.shape for name, entry in entries.items()}
+  compare(str(named), shapes, {name: mapping.shape for name, mapping in wanted.items()}, hint=hint)
   unknown = sorted(set(settings) - set(family.keys) - set(family.must) - set(family.reads) - settings_lib.HARMLESS)
   if unknown:
     notes.append(f"config.json: keys that t2t does not know: {', '.join(unknown)}")
@@ -217,7 +217,7 @@ def _check_types(settings: Settings, where: str) -> None:
     raise UserError(f"{where}: model_type={str(settings['model_type'])[:40]}: must be a name, as t5")
 
 
-def _entries(folder: epath.Path, named: epath.Path) -> dict[str, Entry]:
+def _entries(folder: epath.Path, named: epath.Path) -> dict[str, TensorEntry]:
   """Every tensor of a folder's files.
 
   Raises:
@@ -236,13 +236,13 @@ def _entries(folder: epath.Path, named: epath.Path) -> dict[str, Entry]:
     if absent:
       raise UserError(f"{named}: {_INDEX} names {len(files)} files; missing: {', '.join(absent)}")
     shards = [safetensors.read_header(folder / file) for file in files]
-    found = _merged((pair for shard in shards for pair in shard.items()), named)
-    lost = sorted(set(weight_map) - set(found))
+    tensor_entries = _merged((pair for shard in shards for pair in shard.items()), named)
+    lost = sorted(set(weight_map) - set(tensor_entries))
     if lost:
       raise UserError(f"{named}: {_INDEX} says that {lost[0]} is in {weight_map[lost[0]]}, which does not have it")
     if single.exists() and _WEIGHTS not in files:
-      _check_same_weights(found, safetensors.read_header(single), named)
-    return found
+      _check_same_weights(tensor_entries, safetensors.read_header(single), named)
+    return tensor_entries
   if single.exists():
     return safetensors.read_header(single)
   pickles = _pickles(folder)
@@ -251,24 +251,26 @@ def _entries(folder: epath.Path, named: epath.Path) -> dict[str, Entry]:
   raise UserError(f"{named}: no weights there; looked for {_WEIGHTS} and {_INDEX}")
 
 
-def _merged(pairs: Iterable[tuple[str, Entry]], named: epath.Path) -> dict[str, Entry]:
+def _merged(pairs: Iterable[tuple[str, TensorEntry]], named: epath.Path) -> dict[str, TensorEntry]:
   """The tensors by name.
 
   Raises:
     UserError: two different tensors have one name.
   """
-  found: dict[str, Entry] = {}
+  merged: dict[str, TensorEntry] = {}
   for name, entry in pairs:
-    other = found.setdefault(name, entry)
-    if not _same(other, entry):
-      sides = [f"{each.name} of {each.path.name}" for each in (other, entry)]
+    previous = merged.setdefault(name, entry)
+    if not _same(previous, entry):
+      sides = [f"{duplicate.name} of {duplicate.path.name}" for duplicate in (previous, entry)]
       raise UserError(
         f"{named}: two different tensors are called {name}: {sides[0]} and {sides[1]}; take out the wrong one"
       )
-  return found
+  return merged
 
 
-def _check_same_weights(shards: Mapping[str, Entry], single: Mapping[str, Entry], named: epath.Path) -> None:
+def _check_same_weights(
+  shards: Mapping[str, TensorEntry], single: Mapping[str, TensorEntry], named: epath.Path
+) -> None:
   """Compares the two sets of weights of a folder that has both.
 
   Raises:
@@ -303,7 +305,7 @@ def _pickled(named: epath.Path, folder: epath.Path, name: str) -> UserError:
   )
 
 
-def _canonical(family: Family, entries: Mapping[str, Entry], named: epath.Path) -> dict[str, Entry]:
+def _canonical(family: Family, entries: Mapping[str, TensorEntry], named: epath.Path) -> dict[str, TensorEntry]:
   """By the names of a model with a head, as transformers has them today.
 
   Raises:
@@ -313,9 +315,9 @@ def _canonical(family: Family, entries: Mapping[str, Entry], named: epath.Path) 
   for name in entries:
     # TensorFlow's names, which the first checkpoints kept.
     renamed = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-    for other in sorted({task.prefix for task in family.tasks.values()} - {""}):
-      if renamed.startswith(other):
-        renamed = family.prefix + renamed.removeprefix(other)
+    for prefix in sorted({task.prefix for task in family.tasks.values()} - {""}):
+      if renamed.startswith(prefix):
+        renamed = family.prefix + renamed.removeprefix(prefix)
     names[name] = renamed
   if family.prefix and not any(name.startswith(family.prefix) for name in names.values()):
     known = (
@@ -327,11 +329,13 @@ def _canonical(family: Family, entries: Mapping[str, Entry], named: epath.Path) 
     beside = {name.split(".")[0] for name in known if not name.startswith(family.prefix)}
     is_beside = lambda name: name.split(".")[0] in beside
     names = {old: name if is_beside(name) else f"{family.prefix}{name}" for old, name in names.items()}
-  kept = ((name, entries[old]) for old, name in names.items() if not name.endswith(family.buffers))
-  return _merged(kept, named)
+  kept_entries = ((name, entries[old]) for old, name in names.items() if not name.endswith(family.buffers))
+  return _merged(kept_entries, named)
 
 
-def _without_unread(family: Family, class_name: str, entries: dict[str, Entry], notes: list[str]) -> dict[str, Entry]:
+def _without_unread(
+  family: Family, class_name: str, entries: dict[str, TensorEntry], notes: list[str]
+) -> dict[str, TensorEntry]:
   read = family.tasks[class_name].names if class_name in family.tasks else {}
   unread = [name for name in family.unread if name in entries and name not in read]
   if unread:
@@ -339,7 +343,7 @@ def _without_unread(family: Family, class_name: str, entries: dict[str, Entry], 
   return {name: entry for name, entry in entries.items() if name not in unread}
 
 
-def _without_zeros(family: Family, entries: dict[str, Entry], named: epath.Path) -> dict[str, Entry]:
+def _without_zeros(family: Family, entries: dict[str, TensorEntry], named: epath.Path) -> dict[str, TensorEntry]:
   for name in family.zeros:
     if name in entries and np.any(entries[name].read()):
       raise UserError(f"{named}: {name} is not zero: t2t's model has nothing that is added to these logits")
@@ -347,18 +351,18 @@ def _without_zeros(family: Family, entries: dict[str, Entry], named: epath.Path)
 
 
 def _pooler(
-  family: Family, model: TransformerConfig, entries: Mapping[str, Entry], named: epath.Path
+  family: Family, model: TransformerConfig, entries: Mapping[str, TensorEntry], named: epath.Path
 ) -> dict[str, Tensor]:
   """The pooler's parameters, if the checkpoint has one."""
-  found = {name: entries[name] for name in family.pooler if name in entries}
-  if not found:
+  pooler_entries = {name: entries[name] for name in family.pooler if name in entries}
+  if not pooler_entries:
     return {}
   width, tensors = model.embed_dim, {}
   wanted = {name: (width,) * (2 if name.endswith(".weight") else 1) for name in family.pooler}
-  compare(str(named), {name: entry.shape for name, entry in found.items()}, wanted)
-  for name, entry in found.items():
-    place = Place((family.pooler[name],), (width,), None, wanted[name], transposed=len(wanted[name]) == 2)
-    read = functools.partial(_read, entry, place, 0)
+  compare(str(named), {name: entry.shape for name, entry in pooler_entries.items()}, wanted)
+  for name, entry in pooler_entries.items():
+    mapping = TensorMapping((family.pooler[name],), (width,), None, wanted[name], transposed=len(wanted[name]) == 2)
+    read = functools.partial(_read, entry, mapping, 0)
     dtype = safetensors.DTYPES.get(entry.dtype, np.dtype(np.float32))
     tensors[family.pooler[name]] = Tensor(wanted[name], dtype, (read,))
   return tensors
@@ -369,7 +373,7 @@ def _head(family: Family) -> str:
   return next((name for name, ours in family.names.items() if ours == "head/projection"), "")
 
 
-def _is_tied(family: Family, fields: Mapping[str, Any], entries: Mapping[str, Entry], notes: list[str]) -> bool:
+def _is_tied(family: Family, fields: Mapping[str, Any], entries: Mapping[str, TensorEntry], notes: list[str]) -> bool:
   """Returns what config.json says of the logits, unless the file holds two matrices.
 
   Raises:
@@ -395,37 +399,41 @@ def _is_tied(family: Family, fields: Mapping[str, Any], entries: Mapping[str, En
   return False
 
 
-def _difference(one: Entry, other: Entry) -> str:
+def _difference(left: TensorEntry, right: TensorEntry) -> str:
   """Returns the largest difference of two tensors, for a message: " (by up to 0.25)"; "" if they cannot be read."""
-  if one.shape != other.shape:
-    return f" ({list(one.shape)} against {list(other.shape)})"
-  if not {one.dtype, other.dtype} <= set(safetensors.DTYPES):
+  if left.shape != right.shape:
+    return f" ({list(left.shape)} against {list(right.shape)})"
+  if not {left.dtype, right.dtype} <= set(safetensors.DTYPES):
     return ""
-  return f" (by up to {np.abs(one.read().astype(np.float32) - other.read().astype(np.float32)).max():.3g})"
+  return f" (by up to {np.abs(left.read().astype(np.float32) - right.read().astype(np.float32)).max():.3g})"
 
 
-def _same(one: Entry, other: Entry) -> bool:
+def _same(left: TensorEntry, right: TensorEntry) -> bool:
   """Returns True if two tensors hold the same numbers; their dtypes may differ."""
-  if one == other:
+  if left == right:
     return True
-  if one.shape != other.shape:
+  if left.shape != right.shape:
     return False
-  if one.dtype != other.dtype:
-    is_float = one.dtype in safetensors.DTYPES and other.dtype in safetensors.DTYPES
-    return is_float and np.array_equal(one.read().astype(np.float64), other.read().astype(np.float64))
-  with one.path.open("rb") as first, other.path.open("rb") as second:
-    for begin in range(0, one.nbytes, _BLOCK):
-      size = min(_BLOCK, one.nbytes - begin)
-      first.seek(one.begin + begin)
-      second.seek(other.begin + begin)
+  if left.dtype != right.dtype:
+    is_float = left.dtype in safetensors.DTYPES and right.dtype in safetensors.DTYPES
+    return is_float and np.array_equal(left.read().astype(np.float64), right.read().astype(np.float64))
+  with left.path.open("rb") as first, right.path.open("rb") as second:
+    for begin in range(0, left.nbytes, _BLOCK):
+      size = min(_BLOCK, left.nbytes - begin)
+      first.seek(left.begin + begin)
+      second.seek(right.begin + begin)
       if first.read(size) != second.read(size):
         return False
   return True
 
 
 def _without_copies(
-  family: Family, entries: Mapping[str, Entry], wanted: Mapping[str, Place], named: epath.Path, notes: list[str]
-) -> dict[str, Entry]:
+  family: Family,
+  entries: Mapping[str, TensorEntry],
+  wanted: Mapping[str, TensorMapping],
+  named: epath.Path,
+  notes: list[str],
+) -> dict[str, TensorEntry]:
   """Every tensor once: some checkpoints hold tied ones under each of their names, or under another than the first.
 
   What transformers reads where two differ was found by loading such folders: tests/parity/test_two_tensors.py.
@@ -474,21 +482,21 @@ def _without_copies(
 
 def _lengths(model: TransformerConfig, settings: Settings, longest: int) -> dict[str, int]:
   positions = model.max_length or longest or settings.get("n_positions") or 512
-  if model.kind.continues:
+  if model.kind.is_decoder_only:
     return {"targets_length": min(positions, 1024)}
   return {"inputs_length": min(positions, 512)}
 
 
 def _tensors(
-  family: Family, model: TransformerConfig, wanted: Mapping[str, Place], entries: Mapping[str, Entry]
+  family: Family, model: TransformerConfig, wanted: Mapping[str, TensorMapping], entries: Mapping[str, TensorEntry]
 ) -> dict[str, Tensor]:
   parts: dict[str, dict[int | None, Any]] = {}
   dtypes = {}
-  for name, place in wanted.items():
-    for index, path in enumerate(place.ours):
-      parts.setdefault(path, {})[place.layer] = functools.partial(_read, entries[name], place, index)
+  for name, mapping in wanted.items():
+    for index, path in enumerate(mapping.ours):
+      parts.setdefault(path, {})[mapping.layer] = functools.partial(_read, entries[name], mapping, index)
       dtypes[path] = safetensors.DTYPES.get(entries[name].dtype, np.dtype(np.float32))
-  found = {}
+  tensors = {}
   for path, x in expected(model).items():
     stacked = "/layers/" in path
     if stacked:
@@ -499,8 +507,8 @@ def _tensors(
       readers = tuple(found_layers.get(layer, constant) for layer in range(x.shape[0]))
     else:
       readers = (parts[path][None],)
-    found[path] = Tensor(x.shape, dtypes.get(path, np.dtype(np.float32)), readers, stacked=stacked)
-  return found
+    tensors[path] = Tensor(x.shape, dtypes.get(path, np.dtype(np.float32)), readers, stacked=stacked)
+  return tensors
 
 
 def _is_layer_of(family: Family, name: str, path: str) -> bool:
@@ -511,8 +519,8 @@ def _is_layer_of(family: Family, name: str, path: str) -> bool:
   )
 
 
-def _read(entry: Entry, place: Place, index: int) -> np.ndarray:
-  part = place.ours_of(entry.read(), index)
+def _read(entry: TensorEntry, mapping: TensorMapping, index: int) -> np.ndarray:
+  part = mapping.ours_of(entry.read(), index)
   check_finite(part, f"{entry.path}: {entry.name}")
   return part
 
@@ -523,7 +531,7 @@ _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
-def written(family: Family, model: TransformerConfig) -> dict[str, Place]:
+def written(family: Family, model: TransformerConfig) -> dict[str, TensorMapping]:
   """What is written, by the names of the class that the model is.
 
   With untied logits, their bias under both of its names, since transformers reads the other one.
@@ -531,12 +539,12 @@ def written(family: Family, model: TransformerConfig) -> dict[str, Place]:
   wanted = places(family, model)
   if _head(family) in wanted:
     wanted |= {copy: wanted[original] for copy, original in family.copies.items() if copy.endswith(".bias")}
-  wanted |= {name: Place((), (), None, (1, model.vocab_size), False) for name in family.zeros}
+  wanted |= {name: TensorMapping((), (), None, (1, model.vocab_size), False) for name in family.zeros}
   _, task = hf_heads.class_of(family, model)
   if task is None or not task.prefix:
     return wanted
   named = lambda name: task.prefix + name.removeprefix(family.prefix) if name.startswith(family.prefix) else name
-  return {named(name): place for name, place in wanted.items()}
+  return {named(name): mapping for name, mapping in wanted.items()}
 
 
 def save(
@@ -566,33 +574,33 @@ def save(
   """
   if dtype not in _DTYPES:
     raise UserError(f"--dtype {dtype}: known are {', '.join(_DTYPES)}")
-  found = settings_lib.written_as(foreign.model, str(foreign.path), head=head)
-  files, moved = hf_tokenizer.files(foreign, found.family), []
+  target = settings_lib.written_as(foreign.model, str(foreign.path), head=head)
+  files, moved = hf_tokenizer.files(foreign, target.family), []
   padding = files.ids.get("pad_token_id")
-  if padding is not None and found.settings.get("pad_token_id", padding) != padding:
+  if padding is not None and target.settings.get("pad_token_id", padding) != padding:
     moved = [
-      f"positions count from the padding id, which is {padding} in this vocabulary and {found.settings['pad_token_id']}"
-      " in RoBERTa's: their rows were moved accordingly, and logits stay the same"
+      f"positions count from the padding id, which is {padding} in this vocabulary and"
+      f" {target.settings['pad_token_id']} in RoBERTa's: their rows were moved accordingly, and logits stay the same"
     ]
     foreign = _counted_from(foreign, padding + 1)
-    found = settings_lib.written_as(foreign.model, str(foreign.path), head=head)
-  family, model, model_class, settings = found
+    target = settings_lib.written_as(foreign.model, str(foreign.path), head=head)
+  family, model, model_class, settings = target
   wanted = written(family, model)
   settings = settings | {"model_type": family.model_type, "architectures": [model_class], "torch_dtype": dtype}
   # Left out, they would be those of the published vocabularies, which this one may not even reach.
-  ids = (*_IDS, "cls_token_id", "sep_token_id") if not foreign.model.kind.writes else _IDS
+  ids = (*_IDS, "cls_token_id", "sep_token_id") if not foreign.model.kind.is_generative else _IDS
   settings = dict.fromkeys(ids) | settings | files.ids
   if foreign.table:
     settings[DataConfig.EXPORTED_TABLE] = dict(foreign.table)
   width = safetensors.DTYPES[_DTYPES[dtype]].itemsize
-  sizes = {name: width * math.prod(place.shape) for name, place in wanted.items()}
+  sizes = {name: width * math.prod(mapping.shape) for name, mapping in wanted.items()}
   shards = safetensors.shards(sizes.items(), max_shard_bytes)
   names = [_WEIGHTS]
   if len(shards) > 1:
     names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
   with atomic_output.whole(out, sum(sizes.values())) as folder:
     for name, shard in zip(names, shards, strict=True):
-      with safetensors.Writer(
+      with safetensors.SafetensorsWriter(
         folder / name, {tensor: wanted[tensor].shape for tensor in shard}, dtype=_DTYPES[dtype]
       ) as writer:
         for tensor in shard:
@@ -602,11 +610,11 @@ def save(
       _write_json(folder / _INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map})
     for name, content in files.content.items():
       (folder / name).write_bytes(content)
-    if foreign.model.kind.writes and files.ids:
+    if foreign.model.kind.is_generative and files.ids:
       _write_json(folder / "generation_config.json", files.ids)
     # Last: without it nothing takes the folder for a model.
     _write_json(folder / _CONFIG, settings)
-  left = [f"the head {each.name}" for each in foreign.model.heads if each not in model.heads]
+  left = [f"the head {left_head.name}" for left_head in foreign.model.heads if left_head not in model.heads]
   left += ["the head over the vocabulary"] if foreign.model.vocabulary_head and not model.vocabulary_head else []
   notes = [f"left out, since a {model_class} has none: {', '.join(left)}"] if left else []
   return [f"written as a {model_class}", *moved, *files.notes, *notes]
@@ -626,9 +634,9 @@ def _counted_from(foreign: Foreign, offset: int) -> Foreign:
   return dataclasses.replace(foreign, model=moved, tensors=tensors)
 
 
-def _value(foreign: Foreign, place: Place, name: str, dtype: str) -> np.ndarray:
-  parts = [foreign.tensors[path] for path in place.ours]
-  value = place.theirs_of(x.read() if place.layer is None else x.read_layer(place.layer) for x in parts)
+def _value(foreign: Foreign, mapping: TensorMapping, name: str, dtype: str) -> np.ndarray:
+  parts = [foreign.tensors[path] for path in mapping.ours]
+  value = mapping.theirs_of(x.read() if mapping.layer is None else x.read_layer(mapping.layer) for x in parts)
   if dtype == "float16" and np.any(np.abs(value) > np.finfo(np.float16).max):
     raise UserError(f"--dtype float16: {name} has values beyond 65,504; write bfloat16 or float32")
   return value

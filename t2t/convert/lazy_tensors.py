@@ -47,10 +47,10 @@ class Tensor:
     """All of it, float32; of stacked layers no more than one is held besides."""
     if not self.stacked:
       return np.ascontiguousarray(self.parts[0](), np.float32)
-    whole = np.empty(self.shape, np.float32)
+    array = np.empty(self.shape, np.float32)
     for index, read in enumerate(self.parts):
-      whole[index] = read()
-    return whole
+      array[index] = read()
+    return array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,13 +117,13 @@ def expected_of(build: Callable[[nnx.Rngs], nnx.Module]) -> dict[str, jax.ShapeD
 
 
 def compare(
-  where: str, found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]], *, hint: str = ""
+  where: str, actual: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]], *, hint: str = ""
 ) -> None:
   """Sets names and shapes of a checkpoint's tensors against those that its config asks for.
 
   Args:
     where: the checkpoint, for the message.
-    found: name -> shape.
+    actual: name -> shape.
     wanted: name -> shape.
     hint: what would be right, for the end of the message.
 
@@ -131,13 +131,13 @@ def compare(
     UserError: some are missing, unknown or of another shape; names the first of them.
   """
   differences = []
-  for name in sorted(found.keys() | wanted.keys(), key=lambda name: (name not in wanted, name)):
-    if name not in found:
+  for name in sorted(actual.keys() | wanted.keys(), key=lambda name: (name not in wanted, name)):
+    if name not in actual:
       differences.append(f"  {name}: missing; expected {list(wanted[name])}")
     elif name not in wanted:
-      differences.append(f"  {name}: unknown; found {list(found[name])}")
-    elif tuple(found[name]) != tuple(wanted[name]):
-      differences.append(f"  {name}: expected {list(wanted[name])}, found {list(found[name])}")
+      differences.append(f"  {name}: unknown; found {list(actual[name])}")
+    elif tuple(actual[name]) != tuple(wanted[name]):
+      differences.append(f"  {name}: expected {list(wanted[name])}, found {list(actual[name])}")
   if differences:
     left = len(differences) - _SHOWN
     shown = "\n".join(differences[:_SHOWN] + ([f"  and {left} more"] if left > 0 else []))
@@ -151,8 +151,8 @@ def check(foreign: Foreign) -> None:
   Raises:
     UserError: see `compare`; names are the parameters' paths.
   """
-  found = {path: tensor.shape for path, tensor in foreign.tensors.items()}
-  compare(str(foreign.path), found, {path: x.shape for path, x in expected(foreign.model).items()})
+  shapes = {path: tensor.shape for path, tensor in foreign.tensors.items()}
+  compare(str(foreign.path), shapes, {path: x.shape for path, x in expected(foreign.model).items()})
 
 
 def pooler_shapes(foreign: Foreign, paths: Iterable[str]) -> dict[str, tuple[int, ...]]:
@@ -174,13 +174,13 @@ def load(foreign: Foreign, params: Params) -> Params:
     UserError: the checkpoint's parameters are not these.
   """
   flat = traverse_util.flatten_dict(params, sep="/")
-  found = {path: tensor.shape for path, tensor in foreign.tensors.items()} | pooler_shapes(foreign, flat)
-  compare(str(foreign.path), found, {path: x.shape for path, x in flat.items()})
-  placed = place(foreign, {path: (path, wanted) for path, wanted in flat.items()})
+  shapes = {path: tensor.shape for path, tensor in foreign.tensors.items()} | pooler_shapes(foreign, flat)
+  compare(str(foreign.path), shapes, {path: x.shape for path, x in flat.items()})
+  placed = place_on_mesh(foreign, {path: (path, wanted) for path, wanted in flat.items()})
   return traverse_util.unflatten_dict(placed, sep="/")
 
 
-def place(foreign: Foreign, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
+def place_on_mesh(foreign: Foreign, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
   """Some parameters on the mesh, float32; the host holds one of them at a time.
 
   Args:
@@ -194,20 +194,20 @@ def place(foreign: Foreign, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct
   placed = {}
   for name, (path, x) in wanted.items():
     tensor = foreign.tensors[path] if path in foreign.tensors else foreign.pooler[path.rpartition("/")[2]]
-    whole = tensor.read()
-    shard = functools.partial(_shard, whole, x.shape)
+    array = tensor.read()
+    shard = functools.partial(_shard, array, x.shape)
     placed[name] = jax.make_array_from_callback(x.shape, x.sharding, shard, dtype=x.dtype)
     # Copies to a device run in the background: without waiting, all tensors would be held at once.
     placed[name].block_until_ready()
   return placed
 
 
-def _shard(whole: np.ndarray, shape: tuple[int, ...], index: tuple[slice, ...]) -> np.ndarray:
-  """What `index` says of `whole`, were it of this shape."""
-  if whole.shape == shape:
-    return whole[index]
+def _shard(array: np.ndarray, shape: tuple[int, ...], index: tuple[slice, ...]) -> np.ndarray:
+  """What `index` says of `array`, were it of this shape."""
+  if array.shape == shape:
+    return array[index]
   index = tuple(slice(*part.indices(size)) for part, size in zip(index, shape, strict=True))
-  there = whole[index]
-  filled = np.zeros([part.stop - part.start for part in index], whole.dtype)
+  there = array[index]
+  filled = np.zeros([part.stop - part.start for part in index], array.dtype)
   filled[tuple(map(slice, there.shape))] = there
   return filled

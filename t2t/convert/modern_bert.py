@@ -32,26 +32,26 @@ _WHOLE = _HEAD | dict(
 )
 
 _TASKS = {
-  "ModernBertForSequenceClassification": hf_mappings.Task(("class", "score"), _PREDICTION, **_WHOLE),
-  "ModernBertForMultipleChoice": hf_mappings.Task(("choice",), _PREDICTION, num_classes=1, **_WHOLE),
-  "ModernBertForTokenClassification": hf_mappings.Task(("tag",), _PREDICTION, **_HEAD),
-  "ModernBertForQuestionAnswering": hf_mappings.Task(("span",), _PREDICTION, num_classes=2, **_HEAD),
+  "ModernBertForSequenceClassification": hf_mappings.HeadTask(("class", "score"), _PREDICTION, **_WHOLE),
+  "ModernBertForMultipleChoice": hf_mappings.HeadTask(("choice",), _PREDICTION, num_classes=1, **_WHOLE),
+  "ModernBertForTokenClassification": hf_mappings.HeadTask(("tag",), _PREDICTION, **_HEAD),
+  "ModernBertForQuestionAnswering": hf_mappings.HeadTask(("span",), _PREDICTION, num_classes=2, **_HEAD),
 }
 
 
 def _global_every(settings: hf_mappings.Settings) -> int:
   """Every how many layers one sees all positions, from the first on; 1: all do."""
-  types, said = settings.get("layer_types"), settings.get("global_attn_every_n_layers")
+  types, interval = settings.get("layer_types"), settings.get("global_attn_every_n_layers")
   if types is None:
-    return 3 if said is None else said
+    return 3 if interval is None else interval
   sees_all = [kind == "full_attention" for kind in types]
-  every = next((i for i, whole in enumerate(sees_all) if whole and i), len(types))
+  every = next((i for i, is_full in enumerate(sees_all) if is_full and i), len(types))
   if sees_all != [i % every == 0 for i in range(len(types))]:
     raise hf_mappings.Unknown(f"layer_types={types}: t2t has full attention in layers 0, n, 2n, ...")
-  if said is not None and sees_all != [i % said == 0 for i in range(len(types))]:
+  if interval is not None and sees_all != [i % interval == 0 for i in range(len(types))]:
     raise hf_mappings.Unknown(
-      f"layer_types={types} and global_attn_every_n_layers={said}: transformers 5 reads the first, 4 the second; remove"
-      " the wrong one"
+      f"layer_types={types} and global_attn_every_n_layers={interval}: transformers 5 reads the first, 4 the second;"
+      " remove the wrong one"
     )
   return every
 
@@ -62,19 +62,19 @@ def rotary_base(settings: hf_mappings.Settings, kind: str, key: str, default: fl
   Raises:
     hf_mappings.Unknown: positions are rescaled or partial, all kinds of layers have one entry, or two bases differ.
   """
-  whole = settings.get("rope_parameters") or {}
-  if any(not isinstance(value, Mapping) for value in whole.values()):
+  rope_parameters = settings.get("rope_parameters") or {}
+  if any(not isinstance(value, Mapping) for value in rope_parameters.values()):
     raise hf_mappings.Unknown(
-      f"rope_parameters={whole}: give an entry for each kind of layer, as transformers 5 writes them; transformers 4"
-      f" reads {key}"
+      f"rope_parameters={rope_parameters}: give an entry for each kind of layer, as transformers 5 writes them;"
+      f" transformers 4 reads {key}"
     )
-  parameters = whole.get(kind) or {}
+  parameters = rope_parameters.get(kind) or {}
   if settings.get("rope_scaling") or parameters.get("rope_type", "default") != "default":
     raise hf_mappings.Unknown(f"rope_parameters={parameters}: t2t's rotary positions are not rescaled")
   if {settings.get("partial_rotary_factor"), parameters.get("partial_rotary_factor")} - {None, 1.0}:
     raise hf_mappings.Unknown("partial_rotary_factor: t2t's rotary positions are not partial")
-  said = {f"rope_parameters.{kind}.rope_theta": parameters.get("rope_theta"), key: settings.get(key)}
-  return decoders.one_base(said, default)
+  bases = {f"rope_parameters.{kind}.rope_theta": parameters.get("rope_theta"), key: settings.get(key)}
+  return decoders.one_base(bases, default)
 
 
 def _read_modern_bert(settings: hf_mappings.Settings) -> dict[str, Any]:
@@ -83,12 +83,12 @@ def _read_modern_bert(settings: hf_mappings.Settings) -> dict[str, Any]:
     raise hf_mappings.Unknown(
       f"classifier_activation={settings['classifier_activation']!r}: must be {activation!r} as well"
     )
-  whole = rotary_base(settings, "full_attention", "global_rope_theta", 160_000.0)
+  global_base = rotary_base(settings, "full_attention", "global_rope_theta", 160_000.0)
   local = rotary_base(settings, "sliding_attention", "local_rope_theta", 10_000.0)
   return {
     "mlp_activation": hf_mappings.look_up(hf_mappings.GATED, "hidden_activation", activation),
     "tied_logits": settings.get("tie_word_embeddings", True),
-    "rotary_base": whole,
+    "rotary_base": global_base,
     "local_rotary_base": local if every > 1 else 0.0,
     "attention_window": settings.get("local_attention", 128) // 2 if every > 1 else 0,
     "global_attention_every": every if every > 1 else 0,

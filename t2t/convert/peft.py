@@ -21,9 +21,9 @@ from t2t.convert import atomic_output, huggingface, peft_config, peft_prompts, s
 from t2t.convert import hf_config as settings_lib
 from t2t.convert import hf_heads as heads_lib
 from t2t.convert.hf_mappings import Family
-from t2t.convert.huggingface import Place
+from t2t.convert.huggingface import TensorMapping
 from t2t.convert.lazy_tensors import Foreign, Tensor, check_finite, compare
-from t2t.convert.safetensors import Entry
+from t2t.convert.safetensors import TensorEntry
 from t2t.models.adapters import ia3
 from t2t.models.config import TransformerConfig
 from t2t.storage import gcs
@@ -43,14 +43,14 @@ def is_peft(path: str) -> bool:
 # ---- Names -----------------------------------------------------------------------------------------------------------
 
 
-def _modules(places: Mapping[str, Place]) -> dict[str, Place]:
+def _modules(places: Mapping[str, TensorMapping]) -> dict[str, TensorMapping]:
   """Their modules whose matrix may be adapted -> what the matrix is in t2t's model."""
-  found = {}
-  for name, place in places.items():
-    of_layer = any(f"{part}/" in path for path in place.ours for part in ("attention", "mlp"))
-    if of_layer and name.endswith(".weight") and len(place.shape) == 2:
-      found[name.removesuffix(".weight")] = place
-  return found
+  modules = {}
+  for name, mapping in places.items():
+    of_layer = any(f"{part}/" in path for path in mapping.ours for part in ("attention", "mlp"))
+    if of_layer and name.endswith(".weight") and len(mapping.shape) == 2:
+      modules[name.removesuffix(".weight")] = mapping
+  return modules
 
 
 def _shortest(modules: Collection[str], all_modules: Collection[str]) -> list[str]:
@@ -60,21 +60,21 @@ def _shortest(modules: Collection[str], all_modules: Collection[str]) -> list[st
   Out: ["q"]
   """
   ending = lambda name, number: ".".join(name.split(".")[-number:])
-  others, found = set(all_modules) - set(modules), {}
+  other_modules, endings = set(all_modules) - set(modules), {}
   for name in modules:
     for number in range(1, name.count(".") + 2):
       short = ending(name, number)
-      if not any(each == short or each.endswith(f".{short}") for each in others):
+      if not any(other_name == short or other_name.endswith(f".{short}") for other_name in other_modules):
         break
-    found[short] = None
-  return list(found)
+    endings[short] = None
+  return list(endings)
 
 
 # ---- From them -------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class Adapter:
+class PeftAdapter:
   """What a folder of theirs is in t2t.
 
   path: the folder.
@@ -92,7 +92,7 @@ class Adapter:
   kept: tuple[str, ...] = ()
 
 
-def open_adapter(path: str, base: Foreign, *, head: str = "") -> Adapter:
+def open_adapter(path: str, base: Foreign, *, head: str = "") -> PeftAdapter:
   """A folder of theirs on top of a model; headers are read, no tensors.
 
   Args:
@@ -129,23 +129,23 @@ def open_adapter(path: str, base: Foreign, *, head: str = "") -> Adapter:
   if is_front:
     peft_prompts.check(kind.section, model, where)
     heads = _heads(huggingface.written(family, model))
-    wanted = {f"{begin}{name}": place.shape for name, place in heads.items() if name in there}
+    wanted = {f"{begin}{name}": mapping.shape for name, mapping in heads.items() if name in there}
     wanted[peft_prompts.NAME] = peft_prompts.shape(kind.section, settings, fields, model, where)
     compare(str(folder), {name: entry.shape for name, entry in entries.items()}, wanted)
-    found, besides = peft_prompts.read(kind.section, settings, fields, entries[peft_prompts.NAME], model)
-    own, kept = _of_heads(heads, there)
-    return Adapter(folder, model, kind.section, fields | besides, found | own, kept)
-  found, kept = _tensors(folder, family, model, kind.parts(fields), fields, entries, base.tensors)
-  targets = sorted({path.rpartition("/")[0] for path in found if not path.startswith("heads/")})
-  config = fields | {"targets": tuple(f"^{each}$" for each in targets)}
-  return Adapter(folder, model, kind.section, config, found, kept)
+    tensors, besides = peft_prompts.read(kind.section, settings, fields, entries[peft_prompts.NAME], model)
+    head_tensors, kept_paths = _of_heads(heads, there)
+    return PeftAdapter(folder, model, kind.section, fields | besides, tensors | head_tensors, kept_paths)
+  tensors, kept_paths = _tensors(folder, family, model, kind.parts(fields), fields, entries, base.tensors)
+  targets = sorted({path.rpartition("/")[0] for path in tensors if not path.startswith("heads/")})
+  config = fields | {"targets": tuple(f"^{target}$" for target in targets)}
+  return PeftAdapter(folder, model, kind.section, config, tensors, kept_paths)
 
 
 def _with_head(
   base: TransformerConfig,
   family: Family,
   kinds: tuple[str, ...],
-  entries: Mapping[str, Entry],
+  entries: Mapping[str, TensorEntry],
   where: str,
   name: str,
 ) -> TransformerConfig:
@@ -154,72 +154,72 @@ def _with_head(
     if name:
       raise UserError(f"--head {name}: {where} says of no task with a head; leave it out")
     return dataclasses.replace(base, heads=())
-  own = next((head for head in base.heads if head.kind in kinds), None)
+  base_head = next((head for head in base.heads if head.kind in kinds), None)
   for class_name, task in family.tasks.items():
     if task.pretrains or not set(kinds) & set(task.kinds):
       continue
     matrix = next(theirs for theirs, ours in task.names.items() if ours == "projection")
-    if own is None:
+    if base_head is None:
       if matrix not in entries:
         raise UserError(f"{where}: its base has no {' or '.join(kinds)} head, and it has none either, no {matrix}")
       shape = entries[matrix].shape
-      said = {"num_labels": shape[0] if shape else 0}
-      own = heads_lib.read(family, class_name, said, base.dropout_rate)["heads"][0]
-    own = dataclasses.replace(own, name=name or own.name)
-    return dataclasses.replace(base, heads=(own,), vocabulary_head=False)
+      label_settings = {"num_labels": shape[0] if shape else 0}
+      base_head = heads_lib.read(family, class_name, label_settings, base.dropout_rate)["heads"][0]
+    base_head = dataclasses.replace(base_head, name=name or base_head.name)
+    return dataclasses.replace(base, heads=(base_head,), vocabulary_head=False)
   raise UserError(f"{where}: t2t knows no {family.model_type} of transformers with a {' or '.join(kinds)} head")
 
 
-def _shape(part: str, place: Place, fields: Mapping[str, Any]) -> tuple[int, ...]:
+def _shape(part: str, mapping: TensorMapping, fields: Mapping[str, Any]) -> tuple[int, ...]:
   """Of their tensor for a module; an (IA)3 vector lies along what it multiplies, the matrix's inputs or its outputs."""
-  rows, columns = place.shape[::-1] if place.transposed else place.shape  # what comes in, and what goes out
+  rows, columns = mapping.shape[::-1] if mapping.transposed else mapping.shape  # what comes in, and what goes out
   return {
     "lora_down": lambda: (fields["rank"], rows),
     "lora_up": lambda: (columns, fields["rank"]),
     "lora_magnitude": lambda: (columns,),
-    "ia3": lambda: (1, rows) if ia3.reads(place.ours[0]) else (columns, 1),
+    "ia3": lambda: (1, rows) if ia3.reads(mapping.ours[0]) else (columns, 1),
   }[part]()
 
 
-def _own_shape(part: str, place: Place, index: int, theirs: tuple[int, ...]) -> tuple[int, ...]:
+def _own_shape(part: str, mapping: TensorMapping, index: int, theirs: tuple[int, ...]) -> tuple[int, ...]:
   """Of the part of their tensor, of a shape, that is `place.ours[index]`'s."""
   if part == "ia3":
-    return (theirs[1] if ia3.reads(place.ours[0]) else place.widths[index],)
-  return theirs[::-1] if part == "lora_down" else (*theirs[1:], place.widths[index])
+    return (theirs[1] if ia3.reads(mapping.ours[0]) else mapping.widths[index],)
+  return theirs[::-1] if part == "lora_down" else (*theirs[1:], mapping.widths[index])
 
 
-def _ours(part: str, place: Place, index: int, value: np.ndarray, below: Mapping[str, Tensor]) -> np.ndarray:
+def _ours(part: str, mapping: TensorMapping, index: int, value: np.ndarray, below: Mapping[str, Tensor]) -> np.ndarray:
   """The part of their tensor that is `place.ours[index]`'s, as ours lies."""
-  begin = sum(place.widths[:index])
-  columns = slice(begin, begin + place.widths[index])
+  begin = sum(mapping.widths[:index])
+  columns = slice(begin, begin + mapping.widths[index])
   if part == "lora_down":
     return value.T  # what comes in is the same for all of a matrix's parts
   if part == "lora_magnitude":
     # Theirs is a length, ours how much more it is than the base's.
-    return value[columns].astype(np.float32) - _lengths(below[place.ours[index]], place.layer)
+    return value[columns].astype(np.float32) - _lengths(below[mapping.ours[index]], mapping.layer)
   if part == "ia3":
     # Theirs is what is multiplied with, ours how much more that is than one.
-    own = value[0] if ia3.reads(place.ours[0]) else value[columns, 0]
-    return own.astype(np.float32) - np.float32(1.0)
+    factors = value[0] if ia3.reads(mapping.ours[0]) else value[columns, 0]
+    return factors.astype(np.float32) - np.float32(1.0)
   return value.T[:, columns]
 
 
-def _theirs(part: str, place: Place, values: list[np.ndarray], below: Mapping[str, Tensor]) -> np.ndarray:
+def _theirs(part: str, mapping: TensorMapping, values: list[np.ndarray], below: Mapping[str, Tensor]) -> np.ndarray:
   """The inverse of `_ours`, of all parts of a matrix."""
   if part == "lora_down":
     return values[0].T
   if part == "lora_magnitude":
-    values = [x + _lengths(below[path], place.layer) for path, x in zip(place.ours, values, strict=True)]
+    values = [x + _lengths(below[path], mapping.layer) for path, x in zip(mapping.ours, values, strict=True)]
   if part == "ia3":
     factors = np.float32(1.0) + np.concatenate(values).astype(np.float32)
-    return factors[None] if ia3.reads(place.ours[0]) else factors[:, None]
+    return factors[None] if ia3.reads(mapping.ours[0]) else factors[:, None]
   return np.concatenate(values, axis=-1).T
 
 
 def _lengths(matrix: Tensor, layer: int | None) -> np.ndarray:
   """Of the columns of a base's matrix, float32 [out]."""
-  whole = matrix.read() if layer is None else matrix.read_layer(layer)
-  return np.linalg.norm(np.asarray(whole, np.float64), axis=0).astype(np.float32)
+  values = matrix.read() if layer is None else matrix.read_layer(layer)
+  return np.linalg.norm(np.asarray(values, np.float64), axis=0).astype(np.float32)
 
 
 def _tensors(
@@ -228,7 +228,7 @@ def _tensors(
   model: TransformerConfig,
   parts: Mapping[str, str],
   fields: Mapping[str, Any],
-  entries: Mapping[str, Entry],
+  entries: Mapping[str, TensorEntry],
   below: Mapping[str, Tensor],
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
   """What was trained, by paths in the adapted model, and which parameters of its head were not.
@@ -244,7 +244,9 @@ def _tensors(
     theirs(module, part): _shape(ours, modules[module], fields) for module in adapted for part, ours in parts.items()
   }
   of_head = _heads(places)
-  wanted |= {f"{_IN_FRONT}{name}": place.shape for name, place in of_head.items() if f"{_IN_FRONT}{name}" in entries}
+  wanted |= {
+    f"{_IN_FRONT}{name}": mapping.shape for name, mapping in of_head.items() if f"{_IN_FRONT}{name}" in entries
+  }
   compare(
     str(folder),
     {name: entry.shape for name, entry in entries.items()},
@@ -258,57 +260,65 @@ def _tensors(
   readers: dict[str, dict[int | None, Callable[[], np.ndarray]]] = {}
   shapes: dict[str, tuple[int, ...]] = {}
   for module in adapted:
-    place = modules[module]
+    mapping = modules[module]
     for part, ours in parts.items():
       entry, shape = entries[theirs(module, part)], wanted[theirs(module, part)]
-      for index, path in enumerate(place.ours):
-        own = f"{path}/{ours}"
-        readers.setdefault(own, {})[place.layer] = functools.partial(_read, entry, ours, place, index, below)
-        shapes[own] = _own_shape(ours, place, index, shape)
-  found = {}
+      for index, path in enumerate(mapping.ours):
+        adapter_path = f"{path}/{ours}"
+        readers.setdefault(adapter_path, {})[mapping.layer] = functools.partial(
+          _read, entry, ours, mapping, index, below
+        )
+        shapes[adapter_path] = _own_shape(ours, mapping, index, shape)
+  tensors = {}
   for path, of_layers in readers.items():
     stacked = None not in of_layers
     shape = (len(of_layers), *shapes[path]) if stacked else shapes[path]
-    each = tuple(of_layers[layer] for layer in (range(len(of_layers)) if stacked else [None]))
-    found[path] = Tensor(shape, np.dtype(np.float32), each, stacked=stacked)
+    layer_readers = tuple(of_layers[layer] for layer in (range(len(of_layers)) if stacked else [None]))
+    tensors[path] = Tensor(shape, np.dtype(np.float32), layer_readers, stacked=stacked)
   there = {name: entries[f"{_IN_FRONT}{name}"] for name in of_head if f"{_IN_FRONT}{name}" in entries}
-  heads, kept = _of_heads(of_head, there)
-  return found | heads, kept
+  heads, kept_paths = _of_heads(of_head, there)
+  return tensors | heads, kept_paths
 
 
-def _heads(places: Mapping[str, Place]) -> dict[str, Place]:
+def _heads(places: Mapping[str, TensorMapping]) -> dict[str, TensorMapping]:
   """Those of them that are of a head."""
-  return {name: place for name, place in places.items() if place.ours and place.ours[0].startswith("heads/")}
+  return {name: mapping for name, mapping in places.items() if mapping.ours and mapping.ours[0].startswith("heads/")}
 
 
-def _of_heads(heads: Mapping[str, Place], entries: Mapping[str, Entry]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+def _of_heads(
+  heads: Mapping[str, TensorMapping], entries: Mapping[str, TensorEntry]
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
   """What was trained of a head, by paths in the adapted model, and which parameters of it were not."""
-  found = {}
-  for name, place in heads.items():
+  tensors = {}
+  for name, mapping in heads.items():
     if name in entries:
-      shape = place.shape[::-1] if place.transposed else place.shape
-      read = functools.partial(_read_of_head, entries[name], place)
-      found[place.ours[0]] = Tensor(shape, np.dtype(np.float32), (read,))
-  return found, tuple(place.ours[0] for place in heads.values() if place.ours[0] not in found)
+      shape = mapping.shape[::-1] if mapping.transposed else mapping.shape
+      read = functools.partial(_read_of_head, entries[name], mapping)
+      tensors[mapping.ours[0]] = Tensor(shape, np.dtype(np.float32), (read,))
+  return tensors, tuple(mapping.ours[0] for mapping in heads.values() if mapping.ours[0] not in tensors)
 
 
-def _check_all_layers(folder: epath.Path, modules: Mapping[str, Place], adapted: Collection[str]) -> None:
+def _check_all_layers(folder: epath.Path, modules: Mapping[str, TensorMapping], adapted: Collection[str]) -> None:
   paths = {path for module in adapted for path in modules[module].ours}
-  for module, place in modules.items():
-    if module not in adapted and paths & set(place.ours):
-      other = next(each for each in adapted if paths & set(modules[each].ours) & set(place.ours))
-      raise UserError(f"{folder}/{WEIGHTS}: adapts {other} and not {module}; t2t adapts a matrix in all layers or none")
+  for module, mapping in modules.items():
+    if module not in adapted and paths & set(mapping.ours):
+      adapted_module = next(
+        candidate for candidate in adapted if paths & set(modules[candidate].ours) & set(mapping.ours)
+      )
+      raise UserError(
+        f"{folder}/{WEIGHTS}: adapts {adapted_module} and not {module}; t2t adapts a matrix in all layers or none"
+      )
 
 
-def _read(entry: Entry, part: str, place: Place, index: int, below: Mapping[str, Tensor]) -> np.ndarray:
-  return _ours(part, place, index, _finite(entry), below)
+def _read(entry: TensorEntry, part: str, mapping: TensorMapping, index: int, below: Mapping[str, Tensor]) -> np.ndarray:
+  return _ours(part, mapping, index, _finite(entry), below)
 
 
-def _read_of_head(entry: Entry, place: Place) -> np.ndarray:
-  return place.ours_of(_finite(entry), 0)
+def _read_of_head(entry: TensorEntry, mapping: TensorMapping) -> np.ndarray:
+  return mapping.ours_of(_finite(entry), 0)
 
 
-def _finite(entry: Entry) -> np.ndarray:
+def _finite(entry: TensorEntry) -> np.ndarray:
   value = entry.read()
   check_finite(value, f"{entry.path}: {entry.name}")
   return value
@@ -366,14 +376,14 @@ def save(
     tensors: Written = {peft_prompts.NAME: (matrix.shape, lambda: matrix)}
   else:
     tensors, written, settings = _of_modules(section, config, kind, trained, below, family, places, where)
-  written |= {place.ours[0] for place in heads.values()}
+  written |= {mapping.ours[0] for mapping in heads.values()}
   left = sorted(path for path in trained if path not in written and not path.startswith("heads/"))
   if left:
     raise UserError(f"{where}: {left[0]} was trained besides, and PEFT's folder has no place for it")
   begin = _IN_FRONT_OF_WHOLE if section in peft_prompts.SECTIONS else _IN_FRONT
-  for name, place in heads.items():
-    read = lambda place=place: place.theirs_of([trained[place.ours[0]].read()])
-    tensors[f"{begin}{name}"] = place.shape, read
+  for name, mapping in heads.items():
+    read = lambda mapping=mapping: mapping.theirs_of([trained[mapping.ours[0]].read()])
+    tensors[f"{begin}{name}"] = mapping.shape, read
   task = next((name for name, kinds in peft_config.TASKS.items() if part.heads and part.heads[0].kind in kinds), None)
   if part.heads and task is None:
     raise UserError(f"{where}: PEFT has no task type for a {part.heads[0].kind} head; --to hf writes the model itself")
@@ -386,7 +396,7 @@ def save(
   }
   with atomic_output.whole(out, 4 * sum(math.prod(shape) for shape, _ in tensors.values())) as folder:
     shapes = {name: shape for name, (shape, _) in tensors.items()}
-    with safetensors.Writer(folder / WEIGHTS, shapes, dtype="F32") as writer:
+    with safetensors.SafetensorsWriter(folder / WEIGHTS, shapes, dtype="F32") as writer:
       for name, (_, read) in tensors.items():
         advance(writer.write(name, np.asarray(read(), np.float32)), 1)
     # Last: without it nothing takes the folder for an adapter.
@@ -401,74 +411,78 @@ Written = dict[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]]  # name of
 def _of_modules(
   section: str,
   config: Any,
-  kind: peft_config.Kind,
+  kind: peft_config.PeftKind,
   trained: Mapping[str, Tensor],
   below: Mapping[str, Tensor],
   family: Family,
-  places: Mapping[str, Place],
+  places: Mapping[str, TensorMapping],
   where: str,
 ) -> tuple[Written, set[str], dict[str, Any]]:
   """Their tensors of the modules that are adapted, the paths that are in them, and fields of adapter_config.json."""
   parts = kind.parts(vars(config))
-  own = lambda path: [f"{path}/{ours}" for ours in parts.values()]
-  is_adapted = lambda place: any(each in trained for path in place.ours for each in own(path))
-  adapted = {module: place for module, place in _modules(places).items() if is_adapted(place)}
+  adapter_paths = lambda path: [f"{path}/{ours}" for ours in parts.values()]
+  is_adapted = lambda mapping: any(
+    adapter_path in trained for path in mapping.ours for adapter_path in adapter_paths(path)
+  )
+  adapted = {module: mapping for module, mapping in _modules(places).items() if is_adapted(mapping)}
   tensors = {}
-  for module, place in adapted.items():
+  for module, mapping in adapted.items():
     for theirs, ours in parts.items():
-      read = functools.partial(_value, trained, below, ours, place, module, where)
-      tensors[f"{_IN_FRONT}{module}.{theirs}"] = _shape(ours, place, vars(config)), read
-  paths = {each for place in adapted.values() for path in place.ours for each in own(path)}
+      read = functools.partial(_value, trained, below, ours, mapping, module, where)
+      tensors[f"{_IN_FRONT}{module}.{theirs}"] = _shape(ours, mapping, vars(config)), read
+  paths = {
+    adapter_path for mapping in adapted.values() for path in mapping.ours for adapter_path in adapter_paths(path)
+  }
   named = _named(section, adapted, _all_modules(family, places)) | {"fan_in_fan_out": not family.transposed}
   return tensors, paths, kind.write(config) | named
 
 
 def _value(
-  trained: Mapping[str, Tensor], below: Mapping[str, Tensor], part: str, place: Place, module: str, where: str
+  trained: Mapping[str, Tensor], below: Mapping[str, Tensor], part: str, mapping: TensorMapping, module: str, where: str
 ) -> np.ndarray:
   """Their tensor of a module.
 
   Raises:
     UserError: it is one matrix there and several here, which are not adapted alike.
   """
-  read = lambda tensor: tensor.read() if place.layer is None else tensor.read_layer(place.layer)
-  missing = [path for path in place.ours if f"{path}/{part}" not in trained]
+  read = lambda tensor: tensor.read() if mapping.layer is None else tensor.read_layer(mapping.layer)
+  missing = [path for path in mapping.ours if f"{path}/{part}" not in trained]
   if part == "ia3":  # multiplied with one
-    ones = {path: np.zeros(width, np.float32) for path, width in zip(place.ours, place.widths, strict=True)}
-    values = [ones[path] if path in missing else read(trained[f"{path}/{part}"]) for path in place.ours]
-    return _theirs(part, place, values, below)
-  values = [np.asarray(read(trained[f"{path}/{part}"])) for path in place.ours if path not in missing]
+    ones = {path: np.zeros(width, np.float32) for path, width in zip(mapping.ours, mapping.widths, strict=True)}
+    values = [ones[path] if path in missing else read(trained[f"{path}/{part}"]) for path in mapping.ours]
+    return _theirs(part, mapping, values, below)
+  values = [np.asarray(read(trained[f"{path}/{part}"])) for path in mapping.ours if path not in missing]
   if missing or (part == "lora_down" and any(np.any(value != values[0]) for value in values[1:])):
     raise UserError(
-      f"{where}: {module} is one matrix there, {', '.join(path.rpartition('/')[2] for path in place.ours)} here, each"
+      f"{where}: {module} is one matrix there, {', '.join(path.rpartition('/')[2] for path in mapping.ours)} here, each"
       " adapted by itself: PEFT has one product for all of it; --to hf writes the merged model"
     )
-  return _theirs(part, place, values, below)
+  return _theirs(part, mapping, values, below)
 
 
-def _named(section: str, adapted: Mapping[str, Place], all_modules: Collection[str]) -> dict[str, list[str]]:
+def _named(section: str, adapted: Mapping[str, TensorMapping], all_modules: Collection[str]) -> dict[str, list[str]]:
   """Fields of adapter_config.json that name the modules which are adapted."""
   if section != "ia3":
     return {"target_modules": _shortest(adapted, all_modules)}
-  inputs = {module for module, place in adapted.items() if ia3.reads(place.ours[0])}
+  inputs = {module for module, mapping in adapted.items() if ia3.reads(mapping.ours[0])}
   reading, writing = (
-    _shortest([each for each in adapted if (each in inputs) == is_read], all_modules) for is_read in (True, False)
+    _shortest([module for module in adapted if (module in inputs) == is_read], all_modules) for is_read in (True, False)
   )
   # Word for word among the targets, as theirs asks for.
   return {"target_modules": reading + writing, "feedforward_modules": reading}
 
 
-def _all_modules(family: Family, places: Mapping[str, Place]) -> set[str]:
+def _all_modules(family: Family, places: Mapping[str, TensorMapping]) -> set[str]:
   """Names of all modules that an ending could mean."""
   names = {*places, *family.copies, *family.copies.values(), *family.pooler, *family.unread}
   return {name.rpartition(".")[0] for name in names if name.endswith(".weight")}
 
 
-def _saved_whole(heads: Mapping[str, Place]) -> list[str]:
+def _saved_whole(heads: Mapping[str, TensorMapping]) -> list[str]:
   """The modules of a head, as PEFT's modules_to_save has them; those that it adds by itself as it calls them."""
-  found: dict[str, None] = {}
+  saved_modules: dict[str, None] = {}
   for name in heads:
     parts = name.split(".")
-    top = next((index for index, each in enumerate(parts) if each in ("classifier", "score")), len(parts) - 2)
-    found[".".join(parts[: top + 1])] = None
-  return list(found)
+    top = next((index for index, part in enumerate(parts) if part in ("classifier", "score")), len(parts) - 2)
+    saved_modules[".".join(parts[: top + 1])] = None
+  return list(saved_modules)

@@ -78,8 +78,10 @@ def _number(settings: Settings, key: str, default: float, where: str) -> Any:
 
 def _written_lora(config: LoraConfig) -> dict[str, Any]:
   alpha = int(config.alpha) if config.alpha == int(config.alpha) else config.alpha
-  found = {"r": config.rank, "lora_alpha": alpha, "lora_dropout": config.dropout, "bias": "none"}
-  return found | {"init_lora_weights": True} | {theirs: getattr(config, ours) for theirs, ours in _SWITCHES.items()}
+  peft_fields = {"r": config.rank, "lora_alpha": alpha, "lora_dropout": config.dropout, "bias": "none"}
+  return (
+    peft_fields | {"init_lora_weights": True} | {theirs: getattr(config, ours) for theirs, ours in _SWITCHES.items()}
+  )
 
 
 def _lora_parts(fields: Mapping[str, Any]) -> dict[str, str]:
@@ -88,7 +90,7 @@ def _lora_parts(fields: Mapping[str, Any]) -> dict[str, str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class PeftKind:
   """A tuner of theirs that t2t has a counterpart of.
 
   section: of t2t's config.
@@ -112,26 +114,26 @@ _BEGAN = ("prompt_tuning_init", "prompt_tuning_init_text", "tokenizer_name_or_pa
 _MADE = ("encoder_hidden_size", "prefix_projection", "init_weights")
 
 KINDS = {
-  "LORA": Kind(
+  "LORA": PeftKind(
     "lora",
     _lora,
     ("r", "lora_alpha", "lora_dropout", *_SWITCHES),
     _written_lora,
     _lora_parts,
   ),
-  "IA3": Kind(
+  "IA3": PeftKind(
     "ia3",
     lambda settings, where: {},
     ("feedforward_modules", "init_ia3_weights"),  # the first the tensors say, too
     lambda config: {"init_ia3_weights": True},
     lambda fields: {"ia3_l": "ia3"},
   ),
-  "PROMPT_TUNING": Kind("prompt", peft_prompts.prompt_fields, (*_FRONT, *_BEGAN)),
-  "PREFIX_TUNING": Kind("prefix", peft_prompts.prefix_fields, (*_FRONT, *_MADE)),
+  "PROMPT_TUNING": PeftKind("prompt", peft_prompts.prompt_fields, (*_FRONT, *_BEGAN)),
+  "PREFIX_TUNING": PeftKind("prefix", peft_prompts.prefix_fields, (*_FRONT, *_MADE)),
 }
 
 
-def read(folder: epath.Path) -> tuple[Kind, Settings, str | None]:
+def read(folder: epath.Path) -> tuple[PeftKind, Settings, str | None]:
   """What kind a folder is of, its adapter_config.json, and its task type.
 
   Raises:
@@ -151,13 +153,13 @@ def read(folder: epath.Path) -> tuple[Kind, Settings, str | None]:
       continue
     # What is off, or empty, says nothing.
     harmless = _MUST.get(field, (None, False, 0, "", [], {}))
-    if not any(value == each and type(value) is type(each) for each in harmless):
-      said = json.dumps(value)[:60]
-      raise UserError(f"{where}: {field}={said}: config.{kind.section} has nothing like it; it is not read")
+    if not any(value == default and type(value) is type(default) for default in harmless):
+      shown = json.dumps(value)[:60]
+      raise UserError(f"{where}: {field}={shown}: config.{kind.section} has nothing like it; it is not read")
   return kind, settings, task
 
 
 def base_named(path: str) -> str:
   """Where a folder says that its base lies: a path, a name on a hub, or ""."""
-  said = safe_read.read_json(gcs.absolute(path) / NAME).get("base_model_name_or_path")
-  return said if isinstance(said, str) else ""
+  base_name = safe_read.read_json(gcs.absolute(path) / NAME).get("base_model_name_or_path")
+  return base_name if isinstance(base_name, str) else ""

@@ -18,7 +18,7 @@ import numpy as np
 from t2t import UserError
 from t2t.convert.hf_mappings import Settings
 from t2t.convert.lazy_tensors import Tensor, check_finite
-from t2t.convert.safetensors import Entry
+from t2t.convert.safetensors import TensorEntry
 from t2t.models.adapters.prefix import PrefixConfig
 from t2t.models.config import TransformerConfig
 
@@ -33,7 +33,7 @@ def check(section: str, model: TransformerConfig, where: str) -> None:
   Raises:
     UserError: it does not; says why.
   """
-  if section == "prompt" and (model.heads or not model.kind.writes):
+  if section == "prompt" and (model.heads or not model.kind.is_generative):
     raise UserError(
       f"{where}: a prompt is exchanged with PEFT for models that write: its classes for tasks have heads that read the"
       " first vector of the prompt, and t2t's the first token of the text; config.prefix is the same in both"
@@ -43,7 +43,7 @@ def check(section: str, model: TransformerConfig, where: str) -> None:
       f"{where}: config.model.scale_embedding=True: whether a prompt is scaled as tokens are differs among versions of"
       " transformers, so that it is not exchanged with PEFT"
     )
-  if section == "prefix" and not (model.heads or model.kind.writes):
+  if section == "prefix" and not (model.heads or model.kind.is_generative):
     raise UserError(
       f"{where}: PEFT has a prefix for an encoder alone with a task, SEQ_CLS or TOKEN_CLS; here is no head for one"
     )
@@ -69,7 +69,7 @@ def prefix_fields(settings: Settings, where: str) -> dict[str, Any]:
 def _parts(settings: Settings, model: TransformerConfig, where: str) -> int:
   """num_transformer_submodules: how often theirs counts everything."""
   parts = settings.get("num_transformer_submodules")
-  parts = (2 if model.kind.reads_apart else 1) if parts is None else parts
+  parts = (2 if model.kind.has_encoder_and_decoder else 1) if parts is None else parts
   if type(parts) is not int or parts not in (1, 2):
     raise UserError(f"{where}: num_transformer_submodules={str(parts)[:40]!r}: must be 1 or 2")
   return parts
@@ -84,21 +84,21 @@ def shape(section: str, settings: Settings, fields: Mapping[str, Any], model: Tr
   length, parts = fields["length"], _parts(settings, model, where)
   if section == "prompt":
     return length * parts, model.embedding_dim or model.embed_dim
-  if model.kind.reads_apart and parts != 2:
+  if model.kind.has_encoder_and_decoder and parts != 2:
     raise UserError(f"{where}: num_transformer_submodules={parts}: PEFT's prefix of an encoder-decoder has 2")
-  own = {"num_attention_heads": model.kv_heads, "token_dim": model.kv_heads * model.head_dim}
-  for name, size in own.items():
+  sizes = {"num_attention_heads": model.kv_heads, "token_dim": model.kv_heads * model.head_dim}
+  for name, size in sizes.items():
     if settings.get(name) != size:
       raise UserError(f"{where}: {name}={str(settings.get(name))[:40]}: the base's keys and values have {size}")
   layers = settings.get("num_layers")
   least = getattr(model, f"num_{model.kind.predicts}_layers")
-  if type(layers) is not int or layers < least or (layers > least and not model.kind.reads_apart):
+  if type(layers) is not int or layers < least or (layers > least and not model.kind.has_encoder_and_decoder):
     raise UserError(f"{where}: num_layers={str(layers)[:40]}: the base has {least}")
-  return length, layers * 2 * own["token_dim"]
+  return length, layers * 2 * sizes["token_dim"]
 
 
 def read(
-  section: str, settings: Settings, fields: Mapping[str, Any], entry: Entry, model: TransformerConfig
+  section: str, settings: Settings, fields: Mapping[str, Any], entry: TensorEntry, model: TransformerConfig
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
   """What was trained, by paths in the adapted model, and fields of the section besides."""
   length = fields["length"]
@@ -114,16 +114,16 @@ def read(
     return {_PROMPT: Tensor(size, np.dtype(np.float32), (rows,))}, {}
   side = model.kind.predicts
   number, joined, layers = getattr(model, f"num_{side}_layers"), settings["token_dim"], settings["num_layers"]
-  places = 2 * np.arange(number) % layers if model.kind.reads_apart else np.arange(number)
+  places = 2 * np.arange(number) % layers if model.kind.has_encoder_and_decoder else np.arange(number)
 
   def part(index: int) -> np.ndarray:
     return np.swapaxes(rows().reshape(length, layers, 2, joined)[:, places, index], 0, 1)
 
-  found = {
+  tensors = {
     f"{side}/prefix/{name}": Tensor((number, length, joined), np.dtype(np.float32), (functools.partial(part, index),))
     for index, name in enumerate(("keys", "values"))
   }
-  return found, {"sides": (side,)}
+  return tensors, {"sides": (side,)}
 
 
 def _made(trained: Mapping[str, Tensor], side: str, name: str) -> np.ndarray:
@@ -152,7 +152,7 @@ def written(
     return settings | sizes, trained[_PROMPT].read(), {_PROMPT}
   _check_sides(config, model, where)
   both = np.stack([_made(trained, side, name) for name in ("keys", "values")], axis=1)  # [layers, 2, length, kv]
-  if model.kind.reads_apart:
+  if model.kind.has_encoder_and_decoder:
     # Between them what the cross-attention passes over.
     both, settings["num_transformer_submodules"] = np.stack([both, np.zeros_like(both)], axis=1), 2
   both = both.reshape(-1, 2, *both.shape[-2:])
@@ -166,8 +166,8 @@ def written(
 
 
 def _check_sides(config: PrefixConfig, model: TransformerConfig, where: str) -> None:
-  own = [side for side in model.kind.sides if side in config.sides]
-  if own != [model.kind.predicts]:
+  sides = [side for side in model.kind.sides if side in config.sides]
+  if sides != [model.kind.predicts]:
     raise UserError(
       f"{where}: config.prefix.sides={','.join(config.sides)}: PEFT's prefix is the {model.kind.predicts}'s alone; only"
       f" one that was trained with config.prefix.sides={model.kind.predicts} is written"

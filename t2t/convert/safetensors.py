@@ -35,7 +35,7 @@ _MOST_DIMENSIONS = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class TensorEntry:
   """A tensor of a file: where its bytes are.
 
   path: the file.
@@ -75,7 +75,7 @@ class Entry:
     return np.frombuffer(content, DTYPES[self.dtype]).reshape(self.shape)
 
 
-def read_header(path: epath.Path) -> dict[str, Entry]:
+def read_header(path: epath.Path) -> dict[str, TensorEntry]:
   """The tensors of a file by name; only the header is read.
 
   Raises:
@@ -97,16 +97,16 @@ def read_header(path: epath.Path) -> dict[str, Entry]:
   try:
     header = json.loads(text, object_pairs_hook=_once)
     # One that is no object, as a list, has no items.
-    found = {name: _entry(path, name, value, 8 + length) for name, value in header.items() if name != "__metadata__"}
+    entries = {name: _entry(path, name, value, 8 + length) for name, value in header.items() if name != "__metadata__"}
   except (ValueError, RecursionError, AttributeError) as error:
     if isinstance(error, UserError):
       raise
     raise UserError(f"{path}: its header is not that of a safetensors file ({error!r}); {_AGAIN}") from error
-  needed = max((entry.begin + entry.nbytes for entry in found.values()), default=8 + length)
+  needed = max((entry.begin + entry.nbytes for entry in entries.values()), default=8 + length)
   if needed > size:
     raise UserError(f"{path}: cut off: its header says {needed:,} bytes, the file has {size:,}; {_AGAIN}")
-  _check_gapless(path, list(found.values()), begin=8 + length, end=size)
-  return found
+  _check_gapless(path, list(entries.values()), begin=8 + length, end=size)
+  return entries
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _is_size(value: Any) -> bool:
   return type(value) is int and 0 <= value < 2**63
 
 
-def _entry(path: epath.Path, name: str, value: Any, start: int) -> Entry:
+def _entry(path: epath.Path, name: str, value: Any, start: int) -> TensorEntry:
   """What a header says of one tensor."""
   if not isinstance(value, dict):
     raise UserError(f"{path}: {name} is {str(value)[:40]!r}, no tensor; {_AGAIN}")
@@ -132,16 +132,16 @@ def _entry(path: epath.Path, name: str, value: Any, start: int) -> Entry:
     raise UserError(f"{path}: {name} is of dtype {str(dtype)[:40]!r}; known are {', '.join(_SIZES)}")
   if len(offsets) != 2 or offsets[1] - offsets[0] != math.prod(shape) * _SIZES[dtype]:
     raise UserError(f"{path}: {name} is {dtype} {shape}, which its offsets {offsets} do not say; {_AGAIN}")
-  return Entry(path, name, dtype, tuple(shape), start + offsets[0])
+  return TensorEntry(path, name, dtype, tuple(shape), start + offsets[0])
 
 
-def _check_gapless(path: epath.Path, entries: list[Entry], *, begin: int, end: int) -> None:
+def _check_gapless(path: epath.Path, entries: list[TensorEntry], *, begin: int, end: int) -> None:
   """Whether tensors lie one behind the other, as the format asks: none shows another's bytes, and none are hidden."""
   before = "the header"
   for entry in sorted(entries, key=lambda entry: (entry.begin, entry.nbytes)):
     if entry.begin != begin:
-      said = "overlap" if entry.begin < begin else "leave bytes between them"
-      raise UserError(f"{path}: {before} and {entry.name} {said}, by their offsets; {_AGAIN}")
+      problem = "overlap" if entry.begin < begin else "leave bytes between them"
+      raise UserError(f"{path}: {before} and {entry.name} {problem}, by their offsets; {_AGAIN}")
     begin, before = entry.begin + entry.nbytes, entry.name
   if begin != end:
     raise UserError(f"{path}: {end - begin:,} bytes follow that belong to no tensor; {_AGAIN}")
@@ -150,7 +150,7 @@ def _check_gapless(path: epath.Path, entries: list[Entry], *, begin: int, end: i
 _AGAIN = "copy or download it again"
 
 
-class Writer:
+class SafetensorsWriter:
   """Writes one file from its first byte to its last; buckets take no other order.
 
   Args:
@@ -185,7 +185,7 @@ class Writer:
     self._file.write(content.tobytes() if self._remote else content.reshape(-1).view(np.uint8).data)
     return content.nbytes
 
-  def __enter__(self) -> "Writer":
+  def __enter__(self) -> "SafetensorsWriter":
     return self
 
   def __exit__(self, *error) -> None:
@@ -198,12 +198,12 @@ def shards(sizes: Iterable[tuple[str, int]], max_bytes: int) -> list[list[str]]:
   In:  [("a", 3), ("b", 4), ("c", 2)], 6
   Out: [["a"], ["b", "c"]]
   """
-  found: list[list[str]] = []
+  groups: list[list[str]] = []
   room = 0
   for name, size in sizes:
-    if not found or size > room:
-      found.append([])
+    if not groups or size > room:
+      groups.append([])
       room = max_bytes
-    found[-1].append(name)
+    groups[-1].append(name)
     room -= size
-  return found
+  return groups

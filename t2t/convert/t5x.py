@@ -45,19 +45,19 @@ def names(model: TransformerConfig) -> dict[str, str]:
   Out: {"embed/table": "token_embedder/embedding",
         "encoder/layers/self_attention/query": "encoder/layers_{}/attention/query/kernel", ...}
   """
-  found = {"embed/table": "token_embedder/embedding"}
+  table = {"embed/table": "token_embedder/embedding"}
   if not model.tied_logits:
-    found["head/projection"] = "decoder/logits_dense/kernel"
+    table["head/projection"] = "decoder/logits_dense/kernel"
   for stack, attentions in _ATTENTION.items():
-    found[f"{stack}/norm/scale"] = f"{stack}/{stack}_norm/scale"
-    found[f"{stack}/position_bias/table"] = f"{stack}/{_RELATIVE[0]}/rel_embedding"
+    table[f"{stack}/norm/scale"] = f"{stack}/{stack}_norm/scale"
+    table[f"{stack}/position_bias/table"] = f"{stack}/{_RELATIVE[0]}/rel_embedding"
     ours, theirs = f"{stack}/layers", f"{stack}/{_LAYER}"
     for attention, name in attentions.items():
-      found[f"{ours}/{attention}_norm/scale"] = f"{theirs}/{_NORM[attention].format(name)}/scale"
-      found |= {f"{ours}/{attention}/{kernel}": f"{theirs}/{name}/{kernel}/kernel" for kernel in _KERNELS}
-    found[f"{ours}/mlp_norm/scale"] = f"{theirs}/pre_mlp_layer_norm/scale"
-    found |= {f"{ours}/mlp/{kernel}": f"{theirs}/mlp/{name}/kernel" for kernel, name in _MLP[model.gated].items()}
-  return found
+      table[f"{ours}/{attention}_norm/scale"] = f"{theirs}/{_NORM[attention].format(name)}/scale"
+      table |= {f"{ours}/{attention}/{kernel}": f"{theirs}/{name}/{kernel}/kernel" for kernel in _KERNELS}
+    table[f"{ours}/mlp_norm/scale"] = f"{theirs}/pre_mlp_layer_norm/scale"
+    table |= {f"{ours}/mlp/{kernel}": f"{theirs}/mlp/{name}/kernel" for kernel, name in _MLP[model.gated].items()}
+  return table
 
 
 # ---- Files -----------------------------------------------------------------------------------------------------------
@@ -130,8 +130,8 @@ def _check_header(name: str, folder: epath.Path) -> bool:
     UserError: sizes, or a dtype, that no array of parameters has.
   """
   path = folder / ".zarray"
-  wrong = lambda what: UserError(
-    f"{folder}: cannot be read as a zarr array of {name}: {what}; copy the checkpoint again"
+  wrong = lambda problem: UserError(
+    f"{folder}: cannot be read as a zarr array of {name}: {problem}; copy the checkpoint again"
   )
   header = safe_read.read_json(path)
   shape, chunks, dtype = (header.get(key) for key in ("shape", "chunks", "dtype"))
@@ -179,9 +179,9 @@ def _check_whole(folder: epath.Path, store: tensorstore.TensorStore, keys: list[
   """TensorStore takes a chunk whose file is gone for zeros; without a fill value every chunk has been written."""
   chunks = store.chunk_layout.read_chunk.shape
   wanted = int(np.prod([-(-size // chunk) for size, chunk in zip(store.shape, chunks, strict=True)], dtype=np.int64))
-  found = sum(not key.rpartition(b"/")[2].startswith(b".") for key in keys)
-  if found < wanted:
-    raise UserError(f"{folder}: {found} of its {wanted} chunks are there; copy the checkpoint again")
+  num_chunks = sum(not key.rpartition(b"/")[2].startswith(b".") for key in keys)
+  if num_chunks < wanted:
+    raise UserError(f"{folder}: {num_chunks} of its {wanted} chunks are there; copy the checkpoint again")
 
 
 def _stored(folder: epath.Path, store: tensorstore.TensorStore) -> _Array:
@@ -190,7 +190,7 @@ def _stored(folder: epath.Path, store: tensorstore.TensorStore) -> _Array:
   dtype = np.dtype(jnp.bfloat16) if dtype == np.uint16 else dtype
 
   def read(axis: int) -> np.ndarray:
-    order = [axis, *(other for other in range(store.rank) if other != axis)] if store.rank else []
+    order = [axis, *(other_axis for other_axis in range(store.rank) if other_axis != axis)] if store.rank else []
     try:
       return store.transpose(order).read().result().view(dtype)
     except Exception as error:  # as above
@@ -199,7 +199,7 @@ def _stored(folder: epath.Path, store: tensorstore.TensorStore) -> _Array:
   return _Array(tuple(store.shape), dtype, read)
 
 
-def _in_file(array: flax_msgpack.Array) -> _Array:
+def _in_file(array: flax_msgpack.MsgpackArray) -> _Array:
   return _Array(array.shape, array.dtype, lambda axis: np.moveaxis(array.read(), axis, 0) if axis else array.read())
 
 
@@ -208,10 +208,10 @@ def _leaves(tree: flax_msgpack.Tree, prefix: tuple[str, ...] = ()) -> dict[tuple
   if isinstance(tree, dict) and (
     not {"driver", "kvstore"} <= tree.keys() or not isinstance(tree["kvstore"], str | dict)
   ):
-    found = {}
+    leaves = {}
     for key, child in tree.items():
-      found |= _leaves(child, (*prefix, key))
-    return found
+      leaves |= _leaves(child, (*prefix, key))
+    return leaves
   return {} if tree is None else {prefix: tree}
 
 
@@ -219,8 +219,8 @@ def _arrays(path: epath.Path) -> tuple[dict[str, _Array], int]:
   """The parameters of a checkpoint by name, "encoder/encoder_norm/scale", and how many other arrays it has."""
   if path.is_dir():
     folders = {child.name.split(".", 1)[1].replace(".", "/"): child for child in _array_folders(path)}
-    others = sum(child.name.startswith("state.") for child in path.iterdir())
-    return _open_all(folders), others
+    num_other = sum(child.name.startswith("state.") for child in path.iterdir())
+    return _open_all(folders), num_other
   tree = flax_msgpack.read(path)
   if not isinstance(tree, dict):
     raise UserError(f"{path}: is no checkpoint of T5X, whose first value is a dict; copy it again")
@@ -232,7 +232,7 @@ def _arrays(path: epath.Path) -> tuple[dict[str, _Array], int]:
     name = "/".join(keys)
     if name in arrays or name in folders:
       raise UserError(f"{path}: two of its arrays are called {name}; take out the wrong one")
-    if isinstance(leaf, flax_msgpack.Array):
+    if isinstance(leaf, flax_msgpack.MsgpackArray):
       arrays[name] = _in_file(leaf)
     elif isinstance(leaf, str) and leaf.startswith(_PLACEHOLDER):
       folders[name] = _beside(path, leaf.removeprefix(_PLACEHOLDER), name)
@@ -248,10 +248,10 @@ def _arrays(path: epath.Path) -> tuple[dict[str, _Array], int]:
 
 def _beside(path: epath.Path, where: str, name: str) -> epath.Path:
   """The folder of an array, which lies beside its file under the last part of the name that it had."""
-  found = epath.Path(where).name
-  if not vocabulary_files.is_own(found):
+  folder_name = epath.Path(where).name
+  if not vocabulary_files.is_own(folder_name):
     raise UserError(f"{path}: {name} is said to lie at {where[:40]!r}, which names no folder beside it; copy it again")
-  return path.parent / found
+  return path.parent / folder_name
 
 
 # ---- The model -------------------------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ class _Layers:
     return [theirs.format(index) for index in range(self.number)]
 
 
-class _Reader:
+class _T5xReader:
   """The arrays of one checkpoint, and what their names and shapes say of the model."""
 
   def __init__(self, path: epath.Path, arrays: dict[str, _Array]):
@@ -322,15 +322,17 @@ class _Reader:
   def _share_relative_positions(self) -> None:
     """Keeps one table of relative positions for a stack, under one name, if all that are there are the same."""
     for stack, layers in self.layers.items():
-      kept = f"{stack}/{_RELATIVE[0]}/rel_embedding"
-      whole = [f"{stack}/{name}/rel_embedding" for name in _RELATIVE]
+      kept_name = f"{stack}/{_RELATIVE[0]}/rel_embedding"
+      stack_names = [f"{stack}/{name}/rel_embedding" for name in _RELATIVE]
       of_layers = [layers.names(f"{stack}/{_LAYER}/{name}/rel_embedding") for name in _RELATIVE]
-      found = [[name] for name in whole if name in self.arrays]
-      found += [each for each in of_layers if all(name in self.arrays for name in each)]
-      if len(found) == 1 and found[0][0] in whole:
-        self.arrays[kept] = self.arrays.pop(found[0][0])
-      elif found:
-        self.arrays[kept] = self._one_table(stack, found, is_whole=lambda name, whole=whole: name in whole)
+      present = [[name] for name in stack_names if name in self.arrays]
+      present += [layer_names for layer_names in of_layers if all(name in self.arrays for name in layer_names)]
+      if len(present) == 1 and present[0][0] in stack_names:
+        self.arrays[kept_name] = self.arrays.pop(present[0][0])
+      elif present:
+        self.arrays[kept_name] = self._one_table(
+          stack, present, is_whole=lambda name, stack_names=stack_names: name in stack_names
+        )
 
   def _one_table(self, stack: str, names: list[list[str]], *, is_whole: Callable[[str], bool]) -> _Array:
     """The table that several arrays hold, which are taken out: of a stack, or of each of its layers.
@@ -339,11 +341,11 @@ class _Reader:
       UserError: they differ.
     """
     axis, tables = self.layers[stack].axis, {}
-    for each in names:
-      for name in each:
-        one = is_whole(name)
-        self._shape(name, 3 if self.layers[stack].scanned and not one else 2)
-        value = self.arrays.pop(name).read(0 if one else axis)
+    for group in names:
+      for name in group:
+        is_shared = is_whole(name)
+        self._shape(name, 3 if self.layers[stack].scanned and not is_shared else 2)
+        value = self.arrays.pop(name).read(0 if is_shared else axis)
         tables[name] = value[None] if value.ndim == 2 else value
     first_name, first = next(iter(tables.items()))
     differs = [name for name, x in tables.items() if x.shape[1:] != first.shape[1:] or not (x == first[:1]).all()]
@@ -415,9 +417,9 @@ class _Reader:
         wanted[name] = _theirs(ours, shapes[ours].shape, layers, rank=rank, head_dim=model.head_dim)
     hint = "expected is what the sizes of the embedding, the relative positions and the encoder's first layer ask for"
     compare(str(self.path), {name: array.shape for name, array in self.arrays.items()}, wanted, hint=hint)
-    return {ours: self._tensor(ours, shapes[ours].shape, *place) for ours, place in places.items()}
+    return {ours: self._tensor(ours, shapes[ours].shape, *sources) for ours, sources in places.items()}
 
-  def _tensor(self, ours: str, shape: tuple[int, ...], each: list[str], layers: _Layers | None) -> Tensor:
+  def _tensor(self, ours: str, shape: tuple[int, ...], array_names: list[str], layers: _Layers | None) -> Tensor:
     stacked = layers is not None and not layers.scanned
     part_shape = shape[1:] if stacked else shape
 
@@ -427,8 +429,8 @@ class _Reader:
       # A table of relative positions is [heads, buckets]; heads that are an axis of their own are joined.
       return array.T if _is_transposed(ours) else array.reshape(part_shape)
 
-    parts = tuple(functools.partial(part, name) for name in each)
-    return Tensor(shape, self.arrays[each[0]].dtype, parts, stacked=stacked)
+    parts = tuple(functools.partial(part, name) for name in array_names)
+    return Tensor(shape, self.arrays[array_names[0]].dtype, parts, stacked=stacked)
 
 
 def _is_transposed(ours: str) -> bool:
@@ -439,13 +441,13 @@ def _theirs(ours: str, shape: tuple[int, ...], layers: _Layers | None, *, rank: 
   """The shape of T5X's array: one layer of our parameter, with the axis of layers where it is; heads joined or not."""
   if layers is None:
     return shape[::-1] if _is_transposed(ours) else shape
-  one = list(shape[1:])
-  place = {"query": 1, "key": 1, "value": 1, "out": 0}.get(ours.rpartition("/")[2])
-  if place is not None and rank == len(one) + 1 + bool(layers.scanned):
-    one[place : place + 1] = [one[place] // head_dim, head_dim]
+  layer_shape = list(shape[1:])
+  heads_axis = {"query": 1, "key": 1, "value": 1, "out": 0}.get(ours.rpartition("/")[2])
+  if heads_axis is not None and rank == len(layer_shape) + 1 + bool(layers.scanned):
+    layer_shape[heads_axis : heads_axis + 1] = [layer_shape[heads_axis] // head_dim, head_dim]
   if layers.scanned:
-    one.insert(layers.axis, layers.number)
-  return tuple(one)
+    layer_shape.insert(layers.axis, layers.number)
+  return tuple(layer_shape)
 
 
 def open_foreign(path: str, *, where: str = "") -> Foreign:
@@ -461,16 +463,16 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
       missing, unknown or of a wrong shape.
   """
   root = gcs.absolute(path)
-  found = _file_or_folder(root)
-  if found is None:
+  checkpoint_path = _file_or_folder(root)
+  if checkpoint_path is None:
     raise UserError(f"{where}{_nothing_there(root, path)}")
-  arrays, others = _arrays(found)
-  reader = _Reader(found, arrays)
+  arrays, num_other = _arrays(checkpoint_path)
+  reader = _T5xReader(checkpoint_path, arrays)
   model = reader.config()
   tensors = reader.tensors(model)
   activation = "gelu (the tanh approximation) times a gate" if model.gated else "relu"
   notes = [
-    *([f"its optimizer's state was left out ({others:,} arrays)"] if others else []),
+    *([f"its optimizer's state was left out ({num_other:,} arrays)"] if num_other else []),
     *reader.notes,
     f"assumed, since a T5X checkpoint does not say it: {activation} in the feed-forward layers"
     f" (config.model.mlp_activation={model.mlp_activation}; UL2's is gated_silu), relative positions up to"
@@ -480,7 +482,11 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
     " `t2t eval` with --config.data.vocabulary",
   ]
   return Foreign(
-    path=found if found.is_dir() else found.parent if found.name == "checkpoint" else found,
+    path=checkpoint_path
+    if checkpoint_path.is_dir()
+    else checkpoint_path.parent
+    if checkpoint_path.name == "checkpoint"
+    else checkpoint_path,
     kind="t5x",
     model=model,
     vocabulary="",

@@ -51,18 +51,18 @@ def give(foreign: Foreign, spec: str, *, extra_ids: int | None = None) -> Foreig
     UserError: no such file, or none of a vocabulary; or ids without a row in the embedding.
   """
   where, rows = f"--vocabulary {spec}", foreign.model.vocab_size
-  found = _vocabulary_at(spec, where)
+  vocabulary = _vocabulary_at(spec, where)
   if extra_ids is None:
-    has_room = found.own_ids + _T5_SENTINELS <= rows
-    usual = found.spec.endswith(".model") and not found.has_sentinels and has_room
-    extra_ids = found.extra_ids if found.extra_ids is not None else _T5_SENTINELS * usual
+    has_room = vocabulary.own_ids + _T5_SENTINELS <= rows
+    usual = vocabulary.spec.endswith(".model") and not vocabulary.has_sentinels and has_room
+    extra_ids = vocabulary.extra_ids if vocabulary.extra_ids is not None else _T5_SENTINELS * usual
   elif extra_ids < 0:
     raise UserError(f"--extra_ids {extra_ids}: must be at least 0; T5 has {_T5_SENTINELS}")
-  elif extra_ids and found.has_sentinels:
+  elif extra_ids and vocabulary.has_sentinels:
     raise UserError(f"--extra_ids {extra_ids}: {spec} has sentinels among its own ids already; leave it out")
-  size = found.own_ids + extra_ids
+  size = vocabulary.own_ids + extra_ids
   if size > rows:
-    fewer = f", or --extra_ids {rows - found.own_ids} or less" if found.own_ids <= rows else ""
+    fewer = f", or --extra_ids {rows - vocabulary.own_ids} or less" if vocabulary.own_ids <= rows else ""
     raise UserError(
       f"{where}: {size:,} ids ({extra_ids} sentinels included), but the embedding of {foreign.path} has {rows:,} rows;"
       f" give the vocabulary that it was trained with{fewer}"
@@ -71,7 +71,7 @@ def give(foreign: Foreign, spec: str, *, extra_ids: int | None = None) -> Foreig
   # What the checkpoint's own notes say of its vocabulary, or of the want of one, is not about this one.
   notes = [note for note in foreign.notes if "vocabulary" not in note]
   notes.append(f"vocabulary: {spec}, {extra_ids} sentinels included: {size:,} of {rows:,} rows used{padding}")
-  return dataclasses.replace(foreign, vocabulary=found.spec, extra_ids=extra_ids, notes=tuple(notes))
+  return dataclasses.replace(foreign, vocabulary=vocabulary.spec, extra_ids=extra_ids, notes=tuple(notes))
 
 
 def _vocabulary_at(spec: str, where: str) -> _Found:
@@ -118,7 +118,7 @@ def save(foreign: Foreign, folder: epath.Path) -> None:
   elif path.suffix == ".model":
     files, name = {"spiece.model": path.read_bytes()}, "spiece.model"
   else:
-    files = {each.name: each.read_bytes() for each in vocabulary_files.files_of(path)}
+    files = {file.name: file.read_bytes() for file in vocabulary_files.files_of(path)}
     name = next(iter(files))
   folder.mkdir(parents=True, exist_ok=True)
   record = vocabulary_files.Record(name, foreign.extra_ids).content()

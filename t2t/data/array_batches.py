@@ -17,7 +17,7 @@ from t2t import UserError, feature_spec, sharding
 from t2t.configuration import stages
 from t2t.configuration.schema import Config
 from t2t.configuration.stages import Stage
-from t2t.data.batch_checks import Framing, Rows, completed
+from t2t.data.batch_checks import ArrayFraming, Rows, completed
 from t2t.models.architecture import Batch
 from t2t.runtime import hosts, waiting
 
@@ -86,7 +86,7 @@ class OwnData:
     return self._vocabulary
 
   def check_vocabulary(
-    self, config: Config, vocabulary: Any, kept: epath.Path, saved: Mapping[str, Any] | None
+    self, config: Config, vocabulary: Any, vocabulary_folder: epath.Path, saved: Mapping[str, Any] | None
   ) -> None:
     """See `train_data.check_vocabulary`; refuses a run that has read something else, too."""
     if saved is not None and not _IDENTITY.items() <= saved.items():
@@ -97,7 +97,7 @@ class OwnData:
     if vocabulary is not None:
       from t2t.data import train_data
 
-      train_data.check_vocabulary(config, vocabulary, kept, saved)
+      train_data.check_vocabulary(config, vocabulary, vocabulary_folder, saved)
 
   def keep_vocabulary(self, vocabulary: Any, folder: epath.Path) -> None:
     """See `train_data.keep_vocabulary`."""
@@ -126,13 +126,13 @@ class OwnData:
     del config, mesh
     return {}
 
-  def _framing(self, config: Config) -> Framing:
+  def _framing(self, config: Config) -> ArrayFraming:
     vocabulary = self.vocabulary(config)
     if vocabulary is None:
-      return Framing()
+      return ArrayFraming()
     from t2t.data import vocabularies
 
-    return Framing(vocabularies.bos_id(vocabulary), vocabularies.pads_with_zero(vocabulary))
+    return ArrayFraming(vocabularies.bos_id(vocabulary), vocabularies.pads_with_zero(vocabulary))
 
   def _eval_rows(self, config: Config) -> list[dict[str, np.ndarray]]:
     if self._kept:
@@ -159,7 +159,7 @@ class OwnBatches:
 
   stage, num_streams, stream_names, begins_stage = 0, 1, (_STREAM,), False
 
-  def __init__(self, source: Source, config: Config, mesh: jax.sharding.Mesh, framing: Framing = Framing()):  # noqa: B008
+  def __init__(self, source: Source, config: Config, mesh: jax.sharding.Mesh, framing: ArrayFraming = ArrayFraming()):  # noqa: B008
     self.wait_seconds, self.epochs, self.ended = 0.0, {}, ""
     self.failure: Exception | None = None
     self._source, self._config, self._mesh, self._framing = source, config, mesh, framing
@@ -202,10 +202,10 @@ class OwnBatches:
     """The one behind what has been read; None where an iterator has ended."""
     if self._iterator is None:
       self._iterator = self._opened()
-    found = self._made(lambda: next(self._iterator, None))
-    if found is None:
+    batch = self._made(lambda: next(self._iterator, None))
+    if batch is None:
       return None
-    return completed(found, self._config, where=f"batches, batch {self._read + 1}", framing=self._framing)
+    return completed(batch, self._config, where=f"batches, batch {self._read + 1}", framing=self._framing)
 
   def _made(self, call: Callable[[], Any]) -> Any:
     """What the user's code makes."""
@@ -221,22 +221,24 @@ class OwnBatches:
     """Begins behind what has been read."""
     source = self._source
     if not isinstance(source, Iterable):
-      made = self._made(lambda: source(self._read))
-      if not isinstance(made, Iterable):
-        raise UserError(f"batches({self._read}) is {type(made).__name__}: return an iterable of dicts")
-      return iter(made)
+      iterable = self._made(lambda: source(self._read))
+      if not isinstance(iterable, Iterable):
+        raise UserError(f"batches({self._read}) is {type(iterable).__name__}: return an iterable of dicts")
+      return iter(iterable)
     if isinstance(source, Iterator):
       _check_begins(source)
     # An iterator stands where it stood when the run began, as whoever calls again has made it anew.
-    found = _again_and_again(source)
+    iterator = _again_and_again(source)
     if self._read:
-      hosts.say(f"passing over the {self._read} batches that this run has read; a function of their number need not")
+      hosts.log_once(
+        f"passing over the {self._read} batches that this run has read; a function of their number need not"
+      )
     for number in range(self._read):
-      if self._made(lambda: next(found, None)) is None:
+      if self._made(lambda: next(iterator, None)) is None:
         raise UserError(
           f"batches ended after {number}, and this run has read {self._read}: give them from its beginning"
         )
-    return found
+    return iterator
 
   def leave_out(self, begin: int, end: int) -> None:
     """Takes away as many batches as there are steps from begin + 1 to end."""
@@ -246,8 +248,8 @@ class OwnBatches:
 
   def state(self, step: int | None = None) -> dict[str, bytes]:
     """How many have been read, by the stream's name; see `streams.BatchIterator.state`."""
-    place = {} if step is None else {"step": step, "stream": _STREAM}
-    return {_STREAM: json.dumps({"version": _VERSION, **place, "read": self._read, "identity": _IDENTITY}).encode()}
+    position = {} if step is None else {"step": step, "stream": _STREAM}
+    return {_STREAM: json.dumps({"version": _VERSION, **position, "read": self._read, "identity": _IDENTITY}).encode()}
 
   def restore(self, state: Mapping[str, bytes], *, step: int) -> None:
     """Goes on where `state` was taken.
@@ -286,10 +288,10 @@ class _Apart:
       self._thread = threading.Thread(target=self._work, name="batches", daemon=True)
       self._thread.start()
     self._asked.put(call)
-    found, error = self._found.get()
+    result, error = self._found.get()
     if error is not None:
       raise error
-    return found
+    return result
 
   def _work(self) -> None:
     while (call := self._asked.get()) is not None:

@@ -15,7 +15,7 @@ from t2t.training import recipe
 Rows = Mapping[str, Any]  # feature -> array [rows, length], of NumPy or of what it reads
 
 
-class Framing(NamedTuple):
+class ArrayFraming(NamedTuple):
   """What ids 0 and the first are: `begins` is what a decoder is fed first; `zero_pads`: 0 is no token."""
 
   begins: int = 0
@@ -27,7 +27,7 @@ def completed(
   config: Config,
   *,
   where: str,
-  framing: Framing = Framing(),  # noqa: B008 - it cannot be changed
+  framing: ArrayFraming = ArrayFraming(),  # noqa: B008 - it cannot be changed
 ) -> dict[str, np.ndarray]:
   """A batch as the model takes it: what follows from other features is filled in, and all are filled up with padding.
 
@@ -54,21 +54,21 @@ def completed(
     if name not in may:
       hint = _other_name(str(name), may) or did_you_mean(str(name), may)
       raise UserError(f"{where}: {name!r} is no feature of this model{hint}; {_listed(wanted)}")
-  found = {name: _array(x, may[name], f"{where}: {name}") for name, x in rows.items()}
-  if len({len(x) for x in found.values()}) > 1:
-    told = ", ".join(f"{name} {len(x)}" for name, x in found.items())
-    raise UserError(f"{where}: features have different numbers of rows: {told}")
-  if not all(array.size for array in found.values()):
+  arrays = {name: _array(x, may[name], f"{where}: {name}") for name, x in rows.items()}
+  if len({len(x) for x in arrays.values()}) > 1:
+    sizes = ", ".join(f"{name} {len(x)}" for name, x in arrays.items())
+    raise UserError(f"{where}: features have different numbers of rows: {sizes}")
+  if not all(array.size for array in arrays.values()):
     raise UserError(f"{where}: has no rows, or rows of no length")
-  for name, array in found.items():
-    _check_numbers(name, array, found, config, f"{where}: {name}")
-  found = {name: _filled_up(x, may[name].shape) for name, x in found.items()}
-  if not framing.zero_pads and (lacks := [name for name in segments if name not in found]):
+  for name, array in arrays.items():
+    _check_numbers(name, array, arrays, config, f"{where}: {name}")
+  arrays = {name: _filled_up(x, may[name].shape) for name, x in arrays.items()}
+  if not framing.zero_pads and (lacks := [name for name in segments if name not in arrays]):
     raise UserError(f"{where}: has no {', '.join(lacks)}, which say where a text is: 0 is a token of this vocabulary")
-  _fill_in(found, wanted, predicted_side(wanted), framing)
-  if missing := [name for name in wanted if name not in found]:
+  _fill_in(arrays, wanted, predicted_side(wanted), framing)
+  if missing := [name for name in wanted if name not in arrays]:
     raise UserError(f"{where}: has no {', '.join(missing)}; {_listed(wanted)}")
-  return {name: found[name] for name in may if name in found}
+  return {name: arrays[name] for name in may if name in arrays}
 
 
 _IGNORED = -100  # the label of PyTorch's cross entropy for positions without one
@@ -76,7 +76,7 @@ _IGNORED = -100  # the label of PyTorch's cross entropy for positions without on
 
 def _other_name(name: str, may: Mapping[str, Any]) -> str:
   """The end of the error on a feature that has the name of a column of Hugging Face's."""
-  sides_here = [side for side in ("encoder", "decoder") if any(each.startswith(side) for each in may)]
+  sides_here = [side for side in ("encoder", "decoder") if any(feature.startswith(side) for feature in may)]
   predicts = predicted_side(may)
   reads = sides_here[0]
   names = {
@@ -103,17 +103,17 @@ def _other_name(name: str, may: Mapping[str, Any]) -> str:
   return ""
 
 
-def _check_numbers(name: str, array: np.ndarray, found: Rows, config: Config, where: str) -> None:
+def _check_numbers(name: str, array: np.ndarray, arrays: Rows, config: Config, where: str) -> None:
   """Refuses what no row of a table is for; that would be taken for another, or count as right."""
   if name.endswith("_loss_weights"):
     if not np.isfinite(array).all() or (array < 0).any():
       raise UserError(f"{where} has weights from {array.min()} to {array.max()}: must be numbers of at least 0")
     return
   if name.endswith("_answer_targets"):
-    _check_answers(array, np.asarray(found.get(name.replace("targets", "heads"), 0)), config.model.heads, where)
+    _check_answers(array, np.asarray(arrays.get(name.replace("targets", "heads"), 0)), config.model.heads, where)
     return
   limits = (limit(config.model) for end, limit in _MOST.items() if name.endswith(end))
-  most, said = next(limits, (0, ""))
+  most, limit_name = next(limits, (0, ""))
   if name.endswith("_target_tokens") and array.min() == _IGNORED:
     weights = name.replace("target_tokens", "loss_weights")
     raise UserError(
@@ -121,16 +121,16 @@ def _check_numbers(name: str, array: np.ndarray, found: Rows, config: Config, wh
       f" {weights} = (labels != {_IGNORED}), and 0 in place of {_IGNORED}"
     )
   if array.min() < 0 or (most and array.max() >= most):
-    limit = f", and {said} is {most}" if most else ": must be at least 0"
+    limit = f", and {limit_name} is {most}" if most else ": must be at least 0"
     raise UserError(f"{where} has ids from {array.min()} to {array.max()}{limit}")
 
 
-def _check_answers(targets: np.ndarray, asked: np.ndarray, heads: Sequence[HeadConfig], where: str) -> None:
+def _check_answers(targets: np.ndarray, head_numbers: np.ndarray, heads: Sequence[HeadConfig], where: str) -> None:
   """Refuses classes that a head has not, where it is asked."""
   for number, head in enumerate(heads, start=1):
-    own = targets[asked == number]
-    if head.kind in ("class", "tag") and own.size and (own.min() < 0 or own.max() >= head.num_classes):
-      raise UserError(f"{where} has {own.max()} where the head {head.name} is asked, of {head.num_classes} classes")
+    answers = targets[head_numbers == number]
+    if head.kind in ("class", "tag") and answers.size and (answers.min() < 0 or answers.max() >= head.num_classes):
+      raise UserError(f"{where} has {answers.max()} where the head {head.name} is asked, of {head.num_classes} classes")
 
 
 # End of a feature's name -> how many numbers there are of it, 0: as many as one likes, and what says so.
@@ -152,7 +152,7 @@ def _array(values: Any, wanted: jax.ShapeDtypeStruct, where: str) -> np.ndarray:
   if wanted.dtype == np.float32 and array.dtype.kind == "V" and jax.numpy.issubdtype(array.dtype, np.floating):
     array = array.astype(np.float32)  # bfloat16
   shape = list(array.shape)
-  if len(shape) != 2 or any(own > most for own, most in zip(shape, wanted.shape, strict=True)):
+  if len(shape) != 2 or any(size > most for size, most in zip(shape, wanted.shape, strict=True)):
     raise UserError(
       f"{where} is {shape}: the config asks for [rows, length], at most {list(wanted.shape)}"
       " (config.train.batch_size; config.data.inputs_length and targets_length)"
@@ -165,25 +165,25 @@ def _array(values: Any, wanted: jax.ShapeDtypeStruct, where: str) -> np.ndarray:
   return array.astype(wanted.dtype)
 
 
-def _fill_in(found: dict[str, np.ndarray], wanted: Mapping[str, Any], predicts: str, framing: Framing) -> None:
+def _fill_in(arrays: dict[str, np.ndarray], wanted: Mapping[str, Any], predicts: str, framing: ArrayFraming) -> None:
   """What follows from features that are there, of rows that have one example each."""
   is_packed = f"{predicts}_positions" in wanted and f"{predicts}_segment_ids" in wanted
-  targets, tokens = found.get(f"{predicts}_target_tokens"), found.get("encoder_input_tokens")
-  made: dict[str, Callable[[], np.ndarray]] = {}
+  targets, tokens = arrays.get(f"{predicts}_target_tokens"), arrays.get("encoder_input_tokens")
+  defaults: dict[str, Callable[[], np.ndarray]] = {}
   if targets is not None:
-    counts = targets > 0 if framing.zero_pads else found[f"{predicts}_segment_ids"] > 0
-    made[f"{predicts}_loss_weights"] = lambda: counts.astype(np.float32)
+    counts = targets > 0 if framing.zero_pads else arrays[f"{predicts}_segment_ids"] > 0
+    defaults[f"{predicts}_loss_weights"] = lambda: counts.astype(np.float32)
     if predicts == "decoder" and not is_packed:
       fed = [(0, 0), (1, 0)]
-      made["decoder_input_tokens"] = lambda: np.pad(targets[:, :-1], fed, constant_values=framing.begins)
+      defaults["decoder_input_tokens"] = lambda: np.pad(targets[:, :-1], fed, constant_values=framing.begins)
   if tokens is not None and not is_packed:
-    made["encoder_segment_ids"] = lambda: (tokens > 0).astype(np.int32)
-    made["encoder_token_types"] = lambda: np.zeros_like(tokens)
-  found |= {name: make() for name, make in made.items() if name in wanted and name not in found}
+    defaults["encoder_segment_ids"] = lambda: (tokens > 0).astype(np.int32)
+    defaults["encoder_token_types"] = lambda: np.zeros_like(tokens)
+  arrays |= {name: make() for name, make in defaults.items() if name in wanted and name not in arrays}
 
 
 def _filled_up(array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-  return np.pad(array, [(0, most - own) for own, most in zip(array.shape, shape, strict=True)])
+  return np.pad(array, [(0, most - size) for size, most in zip(array.shape, shape, strict=True)])
 
 
 def _listed(wanted: Mapping[str, jax.ShapeDtypeStruct]) -> str:

@@ -267,10 +267,10 @@ class _Completed:
 
   def __call__(self, features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     features = dict(features)
-    if ARCHITECTURES[self.architecture].reads_apart and "inputs" not in features:
+    if ARCHITECTURES[self.architecture].has_encoder_and_decoder and "inputs" not in features:
       # A language model without a prompt: the encoder has one token to read.
       features["inputs"] = tf.constant([self.vocabulary.eos_id], tf.int32)
-    if not ARCHITECTURES[self.architecture].writes:
+    if not ARCHITECTURES[self.architecture].is_generative:
       inputs = features["inputs"]
       if "loss_weights" not in features:
         # seqio's convention: loss where there is a mask.
@@ -303,9 +303,9 @@ def convert(
     pack: several examples in one sequence.
   """
   kind = ARCHITECTURES[architecture]
-  beside_features = _BESIDE_TARGETS if kind.reads_apart else {} if kind.writes else _BESIDE_INPUTS
+  beside_features = _BESIDE_TARGETS if kind.has_encoder_and_decoder else {} if kind.is_generative else _BESIDE_INPUTS
   beside_names = {name: of_model for name, of_model in beside_features.items() if name in lengths}
-  zero_is_padding = vocabularies.pads_with_zero(vocabulary) and kind.writes
+  zero_is_padding = vocabularies.pads_with_zero(vocabulary) and kind.is_generative
   seen = {"loss_weights": "decoder_loss_weights", "both_ways": "decoder_causal_attention"}
   beside_names |= seen if "both_ways" in lengths else {}
   shift = 0 if zero_is_padding and not beside_names else 1
@@ -316,7 +316,7 @@ def convert(
     converter = TextsFeatureConverter(architecture, tuple(lengths), **options)
     complete = dict
   else:
-    options |= {} if kind.continues else {"task_features": tuple(beside_names)}
+    options |= {} if kind.is_decoder_only else {"task_features": tuple(beside_names)}
     make = NextTokensFeatureConverter if "both_ways" in lengths else FEATURE_CONVERTERS[architecture]
     converter = make(bos_id=bos_id + shift, **options)
     complete = _Completed(architecture, vocabulary)

@@ -30,9 +30,9 @@ class Framing:
     """
     kind = ARCHITECTURES[architecture]
     cls_id, sep_id = vocabularies.cls_id(vocabulary), vocabularies.sep_id(vocabulary)
-    if kind.continues:
+    if kind.is_decoder_only:
       return cls((vocabularies.bos_id(vocabulary),), (vocabulary.eos_id,), ())
-    if kind.writes or cls_id is None or sep_id is None:
+    if kind.is_generative or cls_id is None or sep_id is None:
       return cls((), (vocabulary.eos_id,), (vocabulary.eos_id,))
     return cls((cls_id,), (sep_id,) * (2 if vocabularies.starts_with_bos(vocabulary) else 1), (sep_id,))
 

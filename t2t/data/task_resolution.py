@@ -209,7 +209,7 @@ def for_architecture(provider: Provider, architecture: str) -> Provider:
     features["inputs"] = dataclasses.replace(features["inputs"], add_eos=False)
     return task.replace(output_features=features)
 
-  return copy(provider, without_eos, lambda rate: rate) if architecture_of(architecture).continues else provider
+  return copy(provider, without_eos, lambda rate: rate) if architecture_of(architecture).is_decoder_only else provider
 
 
 def ends_inputs(provider: Provider, architecture: str) -> bool | None:

@@ -68,7 +68,7 @@ def resolved_stages(config: Config) -> tuple[stages.Stage, ...]:
     return stages.of(run_config)
   run_stages = []
   for stage in stages.of(config):
-    with stage.told():
+    with stage.error_context():
       run_stages.append(dataclasses.replace(stage, config=resolved(stage.config)))
   return tuple(run_stages)
 
@@ -118,7 +118,13 @@ def _with_heads(config: Config, provider: seqio.Task | seqio.Mixture | None) -> 
   answered = provider is not None and _is_answered(provider)
   objective_heads = _asked_by_objectives(config, provider)
   if not loss:
-    loss = "tokens_and_heads" if objective_heads else "heads" if answered and not model.kind.writes else "cross_entropy"
+    loss = (
+      "tokens_and_heads"
+      if objective_heads
+      else "heads"
+      if answered and not model.kind.is_generative
+      else "cross_entropy"
+    )
     config = config.with_(train={"loss": loss})
   if objective_heads:
     return _with_asked(config, objective_heads)
@@ -191,7 +197,7 @@ def _tell_unread(config: Config, number: float) -> None:
   unread = config.train.epochs * number - config.train.steps * config.train.batch_size
   if number and unread >= max(1.0, 0.01 * number):
     steps, size = config.train.steps, config.train.batch_size
-    hosts.say(
+    hosts.log_once(
       f"config.train.epochs={config.train.epochs:g}: {steps:,} steps of {size} examples leave {unread:,.0f} of"
       f" {number:,.0f} unread in the last epoch"
     )
@@ -222,7 +228,7 @@ def _tell_undrawn(stage: stages.Stage) -> None:
   for name, rate in rates.items():
     if drawn * rate < total:
       where = data.source_key(name) or f"{data.named}: {name}"
-      hosts.say(
+      hosts.log_once(
         f"{stage.name and f'config.stages, {stage.name}: '}{where} has {rate / total:.2g} of the draws, and"
         f" {steps:,} steps read {rows:,} rows: no example of it is expected; give it a higher rate, or leave it out"
       )
@@ -232,7 +238,7 @@ def _tell_undrawn(stage: stages.Stage) -> None:
     number = (task.name in rates and task.num_input_examples(data.train_split)) or 0
     read = rows * rates.get(task.name, 0.0) / total
     if read < (1.0 - _MOST_UNREAD) * number:
-      hosts.say(
+      hosts.log_once(
         f"config.train.epochs={stage.config.train.epochs:g} counts the examples of all tasks; {data.named} draws them"
         f" at other rates: of {task.name} about {read:,.0f} of {number:,} are read"
       )
@@ -303,7 +309,7 @@ def _with_asked(config: Config, objective_heads: tuple[HeadConfig, ...]) -> Conf
 
 def _check_learns(provider: seqio.Task | seqio.Mixture | None, config: Config) -> None:
   """Refuses a task that is answered in writing to a model that does not write."""
-  if provider is None or config.model.kind.writes:
+  if provider is None or config.model.kind.is_generative:
     return
   for task in task_resolution.tasks_of(provider):
     if task.metric_fns and not objectives.of(task):
@@ -351,7 +357,7 @@ def check_stages(run: Sequence[stages.Stage]) -> None:
   first = pipeline.vocabulary(run[0].config.data)
   notes: dict[str, None] = {}
   for stage in run:
-    with stage.told():
+    with stage.error_context():
       notes |= dict.fromkeys(check(stage.config))
       _tell_undrawn(stage)
       if pipeline.vocabulary(stage.config.data) != first:  # which tasks may have themselves
@@ -360,7 +366,7 @@ def check_stages(run: Sequence[stages.Stage]) -> None:
           " set config.data.vocabulary, and all stages are read in it"
         )
   for note in notes:
-    hosts.say(note)
+    hosts.log_once(note)
 
 
 def check(config: Config) -> list[str]:
@@ -445,7 +451,7 @@ def _check_loss(config: Config) -> None:
 
 def _check_sees(config: Config) -> None:
   """Refuses hidden tokens that a model would read from left to right alone."""
-  if config.model.bidirectional_prefix or not config.model.kind.continues or not config.data.is_named:
+  if config.model.bidirectional_prefix or not config.model.kind.is_decoder_only or not config.data.is_named:
     return
   source = run_sources.of(config.data)
   for part in source.parts.values() or [source]:

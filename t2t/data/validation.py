@@ -106,7 +106,7 @@ def _check_first_examples(
     training, architecture: see `check`.
     task_examples, progress: of the one task, see `first_examples.read`; None: there are several.
   """
-  writes, notes = ARCHITECTURES[architecture].writes, []
+  writes, notes = ARCHITECTURES[architecture].is_generative, []
   vocabulary = task_resolution.vocabulary_of(training.task)
   for task in training.tasks:
     if isinstance(training.task, seqio.Mixture) and not training.task.get_rate(task):

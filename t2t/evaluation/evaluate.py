@@ -111,7 +111,7 @@ class Evaluation:
       except bad_records.NoExamples as error:
         if settings.tasks or not _is_never_drawn(data, task.name):
           raise
-        hosts.say(f"{error}. It has rate 0, and is not evaluated")
+        hosts.log_once(f"{error}. It has rate 0, and is not evaluated")
     self._tasks = [task for task in self._tasks if task.name in self._examples]
 
   @property
@@ -348,7 +348,7 @@ def prepare(config: Config, source: pretrained.Source, *, tasks: Sequence[str], 
     vocabulary=vocabulary,
     split=split,
     batch_size=batch_size,
-    ends_prompts=pretrained.ends_prompts(source)[0] if model.config.kind.continues else None,
+    ends_prompts=pretrained.ends_prompts(source)[0] if model.config.kind.is_decoder_only else None,
     causal=pretrained.reads_causally(source),
     by_heads=by_heads,
     adapters=source.adapters,
@@ -388,7 +388,7 @@ def _of_its_table(config: Config, source: pretrained.Source) -> Config:
   config = config.with_(
     data={"files": "", "eval_files": "", "mixture": tables.TASK, "table": spec.to_dict(), **lengths}
   )
-  is_one_of = spec.kind in ("class", "choice") and source.model.kind.writes
+  is_one_of = spec.kind in ("class", "choice") and source.model.kind.is_generative
   if is_one_of and not config.eval.method and not pretrained.answers_by_heads(source):
     config = config.with_(eval={"method": "rank"})
   return config
@@ -405,12 +405,12 @@ def evaluate(config: Config, source: pretrained.Source, workdir: str) -> list[re
     UserError: see `prepare`.
   """
   evaluation = prepare(config, source, tasks=config.eval.tasks, split=config.data.eval_split)
-  if source.model.kind.continues and evaluation.method != "head" and jax.process_index() == 0:
+  if source.model.kind.is_decoder_only and evaluation.method != "head" and jax.process_index() == 0:
     ends, reason = pretrained.ends_prompts(source)
     if ends:
       print(f"prompts end in EOS, as in training: {reason}", file=sys.stderr)
   for note in evaluation.notes:
-    hosts.say(note)
+    hosts.log_once(note)
   params = pretrained.load(source, evaluation.mesh).params
   with results.progress(evaluation.num_examples) as on_batch:
     task_results = evaluation.run(params, on_batch=on_batch)

@@ -125,13 +125,13 @@ class Writes:
       return []
     kind, eos_id = self._context.config.kind, self._vocabulary.eos_id
     tokens = example["inputs"].tolist()
-    if kind.reads_apart:
+    if kind.has_encoder_and_decoder:
       return tokens
     if tokens and tokens[-1] == eos_id:
       tokens.pop()
     ends = self._context.ends_prompts
     as_the_task = task.output_features["inputs"].add_eos if ends is None else ends
-    if kind.writes and as_the_task:
+    if kind.is_generative and as_the_task:
       return [*tokens[: self._context.data.inputs_length - 1], eos_id]
     return tokens
 
@@ -170,7 +170,7 @@ class Ranks(Writes):
     """See the class; options that tie are all told."""
     del task
     kind = self._context.config.kind
-    end = [self._vocabulary.eos_id] if kind.reads_apart else []
+    end = [self._vocabulary.eos_id] if kind.has_encoder_and_decoder else []
     options = [[text(option) for option in example["options"]] for example in examples]
     encoded = {
       option_text: raw_text.encode_again(self._vocabulary, option_text, example.get("targets", ()))
@@ -186,7 +186,7 @@ class Ranks(Writes):
     share = len(examples) / len(pairs)
     step = None if done is None else lambda number, tokens: done(number * share, tokens)
     scores = self._predictor.log_likelihood(params, pairs, on_batch=step)
-    if not kind.writes:
+    if not kind.is_generative:
       scores = scores / np.array([max(len(target), 1) for _, target in pairs])
     ends = np.cumsum([len(texts) for texts in options])
     chosen, best, tied = [], [], []

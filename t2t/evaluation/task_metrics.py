@@ -109,20 +109,20 @@ def entity_f1(targets: Sequence[Sequence[str]], predictions: Sequence[Sequence[s
   """
   import seqeval.metrics
 
-  found = [
+  predicted = [
     [*(prediction or ()), *["O"] * len(right)][: len(right)]
     for right, prediction in zip(targets, predictions, strict=True)
   ]
   right = [list(tags) for tags in targets]
-  return {"f1": 100 * float(seqeval.metrics.f1_score(right, found, zero_division=0)) if right else 0.0}
+  return {"f1": 100 * float(seqeval.metrics.f1_score(right, predicted, zero_division=0)) if right else 0.0}
 
 
 def word_accuracy(targets: Sequence[Sequence[str]], predictions: Sequence[Sequence[str] | None]) -> dict[str, float]:
   """Share of words that have their right tag; those of an unparseable prediction have none."""
   right = [
-    own == (prediction or ())[place : place + 1]
+    expected == (prediction or ())[index : index + 1]
     for tags, prediction in zip(targets, predictions, strict=True)
-    for place, own in enumerate([[tag] for tag in tags])
+    for index, expected in enumerate([[tag] for tag in tags])
   ]
   return {"word_accuracy": _percent(right)}
 
@@ -210,7 +210,7 @@ def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float
     scorer.score(*(summary.replace(" . ", " .\n") for summary in pair))
     for pair in zip(targets, predictions, strict=True)
   ]
-  return {kind: _percent([found[kind].fmeasure for found in scores]) for kind in kinds}
+  return {kind: _percent([rouge_score[kind].fmeasure for rouge_score in scores]) for kind in kinds}
 
 
 def bleu(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:

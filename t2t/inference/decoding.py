@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from t2t import UserError, did_you_mean, losses, sharding
 from t2t.models import transformer
-from t2t.models.architecture import Batch, Model, predicted_side
+from t2t.models.architecture import Batch, ModelProtocol, predicted_side
 from t2t.models.config import TransformerConfig
 from t2t.param_tree import Params
 from t2t.runtime import numeric
@@ -144,7 +144,7 @@ def check_positions(model_config: TransformerConfig, prompt_length: int, max_len
   most = model_config.most_positions
   if not most:
     return
-  if model_config.kind.continues:
+  if model_config.kind.is_decoder_only:
     # The last token that is written is not read.
     if prompt_length + max_length - 1 > most:
       left = most + 1 - prompt_length
@@ -455,7 +455,7 @@ def make_stream(
   return jax.jit(start), jax.jit(advance)
 
 
-def log_likelihood(model: Model, batch: Batch) -> jax.Array:
+def log_likelihood(model: ModelProtocol, batch: Batch) -> jax.Array:
   """Sum of the log-probabilities of each row's targets where their loss counts, float32 [batch].
 
   Args:

@@ -361,7 +361,7 @@ def sample(head: HeadConfig, logits: np.ndarray, targets: np.ndarray) -> tuple[s
   Args:
     head: that was asked.
     logits: float32 [positions that are asked, classes].
-    targets: int32 there; see `head_losses.Asked`.
+    targets: int32 there; see `head_losses.HeadTargets`.
   """
   if head.kind == "score":
     return f"{logits[0, 0]:.2f}", f"{float(head_losses.scores_of(targets)[0]):.2f}"

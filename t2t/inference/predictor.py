@@ -36,9 +36,9 @@ def _scored_lengths(pair: tuple[Tokens, Tokens], *, architecture: str, framing: 
   """Positions that a pair takes: of encoder and decoder, or of the one row that a model of one stack reads."""
   prompt, target = (len(tokens) for tokens in pair)
   kind = ARCHITECTURES[architecture]
-  if kind.reads_apart:
+  if kind.has_encoder_and_decoder:
     return prompt, target
-  around = [] if kind.writes else [framing.cls_id, framing.sep_id]
+  around = [] if kind.is_generative else [framing.cls_id, framing.sep_id]
   return (prompt + target + sum(x is not None for x in around),)
 
 
@@ -63,7 +63,7 @@ def scored_features(
   """
   prompts, targets = [list(prompt) for prompt, _ in pairs], [list(target) for _, target in pairs]
   kind = ARCHITECTURES[architecture]
-  if kind.reads_apart:
+  if kind.has_encoder_and_decoder:
     inputs = [[framing.bos_id, *target[:-1]] for target in targets]
     return prompt_features(prompts, widths[0], architecture=architecture, framing=framing) | {
       "decoder_input_tokens": padded(inputs, widths[1], framing.pad_id),
@@ -71,7 +71,7 @@ def scored_features(
       "decoder_loss_weights": padded([[1] * len(target) for target in targets], widths[1], 0, np.float32),
     }
   (width,) = widths
-  if kind.continues:
+  if kind.is_decoder_only:
     rows = [prompt + target for prompt, target in zip(prompts, targets, strict=True)]
     weights = [[0] * len(prompt) + [1] * len(target) for prompt, target in zip(prompts, targets, strict=True)]
     read = [[0 if framing.causal else 1] * (len(prompt) + 1) for prompt in prompts]
@@ -134,7 +134,7 @@ class Predictor:
     self._decode = None
     self._max_length = 0 if decode is None else decode.max_length
     if decode is not None and config.is_generative:
-      config.text_decoder.check(config, max_inputs + int(config.kind.continues), decode.max_length)
+      config.text_decoder.check(config, max_inputs + int(config.kind.is_decoder_only), decode.max_length)
       self._decode = decoding.make_decode(graphdef, decode, eos_id=framing.eos_id)
 
   @property
@@ -160,7 +160,7 @@ class Predictor:
       numbers: of the prompts; a prompt draws by its number, whatever batch it is in. None: from 0 on.
       on_batch: called with the number of prompts and of written tokens after each batch.
     """
-    extra = int(self._config.kind.continues)
+    extra = int(self._config.kind.is_decoder_only)
     widths = [bucket(len(prompt) + extra, self._max_inputs + extra) for prompt in prompts]
     generations: list[Generation | None] = [None] * len(prompts)
     for width, indices in by_width(widths, self._rows):

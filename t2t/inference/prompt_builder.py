@@ -127,7 +127,7 @@ def ends_prompts(source: pretrained.Source, wanted: str = "") -> tuple[bool, str
     wanted: yes or no; empty: as in training, where an encoder always reads EOS.
   """
   ends, reason = (True, "it has an encoder")
-  if source.model.kind.continues:
+  if source.model.kind.is_decoder_only:
     ends, reason = pretrained.ends_prompts(source)
   if wanted:
     return wanted == "yes", f"--prompt_eos {wanted}"
@@ -166,7 +166,7 @@ def blank(source: pretrained.Source) -> str:
   data = source.run["data"]
   named = data.get("objective", "") if data.get("files") else data.get("mixture", "")
   is_alone = not data.get("sources") and not source.run.get("stages")
-  return "<extra_id_" if is_alone and named.endswith(_FILLING) and source.model.kind.reads_apart else ""
+  return "<extra_id_" if is_alone and named.endswith(_FILLING) and source.model.kind.has_encoder_and_decoder else ""
 
 
 def longest_prompt(source: pretrained.Source, *, inputs_length: int, max_length: int) -> int:
@@ -185,7 +185,7 @@ def longest_prompt(source: pretrained.Source, *, inputs_length: int, max_length:
   if not source.asked.most_positions:
     return trained
   # A decoder alone has BOS and the answer, but for its last token, in the same row.
-  reserved = max_length if source.model.kind.continues else 0
+  reserved = max_length if source.model.kind.is_decoder_only else 0
   return max(1, min(trained, source.asked.most_positions - reserved))
 
 

@@ -68,7 +68,7 @@ def prompt_features(
     architecture: encoder_decoder or decoder_only.
     framing: of the vocabulary.
   """
-  if ARCHITECTURES[architecture].continues:
+  if ARCHITECTURES[architecture].is_decoder_only:
     prompts = [[framing.bos_id, *prompt] for prompt in prompts]
     real = [[1] * len(prompt) for prompt in prompts]
     return {

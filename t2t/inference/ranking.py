@@ -57,7 +57,7 @@ class Ranking:
     self._predictor = predictor.Predictor(
       model.config, model.graphdef, mesh, framing, decode=None, batch_size=batch_size, max_inputs=longest
     )
-    self._end = [self._vocabulary.eos_id] if model.config.kind.reads_apart else []
+    self._end = [self._vocabulary.eos_id] if model.config.kind.has_encoder_and_decoder else []
     self.options = {"inputs_length": longest, "method": "rank"} | prompt_builder.said(special_tokens)
 
   def check(self, line: jsonl_io.Line, where: str) -> None:

@@ -62,7 +62,7 @@ class Writing:
     if decode.num_beams > 1:
       self.options["length_penalty"] = decode.length_penalty
     # Only what departs from what outputs were written with before it could be chosen.
-    if ends_prompts != source.model.kind.reads_apart:
+    if ends_prompts != source.model.kind.has_encoder_and_decoder:
       self.options["prompt_eos"] = "yes" if ends_prompts else "no"
     self.options |= prompt_builder.said(special_tokens)
     if prefix := prompt_builder.prefix(source).text:

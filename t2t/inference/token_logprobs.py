@@ -91,7 +91,7 @@ class Teller:
       prompt: token ids; none, of a decoder alone that is told from its first token on.
       targets: token ids of several texts.
     """
-    reads_apart = self._config.kind.reads_apart
+    reads_apart = self._config.kind.has_encoder_and_decoder
     longest = max(map(len, targets))
     lengths = (len(prompt), longest) if reads_apart else (len(prompt) + longest,)
     most = self._config.most_positions or _NO_LIMIT

@@ -39,7 +39,7 @@ __all__ = [
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class LossRow:
   """Facts on a loss that are known before its file is imported.
 
   path: of its class, a `Loss`.
@@ -54,11 +54,11 @@ class Row:
 
 # config.train.loss -> the loss of a run; a file is imported when a config names its loss
 _ROWS = {
-  "contrastive": Row("t2t.losses.contrastive:Contrastive", compares_texts=True),
-  "cross_entropy": Row("t2t.losses.cross_entropy:CrossEntropy"),
-  "electra": Row("t2t.losses.electra:Electra"),
-  "heads": Row("t2t.losses.head_losses:Heads", answered_by_heads=True),
-  "tokens_and_heads": Row("t2t.losses.head_losses:Heads", answered_by_heads=True),
+  "contrastive": LossRow("t2t.losses.contrastive:Contrastive", compares_texts=True),
+  "cross_entropy": LossRow("t2t.losses.cross_entropy:CrossEntropy"),
+  "electra": LossRow("t2t.losses.electra:Electra"),
+  "heads": LossRow("t2t.losses.head_losses:HeadLosses", answered_by_heads=True),
+  "tokens_and_heads": LossRow("t2t.losses.head_losses:HeadLosses", answered_by_heads=True),
 }
 LOSSES: LazyTable[type[Loss]] = LazyTable({name: row.path for name, row in _ROWS.items()})
 
@@ -95,8 +95,8 @@ def make(run: Config) -> Loss:
     raise UserError(
       f"config.train.loss={name}: no such loss{did_you_mean(name, LOSSES)}; there are {', '.join(LOSSES)}"
     )
-  loss = LOSSES[name].of(run)
-  if run.train.microbatches > 1 and not loss.splits:
+  loss = LOSSES[name].from_config(run)
+  if run.train.microbatches > 1 and not loss.supports_microbatching:
     raise UserError(
       f"config.train.microbatches={run.train.microbatches}: the loss {name} compares the rows of a whole batch, which"
       " cannot be cut; set it to 1, and config.train.batch_size to what fits"

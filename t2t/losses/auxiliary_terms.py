@@ -30,12 +30,12 @@ class AuxiliaryTerms:
   prefix: str = ""
 
   @classmethod
-  def of(cls, run: Config, *, only_states: bool) -> "AuxiliaryTerms":
+  def from_config(cls, run: Config, *, only_states: bool) -> "AuxiliaryTerms":
     """Makes the terms of a run.
 
     Args:
       run: its config.
-      only_states: whether the loss runs `Model.hidden_states`, and not `Model.hidden`.
+      only_states: whether the loss runs `ModelProtocol.hidden_states` and not `hidden`.
     """
     kind = run.model.kind
     sides = (kind.answers,) if only_states else kind.sides
@@ -87,16 +87,16 @@ class AuxiliaryTerms:
         f"config.model.feed_forward={self.model.feed_forward}: its layers return the terms {sorted(aux.terms)}, but"
         f" `terms` of its class declares {sorted(rows)}"
       )
-    own = self.weights(batch)
+    term_weights = self.weights(batch)
     added = {self.prefix + name: (term, aux.terms[name]) for name, term in rows.items()}
     if taken := set(added) & (set(terms) | set(metrics)):
       raise ValueError(f"the auxiliary term {min(taken)!r} has the name of a term or metric of the loss; rename it")
-    found = {
+    scaled_terms = {
       name: term.coefficient * total / jnp.maximum(weights[name], 1e-8)
       for name, (term, total) in added.items()
       if term.coefficient
     }
-    metrics = metrics | {name: WeightedSum(total, own[name]) for name, (_, total) in added.items()}
-    kept = [name for name in batch if name.startswith(CARRIED)]
-    states = {name: aux.states[name.removeprefix(CARRIED)] for name in kept}
-    return terms | found, metrics | {name: jnp.moveaxis(x, 0, 1) for name, x in states.items()}
+    metrics = metrics | {name: WeightedSum(total, term_weights[name]) for name, (_, total) in added.items()}
+    carried_names = [name for name in batch if name.startswith(CARRIED)]
+    states = {name: aux.states[name.removeprefix(CARRIED)] for name in carried_names}
+    return terms | scaled_terms, metrics | {name: jnp.moveaxis(x, 0, 1) for name, x in states.items()}

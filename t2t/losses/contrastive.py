@@ -20,7 +20,7 @@ from t2t.losses.head_losses import reads_every_layer, without_tokens
 from t2t.losses.protocol import Baseline, Weights
 from t2t.metrics import Metrics, WeightedSum
 from t2t.models import layers, task_heads, transformer
-from t2t.models.architecture import Batch, Model, segments_of, sides
+from t2t.models.architecture import Batch, ModelProtocol, segments_of, sides
 from t2t.models.auxiliary import Hidden
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.models.flops import model_flops
@@ -84,7 +84,7 @@ class Contrastive:
   config: ContrastiveConfig
   head: HeadConfig
   auxiliary: AuxiliaryTerms = AuxiliaryTerms()
-  splits: ClassVar[bool] = False  # a row's loss depends on the second texts of all
+  supports_microbatching: ClassVar[bool] = False  # a row's loss depends on the second texts of all
   unit: ClassVar[str] = "nats per pair, by which text of the batch goes with which"
   part: ClassVar[str] = ""
 
@@ -94,7 +94,7 @@ class Contrastive:
     return (self.head.name,)
 
   @classmethod
-  def of(cls, run: Config) -> "Contrastive":
+  def from_config(cls, run: Config) -> "Contrastive":
     """The loss of a run.
 
     Raises:
@@ -107,9 +107,9 @@ class Contrastive:
       raise UserError(f"config.contrastive.temperature={config.temperature}: must be above 0; SimCSE's is 0.05")
     if not (math.isfinite(config.margin) and config.margin >= 0):
       raise UserError(f"config.contrastive.margin={config.margin}: must be 0 or more; LaBSE's is 0.3")
-    found = [head for head in run.model.heads if head.kind == "vector"]
-    if len(found) != 1:
-      names = ", ".join(head.name for head in found) or "none"
+    vector_heads = [head for head in run.model.heads if head.kind == "vector"]
+    if len(vector_heads) != 1:
+      names = ", ".join(head.name for head in vector_heads) or "none"
       raise UserError(
         f"config.train.loss=contrastive: compares the vectors of one head, and config.model.heads has {names} of kind"
         ' vector; give config.model.heads={"name": "text", "kind": "vector", "num_classes": 0}'
@@ -122,13 +122,13 @@ class Contrastive:
     if run.train.batch_size < 2 or run.eval.batch_size == 1:
       key = "train" if run.train.batch_size < 2 else "eval"
       raise UserError(f"config.{key}.batch_size=1: there is nothing to tell a pair from; give 2 or more")
-    return cls(config, found[0], AuxiliaryTerms.of(run, only_states=True))
+    return cls(config, vector_heads[0], AuxiliaryTerms.from_config(run, only_states=True))
 
-  def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> Model:
+  def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> ModelProtocol:
     """The model alone."""
     return transformer.build(config, rngs)
 
-  def idle(self, model: TransformerConfig) -> tuple[str, ...]:
+  def untrained_params(self, model: TransformerConfig) -> tuple[str, ...]:
     """The head over the vocabulary, and a decoder behind the encoder that is read."""
     return without_tokens(model)
 
@@ -136,7 +136,7 @@ class Contrastive:
     """How many pairs there are."""
     return {"contrastive": jnp.sum(is_pair(batch).astype(jnp.float32))} | self.auxiliary.weights(batch)
 
-  def vectors(self, module: Model, batch: Batch, *, key: jax.Array | None) -> Hidden:
+  def vectors(self, module: ModelProtocol, batch: Batch, *, key: jax.Array | None) -> Hidden:
     """Of both texts of each row, float32 [batch, 2, width], with what layers return beside.
 
     Args:
@@ -145,11 +145,11 @@ class Contrastive:
       key: of dropout, which both texts draw for themselves; None: there is none.
     """
     body_key, head_key = layers.split_key(key, 2)
-    found = module.hidden_states(batch, every_layer=reads_every_layer(module.config), dropout_key=body_key)
-    states, head = found.x, module.heads[self.head.name]
+    outputs = module.hidden_states(batch, every_layer=reads_every_layer(module.config), dropout_key=body_key)
+    states, head = outputs.x, module.heads[self.head.name]
     hidden = states if head.layers == "mix" or states.ndim == 3 else states[-1]
     read = task_heads.read_texts(hidden, segments_of(batch, sides(batch)[0]), number=2, reads=head.reads)
-    return Hidden(module.head_logits(self.head.name, read.astype(hidden.dtype), dropout_key=head_key), found.aux)
+    return Hidden(module.head_logits(self.head.name, read.astype(hidden.dtype), dropout_key=head_key), outputs.aux)
 
   def __call__(
     self, module: nnx.Module, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
@@ -165,14 +165,14 @@ class Contrastive:
     if config.symmetric:
       loss = 0.5 * (loss + _missed(logits, right, axis=0))
     loss, number = jnp.sum(jnp.where(real, loss, 0.0)), jnp.sum(real.astype(jnp.float32))
-    others = jnp.where(real[None, :], near, _NOT_THERE)
-    is_nearest = others >= jnp.max(others, axis=1, keepdims=True)
+    candidates = jnp.where(real[None, :], near, _NOT_THERE)
+    is_nearest = candidates >= jnp.max(candidates, axis=1, keepdims=True)
     # Of k texts that are equally near each counts 1/k.
-    found = jnp.any(is_nearest & right, axis=1) / jnp.maximum(jnp.sum(is_nearest, axis=1), 1)
-    found = jnp.where(real, found, 0.0)
+    correct = jnp.any(is_nearest & right, axis=1) / jnp.maximum(jnp.sum(is_nearest, axis=1), 1)
+    correct = jnp.where(real, correct, 0.0)
     metrics = {
       "loss": WeightedSum(loss, number),
-      "accuracy": WeightedSum(jnp.sum(found), number),
+      "accuracy": WeightedSum(jnp.sum(correct), number),
     }
     terms = {"contrastive": loss / jnp.maximum(weights["contrastive"], 1.0)}
     return self.auxiliary.joined(terms, metrics, vectors.aux, batch, weights)

@@ -16,7 +16,7 @@ from t2t.losses.auxiliary_terms import AuxiliaryTerms
 from t2t.losses.protocol import Baseline, LogitsFn, Weights
 from t2t.metrics import Metrics, WeightedSum
 from t2t.models import cpu_ops, transformer
-from t2t.models.architecture import Batch, Model, predicted_side
+from t2t.models.architecture import Batch, ModelProtocol, predicted_side
 from t2t.models.config import TransformerConfig
 from t2t.models.flops import model_flops
 
@@ -102,12 +102,12 @@ def _chunks(config: CrossEntropyConfig, *arrays: jax.Array) -> tuple[jax.Array, 
   num_chunks = -(-tokens // config.chunk_tokens)
   size = -(-tokens // num_chunks)
 
-  def one(x):
+  def split(x):
     x = jnp.pad(x, [(0, 0), (0, num_chunks * size - tokens)] + [(0, 0)] * (x.ndim - 2))
     x = jnp.moveaxis(x.reshape(x.shape[0], num_chunks, size, *x.shape[2:]), 1, 0)
     return sharding.shard(x, None, "tokens", *[None] * (x.ndim - 2))
 
-  return tuple(one(x) for x in arrays)
+  return tuple(split(x) for x in arrays)
 
 
 def _grid(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -146,7 +146,7 @@ def _loop(body, carry, chunks, num_used: jax.Array | None):
 
   def step(index, state):
     carry, output = body(state[0], at(index))
-    return carry, jax.tree.map(lambda all, one: all.at[index].set(one), state[1], output)
+    return carry, jax.tree.map(lambda all, value: all.at[index].set(value), state[1], output)
 
   return jax.lax.fori_loop(0, num_used, step, (carry, outputs))
 
@@ -198,9 +198,9 @@ def _summed(
 def _summed_forward(config, sparse, logits_fn, hidden, targets, weights, seed, positions):
   # The loss is a sum, so that its gradient is known up to one factor as soon as the logits are: each chunk yields
   # loss and gradients at once, its logits are computed once (not again in the backward pass) and never kept.
-  def of_shard(hidden, *others):
-    one = lambda f, h: _chunk_loss(config, seed, f, h, *others)
-    loss, vjp, (sums, drawn) = jax.vjp(one, logits_fn, hidden, has_aux=True)
+  def of_shard(hidden, *arrays):
+    loss_fn = lambda f, h: _chunk_loss(config, seed, f, h, *arrays)
+    loss, vjp, (sums, drawn) = jax.vjp(loss_fn, logits_fn, hidden, has_aux=True)
     return (loss, sums), drawn, *vjp(jnp.ones_like(loss))
 
   def body(carry, chunk):
@@ -249,43 +249,43 @@ class CrossEntropy:
 
   config: CrossEntropyConfig
   auxiliary: AuxiliaryTerms = AuxiliaryTerms()
-  splits: ClassVar[bool] = True
+  supports_microbatching: ClassVar[bool] = True
   heads: ClassVar[tuple[str, ...]] = ()
   unit: ClassVar[str] = "nats per target token"
   part: ClassVar[str] = ""
 
   @classmethod
-  def of(cls, run: Config) -> "CrossEntropy":
+  def from_config(cls, run: Config) -> "CrossEntropy":
     """The loss of a run."""
     config = CrossEntropyConfig(run.train.z_loss, run.train.label_smoothing, run.train.chunk_tokens)
-    return cls(config, AuxiliaryTerms.of(run, only_states=False))
+    return cls(config, AuxiliaryTerms.from_config(run, only_states=False))
 
-  def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> Model:
+  def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> ModelProtocol:
     """The model alone."""
     return transformer.build(config, rngs)
 
-  def idle(self, model: TransformerConfig) -> tuple[str, ...]:
+  def untrained_params(self, model: TransformerConfig) -> tuple[str, ...]:
     """Nothing: a gradient reaches the whole model."""
     del model
     return ()
 
   def weights(self, batch: Batch) -> Weights:
     """How much of the targets counts."""
-    own = {"loss": jnp.sum(batch[f"{predicted_side(batch)}_loss_weights"].astype(jnp.float32))}
-    return own | self.auxiliary.weights(batch)
+    target_weight = {"loss": jnp.sum(batch[f"{predicted_side(batch)}_loss_weights"].astype(jnp.float32))}
+    return target_weight | self.auxiliary.weights(batch)
 
   def __call__(
-    self, module: Model, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
+    self, module: ModelProtocol, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
   ) -> tuple[dict[str, jax.Array], Metrics]:
     """See `Loss`; held out, the loss is that of the targets themselves, whatever training smooths."""
     hidden = module.hidden(batch, dropout_key=key if train else None)
     config = self.config if train else dataclasses.replace(self.config, label_smoothing=0.0)
     side = predicted_side(batch)
-    own = batch[f"{side}_loss_weights"].astype(jnp.float32)
+    loss_weights = batch[f"{side}_loss_weights"].astype(jnp.float32)
     summed, sums, _ = token_sums(
-      config, module.logits_fn(), hidden.x, batch[f"{side}_target_tokens"], own, sparse=_is_sparse(batch)
+      config, module.logits_fn(), hidden.x, batch[f"{side}_target_tokens"], loss_weights, sparse=_is_sparse(batch)
     )
-    weight = jnp.sum(own)
+    weight = jnp.sum(loss_weights)
     metrics = {name: WeightedSum(sums[i], weight) for i, name in enumerate(("loss", "z_loss", "accuracy"))}
     terms = {"loss": summed / jnp.maximum(weights["loss"], 1.0)}
     return self.auxiliary.joined(terms, metrics, hidden.aux, batch, weights)
@@ -406,8 +406,8 @@ def _left_out(counts: jax.Array, occurrences: jax.Array) -> jax.Array:
     occurrences: number of targets of each token, float32 [vocab_size].
   """
   added = jnp.array(_SMOOTHING)[:, None]
-  others = jnp.sum(occurrences) - 1
-  shares = jnp.maximum(occurrences - 1 + added, added) / (others + added * counts.size)
+  other_count = jnp.sum(occurrences) - 1
+  shares = jnp.maximum(occurrences - 1 + added, added) / (other_count + added * counts.size)
   return jnp.min(-jnp.sum(counts * jnp.log(shares), axis=1)) / jnp.sum(counts)
 
 

@@ -76,7 +76,7 @@ class Generator(nnx.Module):
     self.embed = None if shares_embeddings else layers.Embed(config, rngs)
     projects = shares_embeddings and config.embedding_dim
     shape, axes = (config.embedding_dim, config.embed_dim), ("factor", None)
-    self.projection = layers.param(rngs, shape, axes, scale=layers.into(config, shape[0])) if projects else None
+    self.projection = layers.param(rngs, shape, axes, scale=layers.fan_in_scale(config, shape[0])) if projects else None
     self.projection_bias = layers.bias(config, config.embed_dim, "embed") if projects else None
     self.encoder = Stack(config, rngs, num_layers=config.num_encoder_layers, causal=False)
     self.head = VocabularyHead(config, rngs)
@@ -135,7 +135,7 @@ class Electra:
   config: ElectraConfig
   tokens: CrossEntropyConfig
   auxiliary: AuxiliaryTerms = AuxiliaryTerms()
-  splits: ClassVar[bool] = True
+  supports_microbatching: ClassVar[bool] = True
   unit: ClassVar[str] = "nats per token, which is the one that stood there or not"
   part: ClassVar[str] = "discriminator"  # the generator is thrown away
 
@@ -145,7 +145,7 @@ class Electra:
     return (HEAD,) if self.config.predicts == "replaced" else ()
 
   @classmethod
-  def of(cls, run: Config) -> "Electra":
+  def from_config(cls, run: Config) -> "Electra":
     """The loss of a run.
 
     Raises:
@@ -154,7 +154,7 @@ class Electra:
     model, electra, train = run.model, run.electra, run.train
     if electra is None:
       raise UserError("config.train.loss=electra: config.electra is missing; start from a config such as electra_small")
-    if model.kind.writes:
+    if model.kind.is_generative:
       raise UserError(
         f"config.train.loss=electra: reads in both directions, but config.model.architecture={model.architecture}"
       )
@@ -174,13 +174,13 @@ class Electra:
           f" config.model.{theirs}={getattr(model, theirs)}; the paper's have a quarter to a half"
         )
     if electra.predicts == "replaced" and HeadConfig(HEAD, 1, "detector") not in model.heads:
-      found = ", ".join(f"{head.name} ({head.kind}, {head.num_classes})" for head in model.heads) or "none"
+      listing = ", ".join(f"{head.name} ({head.kind}, {head.num_classes})" for head in model.heads) or "none"
       raise UserError(
-        f"config.train.loss=electra: config.model.heads has no detector {HEAD!r} of one score, but {found}; give"
+        f"config.train.loss=electra: config.model.heads has no detector {HEAD!r} of one score, but {listing}; give"
         f' config.model.heads={{"name": "{HEAD}", "kind": "detector", "num_classes": 1}}'
       )
     tokens = CrossEntropyConfig(train.z_loss, train.label_smoothing, train.chunk_tokens)
-    return cls(electra, tokens, AuxiliaryTerms.of(run, only_states=False))
+    return cls(electra, tokens, AuxiliaryTerms.from_config(run, only_states=False))
 
   @property
   def _generator_auxiliary(self) -> AuxiliaryTerms:
@@ -192,7 +192,7 @@ class Electra:
     """Both models."""
     return Pair(config, self.config, rngs)
 
-  def idle(self, model: TransformerConfig) -> tuple[str, ...]:
+  def untrained_params(self, model: TransformerConfig) -> tuple[str, ...]:
     """Nothing besides heads."""
     del model
     return ()
@@ -206,8 +206,8 @@ class Electra:
   def weights(self, batch: Batch) -> Weights:
     """How many tokens were masked, and how many the discriminator is asked about."""
     masked = jnp.sum(batch["encoder_loss_weights"].astype(jnp.float32))
-    own = {"generator": masked, "discriminator": jnp.sum(self._asked(batch))}
-    return own | self.auxiliary.weights(batch) | self._generator_auxiliary.weights(batch)
+    counts = {"generator": masked, "discriminator": jnp.sum(self._asked(batch))}
+    return counts | self.auxiliary.weights(batch) | self._generator_auxiliary.weights(batch)
 
   def __call__(
     self, module: nnx.Module, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
@@ -227,7 +227,7 @@ class Electra:
     # ---- The discriminator ---------------------------------------------------
     corrupted = jnp.where(masked > 0, drawn, targets)
     replaced = (corrupted != targets).astype(jnp.float32)
-    asked = self._asked(batch)
+    position_weights = self._asked(batch)
     # Which positions are real is known, whatever was drawn: the id of padding as well.
     segments = batch.get("encoder_segment_ids", real.astype(jnp.int32))
     changed = dict(batch) | {"encoder_input_tokens": corrupted, "encoder_segment_ids": segments}
@@ -235,17 +235,17 @@ class Electra:
     seen = read.x
     if self.config.predicts == "replaced":
       scores = module.discriminator.head_logits(HEAD, seen)[..., 0]
-      summed = jnp.sum(asked * (jax.nn.softplus(scores) - replaced * scores))
+      summed = jnp.sum(position_weights * (jax.nn.softplus(scores) - replaced * scores))
       # A score of 0 is a tie of both answers.
       says = jnp.where(scores == 0, 0.5, (scores > 0) == (replaced > 0))
-      loss, right = summed, jnp.sum(asked * says)
+      loss, right = summed, jnp.sum(position_weights * says)
     else:
       logits_fn = module.discriminator.logits_fn()
       sparse = self.config.positions == "masked"
-      summed, (loss, _, right), _ = token_sums(tokens, logits_fn, seen, targets, asked, sparse=sparse)
+      summed, (loss, _, right), _ = token_sums(tokens, logits_fn, seen, targets, position_weights, sparse=sparse)
     discriminator = self.config.discriminator_weight * summed / jnp.maximum(weights["discriminator"], 1.0)
 
-    number = jnp.sum(asked)
+    number = jnp.sum(position_weights)
     metrics = {
       "loss": WeightedSum(loss, number),
       "accuracy": WeightedSum(right, number),
@@ -259,8 +259,10 @@ class Electra:
 
   def flops(self, config: TransformerConfig, *, batch_size: int, lengths: Mapping[str, int], predicted: float) -> float:
     """Of both models: the generator's logits are those of masked tokens."""
-    asked = {"replaced": 0.0, "tokens": 1.0 if self.config.positions == "all" else predicted}[self.config.predicts]
-    both = ((config, asked), (generator_config(config, self.config), predicted))
+    discriminator_share = {"replaced": 0.0, "tokens": 1.0 if self.config.positions == "all" else predicted}[
+      self.config.predicts
+    ]
+    both = ((config, discriminator_share), (generator_config(config, self.config), predicted))
     return sum(model_flops(model, batch_size=batch_size, lengths=lengths, predicted=share) for model, share in both)
 
   def baselines(self, batches: Sequence[Batch], vocab_size: int) -> Sequence[Baseline]:
@@ -275,14 +277,14 @@ class Electra:
   def chance(self, values: Mapping[str, float], *, batch_size: int, vocab_size: int) -> Mapping[str, Baseline]:
     """See `Loss`: the discriminator says the same of every token, or every token has the same probability."""
     del batch_size
-    found = {"generator_loss": uniform(vocab_size)}
+    baselines = {"generator_loss": uniform(vocab_size)}
     if self.config.predicts == "tokens":
-      return found | {"loss": uniform(vocab_size)}
+      return baselines | {"loss": uniform(vocab_size)}
     # Of all tokens it is asked about, which are all real ones, or the masked ones alone.
     if self.config.positions == "all":
       knows = "says of each token how often one was replaced"
-      found["loss"] = Baseline("constant", _entropy(values.get("replaced", 0.0)), knows, cause=_CAUSE)
-    return found
+      baselines["loss"] = Baseline("constant", _entropy(values.get("replaced", 0.0)), knows, cause=_CAUSE)
+    return baselines
 
 
 _CAUSE = (

@@ -21,14 +21,14 @@ from t2t.losses.cross_entropy import CrossEntropy, CrossEntropyConfig, token_sum
 from t2t.losses.protocol import Baseline, Weights
 from t2t.metrics import Metrics, WeightedSum
 from t2t.models import task_heads, transformer
-from t2t.models.architecture import Batch, Model, predicted_side, segments_of, sides
+from t2t.models.architecture import Batch, ModelProtocol, predicted_side, segments_of, sides
 from t2t.models.config import ANSWERED_HEADS, ASKED_HEADS, HeadConfig, TransformerConfig
 from t2t.models.flops import model_flops
 
 _NOT_THERE = -1e30  # as a logit
 
 
-class Asked(NamedTuple):
+class HeadTargets(NamedTuple):
   """What a batch asks of one head.
 
   at: bool [batch, length], where it answers.
@@ -42,33 +42,33 @@ class Asked(NamedTuple):
   groups: jax.Array
 
 
-def asked_of(batch: Batch, number: int) -> Asked:
+def asked_of(batch: Batch, number: int) -> HeadTargets:
   """What a batch asks of the head of this number in the model's config."""
   side = sides(batch)[0]
-  found = batch[f"{side}_answer_heads"] == number + 1
-  return Asked(found, batch[f"{side}_answer_targets"], batch[f"{side}_answer_groups"])
+  positions = batch[f"{side}_answer_heads"] == number + 1
+  return HeadTargets(positions, batch[f"{side}_answer_targets"], batch[f"{side}_answer_groups"])
 
 
 # ---- Kinds -----------------------------------------------------------------------------------------------------------
 
 
-class Found(NamedTuple):
+class HeadLoss(NamedTuple):
   """Of each position, float32 [batch, length]: what it adds to the loss, and to the number of right answers."""
 
   loss: jax.Array
   right: jax.Array
 
 
-def _starts_group(asked: Asked) -> jax.Array:
+def _starts_group(head_targets: HeadTargets) -> jax.Array:
   """bool [batch, length]: the first position of each group; their numbers rise along a row."""
-  groups = jnp.where(asked.at, asked.groups, 0)
+  groups = jnp.where(head_targets.at, head_targets.groups, 0)
   return groups > jnp.pad(jax.lax.cummax(groups, axis=1)[:, :-1], [(0, 0), (1, 0)])
 
 
-def _over_group(reduce: Callable, asked: Asked, at: jax.Array, x: jax.Array) -> jax.Array:
+def _over_group(reduce: Callable, head_targets: HeadTargets, at: jax.Array, x: jax.Array) -> jax.Array:
   """Of each position `reduce`, a segment function, of `x` where `at` in its group; [batch, length] each."""
   empty = 0.0 if reduce is jax.ops.segment_sum else _NOT_THERE
-  groups = jnp.cumsum(_starts_group(asked), axis=1)
+  groups = jnp.cumsum(_starts_group(head_targets), axis=1)
   of_row = lambda x, groups: reduce(x, groups, num_segments=len(x) + 1)[groups]
   return jax.vmap(of_row)(jnp.where(at, x, empty), groups)
 
@@ -76,28 +76,28 @@ def _over_group(reduce: Callable, asked: Asked, at: jax.Array, x: jax.Array) -> 
 _sum = functools.partial(_over_group, jax.ops.segment_sum)
 
 
-def _max(asked: Asked, at: jax.Array, x: jax.Array) -> jax.Array:
-  return _over_group(jax.ops.segment_max, asked, at, jax.lax.stop_gradient(x))
+def _max(head_targets: HeadTargets, at: jax.Array, x: jax.Array) -> jax.Array:
+  return _over_group(jax.ops.segment_max, head_targets, at, jax.lax.stop_gradient(x))
 
 
-def _logsumexp(asked: Asked, at: jax.Array, x: jax.Array) -> jax.Array:
-  most = _max(asked, at, x)
+def _logsumexp(head_targets: HeadTargets, at: jax.Array, x: jax.Array) -> jax.Array:
+  most = _max(head_targets, at, x)
   # No number of another group, or of what does not count, becomes infinite on the way.
-  return jnp.log(jnp.maximum(_sum(asked, at, jnp.exp(jnp.where(at, x - most, 0.0))), 1e-30)) + most
+  return jnp.log(jnp.maximum(_sum(head_targets, at, jnp.exp(jnp.where(at, x - most, 0.0))), 1e-30)) + most
 
 
-def _one_each(asked: Asked) -> jax.Array:
-  return asked.at.astype(jnp.float32)
+def _one_each(head_targets: HeadTargets) -> jax.Array:
+  return head_targets.at.astype(jnp.float32)
 
 
-def _class(logits: jax.Array, asked: Asked) -> Found:
+def _class(logits: jax.Array, head_targets: HeadTargets) -> HeadLoss:
   """Cross-entropy of the class; right is the likeliest one, and of k that tie each counts 1/k."""
   log_p = jax.nn.log_softmax(logits)
-  is_target = jnp.where(asked.at, asked.targets, 0)[..., None] == jnp.arange(logits.shape[-1])
-  at, of_target = _one_each(asked), jnp.sum(jnp.where(is_target, log_p, 0.0), axis=-1)
+  is_target = jnp.where(head_targets.at, head_targets.targets, 0)[..., None] == jnp.arange(logits.shape[-1])
+  at, of_target = _one_each(head_targets), jnp.sum(jnp.where(is_target, log_p, 0.0), axis=-1)
   is_best = logits >= jnp.max(logits, axis=-1, keepdims=True)
   right = jnp.any(is_best & is_target, axis=-1) / jnp.maximum(jnp.sum(is_best, axis=-1), 1)  # NaN is none
-  return Found(-at * of_target, at * right)
+  return HeadLoss(-at * of_target, at * right)
 
 
 def scores_of(targets: jax.Array) -> jax.Array:
@@ -105,126 +105,133 @@ def scores_of(targets: jax.Array) -> jax.Array:
   return jax.lax.bitcast_convert_type(targets, jnp.float32)
 
 
-def _score(logits: jax.Array, asked: Asked) -> Found:
+def _score(logits: jax.Array, head_targets: HeadTargets) -> HeadLoss:
   """Squared error; right is what is no more than 0.5 from the target."""
-  error = jnp.where(asked.at, logits[..., 0] - scores_of(asked.targets), 0.0)
-  return Found(jnp.square(error), _one_each(asked) * (jnp.abs(error) <= 0.5))
+  error = jnp.where(head_targets.at, logits[..., 0] - scores_of(head_targets.targets), 0.0)
+  return HeadLoss(jnp.square(error), _one_each(head_targets) * (jnp.abs(error) <= 0.5))
 
 
-def _right(asked: Asked) -> jax.Array:
-  return asked.at & (asked.targets > 0)
+def _right(head_targets: HeadTargets) -> jax.Array:
+  return head_targets.at & (head_targets.targets > 0)
 
 
-def _one_for_each_right(asked: Asked) -> jax.Array:
+def _one_for_each_right(head_targets: HeadTargets) -> jax.Array:
   """Right candidates of an example share in one."""
-  right = _right(asked)
-  number = _sum(asked, right, jnp.ones(right.shape))
+  right = _right(head_targets)
+  number = _sum(head_targets, right, jnp.ones(right.shape))
   return jnp.where(right, 1.0 / jnp.maximum(number, 1), 0.0)
 
 
-def _choice(logits: jax.Array, asked: Asked) -> Found:
+def _choice(logits: jax.Array, head_targets: HeadTargets) -> HeadLoss:
   """Minus the log-probability that one of the right candidates has, by a softmax over those of the example."""
-  scores, units = logits[..., 0], _one_for_each_right(asked)
-  total, right = (_logsumexp(asked, at, scores) for at in (asked.at, _right(asked)))
+  scores, units = logits[..., 0], _one_for_each_right(head_targets)
+  total, right = (_logsumexp(head_targets, at, scores) for at in (head_targets.at, _right(head_targets)))
   # Of the candidates that tie for the best score the share that is right.
-  is_best = asked.at & (scores >= _max(asked, asked.at, scores))
-  best, best_right = (_sum(asked, at, jnp.ones(scores.shape)) for at in (is_best, is_best & _right(asked)))
-  return Found(jnp.where(units > 0, units * (total - right), 0.0), units * best_right / jnp.maximum(best, 1.0))
+  is_best = head_targets.at & (scores >= _max(head_targets, head_targets.at, scores))
+  best, best_right = (
+    _sum(head_targets, at, jnp.ones(scores.shape)) for at in (is_best, is_best & _right(head_targets))
+  )
+  return HeadLoss(jnp.where(units > 0, units * (total - right), 0.0), units * best_right / jnp.maximum(best, 1.0))
 
 
-def _starts(asked: Asked) -> jax.Array:
-  return (asked.at & (asked.targets % 2 == 1)).astype(jnp.float32)
+def _starts(head_targets: HeadTargets) -> jax.Array:
+  return (head_targets.at & (head_targets.targets % 2 == 1)).astype(jnp.float32)
 
 
-def _span(logits: jax.Array, asked: Asked) -> Found:
+def _span(logits: jax.Array, head_targets: HeadTargets) -> HeadLoss:
   """Half of the cross-entropy of the first position, and half of that of the last, each over the example's.
 
   Source: Devlin et al. 2019, section 4.2; halves as in transformers.
   """
-  bounds = _starts(asked), (asked.at & (asked.targets >= 2)).astype(jnp.float32)
-  loss, found = jnp.zeros(asked.at.shape), []
+  bounds = _starts(head_targets), (head_targets.at & (head_targets.targets >= 2)).astype(jnp.float32)
+  loss, is_right = jnp.zeros(head_targets.at.shape), []
   for number, is_bound in enumerate(bounds):
     scores = logits[..., number]
-    total = _logsumexp(asked, asked.at, scores)
+    total = _logsumexp(head_targets, head_targets.at, scores)
     loss += 0.5 * jnp.where(is_bound > 0, total - scores, 0.0)
-    is_best = asked.at & (scores >= _max(asked, asked.at, scores))
-    number = _sum(asked, is_best, jnp.ones(scores.shape))
-    found.append(is_bound * is_best / jnp.maximum(number, 1.0))  # of k bounds that tie each counts 1/k
-  return Found(loss, found[0] * _max(asked, asked.at, found[1]))
+    is_best = head_targets.at & (scores >= _max(head_targets, head_targets.at, scores))
+    number = _sum(head_targets, is_best, jnp.ones(scores.shape))
+    is_right.append(is_bound * is_best / jnp.maximum(number, 1.0))  # of k bounds that tie each counts 1/k
+  return HeadLoss(loss, is_right[0] * _max(head_targets, head_targets.at, is_right[1]))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Kind:
+class _HeadKind:
   """How a kind of head is scored.
 
-  found: logits [batch, length, classes] of what is asked.
+  measure: logits [batch, length, classes] of what is asked.
   units: float32 [batch, length], what the sum of losses is divided by, added up.
   baseline: the loss of who knows how often each answer is right, of the whole batch: (sum, number of units).
   """
 
-  found: Callable[[jax.Array, Asked], Found]
-  units: Callable[[Asked], jax.Array]
-  baseline: Callable[[Sequence[Asked], int], jax.Array]
+  measure: Callable[[jax.Array, HeadTargets], HeadLoss]
+  units: Callable[[HeadTargets], jax.Array]
+  baseline: Callable[[Sequence[HeadTargets], int], jax.Array]
 
 
-def _entropy(asked: Sequence[Asked], classes: int) -> jax.Array:
-  counts = sum(jnp.zeros(classes).at[each.targets].add(_one_each(each), mode="drop") for each in asked)
+def _entropy(batch_targets: Sequence[HeadTargets], classes: int) -> jax.Array:
+  counts = sum(
+    jnp.zeros(classes).at[head_targets.targets].add(_one_each(head_targets), mode="drop")
+    for head_targets in batch_targets
+  )
   shares = counts / jnp.maximum(jnp.sum(counts), 1.0)
   return -jnp.sum(jax.scipy.special.xlogy(shares, shares))
 
 
-def _variance(asked: Sequence[Asked], classes: int) -> jax.Array:
+def _variance(batch_targets: Sequence[HeadTargets], classes: int) -> jax.Array:
   del classes
   sums = [0.0, 0.0, 0.0]
-  for each in asked:
-    x = jnp.where(each.at, scores_of(each.targets), 0.0)
-    sums = [a + jnp.sum(b) for a, b in zip(sums, (_one_each(each), x, jnp.square(x)), strict=True)]
+  for head_targets in batch_targets:
+    x = jnp.where(head_targets.at, scores_of(head_targets.targets), 0.0)
+    sums = [a + jnp.sum(b) for a, b in zip(sums, (_one_each(head_targets), x, jnp.square(x)), strict=True)]
   number, first, second = jnp.maximum(sums[0], 1.0), sums[1], sums[2]
   return second / number - jnp.square(first / number)
 
 
-def _chance(units: Callable[[Asked], jax.Array], asked: Sequence[Asked]) -> jax.Array:
+def _chance(units: Callable[[HeadTargets], jax.Array], batch_targets: Sequence[HeadTargets]) -> jax.Array:
   """Of who takes any: the mean logarithm of how many there are."""
   total, number = 0.0, 0.0
-  for each in asked:
-    weights = units(each)
-    total += jnp.sum(weights * jnp.log(jnp.maximum(_sum(each, each.at, jnp.ones(weights.shape)), 1.0)))
+  for head_targets in batch_targets:
+    weights = units(head_targets)
+    total += jnp.sum(weights * jnp.log(jnp.maximum(_sum(head_targets, head_targets.at, jnp.ones(weights.shape)), 1.0)))
     number += jnp.sum(weights)
   return total / jnp.maximum(number, 1.0)
 
 
 _KINDS = {
-  "class": _Kind(_class, _one_each, _entropy),
-  "score": _Kind(_score, _one_each, _variance),
-  "choice": _Kind(_choice, _one_for_each_right, lambda asked, _: _chance(_one_for_each_right, asked)),
-  "tag": _Kind(_class, _one_each, _entropy),
-  "span": _Kind(_span, _starts, lambda asked, _: _chance(_starts, asked)),
+  "class": _HeadKind(_class, _one_each, _entropy),
+  "score": _HeadKind(_score, _one_each, _variance),
+  "choice": _HeadKind(
+    _choice, _one_for_each_right, lambda batch_targets, _: _chance(_one_for_each_right, batch_targets)
+  ),
+  "tag": _HeadKind(_class, _one_each, _entropy),
+  "span": _HeadKind(_span, _starts, lambda batch_targets, _: _chance(_starts, batch_targets)),
 }
 
 
-def _units(head: HeadConfig, asked: Asked) -> jax.Array:
+def _units(head: HeadConfig, head_targets: HeadTargets) -> jax.Array:
   """What the sum of a head's losses is divided by, added up: float32 [batch, length]."""
   if head.kind == "boundary":
-    return span_boundary.units(asked.at, asked.targets, head.num_classes)
-  return _KINDS[head.kind].units(asked)
+    return span_boundary.units(head_targets.at, head_targets.targets, head.num_classes)
+  return _KINDS[head.kind].units(head_targets)
 
 
-def _number_of_examples(asked: Asked) -> jax.Array:
+def _number_of_examples(head_targets: HeadTargets) -> jax.Array:
   """How many groups are asked something."""
-  return jnp.sum(_starts_group(asked).astype(jnp.float32))
+  return jnp.sum(_starts_group(head_targets).astype(jnp.float32))
 
 
 # ---- Hidden states ---------------------------------------------------------------------------------------------------
 
 
 def answers(
-  module: Model, states: jax.Array, batch: Batch, name: str, *, dropout_key: jax.Array | None = None
+  module: ModelProtocol, states: jax.Array, batch: Batch, name: str, *, dropout_key: jax.Array | None = None
 ) -> jax.Array:
   """Logits of a head at every position, float32 [batch, length, classes].
 
   Args:
     module: the model.
-    states: of its last layer, or of every layer; see `Model.states`.
+    states: of its last layer, or of every layer; see `ModelProtocol.states`.
     batch: model features.
     name: of the head.
     dropout_key: None at evaluation.
@@ -236,16 +243,16 @@ def answers(
   return module.head_logits(name, hidden, dropout_key=dropout_key)
 
 
-def all_answers(module: Model, batch: Batch, names: Sequence[str]) -> dict[str, jax.Array]:
+def all_answers(module: ModelProtocol, batch: Batch, names: Sequence[str]) -> dict[str, jax.Array]:
   """`answers` of several heads, by name."""
   states = module.states(batch, every_layer=reads_every_layer(module.config))
   return {name: answers(module, states, batch, name) for name in names}
 
 
 def without_tokens(model: TransformerConfig) -> tuple[str, ...]:
-  """Patterns of what is idle where no tokens are predicted; see `Loss.idle`."""
+  """Patterns of what is idle where no tokens are predicted; see `Loss.untrained_params`."""
   has_own = model.vocabulary_head and (model.logits_transform or not model.tied_logits)
-  return (*(("^head/",) if has_own else ()), *(("^decoder/",) if model.kind.reads_apart else ()))
+  return (*(("^head/",) if has_own else ()), *(("^decoder/",) if model.kind.has_encoder_and_decoder else ()))
 
 
 def reads_every_layer(model: TransformerConfig) -> bool:
@@ -257,7 +264,7 @@ def reads_every_layer(model: TransformerConfig) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Heads:
+class HeadLosses:
   """A term for each head of the model that a batch asks, and with `tokens` one for the tokens that are predicted.
 
   A head's term is the mean over its answers, times the share of the batch's examples that it is asked: of a mixture of
@@ -269,11 +276,11 @@ class Heads:
   config: TransformerConfig
   tokens: CrossEntropyConfig | None
   auxiliary: AuxiliaryTerms = AuxiliaryTerms()
-  splits: ClassVar[bool] = True
+  supports_microbatching: ClassVar[bool] = True
   part: ClassVar[str] = ""
 
   @classmethod
-  def of(cls, run: Config) -> "Heads":
+  def from_config(cls, run: Config) -> "HeadLosses":
     """The loss of a run.
 
     Raises:
@@ -285,8 +292,8 @@ class Heads:
         f"config.train.loss={run.train.loss}: the model has no head that answers; give config.data.mixture a task with"
         " options, whose head is made for it, or config.model.heads one of your own"
       )
-    tokens = CrossEntropy.of(run).config if beside_tokens else None
-    return cls(run.model, tokens, AuxiliaryTerms.of(run, only_states=True))
+    tokens = CrossEntropy.from_config(run).config if beside_tokens else None
+    return cls(run.model, tokens, AuxiliaryTerms.from_config(run, only_states=True))
 
   @property
   def unit(self) -> str:
@@ -304,11 +311,11 @@ class Heads:
     kinds = ANSWERED_HEADS if self.tokens is None else ASKED_HEADS
     return [(number, head) for number, head in enumerate(self.config.heads) if head.kind in kinds]
 
-  def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> Model:
+  def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> ModelProtocol:
     """The model alone."""
     return transformer.build(config, rngs)
 
-  def idle(self, model: TransformerConfig) -> tuple[str, ...]:
+  def untrained_params(self, model: TransformerConfig) -> tuple[str, ...]:
     """Where no tokens are predicted the head over the vocabulary, and a decoder that answers nothing."""
     if self.tokens is not None:
       return ()
@@ -316,39 +323,39 @@ class Heads:
 
   def weights(self, batch: Batch) -> Weights:
     """Answers of each head, times all examples over its own; all examples; and tokens that count."""
-    found, examples = {}, {}
+    head_units, examples = {}, {}
     for number, head in self._asked:
-      asked = asked_of(batch, number)
-      found[head.name] = jnp.sum(_units(head, asked))
-      examples[head.name] = _number_of_examples(asked)
+      head_targets = asked_of(batch, number)
+      head_units[head.name] = jnp.sum(_units(head, head_targets))
+      examples[head.name] = _number_of_examples(head_targets)
     total = sum(examples.values())
-    weights = {name: units * total / jnp.maximum(examples[name], 1.0) for name, units in found.items()}
+    weights = {name: units * total / jnp.maximum(examples[name], 1.0) for name, units in head_units.items()}
     weights["examples"] = total
     if self.tokens is not None:
       weights["tokens"] = jnp.sum(batch[f"{predicted_side(batch)}_loss_weights"].astype(jnp.float32))
     return weights | self.auxiliary.weights(batch)
 
   def __call__(
-    self, module: Model, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
+    self, module: ModelProtocol, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
   ) -> tuple[dict[str, jax.Array], Metrics]:
     """See `Loss`."""
     body_key, *keys = (
       jax.random.split(key, len(self.config.heads) + 1) if train else [None] * (len(self.config.heads) + 1)
     )
-    found = module.hidden_states(batch, every_layer=reads_every_layer(self.config), dropout_key=body_key)
-    states = found.x
+    outputs = module.hidden_states(batch, every_layer=reads_every_layer(self.config), dropout_key=body_key)
+    states = outputs.x
     hidden = states if states.ndim == 3 else states[-1]
     terms, metrics, added = {}, {}, []
     for number, head in self._asked:
-      asked = asked_of(batch, number)
-      units = jnp.sum(_units(head, asked))
+      head_targets = asked_of(batch, number)
+      units = jnp.sum(_units(head, head_targets))
       if head.kind == "boundary":
         summed, (loss, _, right) = span_boundary.sums(
-          self._of_tokens(train), module, head, hidden, batch, asked.at, asked.targets
+          self._of_tokens(train), module, head, hidden, batch, head_targets.at, head_targets.targets
         )
       else:
         logits = answers(module, states, batch, head.name, dropout_key=keys[number])
-        loss, right = (jnp.sum(x) for x in _KINDS[head.kind].found(logits, asked))
+        loss, right = (jnp.sum(x) for x in _KINDS[head.kind].measure(logits, head_targets))
         summed = loss
       terms[head.name] = summed / jnp.maximum(weights[head.name], 1e-8)
       metrics[f"{head.name}_loss"] = WeightedSum(loss, units)
@@ -358,11 +365,11 @@ class Heads:
       added.append((loss * share, right * share, units * share))
     if self.tokens is None:
       loss, right, examples = (sum(column) for column in zip(*added, strict=True))
-      own = {"loss": WeightedSum(loss, examples), "accuracy": WeightedSum(right, examples)}
-      metrics = own | (metrics if len(added) > 1 else {})
+      total_metrics = {"loss": WeightedSum(loss, examples), "accuracy": WeightedSum(right, examples)}
+      metrics = total_metrics | (metrics if len(added) > 1 else {})
     else:
       terms, metrics = self._with_tokens(module, hidden, batch, weights, terms, metrics, train=train)
-    return self.auxiliary.joined(terms, metrics, found.aux, batch, weights)
+    return self.auxiliary.joined(terms, metrics, outputs.aux, batch, weights)
 
   def _of_tokens(self, train: bool) -> CrossEntropyConfig:
     """What is added to the loss of tokens: held out, it is that of the targets themselves."""
@@ -371,10 +378,12 @@ class Heads:
   def _with_tokens(self, module, hidden, batch, weights, terms, metrics, *, train: bool):
     config = self._of_tokens(train)
     side = predicted_side(batch)
-    own = batch[f"{side}_loss_weights"].astype(jnp.float32)
+    loss_weights = batch[f"{side}_loss_weights"].astype(jnp.float32)
     targets = batch[f"{side}_target_tokens"]
-    summed, sums, _ = token_sums(config, module.logits_fn(), hidden, targets, own, sparse=True)
-    of_tokens = {name: WeightedSum(sums[i], jnp.sum(own)) for i, name in enumerate(("loss", "z_loss", "accuracy"))}
+    summed, sums, _ = token_sums(config, module.logits_fn(), hidden, targets, loss_weights, sparse=True)
+    of_tokens = {
+      name: WeightedSum(sums[i], jnp.sum(loss_weights)) for i, name in enumerate(("loss", "z_loss", "accuracy"))
+    }
     return terms | {"tokens": summed / jnp.maximum(weights["tokens"], 1.0)}, of_tokens | metrics
 
   def flops(self, config: TransformerConfig, *, batch_size: int, lengths: Mapping[str, int], predicted: float) -> float:
@@ -389,10 +398,10 @@ class Heads:
     if self.tokens is not None:
       return [unigram(batches, vocab_size)]
     total, number = 0.0, 0.0
-    for place, head in self._asked:
-      asked = [asked_of(batch, place) for batch in batches]
-      examples = sum(_number_of_examples(each) for each in asked)
-      total += examples * _KINDS[head.kind].baseline(asked, head.num_classes)
+    for index, head in self._asked:
+      batch_targets = [asked_of(batch, index) for batch in batches]
+      examples = sum(_number_of_examples(head_targets) for head_targets in batch_targets)
+      total += examples * _KINDS[head.kind].baseline(batch_targets, head.num_classes)
       number += examples
     knows = "knows how often each answer is right"
     return [Baseline("constant", float(total / jnp.maximum(number, 1.0)), knows, cause=_CAUSE)]
@@ -400,16 +409,16 @@ class Heads:
   def chance(self, values: Mapping[str, float], *, batch_size: int, vocab_size: int) -> Mapping[str, Baseline]:
     """See `Loss`: every class has the same probability."""
     del values, batch_size
-    own = {head.name: head for _, head in self._asked if head.kind in ("class", "tag")}
+    class_heads = {head.name: head for _, head in self._asked if head.kind in ("class", "tag")}
     alone = self.tokens is None and len(self._asked) == 1
-    found = {
+    baselines = {
       "loss" if alone else f"{name}_loss": Baseline(
         "chance", math.log(head.num_classes), f"gives each class of {name} the same probability", cause=_CAUSE
       )
-      for name, head in own.items()
+      for name, head in class_heads.items()
       if head.num_classes > 1
     }
-    return found if self.tokens is None else found | {"loss": uniform(vocab_size)}
+    return baselines if self.tokens is None else baselines | {"loss": uniform(vocab_size)}
 
 
 _CAUSE = (

@@ -37,21 +37,21 @@ class Baseline:
 class Loss(Protocol):
   """What training makes smaller.
 
-  splits: whether each row's loss depends on that row alone; if not, there can be no microbatches.
+  supports_microbatching: whether each row's loss depends on that row alone; if not, there can be no microbatches.
   heads: those of the model, by name, that it makes something of; others are not trained.
   unit: what the metric "loss" is a number of, in a few words.
   part: where, in what it builds, the model is that is evaluated, converted and decoded: a prefix of paths; "": all.
   auxiliary: terms that the model's layers return, which it adds to its own.
   """
 
-  splits: bool
+  supports_microbatching: bool
   heads: tuple[str, ...]
   unit: str
   part: str
   auxiliary: AuxiliaryTerms
 
   @classmethod
-  def of(cls, run: Config) -> "Loss":
+  def from_config(cls, run: Config) -> "Loss":
     """The loss of a run, made once for training and evaluation.
 
     Raises:
@@ -61,7 +61,7 @@ class Loss(Protocol):
   def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Module:
     """All that is trained: the model, and whatever the loss needs beside it."""
 
-  def idle(self, model: TransformerConfig) -> tuple[str, ...]:
+  def untrained_params(self, model: TransformerConfig) -> tuple[str, ...]:
     """Patterns over the paths of parameters that it makes nothing of, besides heads: they are not trained."""
 
   def weights(self, batch: Batch) -> Weights:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from t2t.losses.cross_entropy import CrossEntropyConfig, token_sums
 from t2t.models import task_heads
-from t2t.models.architecture import Batch, Model, predicted_side
+from t2t.models.architecture import Batch, ModelProtocol, predicted_side
 from t2t.models.config import HeadConfig, TransformerConfig
 
 
@@ -35,7 +35,7 @@ def units(at: jax.Array, targets: jax.Array, num_places: int) -> jax.Array:
 
 def sums(
   config: CrossEntropyConfig,
-  module: Model,
+  module: ModelProtocol,
   head: HeadConfig,
   hidden: jax.Array,
   batch: Batch,
@@ -53,12 +53,12 @@ def sums(
     at, targets: see `bounds`.
   """
   left, right, places = bounds(at, targets)
-  own = units(at, targets, head.num_classes)
+  unit_weights = units(at, targets, head.num_classes)
   places = jnp.minimum(places, head.num_classes - 1)
   read = module.heads[head.name].read(hidden, left, right, places)
   tokens = batch[f"{predicted_side(batch)}_target_tokens"]
-  summed, found, _ = token_sums(config, module.logits_fn(head.name), read, tokens, own, sparse=True)
-  return summed, found
+  summed, token_metrics, _ = token_sums(config, module.logits_fn(head.name), read, tokens, unit_weights, sparse=True)
+  return summed, token_metrics
 
 
 def flops(config: TransformerConfig, *, batch_size: int, lengths: Mapping[str, int], predicted: float) -> float:
@@ -71,5 +71,5 @@ def flops(config: TransformerConfig, *, batch_size: int, lengths: Mapping[str, i
   """
   width = config.embedding_dim or config.embed_dim
   read = 2 * config.embed_dim + task_heads.POSITION_WIDTH
-  each = read * config.embed_dim + config.embed_dim * width + width * config.vocab_size
-  return 6.0 * batch_size * predicted * lengths[config.kind.predicts] * each
+  weights_per_token = read * config.embed_dim + config.embed_dim * width + width * config.vocab_size
+  return 6.0 * batch_size * predicted * lengths[config.kind.predicts] * weights_per_token

@@ -45,24 +45,24 @@ class Architecture:
     return self.sides[0]
 
   @property
-  def writes(self) -> bool:
+  def is_generative(self) -> bool:
     """Whether it writes text, token after token; otherwise it reads both ways, and answers at every position."""
     return self.predicts == "decoder"
 
   @property
-  def reads_apart(self) -> bool:
+  def has_encoder_and_decoder(self) -> bool:
     """Whether inputs are read by a stack of their own, and not in one row with the targets."""
     return len(self.sides) == 2
 
   @property
   def attentions(self) -> tuple[str, ...]:
     """Its kinds of attention: of each side to itself, and of the second to the first."""
-    return (*self.sides, "cross") if self.reads_apart else self.sides
+    return (*self.sides, "cross") if self.has_encoder_and_decoder else self.sides
 
   @property
-  def continues(self) -> bool:
+  def is_decoder_only(self) -> bool:
     """Whether it writes on, in the same row, behind what it was given."""
-    return self.writes and not self.reads_apart
+    return self.is_generative and not self.has_encoder_and_decoder
 
 
 ENCODER_DECODER = Architecture(
@@ -90,7 +90,7 @@ ENCODER_ONLY = Architecture(
   packed=("encoder_segment_ids", "encoder_positions"),
 )
 
-ARCHITECTURES = {each.name: each for each in (ENCODER_DECODER, DECODER_ONLY, ENCODER_ONLY)}
+ARCHITECTURES = {architecture.name: architecture for architecture in (ENCODER_DECODER, DECODER_ONLY, ENCODER_ONLY)}
 
 
 def architecture_of(name: str) -> Architecture:
@@ -153,7 +153,7 @@ def decoder_mask(batch: Batch, *, bidirectional_prefix: bool) -> AttentionMask:
   return AttentionMask(segments, segments, prefix=prefix, positions=batch.get("decoder_positions"), causal=True)
 
 
-class Model(Protocol):
+class ModelProtocol(Protocol):
   """What a loss, a head and an evaluation know of a model, whatever its architecture.
 
   One that writes has `start_decode`, `decode_step` and `ready` as well.
@@ -180,12 +180,12 @@ class Model(Protocol):
     """As `states` gives them, with what the layers of its side return beside."""
     ...
 
-  def attention_map(self, batch: Batch, which: str, head: jax.Array) -> jax.Array:
+  def attention_map(self, batch: Batch, kind: str, head: jax.Array) -> jax.Array:
     """How much each position takes of each other one, float32 [layers, batch, query, key], learned ones in front.
 
     Args:
       batch: model features.
-      which: one of `Architecture.attentions`.
+      kind: one of `Architecture.attentions`.
       head: int [], its number.
     """
     ...

@@ -147,17 +147,17 @@ class Attention(nnx.Module):
     self.softcap = config.attention_softcap
     self.kernel, self.largest_block = config.attention_kernel, config.attention_block
     # Without scaling the initializer carries the 1/sqrt(head_dim) of the logits.
-    query_scale = layers.into(config, embed if config.scale_attention else embed * head_dim)
+    query_scale = layers.fan_in_scale(config, embed if config.scale_attention else embed * head_dim)
     self.query = layers.param(rngs, (embed, joined), ("embed", "heads"), scale=query_scale)
-    self.key = layers.param(rngs, (embed, kv_joined), ("embed", "heads"), scale=layers.into(config, embed))
+    self.key = layers.param(rngs, (embed, kv_joined), ("embed", "heads"), scale=layers.fan_in_scale(config, embed))
     if cross and config.initial_focus:
       # Queries as keys are: what a normed token asks for is itself, by so many logits on average.
-      own = self.scale * head_dim * embed * layers.into(config, embed) ** 2
+      self_logit = self.scale * head_dim * embed * layers.fan_in_scale(config, embed) ** 2
       keys = self.key[...].reshape(embed, config.kv_heads, head_dim)
       keys = jnp.repeat(keys, config.num_heads // config.kv_heads, axis=1)
-      self.query[...] = config.initial_focus / own * keys.reshape(embed, joined)
-    self.value = layers.param(rngs, (embed, kv_joined), ("embed", "heads"), scale=layers.into(config, embed))
-    self.out = layers.param(rngs, (joined, embed), ("heads", "embed"), scale=layers.out_of(config, joined))
+      self.query[...] = config.initial_focus / self_logit * keys.reshape(embed, joined)
+    self.value = layers.param(rngs, (embed, kv_joined), ("embed", "heads"), scale=layers.fan_in_scale(config, embed))
+    self.out = layers.param(rngs, (joined, embed), ("heads", "embed"), scale=layers.residual_scale(config, joined))
     self.query_bias = layers.bias(config, joined, "heads")
     self.key_bias = layers.bias(config, kv_joined, "heads")
     self.value_bias = layers.bias(config, kv_joined, "heads")
@@ -228,8 +228,8 @@ class Attention(nnx.Module):
     """
     length = keys.shape[2]
     ones = jnp.broadcast_to(jnp.eye(length, dtype=keys.dtype), (*keys.shape[:2], length, length))
-    found = self._attend(x, keys, ones, mask=mask, positions=positions, dropout_key=None, kernel="plain")
-    return found.astype(jnp.float32)
+    probs = self._attend(x, keys, ones, mask=mask, positions=positions, dropout_key=None, kernel="plain")
+    return probs.astype(jnp.float32)
 
   def _attend(
     self,
@@ -267,7 +267,7 @@ class Attention(nnx.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class Look:
+class AttentionProbe:
   """Of which attention of a layer the probabilities are looked at.
 
   head: int [], its number.

@@ -83,7 +83,7 @@ def hidden_of(output: jax.Array | Hidden) -> Hidden:
 def of_layers(stacked: Auxiliary | tuple[Auxiliary, ...]) -> Auxiliary:
   """The outputs of a stack from those of its layers, which a scan has stacked, or which are in a tuple."""
   if isinstance(stacked, tuple):
-    stacked = jax.tree.map(lambda *each: jnp.stack(each), *stacked)
+    stacked = jax.tree.map(lambda *values: jnp.stack(values), *stacked)
   return Auxiliary({name: jnp.sum(total) for name, total in stacked.terms.items()}, stacked.states)
 
 

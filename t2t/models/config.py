@@ -131,9 +131,9 @@ class HeadConfig:
     candidate, a dense layer with tanh on the first position; of tokens and spans the projection alone.  On a decoder
     the projection reads the last position (Radford et al. 2018).
     """
-    whole = self.kind not in ("tag", "span")
-    reads = self.reads or ("each" if not whole else "last" if kind.continues else "first")
-    published = "tanh" if whole and not kind.continues else ""
+    reads_whole = self.kind not in ("tag", "span")
+    reads = self.reads or ("each" if not reads_whole else "last" if kind.is_decoder_only else "first")
+    published = "tanh" if reads_whole and not kind.is_decoder_only else ""
     pooler = published if self.pooler == "published" else self.pooler
     return dataclasses.replace(self, reads=reads, pooler=pooler)
 
@@ -274,9 +274,9 @@ class TransformerConfig:
       kind: of the head.
     """
     is_one = kind in ("class", "score")
-    if self.kind.continues:
+    if self.kind.is_decoder_only:
       return {"bias": False} if is_one else {}
-    if self.kind.writes or self.share_layers:
+    if self.kind.is_generative or self.share_layers:
       return {}
     if not self.post_norm:
       return {"pooler": "norm"} if self.logits_transform else {}
@@ -330,8 +330,8 @@ class TransformerConfig:
 
   def windows(self, length: int) -> tuple[int, ...]:
     """Of each kind of layer, how far it sees to either side of `length` positions; 0: all of them."""
-    own = self.attention_window if self.attention_window < length - 1 else 0
-    return tuple(dict.fromkeys((0, own) if self.global_attention_every else (own,)))
+    window = self.attention_window if self.attention_window < length - 1 else 0
+    return tuple(dict.fromkeys((0, window) if self.global_attention_every else (window,)))
 
   @property
   def gated(self) -> bool:
@@ -358,7 +358,7 @@ class TransformerConfig:
     ):
       value = getattr(self, field)
       if value not in known:
-        named = [each for each in known if each]
+        named = [choice for choice in known if choice]
         raise UserError(
           f"config.model.{field}={value!r}: known are {', '.join(named)}{did_you_mean(str(value), named)}"
         )
@@ -394,7 +394,7 @@ class TransformerConfig:
     if len(set(names)) < len(names):
       raise UserError(f"config.model.heads: {', '.join(names)}: each must have a name of its own")
     for head in self.heads:
-      if head.reads == "first" and self.kind.continues:
+      if head.reads == "first" and self.kind.is_decoder_only:
         raise UserError(
           f"config.model.heads: {head.name} reads the first position, which in a decoder alone sees no other;"
           ' give it "reads": "last" or "mean"'
@@ -422,20 +422,22 @@ class TransformerConfig:
       if bool(layers) != (stack in self.kind.sides):
         wanted = "0" if layers else "1 or more"
         raise UserError(f"config.model.{key}={layers}: must be {wanted} with architecture={self.architecture}")
-    if self.share_stacks and (not self.kind.reads_apart or self.num_encoder_layers != self.num_decoder_layers):
+    if self.share_stacks and (
+      not self.kind.has_encoder_and_decoder or self.num_encoder_layers != self.num_decoder_layers
+    ):
       raise UserError(
         "config.model.share_stacks=True: needs architecture=encoder_decoder and as many encoder as decoder layers,"
         f" not {self.num_encoder_layers} and {self.num_decoder_layers}"
       )
-    if self.segment_types and self.kind.continues:
+    if self.segment_types and self.kind.is_decoder_only:
       raise UserError(f"config.model.segment_types={self.segment_types}: only with an encoder, not with decoder_only")
-    if self.bidirectional_prefix and not self.kind.continues:
+    if self.bidirectional_prefix and not self.kind.is_decoder_only:
       raise UserError("config.model.bidirectional_prefix=True: only with architecture=decoder_only")
     if self.branch_norm and self.post_norm:
       raise UserError("config.model.branch_norm=True: only with config.model.post_norm=False")
     if self.positions == "learned" and not self.max_length:
       raise UserError("config.model.max_length=0: learned positions need the length of the longest sequence")
-    if self.own_decoder_positions and not (self.kind.reads_apart and self.positions == "learned"):
+    if self.own_decoder_positions and not (self.kind.has_encoder_and_decoder and self.positions == "learned"):
       raise UserError(
         "config.model.own_decoder_positions=True: needs architecture=encoder_decoder and positions=learned, not"
         f" {self.architecture} and {self.positions}"

@@ -96,7 +96,7 @@ def write(x: jax.Array, part: jax.Array, index: jax.Array, axis: int) -> jax.Arr
   """
   if x.dtype != jnp.bfloat16:
     return jax.lax.dynamic_update_slice_in_dim(x, part, index, axis=axis)
-  bits = (jax.lax.bitcast_convert_type(each, jnp.uint16) for each in (x, part))
+  bits = (jax.lax.bitcast_convert_type(operand, jnp.uint16) for operand in (x, part))
   return jax.lax.bitcast_convert_type(jax.lax.dynamic_update_slice_in_dim(*bits, index, axis=axis), x.dtype)
 
 

@@ -79,12 +79,12 @@ class Mlp(FeedForward):
     # T5 alone drops out between the two products; BERT, GPT-2 and those after them only behind the second.
     self.dropout_rate = config.dropout_rate if config.t5_dropout else 0.0
     self.gradient_dtype, self.quantization = config.gradient_dtype, config.quantization
-    scale = layers.into(config, embed)
+    scale = layers.fan_in_scale(config, embed)
     self.gate = layers.param(rngs, (embed, mlp), ("embed", "mlp"), scale=scale) if config.gated else None
     self.gate_bias = layers.bias(config, mlp, "mlp") if config.gated else None
     self.up = layers.param(rngs, (embed, mlp), ("embed", "mlp"), scale=scale)
     self.up_bias = layers.bias(config, mlp, "mlp")
-    self.down = layers.param(rngs, (mlp, embed), ("mlp", "embed"), scale=layers.out_of(config, mlp))
+    self.down = layers.param(rngs, (mlp, embed), ("mlp", "embed"), scale=layers.residual_scale(config, mlp))
     self.down_bias = layers.bias(config, embed, "embed")
 
   def __call__(self, x: jax.Array, dropout_key: jax.Array | None = None, *, real: jax.Array | None = None) -> jax.Array:

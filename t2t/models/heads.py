@@ -33,7 +33,7 @@ def _against_backward(axes, residuals, cotangent):
   hidden, table = residuals
   cotangent, leading = cotangent.astype(hidden.dtype), tuple(range(hidden.ndim - 1))
   is_table = axes.split("->")[0].endswith("ve")
-  over = lambda one, other, dims: jax.lax.dot_general(one, other, (dims, ((), ())))
+  over = lambda left, right, dims: jax.lax.dot_general(left, right, (dims, ((), ())))
   d_hidden = over(cotangent, table, ((hidden.ndim - 1,), (0 if is_table else 1,)))
   pair = (cotangent, hidden) if is_table else (hidden, cotangent)
   return d_hidden.astype(hidden.dtype), over(*pair, (leading, leading)).astype(table.dtype)
@@ -107,7 +107,7 @@ class VocabularyHead(nnx.Module):
     self.config = config
     width = config.embedding_dim or config.embed_dim
     axis = "embed" if width == config.embed_dim else "factor"
-    scale, rows = layers.into(config, config.embed_dim), config.vocab_size
+    scale, rows = layers.fan_in_scale(config, config.embed_dim), config.vocab_size
     self.projection = None if config.tied_logits else layers.param(rngs, (width, rows), (axis, "vocab"), scale=scale)
     if config.logits_transform:
       self.transform = layers.param(rngs, (config.embed_dim, width), ("embed", None), scale=scale)

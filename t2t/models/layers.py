@@ -66,12 +66,12 @@ def bias(config: TransformerConfig, size: int, axis: str) -> nnx.Param | None:
   return nnx.Param(jnp.zeros(size, jnp.float32), axes=(axis,)) if config.biases else None
 
 
-def into(config: TransformerConfig, fan_in: int) -> float:
+def fan_in_scale(config: TransformerConfig, fan_in: int) -> float:
   """Standard deviation of the initial weights of a layer that reads `fan_in` features."""
   return config.init_scale or fan_in**-0.5
 
 
-def out_of(config: TransformerConfig, fan_in: int) -> float:
+def residual_scale(config: TransformerConfig, fan_in: int) -> float:
   """Standard deviation of the initial weights of a layer that ends a branch, whose output is added to the residual sum.
 
   Where branches are normed on their way in and all weights start alike, the sum over the layers would grow with their
@@ -79,7 +79,7 @@ def out_of(config: TransformerConfig, fan_in: int) -> float:
   """
   if config.init_scale and not config.post_norm:
     return config.init_scale * (2 * max(config.num_encoder_layers, config.num_decoder_layers)) ** -0.5
-  return into(config, fan_in)
+  return fan_in_scale(config, fan_in)
 
 
 class AdaptedMatrix(Protocol):
@@ -218,7 +218,7 @@ class Embed(nnx.Module):
     self.norm = Norm(config, width, axis=axis) if config.embedding_norm else None
     factored = bool(config.embedding_dim)
     shape, axes = (width, config.embed_dim), ("factor", None)
-    self.projection = param(rngs, shape, axes, scale=into(config, width)) if factored else None
+    self.projection = param(rngs, shape, axes, scale=fan_in_scale(config, width)) if factored else None
     self.projection_bias = bias(config, config.embed_dim, "embed") if factored else None
     self.prompt = None  # [length, width], of ids behind those of the table: of an adapted model
     self.position_offset = config.position_offset
@@ -233,7 +233,7 @@ class Embed(nnx.Module):
     *,
     positions: jax.Array | None = None,
     segments: jax.Array | None = None,
-    own: DecoderPositions | None = None,
+    decoder_positions: DecoderPositions | None = None,
   ) -> jax.Array:
     """int [batch, length] -> [batch, length, embed].
 
@@ -241,12 +241,14 @@ class Embed(nnx.Module):
       tokens: ids.
       positions: int [batch, length]; None: 0, 1, 2, ...
       segments: int [batch, length], which part of its sequence a token belongs to; None: the first.
-      own: whose positions and norm are taken in place of those here.
+      decoder_positions: whose positions and norm are taken in place of those here.
 
     Raises:
       ValueError: more positions than are learned.
     """
-    return self.project(self.look_up(tokens, positions=positions, segments=segments, own=own))
+    return self.project(
+      self.look_up(tokens, positions=positions, segments=segments, decoder_positions=decoder_positions)
+    )
 
   @property
   def prompt_ids(self) -> jax.Array:
@@ -260,7 +262,7 @@ class Embed(nnx.Module):
     *,
     positions: jax.Array | None = None,
     segments: jax.Array | None = None,
-    own: DecoderPositions | None = None,
+    decoder_positions: DecoderPositions | None = None,
   ) -> jax.Array:
     """What the tables say, normed if they are: [batch, length, width of the embedding]; see `__call__`."""
     # Rows are looked up in float32 and cast then, so that the gradients of many positions are added up in float32: in
@@ -277,7 +279,7 @@ class Embed(nnx.Module):
     # Rounded as Gemma was trained, whose factor was a number in the dtype of its activations.
     x = x if self.scale == 1.0 else x * jnp.asarray(self.scale, self.dtype)
     small = lambda table: sharding.shard(table[...], None, None)
-    added = own or self
+    added = decoder_positions or self
     if added.positions is not None:
       if positions is None and tokens.shape[1] > self.max_length:
         raise ValueError(f"{tokens.shape[1]} positions, but only {self.max_length} are learned")

@@ -46,12 +46,12 @@ class AttentionMask:
   def allowed(self, query_length: int, key_length: int) -> jax.Array | None:
     """bool, broadcastable to [batch, heads, query, key]; None where everything is seen."""
     if self.front:
-      own = dataclasses.replace(self, front=0).allowed(query_length, key_length - self.front)
+      row_mask = dataclasses.replace(self, front=0).allowed(query_length, key_length - self.front)
       distances = self.front_distances(query_length)[:, None]
       near = jnp.abs(distances) <= self.window if self.window else jnp.ones_like(distances, bool)
-      own = jnp.ones((1, 1, 1, key_length - self.front), bool) if own is None else own
-      pairs = jnp.broadcast_shapes(near.shape[:-1], own.shape[:-1])
-      return jnp.concatenate([jnp.broadcast_to(x, (*pairs, x.shape[-1])) for x in (near, own)], axis=-1)
+      row_mask = jnp.ones((1, 1, 1, key_length - self.front), bool) if row_mask is None else row_mask
+      pairs = jnp.broadcast_shapes(near.shape[:-1], row_mask.shape[:-1])
+      return jnp.concatenate([jnp.broadcast_to(x, (*pairs, x.shape[-1])) for x in (near, row_mask)], axis=-1)
     allowed = None
     queries = jnp.arange(query_length) if self.ancestors is None else jnp.zeros(query_length, jnp.int32)
     # How far to the left of the query a key lies.
@@ -73,10 +73,10 @@ class AttentionMask:
       same = self.query_segments[:, None, :, None] == self.key_segments[:, None, None, :]
       allowed = same if allowed is None else allowed & same
     if self.ancestors is not None:
-      own = self.ancestors[..., None] == jnp.arange(query_length)
-      own = own.reshape(*own.shape[:2], -1)
-      own = jnp.pad(own, [(0, 0), (0, 0), (key_length - own.shape[2], 0)], constant_values=True)
-      allowed = own[:, None] if allowed is None else allowed & own[:, None]
+      row_mask = self.ancestors[..., None] == jnp.arange(query_length)
+      row_mask = row_mask.reshape(*row_mask.shape[:2], -1)
+      row_mask = jnp.pad(row_mask, [(0, 0), (0, 0), (key_length - row_mask.shape[2], 0)], constant_values=True)
+      allowed = row_mask[:, None] if allowed is None else allowed & row_mask[:, None]
     return allowed
 
   def without_idle_window(self, query_length: int, key_length: int) -> "AttentionMask":

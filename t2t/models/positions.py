@@ -57,7 +57,7 @@ class RelativePositionBias(nnx.Module):
     self.num_buckets = config.relative_position_buckets
     self.max_distance = config.relative_position_max_distance
     self.bidirectional = bidirectional
-    scale = layers.into(config, config.embed_dim)
+    scale = layers.fan_in_scale(config, config.embed_dim)
     self.table = layers.param(rngs, (self.num_buckets, config.num_heads), ("buckets", "heads"), scale=scale)
     if config.initial_focus:
       # Half of the heads begin with a neighbour each, -1, 1, -2, 2, ..., of a causal stack -1, -2, ...; the others with
@@ -113,11 +113,11 @@ def bias_of(bias: DistanceBias, mask: AttentionMask, query_length: int, key_leng
     key_length: those in front, and others as `mask.key_positions` has it.
   """
   queries = jnp.arange(query_length)[:, None] + mask.query_offset
-  own = bias.at(mask.key_positions(key_length - mask.front)[None, :] - queries)[None]
+  row_bias = bias.at(mask.key_positions(key_length - mask.front)[None, :] - queries)[None]
   if mask.front:
     front = jnp.moveaxis(bias.at(mask.front_distances(query_length)), 0, 1)
-    own = jnp.concatenate([front, jnp.broadcast_to(own, (front.shape[0], *own.shape[1:]))], axis=-1)
-  return sharding.shard(own, None, "heads", "length", None)
+    row_bias = jnp.concatenate([front, jnp.broadcast_to(row_bias, (front.shape[0], *row_bias.shape[1:]))], axis=-1)
+  return sharding.shard(row_bias, None, "heads", "length", None)
 
 
 def angles_at(positions: jax.Array, head_dim: int, base: float) -> tuple[jax.Array, jax.Array]:
@@ -278,7 +278,7 @@ class ByDistance(Scheme):
         drops=call.drops,
       )
       chosen = [choose(dataclasses.replace(mask, window=window)) for window in config.windows(call.key_length)]
-      on_kernel = any(each.kernel == "distance" for each in chosen)
+      on_kernel = any(choice.kernel == "distance" for choice in chosen)
     added = bias if on_kernel else bias_of(bias, mask, call.query_positions, call.key_length)
     return lambda index: Positions(added, is_local=config.is_local(index))
 

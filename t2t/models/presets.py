@@ -113,8 +113,8 @@ def _fields(**fields: Any) -> dict[str, Any]:
   return dataclasses.asdict(TransformerConfig(**fields))
 
 
-def _t5(table: Mapping[str, tuple], size: str, **others: Any) -> dict[str, Any]:
-  embed_dim, num_heads, head_dim, mlp_dim, num_encoder_layers, *rest = _row(table, size)
+def _t5(table: Mapping[str, tuple], size: str, **overrides: Any) -> dict[str, Any]:
+  embed_dim, num_heads, head_dim, mlp_dim, num_encoder_layers, *decoder_layers = _row(table, size)
   return _fields(
     architecture="encoder_decoder",
     embed_dim=embed_dim,
@@ -122,8 +122,8 @@ def _t5(table: Mapping[str, tuple], size: str, **others: Any) -> dict[str, Any]:
     head_dim=head_dim,
     mlp_dim=mlp_dim,
     num_encoder_layers=num_encoder_layers,
-    num_decoder_layers=rest[0] if rest else num_encoder_layers,
-    **others,
+    num_decoder_layers=decoder_layers[0] if decoder_layers else num_encoder_layers,
+    **overrides,
   )
 
 
@@ -171,7 +171,7 @@ def _encoder_row(row: tuple[int, int, int, int]) -> dict[str, int]:
   return widths | {"num_encoder_layers": num_layers}
 
 
-def _encoder(row: tuple[int, int, int, int], **others: Any) -> dict[str, Any]:
+def _encoder(row: tuple[int, int, int, int], **overrides: Any) -> dict[str, Any]:
   return _fields(
     architecture="encoder_only",
     **_encoder_row(row),
@@ -182,7 +182,7 @@ def _encoder(row: tuple[int, int, int, int], **others: Any) -> dict[str, Any]:
     logits_transform=True,
     init_scale=0.02,
     t5_dropout=False,
-    **others,
+    **overrides,
   )
 
 
@@ -249,8 +249,8 @@ def afriberta(size: str) -> dict[str, Any]:
 
 def xlm(size: str) -> dict[str, Any]:
   """XLM (Conneau & Lample 2019): BERT's parts, logits from the embedding alone; 15 with a second segment for TLM."""
-  own = {"15": dict(vocab_size=95_000, segment_types=2), "100": dict(vocab_size=200_000, segment_types=0)}
-  return bert("base") | _encoder_row(_row(_XLM, size)) | own[size] | {"logits_transform": False}
+  sizes = {"15": dict(vocab_size=95_000, segment_types=2), "100": dict(vocab_size=200_000, segment_types=0)}
+  return bert("base") | _encoder_row(_row(_XLM, size)) | sizes[size] | {"logits_transform": False}
 
 
 def modern_bert(size: str) -> dict[str, Any]:
@@ -277,7 +277,7 @@ def ettin(size: str) -> dict[str, Any]:
   return modern_bert("base") | row
 
 
-def _gpt(row: tuple[int, int, int, int], **others: Any) -> dict[str, Any]:
+def _gpt(row: tuple[int, int, int, int], **overrides: Any) -> dict[str, Any]:
   embed_dim, num_heads, mlp_dim, num_layers = row
   return _fields(
     architecture="decoder_only",
@@ -295,7 +295,7 @@ def _gpt(row: tuple[int, int, int, int], **others: Any) -> dict[str, Any]:
     tied_logits=True,
     init_scale=0.02,
     t5_dropout=False,
-    **others,
+    **overrides,
   )
 
 
@@ -377,7 +377,7 @@ def ul2(size: str) -> dict[str, Any]:
   return _t5(_UL2, size, vocab_size=32_128, mlp_activation="gated_silu")
 
 
-def _llama(row: tuple[int, ...], **others: Any) -> dict[str, Any]:
+def _llama(row: tuple[int, ...], **overrides: Any) -> dict[str, Any]:
   embed_dim, num_heads, num_kv_heads, head_dim, mlp_dim, num_layers = row
   return _fields(
     architecture="decoder_only",
@@ -393,7 +393,7 @@ def _llama(row: tuple[int, ...], **others: Any) -> dict[str, Any]:
     mlp_activation="gated_silu",
     init_scale=0.02,
     t5_dropout=False,
-    **others,
+    **overrides,
   )
 
 

@@ -35,18 +35,18 @@ def parse(remat: str) -> tuple[list[str], list[str]]:
     UserError: no such policy, or a name that no layer has, or that stands there twice.
   """
   parts = [part.strip() for part in remat.split(",")]
-  kept = [part.removesuffix(_HOST) for part in parts]
-  for part in kept:
+  names = [part.removesuffix(_HOST) for part in parts]
+  for part in names:
     if part not in NAMES:
-      known = (*POLICIES, *NAMES) if len(kept) == 1 else NAMES
+      known = (*POLICIES, *NAMES) if len(names) == 1 else NAMES
       raise UserError(
         f"config.model.remat={remat!r}: {part!r} is no policy ({', '.join(POLICIES)}) and nothing that a layer can keep"
         f" ({', '.join(NAMES)}; with @host in the host's memory){did_you_mean(part, known)}"
       )
-    if kept.count(part) > 1:
+    if names.count(part) > 1:
       raise UserError(f"config.model.remat={remat!r}: {part} is in it twice")
   host = [part.removesuffix(_HOST) for part in parts if part.endswith(_HOST)]
-  return [part for part in kept if part not in host], host
+  return [part for part in names if part not in host], host
 
 
 _NAMED_KERNELS = jax.checkpoint_policies.save_only_these_names(SAVED)

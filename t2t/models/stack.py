@@ -17,7 +17,7 @@ from t2t.models.auxiliary import Auxiliary
 from t2t.models.config import TransformerConfig
 from t2t.models.masks import AttentionMask
 
-Pal = Callable[..., tuple[jax.Array, attention.KVCache]]  # see `Layer.__call__`
+TaskAttention = Callable[..., tuple[jax.Array, attention.KVCache]]  # see `Layer.__call__`
 
 
 class Layer(nnx.Module):
@@ -40,8 +40,10 @@ class Layer(nnx.Module):
       self.mlp_norm = layers.Norm(config, config.embed_dim)
       self.mlp = config.feed_forward_class(config, rngs)
     branches = (*(() if only_cross else ("self_attention", "mlp")), *(("cross_attention",) if cross else ()))
-    made = nnx.Dict({name: layers.Norm(config, config.embed_dim) for name in branches}) if config.branch_norm else None
-    self.branch_norms = made
+    branch_norms = (
+      nnx.Dict({name: layers.Norm(config, config.embed_dim) for name in branches}) if config.branch_norm else None
+    )
+    self.branch_norms = branch_norms
     self.adapters = None  # branch -> a small layer behind it: of an adapted model
 
   def _branch_input(self, x: jax.Array, norm: layers.Norm, is_normed: jax.Array | bool = False) -> jax.Array:
@@ -67,15 +69,15 @@ class Layer(nnx.Module):
     memory: jax.Array | attention.KVCache,
     mask: AttentionMask | None,
     keys: list[jax.Array | None],
-    look: attention.Look | None,
+    probe: attention.AttentionProbe | None,
   ) -> tuple[jax.Array, jax.Array | None]:
     """`x` and what the cross-attention finds in `memory`; and its probabilities, if they are looked at."""
     normed = self._branch_input(x, self.cross_attention_norm)
     if not isinstance(memory, attention.KVCache):
       memory = attention.KVCache(*self.cross_attention.keys_and_values(memory, dropout_key=keys[0]))
     update = self.cross_attention(normed, memory.keys, memory.values, mask=mask, dropout_key=keys[0])
-    looked_at = look is not None and look.cross
-    seen = look.at(self.cross_attention, normed, memory.keys, mask=mask) if looked_at else None
+    looked_at = probe is not None and probe.cross
+    seen = probe.at(self.cross_attention, normed, memory.keys, mask=mask) if looked_at else None
     return self._add(x, update, "cross_attention", keys[1]), seen
 
   def __call__(
@@ -87,11 +89,11 @@ class Layer(nnx.Module):
     is_normed: jax.Array | bool = False,
     memory: jax.Array | attention.KVCache | None = None,
     memory_mask: AttentionMask | None = None,
-    reads: "Layer | None" = None,
+    cross_layer: "Layer | None" = None,
     cache: attention.KVCache | None = None,
-    front: attention.KVCache | None = None,
-    pal: Pal | None = None,
-    look: attention.Look | None = None,
+    prefix_kv: attention.KVCache | None = None,
+    task_attention: TaskAttention | None = None,
+    probe: attention.AttentionProbe | None = None,
     real: jax.Array | None = None,
     carried: Mapping[str, jax.Array] | None = None,
     dropout_key: jax.Array | None = None,
@@ -104,52 +106,52 @@ class Layer(nnx.Module):
       is_normed: bool [], whether `x` comes out of a norm, so that the self-attention reads it as it is.
       memory: what the cross-attention reads, [batch, length, embed], or its keys and values.
       memory_mask: of the cross-attention.
-      reads: the layer whose cross-attention is used, if this one has none.
+      cross_layer: the layer whose cross-attention is used, if this one has none.
       cache: keys and values of earlier positions; those of `x` are written into it, and all are attended to.
-      front: learned keys and values, [kv heads, few, kv], in front of those of `x`; they are in a cache already.
-      pal: a small attention beside the layer: (what the self-attention reads, mask, cache) -> what is added together
-        with the feed-forward layer, and its keys and values.
-      look: at which probabilities; they are returned in place of keys and values, float32 [batch, query, key].
+      prefix_kv: learned keys and values, [kv heads, few, kv], in front of those of `x`; they are in a cache already.
+      task_attention: a small attention beside the layer, (self-attention's input, mask, cache) -> (update, its keys and
+        values).  The update is added together with that of the feed-forward layer.
+      probe: at which probabilities; they are returned in place of keys and values, float32 [batch, query, key].
       real, carried: see `FeedForward`.
       dropout_key: None at evaluation.
     """
     keys = layers.split_key(dropout_key, 6)
     normed = self._branch_input(x, self.self_attention_norm, is_normed)
-    own = self.self_attention.keys_and_values(normed, positions, dropout_key=keys[0])
-    own = attention.KVCache(*own)
-    own = own if front is None else own.behind(front)
+    kv = self.self_attention.keys_and_values(normed, positions, dropout_key=keys[0])
+    kv = attention.KVCache(*kv)
+    kv = kv if prefix_kv is None else kv.behind(prefix_kv)
     written = None if cache is None else cache.beside
-    beside, kept = (None, None) if pal is None else pal(normed, mask=mask, cache=written)
-    cache = own if cache is None else cache.write(own.keys, own.values, mask.key_index(cache.keys.shape[2]))
+    beside, task_cache = (None, None) if task_attention is None else task_attention(normed, mask=mask, cache=written)
+    cache = kv if cache is None else cache.write(kv.keys, kv.values, mask.key_index(cache.keys.shape[2]))
     update = self.self_attention(normed, cache.keys, cache.values, mask=mask, positions=positions, dropout_key=keys[0])
     seen = None
-    if look is not None and not look.cross:
-      seen = look.at(self.self_attention, normed, cache.keys, mask=mask, positions=positions)
+    if probe is not None and not probe.cross:
+      seen = probe.at(self.self_attention, normed, cache.keys, mask=mask, positions=positions)
     x = self._add(x, update, "self_attention", keys[1])
     if memory is not None:
-      x, crossing = (self if reads is None else reads)._add_memory(x, memory, memory_mask, keys[2:4], look)
+      x, crossing = (self if cross_layer is None else cross_layer)._add_memory(x, memory, memory_mask, keys[2:4], probe)
       seen = crossing if seen is None else seen
     beside_rows = {} if carried is None else {"carried": carried}
     output = auxiliary.hidden_of(self.mlp(self._branch_input(x, self.mlp_norm), keys[4], real=real, **beside_rows))
     x = self._add(x, output.x, "mlp", keys[5], beside)
-    return x, dataclasses.replace(cache, beside=kept) if look is None else seen, output.aux
+    return x, dataclasses.replace(cache, beside=task_cache) if probe is None else seen, output.aux
 
 
 Weights = tuple[Layer | None, Layer | None]  # a stack's own layers, and those that it borrows
 Caches = attention.KVCache | tuple[attention.KVCache, ...]  # with a leading "layers" axis, or one for each layer
 
 
-def one_by_one(stacked: Any, num_layers: int) -> tuple:
+def unstack_layers(stacked: Any, num_layers: int) -> tuple:
   """A tree of stacked arrays as a tuple with a tree for each layer."""
   return tuple(jax.tree.map(lambda x, index=index: x[index], stacked) for index in range(num_layers))
 
 
-def unrolled(num_layers: int, asked: int = 0) -> int:
+def unrolled(num_layers: int, requested: int = 0) -> int:
   """How many layers a step of the scan has, where `config.model.unroll` asks for so many.
 
   A loop on a CPU copies each layer's weights out of the stack, forward and backward: a fifth of a step of T5 small.
   """
-  return min(asked or (num_layers if sharding.platform() == "cpu" else 1), num_layers)
+  return min(requested or (num_layers if sharding.platform() == "cpu" else 1), num_layers)
 
 
 class Stack(nnx.Module):
@@ -202,15 +204,18 @@ class Stack(nnx.Module):
     # Vectors, which have two dimensions here, stay as they are: norms are computed in float32.
     cast = lambda x: x.astype(self.config.dtype) if x.ndim > 2 else x
     weights = jax.tree.map(cast, self.weights(body))
-    return one_by_one(weights, self.num_layers) if sharding.platform() == "cpu" else weights
+    return unstack_layers(weights, self.num_layers) if sharding.platform() == "cpu" else weights
 
   def read(self, memory: jax.Array) -> attention.KVCache:
     """Keys and values of [batch, length, embed] for each layer's cross-attention, with a leading "layers" axis."""
-    one = lambda layer: attention.KVCache(*layer.cross_attention.keys_and_values(memory))
+    read_layer = lambda layer: attention.KVCache(*layer.cross_attention.keys_and_values(memory))
     if self.config.share_layers:
-      return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape)), one(self.layer))
+      return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape)), read_layer(self.layer))
     return jax.lax.scan(
-      lambda _, layer: (None, one(layer)), None, self.layers, unroll=unrolled(self.num_layers, self.config.unroll)
+      lambda _, layer: (None, read_layer(layer)),
+      None,
+      self.layers,
+      unroll=unrolled(self.num_layers, self.config.unroll),
     )[1]
 
   def _is_normed(self, index: jax.Array) -> jax.Array | bool:
@@ -230,7 +235,7 @@ class Stack(nnx.Module):
     tasks: jax.Array | None = None,
     keep_cache: bool = False,
     every_layer: bool = False,
-    look: attention.Look | None = None,
+    probe: attention.AttentionProbe | None = None,
     real: jax.Array | None = None,
     carried: Mapping[str, jax.Array] | None = None,
     dropout_key: jax.Array | None = None,
@@ -252,7 +257,7 @@ class Stack(nnx.Module):
         asks for that has several.
       keep_cache: otherwise nothing but the result is kept.
       every_layer: see above.
-      look: at which probabilities; they are returned in place of a cache, float32 [layers, batch, query, key].
+      probe: at which probabilities; they are returned in place of a cache, float32 [layers, batch, query, key].
       real: see `FeedForward`.
       carried: name -> [layers, batch, ...], see there.
       dropout_key: None at evaluation.
@@ -265,63 +270,67 @@ class Stack(nnx.Module):
     call = positions_lib.Call(*x.shape[:2], key_length, mask, self.front, drops=dropout_key is not None)
     positions = config.position_scheme.positions(self.position_bias, call)
     memory_is_cached = isinstance(memory, attention.KVCache | tuple)
-    each = {
+    layer_inputs = {
       "index": range(self.num_layers) if apart else jnp.arange(self.num_layers),
       "weights": self.weights(body) if weights is None else weights,
       "key": None if layers_key is None else jax.random.split(layers_key, self.num_layers),
       "cache": cache,
-      "front": self.prefix() if self.front and cache is None else None,
+      "prefix_kv": self.prefix() if self.front and cache is None else None,
       "memory": memory if memory_is_cached else None,
-      "pal": None if self.pals is None else self.pals.of_layers,
+      "task_attention": None if self.pals is None else self.pals.of_layers,
       "carried": carried or None,
     }
     if apart and self.pals is not None:
-      each["pal"] = one_by_one(each["pal"], self.num_layers)
+      layer_inputs["task_attention"] = unstack_layers(layer_inputs["task_attention"], self.num_layers)
 
-    def run(x, each):
+    def run(x, inputs):
       x = checkpoint_name(x, "input")
-      own, borrowed = (self.layer, body) if config.share_layers else each["weights"]
-      x, kept, aux = (own if borrowed is None else borrowed)(
+      layer, borrowed = (self.layer, body) if config.share_layers else inputs["weights"]
+      x, cached, aux = (layer if borrowed is None else borrowed)(
         x,
         mask=mask,
-        positions=positions(each["index"]),
-        is_normed=self._is_normed(each["index"]),
-        memory=each["memory"] if memory_is_cached else memory,
+        positions=positions(inputs["index"]),
+        is_normed=self._is_normed(inputs["index"]),
+        memory=inputs["memory"] if memory_is_cached else memory,
         memory_mask=memory_mask,
-        reads=own,
-        cache=each["cache"],
-        front=each["front"],
-        pal=None if self.pals is None else functools.partial(self.pals, own=each["pal"], tasks=tasks),
-        look=look,
+        cross_layer=layer,
+        cache=inputs["cache"],
+        prefix_kv=inputs["prefix_kv"],
+        task_attention=None
+        if self.pals is None
+        else functools.partial(self.pals, layer_matrices=inputs["task_attention"], tasks=tasks),
+        probe=probe,
         real=real,
-        carried=each["carried"],
-        dropout_key=each["key"],
+        carried=inputs["carried"],
+        dropout_key=inputs["key"],
       )
-      return x, (kept if keep_cache or look is not None else None, x if every_layer else None, aux)
+      return x, (cached if keep_cache or probe is not None else None, x if every_layer else None, aux)
 
     broadcast_axis = -2 if config.t5_dropout else None
     x = layers.dropout(x, config.dropout_rate, embed_key, broadcast_axis=broadcast_axis)
     x = sharding.split_residual(x)
     first = x
-    x, (kept, states, aux) = self._run_all(run, x, each, apart=apart)
+    x, (cached, states, aux) = self._run_all(run, x, layer_inputs, apart=apart)
     x = x if self.norm is None else self.norm(x)
     if config.t5_dropout:
       x = layers.dropout(x, config.dropout_rate, out_key, broadcast_axis=-2)
     x = sharding.join_residual(x)
     if every_layer:
       x = jnp.concatenate([first[None], states[:-1], x[None]])
-    return x, kept if keep_cache or look is not None else None, auxiliary.of_layers(aux)
+    return x, cached if keep_cache or probe is not None else None, auxiliary.of_layers(aux)
 
-  def _run_all(self, run: Callable, x: jax.Array, each: dict[str, Any], *, apart: bool) -> tuple[jax.Array, Any]:
-    """One layer after another; `each` has for every argument what the layers get, stacked, or `apart` in tuples."""
+  def _run_all(
+    self, run: Callable, x: jax.Array, layer_inputs: dict[str, Any], *, apart: bool
+  ) -> tuple[jax.Array, Any]:
+    """One layer after another; `layer_inputs`: argument -> values of all layers, stacked, or `apart` in tuples."""
     if self.config.remat != "none":
       # The scan itself keeps XLA from merging the recomputation with the forward pass.
       run = jax.checkpoint(run, policy=remat.policy(self.config.remat, self.config.quantization), prevent_cse=False)
     if not apart:
-      return jax.lax.scan(run, x, each, unroll=unrolled(self.num_layers, self.config.unroll))
-    kept = []
+      return jax.lax.scan(run, x, layer_inputs, unroll=unrolled(self.num_layers, self.config.unroll))
+    outputs = []
     for index in range(self.num_layers):
-      x, one = run(x, {name: None if part is None else part[index] for name, part in each.items()})
-      kept.append(one)
+      x, output = run(x, {name: None if part is None else part[index] for name, part in layer_inputs.items()})
+      outputs.append(output)
     # As a scan gives them: a tree of tuples, not a tuple of trees.
-    return x, tuple(zip(*kept, strict=True))
+    return x, tuple(zip(*outputs, strict=True))

@@ -21,7 +21,7 @@ class AnswerHead(nnx.Module):
   """
 
   def __init__(self, config: TransformerConfig, head: HeadConfig, rngs: nnx.Rngs):
-    embed, scale = config.embed_dim, layers.into(config, config.embed_dim)
+    embed, scale = config.embed_dim, layers.fan_in_scale(config, config.embed_dim)
     head = head.spelled_out(config.kind)
     self.reads, self.layers, pooler = head.reads, head.layers, head.pooler
     self.activation = config.mlp_activation if pooler == "norm" else pooler
@@ -80,7 +80,7 @@ class DetectorHead(nnx.Module):
   reads, layers = "each", "last"
 
   def __init__(self, config: TransformerConfig, head: HeadConfig, rngs: nnx.Rngs):
-    embed, scale = config.embed_dim, layers.into(config, config.embed_dim)
+    embed, scale = config.embed_dim, layers.fan_in_scale(config, config.embed_dim)
     self.activation, self.gradient_dtype = config.mlp_activation, config.gradient_dtype
     self.dense = layers.param(rngs, (embed, embed), ("embed", None), scale=scale)
     self.dense_bias = layers.bias(config, embed, "embed")
@@ -125,10 +125,10 @@ class BoundaryHead(nnx.Module):
     # As the embedding's: the states beside it are normed.
     scale = config.init_scale or 1.0
     self.positions = layers.param(rngs, (head.num_classes, POSITION_WIDTH), (None, None), scale=scale)
-    self.first = layers.param(rngs, (read, embed), (None, "embed"), scale=layers.into(config, read))
+    self.first = layers.param(rngs, (read, embed), (None, "embed"), scale=layers.fan_in_scale(config, read))
     self.first_bias = layers.bias(config, embed, "embed")
     self.first_norm = layers.Norm(config, embed)
-    self.second = layers.param(rngs, (embed, width), ("embed", None), scale=layers.into(config, embed))
+    self.second = layers.param(rngs, (embed, width), ("embed", None), scale=layers.fan_in_scale(config, embed))
     self.second_bias = layers.bias(config, width, axis)
     self.second_norm = layers.Norm(config, width, axis=axis)
     self.bias = nnx.Param(jnp.zeros(config.vocab_size, jnp.float32), axes=("vocab",))
@@ -195,13 +195,13 @@ def read_texts(hidden: jax.Array, segments: jax.Array, *, number: int, reads: st
     number: texts.
     reads: "first", "last" or "mean".
   """
-  own = (segments[:, None, :] == jnp.arange(1, number + 1)[None, :, None]).astype(jnp.float32)
+  in_text = (segments[:, None, :] == jnp.arange(1, number + 1)[None, :, None]).astype(jnp.float32)
   if reads == "mean":
-    share = own / jnp.maximum(jnp.sum(own, axis=-1, keepdims=True), 1.0)
+    share = in_text / jnp.maximum(jnp.sum(in_text, axis=-1, keepdims=True), 1.0)
   else:
     # A text's positions stand side by side: its first is where they begin, its last where they end.
-    before = jnp.pad(own[..., :-1], [(0, 0), (0, 0), (1, 0)])
-    behind = jnp.pad(own[..., 1:], [(0, 0), (0, 0), (0, 1)])
-    share = own * (1.0 - {"first": before, "last": behind}[reads])
+    before = jnp.pad(in_text[..., :-1], [(0, 0), (0, 0), (1, 0)])
+    behind = jnp.pad(in_text[..., 1:], [(0, 0), (0, 0), (0, 1)])
+    share = in_text * (1.0 - {"first": before, "last": behind}[reads])
   # A TPU would otherwise round the shares, and what is read, to bfloat16.
   return jnp.einsum("bnl,...ble->...bne", share, hidden.astype(jnp.float32), precision="highest")

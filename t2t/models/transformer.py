@@ -1,6 +1,6 @@
 """The three architectures: how stacks of blocks are put together, and which batch features each one reads.
 
-Each is a `Model`; those that write text have `start_decode`, `decode_step` and `ready` besides.
+Each is a `ModelProtocol`; those that write text have `start_decode`, `decode_step` and `ready` besides.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from t2t.models.architecture import (
   ENCODER_DECODER,
   ENCODER_ONLY,
   Batch,
-  Model,
+  ModelProtocol,
   decoder_mask,
   reading_mask,
   real_positions,
@@ -27,7 +27,7 @@ from t2t.models.architecture import (
 from t2t.models.auxiliary import Auxiliary, Hidden
 from t2t.models.config import TransformerConfig
 from t2t.models.masks import AttentionMask
-from t2t.models.stack import Caches, Layer, Stack, Weights, one_by_one
+from t2t.models.stack import Caches, Layer, Stack, Weights, unstack_layers
 
 
 @jax.tree_util.register_dataclass
@@ -99,11 +99,11 @@ class _Transformer(nnx.Module):
     self.heads = heads.build(config, rngs)
 
   def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> jax.Array:
-    """See `Model`."""
+    """See `ModelProtocol`."""
     return self.hidden(batch, dropout_key=dropout_key).x
 
   def states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> jax.Array:
-    """See `Model`."""
+    """See `ModelProtocol`."""
     return self.hidden_states(batch, every_layer=every_layer, dropout_key=dropout_key).x
 
   def logits_fn(self, name: str = "") -> Callable[[jax.Array], jax.Array]:
@@ -161,12 +161,12 @@ class _Transformer(nnx.Module):
       return batch
     side, size = self.architecture.answers, ids.size
     fronts = {"input_tokens": ids, "positions": jnp.arange(size), "token_types": 0, "segment_ids": 1}
-    found = dict(batch)
+    prompted = dict(batch)
     for name, front in (fronts | {"causal_attention": 1}).items():
       if (x := batch.get(f"{side}_{name}")) is not None:
         front = jnp.broadcast_to(front, (x.shape[0], size)).astype(x.dtype)
-        found[f"{side}_{name}"] = jnp.concatenate([front, x + size if name == "positions" else x], axis=1)
-    return found
+        prompted[f"{side}_{name}"] = jnp.concatenate([front, x + size if name == "positions" else x], axis=1)
+    return prompted
 
   def _of_text(self, states: jax.Array) -> jax.Array:
     """[..., length, embed] without the states of a prompt."""
@@ -183,8 +183,8 @@ class _Transformer(nnx.Module):
   def _carried(self, batch: Batch, side: str) -> dict[str, jax.Array]:
     """States that a side's layers returned for the rows before these, name -> [layers, batch, ...]; {}: none."""
     begin = f"{auxiliary.CARRIED}{side}/"
-    found = {name.removeprefix(begin): x for name, x in batch.items() if name.startswith(begin)}
-    return {name: jnp.moveaxis(x, 0, 1) for name, x in found.items()}
+    states = {name.removeprefix(begin): x for name, x in batch.items() if name.startswith(begin)}
+    return {name: jnp.moveaxis(x, 0, 1) for name, x in states.items()}
 
   def _types(self, batch: Batch) -> jax.Array | None:
     """Which part of its sequence each token of the encoder belongs to; None: the first, as all that is written."""
@@ -193,7 +193,7 @@ class _Transformer(nnx.Module):
   def ready(self, state: DecodeState) -> DecodeState:
     """The same state, with what every step reads laid out once: the steps behind it give the same, and faster."""
     num_layers = self.config.num_decoder_layers
-    apart = lambda x: one_by_one(x, num_layers) if sharding.platform() == "cpu" and x is not None else x
+    apart = lambda x: unstack_layers(x, num_layers) if sharding.platform() == "cpu" and x is not None else x
     return dataclasses.replace(
       state,
       weights=self.decoder.ready_weights(self._body()),
@@ -210,9 +210,9 @@ class _Transformer(nnx.Module):
     columns = tokens.reshape(tokens.shape[0], -1)
     num_beams, position, ancestors = columns.shape[1], state.position, state.ancestors
     if ancestors is not None:
-      own = jnp.broadcast_to(jnp.arange(num_beams)[None, :, None], (*columns.shape, 1))
+      beam_ids = jnp.broadcast_to(jnp.arange(num_beams)[None, :, None], (*columns.shape, 1))
       num_shared = state.num_keys - self.decoder.front - num_beams * ancestors.shape[2]
-      ancestors = jax.lax.dynamic_update_slice_in_dim(ancestors, own, position - num_shared, axis=2)
+      ancestors = jax.lax.dynamic_update_slice_in_dim(ancestors, beam_ids, position - num_shared, axis=2)
     positions = position if state.padding is None else (position - state.padding)[:, None]
     mask = AttentionMask(
       None if state.segments is None else jnp.ones_like(columns),
@@ -224,7 +224,7 @@ class _Transformer(nnx.Module):
     )
     positions = jnp.broadcast_to(positions + self.decoder.front, columns.shape)
     x, cache, _ = self.decoder(
-      self.embed(columns, positions=positions, own=self.decoder.embed),
+      self.embed(columns, positions=positions, decoder_positions=self.decoder.embed),
       mask=mask,
       body=self._body(),
       weights=state.weights,
@@ -256,15 +256,15 @@ class EncoderDecoder(_Transformer):
     return self.encoder.own_layers if self.config.share_stacks else None
 
   def hidden_states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> Hidden:
-    """See `Model`: the encoder's output, whatever the decoder is given."""
+    """See `ModelProtocol`: the encoder's output, whatever the decoder is given."""
     x, _, aux = self._encode(self._prompted(batch), every_layer=every_layer, dropout_key=dropout_key)
     return Hidden(self._of_text(x), auxiliary.of_stacks(encoder=aux))
 
-  def attention_map(self, batch: Batch, which: str, head: jax.Array) -> jax.Array:
-    """See `Model`."""
-    if which == "encoder":
-      return self._encode(self._prompted(batch), look=attention.Look(head))[1]
-    return self._run(batch, look=attention.Look(head, cross=which == "cross"))[1]
+  def attention_map(self, batch: Batch, kind: str, head: jax.Array) -> jax.Array:
+    """See `ModelProtocol`."""
+    if kind == "encoder":
+      return self._encode(self._prompted(batch), probe=attention.AttentionProbe(head))[1]
+    return self._run(batch, probe=attention.AttentionProbe(head, cross=kind == "cross"))[1]
 
   def _encode(self, batch: Batch, **options: Any) -> tuple[jax.Array, jax.Array | None, Auxiliary]:
     """The encoder's output at every position that it reads, those of a prompt included; and what `Stack` has beside."""
@@ -285,25 +285,25 @@ class EncoderDecoder(_Transformer):
     return self._run(batch, dropout_key=dropout_key)[0]
 
   def _run(
-    self, batch: Batch, *, look: attention.Look | None = None, dropout_key: jax.Array | None = None
+    self, batch: Batch, *, probe: attention.AttentionProbe | None = None, dropout_key: jax.Array | None = None
   ) -> tuple[Hidden, jax.Array | None]:
     encoder_key, decoder_key = layers.split_key(dropout_key, 2)
     batch = self._prompted(batch)
     (memory, _, read), tokens = self._encode(batch, dropout_key=encoder_key), batch["decoder_input_tokens"]
     places = self._places(self.decoder, tokens, batch.get("decoder_positions"))
-    x, kept, written = self.decoder(
-      self.embed(tokens, positions=places, own=self.decoder.embed),
+    x, kv_cache, written = self.decoder(
+      self.embed(tokens, positions=places, decoder_positions=self.decoder.embed),
       mask=decoder_mask(batch, bidirectional_prefix=self.config.bidirectional_prefix),
       body=self._body(),
       memory=memory,
       memory_mask=reading_mask(batch, "decoder"),
       tasks=batch.get("decoder_tasks"),
-      look=look,
+      probe=probe,
       real=self._real(batch, "decoder", tokens.shape[1]),
       carried=self._carried(batch, "decoder"),
       dropout_key=decoder_key,
     )
-    return Hidden(x, auxiliary.of_stacks(encoder=read, decoder=written)), kept
+    return Hidden(x, auxiliary.of_stacks(encoder=read, decoder=written)), kv_cache
 
   def start_decode(self, batch: Batch, max_length: int, *, num_beams: int = 1) -> tuple[jax.Array, DecodeState]:
     """Encodes the inputs and makes room for `max_length` positions.
@@ -361,13 +361,13 @@ class DecoderOnly(_Transformer):
     return self.hidden_states(batch, dropout_key=dropout_key)
 
   def hidden_states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> Hidden:
-    """See `Model`."""
+    """See `ModelProtocol`."""
     x, _, aux = self._run(batch, every_layer=every_layer, dropout_key=dropout_key)
     return Hidden(self._of_text(x), auxiliary.of_stacks(decoder=aux))
 
-  def attention_map(self, batch: Batch, which: str, head: jax.Array) -> jax.Array:
-    """See `Model`."""
-    return self._run(batch, look=attention.Look(head))[1]
+  def attention_map(self, batch: Batch, kind: str, head: jax.Array) -> jax.Array:
+    """See `ModelProtocol`."""
+    return self._run(batch, probe=attention.AttentionProbe(head))[1]
 
   def _run(self, batch: Batch, **options: Any) -> tuple[jax.Array, jax.Array | None, Auxiliary]:
     batch = self._prompted(batch)
@@ -450,15 +450,15 @@ class EncoderOnly(_Transformer):
     return self.hidden_states(batch, dropout_key=dropout_key)
 
   def hidden_states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> Hidden:
-    """See `Model`."""
+    """See `ModelProtocol`."""
     batch = self._prompted(batch)
     read = self.read(self._embedded(batch), batch, every_layer=every_layer, dropout_key=dropout_key)
     return dataclasses.replace(read, x=self._of_text(read.x))
 
-  def attention_map(self, batch: Batch, which: str, head: jax.Array) -> jax.Array:
-    """See `Model`."""
+  def attention_map(self, batch: Batch, kind: str, head: jax.Array) -> jax.Array:
+    """See `ModelProtocol`."""
     batch = self._prompted(batch)
-    return self._run(self._embedded(batch), batch, self.encoder, look=attention.Look(head))[1]
+    return self._run(self._embedded(batch), batch, self.encoder, probe=attention.AttentionProbe(head))[1]
 
   def _embedded(self, batch: Batch) -> jax.Array:
     places = self._places(self.encoder, batch["encoder_input_tokens"], batch.get("encoder_positions"))
@@ -501,6 +501,6 @@ MODELS = (EncoderDecoder, DecoderOnly, EncoderOnly)
 _MODULES = {module.architecture.name: module for module in MODELS}
 
 
-def build(config: TransformerConfig, rngs: nnx.Rngs) -> Model:
+def build(config: TransformerConfig, rngs: nnx.Rngs) -> ModelProtocol:
   """The model that `config.architecture` names."""
   return _MODULES[config.architecture](config, rngs)

@@ -100,8 +100,8 @@ def devices(topology: str, *, slices: int = 1) -> Sequence[jax.Device]:
 
 def bytes_per_device(tree) -> int:
   """Memory that each device gives to abstract arrays with shardings; not what lies in its host's."""
-  own = [x for x in jax.tree.leaves(tree) if x.sharding.memory_kind != "pinned_host"]
-  return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in own)
+  on_device = [x for x in jax.tree.leaves(tree) if x.sharding.memory_kind != "pinned_host"]
+  return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in on_device)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +133,7 @@ def compile_step(config: Config, mesh: jax.sharding.Mesh) -> Compiled:
   platform = mesh.devices.flat[0].platform
   flags = xla_flags.as_options(platform) if config.train.xla_flags else {}
   with jax.set_mesh(mesh):
-    program = recipe.make(config).on(mesh)
+    program = recipe.make(config).build(mesh)
     state = program.state
     batch, key = recipe.arguments(config, mesh)
     params = (state.params, state.frozen_params)
@@ -179,11 +179,11 @@ def _needed(message: str, arguments: int) -> int | None:
   temporaries = re.search(r"HLO temporaries \(([\d.]+)([KMGT])\) exceeds", message)
   if not used and not temporaries:
     return None
-  found = used or temporaries
-  return int(float(found[1]) * _UNITS[found[2]]) + (0 if used else arguments)
+  amount = used or temporaries
+  return int(float(amount[1]) * _UNITS[amount[2]]) + (0 if used else arguments)
 
 
-def counted(text: str, config: Config, mesh: jax.sharding.Mesh) -> hlo_cost.Program:
+def counted(text: str, config: Config, mesh: jax.sharding.Mesh) -> hlo_cost.HloProgram:
   """What the text of a step's program computes and moves on one device of the mesh, at the pace of its kind."""
   paces = accelerators.PACES.get(mesh.devices.flat[0].device_kind)
   return hlo_cost.analyse(text, mesh.shape, unknown_trips=unknown_trips(config, mesh), paces=paces)
@@ -195,7 +195,7 @@ def attention_kernels(config: Config, mesh: jax.sharding.Mesh) -> dict[str, disp
     return recipe.attention_kernels(config, recipe.batch(config))
 
 
-def predicted(executed: hlo_cost.Program, config: Config, mesh: jax.sharding.Mesh) -> roofline.Times | None:
+def predicted(executed: hlo_cost.HloProgram, config: Config, mesh: jax.sharding.Mesh) -> roofline.Times | None:
   """The times of a config's step as it was compiled for a mesh; None: nothing is known of such devices."""
   kind = mesh.devices.flat[0].device_kind
   chip, peak = accelerators.CHIPS.get(kind), accelerators.peak_flops(kind)

@@ -35,7 +35,7 @@ _SHORT = {ATTENTION_KEPT: "qkv", ATTENTION_ON_HOST: "on host"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class SearchResult:
   """What came of a candidate: a plan, or why there is none."""
 
   candidate: Candidate
@@ -85,13 +85,13 @@ class Worker:
     """
     if self._process is None:
       context = multiprocessing.get_context("spawn")
-      self._connection, other = context.Pipe()
-      self._process = context.Process(target=_serve, args=(other, *self._arguments), daemon=True)
+      self._connection, child_end = context.Pipe()
+      self._process = context.Process(target=_serve, args=(child_end, *self._arguments), daemon=True)
       self._process.start()
-      other.close()
+      child_end.close()
     try:
       self._connection.send(config)
-      found, failure = self._connection.recv()
+      planned, failure = self._connection.recv()
     except (EOFError, OSError) as error:
       self._process.join()
       code = self._process.exitcode
@@ -99,7 +99,7 @@ class Worker:
       raise UserError(f"the compiler ended with its process (exit code {code})") from error
     if failure:
       raise UserError(failure)
-    return found
+    return planned
 
   def close(self) -> None:
     """Ends the process, whatever it does."""
@@ -118,9 +118,9 @@ def run(
   where: str,
   max_compiles: int,
   budget: float | None = None,
-  seen: Sequence[Result] = (),
+  seen: Sequence[SearchResult] = (),
   memory: Callable[[Candidate], float] | None = None,
-) -> Iterator[Result]:
+) -> Iterator[SearchResult]:
   """Compiles candidates one after another and yields what came of each.
 
   Args:
@@ -137,13 +137,13 @@ def run(
   started, compiled, seen = time.monotonic(), 0, list(seen)
 
   def is_worth_it(candidate: Candidate) -> bool:
-    return not any(candidate == each.candidate or _is_no_better(candidate, each) for each in seen)
+    return not any(candidate == result.candidate or _is_no_better(candidate, result) for result in seen)
 
   def may_fit(candidate: Candidate) -> bool:
-    return is_worth_it(candidate) and not any(_is_as_large(candidate, each, memory) for each in seen)
+    return is_worth_it(candidate) and not any(_is_as_large(candidate, result, memory) for result in seen)
 
   passes = [is_worth_it] if memory is None else [may_fit, is_worth_it]
-  in_turns = (_in_turns(ordered, each, own=config.train.batch_size) for each in passes)
+  in_turns = (_in_turns(ordered, test, batch_size=config.train.batch_size) for test in passes)
   for candidate in itertools.chain.from_iterable(in_turns):
     changed = candidate.apply(config)
     path = plan.cache_path(changed, where)
@@ -152,97 +152,102 @@ def run(
         continue
       compiled += 1
     try:
-      result = Result(candidate, plan.cached(path, lambda changed=changed: make_plan(changed)))
+      result = SearchResult(candidate, plan.cached(path, lambda changed=changed: make_plan(changed)))
     except UserError as error:
-      result = Result(candidate, None, str(error).splitlines()[0])
+      result = SearchResult(candidate, None, str(error).splitlines()[0])
     seen.append(result)
     yield result
 
 
 def _in_turns(
-  ordered: Sequence[Candidate], is_worth_it: Callable[[Candidate], bool], *, own: int
+  ordered: Sequence[Candidate], is_worth_it: Callable[[Candidate], bool], *, batch_size: int
 ) -> Iterator[Candidate]:
   """Those of the config's own batch size and others by turns, each kind in its order; asked when it is their turn."""
-  kinds = [iter([each for each in ordered if (each.batch_size == own) == is_own]) for is_own in (True, False)]
+  kinds = [
+    iter([candidate for candidate in ordered if (candidate.batch_size == batch_size) == is_own])
+    for is_own in (True, False)
+  ]
   while kinds:
     for kind in list(kinds):
-      found = next(filter(is_worth_it, kind), None)
-      if found is None:
+      candidate = next(filter(is_worth_it, kind), None)
+      if candidate is None:
         kinds.remove(kind)
       else:
-        yield found
+        yield candidate
 
 
-def refined(config: Config, results: Sequence[Result], devices: Sequence[jax.Device]) -> list[Candidate]:
+def refined(config: Config, results: Sequence[SearchResult], devices: Sequence[jax.Device]) -> list[Candidate]:
   """The fastest candidate that fits with other blocks, and in other orders of its axes: those that should be faster."""
   best = next(iter(ranked(results)), None)
   if best is None or best.plan["seconds_at_peak"] is None:
     return []
   mesh = sharding.make_mesh(dict(best.candidate.mesh), devices=devices)
-  own, least = best.candidate, best.plan["predicted_step_seconds"] * _WORTH_IT
-  found = []
+  best_candidate, least = best.candidate, best.plan["predicted_step_seconds"] * _WORTH_IT
+  refinements = []
   if best.plan["kernel_seconds"]:
-    changed, kind = own.apply(config), devices[0].device_kind
+    changed, kind = best_candidate.apply(config), devices[0].device_kind
     chosen = aot_compile.attention_kernels(changed, mesh)
     saved = kernel_cycles.saved(changed, kind, chosen, best.plan["kernel_seconds"])
-    found = [dataclasses.replace(own, attention_block=block) for block in saved if saved[block] > least]
-    found = sorted(found, key=lambda each: saved[each.attention_block], reverse=True)[:1]
-  others = mesh_layouts.promising(best.plan, mesh, gain=_WORTH_IT)
-  return found + [dataclasses.replace(own, order=order) for order in others]
+    refinements = [
+      dataclasses.replace(best_candidate, attention_block=block) for block in saved if saved[block] > least
+    ]
+    refinements = sorted(refinements, key=lambda candidate: saved[candidate.attention_block], reverse=True)[:1]
+  other_orders = mesh_layouts.promising(best.plan, mesh, gain=_WORTH_IT)
+  return refinements + [dataclasses.replace(best_candidate, order=order) for order in other_orders]
 
 
-def _is_no_better(candidate: Candidate, result: Result) -> bool:
+def _is_no_better(candidate: Candidate, result: SearchResult) -> bool:
   """Whether it fails as well, or is slower."""
   if result.fits:
     return candidate.is_slower(result.candidate, result.plan)
   return result.plan is not None and candidate.needs_more(result.candidate)
 
 
-def _is_as_large(candidate: Candidate, result: Result, memory: Callable[[Candidate], float]) -> bool:
+def _is_as_large(candidate: Candidate, result: SearchResult, memory: Callable[[Candidate], float]) -> bool:
   """Whether it should be too large, by how wrong the estimate was of one that keeps the same and is."""
   if result.fits or result.plan is None or candidate.remat != result.candidate.remat:
     return False
-  found = result.plan["memory_per_chip"]
-  return memory(candidate) / memory(result.candidate) * found["total"] > found["capacity"]
+  per_chip = result.plan["memory_per_chip"]
+  return memory(candidate) / memory(result.candidate) * per_chip["total"] > per_chip["capacity"]
 
 
 # ---- Report ----------------------------------------------------------------------------------------------------------
 
 
-def ranked(results: Iterable[Result]) -> list[Result]:
+def ranked(results: Iterable[SearchResult]) -> list[SearchResult]:
   """Those that fit, the fastest first."""
-  return sorted((each for each in results if each.fits), key=lambda each: each.speed, reverse=True)
+  return sorted((result for result in results if result.fits), key=lambda result: result.speed, reverse=True)
 
 
-def table(results: Sequence[Result]) -> str:
+def table(results: Sequence[SearchResult]) -> str:
   """The ranking, what bounds each, then what does not fit or compile; at most 80 columns.
 
   A star: the optimizer is in the host's memory.
   """
   lines = [f"{'mesh':<25}{'batch':>6} {'mic':>3} {'remat':<8}{'memory':>8}{'step':>8}{'MFU':>5}{'tok/s':>7} bound"]
-  for each in [*ranked(results), *(each for each in results if not each.fits)]:
-    mesh = " ".join(f"{axis} {size}" for axis, size in each.candidate.mesh if size > 1) or "one device"
-    remat = _SHORT.get(each.candidate.remat, each.candidate.remat) + "*" * each.candidate.offload_optimizer
-    line = f"{mesh:<25}{each.candidate.batch_size:>6} {each.candidate.microbatches:>3} {remat:<8}"
-    if each.plan is None:
-      line += "    fails:\n" + textwrap.fill(each.failure, 80, initial_indent="    ", subsequent_indent="    ")
+  for result in [*ranked(results), *(result for result in results if not result.fits)]:
+    mesh = " ".join(f"{axis} {size}" for axis, size in result.candidate.mesh if size > 1) or "one device"
+    remat = _SHORT.get(result.candidate.remat, result.candidate.remat) + "*" * result.candidate.offload_optimizer
+    line = f"{mesh:<25}{result.candidate.batch_size:>6} {result.candidate.microbatches:>3} {remat:<8}"
+    if result.plan is None:
+      line += "    fails:\n" + textwrap.fill(result.failure, 80, initial_indent="    ", subsequent_indent="    ")
     else:
-      line += f"{amounts.nbytes(each.plan['memory_per_chip']['total']):>8}"
-      if not each.fits:
+      line += f"{amounts.nbytes(result.plan['memory_per_chip']['total']):>8}"
+      if not result.fits:
         line += "  does not fit"
-      elif each.plan["predicted_step_seconds"] is not None:
-        seconds = plan.seconds(each.plan["predicted_step_seconds"])
-        speed = amounts.with_prefix(each.plan["tokens_per_second"], digits=3)
-        line += f"{seconds:>8}{each.plan['predicted_mfu']:>5.0%}{speed:>7} {each.plan['bound']}"
+      elif result.plan["predicted_step_seconds"] is not None:
+        seconds = plan.seconds(result.plan["predicted_step_seconds"])
+        speed = amounts.with_prefix(result.plan["tokens_per_second"], digits=3)
+        line += f"{seconds:>8}{result.plan['predicted_mfu']:>5.0%}{speed:>7} {result.plan['bound']}"
     lines += line.splitlines()
-    if each.candidate.order:
-      lines.append(f"    in the order {','.join(each.candidate.order)}")
-    if each.candidate.attention_block:
-      lines.append(f"    attention in blocks of {each.candidate.attention_block}")
+    if result.candidate.order:
+      lines.append(f"    in the order {','.join(result.candidate.order)}")
+    if result.candidate.attention_block:
+      lines.append(f"    attention in blocks of {result.candidate.attention_block}")
   return "\n".join(lines)
 
 
-def _say(number: int, result: Result) -> None:
+def _say(number: int, result: SearchResult) -> None:
   """One line for each result, as it comes."""
   text = "\n    ".join(table([result]).splitlines()[1:])
   print(f"{number:>3} {text}", file=sys.stderr, flush=True)
@@ -262,9 +267,9 @@ def search(config: Config, options: argparse.Namespace) -> None:
       " optimizer; give more chips or other batch sizes"
     )
   if undivided := without_evaluation(config, estimate, len(devices)):
-    which = f"config.eval.batch_size={config.eval.batch_size} does not divide over"
-    print(f"without {len(undivided)} mesh{'es' * (len(undivided) > 1)} that {which}", file=sys.stderr)
-  results: list[Result] = []
+    reason = f"config.eval.batch_size={config.eval.batch_size} does not divide over"
+    print(f"without {len(undivided)} mesh{'es' * (len(undivided) > 1)} that {reason}", file=sys.stderr)
+  results: list[SearchResult] = []
   with contextlib.ExitStack() as stack:
     make_plan = lambda changed: plan.make_plan(changed, devices)
     if options.topology is not None:
@@ -294,24 +299,28 @@ def search(config: Config, options: argparse.Namespace) -> None:
     compile_some(ordered, kept_back - len(again))
 
 
-def _finish(config: Config, options: argparse.Namespace, results: Sequence[Result]) -> None:
+def _finish(config: Config, options: argparse.Namespace, results: Sequence[SearchResult]) -> None:
   if not results:
     return
   print(table(results))
-  if any(each.candidate.offload_optimizer for each in results):
+  if any(result.candidate.offload_optimizer for result in results):
     print("* with the optimizer's moments in the host's memory")
   best = ranked(results)
   if not best:
     print("\nnothing that was tried fits; more chips, or --max_compiles and --budget for a longer search")
-    best = sorted((each for each in results if each.plan), key=lambda each: each.plan["memory_per_chip"]["total"])
-  own = [each for each in best if each.candidate.batch_size == config.train.batch_size]
-  if own and own[0] is not best[0]:
-    print(f"\nbest with the config's batch size:\n  {own[0].candidate.flags()}")
+    best = sorted(
+      (result for result in results if result.plan), key=lambda result: result.plan["memory_per_chip"]["total"]
+    )
+  same_batch = [result for result in best if result.candidate.batch_size == config.train.batch_size]
+  if same_batch and same_batch[0] is not best[0]:
+    print(f"\nbest with the config's batch size:\n  {same_batch[0].candidate.flags()}")
   if best:
     print(f"\nbest:\n  {best[0].candidate.flags()}\n")
     about = {"config": options.config, "topology": options.topology, "slices": options.slices}
-    found = plan.with_budget(about | best[0].plan, options.tokens, options.price)
-    print(plan.report(found))
+    full_plan = plan.with_budget(about | best[0].plan, options.tokens, options.price)
+    print(plan.report(full_plan))
     if options.json:
-      ranking = [dataclasses.asdict(each.candidate) | {"plan": each.plan, "failure": each.failure} for each in results]
-      print(json.dumps(found | {"ranking": ranking}))
+      ranking = [
+        dataclasses.asdict(result.candidate) | {"plan": result.plan, "failure": result.failure} for result in results
+      ]
+      print(json.dumps(full_plan | {"ranking": ranking}))

@@ -63,20 +63,20 @@ class Candidate:
   def needs_more(self, other: "Candidate") -> bool:
     """Whether it certainly takes at least the memory of `other`."""
     if self.remat == other.remat:
-      kept = (0, 0)
+      remat_ranks = (0, 0)
     elif {self.remat, other.remat} <= set(_REMATS):
-      kept = [_REMATS.index(each.remat) for each in (self, other)]
+      remat_ranks = [_REMATS.index(candidate.remat) for candidate in (self, other)]
     else:
       return False
     larger = self.batch_size >= other.batch_size and self.microbatches <= other.microbatches
     # Of as many rows at a time more parts need more, for their gradients are added up.
-    rows, others = self.batch_size / self.microbatches, other.batch_size / other.microbatches
-    larger = larger or (rows >= others and self.microbatches >= other.microbatches)
+    rows, other_rows = self.batch_size / self.microbatches, other.batch_size / other.microbatches
+    larger = larger or (rows >= other_rows and self.microbatches >= other.microbatches)
     return (
       self.mesh == other.mesh
       and self.remat != ATTENTION_ON_HOST  # which even "full" may need more for: what layers read
       and larger
-      and kept[0] <= kept[1]
+      and remat_ranks[0] <= remat_ranks[1]
       and self.offload_optimizer <= other.offload_optimizer
     )
 
@@ -123,17 +123,19 @@ def meshes(config: Config, num_devices: int) -> list[dict[str, int]]:
   Axes besides these three stay as the config has them.
   """
   sizes = sharding.mesh_sizes({**config.mesh.sizes, "data": 1, "fsdp": -1, "tensor": 1}, num_devices)
-  others = {axis: size for axis, size in sizes.items() if axis not in ("data", "fsdp", "tensor")}
-  free = num_devices // math.prod(others.values())
+  other_axes = {axis: size for axis, size in sizes.items() if axis not in ("data", "fsdp", "tensor")}
+  free = num_devices // math.prod(other_axes.values())
   kv_heads = config.model.num_kv_heads or config.model.num_heads
-  found = []
+  layouts = []
   for tensor in range(1, min(free, _MOST_TENSOR) + 1):
     if free % tensor or math.gcd(config.model.num_heads, kv_heads) % tensor:
       continue
-    rest = free // tensor
-    splits = {1, rest} | {data for data in (2, 4, 8, 16, 32, 64) if rest % data == 0 and rest // data >= 4}
-    found += [{**others, "data": data, "fsdp": rest // data, "tensor": tensor} for data in sorted(splits)]
-  return [{axis: mesh[axis] for axis in sizes} for mesh in found]
+    remaining = free // tensor
+    splits = {1, remaining} | {
+      data for data in (2, 4, 8, 16, 32, 64) if remaining % data == 0 and remaining // data >= 4
+    }
+    layouts += [{**other_axes, "data": data, "fsdp": remaining // data, "tensor": tensor} for data in sorted(splits)]
+  return [{axis: mesh[axis] for axis in sizes} for mesh in layouts]
 
 
 # ---- Arithmetic before anything is compiled --------------------------------------------------------------------------
@@ -183,8 +185,8 @@ class Estimate:
     """Bytes of one device: state, gradients, and what the layers keep for the backward pass; rough."""
     _, params, optimizer, _ = self.state(candidate.mesh)
     optimizer = 0 if candidate.offload_optimizer else optimizer
-    kept, working, away = self._activations(candidate)
-    return 2 * params + optimizer + kept - away + working
+    kept_bytes, working, away = self._activations(candidate)
+    return 2 * params + optimizer + kept_bytes - away + working
 
   def _activations(self, candidate: Candidate) -> tuple[float, float, float]:
     """Bytes of what a device's layers keep, of what the one that is worked on needs besides, and of the first what lies
@@ -197,8 +199,8 @@ class Estimate:
     residual = model.embed_dim / tensor
     joined, inner = model.num_heads * model.head_dim, model.feed_forward_class.inner_features(model)
     matmuls = 2 * residual + (2 * joined + 2 * model.kv_heads * model.head_dim + inner) / tensor
-    kept = {"full": residual, "minimal": residual + matmuls, "none": 4 * model.embed_dim + 2 * matmuls}
-    kept[ATTENTION_KEPT] = residual + 2 * (joined + model.kv_heads * model.head_dim) / tensor
+    per_token = {"full": residual, "minimal": residual + matmuls, "none": 4 * model.embed_dim + 2 * matmuls}
+    per_token[ATTENTION_KEPT] = residual + 2 * (joined + model.kv_heads * model.head_dim) / tensor
     # In the host's memory is all of it but what attention finds.
     is_away = candidate.remat == ATTENTION_ON_HOST
     sides = recipe.positions(self._config)
@@ -208,7 +210,7 @@ class Estimate:
       # Where no kernel runs, logits of all pairs.
       scores = model.num_heads / tensor * length * 3 if side in plain else 0
       extra = {"none": scores}.get(candidate.remat, 0.0)
-      features = kept.get(candidate.remat, kept[ATTENTION_KEPT]) + extra
+      features = per_token.get(candidate.remat, per_token[ATTENTION_KEPT]) + extra
       total += rows * length * width * layers[side] * features
       away += is_away * rows * length * width * layers[side] * (features - joined / tensor)
       if side == "decoder" and "encoder" in sides and candidate.remat != "full":
@@ -217,7 +219,7 @@ class Estimate:
         total += rows * width * layers[side] * both / tensor
         away += is_away * rows * width * layers[side] * (both - length * joined) / tensor
       # One layer is worked on at a time.
-      working = max(working, rows * length * width * (kept["none"] + scores))
+      working = max(working, rows * length * width * (per_token["none"] + scores))
     return total, working, away
 
   def seconds(self, candidate: Candidate) -> float:
@@ -230,8 +232,8 @@ class Estimate:
     compute = flops * (1 + _recomputes(candidate.remat)) / mesh.size / (self._peak * roofline.MATMUL_SHARE)
     if self._chip is None:
       return compute
-    kept, _, away = self._activations(candidate)
-    compute += 2 * kept * candidate.microbatches / (self._chip.hbm_bandwidth * roofline.BANDWIDTH_SHARE)
+    kept_bytes, _, away = self._activations(candidate)
+    compute += 2 * kept_bytes * candidate.microbatches / (self._chip.hbm_bandwidth * roofline.BANDWIDTH_SHARE)
     passes = 3 if candidate.remat == "full" else 2
 
     def send(axis: str, number: float) -> float:
@@ -275,7 +277,7 @@ def candidates(
       that stays on the device.
     estimate: of this config on these devices, which keeps what it finds of meshes; None: one is made.
   """
-  estimate, own, larger = estimate or Estimate(config, devices), [], []
+  estimate, same_batch, larger = estimate or Estimate(config, devices), [], []
   remats = list(dict.fromkeys([*reversed(_REMATS), config.model.remat]))
   for sizes in meshes(config, len(devices)):
     mesh_sizes = tuple(sizes.items())
@@ -296,12 +298,14 @@ def candidates(
         batch_size = config.train.batch_size * times
         # Larger batches that are computed in no larger parts gain next to nothing, unless they wait for the host.
         if batch_size % (shards * parts) == 0 and (times == 1 or times > parts or offload):
-          kept = Candidate(mesh_sizes, batch_size, parts, remat, offload, attention_block=config.model.attention_block)
-          (own if times == 1 else larger).append(kept)
+          candidate = Candidate(
+            mesh_sizes, batch_size, parts, remat, offload, attention_block=config.model.attention_block
+          )
+          (same_batch if times == 1 else larger).append(candidate)
 
   def key(candidate: Candidate):
     # The estimate of memory may be off by a third.
     too_large = capacity is not None and estimate.memory(candidate) > capacity * 1.3
     return too_large, estimate.seconds(candidate) / candidate.batch_size
 
-  return sorted(own, key=key) + sorted(larger, key=key)
+  return sorted(same_batch, key=key) + sorted(larger, key=key)

@@ -114,7 +114,11 @@ def saved(config: Config, device_kind: str, chosen: Mapping[str, dispatch.Choice
     visible = relative_bias_attention.share_by_place(sizes, (length, length), causal=side == "decoder", window=0)
     return visible / share(of, device_kind, chosen)
 
-  own = cost(config)
-  others = {size: config.with_(model={"attention_block": size}) for size in SIZES}
-  its = {size: cost(other) for size, other in others.items() if size in bounds(other)}
-  return {size: seconds * (1 - each / own) for size, each in its.items() if each < own}
+  current_cost = cost(config)
+  variants = {size: config.with_(model={"attention_block": size}) for size in SIZES}
+  its = {size: cost(variant) for size, variant in variants.items() if size in bounds(variant)}
+  return {
+    size: seconds * (1 - variant_cost / current_cost)
+    for size, variant_cost in its.items()
+    if variant_cost < current_cost
+  }

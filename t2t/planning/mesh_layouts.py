@@ -22,9 +22,9 @@ def _nested(left: tuple[int, ...], axes: tuple[str, ...], sizes: Mapping[str, in
     yield ()
     return
   for box in accelerators.boxes(left, sizes[axes[0]]):
-    rest = tuple(side // part for side, part in zip(left, box, strict=True))
-    for others in _nested(rest, axes[1:], sizes):
-      yield (f"{axes[0]}:{sharding.box_text(box)}", *others)
+    remaining = tuple(side // part for side, part in zip(left, box, strict=True))
+    for inner_boxes in _nested(remaining, axes[1:], sizes):
+      yield (f"{axes[0]}:{sharding.box_text(box)}", *inner_boxes)
 
 
 def speeds(mesh: jax.sharding.Mesh) -> dict[str, float]:
@@ -44,30 +44,30 @@ def all_orders(mesh: jax.sharding.Mesh) -> dict[Order, dict[str, float]]:
   sides, sizes = accelerators.sides(devices), dict(mesh.shape)
   if sides is None:
     return {}
-  found = {(): speeds(mesh)}
+  known_orders = {(): speeds(mesh)}
   axes = [axis for axis, size in sizes.items() if size > 1 and axis != "dcn_data"]
   for permuted in itertools.permutations(reversed(axes)):
     for order in _nested(sides, permuted, sizes):
       if order:
         its = speeds(sharding.make_mesh(sizes, devices=list(mesh.devices.flat), order=order))
-        is_new = all(any(not math.isclose(its[name], one[name]) for name in its) for one in found.values())
-        found |= {order: its} if is_new else {}
-  return found
+        is_new = all(any(not math.isclose(its[name], links[name]) for name in its) for links in known_orders.values())
+        known_orders |= {order: its} if is_new else {}
+  return known_orders
 
 
-def seconds(plan: Mapping[str, Any], own: Mapping[str, float], other: Mapping[str, float]) -> float:
+def seconds(plan: Mapping[str, Any], own_links: Mapping[str, float], other_links: Mapping[str, float]) -> float:
   """What the step of a plan would take if its collectives had another order's links, by the rule of roofline.py.
 
   Args:
     plan: of `plan.make_plan`, with a prediction.
-    own: `speeds` of its mesh.
-    other: those of the mesh in another order.
+    own_links: `speeds` of its mesh.
+    other_links: those of the mesh in another order.
   """
   if plan["bound"] in ("copies", "host"):  # which take as long in any order
     return plan["predicted_step_seconds"]
   hidden = waits = 0.0
   for name, took in plan["seconds_at_peak"]["links"].items():
-    then, waited = took * other[name] / own[name], plan["waiting_seconds"].get(name, 0.0)
+    then, waited = took * other_links[name] / own_links[name], plan["waiting_seconds"].get(name, 0.0)
     if waited:  # behind what is computed no more is hidden than it is
       waits += max(0.0, then - (took - waited))
     else:
@@ -83,9 +83,9 @@ def promising(plan: Mapping[str, Any], mesh: jax.sharding.Mesh, *, gain: float) 
     mesh: that it was compiled for.
     gain: share of the step that an order must save to be worth a compilation.
   """
-  found = all_orders(mesh)
-  if len(found) < 2:
+  order_speeds = all_orders(mesh)
+  if len(order_speeds) < 2:
     return []
-  took = {order: seconds(plan, found[()], its) for order, its in found.items()}
+  took = {order: seconds(plan, order_speeds[()], its) for order, its in order_speeds.items()}
   worth = [order for order in took if took[order] < (1 - gain) * took[()]]
   return sorted(worth, key=took.get)

@@ -74,7 +74,7 @@ def make_plan(config: Config, devices: list[jax.Device], *, hlo: str | None = No
     "mesh_chosen": why,
     "batch_size": config.train.batch_size,
     "microbatches": config.train.microbatches,
-    "takes_microbatches": losses.LOSSES[config.train.loss or "cross_entropy"].splits,
+    "takes_microbatches": losses.LOSSES[config.train.loss or "cross_entropy"].supports_microbatching,
     "remat": config.model.remat,
     "quantization": config.model.quantization,
     "attention": {part: str(choice) for part, choice in chosen.items()},
@@ -113,7 +113,7 @@ def _running(config: Config, mesh: jax.sharding.Mesh, compiled: aot_compile.Comp
   kind = mesh.devices.flat[0].device_kind
   executed = aot_compile.counted(compiled.text, config, mesh)
   saved = min(executed.saved_bytes, compiled.temporaries)
-  found: Plan = {
+  running: Plan = {
     # Of layers that are not scanned nothing piles up, and what they keep is not told from other temporaries.
     "memory_per_chip": plan["memory_per_chip"] | {"activations": saved or None},
     "executed_flops_per_step": executed.flops * mesh.size,
@@ -127,8 +127,8 @@ def _running(config: Config, mesh: jax.sharding.Mesh, compiled: aot_compile.Comp
   }
   times = aot_compile.predicted(executed, config, mesh)
   if times is None:
-    return found
-  return found | {
+    return running
+  return running | {
     "kernel_seconds": times.kernels,
     "seconds_at_peak": {
       "compute": times.compute,
@@ -164,32 +164,36 @@ def would_fit(plan: Plan) -> list[str]:
   memory, rows = plan["memory_per_chip"], plan["rows_at_a_time"]
   capacity, gradients = memory["capacity"], memory["parameters"]  # float32, and they lie as the parameters do
   state = memory["parameters"] + memory["optimizer"] + gradients
-  found = []
+  changes = []
   if state > capacity:
     # It shrinks with the number of shards; the smallest power of two that leaves a third for activations.
-    whole = 4 * plan["parameters"] / memory["parameters"] * state
-    least = 2 ** math.ceil(math.log2(whole / (capacity * 2 / 3)))
+    unsharded = 4 * plan["parameters"] / memory["parameters"] * state
+    least = 2 ** math.ceil(math.log2(unsharded / (capacity * 2 / 3)))
     if least <= math.prod(plan["mesh"].values()):
-      found.append(f"split the parameters {least} ways or more: config.mesh.fsdp times config.mesh.tensor")
+      changes.append(f"split the parameters {least} ways or more: config.mesh.fsdp times config.mesh.tensor")
     else:
-      found.append(f"{least} chips or more: parameters, optimizer and gradients alone fill {whole / capacity:.0f}")
+      changes.append(
+        f"{least} chips or more: parameters, optimizer and gradients alone fill {unsharded / capacity:.0f}"
+      )
     if plan["optimizer"] != "adafactor" and memory["optimizer"] > memory["parameters"] / 2:
-      found.append("--config.optimizer.name=adafactor: its state is hardly more than the parameters")
-    return found
+      changes.append("--config.optimizer.name=adafactor: its state is hardly more than the parameters")
+    return changes
   # Gradients stay, and with microbatches their sums; the rest is of a batch, and falls with what runs at once.
   sums = gradients if plan["takes_microbatches"] else 0
-  rest, room = max(memory["temporaries"] - gradients, 0), capacity - memory["arguments"] - gradients - sums
-  parts = next((n for n in range(2, rows + 1) if rows % n == 0 and rest / n <= room), None)
+  activations, room = max(memory["temporaries"] - gradients, 0), capacity - memory["arguments"] - gradients - sums
+  parts = next((n for n in range(2, rows + 1) if rows % n == 0 and activations / n <= room), None)
   if parts:
     at_once = f"{rows // parts} row{'s' if rows > parts else ''} of the batch at a time, not {rows}"
     if plan["takes_microbatches"]:
-      found.append(f"--config.train.microbatches={plan['microbatches'] * parts}: {at_once}")
-    found.append(f"--config.train.batch_size={plan['batch_size'] // parts}")
+      changes.append(f"--config.train.microbatches={plan['microbatches'] * parts}: {at_once}")
+    changes.append(f"--config.train.batch_size={plan['batch_size'] // parts}")
   else:
-    found.append("more chips, or a mesh with more tensor and less fsdp: one row of the batch is too much for one chip")
+    changes.append(
+      "more chips, or a mesh with more tensor and less fsdp: one row of the batch is too much for one chip"
+    )
   if plan["remat"] != "full":
-    found.append("--config.model.remat=full: keeps one array per layer, computes a third more; may not be enough")
-  return found
+    changes.append("--config.model.remat=full: keeps one array per layer, computes a third more; may not be enough")
+  return changes
 
 
 # ---- Cache -----------------------------------------------------------------------------------------------------------
@@ -206,12 +210,12 @@ def _version(distribution: str) -> str | None:
 @functools.cache
 def _sources() -> str:
   """A hash of t2t itself: another model, optimizer or loss makes another program."""
-  found = hashlib.sha256()
+  digest = hashlib.sha256()
   package = pathlib.Path(__file__).parents[1]
   for path in sorted(package.rglob("*.py")):
     if "data" not in path.relative_to(package).parts:
-      found.update(path.read_bytes())
-  return found.hexdigest()
+      digest.update(path.read_bytes())
+  return digest.hexdigest()
 
 
 def cache_path(config: Config, where: str) -> pathlib.Path:
@@ -294,21 +298,21 @@ def report(plan: Plan) -> str:
   return "\n".join(lines)
 
 
-def sum_of_stages(found: Sequence[Plan]) -> str:
+def sum_of_stages(plans: Sequence[Plan]) -> str:
   """What the stages of a run take together, a line for each."""
   lines = [f"{'stage':<22}{'steps':>10}{'memory':>10}  {'fits':<8}{'step':>10}{'all of it':>14}"]
   hours = [
-    plan["steps"] * plan["predicted_step_seconds"] / 3600 if plan["predicted_step_seconds"] else None for plan in found
+    plan["steps"] * plan["predicted_step_seconds"] / 3600 if plan["predicted_step_seconds"] else None for plan in plans
   ]
-  for plan, own in zip(found, hours, strict=True):
+  for plan, stage_hours in zip(plans, hours, strict=True):
     fits = {True: "yes", False: "NO", None: "unknown"}[plan["fits"]]
     step = plan["predicted_step_seconds"]
     lines.append(
       f"{plan['stage'][:21]:<22}{plan['steps']:>10,}{_bytes(plan['memory_per_chip']['total']):>10}  {fits:<8}"
-      + (f"{seconds(step):>10}{own:>12,.1f} h" if step else f"{'unknown':>10}").rstrip()
+      + (f"{seconds(step):>10}{stage_hours:>12,.1f} h" if step else f"{'unknown':>10}").rstrip()
     )
   if None not in hours:
-    chips = found[0]["chips"]
+    chips = plans[0]["chips"]
     lines.append(f"together {sum(hours):,.1f} h, {chips * sum(hours):,.0f} chip-hours (a prediction)")
   return "\n".join(lines)
 

@@ -73,7 +73,7 @@ def name(axes: Iterable[str]) -> str:
 
 
 def times(
-  program: hlo_cost.Program,
+  program: hlo_cost.HloProgram,
   chip: accelerators.Chip,
   peak: float,
   mesh: jax.sharding.Mesh,
@@ -96,31 +96,32 @@ def times(
   narrow = hlo_flops.idle(head_dim) if head_dim and chip.wraps_from else 1.0
   took = {"matmuls": 0.0, "kernels": 0.0, "memory": 0.0}
   left = []  # of each operation: for how much longer it hides what is on its way
-  for each in program.operations:
+  for item in program.operations:
     left.append(0.0)
-    if not each.overlaps:
-      flops = each.flops * narrow if each.is_kernel else each.busy_flops if chip.wraps_from else each.flops
-      share = kernel_share if each.is_kernel else MATMUL_SHARE
-      own, streamed = flops / each.pace / (share * peak), each.bytes / stream
-      what = "memory" if streamed > own else "kernels" if each.is_kernel else "matmuls"
-      left[-1] = each.times * max(own, streamed)
-      took[what] += left[-1]
+    if not item.overlaps:
+      flops = item.flops * narrow if item.is_kernel else item.busy_flops if chip.wraps_from else item.flops
+      share = kernel_share if item.is_kernel else MATMUL_SHARE
+      computing, streamed = flops / item.pace / (share * peak), item.bytes / stream
+      bound_by = "memory" if streamed > computing else "kernels" if item.is_kernel else "matmuls"
+      left[-1] = item.times * max(computing, streamed)
+      took[bound_by] += left[-1]
   per_byte = {
-    axes: accelerators.send_seconds(chip, mesh, axes, 1.0) for axes in {each.axes for each in program.collectives}
+    axes: accelerators.send_seconds(chip, mesh, axes, 1.0)
+    for axes in {collective.axes for collective in program.collectives}
   }
   links: dict[str, float] = {}
   waiting: dict[str, float] = {}
-  for each in program.collectives:
-    seconds = each.times * each.bytes * per_byte[each.axes]
-    links[name(each.axes)] = links.get(name(each.axes), 0.0) + seconds
-    for index in each.beside or ():
+  for item in program.collectives:
+    seconds = item.times * item.bytes * per_byte[item.axes]
+    links[name(item.axes)] = links.get(name(item.axes), 0.0) + seconds
+    for index in item.beside or ():
       if not seconds:
         break
       hidden = min(seconds, left[index])
       left[index] -= hidden
       seconds -= hidden
     if seconds:
-      waiting[name(each.axes)] = waiting.get(name(each.axes), 0.0) + seconds
+      waiting[name(item.axes)] = waiting.get(name(item.axes), 0.0) + seconds
   exposed = sum(waiting.values())
   host = program.host_bytes / chip.host_bandwidth
   work = sum(took.values())
@@ -128,7 +129,7 @@ def times(
   beside = {most: work + exposed, "copies": program.bytes / stream, "host": host / BANDWIDTH_SHARE}
   bound = max(beside, key=beside.get)
   return Times(
-    compute=sum(each.times * each.flops / each.pace for each in program.operations) / peak,
+    compute=sum(operation.times * operation.flops / operation.pace for operation in program.operations) / peak,
     memory=program.bytes / chip.hbm_bandwidth,
     host=host,
     links=links,

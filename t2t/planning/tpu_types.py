@@ -56,12 +56,12 @@ def _types() -> dict[str, TpuType]:
       name = f"{prefix}-{chips * generation.cores}"
       per_node = min(chips, 4)
       # v5e and v6e come on one machine up to eight chips; GKE's machines for training have four throughout.
-      whole = "x" in topology and topology.count("x") == 1 and prefix in ("v5litepod", "v6e") and chips <= 8
+      single_host = "x" in topology and topology.count("x") == 1 and prefix in ("v5litepod", "v6e") and chips <= 8
       types[name] = TpuType(
         name,
         topology,
         chips,
-        1 if whole else chips // per_node,
+        1 if single_host else chips // per_node,
         generation.runtime,
         generation.label,
         generation.machine and f"{generation.machine}-{per_node}t",
@@ -92,17 +92,17 @@ def tpu_type(name: str, *, where: str = "--type") -> TpuType:
   Raises:
     UserError: there is none; names the nearest and lists all.
   """
-  asked = "v5litepod" + name.removeprefix("v5e") if name.startswith(("v5e-", "v5e:")) else name
-  generation, colon, topology = asked.partition(":")
+  normalized = "v5litepod" + name.removeprefix("v5e") if name.startswith(("v5e-", "v5e:")) else name
+  generation, colon, topology = normalized.partition(":")
   if colon:
-    own = [x.name for x in TYPES.values() if x.name.startswith(f"{generation}-") and x.topology == topology]
-    asked = next(iter(own), asked)
-  if asked not in TYPES:
+    names = [x.name for x in TYPES.values() if x.name.startswith(f"{generation}-") and x.topology == topology]
+    normalized = next(iter(names), normalized)
+  if normalized not in TYPES:
     raise t2t.UserError(
-      f"{where} {name}: no such TPU type{t2t.did_you_mean(asked, TYPES)}; after the dash (TensorCores, or chips of"
+      f"{where} {name}: no such TPU type{t2t.did_you_mean(normalized, TYPES)}; after the dash (TensorCores, or chips of"
       f" v5litepod and v6e) there can be\n{described()}\nor the chips along each side, as v5e:4x4 and v5p:2x4x4"
     )
-  return TYPES[asked]
+  return TYPES[normalized]
 
 
 def topology(name: str, *, where: str = "--topology") -> str:
@@ -114,5 +114,5 @@ def topology(name: str, *, where: str = "--topology") -> str:
   generation, dash, _ = name.partition("-")
   if ":" in name or not dash:
     return name
-  found = tpu_type(name, where=where)
-  return f"{'v5e' if generation == 'v5litepod' else generation}:{found.topology}"
+  slice_type = tpu_type(name, where=where)
+  return f"{'v5e' if generation == 'v5litepod' else generation}:{slice_type.topology}"

@@ -60,5 +60,5 @@ def wrapped(line: str, width: int) -> str:
   """In lines of at most so many columns, if its words allow it; neither a word nor a `command` is broken."""
   if line.startswith(" "):
     return line
-  glued = _COMMAND.sub(lambda found: found[0].replace(" ", "\0"), line)
+  glued = _COMMAND.sub(lambda match: match[0].replace(" ", "\0"), line)
   return textwrap.fill(glued, width, break_long_words=False, break_on_hyphens=False).replace("\0", " ")

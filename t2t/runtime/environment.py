@@ -76,10 +76,10 @@ def everything() -> Iterator[tuple[str, list[Finding]]]:
 
 def _packages() -> Iterator[Finding]:
   """Those that matter most, and any that is not of the versions that t2t asks for."""
-  asked = _asked()
-  found = {name: versions.of(name) for name in _PACKAGES}
-  yield Finding(FINE, "packages", ", ".join(f"{name} {number}" for name, number in found.items() if number))
-  for name, (text, allows) in asked.items():
+  requirements = _asked()
+  installed = {name: versions.of(name) for name in _PACKAGES}
+  yield Finding(FINE, "packages", ", ".join(f"{name} {number}" for name, number in installed.items() if number))
+  for name, (text, allows) in requirements.items():
     number = versions.of(name)
     if not number or not allows(number):
       have = number or "not installed"
@@ -94,13 +94,13 @@ def _asked() -> dict[str, tuple[str, Callable[[str], bool]]]:
     lines = importlib.metadata.requires(versions.DISTRIBUTION) or []
   except importlib.metadata.PackageNotFoundError:
     return {}
-  found = {}
+  requirements = {}
   for line in lines:
     need = Requirement(line)
     if need.marker is None or need.marker.evaluate({"extra": ""}):
       need.marker = None
-      found[need.name] = str(need), lambda version, need=need: need.specifier.contains(version, prereleases=True)
-  return found
+      requirements[need.name] = str(need), lambda version, need=need: need.specifier.contains(version, prereleases=True)
+  return requirements
 
 
 def _devices() -> Iterator[Finding]:
@@ -171,8 +171,8 @@ def _memory() -> tuple[float, float]:
     text = pathlib.Path("/proc/meminfo").read_text()
   except OSError:
     return 0.0, 0.0
-  found = {name: 1024.0 * int(number) for name, number in re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)}
-  return found.get("MemTotal", 0.0), found.get("MemAvailable", 0.0)
+  byte_counts = {name: 1024.0 * int(number) for name, number in re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)}
+  return byte_counts.get("MemTotal", 0.0), byte_counts.get("MemAvailable", 0.0)
 
 
 def _disk(name: str, folder: pathlib.Path) -> Finding:
@@ -237,7 +237,7 @@ def _credentials() -> Iterator[Finding]:
 def _credential(
   name: str, files: Iterable[pathlib.Path], variables: Iterable[str], purpose: str, remedy: str
 ) -> Finding:
-  if any(os.environ.get(each) for each in variables) or any(file.is_file() for file in files):
+  if any(os.environ.get(variable) for variable in variables) or any(file.is_file() for file in files):
     return Finding(FINE, name, "credentials are there")
   return Finding(MISSING, name, f"no credentials: {purpose}", remedy)
 

@@ -48,15 +48,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
   )
 
 
-def place_of(options: argparse.Namespace) -> "rendezvous.Place | None":
+def place_of(options: argparse.Namespace) -> "rendezvous.ProcessSpec | None":
   """What the options or the environment say of the other hosts; None: there are none.
 
   Raises:
     UserError: options that do not go together.
   """
-  given = {name: getattr(options, name) for name in ("coordinator", "num_processes", "process_id")}
-  if any(value is not None for value in given.values()):
-    missing = [name for name, value in given.items() if value is None]
+  typed = {name: getattr(options, name) for name in ("coordinator", "num_processes", "process_id")}
+  if any(value is not None for value in typed.values()):
+    missing = [name for name, value in typed.items() if value is None]
     if missing:
       raise UserError(f"--{missing[0]} is missing; --coordinator, --num_processes and --process_id go together")
     host, _, port = options.coordinator.rpartition(":")
@@ -79,13 +79,13 @@ def place_of(options: argparse.Namespace) -> "rendezvous.Place | None":
   return _place(address, number, index, None if devices is None else tuple(devices))
 
 
-def _place(*values: Any) -> "rendezvous.Place":
+def _place(*values: Any) -> "rendezvous.ProcessSpec":
   from t2t.runtime import rendezvous
 
-  return rendezvous.Place(*values)
+  return rendezvous.ProcessSpec(*values)
 
 
-def say(text: str) -> None:
+def log_once(text: str) -> None:
   """Tells what is going on, once, however many hosts there are."""
   if jax.process_index() == 0:
     console.tell(text)
@@ -131,22 +131,22 @@ def join(options: argparse.Namespace) -> None:
   Raises:
     UserError: some have not come after `join_seconds`: says which.
   """
-  place = place_of(options)
-  if place is None:
+  process = place_of(options)
+  if process is None:
     return
   from t2t.runtime import peer_monitor, rendezvous
 
   quiet.without_gloo()
-  others = rendezvous.roll_call(place, seconds=options.join_seconds)
-  peer_monitor.Link(place.index, others, silence=options.lost_seconds).start_listening()
+  peers = rendezvous.roll_call(process, seconds=options.join_seconds)
+  peer_monitor.Link(process.index, peers, silence=options.lost_seconds).start_listening()
   jax.config.update("jax_cpu_collectives_implementation", "gloo")  # of others nothing is changed by it
   # It would take SIGTERM for itself; see preemption.py.
   jax.config.update("jax_enable_preemption_service", False)
   jax.distributed.initialize(
-    place.address,
-    place.number,
-    place.index,
-    local_device_ids=place.devices,
+    process.address,
+    process.number,
+    process.index,
+    local_device_ids=process.devices,
     initialization_timeout=options.join_seconds,
     # The link notices sooner, and says who.
     heartbeat_timeout_seconds=2 * options.lost_seconds + 60,

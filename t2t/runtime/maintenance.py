@@ -16,9 +16,9 @@ _EVERY_SECONDS, _ANSWER_SECONDS = 10.0, 5.0
 
 def address() -> str | None:
   """HOST or HOST:PORT of the metadata server: GCE_METADATA_HOST, as for Google's own libraries; None: there is none."""
-  given = os.environ.get("GCE_METADATA_HOST")
-  if given:
-    return given
+  host = os.environ.get("GCE_METADATA_HOST")
+  if host:
+    return host
   try:
     return _ADDRESS if "Google" in _PRODUCT.read_text() else None
   except OSError:
@@ -33,8 +33,8 @@ def event(server: str) -> str:
   try:
     connection.request("GET", _PATH, headers={"Metadata-Flavor": "Google"})
     answer = connection.getresponse()
-    found = answer.read(1000).decode(errors="replace").strip()
-    return found if answer.status == 200 and found.isascii() and found.replace("_", "").isalpha() else _NONE
+    text = answer.read(1000).decode(errors="replace").strip()
+    return text if answer.status == 200 and text.isascii() and text.replace("_", "").isalpha() else _NONE
   except (OSError, http.client.HTTPException):
     return _NONE
   finally:
@@ -54,12 +54,12 @@ def watched(tell: Callable[[str], None], *, every: float = _EVERY_SECONDS) -> It
   def look():
     before = _NONE
     while not ended.is_set():
-      found = event(server)
-      if found not in (before, _NONE):
-        text = f"Google Cloud announces {found} of this machine: saving after this step"
+      announced = event(server)
+      if announced not in (before, _NONE):
+        text = f"Google Cloud announces {announced} of this machine: saving after this step"
         print(f"\n{text}", file=sys.stderr, flush=True)
         tell(text)
-      before = found
+      before = announced
       ended.wait(every)
 
   if server is not None:

@@ -67,24 +67,24 @@ class Link:
 
   Args:
     index: of this process.
-    others: index -> (its connection, its name); of the first process all others, of another the first alone.
+    peers: index -> (its connection, its name); of the first process all others, of another the first alone.
     silence: seconds after which a process of which nothing is heard counts as lost.
   """
 
-  def __init__(self, index: int, others: Mapping[int, tuple[socket.socket, str]], *, silence: float):
+  def __init__(self, index: int, peers: Mapping[int, tuple[socket.socket, str]], *, silence: float):
     self._index, self._silence = index, silence
-    self._sockets = {other: connection for other, (connection, _) in others.items()}
-    self._names = {other: f"process {other} on {name}" for other, (_, name) in others.items()}
+    self._sockets = {peer: connection for peer, (connection, _) in peers.items()}
+    self._names = {peer: f"process {peer} on {name}" for peer, (_, name) in peers.items()}
     self._names[index] = f"process {index} on {socket.gethostname()}"
-    self._heard = dict.fromkeys(others, time.monotonic())
-    self._rest = dict.fromkeys(others, b"")
+    self._heard = dict.fromkeys(peers, time.monotonic())
+    self._rest = dict.fromkeys(peers, b"")
     self._done: set[int] = set()
     self._places: dict[int, str] = {}
     self._ask_until: float | None = None
     self._stalled_for = ""
     self._code: int | None = None  # of this process's own failure
     self._sending, self._ending = threading.Lock(), threading.Lock()
-    self.agreement = sync_point.Agreement(index, list(others), self._send)
+    self.agreement = sync_point.Agreement(index, list(peers), self._send)
 
   def start_listening(self) -> None:
     """Begins to listen, in the background, until the process ends."""
@@ -122,16 +122,16 @@ class Link:
       self._send(FIRST, "stalled", text)
 
   def _bye(self) -> None:
-    for other in self._sockets:
-      self._send(other, "bye")
+    for peer in self._sockets:
+      self._send(peer, "bye")
 
   # ---- The thread ----------------------------------------------------------
 
   def _listen(self) -> None:
     selector = selectors.DefaultSelector()
-    for other, connection in self._sockets.items():
+    for peer, connection in self._sockets.items():
       connection.settimeout(_PATIENCE)
-      selector.register(connection, selectors.EVENT_READ, other)
+      selector.register(connection, selectors.EVENT_READ, peer)
     beat = self._silence / _BEATS
     next_beat = time.monotonic() + beat
     while True:
@@ -143,57 +143,57 @@ class Link:
       now = time.monotonic()
       if now >= next_beat:
         next_beat = now + beat
-        for other in self._sockets.keys() - self._done:
-          self._send(other, "alive")
+        for peer in self._sockets.keys() - self._done:
+          self._send(peer, "alive")
       if self._ask_until is not None and (now >= self._ask_until or len(self._places) == len(self._names)):
         self._tell_places()
-      for other, heard in self._heard.items():
-        if other not in self._done and now - heard > self._silence:
+      for peer, heard in self._heard.items():
+        if peer not in self._done and now - heard > self._silence:
           self._lost(
-            other, f"has not answered for {self._silence:.0f} s: stopped, or its machine or the network is gone"
+            peer, f"has not answered for {self._silence:.0f} s: stopped, or its machine or the network is gone"
           )
 
-  def _read(self, other: int) -> bool:
+  def _read(self, peer: int) -> bool:
     """Takes what a process said; False: it has hung up."""
     try:
-      content = self._sockets[other].recv(1 << 16)
+      content = self._sockets[peer].recv(1 << 16)
     except TimeoutError:
       return True
     except OSError:
       content = b""
     if not content:
-      if other not in self._done:
-        self._lost(other, _KILLED)
+      if peer not in self._done:
+        self._lost(peer, _KILLED)
       return False
-    self._heard[other] = time.monotonic()
-    *lines, self._rest[other] = (self._rest[other] + content).split(b"\n")
+    self._heard[peer] = time.monotonic()
+    *lines, self._rest[peer] = (self._rest[peer] + content).split(b"\n")
     for line in lines:
-      self._take(other, *json.loads(line))
+      self._take(peer, *json.loads(line))
     return True
 
-  def _take(self, other: int, word: str, text: str) -> None:
+  def _take(self, peer: int, word: str, text: str) -> None:
     if word == "bye":
-      self._done.add(other)
+      self._done.add(peer)
     elif word == "failed":
       why, code = json.loads(text)
-      self._end(f"{self._names[other]}: {why}", code, blamed=other)
+      self._end(f"{self._names[peer]}: {why}", code, blamed=peer)
     elif word == "stalled":
       self._ask(text)
     elif word == "where":
-      self._send(other, "at", _place())
+      self._send(peer, "at", _place())
     elif word == "at":
-      self._places[other] = text
+      self._places[peer] = text
     elif word == "end":
       self._end(*json.loads(text))
     else:
-      self.agreement.take(other, word, text)
+      self.agreement.take(peer, word, text)
 
   def _ask(self, seconds: str) -> None:
     if self._ask_until is None:
       self._stalled_for, self._places = seconds, {self._index: _place()}
       self._ask_until = time.monotonic() + _PATIENCE
-      for other in self._sockets:
-        self._send(other, "where")
+      for peer in self._sockets:
+        self._send(peer, "where")
 
   def _tell_places(self) -> None:
     """Whoever stands where few stand comes first: it is what the others wait for."""
@@ -201,13 +201,13 @@ class Link:
     for index in sorted(self._names):
       groups.setdefault(self._places.get(index, "an unknown place: it does not answer"), []).append(index)
     shown = []
-    for place, indices in sorted(groups.items(), key=lambda item: len(item[1])):
+    for location, indices in sorted(groups.items(), key=lambda item: len(item[1])):
       who = self._names[indices[0]] if len(indices) == 1 else f"{len(indices)} processes ({_numbers(indices)})"
-      shown.append(f"{who} in {place}")
+      shown.append(f"{who} in {location}")
     self._end(f"no step has ended for {self._stalled_for} s; where they stand: {'; '.join(shown)}", exit_codes.LOST)
 
-  def _lost(self, other: int, why: str) -> None:
-    self._end(f"{self._names[other]} {why}; run the same command again", exit_codes.LOST, blamed=other)
+  def _lost(self, peer: int, why: str) -> None:
+    self._end(f"{self._names[peer]} {why}; run the same command again", exit_codes.LOST, blamed=peer)
 
   # ---- The end -------------------------------------------------------------
 
@@ -219,19 +219,19 @@ class Link:
     if not self._ending.acquire(blocking=False):
       time.sleep(4 * _PATIENCE)
     if self._index == FIRST:
-      for other in self._sockets:
-        self._send(other, "end", json.dumps([sentence, code]))
+      for peer in self._sockets:
+        self._send(peer, "end", json.dumps([sentence, code]))
       # Its service goes with it, at which JAX would end the others before they have said why.
-      self._wait_until_gone([other for other in self._sockets if other != blamed])
+      self._wait_until_gone([peer for peer in self._sockets if peer != blamed])
     if self._code is None:
       _say_last(f"\nt2t: {sentence}; {self._names[self._index]} ends, too\n")
     self._exit(code if self._code is None else self._code)
 
-  def _wait_until_gone(self, others: list[int]) -> None:
+  def _wait_until_gone(self, peers: list[int]) -> None:
     deadline = time.monotonic() + _PATIENCE
-    for other in others:
+    for peer in peers:
       with contextlib.suppress(OSError):
-        while time.monotonic() < deadline and self._sockets[other].recv(1 << 16):
+        while time.monotonic() < deadline and self._sockets[peer].recv(1 << 16):
           pass
 
   def _exit(self, code: int) -> NoReturn:
@@ -241,9 +241,9 @@ class Link:
         stream.flush()
     os._exit(code)
 
-  def _send(self, other: int, word: str, text: str = "") -> None:
+  def _send(self, peer: int, word: str, text: str = "") -> None:
     with contextlib.suppress(OSError), self._sending:
-      self._sockets[other].sendall(json.dumps([word, text]).encode() + b"\n")
+      self._sockets[peer].sendall(json.dumps([word, text]).encode() + b"\n")
 
 
 def _say_last(text: str) -> None:
@@ -251,9 +251,9 @@ def _say_last(text: str) -> None:
   with contextlib.suppress(Exception):
     sys.stderr.flush()
   with contextlib.suppress(OSError):
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    saved_stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
-    os.write(kept, text.encode())
+    os.write(saved_stderr, text.encode())
 
 
 def _numbers(indices: list[int]) -> str:

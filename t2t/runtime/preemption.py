@@ -138,7 +138,7 @@ class _Watch:
       return
     elif steps is not None:
       self.say(f"{_name(number)}: saving after this step; {_then(number)}")
-      steps.ask(sync_point.Asked(sync_point.STOP, number, f"{_name(number)} came"))
+      steps.ask(sync_point.SyncRequest(sync_point.STOP, number, f"{_name(number)} came"))
       self.expect(steps.patience(), steps.doing)
     elif self._winding_up is not None:
       seconds, doing = self._winding_up
@@ -153,11 +153,11 @@ class _Watch:
   def _and_left(self) -> str:
     return f"; {self._left()}" if self._steps is None else ""
 
-  def hear_of(self, asked: sync_point.Asked) -> None:
+  def hear_of(self, request: sync_point.SyncRequest) -> None:
     """All have agreed upon what this process, or another, was asked for."""
-    if asked.wish == sync_point.STOP and self._number is None:
-      self._number = asked.signal
-      self.say(f"{asked.why}: saving after this step")
+    if request.wish == sync_point.STOP and self._number is None:
+      self._number = request.signal
+      self.say(f"{request.why}: saving after this step")
       if self._steps is None:
         self.expect(_STEP_SECONDS, "the start")
       else:
@@ -178,9 +178,9 @@ class _Watch:
     self._winding_up = None
 
   @contextlib.contextmanager
-  def leaving(self, what: Callable[[], str]) -> Iterator[None]:
+  def leaving(self, describe: Callable[[], str]) -> Iterator[None]:
     """See the function of this name."""
-    before, self._left = self._left, what
+    before, self._left = self._left, describe
     try:
       yield
     finally:
@@ -294,13 +294,13 @@ def winding_up(seconds: float, doing: str) -> AbstractContextManager[None]:
   return contextlib.nullcontext() if _current is None else _current.winding_up(seconds, doing)
 
 
-def leaving(what: Callable[[], str]) -> AbstractContextManager[None]:
+def leaving(describe: Callable[[], str]) -> AbstractContextManager[None]:
   """Within the block, a signal that ends the process tells what is left behind.
 
   Args:
-    what: in a sentence; called when it is told.
+    describe: in a sentence; called when it is told.
   """
-  return contextlib.nullcontext() if _current is None else _current.leaving(what)
+  return contextlib.nullcontext() if _current is None else _current.leaving(describe)
 
 
 def end(why: str, code: int | None = None) -> NoReturn:
@@ -334,8 +334,8 @@ class Steps:
   """
 
   def __init__(self, watch: _Watch | None):
-    found = peer_monitor.current()
-    self._watch, self._agreement = watch, sync_point.Agreement() if found is None else found.agreement
+    current_link = peer_monitor.current()
+    self._watch, self._agreement = watch, sync_point.Agreement() if current_link is None else current_link.agreement
     if watch is not None:
       self._agreement.on_agreed = watch.hear_of
     self._seconds: dict[str, list[float]] = {_STEP: [], _BATCH: []}
@@ -343,9 +343,9 @@ class Steps:
     self._number, self._owed = signal.SIGTERM, None
     self.doing, self.stops = "", False
 
-  def ask(self, asked: sync_point.Asked) -> None:
+  def ask(self, request: sync_point.SyncRequest) -> None:
     """Has all processes do it, after the same step."""
-    self._agreement.ask(asked)
+    self._agreement.ask(request)
 
   def patience(self) -> float:
     """Seconds that what is going on may take."""
@@ -368,10 +368,10 @@ class Steps:
     self._since, self.doing = now, doing
     if self._watch is not None and not self._finished:
       self._watch.heeded_by(self)
-    asked, self._owed = self._agreement.reached() or self._owed, None
-    if asked is not None and asked.wish == sync_point.STOP:
-      self.stops, self._number = True, asked.signal
-    return asked is not None
+    request, self._owed = self._agreement.reached() or self._owed, None
+    if request is not None and request.wish == sync_point.STOP:
+      self.stops, self._number = True, request.signal
+    return request is not None
 
   def saving(self) -> None:
     """What comes until the next `reached` may take as long as a checkpoint does."""
@@ -416,7 +416,7 @@ class Steps:
     if self.stops:
       raise Abandoned
     if saves:
-      self._owed = sync_point.Asked(sync_point.SAVE, 0, "")  # after the next step
+      self._owed = sync_point.SyncRequest(sync_point.SAVE, 0, "")  # after the next step
 
 
 @contextlib.contextmanager
@@ -428,7 +428,7 @@ def after_steps() -> Iterator[Steps]:
   """
   watch = _current
   steps = Steps(watch)
-  notice = lambda text: steps.ask(sync_point.Asked(sync_point.SAVE, 0, text))
+  notice = lambda text: steps.ask(sync_point.SyncRequest(sync_point.SAVE, 0, text))
   try:
     with maintenance.watched(notice):
       yield steps

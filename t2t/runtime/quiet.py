@@ -74,20 +74,20 @@ def has_tpu(root: pathlib.Path = pathlib.Path("/")) -> bool:
     return ""
 
   devices = root.glob("sys/bus/pci/devices/*")
-  return any(content(each / "vendor") == _GOOGLE and content(each / "device") not in _NO_TPU for each in devices)
+  return any(content(device / "vendor") == _GOOGLE and content(device / "device") not in _NO_TPU for device in devices)
 
 
 @contextlib.contextmanager
 def stderr() -> Iterator[None]:
   """Drops what C++ code writes to standard error; Python's exceptions come through."""
-  kept = os.dup(2)
+  saved_stderr = os.dup(2)
   nowhere = os.open(os.devnull, os.O_WRONLY)
   try:
     os.dup2(nowhere, 2)
     yield
   finally:
-    os.dup2(kept, 2)
-    os.close(kept)
+    os.dup2(saved_stderr, 2)
+    os.close(saved_stderr)
     os.close(nowhere)
 
 
@@ -103,16 +103,16 @@ def without_gloo() -> None:
   if grep is None or _filters:
     return
   read, write = os.pipe()
-  kept = os.dup(1)
+  saved_stdout = os.dup(1)
   with contextlib.suppress(OSError, ValueError):
     sys.stdout.flush()
   command = [grep, "--line-buffered", "--text", "--invert-match", "--extended-regexp", _GLOO]
   # In a session of its own: Ctrl-C is for this process, whose last lines are still to be copied.
-  child = subprocess.Popen(command, stdin=read, stdout=kept, stderr=subprocess.DEVNULL, start_new_session=True)
+  child = subprocess.Popen(command, stdin=read, stdout=saved_stdout, stderr=subprocess.DEVNULL, start_new_session=True)
   os.dup2(write, 1)
   os.close(read)
   os.close(write)
-  _filters.append((child, kept))
+  _filters.append((child, saved_stdout))
 
 
 _filters: list[tuple["subprocess.Popen", int]] = []
@@ -126,9 +126,9 @@ def drain() -> None:
   import subprocess
 
   while _filters:
-    child, kept = _filters.pop()
+    child, saved_stdout = _filters.pop()
     with contextlib.suppress(OSError, ValueError):
       sys.stdout.flush()
-    os.dup2(kept, 1)
+    os.dup2(saved_stdout, 1)
     with contextlib.suppress(subprocess.TimeoutExpired):  # another process that this one has started has it open
       child.wait(_DRAIN_SECONDS)

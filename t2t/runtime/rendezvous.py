@@ -27,7 +27,7 @@ _STRANGERS = 32  # that may call at a time, besides the processes of the run
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class ProcessSpec:
   """One process of a run among all.
 
   address: host:port of the first, which the others call.
@@ -45,7 +45,7 @@ class Place:
 Others = dict[int, tuple[socket.socket, str]]  # index -> its connection, name of its host
 
 
-def roll_call(place: Place, *, seconds: float) -> Others:
+def roll_call(process: ProcessSpec, *, seconds: float) -> Others:
   """Waits until all processes are there.
 
   JAX waits as well, but then ends the process without a word about who is missing.  Here each process calls the first
@@ -57,28 +57,28 @@ def roll_call(place: Place, *, seconds: float) -> Others:
   Raises:
     UserError: some are not there in time; names them.
   """
-  host, _, port = place.address.rpartition(":")
-  here = f"{socket.gethostname()} (process {place.index})"
-  token = _token(place)
-  if place.index == peer_monitor.FIRST:
-    others, missing = _Roll(place, token).take(int(port) - 1, seconds)
+  host, _, port = process.address.rpartition(":")
+  here = f"{socket.gethostname()} (process {process.index})"
+  token = _token(process)
+  if process.index == peer_monitor.FIRST:
+    peers, missing = _Roll(process, token).take(int(port) - 1, seconds)
   else:
-    others, missing = _answer((host.strip("[]"), int(port) - 1), place, token, seconds)
+    peers, missing = _answer((host.strip("[]"), int(port) - 1), process, token, seconds)
   if missing:
-    for connection, _ in others.values():
+    for connection, _ in peers.values():
       connection.close()
     shown = ", ".join(_name(index) for index in missing[:_MISSING_SHOWN])
     more = f" and {len(missing) - _MISSING_SHOWN} more" if len(missing) > _MISSING_SHOWN else ""
     raise UserError(
-      f"{here}: {len(missing)} of {place.number} processes did not come within {seconds:.0f} s: {shown}{more};"
+      f"{here}: {len(missing)} of {process.number} processes did not come within {seconds:.0f} s: {shown}{more};"
       " look at their logs, start the command on every host, or give --join_seconds more"
     )
-  return others
+  return peers
 
 
-def _token(place: Place) -> bytes:
-  given = os.environ.get(TOKEN) or f"{place.address} {place.number} {os.environ.get('SLURM_JOB_ID', '')}"
-  return hashlib.sha256(given.encode()).digest()
+def _token(process: ProcessSpec) -> bytes:
+  secret = os.environ.get(TOKEN) or f"{process.address} {process.number} {os.environ.get('SLURM_JOB_ID', '')}"
+  return hashlib.sha256(secret.encode()).digest()
 
 
 def _proof(token: bytes, *words: str) -> str:
@@ -98,25 +98,25 @@ def _line(connection: socket.socket, seconds: float, *, limit: int = _LINE) -> s
   Raises:
     OSError: nothing comes in time, it is hung up, or the line is too long.
   """
-  deadline, found = time.monotonic() + seconds, b""
-  while not found.endswith(b"\n"):
+  deadline, received = time.monotonic() + seconds, b""
+  while not received.endswith(b"\n"):
     connection.settimeout(max(0.01, deadline - time.monotonic()))
     byte = connection.recv(1)
     if not byte:
       raise ConnectionError("it hung up")
-    found += byte
-    if len(found) > limit or time.monotonic() > deadline:
+    received += byte
+    if len(received) > limit or time.monotonic() > deadline:
       raise ConnectionError("what it said has no end")
-  return found.decode("ascii", "replace").strip()
+  return received.decode("ascii", "replace").strip()
 
 
 class _Roll:
   """Who has called the first process."""
 
-  def __init__(self, place: Place, token: bytes):
-    self._place, self._token = place, token
+  def __init__(self, process: ProcessSpec, token: bytes):
+    self._place, self._token = process, token
     self._came: queue.Queue[tuple[int, socket.socket, str, str]] = queue.Queue()
-    self._greeting = threading.Semaphore(place.number + _STRANGERS)
+    self._greeting = threading.Semaphore(process.number + _STRANGERS)
     self._told = threading.Lock()  # taken for good by the first stranger
 
   def take(self, port: int, seconds: float) -> tuple[Others, list[int]]:
@@ -178,7 +178,7 @@ class _Roll:
       self._greeting.release()
 
 
-def _answer(address: tuple[str, int], place: Place, token: bytes, seconds: float) -> tuple[Others, list[int]]:
+def _answer(address: tuple[str, int], process: ProcessSpec, token: bytes, seconds: float) -> tuple[Others, list[int]]:
   """The first process, and who is missing, as it says."""
   deadline = time.monotonic() + seconds
   while True:
@@ -186,22 +186,22 @@ def _answer(address: tuple[str, int], place: Place, token: bytes, seconds: float
     try:
       caller = socket.create_connection(address, timeout=max(0.1, deadline - time.monotonic()))
       challenge = _line(caller, _GREETING_SECONDS)
-      index, name, nonce = str(place.index), socket.gethostname().replace(" ", "_"), secrets.token_hex(16)
+      index, name, nonce = str(process.index), socket.gethostname().replace(" ", "_"), secrets.token_hex(16)
       proof = _proof(token, "call", challenge, index, name, nonce)
       caller.sendall(f"{index} {name} {nonce} {proof}\n".encode())
       # It may have begun to wait when this one did.
-      said, _, proof = _line(caller, max(0.1, deadline - time.monotonic()) + seconds, limit=_LONG_LINE).partition(" ")
-      if not hmac.compare_digest(proof, _proof(token, "told", nonce, said)):
+      reply, _, proof = _line(caller, max(0.1, deadline - time.monotonic()) + seconds, limit=_LONG_LINE).partition(" ")
+      if not hmac.compare_digest(proof, _proof(token, "told", nonce, reply)):
         raise ConnectionError(f"who is there has another {TOKEN}")
-      return {peer_monitor.FIRST: (caller, address[0])}, [] if said == "all" else [
-        int(index) for index in said.split(",")
+      return {peer_monitor.FIRST: (caller, address[0])}, [] if reply == "all" else [
+        int(index) for index in reply.split(",")
       ]
     except OSError as error:
       if caller is not None:
         caller.close()
       if time.monotonic() >= deadline:
         raise UserError(
-          f"{socket.gethostname()} (process {place.index}): the first process, at {address[0]}, did not answer within"
+          f"{socket.gethostname()} (process {process.index}): the first process, at {address[0]}, did not answer within"
           f" {seconds:.0f} s ({error}); was the command started there, and may this host reach its port {address[1]}?"
         ) from error
       time.sleep(0.2)

@@ -17,7 +17,7 @@ FIRST = 0  # index of the process that decides
 SAVE, STOP = 1, 2
 
 
-class Asked(NamedTuple):
+class SyncRequest(NamedTuple):
   """What is asked for.
 
   wish: SAVE or STOP.
@@ -35,84 +35,84 @@ class Agreement:
 
   Args:
     index: of this process.
-    others: that it sends to; of the first process all others, of another the first alone.
+    peers: that it sends to; of the first process all others, of another the first alone.
     send: takes the index of another, a word and a text.
   """
 
   def __init__(
     self,
     index: int = FIRST,
-    others: Collection[int] = (),
-    send: Callable[[int, str, str], None] = lambda other, word, text: None,
+    peers: Collection[int] = (),
+    send: Callable[[int, str, str], None] = lambda peer, word, text: None,
   ):
-    self._index, self._others, self._send = index, tuple(others), send
-    self.on_agreed: Callable[[Asked], None] = lambda asked: None
+    self._index, self._others, self._send = index, tuple(peers), send
+    self.on_agreed: Callable[[SyncRequest], None] = lambda request: None
     self._count = 0
-    self._due: dict[int, Asked] = {}
+    self._due: dict[int, SyncRequest] = {}
     self._counting = False
     self._condition = threading.Condition(threading.RLock())
     # Of the first process alone.
-    self._queue: list[Asked] = []
+    self._queue: list[SyncRequest] = []
     self._counts: dict[int, int] = {}
 
-  def ask(self, asked: Asked) -> None:
+  def ask(self, request: SyncRequest) -> None:
     """Has all processes do it, at the same point."""
     if self._index == FIRST:
-      self._line_up(asked)
+      self._line_up(request)
     else:
-      self._send(FIRST, "wish", json.dumps(asked))
+      self._send(FIRST, "wish", json.dumps(request))
 
-  def reached(self) -> Asked | None:
+  def reached(self) -> SyncRequest | None:
     """This process is at the next point: what is due there."""
     with self._condition:
       self._condition.wait_for(lambda: not self._counting)
       self._count += 1
       return self._due.pop(self._count, None)
 
-  def take(self, other: int, word: str, text: str) -> None:
+  def take(self, peer: int, word: str, text: str) -> None:
     """What another process sent; other words are no concern of this."""
     if word == "wish":
-      self._line_up(Asked(*json.loads(text)))
+      self._line_up(SyncRequest(*json.loads(text)))
     elif word == "count":
       with self._condition:
         self._counting = True
         self._send(FIRST, "counted", str(self._count))
     elif word == "counted":
       with self._condition:
-        self._counts[other] = int(text)
+        self._counts[peer] = int(text)
         self._conclude()
     elif word == "agreed":
-      count, *asked = json.loads(text)
-      self._note(count, Asked(*asked))
+      count, *request = json.loads(text)
+      self._note(count, SyncRequest(*request))
 
-  def _line_up(self, asked: Asked) -> None:
+  def _line_up(self, request: SyncRequest) -> None:
     with self._condition:
       # A cloud tells all machines at once, and each tells the first process.
-      if any(asked.wish <= other.wish for other in (*self._queue, *self._due.values())):
+      if any(request.wish <= pending.wish for pending in (*self._queue, *self._due.values())):
         return
-      self._queue.append(asked)
+      self._queue.append(request)
       if len(self._queue) == 1:
         self._count_all()
 
   def _count_all(self) -> None:
     self._counting, self._counts = True, {self._index: self._count}
-    for other in self._others:
-      self._send(other, "count", "")
+    for peer in self._others:
+      self._send(peer, "count", "")
     self._conclude()
 
   def _conclude(self) -> None:
     if not self._queue or len(self._counts) <= len(self._others):
       return
-    asked, count = self._queue.pop(0), max(self._counts.values()) + 1
-    for other in self._others:
-      self._send(other, "agreed", json.dumps([count, *asked]))
-    self._note(count, asked)
+    request, count = self._queue.pop(0), max(self._counts.values()) + 1
+    for peer in self._others:
+      self._send(peer, "agreed", json.dumps([count, *request]))
+    self._note(count, request)
     if self._queue:
       self._count_all()
 
-  def _note(self, count: int, asked: Asked) -> None:
+  def _note(self, count: int, request: SyncRequest) -> None:
     with self._condition:
-      self._due[count] = max(asked, self._due.get(count, asked))
+      self._due[count] = max(request, self._due.get(count, request))
       self._counting = False
       self._condition.notify_all()
-    self.on_agreed(asked)
+    self.on_agreed(request)

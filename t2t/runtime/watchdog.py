@@ -103,8 +103,8 @@ class Watchdog:
         file=sys.stderr,
         flush=True,
       )
-      for each in waiting.told(limit / 2):
-        print(f"it waits for {each}", file=sys.stderr, flush=True)
+      for wait in waiting.pending(limit / 2):
+        print(f"it waits for {wait}", file=sys.stderr, flush=True)
       faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
       self._told = True
     if self._longest and limit >= self._longest:

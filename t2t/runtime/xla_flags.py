@@ -88,10 +88,10 @@ def apply() -> list[Flag]:
   """
   applied = []
   for platform, variable in _VARIABLE.items():
-    own = os.environ.get(variable, "")
-    flags = list(_missing(known(platform), own))
+    user_flags = os.environ.get(variable, "")
+    flags = list(_missing(known(platform), user_flags))
     if flags:
-      os.environ[variable] = " ".join([*map(str, flags), *own.split()])
+      os.environ[variable] = " ".join([*map(str, flags), *user_flags.split()])
       applied += flags
   return applied
 
@@ -105,8 +105,8 @@ def make_deterministic() -> list[Flag]:
   Raises:
     UserError: XLA_FLAGS says the opposite, or the compiler does not know how.
   """
-  own = os.environ.get("XLA_FLAGS", "")
-  for text, value in re.findall(rf"(--{DETERMINISTIC.name}(?:=(\S+))?)(?=\s|$)", own):
+  user_flags = os.environ.get("XLA_FLAGS", "")
+  for text, value in re.findall(rf"(--{DETERMINISTIC.name}(?:=(\S+))?)(?=\s|$)", user_flags):
     if value.lower() not in ("", "true", "1"):
       raise UserError(
         f"config.train.deterministic=True, but XLA_FLAGS has {text}: take it out of XLA_FLAGS, or set"
@@ -119,13 +119,13 @@ def make_deterministic() -> list[Flag]:
       f"config.train.deterministic=True: the installed jaxlib does not know {DETERMINISTIC.name}; install another, or"
       " set config.train.deterministic=False"
     )
-  flags = list(_missing([DETERMINISTIC], own))
-  os.environ["XLA_FLAGS"] = " ".join([*map(str, flags), *own.split()])
+  flags = list(_missing([DETERMINISTIC], user_flags))
+  os.environ["XLA_FLAGS"] = " ".join([*map(str, flags), *user_flags.split()])
   return flags
 
 
-def _missing(flags: list[Flag], own: str) -> Iterator[Flag]:
-  names = set(re.findall(r"--(\w+)", own))
+def _missing(flags: list[Flag], user_flags: str) -> Iterator[Flag]:
+  names = set(re.findall(r"--(\w+)", user_flags))
   return (flag for flag in flags if flag.name not in names)
 
 

@@ -107,7 +107,7 @@ class Ready:
       )
       for name, adapter_source in sources.items()
     }
-    self._extra = int(source.model.kind.continues)  # BOS
+    self._extra = int(source.model.kind.is_decoder_only)  # BOS
     self._model_config.text_decoder.check(self._model_config, self.max_inputs + self._extra, most)
     self._models = {name: pretrained.abstract(adapter_source, self._mesh) for name, adapter_source in sources.items()}
     # Of models that are alike but for their numbers one has the programs.
@@ -127,7 +127,7 @@ class Ready:
     )
     self.vocab_size = self._known = len(texts)
     self._framing_ids = vocabularies.framing_ids(self.vocabulary)
-    self._starts = {self._framing.bos_id, self._framing.eos_id} if source.model.kind.continues else set()
+    self._starts = {self._framing.bos_id, self._framing.eos_id} if source.model.kind.is_decoder_only else set()
     self._continuation = functools.partial(continuation.decode_continuation, self.vocabulary)
     self._continuation_texts = functools.partial(continuation.continuation_texts, self.vocabulary)
     # A program for each choice of options; of those that were not used for long the memory is given back.
@@ -150,7 +150,7 @@ class Ready:
   def reads_causally(self) -> bool:
     """Whether each token of a prompt is told behind those before it, as each that is written."""
     kind, both_ways = self.config.kind, self.config.bidirectional_prefix and not self._framing.causal
-    return kind.continues and not both_ways
+    return kind.is_decoder_only and not both_ways
 
   def decode(self, tokens: Sequence[int]) -> str:
     """Their text."""
@@ -179,14 +179,14 @@ class Ready:
 
   def continued(self, prompt: Prompt, tokens: Sequence[int]) -> str:
     """The text that tokens add to a prompt's, with the space that parts them; of an encoder-decoder their own text."""
-    if not self.config.kind.continues:
+    if not self.config.kind.is_decoder_only:
       return self.decode(tokens)
     text = self._continuation(prompt.tokens, tokens)
     return text.removeprefix(" ") if prompt.ends_in_space else text
 
   def parts(self, prompt: Prompt, tokens: Sequence[int], *, echo: bool) -> list[str]:
     """Returns the text that each token adds; with `echo` the prompt comes first, special tokens by name."""
-    if not self.config.kind.continues:
+    if not self.config.kind.is_decoder_only:
       return token_logprobs.pieces(self.decode, tokens)
     if echo:
       texts = self._continuation_texts([], [*prompt.ids, *tokens])
@@ -298,7 +298,7 @@ class Ready:
     pair = (prompt, [*targets, self._framing.eos_id])  # all but the last of which is read
     named = lambda ids: attention_maps.named(ids, self.token_texts)
     tokens = {"encoder": named(prompt), "decoder": ["(start)", *named(targets)]}
-    if not kind.reads_apart:
+    if not kind.has_encoder_and_decoder:
       tokens = {"decoder": ["(start)", *named(prompt), *named(targets)]}
     widths = [attention_maps.width(len(token_names), config, side) for side, token_names in tokens.items()]
     features = predictor.scored_features([pair], widths, architecture=config.architecture, framing=self._framing)
@@ -317,7 +317,7 @@ class Ready:
   def room(self, max_length: int) -> int:
     """`max_length`, or as many positions as the model has learned to write in."""
     most = self._model_config.most_positions
-    if self.source.model.kind.continues:
+    if self.source.model.kind.is_decoder_only:
       most //= 2  # the other half is the prompt's
     return min(max_length, most) if most else max_length
 

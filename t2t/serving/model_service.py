@@ -185,7 +185,7 @@ class Asker:
     finally:
       self._device.release()
 
-  def _model(self, name: str) -> pretrained.Model:
+  def _model(self, name: str) -> pretrained.PretrainedModel:
     return pretrained.abstract(self._adapters.get(name, self._source), self._mesh)
 
   def _make_maps(self, name: str) -> attention_maps.Maps:

@@ -280,7 +280,7 @@ class Completions:
     return prompts
 
   def _check_echo(self) -> None:
-    if self._ready.config.kind.reads_apart:
+    if self._ready.config.kind.has_encoder_and_decoder:
       raise request_schema.FieldError("echo", f"echo: this model reads the prompt apart from what it writes; {_SCORE}")
     if not self._ready.reads_causally:
       raise request_schema.FieldError(

@@ -48,7 +48,7 @@ class Scoring:
 
   def __init__(self, model: engine.Ready):
     self._ready = model
-    needed = dataclasses.replace(FIELDS[0], required=True, filled=model.config.kind.reads_apart)
+    needed = dataclasses.replace(FIELDS[0], required=True, filled=model.config.kind.has_encoder_and_decoder)
     self._fields = (needed, *FIELDS[1:])
 
   def endpoint(self) -> Endpoint:
@@ -87,7 +87,7 @@ class Scoring:
     Raises:
       TooLong: they have more tokens than the model reads.
     """
-    vocabulary, reads_apart = self._ready.vocabulary, self._ready.config.kind.reads_apart
+    vocabulary, reads_apart = self._ready.vocabulary, self._ready.config.kind.has_encoder_and_decoder
     prompt = self._ready.read(input_text, adapter).tokens
     target = [*self._ready.prompts[adapter].encode(target_text), *([vocabulary.eos_id] if reads_apart else [])]
     longest = self._ready.longest_text

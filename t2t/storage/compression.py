@@ -30,12 +30,12 @@ class Format(NamedTuple):
   test: str
 
 
-class Damaged(EOFError):
+class DamagedArchive(EOFError):
   """A compressed file that is truncated or corrupt."""
 
 
-class _Raw(io.RawIOBase):
-  """Reads from a decompressor; its errors of content become `Damaged`, whatever library it is from."""
+class _RawStream(io.RawIOBase):
+  """Reads from a decompressor; its errors of content become `DamagedArchive`, whatever library it is from."""
 
   def __init__(self, decompressed: BinaryIO):
     super().__init__()
@@ -53,7 +53,7 @@ class _Raw(io.RawIOBase):
       reason = (str(error).splitlines() or [type(error).__name__])[0]
       if "too much memory" in reason:
         reason = "it needs a window of more than 128 MiB; unpack it with `zstd -d --long=31`"
-      raise Damaged(reason) from error
+      raise DamagedArchive(reason) from error
     buffer[: len(content)] = content
     return len(content)
 
@@ -65,9 +65,9 @@ def _zstandard(file: BinaryIO) -> BinaryIO:
 # The end of a name -> how the file is compressed.
 FORMATS = {
   ".gz": Format("gzip", b"\x1f\x8b", lambda file: gzip.GzipFile(fileobj=file), "gzip -t"),
-  ".bz2": Format("bzip2", b"BZh", lambda file: _Raw(bz2.BZ2File(file)), "bzip2 -t"),
-  ".xz": Format("xz", b"\xfd7zXZ\0", lambda file: _Raw(lzma.LZMAFile(file)), "xz -t"),  # noqa: SIM115
-  ".zst": Format("Zstandard", b"\x28\xb5\x2f\xfd", lambda file: _Raw(_zstandard(file)), "zstd -t"),
+  ".bz2": Format("bzip2", b"BZh", lambda file: _RawStream(bz2.BZ2File(file)), "bzip2 -t"),
+  ".xz": Format("xz", b"\xfd7zXZ\0", lambda file: _RawStream(lzma.LZMAFile(file)), "xz -t"),  # noqa: SIM115
+  ".zst": Format("Zstandard", b"\x28\xb5\x2f\xfd", lambda file: _RawStream(_zstandard(file)), "zstd -t"),
 }
 _SKIPPABLE = bytes(range(0x50, 0x60))  # first byte of a Zstandard frame without data, followed by 2a 4d 18
 _HEAD = 10  # bytes that tell the format
@@ -84,21 +84,21 @@ def sniff(head: bytes) -> str:
     return ""  # a text may begin with these letters
   if head[1:4] == b"\x2a\x4d\x18" and head[0] in _SKIPPABLE:
     return ".zst"
-  return next((end for end, each in FORMATS.items() if head.startswith(each.magic)), "")
+  return next((end for end, codec in FORMATS.items() if head.startswith(codec.magic)), "")
 
 
-def renamed(path: str, found: str, *, where: str) -> UserError:
+def renamed(path: str, actual: str, *, where: str) -> UserError:
   """The error of a file whose name does not say how its content is compressed.
 
   Args:
     path: of the file.
-    found: key of `FORMATS` that the content is in; "": it is not compressed.
+    actual: key of `FORMATS` that the content is in; "": it is not compressed.
     where: the configuration key that names it.
   """
   plain = path[: len(path) - len(ending(path))]
-  content = f"compressed with {FORMATS[found].name}" if found else "not compressed"
+  content = f"compressed with {FORMATS[actual].name}" if actual else "not compressed"
   name = f"ends in {ending(path)}" if ending(path) else "does not say so"
-  return UserError(f"{where}: {path}: is {content}, and its name {name}; rename it to {plain}{found}")
+  return UserError(f"{where}: {path}: is {content}, and its name {name}; rename it to {plain}{actual}")
 
 
 # What reading raises where the content is damaged.
@@ -115,8 +115,8 @@ def checked(file: io.BufferedReader, path: str, *, where: str) -> io.BufferedRea
   """The bytes of any file, decompressed if its name says that it is compressed; errors as those of `opened`."""
   if ending(path):
     return opened(file, path, where=where)
-  if found := sniff(file.peek(_HEAD)[:_HEAD]):
-    raise renamed(path, found, where=where)
+  if actual := sniff(file.peek(_HEAD)[:_HEAD]):
+    raise renamed(path, actual, where=where)
   return file
 
 
@@ -130,9 +130,9 @@ def opened(file: io.BufferedReader, path: str, *, where: str) -> io.BufferedRead
   """
   expected = ending(path)
   head = file.peek(_HEAD)[:_HEAD]
-  found = sniff(head)
-  if found != expected and (found or _is_text(head)):
-    raise renamed(path, found, where=where)
+  actual = sniff(head)
+  if actual != expected and (actual or _is_text(head)):
+    raise renamed(path, actual, where=where)
   if not head:
     return file  # an empty file, which gzip reads as no bytes
   return io.BufferedReader(FORMATS[expected].open(file), _BLOCK)

@@ -22,15 +22,15 @@ def remedy(content: bytes, head: bytes = b"") -> str:
     head: the beginning of the file, if `content` is not.
   """
   head = head or content
-  if found := compression.sniff(head):
-    return f"the file is compressed with {compression.FORMATS[found].name}: rename it to end in {found}"
+  if suffix := compression.sniff(head):
+    return f"the file is compressed with {compression.FORMATS[suffix].name}: rename it to end in {suffix}"
   for magic, step in _ARCHIVES.items():
     if head.startswith(magic):
       return step
-  other = _charset(head) or _charset(content)
-  if not other:
+  charset = _charset(head) or _charset(content)
+  if not charset:
     return "the file is binary, not text; convert it to text in UTF-8"
-  return f"convert the file, for example with `iconv -f {other} -t utf-8`"
+  return f"convert the file, for example with `iconv -f {charset} -t utf-8`"
 
 
 def not_utf8(content: bytes, error: UnicodeDecodeError, *, unit: str = "line", head: bytes = b"") -> str:

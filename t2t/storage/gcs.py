@@ -91,7 +91,7 @@ def _reason(error: Exception) -> str:
 
 def _status(code: int) -> str:
   """Of HTTP, with its name if it has one; the client has classes for some alone, and gives the others as numbers."""
-  names = {each.value: f" {each.phrase}" for each in http.HTTPStatus}
+  names = {status.value: f" {status.phrase}" for status in http.HTTPStatus}
   return f"{int(code)}{names.get(int(code), '')}"
 
 
@@ -138,18 +138,18 @@ def check_folder(path: Any, *, where: str) -> None:
     raise UserError(f"{where}{path}: is a file; give a folder, which is made where there is none")
 
 
-def _refusal(error: Exception, path: Any, what: str) -> UserError:
+def _refusal(error: Exception, path: Any, subject: str) -> UserError:
   from google.api_core import exceptions
 
   name = _split(path)[0]
   if isinstance(error, (exceptions.NotFound, exceptions.BadRequest, *_NO_NAME)):
-    return UserError(f"{what}: there is no bucket {name!r}; `gcloud storage ls` shows those there are")
+    return UserError(f"{subject}: there is no bucket {name!r}; `gcloud storage ls` shows those there are")
   if isinstance(error, exceptions.Forbidden | exceptions.Unauthorized):
     return UserError(
-      f"{what}: no right to bucket {name!r} ({_reason(error)}); `gcloud auth application-default login`, or give this"
-      " machine's service account roles/storage.objectAdmin and roles/storage.legacyBucketReader (docs/launch.md)"
+      f"{subject}: no right to bucket {name!r} ({_reason(error)}); `gcloud auth application-default login`, or give"
+      " this machine's service account roles/storage.objectAdmin and roles/storage.legacyBucketReader (docs/launch.md)"
     )
-  return outage.refusal(f"{what}: bucket {name!r} cannot be reached ({_reason(error)})", error)
+  return outage.refusal(f"{subject}: bucket {name!r} cannot be reached ({_reason(error)})", error)
 
 
 # ---- What is there ---------------------------------------------------------------------------------------------------
@@ -193,15 +193,15 @@ def checksums(paths: list[str], *, where: str) -> dict[str, str]:
 
 
 def _listed(paths: list[str], *, where: str) -> dict[str, Any]:
-  found: dict[str, Any] = {}
+  blobs: dict[str, Any] = {}
   for folder in sorted({path.rpartition("/")[0] for path in paths}):
     name, key = _split(folder)
     for blob in _list(name, f"{key}/" if key else "", where=where, path=folder, delimiter="/")[0]:
-      found[f"gs://{name}/{blob.name}"] = blob
-  missing = [path for path in paths if path not in found]
+      blobs[f"gs://{name}/{blob.name}"] = blob
+  missing = [path for path in paths if path not in blobs]
   if missing:
     raise UserError(f"{where}: {missing[0]}: is not there")
-  return {path: found[path] for path in paths}
+  return {path: blobs[path] for path in paths}
 
 
 def names(folder: epath.Path, *, where: str) -> list[str]:
@@ -215,8 +215,8 @@ def names(folder: epath.Path, *, where: str) -> list[str]:
   name, key = _split(folder)
   prefix = f"{key.rstrip('/')}/" if key else ""
   blobs, inner = _list(name, prefix, where=where, path=folder, delimiter="/")
-  found = [*(blob.name for blob in blobs), *inner]
-  return sorted({each[len(prefix) :].rstrip("/") for each in found if each != prefix})
+  full_names = [*(blob.name for blob in blobs), *inner]
+  return sorted({full_name[len(prefix) :].rstrip("/") for full_name in full_names if full_name != prefix})
 
 
 def checksums_below(folder: Any, *, where: str) -> dict[str, tuple[int, int]]:
@@ -228,8 +228,10 @@ def checksums_below(folder: Any, *, where: str) -> dict[str, tuple[int, int]]:
   name, key = _split(folder)
   prefix = f"{key.rstrip('/')}/" if key else ""
   blobs, _ = _list(name, prefix, where=where, path=folder)
-  found = {blob.name[len(prefix) :]: blob for blob in blobs if not blob.name.endswith("/")}
-  return {path: (blob.size, int.from_bytes(base64.b64decode(blob.crc32c or ""), "big")) for path, blob in found.items()}
+  by_name = {blob.name[len(prefix) :]: blob for blob in blobs if not blob.name.endswith("/")}
+  return {
+    path: (blob.size, int.from_bytes(base64.b64decode(blob.crc32c or ""), "big")) for path, blob in by_name.items()
+  }
 
 
 def _list(name: str, prefix: str, *, where: str, path: Any, **options) -> tuple[list, set[str]]:
@@ -300,7 +302,7 @@ def open_binary(path: Any) -> io.BufferedReader:
   Raises:
     OSError: here or by any reading: it is not there, or cannot be read to its end.
   """
-  return io.BufferedReader(_Reader(path), _READ_AT_ONCE)
+  return io.BufferedReader(_BlobReader(path), _READ_AT_ONCE)
 
 
 def read(path: epath.Path) -> bytes:
@@ -315,19 +317,19 @@ def read(path: epath.Path) -> bytes:
     return file.read()
 
 
-class _Reader(io.RawIOBase):
+class _BlobReader(io.RawIOBase):
   """Reads by ranges."""
 
   def __init__(self, path: Any):
     super().__init__()
     name, key = _split(path)
     self._position = 0
-    found = _client().bucket(name).blob(key)
+    blob = _client().bucket(name).blob(key)
     with _as_os_errors():
-      found.reload(**_patience())
-    self._size = found.size
+      blob.reload(**_patience())
+    self._size = blob.size
     # By name and generation: what was found has a link of its own, which may lead by another way than this client's.
-    self._blob = _client().bucket(name).blob(key, generation=found.generation)
+    self._blob = _client().bucket(name).blob(key, generation=blob.generation)
 
   def readable(self):
     return True
@@ -398,22 +400,22 @@ class Object:
 
   def replace(self, content: bytes) -> None:
     """Makes `content` all that is there."""
-    whole, kind = self._bucket.blob(self._key), {"content_type": self._content_type}
+    target, kind = self._bucket.blob(self._key), {"content_type": self._content_type}
     with self._once(len(content)):
-      whole.upload_from_string(content, if_generation_match=self._generation, **kind, **_patience())
-      self._is(whole)
+      target.upload_from_string(content, if_generation_match=self._generation, **kind, **_patience())
+      self._is(target)
 
   def append(self, content: bytes) -> None:
     """Adds to what is there; if it raises, `size` tells whether it was added."""
     if not self._generation:
       self.replace(content)
       return
-    whole, part = self._bucket.blob(self._key), self._bucket.blob(self._part)
-    whole.content_type = self._content_type
+    target, part = self._bucket.blob(self._key), self._bucket.blob(self._part)
+    target.content_type = self._content_type
     with self._once(self._size + len(content)):
       part.upload_from_string(content, content_type=self._content_type, **_patience())
-      whole.compose([self._bucket.blob(self._key), part], if_generation_match=self._generation, **_patience())
-      self._is(whole)
+      target.compose([self._bucket.blob(self._key), part], if_generation_match=self._generation, **_patience())
+      self._is(target)
 
   @contextlib.contextmanager
   def _once(self, size: int) -> Iterator[None]:
@@ -449,12 +451,12 @@ def look(path: Any) -> tuple[int, bytes]:
   name, key = _split(path)
   while True:
     with _as_os_errors():
-      found = _client().bucket(name).get_blob(key, **_patience())
-      if found is None:
+      current = _client().bucket(name).get_blob(key, **_patience())
+      if current is None:
         return 0, b""
       try:
-        blob = _client().bucket(name).blob(key, generation=found.generation)
-        return found.generation, blob.download_as_bytes(**_patience())
+        blob = _client().bucket(name).blob(key, generation=current.generation)
+        return current.generation, blob.download_as_bytes(**_patience())
       except exceptions.NotFound:
         continue  # written again, or deleted, in between
 
@@ -480,8 +482,8 @@ def swap(path: Any, content: bytes, generation: int) -> int | None:
       return blob.generation
     except exceptions.PreconditionFailed:
       pass
-  found, written = look(path)
-  return found if written == content else None
+  current_generation, written = look(path)
+  return current_generation if written == content else None
 
 
 def discard(path: Any, generation: int) -> None:

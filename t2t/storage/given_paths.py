@@ -21,9 +21,9 @@ def text(path: Any, *, called: str) -> str:
     UserError: it is no path, or one of a storage that t2t does not read.
   """
   try:
-    found = os.fsdecode(path)
+    decoded = os.fsdecode(path)
   except TypeError:
     raise UserError(f"{called} is {type(path).__name__}: give a path, a str or a pathlib.Path") from None
-  if (scheme := re.match(r"(s3|s3a|az|abfs|wasbs|hdfs):/", found)) is not None:
-    raise UserError(f"{called} is {found}: {scheme[1]}:// is not read; copy it, and give a local path or gs://")
-  return re.sub(r"^gs:/(?!/)", "gs://", found)
+  if (scheme := re.match(r"(s3|s3a|az|abfs|wasbs|hdfs):/", decoded)) is not None:
+    raise UserError(f"{called} is {decoded}: {scheme[1]}:// is not read; copy it, and give a local path or gs://")
+  return re.sub(r"^gs:/(?!/)", "gs://", decoded)

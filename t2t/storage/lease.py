@@ -26,14 +26,14 @@ MISSED = 3  # renewals, after which it may be taken over
 
 def _machine() -> str:
   """What no other has while it runs: machines that were cloned, and containers, may have one name and the same pids."""
-  found = []
+  identifiers = []
   for read in (
     lambda: pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
     lambda: os.readlink("/proc/self/ns/pid"),
   ):
     with contextlib.suppress(OSError):
-      found.append(read())
-  return " ".join(found)
+      identifiers.append(read())
+  return " ".join(identifiers)
 
 
 @dataclasses.dataclass
@@ -96,8 +96,8 @@ class Lease:
     try:
       self._generation = self._take()
     except OSError as error:
-      what = f"{path} cannot be written ({error}); whoever trains holds it, so that no two write"
-      raise outage.refusal(what, error) from error
+      problem = f"{path} cannot be written ({error}); whoever trains holds it, so that no two write"
+      raise outage.refusal(problem, error) from error
     threading.Thread(target=self._renew, name="lease", daemon=True).start()
 
   def _content(self) -> bytes:
@@ -108,10 +108,10 @@ class Lease:
     if generation:
       self._wait_for_the_end_of(_read(content), generation)
       generation = gcs.look(self._path)[0]
-    found = gcs.swap(self._path, self._content(), generation)
-    if found is None:
+    new_generation = gcs.swap(self._path, self._content(), generation)
+    if new_generation is None:
       raise UserError(self._refusal(_read(gcs.look(self._path)[1])))
-    return found
+    return new_generation
 
   def _refusal(self, holder: _Holder) -> str:
     return f"{self._path}: another run ({holder}) is writing there; wait for it, stop it, or give another --workdir"
@@ -124,10 +124,10 @@ class Lease:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
       time.sleep(RENEW_SECONDS / 4)
-      found, content = gcs.look(self._path)
-      if not found:
+      current_generation, content = gcs.look(self._path)
+      if not current_generation:
         return
-      if found != generation:
+      if current_generation != generation:
         raise UserError(self._refusal(_read(content)))
 
   def _renew(self) -> None:
@@ -137,14 +137,14 @@ class Lease:
           return
         self._own.times += 1
         try:
-          found = gcs.swap(self._path, self._content(), self._generation)
+          new_generation = gcs.swap(self._path, self._content(), self._generation)
         except OSError:
           continue  # the bucket does not answer; nothing else is written meanwhile, either
-      if found is None:
+      if new_generation is None:
         self._released.set()
         self._on_lost(f"{self._path}: another run has taken it over, so that this one may not write any more")
         return
-      self._generation = found
+      self._generation = new_generation
 
   def release(self) -> None:
     """Others may have it at once."""

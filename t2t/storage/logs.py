@@ -61,10 +61,10 @@ class Log:
     self.path = path
     self._store = _store(path, content_type)
     content = self._store.read()
-    kept = keep(content)
-    if kept != content:
-      self._store.replace(kept)
-    self._size = len(kept)
+    kept_content = keep(content)
+    if kept_content != content:
+      self._store.replace(kept_content)
+    self._size = len(kept_content)
     self._sure = True  # that so much is there
     self._waiting = bytearray()
     self._lock = threading.Lock()

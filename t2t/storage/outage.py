@@ -29,9 +29,9 @@ def reason(error: BaseException) -> str | None:
 
   What a user must mend, such as a name that no bucket has or a right that is missing, is no outage.
   """
-  for each in _causes(error):
-    if isinstance(each, Away) or _is_tensorflows(each) or _is_tensorstores(each) or _is_googles(each):
-      line = " ".join((str(each) or type(each).__name__).partition(" [")[0].split())
+  for cause in _causes(error):
+    if isinstance(cause, Away) or _is_tensorflows(cause) or _is_tensorstores(cause) or _is_googles(cause):
+      line = " ".join((str(cause) or type(cause).__name__).partition(" [")[0].split())
       return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
   return None
 

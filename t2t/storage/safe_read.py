@@ -36,8 +36,8 @@ def size(path: epath.Path) -> int:
     UserError: it is not there, or a folder, a pipe or a device.
   """
   if not is_file(path):
-    what = "is no file but a folder, a pipe or a device" if path.exists() else "is not there"
-    raise UserError(f"{path}: {what}; copy or download it again")
+    problem = "is no file but a folder, a pipe or a device" if path.exists() else "is not there"
+    raise UserError(f"{path}: {problem}; copy or download it again")
   return epath.Path(path).stat().length
 
 
@@ -47,9 +47,11 @@ def read(path: epath.Path, *, most: int = _MOST) -> bytes:
   Raises:
     UserError: see `size`; or it has more than `most` bytes, or cannot be read.
   """
-  found = size(path)
-  if found > most:
-    raise UserError(f"{path}: has {found:,} bytes, and such a file no more than {most:,}; copy or download it again")
+  num_bytes = size(path)
+  if num_bytes > most:
+    raise UserError(
+      f"{path}: has {num_bytes:,} bytes, and such a file no more than {most:,}; copy or download it again"
+    )
   try:
     return gcs.read(path)
   except OSError as error:
@@ -78,10 +80,10 @@ def json_object(content: bytes, where: Any) -> dict[str, Any]:
     UserError: it is no JSON, one within another by the thousand, or no object.
   """
   try:
-    found = json.loads(content)
+    parsed = json.loads(content)
   # ValueError: of what is no UTF-8, and of a number with thousands of digits, too.
   except (ValueError, RecursionError) as error:
     raise UserError(f"{where}: cannot be read as JSON ({error}); copy or download it again") from error
-  if not isinstance(found, dict):
-    raise UserError(f"{where}: holds no JSON object but {str(found)[:40]!r}; copy or download it again")
-  return found
+  if not isinstance(parsed, dict):
+    raise UserError(f"{where}: holds no JSON object but {str(parsed)[:40]!r}; copy or download it again")
+  return parsed

@@ -54,22 +54,22 @@ def salvage(content: bytes) -> tuple[list[bytes], list[bytes]]:
 
   A last record that was not written to its end is of neither.
   """
-  whole, others, at = [], [], 0
+  whole_records, damaged, at = [], [], 0
   while at < len(content):
     data = _record_at(content, at)
     if data is not None:
-      whole.append(data)
+      whole_records.append(data)
       at += len(data) + 16
       continue
     # Wherever the next begins: of a length that is wrong nothing says it.
-    following = (place for place in range(at + 1, len(content) - 15) if _record_at(content, place) is not None)
+    following = (offset for offset in range(at + 1, len(content) - 15) if _record_at(content, offset) is not None)
     end = next(following, None)
     if end is None and _ends_within(content[at:]):
       break
     end = len(content) if end is None else end
-    others.append(content[at:end])
+    damaged.append(content[at:end])
     at = end
-  return whole, others
+  return whole_records, damaged
 
 
 def _record_at(content: bytes, at: int) -> bytes | None:
@@ -81,10 +81,10 @@ def _record_at(content: bytes, at: int) -> bytes | None:
   return data if end + 4 <= len(content) and content[end : end + 4] == _checksum(data) else None
 
 
-def _ends_within(rest: bytes) -> bool:
-  if len(rest) < 12:
+def _ends_within(tail: bytes) -> bool:
+  if len(tail) < 12:
     return True
-  return rest[8:12] == _checksum(rest[:8]) and len(rest) < 16 + struct.unpack("<Q", rest[:8])[0]
+  return tail[8:12] == _checksum(tail[:8]) and len(tail) < 16 + struct.unpack("<Q", tail[:8])[0]
 
 
 def _checksum(data: bytes) -> bytes:

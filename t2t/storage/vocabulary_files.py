@@ -65,8 +65,8 @@ def read_record(folder: epath.Path) -> Record:
   """
   path = folder / RECORD
   try:
-    found = safe_read.read_json(path)
-    record = Record(found["file"], found["extra_ids"])
+    values = safe_read.read_json(path)
+    record = Record(values["file"], values["extra_ids"])
   except (UserError, KeyError) as error:
     raise UserError(f"{path}: not what t2t writes beside a vocabulary ({error!r}); copy it again") from error
   if not is_own(record.file) or type(record.extra_ids) is not int or record.extra_ids < 0:
@@ -83,10 +83,10 @@ def found_in(folder: epath.Path) -> list[epath.Path]:
   A tokenizer.json comes before a SentencePiece model that could not do what it does: make small letters of capitals
   (ALBERT).
   """
-  found = ((kind, sorted(path for path in folder.glob(kind) if path.name != SHIFTED)) for kind in KINDS)
-  kind, files = next(((kind, files) for kind, files in found if files), ("", []))
-  made = folder / _JSON
-  return [made] if kind == "*.model" and made.exists() and makes_small(made) else files
+  by_kind = ((kind, sorted(path for path in folder.glob(kind) if path.name != SHIFTED)) for kind in KINDS)
+  kind, files = next(((kind, files) for kind, files in by_kind if files), ("", []))
+  json_path = folder / _JSON
+  return [json_path] if kind == "*.model" and json_path.exists() and makes_small(json_path) else files
 
 
 def makes_small(path: epath.Path) -> bool:
@@ -95,15 +95,15 @@ def makes_small(path: epath.Path) -> bool:
     normalizer = json.loads(safe_read.read(path))["normalizer"]
   except (ValueError, KeyError, TypeError, RecursionError):
     return False  # who reads it says what is wrong with it
-  return any(said in json.dumps(normalizer) for said in ('"Lowercase"', '"lowercase": true'))
+  return any(marker in json.dumps(normalizer) for marker in ('"Lowercase"', '"lowercase": true'))
 
 
 def pieces_and_merges(path: epath.Path) -> tuple[epath.Path, epath.Path | None]:
   """The file of the pieces and that of the merges, of either; None: its kind of vocabulary has no merges."""
   for pieces, merges in MERGES.items():
-    for mine, other in ((pieces, merges), (merges, pieces)):
+    for mine, partner_suffix in ((pieces, merges), (merges, pieces)):
       if path.name.endswith(mine):
-        partner = path.parent / (path.name.removesuffix(mine) + other)
+        partner = path.parent / (path.name.removesuffix(mine) + partner_suffix)
         return (path, partner) if mine == pieces else (partner, path)
   return path, None
 
@@ -114,12 +114,12 @@ def files_of(path: epath.Path) -> list[epath.Path]:
   Raises:
     UserError: pieces without their merges, or the other way round.
   """
-  found = [each for each in pieces_and_merges(path) if each is not None]
-  for file in found:
+  files = [part for part in pieces_and_merges(path) if part is not None]
+  for file in files:
     if not file.exists():
       raise UserError(f"{path}: {file.name} must lie beside it, and does not")
   settings = path.parent / SETTINGS
-  return [*found, settings] if settings.exists() else found
+  return [*files, settings] if settings.exists() else files
 
 
 def ids_of(path: epath.Path) -> dict[str, int]:
@@ -128,11 +128,11 @@ def ids_of(path: epath.Path) -> dict[str, int]:
   Raises whatever its library does where it is none, and:
     UserError: it is no file, has no pieces, or ids that none can have.
   """
-  found = _ids_of(path)
-  if not found or not all(type(i) is int and 0 <= i < _MOST_IDS for i in found.values()):
-    what = "has ids that no embedding has rows for" if found else "has no pieces"
-    raise UserError(f"{path}: {what}; copy or download it again")
-  return found
+  ids = _ids_of(path)
+  if not ids or not all(type(i) is int and 0 <= i < _MOST_IDS for i in ids.values()):
+    problem = "has ids that no embedding has rows for" if ids else "has no pieces"
+    raise UserError(f"{path}: {problem}; copy or download it again")
+  return ids
 
 
 def _ids_of(path: epath.Path) -> dict[str, int]:

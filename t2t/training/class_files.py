@@ -32,8 +32,10 @@ def write(workdir: epath.Path, step: int, tasks: Mapping[str, Mapping[str, Any]]
 def read(workdir: epath.Path) -> dict[str, Any]:
   """Step and tasks as `write` has them; {} where there is none, or a file that is not one."""
   try:
-    found = json.loads(logs.read(workdir / NAME))
+    content = json.loads(logs.read(workdir / NAME))
   except (ValueError, RecursionError):
     return {}
-  is_ours = isinstance(found, dict) and isinstance(found.get("step"), int) and isinstance(found.get("tasks"), dict)
-  return found if is_ours else {}
+  is_ours = (
+    isinstance(content, dict) and isinstance(content.get("step"), int) and isinstance(content.get("tasks"), dict)
+  )
+  return content if is_ours else {}

@@ -24,7 +24,7 @@ _READ = tuple(f"--config.data.{key}" for key in ("mixture=", "files=", "sources.
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class FisherInformation:
   """What came of a pass.
 
   diagonal: nested dict of float32, in the shards of the parameters.
@@ -78,7 +78,7 @@ def run_config(source: pretrained.Source, arguments: Sequence[str]) -> ConfigDic
   return config
 
 
-def compute(config: Config, source: pretrained.Source, *, examples: int) -> Found:
+def compute(config: Config, source: pretrained.Source, *, examples: int) -> FisherInformation:
   """The mean, over examples of the training split, of the squared gradient of an example's log-likelihood.
 
   Args:
@@ -117,7 +117,7 @@ def compute(config: Config, source: pretrained.Source, *, examples: int) -> Foun
     left = range(examples, 0, -config.train.batch_size)
     for number, batch in progress.track(zip(left, batches), "Fisher information", total=len(left)):  # noqa: B905
       sums = step(sums, model.params, batch, number)
-    found = int(sums.examples)
-    if not found:
+    num_examples = int(sums.examples)
+    if not num_examples:
       raise UserError(f"{config.data.named}: none of {examples} rows is an example to learn from")
-    return Found(sums.mean, model.params, found, config)
+    return FisherInformation(sums.mean, model.params, num_examples, config)

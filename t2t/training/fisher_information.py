@@ -81,7 +81,7 @@ def make_step(
 
   def step(sums: Sums, params: Params, batch: Batch, count: jax.Array) -> Sums:
     copies = sharding.num_copies()
-    own = jax.tree.map(sharding.of_each_copy, shardings)
+    copy_shardings = jax.tree.map(sharding.of_each_copy, shardings)
     # Of each copy one row at a time, in order; all have all rows, which are small beside a gradient.
     turns = {name: _in_turns(x, copies) for name, x in batch.items()}
     counts = (jnp.arange(next(iter(batch.values())).shape[0]) < count).astype(jnp.float32).reshape(-1, copies)
@@ -92,11 +92,11 @@ def make_step(
       squares, is_there = sharding.by_copy(of_row)(params, rows, keys)
       number = is_asked * is_there
       plus = lambda x, y: x + y * number.reshape(-1, *[1] * (y.ndim - 1))
-      squares = jax.lax.with_sharding_constraint(jax.tree.map(plus, added.squares, squares), own)
+      squares = jax.lax.with_sharding_constraint(jax.tree.map(plus, added.squares, squares), copy_shardings)
       return Sums(squares, added.examples + jnp.sum(number)), None
 
     zeros = jax.tree.map(lambda x: jnp.zeros((copies, *x.shape), jnp.float32), sums.squares)
-    start = Sums(jax.lax.with_sharding_constraint(zeros, own), jnp.zeros(()))
+    start = Sums(jax.lax.with_sharding_constraint(zeros, copy_shardings), jnp.zeros(()))
     added, _ = jax.lax.scan(body, start, (turns, counts))
     squares = jax.tree.map(lambda x, y: x + jnp.sum(y, axis=0), sums.squares, added.squares)
     return Sums(squares, sums.examples + added.examples)

@@ -43,8 +43,8 @@ def in_order(tree: Params, numbers: np.ndarray) -> list[tuple[str, int | None, f
   named = []
   for path, x in _leaves(tree):
     named += [(path, layer) for layer in range(x.shape[0])] if stack_of(path) else [(path, None)]
-  found = [(path, layer, float(number)) for (path, layer), number in zip(named, numbers, strict=True)]
-  return sorted(found, key=lambda each: _rank(each[0], each[1]))
+  entries = [(path, layer, float(number)) for (path, layer), number in zip(named, numbers, strict=True)]
+  return sorted(entries, key=lambda entry: _rank(entry[0], entry[1]))
 
 
 def first_not_finite(tree: Params, numbers: np.ndarray) -> str:
@@ -67,9 +67,9 @@ def _leaves(tree: Params) -> Sequence[tuple[str, jax.Array]]:
 
 def _rank(path: str, layer: int | None) -> list[tuple[int, str]]:
   ranks: Mapping[str, int] = {part: index for index, part in enumerate(_ORDER)}
-  found = []
+  rank = []
   for part in path.split("/"):
-    found.append((ranks.get(part, len(ranks)), part))
+    rank.append((ranks.get(part, len(ranks)), part))
     if part == "layers":
-      found.append((layer, ""))
-  return found
+      rank.append((layer, ""))
+  return rank

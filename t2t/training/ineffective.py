@@ -54,20 +54,20 @@ def check(config: Config, run: Sequence[Stage], *, begins: bool) -> list[str]:
   Raises:
     UserError: the warm-up is as long as the run or a stage, so that the learning rate never reaches its top.
   """
-  found = [*_replaced(config, run[-1].end), *_data(config), *_sections(run[-1].config)]
+  notes = [*_replaced(config, run[-1].end), *_data(config), *_sections(run[-1].config)]
   for stage, optimizer in _schedules(run):
     where = f"config.stages, {stage.name}: " if stage.name else ""
     if why := _long_warmup(optimizer, stage):
       if begins:
         raise UserError(where + why)
-      found.append(where + why)
-    found += [where + note for note in _phases(optimizer, stage.end - stage.begin)]
-    found += [where + note for note in _unread(optimizer, _BY_SCHEDULE, "schedule")]
-  found += _unread(run[-1].config.optimizer, _BY_OPTIMIZER, "name")
+      notes.append(where + why)
+    notes += [where + note for note in _phases(optimizer, stage.end - stage.begin)]
+    notes += [where + note for note in _unread(optimizer, _BY_SCHEDULE, "schedule")]
+  notes += _unread(run[-1].config.optimizer, _BY_OPTIMIZER, "name")
   for stage in run:
     where = f"config.stages, {stage.name}: " if stage.name else ""
-    found += [where + note for note in (*_cadence(stage), *_loss(stage.config))]
-  return list(dict.fromkeys(found))
+    notes += [where + note for note in (*_cadence(stage), *_loss(stage.config))]
+  return list(dict.fromkeys(notes))
 
 
 # ---- Learning rate ---------------------------------------------------------------------------------------------------
@@ -168,27 +168,28 @@ def _unread(optimizer: OptimizerConfig, readers: dict[str, tuple[str, ...]], by:
 def _cadence(stage: Stage) -> Iterator[str]:
   """Notes on intervals that are longer than what is left for them."""
   config, steps = stage.config, stage.end - stage.begin
-  what = f"the stage's {steps} steps" if stage.name else f"the run's {steps} steps"
+  length = f"the stage's {steps} steps" if stage.name else f"the run's {steps} steps"
   at_end = [f"config.{name}.every={getattr(config, name).every}" for name in ("eval", "checkpoint")]
   at_end = [key for key in at_end if int(key.partition("=")[2]) > steps]
   if at_end:
     done = " and ".join({"eval": "evaluated", "checkpoint": "saved"}[key.split(".")[1]] for key in at_end)
-    yield f"{', '.join(at_end)}: more than {what}; only the last step is {done}"
+    yield f"{', '.join(at_end)}: more than {length}; only the last step is {done}"
   if config.train.log_every > stage.end and not stage.begin:
-    yield f"config.train.log_every={config.train.log_every}: more than {what}; only the last step of the run is logged"
+    log_every = f"config.train.log_every={config.train.log_every}"
+    yield f"{log_every}: more than {length}; only the last step of the run is logged"
   if config.logging.histograms > stage.end:
-    yield f"config.logging.histograms={config.logging.histograms}: more than {what}; no histogram is written"
+    yield f"config.logging.histograms={config.logging.histograms}: more than {length}; no histogram is written"
   evaluations = len([step for step in range(1, steps) if not (stage.begin + step) % config.eval.every])
   if config.eval.patience and evaluations <= config.eval.patience:
     yield (
-      f"config.eval.patience={config.eval.patience} has no effect: {what} have {evaluations}"
+      f"config.eval.patience={config.eval.patience} has no effect: {length} have {evaluations}"
       f" evaluation{'s' * (evaluations != 1)} before the last (config.eval.every={config.eval.every}),"
       f" and early stopping needs {config.eval.patience + 1}"
     )
   numbers = config.numbers
   if numbers.spike_deviations and numbers.spike_window >= steps:
     yield (
-      f"config.numbers.spike_window={numbers.spike_window} is not filled in {what}: no loss counts as a spike; give"
+      f"config.numbers.spike_window={numbers.spike_window} is not filled in {length}: no loss counts as a spike; give"
       " fewer steps"
     )
 
@@ -240,7 +241,7 @@ def _data(config: Config) -> Iterator[str]:
     unread.append(("eval", _OF_ANSWERS, "config.data.files is text to train on, and has no answers to measure"))
   else:
     # The objective is what a shipped config has for files in place of its mixture; a typed one is refused.
-    read = ("objective",) if config.model.kind.writes else ("objective", "noise_density")
+    read = ("objective",) if config.model.kind.is_generative else ("objective", "noise_density")
     texts = tuple(key for key in _OF_TEXTS if key not in read)
     why = f"{data.named} makes the examples itself"
     unread += [("data", texts, why), ("data", _OF_SOURCES, "config.data.sources is empty")]

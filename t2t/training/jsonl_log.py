@@ -20,10 +20,10 @@ def is_metrics(row: Mapping[str, Any]) -> bool:
 
 def is_samples(row: Mapping[str, Any]) -> bool:
   """Whether it is a row of samples.jsonl: {"step": 1, "samples": [[["input", "the [1] sat"], ...], ...]}."""
-  found = row.get("samples")
-  return isinstance(found, list) and all(
+  samples = row.get("samples")
+  return isinstance(samples, list) and all(
     isinstance(lines, list) and all(isinstance(line, list) and [*map(type, line)] == [str, str] for line in lines)
-    for lines in found
+    for lines in samples
   )
 
 
@@ -114,9 +114,9 @@ class RowFile:
 
   def _kept(self, content: bytes) -> bytes:
     # By step and names: of what an earlier version has written twice, the later.
-    kept = {_key(row): line for line, row in rows(content, self._fits) if row["step"] <= self._start}
-    self._there = set(kept)
-    return b"".join(line + b"\n" for line in kept.values())
+    kept_rows = {_key(row): line for line, row in rows(content, self._fits) if row["step"] <= self._start}
+    self._there = set(kept_rows)
+    return b"".join(line + b"\n" for line in kept_rows.values())
 
   def add(self, row: Row) -> bool:
     """Adds a row, unless it is of the step that began it all and stands there; whether it was added."""

@@ -51,11 +51,11 @@ def towards_initial(
     return Anchors({path: jnp.copy(x) for path, x in params.items() if is_kept(path)})
 
   def update(updates, state, params=None):
-    def one(path: str, x: jax.Array) -> jax.Array:
+    def pulled(path: str, x: jax.Array) -> jax.Array:
       factor = strength(path)
       return x + factor * (params[path] - state.initial[path]) if factor else x
 
-    return {path: one(path, x) for path, x in updates.items()}, state
+    return {path: pulled(path, x) for path, x in updates.items()}, state
 
   return optax.GradientTransformation(init, update)
 
@@ -71,8 +71,8 @@ def consolidating(strength: Callable[[str], float]) -> optax.GradientTransformat
   """
 
   def init(params):
-    kept = {path: x for path, x in params.items() if strength(path)}
-    return Consolidated(jax.tree.map(jnp.copy, kept), jax.tree.map(jnp.zeros_like, kept))
+    anchored = {path: x for path, x in params.items() if strength(path)}
+    return Consolidated(jax.tree.map(jnp.copy, anchored), jax.tree.map(jnp.zeros_like, anchored))
 
   def update(updates, state, params=None):
     pull = lambda path: strength(path) * state.fisher[path] * (params[path] - state.initial[path])
@@ -123,8 +123,8 @@ def with_files(
     shapes: of a state that has it.
     put: (the shapes, what is in the place) -> the arrays.
   """
-  one = lambda shape, x: put(shape, x) if _is_consolidated(shape) else x
-  return jax.tree.map(one, shapes, opt_state, is_leaf=_is_consolidated)
+  put_files = lambda shape, x: put(shape, x) if _is_consolidated(shape) else x
+  return jax.tree.map(put_files, shapes, opt_state, is_leaf=_is_consolidated)
 
 
 # ---- How far -----------------------------------------------------------------------------------------------------
@@ -137,12 +137,12 @@ def distances(opt_state: optax.OptState, params: Params) -> dict[str, jax.Array]
     "distance/encoder/3" -> float32 [], of the fourth layer; "distance/embed"; nothing where no values are kept.
   """
   flat, squares = traverse_util.flatten_dict(params, sep="/"), {}
-  kept = [x for x in jax.tree.leaves(opt_state, is_leaf=_is_anchors) if _is_anchors(x)]
-  for path, initial in (each for anchors in kept for each in anchors.initial.items()):
+  anchor_states = [x for x in jax.tree.leaves(opt_state, is_leaf=_is_anchors) if _is_anchors(x)]
+  for path, initial in (item for anchors in anchor_states for item in anchors.initial.items()):
     part, stack = path.split("/")[0], stack_of(path)
     by_layer = jnp.sum(jnp.square(flat[path] - initial), axis=tuple(range(1 if stack else 0, initial.ndim)))
     name = stack.removesuffix("/layers") if stack else part
     for layer in range(initial.shape[0]) if stack else (None,):
-      place = f"distance/{name}" if layer is None else f"distance/{name}/{layer}"
-      squares[place] = squares.get(place, 0.0) + (by_layer if layer is None else by_layer[layer])
-  return {place: jnp.sqrt(square) for place, square in squares.items()}
+      metric = f"distance/{name}" if layer is None else f"distance/{name}/{layer}"
+      squares[metric] = squares.get(metric, 0.0) + (by_layer if layer is None else by_layer[layer])
+  return {metric: jnp.sqrt(square) for metric, square in squares.items()}

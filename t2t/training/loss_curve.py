@@ -104,8 +104,8 @@ def save(
   """
   import matplotlib.figure
 
-  found = metric_writers.read_all_metrics(workdir / "metrics.jsonl")
-  train, held_out = found.get("train/loss", {}), found.get("eval/loss", {})
+  metrics = metric_writers.read_all_metrics(workdir / "metrics.jsonl")
+  train, held_out = metrics.get("train/loss", {}), metrics.get("eval/loss", {})
   figure = matplotlib.figure.Figure(figsize=(7.2, 4.0), dpi=120, layout="constrained")
   axes = figure.subplots()
   draw(axes, train, held_out, baselines=baselines, unit=unit, run=run)

@@ -41,20 +41,22 @@ def choose(config: Config, num_devices: int, *, device_kind: str = "") -> tuple[
   sizes = sharding.mesh_sizes(shape | {"fsdp": -1}, num_devices)
   most = sizes["fsdp"]
   widths = [width for width in (config.model.embed_dim, config.model.embedding_dim) if width]
-  others = sizes.get("sequence", 1)  # which splits parameters along the same dimension
-  works = [n for n in range(1, most + 1) if most % n == 0 and all(width % (n * others) == 0 for width in widths)] or [1]
-  fsdp = max((n for n in works if min(widths) // (n * others) >= _THINNEST), default=1)
+  sequence_size = sizes.get("sequence", 1)  # which splits parameters along the same dimension
+  works = [
+    n for n in range(1, most + 1) if most % n == 0 and all(width % (n * sequence_size) == 0 for width in widths)
+  ] or [1]
+  fsdp = max((n for n in works if min(widths) // (n * sequence_size) >= _THINNEST), default=1)
   why = f"no more, for shards of {min(widths)} features to stay {_THINNEST} wide" if fsdp < most else "all there are"
   chip = accelerators.CHIPS.get(device_kind)
   if chip is not None:
-    room = _SHARE_OF_STATE * chip.hbm_bytes * others * sizes["tensor"]
+    room = _SHARE_OF_STATE * chip.hbm_bytes * sequence_size * sizes["tensor"]
     state = _state_bytes(config)
     if state / fsdp > room:
       fsdp = min((n for n in works if state / n <= room), default=max(works))
       why = f"so many, for the {amounts.nbytes(state)} of parameters, gradients and optimizer"
   sizes |= {"fsdp": fsdp, "data": sizes["data"] * (most // fsdp)}
-  rest = f"; the rest is data {sizes['data']}" if sizes["data"] > 1 else ""
-  return sizes, f"fsdp {fsdp}, {why}{rest}" if most > 1 else ""
+  remainder = f"; the rest is data {sizes['data']}" if sizes["data"] > 1 else ""
+  return sizes, f"fsdp {fsdp}, {why}{remainder}" if most > 1 else ""
 
 
 def make(config: Config, *, devices: Sequence[jax.Device] | None = None) -> tuple[jax.sharding.Mesh, str]:
@@ -74,12 +76,12 @@ def on_one(run: Sequence[Stage], devices: Sequence[jax.Device]) -> list[Stage]:
 
 def _state_bytes(config: Config) -> int:
   """Of parameters, their gradients and the optimizer, over all devices."""
-  made = recipe.make(config)
+  training_recipe = recipe.make(config)
 
   def make(key):
-    params = nnx.to_pure_dict(nnx.split(made.model_fn(key), graph=False)[1])
-    trained, frozen = split_frozen(params, made.freeze, halved=made.halved)
-    return frozen, trained, trained, () if config.train.offload_optimizer else made.tx.init(trained)
+    params = nnx.to_pure_dict(nnx.split(training_recipe.model_fn(key), graph=False)[1])
+    trained, frozen = split_frozen(params, training_recipe.freeze, halved=training_recipe.halved)
+    return frozen, trained, trained, () if config.train.offload_optimizer else training_recipe.tx.init(trained)
 
   shapes = jax.eval_shape(make, jax.eval_shape(lambda: jax.random.key(0)))
   return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))

@@ -108,11 +108,11 @@ def read_all_metrics(path: epath.Path) -> dict[str, dict[int, float]]:
 
 def parse_metrics(content: bytes) -> dict[str, dict[int, float]]:
   """Name -> step -> value of a metrics.jsonl; lines that are no rows of metrics are passed over."""
-  found: dict[str, dict[int, float]] = {}
+  by_name: dict[str, dict[int, float]] = {}
   for _, row in jsonl_log.rows(content, jsonl_log.is_metrics):
     for name in (name for name, value in row.items() if name != "step" and _fits(value)):
-      found.setdefault(name, {})[row["step"]] = row[name]
-  return {name: dict(sorted(values.items())) for name, values in sorted(found.items())}
+      by_name.setdefault(name, {})[row["step"]] = row[name]
+  return {name: dict(sorted(values.items())) for name, values in sorted(by_name.items())}
 
 
 def _fits(value: float) -> bool:
@@ -127,8 +127,8 @@ def damaged_lines(content: bytes) -> int:
 
 def read_samples(path: epath.Path) -> dict[int, list[list[tuple[str, str]]]]:
   """Step -> samples of a samples.jsonl, each a few lines of a label and a text; it need not be there."""
-  found = jsonl_log.rows(logs.read(path), jsonl_log.is_samples)
-  return {row["step"]: [[(label, text) for label, text in lines] for lines in row["samples"]] for _, row in found}
+  sample_rows = jsonl_log.rows(logs.read(path), jsonl_log.is_samples)
+  return {row["step"]: [[(label, text) for label, text in lines] for lines in row["samples"]] for _, row in sample_rows}
 
 
 _BINARY = "application/octet-stream"
@@ -140,7 +140,7 @@ UNWRITTEN = ("unwritten-metrics.jsonl", "unwritten-events", "unwritten-samples.j
 _UNWRITTEN_ROWS, _UNWRITTEN_EVENTS, _UNWRITTEN_SAMPLES = UNWRITTEN
 
 
-class Writer:
+class MetricWriter:
   """metrics.jsonl, samples.jsonl and TensorBoard's events, brought to the disk in the background.
 
   A line of metrics.jsonl is a JSON object, {"step": 1, "train/loss": 2.5, ...}; of samples.jsonl see `jsonl_log`.  Only
@@ -197,21 +197,21 @@ class Writer:
     self._failing: set[epath.Path] = set()
 
   def _kept_events(self, content: bytes) -> bytes:
-    whole, others = tfrecord.salvage(content)
-    kept = []
-    for record in whole:
+    whole_records, damaged = tfrecord.salvage(content)
+    kept_records = []
+    for record in whole_records:
       try:
         event = self._event.FromString(record)
       except Exception:  # protobuf's own: it is whole, but no event
-        others.append(tfrecord.frame(record))
+        damaged.append(tfrecord.frame(record))
         continue
       if event.step <= self._start:
-        kept.append(tfrecord.frame(record))
+        kept_records.append(tfrecord.frame(record))
         self._recorded.add((event.step, frozenset(value.tag for value in event.summary.value)))
-    if others:
-      beside = jsonl_log.keep_beside(self._folder.parent / "events", "damaged", others, end=b"")
-      console.tell(f"{self._folder}: damaged records were taken out ({len(others)}), and are kept in {beside}")
-    return b"".join(kept)
+    if damaged:
+      beside = jsonl_log.keep_beside(self._folder.parent / "events", "damaged", damaged, end=b"")
+      console.tell(f"{self._folder}: damaged records were taken out ({len(damaged)}), and are kept in {beside}")
+    return b"".join(kept_records)
 
   def _add_unwritten(self, content: bytes) -> None:
     # It may begin within a record of which a part was written.
@@ -235,31 +235,31 @@ class Writer:
     self._record(event)
     return True
 
-  def samples(self, step: int, found: Sequence[Sequence[tuple[str, str]]]) -> None:
+  def samples(self, step: int, samples: Sequence[Sequence[tuple[str, str]]]) -> None:
     """Records what the model makes of held-out text: of each text a few lines, of a label and a text each."""
-    if not found or not self._samples.add({"step": step, "samples": found}):
+    if not samples or not self._samples.add({"step": step, "samples": samples}):
       return
     event = self._event(wall_time=time.time(), step=step)
-    for number, lines in enumerate(found, start=1):
+    for number, lines in enumerate(samples, start=1):
       value = event.summary.value.add(tag=f"examples/{number}")
       value.metadata.plugin_data.plugin_name = "text"
       # Behind four spaces Markdown leaves a line as it is.
-      told = "\n".join(f"    {label:<12}{' '.join(text.split())}" for label, text in lines)
+      markdown = "\n".join(f"    {label:<12}{' '.join(text.split())}" for label, text in lines)
       value.tensor.dtype = _STRING
       value.tensor.tensor_shape.dim.add(size=1)
-      value.tensor.string_val.append(told.encode())
+      value.tensor.string_val.append(markdown.encode())
     self._record(event)
 
-  def histograms(self, step: int, found: Mapping[str, Histogram]) -> None:
+  def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
     """Records how values are spread, for TensorBoard alone."""
     event = self._event(wall_time=time.time(), step=step)
-    for name, each in found.items():
+    for name, histogram in histograms.items():
       value = event.summary.value.add(tag=name).histo
-      value.min, value.max, value.num = each.limits[0], each.limits[-1], sum(each.counts)
-      value.sum, value.sum_squares = each.sum, each.sum_squares
-      value.bucket_limit.extend(each.limits[1:])
-      value.bucket.extend(each.counts)
-    if found:
+      value.min, value.max, value.num = histogram.limits[0], histogram.limits[-1], sum(histogram.counts)
+      value.sum, value.sum_squares = histogram.sum, histogram.sum_squares
+      value.bucket_limit.extend(histogram.limits[1:])
+      value.bucket.extend(histogram.counts)
+    if histograms:
       self._record(event)
 
   def _record(self, event: Any) -> None:

@@ -102,8 +102,8 @@ class _Run:
     """
     values, traces = {}, {}
 
-    def put(variables: Sequence[Any], found: Sequence[Any], whence: Sequence[_Trace]) -> None:
-      for variable, value, trace in zip(variables, found, whence, strict=True):
+    def put(variables: Sequence[Any], results: Sequence[Any], whence: Sequence[_Trace]) -> None:
+      for variable, value, trace in zip(variables, results, whence, strict=True):
         values[variable], traces[variable] = value, trace
 
     is_literal = lambda x: isinstance(x, jax.extend.core.Literal)
@@ -112,13 +112,13 @@ class _Run:
     put(jaxpr.constvars, consts, [None] * len(consts))
     put(jaxpr.invars, arguments, whence)
     last = {x: number for number, equation in enumerate(jaxpr.eqns) for x in equation.invars if not is_literal(x)}
-    kept = {x for x in jaxpr.outvars if not is_literal(x)}
+    output_vars = {x for x in jaxpr.outvars if not is_literal(x)}
     for number, equation in enumerate(jaxpr.eqns):
-      found = [value_of(x) for x in equation.invars]
-      put(equation.outvars, *self._equation(equation, found, [trace_of(x) for x in equation.invars]))
+      inputs = [value_of(x) for x in equation.invars]
+      put(equation.outvars, *self._equation(equation, inputs, [trace_of(x) for x in equation.invars]))
       for variable in (*equation.invars, *equation.outvars):
         # What nothing reads any more makes room.
-        if not is_literal(variable) and last.get(variable, -1) <= number and variable not in kept:
+        if not is_literal(variable) and last.get(variable, -1) <= number and variable not in output_vars:
           values.pop(variable, None)
     return [value_of(x) for x in jaxpr.outvars], [trace_of(x) for x in jaxpr.outvars]
 
@@ -138,8 +138,10 @@ class _Run:
     return self.jaxpr(body.jaxpr if closed else body, body.consts if closed else (), values, traces)
 
   def _operation(self, equation: Any, values: list, traces: list[_Trace]) -> tuple[list, list[_Trace]]:
-    found = equation.primitive.get_bind_params(equation.params)
-    functions, parameters = found if isinstance(found, tuple) else ((), found)  # before jax 0.10.2, and since
+    bind_params = equation.primitive.get_bind_params(equation.params)
+    functions, parameters = (
+      bind_params if isinstance(bind_params, tuple) else ((), bind_params)
+    )  # before jax 0.10.2, and since
     with equation.ctx.manager:
       results = equation.primitive.bind(*functions, *values, **parameters)
     results = results if equation.primitive.multiple_results else [results]
@@ -177,21 +179,21 @@ class _Run:
     first = num_consts + num_carry
     carry, whence = values[num_consts:first], traces[num_consts:first]
     stack = next(filter(None, (stack_of(self._names.get(id(x), "")) for x in values[first:])), "")
-    made: list[list] = [[None] * length for _ in body.jaxpr.outvars[num_carry:]]
-    made_whence: list[_Trace] = [None] * len(made)
+    stacked: list[list] = [[None] * length for _ in body.jaxpr.outvars[num_carry:]]
+    made_whence: list[_Trace] = [None] * len(stacked)
     for element in range(length - 1, -1, -1) if inner["reverse"] else range(length):
-      own = [x[element] for x in values[first:]]
-      own_whence = [None if _is_finite(x) else trace for x, trace in zip(own, traces[first:], strict=True)]
+      elements = [x[element] for x in values[first:]]
+      own_whence = [None if _is_finite(x) else trace for x, trace in zip(elements, traces[first:], strict=True)]
       self._loops.append((stack, element))
-      results, found = self.jaxpr(
-        body.jaxpr, body.consts, [*values[:num_consts], *carry, *own], [*traces[:num_consts], *whence, *own_whence]
+      results, result_whence = self.jaxpr(
+        body.jaxpr, body.consts, [*values[:num_consts], *carry, *elements], [*traces[:num_consts], *whence, *own_whence]
       )
       self._loops.pop()
-      carry, whence = results[:num_carry], found[:num_carry]
+      carry, whence = results[:num_carry], result_whence[:num_carry]
       for number, result in enumerate(results[num_carry:]):
-        made[number][element] = result
-        made_whence[number] = made_whence[number] or found[num_carry + number]
-    return [*carry, *map(jnp.stack, made)], [*whence, *made_whence]
+        stacked[number][element] = result
+        made_whence[number] = made_whence[number] or result_whence[num_carry + number]
+    return [*carry, *map(jnp.stack, stacked)], [*whence, *made_whence]
 
 
 def _is_finite(x: Any) -> bool:
@@ -207,8 +209,8 @@ def _kind(x: jax.Array) -> str:
 def _line(traceback: Any) -> str:
   """The line of t2t that asked for an operation; another's where none of t2t did."""
   frames = list(source_info_util.user_frames(traceback))
-  own = [frame for frame in frames if frame.file_name.startswith(_PACKAGE)]
-  if not (own or frames):
+  t2t_frames = [frame for frame in frames if frame.file_name.startswith(_PACKAGE)]
+  if not (t2t_frames or frames):
     return "an unknown line"
-  frame = (own or frames)[0]
+  frame = (t2t_frames or frames)[0]
   return f"{frame.file_name.removeprefix(_PACKAGE + '/')}:{frame.start_line} ({frame.function_name})"

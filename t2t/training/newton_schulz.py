@@ -27,18 +27,18 @@ def orthogonalize(matrices: Mapping[str, jax.Array], *, iterations: int) -> dict
   groups: dict[tuple[int, int], list[str]] = {}
   for path, x in matrices.items():
     groups.setdefault(tuple(sorted(x.shape[-2:])), []).append(path)
-  found = {}
+  orthogonal = {}
   for paths in groups.values():
     wide = [_wide(matrices[path]) for path in paths]
     wide = [x.reshape(-1, *x.shape[-2:]) for x in wide]
-    made = _batch(jnp.concatenate(wide), iterations=iterations)
+    batch = _batch(jnp.concatenate(wide), iterations=iterations)
     start = 0
     for path, part in zip(paths, wide, strict=True):
       x = matrices[path]
-      one = made[start : start + part.shape[0]]
-      found[path] = (jnp.swapaxes(one, -1, -2) if x.shape[-2] > x.shape[-1] else one).reshape(x.shape)
+      matrix = batch[start : start + part.shape[0]]
+      orthogonal[path] = (jnp.swapaxes(matrix, -1, -2) if x.shape[-2] > x.shape[-1] else matrix).reshape(x.shape)
       start += part.shape[0]
-  return {path: found[path] for path in matrices}
+  return {path: orthogonal[path] for path in matrices}
 
 
 def _wide(x: jax.Array) -> jax.Array:

@@ -74,9 +74,9 @@ def _muon(config: _OfModel) -> list[optax.GradientTransformation]:
   def orthogonal(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
     del params
     there = {path: x for path, x in updates.items() if jax.tree.leaves(x)}  # the others are Adam's
-    made = orthogonal_lib.orthogonalize(there, iterations=config.muon_iterations)
+    orthogonalized = orthogonal_lib.orthogonalize(there, iterations=config.muon_iterations)
     # As large as Adam's.
-    return updates | {path: _ADAM_RMS * max(x.shape[-2:]) ** 0.5 * x for path, x in made.items()}
+    return updates | {path: _ADAM_RMS * max(x.shape[-2:]) ** 0.5 * x for path, x in orthogonalized.items()}
 
   # The momentum alone; what follows is where the matrices are whole.
   momentum = optax.contrib.scale_by_muon(ns_steps=0, beta=config.muon_momentum, weight_dimension_numbers=dimensions)
@@ -156,13 +156,13 @@ def _first_moments_as_set(tx: optax.GradientTransformation, config: _OfModel) ->
     return tx
 
   def cast(state: optax.OptState, *, waits: bool) -> optax.OptState:
-    def one(path: tuple, x: jax.Array) -> jax.Array:
+    def cast_moment(path: tuple, x: jax.Array) -> jax.Array:
       is_first = any(getattr(key, "name", "") == "mu" for key in path)
       if not is_first or param_groups.setting(config, path[-1].key, "moments") != "bfloat16":
         return x
       return x.astype(jnp.bfloat16 if waits else jnp.float32)
 
-    return jax.tree_util.tree_map_with_path(one, state)
+    return jax.tree_util.tree_map_with_path(cast_moment, state)
 
   def update(updates, state, params=None):
     updates, state = tx.update(updates, cast(state, waits=False), params)
@@ -180,8 +180,11 @@ def _parameter_scale(config: _OfModel) -> list[optax.GradientTransformation]:
 
 
 def _decayed(config: OptimizerConfig, params: Params) -> dict[str, bool]:
-  own = {path: param_groups.setting(config, path, "decay") for path in params}
-  return {path: not matches(config.no_decay, path) if own[path] is None else own[path] > 0 for path in params}
+  decay_settings = {path: param_groups.setting(config, path, "decay") for path in params}
+  return {
+    path: not matches(config.no_decay, path) if decay_settings[path] is None else decay_settings[path] > 0
+    for path in params
+  }
 
 
 def _weight_decay(config: _OfModel) -> list[optax.GradientTransformation]:
@@ -215,14 +218,14 @@ def _per_layer(tx: optax.GradientTransformation, config: _OfModel) -> optax.Grad
     opened = (
       param_groups.openings(config, {path: x.shape for path, x in there.items()}, config.num_layers) if gated else {}
     )
-    found = {}
+    by_name = {}
     for path, x in there.items():
       opening = opened.get(path)
       name = stack_of(path)
       if opening is not None:
         name += f" from step {opening.min()}" + (f" to {opening.max()}" if opening.ndim else "")
-      found.setdefault(name, (stack_of(path), opening, {}))[2][path] = x
-    return dict(sorted(found.items()))
+      by_name.setdefault(name, (stack_of(path), opening, {}))[2][path] = x
+    return dict(sorted(by_name.items()))
 
   def init(params):
     states = {name: (jax.vmap(tx.init) if stack else tx.init)(x) for name, (stack, _, x) in groups(params).items()}
@@ -233,8 +236,8 @@ def _per_layer(tx: optax.GradientTransformation, config: _OfModel) -> optax.Grad
     new_updates, new_states = dict(updates), {}
     of_params = groups(params)
     for name, (stack, opening, group) in groups(updates).items():
-      one = jax.vmap(tx.update) if stack else tx.update
-      group, new = one(group, states[name], of_params[name][2])
+      update_group = jax.vmap(tx.update) if stack else tx.update
+      group, new = update_group(group, states[name], of_params[name][2])
       if opening is not None:
         new = jax.tree.map(functools.partial(_if_open, step.count >= opening), new, states[name])
       new_states[name] = new
@@ -253,9 +256,9 @@ def _next_step(state: optax.ScaleByScheduleState) -> optax.ScaleByScheduleState:
   return optax.ScaleByScheduleState(optax.safe_increment(state.count))
 
 
-def _if_open(is_open: jax.Array, x: jax.Array, other: jax.Array) -> jax.Array:
+def _if_open(is_open: jax.Array, x: jax.Array, otherwise: jax.Array) -> jax.Array:
   """`x` where `is_open`, bool [] or [layers]."""
-  return jnp.where(_beside(is_open, x), x, other)
+  return jnp.where(_beside(is_open, x), x, otherwise)
 
 
 def _beside(of_layers: jax.Array | np.ndarray, x: jax.Array) -> jax.Array | np.ndarray:
@@ -284,10 +287,10 @@ def _at_own_rates(config: _OfModel) -> optax.GradientTransformation:
     del params
     factors = param_groups.rates(config, {path: x.shape for path, x in updates.items()}, config.num_layers)
 
-    def one(path: str, x: jax.Array) -> jax.Array:
+    def scale(path: str, x: jax.Array) -> jax.Array:
       return x * _beside(factors[path], x).astype(x.dtype) if path in factors else x
 
-    return {path: one(path, x) for path, x in updates.items()}
+    return {path: scale(path, x) for path, x in updates.items()}
 
   return optax.stateless(scaled)
 

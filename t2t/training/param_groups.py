@@ -87,17 +87,17 @@ def parse(lines: tuple[str, ...]) -> tuple[Rule, ...]:
   Raises:
     UserError: a line that is no rule, a setting that there is not or that has no such value, or one that is set twice.
   """
-  found, seen = [], set()
+  rules, seen = [], set()
   for line in lines:
     where = f"{_KEY}: {line!r}"
     # Patterns may have colons, "(?:...)", and settings have none.
-    pattern, colon, rest = line.rpartition(":")
+    pattern, colon, settings_text = line.rpartition(":")
     pattern = pattern.strip()
-    if not colon or not pattern or not rest.strip():
+    if not colon or not pattern or not settings_text.strip():
       raise UserError(f"{where}: a rule is PATTERN: SETTING ..., for example 'encoder/layers: rate=0.1 depth=0.9'")
     check_pattern(pattern, where)
     settings = {}
-    for text in rest.split():
+    for text in settings_text.split():
       name, equals, value = text.partition("=")
       if name not in _SETTINGS and name not in TRANSFORMS:
         known = (*_SETTINGS, *TRANSFORMS)
@@ -113,16 +113,16 @@ def parse(lines: tuple[str, ...]) -> tuple[Rule, ...]:
       except ValueError as error:
         raise UserError(f"{where}: {text}: give {wanted}") from error
     if "frozen" in settings and len(settings) > 1:
-      other = next(name for name in settings if name != "frozen")
-      raise UserError(f"{where}: what is frozen has no {other}; leave one of them out")
-    found.append(Rule(pattern, settings, where))
-  return tuple(found)
+      setting_name = next(name for name in settings if name != "frozen")
+      raise UserError(f"{where}: what is frozen has no {setting_name}; leave one of them out")
+    rules.append(Rule(pattern, settings, where))
+  return tuple(rules)
 
 
 def setting(config: OptimizerConfig, path: str, name: str) -> Any:
   """What the table sets for a parameter; None: nothing."""
-  found = [rule.settings[name] for rule in _setting(config, name) if re.search(rule.pattern, path)]
-  return found[-1] if found else None
+  values = [rule.settings[name] for rule in _setting(config, name) if re.search(rule.pattern, path)]
+  return values[-1] if values else None
 
 
 def sets(config: OptimizerConfig, *names: str) -> bool:
@@ -161,14 +161,14 @@ def _without_later(
   rules: Sequence[Rule], is_meant: Callable[[Rule], bool], undone_by: Sequence[str]
 ) -> tuple[str, ...]:
   """The patterns of rules, each without what later rules take out by other settings."""
-  found = []
+  patterns = []
   for index, rule in enumerate(rules):
     if is_meant(rule):
-      rest = (each for each in rules[index + 1 :] if not is_meant(each))
-      later = [each.pattern for each in rest if set(undone_by) & set(each.settings)]
+      later_rules = (later_rule for later_rule in rules[index + 1 :] if not is_meant(later_rule))
+      later = [later_rule.pattern for later_rule in later_rules if set(undone_by) & set(later_rule.settings)]
       but = "".join(f"(?!.*(?:{pattern}))" for pattern in later)
-      found.append(f"^{but}(?=.*(?:{rule.pattern}))" if later else rule.pattern)
-  return tuple(found)
+      patterns.append(f"^{but}(?=.*(?:{rule.pattern}))" if later else rule.pattern)
+  return tuple(patterns)
 
 
 # ---- Layers ----------------------------------------------------------------------------------------------------------
@@ -198,13 +198,13 @@ def layers_from_top(shapes: Mapping[str, tuple[int, ...]], num_layers: int) -> d
   if deepest(shapes) > num_layers:
     raise ValueError(f"num_layers={num_layers}, and a stack has {deepest(shapes)}")
 
-  def one(path: str, shape: tuple[int, ...]) -> np.ndarray:
+  def distance(path: str, shape: tuple[int, ...]) -> np.ndarray:
     if stack_of(path):
       return shape[0] - np.arange(shape[0])
     below = "embed" in path.split("/") or "position_bias" in path
     return np.array(num_layers + 1 if below else 0)
 
-  return {path: one(path, shape) for path, shape in shapes.items()}
+  return {path: distance(path, shape) for path, shape in shapes.items()}
 
 
 def rates(config: OptimizerConfig, shapes: Mapping[str, tuple[int, ...]], num_layers: int) -> dict[str, np.ndarray]:
@@ -214,12 +214,12 @@ def rates(config: OptimizerConfig, shapes: Mapping[str, tuple[int, ...]], num_la
   rule has a depth it is `config.optimizer.layer_decay`, which counts a layer more between the last and the heads, as
   does the code of Clark et al. 2020 (google-research/electra, model/optimization.py).
   """
-  found = {}
+  factors = {}
   for path, number in layers_from_top(shapes, num_layers).items():
     rate, depth = setting(config, path, "rate"), setting(config, path, "depth")
     by_depth = config.layer_decay ** (number + (number > 0)) if depth is None else depth**number
-    found[path] = np.asarray((1.0 if rate is None else rate) * by_depth)
-  return {path: factor for path, factor in found.items() if np.any(factor != 1.0)}
+    factors[path] = np.asarray((1.0 if rate is None else rate) * by_depth)
+  return {path: factor for path, factor in factors.items() if np.any(factor != 1.0)}
 
 
 def openings(config: OptimizerConfig, shapes: Mapping[str, tuple[int, ...]], num_layers: int) -> dict[str, np.ndarray]:
@@ -228,11 +228,11 @@ def openings(config: OptimizerConfig, shapes: Mapping[str, tuple[int, ...]], num
   `from_step` + `unfreeze_every` * layers from the top: with unfreeze_every the steps of an epoch, heads are trained in
   the first, the last layer as well in the second, and so on (Howard & Ruder 2018, gradual unfreezing).
   """
-  found = {}
+  first_steps = {}
   for path, number in layers_from_top(shapes, num_layers).items():
     first, every = setting(config, path, "from_step") or 0, setting(config, path, "unfreeze_every") or 0
-    found[path] = np.asarray(first + every * number)
-  return {path: opening for path, opening in found.items() if np.any(opening)}
+    first_steps[path] = np.asarray(first + every * number)
+  return {path: opening for path, opening in first_steps.items() if np.any(opening)}
 
 
 # ---- What cannot be meant --------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ def check(config: Config, shapes: Mapping[str, tuple[int, ...]], *, never: tuple
         raise UserError(f"{rule.where}: later rules take it back for every parameter that it matches; leave it out")
       continue
     if not set(mine) & set(trained):
-      who = next((each.where for each in rules if "frozen" in each.settings and re.search(each.pattern, mine[0])), None)
+      who = next((rule.where for rule in rules if "frozen" in rule.settings and re.search(rule.pattern, mine[0])), None)
       who = who or "an adapter, or a loss that makes nothing of them"
       raise UserError(f"{rule.where}: none of its parameters is trained, {mine[0]} because of {who}; leave one out")
     for name in {"depth", "unfreeze_every"} & set(rule.settings):
@@ -294,7 +294,7 @@ def check_adapters(config: Config, shapes: Mapping[str, tuple[int, ...]]) -> Non
       mine = [path for path in shapes if re.search(pattern, path)]
       if mine and all(matches(frozen, path) for path in mine):
         rules = (rule for rule in _all_rules(config) if "frozen" in rule.settings)
-        rule = next(each.where for each in rules if re.search(each.pattern, mine[0]))
+        rule = next(candidate.where for candidate in rules if re.search(candidate.pattern, mine[0]))
         raise UserError(f"{where}: is to be trained, and all of it is frozen because of {rule}; leave one of them out")
 
 

@@ -118,7 +118,7 @@ class Transforms:
     return params
 
   def update(self, value: Any, params: Flat, step: jax.Array) -> tuple[Any, Flat]:
-    params, value = dict(params), {name: dict(own) for name, own in value.items()}
+    params, value = dict(params), {name: dict(by_path) for name, by_path in value.items()}
     for name, path, setting, transform in self._each(params):
       value[name][path], params[path] = transform.update(setting, value[name][path], params[path])
     return value, params

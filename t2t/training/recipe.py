@@ -83,7 +83,7 @@ class Recipe:
       param_groups.check_adapters(self.config, shapes)
       for name, source in init.others.items():
         for path, pattern in zip(source.subtrees, source.patterns, strict=True):
-          if not any(matches((pattern,), each) for each in shapes):
+          if not any(matches((pattern,), param_path) for param_path in shapes):
             raise UserError(
               f"config.init.others.{name}.parts: no {path!r} in the model{param_groups.nearest(path, shapes)}"
             )
@@ -102,7 +102,7 @@ class Recipe:
     model = self.config.model
     there = {head.name for head in model.heads if model.has_parameters(head)}
     idle = (f"(^|/)heads/{name}/" for name in self.idle_heads if name in there)
-    idle = (*idle, *self.loss.idle(model))
+    idle = (*idle, *self.loss.untrained_params(model))
     return (*adapters_lib.frozen(self.config.adapters), *idle, *self.config.init.frozen_patterns)
 
   @property
@@ -115,7 +115,7 @@ class Recipe:
     size, predicted = self.config.train.batch_size, predicted * share_of_text(self.config)
     return self.loss.flops(self.config.model, batch_size=size, lengths=positions(self.config), predicted=predicted)
 
-  def on(self, mesh: jax.sharding.Mesh) -> "Program":
+  def build(self, mesh: jax.sharding.Mesh) -> "Program":
     """The programs for a mesh, which must be the current one; nothing is compiled.
 
     Raises:
@@ -184,11 +184,11 @@ class Program:
     """
     return self.make_reader()
 
-  def fresh(self) -> Callable[[jax.Array], train_state.TrainState]:
+  def init(self) -> Callable[[jax.Array], train_state.TrainState]:
     """The compiled key -> state, each array made in its shards."""
     return jax.jit(self.make_state, out_shardings=self.shardings)
 
-  def warm(
+  def init_from_params(
     self, over: Callable[[Params, Params], Params] = lambda fresh, params: params
   ) -> Callable[[Params, jax.Array], train_state.TrainState]:
     """The compiled (parameters, key) -> a fresh state (step 0, new optimizer) that has their memory, and them.
@@ -204,9 +204,9 @@ class Program:
       state = self.make_state(key)
       params = over(join_frozen(state.params, state.frozen_params), params)
       trained, frozen = split_frozen(params, self.freeze, halved=self.halved)
-      kept, trained = state_collections.init(self.collections, trained)
+      collection_values, trained = state_collections.init(self.collections, trained)
       begun = l2_sp.starting_from(state.opt_state, trained)
-      return train_state.TrainState(state.step, trained, frozen, begun, kept)
+      return train_state.TrainState(state.step, trained, frozen, begun, collection_values)
 
     return jax.jit(make, donate_argnums=0, out_shardings=self.shardings)
 
@@ -310,7 +310,9 @@ def _source_features(source: SourceSpec, places: str, modules: Sequence[str]) ->
     return placed if source.objective in feature_spec.WITH_PLACES.get(places, ()) else _BOTH
   if modules and all(module.startswith("t2t.tasks.") for module in modules):
     parts = [name.strip().partition("_") for name in source.mixture.split(",")]
-    are = lambda names: all(corpus in _CORPORA and rest.startswith(names) for corpus, _, rest in parts)
+    are = lambda names: all(
+      corpus in _CORPORA and objective_name.startswith(names) for corpus, _, objective_name in parts
+    )
     if places:  # an encoder reads something, whatever the task has
       return placed if are(feature_spec.WITH_PLACES[places]) else _BOTH
     if are(feature_spec.WITH_NEXT_TOKENS):
@@ -318,12 +320,12 @@ def _source_features(source: SourceSpec, places: str, modules: Sequence[str]) ->
     return _ALONE if are(feature_spec.WITHOUT_INPUTS) else _BOTH
   from t2t.data import task_resolution
 
-  found = task_resolution.named(source.mixture, modules=modules).output_features
+  output_features = task_resolution.named(source.mixture, modules=modules).output_features
   if places:
-    return placed if places in found else _BOTH
-  if "both_ways" in found:
+    return placed if places in output_features else _BOTH
+  if "both_ways" in output_features:
     return feature_spec.NEXT_TOKENS
-  return _BOTH if "inputs" in found else _ALONE
+  return _BOTH if "inputs" in output_features else _ALONE
 
 
 def asks_data(config: Config) -> bool:
@@ -337,7 +339,7 @@ def asks_data(config: Config) -> bool:
   if alone.files or not alone.mixture or config.model.heads:
     return False
   is_objective = alone.mixture in {f"{corpus}_{data.objective}" for corpus in _CORPORA}
-  return train.loss == "heads" or (not train.loss and not config.model.kind.writes and not is_objective)
+  return train.loss == "heads" or (not train.loss and not config.model.kind.is_generative and not is_objective)
 
 
 def _task_lengths(config: Config) -> dict[str, int]:
@@ -356,9 +358,9 @@ def lengths(config: Config) -> dict[str, int]:
 
 def positions(config: Config) -> dict[str, int]:
   """`lengths`, and with them what adapts the model and is computed in front of each text."""
-  found = lengths(config)
+  sizes = lengths(config)
   front = config.model.kind.answers
-  return found | {front: found[front] + adapters_lib.positions(config.adapters, computed=True)}
+  return sizes | {front: sizes[front] + adapters_lib.positions(config.adapters, computed=True)}
 
 
 def largest(run: Sequence[Stage]) -> Stage:
@@ -376,14 +378,14 @@ def attention_kernels(config: Config, rows: Batch) -> dict[str, dispatch.Choice]
 
 def share_of_text(config: Config) -> float:
   """Which part of the last stack's `positions` are a text's."""
-  whole, text = positions(config), lengths(config)
+  all_positions, text = positions(config), lengths(config)
   last = list(text)[-1]
-  return text[last] / whole[last]
+  return text[last] / all_positions[last]
 
 
 def batch(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
   """The features of a training batch, [batch, length]: int32, weights float32."""
-  found = feature_spec.model_features(
+  feature_lengths = feature_spec.model_features(
     config.model.architecture,
     _task_lengths(config),
     pack=config.data.pack,
@@ -391,7 +393,7 @@ def batch(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
   )
   rows = config.train.batch_size
   dtype = lambda name: jnp.float32 if name.endswith("loss_weights") else jnp.int32
-  return {name: jax.ShapeDtypeStruct((rows, length), dtype(name)) for name, length in found.items()}
+  return {name: jax.ShapeDtypeStruct((rows, length), dtype(name)) for name, length in feature_lengths.items()}
 
 
 def arguments(config: Config, mesh: jax.sharding.Mesh) -> tuple[dict[str, jax.ShapeDtypeStruct], jax.ShapeDtypeStruct]:
@@ -404,11 +406,11 @@ def arguments(config: Config, mesh: jax.sharding.Mesh) -> tuple[dict[str, jax.Sh
 
 def share_predicted(config: Config) -> float:
   """Which part of the last stack's positions has a loss, about: the data decides."""
-  if not config.model.kind.writes:
+  if not config.model.kind.is_generative:
     return config.data.noise_density or 0.15
-  if config.model.kind.continues:
-    found = _task_lengths(config)
-    return found["targets"] / sum(found.values())
+  if config.model.kind.is_decoder_only:
+    task_lengths = _task_lengths(config)
+    return task_lengths["targets"] / sum(task_lengths.values())
   return 1.0
 
 
@@ -486,14 +488,14 @@ def check_front(config: Config) -> None:
   taken = adapters_lib.positions(config.adapters)
   if adapters_lib.positions(config.adapters, computed=True):
     kinds = {head.kind for head in config.model.heads}
-    for several, what in (
+    for several, reason in (
       (config.data.pack, "config.data.pack=True: set it to False"),
       (losses.compares_texts(config.train.loss), f"config.train.loss={config.train.loss}"),
       (losses.answered_by_heads(config.train.loss) and "choice" in kinds, "a task with candidates, each a text"),
     ):
       if several:
         raise UserError(
-          f"config.prompt stands in front of a row, and here a row has several texts ({what}); config.prefix is seen"
+          f"config.prompt stands in front of a row, and here a row has several texts ({reason}); config.prefix is seen"
           " by each of them"
         )
   most = config.model.most_positions
@@ -502,5 +504,5 @@ def check_front(config: Config) -> None:
       raise UserError(
         f"config.{next(iter(config.adapters))}.length={taken} in front of the {side}'s {length} positions: the model"
         f" has learned {most} (config.model.max_length); shorten the data's"
-        f" {'lengths' if config.model.kind.continues else 'length'} to {most - taken}, or what stands in front"
+        f" {'lengths' if config.model.kind.is_decoder_only else 'length'} to {most - taken}, or what stands in front"
       )

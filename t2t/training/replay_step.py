@@ -101,7 +101,7 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
     checkpoints = manager.Checkpoints(workdir, keep=2, read_only=True)
     stack.callback(checkpoints.close)
     # Whoever saved the next checkpoint has made the step; behind the last it was whoever began last.
-    after = min((each for each in there if each >= step), default=None)
+    after = min((saved_step for saved_step in there if saved_step >= step), default=None)
     config = last if after is None else _config(checkpoints.config(after))
     if why := registry.why_untrusted(config.data.task_modules):
       raise UserError(f"{workdir}: {why}")
@@ -136,7 +136,7 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
     host = jax.device_get(metrics)
     squares = host.pop("grad_squares").total
     values = metrics_callback.means(host)
-    found = Replayed(
+    replayed = Replayed(
       step,
       first,
       recorded=rows.get(step),
@@ -148,15 +148,15 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
       batch=_gathered(batch),
       num_streams=batches.num_streams,
     )
-    if found.finite:
-      return found
+    if replayed.finite:
+      return replayed
     del state
     state = jax.tree.map(_of_shards, program.state, before)
     spoilt = grad_stats.squares(jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), 0.0, jnp.nan), state.params))
     train = run[batches.stage].config.train
     size = train.batch_size if train.microbatches == 1 else 0
     return dataclasses.replace(
-      found,
+      replayed,
       parameter=grad_stats.first_not_finite(program.state.params, np.asarray(spoilt)),
       origin=nan_tracer.find(program.train_step, state, batch, dropout_key, rows=size),
     )
@@ -173,11 +173,11 @@ def _check_step(workdir: epath.Path, step: int, config: Config, *, reached: int)
 
 def _sound_before(directory: epath.Path, there: list[int], step: int) -> int:
   """The newest checkpoint before a step that is as it was saved."""
-  for each in sorted((each for each in there if each < step), reverse=True):
-    found = verify.of_step(directory / str(each), step=each)
-    if not found:
-      return each
-    hosts.say(f"{directory / str(each)} is damaged ({found[0]}); looking at the one before it")
+  for saved_step in sorted((earlier for earlier in there if earlier < step), reverse=True):
+    faults = verify.of_step(directory / str(saved_step), step=saved_step)
+    if not faults:
+      return saved_step
+    hosts.log_once(f"{directory / str(saved_step)} is damaged ({faults[0]}); looking at the one before it")
   listed = ", ".join(map(str, there)) or "none"
   raise UserError(
     f"--step {step}: no sound checkpoint before it; {directory} has {listed}; give a later step, or have a run keep"
@@ -192,8 +192,8 @@ def _shards(x: jax.Array) -> list[tuple[jax.Device, np.ndarray]]:
 
 def _of_shards(abstract: jax.ShapeDtypeStruct, shards: list[tuple[jax.Device, np.ndarray]]) -> jax.Array:
   """The array that `_shards` was given."""
-  found = [jax.device_put(x, device) for device, x in shards]
-  return jax.make_array_from_single_device_arrays(abstract.shape, abstract.sharding, found)
+  arrays = [jax.device_put(x, device) for device, x in shards]
+  return jax.make_array_from_single_device_arrays(abstract.shape, abstract.sharding, arrays)
 
 
 def _gathered(batch: Batch) -> dict[str, np.ndarray]:

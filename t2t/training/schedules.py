@@ -137,21 +137,23 @@ def of_run(config: Config) -> optax.Schedule:
   Raises:
     UserError: see `make_schedule`.
   """
-  whole = make_schedule(config.optimizer, config.train.steps)
+  run_schedule = make_schedule(config.optimizer, config.train.steps)
   if not any(map(stages.own_rate, config.stages)):
-    return whole
-  found, ends = [], []
+    return run_schedule
+  parts, ends = [], []
   for stage, begin, end in stages.bounds(config.stages, config.train.steps):
-    own = stages.own_rate(stage)
-    if "warmup_steps" in own:  # and not what the run says of it
-      own = {"warmup_ratio": 0.0} | own
+    rate_settings = stages.own_rate(stage)
+    if "warmup_steps" in rate_settings:  # and not what the run says of it
+      rate_settings = {"warmup_ratio": 0.0} | rate_settings
     # Joined schedules count from where they begin.
-    goes_on = lambda step, begin=begin: whole(step + begin)
+    goes_on = lambda step, begin=begin: run_schedule(step + begin)
     if begin == end:  # of a run of so few steps
       continue
     try:
-      found.append(make_schedule(dataclasses.replace(config.optimizer, **own), end - begin) if own else goes_on)
+      parts.append(
+        make_schedule(dataclasses.replace(config.optimizer, **rate_settings), end - begin) if rate_settings else goes_on
+      )
     except UserError as error:
       raise UserError(f"config.stages, {stage.name}: {error}") from error
     ends.append(end)
-  return optax.join_schedules(found, ends[:-1])
+  return optax.join_schedules(parts, ends[:-1])

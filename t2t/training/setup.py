@@ -51,7 +51,7 @@ def open_run(
     stack.enter_context(steps.running())
     data.check_stages(run_stages)
     lock = stack.enter_context(workdir_lock.held(workdir))
-    hosts.say(f"{programs[-1].described}; {workdir}" + (f"\nmesh: {why_mesh}" if why_mesh else ""))
+    hosts.log_once(f"{programs[-1].described}; {workdir}" + (f"\nmesh: {why_mesh}" if why_mesh else ""))
     vocabulary = data.vocabulary(config)
     for program in programs:
       program.check_measured()
@@ -117,13 +117,13 @@ def open_run(
 
 def _resolved_stages(config: Config, workdir, data: stage_program.Data) -> Sequence[stages.Stage]:
   """Returns the stages with what the data decides; reports stages without a step and settings without effect."""
-  found = data.resolved_stages(config)
-  for name in (x.name for x in config.stages if x.name not in {stage.name for stage in found}):
-    hosts.say(f"stage {name}: its share of {config.train.steps} steps is less than one, and it is left out")
+  run_stages = data.resolved_stages(config)
+  for name in (x.name for x in config.stages if x.name not in {stage.name for stage in run_stages}):
+    hosts.log_once(f"stage {name}: its share of {config.train.steps} steps is less than one, and it is left out")
   begins = not verify.steps(workdir / manager.CHECKPOINTS)
-  for note in ineffective.check(config, found, begins=begins):
-    hosts.say(note)
-  return found
+  for note in ineffective.check(config, run_stages, begins=begins):
+    hosts.log_once(note)
+  return run_stages
 
 
 def write_config(run: Run) -> None:
@@ -145,7 +145,7 @@ def roll_back(run: Run, request: Rollback) -> None:
     request.step, request.why, run.program.stage.config, run.checkpoints, run.program.program.state, run.batches
   )
   run.throughput.pause()
-  run.logger.rewind(run.step, run.saved)
+  run.logger.truncate_to(run.step, run.saved)
   run.measured_step, run.saved_step, run.samples_step = None, run.step, None
   run.call("on_rollback")
   run.watchdog.resume()

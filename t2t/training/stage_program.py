@@ -34,7 +34,7 @@ class Data(Protocol):
     """seqio's, of the ids in the batches; None: nobody says what they stand for."""
 
   def check_vocabulary(
-    self, config: Config, vocabulary: Any, kept: epath.Path, saved: Mapping[str, Any] | None
+    self, config: Config, vocabulary: Any, vocabulary_folder: epath.Path, saved: Mapping[str, Any] | None
   ) -> None:
     """Refuses another than the run began with."""
 
@@ -84,14 +84,14 @@ class StageProgram:
     data: what it reads; None: what its config says.
 
   Raises:
-    UserError: see `Recipe.on`.
+    UserError: see `Recipe.build`.
   """
 
   def __init__(self, stage: Stage, mesh: jax.sharding.Mesh, data: Data | None = None):
     self.stage, self._mesh, self._data = stage, mesh, data
-    with stage.told():
+    with stage.error_context():
       self.made = recipe.make(stage.config)
-      self.program = self.made.on(mesh)
+      self.program = self.made.build(mesh)
 
   @functools.cached_property
   def train_step(self) -> BackgroundCompile:
@@ -153,7 +153,7 @@ class StageProgram:
     settings = self.stage.config.eval
     if not settings.patience or settings.stop_by == "loss":
       return
-    with self.stage.told():
+    with self.stage.error_context():
       config_checks.check_measured(settings, ["loss", *(() if self.tasks is None else self.tasks.metric_names())])
 
   @functools.cached_property
@@ -169,15 +169,16 @@ class StageProgram:
   @property
   def described(self) -> str:
     """How large the model is, what of it is not trained, and where it lies."""
-    made, state, mesh = self.made, self.program.state, self._mesh
+    training_recipe, state, mesh = self.made, self.program.state, self._mesh
     trained, frozen = (sum(math.prod(x.shape) for x in jax.tree.leaves(x)) for x in (state.params, state.frozen_params))
     axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
     number = f"{amounts.compact_count(trained + frozen)} parameters"
     if frozen:
       number += f" ({amounts.compact_count(trained)} of them, {100 * trained / (trained + frozen):.2g} %, trained)"
     where = f"on {mesh.size} x {mesh.devices.flat[0].device_kind} ({axes})"
-    if made.idle_heads:
-      where += f"; config.train.loss={made.config.train.loss} makes nothing of the head {', '.join(made.idle_heads)}"
+    if training_recipe.idle_heads:
+      heads = ", ".join(training_recipe.idle_heads)
+      where += f"; config.train.loss={training_recipe.config.train.loss} makes nothing of the head {heads}"
     return f"{number} {where}"
 
   def prepare(self) -> float:
@@ -187,9 +188,9 @@ class StageProgram:
       UserError: see `check_counts`.
     """
     self.check_counts()
-    hosts.say(dispatch.described(recipe.attention_kernels(self.stage.config, self.eval_batches[0])))
+    hosts.log_once(dispatch.described(recipe.attention_kernels(self.stage.config, self.eval_batches[0])))
     if bits := self.stage.config.model.quantization:
-      hosts.say(f"layers multiply in {bits}, parameters are saved as they are")
+      hosts.log_once(f"layers multiply in {bits}, parameters are saved as they are")
     self.tasks  # noqa: B018 - built here, and not within the first evaluation
     return self.flops
 
@@ -221,9 +222,9 @@ class StagePrograms:
 
   def step(self, number: int, state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, Any]:
     """A step of a stage (`Program.train_step`)."""
-    made = self._programs[number].train_step(state, batch, key)
+    result = self._programs[number].train_step(state, batch, key)
     self.prepare(number + 1)
-    return made
+    return result
 
   def prepare(self, number: int) -> None:
     """Has the step of a stage compiled, if there is such a stage."""
@@ -235,18 +236,18 @@ class StagePrograms:
     program.train_step  # noqa: B018 - compiled from here on
 
 
-def _check_same(first: StageProgram, other: StageProgram) -> None:
+def _check_same(first: StageProgram, later: StageProgram) -> None:
   """Refuses a stage that cannot take over the state of the first."""
   shapes = lambda program: {
     path_name(path): (x.shape, x.dtype) for path, x in jax.tree_util.tree_leaves_with_path(program.program.state)
   }
-  old, new = shapes(first), shapes(other)
+  old, new = shapes(first), shapes(later)
   name = next((name for name in {**old, **new} if old.get(name) != new.get(name)), None)
   if name is None:
     return
-  shown = lambda found: f"{found[0]} {found[1]}" if found else "not there"
+  shown = lambda shape_and_dtype: f"{shape_and_dtype[0]} {shape_and_dtype[1]}" if shape_and_dtype else "not there"
   raise UserError(
-    f"config.stages, {other.stage.name}: has another model than {first.stage.name}: {name} is"
+    f"config.stages, {later.stage.name}: has another model than {first.stage.name}: {name} is"
     f" {shown(new.get(name))}, it was {shown(old.get(name))}; a stage may change only what leaves every parameter as"
     " it is"
   )

@@ -76,8 +76,8 @@ def of_run(config: Config) -> Collections:
     UserError: see `Collection.from_config`.
   """
   wanted = (name for name in COLLECTIONS if _SELECTED_BY.get(name, bool)(config))
-  made = {name: COLLECTIONS[name].from_config(config) for name in wanted}
-  return {name: collection for name, collection in made.items() if collection is not None}
+  built = {name: COLLECTIONS[name].from_config(config) for name in wanted}
+  return {name: collection for name, collection in built.items() if collection is not None}
 
 
 def features(collections: Collections, values: Mapping[str, Any]) -> dict[str, jax.Array]:
@@ -87,10 +87,10 @@ def features(collections: Collections, values: Mapping[str, Any]) -> dict[str, j
 
 
 def with_features(
-  collections: Collections, values: Mapping[str, Any], found: Mapping[str, jax.Array]
+  collections: Collections, values: Mapping[str, Any], new_features: Mapping[str, jax.Array]
 ) -> dict[str, Any]:
   """Returns the values with the features that the loss returned for the next step."""
-  renewed = lambda value: {name: found[name].astype(x.dtype) for name, x in value.items()}
+  renewed = lambda value: {name: new_features[name].astype(x.dtype) for name, x in value.items()}
   return {name: renewed(value) if collections[name].by_row else value for name, value in values.items()}
 
 
@@ -104,11 +104,11 @@ def _nested(params: Flat) -> Params:
 
 def init(collections: Collections, params: Params) -> tuple[dict[str, Any], Params]:
   """Returns the values and the nested parameters at step 0; see `Collection.init`."""
-  found = {}
+  new_values = {}
   for name, collection in collections.items():
-    found[name], flat = collection.init(_flat(params))
+    new_values[name], flat = collection.init(_flat(params))
     params = _nested(flat)
-  return found, params
+  return new_values, params
 
 
 def forward(collections: Collections, values: Mapping[str, Any], params: Params) -> Params:
@@ -122,11 +122,11 @@ def update(
   collections: Collections, values: Mapping[str, Any], params: Params, step: jax.Array
 ) -> tuple[dict[str, Any], Params]:
   """Returns the values and the nested parameters after an update; see `Collection.update`."""
-  found = {}
+  new_values = {}
   for name, collection in collections.items():
-    found[name], flat = collection.update(values[name], _flat(params), step)
+    new_values[name], flat = collection.update(values[name], _flat(params), step)
     params = _nested(flat)
-  return found, params
+  return new_values, params
 
 
 def evaluated(collections: Collections, values: Mapping[str, Any], params: Params) -> Params:

@@ -28,21 +28,21 @@ BACKGROUND_SECONDS = 60.0  # that a library has to send the rest when the run is
 class _Wandb:
   """Weights & Biases."""
 
-  def __init__(self, told: Mapping[str, Any], place: Mapping[str, str]):
+  def __init__(self, settings: Mapping[str, Any], run_record: Mapping[str, str]):
     import wandb
 
     # Its files lie with the run's, where those are on a disk; what was logged offline is `wandb sync`ed from there.
-    folder = None if "://" in told["workdir"] or os.environ.get("WANDB_DIR") else told["workdir"]
-    self.place = {"run": place.get("run") or uuid.uuid4().hex[:8]}
+    folder = None if "://" in settings["workdir"] or os.environ.get("WANDB_DIR") else settings["workdir"]
+    self.run_record = {"run": run_record.get("run") or uuid.uuid4().hex[:8]}
     self._run = wandb.init(
-      project=told["project"],
-      id=self.place["run"],
-      name=told["name"],
-      config=dict(told["config"]),
+      project=settings["project"],
+      id=self.run_record["run"],
+      name=settings["name"],
+      config=dict(settings["config"]),
       resume="allow",
       allow_val_change=True,  # of a resumed run whose command has more steps
       dir=folder,
-      settings=wandb.Settings(console="off", x_stats_pid=told["process"]),
+      settings=wandb.Settings(console="off", x_stats_pid=settings["process"]),
     )
     self.where = self._run.url or self._run.dir
 
@@ -60,16 +60,16 @@ class _Wandb:
 class _Trackio:
   """Trackio."""
 
-  def __init__(self, told: Mapping[str, Any], place: Mapping[str, str]):
+  def __init__(self, settings: Mapping[str, Any], run_record: Mapping[str, str]):
     import trackio
 
     # It finds runs by name alone, and of two workdirs of one name the later: what is added tells them apart.
-    name = place.get("run") or f"{told['name']}-{uuid.uuid4().hex[:4]}"
-    self.place = {"run": name}
+    name = run_record.get("run") or f"{settings['name']}-{uuid.uuid4().hex[:4]}"
+    self.run_record = {"run": name}
     self._trackio = trackio
-    resume = "allow" if place else "never"
-    trackio.init(project=told["project"], name=name, config=dict(told["config"]), resume=resume, embed=False)
-    self.where = f"run {name}, `trackio show --project {told['project']}`"
+    resume = "allow" if run_record else "never"
+    trackio.init(project=settings["project"], name=name, config=dict(settings["config"]), resume=resume, embed=False)
+    self.where = f"run {name}, `trackio show --project {settings['project']}`"
 
   def log(self, rows: Sequence[Row]) -> None:
     for step, values in rows:
@@ -87,26 +87,26 @@ class _MLflow:
   # What a run that has ended is called there.
   _STATUS = {FINISHED: "FINISHED", STOPPED: "KILLED", FAILED: "FAILED", KILLED: "KILLED"}
 
-  def __init__(self, told: Mapping[str, Any], place: Mapping[str, str]):
+  def __init__(self, settings: Mapping[str, Any], run_record: Mapping[str, str]):
     import mlflow
     from mlflow import entities
 
     self._entities = entities
     self._client = mlflow.MlflowClient()
-    if place:
-      self._id = place["run"]
+    if run_record:
+      self._id = run_record["run"]
       self._client.update_run(self._id, status="RUNNING")
     else:
-      found = self._client.get_experiment_by_name(told["project"])
-      experiment = self._client.create_experiment(told["project"]) if found is None else found.experiment_id
-      self._id = self._client.create_run(experiment, run_name=told["name"]).info.run_id
+      existing = self._client.get_experiment_by_name(settings["project"])
+      experiment = self._client.create_experiment(settings["project"]) if existing is None else existing.experiment_id
+      self._id = self._client.create_run(experiment, run_name=settings["name"]).info.run_id
       # A parameter is set once there: of a resumed run the config, which may have more steps, is a file alone.
-      params = [entities.Param(key, str(value)[:6000]) for key, value in _flat(told["config"])]
+      params = [entities.Param(key, str(value)[:6000]) for key, value in _flat(settings["config"])]
       for begin in range(0, len(params), 100):
         self._client.log_batch(self._id, params=params[begin : begin + 100])
-    self.place = {"run": self._id}
+    self.run_record = {"run": self._id}
     self.where = f"run {self._id}, {mlflow.get_tracking_uri()}"
-    self._client.log_dict(self._id, dict(told["config"]), "config.json")
+    self._client.log_dict(self._id, dict(settings["config"]), "config.json")
 
   def log(self, rows: Sequence[Row]) -> None:
     now = int(1000 * time.time())
@@ -143,10 +143,10 @@ def _flat(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _lines(file: int) -> Iterator[list[Any]]:
   """What stands on the lines that have come, as many at a time as there are; whoever is slow has more at a time."""
-  rest = b""
+  tail = b""
   while content := os.read(file, 2**20):
-    *whole, rest = (rest + content).split(b"\n")
-    yield [json.loads(line) for line in whole if line]
+    *complete, tail = (tail + content).split(b"\n")
+    yield [json.loads(line) for line in complete if line]
 
 
 def _end_with(parent: int) -> None:
@@ -157,26 +157,26 @@ def _end_with(parent: int) -> None:
   os.killpg(0, signal.SIGKILL)
 
 
-def main(source: int, said: TextIO) -> None:
+def main(source: int, output: TextIO) -> None:
   """Does what it is told.
 
   Args:
     source: file to read from.
-    said: what is written to for the run's process.
+    output: what is written to for the run's process.
   """
-  say = lambda **what: print(json.dumps(what), file=said, flush=True)
+  say = lambda **message: print(json.dumps(message), file=output, flush=True)
   lines = _lines(source)
-  told, *rows = next(lines, [None])
-  if told is None:
+  settings, *rows = next(lines, [None])
+  if settings is None:
     return
-  threading.Thread(target=_end_with, args=(told["process"],), daemon=True).start()
+  threading.Thread(target=_end_with, args=(settings["process"],), daemon=True).start()
   doing = "be opened"
   try:
-    module = importlib.import_module(told["tracker"])
+    module = importlib.import_module(settings["tracker"])
     if getattr(module, "__file__", None) is None:  # a folder that the library has left behind
-      raise ModuleNotFoundError(told["tracker"], name=told["tracker"])
-    tracker = TRACKERS[told["tracker"]](told, told["place"])
-    say(place=tracker.place, where=tracker.where)
+      raise ModuleNotFoundError(settings["tracker"], name=settings["tracker"])
+    tracker = TRACKERS[settings["tracker"]](settings, settings["place"])
+    say(place=tracker.run_record, where=tracker.where)
     doing, outcome = "take what was measured", KILLED  # unless it says otherwise: its process is gone
     while True:
       if rows and isinstance(rows[-1], str):
@@ -190,7 +190,7 @@ def main(source: int, said: TextIO) -> None:
     tracker.finish(outcome)
     say(ended=True)
   except ModuleNotFoundError as error:
-    say(error=MISSING if error.name == told["tracker"] else f"{MISSING} as a whole ({error})")
+    say(error=MISSING if error.name == settings["tracker"] else f"{MISSING} as a whole ({error})")
   except BaseException as error:  # whatever a library does, down to SystemExit
     text = str(error).strip().splitlines()
     say(error=f"could not {doing}: {type(error).__name__}{f': {text[0]}' if text else ''}")

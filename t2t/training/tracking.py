@@ -47,7 +47,7 @@ class Tracking:
     self._given_up = self._dropped = self._opened = self._resumes = False
     self._ended = threading.Event()  # the other process has
     self._child: subprocess.Popen | None = None
-    told = {
+    settings = {
       "tracker": tracker,
       "project": project,
       "name": workdir.name or "run",
@@ -55,7 +55,7 @@ class Tracking:
       "config": config,
       "process": os.getpid(),
     }
-    threading.Thread(target=self._feed, args=(told,), name="tracker", daemon=True).start()
+    threading.Thread(target=self._feed, args=(settings,), name="tracker", daemon=True).start()
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     """Takes a row of metrics; it is sent from another thread, or left out where too many wait."""
@@ -80,16 +80,16 @@ class Tracking:
       self._queue.put(outcome, timeout=seconds)
       if self._ended.wait(deadline - time.monotonic()):
         return
-    what = "has not taken all" if self._opened else f"has not answered ({trackers.REMEDIES[self._tracker]})"
+    problem = "has not taken all" if self._opened else f"has not answered ({trackers.REMEDIES[self._tracker]})"
     self._give_up(
-      f"{what} {seconds:.0f} s after the end, and has {trackers.BACKGROUND_SECONDS:.0f} s more in the background"
+      f"{problem} {seconds:.0f} s after the end, and has {trackers.BACKGROUND_SECONDS:.0f} s more in the background"
     )
     killer = threading.Timer(trackers.BACKGROUND_SECONDS, self._kill)  # of a process that goes on after its run
     killer.daemon = True
     killer.start()
 
-  def _tell(self, what: str) -> None:
-    self._say(f"config.logging.tracker={self._tracker}: {what}; metrics.jsonl has all numbers")
+  def _tell(self, message: str) -> None:
+    self._say(f"config.logging.tracker={self._tracker}: {message}; metrics.jsonl has all numbers")
 
   def _give_up(self, why: str) -> None:
     if not self._given_up:
@@ -101,11 +101,11 @@ class Tracking:
       with contextlib.suppress(OSError):
         os.killpg(self._child.pid, signal.SIGKILL)
 
-  def _feed(self, told: Mapping[str, Any]) -> None:
+  def _feed(self, settings: Mapping[str, Any]) -> None:
     """In a thread: starts the other process, and brings it what comes."""
     try:
-      place = self._places().get(self._tracker, {}).get(self._project, {})
-      self._resumes = bool(place)
+      run_record = self._places().get(self._tracker, {}).get(self._project, {})
+      self._resumes = bool(run_record)
       errors = tempfile.TemporaryFile()  # noqa: SIM115 - `_hear` closes it
       self._child = subprocess.Popen(
         [sys.executable, "-P", "-m", trackers.__name__],
@@ -117,13 +117,13 @@ class Tracking:
       )
       threading.Thread(target=self._hear, args=(errors,), name="tracker answers", daemon=True).start()
       with self._child.stdin as pipe:
-        what: Any = {**told, "place": place}
+        message: Any = {**settings, "place": run_record}
         while True:
-          pipe.write(json.dumps(what).encode() + b"\n")
+          pipe.write(json.dumps(message).encode() + b"\n")
           pipe.flush()
-          if isinstance(what, str):
+          if isinstance(message, str):
             return
-          what = self._queue.get()
+          message = self._queue.get()
     except BrokenPipeError:
       pass  # `_hear` knows why
     except Exception as error:  # whatever it is: the run matters more
@@ -135,16 +135,16 @@ class Tracking:
     with errors, self._child.stdout as pipe:
       for line in pipe:
         try:
-          said = json.loads(line)
+          message = json.loads(line)
         except ValueError:  # it was ended within a line
           break
-        if "place" in said:
+        if "place" in message:
           self._opened = True
-          self._say(f"{self._tracker}: {said['where']}")
-          self._keep(said["place"])
-        elif "error" in said:
-          self._give_up(self._with_remedy(said["error"]))
-        ended = ended or "ended" in said
+          self._say(f"{self._tracker}: {message['where']}")
+          self._keep(message["place"])
+        elif "error" in message:
+          self._give_up(self._with_remedy(message["error"]))
+        ended = ended or "ended" in message
       self._child.wait()
       if not ended:
         errors.seek(0)
@@ -160,14 +160,14 @@ class Tracking:
 
   def _places(self) -> dict[str, Any]:
     try:
-      found = json.loads(logs.read(self._workdir / NAME) or b"{}")
+      tracker_runs = json.loads(logs.read(self._workdir / NAME) or b"{}")
     except ValueError:
       return {}
-    return found if isinstance(found, dict) else {}
+    return tracker_runs if isinstance(tracker_runs, dict) else {}
 
-  def _keep(self, place: Mapping[str, str]) -> None:
+  def _keep(self, run_record: Mapping[str, str]) -> None:
     places = self._places()
-    places.setdefault(self._tracker, {})[self._project] = place
+    places.setdefault(self._tracker, {})[self._project] = run_record
     content = json.dumps(places, indent=2).encode() + b"\n"
     try:
       logs.Log(self._workdir / NAME, keep=lambda _: content).close()

@@ -18,7 +18,7 @@ class TrainLogger:
     workdir: where metrics are written.
     num_steps: of the run.
     start: step that training continues from.
-    unwritten: see `metric_writers.Writer`.
+    unwritten: see `metric_writers.MetricWriter`.
 
   Attributes:
     on_row: takes the step and values of each row that was written.
@@ -29,7 +29,7 @@ class TrainLogger:
     self._writer = self._line = None
     self.on_row: Callable[[int, Mapping[str, float]], None] = lambda step, values: None
     if jax.process_index() == 0:
-      self._writer = metric_writers.Writer(workdir, start=start, unwritten=unwritten)
+      self._writer = metric_writers.MetricWriter(workdir, start=start, unwritten=unwritten)
       self._line = metric_writers.ProgressLine(start, num_steps)
 
   @property
@@ -63,7 +63,7 @@ class TrainLogger:
     if self._writer is not None:
       self._writer.histograms(step, histograms)
 
-  def rewind(self, start: int, saved: Mapping[str, bytes]) -> None:
+  def truncate_to(self, start: int, saved: Mapping[str, bytes]) -> None:
     """Removes what was written after a step.
 
     Args:
@@ -72,10 +72,10 @@ class TrainLogger:
     """
     if self._writer is not None:
       self._writer.close()
-      self._writer = metric_writers.Writer(self._workdir, start=start, unwritten=saved)
+      self._writer = metric_writers.MetricWriter(self._workdir, start=start, unwritten=saved)
 
   def flush(self) -> dict[str, bytes]:
-    """Writes everything; returns what could not be written (`writers.Writer.flush`), to be saved in a checkpoint."""
+    """Writes everything; returns what could not be written, to be saved in a checkpoint; see `MetricWriter.flush`."""
     return {} if self._writer is None else self._writer.flush()
 
   def end(self) -> None:

@@ -51,14 +51,14 @@ def _shardings_like(tree, params: Params, param_shardings: Params, mesh: jax.sha
     )
   }
 
-  def one(path, leaf):
+  def sharded_leaf(path, leaf):
     # Optimizer and collections see flat dicts: the last key is the parameter's whole path.
     shape, placed = by_path.get(str(getattr(path[-1], "key", "")), (None, None)) if path else (None, None)
     if shape != leaf.shape:
       return sharding.replicated(mesh)
     return placed.with_memory_kind(HOST) if offload else placed
 
-  return jax.tree_util.tree_map_with_path(one, tree)
+  return jax.tree_util.tree_map_with_path(sharded_leaf, tree)
 
 
 def abstract_train_state(
@@ -79,8 +79,8 @@ def abstract_train_state(
   def make(key: jax.Array) -> TrainState:
     params = nnx.to_pure_dict(nnx.split(model_fn(key), graph=False)[1])
     params, frozen = split_frozen(params, freeze, halved=halved)
-    kept, params = state_collections.init(collections, params)
-    return TrainState(jnp.zeros((), jnp.int32), params, frozen, tx.init(params), kept)
+    collection_values, params = state_collections.init(collections, params)
+    return TrainState(jnp.zeros((), jnp.int32), params, frozen, tx.init(params), collection_values)
 
   key = jax.eval_shape(lambda: jax.random.key(0))
   graphdef, model_state = nnx.split(jax.eval_shape(model_fn, key), graph=False)

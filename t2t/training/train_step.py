@@ -23,16 +23,16 @@ from t2t.training.train_state import DEVICE, HOST, TrainState
 def _microbatches(batch: Batch, num: int) -> Batch:
   """[batch, ...] -> [num, batch / num, ...], each microbatch spread over all devices (row i goes to i % num)."""
 
-  def one(x):
+  def split(x):
     x = jnp.swapaxes(x.reshape(x.shape[0] // num, num, *x.shape[1:]), 0, 1)
     return sharding.shard(x, None, "batch", *[None] * (x.ndim - 2))
 
-  return jax.tree.map(one, batch)
+  return jax.tree.map(split, batch)
 
 
-def _whole_batch(parts: jax.Array, whole: jax.Array) -> jax.Array:
-  """The inverse of `_microbatches`, and of `_split_by_copy` behind it; `whole` has the shape."""
-  x = jnp.swapaxes(parts.reshape(parts.shape[0], -1, *whole.shape[1:]), 0, 1).reshape(whole.shape)
+def _whole_batch(parts: jax.Array, batch: jax.Array) -> jax.Array:
+  """The inverse of `_microbatches`, and of `_split_by_copy` behind it; `batch` has the shape."""
+  x = jnp.swapaxes(parts.reshape(parts.shape[0], -1, *batch.shape[1:]), 0, 1).reshape(batch.shape)
   return sharding.shard(x, "batch", *[None] * (x.ndim - 1))
 
 
@@ -51,10 +51,10 @@ def _num_tokens(batch: Batch) -> jax.Array:
 def _to_device(tree, shardings):
   """What `shardings` have in the host's memory, in the device's."""
 
-  def one(x, placed):
+  def put(x, placed):
     return jax.device_put(x, placed.with_memory_kind(DEVICE)) if placed.memory_kind == HOST else x
 
-  return jax.tree.map(one, tree, shardings)
+  return jax.tree.map(put, tree, shardings)
 
 
 def _select(good: jax.Array, new, old):
@@ -162,23 +162,23 @@ def make_train_step(
     """Of all microbatches; where parameters are copied, each copy adds up its own, and they meet once, at the end."""
     copies, part = sharding.num_copies(), functools.partial(gradients, weights)
     batches = _microbatches(batch, num_microbatches)
-    own = state_shardings.params
+    grad_shardings = state_shardings.params
     if copies > 1:
       part, batches = sharding.by_copy(part), jax.tree.map(functools.partial(_split_by_copy, copies), batches)
-      own = jax.tree.map(sharding.of_each_copy, own)
+      grad_shardings = jax.tree.map(sharding.of_each_copy, grad_shardings)
 
-    def one(index: jax.Array, batch: Batch):
+    def microbatch_grads(index: jax.Array, batch: Batch):
       own_key = jax.random.fold_in(key, index)
       grads, metrics, carried = part(state, batch, own_key if copies == 1 else jax.random.split(own_key, copies))
-      return (jax.lax.with_sharding_constraint(grads, own), metrics), carried
+      return (jax.lax.with_sharding_constraint(grads, grad_shardings), metrics), carried
 
     def body(added, scanned):
-      (grads, metrics), carried = one(*scanned)
+      (grads, metrics), carried = microbatch_grads(*scanned)
       return (jax.tree.map(jnp.add, added[0], grads), metrics_lib.merge(added[1], metrics)), carried
 
     first = jax.tree.map(lambda x: x[0], (jnp.arange(num_microbatches), batches))
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, *first)[0])
-    zeros = jax.lax.with_sharding_constraint(zeros[0], own), zeros[1]
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(microbatch_grads, *first)[0])
+    zeros = jax.lax.with_sharding_constraint(zeros[0], grad_shardings), zeros[1]
     added, carried = jax.lax.scan(body, zeros, (jnp.arange(num_microbatches), batches))
     added = added if copies == 1 else jax.tree.map(lambda x: jnp.sum(x, axis=0), added)
     return *added, jax.tree.map(_whole_batch, carried, {name: batch[name] for name in carried})
@@ -189,30 +189,30 @@ def make_train_step(
     compute = gradients if num_microbatches == 1 else summed_gradients
     batch_and_carried = {**batch, **state_collections.features(collections, state.collections)}
     grads, metrics, carried = compute(loss.weights(batch), state, batch_and_carried, key)
-    kept = state_collections.with_features(collections, state.collections, carried)
+    new_collections = state_collections.with_features(collections, state.collections, carried)
     grads = jax.lax.with_sharding_constraint(grads, state_shardings.params)
     opt_state = _to_device(state.opt_state, state_shardings.opt_state)
     updates, new_opt_state = tx.update(grads, opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    one, squares = jnp.ones(()), grad_stats.squares(grads)
+    unit_weight, squares = jnp.ones(()), grad_stats.squares(grads)
     norm = jnp.sqrt(jnp.sum(squares))
     if skip_not_finite:
       # One scalar, of what is added up over all hosts for the metrics anyway.
       good = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"].total)
       params = _select(good, params, state.params)
       new_opt_state = _select(good, new_opt_state, opt_state)
-      metrics["skipped"] = metrics_lib.WeightedSum(1.0 - good, one)
-    kept, params = state_collections.update(collections, kept, params, state.step)
+      metrics["skipped"] = metrics_lib.WeightedSum(1.0 - good, unit_weight)
+    new_collections, params = state_collections.update(collections, new_collections, params, state.step)
     if skip_not_finite:
-      kept = _select(good, kept, state.collections)
-    metrics["grad_norm"] = metrics_lib.WeightedSum(norm, one)
-    metrics["grad_squares"] = metrics_lib.WeightedSum(squares, one)
-    metrics["tokens"] = metrics_lib.WeightedSum(_num_tokens(batch), one)
+      new_collections = _select(good, new_collections, state.collections)
+    metrics["grad_norm"] = metrics_lib.WeightedSum(norm, unit_weight)
+    metrics["grad_squares"] = metrics_lib.WeightedSum(squares, unit_weight)
+    metrics["tokens"] = metrics_lib.WeightedSum(_num_tokens(batch), unit_weight)
     # Of the new parameters: the old ones would have to be kept for it, though their memory is to be used again.
-    metrics["param_norm"] = metrics_lib.WeightedSum(optax.tree.norm(params), one)
+    metrics["param_norm"] = metrics_lib.WeightedSum(optax.tree.norm(params), unit_weight)
     for name, distance in l2_sp.distances(new_opt_state, params).items():
-      metrics[name] = metrics_lib.WeightedSum(distance, one)
-    return TrainState(state.step + 1, params, state.frozen_params, new_opt_state, kept), metrics
+      metrics[name] = metrics_lib.WeightedSum(distance, unit_weight)
+    return TrainState(state.step + 1, params, state.frozen_params, new_opt_state, new_collections), metrics
 
   return jax.jit(train_step, donate_argnums=0, out_shardings=(state_shardings, None))
 

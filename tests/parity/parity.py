@@ -43,7 +43,7 @@ class Pair:
   params: dict
   theirs: torch.nn.Module
   folder: pathlib.Path
-  places: dict[str, huggingface.Place]
+  places: dict[str, huggingface.TensorMapping]
 
   @property
   def model(self) -> nnx.Module:

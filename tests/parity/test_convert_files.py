@@ -46,7 +46,7 @@ def test_what_the_library_writes_is_read(dtype, tmp_path):
 @pytest.mark.parametrize("dtype", list(DTYPES))
 def test_what_is_written_the_library_reads(dtype, tmp_path):
   """Bit for bit, tensor by tensor."""
-  with ours.Writer(
+  with ours.SafetensorsWriter(
     epath.Path(tmp_path / "x.safetensors"), {name: x.shape for name, x in TENSORS.items()}, dtype=dtype
   ) as writer:
     for name, value in TENSORS.items():

@@ -200,7 +200,7 @@ def test_what_peft_puts_in_front_gives_the_same_logits_in_t2t(kind, front, tmp_p
     sizes = {"token_dim": config.kv_heads * config.head_dim, "num_attention_heads": config.kv_heads}
     if config.num_kv_heads:  # of which theirs makes the sizes by itself
       sizes = {}
-    if config.kind.reads_apart:  # theirs takes the encoder's number
+    if config.kind.has_encoder_and_decoder:  # theirs takes the encoder's number
       sizes["num_layers"] = config.num_decoder_layers
     settings = peft.PrefixTuningConfig(**options, **sizes, prefix_projection=front == "made", encoder_hidden_size=7)
   with warnings.catch_warnings():

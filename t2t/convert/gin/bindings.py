@@ -22,7 +22,7 @@ class Gin:
   macros: the last of each.
   imports: modules that they name.
   unknown: what they include that was not found, and where it was looked for.
-  own: files that were read, as opposed to those that are known by heart, and bindings of the command line.
+  own_files: files that were read, as opposed to those that are known by heart, and bindings of the command line.
   typed: names that the command line binds.
   """
 
@@ -31,7 +31,7 @@ class Gin:
   macros: Mapping[str, Binding]
   imports: tuple[Import, ...]
   unknown: tuple[tuple[Include, tuple[str, ...]], ...]
-  own: frozenset[str]
+  own_files: frozenset[str]
   typed: tuple[str, ...] = ()
 
   @property
@@ -58,12 +58,12 @@ def read(paths: str | Sequence[str], typed: Sequence[str] = (), *, search_paths:
     UserError: no such file, not gin, or files that include each other.
   """
   paths = (paths,) if isinstance(paths, str) else tuple(paths)
-  statements, imports, unknown, own = [], [], [], []
+  statements, imports, unknown, read_files = [], [], [], []
 
   def add(file: str, chain: tuple[str, ...]) -> None:
     if file in chain:
       raise UserError(f"{paths[0]}: {' includes '.join([*chain[chain.index(file) :], file])}")
-    own.append(file)
+    read_files.append(file)
     for statement in parse(_text(file), file):
       if isinstance(statement, Import):
         imports.append(statement)
@@ -97,14 +97,14 @@ def read(paths: str | Sequence[str], typed: Sequence[str] = (), *, search_paths:
     name, equals, value = text.partition("=")
     statements.append(_typed(name.strip(), value.strip(), text if not equals else ""))
     names.append(name.strip())
-    own.append(f"{TYPED}{name.strip()}")
+    read_files.append(f"{TYPED}{name.strip()}")
   bindings, macros = {}, {}
   for statement in statements:
     if statement.function:
       bindings[(statement.scope, statement.function.rpartition(".")[2], statement.parameter)] = statement
     else:
       macros[statement.parameter] = statement
-  return Gin(paths, bindings, macros, tuple(imports), tuple(unknown), frozenset(own), tuple(names))
+  return Gin(paths, bindings, macros, tuple(imports), tuple(unknown), frozenset(read_files), tuple(names))
 
 
 def _typed(name: str, value: str, without: str) -> Binding:
@@ -135,12 +135,12 @@ def _text(file: str) -> str:
 
 def _folders(search_paths: Sequence[str], file: str = "") -> tuple[str, ...]:
   """Where a file is looked for: where the command was called, on the search paths, and in all folders above a file."""
-  found = [os.getcwd(), *(os.path.abspath(each) for each in search_paths)]
+  folders = [os.getcwd(), *(os.path.abspath(path) for path in search_paths)]
   folder = os.path.dirname(os.path.abspath(file)) if file else ""
   while folder:
-    found.append(folder)
+    folders.append(folder)
     folder = os.path.dirname(folder) if os.path.dirname(folder) != folder else ""
-  return tuple(dict.fromkeys(found))
+  return tuple(dict.fromkeys(folders))
 
 
 def _found(path: str, folders: Sequence[str]) -> str | None:
@@ -155,7 +155,7 @@ def _found(path: str, folders: Sequence[str]) -> str | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class GinFinding:
   """Something that a gin file says and no config does, as it is told.
 
   text: file, line, binding, and why there is no counterpart.
@@ -171,7 +171,7 @@ class Finding:
     return self.text
 
 
-class Asked:
+class BindingReader:
   """What a gin file says, and which of its bindings and macros somebody asked for."""
 
   def __init__(self, gin: Gin):
@@ -179,15 +179,15 @@ class Asked:
     self.bindings: set[tuple[str, str, str]] = set()
     self.macros: set[str] = set()
     self.not_given: dict[str, tuple[Location, str]] = {}
-    self.findings: list[Finding] = []
+    self.findings: list[GinFinding] = []
     self.optimizers: set[str] = set()  # parts of the optimizer that OPTIMIZER refers to
 
   def key(self, name: str) -> tuple[str, str, str] | None:
     """Where "scope/function.parameter" is bound: in the scope, or for all scopes."""
     scope, _, selector = name.rpartition("/")
     function, _, parameter = selector.rpartition(".")
-    found = [key for key in ((scope, function, parameter), ("", function, parameter)) if key in self.gin.bindings]
-    return found[0] if found else None
+    bound_keys = [key for key in ((scope, function, parameter), ("", function, parameter)) if key in self.gin.bindings]
+    return bound_keys[0] if bound_keys else None
 
   def value(self, name: str) -> Any:
     """The value of a parameter, macros replaced; `UNSET` where it is not bound or left open."""
@@ -225,25 +225,25 @@ class Asked:
 
   def tell(self, name: str, value: Any, why: str) -> None:
     """Notes a value that was asked for and has no counterpart, where that changes nothing that is learned."""
-    self.findings.append(Finding(f"{self.location(name)}: {name} = {show(value)}: {why}"))
+    self.findings.append(GinFinding(f"{self.location(name)}: {name} = {show(value)}: {why}"))
 
   def refuse(self, name: str, value: Any, why: str, *settled_by: str) -> None:
     """Notes a value that was asked for and without which something else would come out."""
-    self.findings.append(Finding(f"{self.location(name)}: {name} = {show(value)}: {why}", True, settled_by))
+    self.findings.append(GinFinding(f"{self.location(name)}: {name} = {show(value)}: {why}", True, settled_by))
 
   def missing(self, text: str, *settled_by: str) -> None:
     """Notes what no binding says and must be said."""
-    self.findings.append(Finding(f"{self.gin.name}: {text}", True, settled_by))
+    self.findings.append(GinFinding(f"{self.gin.name}: {text}", True, settled_by))
 
 
 def macros_in(value: Any) -> Iterator[Macro]:
   """The macros that a value has, however deep."""
-  yield from (each for each in _parts(value) if isinstance(each, Macro))
+  yield from (part for part in _parts(value) if isinstance(part, Macro))
 
 
 def references_in(value: Any) -> Iterator[Reference]:
   """The functions that a value refers to, however deep."""
-  yield from (each for each in _parts(value) if isinstance(each, Reference))
+  yield from (part for part in _parts(value) if isinstance(part, Reference))
 
 
 def _parts(value: Any) -> Iterator[Any]:

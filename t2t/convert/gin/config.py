@@ -20,7 +20,7 @@ from t2t.convert.gin import model as gin_model
 from t2t.convert.gin import optimizer as gin_optimizer
 from t2t.convert.gin import overlay, unsupported
 from t2t.convert.gin import param_map as gin_names
-from t2t.convert.gin.bindings import UNSET, Asked, Finding
+from t2t.convert.gin.bindings import UNSET, BindingReader, GinFinding
 from t2t.convert.gin.parser import Reference
 from t2t.convert.gin.same import of_sections, same
 
@@ -28,7 +28,7 @@ _STEP = re.compile(r".*checkpoint_(\d+)/?")
 
 
 @dataclasses.dataclass(frozen=True)
-class Converted:
+class ConvertedGin:
   """What gin files say, as t2t runs it.
 
   name: what the files are called.
@@ -45,7 +45,7 @@ class Converted:
   name: str
   kind: str
   values: Mapping[str, Any]
-  findings: tuple[Finding, ...]
+  findings: tuple[GinFinding, ...]
   workdir: str = ""
   checkpoint: str = ""
   options: tuple[str, ...] = ()
@@ -61,17 +61,17 @@ class Converted:
     """The config that the text makes."""
     return overlay.config_of(self.values)
 
-  def refused(self, typed: Sequence[str]) -> list[Finding]:
+  def refused(self, typed: Sequence[str]) -> list[GinFinding]:
     """What nothing is run without, but for what the user has settled.
 
     Args:
       typed: keys of the config, and options, that the command line gives.
     """
-    is_settled = lambda key: any(each == key or each.startswith(f"{key}.") for each in typed)
-    return [each for each in self.findings if each.refused and not any(map(is_settled, each.settled_by))]
+    is_settled = lambda key: any(typed_key == key or typed_key.startswith(f"{key}.") for typed_key in typed)
+    return [finding for finding in self.findings if finding.refused and not any(map(is_settled, finding.settled_by))]
 
 
-def to_config(gin: gin_bindings.Gin, kind: str = "") -> Converted:
+def to_config(gin: gin_bindings.Gin, kind: str = "") -> ConvertedGin:
   """What gin files say, as t2t runs it.
 
   Args:
@@ -81,34 +81,34 @@ def to_config(gin: gin_bindings.Gin, kind: str = "") -> Converted:
   Raises:
     UserError: they describe another.
   """
-  asked = Asked(gin)
-  kind = _kind(asked, kind)
-  found = _trained(asked) if kind == "train" else _asked(asked, kind)
-  told = sorted({*asked.findings, *unsupported.left(asked, kind)}, key=_by_line)
-  return dataclasses.replace(found, findings=(*unsupported.not_given(asked, kind), *told))
+  reader = BindingReader(gin)
+  kind = _kind(reader, kind)
+  converted = _trained(reader) if kind == "train" else _asked(reader, kind)
+  findings = sorted({*reader.findings, *unsupported.left(reader, kind)}, key=_by_line)
+  return dataclasses.replace(converted, findings=(*unsupported.not_given(reader, kind), *findings))
 
 
-def _kind(asked: Asked, wanted: str) -> str:
+def _kind(reader: BindingReader, wanted: str) -> str:
   """Of which kind the run is.
 
   Raises:
     UserError: not of the one that is wanted.
   """
-  kinds = unsupported.kinds(asked)
+  kinds = unsupported.kinds(reader)
   for kind, location in kinds.items():
     if kind in gin_names.OTHERS and wanted not in kinds:
       raise UserError(f"{location}: binds {kind}: {gin_names.OTHERS[kind]}")
   if wanted and kinds and wanted not in kinds:
     kind, location = next(iter(kinds.items()))
-    files = " ".join(f"--gin_file {path}" for path in asked.gin.paths)
+    files = " ".join(f"--gin_file {path}" for path in reader.gin.paths)
     raise UserError(
-      f"{location}: {asked.gin.name} is for T5X's {kind}.py, and not for `{gin_names.KINDS[wanted]}`; give it to"
+      f"{location}: {reader.gin.name} is for T5X's {kind}.py, and not for `{gin_names.KINDS[wanted]}`; give it to"
       f" `{gin_names.KINDS[kind]} {files}`"
     )
   if not kinds and wanted:
     runs = {"train": ("pretrain", "finetune")}.get(wanted, (wanted,))
     includes = " or ".join(f"--gin_file t5x/configs/runs/{run}.gin" for run in runs)
-    asked.missing(f"says no run, as nothing in it binds {_function(wanted)}; add {includes}")
+    reader.missing(f"says no run, as nothing in it binds {_function(wanted)}; add {includes}")
   return wanted or next(iter(kinds), "train")
 
 
@@ -116,7 +116,7 @@ def _function(kind: str) -> str:
   return next(name for name, value in gin_names.FUNCTIONS.items() if value == kind)
 
 
-def _by_line(finding: Finding) -> tuple[str, int]:
+def _by_line(finding: GinFinding) -> tuple[str, int]:
   match = re.match(r"(.*?):(\d+): ", finding.text)
   return (match[1], int(match[2])) if match else (finding.text, 0)
 
@@ -124,62 +124,62 @@ def _by_line(finding: Finding) -> tuple[str, int]:
 # ---- Training --------------------------------------------------------------------------------------------------------
 
 
-def _trained(asked: Asked) -> Converted:
-  values = gin_model.settings(asked) | _data(asked) | _training(asked)
-  values |= gin_optimizer.settings(asked, _steps_before(asked))
-  workdir = _open_to_options(asked, "train.model_dir")
-  if "train" in unsupported.kinds(asked):
-    _check_all_is_said(asked, values)
-  return Converted(asked.gin.name, "train", values, (), workdir)
+def _trained(reader: BindingReader) -> ConvertedGin:
+  values = gin_model.settings(reader) | _data(reader) | _training(reader)
+  values |= gin_optimizer.settings(reader, _steps_before(reader))
+  workdir = _open_to_options(reader, "train.model_dir")
+  if "train" in unsupported.kinds(reader):
+    _check_all_is_said(reader, values)
+  return ConvertedGin(reader.gin.name, "train", values, (), workdir)
 
 
-def _open_to_options(asked: Asked, name: str) -> str:
+def _open_to_options(reader: BindingReader, name: str) -> str:
   """A place that an option may give as well: "" where it is left open."""
-  known = dict(asked.not_given)
-  value = asked.value(name)
-  asked.not_given = known
+  known = dict(reader.not_given)
+  value = reader.value(name)
+  reader.not_given = known
   if value is not UNSET and not isinstance(value, str):
-    asked.refuse(name, value, "must be a path")
+    reader.refuse(name, value, "must be a path")
   return value if isinstance(value, str) else ""
 
 
-def _check_all_is_said(asked: Asked, values: Mapping[str, Any]) -> None:
+def _check_all_is_said(reader: BindingReader, values: Mapping[str, Any]) -> None:
   """What T5X's functions cannot be called without."""
-  open_to = {of for _, of in asked.not_given.values()}
+  open_to = {of for _, of in reader.not_given.values()}
   for name, keys in {
     "train.total_steps": ("train.steps", "train.epochs"),
     "train/DatasetConfig.mixture_or_task_name": ("data.mixture", "data.files", "data.sources"),
     "train/DatasetConfig.task_feature_lengths": ("data.inputs_length", "data.targets_length"),
     "train/DatasetConfig.batch_size": ("train.batch_size",),
   }.items():
-    if asked.key(name) is None and name not in open_to and keys[0] not in values:
-      asked.missing(f"nothing binds {name}, without which T5X trains nothing; or give --config.{keys[0]}=VALUE", *keys)
+    if reader.key(name) is None and name not in open_to and keys[0] not in values:
+      reader.missing(f"nothing binds {name}, without which T5X trains nothing; or give --config.{keys[0]}=VALUE", *keys)
 
 
-def _data(asked: Asked) -> dict[str, Any]:
-  data = same(asked, of_sections(gin_names.SAME, "data"))
-  data |= _mixture(asked, "train/DatasetConfig") | _lengths(asked, "train/DatasetConfig")
-  _check_held_out(asked)
-  return data | gin_model.vocabulary(asked)
+def _data(reader: BindingReader) -> dict[str, Any]:
+  data = same(reader, of_sections(gin_names.SAME, "data"))
+  data |= _mixture(reader, "train/DatasetConfig") | _lengths(reader, "train/DatasetConfig")
+  _check_held_out(reader)
+  return data | gin_model.vocabulary(reader)
 
 
-def _mixture(asked: Asked, dataset: str) -> dict[str, Any]:
+def _mixture(reader: BindingReader, dataset: str) -> dict[str, Any]:
   """The mixture, and the modules that register it: those that the files import, as for T5X."""
   name = f"{dataset}.mixture_or_task_name"
-  mixture, module = asked.value(name), asked.value(f"{dataset}.module")
-  own = unsupported.own_modules(asked)
+  mixture, module = reader.value(name), reader.value(f"{dataset}.module")
+  user_modules = unsupported.own_modules(reader)
   modules = [module] if isinstance(module, str) else []
-  modules += [each for each in own if each not in modules]
+  modules += [user_module for user_module in user_modules if user_module not in modules]
   ours, known = gin_names.MIXTURES.get(mixture, (mixture, "")) if isinstance(mixture, str) else ("", "")
-  asked.findings += unsupported.modules(asked, needed=not known)
+  reader.findings += unsupported.modules(reader, needed=not known)
   if isinstance(mixture, Reference):
-    asked.refuse(name, mixture, "examples are read from a task, or from --input FILE", "data.mixture", "--input")
+    reader.refuse(name, mixture, "examples are read from a task, or from --input FILE", "data.mixture", "--input")
   if not isinstance(mixture, str):
     return {}
   if known:
     return {"data.mixture": ours, "data.task_modules": (known,)}
   if not modules:
-    asked.refuse(
+    reader.refuse(
       name,
       mixture,
       "t2t registers none of this name; import the module that does in the gin file, or give"
@@ -193,128 +193,130 @@ def _mixture(asked: Asked, dataset: str) -> dict[str, Any]:
   return {"data.mixture": ours, "data.task_modules": tuple(modules)}
 
 
-def _lengths(asked: Asked, dataset: str) -> dict[str, Any]:
-  found, name = {}, f"{dataset}.task_feature_lengths"
-  lengths = asked.value(name)
+def _lengths(reader: BindingReader, dataset: str) -> dict[str, Any]:
+  keys, name = {}, f"{dataset}.task_feature_lengths"
+  lengths = reader.value(name)
   for feature, length in (lengths if isinstance(lengths, dict) else {}).items():
     if feature in ("inputs", "targets") and isinstance(length, int):
-      found[f"data.{feature}_length"] = length
+      keys[f"data.{feature}_length"] = length
     elif length is not UNSET:
-      asked.refuse(name, {feature: length}, "t2t has lengths of inputs and targets, which are numbers of tokens")
-  return found
+      reader.refuse(name, {feature: length}, "t2t has lengths of inputs and targets, which are numbers of tokens")
+  return keys
 
 
-def _check_held_out(asked: Asked) -> None:
+def _check_held_out(reader: BindingReader) -> None:
   """What T5X evaluates on, with targets and without, is one set of data in t2t, and much like what it trains on."""
-  split = asked.value("train_eval/DatasetConfig.split")
-  scopes = ("train_eval", "infer_eval") if unsupported.asks_while_training(asked) else ("train_eval",)
+  split = reader.value("train_eval/DatasetConfig.split")
+  scopes = ("train_eval", "infer_eval") if unsupported.asks_while_training(reader) else ("train_eval",)
   for name in ("mixture_or_task_name", "task_feature_lengths", "module", "pack", "batch_size"):
-    wanted = asked.value(f"train/DatasetConfig.{name}")
+    wanted = reader.value(f"train/DatasetConfig.{name}")
     for scope in scopes:
-      value = asked.value(f"{scope}/DatasetConfig.{name}")
+      value = reader.value(f"{scope}/DatasetConfig.{name}")
       # Answers are never packed, and the batch is one of those that t2t has a key for.
       is_told = name not in ("pack", "batch_size") or (name == "pack" and scope == "train_eval")
       if is_told and value not in (UNSET, None, wanted):
-        asked.tell(
+        reader.tell(
           f"{scope}/DatasetConfig.{name}",
           value,
           "what it is evaluated on; t2t evaluates what it trains on, on another split, and the rest with `t2t eval`",
         )
-  value = asked.value("infer_eval/DatasetConfig.split") if len(scopes) > 1 else UNSET
+  value = reader.value("infer_eval/DatasetConfig.split") if len(scopes) > 1 else UNSET
   if value not in (UNSET, split):
-    asked.tell(
+    reader.tell(
       "infer_eval/DatasetConfig.split", value, "what is asked; there is one such split, config.data.eval_split"
     )
 
 
-def _training(asked: Asked) -> dict[str, Any]:
-  found = same(asked, of_sections(gin_names.SAME, "train", "eval", "checkpoint"))
-  if any(function == "EncoderDecoderModel" for _, function, _ in asked.gin.bindings):
-    found = {"train.z_loss": 0.0} | found
-  found["train.microbatches"] = max(1, found.get("train.microbatches", 1))  # T5X's 0 is one as well
-  batch = asked.value("train_eval/DatasetConfig.batch_size")
-  if isinstance(batch, int) and batch != found.get("train.batch_size"):
-    found["eval.batch_size"] = batch
-  if _decoding(asked, may_sample=False):
-    found["eval.num_beams"] = 1
-  steps, earlier = asked.value("train.total_steps"), _steps_before(asked)
+def _training(reader: BindingReader) -> dict[str, Any]:
+  settings = same(reader, of_sections(gin_names.SAME, "train", "eval", "checkpoint"))
+  if any(function == "EncoderDecoderModel" for _, function, _ in reader.gin.bindings):
+    settings = {"train.z_loss": 0.0} | settings
+  settings["train.microbatches"] = max(1, settings.get("train.microbatches", 1))  # T5X's 0 is one as well
+  batch = reader.value("train_eval/DatasetConfig.batch_size")
+  if isinstance(batch, int) and batch != settings.get("train.batch_size"):
+    settings["eval.batch_size"] = batch
+  if _decoding(reader, may_sample=False):
+    settings["eval.num_beams"] = 1
+  steps, earlier = reader.value("train.total_steps"), _steps_before(reader)
   if steps is not UNSET and not (isinstance(steps, int) and steps > earlier):
-    asked.refuse(
+    reader.refuse(
       "train.total_steps", steps, f"must be a number above the checkpoint's {earlier:,} steps", "train.steps"
     )
   elif isinstance(steps, int):
-    found["train.steps"] = steps - earlier
+    settings["train.steps"] = steps - earlier
     if earlier:
-      asked.tell(
+      reader.tell(
         "train.total_steps",
         steps,
         f"T5X goes on counting from the checkpoint's step {earlier:,} on, t2t from 0: {steps - earlier:,} steps",
       )
-  if path := _checkpoint(asked):
-    found["init.checkpoint"] = path
-    _check_steps(asked, path, earlier)
-  if asked.key("SaveCheckpointConfig.keep") and asked.value("SaveCheckpointConfig.keep") is None:
-    asked.tell("SaveCheckpointConfig.keep", None, "all checkpoints are kept; t2t keeps 3 (config.checkpoint.keep)")
-  return found | _mesh(asked)
+  if path := _checkpoint(reader):
+    settings["init.checkpoint"] = path
+    _check_steps(reader, path, earlier)
+  if reader.key("SaveCheckpointConfig.keep") and reader.value("SaveCheckpointConfig.keep") is None:
+    reader.tell("SaveCheckpointConfig.keep", None, "all checkpoints are kept; t2t keeps 3 (config.checkpoint.keep)")
+  return settings | _mesh(reader)
 
 
-def _checkpoint(asked: Asked, *settled_by: str) -> str:
+def _checkpoint(reader: BindingReader, *settled_by: str) -> str:
   """The path of the one checkpoint that is begun with, or asked."""
-  path, mode = asked.value("RestoreCheckpointConfig.path"), asked.value("RestoreCheckpointConfig.mode")
-  if asked.key("CheckpointConfig.restore") and asked.value("CheckpointConfig.restore") is None:
+  path, mode = reader.value("RestoreCheckpointConfig.path"), reader.value("RestoreCheckpointConfig.mode")
+  if reader.key("CheckpointConfig.restore") and reader.value("CheckpointConfig.restore") is None:
     return ""
   settled_by = settled_by or ("init.checkpoint",)
   if path not in (UNSET, None, [], ()) and not isinstance(path, str):
-    asked.refuse("RestoreCheckpointConfig.path", path, "there is one checkpoint, a path", *settled_by)
+    reader.refuse("RestoreCheckpointConfig.path", path, "there is one checkpoint, a path", *settled_by)
     return ""
   if mode not in (UNSET, "specific", "latest"):
-    asked.refuse("RestoreCheckpointConfig.mode", mode, "one checkpoint is read: 'specific', or 'latest'", *settled_by)
+    reader.refuse("RestoreCheckpointConfig.mode", mode, "one checkpoint is read: 'specific', or 'latest'", *settled_by)
   return path if isinstance(path, str) else ""
 
 
-def _steps_before(asked: Asked) -> int:
+def _steps_before(reader: BindingReader) -> int:
   """Steps that the checkpoint has made that training begins with, by its name."""
-  path = asked.value("RestoreCheckpointConfig.path")
+  path = reader.value("RestoreCheckpointConfig.path")
   is_read = isinstance(path, str) and not (
-    asked.key("CheckpointConfig.restore") and asked.value("CheckpointConfig.restore") is None
+    reader.key("CheckpointConfig.restore") and reader.value("CheckpointConfig.restore") is None
   )
   return int(match[1]) if is_read and (match := _STEP.fullmatch(path)) else 0
 
 
-def _check_steps(asked: Asked, path: str, earlier: int) -> None:
+def _check_steps(reader: BindingReader, path: str, earlier: int) -> None:
   """T5X's checkpoints say their steps in their names, and its users' TRAIN_STEPS count these."""
-  if asked.value("RestoreCheckpointConfig.mode") == "latest":
+  if reader.value("RestoreCheckpointConfig.mode") == "latest":
     why = f"T5X looks for the last one there, and counts its steps: name it, as {path.rstrip('/')}/checkpoint_1000000"
-    asked.refuse("RestoreCheckpointConfig.mode", "latest", why, "init.checkpoint")
+    reader.refuse("RestoreCheckpointConfig.mode", "latest", why, "init.checkpoint")
     return
-  offset = asked.value("Adafactor.step_offset")
+  offset = reader.value("Adafactor.step_offset")
   why = "parameters alone are read; T5X goes on with the optimizer's averages as well, and t2t begins new ones"
   why += f" (as T5X with Adafactor.step_offset = {earlier})" if earlier else ""
   if not earlier:
     why += "; its name has no number of steps, so that all of train.total_steps are made"
   if not earlier or offset != earlier:
-    asked.tell("RestoreCheckpointConfig.path", path, why)
+    reader.tell("RestoreCheckpointConfig.path", path, why)
 
 
-def _mesh(asked: Asked) -> dict[str, Any]:
-  found = {}
+def _mesh(reader: BindingReader) -> dict[str, Any]:
+  values = {}
   for partitioner in ("PjitPartitioner", "ModelBasedPjitPartitioner"):
-    parts, submesh = (asked.value(f"{partitioner}.{name}") for name in ("num_partitions", "model_parallel_submesh"))
+    parts, submesh = (reader.value(f"{partitioner}.{name}") for name in ("num_partitions", "model_parallel_submesh"))
     parts = math.prod(submesh) if isinstance(submesh, tuple) and submesh else parts
     if isinstance(parts, int) and parts > 1:
-      found["mesh.tensor"] = parts
-  return found
+      values["mesh.tensor"] = parts
+  return values
 
 
-def _decoding(asked: Asked, *, may_sample: bool) -> dict[str, Any]:
+def _decoding(reader: BindingReader, *, may_sample: bool) -> dict[str, Any]:
   """How text is drawn, options of `t2t infer` -> values; nothing where it is searched for."""
-  which = asked.value("EncoderDecoderModel.decode_fn")
-  name = which.name.rpartition(".")[2] if isinstance(which, Reference) else ""
-  read = {each: asked.value(f"temperature_sample.{each}") for each in ("temperature", "topk", "topp")}
-  if name in ("", "beam_search") and which in (UNSET, None) or name == "beam_search":
+  decode_fn = reader.value("EncoderDecoderModel.decode_fn")
+  name = decode_fn.name.rpartition(".")[2] if isinstance(decode_fn, Reference) else ""
+  read = {parameter: reader.value(f"temperature_sample.{parameter}") for parameter in ("temperature", "topk", "topp")}
+  if name in ("", "beam_search") and decode_fn in (UNSET, None) or name == "beam_search":
     return {}
   if name != "temperature_sample":
-    asked.refuse("EncoderDecoderModel.decode_fn", which, "t2t has beam_search, and temperature_sample for `t2t infer`")
+    reader.refuse(
+      "EncoderDecoderModel.decode_fn", decode_fn, "t2t has beam_search, and temperature_sample for `t2t infer`"
+    )
     return {}
   temperature, topk, topp = (
     value if isinstance(value, int | float) else theirs
@@ -323,7 +325,7 @@ def _decoding(asked: Asked, *, may_sample: bool) -> dict[str, Any]:
   if temperature == 0 or topk == 1:
     return {"beam": 1}  # the likeliest token at each position
   if not may_sample:
-    asked.refuse("EncoderDecoderModel.decode_fn", which, "`t2t infer` alone draws what it writes; leave it out")
+    reader.refuse("EncoderDecoderModel.decode_fn", decode_fn, "`t2t infer` alone draws what it writes; leave it out")
   options = {"beam": 1, "temperature": temperature} | ({"top_k": topk} if topk else {})
   return options | ({"top_p": topp} if topp else {})
 
@@ -331,31 +333,31 @@ def _decoding(asked: Asked, *, may_sample: bool) -> dict[str, Any]:
 # ---- Evaluation and inference ----------------------------------------------------------------------------------------
 
 
-def _asked(asked: Asked, kind: str) -> Converted:
+def _asked(reader: BindingReader, kind: str) -> ConvertedGin:
   """What is asked of a checkpoint; the model is the checkpoint's, and is compared."""
   function = _function(kind)
-  for each in ("EncoderDecoderModel.module", f"{function}.model"):
-    asked.value(each)
-  asked.macros |= {"MODEL", "ARCHITECTURE"}
-  values = same(asked, gin_names.SAME_OF_EVAL) | _mixture(asked, "DatasetConfig") | _lengths(asked, "DatasetConfig")
-  values |= _mesh(asked)
-  drawn = _decoding(asked, may_sample=kind == "infer")
+  for name in ("EncoderDecoderModel.module", f"{function}.model"):
+    reader.value(name)
+  reader.macros |= {"MODEL", "ARCHITECTURE"}
+  values = same(reader, gin_names.SAME_OF_EVAL) | _mixture(reader, "DatasetConfig") | _lengths(reader, "DatasetConfig")
+  values |= _mesh(reader)
+  drawn = _decoding(reader, may_sample=kind == "infer")
   if "beam" in drawn:
     values["eval.num_beams"] = 1
-  vocabulary = gin_model.vocabulary(asked)
-  lengths = asked.value("DatasetConfig.task_feature_lengths")
-  known = dict(asked.not_given)
-  checkpoint = _checkpoint(asked, "--checkpoint")
-  asked.not_given = known
-  return Converted(
-    asked.gin.name,
+  vocabulary = gin_model.vocabulary(reader)
+  lengths = reader.value("DatasetConfig.task_feature_lengths")
+  known = dict(reader.not_given)
+  checkpoint = _checkpoint(reader, "--checkpoint")
+  reader.not_given = known
+  return ConvertedGin(
+    reader.gin.name,
     kind,
     values | vocabulary,
     (),
-    _open_to_options(asked, f"{function}.output_dir"),
+    _open_to_options(reader, f"{function}.output_dir"),
     checkpoint,
     _infer_options(values, drawn) if kind == "infer" else (),
-    gin_model.shape(asked),
+    gin_model.shape(reader),
     lengths is None,
   )
 
@@ -370,10 +372,10 @@ def _infer_options(values: Mapping[str, Any], drawn: Mapping[str, Any]) -> tuple
     "length_penalty": "eval.length_penalty",
     "tensor": "mesh.tensor",
   }
-  found = {option: values[key] for option, key in options.items() if key in values} | dict(drawn)
-  if found.get("beam", 1) == 1:
-    found.pop("length_penalty", None)
-  return tuple(f"--{option}={value}" for option, value in found.items())
+  option_values = {option: values[key] for option, key in options.items() if key in values} | dict(drawn)
+  if option_values.get("beam", 1) == 1:
+    option_values.pop("length_penalty", None)
+  return tuple(f"--{option}={value}" for option, value in option_values.items())
 
 
 # ---- The command -----------------------------------------------------------------------------------------------------
@@ -381,15 +383,15 @@ def _infer_options(values: Mapping[str, Any], drawn: Mapping[str, Any]) -> tuple
 
 def main(gin: gin_bindings.Gin) -> None:
   """Prints what gin files are made into, and on the terminal what it cannot say: `t2t convert --gin X.gin > x.py`."""
-  found = to_config(gin)
-  print(found.text if found.kind != "infer" else _infer_command(found), end="")
+  converted = to_config(gin)
+  print(converted.text if converted.kind != "infer" else _infer_command(converted), end="")
   sys.stdout.flush()
   for heading, refused in (("what is to be settled before it runs", True), ("what the config does not say", False)):
-    notes = [each.text for each in found.findings if each.refused == refused]
+    notes = [finding.text for finding in converted.findings if finding.refused == refused]
     if notes:
       print(f"\n{heading}:\n" + "\n".join(f"  {note}" for note in notes), file=sys.stderr)
 
 
-def _infer_command(found: Converted) -> str:
-  place = [f"--checkpoint={found.checkpoint or 'CHECKPOINT'}", "--input=FILE.jsonl", "--output=FILE.jsonl"]
-  return f"t2t infer {shlex.join([*place, *found.options])}\n"
+def _infer_command(converted: ConvertedGin) -> str:
+  arguments = [f"--checkpoint={converted.checkpoint or 'CHECKPOINT'}", "--input=FILE.jsonl", "--output=FILE.jsonl"]
+  return f"t2t infer {shlex.join([*arguments, *converted.options])}\n"

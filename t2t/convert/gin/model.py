@@ -4,7 +4,7 @@ from typing import Any
 
 from t2t.convert.gin import param_map as gin_names
 from t2t.convert.gin import t5x_defaults as gin_files
-from t2t.convert.gin.bindings import UNSET, Asked
+from t2t.convert.gin.bindings import UNSET, BindingReader
 from t2t.convert.gin.parser import Reference
 from t2t.convert.gin.same import of_sections, same
 
@@ -13,75 +13,77 @@ ADD_MODEL = "; add one in front, as --gin_file t5x/examples/t5/t5_1_1/base.gin"
 _SHAPE = (*gin_files.NETWORK.values(), "tied_logits")
 
 
-def settings(asked: Asked) -> dict[str, Any]:
+def settings(reader: BindingReader) -> dict[str, Any]:
   """Keys of config.model."""
-  model = same(asked, of_sections(gin_names.SAME, "model"))
-  module, which = asked.value("EncoderDecoderModel.module"), asked.value("train.model")
-  asked.macros |= {"MODEL", "ARCHITECTURE"}  # of files that describe a model and no run
-  if isinstance(which, Reference) and not which.name.endswith("EncoderDecoderModel"):
-    asked.refuse("train.model", which, "only encoder-decoders are known; set config.model in a config of your own")
+  model = same(reader, of_sections(gin_names.SAME, "model"))
+  module, model_reference = reader.value("EncoderDecoderModel.module"), reader.value("train.model")
+  reader.macros |= {"MODEL", "ARCHITECTURE"}  # of files that describe a model and no run
+  if isinstance(model_reference, Reference) and not model_reference.name.endswith("EncoderDecoderModel"):
+    reader.refuse(
+      "train.model", model_reference, "only encoder-decoders are known; set config.model in a config of your own"
+    )
     return {}
   if not model:
     if isinstance(module, Reference):
-      asked.refuse(
+      reader.refuse(
         "EncoderDecoderModel.module",
         module,
         "the sizes of T5X's T5Config and of Flaxformer's T5 are known alone; set config.model in a config of your own",
       )
-    elif "MODEL" not in asked.not_given:
-      asked.missing(f"says no model{ADD_MODEL}")
+    elif "MODEL" not in reader.not_given:
+      reader.missing(f"says no model{ADD_MODEL}")
     return {}
   # Dropout that is left to the command line is not what T5X has where it is not named.
-  given = {"model.dropout_rate": 0.0} if asked.key("T5Config.dropout_rate") else {}
-  flaxformer = any(asked.key(name) for name in ("Embed.features", "Encoder.num_layers"))
+  dropout = {"model.dropout_rate": 0.0} if reader.key("T5Config.dropout_rate") else {}
+  flaxformer = any(reader.key(name) for name in ("Embed.features", "Encoder.num_layers"))
   theirs = {"model.dtype": "bfloat16"} if flaxformer else gin_names.THEIR_DEFAULTS
-  return {"model.architecture": "encoder_decoder"} | theirs | given | model | _head(asked) | _activation(asked)
+  return {"model.architecture": "encoder_decoder"} | theirs | dropout | model | _head(reader) | _activation(reader)
 
 
-def _head(asked: Asked) -> dict[str, Any]:
+def _head(reader: BindingReader) -> dict[str, Any]:
   """Whether Flaxformer's decoder predicts with the embedding."""
-  if not asked.key("Decoder.output_logits_factory"):
+  if not reader.key("Decoder.output_logits_factory"):
     return {}
-  return {"model.tied_logits": not isinstance(asked.value("Decoder.output_logits_factory"), Reference)}
+  return {"model.tied_logits": not isinstance(reader.value("Decoder.output_logits_factory"), Reference)}
 
 
-def _activation(asked: Asked) -> dict[str, Any]:
-  name = next((name for name in ("MlpBlock.activations", "T5Config.mlp_activations") if asked.key(name)), "")
-  activations = asked.value(name) if name else ("relu",)
+def _activation(reader: BindingReader) -> dict[str, Any]:
+  name = next((name for name in ("MlpBlock.activations", "T5Config.mlp_activations") if reader.key(name)), "")
+  activations = reader.value(name) if name else ("relu",)
   names = " * ".join(map(str, activations)) if isinstance(activations, list | tuple) else ""
   if names in gin_names.ACTIVATIONS:
     return {"model.mlp_activation": gin_names.ACTIVATIONS[names]}
   if activations is not UNSET:
     why = f"t2t has {', '.join(gin_names.ACTIVATIONS)}; or give --config.model.mlp_activation=NAME"
-    asked.refuse(name, activations, why, "model.mlp_activation")
+    reader.refuse(name, activations, why, "model.mlp_activation")
   return {}
 
 
-def shape(asked: Asked) -> dict[str, Any]:
+def shape(reader: BindingReader) -> dict[str, Any]:
   """Keys of config.model that a checkpoint's model can be compared by."""
   names = {name: key for name, key in of_sections(gin_names.SAME, "model").items() if key.partition(".")[2] in _SHAPE}
-  model = same(asked, names) | _head(asked)
-  return model | _activation(asked) if model else {}
+  model = same(reader, names) | _head(reader)
+  return model | _activation(reader) if model else {}
 
 
-def vocabulary(asked: Asked) -> dict[str, Any]:
+def vocabulary(reader: BindingReader) -> dict[str, Any]:
   """Keys of config.data that say the vocabulary."""
-  which = [asked.value(f"EncoderDecoderModel.{side}_vocabulary") for side in ("input", "output")]
+  vocabularies = [reader.value(f"EncoderDecoderModel.{side}_vocabulary") for side in ("input", "output")]
   settled_by, give = ("data.vocabulary",), "; give --config.data.vocabulary=FILE"
-  if which[1] not in (UNSET, which[0]):
+  if vocabularies[1] not in (UNSET, vocabularies[0]):
     why = f"inputs and targets have one vocabulary{give}"
-    asked.refuse("EncoderDecoderModel.output_vocabulary", which[1], why, *settled_by)
-  if not isinstance(which[0], Reference):
+    reader.refuse("EncoderDecoderModel.output_vocabulary", vocabularies[1], why, *settled_by)
+  if not isinstance(vocabularies[0], Reference):
     return {}
-  scope, _, function = which[0].name.rpartition("/")
+  scope, _, function = vocabularies[0].name.rpartition("/")
   function = f"{f'{scope}/' if scope else ''}{function.rpartition('.')[2]}"
-  extra_ids = asked.value(f"{function}.extra_ids")
-  found = {"data.extra_ids": extra_ids if isinstance(extra_ids, int) else 0}
+  extra_ids = reader.value(f"{function}.extra_ids")
+  values = {"data.extra_ids": extra_ids if isinstance(extra_ids, int) else 0}
   if function.endswith("ByteVocabulary"):
-    return {"data.vocabulary": "bytes"} | found
-  path = asked.value(f"{function}.sentencepiece_model_file")
+    return {"data.vocabulary": "bytes"} | values
+  path = reader.value(f"{function}.sentencepiece_model_file")
   if not isinstance(path, str):
     why = f'config.data.vocabulary takes files and "bytes"{give}'
-    asked.refuse("EncoderDecoderModel.input_vocabulary", which[0], why, *settled_by)
+    reader.refuse("EncoderDecoderModel.input_vocabulary", vocabularies[0], why, *settled_by)
     return {}
-  return {"data.vocabulary": path} | found
+  return {"data.vocabulary": path} | values

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from t2t.convert.gin import param_map as gin_names
-from t2t.convert.gin.bindings import UNSET, Asked
+from t2t.convert.gin.bindings import UNSET, BindingReader
 from t2t.convert.gin.parser import Reference, show
 from t2t.convert.gin.same import same
 
@@ -14,81 +14,81 @@ _MEAN = "NUM_REAL_TARGET_TOKENS"  # what T5X calls the mean over the targets of 
 _NO_CLIP = 1e30  # a root mean square that no update has; an infinite threshold is no number
 
 
-def settings(asked: Asked, earlier: int) -> dict[str, Any]:
+def settings(reader: BindingReader, earlier: int) -> dict[str, Any]:
   """Keys of the config's optimizer.
 
   Args:
-    asked: the files.
+    reader: the files.
     earlier: steps that the checkpoint has made, which T5X goes on counting from.
   """
-  which = asked.value("EncoderDecoderModel.optimizer_def")
-  if not isinstance(which, Reference):
+  optimizer_def = reader.value("EncoderDecoderModel.optimizer_def")
+  if not isinstance(optimizer_def, Reference):
     return {}
-  parts = [which]
-  if which.name.endswith("chain"):
-    asked.optimizers.add("chain")
-    chained = asked.value("chain.transformations")
+  parts = [optimizer_def]
+  if optimizer_def.name.endswith("chain"):
+    reader.optimizers.add("chain")
+    chained = reader.value("chain.transformations")
     parts = [part for part in chained if isinstance(part, Reference)] if isinstance(chained, list | tuple) else []
   names = {part.name.rpartition(".")[2] for part in parts}
-  asked.optimizers |= names
+  reader.optimizers |= names
   strangers = names - {"Adafactor", "adamw", "clip_by_global_norm"}
   if strangers or not names & {"Adafactor", "adamw"}:
-    what = f"{', '.join(sorted(strangers))}: " if strangers and len(parts) > 1 else ""
-    asked.refuse(
+    unknown = f"{', '.join(sorted(strangers))}: " if strangers and len(parts) > 1 else ""
+    reader.refuse(
       "EncoderDecoderModel.optimizer_def",
-      which,
-      f"{what}Adafactor and optax's adamw are read, with clip_by_global_norm; give --config.optimizer.name=NAME, and"
+      optimizer_def,
+      f"{unknown}Adafactor and optax's adamw are read, with clip_by_global_norm; give --config.optimizer.name=NAME, and"
       " its keys (`t2t train --help optimizer`)",
       "optimizer.name",
     )
-    return _schedule(asked, earlier)
-  found = _adafactor(asked, earlier) if "Adafactor" in names else _adamw(asked, earlier, clipped=len(names) > 1)
-  _check_normalizing(asked, clips=bool(found.get("optimizer.clip_norm")))
-  return found
+    return _schedule(reader, earlier)
+  values = _adafactor(reader, earlier) if "Adafactor" in names else _adamw(reader, earlier, clipped=len(names) > 1)
+  _check_normalizing(reader, clips=bool(values.get("optimizer.clip_norm")))
+  return values
 
 
-def _adafactor(asked: Asked, earlier: int) -> dict[str, Any]:
-  found = {"optimizer.name": "adafactor", "optimizer.clip_norm": 0.0} | same(asked, gin_names.ADAFACTOR)
-  if asked.key("Adafactor.clipping_threshold") and asked.value("Adafactor.clipping_threshold") is None:
-    found["optimizer.adafactor_clip"] = _NO_CLIP
-  decay, exponent = (asked.value(f"Adafactor.weight_decay_rate{name}") for name in ("", "_lr_exponent"))
+def _adafactor(reader: BindingReader, earlier: int) -> dict[str, Any]:
+  values = {"optimizer.name": "adafactor", "optimizer.clip_norm": 0.0} | same(reader, gin_names.ADAFACTOR)
+  if reader.key("Adafactor.clipping_threshold") and reader.value("Adafactor.clipping_threshold") is None:
+    values["optimizer.adafactor_clip"] = _NO_CLIP
+  decay, exponent = (reader.value(f"Adafactor.weight_decay_rate{name}") for name in ("", "_lr_exponent"))
   if isinstance(decay, float) and exponent == 1.0:
-    found |= {"optimizer.weight_decay": decay, "optimizer.no_decay": ()}
+    values |= {"optimizer.weight_decay": decay, "optimizer.no_decay": ()}
   elif isinstance(decay, float) and decay:
-    asked.refuse(
+    reader.refuse(
       "Adafactor.weight_decay_rate",
       decay,
       "config.optimizer.weight_decay is times the learning rate: set weight_decay_rate_lr_exponent = 1.0, or give"
       " --config.optimizer.weight_decay=RATE",
       "optimizer.weight_decay",
     )
-  return found | _schedule(asked, earlier)
+  return values | _schedule(reader, earlier)
 
 
-def _adamw(asked: Asked, earlier: int, *, clipped: bool) -> dict[str, Any]:
+def _adamw(reader: BindingReader, earlier: int, *, clipped: bool) -> dict[str, Any]:
   # optax's own defaults.
-  found = {"optimizer.weight_decay": 1e-4, "optimizer.epsilon": 1e-8} | same(asked, gin_names.ADAMW)
+  values = {"optimizer.weight_decay": 1e-4, "optimizer.epsilon": 1e-8} | same(reader, gin_names.ADAMW)
   if not clipped:
-    found["optimizer.clip_norm"] = 0.0
-  others = {"optimizer.name": "adamw", "optimizer.scale_by_parameter": False, "optimizer.no_decay": ()}
-  if "optimizer.learning_rate" in found:
-    return others | found | {"optimizer.schedule": "constant", "optimizer.warmup_steps": 0}
-  return others | found | _schedule(asked, earlier)
+    values["optimizer.clip_norm"] = 0.0
+  fixed = {"optimizer.name": "adamw", "optimizer.scale_by_parameter": False, "optimizer.no_decay": ()}
+  if "optimizer.learning_rate" in values:
+    return fixed | values | {"optimizer.schedule": "constant", "optimizer.warmup_steps": 0}
+  return fixed | values | _schedule(reader, earlier)
 
 
-def _check_normalizing(asked: Asked, *, clips: bool) -> None:
+def _check_normalizing(reader: BindingReader, *, clips: bool) -> None:
   """What T5X's loss is divided by: t2t's is the mean over a batch's targets, T5X's their sum or a share of it.
 
   Adafactor and AdamW make the same update of a gradient and of its multiple; a bound on its norm does not.
   """
-  factor = asked.value(_NORMALIZING)
+  factor = reader.value(_NORMALIZING)
   if factor is UNSET or isinstance(factor, str) and factor.upper() == _MEAN:
     return
   why = "t2t takes the mean over a batch's targets"
   if factor == "AVERAGE_PER_SEQUENCE":
-    asked.refuse(_NORMALIZING, factor, f"{why}, in which long sequences count for more")
+    reader.refuse(_NORMALIZING, factor, f"{why}, in which long sequences count for more")
   elif clips:
-    asked.refuse(
+    reader.refuse(
       _NORMALIZING,
       factor,
       f"{why}, T5X clips the gradient of {'their sum' if factor is None else f'their sum over {show(factor)}'}: set it"
@@ -96,13 +96,13 @@ def _check_normalizing(asked: Asked, *, clips: bool) -> None:
       "optimizer.clip_norm",
     )
   elif factor is not None:
-    asked.tell(_NORMALIZING, factor, f"what the loss is divided by; {why}, and the optimizer feels no factor")
+    reader.tell(_NORMALIZING, factor, f"what the loss is divided by; {why}, and the optimizer feels no factor")
 
 
-def _schedule(asked: Asked, earlier: int) -> dict[str, Any]:
+def _schedule(reader: BindingReader, earlier: int) -> dict[str, Any]:
   prefix = "create_learning_rate_scheduler"
   defaults = {"factors": "constant * linear_warmup * rsqrt_decay", "base_learning_rate": 0.5, "warmup_steps": 1_000}
-  read = {name: asked.value(f"{prefix}.{name}") for name in defaults}
+  read = {name: reader.value(f"{prefix}.{name}") for name in defaults}
   if all(value is UNSET for value in read.values()):
     return {}
   for name, value in read.items():
@@ -110,12 +110,12 @@ def _schedule(asked: Asked, earlier: int) -> dict[str, Any]:
     if value is not UNSET and (
       isinstance(value, bool) or not isinstance(value, kind | (int if kind is float else kind))
     ):
-      asked.refuse(f"{prefix}.{name}", value, f"must be of type {kind.__name__}")
+      reader.refuse(f"{prefix}.{name}", value, f"must be of type {kind.__name__}")
       return {}
   factors, base, warmup = (defaults[name] if value is UNSET else value for name, value in read.items())
   names = " * ".join(sorted(factor.strip() for factor in factors.split("*")))
   if names not in gin_names.SCHEDULES:
-    asked.refuse(
+    reader.refuse(
       f"{prefix}.factors",
       factors,
       f"t2t has {', '.join(gin_names.SCHEDULES)}; or give --config.optimizer.schedule=NAME and its keys",
@@ -124,13 +124,13 @@ def _schedule(asked: Asked, earlier: int) -> dict[str, Any]:
     return {}
   schedule, is_root = gin_names.SCHEDULES[names]
   is_flat = schedule == "constant" and "linear_warmup" not in names
-  offset = asked.value(f"{prefix}.step_offset")
+  offset = reader.value(f"{prefix}.step_offset")
   begins = earlier - (offset if isinstance(offset, int) else 0)  # the step of T5X's schedule where this run begins
   if begins and not is_flat:
     if schedule == "constant" and begins >= warmup:
       is_flat = True  # warmed up long ago
     else:
-      asked.refuse(
+      reader.refuse(
         f"{prefix}.step_offset" if offset is not UNSET else f"{prefix}.factors",
         offset if offset is not UNSET else factors,
         f"T5X's schedule begins at step {begins:,}, t2t's at 0: set {prefix}.step_offset = {earlier}, or give"

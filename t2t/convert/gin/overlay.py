@@ -91,7 +91,7 @@ def text_of(path: str, values: Mapping[str, Any], kind: str) -> str:
     section, _, field = key.partition(".")
     if config[section][field] != value:
       lines.append(f"config.{key} = {_literal(value)}")
-  name = re.sub(r'["\\]|[^ -~]', "_", ", ".join(os.path.basename(each) for each in path.split(", ")))
+  name = re.sub(r'["\\]|[^ -~]', "_", ", ".join(os.path.basename(part) for part in path.split(", ")))
   checkpoint = "" if kind == "train" else " --checkpoint CHECKPOINT"
   body = "\n".join(f"  {line}" for line in lines)
   return (

@@ -387,5 +387,5 @@ def in_t5x(kind: str) -> dict[str, str]:
 
 def functions() -> tuple[str, ...]:
   """Every function that a table has."""
-  whole = [name for table in (TOLD, HARMLESS) for name in table if "." not in name]
-  return tuple(dict.fromkeys([*(name.partition(".")[0] for name in known()), *whole, *PARTS]))
+  without_parameter = [name for table in (TOLD, HARMLESS) for name in table if "." not in name]
+  return tuple(dict.fromkeys([*(name.partition(".")[0] for name in known()), *without_parameter, *PARTS]))

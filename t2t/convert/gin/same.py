@@ -4,29 +4,29 @@ from collections.abc import Mapping
 from typing import Any
 
 from t2t.configs import default
-from t2t.convert.gin.bindings import UNSET, Asked
+from t2t.convert.gin.bindings import UNSET, BindingReader
 
 
-def same(asked: Asked, table: Mapping[str, str]) -> dict[str, Any]:
+def same(reader: BindingReader, table: Mapping[str, str]) -> dict[str, Any]:
   """The keys of those parameters that are bound, with their values.
 
   Args:
-    asked: the files.
+    reader: the files.
     table: parameter -> key, "model.embed_dim".
   """
-  found, defaults = {}, default.get_config()
+  values, defaults = {}, default.get_config()
   for name, key in table.items():
-    value = asked.value(name)
+    value = reader.value(name)
     section, _, field = key.partition(".")
     kind = type(defaults[section][field])
     if value is UNSET or value is None:
       # None is T5X's word for no limit and for its default.
       continue
     if isinstance(value, bool) != (kind is bool) or not isinstance(value, (kind, int) if kind is float else kind):
-      asked.refuse(name, value, f"config.{key} is of type {kind.__name__}; give --config.{key}=VALUE", key)
+      reader.refuse(name, value, f"config.{key} is of type {kind.__name__}; give --config.{key}=VALUE", key)
       continue
-    found[key] = kind(value)
-  return found
+    values[key] = kind(value)
+  return values
 
 
 def of_sections(table: Mapping[str, str], *sections: str) -> dict[str, str]:

@@ -66,7 +66,7 @@ _MACROS = {
 _TINY = dict(embed_dim=8, num_heads=4, head_dim=3, mlp_dim=16, num_encoder_layers=2, num_decoder_layers=2)
 
 
-def _dataset(scope: str, **others: Any) -> dict[str, Any]:
+def _dataset(scope: str, **overrides: Any) -> dict[str, Any]:
   fields = dict(
     mixture_or_task_name=Macro("MIXTURE_OR_TASK_NAME"),
     task_feature_lengths=Macro("TASK_FEATURE_LENGTHS"),
@@ -74,10 +74,10 @@ def _dataset(scope: str, **others: Any) -> dict[str, Any]:
     module=Macro("MIXTURE_OR_TASK_MODULE"),
     pack=True,
   )
-  return {f"{scope}/DatasetConfig.{name}": value for name, value in (fields | others).items()}
+  return {f"{scope}/DatasetConfig.{name}": value for name, value in (fields | overrides).items()}
 
 
-def _run(**others: Any) -> dict[str, Any]:
+def _run(**overrides: Any) -> dict[str, Any]:
   """What pre-training and fine-tuning have in common."""
   macros = dict.fromkeys(("MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "TRAIN_STEPS", "MODEL_DIR"), REQUIRED)
   macros |= dict(USE_CACHED_TASKS=True, MIXTURE_OR_TASK_MODULE=None, USE_HARDWARE_RNG=False, RANDOM_SEED=None)
@@ -88,11 +88,11 @@ def _run(**others: Any) -> dict[str, Any]:
     "train.random_seed": Macro("RANDOM_SEED"),
     "train.use_hardware_rng": Macro("USE_HARDWARE_RNG"),
     "Trainer.num_microbatches": None,
-    **others,
+    **overrides,
   }
 
 
-def _asked(function: str, *, output: str, **others: Any) -> dict[str, Any]:
+def _asked(function: str, *, output: str, **overrides: Any) -> dict[str, Any]:
   """What evaluation and inference have in common: one set of examples, without a scope, and one checkpoint."""
   macros = dict.fromkeys(("MIXTURE_OR_TASK_NAME", "CHECKPOINT_PATH", output), REQUIRED)
   macros |= dict(MIXTURE_OR_TASK_MODULE=None, MIXTURE_OR_TASK_SPLIT="test")
@@ -112,7 +112,7 @@ def _asked(function: str, *, output: str, **others: Any) -> dict[str, Any]:
       "RestoreCheckpointConfig.path": Macro("CHECKPOINT_PATH"),
       "RestoreCheckpointConfig.mode": "specific",
     }
-    | others
+    | overrides
   )
 
 
@@ -189,14 +189,14 @@ _RUNS["pretrain"] |= {"train.infer_eval_dataset_cfg": None}
 
 def _encoder_decoder(family: str) -> dict[str, Any]:
   """What models of T5X and Flaxformer have in common: loss, vocabulary, optimizer."""
-  found = dict(Z_LOSS=1e-4, LABEL_SMOOTHING=0.0, LOSS_NORMALIZING_FACTOR=None)
-  found |= dict(VOCABULARY=Reference("seqio.SentencePieceVocabulary", True))
+  bindings = dict(Z_LOSS=1e-4, LABEL_SMOOTHING=0.0, LOSS_NORMALIZING_FACTOR=None)
+  bindings |= dict(VOCABULARY=Reference("seqio.SentencePieceVocabulary", True))
   if family == "byt5":
-    found["VOCABULARY"] = Reference("seqio.ByteVocabulary", True)
+    bindings["VOCABULARY"] = Reference("seqio.ByteVocabulary", True)
   else:
     name = _VOCABULARIES.get(family, "cc_all.32000.100extra")
-    found["SentencePieceVocabulary.sentencepiece_model_file"] = f"gs://t5-data/vocabs/{name}/sentencepiece.model"
-  return found | {
+    bindings["SentencePieceVocabulary.sentencepiece_model_file"] = f"gs://t5-data/vocabs/{name}/sentencepiece.model"
+  return bindings | {
     "OPTIMIZER": Reference("adafactor.Adafactor", True),
     "Adafactor.decay_rate": 0.8,
     "MODEL": Reference("models.EncoderDecoderModel", True),
@@ -220,24 +220,24 @@ def _activations(gated: bool) -> tuple[str, ...]:
 
 def _model(family: str, size: str, *, scalable: bool) -> dict[str, Any]:
   fields = _shape(family, size)
-  found = _encoder_decoder(family) | {
+  bindings = _encoder_decoder(family) | {
     "DROPOUT_RATE": REQUIRED,
     "T5Config.dtype": "bfloat16",
     "T5Config.mlp_activations": _activations(fields["mlp_activation"] == "gated_gelu"),
     "T5Config.dropout_rate": Macro("DROPOUT_RATE"),
     "T5Config.logits_via_embedding": fields["tied_logits"],
   }
-  found |= {f"T5Config.{theirs}": fields[ours] for theirs, ours in NETWORK.items()}
-  return found | ({"T5Config.remat_policy": "minimal"} if scalable else {})
+  bindings |= {f"T5Config.{theirs}": fields[ours] for theirs, ours in NETWORK.items()}
+  return bindings | ({"T5Config.remat_policy": "minimal"} if scalable else {})
 
 
 def _architecture(*, gated: bool) -> dict[str, Any]:
   """A T5 of Flaxformer's, whose files take all that is asked for from macros."""
-  found = dict.fromkeys(_MACROS.values(), REQUIRED)
-  found |= dict(ACTIVATION_DTYPE="bfloat16", DROPOUT_RATE=0.0, ACTIVATION_PARTITIONING_DIMS=1)
+  bindings = dict.fromkeys(_MACROS.values(), REQUIRED)
+  bindings |= dict(ACTIVATION_DTYPE="bfloat16", DROPOUT_RATE=0.0, ACTIVATION_PARTITIONING_DIMS=1)
   macros = _MACROS | {"dtype": "ACTIVATION_DTYPE", "dropout_rate": "DROPOUT_RATE"}
-  found |= {theirs: Macro(macros[ours]) for theirs, ours in FLAXFORMER.items()}
-  return found | {
+  bindings |= {theirs: Macro(macros[ours]) for theirs, ours in FLAXFORMER.items()}
+  return bindings | {
     "ARCHITECTURE": Reference("t5_architecture.EncoderDecoder", True),
     "EncoderLayer.activation_partitioning_dims": Macro("ACTIVATION_PARTITIONING_DIMS"),
     "MlpBlock.activations": _activations(gated),
@@ -247,9 +247,9 @@ def _architecture(*, gated: bool) -> dict[str, Any]:
 
 def _flaxformer_model(family: str, size: str) -> dict[str, Any]:
   fields = _shape(family, size)
-  found = _architecture(gated=fields["mlp_activation"] == "gated_gelu") | _encoder_decoder(family)
-  found |= {macro: fields[ours] for ours, macro in _MACROS.items()}
-  return found | {"EncoderDecoderModel.module": Macro("ARCHITECTURE")}
+  bindings = _architecture(gated=fields["mlp_activation"] == "gated_gelu") | _encoder_decoder(family)
+  bindings |= {macro: fields[ours] for ours, macro in _MACROS.items()}
+  return bindings | {"EncoderDecoderModel.module": Macro("ARCHITECTURE")}
 
 
 _ADAMW_CHAIN = {
@@ -277,12 +277,12 @@ def _bound(path: str) -> dict[str, Any] | None:
 
 def standard(path: str) -> list[Binding] | None:
   """The bindings of a file that comes with T5X or Flaxformer, or None if `path` is none that is known."""
-  found = _bound(path)
-  if found is None:
+  values = _bound(path)
+  if values is None:
     return None
   location = Location(f"{path} (as T5X has it)", 0)
   bindings = []
-  for name, value in found.items():
+  for name, value in values.items():
     scope, _, selector = name.rpartition("/")
     function, _, parameter = selector.rpartition(".")
     bindings.append(Binding(scope, function, parameter, value, location))

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from t2t.convert.gin import param_map as gin_names
-from t2t.convert.gin.bindings import TYPED, UNSET, Asked, Finding, macros_in, references_in
+from t2t.convert.gin.bindings import TYPED, UNSET, BindingReader, GinFinding, macros_in, references_in
 from t2t.convert.gin.model import ADD_MODEL
 from t2t.convert.gin.parser import Binding, Location, Macro, Reference, show
 from t2t.runtime import imports
@@ -43,26 +43,26 @@ def nearest(name: str, known: Sequence[str]) -> str:
 # ---- What is left open -----------------------------------------------------------------------------------------------
 
 
-def not_given(asked: Asked, kind: str) -> Iterator[Finding]:
+def not_given(reader: BindingReader, kind: str) -> Iterator[GinFinding]:
   """What was asked for and is left open, and each file that was not found.
 
   Args:
-    asked: what was.
+    reader: what was.
     kind: of the run, a key of `names.KINDS`.
   """
-  for name, (location, of) in asked.not_given.items():
+  for name, (location, of) in reader.not_given.items():
     plain = of.rpartition("/")[2]
     same = gin_names.SAME.get(of, gin_names.SAME.get(plain, ""))
     settled_by = _SETTLED_BY.get(plain, (same,) if same else ())
     # `t2t infer` has options, and no keys.
-    taken = [each for each in settled_by if kind != "infer" or each.startswith("--")]
-    others = ADD_MODEL if name == "MODEL" else "".join(f" or {_option(each)}" for each in taken[:1])
+    taken = [key for key in settled_by if kind != "infer" or key.startswith("--")]
+    alternative = ADD_MODEL if name == "MODEL" else "".join(f" or {_option(key)}" for key in taken[:1])
     value = _VALUES.get(plain, "VALUE")
-    yield Finding(
-      f"{location}: {name} must be given, as T5X asks for it: {TYPED}{name}={value}{others}", True, settled_by
+    yield GinFinding(
+      f"{location}: {name} must be given, as T5X asks for it: {TYPED}{name}={value}{alternative}", True, settled_by
     )
-  for include, folders in asked.gin.unknown:
-    yield Finding(
+  for include, folders in reader.gin.unknown:
+    yield GinFinding(
       f"{include.location}: include {include.path!r}: no such file in {', '.join(folders)}, and none that comes with"
       " T5X and is known; what it sets is not in the config: give its folder as --gin_search_paths",
       True,
@@ -76,30 +76,32 @@ def _option(key: str) -> str:
 # ---- Modules ---------------------------------------------------------------------------------------------------------
 
 
-def own_modules(asked: Asked) -> tuple[str, ...]:
+def own_modules(reader: BindingReader) -> tuple[str, ...]:
   """Modules that the files import and that are no library's: T5X's users register their tasks in them."""
-  found = [each.module for each in asked.gin.imports]
-  return tuple(dict.fromkeys(each for each in found if not _is_library(each)))
+  module_names = [statement.module for statement in reader.gin.imports]
+  return tuple(dict.fromkeys(module_name for module_name in module_names if not _is_library(module_name)))
 
 
 def _is_library(module: str) -> bool:
   return module.partition(".")[0] in gin_names.LIBRARIES or module.startswith("__")
 
 
-def modules(asked: Asked, *, needed: bool) -> Iterator[Finding]:
+def modules(reader: BindingReader, *, needed: bool) -> Iterator[GinFinding]:
   """Imports of modules that are not there, or not needed."""
-  for each in asked.gin.imports:
-    root, _, rest = each.module.partition(".")
-    module = rest.partition(".")[0]
+  for statement in reader.gin.imports:
+    root, _, submodule = statement.module.partition(".")
+    module = submodule.partition(".")[0]
     if root == "t5x" and module not in gin_names.MODULES:
       near = nearest(module, gin_names.MODULES)
-      yield Finding(f"{each.location}: import {each.module}: T5X has no module {module}{near}", True)
-    elif not _is_library(each.module) and not needed:
-      yield Finding(f"{each.location}: import {each.module}: not needed, for t2t registers the mixture itself")
-    elif not _is_library(each.module) and not _is_there(root):
-      yield Finding(
-        f"{each.location}: import {each.module}: there is no module {root}, in which T5X's users register their tasks,"
-        f" neither installed nor in {os.getcwd()}: put its folder on PYTHONPATH, or give"
+      yield GinFinding(f"{statement.location}: import {statement.module}: T5X has no module {module}{near}", True)
+    elif not _is_library(statement.module) and not needed:
+      yield GinFinding(
+        f"{statement.location}: import {statement.module}: not needed, for t2t registers the mixture itself"
+      )
+    elif not _is_library(statement.module) and not _is_there(root):
+      yield GinFinding(
+        f"{statement.location}: import {statement.module}: there is no module {root}, in which T5X's users register"
+        f" their tasks, neither installed nor in {os.getcwd()}: put its folder on PYTHONPATH, or give"
         " --config.data.task_modules=FILE.py",
         True,
         ("data.task_modules", "data.mixture", "data.files", "data.sources", "--input"),
@@ -117,51 +119,51 @@ def _is_there(root: str) -> bool:
 # ---- What nobody asked for -------------------------------------------------------------------------------------------
 
 
-def left(asked: Asked, kind: str) -> Iterator[Finding]:
+def left(reader: BindingReader, kind: str) -> Iterator[GinFinding]:
   """Each binding and macro that nobody asked for, and that the user's own files set.
 
   Args:
-    asked: what was.
+    reader: what was.
     kind: of the run, a key of `names.KINDS`.
   """
-  gin, told = asked.gin, set()
-  macros = set(asked.macros)
+  gin, reported = reader.gin, set()
+  macros = set(reader.macros)
   for key, binding in gin.bindings.items():
-    macros |= {each.name for each in macros_in(binding.value)}
-    if key in asked.bindings:
+    macros |= {part.name for part in macros_in(binding.value)}
+    if key in reader.bindings:
       continue
     location, shown = binding.location, str(binding)
     if isinstance(binding.value, Macro) and binding.value.name in gin.macros:
       # A value that T5X's own files take from a macro was written where the macro was.
       macro = gin.macros[binding.value.name]
-      if macro.location.file in gin.own:
+      if macro.location.file in gin.own_files:
         location, shown = macro.location, str(macro)
-    found = _judged(asked, key, kind) if location.file in gin.own else None
-    if found and (location, found) not in told:
-      told.add((location, found))
-      refused, why = found
-      yield Finding(f"{location}: {shown}: {why}", refused)
+    judgement = _judged(reader, key, kind) if location.file in gin.own_files else None
+    if judgement and (location, judgement) not in reported:
+      reported.add((location, judgement))
+      refused, why = judgement
+      yield GinFinding(f"{location}: {shown}: {why}", refused)
   for name, binding in gin.macros.items():
-    if name not in macros and binding.location.file in gin.own and not _is_read(name, asked):
-      yield _unread(name, binding, asked)
+    if name not in macros and binding.location.file in gin.own_files and not _is_read(name, reader):
+      yield _unread(name, binding, reader)
 
 
-def _judged(asked: Asked, key: tuple[str, str, str], kind: str) -> tuple[bool, str] | None:
+def _judged(reader: BindingReader, key: tuple[str, str, str], kind: str) -> tuple[bool, str] | None:
   """Whether a binding is refused, and why it is in no config; None: there is nothing to say."""
   scope, function, parameter = key
-  name, value = f"{function}.{parameter}", _peek(asked, asked.gin.bindings[key].value)
+  name, value = f"{function}.{parameter}", _peek(reader, reader.gin.bindings[key].value)
   if kind != "train" and (function in _OF_TRAINING or name in _NOT_READ):
     return None
-  if function in gin_names.OPTIMIZERS and function not in asked.optimizers:
+  if function in gin_names.OPTIMIZERS and function not in reader.optimizers:
     return False, "nothing that runs refers to it"
-  if function == "DatasetConfig" and scope not in _SCOPES and not _is_referred_to(asked, scope, function):
+  if function == "DatasetConfig" and scope not in _SCOPES and not _is_referred_to(reader, scope, function):
     return True, f"nothing refers to {scope}/DatasetConfig{nearest(scope, _SCOPES)}"
   if name == "DatasetConfig.shuffle" and value == (scope == "train"):
     return None  # as t2t does
-  if scope == "infer_eval" and not asks_while_training(asked):
+  if scope == "infer_eval" and not asks_while_training(reader):
     return False, "nothing that runs refers to it"
   references = list(references_in(value))
-  strangers = [each for each in references if _is_strange(asked, each)]
+  strangers = [reference for reference in references if _is_strange(reader, reference)]
   if name in gin_names.WIRING and references and not strangers:
     return None
   for table in (name, function):
@@ -170,33 +172,43 @@ def _judged(asked: Asked, key: tuple[str, str, str], kind: str) -> tuple[bool, s
   if name in gin_names.REFUSED:
     return True, gin_names.REFUSED[name]
   if strangers and name != "Evaluator.logger_cls":
-    each = strangers[0]
-    last = each.name.rpartition("/")[2].rpartition(".")[2]
-    return True, f"t2t knows no {each}{nearest(last, gin_names.functions())}"
+    stranger = strangers[0]
+    last = stranger.name.rpartition("/")[2].rpartition(".")[2]
+    return True, f"t2t knows no {stranger}{nearest(last, gin_names.functions())}"
   if name in gin_names.TOLD or function in gin_names.TOLD:
     return False, gin_names.TOLD.get(name, gin_names.TOLD.get(function))
-  return True, _unknown(asked, scope, function, parameter)
+  return True, _unknown(reader, scope, function, parameter)
 
 
-def asks_while_training(asked: Asked) -> bool:
+def asks_while_training(reader: BindingReader) -> bool:
   """Whether T5X has the model write answers between steps."""
   key = ("", "train", "infer_eval_dataset_cfg")
-  return key in asked.gin.bindings and _peek(asked, asked.gin.bindings[key].value) is not None
+  return key in reader.gin.bindings and _peek(reader, reader.gin.bindings[key].value) is not None
 
 
-def _is_strange(asked: Asked, reference: Reference) -> bool:
+def _is_strange(reader: BindingReader, reference: Reference) -> bool:
   """Whether a function is none of those that are known, or of a module of the user's own."""
   module, _, function = reference.name.rpartition("/")[2].rpartition(".")
-  own = {part for each in own_modules(asked) for part in (each.partition(".")[0], each.rpartition(".")[2])}
-  return function not in gin_names.functions() or module.partition(".")[0] in own
+  user_parts = {
+    part
+    for module_name in own_modules(reader)
+    for part in (module_name.partition(".")[0], module_name.rpartition(".")[2])
+  }
+  return function not in gin_names.functions() or module.partition(".")[0] in user_parts
 
 
-def _unknown(asked: Asked, scope: str, function: str, parameter: str) -> str:
+def _unknown(reader: BindingReader, scope: str, function: str, parameter: str) -> str:
   """Why a binding that no table has is refused."""
   known = [name.partition(".")[2] for name in gin_names.known() if name.partition(".")[0] == function]
-  others = [other for other, *rest in asked.bindings if rest == [function, parameter] and other and not scope]
-  if others:
-    return f"each scope has its own, {', '.join(f'{each}/{function}.{parameter}' for each in sorted(others))}"
+  scopes = [
+    other_scope
+    for other_scope, *target in reader.bindings
+    if target == [function, parameter] and other_scope and not scope
+  ]
+  if scopes:
+    return (
+      f"each scope has its own, {', '.join(f'{other_scope}/{function}.{parameter}' for other_scope in sorted(scopes))}"
+    )
   if parameter in known:
     return "t2t has nothing like it"
   if known:
@@ -205,52 +217,52 @@ def _unknown(asked: Asked, scope: str, function: str, parameter: str) -> str:
   return f"t2t has nothing like it, and knows no function {function}{nearest(function, functions)}"
 
 
-def _unread(name: str, binding: Binding, asked: Asked) -> Finding:
+def _unread(name: str, binding: Binding, reader: BindingReader) -> GinFinding:
   """A macro that nothing refers to: T5X passes over it."""
-  read = {each.name for other in asked.gin.bindings.values() for each in macros_in(other.value)}
+  read = {macro.name for other_binding in reader.gin.bindings.values() for macro in macros_in(other_binding.value)}
   near = nearest(name, sorted(read))
   text = f"nothing that was read refers to it{near}"
   where = f"{binding.location}: {binding}"
-  if name in asked.gin.typed:
-    return Finding(f"{where}: {text}", True)
-  return Finding(f"{where}: {text}")
+  if name in reader.gin.typed:
+    return GinFinding(f"{where}: {text}", True)
+  return GinFinding(f"{where}: {text}")
 
 
-def _peek(asked: Asked, value: Any, seen: tuple[str, ...] = ()) -> Any:
+def _peek(reader: BindingReader, value: Any, seen: tuple[str, ...] = ()) -> Any:
   """A value with its macros replaced, without asking for it."""
   if isinstance(value, Macro):
-    macro = asked.gin.macros.get(value.name)
-    return UNSET if macro is None or value.name in seen else _peek(asked, macro.value, (*seen, value.name))
+    macro = reader.gin.macros.get(value.name)
+    return UNSET if macro is None or value.name in seen else _peek(reader, macro.value, (*seen, value.name))
   if isinstance(value, list | tuple):
-    return type(value)(_peek(asked, x, seen) for x in value)
+    return type(value)(_peek(reader, x, seen) for x in value)
   if isinstance(value, dict):
-    return {key: _peek(asked, x, seen) for key, x in value.items()}
+    return {key: _peek(reader, x, seen) for key, x in value.items()}
   return value
 
 
-def _is_read(name: str, asked: Asked) -> bool:
+def _is_read(name: str, reader: BindingReader) -> bool:
   """Whether another macro has this one."""
-  return any(Macro(name) in macros_in(binding.value) for binding in asked.gin.macros.values())
+  return any(Macro(name) in macros_in(binding.value) for binding in reader.gin.macros.values())
 
 
-def _is_referred_to(asked: Asked, scope: str, function: str) -> bool:
-  values = [*asked.gin.bindings.values(), *asked.gin.macros.values()]
-  names = [each.name for binding in values for each in references_in(binding.value)]
+def _is_referred_to(reader: BindingReader, scope: str, function: str) -> bool:
+  values = [*reader.gin.bindings.values(), *reader.gin.macros.values()]
+  names = [reference.name for binding in values for reference in references_in(binding.value)]
   return any(re.fullmatch(rf"{re.escape(scope)}/(?:[\w.]+\.)?{function}", name) for name in names)
 
 
 # ---- Kinds of runs ---------------------------------------------------------------------------------------------------
 
 
-def kinds(asked: Asked) -> dict[str, Location]:
+def kinds(reader: BindingReader) -> dict[str, Location]:
   """Which runs the files describe, keys of `names.KINDS` and `names.OTHERS`, and where they say so."""
-  found: dict[str, Location] = {}
-  for _, function, _ in asked.gin.bindings:
+  locations: dict[str, Location] = {}
+  for _, function, _ in reader.gin.bindings:
     kind = gin_names.FUNCTIONS.get(function, function if function in gin_names.OTHERS else "")
-    if kind and kind not in found:
-      bound = (binding for key, binding in asked.gin.bindings.items() if key[1] == function)
-      found[kind] = next(bound).location
-  return found
+    if kind and kind not in locations:
+      bound = (binding for key, binding in reader.gin.bindings.items() if key[1] == function)
+      locations[kind] = next(bound).location
+  return locations
 
 
 def shown(value: Any) -> str:

@@ -69,7 +69,7 @@ class HeadFeatureConverter:
     """Returns the settings with which texts are read."""
     kind, head = ARCHITECTURES[self.architecture], self.head or _OF_TEXTS
     framing, reads = Framing.of(self.vocabulary, self.architecture), head.spelled_out(kind).reads
-    whole = self.head is not None and kind.writes and head.kind != "choice"
+    whole = self.head is not None and kind.is_generative and head.kind != "choice"
     return Reading(self.vocabulary, framing, self.length, self.number, reads, whole, self.task)
 
   # ---- Examples of a task ------------------------------------------------------------------------------------------

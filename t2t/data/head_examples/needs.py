@@ -167,10 +167,12 @@ def labels_of(head: HeadConfig, need: Need) -> tuple[str, ...]:
 def _reads(model: TransformerConfig, need: Need, vocabulary: seqio.Vocabulary) -> str:
   if need.kind in ("tag", "span"):
     return "each"
-  if model.kind.continues:
+  if model.kind.is_decoder_only:
     return "last"
   return (
-    "first" if not ARCHITECTURES[model.architecture].writes and vocabularies.cls_id(vocabulary) is not None else "mean"
+    "first"
+    if not ARCHITECTURES[model.architecture].is_generative and vocabularies.cls_id(vocabulary) is not None
+    else "mean"
   )
 
 

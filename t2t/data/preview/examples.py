@@ -250,7 +250,7 @@ def _hidden(preview: Preview, ids: Mapping[str, np.ndarray]) -> tuple[str, float
   framing = list(vocabularies.framing_ids(vocabulary))
   if "targets" not in preview.task.output_features:
     return None  # pairs of texts
-  if not ARCHITECTURES[preview.architecture].writes:
+  if not ARCHITECTURES[preview.architecture].is_generative:
     losses = sum(loss_positions(sequence, "encoder").sum() for sequence in preview.sequences)
     text = sum(
       (~np.isin(sequence["encoder_target_tokens"], framing) & real_positions(sequence, "encoder")).sum()

@@ -180,7 +180,7 @@ class _Tokens:
       return np.asarray(example["answer_heads"]) > 0
     if "loss_weights" in example:
       return np.asarray(example["loss_weights"]) > 0
-    if ARCHITECTURES[self._shown.architecture].writes:
+    if ARCHITECTURES[self._shown.architecture].is_generative:
       return None
     return np.asarray(example["inputs"]) == examples.mask_id(self._shown.vocabulary)
 

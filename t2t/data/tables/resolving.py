@@ -91,12 +91,12 @@ def resolved(config: Config, vocabulary: Any) -> Config:
   config = config.with_(data=dataclasses.asdict(with_table(config.data)))
   spec = from_dict(config.data.table)
   loss = config.train.loss
-  by_heads = answered_by_heads(loss) or not (loss or config.model.kind.writes)
+  by_heads = answered_by_heads(loss) or not (loss or config.model.kind.is_generative)
   if spec.kind == "text" and by_heads:
     raise UserError(
       f"{reading.described(spec.files)}: column {spec.label!r} has texts to be written, which"
-      f" {'an encoder alone' if not config.model.kind.writes else f'config.train.loss={loss}'} does not; start from an"
-      " encoder-decoder or a decoder, or give --config.data.labels=auto with a column of classes"
+      f" {f'config.train.loss={loss}' if config.model.kind.is_generative else 'an encoder alone'} does not; start from"
+      " an encoder-decoder or a decoder, or give --config.data.labels=auto with a column of classes"
     )
   table = examples.load(spec, malformed=config.data.malformed)
   if is_new:
@@ -109,14 +109,14 @@ def resolved(config: Config, vocabulary: Any) -> Config:
       and all(values.number(x) is not None for x in spec.classes)
     ):
       lines.append("the labels are numbers, read as classes; --config.data.labels=number reads them as a score")
-    if by_heads and not config.model.kind.writes and vocabularies.cls_id(vocabulary()) is None:
+    if by_heads and not config.model.kind.is_generative and vocabularies.cls_id(vocabulary()) is None:
       lines.append(
         "the head reads the mean of all tokens, because the vocabulary has no [CLS]: `t2t convert --to hf` will refuse"
         " this model, since transformers has none like it"
       )
-    if spec.prefix and config.model.kind.writes:
+    if spec.prefix and config.model.kind.is_generative:
       lines.append(f"inputs begin with {spec.prefix!r}, which infer, eval and t2t.load add by themselves")
-    hosts.say("\n  ".join(lines))
+    hosts.log_once("\n  ".join(lines))
   reading.forget()
   if not by_heads:
     _check_writable(spec, config.data, vocabulary())
@@ -179,7 +179,7 @@ def _with_lengths(config: Config, spec: TableSpec, table: examples.Table, vocabu
     )
   inputs = data.inputs_length
   if not inputs:
-    needed = [_tokens(row, spec, count, are_apart=by_heads and not config.model.kind.writes) for row in rows]
+    needed = [_tokens(row, spec, count, are_apart=by_heads and not config.model.kind.is_generative) for row in rows]
     most = config.model.max_length or 0
     room = _room(config, targets, by_heads=by_heads)
     target_length = _rounded(_percentile(needed), 16, _LONGEST)
@@ -190,7 +190,9 @@ def _with_lengths(config: Config, spec: TableSpec, table: examples.Table, vocabu
     why = f" (the model has learned {most} positions)" if room and inputs == room else ""
     windows = spec.kind == "span" and by_heads
     tail = f"; {cut:,} of the first {len(needed):,} are longer, and cut" if cut and not windows else ""
-    hosts.say(f"config.data.inputs_length={inputs}{why}, targets_length={targets}: the longest has {max(needed)}{tail}")
+    hosts.log_once(
+      f"config.data.inputs_length={inputs}{why}, targets_length={targets}: the longest has {max(needed)}{tail}"
+    )
   return config.with_(data={"inputs_length": inputs, "targets_length": targets})
 
 
@@ -199,7 +201,7 @@ def _room(config: Config, targets: int, *, by_heads: bool) -> int:
   most = config.model.most_positions
   if not most:
     return 0
-  return max(1, most - (targets + 1 if config.model.kind.continues and not by_heads else 0))
+  return max(1, most - (targets + 1 if config.model.kind.is_decoder_only and not by_heads else 0))
 
 
 def _tokens(row: examples.Example, spec: TableSpec, count: Any, *, are_apart: bool) -> int:

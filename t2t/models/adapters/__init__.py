@@ -103,8 +103,8 @@ def beginning(adapters: Adapters, vocabulary: Any, *, seed: int) -> Callable[[Pa
   begins = [(ADAPTERS[name].begin, ADAPTERS[name].starts(x, vocabulary, seed=seed)) for name, x in adapters.items()]
 
   def begin(params: Params) -> Params:
-    for one, start in begins:
-      flat = one(traverse_util.flatten_dict(params, sep="/"), start)
+    for set_initial, start in begins:
+      flat = set_initial(traverse_util.flatten_dict(params, sep="/"), start)
       params = traverse_util.unflatten_dict(flat, sep="/")
     return params
 

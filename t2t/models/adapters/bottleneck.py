@@ -65,8 +65,8 @@ def adapt(model: nnx.Module, config: Any, rngs: nnx.Rngs, *, section: str, branc
     if there:
       *stacked, embed_dim = getattr(layer, f"{there[0]}_norm").scale[...].shape
       options = {"activation": config.activation, "stacked": tuple(stacked)}
-      made = nnx.Dict({branch: Bottleneck(embed_dim, config.bottleneck, rngs, **options) for branch in there})
-      layer.adapters = nnx.data(made)  # in place of a None
+      bottlenecks = nnx.Dict({branch: Bottleneck(embed_dim, config.bottleneck, rngs, **options) for branch in there})
+      layer.adapters = nnx.data(bottlenecks)  # in place of a None
   patterns.check(config.also_train, f"config.{section}.also_train", patterns.paths_of(model))
   return model
 

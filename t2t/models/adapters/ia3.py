@@ -67,9 +67,9 @@ def adapt(model: nnx.Module, config: Ia3Config, rngs: nnx.Rngs) -> nnx.Module:
   """
   del rngs
   model = patterns.copy_of(model)
-  found = list(patterns.matrices(model))
-  patterns.check(config.targets, "config.ia3.targets", [path for path, _, _ in found])
-  for path, module, name in found:
+  matrices = list(patterns.matrices(model))
+  patterns.check(config.targets, "config.ia3.targets", [path for path, _, _ in matrices])
+  for path, module, name in matrices:
     if matches(config.targets, path):
       kernel, is_read = getattr(module, name), reads(path)
       *stack, rows, columns = kernel[...].shape
@@ -101,7 +101,7 @@ def merged_into(path: str) -> tuple[str, ...]:
 def merge(params: Mapping[str, jax.Array], config: Ia3Config) -> dict[str, jax.Array]:
   """Path -> array of a model with plain matrices; each may be of one layer, or of a stack."""
   del config
-  found = {}
+  merged = {}
   for path, x in params.items():
     base = base_path(path)
     if base is not None:
@@ -110,8 +110,8 @@ def merge(params: Mapping[str, jax.Array], config: Ia3Config) -> dict[str, jax.A
         x = x * (1.0 + (vector[..., :, None] if reads(base) else vector[..., None, :]))
       elif vector is not None and base.endswith("_bias") and not reads(base.removesuffix("_bias")):
         x = x * (1.0 + vector)
-      found[base] = x
-  return found
+      merged[base] = x
+  return merged
 
 
 ADAPTER = Adapter(Ia3Config, adapt, ADDED, base_path, merge, merged_into)

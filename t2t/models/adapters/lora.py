@@ -181,20 +181,20 @@ def merge(params: Mapping[str, jax.Array], config: LoraConfig) -> dict[str, jax.
 
   Each of them may be of one layer, or of a stack.
   """
-  found = {}
+  merged = {}
   for path, x in params.items():
     base = base_path(path)
     if base is not None and base != path:
       down, up = params[f"{base}/{_DOWN}"], params[f"{base}/{_UP}"]
       both = x + config.scale * jnp.matmul(down, up, precision=jax.lax.Precision.HIGHEST)
       if config.dora:
-        before, now = (jnp.linalg.norm(each, axis=-2) for each in (x, both))
+        before, now = (jnp.linalg.norm(matrix, axis=-2) for matrix in (x, both))
         factors = (before + params[f"{base}/{_MAGNITUDE}"]) / jnp.maximum(now, 1e-6 * before)
         both = both * jnp.where(before > 0, factors, 1.0)[..., None, :]
       x = both
     if base is not None:
-      found[base] = x
-  return found
+      merged[base] = x
+  return merged
 
 
 ADAPTER = Adapter(LoraConfig, adapt, ADDED, base_path, merge)

@@ -71,8 +71,8 @@ class Pals(nnx.Module):
     self.decode = nnx.Param(jnp.zeros((tasks, size, embed_dim), jnp.float32), axes=(None, "rank", "embed"))
     for name in ("query", "key", "value"):
       # One more dimension than axes: that of layers.
-      own = layers.param(rngs, (num_layers, tasks, size, size), (None, "rank", "rank"), scale=size**-0.5)
-      setattr(self, name, own)
+      weight = layers.param(rngs, (num_layers, tasks, size, size), (None, "rank", "rank"), scale=size**-0.5)
+      setattr(self, name, weight)
 
   @property
   def of_layers(self) -> Matrices:
@@ -88,7 +88,7 @@ class Pals(nnx.Module):
   def __call__(
     self,
     x: jax.Array,
-    own: Matrices,
+    layer_matrices: Matrices,
     *,
     mask: AttentionMask,
     tasks: jax.Array | None,
@@ -98,7 +98,7 @@ class Pals(nnx.Module):
 
     Args:
       x: what its self-attention reads, [batch, length, embed].
-      own: the layer's, of `of_layers`.
+      layer_matrices: the layer's, of `of_layers`.
       mask: of its self-attention.
       tasks: see `of_task`.
       cache: keys and values of earlier positions; those of `x` are written into it, and all are attended to.
@@ -107,7 +107,7 @@ class Pals(nnx.Module):
       [batch, length, embed], and [batch, heads, key, kv].
     """
     hidden = _project(x, self.encode[...], tasks)
-    query, key, value = (self._by_heads(_project(hidden, matrices, tasks)) for matrices in own)
+    query, key, value = (self._by_heads(_project(hidden, matrices, tasks)) for matrices in layer_matrices)
     cache = KVCache(key, value) if cache is None else cache.write(key, value, mask.key_index(cache.keys.shape[2]))
     attended = attention.attend(query * self.head_dim**-0.5, cache.keys, cache.values, mask=mask)
     merged = jnp.swapaxes(attended, 1, 2).reshape(hidden.shape)
@@ -143,8 +143,10 @@ def _project(x: jax.Array, matrices: jax.Array, tasks: jax.Array | None) -> jax.
     of_rows = jnp.take(matrices, tasks[:, 0], axis=0).astype(x.dtype)
     return jnp.einsum("bli,bio->blo", x, of_rows)
   # Of packed rows the product of every task, for matrices that each position has by itself would be far larger.
-  each = (jnp.where(tasks[..., None] == task, quantized_matmul.product(x, matrices[task]), 0) for task in range(number))
-  return sum(each)
+  of_tasks = (
+    jnp.where(tasks[..., None] == task, quantized_matmul.product(x, matrices[task]), 0) for task in range(number)
+  )
+  return sum(of_tasks)
 
 
 def adapt(model: nnx.Module, config: PalsConfig, rngs: nnx.Rngs) -> nnx.Module:
@@ -159,11 +161,11 @@ def adapt(model: nnx.Module, config: PalsConfig, rngs: nnx.Rngs) -> nnx.Module:
       " of the tasks of config.data.mixture, as --config.pals.tasks=reviews,questions"
     )
   model = patterns.copy_of(model)
-  for _, each in patterns.modules(model, transformer.MODELS):
-    for side in each.architecture.sides:
-      stack = getattr(each, side)
-      made = Pals(each.config.embed_dim, config, rngs, num_layers=stack.num_layers)
-      stack.pals = nnx.data(made)  # in place of a None
+  for _, submodel in patterns.modules(model, transformer.MODELS):
+    for side in submodel.architecture.sides:
+      stack = getattr(submodel, side)
+      stack_pals = Pals(submodel.config.embed_dim, config, rngs, num_layers=stack.num_layers)
+      stack.pals = nnx.data(stack_pals)  # in place of a None
   patterns.check(config.also_train, "config.pals.also_train", patterns.paths_of(model))
   return model
 
@@ -179,8 +181,8 @@ def of_task(params: Mapping[str, jax.Array], number: int) -> dict[str, jax.Array
   In:  {"encoder/pals/encode": [tasks, embed, size], "encoder/pals/query": [layers, tasks, size, size], ...}
   Out: {"encoder/pals/encode": [1, embed, size], "encoder/pals/query": [layers, 1, size, size], ...}
   """
-  one = lambda x: jax.lax.slice_in_dim(x, number, number + 1, axis=x.ndim + _TASKS)
-  return {path: one(x) if re.search(ADDED, path) else x for path, x in params.items()}
+  select = lambda x: jax.lax.slice_in_dim(x, number, number + 1, axis=x.ndim + _TASKS)
+  return {path: select(x) if re.search(ADDED, path) else x for path, x in params.items()}
 
 
 ADAPTER = Adapter(PalsConfig, adapt, ADDED, base_path, merge=None, tasks=lambda config: config.tasks, of_task=of_task)

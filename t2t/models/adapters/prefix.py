@@ -106,14 +106,14 @@ def adapt(model: nnx.Module, config: PrefixConfig, rngs: nnx.Rngs) -> nnx.Module
   """
   model = patterns.copy_of(model)
   make = MadePrefix if config.hidden else Prefix
-  for _, each in patterns.modules(model, transformer.MODELS):
-    sides = [side for side in each.architecture.sides if side in config.sides]
+  for _, submodel in patterns.modules(model, transformer.MODELS):
+    sides = [side for side in submodel.architecture.sides if side in config.sides]
     if not sides:
-      there = ",".join(each.architecture.sides)
+      there = ",".join(submodel.architecture.sides)
       raise UserError(f"config.prefix.sides={','.join(config.sides)}: the model has none of them; give {there}")
     for side in sides:
-      stack = getattr(each, side)
-      stack.prefix = nnx.data(make(each.config, config, rngs, num_layers=stack.num_layers))  # in place of a None
+      stack = getattr(submodel, side)
+      stack.prefix = nnx.data(make(submodel.config, config, rngs, num_layers=stack.num_layers))  # in place of a None
   patterns.check(config.also_train, "config.prefix.also_train", patterns.paths_of(model))
   return model
 

@@ -58,12 +58,12 @@ def adapt(model: nnx.Module, config: PromptConfig, rngs: nnx.Rngs) -> nnx.Module
     UserError: a pattern of `also_train` that matches no parameter.
   """
   model = patterns.copy_of(model)
-  for _, each in patterns.modules(model, transformer.MODELS):
-    table = each.embed.table
+  for _, submodel in patterns.modules(model, transformer.MODELS):
+    table = submodel.embed.table
     shape = config.length, table[...].shape[1]
     vectors = jax.random.uniform(rngs.params(), shape, jnp.float32, -0.5, 0.5)
     axes = "positions", table.get_metadata()["axes"][1]
-    each.embed.prompt = nnx.data(nnx.Param(vectors, axes=axes))  # in place of a None
+    submodel.embed.prompt = nnx.data(nnx.Param(vectors, axes=axes))  # in place of a None
   patterns.check(config.also_train, "config.prompt.also_train", patterns.paths_of(model))
   return model
 
@@ -76,14 +76,14 @@ def base_path(path: str) -> str | None:
 def _frequent(vocabulary: Any, number: int) -> list[int]:
   """Ids of the first pieces of a vocabulary that are text; those of all kinds have the most frequent ones first."""
   special = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id}
-  found = []
-  for each in range(vocabulary.vocab_size):
-    text = "" if each in special else vocabulary.decode([each]).strip()
+  frequent_ids = []
+  for token_id in range(vocabulary.vocab_size):
+    text = "" if token_id in special else vocabulary.decode([token_id]).strip()
     if text and "\ufffd" not in text and not re.fullmatch(r"\[.+\]|<.+>", text):
-      found.append(each)
-    if len(found) == number:
+      frequent_ids.append(token_id)
+    if len(frequent_ids) == number:
       break
-  return found
+  return frequent_ids
 
 
 def starts(config: PromptConfig, vocabulary: Any, *, seed: int) -> Sequence[int] | None:
@@ -102,7 +102,7 @@ def starts(config: PromptConfig, vocabulary: Any, *, seed: int) -> Sequence[int]
   if vocabulary is None:
     raise UserError(f"config.prompt.init={config.init}: asks a vocabulary for pieces; give config.data.vocabulary")
   if config.init == "text":
-    ids = [each for each in vocabulary.encode(config.text) if each != vocabulary.unk_id]
+    ids = [token_id for token_id in vocabulary.encode(config.text) if token_id != vocabulary.unk_id]
     if not ids:
       raise UserError(f"config.prompt.text={config.text!r}: the vocabulary has no piece of it; give other words")
     return (ids * -(-config.length // len(ids)))[: config.length]
@@ -114,11 +114,11 @@ def begin(params: dict[str, jax.Array], ids: Sequence[int] | None) -> dict[str, 
   """Path -> array, with the vectors of these pieces in place of a prompt that is fresh; see `starts`."""
   if ids is None:
     return params
-  found = dict(params)
+  updated = dict(params)
   for path in params:
     if re.search(ADDED, path):
-      found[path] = jnp.take(params[f"{path.rpartition('/')[0]}/table"], jnp.asarray(ids), axis=0)
-  return found
+      updated[path] = jnp.take(params[f"{path.rpartition('/')[0]}/table"], jnp.asarray(ids), axis=0)
+  return updated
 
 
 ADAPTER = Adapter(

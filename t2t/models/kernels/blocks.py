@@ -19,22 +19,22 @@ LARGEST_OF_ALL = (512, 1024)
 PADDING, FILLING = np.iinfo(np.int32).max - 1, np.iinfo(np.int32).max
 
 
-def bounds(asked: int, *, skips: bool) -> tuple[int, int]:
-  """Of a block of queries and one of keys: `asked` of both, or t2t's own, by whether some may be skipped."""
-  return (asked, asked) if asked else LARGEST if skips else LARGEST_OF_ALL
+def bounds(requested: int, *, skips: bool) -> tuple[int, int]:
+  """Of a block of queries and one of keys: `requested` of both, or t2t's own, by whether some may be skipped."""
+  return (requested, requested) if requested else LARGEST if skips else LARGEST_OF_ALL
 
 
-def largest(mask: AttentionMask, asked: int, *, has_ranks: bool = False) -> tuple[int, int]:
+def largest(mask: AttentionMask, requested: int, *, has_ranks: bool = False) -> tuple[int, int]:
   """Bounds of a block of queries and one of keys, where a kernel has a bias by distance.
 
   Args:
     mask: what it has matters, not the numbers in it.
-    asked: of both, or 0.
+    requested: of both, or 0.
     has_ranks: the kernel is given ranks apart from the mask.
   """
   has_segments = mask.query_segments is not None and not mask.padded
   skips = mask.causal or mask.window or mask.ranks is not None or has_ranks or has_segments
-  return bounds(asked, skips=bool(skips))
+  return bounds(requested, skips=bool(skips))
 
 
 def block(length: int, largest: int) -> int:

@@ -69,7 +69,7 @@ def choose(
   dropout: str = "",
   device_kind: str = "",
   compute_capability: str = "",
-  asked: str = "",
+  requested: str = "",
   batch_shards: int = 1,
   head_shards: int = 1,
   length_shards: int = 1,
@@ -86,7 +86,7 @@ def choose(
     dropout: one of `DROPOUTS`.
     device_kind: `jax.Device.device_kind` of a TPU, whose memory it may be that a kernel does not fit into.
     compute_capability: of the GPU, "9.0" for an H100; see `compute_capability`.
-    asked: the kernel that is wanted, where there are several.
+    requested: the kernel that is wanted, where there are several.
     batch_shards, head_shards, length_shards: in how many parts the mesh splits these axes, see `sharding.num_shards`;
       of the lengths the queries' alone.
   """
@@ -95,7 +95,7 @@ def choose(
   mask = mask.without_idle_window(query_length, key_length)
   dtype = jnp.dtype(dtype).name
   refusals = [
-    (asked == "plain", "as config.model.attention_kernel says"),
+    (requested == "plain", "as config.model.attention_kernel says"),
     (platform not in ("tpu", "gpu"), platform.upper()),
     (bias == "soft cap", "soft cap on the logits"),
     (mask.front, "learned keys in front"),
@@ -104,7 +104,7 @@ def choose(
     (heads % head_shards, f"{heads} heads over {head_shards} devices"),
     (query_length % length_shards, f"{query_length} positions over {length_shards} devices"),
   ]
-  known = {"bias": bias, "dropout": dropout, "asked": asked, "length_shards": length_shards}
+  known = {"bias": bias, "dropout": dropout, "requested": requested, "length_shards": length_shards}
   if platform == "tpu":
     kernel, why, more = _on_tpu(query_shape, key_length, dtype, mask, reach=reach, device_kind=device_kind, **known)
   else:
@@ -123,7 +123,7 @@ def _on_tpu(
   *,
   bias: str,
   dropout: str,
-  asked: str,
+  requested: str,
   length_shards: int,
   reach: int,
   device_kind: str,
@@ -143,7 +143,7 @@ def _on_tpu(
   apart = splash.goes_end_to_end(mask, is_split=length_shards > 1)
   faster = apart and bounds == blocks.LARGEST and in_lanes and in_blocks
   for needed, reason in (
-    (asked == "distance", "as config.model.attention_kernel says"),
+    (requested == "distance", "as config.model.attention_kernel says"),
     (bias, "bias by distance"),
     (dropout == "each", "dropout of probabilities"),
     (mask.ranks is not None, "ranks"),
@@ -151,7 +151,7 @@ def _on_tpu(
     (mask.window and query_length != key_length, "window over another sequence"),
     (mask.window and length_shards > 1, "window over a split sequence"),
     (relative_bias_attention.SHORTEST <= shortest < blocks.SMALLEST, f"length {shortest}"),
-    (faster and asked != "splash", "rows with masks of their own"),
+    (faster and requested != "splash", "rows with masks of their own"),
   ):
     if needed and kernel == "splash":
       kernel, why = "distance", f"TPU, {reason}"
@@ -182,7 +182,7 @@ def _on_gpu(
   *,
   bias: str,
   dropout: str,
-  asked: str,
+  requested: str,
   length_shards: int,
   compute_capability: str,
 ) -> tuple[str, str, list[tuple[object, str]]]:
@@ -191,8 +191,8 @@ def _on_gpu(
 
   _, _, query_length, head_dim = query_shape
   kernel, why = "cudnn", "GPU, bias by distance" if bias else "GPU, no bias"
-  if asked == "triton":
-    kernel, why = asked, "GPU, as config.model.attention_kernel says"
+  if requested == "triton":
+    kernel, why = requested, "GPU, as config.model.attention_kernel says"
   version, _, minor = compute_capability.partition(".")
   version = int(version) if version.isdecimal() and minor.isdecimal() else 0
   largest = 256 if version >= 9 else 128
@@ -259,7 +259,7 @@ def choose_here(
     batch_shards=sharding.num_shards("batch"),
     head_shards=sharding.num_shards("heads"),
     length_shards=sharding.num_shards("length"),
-    asked=kernel,
+    requested=kernel,
   )
   if kernel and chosen.kernel != kernel:
     needed, here = PLATFORMS.get(kernel), sharding.platform()
@@ -332,20 +332,20 @@ def attention_kernels(
 
   def choose_for_layers(side: str, mask: AttentionMask) -> dict[str, Choice]:
     windows = config.windows(length(side))
-    first, *others = (choose_for_stacks(side, side, mask, window) for window in windows)
+    first, *other_choices = (choose_for_stacks(side, side, mask, window) for window in windows)
     # Where layers with a window take turns with others, and run on something else.
-    return {side: first} | {f"{side} window": other for other in others if str(other) != str(first)}
+    return {side: first} | {f"{side} window": choice for choice in other_choices if str(choice) != str(first)}
 
-  found = {}
+  kernels = {}
   # That an encoder's positions have segments matters, not which.
   reading = functools.partial(AttentionMask, key_segments=tokens.get("encoder"), padded=is_padded(batch))
   if "encoder" in tokens:
-    found |= choose_for_layers("encoder", reading(tokens["encoder"]))
+    kernels |= choose_for_layers("encoder", reading(tokens["encoder"]))
   if "decoder" in tokens:
-    found |= choose_for_layers("decoder", decoder_mask(batch, bidirectional_prefix=config.bidirectional_prefix))
+    kernels |= choose_for_layers("decoder", decoder_mask(batch, bidirectional_prefix=config.bidirectional_prefix))
   if len(tokens) == 2:
-    found["cross"] = choose_for_stacks("decoder", "encoder", reading(tokens["decoder"]))
-  return found
+    kernels["cross"] = choose_for_stacks("decoder", "encoder", reading(tokens["decoder"]))
+  return kernels
 
 
 def attend(
@@ -405,10 +405,10 @@ def attend(
     reach = positions_seen(mask, query.shape[0], query.shape[2])
 
   def part(query, keys, values, query_segments, key_segments, prefix, ranks, reach, bias):
-    own = {"query_segments": query_segments, "key_segments": key_segments, "prefix": prefix, "ranks": ranks}
-    local = dataclasses.replace(mask, **own, query_offset=0)
-    given = {"reach": reach, "bias": bias}
-    return function(query, keys, values, local, **{name: x for name, x in given.items() if x is not None})
+    local_fields = {"query_segments": query_segments, "key_segments": key_segments, "prefix": prefix, "ranks": ranks}
+    local = dataclasses.replace(mask, **local_fields, query_offset=0)
+    optional = {"reach": reach, "bias": bias}
+    return function(query, keys, values, local, **{name: x for name, x in optional.items() if x is not None})
 
   queries, memory = ("batch", "heads", "length", "kv"), ("batch", "heads", None, "kv")
   ids, all_ids, pairs = ("batch", "length"), ("batch", None), (None, "heads", "length", None)

@@ -71,10 +71,10 @@ def attend_triton(
 
 def _attend(function, implementation: str, query, keys, values, mask: AttentionMask, **options: Any) -> jax.Array:
   causal = mask.causal and mask.prefix is None
-  rest = dataclasses.replace(mask, causal=False, window=0) if causal else mask
+  explicit_mask = dataclasses.replace(mask, causal=False, window=0) if causal else mask
   attended = function(
     *(jnp.swapaxes(x, 1, 2) for x in (query, keys, values)),
-    mask=rest.allowed(query.shape[2], keys.shape[2]),
+    mask=explicit_mask.allowed(query.shape[2], keys.shape[2]),
     scale=1.0,
     is_causal=causal,
     local_window_size=(mask.window, 0) if causal and mask.window else None,

@@ -51,8 +51,8 @@ def bounds_for(
     sums = 4 * lanes * (2 * key_block + query_length)
     # What libtpu 0.0.42 keeps beside, with segments and dropout; a single block is not computed one head at a time.
     logits = 4 * query_block * key_block * (3 if itemsize == 2 else 6)
-    kept = logits * (2 if query_block >= query_length and key_block >= key_length else 1) + 2**19
-    if fetched + sums + kept <= _MEMORY.get(device_kind, _MOST_MEMORY):
+    kept_bytes = logits * (2 if query_block >= query_length and key_block >= key_length else 1) + 2**19
+    if fetched + sums + kept_bytes <= _MEMORY.get(device_kind, _MOST_MEMORY):
       return largest
     queries, keys = largest
     largest = (queries if keys > queries else queries // 2, keys // 2)
@@ -217,10 +217,10 @@ def attend_on_mesh(
   def part(query, keys, values, query_segments, key_segments, ranks, key_ranks, by_distance, seeds, starts):
     if has_prefix:  # of keys, where they are
       key_ranks = jnp.broadcast_to(jnp.arange(keys.shape[2], dtype=jnp.int32), (len(keys), keys.shape[2]))
-    own = {"query_segments": query_segments, "key_segments": key_segments, "prefix": None, "ranks": None}
+    local_fields = {"query_segments": query_segments, "key_segments": key_segments, "prefix": None, "ranks": None}
     return attend(
       *(query, keys, values),
-      dataclasses.replace(mask, **own, causal=mask.causal and not has_prefix, query_offset=0),
+      dataclasses.replace(mask, **local_fields, causal=mask.causal and not has_prefix, query_offset=0),
       bias=None if by_distance is None else DistanceBias(by_distance),
       dropout_rate=dropout_rate,
       seeds=seeds,

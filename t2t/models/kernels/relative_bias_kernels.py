@@ -17,7 +17,7 @@ from t2t.models.remat import SAVED
 def _forward_kernel(shape: tiles.Shape, refs: dict, scratch: tuple):
   from jax.experimental import pallas as pl
 
-  row, group, i, j = shape.place(pl.program_id, backward=False)
+  row, group, i, j = shape.grid_position(pl.program_id, backward=False)
   number, head_dim = shape.key_length // shape.blocks[1], shape.head_dim
   heads = range(shape.group)
   out, lse = refs["out"], refs["lse"]
@@ -32,8 +32,8 @@ def _forward_kernel(shape: tiles.Shape, refs: dict, scratch: tuple):
       exponentials = jnp.exp(logits - most)
       total = jnp.sum(exponentials, axis=0, keepdims=True)
       total = jnp.where(total == 0.0, 1.0, total)
-      kept = tile.dropped(exponentials, g).astype(values.dtype)
-      parts.append(tiles.dot(values[:, tiles.rows_of_head(g, head_dim)], kept, tiles.TN) / total)  # [kv, query]
+      dropped = tile.dropped(exponentials, g).astype(values.dtype)
+      parts.append(tiles.dot(values[:, tiles.rows_of_head(g, head_dim)], dropped, tiles.TN) / total)  # [kv, query]
       lse[0, 0, g : g + 1] = most + jnp.log(total)
     out[0] = jnp.transpose(jnp.concatenate(parts, axis=0)).astype(out.dtype)
     return
@@ -77,12 +77,12 @@ def _forward_kernel(shape: tiles.Shape, refs: dict, scratch: tuple):
 def _backward_kernel(shape: tiles.Shape, refs: dict, scratch: tuple):
   from jax.experimental import pallas as pl
 
-  row, group, i, j = shape.place(pl.program_id, backward=True)
+  row, group, i, j = shape.grid_position(pl.program_id, backward=True)
   query_blocks, key_blocks = shape.num_blocks
   head_dim, heads = shape.head_dim, range(shape.group)
   query_sum, key_sum, value_sum = scratch
   at = 0 if query_blocks == 1 else pl.multiple_of(i * shape.blocks[0], tiles.LANES)
-  own = pl.ds(at, shape.blocks[0])
+  query_rows = pl.ds(at, shape.blocks[0])
 
   if shape.learned:
 
@@ -97,7 +97,7 @@ def _backward_kernel(shape: tiles.Shape, refs: dict, scratch: tuple):
 
   @pl.when(j == 0)
   def begin_queries():
-    query_sum[own] = jnp.zeros_like(query_sum[own])
+    query_sum[query_rows] = jnp.zeros_like(query_sum[query_rows])
 
   def add():
     tile = tiles.Tile(shape, refs, row, group, i, j)
@@ -116,18 +116,18 @@ def _backward_kernel(shape: tiles.Shape, refs: dict, scratch: tuple):
       if shape.learned:
         for a, start in enumerate(tile.starts):
           refs["d_bank"][g, :, pl.ds(start, shape.blocks[0])] += d_logits[a * tiles.LANES : (a + 1) * tiles.LANES]
-      kept = tile.dropped(probabilities, g).astype(d_out.dtype)
+      dropped = tile.dropped(probabilities, g).astype(d_out.dtype)
       d_logits = d_logits.astype(query.dtype)
-      value_sum[rows] += tiles.dot(d_out_upright[rows], kept, tiles.NT)  # [kv, key]
+      value_sum[rows] += tiles.dot(d_out_upright[rows], dropped, tiles.NT)  # [kv, key]
       key_sum[rows] += tiles.dot(query_upright[rows], d_logits, tiles.NT)
       d_query.append(tiles.dot(keys_upright[rows], d_logits, tiles.NN))  # [kv, query]
-    query_sum[own] += jnp.transpose(jnp.concatenate(d_query, axis=0))
+    query_sum[query_rows] += jnp.transpose(jnp.concatenate(d_query, axis=0))
 
   shape.where_it_runs(refs, row, i, j, add)
 
   @pl.when(j == key_blocks - 1)
   def end_queries():
-    refs["d_query"][0, own] = query_sum[own].astype(refs["d_query"].dtype)
+    refs["d_query"][0, query_rows] = query_sum[query_rows].astype(refs["d_query"].dtype)
 
   @pl.when(i == query_blocks - 1)
   def end_keys():
@@ -139,13 +139,13 @@ _SCALARS = ("offset", "steps", "seeds")
 _OF_QUERIES, _OF_KEYS = ("query_segments", "query_ranks"), ("key_segments", "key_ranks")
 
 
-def _call(kernel, shape: tiles.Shape, given: dict, outs: dict, scratch: list, *, backward: bool) -> dict:
+def _call(kernel, shape: tiles.Shape, inputs: dict, outs: dict, scratch: list, *, backward: bool) -> dict:
   """Runs a kernel.
 
   Args:
     kernel: given the references by name, and its own memory.
     shape: see there.
-    given: name -> array; scalars first, as they are in `_SCALARS`.
+    inputs: name -> array; scalars first, as they are in `_SCALARS`.
     outs: name -> (shape and dtype).
     scratch: memory that stays from block to block.
     backward: its grid is that of `Shape.place`.
@@ -156,7 +156,7 @@ def _call(kernel, shape: tiles.Shape, given: dict, outs: dict, scratch: list, *,
   query_block, key_block = shape.blocks
   query_blocks, key_blocks = shape.num_blocks
   lanes = max(shape.head_dim, tiles.LANES)
-  scalars = [name for name in _SCALARS if name in given]
+  scalars = [name for name in _SCALARS if name in inputs]
 
   def block(of: str):
     """Number of the block of "queries" or "keys" that a step of the grid is given: of one that does not run, the next
@@ -187,7 +187,7 @@ def _call(kernel, shape: tiles.Shape, given: dict, outs: dict, scratch: list, *,
     at = (lambda h: jax.lax.div(h, np.int32(sharing))) if sharing > 1 else (lambda h: h)
     return pl.BlockSpec((1, length, lanes), lambda h, b, x, y, *references: (b, number(b, x, y, references), at(h)))
 
-  arrays = [name for name in given if name not in _SCALARS]
+  arrays = [name for name in inputs if name not in _SCALARS]
 
   def run(*references):
     names = [*scalars, *arrays, *outs]
@@ -195,7 +195,7 @@ def _call(kernel, shape: tiles.Shape, given: dict, outs: dict, scratch: list, *,
 
   inner = (key_blocks, query_blocks) if backward else (query_blocks, key_blocks)
   pairs = int(shape.batch * shape.heads * shape.query_length * shape.key_length * shape.share)
-  operands = sum(x.size * x.dtype.itemsize for x in given.values()) + sum(
+  operands = sum(x.size * x.dtype.itemsize for x in inputs.values()) + sum(
     x.size * x.dtype.itemsize for x in outs.values()
   )
   results = pl.pallas_call(
@@ -218,21 +218,21 @@ def _call(kernel, shape: tiles.Shape, given: dict, outs: dict, scratch: list, *,
     ),
     interpret=shape.interpret,
     name=f"distance_attention_{'backward' if backward else 'forward'}",
-  )(*(given[name] for name in (*scalars, *arrays)))
+  )(*(inputs[name] for name in (*scalars, *arrays)))
   return dict(zip(outs, results, strict=True))
 
 
 def _given(shape: tiles.Shape, integers: dict, *, backward: bool) -> dict:
   """Integers in the order of the kernels' arguments."""
   steps = {"steps": integers["backward_steps" if backward else "forward_steps"]} if "forward_steps" in integers else {}
-  found = {name: integers[name] for name in ("offset", "seeds") if name in integers} | steps
-  return found | {name: integers[name][:, None] for name in (*_OF_QUERIES, *_OF_KEYS) if name in integers}
+  ordered = {name: integers[name] for name in ("offset", "seeds") if name in integers} | steps
+  return ordered | {name: integers[name][:, None] for name in (*_OF_QUERIES, *_OF_KEYS) if name in integers}
 
 
 def _forward(shape: tiles.Shape, query, keys, values, vector, integers):
-  given = _given(shape, integers, backward=False) | {"query": query, "keys": keys, "values": values}
+  inputs = _given(shape, integers, backward=False) | {"query": query, "keys": keys, "values": values}
   if vector is not None:
-    given["bank"] = tiles.make_bank(vector)
+    inputs["bank"] = tiles.make_bank(vector)
   groups = shape.heads // shape.group
   outs = {
     "out": jax.ShapeDtypeStruct(query.shape, query.dtype),
@@ -240,8 +240,8 @@ def _forward(shape: tiles.Shape, query, keys, values, vector, integers):
   }
   lanes, query_block = max(shape.head_dim, tiles.LANES), shape.blocks[0]
   scratch = [(shape.group, query_block), (shape.group, query_block), (lanes, query_block)]
-  found = _call(_forward_kernel, shape, given, outs, scratch, backward=False)
-  return checkpoint_name(found["out"], SAVED), checkpoint_name(found["lse"], SAVED)
+  results = _call(_forward_kernel, shape, inputs, outs, scratch, backward=False)
+  return checkpoint_name(results["out"], SAVED), checkpoint_name(results["lse"], SAVED)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -267,31 +267,31 @@ def _attend_forward(shape: tiles.Shape, query, keys, values, vector, integers):
 
 def _attend_backward(shape: tiles.Shape, residuals, d_out):
   query, keys, values, vector, integers, out, lse = residuals
-  given = _given(shape, integers, backward=True) | {"query": query, "keys": keys, "values": values}
-  given |= {"out": out, "lse": lse, "d_out": d_out.astype(query.dtype)}
+  inputs = _given(shape, integers, backward=True) | {"query": query, "keys": keys, "values": values}
+  inputs |= {"out": out, "lse": lse, "d_out": d_out.astype(query.dtype)}
   outs = {  # of every head
     name: jax.ShapeDtypeStruct((*x.shape[:2], query.shape[2]), x.dtype)
     for name, x in (("d_query", query), ("d_keys", keys), ("d_values", values))
   }
   if vector is not None:
-    given["bank"] = bank = tiles.make_bank(vector)
+    inputs["bank"] = bank = tiles.make_bank(vector)
     if shape.learned:
       outs["d_bank"] = jax.ShapeDtypeStruct(bank.shape, jnp.float32)
   lanes = max(shape.head_dim, tiles.LANES)
   scratch = [(shape.query_length, lanes), (lanes, shape.blocks[1]), (lanes, shape.blocks[1])]
-  found = _call(_backward_kernel, shape, given, outs, scratch, backward=True)
+  results = _call(_backward_kernel, shape, inputs, outs, scratch, backward=True)
   d_vector = None
   if vector is not None:
     d_vector = jnp.zeros_like(vector)
     if shape.learned:
       (d_vector,) = jax.linear_transpose(tiles.make_bank, jax.ShapeDtypeStruct(vector.shape, vector.dtype))(
-        found["d_bank"]
+        results["d_bank"]
       )
   if shape.shared > 1:
     apart = (*keys.shape[:2], -1, shape.shared, shape.head_dim)
-    found |= {name: found[name].reshape(apart).sum(axis=3).reshape(keys.shape) for name in ("d_keys", "d_values")}
+    results |= {name: results[name].reshape(apart).sum(axis=3).reshape(keys.shape) for name in ("d_keys", "d_values")}
   no_gradient = jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), integers)
-  return found["d_query"], found["d_keys"], found["d_values"], d_vector, no_gradient
+  return results["d_query"], results["d_keys"], results["d_values"], d_vector, no_gradient
 
 
 attend.defvjp(_attend_forward, _attend_backward)

@@ -84,7 +84,7 @@ class Shape:
     """Of queries, and of keys."""
     return self.query_length // self.blocks[0], self.key_length // self.blocks[1]
 
-  def place(self, program_id, *, backward: bool):
+  def grid_position(self, program_id, *, backward: bool):
     """Row, group of heads, block of queries and block of keys that a call of a kernel is for; 0 where there is but one.
 
     Keys come inside of queries forward, and queries inside of keys backward.
@@ -165,8 +165,8 @@ def of_head(x: jax.Array, g: int, head_dim: int) -> jax.Array:
   if head_dim >= LANES:
     return x
   lanes = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
-  own = (lanes >= g * head_dim) & (lanes < (g + 1) * head_dim)
-  return jnp.where(own, x.astype(jnp.float32), 0.0).astype(x.dtype)
+  in_head = (lanes >= g * head_dim) & (lanes < (g + 1) * head_dim)
+  return jnp.where(in_head, x.astype(jnp.float32), 0.0).astype(x.dtype)
 
 
 def rows_of_head(g: int, head_dim: int) -> slice:
@@ -221,11 +221,11 @@ class Tile:
     """Of one head of the group; `keys` have zeros elsewhere."""
     from jax.experimental import pallas as pl
 
-    found = dot(keys, query, NT)
+    scores = dot(keys, query, NT)
     if self.starts:
       rows = [self._refs["bank"][g, :, pl.ds(at, self._shape.blocks[0])] for at in self.starts]
-      found = found + jnp.concatenate(rows, axis=0)
-    return found if self._allowed is None else jnp.where(self._allowed, found, HIDDEN)
+      scores = scores + jnp.concatenate(rows, axis=0)
+    return scores if self._allowed is None else jnp.where(self._allowed, scores, HIDDEN)
 
   def dropped(self, x: jax.Array, g: int) -> jax.Array:
     """`x` where dropout keeps it, scaled up; the same draw each time."""

@@ -19,7 +19,7 @@ _ROOMY, _LARGEST = ("TPU v6 lite",), 1_024
 
 
 def bounds(
-  asked: int,
+  requested: int,
   lengths: tuple[int, int],
   head_dim: int,
   dtype: jax.typing.DTypeLike,
@@ -30,18 +30,18 @@ def bounds(
   """Of a block of queries and one of keys, see `blocks.bounds`.
 
   Args:
-    asked: of both, or 0; where a core has no room for so many, as many as it has.
+    requested: of both, or 0; where a core has no room for so many, as many as it has.
     lengths: of queries and of keys.
     head_dim, dtype: of both.
     causal: nothing else hides any, so that it is known before which blocks are left out.
     device_kind: of the TPU.
   """
   is_small = head_dim <= WIDEST and jnp.dtype(dtype).itemsize == 2
-  if not asked and causal and min(lengths) >= LONG and is_small:
+  if not requested and causal and min(lengths) >= LONG and is_small:
     return LARGEST_OF_LONG
   if not (is_small and device_kind in _ROOMY):
-    asked = min(asked, _LARGEST)
-  return blocks_lib.bounds(asked, skips=True)
+    requested = min(requested, _LARGEST)
+  return blocks_lib.bounds(requested, skips=True)
 
 
 def goes_end_to_end(mask: AttentionMask, *, is_split: bool) -> bool:

@@ -79,7 +79,7 @@ class Collective:
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class HloProgram:
   """All that one device runs in one call.
 
   saved_bytes: what loops of the forward pass pile up for the backward pass.
@@ -96,30 +96,30 @@ class Program:
   @property
   def flops(self) -> float:
     """Executed, recomputation included."""
-    return sum(each.times * each.flops for each in self.operations)
+    return sum(operation.times * operation.flops for operation in self.operations)
 
   @property
   def bytes(self) -> float:
     """From and to main memory."""
-    return sum(each.times * each.bytes for each in self.operations)
+    return sum(operation.times * operation.bytes for operation in self.operations)
 
   @property
   def host_bytes(self) -> float:
     """From and to the host."""
-    return sum(each.times * each.host_bytes for each in self.operations)
+    return sum(operation.times * operation.host_bytes for operation in self.operations)
 
   def sent(self) -> dict[str, dict[tuple[str, ...], float]]:
     """Kind of collective -> axes -> bytes that one device sends."""
-    found: dict[str, dict[tuple[str, ...], float]] = {}
-    for each in self.collectives:
-      by_axes = found.setdefault(each.kind, {})
-      by_axes[each.axes] = by_axes.get(each.axes, 0.0) + each.times * each.bytes
-    return found
+    sent_bytes: dict[str, dict[tuple[str, ...], float]] = {}
+    for collective in self.collectives:
+      by_axes = sent_bytes.setdefault(collective.kind, {})
+      by_axes[collective.axes] = by_axes.get(collective.axes, 0.0) + collective.times * collective.bytes
+    return sent_bytes
 
 
 def analyse(
   text: str, mesh_shape: Mapping[str, int], *, unknown_trips: float = 1.0, paces: Mapping[str, float] | None = None
-) -> Program:
+) -> HloProgram:
   """Counts a program.
 
   Args:
@@ -154,11 +154,11 @@ class _Counter:
     self._unknown: set[str] = set()
     self._uncounted: set[str] = set()
 
-  def program(self) -> Program:
+  def program(self) -> HloProgram:
     collectives = list(self._collectives)
     for index, operations in self._moved_by.items():
       collectives[index] = dataclasses.replace(collectives[index], beside=tuple(operations))
-    return Program(
+    return HloProgram(
       tuple(self._operations),
       tuple(collectives),
       self._saved,
@@ -194,13 +194,13 @@ class _Counter:
       if opcode.endswith("-start") or opcode == "send":
         begun[instruction.name] = range(collected, len(self._collectives)), len(self._operations)
       elif opcode.endswith(("-update", "-done")):
-        each = begun.pop(instruction.operands[0], None)
-        if each and opcode.endswith("-update"):
-          begun[instruction.name] = each
-        elif each:
-          self._travelled(*each)
-    for each in begun.values():  # what ends elsewhere
-      self._travelled(*each)
+        pending = begun.pop(instruction.operands[0], None)
+        if pending and opcode.endswith("-update"):
+          begun[instruction.name] = pending
+        elif pending:
+          self._travelled(*pending)
+    for pending in begun.values():  # what ends elsewhere
+      self._travelled(*pending)
 
   def _travelled(self, collectives: Iterable[int], since: int) -> None:
     """Notes beside what collectives were on their way: all operations since then."""
@@ -217,12 +217,12 @@ class _Counter:
       branch = _Counter(self.module, self._mesh_shape, self._unknown_trips, self._paces)
       branch.visit(hlo.Scope(self.module, self.module[name]), times, overlaps=overlaps)
       branches.append(branch)
-    dearest = max(branches, key=lambda each: (each.program().flops, each.program().bytes))
+    dearest = max(branches, key=lambda counter: (counter.program().flops, counter.program().bytes))
     first = len(self._operations)
     self._operations += dearest._operations
-    for each in dearest.program().collectives:
-      beside = None if each.beside is None else tuple(first + index for index in each.beside)
-      self._collectives.append(dataclasses.replace(each, beside=beside))
+    for collective in dearest.program().collectives:
+      beside = None if collective.beside is None else tuple(first + index for index in collective.beside)
+      self._collectives.append(dataclasses.replace(collective, beside=beside))
     self._saved += dearest._saved
     self._unknown |= dearest._unknown
     self._uncounted |= dearest._uncounted
@@ -259,14 +259,14 @@ class _Counter:
     """
     starts = computation.root.target == "AsyncCollectiveStart"
     moving = set()
-    for each in computation:
-      if each.opcode == "fusion":
-        moving |= self._collect_inside(self.module[each.called("calls")[0]], times, overlaps=overlaps)
-      elif each.opcode in hlo.COLLECTIVES:
-        channel = each.attribute("channel_id")
+    for instruction in computation:
+      if instruction.opcode == "fusion":
+        moving |= self._collect_inside(self.module[instruction.called("calls")[0]], times, overlaps=overlaps)
+      elif instruction.opcode in hlo.COLLECTIVES:
+        channel = instruction.attribute("channel_id")
         if starts or channel not in self.module.spread_collectives:
           collected = len(self._collectives)
-          self._collect(computation, each, times, overlaps=overlaps or starts)
+          self._collect(computation, instruction, times, overlaps=overlaps or starts)
           if starts and len(self._collectives) > collected:
             self._spread[channel] = collected
             self._moved_by[collected] = []
@@ -279,7 +279,7 @@ class _Counter:
   ) -> None:
     kind = instruction.opcode.removesuffix("-start")
     groups = self._groups(instruction)
-    held = [sum(array.bytes for array in each) for each in computation.operand_arrays(instruction)]
+    held = [sum(array.bytes for array in arrays) for arrays in computation.operand_arrays(instruction)]
     if kind == "all-reduce" and any(user.opcode == "dynamic-slice" for user in _users(computation, instruction)):
       kind = "reduce-scatter"  # as TPUs write it: inside of a fusion
     # Of a permute's operands the others are where its result goes.
@@ -326,13 +326,13 @@ class _Counter:
       return self._paces.get("biased attention" if "Bias" in instruction.target else "attention", 1.0)
     if instruction.opcode == "custom-call" and not instruction.target.startswith(_LIBRARIES):
       return 1.0
-    kinds = {_KINDS.get(each[0].dtype[:2]) for each in operands if each}
+    kinds = {_KINDS.get(arrays[0].dtype[:2]) for arrays in operands if arrays}
     return self._paces.get(kinds.pop(), 1.0) if len(kinds) == 1 else 1.0
 
   def _computation_flops(self, name: str) -> np.ndarray:
     if name not in self._flops_of:
       computation = self.module[name]
-      self._flops_of[name] = sum((self._flops(computation, each) for each in computation), np.zeros(3))
+      self._flops_of[name] = sum((self._flops(computation, instruction) for instruction in computation), np.zeros(3))
     return self._flops_of[name]
 
   def _kernel_flops(self, computation: hlo.Computation, instruction: hlo.Instruction) -> float:
@@ -418,7 +418,7 @@ def _mesh_groups(mesh: str, device_ids: str, axes: str) -> list[tuple[int, ...]]
     dims.append(size // done)
     if not cuts and any(axis == name for axis, _, _ in chosen):
       used.append(len(dims) - 1)
-  others = [index for index in range(len(dims)) if index not in used]
+  other_dims = [index for index in range(len(dims)) if index not in used]
   ids = np.arange(math.prod(dims))
   iota = re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", device_ids)
   if iota:
@@ -426,7 +426,7 @@ def _mesh_groups(mesh: str, device_ids: str, axes: str) -> list[tuple[int, ...]]
     ids = ids.reshape(shape).transpose(tuple(map(int, iota[2].split(","))) if iota[2] else None)
   elif device_ids:
     ids = np.array(list(map(int, device_ids.split(","))))
-  ids = ids.reshape(dims).transpose(others + used)
+  ids = ids.reshape(dims).transpose(other_dims + used)
   return _rows(ids.reshape(-1, math.prod(dims[index] for index in used)))
 
 

@@ -27,7 +27,7 @@ def _dims(instruction: hlo.Instruction, name: str) -> list[int]:
 
 def dot(computation: hlo.Computation, instruction: hlo.Instruction) -> tuple[float, float]:
   """A dot: every element of the result is a sum over the contracted dimensions."""
-  left, right = (each[0].dims for each in computation.operand_arrays(instruction)[:2])
+  left, right = (operand[0].dims for operand in computation.operand_arrays(instruction)[:2])
   contracted, batch = _dims(instruction, "lhs_contracting_dims"), _dims(instruction, "lhs_batch_dims")
   inner, batches = (math.prod(left[i] for i in dims) for dims in (contracted, batch))
   flops = 2.0 * instruction.arrays[0].elements * inner
@@ -36,14 +36,14 @@ def dot(computation: hlo.Computation, instruction: hlo.Instruction) -> tuple[flo
 
 def _window(attributes: str) -> dict[str, list]:
   """A convolution's window, field -> one entry per dimension: "size=1x3 pad=0_0x2_2"."""
-  found = re.search(r"window=\{([^{}]*)\}", attributes)
-  fields = dict(part.split("=") for part in found[1].split()) if found else {}
+  match = re.search(r"window=\{([^{}]*)\}", attributes)
+  fields = dict(part.split("=") for part in match[1].split()) if match else {}
   return {name: [tuple(map(int, part.split("_"))) for part in text.split("x")] for name, text in fields.items()}
 
 
 def convolution(computation: hlo.Computation, instruction: hlo.Instruction) -> tuple[float, float]:
   """As XLA counts them: positions where the window meets padding or the holes of a dilation cost nothing."""
-  left, right = (each[0].dims for each in computation.operand_arrays(instruction)[:2])
+  left, right = (operand[0].dims for operand in computation.operand_arrays(instruction)[:2])
   labels = instruction.attribute("dim_labels")
   left_labels, right_labels, out_labels = re.split(r"_|->", labels)
   out, window = instruction.arrays[0].dims, _window(instruction.attributes)
@@ -96,7 +96,7 @@ def splash(instruction: hlo.Instruction, operands: Sequence[Sequence[hlo.Array]]
   first rows' beyond the text."""
   part = re.match(r"splash_m[hq]a_(fwd|dq|dkv)", instruction.name)
   blocks = dict(re.findall(r"\b(block_\w+)\W+(\d+)", instruction.attributes))
-  arrays = [each[0] for each in operands if each]
+  arrays = [operand[0] for operand in operands if operand]
   grids = [array.dims for array in arrays if array.dtype in ("s8", "s32") and len(array.dims) == 3]
   floats = [array.dims for array in arrays if array.dtype in ("bf16", "f32")]
   if not part or not blocks or not grids or not floats:
@@ -126,7 +126,7 @@ def cudnn(instruction: hlo.Instruction, operands: Sequence[Sequence[hlo.Array]])
 
   Its operands begin with queries and keys, [batch, length, heads, kv], as `jax.nn.dot_product_attention` has them.
   """
-  query, keys = (each[0].dims for each in operands[:2])
+  query, keys = (operand[0].dims for operand in operands[:2])
   seen = np.full(query[1], keys[1])
   if re.search(r'"mask_type": ?"\w*CAUSAL"', instruction.attributes):
     window = re.search(r'"sliding_window_length": ?"?([1-9]\d*)', instruction.attributes)

@@ -46,13 +46,13 @@ class Array:
 
 def arrays(text: str) -> tuple[Array, ...]:
   """All arrays of a type, of nested tuples one after the other: "(f32[2,3]{1,0:S(1)}, s32[])"."""
-  found = []
+  parsed = []
   for dtype, dims, layout in _ARRAY.findall(text):
     space = re.search(r"S\((\d+)\)", layout)
     # A bounded dynamic dimension, "<=8", counts as its bound.
     sizes = tuple(int(size.removeprefix("<=")) for size in dims.split(",") if size)
-    found.append(Array(dtype, sizes, int(space[1]) if space else 0))
-  return tuple(found)
+    parsed.append(Array(dtype, sizes, int(space[1]) if space else 0))
+  return tuple(parsed)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -100,21 +100,21 @@ class Computation:
   @functools.cached_property
   def root(self) -> Instruction:
     """What the computation yields."""
-    return next(each for each in self if each.is_root)
+    return next(instruction for instruction in self if instruction.is_root)
 
   @functools.cached_property
   def parameters(self) -> dict[int, Instruction]:
     """By number."""
-    return {int(each.literal): each for each in self if each.opcode == "parameter"}
+    return {int(instruction.literal): instruction for instruction in self if instruction.opcode == "parameter"}
 
   @functools.cached_property
   def users(self) -> dict[str, list[Instruction]]:
     """Who reads an instruction."""
-    found: dict[str, list[Instruction]] = {}
-    for each in self:
-      for name in each.operands:
-        found.setdefault(name, []).append(each)
-    return found
+    users: dict[str, list[Instruction]] = {}
+    for instruction in self:
+      for name in instruction.operands:
+        users.setdefault(name, []).append(instruction)
+    return users
 
   def operand_arrays(self, instruction: Instruction) -> list[tuple[Array, ...]]:
     """What each operand of an instruction holds."""
@@ -135,11 +135,11 @@ class Module:
   def spread_collectives(self) -> frozenset[str]:
     """Channels of collectives that TPUs spread over several fusions, in each of which they are written down again."""
     return frozenset(
-      each.attribute("channel_id")
+      instruction.attribute("channel_id")
       for computation in self.computations.values()
       if computation.root.target == "AsyncCollectiveStart"
-      for each in computation
-      if each.opcode in COLLECTIVES
+      for instruction in computation
+      if instruction.opcode in COLLECTIVES
     )
 
 
@@ -329,8 +329,8 @@ class Scope:
   def body(self, loop: Instruction) -> "Scope":
     """A loop's body, in which is known what no iteration changes."""
     body, start = self._body(loop), loop.operands[0]
-    kept = lambda _, index: self.element(start, index) if _is_kept(body, index) else None
-    return Scope(self.module, body, element=kept)
+    known_element = lambda _, index: self.element(start, index) if _is_kept(body, index) else None
+    return Scope(self.module, body, element=known_element)
 
   def trips(self, loop: Instruction) -> int | None:
     """How often a `while` runs: as the compiler has noted, or by running its counter; None: the data decides."""

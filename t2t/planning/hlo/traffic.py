@@ -44,12 +44,12 @@ def device_bytes(module: hlo.Module, computation: hlo.Computation, instruction: 
   if opcode == "fusion-start":
     results = results[sum(map(len, operands)) : -1]  # what it is given stands in front
   elif opcode != "fusion":
-    return in_main_memory(results) + sum(in_main_memory(each) for each in operands)
+    return in_main_memory(results) + sum(in_main_memory(operand) for operand in operands)
   called = module[instruction.called("calls")[0]]
   read = 0.0
-  for number, each in enumerate(operands):
-    if each and not all(array.space for array in each):
-      read += min(in_main_memory(each), _read(module, called, called.parameters[number]))
+  for number, operand in enumerate(operands):
+    if operand and not all(array.space for array in operand):
+      read += min(in_main_memory(operand), _read(module, called, called.parameters[number]))
   return read + min(in_main_memory(results), _written(module, called, called.root, results))
 
 
@@ -70,17 +70,17 @@ def _needed(
   """How many elements of a value a fusion computes with: of what is sliced in the end, the slice."""
   key = computation.name, value.name
   if key not in known:
-    whole = value.arrays[0].elements if value.arrays else 0
-    known[key] = whole
+    elements = value.arrays[0].elements if value.arrays else 0
+    known[key] = elements
     if not value.is_root:
       uses = (_needed_by(module, computation, value, user, known) for user in computation.users.get(value.name, ()))
-      known[key] = min(whole, sum(uses))
+      known[key] = min(elements, sum(uses))
   return known[key]
 
 
 def _needed_by(module, computation, value: hlo.Instruction, user: hlo.Instruction, known) -> float:
   """How many elements of a value one of its users computes with."""
-  whole, first = value.arrays[0].elements, user.operands[0] == value.name
+  elements, first = value.arrays[0].elements, user.operands[0] == value.name
   if user.opcode in ("dynamic-slice", "slice", "gather") and first:
     return user.arrays[0].elements
   if user.opcode == "dynamic-update-slice" and first:
@@ -88,15 +88,15 @@ def _needed_by(module, computation, value: hlo.Instruction, user: hlo.Instructio
   if _is_spread(module, user) or user.target in _BUFFERS:
     return 0
   if user.opcode == "tuple":
-    return 0 if value.opcode == "parameter" else whole  # a parameter is handed on
+    return 0 if value.opcode == "parameter" else elements  # a parameter is handed on
   if user.opcode == "fusion":
     inner = module[user.called("calls")[0]]
     parameters = (inner.parameters[number] for number, name in enumerate(user.operands) if name == value.name)
-    return sum(_needed(module, inner, each, known) for each in parameters)
+    return sum(_needed(module, inner, parameter, known) for parameter in parameters)
   same_shape = user.opcode in ("bitcast", "pad") or (user.arrays and user.arrays[0].dims == value.arrays[0].dims)
   if user.opcode in _MIXING or not same_shape:
-    return whole
-  return min(whole, _needed(module, computation, user, known))
+    return elements
+  return min(elements, _needed(module, computation, user, known))
 
 
 def _written(
@@ -106,7 +106,7 @@ def _written(
   if value.opcode == "tuple":
     parts = [computation.instructions[name] for name in value.operands]
     if all(len(part.arrays) == 1 for part in parts) and len(parts) == len(results):
-      return sum(_written(module, computation, part, [place]) for part, place in zip(parts, results, strict=True))
+      return sum(_written(module, computation, part, [array]) for part, array in zip(parts, results, strict=True))
   if all(array.space for array in results) or value.opcode == "parameter":
     return 0.0
   if _is_spread(module, value) or value.target in _BUFFERS:

@@ -20,7 +20,7 @@ CALLBACKS: LazyTable[Any] = LazyTable(
     "collapse": f"{_HERE}.collapse:ChanceWarnings",
     "tracker": f"{_HERE}.tracker:Tracker",
     "watchdog": f"{_HERE}.stalls:Stalls",
-    "evaluation": f"{_HERE}.evaluation:Evaluation",
+    "evaluation": f"{_HERE}.evaluation:EvaluationCallback",
     "early_stopping": f"{_HERE}.early_stopping:EarlyStopping",
     "samples": f"{_HERE}.samples:Samples",
   }
@@ -29,7 +29,7 @@ CALLBACKS: LazyTable[Any] = LazyTable(
 LAST: LazyTable[Any] = LazyTable(
   {
     "checkpointing": f"{_HERE}.checkpointing:Checkpointing",
-    "summary": f"{_HERE}.summary:Summary",
+    "summary": f"{_HERE}.summary:SummaryCallback",
     "report": f"{_HERE}.run_report:RunReport",
   }
 )
@@ -42,12 +42,12 @@ OPTIONAL: dict[str, Callable[[Config], bool]] = {
 }
 
 
-def of_run(config: Config, own: Sequence[Any] = ()) -> list[Any]:
+def of_run(config: Config, user_callbacks: Sequence[Any] = ()) -> list[Any]:
   """Returns the callbacks of a run in order: those that its config selects, the user's, and those that save.
 
   Args:
     config: of the run.
-    own: the user's, see `training.run.Callback`.
+    user_callbacks: the user's, see `training.run.Callback`.
   """
   selected = [name for name in CALLBACKS if name not in OPTIONAL or OPTIONAL[name](config)]
-  return [*(CALLBACKS[name]() for name in selected), *own, *(LAST[name]() for name in LAST)]
+  return [*(CALLBACKS[name]() for name in selected), *user_callbacks, *(LAST[name]() for name in LAST)]

@@ -44,7 +44,7 @@ class Collapse:
       values: its metrics.
     """
     sizes = {"batch_size": self._config.train.batch_size, "vocab_size": self._config.model.vocab_size}
-    found = []
+    sentences = []
     for name, baseline in self._loss.chance(values, **sizes).items():
       at_chance = name in values and is_at(values[name], baseline)
       self._rows[name] = self._rows[name] + 1 if at_chance and name in self._rows else int(at_chance)
@@ -52,12 +52,12 @@ class Collapse:
         continue
       if float(self._schedule(step - STEPS)) >= _RATE * self._config.optimizer.learning_rate:
         self._reported.add(name)
-        found.append(
+        sentences.append(
           f"step {step}: {name} {values[name]:.4f} has been at chance for {self._rows[name]} steps (within"
           f" {TOLERANCE:.1%} of {baseline.loss:.4f}, the loss of a model that {baseline.knows}). Likely cause:"
           f" {baseline.cause}"
         )
-    return found
+    return sentences
 
   def evaluation(self, step: int, loss: float, baselines: Sequence[Baseline]) -> list[str]:
     """Returns a sentence if this evaluation and the one before are at the same baseline.
@@ -70,15 +70,15 @@ class Collapse:
     before, self._evaluated = self._evaluated, (step, loss)
     if before is None or step - before[0] < STEPS or abs(loss - before[1]) > TOLERANCE * abs(loss):
       return []
-    found = []
+    sentences = []
     for baseline in (x for x in baselines if x.is_exact and x.name not in self._reported):
       if -TOLERANCE * baseline.loss <= loss - baseline.loss <= _ABOVE * baseline.loss:
         self._reported.add(baseline.name)
-        found.append(
+        sentences.append(
           f"step {step}: held-out loss {loss:.4f} is as at step {before[0]}, and at chance ({baseline.name}"
           f" {baseline.loss:.4f}, which {baseline.knows}). Likely cause: {baseline.cause}"
         )
-    return found
+    return sentences
 
 
 class ChanceWarnings(Callback):
@@ -89,8 +89,8 @@ class ChanceWarnings(Callback):
       self.on_stage(run)
 
   def on_stage(self, run: Run) -> None:
-    stage, made = run.program.stage, run.program.made
-    self._collapse = Collapse(stage.config, made.loss, made.schedule)
+    stage, training_recipe = run.program.stage, run.program.made
+    self._collapse = Collapse(stage.config, training_recipe.loss, training_recipe.schedule)
     if stage.described:
       run.logger.say(f"{stage.described}: {stage.changes or 'as the config has it'}")
 

@@ -28,8 +28,8 @@ class EarlyStop:
 
   def restore(self, saved: Mapping[str, bytes]) -> None:
     """Remembers what `state` returned before a checkpoint was saved."""
-    found = json.loads(saved.get(SAVED, b"{}"))
-    self._best, self._step, self._since = found.get("best"), found.get("step", 0), found.get("since", 0)
+    state = json.loads(saved.get(SAVED, b"{}"))
+    self._best, self._step, self._since = state.get("best"), state.get("step", 0), state.get("since", 0)
 
   def state(self) -> dict[str, bytes]:
     """What a checkpoint is to hold, by name: on the first host, where there is something to remember."""

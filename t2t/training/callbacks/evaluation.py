@@ -31,7 +31,7 @@ class TaskResult(Protocol):
   classes: Any
 
 
-class Evaluation(Callback):
+class EvaluationCallback(Callback):
   """Evaluates when it is due, and calls `on_evaluation`."""
 
   def on_resume(self, run: Run) -> None:
@@ -64,26 +64,28 @@ def _evaluate(run: Run) -> None:
     return functools.reduce(metrics_lib.merge, steps)
 
   by_source = {name: evaluated(batches) for name, batches in program.by_source.items()}
-  found = {"loss": _log_loss(run, evaluated(program.eval_batches), by_source)}
+  values = {"loss": _log_loss(run, evaluated(program.eval_batches), by_source)}
   if program.tasks is not None:
     state = program.program.evaluated(run.state)
     params = join_frozen(state.params, state.frozen_params)
-    found |= _log_tasks(run, program.tasks.run(params, on_batch=run.stop.between))
-  run.measured, run.measured_step = found, run.step
-  run.call("on_evaluation", run.step, found)
+    values |= _log_tasks(run, program.tasks.run(params, on_batch=run.stop.between))
+  run.measured, run.measured_step = values, run.step
+  run.call("on_evaluation", run.step, values)
 
 
 def _log_loss(run: Run, metrics: metrics_lib.Metrics, by_source: Mapping[str, metrics_lib.Metrics]) -> float:
   values = means(jax.device_get(metrics))
-  of_source = {name: means(jax.device_get(found))["loss"] for name, found in by_source.items()}
+  of_source = {name: means(jax.device_get(source_metrics))["loss"] for name, source_metrics in by_source.items()}
   rows = values | {f"loss/{name}": loss for name, loss in of_source.items()}
   run.logger.write(run.step, {f"eval/{name}": value for name, value in rows.items()})
   listed = "".join(f", {name} {loss:.4f}" for name, loss in of_source.items())
   # A task's own accuracy is another figure than that of the tokens of its answers.
   loss = run.config.train.loss
-  what = "accuracy" if answered_by_heads(loss) or compares_texts(loss) else "token accuracy"
-  said = f"held-out loss {values['loss']:.4f}{listed and f' ({listed[2:]})'}, {what} {values['accuracy']:.1%}"
-  run.logger.say(f"step {run.step}: {said}")
+  accuracy_name = "accuracy" if answered_by_heads(loss) or compares_texts(loss) else "token accuracy"
+  summary = (
+    f"held-out loss {values['loss']:.4f}{listed and f' ({listed[2:]})'}, {accuracy_name} {values['accuracy']:.1%}"
+  )
+  run.logger.say(f"step {run.step}: {summary}")
   return values["loss"]
 
 
@@ -101,7 +103,7 @@ def _log_tasks(run: Run, results: Sequence[TaskResult]) -> dict[str, float]:
       "tied": result.tied,
       "without a gold answer, and left out": result.without_gold,
     }
-    notes = "; ".join(f"{count} of {len(result.answers)} {what}" for what, count in counts.items() if count)
+    notes = "; ".join(f"{count} of {len(result.answers)} {label}" for label, count in counts.items() if count)
     run.logger.say(f"step {run.step}: {result.task} {metrics}{notes and f' ({notes})'}")
   class_files.write(
     run.workdir, run.step, {result.task: result.classes.to_dict() for result in results if result.classes is not None}

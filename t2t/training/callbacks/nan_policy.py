@@ -57,9 +57,9 @@ class Watch:
 
   def restore(self, saved: Mapping[str, bytes]) -> None:
     """Remembers what `state` returned before a checkpoint was saved."""
-    found = json.loads(saved.get(SAVED, b"{}"))
-    self._skipped, self._in_a_row = found.get("skipped", 0), found.get("in_a_row", 0)
-    self._losses = collections.deque(found.get("losses", ()), maxlen=self._config.numbers.spike_window)
+    state = json.loads(saved.get(SAVED, b"{}"))
+    self._skipped, self._in_a_row = state.get("skipped", 0), state.get("in_a_row", 0)
+    self._losses = collections.deque(state.get("losses", ()), maxlen=self._config.numbers.spike_window)
 
   def begin_stage(self) -> None:
     """Losses are of other data from here on, which those before say nothing of."""
@@ -69,8 +69,8 @@ class Watch:
     """What a checkpoint is to hold, by name: on the first host, where there is something to remember."""
     if jax.process_index() != 0 or not (self._skipped or self._losses):
       return {}
-    found = {"skipped": self._skipped, "in_a_row": self._in_a_row, "losses": list(self._losses)}
-    return {SAVED: json.dumps(found).encode()}
+    state = {"skipped": self._skipped, "in_a_row": self._in_a_row, "losses": list(self._losses)}
+    return {SAVED: json.dumps(state).encode()}
 
   def judge(self, step: int, values: Mapping[str, float], squares: np.ndarray, batch: Batch) -> Judgement:
     """What is to be done about a step.
@@ -158,13 +158,13 @@ class NanPolicy(Callback):
       UserError: the run is to end; the batch has been saved.
     """
     squares = jax.device_get(step.metrics["grad_squares"]).total
-    found = self._watch.judge(step.step, metrics, squares, step.batch)
-    if found.back:
-      raise Rollback(step.step, found.why)
-    if found.why:
-      run.logger.say(found.why)
-    if found.skipped is not None:
-      metrics["skipped"] = found.skipped
+    verdict = self._watch.judge(step.step, metrics, squares, step.batch)
+    if verdict.back:
+      raise Rollback(step.step, verdict.why)
+    if verdict.why:
+      run.logger.say(verdict.why)
+    if verdict.skipped is not None:
+      metrics["skipped"] = verdict.skipped
 
   def on_save(self, run: Run) -> Mapping[str, bytes]:
     return self._watch.state()

@@ -16,12 +16,12 @@ from t2t.training.callbacks import collapse
 from t2t.training.run import Callback, Run
 
 
-class Summary(Callback):
+class SummaryCallback(Callback):
   """Prints the held-out loss beside its baselines, samples, and where the files are."""
 
   def on_start(self, run: Run) -> None:
     if run.step == run.config.train.steps:
-      hosts.say("nothing left to train: more --config.train.steps go on; what follows is the run as it stands")
+      hosts.log_once("nothing left to train: more --config.train.steps go on; what follows is the run as it stands")
 
   def on_stop(self, run: Run) -> None:
     run.logger.stopped(run.step)
@@ -29,7 +29,7 @@ class Summary(Callback):
   def on_end(self, run: Run) -> None:
     run.logger.end()
     if run.end_reason:
-      hosts.say(run.end_reason)
+      hosts.log_once(run.end_reason)
     baselines = run.program.baselines
     if jax.process_index() != 0:
       return
