@@ -31,6 +31,7 @@ check:
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/codespell
 
 format: $(VENV)/installed
 	$(VENV)/bin/ruff check --fix .

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import gc
 import os
 import pathlib
-import re
 import sys
 import tempfile
 
@@ -65,8 +64,6 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 # Resident bytes of a worker above which it gives back what it has compiled, between two modules.
 _MOST_MEMORY = 3e9
-
-_TESTS = pathlib.Path(__file__).parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -128,36 +125,27 @@ def one_layer_is_compiled(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
 
 
-class _Listed:
-  """Tests that a file beside this one lists: beginnings of ids, or `file::function[N:]`, parameter sets from N on."""
-
-  def __init__(self, name: str):
-    lines = (line.partition("#")[0].strip() for line in (_TESTS / name).read_text().splitlines())
-    lines = [line for line in lines if line]
-    slices = (re.fullmatch(r"(.+)\[(\d+):\]", line) for line in lines)
-    self._first = {found[1]: int(found[2]) for found in slices if found}
-    self._prefixes = tuple(line for line in lines if not line.endswith(":]"))
-
-  def has(self, name: str, number: int) -> bool:
-    """Returns whether a test is listed, by its id without tests/ and the number of its parameter set."""
-    return name.startswith(self._prefixes) or number >= self._first.get(name.partition("[")[0], number + 1)
-
-
-def _repeats(item: pytest.Item) -> bool:
-  """Whether it is of one more kind of model."""
+def _is_of_another_kind(item: pytest.Item) -> bool:
+  """Returns whether a test is of a kind of model beyond the representatives."""
   params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
   return params.get("kind") in toy.KINDS and params["kind"] not in toy.REPRESENTATIVES
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-  """Marks what `make test` leaves to `make check`, and what that leaves to `make exhaustive`."""
-  slow, exhaustive = _Listed("slow.txt"), _Listed("exhaustive.txt")
+  """Leaves each test one mark, `exhaustive` before `slow`, so that no test runs in two tiers."""
   numbers: collections.Counter[str] = collections.Counter()
+  tiers = []
   for item in items:
-    name = f"{item.path.relative_to(_TESTS).as_posix()}::{item.nodeid.partition('::')[2]}"
-    function = name.partition("[")[0]
-    if _repeats(item) or exhaustive.has(name, numbers[function]):
-      item.add_marker(pytest.mark.exhaustive)
-    elif slow.has(name, numbers[function]):
-      item.add_marker(pytest.mark.slow)
+    function = item.nodeid.partition("[")[0]
+    first = item.get_closest_marker("exhaustive_from")
+    is_later = first is not None and numbers[function] >= first.args[0]
     numbers[function] += 1
+    if is_later or _is_of_another_kind(item) or item.get_closest_marker("exhaustive"):
+      tiers.append("exhaustive")
+    else:
+      tiers.append("slow" if item.get_closest_marker("slow") else None)
+  for item, tier in zip(items, tiers, strict=True):
+    for node in item.listchain():  # a mark of a whole file is the module's
+      node.own_markers[:] = [mark for mark in node.own_markers if mark.name not in ("slow", "exhaustive")]
+    if tier:
+      item.add_marker(tier)

@@ -64,6 +64,7 @@ def used(way, model):
   return nnx.merge(graphdef, jax.tree.map(jnp.asarray, traverse_util.unflatten_dict(flat, sep="/")))
 
 
+@pytest.mark.exhaustive
 @pairs(*(way for way in WAYS if not adapters_lib.ADAPTERS[way].positions(WAYS[way])))
 def test_an_adapted_model_starts_as_the_model(way, kind):
   """Logits are equal bit for bit, dropout included, and the model that was given is as it was."""
@@ -74,6 +75,7 @@ def test_an_adapted_model_starts_as_the_model(way, kind):
   assert toy.flat(model).keys() == before
 
 
+@pytest.mark.exhaustive
 @pairs()
 def test_what_is_added_counts_and_nothing_else_is_new(way, kind):
   """With other numbers in what is trained logits are others; without what is added the paths are the model's."""
@@ -86,6 +88,7 @@ def test_what_is_added_counts_and_nothing_else_is_new(way, kind):
   assert shapes == {path: x.shape for path, x in toy.flat(toy.split(model)[1]).items()}
 
 
+@pytest.mark.slow
 @pairs(*(way for way in WAYS if adapters_lib.ADAPTERS[way].merge is not None))
 def test_merged_is_the_same_model_without_an_adapter(way, kind):
   """Paths, shapes and logits."""
@@ -100,6 +103,7 @@ def test_merged_is_the_same_model_without_an_adapter(way, kind):
   np.testing.assert_allclose(toy.logits(nnx.merge(graphdef, found), batch), expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.exhaustive
 @pairs(kinds=("t5_1_1", "local_prefix_lm", "shared_everything"))
 def test_cached_decode_equals_teacher_forcing(way, kind):
   """Token by token, behind prompts of different lengths where there are prompts."""
@@ -112,6 +116,7 @@ def test_behind_what_is_learned_cached_decode_equals_teacher_forcing(way, kind):
   check_cached_decode(way, kind)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("way", ["prompt", "prefix"])
 def test_text_begins_behind_what_is_learned(way):
   """Where nothing is given the first token alone is the prompt."""
@@ -171,6 +176,7 @@ def steps(mesh, way, kind, **fields):
   return first, state
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("way", WAYS)
 def test_on_a_mesh_of_eight_the_same_is_learned_and_nothing_else_changes(way):
   """Split over fsdp 4 and tensor 2, and computed again in the backward pass; the optimizer has what is trained."""
@@ -189,6 +195,8 @@ def test_on_a_mesh_of_eight_the_same_is_learned_and_nothing_else_changes(way):
   assert moments == 2 * sum(x.size for x in jax.tree.leaves(one.params))
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("way", ["prompt", "prefix"])
 @pytest.mark.parametrize("kind", ["t5_1_1", "local_prefix_lm"])
 def test_in_front_of_a_split_sequence_stands_the_same(way, kind):
@@ -232,6 +240,7 @@ def read(path):
   return toy.flat(pretrained.load(pretrained.read_source(str(path)), sharding.make_mesh({"fsdp": 8})).params)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("way", COMMANDS)
 def test_the_command_trains_goes_on_and_is_read_by_all(way, tmp_path, capsys):
   """From a checkpoint; stopped and resumed is not stopped; what cannot be merged stays, and is not converted."""

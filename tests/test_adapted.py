@@ -17,6 +17,8 @@ from t2t import sharding
 from t2t.checkpoints import adapter_restore, base_model_ref, pretrained, restore
 from t2t.convert import safetensors
 
+pytestmark = pytest.mark.slow
+
 LORA = ("--config.lora.rank=2", "--config.optimizer.name=adamw", "--config.optimizer.learning_rate=0.1")
 
 
@@ -116,6 +118,7 @@ def test_a_run_that_goes_on_is_the_run_that_was_not_stopped(run, tmp_path):
   assert any(np.any(x != params(run / "run")[path]) for path, x in straight.items())
 
 
+@pytest.mark.exhaustive
 def test_what_is_frozen_may_be_held_in_half_of_its_memory(run, tmp_path, capsys):
   """And is compared as it was: a run that goes on finds it the same."""
   halved = "--config.optimizer.paths=^embed: frozen=bfloat16"
@@ -126,6 +129,7 @@ def test_what_is_frozen_may_be_held_in_half_of_its_memory(run, tmp_path, capsys)
   assert entries == restore.read_base(epath.Path(run / "run/checkpoints/2")).entries
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_an_earlier_version_began_goes_on(run, tmp_path, monkeypatch):
   """Its steps hold all parameters, and so do those that follow."""
   monkeypatch.setattr(adapter_restore, "base_of", lambda *_: None)
@@ -148,6 +152,7 @@ def test_both_may_be_moved_together(moved):
   assert params(moved / "run").keys() == expected.keys()
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_goes_on_need_not_name_its_base(moved):
   """What it was trained on stands beside its steps."""
   layers = [f"--config.model.num_{side}_layers=1" for side in ("encoder", "decoder")]
@@ -169,6 +174,7 @@ def test_a_base_that_is_gone_is_named(moved, capsys):
   assert "base/checkpoints/2, without which nobody can read it" in found.out and "not there any more" in found.err
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("way", ["resumed", "read", "converted", "verified"])
 def test_another_base_is_refused(run, tmp_path, capsys, way):
   """One number of one parameter is enough; what was saved stays as it was."""
@@ -203,6 +209,7 @@ def test_another_base_is_refused(run, tmp_path, capsys, way):
   assert (tmp_path / "run/checkpoints/2").exists() and not (tmp_path / "hf").exists()
 
 
+@pytest.mark.exhaustive
 def test_an_adapter_lies_on_an_adapter_when_that_is_merged(run, tmp_path, capsys):
   """Merged anew by each reader it would be another model on another mesh; by itself it has digests as any other."""
   hf, first, merged, second = (tmp_path / name for name in ("hf", "first", "merged", "second"))

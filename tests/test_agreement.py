@@ -4,6 +4,7 @@ import threading
 
 from hypothesis import given
 from hypothesis import strategies as st
+import pytest
 
 from t2t.runtime import sync_point
 from t2t.runtime.sync_point import SAVE, STOP, SyncRequest
@@ -30,6 +31,7 @@ class Wires:
     return True
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_all_do_the_same_at_the_same_point(data):
   """Messages may come as late as they like, and some processes be some points ahead."""

@@ -36,6 +36,7 @@ def flags(*bits):
   return tf.constant([bool(bit) for bit in bits])
 
 
+@pytest.mark.exhaustive
 def test_the_examples_of_the_docstrings():
   """Their arrays; of what is drawn with some seed."""
   np.testing.assert_array_equal(entity_masking.checked([[7, 12], [0, 3]], 12, location=""), [[0, 3], [7, 12]])
@@ -119,6 +120,8 @@ def examples(data):
   return list(found.as_numpy_iterator())
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("pack", [False, True])
 def test_phrases_of_own_files_are_hidden_whole(tmp_path, pack):
   """All bytes of a phrase or none, with one fate; words beside it by themselves; white space in front counts."""

@@ -28,6 +28,8 @@ from t2t.data.head_examples.reading import Reading
 from t2t.evaluation import task_metrics
 from t2t.models.config import HeadConfig, TransformerConfig
 
+pytestmark = pytest.mark.slow
+
 BERT = special_tokens.Framing((101,), (102,), (102,))
 ROBERTA = special_tokens.Framing((0,), (2, 2), (2,))
 BYTES = vocabularies.load("bytes", extra_ids=0)
@@ -358,6 +360,7 @@ def test_two_tasks_of_one_name():
     head_examples.heads_of([task(), task(RECORDS, other, name="even")], BERT_LIKE, BYTES)
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize(
   ("labels", "message"),
   [

@@ -50,6 +50,7 @@ def test_one_label_within_another():
   assert [postprocess(text) for text in ("not_entailment", "entailment", "not_")] == [1, 0, -1]
 
 
+@pytest.mark.exhaustive
 @hypothesis.given(strategies.text())
 def test_whatever_is_written_has_a_value(text):
   """No text is an error, and what is not a label is never the index of one."""

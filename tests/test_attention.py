@@ -52,6 +52,7 @@ def test_causal_buckets_are_t5s():
   np.testing.assert_array_equal(bucket(distances, bidirectional=False), 0)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=50)
 @given(
   num_buckets=strategies.sampled_from([8, 16, 32, 64]),
@@ -115,6 +116,8 @@ def test_heads_in_a_row_share_keys_and_values(platform):
   np.testing.assert_allclose(attention.attend(query, keys, values, mask=mask, bias=bias), expected, atol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(1)
 @settings(deadline=None, max_examples=20)
 @given(
   data=strategies.data(),
@@ -150,6 +153,7 @@ def test_causality_and_a_prefix_are_ranks():
     )
 
 
+@pytest.mark.slow
 def test_no_gradient_comes_from_a_higher_rank(platform):
   """What a query is given depends on all keys and values that it sees, and on no other."""
   ranks = np.random.default_rng(3).permutation(6).astype(np.int32)[None]
@@ -184,6 +188,7 @@ def test_a_query_that_may_see_nothing_sees_everything_alike(platform):
   np.testing.assert_allclose(out[0, 0], np.tile(values.mean(2)[0], (2, 1)), atol=1e-6)
 
 
+@pytest.mark.exhaustive_from(8)
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("masked", ["nothing", "some", "all-of-a-query"])
 def test_gradients_of_attend_are_those_of_its_formula(platform, masked, kv_heads):
@@ -224,6 +229,7 @@ def causal_arrays(length):
   )
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("length", [1, 127, 128, 129, 300])
 def test_causal_blocks_are_the_whole(length):
   """Whether or not they divide the length: the same result and the same gradients, with and without a bias."""
@@ -240,6 +246,7 @@ def test_causal_blocks_are_the_whole(length):
         np.testing.assert_allclose(one, other, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_causal_blocks_do_not_touch_the_keys_behind_them():
   """What is hidden from a whole block is not multiplied by zero: it is not read."""
   query, keys, values, bias, allowed = causal_arrays(300)
@@ -259,6 +266,7 @@ def test_attention_logits_and_softmax_are_float32():
   np.testing.assert_allclose(wide(out), wide(probabilities) @ wide(values), rtol=2**-6, atol=2**-6)
 
 
+@pytest.mark.slow
 def test_attention_dropout_is_shared_by_the_queries():
   """One draw of keys for all queries of a head, as T5 does it; heads draw their own, and other models' queries too."""
   query, keys, values = np.zeros((1, 8, 4, 5), np.float32), normal(1, 4, 6, 5), normal(1, 4, 6, 5, seed=1)
@@ -339,6 +347,7 @@ def test_cache_is_written_at_its_position():
   np.testing.assert_array_equal(cache.values[0, 0, :, 1], [0, 2, 0, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_position_bias_of_one_query_is_a_row_of_the_whole(bidirectional):
   """What decoding computes for one position is what training computes for all at once."""
@@ -359,6 +368,7 @@ def test_position_bias_depends_on_the_distance_alone():
   np.testing.assert_array_equal(whole[0, :, 1:, 1:], whole[0, :, :-1, :-1])
 
 
+@pytest.mark.slow
 def test_position_bias_is_the_same_from_its_largest_distance_on():
   """By distance, for kernels, as for each pair: of T5's 32 buckets the last begins before 128 positions."""
   bias = positions_lib.RelativePositionBias(
@@ -416,6 +426,7 @@ def attention_layer(**fields):
   return attention.Attention(config, nnx.Rngs(0)), normal(2, 5, 16)
 
 
+@pytest.mark.slow
 def test_scaled_attention_divides_by_the_root_of_head_dim():
   """Otherwise the same layer."""
   plain, x = attention_layer()

@@ -11,6 +11,8 @@ from t2t.models import attention
 from t2t.models import positions as positions_lib
 from t2t.models.masks import AttentionMask
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("kv_heads", [0, 2])
 def test_probabilities_weigh_the_values(kv_heads):
@@ -28,6 +30,7 @@ def test_probabilities_weigh_the_values(kv_heads):
   assert not found[0, :, 0, 3:].any() and not found[1, :, :4, 4:].any()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", toy.REPRESENTATIVES)
 def test_maps_of_every_architecture(kind):
   """[layers, batch, query, key], whose rows are shares of one whole; a decoder looks at nothing to the right."""

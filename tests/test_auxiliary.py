@@ -158,6 +158,7 @@ CASES = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("loss", "kind"), CASES)
 def test_a_term_of_layers_is_one_of_the_loss(loss, kind):
   """Its value is the mean over layers and real positions, times its coefficient; it has a gradient and a metric."""
@@ -195,6 +196,7 @@ def test_a_term_of_layers_is_one_of_the_loss(loss, kind):
   assert first in metrics and first not in terms  # without a coefficient it is a metric alone
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["t5_1_1", "local_prefix_lm", "bert"])
 def test_padding_does_not_count(kind):
   """However far rows are padded, the term is the same."""
@@ -214,6 +216,8 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("share_layers", [False, True])
 def test_scan_equals_loop_and_remat_equals_none(share_layers, monkeypatch):
   """Terms, metrics and gradients, dropout included."""
@@ -228,6 +232,7 @@ def test_scan_equals_loop_and_remat_equals_none(share_layers, monkeypatch):
     toy.assert_trees_close(found[name], found["scanned"])
 
 
+@pytest.mark.exhaustive
 def test_layers_apart_return_the_same():
   """As decoding on a CPU runs them, each with a cache of its own."""
   _, model, _ = make("cross_entropy", "gpt2")
@@ -243,6 +248,7 @@ def test_layers_apart_return_the_same():
   toy.assert_trees_close(apart, together)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   ("kind", "microbatches", "mesh"),
   [("t5_1_1", 2, {"data": 2}), ("bert", 4, {"data": 1}), ("bert", 1, {"data": 2, "fsdp": 2})],
@@ -270,6 +276,7 @@ def test_microbatches_equal_the_full_batch(kind, microbatches, mesh):
   np.testing.assert_allclose(metrics["loss"], expected_metrics["loss"], rtol=1e-5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["bert", "local_prefix_lm"])
 def test_positions_of_a_learned_prompt_count(kind):
   """They pass through the layers as a text's do."""
@@ -286,6 +293,7 @@ def test_positions_of_a_learned_prompt_count(kind):
   assert float(weights["balance"]) == 3 * float(jnp.sum(real))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["t5_1_1", "local_prefix_lm", "bert"])
 def test_without_terms_nothing_is_computed_or_named(kind):
   """The program of a layer that returns none is that of the MLP, equation by equation, and no metric is added."""
@@ -334,6 +342,7 @@ def test_terms_that_a_loss_cannot_take_are_refused(row, message):
     jax.eval_shape(lambda: made(module, batch, made.weights(batch), key=None, train=False))
 
 
+@pytest.mark.slow
 def test_a_loss_may_leave_them_out():
   """As one that was made without a config does."""
   _, module, config = make("cross_entropy", "gpt2")

@@ -19,6 +19,8 @@ from t2t.checkpoints.warm_start import warm_start
 from t2t.configuration.loading import load_config, override, records
 from t2t.training import recipe
 
+pytestmark = pytest.mark.slow
+
 BERT = dataclasses.replace(toy.KINDS["bert"], vocab_size=384)
 KEYS = ("--config.model.architecture=encoder_decoder", f"--config.model.num_decoder_layers={BERT.num_encoder_layers}")
 # name -> keys, what is said to be taken, and what to be fresh, with how many parameters
@@ -49,6 +51,7 @@ def encoder(tmp_path_factory):
   return folder, params
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_decoder_begins_as_the_encoder(name, encoder, capsys):
   """Or fresh, or as the same arrays; the first lines name what is fresh or has another name, with how much it is."""
@@ -75,6 +78,7 @@ def test_the_decoder_begins_as_the_encoder(name, encoder, capsys):
   assert found["head/transform"].shape == (16, 16) and found["embed/segments"].shape == (2, 16)
 
 
+@pytest.mark.exhaustive
 def test_it_learns(encoder, tmp_path):
   """By the command, in a step: both stacks, and the attention between them."""
   folder, theirs = encoder
@@ -95,6 +99,7 @@ def test_it_learns(encoder, tmp_path):
       assert not np.array_equal(x, theirs[path.replace("decoder", "encoder")]), path
 
 
+@pytest.mark.exhaustive
 def test_types_of_the_encoder(encoder):
   """Tokens of a second part are told from the first; what is written is of the first."""
   model, batch = toy.model(toy.KINDS["bert2bert"]), toy.batch()

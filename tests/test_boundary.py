@@ -26,6 +26,8 @@ from t2t.training import recipe
 from t2t.training.metric_writers import read_metrics
 from t2t.training.train import train
 
+pytestmark = pytest.mark.slow
+
 HEAD = HeadConfig("sbo", 3, "boundary")  # spans of the objective are longer
 FEATURES = ("inputs", "targets", "loss_weights", *feature_spec.ANSWERED[1:])
 LENGTH = 24
@@ -135,6 +137,7 @@ def test_the_examples_of_the_docstrings():
   } in [{name: x.tolist() for name, x in example.items()} for example in drawn.as_numpy_iterator()]
 
 
+@pytest.mark.exhaustive
 @hypothesis.given(st.lists(st.booleans(), min_size=1, max_size=20))
 def test_a_span_is_asked_where_something_stands_on_both_sides(bits):
   """Each run by itself, and nothing else; the loss finds the same boundaries again."""
@@ -195,6 +198,7 @@ def by_hand(config, params, hidden, batch):
   return np.array(found), right
 
 
+@pytest.mark.exhaustive
 def test_it_is_the_formula():
   """The mean over the tokens of spans, beside the mean over all tokens; with the metrics of each."""
   config, batch = with_head(), batches()[0]
@@ -214,6 +218,7 @@ def test_it_is_the_formula():
   np.testing.assert_allclose(total, tokens + found.mean(), rtol=1e-5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["bert", "albert", "modern_bert"])
 def test_packed_equals_unpacked(name):
   """Loss, gradients and metrics; a gradient reaches every parameter of the head."""
@@ -229,6 +234,7 @@ def test_packed_equals_unpacked(name):
   assert all(np.any(x) for x in jax.tree.leaves(gradient["heads"]))
 
 
+@pytest.mark.exhaustive
 def test_parts_of_a_batch_add_up():
   """Each divided by what the whole batch has."""
   compute, params, loss = loss_of(with_head())
@@ -241,6 +247,7 @@ def test_parts_of_a_batch_add_up():
   toy.assert_trees_close(jax.tree.map(jnp.add, found[0][1], found[1][1]), expected_gradient)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mesh_shape", [{"data": 4, "tensor": 2}, {"fsdp": 2, "sequence": 4}])
 def test_the_mesh_changes_nothing(mesh_shape):
   """Boundaries may stand on another device than what is between them."""
@@ -255,6 +262,7 @@ def test_the_mesh_changes_nothing(mesh_shape):
   toy.assert_trees_close(gradient, expected_gradient, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.exhaustive
 def test_logits_of_a_whole_batch_never_exist():
   """Nor is anything of the size length times length made to find boundaries."""
   config, batch = with_head(attention_window=1), batches()[0]
@@ -300,6 +308,7 @@ def test_an_objective_that_asks_no_head_is_refused():
     train_data.check(config)
 
 
+@pytest.mark.exhaustive
 def test_what_is_planned_is_what_is_read():
   """The shapes of a batch, from the recipe alone and from the pipeline; own files have the head without being asked."""
   config = train_data.resolved(records(load_config("tiny_spanbert"))).with_(train={"batch_size": 8})
@@ -311,6 +320,7 @@ def test_what_is_planned_is_what_is_read():
   assert bare.train.loss == "tokens_and_heads" and bare.model.heads == config.model.heads
 
 
+@pytest.mark.exhaustive
 def test_a_run_on_own_text(tmp_path, capsys):
   """On a mesh, in microbatches: both losses are written and fall, and what is shown are masked tokens."""
   text = "the quick brown fox jumps over the lazy dog and runs away from it again\n" * 300

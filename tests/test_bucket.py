@@ -39,6 +39,8 @@ from t2t.storage.outage import Away
 from t2t.training import metric_writers
 from t2t.training.train_state import TrainState
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("gcp_storage_emulator", reason="gcp-storage-emulator is not installed (the extra `test`)")
 import fake_gcs  # noqa: E402
 from fake_gcs import Fault  # noqa: E402
@@ -202,6 +204,7 @@ def test_a_run_in_a_bucket_has_its_report(gcs, run, capsys):
   assert b"step 6 of 6" in gcs_module.read(epath.Path("gs://bucket/page.html"))
 
 
+@pytest.mark.exhaustive
 def test_a_run_is_held_by_what_lies_in_a_bucket(gcs, run, capsys):
   """Fisher information is written there and verified there, and read when the run begins and when it goes on."""
   assert command.main(["fisher", "gs://bucket/run", "--output", "gs://bucket/fisher", "--examples", "8"]) == 0
@@ -225,6 +228,7 @@ def test_a_step_without_its_marker_is_no_checkpoint(gcs, run):
     restore.checkpoint_folder("gs://bucket/cut_off/checkpoints/8")
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize(("name", "killed_at"), [("damaged", "_CHECKPOINT_METADATA"), ("torn", "")])
 def test_a_damaged_step_is_set_aside_in_a_bucket(gcs, capsys, name, killed_at):
   """By what the bucket knows of its objects; killed while they are moved, the next start ends it."""
@@ -269,6 +273,7 @@ def test_a_damaged_step_is_set_aside_in_a_bucket(gcs, capsys, name, killed_at):
   assert gcs.sizes(f"{name}/checkpoints/damaged_3/") == aside
 
 
+@pytest.mark.exhaustive
 def test_superglue_starts_from_a_bucket_and_ends_in_one(gcs, run, capsys):
   """Warm start, fine-tuning, evaluation of the best step and what the leaderboard takes."""
   for split, number in (("train", 12), ("val", 5), ("test", 4)):
@@ -291,6 +296,7 @@ def test_superglue_starts_from_a_bucket_and_ends_in_one(gcs, run, capsys):
   assert again["metrics"] == pytest.approx(found["super_glue_cb.validation"]["metrics"], rel=1e-3)
 
 
+@pytest.mark.exhaustive
 def test_a_checkpoint_is_converted_and_asked_from_bucket_to_bucket(gcs, run, tmp_path, capsys):
   """t2t to Hugging Face and back; the one that came back writes what the first does."""
   assert command.main(["convert", "gs://bucket/run", "--to", "hf", "gs://bucket/hf"]) == 0
@@ -379,6 +385,7 @@ def test_a_bucket_that_is_away_is_asked_again_by_who_starts_runs(gcs, monkeypatc
   assert [exit_codes.goes_on(code) for code in codes] == [True, True, False]
 
 
+@pytest.mark.exhaustive
 def test_what_is_added_is_there_once(gcs):
   """Though the answer to each request that adds it is lost, and it is asked for again."""
   grows = gcs_module.Object(f"gs://{fake_gcs.BUCKET}/grows.txt", "text/plain")
@@ -421,6 +428,7 @@ def test_a_thousand_files_take_a_request_to_find_and_one_to_know(gcs):
 cached = test_offline_cache.data  # a fixture
 
 
+@pytest.mark.exhaustive
 def test_cached_tasks_are_read_from_a_bucket(gcs, cached):
   """The same examples as from the disk where they were written."""
   test_offline_cache.write(cached)
@@ -432,6 +440,7 @@ def test_cached_tasks_are_read_from_a_bucket(gcs, cached):
 # ---- What is mistyped ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize(
   "arguments, named",
   [
@@ -461,6 +470,7 @@ def test_a_bucket_that_is_not_there_is_one_sentence(gcs, arguments, named, capsy
   assert len(gcs.requests) < 50
 
 
+@pytest.mark.exhaustive
 def test_a_run_in_a_bucket_goes_back_and_its_step_is_done_again(gcs, monkeypatch, capsys):
   """Each step is measured once, and to replay one writes nothing."""
   test_numbers.poison(monkeypatch, 3)
@@ -487,6 +497,7 @@ def saver(workdir: str) -> manager.Checkpoints:
   return manager.Checkpoints(epath.Path(workdir), keep=2, retry_seconds=100.0)
 
 
+@pytest.mark.exhaustive
 def test_a_folder_that_cannot_be_made_keeps_no_thread_waiting(gcs, monkeypatch, capsys):
   """Orbax's threads that write arrays would wait for it for five minutes, and whoever closes for them."""
   monkeypatch.setattr(checkpoint_retry, "_FIRST_WAIT", 0.0)
@@ -504,6 +515,7 @@ def test_a_folder_that_cannot_be_made_keeps_no_thread_waiting(gcs, monkeypatch, 
   assert verify.steps(checkpoints.directory) == [3] and not verify.of_step(checkpoints.directory / "3")
 
 
+@pytest.mark.exhaustive
 def test_a_listing_that_lacks_a_step_begins_nothing_anew(gcs, monkeypatch):
   """What TensorFlow's client makes of a folder when the bucket is away: there is none."""
   checkpoints = saver("gs://bucket/listed")
@@ -519,6 +531,7 @@ def test_a_listing_that_lacks_a_step_begins_nothing_anew(gcs, monkeypatch):
   again.close()
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("name", ["[a].txt", "b{c}.txt"])
 def test_the_literal_name_of_an_object_is_found(gcs, name):
   """Its brackets are letters where an object has them."""

@@ -99,6 +99,7 @@ def test_what_has_a_row_for_each_id():
   assert vocab_transfer.dimensions((*paths, "encoder/norm/bias", "embed/positions"), model) == expected
 
 
+@pytest.mark.exhaustive
 def test_the_command(tmp_path, capsys):
   """A BERT goes on with more pieces, not updated: the saved run has its rows, and means of them, in the head, too."""
   model = toy.KINDS["bert"]

@@ -14,6 +14,8 @@ from t2t.checkpoints import pretrained, select_task
 from t2t.inference import decoding
 from t2t.serving import engine, text_predictor
 
+pytestmark = pytest.mark.slow
+
 module = test_evaluate.module  # the fixture
 
 PALS = ("--config.pals.tasks=poems,news", "--config.pals.size=8", "--config.pals.heads=2")
@@ -60,6 +62,7 @@ def run(tmp_path_factory):
   return folder / "run"
 
 
+@pytest.mark.exhaustive
 def test_each_task_is_asked_by_its_name(run, tmp_path):
   """By --task for all lines, by each line for itself, and as an adapter on top of the base: the same is written."""
   base, short = trained.workdir("encoder_decoder"), ("--max_length", "6")
@@ -71,6 +74,7 @@ def test_each_task_is_asked_by_its_name(run, tmp_path):
     assert found[::2] == each["news"] and found[1::2] == each["poems"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("architecture", ["decoder_only", "encoder_decoder"])
 def test_a_task_that_is_not_read_stays_as_it_was(architecture, tmp_path, capsys):
   """Trained on one, the other is the base; trained on that then, the first stays; a part of the model is trained."""
@@ -88,6 +92,7 @@ def test_a_task_that_is_not_read_stays_as_it_was(architecture, tmp_path, capsys)
   assert ask(tmp_path / "further", "--task", "news") not in (plain, poems)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   ("options", "message"),
   [
@@ -114,6 +119,7 @@ def test_a_task_that_is_missing_or_unknown_is_refused(run, options, message, tmp
   assert re.search(message, " ".join(capsys.readouterr().err.split()))
 
 
+@pytest.mark.exhaustive
 def test_the_body_may_be_trained_as_well(tmp_path, capsys):
   """As in the paper; each task is asked all the same, and a run does not go on with tasks that are others."""
   run, whole = tmp_path / "run", ("--config.pals.also_train=.",)
@@ -127,6 +133,7 @@ def test_the_body_may_be_trained_as_well(tmp_path, capsys):
   assert "pals.tasks" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_a_request_names_its_task(run, tmp_path):
   """Of the page's server, whose model is in memory once; one that names none is refused."""
   source = pretrained.read_source(str(run))
@@ -142,6 +149,7 @@ def test_a_request_names_its_task(run, tmp_path):
     service.parse(b'{"inputs": "x"}')
 
 
+@pytest.mark.exhaustive
 def test_vectors_are_those_of_a_task(run, tmp_path, capsys):
   """Of another task they are others; without one nothing is embedded."""
   (tmp_path / "in.txt").write_text("a text\nanother\n")
@@ -155,6 +163,7 @@ def test_vectors_are_those_of_a_task(run, tmp_path, capsys):
   assert "--task is missing" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.exhaustive
 def test_each_registered_task_is_measured_as_its_own(module, tmp_path, capsys):
   """Between steps and by `t2t eval`: of a run that has read one, the other's numbers are those of the base."""
   names, base = ("odd_label", "odd_likelihood"), trained.workdir("encoder_decoder")

@@ -41,6 +41,7 @@ def train(config, workdir, *own):
   return t2t.train(config, str(workdir), callbacks=own, **options).run()
 
 
+@pytest.mark.exhaustive
 def test_hooks_are_called_in_order(tmp_path):
   """Of a run, and of the same command again, which has no step left."""
   recorder = Recorder()
@@ -64,6 +65,7 @@ def test_hooks_are_called_in_order(tmp_path):
   ]
 
 
+@pytest.mark.exhaustive
 def test_a_callback_writes_the_learning_rate(tmp_path):
   """As the documents show it: the rows are those of metrics.jsonl."""
 
@@ -79,6 +81,7 @@ def test_a_callback_writes_the_learning_rate(tmp_path):
   assert (tmp_path / "rates.txt").read_text().splitlines() == expected and len(expected) == 4
 
 
+@pytest.mark.exhaustive
 def test_a_callback_ends_the_run_with_a_checkpoint(tmp_path):
   class Enough(Callback):
     def on_step(self, run):
@@ -90,6 +93,7 @@ def test_a_callback_ends_the_run_with_a_checkpoint(tmp_path):
   assert history[-1]["why"] == "enough for today"
 
 
+@pytest.mark.exhaustive
 def test_files_of_a_callback_are_saved_and_come_back(tmp_path):
   """Where a run resumes, and after a rollback."""
 

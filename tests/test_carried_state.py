@@ -77,6 +77,7 @@ def steps(kind, mesh_shape, number=3, *, microbatches=1):
   return graphdef, state, losses, carried
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["t5_1_1", "gpt2", "bert"])
 def test_a_step_is_given_what_the_step_before_returned(kind):
   """Row by row and layer by layer; a reference that is given other states has another loss."""
@@ -102,6 +103,7 @@ def test_a_step_is_given_what_the_step_before_returned(kind):
   assert without[0] == more[0] and without[1] != more[1]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   ("mesh_shape", "microbatches"),
   [({"data": 8}, 1), ({"fsdp": 4, "tensor": 2}, 1), (ONE_DEVICE, 4), ({"data": 2, "fsdp": 2, "tensor": 2}, 2)],
@@ -116,6 +118,7 @@ def test_rows_keep_their_states_on_every_mesh(mesh_shape, microbatches):
   toy.assert_trees_close(other.params, state.params, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_that_carries_states_resumes_to_the_bit(tmp_path):
   """A run that stopped after two steps goes on as the one that never stopped; evaluation carries nothing."""
   options = {"model.feed_forward": "recurrent", "checkpoint.every": 1}

@@ -15,6 +15,8 @@ def run(*options):
   return records(override(load_config("tiny_t5"), [f"--config.{option}" for option in (*small, *options)]))
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(3)
 @pytest.mark.parametrize(
   ("began", "now", "lines", "again"),
   [

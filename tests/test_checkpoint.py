@@ -128,6 +128,7 @@ def test_restores_onto_another_mesh(tmp_path):
   assert {x.data.shape for x in state.params["encoder"]["kernel"].addressable_shards} == {(2, 4)}
 
 
+@pytest.mark.slow
 def test_the_last_and_the_best_are_kept(tmp_path):
   """The best has the lowest held-out loss; a step without a loss is never the best."""
   save(tmp_path, (1, 3.0), (2, 1.0), (3, 2.0), (4, None), (5, 4.0), keep=2)
@@ -163,6 +164,7 @@ def test_the_best_by_each_metric_is_kept(tmp_path):
   assert retention.best_steps(kept) == {"loss": 1, "cb/f1": 2, "rte/accuracy": 1}
 
 
+@pytest.mark.slow
 def test_each_stage_has_its_best(tmp_path):
   """Its loss is of other text: that of the first stage would be the best for ever, and the second's be deleted."""
   config = CONFIG | {"train": {"steps": 9}, "stages": [{"name": "first", "steps": 2}, {"name": "second"}]}
@@ -235,6 +237,7 @@ def test_state_may_be_donated_while_it_is_saved(tmp_path):
   assert_same(restored, make_state(value=3.0))
 
 
+@pytest.mark.slow
 def test_what_waits_in_the_hosts_memory_is_copied(tmp_path):
   """Its memory goes to the next step at once, which a view of it, as Orbax would hold it, prevents."""
   checkpoints = reopened(tmp_path)
@@ -315,6 +318,7 @@ def test_an_interrupted_save_loses_nothing(tmp_path):
   assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1", "2"]
 
 
+@pytest.mark.slow
 def test_a_workdir_has_one_writer(tmp_path):
   """Another process's lock is refused by its id, and is gone with the process, however that ended."""
   program = (

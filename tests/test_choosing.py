@@ -11,6 +11,8 @@ from t2t.data import tables
 from t2t.inference import decoding
 from t2t.serving import engine, text_predictor
 
+pytestmark = pytest.mark.slow
+
 LORA = ("--config.lora.rank=2", "--config.lora.targets=attention/,mlp/")
 NARROW = ("--config.lora.rank=1", "--config.lora.targets=attention/")
 TEXTS = ("the quick brown fox", "jumps over", "seven wizards", "lazy dog box jugs", "dire", "over the box", "fox fox")
@@ -45,6 +47,7 @@ def named(found):
   return [f"{name}={path}" for name, path in found.items()]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   ("architecture", "adapters", "options"),
   [
@@ -104,6 +107,7 @@ def test_lines_of_text_can_name_none(tmp_path, capsys):
   assert "can name none; give a .jsonl file" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.exhaustive
 def test_a_request_names_its_adapter():
   """Of the page's server: token by token and with beams; an unknown name is answered with those that there are."""
   source = pretrained.read_source(str(trained.workdir("encoder_decoder")))
@@ -128,6 +132,7 @@ def test_a_request_names_its_adapter():
     service.parse(b'{"inputs": "x", "adapter": "d"}')
 
 
+@pytest.mark.exhaustive
 def test_an_adapter_reads_behind_the_prefix_of_its_own_table():
   """Texts, scores and completions; the base reads a text as it is."""
   source = pretrained.read_source(str(trained.workdir("encoder_decoder")))

@@ -16,6 +16,7 @@ report_of = report_lib.classification_report
 items = strategies.lists(strategies.tuples(strategies.integers(0, 3), strategies.integers(-1, 4)), max_size=30)
 
 
+@pytest.mark.slow
 @hypothesis.given(items)
 def test_scores_are_scikit_learns(pairs):
   """A prediction of none of the classes is a class of its own, which is never right."""
@@ -62,6 +63,7 @@ def test_a_small_matrix_is_all_there():
   ]
 
 
+@pytest.mark.exhaustive_from(11)
 @pytest.mark.parametrize("classes", [1, 2, 9, 20, 77, 150])
 @pytest.mark.parametrize("number", [0, 300, 200_000])
 def test_the_text_fits_into_80_columns(classes, number):

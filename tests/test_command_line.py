@@ -433,6 +433,7 @@ def help_of(*words):
   )
 
 
+@pytest.mark.slow
 def test_train_help_lists_configs_and_the_first_keys():
   """With each key's default and its comment, at 80 columns; no more than one can take in."""
   text = help_of()
@@ -444,6 +445,7 @@ def test_train_help_lists_configs_and_the_first_keys():
   assert max(map(len, text.splitlines())) <= 80
 
 
+@pytest.mark.exhaustive
 def test_train_help_has_all_keys():
   """Each once, with its comment; a section alone has its own."""
   text = help_of("all")
@@ -460,6 +462,7 @@ def test_train_help_has_all_keys():
   assert all(line.startswith("  --config.mesh.") for line in help_of("mesh").splitlines() if "--config." in line[:12])
 
 
+@pytest.mark.exhaustive
 def test_the_core_does_without_tensorflow():
   """Models, losses, state, checkpoints and the command line work on a machine that has no TensorFlow."""
   names = [

@@ -18,6 +18,8 @@ from t2t.data.vocabularies import training
 from t2t.inference import decoding, prompt_builder, token_logprobs
 from t2t.serving import engine, openai_api, server, text_predictor
 
+pytestmark = pytest.mark.slow
+
 ask = test_server.ask
 KINDS = ["encoder_decoder", "decoder_only"]
 
@@ -50,6 +52,7 @@ def refused(port: int, request: dict | bytes) -> dict:
 # ---- What is written -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_and_log_probabilities_are_those_of_python(kind, ports):
   """Greedily the text of `generate`; each token's number is that of `logits`, and their sum that of `score`."""
@@ -76,6 +79,7 @@ def test_text_and_log_probabilities_are_those_of_python(kind, ports):
   )
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_choices_are_drawn_as_the_rows_of_a_file(kind, ports):
   """Those of a prompt one after another, of all prompts: the same seed, the same texts."""
@@ -262,6 +266,7 @@ def tuned(tmp_path_factory):
     yield found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_is_read_behind_the_prefix_of_its_table(kind, ports, tuned):
   """Once, by each path as by Python; a prompt of token ids is read as it is."""
@@ -286,6 +291,7 @@ def test_a_text_is_read_behind_the_prefix_of_its_table(kind, ports, tuned):
   assert "began each input with 'sum: '" in tensor_writer.open_foreign(str(workdir)).notes[0]
 
 
+@pytest.mark.exhaustive
 def test_the_command_passes_special_tokens_on(tmp_path, monkeypatch):
   """`t2t infer --server --special_tokens none` reads the letters of a sentinel as text."""
   texts = [f"the number {number} of things in a text" for number in range(200)]
@@ -393,6 +399,7 @@ def test_pieces_make_the_text():
   assert found[:4] == ["n", "a", "", "ï"] and token_logprobs.pieces(decode, []) == []
 
 
+@pytest.mark.exhaustive
 def test_pieces_of_words_join_to_the_text(tmp_path):
   """Of SentencePiece, whose decoder takes the space off a text: a prompt and what is written behind it read right."""
   texts = [f"the number {number} of things in a naïve text" for number in range(200)]
@@ -536,6 +543,7 @@ def test_models_are_listed(ports):
 # ---- What the page asks besides --------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_side_by_side_and_their_tokens(kind, ports):
   """`n` texts as of so many lines; the probabilities of a text's tokens make its score, its end included."""
@@ -584,5 +592,6 @@ def test_a_map_of_attention(kind, ports):
     assert status == 400 and message in json.loads(content)["error"], content
 
 
+@pytest.mark.exhaustive
 def test_no_more_is_offered_than_there_is_room_for():
   assert max(field.most for field in openai_api.FIELDS if field.name == "max_tokens") == engine.MAX_LENGTH

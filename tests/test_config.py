@@ -11,6 +11,7 @@ from t2t.models import presets, transformer
 from t2t.models.config import HeadConfig, TransformerConfig
 
 
+@pytest.mark.exhaustive_from(15)
 @pytest.mark.parametrize(
   ("family", "size", "published"),
   [

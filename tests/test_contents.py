@@ -59,6 +59,7 @@ def test_little_is_read_of_much(tmp_path, monkeypatch):
   assert found["each"] == 2**14 and [size for _, size, _ in found["files"]] == [2**40] * 4
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_files_only_where_it_may(tmp_path, capfd):
   """The message names the file and the key; a checkpoint that does not say what its files hold goes on as before."""
   for name in ("a.txt", "b.txt"):
@@ -88,6 +89,7 @@ def test_a_run_goes_on_with_other_files_only_where_it_may(tmp_path, capfd):
   assert "b.txt has another content of as many bytes; c.txt is new; the data goes on" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_key_that_only_one_of_them_has_is_told_as_such(tmp_path):
   test_sources.write(tmp_path, "a.txt", TEXTS)
   iterator = test_faults.batches(tmp_path, "*.txt")
@@ -104,6 +106,7 @@ def test_a_key_that_only_one_of_them_has_is_told_as_such(tmp_path):
       iterator.restore({name: json.dumps(saved | {"identity": said}).encode()}, step=1)
 
 
+@pytest.mark.slow
 def test_each_host_compares_its_own_files(tmp_path, capfd):
   """On disks of their own, also when there are more hosts than before; what other disks hold is no matter."""
   for host in ("first", "second"):
@@ -143,6 +146,8 @@ def test_each_host_compares_its_own_files(tmp_path, capfd):
   iterator("second", 3).restore(moved, step=0)  # a bucket's checksums tell nothing of what a disk holds
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("key", ["eval_files", "folders.superglue"])
 def test_what_is_held_out_and_what_was_released_counts_as_well(key, tmp_path, capfd):
   """A run goes on with it as it was, and else where it may; losses before and after would not be of the same text."""
@@ -190,6 +195,7 @@ seqio.TaskRegistry.add(
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", ["train.txt", "validation.txt"])
 def test_files_of_a_task_of_ones_own_count_as_well(changes, tmp_path):
   """Those of both splits, by the name of the task."""
@@ -213,6 +219,7 @@ def test_files_of_a_task_of_ones_own_count_as_well(changes, tmp_path):
     batches().restore(state, step=0)
 
 
+@pytest.mark.slow
 def test_files_of_tasks_that_are_evaluated_count_while_they_are(tmp_path):
   """Of what is held out alone; a run may go on with other config.eval.tasks."""
   row = {"premise": "It rains.", "hypothesis": "It is wet.", "label": "entailment"}

@@ -24,6 +24,8 @@ from t2t.models.config import HeadConfig
 from t2t.training import recipe
 from t2t.training.train import train
 
+pytestmark = pytest.mark.slow
+
 HEAD = HeadConfig("text", 0, "vector")
 LENGTH = 12
 
@@ -113,6 +115,7 @@ def by_hand(vectors, *, similarity, temperature, margin, symmetric):
   return np.mean(terms), np.mean(right)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   "fields",
   [
@@ -134,6 +137,7 @@ def test_it_is_its_formula(fields):
   assert 0 < right < 1
 
 
+@pytest.mark.exhaustive
 def test_a_row_of_padding_is_no_negative():
   """It changes neither the loss nor the gradient; and the gradient of a batch with one is of numbers."""
   compute, params, loss, _ = loss_of(symmetric=True)
@@ -157,6 +161,7 @@ def test_chance_knows_of_the_margin():
   np.testing.assert_allclose(baseline.loss, by_hand(np.ones((8, 2, 3)), **fields)[0], rtol=1e-6)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mesh_shape", [{"data": 8}, {"data": 4, "tensor": 2}])
 def test_the_mesh_changes_nothing(mesh_shape):
   """A pair on each of eight devices is told from those of the other seven."""
@@ -201,6 +206,7 @@ def test_what_is_read_of_a_text():
     assert task_heads.read_texts(hidden, segments, number=3, reads=reads)[0, :, 0].tolist() == expected
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["bert", "t5_1_1", "gpt2"])
 def test_texts_of_a_pair_do_not_see_each_other(kind):
   """Each has the vector that it has alone; of an encoder, of one before a decoder, and of a decoder's last position."""
@@ -368,6 +374,7 @@ def test_what_is_planned_is_what_is_read(tmp_path):
   assert {name: x.shape for name, x in planned.items()} == {name: x.shape for name, x in batch.items()}
 
 
+@pytest.mark.exhaustive
 def test_a_run_on_own_text(tmp_path, capsys):
   """Neighbouring sentences of files: the loss falls below chance, and what is not read is not trained."""
   text = "".join(f"The {a} is {b}. It has seen the {a} of {b}.\n" for a in "abcdefgh" for b in "ijklmnop")

@@ -150,12 +150,14 @@ def test_text_without_control_tokens_is_encoded_as_published(vocabulary, text):
     assert list(vocabularies.as_text(vocabulary).encode(text)) == published
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(TEXTS.filter(lambda text: not set("［＜") & set(text)))
 def test_all_control_tokens_are_those_of_the_published_tokenizer(vocabulary, text):
   assert vocabularies.encode_text(vocabulary, text, special_tokens="all") == list(vocabulary.encode(text))
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(TEXTS, TEXTS)
 def test_what_a_record_spells_is_text_beside_what_a_format_writes(vocabulary, record, written):
@@ -314,6 +316,7 @@ def data_of(folder, vocabulary, **options):
   )
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("objective", ["causal_lm", "next_token"])
 def test_files(tmp_path, objective):
   """A corpus that contains the letters has no control token, unless the config says that they are meant."""
@@ -338,6 +341,7 @@ def with_a_blank(dataset):
   )
 
 
+@pytest.mark.slow
 def test_a_format_that_writes_sentinels(tmp_path):
   """What the format wrote is a sentinel, the same letters of the record are text; and the texts are as they were."""
   vocabulary = vocabularies.load(wordpiece(tmp_path), extra_ids=5)
@@ -371,6 +375,7 @@ def test_a_format_that_writes_sentinels(tmp_path):
   assert plain["inputs"].tolist().count(blank) == 2  # what it was
 
 
+@pytest.mark.slow
 def test_a_run_of_an_older_version_goes_on_and_is_told(tmp_path, monkeypatch, capsys):
   """Its position says nothing of the letters; one that says it is held to it."""
   import jax
@@ -397,6 +402,7 @@ def test_a_run_of_an_older_version_goes_on_and_is_told(tmp_path, monkeypatch, ca
     batches(True).restore(saved, step=0)
 
 
+@pytest.mark.exhaustive
 def test_the_published_vocabularies():
   """Of files that nobody here wrote: T5's, BERT's, GPT-2's and one with sentinels inside."""
   root = pathlib.Path(__file__).parents[1].parent / "shared" / "data" / "tokenizers"

@@ -81,6 +81,7 @@ def contents(folder: pathlib.Path) -> dict[str, bytes]:
 # ---- There and back --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_there_and_back(exported, convert, tmp_path):
   """Bit for bit, both ways, whichever files the tensors are in; --from and --to say what is found anyway."""
   assert len(list(exported.glob("*.safetensors"))) > 2
@@ -96,6 +97,7 @@ def test_there_and_back(exported, convert, tmp_path):
     assert words in said, words
 
 
+@pytest.mark.exhaustive
 def test_what_was_converted_is_a_workdir(exported, convert, tmp_path, capsys):
   """`t2t infer` writes from it what it writes from the original."""
   assert convert(exported, tmp_path / "t2t")[0] == 0
@@ -109,6 +111,7 @@ def test_what_was_converted_is_a_workdir(exported, convert, tmp_path, capsys):
   assert config["data"]["vocabulary"] == str(tmp_path / "t2t" / "vocabulary")
 
 
+@pytest.mark.slow
 def test_the_dtype_of_an_export(exported, convert, tmp_path):
   """bfloat16 halves the files; from one Hugging Face folder to another needs no stop at t2t."""
   assert convert("--from=hf", exported, "--to=hf", tmp_path / "half", "--dtype=bfloat16")[0] == 0
@@ -122,6 +125,7 @@ def test_the_dtype_of_an_export(exported, convert, tmp_path):
 # ---- From T5X --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored", ["joined", "scanned"])
 def test_from_t5x(stored, convert, tmp_path):
   """A folder of arrays, scanned or not; the parameters are those that its arrays say."""
@@ -251,6 +255,7 @@ def test_fewer_than_no_sentinels(letters, convert, tmp_path, capsys):
 # ---- From t2t --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_parameters_that_were_not_trained(tmp_path):
   """They lie apart in a checkpoint, and are read with the others; what is there of the optimizer is passed over."""
   config = toy.config()
@@ -378,6 +383,7 @@ assert not found, found
 """
 
 
+@pytest.mark.exhaustive
 def test_tensorflow_stays_away(exported, tmp_path):
   """--help is there at once, in 80 columns, and what comes to t2t is converted without loading what reads text."""
   arguments = [sys.executable, "-c", _WITHOUT_TENSORFLOW, str(tmp_path), str(exported)]

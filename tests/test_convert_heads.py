@@ -150,6 +150,8 @@ CLASSES = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(9)
 @pytest.mark.parametrize(
   ("body", "kind"),  # of decoders they have none for choices
   [(body, kind) for body in BODIES for kind in CLASSES if kind != "choice" or body not in ("GPT2", "Llama")],
@@ -292,6 +294,7 @@ def test_a_released_model_of_masked_tokens_has_its_next_sentence_head(tmp_path):
   np.testing.assert_array_equal(taken["nli"]["pooler"], expected)
 
 
+@pytest.mark.slow
 def test_a_classifier_of_theirs_is_fine_tuned_and_evaluated(tmp_path):
   """It has no head over the vocabulary, in memory or on disk, and whoever asks for logits of tokens is told."""
   config = with_heads(NLI, tokens=False)
@@ -372,6 +375,7 @@ seqio.TaskRegistry.add(
 """
 
 
+@pytest.mark.exhaustive
 def test_the_commands_take_a_classifier_of_theirs(tmp_path):
   """It is evaluated as it is, though its classes have no names, is fine-tuned, and goes back with the same tensors."""
   config = dataclasses.replace(with_heads(HeadConfig("barks", 2), tokens=False), vocab_size=384)

@@ -55,6 +55,7 @@ def edit(path, **changes):
 # ---- The same numbers ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_are_theirs(name):
   """At every position that is not padding, for rows of several lengths."""
@@ -65,6 +66,8 @@ def test_logits_are_theirs(name):
   assert np.std(logits[at]) > 0.1
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("num_beams", [1, 4])
 @pytest.mark.parametrize("name", ["t5", "gpt2", "llama3"])
 def test_what_is_written_is_theirs(name, num_beams):
@@ -80,6 +83,7 @@ def test_what_is_written_is_theirs(name, num_beams):
 # ---- There and back --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive_from(9)
 @pytest.mark.parametrize("name", NAMES)
 def test_their_folder_comes_back_bit_for_bit(name, tmp_path):
   """Through a workdir: every tensor under its name, in its dtype."""

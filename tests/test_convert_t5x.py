@@ -126,6 +126,8 @@ def assert_same(foreign: lazy_tensors.Foreign, expected: dict[str, np.ndarray], 
     np.testing.assert_allclose(found[path], x, err_msg=path, **({"rtol": 0} | tolerance))
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(8)
 @pytest.mark.parametrize("stored", list(files.STORED))
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 def test_logits_are_those_of_t5x(version, stored, tmp_path):
@@ -391,6 +393,7 @@ def test_what_is_no_checkpoint_of_t5x(tmp_path):
   fails(tmp_path, "is a TensorFlow checkpoint")
 
 
+@pytest.mark.exhaustive
 def test_what_was_read_leaves_nothing_behind(tmp_path):
   """However many checkpoints a process looks at."""
   folder = files.write(tmp_path / "checkpoint_7", files.parameters())

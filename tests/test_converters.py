@@ -85,6 +85,7 @@ def test_a_decoder_takes_inputs_before_targets():
   ]
 
 
+@pytest.mark.slow
 def test_a_token_0_is_no_padding():
   """Where 0 stands for text it has a loss and a segment, packed or not; the vocabulary's own id pads and begins."""
   examples = [{"targets": [0, 5, 0]}, {"targets": [0, 6]}]
@@ -114,6 +115,7 @@ def test_a_token_0_is_no_padding():
   ]
 
 
+@pytest.mark.slow
 def test_an_encoder_takes_weights_from_the_task():
   """Loss where the task says so, also where the token is not the mask; a weight of 0 is no padding."""
   examples = [

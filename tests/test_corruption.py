@@ -236,6 +236,8 @@ EXAMPLES = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_docstring_examples(name):
   """A seed gives what the docstring shows, the same seed gives it again, and others give something else."""
@@ -275,6 +277,7 @@ def test_the_middle_fills_the_gap(length):
     assert start + suffix == text(length).numpy().tolist()
 
 
+@pytest.mark.exhaustive_from(17)
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("density", [0.15, 0.3, 0.9])
 def test_masks_and_deletions_keep_the_count(length, density):
@@ -312,6 +315,7 @@ def fills(inputs, tokens):
   return not last or (tokens[-len(last) :] == last and at <= len(tokens) - len(last))
 
 
+@pytest.mark.exhaustive_from(12)
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("density, mean", [(0.3, 3.0), (0.15, 1.0), (0.9, 10.0)])
 def test_infilled_masks_stand_for_the_missing_tokens(length, density, mean):
@@ -397,6 +401,7 @@ def test_rotations_and_shuffles_are_permutations(length):
   assert len({tuple(out) for out in draw(corruption.shuffle, text(length))}) >= min(300, math.factorial(length)) * 0.9
 
 
+@pytest.mark.exhaustive_from(16)
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("density", [0.5, 0.3])
 def test_the_fragment_restores_the_text(length, density):

@@ -28,6 +28,7 @@ def assert_near(found, expected):
   np.testing.assert_allclose(wide(found), wide(expected), atol=0.02 * (1 + np.abs(wide(expected)).max()))
 
 
+@pytest.mark.slow
 @given(batch=_SIZES, length=_SIZES, inner=_SIZES, width=_SIZES)
 @settings(max_examples=12, deadline=None)
 def test_a_dense_layer_and_its_gradients(batch, length, inner, width):
@@ -53,6 +54,7 @@ def test_logits_keep_what_bfloat16_would_round():
   np.testing.assert_allclose(found, wide(x) @ wide(kernel), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 @given(batch=_SIZES, heads=_SIZES, queries=_SIZES, keys=_SIZES, kv=_SIZES, biased=st.booleans(), hides=st.booleans())
 @settings(max_examples=12, deadline=None)
 def test_attention_and_its_gradients(batch, heads, queries, keys, kv, biased, hides):
@@ -78,6 +80,7 @@ def test_attention_and_its_gradients(batch, heads, queries, keys, kv, biased, hi
     assert_near(one, other)
 
 
+@pytest.mark.exhaustive_from(9)
 @pytest.mark.parametrize("alike", [(), (1,), (2,), (1, 2)])
 @pytest.mark.parametrize("queries", [1, 2, 3, 4, 5])
 def test_gradients_of_few_queries(queries, alike):
@@ -97,6 +100,7 @@ def test_gradients_of_few_queries(queries, alike):
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 @given(
   groups=st.integers(1, 4),
   queries=st.integers(1, 3),
@@ -124,6 +128,7 @@ def test_heads_that_share_their_keys_are_more_queries(dtype, groups, queries, bi
     assert_near(found, expected)
 
 
+@pytest.mark.slow
 def test_what_all_values_have_in_common_changes_no_gradient():
   """A softmax's gradient takes it away from sums that are a thousand times as small."""
   query, keys, values, read_out = (normal(2, 4, 32, 16, seed=i) for i in range(4))

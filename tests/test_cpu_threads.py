@@ -24,6 +24,7 @@ print(len(jax.block_until_ready(arrays)))
 """
 
 
+@pytest.mark.exhaustive
 def test_a_process_may_run_far_ahead_of_its_devices():
   """Hundreds of programs with collectives, none of them waited for; with a thread for each device it stands still."""
   environment = {name: value for name, value in os.environ.items() if name not in ("NPROC", "XLA_FLAGS")}

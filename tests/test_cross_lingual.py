@@ -42,6 +42,7 @@ def test_each_language_has_a_task_and_a_mixture_has_all():
     assert {task.source.folder_key for task in tasks} == {name.removesuffix("2")}
 
 
+@pytest.mark.slow
 def test_questions_of_each_language(tmp_path):
   """XQuAD has a file for each; TyDi QA one for all, whose ids say the language."""
   test_tasks.write(tmp_path, {f"xquad.{name}.json": json.dumps(article(f"{name}1")) for name in ("en", "ar")})
@@ -123,6 +124,7 @@ def test_the_table_fits_80_columns(tmp_path, capsys):
   assert "…" not in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_trained_in_one_language_and_asked_in_all(tmp_path, capsys):
   """The commands: an encoder's head learns English, and answers seven languages."""
   header = "id\tsentence1\tsentence2\tlabel"
@@ -146,6 +148,7 @@ def test_trained_in_one_language_and_asked_in_all(tmp_path, capsys):
   assert math.isclose(found["mean"]["accuracy"], sum(accuracies) / 7)
 
 
+@pytest.mark.exhaustive
 def test_xnli_is_asked_of_who_has_learned_mnli(tmp_path, capsys):
   """The head of the English benchmark answers in fifteen languages."""
   labels = ("entailment", "neutral", "contradiction")

@@ -79,6 +79,7 @@ def test_every_file_is_noted(saved):
   assert wrong(folder, 20) == []
 
 
+@pytest.mark.slow
 def test_every_bit_and_every_end_counts(workdir):
   """Of each file one bit is turned, or its second half cut off, or it is taken away: the file is named each time."""
   folder = workdir / "checkpoints" / "30"
@@ -150,6 +151,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.exhaustive_from(15)
 @pytest.mark.parametrize("older", [False, True], ids=["now", "older"])
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_damaged_step_is_set_aside(name, older, workdir, capsys):
@@ -280,6 +282,7 @@ def test_parameters_of_a_damaged_checkpoint_are_not_read(workdir, monkeypatch):
   restore.restore_params(restore.checkpoint_folder(str(checkpoints / "20")), params)
 
 
+@pytest.mark.exhaustive
 def test_commands_name_a_damaged_checkpoint(tmp_path, capsys, monkeypatch):
   """Of each that reads one; a folder that was copied without its workdir, too."""
   monkeypatch.setattr(verify, "_SMALL", 0)  # as if the array were large: it is read when parameters are
@@ -299,6 +302,7 @@ def test_commands_name_a_damaged_checkpoint(tmp_path, capsys, monkeypatch):
     assert "this checkpoint is damaged:\n  state/" in capsys.readouterr().err, argv
 
 
+@pytest.mark.exhaustive
 def test_the_same_command_does_not_start_afresh(tmp_path, capsys):
   """Where its only step is damaged: it says so, and all is as it was."""
   workdir = shutil.copytree(trained.workdir("encoder_decoder"), tmp_path / "run")

@@ -74,6 +74,7 @@ def make_predictor(config, graphdef, max_length=LENGTH):
   return predictor.Predictor(config, graphdef, mesh, FRAMING, decode=decode, batch_size=2, max_inputs=8)
 
 
+@pytest.mark.exhaustive
 def test_an_encoder_generates(unmasking):
   """Whether a model generates does not depend on the directions in which it reads."""
   config = encoder()

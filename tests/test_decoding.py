@@ -76,6 +76,7 @@ def forced(batch, tokens, eos_id=toy.EOS):
 # ---- Greedy ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_greedy_takes_the_likeliest_token_at_each_position():
   """Given what was written, teacher forcing finds every written token the likeliest."""
   model, batch = example()
@@ -99,6 +100,7 @@ def test_greedy_stops_at_eos():
   np.testing.assert_array_equal(greedy(model, batch, eos_id), expected)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("num_beams", [1, 4])
 def test_decoding_ends_when_every_sequence_has(num_beams):
   """What ends at once is EOS and zeros, and the loop does not run on."""
@@ -109,6 +111,7 @@ def test_decoding_ends_when_every_sequence_has(num_beams):
   np.testing.assert_array_equal(found.tokens[0, 0], [eos_id, *[0] * (LENGTH - 1)])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [{}, {"num_beams": 4}, {"temperature": 1.0}], ids=str)
 def test_a_text_has_the_least_length(options):
   """Where EOS is the likeliest first token; what is written has the likelihood that the model gives it."""
@@ -124,6 +127,7 @@ def test_a_text_has_the_least_length(options):
     np.testing.assert_allclose(found.scores[:, 0], expected, atol=1e-4)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["learned_prefix_lm", "llama", "local_prefix_lm"])
 @pytest.mark.parametrize("num_beams", [1, 4])
 def test_decoding_goes_on_from_each_prompt(kind, num_beams):
@@ -149,6 +153,7 @@ def test_decoding_starts_with_the_token_that_is_given():
   assert np.any(written != greedy(model, batch))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   "kind", [kind for kind in WRITERS if kind not in ("shared_stacks", "gemma_t5", "prefix_lm", "gpt2")]
 )
@@ -191,6 +196,7 @@ def every_text(kind):
   return model, batch, np.stack(texts), np.stack(likelihoods)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["encoder_decoder", "decoder_only"])
 @pytest.mark.parametrize(("penalty", "form"), [(0.6, "gnmt"), (0.0, "gnmt"), (0.5, "power"), (-1.0, "power")])
 def test_wide_beam_search_is_exhaustive_search(kind, penalty, form):
@@ -231,6 +237,7 @@ def plain_search(model, batch, config, eos_id):
   return ended
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["t5_1_1", "llama"])
 @pytest.mark.parametrize(("penalty", "form"), [(0.6, "gnmt"), (-2.0, "gnmt"), (3.0, "power")])
 def test_beam_search_equals_one_without_caches_or_early_stops(kind, penalty, form):
@@ -247,6 +254,7 @@ def test_beam_search_equals_one_without_caches_or_early_stops(kind, penalty, for
       np.testing.assert_allclose(found.scores[row, beam], score, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_one_beam_is_greedy():
   """A search with one beam, whose end is taken as soon as it is the likeliest."""
   model, batch = example()
@@ -258,6 +266,7 @@ def test_one_beam_is_greedy():
   np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_fewer_texts_than_beams():
   """Beams that have nothing to write hold nothing, with a score of minus infinity."""
   model, batch, *_ = every_text("encoder_decoder")
@@ -270,6 +279,7 @@ def test_fewer_texts_than_beams():
 # ---- Chance ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_largest_are_those_of_top_k():
   """Values and indices, of equals the first, whether or not blocks divide the size."""
   random = np.random.default_rng(0)
@@ -327,6 +337,7 @@ def test_tokens_are_drawn_as_often_as_they_should(options, expected):
   assert np.all(np.abs(found - expected) <= 5 * np.sqrt(expected * (1 - expected) / 20_000))
 
 
+@pytest.mark.slow
 def test_drawing_among_one_is_greedy():
   """Whatever the temperature; and the scores are the model's own."""
   model, batch = example()
@@ -336,6 +347,7 @@ def test_drawing_among_one_is_greedy():
   np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_the_same_key_writes_the_same_text():
   """Another key another one; a row's text does not depend on the other rows; equal rows differ."""
   model, batch = example()
@@ -351,6 +363,7 @@ def test_the_same_key_writes_the_same_text():
   np.testing.assert_array_equal(found[:2], write(0, jax.tree.map(lambda x: x[:2], batch)))
 
 
+@pytest.mark.slow
 def test_drawn_texts_have_the_likelihood_that_the_model_gives_them():
   """Not the likelihood at the temperature."""
   model, batch = example()
@@ -361,6 +374,8 @@ def test_drawn_texts_have_the_likelihood_that_the_model_gives_them():
 # ---- Streams ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_stream_writes_what_decode_writes(temperature):
   """In calls of three tokens: the text grows to the same one, and then nothing changes."""
@@ -383,6 +398,7 @@ def test_a_stream_writes_what_decode_writes(temperature):
 # ---- Meshes ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", [{"fsdp": 8}, {"data": 4, "tensor": 2}])
 @pytest.mark.parametrize(("kind", "config"), [("t5_1_1", BEAMS), ("llama", FREE)])
 def test_decoding_on_a_mesh_equals_one_device(shape, kind, config):
@@ -409,6 +425,7 @@ def test_decoding_on_a_mesh_equals_one_device(shape, kind, config):
 # ---- Likelihood ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["t5_1_1", "gpt2", "prefix_lm", "bert"])
 def test_log_likelihood_is_the_sum_over_what_counts(kind, monkeypatch):
   """Log-softmax of all logits at the targets, times the weights, summed by row; by chunks, padding or not."""

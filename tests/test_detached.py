@@ -12,6 +12,8 @@ from t2t import __main__ as command
 from t2t import sharding
 from t2t.checkpoints import pretrained, restore
 
+pytestmark = pytest.mark.slow
+
 LORA = ("--config.lora.rank=2", "--config.lora.targets=attention/,mlp/")
 
 
@@ -48,6 +50,7 @@ def folder(tmp_path_factory):
   return out
 
 
+@pytest.mark.exhaustive
 def test_a_run_goes_to_peft_and_comes_back_as_it_was(folder, tmp_path, capsys):
   """What it added bit for bit, on top of a base of which every array has the digest that it had."""
   run, base = trained.adapter("encoder_decoder", *LORA), trained.workdir("encoder_decoder")
@@ -59,6 +62,7 @@ def test_a_run_goes_to_peft_and_comes_back_as_it_was(folder, tmp_path, capsys):
   assert_same(params(tmp_path / "back"), params(run))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   "options",
   [
@@ -84,6 +88,7 @@ def test_other_kinds_go_to_peft_and_come_back(options, tmp_path):
   assert written[0] == written[1]
 
 
+@pytest.mark.exhaustive
 def test_the_base_may_be_a_folder_of_theirs(folder, tmp_path):
   """Which the adapter's folder then names: without --base it is found there."""
   base = trained.workdir("encoder_decoder")
@@ -97,6 +102,7 @@ def test_the_base_may_be_a_folder_of_theirs(folder, tmp_path):
   assert_same(params(tmp_path / "last"), params(trained.adapter("encoder_decoder", *LORA)))
 
 
+@pytest.mark.exhaustive
 def test_every_command_takes_what_came_from_peft(folder, tmp_path):
   """One merges it, one writes with it, one trains another on top of what was merged."""
   run, base = tmp_path / "run", trained.workdir("encoder_decoder")

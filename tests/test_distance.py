@@ -91,6 +91,7 @@ def assert_is_formula(mask, *, reach=128, rate=0.0, largest_block=128, tolerance
   return found[0]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("reach", [128, 0])
 @pytest.mark.parametrize("name", MASKS_OF_ALL)
 def test_it_is_the_formula(name, reach):
@@ -98,6 +99,8 @@ def test_it_is_the_formula(name, reach):
   assert_is_formula(MASKS_OF_ALL[name], reach=reach)
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize(
   ("sizes", "reach"),
   [
@@ -121,6 +124,7 @@ def test_other_shapes(sizes, reach):
   assert_is_formula(MASKS["causal"], reach=reach, **sizes)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["bidirectional", "packed causal", "packed prefix window"])
 def test_dropout_of_single_probabilities(name):
   """By where they stand: forward, backward and in the formula the same are dropped."""
@@ -128,6 +132,7 @@ def test_dropout_of_single_probabilities(name):
   assert_is_formula(MASKS_OF_ALL[name], rate=0.1, reach=0)
 
 
+@pytest.mark.slow
 def test_a_query_that_sees_nothing():
   """Has zeros, and gives no gradient to anything."""
   queries = np.repeat([[1, 2, 3]] * 2, [120, 136, 4], axis=1).astype(np.int32)
@@ -136,6 +141,7 @@ def test_a_query_that_sees_nothing():
   assert not result[0, :, 256:].any() and not result[1, :, 120:256].any()
 
 
+@pytest.mark.slow
 def test_a_query_of_any_rank_that_sees_nothing():
   """Neither its own position, nor lower ranks, have its segment: zeros, and numbers for all the rest."""
   queries = np.repeat([[1, 2]] * 2, [200, 100], axis=1).astype(np.int32)
@@ -144,6 +150,7 @@ def test_a_query_of_any_rank_that_sees_nothing():
   assert not result[:, :, 200:].any() and result[0, :, :200].any()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("as_ranks", ["causal", "prefix"])
 def test_causality_and_prefixes_are_ranks(as_ranks):
   """To the last bit: the kernel makes ranks of a prefix itself."""
@@ -158,6 +165,7 @@ def test_causality_and_prefixes_are_ranks(as_ranks):
     np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sizes", [{"data": 2, "fsdp": 2, "tensor": 2}, {"fsdp": 2, "sequence": 2, "tensor": 2}])
 @pytest.mark.parametrize(
   "name", ["packed", "packed causal", "packed prefix", "packed causal window", "packed causal ranks window"]
@@ -174,12 +182,14 @@ def test_on_a_mesh(name, sizes):
     assert_is_formula(several, batch=4, heads=4, kv_heads=1, head_dim=128, query_length=256)
 
 
+@pytest.mark.exhaustive
 def test_parts_of_a_sequence_that_are_no_whole_blocks():
   """A part's last block begins further on than a block before the sequence's end."""
   with jax.set_mesh(sharding.make_mesh({"fsdp": 2, "sequence": 2, "tensor": 2})):
     assert_is_formula(MASKS["causal"], batch=2, heads=4, kv_heads=4, query_length=768, largest_block=256, reach=600)
 
 
+@pytest.mark.slow
 def test_bfloat16():
   """Hardly worse than the plain formula in the same type, of whose products none is rounded here, as a TPU's are."""
   one, (query, keys, values, weights) = MASKS["packed causal"], operands(head_dim=64, dtype=jnp.bfloat16)
@@ -196,6 +206,7 @@ def test_bfloat16():
     assert ours < 3 * theirs
 
 
+@pytest.mark.exhaustive
 def test_blocks_that_no_query_sees_are_not_read():
   """What is in them, NaN here, would reach a query even with a probability of 0."""
   segments = np.repeat([1, 2, 3, 0], [128, 128, 64, 64])[None].astype(np.int32)
@@ -214,6 +225,7 @@ def test_blocks_that_no_query_sees_are_not_read():
     assert np.isnan(found[:, :, at([1])]).any()
 
 
+@pytest.mark.slow
 def test_t5_s_dropout_is_that_of_rows_of_values():
   """The same draw as of probabilities for all queries at once, on any kernel."""
   query, keys, values, _ = operands(head_dim=64)
@@ -333,6 +345,7 @@ def loss_and_gradients(config, batch):
   return kernels_run, *jax.jit(jax.value_and_grad(of))(params)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("remat", ["none", "minimal", "full"])
 @pytest.mark.parametrize("kind", ["t5_1_1", "prefix_lm", "mpt", "mosaic_bert", "bert"])
 def test_a_model_computes_what_it_does_without(kind, remat, as_on_tpus):
@@ -385,6 +398,7 @@ def losses_of_training(config, steps):
   return np.array(found)
 
 
+@pytest.mark.exhaustive
 def test_training_goes_as_it_does_without(as_on_tpus):
   """200 steps, each from where the last one led: losses stay the same."""
   config = dataclasses.replace(toy.KINDS["t5_1_1"], num_heads=4, head_dim=32, dropout_rate=0.1)
@@ -394,6 +408,7 @@ def test_training_goes_as_it_does_without(as_on_tpus):
   np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   ("sizes", "microbatches"),
   [({"data": 2, "fsdp": 2, "tensor": 2}, 2), ({"fsdp": 2, "sequence": 2, "tensor": 2}, 1)],

@@ -9,6 +9,8 @@ import zipfile
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -33,6 +35,7 @@ def built(tmp_path_factory) -> pathlib.Path:
   return folder
 
 
+@pytest.mark.exhaustive
 def test_all_that_runs_is_in_the_wheel(built):
   """Every module, config, task and launcher, and the sign that it is typed; neither tests nor benchmarks."""
   (wheel,) = built.glob("*.whl")

@@ -247,6 +247,7 @@ def test_a_picture_of_an_objective_is_as_the_code_is():
   assert objectives.draw(name) == (objectives.FOLDER / f"{name}.svg").read_text()
 
 
+@pytest.mark.exhaustive
 def test_all_pictures_of_objectives_are_as_the_code_is():
   """`python docs/site/objectives.py` draws them anew."""
   old = [

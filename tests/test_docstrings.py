@@ -136,6 +136,7 @@ def test_which_package_it_is_of(installed):
     assert each["inputs_pretokenized"].decode().startswith("docs package summary: Return the value of")
 
 
+@pytest.mark.slow
 def test_splits_have_nothing_in_common(installed):
   """Wrong summaries of held-out docstrings are held out as well."""
   texts = {
@@ -158,6 +159,7 @@ def test_shards_are_the_whole(installed):
   assert sorted(found) == list(range(whole)) == list(range(40))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("steps", [3, 30])
 def test_training_goes_on_where_it_was(installed, steps):
   """A position within an epoch and after some is restored bit for bit, whatever the buffers held."""

@@ -13,6 +13,7 @@ def states(findings):
   return {each.name: each.state for each in findings}
 
 
+@pytest.mark.exhaustive
 def test_the_command(capsys, monkeypatch):
   """All that there is, in 80 columns; for programs the same."""
   monkeypatch.setattr(environment, "_LEAST_MEMORY", 0.0)

@@ -80,6 +80,7 @@ def test_a_patience_below_0_is_refused():
     config_checks.check_early_stopping(dataclasses.replace(CONFIG, patience=-1))
 
 
+@pytest.mark.exhaustive
 def test_a_run_ends_early_and_goes_on_with_more_patience(text, tmp_path, capsys):
   """At a rate of 0 nothing becomes better: the second evaluation without a better one is the last."""
   still = ("--config.optimizer.learning_rate=0.0", "--config.eval.every=1", "--config.train.steps=6")

@@ -19,6 +19,8 @@ from t2t.models.adapters.prefix import PrefixConfig
 from t2t.models.adapters.prompt import PromptConfig
 from t2t.training import optimizers, train_state, train_step
 
+pytestmark = pytest.mark.slow
+
 MODEL = toy.config(
   architecture="encoder_only",
   num_encoder_layers=2,
@@ -66,6 +68,7 @@ def gradient(loss, pair, batch, key=0):
   return jax.jit(lambda params: train_step.gradient(terms, params))(params)
 
 
+@pytest.mark.exhaustive
 def test_both_are_trained_and_each_parameter_counts():
   """A gradient for every parameter of both models, the shared embedding's from both."""
   grads, metrics = gradient(loss_of(), pair_of(loss_of()), batch_of())
@@ -74,6 +77,7 @@ def test_both_are_trained_and_each_parameter_counts():
   assert set(metrics) == {"loss", "accuracy", "generator_loss", "generator_accuracy", "replaced"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   "adapters",
   [{"prompt": PromptConfig(length=5)}, {"prefix": PrefixConfig(length=5, hidden=3)}],
@@ -93,6 +97,7 @@ def test_what_stands_in_front_is_the_discriminators(adapters, share_embeddings):
     assert adapters_lib.base_path(path, adapters) is not None or float(jnp.max(jnp.abs(leaf))) > 0, path
 
 
+@pytest.mark.exhaustive
 def test_the_formula():
   """Loss of masked tokens by the generator; and of all real tokens, whether they are what was there."""
   loss, batch = loss_of(), batch_of()
@@ -148,6 +153,7 @@ def test_the_two_models_drop_for_themselves(monkeypatch):
   assert len(set(keys)) == len(keys)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   "changed", [{"positions": "masked"}, {"predicts": "tokens"}, {"share_embeddings": False}], ids=lambda x: next(iter(x))
 )
@@ -176,6 +182,7 @@ def stepped(shape, microbatches):
     return jax.device_get(state.params), {name: float(metric.value()) for name, metric in metrics.items()}
 
 
+@pytest.mark.exhaustive
 def test_a_mesh_draws_what_one_device_draws():
   """And trains as it does."""
   (alone, expected), (spread, found) = stepped({"data": 1}, 1), stepped({"data": 2, "fsdp": 2, "tensor": 2}, 1)
@@ -183,6 +190,7 @@ def test_a_mesh_draws_what_one_device_draws():
   toy.assert_trees_close(spread, alone, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_microbatches_have_the_weights_of_the_whole_batch():
   """What is drawn differs with the cut; how many tokens are masked, and how many there are, does not."""
   _, whole = stepped({"data": 1}, 1)
@@ -191,6 +199,7 @@ def test_microbatches_have_the_weights_of_the_whole_batch():
   assert cut_up["generator_loss"] == pytest.approx(whole["generator_loss"], rel=1e-4)  # without dropout the same
 
 
+@pytest.mark.exhaustive
 def test_a_generator_may_stay_as_it_is():
   """Frozen, its term has no gradient, and that is no mistake; where nothing has one it is."""
   loss, batch = loss_of(share_embeddings=False), batch_of()
@@ -207,6 +216,7 @@ def test_a_generator_may_stay_as_it_is():
     train_step.gradient(terms, discriminator)
 
 
+@pytest.mark.exhaustive
 def test_evaluation_draws_the_same_again():
   """By the step alone."""
   loss, batch = loss_of(), batch_of()
@@ -258,6 +268,7 @@ def test_the_published_generators():
     assert (generator.num_encoder_layers, generator.head_dim) == (run.model.num_encoder_layers, run.model.head_dim)
 
 
+@pytest.mark.exhaustive
 def test_the_command(tmp_path, capsys):
   """A run of both, resumed; of its checkpoint the discriminator is kept, written for transformers and read back."""
   lines = [f"the quick brown fox jumps over lazy dog {i} and sees {3 * i} wizards" for i in range(400)]

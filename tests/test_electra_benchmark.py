@@ -75,6 +75,7 @@ def test_words_are_asked_about_where_they_stand(electra, vocabulary, monkeypatch
   assert len(found.words) % 2 == 0 and 2 * sum(capital for *_, capital in found.words) == len(found.words)
 
 
+@pytest.mark.exhaustive
 def test_states_of_all_layers_end_with_the_model_s(electra):
   """Layers run one by one make what the model makes."""
   fields = presets.bert("base") | dict(vocab_size=64, embed_dim=16, num_heads=2, head_dim=8, mlp_dim=32)

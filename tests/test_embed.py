@@ -20,6 +20,8 @@ from t2t.data import head_examples
 from t2t.evaluation import probes
 from t2t.inference import embedding
 
+pytestmark = pytest.mark.slow
+
 TEXTS = [
   "the quick brown fox",
   "a",
@@ -72,6 +74,7 @@ def expected(architecture, texts, *, pool, longest=48):
 # ---- Vectors ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   ("architecture", "pool"), [("encoder_decoder", "mean"), ("decoder_only", "last"), ("encoder_only", "first")]
 )
@@ -90,6 +93,7 @@ def test_vectors_are_pooled_states(architecture, pool, run, tmp_path):
     np.testing.assert_allclose(np.load(tmp_path / f"{number}.npy"), found[:, number], atol=1e-5)
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("kind", toy.REPRESENTATIVES)
 @pytest.mark.parametrize("pool", embedding.POOLS)
 def test_batches_and_meshes_change_nothing(kind, pool):
@@ -110,6 +114,7 @@ def test_batches_and_meshes_change_nothing(kind, pool):
     np.testing.assert_allclose(alone.vectors(params, [example])[0], vectors, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_parts_are_read_together(run, tmp_path):
   """With what stands between two texts of one sequence; other fields are left."""
   lines = [{"parts": ["a dog", "fox"], "id": 3}, {"inputs": "a dog"}, {"inputs": "a dog", "id": {"x": 1}}]
@@ -121,6 +126,7 @@ def test_parts_are_read_together(run, tmp_path):
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_resumed_at_any_byte_equals_uninterrupted(run, tmp_path):
   """Until all are there NumPy loads nothing; then the same bytes, and the same command does nothing more."""
   assert run("--layer=all")[0] == 0
@@ -135,6 +141,7 @@ def test_resumed_at_any_byte_equals_uninterrupted(run, tmp_path):
   assert code == 0 and "is complete: 18 lines; nothing is left to do" in said
 
 
+@pytest.mark.exhaustive
 def test_parquet_has_the_same_vectors_and_their_texts(run, tmp_path, monkeypatch):
   """In row groups; of a run that was killed, too, and a column for each layer where there are several."""
   monkeypatch.setattr("t2t.inference.embedding_files._GROUP_BYTES", 5 * 2 * 16 * 4)
@@ -195,6 +202,7 @@ def test_what_cannot_be_done(others, message, run, tmp_path):
   assert code == 2 and message in said and not (tmp_path / "out.npy").exists()
 
 
+@pytest.mark.exhaustive
 def test_two_processes_do_as_one_does(run, tmp_path):
   """The first reads and writes, both compute."""
   assert run()[0] == 0
@@ -211,6 +219,7 @@ def probe(*others, architecture="encoder_only"):
   return command.main(["embed", f"--checkpoint={trained.workdir(architecture)}", modules, *others])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_probe_of_each_layer(architecture, capsys):
   """A table at 80 columns, of any architecture; the examples are those that it is fitted to, and are told apart."""
@@ -232,6 +241,7 @@ def test_a_probe_is_a_linear_classifier_of_its_features():
   assert share(linear) > 0.9 and share(other) < 0.7
 
 
+@pytest.mark.exhaustive_from(3)
 @pytest.mark.parametrize(
   ("others", "message"),
   [
@@ -248,6 +258,7 @@ def test_what_cannot_be_probed(others, message, capsys):
   assert message in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_the_benchmark_draws_what_the_command_prints(tmp_path, capsys):
   """One function makes both; numbers that are there are not made again, unless they are of something else."""
   benchmark = toy.benchmark("probes")

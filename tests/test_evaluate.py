@@ -116,6 +116,7 @@ def run(module, workdir, architecture="encoder_decoder", *others, mixture="odd_l
   return command.main(["eval", checkpoint, f"--workdir={workdir}", *options(module, mixture), *others])
 
 
+@pytest.mark.exhaustive
 def test_what_a_run_is_not_measured_by_is_refused_before_any_step(module, tmp_path, capsys):
   own = ("--config.eval.patience=1", "--config.eval.stop_by=odd_label/acuracy", "--config.data.vocabulary=bytes")
   assert command.main(["train", "--config=tiny", f"--workdir={tmp_path}", *options(module), *own]) == 2
@@ -129,6 +130,7 @@ def predictions(workdir, name):
   return [json.loads(line) for line in (workdir / "predictions" / f"{name}.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_architecture_answers(architecture, module, tmp_path, capsys):
   """A table, and files with each answer in the order of the examples; the metrics are those of these answers."""
@@ -157,6 +159,7 @@ def test_every_architecture_answers(architecture, module, tmp_path, capsys):
   assert max(map(len, out.splitlines())) <= 80 or str(tmp_path) in out
 
 
+@pytest.mark.exhaustive
 def test_examples_without_a_gold_answer_are_left_out(module, tmp_path, capsys):
   """Every third label is -1: the metric is of the others, and how many are missing is told."""
   assert run(module, tmp_path, mixture="odd_partly") == 0
@@ -176,6 +179,7 @@ def evaluation(module, architecture, mixture="odd_label", **settings):
   return found, pretrained.load(source, found.mesh).params
 
 
+@pytest.mark.exhaustive
 def test_ranking_takes_the_likeliest_option(module):
   """Of "no" and "yes" the one that teacher forcing gives the higher log-probability, whose sum is the score."""
   ranked, params = evaluation(module, "encoder_decoder", method="rank")
@@ -190,6 +194,7 @@ def test_ranking_takes_the_likeliest_option(module):
   assert forced.unparseable == 0
 
 
+@pytest.mark.exhaustive
 def test_what_is_known_to_be_a_percentage_is_told_as_one(module, tmp_path, capfd):
   """A metric of t2t's own; of one of the user's nobody knows."""
   both, params = evaluation(module, "encoder_decoder", mixture="odd")
@@ -203,6 +208,7 @@ def test_what_is_known_to_be_a_percentage_is_told_as_one(module, tmp_path, capfd
   assert said.count("%") == 1
 
 
+@pytest.mark.exhaustive
 def test_shots_stand_in_front_of_each_input(module):
   """Longer prompts, other answers; none longer than the model reads."""
   plain, params = evaluation(module, "encoder_decoder")
@@ -213,6 +219,7 @@ def test_shots_stand_in_front_of_each_input(module):
   assert sum(answer.example["num_shots"] for answer in after.answers) > 0
 
 
+@pytest.mark.exhaustive
 def test_a_decoder_is_asked_as_it_was_trained(module):
   """EOS ends its prompts, within the length, where the objective of its checkpoint had it there; not otherwise."""
 
@@ -230,6 +237,7 @@ def test_a_decoder_is_asked_as_it_was_trained(module):
   assert not any(1 in tokens for tokens in continued)
 
 
+@pytest.mark.slow
 def test_sets_without_labels_are_answered(module, tmp_path, capsys):
   """There is nothing to measure, but the answers are there."""
   assert run(module, tmp_path, "encoder_decoder", "--config.data.eval_split=test") == 0
@@ -238,6 +246,7 @@ def test_sets_without_labels_are_answered(module, tmp_path, capsys):
   assert "no labels" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_results_of_other_splits_stay(module, tmp_path):
   """A folder collects what is measured one after another."""
   assert run(module, tmp_path) == 0
@@ -249,6 +258,7 @@ def test_results_of_other_splits_stay(module, tmp_path):
   }
 
 
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize(
   ("others", "message"),
   [
@@ -281,6 +291,7 @@ def test_what_cannot_be_evaluated(others, message, module, tmp_path, capsys):
   assert not (tmp_path / "results.json").exists()
 
 
+@pytest.mark.exhaustive
 def test_training_measures_its_tasks_and_keeps_the_best(module, tmp_path, capsys):
   """At every evaluation, in the terminal and in the files; the best step by each metric stays."""
   arguments = ["train", "--config=finetune_superglue", f"--config.init.checkpoint={trained.workdir('encoder_decoder')}"]
@@ -337,6 +348,7 @@ def superglue_folder(tmp_path_factory):
   return folder
 
 
+@pytest.mark.exhaustive
 def test_superglue_from_a_checkpoint_to_the_leaderboard(superglue_folder, tmp_path, capsys):
   """Each task's test set is answered by the step that is best on its validation set; the same command resumes."""
   arguments = ["superglue", f"--checkpoint={trained.workdir('encoder_decoder')}", f"--workdir={tmp_path}"]
@@ -368,6 +380,7 @@ def test_superglue_from_a_checkpoint_to_the_leaderboard(superglue_folder, tmp_pa
   assert command.main(arguments) == 0
 
 
+@pytest.mark.exhaustive
 def test_a_run_from_before_folders_had_names_goes_on(superglue_folder, tmp_path, capsys):
   """Its config and its place in the data have superglue_dir: it is resumed, on the same data, and evaluated."""
   folder = f"--config.data.folders.superglue={superglue_folder}"
@@ -441,6 +454,7 @@ def test_leaderboards_get_no_part_of_a_test_set(whole, tmp_path):
   assert (tmp_path / "results.json").exists()
 
 
+@pytest.mark.exhaustive
 def test_evaluations_say_how_far_they_are(module):
   """Every example is counted once, however many options it has."""
   for architecture in ("encoder_decoder", "encoder_only"):
@@ -450,6 +464,7 @@ def test_evaluations_say_how_far_they_are(module):
     assert sum(counted) == pytest.approx(asked.num_examples) == 5
 
 
+@pytest.mark.exhaustive
 def test_meshes_give_the_same_answers(module):
   """Eight devices in another shape."""
   found, params = evaluation(module, "encoder_decoder")

@@ -7,6 +7,8 @@ import toy
 from t2t.inference import samples
 from t2t.training import train_state
 
+pytestmark = pytest.mark.slow
+
 WORDS = ["", "</s>", "the", "cat", "sat", "on", "mat", "dog", "a"]
 FIRST, SECOND, THIRD = 20, 19, 18
 
@@ -126,6 +128,7 @@ def written(model, prompt, *, number):
   return tokens
 
 
+@pytest.mark.exhaustive
 def test_an_encoder_guesses_masked_tokens():
   """The likeliest token of each position whose loss counts."""
   model, batch = toy.model(toy.KINDS["bert"]), toy.batch((8, 5), padded_to=(9, 6), architecture="encoder_only")
@@ -159,6 +162,7 @@ def test_a_sentinel_that_stands_for_masked_tokens_is_no_blank():
   assert [(given, truth) for given, _, truth in found] == [("7 39 39 9", "7 3 4 9"), ("5 6 39 4", "5 6 2 4")]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["llama", "local_prefix_lm"])
 def test_a_decoder_goes_on_behind_its_inputs(kind):
   """With what the model itself finds likeliest, token by token, as far as the longest leaves room for."""
@@ -169,6 +173,7 @@ def test_a_decoder_goes_on_behind_its_inputs(kind):
     assert prediction == words(written(model, row[:length], number=14 - 5))
 
 
+@pytest.mark.exhaustive
 def test_of_long_inputs_both_ends_are_shown():
   """What decides may stand at either."""
   model, batch = toy.model(toy.KINDS["modern_t5"], seed=2), toy.batch((70, 64), (3, 3), padded_to=(70, 4))
@@ -177,6 +182,7 @@ def test_of_long_inputs_both_ends_are_shown():
   assert long == f"{words(tokens[0, :32])} ... {words(tokens[0, 37:69])}" and whole == words(tokens[1, :64])
 
 
+@pytest.mark.exhaustive
 def test_a_language_model_goes_on_behind_half_of_a_text():
   """Where there are no inputs."""
   model, batch = toy.model(toy.KINDS["llama"], seed=2), toy.batch((5, 3), (4, 4), architecture="decoder_only")
@@ -187,6 +193,7 @@ def test_a_language_model_goes_on_behind_half_of_a_text():
     assert prediction == words(written(model, row[:half], number=14 - 4))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["bert", "modern_t5", "prefix_lm", "llama"])
 def test_of_packed_rows_the_first_sequence_is_shown(kind):
   """As if it were alone, but for where the writing ends."""
@@ -203,6 +210,7 @@ def test_of_packed_rows_the_first_sequence_is_shown(kind):
   assert shorter > 2 and predictions[0][:shorter] == predictions[1][:shorter]
 
 
+@pytest.mark.exhaustive
 def test_a_decoder_writes_no_further_than_its_positions():
   """Of 40 learned positions 36 inputs and what starts them leave three, which four tokens follow."""
   model = toy.model(toy.KINDS["gpt2"], seed=3)
@@ -215,6 +223,7 @@ def test_a_decoder_writes_no_further_than_its_positions():
   assert prediction == words(written(model, tokens[0, :36], number=4))
 
 
+@pytest.mark.exhaustive
 def test_a_text_may_have_token_0():
   """Where a vocabulary pads with another id, segment ids tell what is text."""
   model, batch = toy.model(toy.KINDS["llama"], seed=2), toy.batch((5, 3), (4, 4), architecture="decoder_only")
@@ -228,6 +237,7 @@ def test_a_text_may_have_token_0():
   assert [(given, truth) for given, _, truth in found] == [("0 7 0", "8 0 9"), ("6 0", "0 5")]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["bert", "llama"])
 def test_rows_of_nothing_are_not_shown(kind):
   """A last batch is filled up with them."""
@@ -242,6 +252,7 @@ def test_rows_of_nothing_are_not_shown(kind):
   assert held_out(model, {name: jnp.zeros_like(x) for name, x in batch.items()}) == []
 
 
+@pytest.mark.exhaustive
 def test_rows_that_ask_nothing_are_not_shown():
   """Nor examples: an answer that is not given is not asked."""
   config = test_head_losses.with_heads("bert")

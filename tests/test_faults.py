@@ -148,6 +148,7 @@ def test_a_length_that_no_record_has(tmp_path):
     texts(tmp_path / "a.tfrecord")
 
 
+@pytest.mark.exhaustive_from(4)
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.zst", "a.txt.bz2", "a.txt.xz", "a.tfrecord", "a.parquet"])
 def test_a_file_that_ends_too_soon_ends_the_run(name, tmp_path, monkeypatch):
   """Where no scan has come so far: the file is named, in one sentence."""
@@ -267,6 +268,7 @@ def test_any_bytes_in_any_format(anywhere, name, changes, kept):
       assert str(path) in str(error)
 
 
+@pytest.mark.slow
 def test_malformed_records_count_on_when_a_run_does(tmp_path, monkeypatch):
   """Of what all starts together have read: a run that is stopped often is no more patient than one that is not."""
   monkeypatch.setattr(bad_records, "_LEAST_RECORDS", 1)

@@ -58,6 +58,7 @@ def config_of(kind, **fields):
   return dataclasses.replace(toy.KINDS[kind], **(dict(feed_forward="two", dropout_rate=0.0) | fields))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_of_another_file_is_trained(two, kind):
   """Its parameters take the place of the MLP's, all are trained, and the loss falls."""
@@ -78,6 +79,7 @@ def test_a_layer_of_another_file_is_trained(two, kind):
     assert "/mlp/" not in path or np.any(x != before[path]), path
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["t5_1_1", "local_prefix_lm"])
 def test_it_decodes_as_it_is_trained(two, kind):
   """Token after token from the cache, as all at once."""
@@ -118,6 +120,7 @@ ADAPTERS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_adapters_find_its_matrices(two, name):
   """Of the layers that it is made of, too; merged, the model computes the same without."""

@@ -12,6 +12,8 @@ from t2t.configuration.schema import DataConfig
 from t2t.data import default_features, example_windows, pipeline
 from t2t.training import recipe
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def data(tmp_path):
@@ -32,6 +34,7 @@ def data(tmp_path):
   )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("pack", [False, True])
 def test_masked_lm_and_translation_lm_are_mixed(monkeypatch, data, pack):
   """Stopped after any step and gone on bit for bit; the plan has the features of the batches."""
@@ -56,6 +59,7 @@ def test_masked_lm_and_translation_lm_are_mixed(monkeypatch, data, pack):
       assert held_out["encoder_positions"][row, :size].tolist() == list(range(size))
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("pack", [False, True])
 def test_what_is_filled_in_is_what_the_model_would_have_been_given(data, pack):
   """The same rows, feature for feature; without packing with the positions that a model has anyway."""

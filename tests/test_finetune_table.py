@@ -383,6 +383,7 @@ def test_a_name_of_examples_tells_what_they_hold():
 # ---- The task --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive_from(5)
 @pytest.mark.parametrize(
   "row",
   [
@@ -471,6 +472,7 @@ def table_of(path: str) -> list[dict[str, str]]:
     return list(csv.DictReader(file, delimiter="\t" if path.endswith(".tsv") else ","))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("architecture", ["encoder_decoder", "decoder_only", "encoder_only"])
 def test_a_table_is_learned_measured_and_predicted(architecture, capsys):
   files, test = tsv("train.tsv", "sound kind", animals(96)), tsv("test.tsv", "sound kind", animals(20, first=200))
@@ -550,6 +552,7 @@ def test_letters_of_control_tokens_are_read_as_in_training(data, how, monkeypatc
     seen.clear()
 
 
+@pytest.mark.exhaustive
 def test_examples_in_memory_are_resumed_by_what_they_hold(capsys):
   rows = [{"words": [f"w{i}", "Ann"], "tags": ["O", "B-PER"]} for i in range(40)]
   config = t2t.config(
@@ -573,6 +576,7 @@ def test_examples_in_memory_are_resumed_by_what_they_hold(capsys):
     t2t.train(more, "run", examples=[{"words": ["other", "Ann"], "tags": ["O", "B-PER"]}, *rows[1:]]).run()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   ("architecture", "row", "fields"),
   [

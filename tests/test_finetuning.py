@@ -42,6 +42,7 @@ def test_arms_differ_in_their_parameters_alone(finetuning, task):
   assert make("pre-trained", seed=2).train.seed == 2
 
 
+@pytest.mark.exhaustive
 def test_runs_and_goes_on(finetuning, installed, tmp_path, capsys):
   """Two runs of a seed, a table and a picture; what is done is not done again, unless it was something else."""
   out = tmp_path / "out"

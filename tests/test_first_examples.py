@@ -91,12 +91,15 @@ def check(data, **options):
 # ---- Tasks that make nothing -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_task_without_training_examples_is_refused(register):
   name = register("empty_train", nothing_of("train"))
   with pytest.raises(UserError, match=r"empty_train: split 'train' has no example: .* none of the 40 records"):
     check(data_of(name))
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("number", [3, 5_000])
 def test_as_few_records_are_read_as_are_enough(register, monkeypatch, number):
   """However many there are; streams that begin without the check stop, too."""
@@ -108,6 +111,7 @@ def test_as_few_records_are_read_as_are_enough(register, monkeypatch, number):
   assert read < 20_000
 
 
+@pytest.mark.exhaustive
 def test_each_component_of_a_mixture_makes_examples(register):
   register.mix("half_empty", {register("full"): 1.0, register("empty_part", nothing_of("train")): 1.0})
   with pytest.raises(UserError, match="empty_part: split 'train' has no example"):
@@ -116,12 +120,14 @@ def test_each_component_of_a_mixture_makes_examples(register):
     next(batches(data_of("half_empty")))
 
 
+@pytest.mark.exhaustive
 def test_a_component_of_rate_0_is_never_drawn(register):
   register.mix("rate_0", {register("drawn"): 1.0, register("never_drawn", nothing_of("train")): 0.0})
   assert any("never_drawn has rate 0" in note for note in check(data_of("rate_0")))
   next(batches(data_of("rate_0")))
 
 
+@pytest.mark.exhaustive
 def test_held_out_examples_that_are_lacking_are_named(register, capfd):
   name = register("empty_held_out", nothing_of("validation"))
   with pytest.raises(UserError, match="split 'validation' .*no held-out example: empty_held_out .* of the 40 records"):
@@ -131,6 +137,7 @@ def test_held_out_examples_that_are_lacking_are_named(register, capfd):
   assert "empty_held_out: split 'validation' has no held-out example, of 40 records" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_stream_whose_share_makes_nothing_reads_the_other_shares(register, small):
   """Every second record is filtered, which are one stream's: that stream goes on with all, also after it is resumed."""
   odd = lambda dataset: dataset.filter(lambda x: tf.strings.regex_full_match(x["text"], ".*[13579]"))
@@ -202,6 +209,7 @@ def test_cut_texts_are_counted(register):
   )
 
 
+@pytest.mark.slow
 def test_a_class_that_would_be_cut_is_refused(register):
   data = data_of(register("cut_class"), targets_length=9)
   with pytest.raises(UserError, match="targets_length=9: the answer 'certainly' .* has 10 .*targets_length=10"):
@@ -209,6 +217,7 @@ def test_a_class_that_would_be_cut_is_refused(register):
   check(dataclasses.replace(data, targets_length=10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["encoder_decoder", "decoder_only"])
 def test_a_preview_counts_what_is_cut(register, architecture):
   """Also of a mixture, and of texts that the task itself has cut."""
@@ -224,6 +233,8 @@ def test_a_preview_counts_what_is_cut(register, architecture):
 HEADS = head_examples.needs.HeadConfig("unanswered", 2, "class", LABELS, reads="first")
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("heads", [(), (HEADS,)])
 @pytest.mark.parametrize("every", [20, 3])
 def test_examples_without_an_answer_are_counted(register, heads, every):
@@ -256,6 +267,7 @@ def test_unknown_tokens_are_counted(register, tmp_path):
   assert any("are unknown: the vocabulary lacks" in note for note in first_examples.notes(found))
 
 
+@pytest.mark.slow
 def test_one_class_alone_is_said(register):
   name = register("one_class", label=lambda i: 1)
   assert "one_class: all 40 examples of split 'train' are of one class, 'certainly'" in check(data_of(name))
@@ -282,6 +294,7 @@ def test_a_corpus_of_one_document_says_that_it_is_held_out(small, tmp_path, obje
   pipeline.load_task(dataclasses.replace(data, eval_files=f"{tmp_path}/b.txt"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("objective", ["masked_lm_nsp", "struct_bert"])
 def test_pairs_of_sentences_need_two_documents(small, tmp_path, objective):
   (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *"abcdefghi"]))
@@ -325,6 +338,8 @@ def fails_later(split, shuffle_files=False, seed=None):
   )
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(3)
 @pytest.mark.parametrize("function", [fails, fails_later])
 @pytest.mark.parametrize("heads", [(), (HEADS,)])
 def test_errors_of_a_source_name_its_task(register, function, heads):
@@ -342,6 +357,7 @@ def _in_tensorflow(features):
   return features | {"text": tf.unstack(tf.strings.split(features["text"], " "), num=9)[0]}
 
 
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize(
   ("step", "reason"),
   [(_in_python, "ZeroDivisionError: integer division"), (_in_tensorflow, "Input shape axis 0 must equal 9, got shape")],
@@ -356,6 +372,7 @@ def test_errors_of_a_preprocessor_name_its_task(register, step, reason, mixed):
   assert not any(word in str(raised.value) for word in ("{{", "[[", "Iterator", "\n"))
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("heads", [(), (HEADS,)])
 def test_labels_that_count_from_1_are_refused(register, heads):
   """The last one is no label that is not given."""
@@ -425,6 +442,7 @@ def released_cb(tmp_path):
   )
 
 
+@pytest.mark.exhaustive
 def test_released_files_are_read_in_slices(released_cb):
   data = dataclasses.replace(released_cb, train_split="train[:25%]", eval_split="validation[-4:]")
   check(data)
@@ -439,6 +457,8 @@ def test_released_files_are_read_in_slices(released_cb):
     check(dataclasses.replace(data, train_split="train[:900]"))
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("objective", ["mass", "mass_in_place", "token_masking", "bert_style", "masked_lm"])
 def test_all_of_a_text_may_be_noise(small, tmp_path, objective):
   """Then a model predicts all of it; spans of noise need text between them."""

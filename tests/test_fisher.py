@@ -27,6 +27,8 @@ from t2t.configuration.loading import load_config, override, records
 from t2t.training import estimate_fisher, l2_sp, optimizers, recipe
 from t2t.training import fisher_information as fisher_lib
 
+pytestmark = pytest.mark.slow
+
 MESHES = {
   "one": {"data": 1},
   "data": {"data": 8},
@@ -85,6 +87,7 @@ def reference(kind, rows):
   return jax.tree.map(lambda *xs: sum(xs) / len(xs), *squares)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", toy.REPRESENTATIVES)
 def test_it_is_the_mean_of_single_examples_squared_gradients(kind):
   """Of all targets of an example together; rows of zeros are no examples."""
@@ -94,6 +97,7 @@ def test_it_is_the_mean_of_single_examples_squared_gradients(kind):
   assert all(np.any(np.asarray(x) > 0) for x in jax.tree.leaves(sums.squares))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mesh", ["data", "fsdp", "all"])
 def test_meshes_give_the_same(mesh):
   """With several rows at a time, and with parameters in shards; over batches, the last cut off."""
@@ -103,6 +107,7 @@ def test_meshes_give_the_same(mesh):
   toy.assert_trees_close(jax.device_get(sums.mean), expected, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_it_is_of_what_heads_are_asked():
   """Each example a head of its own: not divided by how many answers a batch has."""
   config, (batch, _) = test_head_losses.with_heads("bert"), test_head_losses.asked("encoder_only", number=1)
@@ -165,6 +170,7 @@ def penalised(params):
   )
 
 
+@pytest.mark.exhaustive_from(3)
 @pytest.mark.parametrize("name", ["sgd", "adamw", "adafactor", "muon"])
 def test_it_is_the_gradient_of_the_penalty(name):
   """By autodiff of the formula; in front of the optimizer, so that each takes steps down the sum of both."""
@@ -247,6 +253,7 @@ def read(opened, mesh):
   return fisher_store._information(opened, {path: shape(entry) for path, entry in opened.base.entries.items()})
 
 
+@pytest.mark.exhaustive
 def test_two_processes_write_what_one_does(tmp_path):
   streams = "--config.data.num_streams=2"  # else as many as there are processes, each with its own examples
   run = ["fisher", str(base()), "--output", str(tmp_path / "out"), "--examples", "12", streams]
@@ -260,6 +267,7 @@ def test_two_processes_write_what_one_does(tmp_path):
   toy.assert_trees_close(found, jax.device_get(flat), rtol=1e-3, atol=1e-8)
 
 
+@pytest.mark.exhaustive
 def test_the_command(information, capsys):
   """What it wrote is the mean over its examples, names what it is of, and is as large as the parameters."""
   source = pretrained.read_source(str(base()))
@@ -293,6 +301,7 @@ def test_information_that_holds_nothing_is_told():
   assert "it holds nothing" in lines[-1] and not any("anchor" in line for line in lines)
 
 
+@pytest.mark.exhaustive
 def test_a_held_run_goes_on_bit_for_bit(information, tmp_path, capsys):
   """What holds it is in none of its checkpoints, and may have moved; it stays nearer than one that is hardly held."""
   moved = tmp_path / "moved"
@@ -317,6 +326,7 @@ def refused(capsys, *arguments, **named):
   return next(line for line in said.splitlines() if "error: " in line)
 
 
+@pytest.mark.exhaustive
 def test_information_of_another_model_is_refused(information, tmp_path, capsys):
   """Of the same shapes by a digest, in one line, and before a step; and of others by the first that differs."""
   other = trained.workdir("encoder_decoder")
@@ -356,6 +366,7 @@ def test_a_run_whose_checkpoint_is_gone_says_so(information, tmp_path):
   assert found["decoder/norm/scale"].shape == norm.shape
 
 
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [

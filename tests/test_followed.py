@@ -108,6 +108,7 @@ def test_a_run_that_nobody_goes_through_is_told(text, tmp_path):
   assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.exhaustive
 def test_rows_are_what_the_command_writes(text, tmp_path, capsys):
   """The same losses as the command's, to the bit; nothing of the process is changed, while it runs or afterwards."""
   before = globals_of_the_process()
@@ -124,6 +125,7 @@ def test_rows_are_what_the_command_writes(text, tmp_path, capsys):
   assert "held-out loss" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_whoever_leaves_goes_on_later(text, tmp_path):
   """By `break`: what was reached is saved, and the same call comes to the same end as a run that was not left."""
   whole = t2t.train(small(text), str(tmp_path / "whole")).run()
@@ -138,6 +140,7 @@ def test_whoever_leaves_goes_on_later(text, tmp_path):
     assert rest[name] == whole[name]
 
 
+@pytest.mark.exhaustive
 def test_an_interruption_saves_and_is_passed_on(text, tmp_path):
   """Where the next row is waited for."""
   config = small(text, train={"steps": 100_000, "log_every": 100_000}, eval={"every": 100_000})
@@ -176,6 +179,7 @@ def test_messages_of_a_run_call_keys_as_python_does():
     next(training_run.Training(training_run._Rows(train)))
 
 
+@pytest.mark.exhaustive
 def test_runs_follow_each_other(text, tmp_path):
   """As in a search: each in a folder of its own."""
   found = []
@@ -207,6 +211,7 @@ def test_what_is_no_text_is_not_spelled_out_as_one(value):
     t2t.config("tiny", {"data.files": value})
 
 
+@pytest.mark.exhaustive
 def test_a_run_has_its_config_as_it_was_given(text, tmp_path):
   """One config, changed between two runs that have not begun yet."""
   config, runs = small(text, eval={"every": 10}), []
@@ -216,6 +221,7 @@ def test_a_run_has_its_config_as_it_was_given(text, tmp_path):
   assert [run.run()["step"] for run in runs] == [1, 2]
 
 
+@pytest.mark.exhaustive
 def test_python_ends_with_what_was_reached_saved(text, tmp_path):
   """A run that a variable still holds."""
   script = (
@@ -231,6 +237,7 @@ def test_python_ends_with_what_was_reached_saved(text, tmp_path):
   assert manager.Checkpoints(tmp_path / "run", keep=1).latest_step() >= 2
 
 
+@pytest.mark.exhaustive
 def test_python_ends_in_peace_where_the_data_was_wanting(tmp_path):
   """While the step is still compiled: with the error, and not by being aborted."""
   script = (

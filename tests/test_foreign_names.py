@@ -56,6 +56,7 @@ def test_names_of_other_frameworks_in_python():
   assert records(config).train.steps == 10
 
 
+@pytest.mark.slow
 def test_options_by_names_of_other_frameworks():
   """Of functions and of commands; each translation is an option of one of them."""
   model = t2t.load(str(trained.workdir("decoder_only")))

@@ -9,6 +9,8 @@ import toy
 from t2t import UserError
 from t2t.data import registry, task_resolution
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def forgetting():
@@ -24,6 +26,7 @@ def examples(forgetting, name, split):
   ]
 
 
+@pytest.mark.exhaustive
 def test_the_questions_are_of_the_same_things(forgetting):
   """And their answers agree no more often than by chance; what is held out was not trained on, and is no training."""
   old, new = (examples(forgetting, name, "validation") for name in (forgetting.OLD, forgetting.NEW))
@@ -63,6 +66,7 @@ def test_page_and_picture(forgetting, tmp_path):
   assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.exhaustive
 def test_runs_and_goes_on(forgetting, tmp_path, monkeypatch, capsys):
   """All commands of a seed, a few steps of each; what is done is not done again."""
   for name, value in {"_STEPS": 2, "_OLD_STEPS": 2, "_EVERY": 1, "_EXAMPLES": 8}.items():

@@ -124,6 +124,7 @@ def test_advice_on_a_record_that_is_not_read_helps(record, field, message, tmp_p
     read(tmp_path / "a.jsonl", field)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["a.jsonl.zst", "a.csv"])
 def test_a_run_goes_on_at_the_very_next_row(name, tmp_path):
   """Positions are arithmetic in each format."""

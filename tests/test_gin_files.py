@@ -440,6 +440,7 @@ def written(workdir: pathlib.Path) -> list[str]:
   return [json.loads(row)["prediction"] for row in rows]
 
 
+@pytest.mark.exhaustive
 def test_trained_evaluated_and_asked(tmp_path, monkeypatch, capsys):
   """The losses are those of the config that convert prints, bit for bit, and so are metrics and what is written."""
   monkeypatch.chdir(ROOT)
@@ -483,6 +484,7 @@ def test_trained_evaluated_and_asked(tmp_path, monkeypatch, capsys):
   assert (tmp_path / "typed.jsonl").read_text().splitlines() == rows
 
 
+@pytest.mark.exhaustive
 def test_a_checkpoint_of_t5x_takes_the_vocabulary_of_the_file(tmp_path, monkeypatch, capsys):
   """It has none beside it, and T5X's users have it in their gin files."""
   monkeypatch.chdir(ROOT)

@@ -102,6 +102,7 @@ def test_a_policy_that_keeps_kernels_keeps_cudnns(lowers_for_gpus, remat, times)
   assert sum(name.startswith("dot_product_attention_fwd") for name in found) == times
 
 
+@pytest.mark.slow
 def test_the_gradients_of_logits_are_products_in_the_activations_dtype():
   """In float32 they are those of autodiff; in bfloat16 no operand is wider, and they are as near as bfloat16 is."""
   rng = np.random.default_rng(3)
@@ -123,6 +124,7 @@ def test_the_gradients_of_logits_are_products_in_the_activations_dtype():
       assert {x.aval.dtype for e in products for x in e.invars} == {jnp.dtype(dtype)}
 
 
+@pytest.mark.exhaustive
 def test_layers_may_be_unrolled(monkeypatch):
   """The loop over them has as many in a turn as are asked for, and there are, and the loss is what it was."""
   monkeypatch.setattr(stack, "unrolled", unrolled)

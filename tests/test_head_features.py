@@ -176,6 +176,7 @@ def features_of(case, example):
 WRITERS = [(kind, name) for kind in ("class", "choice", "span") for name in ("prefix_lm", "t5_1_1")]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("kind", "name"), [*((kind, "bert") for kind in RECORDS), *WRITERS])
 def test_all_readers_get_the_same_features(kind, name):
   """Ids, segments, positions and where the head is asked; what was cut is the same number."""
@@ -206,6 +207,7 @@ def test_texts_of_a_row_are_told_apart(numpy):
   assert (np.asarray(segments).tolist(), np.asarray(positions).tolist()) == ([1, 1, 2, 3, 3, 0], [0, 1, 0, 0, 1, 0])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["title", "span"])
 def test_all_readers_get_the_same_answer(kind):
   """A kind from outside is learnt, measured and answered; so are those that are there."""

@@ -22,6 +22,8 @@ from t2t.models import auxiliary, task_heads
 from t2t.models.config import HeadConfig
 from t2t.training import recipe
 
+pytestmark = pytest.mark.slow
+
 HEADS = (
   HeadConfig("topic", 3),
   HeadConfig("likeness", 1, "score"),
@@ -112,6 +114,7 @@ def loss_of(config, *, tokens=None):
 # ---- Examples in rows ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_the_example_of_the_converter():
   """The literal arrays of its docstring."""
   examples = [
@@ -134,6 +137,7 @@ def test_the_example_of_the_converter():
   }
 
 
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("value", [0.0, -0.0, 3.25, -1e-30, 1e30, float(np.float32(0.1))])
 def test_bits_of_a_score_come_through(value):
   """Negative ones, too, whose sign is the highest bit; 0.0 is all zeros, as padding is."""
@@ -144,6 +148,7 @@ def test_bits_of_a_score_come_through(value):
   assert np.float32(found).tobytes() == np.float32(value).tobytes()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["bert", "t5_1_1", "gpt2", "prefix_lm"])
 def test_packed_equals_unpacked(name):
   """Loss, gradients and every metric of ten examples of five kinds, in ten rows or in half as many."""
@@ -162,6 +167,7 @@ def test_packed_equals_unpacked(name):
   assert all(np.any(x) for path, x in toy.flat(gradient).items() if path.startswith("heads/") and path not in idle)
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("name", ["gpt2", "prefix_lm"])
 def test_a_text_that_is_answered_is_a_prefix(name):
   """A prefix language model sees all of its own text from everywhere, as it is trained and as it is asked."""
@@ -180,6 +186,7 @@ def test_a_text_that_is_answered_is_a_prefix(name):
   assert not changed[end + 1 :].any()
 
 
+@pytest.mark.exhaustive
 def test_parts_of_a_batch_add_up():
   """Cut in rows, however unevenly the answers lie; each part is divided by what the whole batch has."""
   config = with_heads("bert")
@@ -197,6 +204,7 @@ def test_parts_of_a_batch_add_up():
   np.testing.assert_allclose(measured["loss"].value(), expected, rtol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_what_a_head_alone_measures_does_not_depend_on_the_batch():
   """Of tags each counts, in however many batches of unequal sentences they come."""
   config = with_heads("bert", heads=tuple(head for head in HEADS if head.kind == "tag"))
@@ -210,6 +218,7 @@ def test_what_a_head_alone_measures_does_not_depend_on_the_batch():
     np.testing.assert_allclose(metrics.merge(*parts)[name].value(), expected.value(), rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mesh_shape", [{"data": 8}, {"data": 4, "tensor": 2}, {"fsdp": 2, "sequence": 4}])
 def test_the_mesh_changes_nothing(mesh_shape):
   """Rows on eight devices, or parts of rows."""
@@ -248,6 +257,7 @@ def by_hand(head, logits, targets):
   return loss, 1, logits[:, 0].argmax() == start and logits[:, 1].argmax() == end
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(3))
 def test_each_term_is_its_formula(seed):
   """A mean over answers for each head, weighted by its share of the examples; right answers are counted."""
@@ -272,6 +282,7 @@ def test_each_term_is_its_formula(seed):
   np.testing.assert_allclose(metrics["loss"].value(), expected, rtol=1e-4)
 
 
+@pytest.mark.exhaustive
 def test_one_of_several_right_candidates_is_enough():
   """Their probabilities add up; together they count as one answer."""
   one = {name: [0, 0, 0] for name in FEATURES} | {"inputs": [5, 6, 7], "texts": [0, 1, 2]}
@@ -287,6 +298,7 @@ def test_one_of_several_right_candidates_is_enough():
   np.testing.assert_allclose(compute(params, batch)[0][0], expected, rtol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_examples_of_a_mixture_count_alike():
   """Three of one task and one of another: the second has a quarter of the loss, however many tokens it tags."""
   random = np.random.default_rng(0)
@@ -298,6 +310,7 @@ def test_examples_of_a_mixture_count_alike():
   np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_a_head_that_is_not_asked_costs_nothing():
   """And has a gradient of zeros: no numbers that are none."""
   batch = batch_of([example("class", np.random.default_rng(0), "first")], "encoder_only", pack=False)
@@ -332,6 +345,7 @@ def test_a_loss_needs_memory_for_its_positions_alone(kind):
   assert most(512) < 5 * most(128)
 
 
+@pytest.mark.exhaustive
 def test_constant_answers():
   """The loss of who knows how often each is right: entropy, variance, and chance among candidates."""
   batch, _ = asked("encoder_only", number=4)
@@ -355,6 +369,7 @@ def test_a_mean_is_of_the_own_text():
   np.testing.assert_allclose(found[1], [hidden[1, 0], *np.zeros((4, 3))], rtol=1e-5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["bert", "t5_1_1", "gpt2", "albert"])
 def test_every_layer(name):
   """What was embedded, and what came out of each layer; the last is what the model gives."""
@@ -373,6 +388,7 @@ def test_every_layer(name):
     np.testing.assert_allclose(states[1], nnx.merge(shorter, first).states(batch), atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_a_mix_of_layers_is_weighed():
   """scale * sum of softmax(weights) * states, which begins as their mean; the gradient reaches weights and scale."""
   head = HeadConfig("topic", 3, layers="mix", reads="mean", pooler="")
@@ -422,6 +438,7 @@ def test_what_the_held_out_loss_is_a_number_of():
   assert head_losses.HeadLosses(config, losses.CrossEntropyConfig(0.0, 0.0, 8)).unit == "nats per target token"
 
 
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("name", ["bert", "t5_1_1", "gpt2"])
 def test_flops_are_those_of_the_side_that_answers(name):
   """A decoder that answers nothing computes nothing."""

@@ -23,6 +23,7 @@ from t2t.training import optimizers, recipe, train_state
 HIDDEN = np.random.default_rng(0).normal(size=(1, 3, 16)).astype(np.float32)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits_come_from_the_embedding_or_a_projection(tied):
   """Tied: hidden * embed_dim**-0.5 against the embedding, for its entries have standard deviation 1."""
@@ -32,12 +33,14 @@ def test_logits_come_from_the_embedding_or_a_projection(tied):
   assert (model.head.projection is None) == tied
 
 
+@pytest.mark.slow
 def test_an_embedding_with_small_entries_is_not_scaled():
   """Where the config says how large initial weights are (GPT-2, BERT), logits are hidden against embedding."""
   model = toy.model(toy.config(tied_logits=True, init_scale=0.02))
   np.testing.assert_allclose(model.logits(HIDDEN), HIDDEN @ np.asarray(model.embed.table[...]).T, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "albert", "modern_bert"])
 def test_a_transform_stands_before_the_logits(kind):
   """norm(gelu(hidden W + b)) against the embedding, as wide as that is, plus a bias for each token."""
@@ -57,6 +60,7 @@ def test_a_transform_stands_before_the_logits(kind):
   assert ("transform_bias" in head) == ("bias" in head["norm"]) == config.biases
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["bert", "gemma", "modern_bert"])
 def test_norms_that_multiply_with_one_more_begin_as_the_others(kind):
   """Their scales begin as zeros, in front of the logits of tokens and of a class, too."""
@@ -99,6 +103,8 @@ def test_kinds_of_heads_are_those_that_a_config_may_name():
   assert tuple(heads.HEADS) == config_lib.HEADS
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("kind", ["bert", "roberta", "modern_bert", "t5_1_1"])
 def test_a_class_head_is_a_pooler_and_a_projection(kind):
   """tanh(first W + b) V + c of each sequence's first position, one vector of logits for each."""
@@ -117,6 +123,8 @@ def test_a_class_head_is_a_pooler_and_a_projection(kind):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("kind", ["class", "detector", "vocabulary"])
 def test_logits_are_not_rounded_to_the_dtype_of_the_activations(kind):
   """A softmax of bfloat16 logits would be coarse: three digits of a number between -10 and 10."""
@@ -128,6 +136,7 @@ def test_logits_are_not_rounded_to_the_dtype_of_the_activations(kind):
   assert np.mean(logits == logits.astype(jnp.bfloat16).astype(jnp.float32)) < 0.5  # biases are zero
 
 
+@pytest.mark.slow
 def test_a_gradient_reaches_every_parameter_of_a_head():
   """And of the encoder under it; nothing of another head, or of the one over the vocabulary."""
   graphdef, params = toy.split(toy.model(with_heads("bert")))
@@ -235,6 +244,7 @@ def restored(workdir, saved, state, config):
   return found
 
 
+@pytest.mark.exhaustive
 def test_a_run_from_before_heads_had_names_goes_on(tmp_path):
   """With the moments of its pooler, too, which are passed over: all else is as it was saved."""
   tx, _ = optimizers.make_optimizer(toy.optimizer_config(name="adamw"), 10)
@@ -248,6 +258,7 @@ def test_a_run_from_before_heads_had_names_goes_on(tmp_path):
   toy.assert_trees_close(found, state, atol=0, rtol=0)
 
 
+@pytest.mark.exhaustive
 def test_a_class_heads_own_pooler_is_resumed(tmp_path):
   """It is called as the one that nothing read, and is no such thing."""
   tx, _ = optimizers.make_optimizer(toy.optimizer_config(name="adamw"), 10)
@@ -260,6 +271,7 @@ def test_a_class_heads_own_pooler_is_resumed(tmp_path):
   toy.assert_trees_close(found, state, atol=0, rtol=0)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("loss", ["tokens_and_heads", "heads"])
 def test_a_new_head_begins_with_the_pooler_of_pre_training(loss, tmp_path, capsys):
   """As Hugging Face keeps BERT's, where it is the same; that of a head which was fine-tuned stays with it."""
@@ -294,6 +306,7 @@ def test_a_new_head_begins_with_the_pooler_of_pre_training(loss, tmp_path, capsy
   assert not taken(parts=("embed", "encoder", "head"))
 
 
+@pytest.mark.slow
 def test_a_head_may_be_taken_under_another_name(tmp_path):
   """By the parts of a warm start that name it; a head that none names is left behind."""
   one = dataclasses.replace(toy.KINDS["bert"], heads=(NLI,))

@@ -6,6 +6,7 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import test_checkpoint
 
 from t2t.configuration.loading import load_config, records
@@ -30,6 +31,7 @@ def looked_at(every, steps, *, change=lambda x: x + 0.5, mesh_shape=None):
   return found, run.state
 
 
+@pytest.mark.slow
 def test_values_and_updates_are_counted():
   """At every so many steps, as NumPy counts them, on a mesh that shards them, too."""
   random = iter(range(100))
@@ -49,6 +51,7 @@ def test_values_and_updates_are_counted():
     assert sum(found[4][f"updates/{name}"].counts) == x.size
 
 
+@pytest.mark.slow
 def test_an_array_of_one_value_has_a_histogram():
   """And one that is not finite has none."""
   found, state = looked_at(1, 1)

@@ -30,6 +30,8 @@ from t2t.reports import first_batches
 from t2t.runtime import exit_codes, hosts, rendezvous
 from t2t.training import metric_writers
 
+pytestmark = pytest.mark.slow
+
 _CHILD = """
 import json, signal, sys
 from t2t import __main__ as command
@@ -252,6 +254,7 @@ def test_two_processes_do_as_one_does(text, module, alone, tmp_path):
     assert f"process 1 on {socket.gethostname()} in t2t/data/" in said[index]
 
 
+@pytest.mark.exhaustive
 def test_two_processes_do_the_rest_as_one_does(text, module, alone, tmp_path):
   """A checkpoint of Hugging Face's on a sequence axis, a run of several stages, an evaluation."""
   folder = alone / "rest"
@@ -267,6 +270,7 @@ def test_two_processes_do_the_rest_as_one_does(text, module, alone, tmp_path):
   assert_as_alone(alone, folder)
 
 
+@pytest.mark.exhaustive
 def test_four_processes_do_as_one_does(text, module, alone, tmp_path):
   """On meshes of two axes that cross processes; and of one that fails the others say why."""
   folder = alone / "four"
@@ -319,6 +323,7 @@ for name, pattern in (("one_half", "train .*[13579]"), ("none_held_out", "valida
 """
 
 
+@pytest.mark.exhaustive
 def test_two_processes_read_tasks_whose_examples_are_left_out(tmp_path):
   """A process whose share makes no example goes on with the other's; without held-out examples both say the same."""
   (tmp_path / "filtered.py").write_text(_FILTERED)
@@ -417,6 +422,7 @@ def test_too_few_hosts_are_refused(text, tmp_path, capsys):
   assert "config.train.hosts=4, but 1 came" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_two_processes_set_a_damaged_step_aside(text, alone, tmp_path):
   """One bit of the last step is turned: both go on from the one before, and what they save is noted of both."""
   workdir = shutil.copytree(alone / "one" / "train", tmp_path / "train")
@@ -463,6 +469,7 @@ def test_two_processes_go_back_together(wild):
   assert len(np.load(workdir / "bad_batches" / "step_2.npz")["encoder_input_tokens"]) == 8
 
 
+@pytest.mark.exhaustive
 def test_two_processes_look_where_a_number_arose(wild, tmp_path):
   """Both compute the step again; the first says what was found."""
   replay = ["replay", str(wild[0]), "--step", "2", "--rows", "1"]

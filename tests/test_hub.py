@@ -50,6 +50,7 @@ def test_a_folder_of_that_name_is_a_folder(tmp_path, monkeypatch):
     pretrained.read_source(NAME)
 
 
+@pytest.mark.slow
 def test_everything_that_names_a_checkpoint_says_how_to_download_it(tmp_path, monkeypatch, capsys):
   """In Python, by the config, and by each command's option."""
   monkeypatch.chdir(tmp_path)

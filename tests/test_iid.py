@@ -57,6 +57,7 @@ def test_docstring_examples():
   assert iid_denoising.later_mask(1, tf.constant([0, 7]), noise_density=0.3).numpy().tolist() == [False]
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize(
   ("name", "density", "expected"),
   [
@@ -95,6 +96,7 @@ def t5(function, tokens, mask, sentinel):
 masks = st.lists(st.booleans(), min_size=1, max_size=30)
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=60, deadline=None)
 @hypothesis.given(masks)
 def test_noise_and_text_are_divided_as_by_t5(mask):
@@ -140,6 +142,7 @@ def test_full_examples_and_what_they_hold(name):
     examples(name, text, inputs=2)
 
 
+@pytest.mark.exhaustive_from(8)
 @pytest.mark.parametrize("density", [0.15, 0.5, 0.9])
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_longer_than_its_length(name, density):

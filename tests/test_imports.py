@@ -60,6 +60,7 @@ def test_a_module_that_is_nowhere(tmp_path, monkeypatch):
     assert words in str(error.value)
 
 
+@pytest.mark.slow
 def test_the_command_finds_a_module_beside_it(tmp_path):
   """The script itself, which has the folder that it lies in where Python has the user's."""
   (tmp_path / "my_tasks.py").write_text("raise RuntimeError('is run')\n")

@@ -13,6 +13,8 @@ from t2t.data import feature_converters, objectives, pipeline
 from t2t.data.objectives import corruption, masked_seq2seq, masking
 from t2t.training import recipe
 
+pytestmark = pytest.mark.slow
+
 
 class Ids(seqio.PassThroughVocabulary):
   """Ids that stand for themselves: 0 pads, 1 is EOS, 99 the mask, and 3 to 8 are ordinary."""
@@ -179,6 +181,7 @@ def test_a_fragment_is_written_where_it_was_learned():
 # ---- A run -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("pack", [False, True])
 @pytest.mark.parametrize("objective", ["mass_in_place", "bert_style_masked_only"])
 def test_a_plan_has_the_features_of_the_batches(tmp_path, objective, pack):

@@ -142,6 +142,7 @@ def test_a_ratio_in_place_of_steps_is_reported():
   assert "config.optimizer.warmup_steps=7 has no effect" in note
 
 
+@pytest.mark.slow
 def test_shipped_configs_have_no_setting_without_effect():
   """One size of each family; those that begin with a checkpoint, which is given besides, report that there is none."""
   families = {load_config(name).data.mixture: name for name in config_names()}
@@ -196,6 +197,7 @@ def test_a_source_that_is_never_drawn_is_reported(monkeypatch, capsys):
     assert "of seldom about" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_epochs_that_leave_examples_unread_are_reported(config, capsys):
   """Of five examples a step of four leaves one."""
   for number, unread in ((2.0, False), (2.5, True)):

@@ -104,6 +104,7 @@ def bare(row: dict) -> dict:
 # ---- Every line, in order --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_who_has_learned_to_fill_blanks_is_told_of_texts_without(run, tmp_path):
   """How many there are, and what is wanted; a model that goes on with a text wants none."""
   texts = ["a <extra_id_0> b", "no blank", "", "<extra_id_1>", "nor here"]
@@ -115,6 +116,7 @@ def test_who_has_learned_to_fill_blanks_is_told_of_texts_without(run, tmp_path):
   assert "(1 empty" in said and "blank" not in said
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("architecture", ["encoder_decoder", "decoder_only"])
 def test_a_row_for_each_line_in_their_order(architecture, run, tmp_path):
   """Rows stand in the order of the lines, whatever their lengths, and each is what the line alone gives."""
@@ -135,6 +137,7 @@ def test_a_row_for_each_line_in_their_order(architecture, run, tmp_path):
   assert [bare(row) for row in reversed(again)] == [bare(row) for row in rows]
 
 
+@pytest.mark.slow
 def test_fields_of_objects_are_kept(run, tmp_path):
   """The text may be in any field; the others stand in the output as they were."""
   objects = [{"question": "a dog", "id": 7, "tags": ["x", {"y": None}]}, {"id": "8", "question": ""}, {"question": "b"}]
@@ -145,6 +148,7 @@ def test_fields_of_objects_are_kept(run, tmp_path):
   assert rows[1]["error"] == "empty line" and set(rows[2]) == {"line", "inputs", "prediction", "score"}
 
 
+@pytest.mark.exhaustive
 def test_beams_are_alternatives(run):
   """The best is the prediction; the others follow with their scores, best first, and no text twice."""
   _, rows, _ = run("--beam", "3")
@@ -154,6 +158,7 @@ def test_beams_are_alternatives(run):
       assert len(scores) == 3 and scores == sorted(scores, reverse=True)
 
 
+@pytest.mark.exhaustive
 def test_what_is_drawn_depends_on_seed_and_line_alone(run, tmp_path):
   """Another batch size draws the same, another seed does not, and equal lines differ."""
   source = text_file(tmp_path, ["a dog"] * 5 + [""] + ["a dog"] * 4)
@@ -165,6 +170,7 @@ def test_what_is_drawn_depends_on_seed_and_line_alone(run, tmp_path):
   assert len(set(texts(first))) > 5
 
 
+@pytest.mark.exhaustive
 def test_standard_input_and_output(run, tmp_path, monkeypatch):
   """Rows and nothing else come out, the same as from files; with a field the lines are objects."""
   _, expected, _ = run()
@@ -179,6 +185,7 @@ def test_standard_input_and_output(run, tmp_path, monkeypatch):
 # ---- Killed and resumed ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "options"), [("encoder_decoder", ("--beam", "3")), ("decoder_only", SAMPLED)])
 def test_resumed_at_any_byte_equals_uninterrupted(architecture, options, run, tmp_path):
   """Wherever the output was cut off, the same command makes it what it would have been, byte for byte."""
@@ -201,6 +208,7 @@ def test_a_complete_output_is_left_alone(run, finished):
   assert finished.stat().st_mtime_ns == before.st_mtime_ns
 
 
+@pytest.mark.slow
 def test_lines_that_were_added_are_done(run, finished, tmp_path):
   """What is there is not done again."""
   before = finished.read_bytes()
@@ -209,6 +217,7 @@ def test_lines_that_were_added_are_done(run, finished, tmp_path):
   assert len(rows) == 13 and finished.read_bytes().startswith(before)
 
 
+@pytest.mark.exhaustive
 def test_standard_input_is_resumed_with_the_same_lines(run, finished, monkeypatch):
   """The lines that are done are read and compared; others are refused."""
   whole = finished.read_bytes()
@@ -222,6 +231,7 @@ def test_standard_input_is_resumed_with_the_same_lines(run, finished, monkeypatc
   assert code == 2 and "its line 4 is not of standard input, line 4" in said
 
 
+@pytest.mark.exhaustive
 def test_tokens_are_counted_as_they_are_written(run):
   """One of each text, whether it is EOS or the text was cut behind it; in an empty one's place another is written."""
   _, rows, said = run("--max_length", "1")
@@ -250,6 +260,8 @@ def test_empty_predictions_are_counted(tmp_path, capsys):
   assert "lines          4 (1 empty, 2 with an empty prediction)\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_for_real(number, run, tmp_path):
   """After the first window, then the same command: as if nothing had happened; SIGTERM is told how far it came."""
@@ -401,6 +413,7 @@ def test_the_server_needs_its_extra(monkeypatch, capsys):
   assert 't2t infer --server needs Starlette and uvicorn: pip install "t2t-jax[serve]"' in said
 
 
+@pytest.mark.exhaustive_from(14)
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_one_clear_error(name, run, tmp_path):
   """Exit code 2, the file and line, the remedy, and no output."""
@@ -413,11 +426,13 @@ def test_bad_input_is_one_clear_error(name, run, tmp_path):
   assert not (tmp_path / "out.jsonl").exists()
 
 
+@pytest.mark.exhaustive
 def test_an_encoder_alone_writes_nothing(run):
   code, _, said = run(architecture="encoder_only")
   assert code == 2 and "is an encoder alone, which fills blanks and writes nothing: leave out the options" in said
 
 
+@pytest.mark.exhaustive
 def test_positions_that_were_not_learned(run):
   """What is asked for beyond them is refused; without --inputs_length prompts are cut to what is left."""
   code, _, said = run("--inputs_length", "75", architecture="decoder_only")
@@ -475,6 +490,7 @@ def test_a_prompt_is_what_training_showed(objective, tmp_path):
     assert made["decoder_causal_attention"][0].tolist() == shown["decoder_causal_attention"][:64].tolist()
 
 
+@pytest.mark.exhaustive
 def test_what_a_decoder_was_trained_on_decides(run, tmp_path):
   """EOS stands behind the prompt where the checkpoint's config says that it did in training, or the user wants it."""
   source = text_file(tmp_path, ["a dog"])

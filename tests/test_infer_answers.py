@@ -74,11 +74,11 @@ MODULE = """
 """
 # head -> lines that say what the examples of its task do
 LINES = {
-  "pair": [{"parts": ["dog " * i, f"fox {i}"]} for i in range(5)],
   "copa": [
     {"inputs": f"dog {i} What was the cause of this?", "candidates": ["x" * i, "fox"], "id": f"a{i}"} for i in range(5)
   ],
   "stsb": [{"parts": ["dog " * i, f"fox {i}"]} for i in range(5)],
+  "pair": [{"parts": ["dog " * i, f"fox {i}"]} for i in range(5)],
 }
 
 
@@ -137,12 +137,15 @@ def run(tmp_path, capsys):
 # ---- Heads -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("head", LINES)
 def test_a_line_is_answered_as_the_example_of_a_task(head, several, run, tmp_path):
   """`t2t eval` says the same of the examples that say the same, whatever kind of head answers."""
   check_answers(head, several, run, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["pair", "copa"])
 def test_python_gets_what_the_command_gets(head, several, run):
   """From the same lines, by `t2t.load`."""
@@ -152,12 +155,14 @@ def test_python_gets_what_the_command_gets(head, several, run):
   assert found == [{name: row[name] for name in each} for row, each in zip(rows, found, strict=True)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("head", ["pair", "copa"])
 def test_behind_a_prefix_a_line_is_answered_as_the_example_of_a_task(head, behind_a_prefix, run, tmp_path):
   """Training, evaluation and asking know of it alike, with one text in a row and with several."""
   check_answers(head, behind_a_prefix, run, tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_a_prompt_is_for_one_text_in_a_row(run, tmp_path, capsys):
   """Of a task with candidates it is said what would do instead; others are answered behind it."""
   started = f"--config.init.checkpoint={trained.workdir('encoder_only')}"
@@ -198,6 +203,7 @@ def check_answers(head, several, run, tmp_path):
     assert max(probabilities) == pytest.approx(math.exp(row["score"]), rel=1e-4)
 
 
+@pytest.mark.exhaustive
 def test_a_model_that_writes_answers_by_its_head(run, tmp_path):
   """With one head it need not be named; the text is what its task puts together, and no parts of it."""
   checkpoint = tuned(tmp_path, "encoder_decoder", "asked_pair")
@@ -210,6 +216,7 @@ def test_a_model_that_writes_answers_by_its_head(run, tmp_path):
   assert code == 2 and "line 1: has several 'parts'" in said
 
 
+@pytest.mark.exhaustive
 def test_resumed_at_any_byte_equals_uninterrupted(several, run, tmp_path):
   """As what is written is."""
   lines = [{"parts": ["dog " * (i % 7), f"fox {i}"]} for i in range(20)]
@@ -223,6 +230,7 @@ def test_resumed_at_any_byte_equals_uninterrupted(several, run, tmp_path):
   assert code == 2 and "--head stsb, it was pair" in said
 
 
+@pytest.mark.exhaustive
 def test_two_processes_answer_as_one_does(several, run, tmp_path):
   """The first reads and writes, both compute; heads and blanks."""
   _, expected, _ = run(several, LINES["copa"], "--head=copa", name="copa.jsonl")
@@ -243,6 +251,7 @@ def test_two_processes_answer_as_one_does(several, run, tmp_path):
       assert (row["score"] or 0.0) == pytest.approx(other["score"] or 0.0, rel=1e-4)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   ("line", "others", "message"),
   [
@@ -278,6 +287,7 @@ def test_fields_of_a_row():
   assert head_predictor.fields(HeadConfig("h", 2), {}, np.array([[1.0, 0.0]]))["prediction"] == "0"
 
 
+@pytest.mark.slow
 def test_a_head_that_says_no_number():
   """Not the class that happens to be the first."""
   head = HeadConfig("pair", 2, labels=("no", "yes"))
@@ -300,6 +310,7 @@ def test_a_head_that_answers_nothing():
 # ---- Blanks ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_blanks_are_filled(run):
   """The likeliest tokens of each, best first; the text has the best; a line without a blank is an error."""
   lines = ["the quick <mask> fox <mask>ver", "no blank", "", "[MASK]", "<extra_id_0> dog" * 3, "x" * 60 + "[MASK]"]
@@ -316,6 +327,7 @@ def test_blanks_are_filled(run):
   assert rows[0]["prediction"].startswith("the quick ") and " fox " in rows[0]["prediction"]
 
 
+@pytest.mark.exhaustive
 def test_a_filling_is_as_likely_as_the_model_says():
   """By its logits on the text with the mask, the special tokens around it."""
   source = pretrained.read_source(str(trained.workdir("encoder_only")))
@@ -360,6 +372,7 @@ def test_blanks_of_bytes():
   assert (ids, cut) == ([100, 35, 259, 35, 259, 101, 1], 0)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("loss", "asked"), [("tokens_and_heads", "fillings"), ("heads", "probabilities")])
 def test_what_was_learned_beside_tokens_is_asked_by_name(loss, asked, several, run, tmp_path):
   """A model that was trained to predict tokens, too, fills blanks, unless a head is named."""

@@ -17,6 +17,8 @@ from t2t import UserError
 from t2t import __main__ as command
 from t2t.data.head_examples import tags as tags_lib
 
+pytestmark = pytest.mark.exhaustive
+
 run = test_infer_answers.run  # the fixture
 
 # Two tasks whose records are those of `WORDS` and `QUESTIONS`.

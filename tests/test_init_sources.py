@@ -44,6 +44,7 @@ def arrays(workdir):
   return {path: read(tensor).reshape(tensor.shape) for path, tensor in tensors.items()}
 
 
+@pytest.mark.slow
 def test_each_part_begins_as_its_checkpoint_has_it(made):
   """What is frozen stays so; readers of the new checkpoint find it where it lies."""
   folder, _, found = made
@@ -58,6 +59,7 @@ def test_each_part_begins_as_its_checkpoint_has_it(made):
   assert trained and all(np.any(run[path] != whole[path]) for path in trained if run[path].ndim > 2)
 
 
+@pytest.mark.slow
 def test_a_frozen_part_is_saved_as_a_reference(made):
   """A checkpoint has no array of it, and names its checkpoint by path and digests."""
   folder, _, _ = made
@@ -68,6 +70,7 @@ def test_a_frozen_part_is_saved_as_a_reference(made):
   assert base.path == str(restore.checkpoint_folder(str(folder / "part")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_run_with_references_resumes_to_the_bit(made, tmp_path, number):
   """Also with two of them, and with a model that takes nothing from a first checkpoint."""
@@ -86,6 +89,7 @@ def test_a_run_with_references_resumes_to_the_bit(made, tmp_path, number):
   assert [each.name for each in base.all_bases] == ["reader", "writer"][:number]
 
 
+@pytest.mark.slow
 def test_another_model_in_its_place_is_refused(made, tmp_path):
   """The digests of a reference are compared whenever it is read."""
   folder, options, _ = made

@@ -21,6 +21,7 @@ def focused(**fields):
   return dataclasses.replace(WIDE, initial_focus=FOCUS, **fields)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bidirectional", "neighbours"), [(True, [-1, 1]), (False, [-1, -2])])
 def test_half_of_the_heads_begin_with_a_neighbour(bidirectional, neighbours):
   """By the focus itself: all else is T5's start, with the same draws."""
@@ -33,6 +34,7 @@ def test_half_of_the_heads_begin_with_a_neighbour(bidirectional, neighbours):
   np.testing.assert_allclose(added, expected, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"num_kv_heads": 2}, {"scale_attention": True}, {"init_scale": 0.05}], ids=str)
 def test_a_token_asks_for_itself(fields):
   """By as many logits on average as the focus says, and no other token comes near, however queries are scaled."""
@@ -49,6 +51,7 @@ def test_a_token_asks_for_itself(fields):
   assert float(jnp.mean(own > jnp.quantile(others, 0.99, axis=-1))) > 0.95
 
 
+@pytest.mark.exhaustive
 def test_both_stacks_and_the_attention_between_them_begin_so():
   """The model's parameters are T5's, with the same draws, but for the biases and the cross-attention's queries."""
   params = lambda config: nnx.to_pure_dict(nnx.state(transformer.build(config, nnx.Rngs(0))))

@@ -115,6 +115,7 @@ def test_prune_keeps_what_is_needed(workdir, capsys):
   assert code == 2 and "no step is as it was saved; nothing is deleted" in error
 
 
+@pytest.mark.slow
 def test_diff_names_what_differs(workdir, tmp_path, capsys, caplog):
   """The most different first, with the largest difference of a number; and keys of the config; Orbax says nothing."""
   checkpoints = workdir / "checkpoints"

@@ -85,6 +85,7 @@ def test_models_know_neither_loss_nor_optimizer_nor_data(name):
   assert "optax" not in imports(name)
 
 
+@pytest.mark.exhaustive_from(233)
 @pytest.mark.parametrize("name", NAMES)
 def test_no_default_is_hidden_in_a_get(name):
   """A config's default stands in configs/default.py: no `config.get(key, default)`, no `getattr` with one (rule 1)."""
@@ -110,6 +111,7 @@ PRIVATE = {
 }
 
 
+@pytest.mark.exhaustive
 def test_private_names_of_seqio_are_counted():
   """In files that import it or TFDS: any release may rename them, so that a new one is a decision."""
   found = set()
@@ -128,6 +130,7 @@ def test_private_names_of_seqio_are_counted():
   assert found == PRIVATE
 
 
+@pytest.mark.exhaustive_from(285)
 @pytest.mark.parametrize("name", NAMES)
 def test_architectures_are_asked_not_compared(name):
   """What differs between them is declared in models/architecture.py; a fourth is a row there and a module."""
@@ -163,6 +166,7 @@ def test_reads_of_source_keys_are_found():
   assert sorted(reads_of_source_keys(tree)) == ["config.data.files", "data.mixture", "data.sources"]
 
 
+@pytest.mark.exhaustive_from(358)
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("configuration/")])
 def test_sources_are_read_from_one_list(name):
   """Which of the three keys names the sources is decided in `DataConfig`, and not by each module again."""
@@ -195,19 +199,31 @@ def test_what_is_promised_is_shown():
   assert [each for each in promises if "::" not in each] == []
 
 
-@pytest.mark.parametrize("name", ["slow.txt", "exhaustive.txt"])
-def test_tests_that_are_left_out_are_found(name):
-  """Each that `make test` leaves out is there: an entry without its test would leave out nothing."""
-  lines = (line.partition("#")[0].strip() for line in (ROOT / "tests" / name).read_text().splitlines())
-  for line in filter(None, lines):
-    name, _, test = line.partition("::")
-    text = (ROOT / "tests" / name).read_text()
-    assert not test or f"def {test.partition('[')[0]}(" in text, line
+def test_marks_for_later_parameter_sets_are_on_parametrized_tests():
+  """A test with `exhaustive_from(number)` has parameter sets, and `number` is above 0."""
+  for path in (ROOT / "tests").rglob("test_*.py"):
+    for node in ast.parse(path.read_text()).body:
+      marks = [ast.unparse(mark) for mark in getattr(node, "decorator_list", ())]
+      numbers = [mark.partition("(")[2] for mark in marks if mark.startswith("pytest.mark.exhaustive_from")]
+      # A constant is a `parametrize` that several tests share.
+      is_parametrized = any(mark.startswith("pytest.mark.parametrize(") or mark.isupper() for mark in marks)
+      assert not numbers or is_parametrized and int(numbers[0].rstrip(")")) > 0, f"{path.name}::{node.name}"
+
+
+def test_hooks_have_the_versions_of_the_lock():
+  """Each tool that pre-commit and `requirements.lock` both install has one version, so that they agree."""
+  hooks = re.findall(r"\[([\w-]+==[\w.]+)\]", (ROOT / ".pre-commit-config.yaml").read_text())
+  locked = (ROOT / "requirements.lock").read_text().splitlines()
+  names = {line.partition("==")[0] for line in locked}
+  assert {pin for pin in hooks if pin.partition("==")[0] in names} == {
+    line for line in locked if line.startswith(("codespell==", "ruff=="))
+  }
 
 
 CONFIGS = config_names()
 
 
+@pytest.mark.exhaustive_from(10)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_config_builds_at_full_size(name):
   """The shapes of its model, optimizer included, without a device; and a mesh of eight divides them."""
@@ -261,6 +277,7 @@ def at_toy_size(config):
 
 
 # One test each, since workers share no programs.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind_of_model", architecture.ARCHITECTURES)
 def test_every_config_trains_at_toy_size(kind_of_model):
   """Its model, optimizer and loss take steps on a small model, and the loss falls."""

@@ -122,12 +122,16 @@ def assert_is_formula(mask, kernel, *, atol=2e-5, rtol=0.0, **sizes):
   return actual[0]
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("name", MASKS)
 def test_splash_is_the_formula(name):
   """300 positions are padded to three blocks of 128."""
   assert_is_formula(MASKS[name], "splash")
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("name", ["bidirectional", "causal"])
 def test_splash_whose_gradient_of_queries_has_too_many_parts(monkeypatch, name):
   """A kernel of its own computes it."""
@@ -135,12 +139,16 @@ def test_splash_whose_gradient_of_queries_has_too_many_parts(monkeypatch, name):
   assert_is_formula(MASKS[name], "splash")
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("name", CUDNN_MASKS)
 @pytest.mark.parametrize("kernel", ["cudnn", "triton"])
 def test_what_gpus_are_asked_for_is_the_formula(kernel, name):
   assert_is_formula(CUDNN_MASKS[name], kernel)
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("kernel", ["cudnn", "triton"])
 def test_a_bias_on_gpus(kernel):
   """Result, and gradients of queries and of the bias, are the formula's."""
@@ -163,6 +171,7 @@ def test_a_bias_on_gpus(kernel):
   jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-3, rtol=1e-4), *results)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kernel", ["splash", "cudnn", "triton"])
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_grouped_queries(kernel, kv_heads):
@@ -170,6 +179,7 @@ def test_grouped_queries(kernel, kv_heads):
   assert_is_formula(MASKS["packed prefix"], kernel, heads=4, kv_heads=kv_heads)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kernel", ["splash", "cudnn", "triton"])
 def test_another_sequence(kernel):
   """Queries of a decoder, keys of an encoder: other lengths, and a segment without keys gives zeros, not NaN."""
@@ -179,6 +189,8 @@ def test_another_sequence(kernel):
   assert_is_formula(mask(), kernel, query_length=260, key_length=400)
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("name", ["causal", "packed causal"])
 @pytest.mark.parametrize("kernel", ["splash", "cudnn", "triton"])
 def test_bfloat16(kernel, name):
@@ -186,6 +198,7 @@ def test_bfloat16(kernel, name):
   assert_is_formula(MASKS[name], kernel, dtype=jnp.bfloat16, atol=0.05, rtol=0.02)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kernel", ["splash", "cudnn", "triton"])
 @pytest.mark.parametrize("kv_heads", [1, 4])
 def test_on_a_mesh(kernel, kv_heads):
@@ -198,12 +211,15 @@ def test_on_a_mesh(kernel, kv_heads):
   assert result.sharding.shard_shape(result.shape) == (1, 2, LENGTH, 16)
 
 
+@pytest.mark.slow
 def test_heads_of_keys_that_devices_share_stay_with_their_queries():
   """Two heads of keys on four devices: the first is that of the first two, and not of every other one."""
   with jax.set_mesh(sharding.make_mesh({"fsdp": 2, "tensor": 4})):
     assert_is_formula(mask(SEGMENTS[:2], causal=True), "cudnn", batch=2, heads=8, kv_heads=2)
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("name", sorted(MASKS))
 def test_a_split_sequence(name):
   """Every device does its part of the queries with all keys, wherever its part lies."""
@@ -226,6 +242,7 @@ def gradient_of_layers(weights, run, **options):
   return jax.jit(jax.grad(lambda layers, x: jnp.sum(run(body, x, layers)[0] * weights)))
 
 
+@pytest.mark.exhaustive
 def test_layers_in_a_scan_with_checkpoints():
   """As in a loop without."""
   x, _, _, weights = operands(head_dim=8)
@@ -235,6 +252,7 @@ def test_layers_in_a_scan_with_checkpoints():
   np.testing.assert_allclose(actual, gradient_of_layers(weights, loop)(layers, x), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_policy_that_saves_by_name_runs_forward_once(monkeypatch):
   """Three kernels are left, forward and for two gradients, of the four with nothing saved."""
   monkeypatch.setattr(sharding, "platform", lambda: "tpu")
@@ -246,6 +264,7 @@ def test_a_policy_that_saves_by_name_runs_forward_once(monkeypatch):
     assert text.count("@tpu_custom_call") == calls
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   ("segments", "poisoned", "clean", "fields"),
   [
@@ -297,6 +316,7 @@ def test_blocks_pad_little():
   ]  # fmt: skip
 
 
+@pytest.mark.exhaustive_from(6)
 @pytest.mark.parametrize("head_dim", [64, 80])
 @pytest.mark.parametrize("name", ["bidirectional", "causal", "packed prefix", "packed window"])
 def test_splash_lowers_for_tpus(monkeypatch, name, head_dim):
@@ -317,6 +337,8 @@ def test_cudnn_lowers_for_gpus(monkeypatch, name):
   assert "fmha" in text
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("name", CUDNN_MASKS)
 @pytest.mark.parametrize(("dtype", "length"), [(jnp.bfloat16, LENGTH), (jnp.float32, 113)])
 def test_triton_lowers_for_gpus(monkeypatch, name, dtype, length):

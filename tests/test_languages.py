@@ -87,6 +87,8 @@ def data_of(typed, **changes):
   return dataclasses.replace(data, **(options | changes))
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("pack", [False, True])
 def test_token_types_are_those_of_languages(typed, pack):
   """Of each token, in texts alone and beside their translation: XLM's language embeddings."""
@@ -101,6 +103,7 @@ def test_token_types_are_those_of_languages(typed, pack):
   np.testing.assert_array_equal(types[letters], expected[letters])
 
 
+@pytest.mark.exhaustive
 def test_held_out_text_of_each_source(typed):
   """As many batches as of all together, of its own text alone, and of the shape that is compiled already."""
   config = records(override(load_config("tiny_bert"), with_pairs(typed)[:-1]))  # pairs without a language
@@ -117,6 +120,7 @@ def test_held_out_text_of_each_source(typed):
     assert there & set(b"abcdeuvwxy") and there & set(b"abcdeuvwxy") <= set(own[name])
 
 
+@pytest.mark.slow
 def test_little_held_out_text_ends_no_others(tmp_path):
   """Of a small language most streams have none: all that is held out is read, of both."""
   texts = {"en": [f"{'ab'[i % 2] * 9} {i}" for i in range(60)], "sw": ["u one", "v two"]}
@@ -130,6 +134,7 @@ def test_little_held_out_text_ends_no_others(tmp_path):
   assert [np.isin(tokens, list(letter.encode())).sum() for letter in ("ab", "uv")] == [60 * 9, 2]
 
 
+@pytest.mark.exhaustive
 def test_a_run_measures_each_language(typed, tmp_path, capsys):
   """In the metrics, besides the loss of all, which checkpoints are kept by; told to whoever looks on."""
   arguments = [*test_train.T5, "--workdir", str(tmp_path / "run"), *typed, "--config.train.steps=2"]
@@ -144,6 +149,7 @@ def test_a_run_measures_each_language(typed, tmp_path, capsys):
   assert f"(en {measured[-1]['eval/loss/en']:.4f}, sw {measured[-1]['eval/loss/sw']:.4f})" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_a_run_goes_on_with_a_name_for_its_language(typed):
   """Which changes no example, but where token types say it."""
   options = {"num_streams": 2, "shuffle_buffer": 5}

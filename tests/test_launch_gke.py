@@ -88,6 +88,7 @@ def test_manifest(cloud, capfd, tmp_path):
   assert container["volumeMounts"][0]["mountPath"] == container["workingDir"] + "/files"
 
 
+@pytest.mark.slow
 def test_second_run_attaches(cloud, capfd):
   """A JobSet with the same command is followed, not applied again; one with another is left alone."""
   assert cloud.launch(LAUNCH) == 0
@@ -102,6 +103,7 @@ def test_second_run_attaches(cloud, capfd):
   assert not [call for call in cloud.calls if "apply" in call]
 
 
+@pytest.mark.slow
 def test_restarted_by_the_cluster(cloud, capfd):
   """A pod is taken away, the cluster starts all again, and the new leader's log follows."""
   cloud.on("get jobset base", NOT_FOUND, jobset(), jobset(), jobset(), jobset("Completed"))

@@ -11,6 +11,8 @@ import pytest
 
 from t2t.launch import shell
 
+pytestmark = pytest.mark.slow
+
 WHERE = "--name base --zone us-central1-a"
 TRAIN = "-- train --config tiny --workdir gs://bucket/base"
 LAUNCH = f"tpu-vm {WHERE} --type v5p-32 --poll 0 --wheel t2t_jax-0.1.0-py3-none-any.whl {TRAIN}"
@@ -120,6 +122,7 @@ def test_workers_run_the_job(cloud, capfd, tmp_path):
   assert "has ended on all workers already" in capfd.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_stopped_workers_are_started_again(cloud, capfd):
   """Told to end by whoever takes their machine they have saved, which is not the end; a person's word is."""
   cloud.on("hostname", states("idle"), states("exited 143"), states("exited 143"), states("exited 0"))
@@ -230,6 +233,7 @@ def test_request_that_fails(cloud, capfd):
   assert "no more capacity" in err and "t2t launch tpu-vm --name base --zone us-central1-a delete" in err
 
 
+@pytest.mark.exhaustive
 def test_unreachable_worker_is_named(cloud, capfd):
   """Which of the workers does not answer, and what to do."""
   refused = (255, "", "ssh: connect to host 10.0.0.3 port 22: Connection refused")
@@ -300,6 +304,7 @@ def test_deleted_when_it_has_ended(cloud, capfd):
   assert cloud.calls[-1] == f"{QUEUED} delete base {PLACE} --force --quiet"
 
 
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("at", ["uv venv", "queued-resources create", "tail"])
 @pytest.mark.parametrize("number", [0, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_deleted_on_every_way_out(cloud, capfd, monkeypatch, hang_up, at, number):

@@ -52,6 +52,7 @@ def as_kubernetes_does(word: str) -> str:
   return re.sub(r"\$\$", "$", word) if "$(" not in word.replace("$$", "") else "expanded"
 
 
+@pytest.mark.slow
 @hypothesis.given(WORDS)
 @hypothesis.example(list(HOSTILE))
 @hypothesis.settings(max_examples=30)
@@ -104,6 +105,7 @@ def test_names_that_would_add_lines_are_refused(tmp_path, monkeypatch, capfd, li
   assert len(said.splitlines()) == 1 and said.isascii() and not cloud.calls
 
 
+@pytest.mark.slow
 def test_no_secret_leaves_the_environment(tmp_path, monkeypatch, capfd):
   """Neither on command lines nor in what is written or printed."""
   monkeypatch.setenv("HF_TOKEN", "hf_secret")

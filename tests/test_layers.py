@@ -46,6 +46,7 @@ def test_dropout_shares_one_draw_along_an_axis():
   assert np.any(dropped[0] != dropped[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["t5_1_1", "bert", "gpt2"])
 def test_t5_alone_drops_out_behind_the_activation(kind):
   """BERT's intermediate layer and GPT-2's have no dropout (transformers: BertIntermediate, GPT2MLP.act)."""
@@ -83,6 +84,7 @@ def test_embed_adds_positions_and_segments():
   np.testing.assert_allclose(given[0], token[[3, 0, 39]] + place[[6, 2, 3]] + part[[1, 0, 1]], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_small_embedding_is_normed_and_then_projected():
   """ALBERT: the table is as wide as `embedding_dim`, and so is its norm; a dense layer makes it wider."""
   embed = layers.Embed(toy.encoder(embedding_dim=10, biases=True), nnx.Rngs(0))
@@ -244,6 +246,7 @@ def test_gradients_of_many_devices_are_summed_in_float32(devices, dtype):
   assert [each.dtype for each in of_kernel] == [dtype]
 
 
+@pytest.mark.slow
 def test_what_many_positions_share_is_added_up_in_float32():
   """A row looked up 8,000 times, segments, packed positions, a bias: a sum in bfloat16 ends at 256 equal terms."""
   config = toy.encoder(dtype="bfloat16", positions="learned", max_length=512, segment_types=2, embedding_norm=False)

@@ -91,6 +91,7 @@ def on_this_host(index: int) -> str:
   return f"process {index} on {socket.gethostname()}"
 
 
+@pytest.mark.slow
 def test_one_that_is_killed_is_named():
   """Whether the others wait for it in a collective or do something else."""
   with Three("work", "work", "idle") as three:
@@ -100,6 +101,7 @@ def test_one_that_is_killed_is_named():
       assert said.endswith(f"; {on_this_host(index)} ends, too")
 
 
+@pytest.mark.exhaustive
 def test_the_first_one_is_named_as_well():
   """JAX's service goes with it, and ends processes with the stacks of its threads, but not before they have spoken.
 
@@ -111,6 +113,7 @@ def test_the_first_one_is_named_as_well():
     assert all("process 0 on localhost ended without a word" in each for each in said), said
 
 
+@pytest.mark.exhaustive
 def test_sigterm_before_there_is_anything_to_save_ends_all():
   """At once: nobody has asked for notices yet."""
   with Three("idle", "work", "work") as three:
@@ -119,6 +122,7 @@ def test_sigterm_before_there_is_anything_to_save_ends_all():
     assert three.children[2].wait() == -signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_one_that_is_stopped_is_missed():
   """As if its machine were gone; and when it goes on, it ends as well."""
   with Three("idle", "work", "work") as three:
@@ -128,6 +132,7 @@ def test_one_that_is_stopped_is_missed():
     assert "process 0 on localhost" in three.last_lines(1)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failing", [0, 2])
 def test_one_that_fails_says_why(failing):
   """What it was given cannot be used: it ends with its own code, and the others repeat its words."""
@@ -141,6 +146,7 @@ def test_one_that_fails_says_why(failing):
     assert three.children[failing].wait() == 2
 
 
+@pytest.mark.exhaustive
 def test_an_error_of_the_code_is_told_as_well():
   """After a moment, in which another's end would have been told in its place."""
   with Three("work", "bug", "work") as three:
@@ -148,6 +154,7 @@ def test_an_error_of_the_code_is_told_as_well():
     assert "Traceback" in three.children[1].communicate()[1]
 
 
+@pytest.mark.slow
 def test_of_those_who_stand_still_the_one_that_holds_up_the_others_comes_first():
   """Each says where it stands when one of them has waited for too long."""
   with Three("work", "hang", "stall") as three:

@@ -13,6 +13,8 @@ import t2t
 from t2t import UserError
 from t2t import __main__ as command
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ["the quick brown fox", "over lazy", "seven wizards jugs"]
 MASKED = ["the quick [MASK] fox", "[MASK] lazy [MASK] dog"]
 
@@ -47,6 +49,7 @@ def test_it_is_imported_at_once():
   assert "AttributeError: module 't2t' has no attribute 'loads'" in done.stderr
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "seed": 3}, {"beam": 2}])
 def test_it_writes_what_the_command_writes(options, writer, tmp_path):
   flags = [f"--{name}={value}" for name, value in options.items()]
@@ -54,6 +57,7 @@ def test_it_writes_what_the_command_writes(options, writer, tmp_path):
   assert writer.generate(TEXTS, max_length=8, **options) == [row["prediction"] for row in rows]
 
 
+@pytest.mark.exhaustive
 def test_it_fills_what_the_command_fills(encoder, tmp_path):
   rows = asked(tmp_path, "encoder_only", MASKED, "--top=3")
   found = encoder.fill(MASKED, top=3)
@@ -61,6 +65,7 @@ def test_it_fills_what_the_command_fills(encoder, tmp_path):
   assert len(found[1]["fillings"]) == 2 and all(len(each) == 3 for each in found[1]["fillings"])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("pool", "layer", "shape"), [("mean", "", ()), ("first", 0, ()), ("last", "all", (2,))])
 def test_it_embeds_as_the_command(pool, layer, shape, writer, tmp_path):
   (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in TEXTS))
@@ -72,6 +77,7 @@ def test_it_embeds_as_the_command(pool, layer, shape, writer, tmp_path):
   assert found.shape == (3, *shape, 16) and found.dtype == np.float32
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("name", ["writer", "decoder"])
 def test_a_score_is_the_sum_of_its_tokens(name, request):
   """Of the logits' log-softmax, where the target's tokens are."""
@@ -185,6 +191,7 @@ def test_what_cannot_be_asked_is_said(name, ask, message, request):
     ask(request.getfixturevalue(name))
 
 
+@pytest.mark.exhaustive
 def test_a_checkpoint_of_t5x_is_given_its_vocabulary(tmp_path, monkeypatch):
   """And scores then what the one says that it was converted to, to the last digit."""
   monkeypatch.setattr(t5x_files, "VOCAB", 384)

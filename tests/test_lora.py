@@ -41,6 +41,7 @@ def merged(params, config):
   return traverse_util.unflatten_dict(flat, sep="/")
 
 
+@pytest.mark.exhaustive
 @KINDS
 def test_an_adapted_model_starts_as_the_model(kind):
   """Logits are equal bit for bit, dropout included: one of the two new matrices is zero."""
@@ -55,6 +56,7 @@ def test_an_adapted_model_starts_as_the_model(kind):
   assert {path.rpartition("/")[2] for path in added} == names
 
 
+@pytest.mark.exhaustive
 @KINDS
 def test_with_dora_it_starts_as_the_model_as_well(kind):
   """Bit for bit, operation by operation; what XLA makes one of several it may round otherwise in a larger program."""
@@ -76,6 +78,7 @@ def test_a_merge_is_exact_on_every_device():
   assert [set(equation.params["precision"]) for equation in found] == [{jax.lax.Precision.HIGHEST}]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("way", WAYS)
 @KINDS
 def test_merged_is_the_same_model_without_an_adapter(kind, way):
@@ -91,6 +94,7 @@ def test_merged_is_the_same_model_without_an_adapter(kind, way):
   assert np.max(np.abs(logits - toy.logits(plain, batch))) > 0.1
 
 
+@pytest.mark.exhaustive
 def test_what_is_added_is_the_product_times_alpha_over_rank():
   """Layer by layer: W + 6 / 3 * down up."""
   _, params = adapted(toy.model(toy.KINDS["t5_1_1"]), EVERYTHING)
@@ -117,6 +121,7 @@ def test_with_rslora_what_is_added_counts_by_the_root_of_the_rank():
   assert LoraConfig(rank=16, alpha=8.0, rslora=True).scale == 2.0 == 4 * LoraConfig(rank=16, alpha=8.0).scale
 
 
+@pytest.mark.slow
 def test_with_dora_columns_are_as_long_as_is_said(low_rank):
   """|w| + magnitude, whatever is added; multiplied one after the other or merged, what comes out is the same."""
   made, config, x = low_rank
@@ -126,6 +131,7 @@ def test_with_dora_columns_are_as_long_as_is_said(low_rank):
   np.testing.assert_allclose(layers.dense(x, made), x @ matrix, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_length_that_dora_divides_by_has_no_gradient(low_rank):
   """Liu et al. 2024, section 4.3: what is narrow is pulled as if the factors of the columns were given."""
   made, _, x = low_rank
@@ -156,6 +162,7 @@ def test_dropout_is_of_what_the_narrow_matrices_read(low_rank):
   assert np.any(layers.dense(x, made) != layers.dense(x, made, dropout_key=toy.key()))
 
 
+@pytest.mark.exhaustive
 @KINDS
 def test_every_adapted_matrix_drops_by_a_key_of_its_own(kind, monkeypatch):
   """In every layer; and without a key nothing is dropped."""
@@ -175,6 +182,7 @@ def test_every_adapted_matrix_drops_by_a_key_of_its_own(kind, monkeypatch):
   assert len(keys) == branches
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["t5_1_1", "local_prefix_lm", "shared_everything"])
 def test_an_adapted_model_writes_what_the_merged_one_does(kind):
   """Step by step from its cache, token for token."""
@@ -205,6 +213,7 @@ def steps(mesh, *, lora, freeze=(), **fields):
   return first, state
 
 
+@pytest.mark.exhaustive
 def test_only_what_is_added_is_trained():
   """The model's own parameters stay bit for bit, and the optimizer has nothing for them; `also_train` names others."""
   lora = LoraConfig(rank=2, also_train=("encoder/.*norm",))
@@ -222,6 +231,7 @@ def test_only_what_is_added_is_trained():
   assert moments == 2 * sum(x.size for x in jax.tree.leaves(last.params))
 
 
+@pytest.mark.exhaustive
 def test_on_a_mesh_the_same_is_learned():
   """Parameters split over fsdp 4 and tensor 2; what is narrow is split where the wide matrix is."""
   meshes = (sharding.make_mesh({"data": 1}, devices=jax.devices()[:1]), sharding.make_mesh({"fsdp": 4, "tensor": 2}))
@@ -232,6 +242,7 @@ def test_on_a_mesh_the_same_is_learned():
   assert query["lora_up"].sharding.shard_shape((2, 3, 24)) == (2, 3, 12)
 
 
+@pytest.mark.exhaustive
 def test_with_an_adapter_and_frozen_patterns_both_hold():
   """`config.train.freeze` may leave out a part of what is added."""
   _, last = steps(sharding.make_mesh({"data": 8}), lora=LoraConfig(rank=2), freeze=("^encoder/",))
@@ -309,6 +320,7 @@ def run(tmp_path_factory):
   return base, workdir
 
 
+@pytest.mark.slow
 def test_the_command_trains_resumes_and_is_read_by_all(run, tmp_path, capsys):
   """From a checkpoint; then what evaluates, writes text and converts finds plain matrices, merged."""
   base, workdir = run
@@ -331,6 +343,7 @@ def test_the_command_trains_resumes_and_is_read_by_all(run, tmp_path, capsys):
   toy.assert_trees_close(theirs, own, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_heads_are_trained_beside_an_adapter():
   """They begin with random values: frozen, what they say would be of those."""
   heads = ({"name": "nli", "kind": "class", "num_classes": 3},)

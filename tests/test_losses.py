@@ -18,6 +18,7 @@ from t2t.training import recipe
 TIED, UNTIED = (toy.config(num_encoder_layers=1, num_decoder_layers=1, tied_logits=tied) for tied in (True, False))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=20)
 @given(
   z_loss=strategies.floats(0, 1),
@@ -40,6 +41,7 @@ def test_token_cross_entropy_is_its_formula(z_loss, label_smoothing, scale, seed
   np.testing.assert_array_equal(is_right, logits.argmax(-1) == targets)
 
 
+@pytest.mark.slow
 def test_cross_entropy_of_uniform_logits():
   """Without knowledge the loss is log(vocab); in bfloat16 as well, for it is computed in float32."""
   loss, _, _ = losses.token_cross_entropy(jnp.full((1, 1000), 7, jnp.bfloat16), jnp.array([3]))
@@ -64,6 +66,7 @@ def plain_loss(graphdef, batch, config):
   return loss
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   ("model_config", "chunk_tokens"),
   [(UNTIED, 5), (UNTIED, 1_000), (TIED, 4)],
@@ -130,6 +133,7 @@ def eight_rows(config, kind):
   return batch | {name: jnp.asarray(weights(kind, batch[name].shape), jnp.float32)}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["all", "none", "uneven", "one-row"])
 @pytest.mark.parametrize("config", [ENCODER, PREFIX], ids=["encoder", "prefix"])
 def test_loss_of_what_has_weight_equals_the_plain_one(config, kind):
@@ -147,6 +151,7 @@ def test_loss_of_what_has_weight_equals_the_plain_one(config, kind):
 MESHES = [{"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}, {"fsdp": 2, "sequence": 4}]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mesh_shape", MESHES, ids=["8", "2-2-2", "2-4"])
 @pytest.mark.parametrize("config", [ENCODER, PREFIX], ids=["encoder", "prefix"])
 def test_loss_of_what_has_weight_does_not_depend_on_the_mesh(config, mesh_shape):
@@ -195,6 +200,7 @@ def chunks_run(batch, *, with_gradients):
   return len(runs)
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("with_gradients", [False, True])
 @pytest.mark.parametrize(("num_weights", "num_chunks"), [(0, 0), (1, 1), (10, 1), (11, 2), (100, 10)])
 def test_only_what_has_weight_is_projected(with_gradients, num_weights, num_chunks):
@@ -218,6 +224,7 @@ def test_share_of_weights_is_what_is_projected():
   assert losses.share_of_weights([{"decoder_loss_weights": weights}]) == 1.0
 
 
+@pytest.mark.exhaustive
 def test_positions_without_weight_do_not_count():
   """With all weights zero, loss and gradients are zero, not NaN."""
   graphdef, params = toy.split(toy.model(UNTIED))
@@ -231,6 +238,7 @@ def test_positions_without_weight_do_not_count():
   assert all(np.all(leaf == 0.0) for leaf in jax.tree.leaves(gradient))
 
 
+@pytest.mark.exhaustive
 def test_bfloat16_loss_is_summed_in_float32():
   """Loss and gradients of a bfloat16 model are float32, and near those of a float32 model."""
   batch = toy.batch()
@@ -249,6 +257,7 @@ def test_bfloat16_loss_is_summed_in_float32():
   assert np.linalg.norm(table - exact_table) < 0.05 * np.linalg.norm(exact_table)
 
 
+@pytest.mark.exhaustive
 def test_gradients_that_are_summed_in_float32():
   """Of a bfloat16 model: no matrix has gradients that were rounded on the way, and the embedding never has."""
   batch = toy.batch()
@@ -279,6 +288,7 @@ def largest_logits(chunk_tokens):
   return max(int(np.prod(shape)) // 53 for shape in shapes if 53 in shape)
 
 
+@pytest.mark.exhaustive
 def test_logits_of_the_whole_batch_never_exist():
   """With chunks of 4 tokens no array holds 64 rows of logits; the largest is the projection itself, [embed, vocab]."""
   assert largest_logits(chunk_tokens=4) == 16
@@ -310,6 +320,7 @@ def test_a_unigram_model_of_few_targets_is_one_of_the_others(times, what, loss):
   assert (found.knows, found.loss) == (what, pytest.approx(loss, rel=1e-6))
 
 
+@pytest.mark.slow
 def test_a_unigram_model_of_few_targets_is_no_better_than_one_that_knows_all():
   """Of tokens drawn by Zipf's law: above their entropy and near it, where their own frequencies are far below it."""
   shares = 1 / np.arange(1, 1_001)

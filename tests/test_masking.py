@@ -33,6 +33,7 @@ def flags(zeros_and_ones):
   return tf.constant([bool(flag) for flag in zeros_and_ones])
 
 
+@pytest.mark.slow
 def test_framed_text():
   """The docstring's: one segment, or two that a separator divides at any point, in half of the cases."""
   tokens, one = tf.range(3, 8), [101, 3, 4, 5, 6, 7, 102]
@@ -46,6 +47,7 @@ def test_framed_text():
   assert draw(masking.frame, tokens, begin=[], end=[1], two_segments=False, number=1) == [[3, 4, 5, 6, 7, 1]]
 
 
+@pytest.mark.exhaustive
 def test_docstring_examples():
   """What the docstrings show is what the functions do, with some seed."""
   assert masking.is_one_of(tf.constant([3, 101, 5]), np.array([3, 4, 5, 6], np.int32)).numpy().tolist() == [1, 0, 1]
@@ -68,6 +70,7 @@ def test_docstring_examples():
 tokens_of_text = st.lists(st.sampled_from([0, 1, 5, 6, 7, 50, 51, 52]), min_size=1, max_size=60)
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("name", CHOICES)
 @hypothesis.settings(max_examples=40, deadline=None)
 @hypothesis.given(tokens=tokens_of_text, seed=st.integers(0, 2**30), density=st.sampled_from([0.15, 0.5, 1.0]))
@@ -99,6 +102,7 @@ def test_budgets_and_candidates(name, tokens, seed, density):
     assert len(cut) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share_of_starts", [0.7, 0.2])
 def test_words_nearly_fill_the_budget(share_of_starts):
   """Of 75 tokens less than one is left unused, with subwords as with bytes, whose words are five long."""
@@ -177,6 +181,7 @@ class Ids(seqio.PassThroughVocabulary):
     return ["x" if i < 50 else " x" for i in range(self._base_vocab_size)]
 
 
+@pytest.mark.exhaustive
 def test_masked_language_modelling():
   """The docstring's example, with EOS where there is no [SEP]; targets are the text, weights say where to look."""
   found = examples(Ids(extra_ids=1), number=300)
@@ -200,6 +205,8 @@ def test_special_tokens_are_never_chosen(choose):
     assert not np.isin(inputs[weights == 1], [0, 1, 2, 97, 98]).any()
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("length", [1, 2, 3, 12, 13, 14, 40])
 def test_lengths_and_segments(length):
   """Nothing is lost, nothing is longer than the inputs, and [CLS] text [SEP] has a second part in half of the cases."""

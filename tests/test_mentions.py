@@ -88,6 +88,7 @@ def test_a_long_query_leaves_half_of_the_room():
   assert len(found["inputs"]) == 103 and sum(found["token_types"]) == 51
 
 
+@pytest.mark.exhaustive
 def test_a_query_is_one_example_for_a_head(tmp_path):
   """From the released files; its head scores candidates, of which any number may be right."""
   (tmp_path / "ReCoRD").mkdir()

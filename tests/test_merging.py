@@ -15,6 +15,8 @@ from t2t.checkpoints import adapter_restore, manager, pretrained
 from t2t.param_tree import join_frozen
 from t2t.training import recipe, replay_step
 
+pytestmark = pytest.mark.slow
+
 LORA = ("--config.lora.rank=2", "--config.lora.targets=attention/,mlp/")
 
 
@@ -42,6 +44,7 @@ def merge(run, out, *options):
   return command.main(["adapt", "merge", str(run), "--output", str(out), *options])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("architecture", ["encoder_decoder", "decoder_only", "encoder_only"])
 def test_merged_gives_what_the_adapter_gave(architecture, tmp_path, capsys):
   """The same logits, which are not those of the base; the checkpoint stands by itself, and is of a plain model."""
@@ -56,6 +59,7 @@ def test_merged_gives_what_the_adapter_gave(architecture, tmp_path, capsys):
   assert source.base is None and not source.adapters and source.vocabulary == str(tmp_path / "merged/vocabulary")
 
 
+@pytest.mark.exhaustive
 def test_the_config_is_that_of_the_run_without_its_adapter(tmp_path):
   """How the model is asked follows from what it was trained on; rules for what was added have nothing left to match."""
   run = trained.adapter("encoder_decoder", *LORA, "--config.optimizer.paths=('lora_up: rate=2.0',)")
@@ -71,6 +75,7 @@ def test_the_config_is_that_of_the_run_without_its_adapter(tmp_path):
   }
 
 
+@pytest.mark.exhaustive
 def test_every_command_takes_it(tmp_path, capsys):
   """One goes on training from it, one writes, one converts, one verifies its checksums."""
   out = tmp_path / "merged"
@@ -86,6 +91,7 @@ def test_every_command_takes_it(tmp_path, capsys):
   assert command.main(["checkpoint", "verify", str(out)]) == 0
 
 
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize(
   ("run", "out", "options", "message"),
   [

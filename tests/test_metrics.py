@@ -60,6 +60,7 @@ def counted_flops(config, batch, *, chunk_tokens):
   return counted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["t5_1_1", "t5_1_0", "modern_t5", "shared_stacks"])
 def test_model_flops_are_the_matmuls_of_a_step(kind):
   """Of encoder, decoder and cross-attention, with grouped queries as well."""
@@ -77,6 +78,7 @@ def test_model_flops_of_a_decoder_alone(kind):
   assert flops == counted_flops(toy.KINDS[kind], batch, chunk_tokens=14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
 def test_model_flops_of_an_encoder_alone(kind):
   """A quarter of the positions are predicted: one chunk of 8 tokens out of 32."""

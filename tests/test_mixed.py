@@ -96,6 +96,7 @@ DRAWN = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", DRAWN)
 def test_100000_draws_are_as_the_formula_says(kind):
   """Chi-square at one in a thousand, of each stream by itself, as the pipeline draws them."""
@@ -113,6 +114,7 @@ def test_100000_draws_are_as_the_formula_says(kind):
   assert np.mean(streams[0] != streams[1]) > 0.05  # each draws for itself
 
 
+@pytest.mark.slow
 @hypothesis.given(strategies.lists(strategies.integers(0, 2), min_size=1, max_size=70))
 def test_where_tasks_stand_behind_each_example(drawn):
   """As one example after another moves its own task."""
@@ -150,7 +152,9 @@ def with_source(data, name, **changes):
   return dataclasses.replace(data, sources={**data.sources, name: own | changes})
 
 
-@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(1)
+@pytest.mark.parametrize("pack", [True, False])
 def test_stopped_after_every_step(small, data, register, pack):
   """Files with two objectives and a registered task beside them: the position is bit for bit that of a whole run."""
   data = with_source(data, "b", objective="span_corruption", rate=1.0)
@@ -202,6 +206,7 @@ def test_tasks_of_a_mixture_keep_their_rates_among_themselves(data, register):
   )
 
 
+@pytest.mark.exhaustive
 def test_passes_over_each_source_are_counted(small, data):
   """The small one comes round sooner."""
   data = with_source(with_source(data, "a", rate=1.0), "b", rate=1.0)
@@ -210,6 +215,7 @@ def test_passes_over_each_source_are_counted(small, data):
   assert iterator.epochs["b"] > iterator.epochs["a"] >= 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("pack", [False, True])
 def test_passes_are_counted_within_a_window_of_mixed_examples(small, data, tmp_path, monkeypatch, pack):
   """A window is hundreds of examples of each stream: a small source would be through long before it is told."""
@@ -226,6 +232,7 @@ def test_passes_are_counted_within_a_window_of_mixed_examples(small, data, tmp_p
   assert all(passes - 2 < each < passes + 2 for each in iterator.epochs.values()), (passes, iterator.epochs)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("pack", [False, True])
 def test_held_out_text_of_all_comes_once(small, data, tmp_path, pack):
   """Though one has less of it than there are streams, and is drawn most of the time."""
@@ -246,6 +253,7 @@ def test_malformed_records_of_all_are_counted_together(data, tmp_path):
   assert len(tallies) == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   ("change", "message"),
   [
@@ -265,6 +273,7 @@ def test_other_sources_are_refused_when_a_run_goes_on(small, data, change, messa
     test_rows.batches(dataclasses.replace(data, objective="span_corruption")).restore(saved, step=2)
 
 
+@pytest.mark.exhaustive
 def test_what_marks_phrases_is_part_of_a_position(small, data, tmp_path):
   """Of one of the sources, as where there is one text alone."""
   for name in "ab":
@@ -277,6 +286,7 @@ def test_what_marks_phrases_is_part_of_a_position(small, data, tmp_path):
     test_rows.batches(dataclasses.replace(data, annotations="nouns"), "encoder_only").restore(iterator.state(2), step=2)
 
 
+@pytest.mark.exhaustive
 def test_files_that_moved_are_the_same_and_others_are_not(small, data, tmp_path):
   iterator = test_rows.batches(data)
   test_rows.take(iterator, 2)
@@ -340,6 +350,7 @@ def test_sources_that_do_not_go_together_are_refused(data, register):
     pipeline.load_task(dataclasses.replace(data, sources=uncounted, size="tokens"))
 
 
+@pytest.mark.exhaustive
 def test_what_has_no_held_out_example_is_named(small, data, tmp_path):
   for name in "ab":
     (tmp_path / f"{name}.txt").write_text("\n".join(f"one sentence of {number}" for number in range(9)))
@@ -348,6 +359,7 @@ def test_what_has_no_held_out_example_is_named(small, data, tmp_path):
     pipeline.eval_rows(data, "encoder_only", batch_size=8, max_batches=1)
 
 
+@pytest.mark.exhaustive
 def test_text_that_makes_no_example_is_refused(small, data, tmp_path):
   """It would be waited for as soon as it is drawn: of a single sentence there is no pair."""
   (tmp_path / "a.txt").write_text("\n".join(f"sentence {i}. and another." for i in range(9)))
@@ -390,6 +402,7 @@ def test_a_config_is_typed_and_saved():
 # ---- The command -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_the_commands_take_sources(small, data, tmp_path, capsys):
   """Trained, stopped and gone on, with the passes of each; shown, and asked."""
   typed = [f"--config.data.sources.{name}.files={source.files}" for name, source in data.sources.items()]
@@ -425,6 +438,7 @@ SHOWS = {
 }
 
 
+@pytest.mark.exhaustive
 def test_one_corruption_is_drawn_for_each_document(small, tmp_path):
   """Sources on the same files, with an objective each: each document has one, and none that is held out is read."""
   texts = [f"{i}. The fox runs. The dog sleeps. Nobody knows why {i * i}. It rains." for i in range(400)]

@@ -20,6 +20,8 @@ from t2t.data import feature_converters, objectives
 from t2t.data.objectives import masked_next_token
 from t2t.inference import predictor, prompt_features
 
+pytestmark = pytest.mark.slow
+
 MODEL = toy.decoder(vocab_size=100, bidirectional_prefix=True)
 
 
@@ -47,6 +49,7 @@ def batch(found, *, length=8, pack=False, vocabulary=None):
 # ---- Examples and batches --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_examples_are_as_documented():
   """The docstrings' own; EOS is never hidden, and of what is 80 % are masks and a tenth stays."""
   text = [3, 4, 5, 6, 1]
@@ -113,6 +116,7 @@ def seen(row, model=MODEL):
   return np.stack([np.abs(x - plain).max(axis=-1) > 1e-6 for x in changed], axis=1)
 
 
+@pytest.mark.exhaustive
 def test_each_row_sees_as_it_says():
   """Both ways but for padding, or what stands before; of a packed row each text what it says, and its own alone."""
   both, causal = ({name: x[i] for name, x in batch(PACKED, length=5).items()} for i in range(2))
@@ -149,6 +153,7 @@ def arguments(tmp_path, *more):
   ]
 
 
+@pytest.mark.exhaustive
 def test_two_objectives_on_the_same_files_are_one_batch(tmp_path, capsys):
   """A hybrid run: rows of both kinds, of the same text; the last lines fill blanks and go on with a beginning."""
   files = text(tmp_path / "text.txt")
@@ -187,6 +192,7 @@ def test_a_source_of_text_alone_is_refused_beside_them(tmp_path, capsys):
   assert "yield the same features" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_prompt_is_read_as_it_says(causal):
   """What decoding gives for the next token is what the whole row gives, both ways or from left to right."""

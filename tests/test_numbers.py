@@ -38,6 +38,7 @@ BATCH = {"decoder_target_tokens": np.arange(6, dtype=np.int32).reshape(2, 3)}
 # ---- A step ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_a_step_that_is_left_out_counts_and_changes_nothing_else():
   """Neither parameters nor moments, nor how many updates these are of; the schedule goes on."""
   mesh, _, fresh, step = test_train_state.made(tuple(test_train_state.ONE_DEVICE.items()), skip=True)
@@ -63,6 +64,7 @@ def test_a_step_that_is_left_out_counts_and_changes_nothing_else():
     np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.slow
 def test_leaving_out_changes_no_step_that_is_finite():
   """Bit for bit the parameters of a step that leaves nothing out."""
   shape = tuple(test_train_state.ONE_DEVICE.items())
@@ -74,6 +76,7 @@ def test_leaving_out_changes_no_step_that_is_finite():
   jax.tree.map(np.testing.assert_array_equal, found[0].params, found[1].params)
 
 
+@pytest.mark.slow
 @hypothesis.given(
   strategies.lists(strategies.floats(-1e3, 1e3, width=32), min_size=14, max_size=14),
   strategies.sets(strategies.integers(0, 3)),
@@ -137,6 +140,7 @@ def test_updates_are_left_out_until_there_are_too_many(tmp_path):
     judged(rare, *[nan, 1.0] * steps)
 
 
+@pytest.mark.exhaustive
 @hypothesis.given(
   strategies.lists(strategies.floats(1, 2), min_size=12, max_size=30), strategies.floats(2, 5), strategies.data()
 )
@@ -200,6 +204,7 @@ def arguments(text, workdir, *options):
   return test_train.arguments(text, workdir, *SHORT, *options)
 
 
+@pytest.mark.exhaustive
 def test_a_run_leaves_out_an_update_and_says_so(text, tmp_path, capsys, monkeypatch):
   """The row of that step has no loss, and the run goes on with the next batch."""
   poison(monkeypatch, 4)
@@ -210,6 +215,7 @@ def test_a_run_leaves_out_an_update_and_says_so(text, tmp_path, capsys, monkeypa
   assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_goes_back_is_the_same_run_however_it_is_broken_off(text, tmp_path, capsys, monkeypatch):
   """Bit for bit: in one go, begun again before the bad batch, and broken off as soon as it had gone back."""
   back = ("--config.numbers.not_finite=back", "--config.eval.every=3")
@@ -246,6 +252,7 @@ def test_a_turn_that_is_none_is_named(line, tmp_path):
     rollback.turns(epath.Path(tmp_path))
 
 
+@pytest.mark.exhaustive
 def test_a_run_goes_back_so_often_and_to_what_is_there(text, tmp_path, capsys, monkeypatch):
   poison(monkeypatch, 2)
   back = ("--config.numbers.not_finite=back", "--config.checkpoint.every=1")
@@ -255,6 +262,7 @@ def test_a_run_goes_back_so_often_and_to_what_is_there(text, tmp_path, capsys, m
   assert "there is no checkpoint to go back to: lower config.checkpoint.every" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_the_same_command_gives_the_same_bits(text, tmp_path):
   """In a process each: losses, norms of the gradients, and every array that is saved."""
   found = []

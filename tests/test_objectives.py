@@ -88,12 +88,14 @@ def made(name, *, texts, inputs_length=64, targets_length=64, seed=0, vocabulary
 # ---- Span corruption -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_span_corruption():
   """The docstring's example."""
   out = objectives.span_corruption(rows([3, 4, 5, 6, 7]), {"inputs": 6, "targets": 3}, features())
   assert lists(out) == [{"inputs": [3, 4, 5, 6, 99], "targets": [99, 7]}]
 
 
+@pytest.mark.slow
 def test_every_example_is_full_when_documents_merge():
   """Short documents are joined: all examples but the last hold 568 tokens; apart, each holds its document."""
   documents = [[5] * 71 for _ in range(24)]  # 3 x 568
@@ -108,6 +110,7 @@ def test_every_example_is_full_when_documents_merge():
   assert [len(e["inputs"]) for e in lists(apart)] == [71 - noise + spans] * 24
 
 
+@pytest.mark.slow
 def test_one_part_of_a_long_document_is_drawn(monkeypatch):
   """As T5 does, where documents are joined; documents that stay apart come out whole."""
   monkeypatch.setattr(chunking, "MAX_DOCUMENT", 50)
@@ -131,6 +134,7 @@ def test_ul2_puts_the_mode_in_front():
   assert out == [{"inputs": [50, 51, 3, 4, 5, 6, 99], "targets": [99, 7, 8]}]
 
 
+@pytest.mark.exhaustive
 def test_ul2_mixes_seven_denoisers_equally():
   """Told apart by mode, length of the text and number of sentinels, each fills its inputs and restores its text."""
   length, vocab_size, text = 300, 5_000, 2_000
@@ -199,6 +203,7 @@ def test_modes_of_any_length_leave_room_for_the_text():
   assert longest == {10: 39 - 3, 11: 39, 15: 39 - 2}
 
 
+@pytest.mark.slow
 def test_ul2_needs_room_for_all_its_denoisers():
   """T5's lengths do not do; the error says what would."""
   arguments = {"texts": ["some text"], "inputs_length": 128, "vocabulary": vocabularies.load("bytes", extra_ids=100)}
@@ -225,6 +230,7 @@ def test_causal_lm():
   assert apart == [{"targets": [100, 101, 1]}, {"targets": [102, 103, 104, 1]}]
 
 
+@pytest.mark.slow
 def test_fill_in_the_middle():
   """The docstring's examples, in the shares that it says."""
   found = drawn(fill_in_the_middle.fill_in_the_middle, [3, 4, 5, 6, 7], {"targets": 12}, number=800)
@@ -291,6 +297,7 @@ def in_order(tokens):
 LENGTHS = strategies.integers(1, 7_000) | strategies.sampled_from([65_535, 65_536, 65_537, 131_072, 300_001])
 
 
+@pytest.mark.slow
 @hypothesis.settings(deadline=None, max_examples=12)
 @hypothesis.given(
   strategies.sampled_from(["causal_lm", "fill_in_the_middle"]),
@@ -311,6 +318,7 @@ def test_all_of_a_text_that_is_continued_comes_out(name, merge, lengths):
 # ---- Noise and the text ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_mass():
   """The docstring's example; half of what fits the inputs must fit the targets."""
   found = drawn(objectives.mass, [3, 4, 5, 6, 7, 8], {"inputs": 8, "targets": 4})
@@ -330,6 +338,7 @@ def test_denoising():
 TEXTS = ["Oh. ", "a", "No! Yes? Well.", "ab", "One two three. Four five, six? Seven eight nine ten eleven twelve." * 3]
 
 
+@pytest.mark.exhaustive_from(6)
 @pytest.mark.parametrize("name", WHOLE_TEXT)
 def test_targets_are_the_text(name):
   """All of it, in order, with EOS; permutations keep the tokens, the others lose or hide the published share."""
@@ -355,6 +364,7 @@ def test_targets_are_the_text(name):
 # ---- All of them -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   ("name", "pack"),  # whether documents stay apart is the business of what cuts them, which many share
   [*((name, False) for name in ALL), *((name, True) for name in ("span_corruption", "causal_lm", "masked_lm", "bart"))],

@@ -173,6 +173,7 @@ def test_where_a_task_is_cached():
 # ---- Reading ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_a_cached_task_yields_the_same_examples(data, split):
   """All features, in whatever order."""
@@ -181,6 +182,7 @@ def test_a_cached_task_yields_the_same_examples(data, split):
   assert found == examples(uncached(data), split) and len(found) == {"train": 60, "validation": 12}[split]
 
 
+@pytest.mark.exhaustive
 def test_a_cached_objective_is_the_uncached_one(data):
   """The noise is drawn in training, with the same seed the same, and in the next epoch other noise."""
   data = dataclasses.replace(data, mixture="cache_test_spans")
@@ -189,6 +191,7 @@ def test_a_cached_objective_is_the_uncached_one(data):
   assert examples(data) != examples(data, seed=1)
 
 
+@pytest.mark.slow
 def test_resumed_bit_for_bit(data, mesh):
   """A mixture read from the cache goes on exactly where it was, within an epoch and after several."""
   data = dataclasses.replace(data, mixture="cache_test_both")
@@ -203,6 +206,7 @@ def test_resumed_bit_for_bit(data, mesh):
     assert_same(take(resumed, 5), expected)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("number", "num_files", "num_shards"), [(50, 4, 2), (50, 4, 3), (4_000, 4, 2), (4_000, 4, 3)])
 def test_each_example_is_in_one_shard(tmp_path, number, num_files, num_shards):
   """Whether shards have files of their own or not, with a seed for each of them, as streams have."""
@@ -219,6 +223,7 @@ def test_each_example_is_in_one_shard(tmp_path, number, num_files, num_shards):
   assert max(map(len, shards)) - min(map(len, shards)) <= num_files
 
 
+@pytest.mark.slow
 def test_streams_are_not_more_than_the_text(data, mesh):
   """So few cached examples are not split in eight."""
   write(dataclasses.replace(data, mixture="cache_test_spans"))
@@ -226,6 +231,7 @@ def test_streams_are_not_more_than_the_text(data, mesh):
   assert batches(data, mesh).num_streams == 2
 
 
+@pytest.mark.slow
 def test_the_position_belongs_to_one_cache(data, mesh, tmp_path):
   """Not to the source, nor to a cache that was made anew; but the folder may move."""
   write(data)
@@ -240,6 +246,7 @@ def test_the_position_belongs_to_one_cache(data, mesh, tmp_path):
       batches(other, mesh, num_streams=2).restore(state, step=0)
 
 
+@pytest.mark.slow
 def test_a_file_of_the_cache_that_was_altered_is_named(data, mesh):
   """Though all that says of what it was made is as it was."""
   write(data)
@@ -266,6 +273,7 @@ def test_a_vocabulary_is_known_by_its_words(tmp_path):
   assert ours != theirs
 
 
+@pytest.mark.slow
 def test_what_seqio_cached_by_itself_is_read(data):
   """It has no record of its vocabulary."""
   write(data)
@@ -278,6 +286,7 @@ def check(data):
   validation.check(data, batch_size=8, model_vocab_size=384)
 
 
+@pytest.mark.exhaustive
 def test_a_cache_that_cannot_be_used(data, tmp_path):
   """What was looked for, and the command that writes it."""
   with pytest.raises(

@@ -12,6 +12,8 @@ from t2t import UserError, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import multi_adapter, pretrained
 
+pytestmark = pytest.mark.slow
+
 LORA = ("--config.lora.rank=2", "--config.lora.targets=attention/,mlp/")
 
 
@@ -23,6 +25,7 @@ def base():
   return pretrained.read_source(str(trained.workdir("encoder_decoder")))
 
 
+@pytest.mark.exhaustive
 def test_the_base_is_in_memory_once_and_each_adapter_gives_what_it_gives_alone():
   """The very arrays of the base, in place of copies; and the logits of each that merged parameters give."""
   mesh, batch = sharding.make_mesh({"fsdp": 2}, devices=jax.devices()[:2]), toy.batch()

@@ -13,6 +13,8 @@ import trained
 from t2t import UserError
 from t2t.serving import openapi, request_schema, server
 
+pytestmark = pytest.mark.slow
+
 ask = test_server.ask
 
 # Options that have nothing to do with each other, which no schema tells; the message names both.
@@ -104,6 +106,7 @@ def found(kind: str):
   return test_server.service(kind).endpoints()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", list(_endpoints()))
 def test_a_request_is_taken_if_its_schema_says_so(name):
   """And refused in a sentence if not; what comes over HTTP is this schema."""

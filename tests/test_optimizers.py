@@ -71,6 +71,7 @@ def three_steps():
   return stacked(random, scale=0.05), [stacked(random, scale=scale) for scale in (1.0, 5.0, 0.1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("decay_rate", "clip"), [(0.8, 1.0), (0.6, 0.7)], ids=["t5", "others"])
 def test_adafactor_is_the_papers_on_each_layer(decay_rate, clip):
   """Three steps equal the paper's algorithm on every layer of a stack by itself."""
@@ -142,6 +143,7 @@ def test_muon_is_optax_muon_on_each_layer():
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [{"fsdp": 4, "tensor": 2}, {"data": 8}], ids=str)
 def test_orthogonal_matrices_do_not_depend_on_the_mesh(mesh):
   """Three of one size and their transposes, others of their own, some of fewer rows than devices: optax's of each."""
@@ -159,6 +161,7 @@ def test_orthogonal_matrices_do_not_depend_on_the_mesh(mesh):
     np.testing.assert_allclose(found[path], expected[path], atol=1e-4, err_msg=path)
 
 
+@pytest.mark.slow
 def test_muon_treats_a_shared_layer_as_a_stack_of_one():
   """ALBERT's only layer has matrices as any other, and no vector of it nor the table of position biases is one."""
   random = np.random.default_rng(0)
@@ -236,6 +239,7 @@ def test_wsd_is_stable_until_it_decays(shape, middle):
   np.testing.assert_allclose(values, [0.1, 1.0, 1.0, 1.0, 1.0, middle, 0.1, 0.1], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_one_cycle_goes_up_and_down_by_cosines():
   """From a 25th of the top at first, half of it after half of the rise, and a hundredth at the end."""
   fields = dict(schedule="one_cycle", rise=0.3, rise_ratio=25.0, final_ratio=0.01, learning_rate=1.0)

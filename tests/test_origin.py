@@ -41,6 +41,7 @@ def changed(params, path, change):
   )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("how", [{}, {"dtype": "bfloat16", "remat": "full"}])
 @pytest.mark.parametrize("layer", [0, 2])
 def test_a_weight_that_is_nan_is_named_with_its_layer(layer, how):
@@ -49,6 +50,7 @@ def test_a_weight_that_is_nan_is_named_with_its_layer(layer, how):
   assert found.loops == (("decoder/layers", layer),)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("how", [{}, {"dtype": "bfloat16", "remat": "full"}])
 def test_an_overflow_is_found_in_its_layer(how):
   """Of products of finite weights."""
@@ -63,6 +65,7 @@ def test_rows_are_those_whose_result_is_not_finite():
   assert found.rows == (1, 2) and found.operation == "exp"
 
 
+@pytest.mark.exhaustive
 def test_a_step_whose_numbers_are_finite_has_no_origin():
   assert find() is None
 

@@ -17,6 +17,8 @@ from t2t.configuration import loading
 from t2t.data import array_batches, batch_checks, train_data
 from t2t.training import mesh_selection
 
+pytestmark = pytest.mark.slow
+
 losses, text = test_followed.losses, test_followed.text
 SMALL = test_followed.SMALL | {"data.vocabulary": ""}
 # What cannot be derived, which is what a user gives.
@@ -46,6 +48,7 @@ def held_out():
   return list(itertools.islice(random_batches(1_000), 2))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", sorted(NEEDED))
 def test_what_the_pipeline_makes_trains_as_from_the_pipeline(text, tmp_path, name):
   """The same losses to the bit; whatever follows from the rest is left out, and comes out the same."""
@@ -62,14 +65,15 @@ def test_what_the_pipeline_makes_trains_as_from_the_pipeline(text, tmp_path, nam
   assert t2t.load(str(tmp_path / "own")).tokenize(["fox"])  # config.data.vocabulary is beside it
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize(
   "made",
   [
+    lambda: itertools.cycle(itertools.islice(random_batches(), 4)),
     lambda: list(itertools.islice(random_batches(), 4)),
     lambda: random_batches,
-    lambda: itertools.cycle(itertools.islice(random_batches(), 4)),
   ],
-  ids=["again and again", "a function", "an iterator"],
+  ids=["an iterator", "again and again", "a function"],
 )
 def test_whoever_leaves_goes_on_later(tmp_path, made, capsys):
   whole = t2t.train(small(), str(tmp_path / "whole"), batches=made(), eval_batches=held_out()).run()
@@ -85,6 +89,7 @@ def test_whoever_leaves_goes_on_later(tmp_path, made, capsys):
   assert ("passing over the" in "".join(capsys.readouterr())) == (made() is not random_batches)
 
 
+@pytest.mark.exhaustive
 def test_the_end_of_the_batches_is_the_end_of_the_run(tmp_path, capsys):
   """Saved and measured, after the step of the last."""
   four = lambda: itertools.islice(random_batches(), 4)
@@ -98,6 +103,7 @@ def test_the_end_of_the_batches_is_the_end_of_the_run(tmp_path, capsys):
     t2t.train(config, str(tmp_path / "run"), batches=four(), eval_batches=held_out()).run()
 
 
+@pytest.mark.exhaustive
 def test_what_a_user_s_code_raises_is_raised_and_all_is_saved(tmp_path):
   def fails_at_the_fifth():
     yield from itertools.islice(random_batches(), 4)
@@ -109,6 +115,7 @@ def test_what_a_user_s_code_raises_is_raised_and_all_is_saved(tmp_path):
   assert manager.Checkpoints(tmp_path / "run", keep=1).latest_step() == 4
 
 
+@pytest.mark.exhaustive
 def test_a_user_s_code_knows_nothing_of_the_mesh(tmp_path):
   """Nor the run of what it sets while it makes a batch."""
   meshes_seen = []
@@ -125,6 +132,7 @@ def test_a_user_s_code_knows_nothing_of_the_mesh(tmp_path):
   assert all(mesh.empty for mesh in meshes_seen) and meshes_seen
 
 
+@pytest.mark.exhaustive
 def test_an_iterator_that_a_run_has_begun_is_not_begun_again(tmp_path):
   batches = random_batches()
   for _ in t2t.train(small(), str(tmp_path / "run"), batches=batches, eval_batches=held_out()):
@@ -147,6 +155,7 @@ def test_a_function_that_gives_none_is_told(source, message):
     next(array_batches.OwnBatches(source, config, mesh_selection.make(config)[0]))
 
 
+@pytest.mark.exhaustive
 def test_zero_may_be_a_token(tmp_path):
   """Segment ids say where a text is; with a vocabulary that has it as a token they are asked for."""
   config = loading.records(small("gpt2_small"))
@@ -165,6 +174,7 @@ def test_zero_may_be_a_token(tmp_path):
   assert np.isfinite(run.run()["eval/loss"])
 
 
+@pytest.mark.exhaustive
 def test_no_more_batches_are_taken_than_steps_are_made(tmp_path):
   taken = []
 
@@ -177,6 +187,7 @@ def test_no_more_batches_are_taken_than_steps_are_made(tmp_path):
   assert taken == [0, 1, 2]
 
 
+@pytest.mark.exhaustive
 def test_memory_may_be_written_again(tmp_path):
   """A loader that has one array for all batches."""
 
@@ -206,6 +217,7 @@ def test_fewer_rows_and_positions_are_filled_up():
   assert not found["decoder_input_tokens"][:, 0].any()
 
 
+@pytest.mark.exhaustive
 def test_neither_tensorflow_nor_seqio_is_asked(tmp_path):
   script = (
     "import sys\n"
@@ -242,6 +254,7 @@ def test_a_run_that_went_wrong_goes_back_where_it_can(tmp_path):
     batches.restore(batches.state(1), step=1)
 
 
+@pytest.mark.exhaustive
 def test_runs_of_one_kind_are_not_gone_on_with_as_the_other(text, tmp_path):
   files = {"data.files": str(text), "data.vocabulary": "bytes"}
   t2t.train(small(**{"train.steps": 3}), str(tmp_path / "own"), batches=random_batches, eval_batches=held_out()).run()
@@ -295,6 +308,7 @@ def test_a_batch_that_cannot_be_is_told(batch, message):
     batch_checks.completed(batch, loading.records(small()), where="batches, batch 1")
 
 
+@pytest.mark.exhaustive
 def test_which_batch_cannot_be_is_told(tmp_path):
   bad = GOOD | {"encoder_input_tokens": np.full((8, 3), 384)}
   with pytest.raises(UserError, match=r"^batches, batch 2: encoder_input_tokens has ids from 384"):
@@ -355,6 +369,7 @@ def test_heads_are_asked_of_what_the_encoder_reads():
   assert set(batch_checks.completed(good, loading.records(config), where="here")) == set(good)
 
 
+@pytest.mark.exhaustive_from(4)
 @pytest.mark.parametrize(
   ("name", "number", "message"),
   [
@@ -375,6 +390,7 @@ def test_what_no_row_of_a_table_is_for_is_refused(name, number, message):
     batch_checks.completed(good | {name: np.full((8, 4), number)}, config, where="here")
 
 
+@pytest.mark.exhaustive
 def test_what_is_kept_names_no_other_data(text, tmp_path):
   """A config's files are not what the model has read; whoever asks it says what its ids are."""
   config, run = small(**{"data.files": str(text)}), str(tmp_path / "run")

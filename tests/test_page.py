@@ -10,6 +10,8 @@ import trained
 
 from t2t.serving import server
 
+pytestmark = pytest.mark.slow
+
 
 @contextlib.contextmanager
 def served(service):

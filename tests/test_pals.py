@@ -14,6 +14,8 @@ from t2t.models import adapters as adapters_lib
 from t2t.models.adapters import pals
 from t2t.models.masks import AttentionMask
 
+pytestmark = pytest.mark.slow
+
 TASKS = ("reviews", "questions", "titles")
 CONFIG = pals.PalsConfig(tasks=TASKS, size=6, heads=2)
 KINDS = ("t5_1_1", "local_prefix_lm", "gpt2", "bert", "shared_everything", "albert")
@@ -68,6 +70,7 @@ def layer_of(model, side, number):
   return jax.tree.map(lambda x: x[number], getattr(model, side).layers)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("kind", "side"), [("bert", "encoder"), ("gpt2", "decoder")])
 def test_they_are_the_papers_formula(kind, side):
   """LN(x + FFN(x) + PAL(h)) of BERT's norms behind the branches, and x + FFN(norm(x)) + PAL(norm(h)) of GPT-2's."""
@@ -103,6 +106,7 @@ def test_they_are_as_many_as_the_papers():
   assert round(1 + number / 110e6, 2) == 1.13
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_row_is_of_its_task(kind):
   """Rows of several tasks in a batch are what each is in a model that has its task alone."""
@@ -115,6 +119,7 @@ def test_each_row_is_of_its_task(kind):
     assert np.abs(each[task][row] - each[(task + 1) % 3][row]).max() > 1e-2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_rows_are_as_rows_by_themselves(kind):
   """Texts of different tasks in one row do not see each other, and each has the small attention of its own."""
@@ -144,6 +149,7 @@ def test_packed_rows_are_as_rows_by_themselves(kind):
     start += length
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("num_beams", [1, 2])
 @pytest.mark.parametrize("kind", ["t5_1_1", "local_prefix_lm", "shared_everything"])
 def test_cached_decode_equals_teacher_forcing(kind, num_beams):
@@ -171,6 +177,7 @@ def test_cached_decode_equals_teacher_forcing(kind, num_beams):
     np.testing.assert_allclose(found, logits[rows, starts + step], atol=1e-4, err_msg=f"step {step}")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_task_learns_nothing_of_another(packed):
   """Rows of one have a gradient at its own matrices, all of them, and none at the others'."""
@@ -194,6 +201,7 @@ def test_several_tasks_must_be_told():
     model(toy.batch(architecture="encoder_only"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("packed", [False, True])
 def test_any_mesh_computes_the_same(packed):
   """Rows, positions, features and heads split over eight devices: loss and gradients, with all computed twice."""

@@ -16,6 +16,8 @@ from t2t.data import languages, objectives, pipeline, validation
 from t2t.data.objectives import sentence_pairs
 from t2t.data.sources import text_files, tmx
 
+pytestmark = pytest.mark.slow
+
 PAIRS = [(f"word {i} of it", f"mot {i} de la") for i in range(300)]
 
 
@@ -104,6 +106,7 @@ def test_a_language_is_found_by_its_name_or_its_only_kind():
   ]
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("ending", ["tmx", "tmx.gz"])
 def test_pairs_of_a_memory(tmp_path, ending):
   """Of two of its languages; units that lack one are left out. Of one alone it is text."""
@@ -219,6 +222,7 @@ def test_two_texts_are_compared(tmp_path):
   assert sorted(set(example["texts"].tolist())) == [0, 1]
 
 
+@pytest.mark.exhaustive
 def test_a_model_learns_to_translate_from_files(tmp_path):
   """The command, from a memory in both directions with tags, and what it is asked afterwards."""
   (tmp_path / "a.tmx").write_text(tmx_text([{"en": first, "fr": second} for first, second in PAIRS]))

@@ -249,6 +249,7 @@ def test_what_is_frozen_may_be_held_in_half_the_memory():
   assert "encoder/norm/scale" in toy.flat(half.params)
 
 
+@pytest.mark.exhaustive
 def test_training_begins_from_what_a_checkpoint_gave():
   """Anchors are the parameters that were taken; then distances are told by layer, of what has moved."""
   config = tiny("decoder: frozen", optimizer={"log_distance": True}, train={"batch_size": 2})
@@ -288,6 +289,7 @@ def test_rules_are_typed_and_read_again():
   assert recipe.make(config).freeze == ("^embed",)
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_keeps_near_its_start_goes_on(tmp_path):
   """Begun from a checkpoint and broken off: bit for bit the losses and distances of a whole run, and by layer."""
   rules = "^embed: frozen=bfloat16,layers: anchor=0.5 depth=0.9,decoder/layers: from_step=1 moments=bfloat16"

@@ -215,6 +215,7 @@ sys.exit(command.main(["train"]))
 """
 
 
+@pytest.mark.slow
 def test_two_processes_end_when_one_cannot_save(tmp_path):
   """At once, and not when each has waited for the other; a launcher starts them again, and what was saved is whole."""
   address = f"localhost:{test_hosts.free_port()}"
@@ -228,6 +229,7 @@ def test_two_processes_end_when_one_cannot_save(tmp_path):
   assert sound(tmp_path) == [1]
 
 
+@pytest.mark.slow
 def test_an_old_step_that_stays_is_no_save_that_failed(tmp_path, capsys):
   """A link, whose files stay as well, and what cannot be deleted: each is told once, and all that follows is saved."""
   state, elsewhere = test_checkpoint.make_state(), tmp_path / "elsewhere"

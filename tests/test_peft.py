@@ -275,6 +275,7 @@ def spoil(folder, **fields):
   path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
+@pytest.mark.exhaustive_from(15)
 @pytest.mark.parametrize(
   ("fields", "message"),
   [

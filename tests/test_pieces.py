@@ -60,6 +60,7 @@ def test_kinds_have_their_lengths(merge):
     assert lists(chunking.cut_into_kinds(rows(*documents), lengths=(2, 3, 5), merge_documents=merge)) == found
 
 
+@pytest.mark.slow
 def test_kinds_are_equally_likely():
   """Also where they hold different amounts of text; and the docstring's example is among them."""
   with seqio.utils.map_seed_manager(0):

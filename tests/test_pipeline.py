@@ -61,6 +61,7 @@ def assert_same(left, right):
       np.testing.assert_array_equal(a[name], b[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_features_and_their_shapes(data, mesh):
   """seqio's model features, int32 except for the weights, which are 1 on every real target."""
   batch = take(batches(data, mesh), 1)[0]
@@ -78,6 +79,7 @@ def test_features_and_their_shapes(data, mesh):
   assert ((targets == 1).sum(1) == 1).all()  # each ends in EOS
 
 
+@pytest.mark.exhaustive
 def test_packed_sequences_hold_several_documents(data, mesh):
   """Segment ids and positions say which tokens belong together."""
   batch = take(batches(dataclasses.replace(data, pack=True), mesh), 1)[0]
@@ -89,6 +91,7 @@ def test_packed_sequences_hold_several_documents(data, mesh):
   np.testing.assert_array_equal(eos, batch["encoder_segment_ids"].max(1))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("pack", [False, True])
 @pytest.mark.parametrize("steps", [3, 2 * ONE_EPOCH])
 def test_restored_batches_go_on_bit_for_bit(data, mesh, pack, steps):
@@ -106,6 +109,7 @@ def test_restored_batches_go_on_bit_for_bit(data, mesh, pack, steps):
   assert sum(len(part) for part in state.values()) < 2_000
 
 
+@pytest.mark.exhaustive
 def test_seeds_and_epochs_differ(data, mesh):
   """Another seed gives other batches, the same seed the same; the text returns in the next epoch with other noise."""
   data = dataclasses.replace(data, pack=True)  # documents stay apart, so that they can be recognised
@@ -118,6 +122,7 @@ def test_seeds_and_epochs_differ(data, mesh):
   assert len(np.unique(rows, axis=0)) == len(rows)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("num_hosts", [2])
 def test_the_number_of_hosts_changes_nothing(data, mesh, num_hosts):
   """A global batch read by one host or by several, each with its own streams: the same rows in the same order."""
@@ -173,6 +178,7 @@ def test_rows_of_hosts(mesh):
   assert sum(stop - start for start, stop in rows) == 8 * jax.device_count()
 
 
+@pytest.mark.exhaustive
 def test_eval_batches_are_always_the_same(data, mesh):
   """Two calls agree; the last batch is filled up with rows that weigh nothing."""
   data = dataclasses.replace(data, eval_files=data.files)
@@ -185,6 +191,7 @@ def test_eval_batches_are_always_the_same(data, mesh):
   assert all(batch["encoder_input_tokens"].shape == (8, 128) for batch in first)
 
 
+@pytest.mark.slow
 def test_held_out_text_is_not_trained_on(data, mesh):
   """Without eval_files: what is evaluated never occurs in an epoch of training."""
   data = dataclasses.replace(data, pack=True)
@@ -199,6 +206,7 @@ def test_held_out_text_is_not_trained_on(data, mesh):
   assert len(texts["train"]) + len(texts["validation"]) == len(TEXTS)
 
 
+@pytest.mark.slow
 def test_a_position_of_other_data_is_refused(data, mesh):
   state = batches(data, mesh).state()
   with pytest.raises(UserError, match="config.data.inputs_length is 100, but the checkpoint's .* belongs to 128"):
@@ -240,6 +248,7 @@ def test_a_position_belongs_to_all_that_the_order_of_the_data_depends_on(data):
   assert identity(data, batch_size=16) != own and identity(data, seed=2) != own and identity(data, num_streams=4) != own
 
 
+@pytest.mark.slow
 def test_a_bad_line_in_the_middle_of_training(data, mesh, tmp_path, monkeypatch):
   """A corpus too large to be looked through: the pipeline itself names the line, and nothing hangs."""
   monkeypatch.setattr(file_validation, "READ_WHOLE_BYTES", 0)
@@ -259,6 +268,7 @@ def check(data, *, batch_size=8, model_vocab_size=384, **model):
   validation.check(data, batch_size=batch_size, model_vocab_size=model_vocab_size, **model)
 
 
+@pytest.mark.exhaustive
 def test_good_data_passes(data):
   check(data)
   check(dataclasses.replace(data, pack=True))
@@ -299,6 +309,7 @@ def test_an_objective_of_another_architecture(data):
     check(data, architecture="encoder_only")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   "architecture, objective, longest, keys",
   [
@@ -322,11 +333,13 @@ def test_a_sequence_longer_than_learned_positions(data, architecture, objective,
     check(data, architecture=architecture, model_max_length=longest - 1)
 
 
+@pytest.mark.slow
 def test_a_corpus_smaller_than_a_batch(data):
   with pytest.raises(UserError, match=r"fewer than one batch.*batch_size=\d+ or less"):
     check(data, batch_size=512)
 
 
+@pytest.mark.slow
 def test_a_corpus_of_no_example(tmp_path):
   """The only document is held out; with other text to evaluate on, it fills no batch of two."""
   (tmp_path / "a.txt").write_text("word\n")
@@ -370,6 +383,7 @@ def registered(tmp_path):
   seqio.MixtureRegistry.remove("pipeline_test_mixture")
 
 
+@pytest.mark.exhaustive
 def test_a_users_own_mixture(registered, mesh):
   """Found in a .py file, which is imported once, and resumed like files."""
   check(registered)
@@ -383,6 +397,7 @@ def test_a_users_own_mixture(registered, mesh):
   assert_same(take(resumed, 3), expected)
 
 
+@pytest.mark.exhaustive
 def test_a_mixture_of_another_architecture(registered):
   """What its tasks were made with is known, though the config does not name it."""
   with pytest.raises(
@@ -392,6 +407,7 @@ def test_a_mixture_of_another_architecture(registered):
   check(registered, architecture="decoder_only")
 
 
+@pytest.mark.exhaustive
 def test_another_vocabulary_for_a_mixture(registered):
   """The mixture is rebuilt with it, outside the registry."""
   before = set(seqio.TaskRegistry.names())

@@ -47,6 +47,8 @@ def small() -> plan.Plan:
 # ---- The step --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize(
   ("name", "objective", "pack"),
   [
@@ -75,6 +77,7 @@ def test_a_plan_has_the_features_that_training_reads(tmp_path, name, objective, 
   }
 
 
+@pytest.mark.exhaustive
 def test_a_plan_knows_which_tasks_have_inputs(tmp_path):
   """Of every objective, of tasks that come with t2t, and of a user's whatever its name: as it is registered."""
   import seqio
@@ -127,6 +130,7 @@ def test_what_has_a_loss_is_what_the_objective_hides():
   assert share(*lengths, name="tiny_gpt") == share(*lengths, name="tiny") == 1.0
 
 
+@pytest.mark.exhaustive
 def test_flops_where_little_has_a_loss():
   """A loop over what has one ends when the data says so; it is taken to run as often as the objective masks."""
   chunks = ("--config.train.chunk_tokens=4", "--config.model.vocab_size=1024", "--config.model.max_length=64")
@@ -134,6 +138,7 @@ def test_flops_where_little_has_a_loss():
   assert found["executed_flops_per_step"] == pytest.approx(found["flops_per_step"], rel=0.05)
 
 
+@pytest.mark.exhaustive
 def test_full_remat_runs_the_layers_forward_again():
   """A third more is executed, but for what no later layer needs."""
   # With fsdp: where parameters are whole on each device, XLA for CPUs sees that it has computed the same before.
@@ -143,6 +148,7 @@ def test_full_remat_runs_the_layers_forward_again():
   assert 1.2 < found["executed_flops_per_step"] / found["flops_per_step"] < 4 / 3
 
 
+@pytest.mark.exhaustive
 def test_microbatches_compute_the_same(small):
   """The loop over them is counted as often as it runs; the mesh does not matter to the sum over devices."""
   two = plan.make_plan(config(*T5, "--config.train.microbatches=2"), jax.devices())
@@ -334,6 +340,7 @@ def test_the_name_of_a_plan_depends_on_config_devices_and_flags(monkeypatch):
   assert len({first, *others, *flags}) == 5
 
 
+@pytest.mark.exhaustive
 def test_the_command_prints_a_report_and_json(capsys, tmp_path, monkeypatch):
   """The same numbers for people and programs; a second time without compiling."""
   monkeypatch.setenv("T2T_CACHE_DIR", str(tmp_path))
@@ -397,6 +404,7 @@ def test_what_only_the_data_knows(name, overrides, asks):
   assert recipe.asks_data(records(override(load_config(name), list(overrides)))) is asks
 
 
+@pytest.mark.exhaustive
 def test_a_plan_of_fine_tuning_has_the_heads_of_its_tasks(module, capsys):
   """The model is the checkpoint's, the head the task's, and the recipe that of an encoder, as in training."""
   argv = ["plan", "--json", "--config=finetune_superglue", *test_evaluate.options(module)]
@@ -409,6 +417,7 @@ def test_a_plan_of_fine_tuning_has_the_heads_of_its_tasks(module, capsys):
   assert plan["parameters"] == sum(x.size for x in body) + 16 * 16 + 16 + 16 * 2 + 2
 
 
+@pytest.mark.exhaustive
 def test_planning_loads_no_tensorflow():
   """A machine without it can plan."""
   code = "import sys, t2t.commands.plan; sys.exit('tensorflow' in sys.modules or 'seqio' in sys.modules)"

@@ -54,6 +54,7 @@ def test_meshes_divide_devices_and_heads():
   assert {mesh["tensor"] for mesh in grouped} == {1, 2}
 
 
+@pytest.mark.exhaustive
 def test_candidates_fit_their_mesh_and_begin_with_the_own_batch_size():
   """Batches divide; a mesh is left out that has no room for parameters and optimizer."""
   found = autotune_candidates.candidates(config(*T5), jax.devices(), capacity=None)
@@ -96,6 +97,7 @@ def test_what_computes_more_may_be_faster_where_memory_bounds():
   assert candidate(microbatches=2).is_slower(own, plan | {"seconds_at_peak": {"compute": 0.1}})
 
 
+@pytest.mark.exhaustive
 def test_meshes_that_evaluation_does_not_divide_over_are_no_candidates():
   shards = lambda *more: {
     dict(each.mesh)["data"] * dict(each.mesh)["fsdp"]
@@ -141,6 +143,7 @@ def test_batch_sizes_take_turns_though_some_are_left_out(cache):
   assert compiled == [16, 32, 16, 32, 32]  # in more parts the first is slower for certain
 
 
+@pytest.mark.slow
 def test_larger_batches_are_tried_in_larger_parts():
   found = autotune_candidates.candidates(config(*T5), jax.devices(), capacity=None)
   assert {(each.batch_size, each.microbatches) for each in found if each.batch_size > 16} == {(32, 1), (64, 1), (64, 2)}
@@ -156,6 +159,7 @@ def test_what_waits_on_the_host_is_its_own_way_out():
   assert kept.needs_more(candidate(remat="full"))
 
 
+@pytest.mark.slow
 def test_a_policy_of_ones_own_is_tried():
   """Beside the others, and compared with itself alone."""
   found = autotune_candidates.candidates(
@@ -178,6 +182,7 @@ def test_logits_are_counted_where_no_kernel_runs(monkeypatch):
   assert scores > 16 * 3 * 4_096**2 * 4 * 4  # rows, arrays, pairs, heads, bytes: of a layer
 
 
+@pytest.mark.exhaustive
 def test_the_optimizer_may_wait_on_the_host():
   """Where it takes a share of the memory that is worth its way; the config then says so, and so does the table."""
   own, away = candidate(), candidate(offload_optimizer=True)
@@ -243,6 +248,7 @@ def test_the_fastest_that_fits_comes_first():
   assert max(map(len, lines)) <= 80
 
 
+@pytest.mark.slow
 def test_a_compiler_that_dies_is_a_failure():
   """It takes its process with it; the next plan gets a new one."""
   worker = autotune.Worker("v5e:2x2", 1)
@@ -261,6 +267,7 @@ class _Exit:
     return exit, (7,)
 
 
+@pytest.mark.exhaustive
 def test_the_command_searches(capsys, cache):
   """A table, then the best plan with the flags that give it, as JSON with the whole ranking."""
   arguments = ["plan", "--config", "t5_1_1_small", *SMALL, *T5, "--search", "--max_compiles", "4", "--json"]

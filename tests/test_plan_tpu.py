@@ -64,6 +64,7 @@ def test_axes_lie_over_a_slice_as_they_are_told():
     sharding.make_mesh({"tensor": 8}, devices=list(aot_compile.devices("tpu7x:2x2x1")), order=order)
 
 
+@pytest.mark.exhaustive
 def test_a_matrix_is_made_orthogonal_on_one_device():
   """Of Muon's iterations none sends anything: as much is sent by five as by two, and five compute more."""
   few, many = (
@@ -88,6 +89,7 @@ def test_several_slices():
   assert sorted(device.slice_index for device in devices) == [0] * 4 + [1] * 4
 
 
+@pytest.mark.exhaustive
 def test_what_is_offloaded_goes_to_the_host_and_back():
   """As many bytes as layers keep otherwise, twice, at the pace of the way there."""
   size = ("--config.model.num_decoder_layers=8", "--config.train.batch_size=256")
@@ -191,6 +193,7 @@ def test_gradients_travel_in_their_dtype():
   assert 1e6 < memory[0] <= memory[1] < 1.15 * memory[0]
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize(
   ("generation", "kind"),
   [*((each, "t5_1_1") for each in SLICES if each != "v5e"), ("v5e", "llama"), ("v5p", "modern_bert")],

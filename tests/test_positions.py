@@ -69,6 +69,7 @@ def content(monkeypatch):
 KINDS = ["t5_1_1", "gpt2", "bert"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_scheme_of_another_file_is_trained(content, kind):
   """Its parameters are the stack's and each layer's, all have gradients, and the order of the tokens counts."""
@@ -88,6 +89,7 @@ def test_a_scheme_of_another_file_is_trained(content, kind):
     assert np.all(np.isfinite(gradient[path])) and np.any(np.abs(gradient[path]) > 1e-6), path
 
 
+@pytest.mark.exhaustive
 def test_a_scheme_of_another_file_decodes_as_it_is_trained(content):
   """Token after token from the cache, as all at once."""
   config = dataclasses.replace(toy.KINDS["gpt2"], positions="content", dropout_rate=0.0, dtype="float32")

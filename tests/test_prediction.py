@@ -72,6 +72,7 @@ def test_what_a_masked_language_model_scores():
   )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["t5_1_1", "llama", "learned_prefix_lm"])
 def test_each_prompt_gets_what_it_would_get_alone(kind):
   """Whatever its batch and its length; in the order of the prompts."""
@@ -86,6 +87,7 @@ def test_each_prompt_gets_what_it_would_get_alone(kind):
     assert all(toy.EOS not in tokens for tokens in each.tokens)
 
 
+@pytest.mark.exhaustive
 def test_what_is_drawn_depends_on_the_number_of_the_prompt():
   """A run that goes on in the middle draws what one that never stopped would have drawn."""
   sampler, params = predictor_of("t5_1_1", temperature=1.0)
@@ -95,6 +97,7 @@ def test_what_is_drawn_depends_on_the_number_of_the_prompt():
   assert all_at_once != [each.tokens for each in sampler.generate(params, PROMPTS, seed=6)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["t5_1_1", "llama", "learned_prefix_lm", "bert"])
 def test_scores_are_log_probabilities(kind):
   """Of each target alone behind its prompt, by the model's own logits."""
@@ -110,6 +113,7 @@ def test_scores_are_log_probabilities(kind):
     np.testing.assert_allclose(score, np.sum(chosen * batch[f"{side}_loss_weights"][0]), rtol=1e-4)
 
 
+@pytest.mark.exhaustive
 def test_meshes_give_the_same():
   """Eight devices, rows that do not fill a batch."""
   one, params = predictor_of("t5_1_1")

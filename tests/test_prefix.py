@@ -19,6 +19,8 @@ from t2t.models.kernels import dispatch
 from t2t.models.positions import NOWHERE
 from t2t.training import recipe
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 5
 DUMMY = 7  # a token
 
@@ -72,6 +74,7 @@ def alike_in_all_layers(model, side):
   return model
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize(
   ("kind", "side"), [(kind, side) for kind, config in toy.KINDS.items() for side in config.kind.sides]
 )
@@ -91,6 +94,7 @@ def test_it_is_keys_and_values_in_front_of_a_row(kind, side, by_hand):
   assert np.max(np.abs(found - run(toy.model(config), batch))) > 1e-2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", toy.KINDS)
 def test_packed_equals_unpacked(kind):
   """Each text of a row sees the prefix as if it stood in front of it."""
@@ -167,6 +171,7 @@ def test_what_does_not_fit_is_refused(arguments, message):
     shared.program(*arguments)
 
 
+@pytest.mark.exhaustive
 def test_learned_positions_are_the_texts_and_the_prefixs():
   """Rows may be packed; nothing more is computed."""
   lengths = ("--config.data.inputs_length=24", "--config.data.targets_length=8", "--config.data.pack=True")

@@ -96,6 +96,7 @@ def test_of_several_tasks_one_is_named():
     select_task.choose(several, "cola", where="--task")
 
 
+@pytest.mark.slow
 def test_a_table_says_its_prefix():
   table = {"kind": "class", "texts": ("review",), "label": "stars", "classes": ("1", "2"), "prefix": "review: "}
   found = prompt_builder.prefix(source("decoder_only", mixture="table", table=table))

@@ -14,6 +14,8 @@ from t2t.checkpoints import manifest, pretrained, restore
 from t2t.configuration.loading import load_config, records
 from t2t.data import vocabularies
 
+pytestmark = pytest.mark.slow
+
 SMALL = (
   "--config.model.vocab_size=384",
   "--config.model.embed_dim=16",
@@ -49,6 +51,7 @@ def workdir(text, tmp_path_factory):
   return path
 
 
+@pytest.mark.exhaustive
 def test_a_checkpoint_says_what_it_is(workdir):
   """Its model, what it was trained with, and where its vocabulary is; by the workdir or by the step's folder."""
   for path in (workdir, workdir / "checkpoints" / "1"):
@@ -190,6 +193,7 @@ def test_a_checkpoint_of_another_format_is_the_same_model(workdir, huggingface):
     assert one.sharding == same.sharding
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("inherit", [True, False])
 def test_training_starts_from_a_checkpoint_of_another_format(inherit, huggingface, text, tmp_path, capsys):
   """With its model and vocabulary, or with the same ones as the config says."""
@@ -202,6 +206,7 @@ def test_training_starts_from_a_checkpoint_of_another_format(inherit, huggingfac
   assert json.loads((tmp_path / "config.json").read_text())["model"]["embed_dim"] == 16
 
 
+@pytest.mark.exhaustive
 def test_another_shape_than_the_checkpoint_has_is_refused(huggingface, text, tmp_path, capsys):
   """With the parameter's name, and both shapes."""
   options = [f"--config.init.checkpoint={huggingface}", f"--config.data.files={text}", f"--workdir={tmp_path}"]
@@ -223,6 +228,7 @@ def test_what_is_no_checkpoint(workdir, tmp_path):
     pretrained.read_source(str(tmp_path / "1"))
 
 
+@pytest.mark.exhaustive
 def test_inheriting_a_model(workdir, text, tmp_path):
   """The same model goes on with other data; what is typed has the last word; without parameters it starts afresh."""
   arguments = [

@@ -10,6 +10,8 @@ from t2t.configuration.schema import DataConfig
 from t2t.data import objectives, pipeline, vocabularies
 from t2t.data.preview import examples
 
+pytestmark = pytest.mark.slow
+
 BYTES = vocabularies.load("bytes", extra_ids=100)  # "a" is 100, EOS 1, the sentinels 358 and down
 FEATURES = {"inputs": seqio.Feature(BYTES), "targets": seqio.Feature(BYTES)}
 TEXTS = ["ab", "abcdefgh", "", "a 12"]
@@ -50,6 +52,7 @@ def previewed(task, architecture="encoder_decoder", *, num_examples=100, **data)
   return examples.preview(data, architecture, task, split="validation", num_records=3, num_examples=num_examples), data
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   ("objective", "architecture", "pack"),
   [
@@ -103,6 +106,7 @@ def test_summary():
   assert summary.hidden is None and summary.unknown == 0.0
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize(
   ("objective", "architecture", "share"),
   [("span_corruption", "encoder_decoder", 0.15), ("masked_lm", "encoder_only", 0.15), ("mass", "encoder_decoder", 0.5)],
@@ -143,6 +147,7 @@ def leave_out(dataset):
   return dataset.filter(lambda _: False)
 
 
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize(
   ("name", "preprocessors", "records", "messages"),
   [
@@ -164,6 +169,7 @@ def test_a_task_that_fails(name, preprocessors, records, messages):
   assert "preprocessor " not in messages[0] or "test_preview.py, line " in message
 
 
+@pytest.mark.exhaustive
 def test_a_record_far_behind_is_found():
   """Record 75, whatever number of examples is asked for."""
   records = [f"{i} x" if i != 74 else "74" for i in range(100)]

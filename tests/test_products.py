@@ -16,6 +16,8 @@ from t2t import UserError, sharding
 from t2t.models import quantized_matmul, transformer
 from t2t.models.config import QUANTIZATIONS
 
+pytestmark = pytest.mark.slow
+
 
 def normal(*shape, seed=0):
   return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
@@ -73,6 +75,7 @@ def loss_and_params(config, *, copies=1):
   return lambda params: toy.summed_loss()(nnx.merge(graphdef, params), batch, None)[0], params
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["t5_1_1", "llama", "bert"])
 def test_a_model_in_8_bits_is_near_itself(kind):
   """Its loss and the direction of its gradient, embeddings and norms included."""
@@ -89,6 +92,7 @@ def test_a_model_in_8_bits_is_near_itself(kind):
     assert own @ gradient > 0.98 * np.linalg.norm(own) * np.linalg.norm(gradient)
 
 
+@pytest.mark.exhaustive
 def test_what_is_kept_has_the_bits_of_activations():
   """Under `minimal` no 32-bit sum of int8 products waits for the backward pass."""
   config = toy.config(dtype="bfloat16", quantization="int8", remat="minimal")
@@ -99,6 +103,7 @@ def test_what_is_kept_has_the_bits_of_activations():
   assert not any(x.dtype == jnp.int32 and x.ndim == 4 for x in layers)
 
 
+@pytest.mark.exhaustive
 def test_devices_do_not_send_sums_of_32_bits():
   """Where a tensor axis splits what is added up, the product is not in 8 bits; the others are."""
   function, params = loss_and_params(toy.config(dtype="bfloat16", quantization="int8"), copies=4)
@@ -122,6 +127,7 @@ def test_it_needs_its_library(monkeypatch):
     toy.config(quantization="int8")
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_of_8_bits_every_mesh_makes_the_same(kind):
   """Scales are of whole rows and columns, wherever the parts of a kernel lie: integers are the same to the bit."""

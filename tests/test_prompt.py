@@ -20,6 +20,8 @@ from t2t.models import adapters as adapters_lib
 from t2t.models.adapters import prompt
 from t2t.training import recipe
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 5
 PROMPT = prompt.PromptConfig(length=LENGTH)
 
@@ -50,6 +52,7 @@ def with_ids(config, batch):
   return found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", toy.KINDS)
 def test_it_is_a_text_with_more_tokens_in_front(kind):
   """States of the text are those of a model that reads it behind pieces with the prompt's vectors; logits begin there.
@@ -68,6 +71,7 @@ def test_it_is_a_text_with_more_tokens_in_front(kind):
   assert np.max(np.abs(hidden - without)) > 1e-2
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("kind", toy.REPRESENTATIVES)
 def test_rows_that_say_their_positions_are_the_same(kind):
   """As those that heads are asked about have them, with segments: one text in a row."""
@@ -118,6 +122,7 @@ def test_it_begins_with_frequent_pieces():
   assert len(prompt.starts(dataclasses.replace(frequent, most_frequent=3), vocabulary(), seed=0)) == 20
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [(), ("--config.prompt.init=text", "--config.prompt.text=fox")])
 def test_a_run_begins_with_vectors_of_its_checkpoint(options, tmp_path):
   """By the command: with a rate of zero the prompt is rows of the checkpoint's embedding; the same run goes on."""
@@ -185,6 +190,7 @@ def test_what_is_computed_is_counted():
   assert recipe.make(config).flops(predicted=1.0) > 1.4 * recipe.make(plain).flops(predicted=1.0)
 
 
+@pytest.mark.exhaustive
 def test_a_line_is_cut_to_what_is_left(tmp_path, capsys):
   """By the command, of a decoder with learned positions: what is asked and written fits behind the prompt."""
   base = trained.workdir("decoder_only")

@@ -258,6 +258,7 @@ def test_files_are_splits(tmp_path):
   }
 
 
+@pytest.mark.exhaustive_from(3)
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(("number", "num_shards"), [(11, 1), (11, 4), (3, 3), (2, 5), (1, 1)])
 def test_shards_share_out_the_records(tmp_path, number, num_shards, shuffle):

@@ -9,6 +9,8 @@ import test_train
 
 from t2t import __main__ as command
 
+pytestmark = pytest.mark.slow
+
 text = test_train.text  # the fixture
 
 
@@ -27,6 +29,7 @@ def content(folder):
   return {path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in sorted(folder.rglob("*"))}
 
 
+@pytest.mark.exhaustive
 def test_a_step_is_what_it_was_and_the_run_is_left_alone(run, capsys):
   """Replayed from a checkpoint that is not the last, two steps before it."""
   unfinished = run / "checkpoints" / "3.orbax-checkpoint-tmp"  # which the same command again would take away
@@ -41,6 +44,7 @@ def test_a_step_is_what_it_was_and_the_run_is_left_alone(run, capsys):
   assert content(run) == before
 
 
+@pytest.mark.exhaustive
 def test_another_loss_than_the_one_recorded_is_told(run, tmp_path, capsys):
   other = tmp_path / "run"
   shutil.copytree(run, other)
@@ -51,6 +55,7 @@ def test_another_loss_than_the_one_recorded_is_told(run, tmp_path, capsys):
   assert "another by -1" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_the_first_place_of_a_nan_is_named(run, capsys, monkeypatch):
   """In the weights of the batch, which the loss reads: parameters were finite, gradients are not."""
   test_numbers.poison(monkeypatch, 1)  # the one batch behind step 4
@@ -74,6 +79,7 @@ def test_what_cannot_be_replayed_is_one_clear_error(step, wanted, run, capsys):
   assert wanted.format(run=run) in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_no_run_and_other_data_are_refused(run, text, tmp_path, capsys):
   assert command.main(["replay", str(tmp_path), "--step", "4"]) == 2
   assert f"{tmp_path}: no run there, for it has no config.json" in capsys.readouterr().err

@@ -89,6 +89,7 @@ def test_a_thinned_curve_has_its_ends_and_extremes(values, points):
   np.testing.assert_array_equal(np.asarray(values)[steps.astype(int)], thin)
 
 
+@pytest.mark.slow
 def test_a_page_stands_by_itself(tmp_path):
   """Names that are HTML are text there."""
   rows = falling(40, sources=(NASTY, "de"))
@@ -140,6 +141,7 @@ def test_memory_is_told_and_drawn(tmp_path):
     assert words in found and name not in found and ", bytes" in found
 
 
+@pytest.mark.exhaustive
 def test_a_page_of_many_sources_is_small(tmp_path):
   """Long curves of very many sources are thinned until it is."""
   names = [f"language{number}" for number in range(100)]
@@ -248,6 +250,7 @@ def test_a_stopped_run_has_a_report(tmp_path, capsys):
   assert "stopped" in check((folder / "report.html").read_text()).text
 
 
+@pytest.mark.slow
 def test_runs_are_compared(tmp_path, capsys):
   """By name, what differs between their configs, and the last of each metric."""
   one = made(tmp_path / "a" / "run", falling(40, sources=("de",)), learning_rate=0.25)

@@ -139,6 +139,7 @@ def test_each_module_has_a_room_and_imports_from_those_below(name):
   assert not above, f"{name} imports {above} from above"
 
 
+@pytest.mark.slow
 def test_no_import_comes_round():
   """Of modules: in functions and for type checkers alone, too."""
   list(graphlib.TopologicalSorter({name: imports(name) for name in NAMES}).static_order())

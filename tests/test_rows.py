@@ -16,6 +16,8 @@ from t2t import UserError, sharding
 from t2t.configuration.schema import DataConfig
 from t2t.data import determinism, example_windows, objectives, pipeline, preprocessors, sources, validation
 
+pytestmark = pytest.mark.slow
+
 STEPS = 14
 TEXTS = [" ".join(f"word{(i * k) % 31}" for k in range(1, 9 + i % 23)) + f" {i}." for i in range(60)]
 
@@ -92,6 +94,7 @@ OBJECTIVES = {
 }
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize(
   ("objective", "pack"),
   [("span_corruption", True), ("ul2", True), ("causal_lm", False), ("masked_lm", True)],
@@ -141,6 +144,7 @@ def register():
     seqio.TaskRegistry.remove(name)
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("pack", [False, True])
 def test_a_mixture_stopped_after_every_step(register, pack):
   """Which task comes next is drawn from the example's number; each is drawn as often as its rate says."""
@@ -190,6 +194,7 @@ def counted():
   return counting
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize(("step", "name"), [(drawn_anew, "drawn_anew"), (counted(), "counting")])
 def test_a_preprocessor_with_a_memory_is_named(register, step, name):
   data = DataConfig(mixture=register("rows_stateful", drawn_from_seeds, step), eval_split="train", vocabulary="bytes")
@@ -197,6 +202,7 @@ def test_a_preprocessor_with_a_memory_is_named(register, step, name):
     validation.check(data, batch_size=8, model_vocab_size=384)
 
 
+@pytest.mark.exhaustive
 def test_a_preprocessor_that_draws_from_its_seeds_passes(register):
   data = DataConfig(
     mixture=register("rows_stateless", drawn_from_seeds), eval_split="train", vocabulary="bytes", targets_length=16
@@ -216,6 +222,7 @@ def named_at_random(dataset):
   return dataset.map(lambda features: {**features, "inputs": features["inputs"] + word})
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("step", [rarely_dropped, named_at_random])
 def test_draws_that_a_few_records_hardly_show_are_found(register, step):
   """An operation that draws is seen in the graph; what is drawn while it is built, by building it twice."""
@@ -297,6 +304,7 @@ def test_streams_draw_noise_of_their_own(files):
   assert len(places) >= 6
 
 
+@pytest.mark.exhaustive
 def test_more_streams_than_records(files, tmp_path):
   """A stream without a record of its own reads all of them, in its own order."""
   (tmp_path / "few.txt").write_text("\n".join(TEXTS[:3]))
@@ -304,6 +312,7 @@ def test_more_streams_than_records(files, tmp_path):
   assert_stopping_changes_nothing(batches(data), steps=4)
 
 
+@pytest.mark.exhaustive
 def test_what_is_held_out_ends_where_a_task_is_never_drawn(register):
   """A rate of 0 leaves a task out; that its examples are never all read is nothing to wait for."""
   names = [register(f"rows_{number}", number=number) for number in range(2)]
@@ -338,6 +347,7 @@ def test_a_position_is_a_few_integers(files):
   assert len(json.dumps(saved)) < 1000
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("pack", [False, True])
 def test_the_border_of_a_window_costs_next_to_nothing(files, tmp_path, monkeypatch, pack):
   """Windows of the usual size make less than 0.1 % more rows of the same text than one without a border."""
@@ -356,6 +366,7 @@ def test_the_border_of_a_window_costs_next_to_nothing(files, tmp_path, monkeypat
   assert without > 4000 and abs(with_borders - without) < 1e-3 * without
 
 
+@pytest.mark.exhaustive
 def test_an_older_position_starts_at_the_same_part_of_the_epoch(files, capfd):
   """Its bytes mean nothing here; the number of examples that had been taken does."""
   iterator = batches(files)
@@ -369,6 +380,7 @@ def test_an_older_position_starts_at_the_same_part_of_the_epoch(files, capfd):
   assert capfd.readouterr().err.count("older version of t2t") == 3
 
 
+@pytest.mark.exhaustive
 def test_streams_shared_by_hosts_are_the_same(files):
   """More hosts than streams: each makes the whole of its stream, the first of them saves its position."""
   plan = pipeline.plan(files, "encoder_decoder", pipeline.load_task(files), train=True, seed=1)

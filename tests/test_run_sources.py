@@ -69,6 +69,7 @@ def generated(monkeypatch):
   monkeypatch.setattr(run_sources, "KINDS", [Generated, *run_sources.KINDS])
 
 
+@pytest.mark.exhaustive
 def test_a_further_kind_trains(generated, tmp_path):
   data = {"data.files": "generated:300", "data.vocabulary": "bytes"}
   config = t2t.config("t5_1_1_small", test_followed.SMALL | data | {"train.steps": 1})
@@ -76,6 +77,7 @@ def test_a_further_kind_trains(generated, tmp_path):
   assert last["train/loss"] > 0 and last["eval/loss"] > 0
 
 
+@pytest.mark.exhaustive
 def test_a_further_kind_is_shown(generated, capsys, monkeypatch):
   monkeypatch.setenv("COLUMNS", "80")
   tasks.main(["show", "--config.data.files=generated:40", "--config.data.vocabulary=bytes", "--examples", "1"])

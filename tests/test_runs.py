@@ -32,6 +32,7 @@ def epochs(config, number, **train):
   return config.with_(train={"epochs": number, **train}, eval={"every": 0}, checkpoint={"every": 0})
 
 
+@pytest.mark.exhaustive
 def test_epochs_pass_over_what_is_learned(config):
   """Records without a label are no part of them; what is done once an epoch is done so often."""
   found = train_data.resolved(epochs(config, 3.0))
@@ -53,6 +54,7 @@ def test_the_vocabulary_says_how_many_rows_its_embedding_has(config):
     recipe.make(config.with_(model={"vocab_size": 0}))
 
 
+@pytest.mark.exhaustive
 def test_a_context_is_as_many_rows_as_windows(tmp_path, monkeypatch):
   """Of a long text several: a pass over the questions is one over all of them."""
   found = test_spans.registry.task_or_mixture("squad_v2", modules=("t2t.tasks.squad",))

@@ -12,6 +12,8 @@ import trained
 from t2t import __main__ as command
 from t2t.training import metric_writers
 
+pytestmark = pytest.mark.slow
+
 DATA = pathlib.Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 ONCE = ("--config.train.steps=1", "--config.eval.every=1", "--config.checkpoint.every=1")
 # Training in bfloat16, of which a tiny model's candidates differ by less than its rounding.
@@ -144,15 +146,18 @@ def check_superglue(folder, given, names, *, steps, batch_sizes):
   check_eval(folder / "finetune", steps, folder, "superglue", *own, tasks=found, batch_sizes=batch_sizes)
 
 
+@pytest.mark.exhaustive
 def test_kinds_of_superglue_by_heads(superglue, tmp_path):
   """Candidates, questions of several answers, and mentions."""
   check_superglue(tmp_path, superglue, ("copa", "multirc", "record"), steps=1, batch_sizes=(3,))
 
 
+@pytest.mark.exhaustive
 def test_every_task_of_superglue_by_heads(whole_superglue, tmp_path):
   check_superglue(tmp_path, whole_superglue, SUPERGLUE, steps=2, batch_sizes=(3, 16))
 
 
+@pytest.mark.exhaustive
 def test_every_task_of_glue_by_heads(glue, tmp_path):
   """Classes of a text and of a pair, and a number."""
   mixture = ",".join(f"glue_{name}" for name in GLUE)
@@ -163,6 +168,7 @@ def test_every_task_of_glue_by_heads(glue, tmp_path):
   check_eval(tmp_path / "run", 1, tmp_path, "superglue", *own, tasks=mixture.split(","), batch_sizes=(3, 16))
 
 
+@pytest.mark.exhaustive
 def test_classes_scores_spans_and_tags_by_heads(glue, tmp_path):
   """One class of a text and of a pair, a number, answers of several windows, and one tag a word."""
   (tmp_path / "squad").mkdir()
@@ -183,6 +189,7 @@ def test_classes_scores_spans_and_tags_by_heads(glue, tmp_path):
   check_eval(tmp_path / "run", 1, tmp_path, "finetune_squad_v2", *data, tasks=tasks)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   ("architecture", "options"),
   [

@@ -51,6 +51,8 @@ def losses(path: pathlib.Path) -> dict[tuple[int, str], float]:
   return {(row["step"], name): value for row in rows for name, value in row.items() if name.endswith("/loss")}
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("name", _CONFIGS)
 def test_a_run_goes_on(name, runs):
   """The same command makes the steps that were made then, on the same data."""
@@ -66,6 +68,7 @@ def test_a_run_goes_on(name, runs):
   assert found == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _CONFIGS)
 def test_a_checkpoint_is_read(name, runs):
   """Its model is what the config beside it says, its parameters are all there, and its vocabulary."""

@@ -78,6 +78,7 @@ def test_sentinels_that_are_missing_are_named_with_their_key(tmp_path):
   assert f"({sizes}: 100 and 0 of them are sentinels; the checkpoint's number is --config.data.extra_ids=100)" in said
 
 
+@pytest.mark.slow
 def test_another_vocabulary_under_the_same_name_is_refused(tmp_path, capsys):
   """Where the run goes on, whose copy of its own stays and serves, and where another starts from its parameters."""
   vocabulary, run = tmp_path / "vocabulary", tmp_path / "run"

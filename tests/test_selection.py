@@ -114,6 +114,7 @@ def check(data, architecture="encoder_decoder", **options):
   validation.check(data, batch_size=4, model_vocab_size=400, architecture=architecture, **options)
 
 
+@pytest.mark.exhaustive
 def test_good_data_passes(data):
   """For the architectures that write."""
   check(data)
@@ -212,6 +213,7 @@ def test_a_copy_differs_in_what_was_asked_for_alone(folder):
   assert task_resolution.adapt(outer) is outer and task_resolution.adapt(task, folders={"superglue": ""}) is task
 
 
+@pytest.mark.slow
 def test_a_decoder_reads_no_eos_between_prompt_and_answer(data):
   """But pre-training objectives stay as they are, and so do the other architectures."""
   task = pipeline.load_task(dataclasses.replace(data, mixture="super_glue_cb"))
@@ -305,6 +307,7 @@ def test_what_is_registered():
   )
 
 
+@pytest.mark.exhaustive_from(5)
 @pytest.mark.parametrize("name", ["cb", "copa", "boolq", "multirc", "record", "wsc", "axg"])
 def test_every_example_can_be_judged(name):
   """TFDS's records, through the format, keep what the postprocessor and the metrics need."""
@@ -329,6 +332,8 @@ def test_every_example_can_be_judged(name):
 # ---- Batches ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("steps", [1, 45])  # within an epoch, and after two
 def test_restored_batches_of_benchmarks_go_on_bit_for_bit(data, steps):
   """A mixture of files, shuffled whole: a new iterator continues where the old one was; the position is small."""
@@ -347,6 +352,7 @@ def test_restored_batches_of_benchmarks_go_on_bit_for_bit(data, steps):
   assert sum(len(part) for part in state.values()) < 500_000
 
 
+@pytest.mark.exhaustive
 def test_a_small_task_is_not_split_into_too_many_streams(data):
   """As many as leave each some records, chosen from the smallest task; more are possible if the user wants them."""
   mesh = sharding.make_mesh({"fsdp": -1})
@@ -404,6 +410,7 @@ def test_winogender_pairs():
     assert first[:2] == second[:2] and first[2] != second[2]
 
 
+@pytest.mark.exhaustive
 def test_a_task_that_comes_with_t2t_is_named_with_its_module():
   """Where nothing has imported it yet, which a new process shows."""
   program = "from t2t.data import task_resolution; task_resolution.named('udpos', modules=())"

@@ -20,6 +20,8 @@ from t2t.losses.head_losses import HeadLosses
 from t2t.models.config import HeadConfig
 from t2t.training import recipe
 
+pytestmark = pytest.mark.slow
+
 SEED = [3, 5]
 
 
@@ -60,6 +62,7 @@ def halves_of(example):
   return tokens[1:first], tokens[first + 1 : second]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("task", [nsp_sop.NEXT, nsp_sop.ORDER, nsp_sop.STRUCTURE], ids=lambda task: task.head.name)
 def test_arrangements_are_what_their_class_says(task):
   """B goes on where A ends, or the other way round, or neither; all about as often."""
@@ -167,6 +170,7 @@ def advantage(labels, seen):
   )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   ("task", "length"),
   [(nsp_sop.NEXT, 64), (nsp_sop.NEXT, 128), (nsp_sop.ORDER, 64), (nsp_sop.STRUCTURE, 64)],
@@ -178,6 +182,7 @@ def test_lengths_do_not_tell_the_class(task, length):
   assert len(labels) > 3000 and max(advantage(labels, seen) for seen in lengths) < 0.03
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("task", [nsp_sop.NEXT, nsp_sop.ORDER, nsp_sop.STRUCTURE], ids=lambda task: task.head.name)
 def test_ends_of_sentences_do_not_tell_the_class(task):
   """Nor do they with the length of the example, of which most that are short end with their document."""
@@ -236,6 +241,7 @@ def test_trigrams_are_shuffled():
   assert any(moved_to[run].tolist() != tokens.numpy()[run].tolist() for run in runs_of)
 
 
+@pytest.mark.exhaustive
 def test_the_order_of_words_has_a_loss():
   """Where words were shuffled the token that stood there is to be predicted, masked or not."""
   found, _ = pairs(nsp_sop.STRUCTURE, length=64)
@@ -296,6 +302,7 @@ def test_what_an_objective_cannot_ask(changes, message):
     train_data.resolved(run().with_(**changes))
 
 
+@pytest.mark.exhaustive
 def test_what_is_planned_is_what_is_read():
   """The shapes of a batch, from the recipe alone and from the pipeline; and both terms have a denominator."""
   config = train_data.resolved(run()).with_(train={"batch_size": 8})

@@ -17,6 +17,8 @@ from t2t.commands import infer
 from t2t.inference import head_predictor, text_generation
 from t2t.serving import html_page, model_service, server
 
+pytestmark = pytest.mark.exhaustive
+
 several = test_infer_answers.several  # the fixture
 
 

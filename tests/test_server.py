@@ -57,6 +57,8 @@ def events(port, **request):
   return [json.loads(line) for line in content.splitlines()]
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
 def test_an_old_client_gets_no_chunks(path, port):
   """HTTP/1.0 has none: their lengths would be read as text; the end of the connection ends the answer."""
@@ -96,6 +98,7 @@ def test_a_body_that_is_not_read_is_named(headers, status, message, port):
 # ---- What is written -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("architecture", ["encoder_decoder", "decoder_only"])
 @pytest.mark.parametrize("request_", [GREEDY, SAMPLED, BEAM], ids=["greedy", "sampled", "beam"])
 def test_the_page_writes_what_a_file_gets(architecture, request_, tmp_path):
@@ -113,6 +116,7 @@ def test_the_page_writes_what_a_file_gets(architecture, request_, tmp_path):
   assert len(texts(found)) == request_.get("beam", 1) - 1
 
 
+@pytest.mark.exhaustive
 def test_a_text_has_as_many_tokens_as_are_asked_for():
   """At least, where it would have ended before; of more than the model has room for as many as it has."""
   service_ = service("decoder_only")
@@ -133,6 +137,7 @@ def test_what_a_request_does_not_say():
   assert decode(top_p=0.9) == decoding.DecodeConfig(max_length=64, temperature=1.0, top_p=0.9)
 
 
+@pytest.mark.slow
 def test_text_comes_token_by_token(port):
   """Each event has one token more, its text begins with the one before, and the last is the whole."""
   found = [event for event in events(port, **SAMPLED) if "prediction" in event]
@@ -150,6 +155,7 @@ def test_length_asked_for_is_kept(port):
   assert not any("state" in event for event in long)
 
 
+@pytest.mark.slow
 def test_a_long_input_is_cut_and_said_to_be(port):
   assert events(port, **(GREEDY | {"inputs": "x" * 60}))[0] == {"cut": 13}
 

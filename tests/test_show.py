@@ -16,6 +16,8 @@ from t2t.commands import tasks as tasks_command
 from t2t.convert import huggingface
 from t2t.data import objectives, registry
 
+pytestmark = pytest.mark.slow
+
 MODULE = '''"""Tasks of a test."""
 
 import seqio
@@ -198,6 +200,7 @@ def test_what_is_cut_is_said(printed):
   assert re.search(r"inputs +\d+\.\d +3 +301 +6 +2 \(67%\)", text)
 
 
+@pytest.mark.exhaustive
 def test_masked_positions_are_marked(printed):
   """A ^ stands under each token whose loss counts, and nowhere else, in inputs and targets alike."""
   text = printed("show", "show_test_masked_lm", "--tokens", "0", "--examples", "1", "--summary", "0")
@@ -215,6 +218,7 @@ def test_long_examples_are_shortened(printed):
   assert "... 281 more ..." in text and "c   </s>" in text
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("columns", [40, 80])
 def test_nothing_is_wider_than_the_terminal_or_acts_on_it(printed, columns):
   """Wide characters and all; the text's own escape codes are spelled out."""
@@ -223,6 +227,7 @@ def test_nothing_is_wider_than_the_terminal_or_acts_on_it(printed, columns):
   assert "日本語" in text.replace("\n", "") and "\\x1b[31m" in re.sub(r"\s", "", text) and "\x1b" not in text
 
 
+@pytest.mark.exhaustive
 def test_colours(printed, monkeypatch):
   """With them the same is said; without a terminal, or with NO_COLOR, there are none unless asked for."""
   arguments = ("show", "show_test_masked_lm", "--examples", "1", "--summary", "0")
@@ -235,6 +240,7 @@ def test_colours(printed, monkeypatch):
   assert printed(*arguments, "--color", "never") == without
 
 
+@pytest.mark.exhaustive
 def test_spans_are_shown_as_the_objective_makes_them(printed):
   text = printed("show", "show_test_span_corruption", "--config.data.inputs_length=64", "--examples", "1")
   assert "objective      span_corruption" in text and "architecture   encoder_decoder" in text
@@ -242,6 +248,7 @@ def test_spans_are_shown_as_the_objective_makes_them(printed):
   assert "<extra_id_0>" in text and "of the text is taken out of the inputs" in text
 
 
+@pytest.mark.exhaustive
 def test_with_a_config(printed, tmp_path, module):
   """Model, lengths, vocabulary and mixture are the config's; NAME takes the place of its mixture."""
   path = tmp_path / "config.py"
@@ -263,6 +270,7 @@ def test_with_a_config(printed, tmp_path, module):
     printed("show", "show_test_span_corruption", "--config", str(path))
 
 
+@pytest.mark.exhaustive
 def test_a_stage(printed):
   """As the stage that is named has it, or the first; without a config, too."""
   said = '--config.stages={"name": "short", "share": 0.9, "data.inputs_length": 24}, {"name": "long"}'
@@ -275,6 +283,7 @@ def test_a_stage(printed):
   assert "encoder_token_types    int32 [40]" in text
 
 
+@pytest.mark.exhaustive
 def test_what_a_head_is_asked(printed, tmp_path):
   """With a checkpoint the examples are as training from it has them: here of an encoder, which answers by a head."""
   model = dataclasses.replace(test_convert_heads.BERT, heads=())
@@ -303,6 +312,7 @@ def test_what_a_head_is_asked(printed, tmp_path):
     printed("show", "show_test_labelled", "--config.init.checkpoint=runs/bert")
 
 
+@pytest.mark.exhaustive
 def test_files_of_ones_own(printed, tmp_path):
   (tmp_path / "text.txt").write_text("".join(f"a line of text, number {i}\n" for i in range(200)))
   arguments = (f"--config.data.files={tmp_path}/*.txt", "--config.data.vocabulary=bytes")
@@ -341,6 +351,7 @@ def test_a_module_of_the_user_that_is_not_there(capsys):
   assert "t2t tasks: error: --task_modules: none.py: no such file" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("arguments", [["--help"], ["show", "--help"]])
 def test_help_fits(capsys, monkeypatch, arguments):
   monkeypatch.setenv("COLUMNS", "80")

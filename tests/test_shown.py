@@ -12,6 +12,8 @@ import toy
 from t2t.inference import eval_samples, samples
 from t2t.training import train_state
 
+pytestmark = pytest.mark.slow
+
 SENTINELS = (39, 38, 37)
 
 
@@ -49,6 +51,7 @@ def test_a_blank_begins_behind_its_sentinel():
   assert [x.tolist() for x in eval_samples.places_of(targets, counts, None)] == [[0, 1, 2, 3, 4], [0, 2, 3, 4]]
 
 
+@pytest.mark.exhaustive
 def test_the_likeliest_tokens_of_blanks():
   """Behind the true text of the blanks before it, and not of the second sequence of a packed row."""
   model, batch = toy.model(toy.KINDS["t5_1_1"]), toy.batch((8, 7), (7, 6), padded_to=(9, 8))
@@ -79,6 +82,7 @@ def test_an_encoders_masked_tokens_are_blanks():
   ]
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize(("vocab_size", "sentinel_ids"), [(7, SENTINELS), (40, (7, 8, 11))])
 def test_the_prediction_is_the_first_of_the_likeliest(vocab_size, sentinel_ids):
   """Of an encoder, whatever special ids have together, and of ids that have a piece; so is what a decoder writes."""

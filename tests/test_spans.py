@@ -38,6 +38,8 @@ from t2t.evaluation import few_shot, task_metrics
 from t2t.inference import head_predictor
 from t2t.models.config import HeadConfig
 
+pytestmark = pytest.mark.slow
+
 BYTES = vocabularies.load("bytes", extra_ids=0)
 BERT, DECODER = Framing((101,), (102,), (102,)), Framing((0,), (1,), ())
 HEAD = HeadConfig("span", 2, "span")
@@ -122,6 +124,7 @@ def asked(records, *, length=256, vocabulary=BYTES, architecture="encoder_only")
 LONG = " ".join(f"word{i}" for i in range(60)) + " and Zoë."  # 400 bytes
 
 
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("architecture", ["encoder_only", "encoder_decoder", "decoder_only"])
 def test_windows_are_examples_and_become_one_again(architecture):
   """Each is asked by itself; the fields of the example are with all of them."""
@@ -140,6 +143,7 @@ def test_windows_are_examples_and_become_one_again(architecture):
   assert list(head_examples.gathered([{"idx": 1}, {"idx": 2}])) == [{"idx": 1}, {"idx": 2}]
 
 
+@pytest.mark.exhaustive
 def test_right_answers_are_those_of_the_context():
   """Not those that T5 reads, with spaces around punctuation; where none is right, it is either given or not."""
   (found,) = asked([example(answers=["Bob ."], answer_texts=["Bob."])]).as_numpy_iterator()
@@ -151,6 +155,7 @@ def test_right_answers_are_those_of_the_context():
   assert found["has_answer"] and found["answer_targets"][0] == 3
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
@@ -269,6 +274,7 @@ def test_nowhere_to_answer():
   assert (row["prediction"], row["probability"], row["null"], row["best"]) == ("", 1.0, 1.0, [])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("architecture", "least"), [("encoder_only", 195), ("decoder_only", 196)])
 def test_a_context_that_somebody_gives_is_read_as_that_of_a_task(architecture, least):
   """The same windows; what was cut is of the question."""
@@ -349,6 +355,7 @@ def squad(tmp_path_factory):
   return task_resolution.adapt(found, vocabulary=BYTES, folders={"squad_v2": str(folder)})
 
 
+@pytest.mark.exhaustive
 def test_who_knows_the_answers_is_right(squad):
   """From released files through windows and logits to metrics; and of who knows nothing half is right."""
   need = head_examples.need_of(squad)
@@ -400,6 +407,7 @@ def test_a_model_that_writes_reads_and_writes_text(squad):
   assert squad.metric_fns[0]([squad.postprocess_fn("?", example=texts[1], is_target=True)], [value])["f1"] == 100.0
 
 
+@pytest.mark.exhaustive
 def test_the_command(tmp_path):
   """Trains a head on spans and measures it: every question is answered once."""
   data = ["--config.data.mixture=squad_v2", f"--config.data.folders.squad_v2={write(tmp_path, 3)}"]
@@ -417,6 +425,7 @@ def test_the_command(tmp_path):
   assert set(json.loads((out / "results.json").read_text())["squad_v2.validation"]["metrics"]) == {"exact_match", "f1"}
 
 
+@pytest.mark.exhaustive
 @hypothesis.given(strategies.text("aé三☹", min_size=1, max_size=30), strategies.data())
 def test_an_answer_of_any_characters_is_found(context, data):
   """In bytes, of which a character is up to four: the tokens of all its characters, and no others."""

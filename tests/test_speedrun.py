@@ -16,6 +16,8 @@ from t2t.configuration.loading import load_config, override, records
 from t2t.data import pipeline, train_data, vocabularies
 from t2t.training import mesh_selection
 
+pytestmark = pytest.mark.slow
+
 WORDS = ("one", "two", "three", "four", "seventeen", "naïve", "eleven", "twelve", "thirteen", "fourteen")
 
 
@@ -48,6 +50,7 @@ def overrides(tmp_path_factory):
   ]
 
 
+@pytest.mark.exhaustive
 def test_masked_bytes_are_those_of_the_text(overrides):
   """Text with the blanks filled in again is the text: its bytes are those shown and those masked."""
   per_target = speedrun.bytes_per_target("t5_1_1_small", overrides)

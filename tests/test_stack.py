@@ -45,6 +45,8 @@ def loop(stack, x, *, body=None, **inputs):
   return x if stack.norm is None else stack.norm(x)
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize(
   "kind", ["t5_1_1", "shared_stacks", "shared_everything", "local_llama", "local_prefix_lm", "modern_bert"]
 )
@@ -85,6 +87,7 @@ def computed(kind, remat):
   return jax.jit(function)(params)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   ("kind", "remat"),
   [
@@ -102,6 +105,7 @@ def test_remat_changes_neither_loss_nor_gradients(kind, remat):
   toy.assert_trees_close(gradient, expected_gradient, atol=1e-4)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("how", [{}, {"gradient_dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
 def test_remat_computes_again(how):
   """minimal computes attention's products again but no projection, full computes both again."""
@@ -117,6 +121,7 @@ def test_remat_computes_again(how):
   assert kernels["none"] == kernels["minimal"] < kernels["query,key,value"] < kernels["full"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("tensor", [1, 4])
 def test_devices_keep_their_part_of_the_residual_sum(tensor, monkeypatch):
   """Of what layers add to and keep for the backward pass no device of a tensor axis has all features."""
@@ -175,6 +180,7 @@ def test_one_layer_is_compiled():
   assert num_equations() == num_equations(num_encoder_layers=6) == num_equations(num_decoder_layers=6)
 
 
+@pytest.mark.slow
 def test_layers_draw_their_own_dropout():
   """Two layers with the same parameters drop other features."""
   stack = toy.model(toy.config(dropout_rate=0.5)).encoder
@@ -187,6 +193,7 @@ def test_layers_draw_their_own_dropout():
   assert np.any(first != second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["t5_1_1", "shared_everything", "local_prefix_lm", "bert"])
 def test_each_draw_has_a_key_of_its_own(kind, monkeypatch):
   """In all places of all layers: what is dropped in one says nothing of what is dropped in another."""
@@ -202,6 +209,7 @@ def test_each_draw_has_a_key_of_its_own(kind, monkeypatch):
   assert len(keys) == number + (1 + both) * (1 + t5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("t5_dropout", [True, False])
 def test_t5_drops_the_same_features_at_all_positions(t5_dropout):
   """Without positions, equal tokens stay equal under T5's dropout; others draw for each position."""
@@ -221,6 +229,7 @@ def test_layers_are_stacked_and_start_apart():
   assert np.all(np.std(query, axis=0) > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("kind", "stack", "bidirectional"),
   [("t5_1_1", "encoder", True), ("t5_1_1", "decoder", False), ("prefix_lm", "decoder", True)],
@@ -233,6 +242,7 @@ def test_relative_positions_tell_right_from_left_where_both_are_seen(kind, stack
   assert np.all(bias[0, :, 1, 0] != bias[0, :, 0, 0])
 
 
+@pytest.mark.exhaustive
 def test_norms_stand_before_the_branches_or_behind():
   """x + f(norm(x)), or norm(x + f(x)) as in BERT, whose stack then has no last norm."""
   x, mask = jax.random.normal(jax.random.key(0), (1, 3, 16)), AttentionMask()

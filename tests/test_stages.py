@@ -142,6 +142,8 @@ def test_what_cannot_be_is_said(said, message):
     stages.of(config_of(*said, overrides=["--config.train.steps=100"]))
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("key", ["model.embed_dim", "model.num_encoder_layers", "model.vocab_size"])
 def test_a_stage_has_the_same_parameters(key):
   mesh = sharding.make_mesh({"data": 1}, devices=[test_rows.mesh().devices.flat[0]])
@@ -233,6 +235,8 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("kind", CHANGES)
 def test_stopped_after_every_step(files, kind):
   """Boundaries among them: the position is that of the stage which has made the last step."""
@@ -254,6 +258,7 @@ def by_stream(batches, name):
   return [np.concatenate(rows) for rows in zip(*parts, strict=True)]
 
 
+@pytest.mark.exhaustive
 def test_larger_batches_are_of_the_very_next_rows(files):
   """As a ramp of the batch size has it: nothing is read twice, and nothing passed over."""
   found = test_rows.take(staged(files, {}, {"train.batch_size": 16}, {"train.batch_size": 32}), 14)
@@ -275,6 +280,7 @@ def numbers_in(batch):
   return {int(found) for text in texts for found in re.findall(rb"(?<!\d)\d{4}(?!\d)", text)}
 
 
+@pytest.mark.exhaustive
 def test_a_stage_of_other_lengths_reads_on(tmp_path):
   """No text that an earlier stage has read comes again in the same epoch."""
   (tmp_path / "a.txt").write_text("\n".join(f"{number:04d} {'x' * 50}" for number in range(6000)))
@@ -295,6 +301,7 @@ def test_a_stage_of_other_lengths_reads_on(tmp_path):
   assert not first & second and not first & third and not second & third
 
 
+@pytest.mark.exhaustive
 def test_other_files_are_read_from_their_beginning(files, tmp_path):
   (tmp_path / "c.txt").write_text("\n".join(f"other {text}" for text in test_rows.TEXTS))
   found = test_rows.take(staged(files, {}, {"data.files": f"{tmp_path}/c.txt"}, {}), 14)
@@ -314,6 +321,8 @@ class Numbered:
     return found
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(6)
 @pytest.mark.parametrize("old", [1000, 3000, 50_000])
 @pytest.mark.parametrize("new", [1000, 7000, 200_000])
 def test_what_is_left_of_an_epoch_is_what_was_not_read(old, new):
@@ -336,6 +345,7 @@ def test_what_is_left_of_an_epoch_is_what_was_not_read(old, new):
     assert begun == 0 or read & set(found[1][begun - 1].records)
 
 
+@pytest.mark.exhaustive
 def test_all_stages_have_one_vocabulary(register):
   """Tasks may have one themselves, where config.data.vocabulary is empty."""
   first, second = register("in_bytes"), register("in_others")
@@ -351,6 +361,7 @@ def test_all_stages_have_one_vocabulary(register):
   train_data.check_stages(train_data.resolved_stages(config.with_(data={"vocabulary": "bytes"})))
 
 
+@pytest.mark.exhaustive
 def test_batches_are_left_out_of_the_stage_that_they_are_of(files, tmp_path):
   """A run that goes back from the second stage to the first passes over what it had taken of both."""
   (tmp_path / "c.txt").write_text("\n".join(f"other {text}" for text in test_rows.TEXTS))
@@ -378,6 +389,7 @@ def arguments(text, workdir, *options):
   )
 
 
+@pytest.mark.exhaustive
 def test_a_run_with_stages_is_the_same_run_wherever_it_stops(text, tmp_path, capsys, monkeypatch):
   """Losses to the last bit; replayed in both stages; read by other commands as its stage has it."""
   whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -416,6 +428,7 @@ def test_a_run_with_stages_is_the_same_run_wherever_it_stops(text, tmp_path, cap
   assert "the run began without stages: --config.stages='()' goes on as it did" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_goes_back_over_a_boundary_is_the_same_however_it_is_broken_off(text, tmp_path, monkeypatch):
   back = ("--config.numbers.not_finite=back", "--config.checkpoint.every=3", SAID)
   whole, parts = tmp_path / "whole", tmp_path / "parts"

@@ -93,6 +93,7 @@ def train(config, workdir, **options):
   return recorder
 
 
+@pytest.mark.slow
 def test_an_average_of_another_file_is_kept_and_resumed(rows, tmp_path):
   """After a stop at any step the average is, to the bit, that of the run that never stopped."""
   options = {"optimizer.average": "mean", "checkpoint.every": 1}
@@ -112,6 +113,7 @@ def test_an_average_of_another_file_is_kept_and_resumed(rows, tmp_path):
   jax.tree.map(np.testing.assert_array_equal, resumed.values[-1], whole.values[-1])
 
 
+@pytest.mark.exhaustive
 def test_an_exponential_average_is_what_its_formula_says(tmp_path):
   found = train(config(**{"optimizer.average": "ema", "optimizer.average_decay": 0.3}), tmp_path)
   path = "encoder/layers/mlp/up"
@@ -129,6 +131,7 @@ def plain(tmp_path_factory):
   return train(config(), workdir), workdir
 
 
+@pytest.mark.exhaustive
 def test_readers_take_what_was_evaluated(plain, tmp_path):
   """The held-out loss, what is converted and what another run begins with are of the average, by choice."""
   options = {"optimizer.average": "ema", "optimizer.average_decay": 0.9, "eval.average": True}
@@ -160,6 +163,7 @@ def test_an_average_lies_as_its_parameters_do(rows):
     assert (x.shape, x.sharding) == (flat[path].shape, flat[path].sharding)
 
 
+@pytest.mark.exhaustive
 def test_masked_parameters_stay_zero(tmp_path):
   """So many of each layer, those of the smallest magnitude, whatever the optimizer does; others are trained."""
   share = 0.75
@@ -174,6 +178,7 @@ def test_masked_parameters_stay_zero(tmp_path):
     assert np.any(found.params[-1][path] != found.params[0][path])
 
 
+@pytest.mark.slow
 def test_the_average_of_masked_parameters_is_masked():
   """From the first step; what is rounded in training is rounded in evaluation, of the average as well."""
   run = loading.records(config(**{"optimizer.paths": ("mlp/up: mask=0.5",), "optimizer.average": "ema"}))
@@ -190,6 +195,7 @@ def test_the_average_of_masked_parameters_is_masked():
   assert np.asarray(tiny).tolist() == [0] * 7 + [1]
 
 
+@pytest.mark.exhaustive
 def test_a_transform_of_another_file_is_in_the_forward_pass(rows, plain, tmp_path):
   """Training and evaluation read rounded parameters; what the optimizer updates stays as fine as it was."""
   coarse = train(config(**{"optimizer.paths": ("mlp: quantize=2",)}), tmp_path)
@@ -199,6 +205,7 @@ def test_a_transform_of_another_file_is_in_the_forward_pass(rows, plain, tmp_pat
   assert {int(x) for x in coarse.values[-1]["transforms"]["quantize"].values()} == {STEPS}
 
 
+@pytest.mark.exhaustive
 def test_runs_without_collections_save_none(plain):
   """A checkpoint has what it had before there were collections."""
   saved = (plain[1] / manager.CHECKPOINTS / str(STEPS) / "state" / "_METADATA").read_text()
@@ -231,6 +238,7 @@ def test_readers_take_parameters_where_no_average_was_saved(saved):
   assert restore.trained_keys(saved | {"collections": {"average": {}}}, averaged) == ("collections", "average")
 
 
+@pytest.mark.exhaustive
 def test_a_merged_adapter_of_an_averaged_run_is_read(tmp_path):
   """Its parameters are arrays, with the average of the adapter in them."""
   run = trained.adapter(

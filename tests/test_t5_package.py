@@ -122,6 +122,7 @@ def test_an_installed_package_is_not_shadowed(load, tmp_path, monkeypatch):
   load("import t5\nassert t5.MINE == 7")
 
 
+@pytest.mark.slow
 def test_what_they_compute_is_what_t5_computes():
   """By the examples of the package's own documentation and tests."""
   of = lambda step, record, **options: next(step(tf.data.Dataset.from_tensors(record), **options).as_numpy_iterator())

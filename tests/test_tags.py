@@ -18,6 +18,8 @@ from t2t.evaluation import task_metrics
 from t2t.inference import head_predictor
 from t2t.models.config import HeadConfig
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 BYTES = vocabularies.load("bytes", extra_ids=0)
 BERT = special_tokens.Framing((101,), (102,), (102,))
@@ -53,6 +55,7 @@ def test_docstring_example(tmp_path):
   }
 
 
+@pytest.mark.exhaustive
 @hypothesis.given(
   strategies.lists(strategies.text("aé日", min_size=1, max_size=5), min_size=1, max_size=9), strategies.integers(8, 60)
 )
@@ -75,6 +78,7 @@ def test_a_word_of_which_nothing_is_read():
   assert tags_lib.first_tokens(words, starts, ends) == [(0, 0), (1, 2)]
 
 
+@pytest.mark.exhaustive
 @hypothesis.given(
   strategies.lists(strategies.text("aé日", min_size=1, max_size=5), min_size=1, max_size=9), strategies.integers(8, 60)
 )
@@ -229,6 +233,7 @@ def test_an_i_that_goes_on_with_nothing_begins():
 PARTS = ("DET", "NOUN", "VERB", "B", "PER-X")
 
 
+@pytest.mark.exhaustive
 @hypothesis.given(strategies.lists(strategies.sampled_from(PARTS), min_size=1, max_size=12))
 def test_a_word_s_own_tags_are_written_and_read_again(tags):
   """As they are, whatever stands at their third letter."""
@@ -294,6 +299,7 @@ def test_entity_f1():
 _TAGS = strategies.lists(strategies.sampled_from(NAMES), min_size=1, max_size=8)
 
 
+@pytest.mark.exhaustive
 @hypothesis.given(strategies.lists(strategies.tuples(_TAGS, _TAGS), min_size=1, max_size=4))
 def test_entity_f1_against_its_definition(pairs):
   """Twice the entities that both have, over those of either."""

@@ -53,6 +53,7 @@ def test_accuracy():
   assert task_metrics.accuracy(pairs(0, 1, 1), [0, 1, -1])["accuracy"] == pytest.approx(200 / 3)
 
 
+@pytest.mark.slow
 @hypothesis.given(several)
 def test_labels_against_scikit_learn(examples):
   """What cannot be parsed is the other class."""
@@ -97,6 +98,7 @@ def test_mean_of_classes():
   assert task_metrics.mean_multiclass_f1(2)([0, 1], [0, 1]) == {"f1": 100.0}
 
 
+@pytest.mark.exhaustive
 @hypothesis.given(several)
 def test_an_answer_withheld_never_helps(examples):
   """A right prediction that becomes unparseable raises no metric of labels."""
@@ -110,6 +112,7 @@ def test_an_answer_withheld_never_helps(examples):
         assert after <= before + 1e-9
 
 
+@pytest.mark.exhaustive
 @hypothesis.given(several, strategies.randoms())
 def test_the_order_of_examples_does_not_matter(examples, random):
   shuffled = list(examples)
@@ -152,6 +155,7 @@ def test_parity_asks_for_the_same_not_for_the_right():
 # ---- Numbers ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @hypothesis.given(strategies.lists(strategies.tuples(similarities, similarities), min_size=2, max_size=9))
 def test_correlations_against_their_definitions(examples):
   """Covariance over deviations; Spearman's is that of the ranks, the mean rank for ties."""

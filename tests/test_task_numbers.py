@@ -14,6 +14,8 @@ from t2t.configuration.loading import load_config, override, records
 from t2t.data import feature_converters, train_data
 from t2t.training import recipe
 
+pytestmark = pytest.mark.slow
+
 module = test_evaluate.module  # the fixture
 
 LETTERS = {"news": b"ab", "poems": b"uv"}
@@ -47,6 +49,7 @@ def run_of(case, typed, *options, pack=False):
   return train_data.resolved(records(override(load_config(name), [*given, *options])))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("pack", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_each_position_has_the_number_of_its_task(case, pack, typed):
@@ -73,6 +76,7 @@ def test_each_position_has_the_number_of_its_task(case, pack, typed):
   assert seen == ({1, 2} if pack else {1})
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", CASES)
 def test_all_else_is_as_without(case, typed):
   """Ids, weights, segments and positions are those of a run that tells no tasks."""
@@ -86,6 +90,7 @@ def test_all_else_is_as_without(case, typed):
       np.testing.assert_array_equal(found[feature], x, err_msg=feature)
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("pack", [False, True])
 @pytest.mark.parametrize("architecture", ["encoder_decoder", "decoder_only"])
 def test_what_a_task_has_padded_stays_padding(architecture, pack):
@@ -143,6 +148,7 @@ def test_files_without_a_name_are_refused(typed):
   assert train_data.task_numbers_of(run_of("bert", [*files, "--config.pals.tasks=news"])) == {}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("pack", [False, True])
 def test_texts_that_heads_answer_say_their_task(module, pack):
   """Of registered tasks with a head each: what is asked of a text is what its task asks."""

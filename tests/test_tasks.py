@@ -147,6 +147,7 @@ def examples(task, split, **lengths):
   return list(dataset.as_numpy_iterator())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", RELEASED)
 def test_files_as_they_are_released(name, tmp_path):
   """What is written of the first record, and that a model that has written it is right; what a head is asked."""
@@ -185,6 +186,8 @@ KINDS |= {"xquad_en": "span", "xquad_ar": "span", "tydiqa_goldp_sw": "span"}
 del KINDS["masakhaner_yor"]  # of which there are but files
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("name", KINDS)
 def test_tensorflow_datasets_have_the_fields(name):
   """Its names, versions, splits and features are those of the installed builders."""
@@ -215,6 +218,7 @@ def prepare(folder, name, config, version, rows):
   )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("version", ["3.0.1", "3.1.0"])
 def test_c4_is_read_in_every_version_3(version, tmp_path):
   """Also in one that the installed TFDS could no longer prepare."""
@@ -284,6 +288,7 @@ def test_what_is_wrong_with_files(name, file, text, message, tmp_path):
     task.source.num_input_examples("validation" if name.startswith("xnli") else "train")
 
 
+@pytest.mark.slow
 def test_a_test_set_without_labels(tmp_path):
   """HellaSwag's: candidates are asked, and none is right."""
   write(tmp_path, {"hellaswag_test.jsonl": json.dumps({name: x for name, x in SWAG.items() if name != "label"})})

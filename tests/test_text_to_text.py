@@ -11,6 +11,8 @@ from t2t.configuration.schema import DataConfig
 from t2t.data import objectives, pipeline
 from t2t.training import recipe
 
+pytestmark = pytest.mark.slow
+
 PAIRS = [("what is it?", "a day"), ("who?", "Ann"), ("when is that to be?", "at noon")] * 20
 
 
@@ -26,6 +28,7 @@ def of_bytes(tokens):
   return bytes(int(token) - 3 for token in tokens if 3 <= token < 259).decode()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["tsv", "jsonl"])
 @pytest.mark.parametrize("pack", [False, True])
 def test_a_decoder_has_a_loss_on_the_answer_alone(tmp_path, kind, pack):
@@ -43,6 +46,7 @@ def test_a_decoder_has_a_loss_on_the_answer_alone(tmp_path, kind, pack):
   assert {name: x.shape for name, x in batch.items()} == {name: x.shape for name, x in recipe.batch(config).items()}
 
 
+@pytest.mark.exhaustive
 def test_an_encoder_reads_the_prompt(tmp_path):
   data = DataConfig(**written(tmp_path, "tsv"), inputs_length=24, targets_length=12)
   (batch,) = pipeline.eval_rows(data, "encoder_decoder", batch_size=3, max_batches=1)
@@ -51,6 +55,7 @@ def test_an_encoder_reads_the_prompt(tmp_path):
   assert objectives.ends_inputs("text_to_text") and objectives.is_parallel("text_to_text")
 
 
+@pytest.mark.exhaustive
 def test_the_command(tmp_path, capsys):
   """Files of pairs, and a model that goes on behind a prompt; text alone is refused."""
   keys = written(tmp_path, "jsonl")

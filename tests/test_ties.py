@@ -20,29 +20,34 @@ def asked(targets, groups=None, at=None):
 # ---- Losses ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_of_1000_equal_tokens_each_is_right_by_a_thousandth():
   logits = jnp.full((2, 1000), 3.0, jnp.bfloat16)
   _, _, right = losses.token_cross_entropy(logits, jnp.array([0, 999]))
   np.testing.assert_allclose(right, 1e-3, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_of_two_tokens_that_tie_each_is_right_by_half():
   logits = jnp.array([[5.0, 5.0, 1.0]] * 3 + [[0.0, 1.0, 2.0]])
   _, _, right = losses.token_cross_entropy(logits, jnp.array([0, 1, 2, 2]))
   np.testing.assert_allclose(right, [0.5, 0.5, 0.0, 1.0])
 
 
+@pytest.mark.slow
 def test_nan_is_no_right_answer():
   _, _, right = losses.token_cross_entropy(jnp.full((1, 4), jnp.nan), jnp.array([1]))
   assert right.tolist() == [0.0]
   assert head_losses._class(jnp.full((1, 1, 4), jnp.nan), asked([1])).right.tolist() == [[0.0]]
 
 
+@pytest.mark.slow
 def test_classes_and_tags():
   found = head_losses._class(jnp.zeros((1, 3, 4)).at[0, 1, 2].set(1.0).at[0, 2, :2].set(1.0), asked([0, 2, 1]))
   np.testing.assert_allclose(found.right, [[0.25, 1.0, 0.5]])
 
 
+@pytest.mark.slow
 def test_choices_count_by_the_share_of_the_best_that_is_right():
   """Two examples in a row: of three that tie two are right; of two one."""
   scores = jnp.array([1.0, 1.0, 1.0, 0.0, 2.0, 2.0])[None, :, None]
@@ -51,6 +56,7 @@ def test_choices_count_by_the_share_of_the_best_that_is_right():
   assert float(jnp.sum(found.right[0, 4:])) == pytest.approx(1 / 2)
 
 
+@pytest.mark.slow
 def test_bounds_of_spans():
   """Of ten starts and ten ends that tie one pair is right."""
   targets = [0] * 10

@@ -84,6 +84,7 @@ def losses(workdir: pathlib.Path, name: str = "train/loss") -> dict[int, float]:
   return metric_writers.read_metrics(workdir / "metrics.jsonl", name)
 
 
+@pytest.mark.exhaustive
 def test_a_run_writes_what_it_says(text, tmp_path, capsys, monkeypatch):
   """Checkpoints, events, metrics, config and picture are where the summary says, and it compares the losses."""
   monkeypatch.chdir(tmp_path)
@@ -170,6 +171,7 @@ def family(objective: str) -> tuple[str, ...]:
   return (*FAMILIES[objective], f"--config.data.objective={objective}", *schedule)
 
 
+@pytest.mark.exhaustive
 def test_a_finished_run_keeps_its_config(text, tmp_path, capsys):
   """Called again with another setting, it trains no step; with more steps it has the new one."""
   workdir = tmp_path / "run"
@@ -182,6 +184,7 @@ def test_a_finished_run_keeps_its_config(text, tmp_path, capsys):
   assert json.loads((workdir / "config.json").read_text())["train"]["log_every"] == 2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("objective", FAMILIES)
 def test_every_architecture_trains(objective, text, tmp_path, capsys):
   """The held-out loss falls, and the summary shows what the model makes of three texts of the validation file."""
@@ -208,6 +211,7 @@ def test_every_architecture_trains(objective, text, tmp_path, capsys):
     assert letters(whole) in letters((text / "validation.jsonl").read_text())
 
 
+@pytest.mark.slow
 def test_resumed_run_equals_uninterrupted_run(text, tmp_path):
   """Stopped, begun again and stopped again: bit for bit the losses of a whole run, dropout and data included.
 
@@ -223,6 +227,7 @@ def test_resumed_run_equals_uninterrupted_run(text, tmp_path):
   assert losses(parts, "eval/loss").items() >= losses(whole, "eval/loss").items()
 
 
+@pytest.mark.exhaustive
 def test_an_evaluation_that_a_signal_broke_off_is_made_up_for(text, tmp_path, monkeypatch):
   """Stopped at it, and at its second attempt as well: in the end there are the rows of a run that was not stopped."""
   model = (*T5, "--config.eval.examples=0")
@@ -246,6 +251,7 @@ def test_an_evaluation_that_a_signal_broke_off_is_made_up_for(text, tmp_path, mo
   assert list(map(names, rows(parts))) == list(map(names, rows(whole)))
 
 
+@pytest.mark.exhaustive
 def test_the_result_is_the_plain_loss_of_the_last_step(text, tmp_path, capsys, monkeypatch):
   """Of the targets as they are where training smooths them, also where a stop came with the last step."""
 
@@ -276,6 +282,7 @@ def test_the_result_is_the_plain_loss_of_the_last_step(text, tmp_path, capsys, m
   assert list(losses(tmp_path, "eval/loss")) == [1, 2]
 
 
+@pytest.mark.slow
 def test_terminated_run_is_saved_and_goes_on(text, tmp_path):
   """SIGTERM in the middle saves the step that was reached, and the same command ends the run."""
   workdir = tmp_path / "run"
@@ -297,6 +304,7 @@ def test_terminated_run_is_saved_and_goes_on(text, tmp_path):
   assert max(losses(workdir)) == reached + 2
 
 
+@pytest.mark.exhaustive
 def test_second_run_in_a_workdir_is_refused(text, tmp_path, capsys):
   """While one run writes to a workdir another gets an error, and the first goes on unharmed."""
   workdir = tmp_path / "run"
@@ -313,6 +321,7 @@ def test_second_run_in_a_workdir_is_refused(text, tmp_path, capsys):
   assert process.wait() == exit_codes.INTERRUPTED
 
 
+@pytest.mark.exhaustive
 def test_warm_start_takes_parameters_alone(text, tmp_path):
   """A run from another's checkpoint starts at step 0 with a lower loss than a fresh one."""
   assert command.main(arguments(text, tmp_path / "first", "--config.train.steps=30", "--config.eval.every=30")) == 0
@@ -321,6 +330,7 @@ def test_warm_start_takes_parameters_alone(text, tmp_path):
   assert losses(tmp_path / "second")[1] < losses(tmp_path / "first")[1] - 0.5
 
 
+@pytest.mark.slow
 def test_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_saved(text, tmp_path, capsys):
   """A run that diverges ends with an error, and its last good checkpoint is still there."""
   workdir = tmp_path / "run"
@@ -339,6 +349,7 @@ def test_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_saved(text, tm
   assert all(np.isfinite(losses(tmp_path / "wild")[step]) for step in saved)
 
 
+@pytest.mark.slow
 def test_a_state_that_is_not_finite_is_not_saved(text, tmp_path, capsys):
   """Whose loss was: a rate that is none spoils the parameters behind it."""
   rate = (
@@ -420,6 +431,7 @@ def sentencepiece(folder: pathlib.Path) -> pathlib.Path:
   return training.train_sentencepiece(documents(50), size=40, output_dir=folder / "pieces")
 
 
+@pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("name", BAD_INPUT)
 def test_bad_input_is_one_clear_error(name, text, tmp_path, capsys):
   """Exit code 2, the place and the remedy in the message, no traceback, nothing trained."""
@@ -435,6 +447,7 @@ def test_bad_input_is_one_clear_error(name, text, tmp_path, capsys):
   assert (tmp_path / "run").exists() == (name == "warm start from nowhere")
 
 
+@pytest.mark.exhaustive
 def test_checkpoint_of_other_shapes_names_the_parameters(text, tmp_path, capsys):
   """Resuming with another shape is refused, names what differs, and leaves the checkpoint as it was."""
   workdir = tmp_path / "run"
@@ -463,6 +476,7 @@ def test_checkpoint_of_other_shapes_names_the_parameters(text, tmp_path, capsys)
   assert "embed_dim=16, and is another one), beyond config.train.steps=2; give another workdir" in error
 
 
+@pytest.mark.exhaustive
 def test_debug_shows_the_traceback(text, tmp_path):
   """With --debug the error comes with where it was raised."""
   result = subprocess.run(
@@ -475,6 +489,7 @@ def test_debug_shows_the_traceback(text, tmp_path):
   assert "Traceback" in result.stderr and "float16" in result.stderr
 
 
+@pytest.mark.exhaustive
 def test_a_warm_start_has_the_memory_of_what_it_starts_from():
   """The parameters are arguments of the program and donated; it holds none of them, and they are nowhere twice."""
   tx, _ = optimizers.make_optimizer(toy.optimizer_config(name="adamw"), 10)
@@ -498,6 +513,7 @@ def test_a_warm_start_has_the_memory_of_what_it_starts_from():
   toy.assert_trees_close(state.params, jax.tree.map(numbers, abstract.params), atol=0, rtol=0)
 
 
+@pytest.mark.exhaustive
 def test_what_is_planned_is_what_is_trained(text, tmp_path, monkeypatch):
   """The program that `t2t plan` compiles for a mesh is, to the letter, the one that training runs on it."""
   programs, make = [], train_step.make_train_step

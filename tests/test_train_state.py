@@ -70,6 +70,7 @@ def assert_same_training(actual, expected):
   toy.assert_trees_close(actual[0].params, expected[0].params, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.exhaustive
 def test_fresh_parameters_do_not_depend_on_the_mesh():
   """The same key gives the same parameters, bit for bit, wherever they are made."""
   tx, _ = optimizers.make_optimizer(toy.optimizer_config(), 10)
@@ -83,12 +84,14 @@ def test_fresh_parameters_do_not_depend_on_the_mesh():
   assert int(alone.step) == 0
 
 
+@pytest.mark.exhaustive
 def test_microbatches_equal_the_full_batch():
   """Loss, metrics and updated parameters do not depend on how a batch of uneven rows is cut."""
   whole = train(ONE_DEVICE, uneven_batch())
   assert_same_training(train(ONE_DEVICE, uneven_batch(), microbatches=8), whole)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   ("kind", "mesh_shape", "microbatches"),
   [
@@ -143,6 +146,8 @@ def gradient_of_two_terms(mesh_shape, microbatches):
   return jax.tree.map(np.subtract, before, after)
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize(
   ("shape", "microbatches"), [({"data": 8}, 1), ({"data": 4, "fsdp": 2}, 4), ({"data": 2, "fsdp": 2, "tensor": 2}, 4)]
 )
@@ -152,6 +157,7 @@ def test_terms_have_denominators_of_their_own(shape, microbatches):
   toy.assert_trees_close(gradient_of_two_terms(tuple(shape.items()), microbatches), alone, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_term_without_a_gradient_is_an_error():
   """A loss made of metrics would train nothing, or but the half of what it says."""
 
@@ -170,6 +176,7 @@ def test_a_term_without_a_gradient_is_an_error():
       step.lower(state, uneven_batch(), toy.key())
 
 
+@pytest.mark.slow
 def test_gradients_of_copied_parameters_meet_once():
   """However many microbatches there are: between copies nothing is sent inside of the loop over them."""
   mesh, _, fresh, step = made((("data", 2), ("fsdp", 2), ("tensor", 2)), microbatches=2)
@@ -185,6 +192,7 @@ def test_gradients_of_copied_parameters_meet_once():
   assert max(each.times for each in collectives) > 1.0  # of the layers
 
 
+@pytest.mark.slow
 def test_state_is_sharded():
   """Each device holds its part of a parameter, and of the moments, before and after a step."""
   mesh, _, fresh, _ = made((("data", 2), ("fsdp", 2), ("tensor", 2)))
@@ -201,6 +209,7 @@ def test_state_is_sharded():
     assert len(leaves["step"].sharding.device_set) == mesh.size
 
 
+@pytest.mark.slow
 def test_moments_may_wait_in_the_memory_of_the_host():
   """Nothing else does, and training is the same."""
   shape = {"fsdp": 4, "tensor": 2}
@@ -212,6 +221,7 @@ def test_moments_may_wait_in_the_memory_of_the_host():
   assert {kind for path, kind in kinds.items() if "opt_state" not in path} == {"device"}
 
 
+@pytest.mark.exhaustive
 def test_steps_compile_once_and_reuse_memory():
   """The state that a step returns fits the next; the state that it was given is gone."""
   for shape in (ONE_DEVICE, {"data": 2, "fsdp": 2, "tensor": 2}):
@@ -238,6 +248,7 @@ def test_sharding_constraints_are_in_the_program():
   assert len(constraints) > 40
 
 
+@pytest.mark.exhaustive
 def test_frozen_parameters_do_not_change():
   """They have no moments either; the others train."""
   _, _, fresh, _ = made(tuple(ONE_DEVICE.items()), freeze=("^encoder", "embed"))
@@ -248,6 +259,7 @@ def test_frozen_parameters_do_not_change():
   assert not any("encoder/" in path.replace("decoder/", "") for path in toy.flat(after.opt_state))
 
 
+@pytest.mark.slow
 def test_dropout_depends_on_seed_and_step():
   """The same (seed, step) draws the same masks, as after a restart; another of either draws others."""
   loss = lambda **how: train(ONE_DEVICE, uneven_batch(), steps=1, dropout_rate=0.3, **how)[1][0]["loss"]
@@ -267,6 +279,7 @@ class OfKeys(losses.CrossEntropy):
     return {"loss": jnp.sum(module.embed.table[...]) / weights["loss"]}, counted
 
 
+@pytest.mark.slow
 def test_each_microbatch_copy_and_step_draws_for_itself():
   """Else the same features would be dropped in all of them, and what is added up would be less than it seems."""
   mesh = sharding.make_mesh({"data": 2, "fsdp": 4})
@@ -285,6 +298,7 @@ def test_each_microbatch_copy_and_step_draws_for_itself():
   assert total.max() == 1
 
 
+@pytest.mark.slow
 def test_evaluation_has_no_dropout():
   """The same batch has the same loss always, that of the training step of a model without dropout."""
   mesh, graphdef, fresh, _ = made(tuple(ONE_DEVICE.items()), dropout_rate=0.3)
@@ -304,6 +318,7 @@ def test_metrics_of_a_step():
   assert history[1]["loss"] < history[0]["loss"]
 
 
+@pytest.mark.exhaustive
 def test_a_step_is_gradient_descent_on_the_mean_loss():
   """The gradient is that of the summed loss over the weight of the batch."""
   _, graphdef, fresh, _ = made(tuple(ONE_DEVICE.items()))

@@ -43,6 +43,7 @@ def seen(config, length, prefix):
   return reach
 
 
+@pytest.mark.exhaustive
 def test_decoder_is_causal_by_gradient():
   """The output at position i depends on the decoder's tokens up to i, on none after, and on all of the encoder's."""
   batch = {"encoder_input_tokens": ENCODER, "decoder_input_tokens": DECODER}
@@ -51,6 +52,7 @@ def test_decoder_is_causal_by_gradient():
   assert np.all(found[:, :7])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "local_llama", "prefix_lm", "local_prefix_lm"])
 def test_a_decoder_alone_is_causal_by_gradient(kind):
   """No position depends on a token to its right, unless both are in a prefix; a window ends what each layer reaches."""
@@ -62,6 +64,7 @@ def test_a_decoder_alone_is_causal_by_gradient(kind):
   np.testing.assert_array_equal(reached(config, batch, DECODER), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "modern_bert", "local_bert"])
 def test_an_encoder_alone_sees_both_directions_by_gradient(kind):
   """Every position depends on every token; with a window in all layers, on those that so many windows reach."""
@@ -70,6 +73,7 @@ def test_an_encoder_alone_sees_both_directions_by_gradient(kind):
   assert np.all(expected) != (kind == "local_bert")
 
 
+@pytest.mark.slow
 def test_encoder_sees_both_directions_by_gradient():
   """Every position of the encoder depends on every token, except on padding."""
   graphdef, params = toy.split(toy.model(T5_1_1))
@@ -88,6 +92,8 @@ def real(batch):
   return np.asarray(batch.get("decoder_target_tokens", batch.get("encoder_target_tokens"))) > 0
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(2)
 @KINDS
 def test_packed_equals_unpacked(kind):
   """Examples that share a row, kept apart by segment ids, have the logits that they have in rows of their own."""
@@ -98,6 +104,7 @@ def test_packed_equals_unpacked(kind):
   np.testing.assert_allclose(together, apart, atol=1e-5)
 
 
+@pytest.mark.slow
 @KINDS
 def test_padding_changes_nothing(kind):
   """Logits of real positions do not depend on how far inputs and targets are padded."""
@@ -115,6 +122,7 @@ def decoded(model, batch, tokens):
   return first, jax.lax.scan(step, state, tokens)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", toy.kinds("encoder_decoder"))
 def test_cached_decode_equals_teacher_forcing(kind):
   """Decoding token by token gives the logits of all positions at once."""
@@ -124,6 +132,7 @@ def test_cached_decode_equals_teacher_forcing(kind):
   np.testing.assert_allclose(logits.swapaxes(0, 1), toy.logits(model, batch), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", toy.kinds("decoder_only"))
 def test_decoding_behind_a_prompt_equals_teacher_forcing(kind):
   """Prompts of 5 and 8 tokens, read at once and gone on with token by token."""
@@ -157,6 +166,7 @@ def test_a_row_starts_with_its_own_token():
   np.testing.assert_array_equal(first, [3, 7])
 
 
+@pytest.mark.slow
 def test_a_sequence_longer_than_the_learned_positions_is_an_error():
   """There is no row of the table for what lies beyond."""
   model = toy.model(toy.KINDS["gpt2"])
@@ -174,6 +184,7 @@ def test_token_types_tell_the_parts_of_a_sequence_apart():
   assert np.max(np.abs(toy.logits(model, batch) - toy.logits(model, first))) > 0.1
 
 
+@pytest.mark.slow
 def test_positions_are_counted_from_the_offset():
   """RoBERTa's first position has the third row of the table; the first two are never looked up."""
   model, batch = toy.model(toy.KINDS["roberta"]), toy.batch(architecture="encoder_only")
@@ -190,6 +201,7 @@ def test_positions_are_counted_from_the_offset():
   assert changed(9) > 0.01
 
 
+@pytest.mark.exhaustive
 @KINDS
 def test_each_parameter_is_trained(kind):
   """Every parameter has a part in the loss of pre-training, and a gradient: none is made and then forgotten."""
@@ -205,6 +217,7 @@ def test_each_parameter_is_trained(kind):
     assert not np.any(flat["encoder/layers/self_attention_norm/scale"][0])
 
 
+@pytest.mark.exhaustive
 def test_dropout_follows_its_key():
   """The same key gives the same logits, another key others, and no key those of a model without dropout."""
   dropping, plain = toy.model(toy.config(dropout_rate=0.3)), toy.model(T5_1_1)
@@ -216,6 +229,7 @@ def test_dropout_follows_its_key():
   assert np.max(np.abs(first - toy.logits(plain, batch))) > 0.1
 
 
+@pytest.mark.slow
 def test_bfloat16_computes_in_bfloat16_with_float32_ends():
   """Hidden states are bfloat16; parameters and logits float32, near those of a float32 model."""
   config = dataclasses.replace(T5_1_1, dtype="bfloat16")

@@ -22,6 +22,8 @@ from t2t.data.sources import bitext
 from t2t.training import recipe
 from t2t.training.train import train
 
+pytestmark = pytest.mark.slow
+
 
 class Ids(seqio.PassThroughVocabulary):
   """Ids that stand for themselves: 0 pads, [CLS] 101 and [SEP] 102, or as in XLM </s> for both; 99 is the mask."""
@@ -139,6 +141,7 @@ def texts(data, split):
   return [tuple(text.split("\n")[:-1]) for text in decoded]
 
 
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("kind", ["tsv", "json", "aligned"])
 def test_pairs_of_files(tmp_path, kind):
   """Two columns, two fields, or lines of two files: the same pairs, some of them held out, and resumed as others."""
@@ -165,6 +168,7 @@ def check(data):
   validation.check(data, architecture="encoder_only", batch_size=1, model_vocab_size=512)
 
 
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize(
   ("files", "keys", "message"),
   [
@@ -258,6 +262,7 @@ def cipher_pairs(*, num_words=100, length=8):
   return [*words, *cipher.values()], list(np.random.default_rng(1).permutation(pairs))
 
 
+@pytest.mark.exhaustive
 def test_a_translation_beside_a_text_helps(tmp_path):
   """By `t2t train`'s loop: hidden words of one language are read in the other, and guessed where it is covered."""
   words, pairs = cipher_pairs()

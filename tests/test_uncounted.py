@@ -61,6 +61,8 @@ def counted(config, *terms):
   return found
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_run_in_which_nothing_counts_ends_with_an_error(loss, tmp_path):
   config = config_of(loss, **{"train.steps": 2, "eval.every": 2, "checkpoint.every": 2, "eval.examples": 0})
@@ -72,6 +74,8 @@ def test_a_run_in_which_nothing_counts_ends_with_an_error(loss, tmp_path):
     run.run()
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_held_out_batches_in_which_nothing_counts_are_refused(loss, tmp_path):
   config = config_of(loss, **{"train.steps": 2, "eval.every": 2, "checkpoint.every": 2})
@@ -89,6 +93,8 @@ def test_weights_say_whether_a_batch_counts(loss):
   assert any(float(weight) for weight in of_loss.weights(counted(config, "tokens", "heads")).values())
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize(
   ("loss", "terms", "microbatches"),
   [("cross_entropy", ("tokens",), 2), ("tokens_and_heads", ("heads",), 1), ("tokens_and_heads", ("tokens",), 2)],

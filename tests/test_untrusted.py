@@ -354,6 +354,7 @@ def runs(tree: ast.AST) -> set[str]:
   return found
 
 
+@pytest.mark.slow
 def test_nothing_that_is_read_is_run():
   """No pickle, no eval, no YAML but the safe kind, in all that is installed; exceptions have their reasons."""
   for line in ("import pickle", "eval(x)", "yaml.load(x)", "np.load(x, allow_pickle=True)", "from torch import load"):

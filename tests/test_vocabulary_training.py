@@ -218,6 +218,7 @@ def test_pieces_that_come_of_merges_are_not_extended(tmp_path):
     vocab.main(argv_for(tmp_path, "--extend", str(tmp_path / "vocabulary"), "--size", "400", "--overwrite"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_one_signal_ends_training_at_once(number, tmp_path):
   """Though SentencePiece looks at no signal of Python's; what is going on was told before."""

@@ -124,6 +124,7 @@ def test_a_part_of_a_checkpoint(checkpoint, program, begun, capsys):
   assert re.search(r"left behind: \S+ in decoder\n", said)
 
 
+@pytest.mark.exhaustive
 def test_the_state_that_a_part_becomes(program, begun, tmp_path):
   """Compiled, what was read is donated, fresh values are those of the same key, and moments are new."""
   theirs = written_by_t2t(tmp_path / "run")
@@ -136,6 +137,7 @@ def test_the_state_that_a_part_becomes(program, begun, tmp_path):
   assert int(state.step) == 0 and not any(np.any(x) for x in jax.tree.leaves(state.opt_state))
 
 
+@pytest.mark.slow
 def test_all_of_a_checkpoint(checkpoint, capsys):
   """Without a word of what differs it is what `pretrained.load` reads, bit for bit, and little is said."""
   source, theirs = checkpoint
@@ -343,6 +345,7 @@ def test_a_config_without_the_keys_is_one_that_takes_all():
   assert initialize._changes(before, now) == []
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, capsys):
   """A T5 with more tokens and a decoder of its own, not updated: the checkpoint's values are in the saved run."""
   words = "the quick brown fox jumps over the lazy dog while seven wizards box with jugs"
