@@ -88,7 +88,7 @@ def test_windows_cover_the_context(question, number, data, framing):
     inside = window.context_starts >= 0
     assert np.flatnonzero(inside).tolist() == list(range(behind, behind + inside.sum()))
     nothing = 0 if framing is BERT else len(window.inputs) - 1
-    assert np.flatnonzero(window.asked).tolist() == sorted([nothing, *np.flatnonzero(inside)])
+    assert np.flatnonzero(window.head_mask).tolist() == sorted([nothing, *np.flatnonzero(inside)])
     own = window.inputs[inside] - 1000
     assert own.tolist() == list(range(own[0], own[-1] + 1)) if len(own) else number == 0
     assert (window.context_starts[inside] == 2 * own).all() and (window.context_ends[inside] == 2 * own + 1).all()
@@ -185,7 +185,7 @@ def test_no_room_for_a_window():
 def gathered(context, logits, **fields):
   """A context of words of one letter in windows, and logits of what is asked of each: a column for starts and ends."""
   rows = [
-    {"answer_heads": window.asked, "context_starts": window.context_starts, "context_ends": window.context_ends}
+    {"answer_heads": window.head_mask, "context_starts": window.context_starts, "context_ends": window.context_ends}
     for window in make(3, context, None)
   ]
   logits = logits([int(row["answer_heads"].sum()) for row in rows])

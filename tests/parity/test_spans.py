@@ -139,7 +139,7 @@ def test_the_best_span_is_theirs(questions, ours, null):
   random, withheld = np.random.default_rng(0), 0
   for question, context, *_ in questions:
     found = windows(ours, question, context, None, 250)
-    logits = [np.where(each.asked[:, None] > 0, random.normal(size=(len(each.inputs), 2)), -1e4) for each in found]
+    logits = [np.where(each.head_mask[:, None] > 0, random.normal(size=(len(each.inputs), 2)), -1e4) for each in found]
     for each in logits:
       each[0] = each[0] + 2.5 if null else -1e4
     offsets = [
@@ -150,11 +150,11 @@ def test_the_best_span_is_theirs(questions, ours, null):
     example = {
       "context": context.encode(),
       "windows": [
-        {"answer_heads": each.asked, "context_starts": each.context_starts, "context_ends": each.context_ends}
+        {"answer_heads": each.head_mask, "context_starts": each.context_starts, "context_ends": each.context_ends}
         for each in found
       ],
     } | ({"no_answer": b""} if null else {})
-    asked = np.concatenate([own[each.asked > 0] for each, own in zip(found, logits, strict=True)])
+    asked = np.concatenate([own[each.head_mask > 0] for each, own in zip(found, logits, strict=True)])
     text, log_p = head_predictor.answer(HEAD, example, asked)
     assert text == expected
     # With a likely [CLS] theirs looks at a start and an end less, and at a span less.
