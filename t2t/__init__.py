@@ -5,7 +5,6 @@ import difflib
 import importlib
 import pathlib
 from typing import TYPE_CHECKING, Any
-import warnings
 
 from t2t.runtime import quiet
 
@@ -60,8 +59,9 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
   if name == "task_metrics":  # the earlier place, in tasks of users
-    warnings.warn("t2t.task_metrics is now t2t.evaluation.task_metrics: change the import", FutureWarning, stacklevel=2)
-    return importlib.import_module("t2t.evaluation.task_metrics")
+    from t2t.runtime import imports
+
+    return imports.renamed_module("t2t.task_metrics", "t2t.evaluation.task_metrics")
   if name not in _FOUND:
     raise AttributeError(f"module 't2t' has no attribute {name!r}")
   return getattr(importlib.import_module(_FOUND[name]), name)

@@ -1,8 +1,6 @@
 """From text files and seqio tasks to batches: sources, vocabularies, objectives and the resumable pipeline."""
 
-import importlib
 from typing import Any
-import warnings
 
 from t2t.runtime import imports, quiet
 
@@ -26,6 +24,4 @@ _RENAMED = {
 def __getattr__(name: str) -> Any:
   if name not in _RENAMED:
     raise AttributeError(f"module 't2t.data' has no attribute {name!r}")
-  message = f"t2t.data.{name} is now t2t.data.{_RENAMED[name]}: change the import"
-  warnings.warn(message, FutureWarning, stacklevel=2)
-  return importlib.import_module(f"t2t.data.{_RENAMED[name]}")
+  return imports.renamed_module(f"t2t.data.{name}", f"t2t.data.{_RENAMED[name]}")

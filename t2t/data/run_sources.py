@@ -522,7 +522,7 @@ class MixedSources(RunSource):
     return {name: of(part_data, f"{self.key}.{name}") for name, part_data in self.data.parts().items()}
 
   def load_task(self, architecture: str = "", *, heads: Sequence[HeadConfig] = ()) -> seqio.Mixture:
-    from t2t.data import mixture as mixture_module
+    from t2t.data import mixture
 
     tallies = {split: bad_records.Tally(self.data.malformed) for split in ("train", "validation")}
     tasks = {}
@@ -533,10 +533,10 @@ class MixedSources(RunSource):
         raise UserError(f"{part.where}: {error}" if part.where not in str(error) else str(error)) from error
       if isinstance(part, TextFiles):
         tasks[name].source.count_in(tallies)
-    rates = mixture_module.rates(self.data, lambda name: self.parts[name].size(tasks[name]))
-    mixture = mixture_module.join(self.data.parts(), tasks, rates)
-    task_resolution.check_folders(mixture, self.data.folders)
-    return mixture
+    rates = mixture.rates(self.data, lambda name: self.parts[name].size(tasks[name]))
+    joined = mixture.join(self.data.parts(), tasks, rates)
+    task_resolution.check_folders(joined, self.data.folders)
+    return joined
 
   def _own_vocabulary(self) -> seqio.Vocabulary:
     return next(iter(self.parts.values())).vocabulary()  # all are of registered tasks, see `task_resolution.check`

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import sys
 import types
+import warnings
 
 from t2t import UserError
 
@@ -29,6 +30,15 @@ class _AsItStands(importlib.machinery.SourceFileLoader):
   def get_code(self, fullname: str) -> types.CodeType:
     path = self.get_filename(fullname)
     return self.source_to_code(self.get_data(path), path)
+
+
+def renamed_module(name: str, new_name: str) -> types.ModuleType:
+  """Imports a module by the present name, with a warning for code of users that imports it by an earlier one.
+
+  For the `__getattr__` of the package that had it: the warning names the line of the import.
+  """
+  warnings.warn(f"{name} is now {new_name}: change the import", FutureWarning, stacklevel=3)
+  return importlib.import_module(new_name)
 
 
 def file_module(path: str | os.PathLike, name: str) -> types.ModuleType:

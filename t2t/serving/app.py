@@ -68,7 +68,7 @@ class _Refusal(Response):
   def __init__(
     self, path: str, status: int, reason: str, cause: Exception | None = None, headers: Mapping[str, str] | None = None
   ):
-    headers = {"Connection": "close"} | ({"Retry-After": "2"} if status == 503 else {}) | dict(headers or {})
+    headers = connection.refusal_headers(status) | dict(headers or {})
     content = f"{json.dumps(_error(path, status, reason, cause))}\n"
     super().__init__(content, status, headers, media_type="application/json")
 

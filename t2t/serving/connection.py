@@ -15,6 +15,11 @@ READ_SECONDS, WRITE_SECONDS = 15.0, 5.0
 LINGER_SECONDS = 5.0  # for the rest of a request that was refused
 
 
+def refusal_headers(status: int) -> dict[str, str]:
+  """Returns the headers of an error, which ends the connection."""
+  return {"Connection": "close"} | ({"Retry-After": "2"} if status == 503 else {})
+
+
 class Connection(h11_impl.H11Protocol):
   """One client's connection, with deadlines.
 
@@ -112,11 +117,10 @@ class Connection(h11_impl.H11Protocol):
 
   def _write_refusal(self, status: int, reason: str) -> None:
     content = json.dumps({"error": reason}).encode()
-    headers = [("Content-Type", "application/json"), ("Content-Length", str(len(content))), ("Connection", "close")]
-    headers += [("Retry-After", "2")] if status == 503 else []
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(content))} | refusal_headers(status)
     head = h11.Response(
       status_code=status,
-      headers=[*self.server_state.default_headers, *headers],
+      headers=[*self.server_state.default_headers, *headers.items()],
       reason=h11_impl.STATUS_PHRASES[status],
     )
     for event in (head, h11.Data(data=content), h11.EndOfMessage()):
