@@ -35,8 +35,12 @@ def finetuned(folder: pathlib.Path, loss: str, steps: int) -> pathlib.Path:
   command(
     *("train", "--config", "finetune_docs_package", "--workdir", str(folder / loss)),
     *(f"--config.init.checkpoint={folder / 'pretrained'}", f"--config.train.loss={loss}"),
-    *(f"--config.train.steps={steps}", f"--config.eval.every={steps}", f"--config.checkpoint.every={steps}"),
-    *("--config.eval.max_examples=512", "--config.eval.examples=0"),
+    *(
+      f"--config.train.steps={steps}",
+      f"--config.eval.every={steps}",
+      f"--config.checkpoint.save_interval_steps={steps}",
+    ),
+    *("--config.eval.max_examples=512", "--config.eval.num_logged_samples=0"),
   )
   return folder / loss
 
@@ -65,7 +69,7 @@ def main() -> None:
     every = options.pretraining_steps
     command(
       *("train", "--config", config, "--workdir", str(folder / "pretrained"), f"--config.train.steps={every}"),
-      *(f"--config.eval.every={every}", f"--config.checkpoint.every={every}"),
+      *(f"--config.eval.every={every}", f"--config.checkpoint.save_interval_steps={every}"),
     )
     accuracies[name] = {"head": accuracy(finetuned(folder, "heads", options.steps), "head")}
     if name == "encoder":

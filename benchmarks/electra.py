@@ -113,7 +113,7 @@ def arm_config(arm: str, folder: pathlib.Path, vocabulary: str, *, seed: int) ->
   config.optimizer.schedule = "linear"
   config.optimizer.weight_decay = 0.01
   config.optimizer.b2 = 0.98
-  config.eval.examples = 0
+  config.eval.num_logged_samples = 0
   config.eval.batches = 10
   return config
 
@@ -130,8 +130,8 @@ def with_budget(config: ConfigDict, flops: float, *, points: int) -> ConfigDict:
   config.train.steps = every * points
   config.optimizer.warmup_steps = config.train.steps // 10
   config.optimizer.warmup_ratio = 0.0
-  config.eval.every = config.checkpoint.every = every
-  config.checkpoint.keep = points
+  config.eval.every = config.checkpoint.save_interval_steps = every
+  config.checkpoint.max_to_keep = points
   return config
 
 
@@ -298,7 +298,7 @@ def probe_run(config: ConfigDict, workdir: pathlib.Path, fitted: Paragraphs, tes
   run = records(config)
   mesh, _ = mesh_selection.make(run)
   with jax.set_mesh(mesh):
-    for step in range(0, config.train.steps + 1, config.checkpoint.every):
+    for step in range(0, config.train.steps + 1, config.checkpoint.save_interval_steps):
       if str(step) in results:
         continue
       if step:

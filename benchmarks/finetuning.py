@@ -68,9 +68,9 @@ def run_config(task: str, source: str, arm: str, *, seed: int, steps: int, overr
   if steps:
     config.train.steps = steps
   config.eval.every = max(1, config.train.steps // 8)
-  config.checkpoint.every = config.train.steps
-  config.checkpoint.keep = 1
-  config.eval.examples = 0
+  config.checkpoint.save_interval_steps = config.train.steps
+  config.checkpoint.max_to_keep = 1
+  config.eval.num_logged_samples = 0
   return override(config, overrides)
 
 

@@ -63,8 +63,8 @@ _MODEL = [
   "--config.optimizer.clip_norm=1.0",
   "--config.eval.batches=2",
   "--config.eval.batch_size=256",
-  "--config.eval.examples=0",
-  "--config.checkpoint.keep=1",
+  "--config.eval.num_logged_samples=0",
+  "--config.checkpoint.max_to_keep=1",
 ]
 
 
@@ -87,8 +87,10 @@ _ALONE = f"{NEW}_alone"
 # Strengths were chosen on seed 0, which is not among those that are told of.
 ARMS = {
   "nothing": Arm(_ALONE, "#555555", "-"),
-  "L2-SP": Arm(_ALONE, "#c8442e", "--", ("--config.optimizer.paths=.: anchor=20",)),
-  "EWC": Arm(_ALONE, "#1f5fa8", "-", ("--config.optimizer.fisher={fisher}", "--config.optimizer.paths=.: anchor=300")),
+  "L2-SP": Arm(_ALONE, "#c8442e", "--", ("--config.optimizer.param_groups=.: anchor=20",)),
+  "EWC": Arm(
+    _ALONE, "#1f5fa8", "-", ("--config.optimizer.fisher={fisher}", "--config.optimizer.param_groups=.: anchor=300")
+  ),
   "replay": Arm(f"{NEW}_with_{OLD}", "#2e8b57", "-."),
   "LoRA": Arm(_ALONE, "#b8860b", ":", ("--config.lora.rank=8", "--config.lora.targets=attention/,mlp/")),
 }
@@ -118,7 +120,7 @@ def new_arguments(workdir: pathlib.Path, arm: str, old: pathlib.Path, fisher: pa
 def _arguments(workdir: pathlib.Path, mixture: str, *, seed: int, steps: int) -> list[str]:
   run = [f"--config.data.mixture={mixture}", f"--config.data.task_modules={_TASKS}"]
   run += [f"--config.train.steps={steps}", f"--config.train.seed={seed}"]
-  run += [f"--config.eval.every={_EVERY}", f"--config.checkpoint.every={steps}"]
+  run += [f"--config.eval.every={_EVERY}", f"--config.checkpoint.save_interval_steps={steps}"]
   return ["train", *_MODEL, *run, "--workdir", str(workdir)]
 
 

@@ -43,7 +43,7 @@ _FAMILIES: Mapping[str, dict[str, Any]] = {
   "albert": presets.albert("base"),
   "modern_bert": presets.modern_bert("base"),
 }
-_LOSS = losses.CrossEntropyConfig(z_loss=1e-4, label_smoothing=0.0, chunk_tokens=4_096)
+_LOSS = losses.CrossEntropyConfig(z_loss=1e-4, label_smoothing=0.0, logits_chunk_tokens=4_096)
 
 
 def _small(fields: dict[str, Any], **changed: Any) -> TransformerConfig:

@@ -32,9 +32,9 @@ _MODEL = (
   "--config.data.targets_length=18",
   "--config.train.batch_size=8",
   "--config.eval.batches=1",
-  "--config.eval.examples=0",
+  "--config.eval.num_logged_samples=0",
 )
-_TRAIN = ("--config.train.steps=40", "--config.eval.every=20", "--config.checkpoint.every=3")
+_TRAIN = ("--config.train.steps=40", "--config.eval.every=20", "--config.checkpoint.save_interval_steps=3")
 # Too long to be answered before the first kill, short enough for a hundred runs.
 _LINES = 200
 
@@ -95,7 +95,7 @@ def _train(folder: pathlib.Path, output: str) -> list[str]:
 
 
 def _tasks(folder: pathlib.Path, command: str, config: str, output: str) -> list[str]:
-  task_options = (f"--config.data.folders.superglue={folder / 'SuperGLUE'}", "--config.eval.tasks=cb")
+  task_options = (f"--config.data.benchmark_dirs.superglue={folder / 'SuperGLUE'}", "--config.eval.tasks=cb")
   length = ("--config.data.inputs_length=64", "--config.data.targets_length=16", "--config.train.batch_size=8")
   return [
     command,
@@ -108,7 +108,7 @@ def _tasks(folder: pathlib.Path, command: str, config: str, output: str) -> list
 
 
 def _superglue(folder: pathlib.Path, output: str) -> list[str]:
-  often = ("--config.train.steps=4", "--config.eval.every=2", "--config.checkpoint.every=2")
+  often = ("--config.train.steps=4", "--config.eval.every=2", "--config.checkpoint.save_interval_steps=2")
   return [*_tasks(folder, "superglue", "finetune_superglue", output), *often]
 
 

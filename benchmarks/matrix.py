@@ -77,8 +77,8 @@ def cell(row: str, objective: str, *, steps: int, positions: int) -> ConfigDict:
   config.train.steps = steps
   config.optimizer.warmup_steps = min(50, steps // 4)
   config.optimizer.warmup_ratio = 0.0
-  config.eval.every = config.checkpoint.every = max(1, steps // 10)
-  config.eval.examples = 0
+  config.eval.every = config.checkpoint.save_interval_steps = max(1, steps // 10)
+  config.eval.num_logged_samples = 0
   return config
 
 

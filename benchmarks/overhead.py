@@ -106,7 +106,7 @@ def guards(config: Config, mesh: jax.sharding.Mesh, *, pairs: int, steps: int) -
     print(f"{'the same, ' + quantity + ' of the program':<44}{100 * more:>8.3f} %")
 
   watch = nan_policy.Watch(
-    dataclasses.replace(config, numbers=dataclasses.replace(config.numbers, spike_deviations=1e6, spike_window=128)),
+    dataclasses.replace(config, numbers=dataclasses.replace(config.nan_policy, spike_deviations=1e6, spike_window=128)),
     epath.Path(tempfile.gettempdir()),
     program.state.params,
     {},
@@ -172,8 +172,8 @@ def saves(config: Config, mesh: jax.sharding.Mesh, *, pairs: int, steps: int) ->
     print(f"{'the loop waits for a save':<44}{stall:>8.2f} s   {stall / step_seconds:.2f} steps")
     lost = statistics.median(extra)
     print(f"{'a block is longer with a save':<44}{lost:>8.2f} steps")
-    every = config.checkpoint.every
-    print(f"{'of a run, at config.checkpoint.every=' + str(every):<44}{100 * lost / every:>8.2f} %")
+    every = config.checkpoint.save_interval_steps
+    print(f"{'of a run, at config.checkpoint.save_interval_steps=' + str(every):<44}{100 * lost / every:>8.2f} %")
     print(f"{'until it is whole, verified and durable':<44}{statistics.median(ends):>8.2f} s")
     started = time.perf_counter()
     hashed = manifest._checksums(path, manifest._sizes(path))

@@ -36,9 +36,9 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _ROWS, _INPUTS_LENGTH, _NEW_TOKENS = 16, 128, 64
 # Work -> config and overrides.
 _TRAINING = {
-  "t5": ("t5_1_1_small", "train.batch_size=8", "train.chunk_tokens=1024"),
+  "t5": ("t5_1_1_small", "train.batch_size=8", "train.logits_chunk_tokens=1024"),
   "bert": ("bert_base", "train.batch_size=8", "data.inputs_length=128"),
-  "gpt2": ("gpt2_small", "train.batch_size=2", "data.targets_length=512", "train.chunk_tokens=1024"),
+  "gpt2": ("gpt2_small", "train.batch_size=2", "data.targets_length=512", "train.logits_chunk_tokens=1024"),
 }
 _BEAMS = {"greedy": 1, "beams": 4}
 WORK = (*_TRAINING, *_BEAMS)

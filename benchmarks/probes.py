@@ -2,7 +2,7 @@
 
   python benchmarks/probes.py --checkpoints runs/tiny_bert --task docs_match
   python benchmarks/probes.py --checkpoints runs/bert,runs/roberta,gs://BUCKET/t5 --task glue_sst2_v002 \
-    --config.data.folders.glue=GLUE
+    --config.data.benchmark_dirs.glue=GLUE
 
 Prints a table for each checkpoint, writes probes.json and probes.png; numbers that are there already are taken.
 """

@@ -47,9 +47,9 @@ def run_config(options: argparse.Namespace, objective: str) -> Config:
     f"--config.train.steps={options.steps}",
     f"--config.train.batch_size={options.batch_size}",
     f"--config.eval.every={options.steps}",
-    f"--config.checkpoint.every={options.steps}",
+    f"--config.checkpoint.save_interval_steps={options.steps}",
     "--config.eval.batches=40",
-    "--config.eval.examples=0",
+    "--config.eval.num_logged_samples=0",
   ]
   return records(override(config, typed))
 

@@ -183,8 +183,8 @@ def main(argv: list[str]) -> None:
     # What a CPU can do in an afternoon, and the size that others were measured at.
     if "config.train.batch_size" not in typed:
       config.train.batch_size = 8
-    if "config.train.chunk_tokens" not in typed and config.model.architecture != "encoder_only":
-      config.train.chunk_tokens = 1_024
+    if "config.train.logits_chunk_tokens" not in typed and config.model.architecture != "encoder_only":
+      config.train.logits_chunk_tokens = 1_024
   result = {"config": options.config, "batch_size": config.train.batch_size}
   result |= measure(records(config), steps=options.steps, profile=options.profile)
   for name, value in result.items():

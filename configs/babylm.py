@@ -23,19 +23,19 @@ SIZES = ("10m_encoder_decoder", "10m_hybrid")
 def get_config(size: str = "10m_hybrid") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = _hybrid() if size == "10m_hybrid" else _encoder_decoder()
-  config.data.most_epochs = 10.0
+  config.data.repeat_warning_epochs = 10.0
   config.train.steps = 8_500
   config.train.batch_size = 128
   config.optimizer.name = "adamw"
   config.optimizer.learning_rate = 1e-3
   config.optimizer.schedule = "cosine"
   config.optimizer.warmup_ratio = 0.02
-  config.optimizer.final_ratio = 0.1
+  config.optimizer.end_lr_fraction = 0.1
   config.optimizer.scale_by_parameter = False
   config.optimizer.weight_decay = 0.1
   config.optimizer.b2 = 0.98
   config.optimizer.clip_norm = 1.0
-  config.eval.every = config.checkpoint.every = 850  # once a pass
+  config.eval.every = config.checkpoint.save_interval_steps = 850  # once a pass
   return config
 
 

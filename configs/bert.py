@@ -28,7 +28,7 @@ def get_config(size: str = "base") -> ConfigDict:
   config.data.inputs_length = 512
   config.data.extra_ids = 0
   config.stages = (
-    {"name": "short", "share": 0.9, "data.inputs_length": 128, "train.batch_size": 1_024},
+    {"name": "short", "fraction": 0.9, "data.inputs_length": 128, "train.batch_size": 1_024},
     {"name": "long"},
   )
   config.train.steps = 1_000_000

@@ -32,17 +32,17 @@ def get_config(size: str = "base") -> ConfigDict:
   config.data.noise_density = 0.25
   config.data.inputs_length = 128
   config.stages = (
-    {"name": "512", "share": 0.2, "train.batch_size": 512},
-    {"name": "1024", "share": 0.2, "train.batch_size": 1_024},
-    {"name": "2048", "share": 0.2, "train.batch_size": 2_048},
+    {"name": "512", "fraction": 0.2, "train.batch_size": 512},
+    {"name": "1024", "fraction": 0.2, "train.batch_size": 1_024},
+    {"name": "2048", "fraction": 0.2, "train.batch_size": 2_048},
     {"name": "4096"},
   )
   config.train.steps = 30_000
   config.train.batch_size = 4_096
   config.optimizer.learning_rate = 1e-3
   config.optimizer.schedule = "slanted_triangle"
-  config.optimizer.rise = 0.5
-  config.optimizer.rise_ratio = 1e4
+  config.optimizer.warmup_fraction = 0.5
+  config.optimizer.init_lr_divisor = 1e4
   config.optimizer.warmup_steps = 0
   config.optimizer.b2 = 0.98
   config.optimizer.epsilon = 1e-12

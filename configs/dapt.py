@@ -18,7 +18,7 @@ A domain's words get pieces of their own, which begin as the mean of those that 
   t2t vocab train --extend VOCABULARY --input 'papers/*.txt' --size 34000 --output runs/biomed_pieces
   t2t train --config dapt_domain --config.init.checkpoint=bert-base-uncased --workdir gs://BUCKET/biomed \
     --config.data.files='gs://BUCKET/papers/*.jsonl.gz' --config.data.vocabulary=runs/biomed_pieces/vocab.txt \
-    --config.model.vocab_size=34048 --config.init.by_piece=True
+    --config.model.vocab_size=34048 --config.init.transfer_vocab=True
 """
 
 from ml_collections import ConfigDict
@@ -33,11 +33,11 @@ def get_config(size: str = "domain") -> ConfigDict:
   config = roberta.get_config("base")
   config.data.mixture = ""  # the user's files
   config.data.task_modules = ()
-  config.init.inherit = True
+  config.init.use_model_config = True
   config.optimizer.warmup_steps, config.optimizer.warmup_ratio = 0, 0.06
   config.train.steps = {"domain": 12_500, "task": 2_000}[size]
   config.train.batch_size, config.optimizer.learning_rate = {"domain": (2_048, 5e-4), "task": (256, 1e-4)}[size]
-  config.data.most_epochs = {"domain": 0.0, "task": 100.0}[size]
+  config.data.repeat_warning_epochs = {"domain": 0.0, "task": 100.0}[size]
   return config
 
 

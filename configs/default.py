@@ -5,15 +5,16 @@ Keys, defaults and what each means are declared in t2t/configuration/schema.py; 
 
 from ml_collections import ConfigDict
 
-from t2t.configuration import schema
+from t2t.configuration import renamed_keys, schema
 from t2t.models import presets
 
 
 def get_config() -> ConfigDict:
   """A small T5 1.1 by span corruption; says nothing of where the text comes from."""
   config = ConfigDict({"model": presets.t5_1_1("small"), **schema.defaults()})
+  config = renamed_keys.accept_earlier_names(config)
   config.lock()
-  config.data.folders.unlock()  # a config may name any: config.data.folders.superglue = "SuperGLUE"
+  config.data.benchmark_dirs.unlock()  # a config may name any: config.data.benchmark_dirs.superglue = "SuperGLUE"
   config.data.sources.unlock()  # likewise: config.data.sources.english = {"files": "en/*.txt", "rate": 2.0}
   config.init.others.unlock()
   return config

@@ -4,7 +4,7 @@ r"""Fine-tuning: of models that write by task prefix, as T5 (Raffel et al. 2020,
     --config.data.labels=auto --workdir runs/reviews
   t2t train --config finetune_superglue --config.init.checkpoint=gs://BUCKET/t5_1_1_base --workdir gs://BUCKET/superglue
   t2t train --config finetune_squad --config.init.checkpoint=runs/tiny --workdir runs/qa \
-    --config.data.folders.squad=SQuAD
+    --config.data.benchmark_dirs.squad=SQuAD
   t2t train --config finetune_docs_summary --config.init.checkpoint=runs/tiny --workdir runs/summary
 
 The model and its vocabulary are the checkpoint's, and so is the recipe: Adafactor at a constant rate with dropout; for
@@ -67,8 +67,8 @@ def get_config(mixture: str | None = None) -> ConfigDict:
   config.optimizer.warmup_steps = 0
   config.eval.every = 5_000
   config.eval.num_beams = 4 if mixture.startswith(("cnn", "xsum", "wmt")) else 1
-  config.checkpoint.every = 5_000
-  config.init.inherit = True
+  config.checkpoint.save_interval_steps = 5_000
+  config.init.use_model_config = True
   if mixture.startswith("docs"):
     _small(config)
   return config
@@ -85,10 +85,10 @@ def _of_table(config: ConfigDict) -> ConfigDict:
   config.optimizer.learning_rate = 1e-3
   config.optimizer.schedule = "constant"
   config.optimizer.warmup_steps = 0
-  config.eval.every = config.checkpoint.every = 0
+  config.eval.every = config.checkpoint.save_interval_steps = 0
   config.eval.patience = 3
-  config.eval.stop_by = "table/score"
-  config.init.inherit = True
+  config.eval.early_stopping_metric = "table/score"
+  config.init.use_model_config = True
   return config
 
 
@@ -118,7 +118,7 @@ def for_architecture(config: ConfigDict) -> None:
   config.train.epochs = 3.0
   config.train.batch_size = 32
   config.eval.every = 0
-  config.checkpoint.every = 0
+  config.checkpoint.save_interval_steps = 0
   _devlin(config)
 
 
@@ -148,4 +148,4 @@ def _small(config: ConfigDict) -> None:
   config.optimizer.clip_norm = 1.0
   config.eval.batch_size = 64
   config.eval.every = 50
-  config.checkpoint.every = 50
+  config.checkpoint.save_interval_steps = 50

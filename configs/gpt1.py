@@ -26,7 +26,7 @@ def get_config(size: str = "base") -> ConfigDict:
   config.train.steps = 3_000_000
   config.train.batch_size = 64
   config.optimizer.learning_rate = 2.5e-4
-  config.optimizer.final_ratio = 0.0
+  config.optimizer.end_lr_fraction = 0.0
   config.optimizer.weight_decay = 0.01
   config.optimizer.b2 = 0.999
   return config

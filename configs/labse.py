@@ -3,8 +3,9 @@
   t2t train --config labse_base --workdir gs://BUCKET/labse_base --config.init.checkpoint=gs://BUCKET/RUN \
     --config.data.vocabulary=gs://BUCKET/vocab.txt
 
-It begins with a masked language model; --config.init.checkpoint=bert-base-multilingual-cased --config.init.inherit=True
-takes mBERT's shape and vocabulary.  BERT's shape, rows for 501,153 pieces, the vector of [CLS], cosines, the margin and
+It begins with a masked language model; --config.init.checkpoint=bert-base-multilingual-cased and
+--config.init.use_model_config=True take mBERT's shape and vocabulary.  BERT's shape, rows for 501,153 pieces, the
+vector of [CLS], cosines, the margin and
 both directions as published; its formula has no temperature, and SimCSE's is kept.  The pairs are those of WMT out of
 English, where LaBSE has 109 languages; those of your own files are sources with neighbouring texts, or registered
 tasks.  Published: 83.7 % of Tatoeba's sentences find their translation, on average over 112 languages.

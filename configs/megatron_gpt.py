@@ -25,7 +25,7 @@ def get_config(size: str = "8_3b") -> ConfigDict:
   config.train.steps = 300_000
   config.optimizer.learning_rate = 1.5e-4
   config.optimizer.warmup_steps = 3_000
-  config.optimizer.final_ratio = 1 / 15  # 1e-5
+  config.optimizer.end_lr_fraction = 1 / 15  # 1e-5
   config.optimizer.weight_decay = 0.01
   config.optimizer.b2 = 0.999
   return config

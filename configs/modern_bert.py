@@ -32,12 +32,12 @@ def get_config(size: str = "base") -> ConfigDict:
   rows = {"base": 4_608, "large": 4_928}[size]
   late = {"train.batch_size": rows // 8, "optimizer.warmup_steps": 0}
   late["optimizer.learning_rate"] = {"base": 3e-4, "large": 5e-5}[size]
-  decay = {"optimizer.schedule": "wsd", "optimizer.decay_share": 1.0, "optimizer.decay_shape": "1-sqrt"}
+  decay = {"optimizer.schedule": "wsd", "optimizer.decay_fraction": 1.0, "optimizer.decay_shape": "1-sqrt"}
   tokens = rows * 1_024  # of a batch in each of the phases
   config.stages = (
     {"name": "short", "data.inputs_length": 1_024, "model.rotary_base": 10_000.0},
     {"name": "long", "steps": round(250e9 / tokens), **late},
-    {"name": "decay", "steps": round(50e9 / tokens), **late, **decay, "optimizer.final_ratio": 0.0},
+    {"name": "decay", "steps": round(50e9 / tokens), **late, **decay, "optimizer.end_lr_fraction": 0.0},
   )
   config.train.steps = round(2e12 / tokens)
   config.train.batch_size = rows

@@ -30,7 +30,7 @@ def get_config(size: str = "base") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = bert.get_config(size)
   config.stages = ()
-  config.init.inherit = True
+  config.init.use_model_config = True
   config.data.mixture = "wikipedia_same_text_twice"
   config.data.objective = "same_text_twice"  # of files of one's own
   config.data.inputs_length = 64  # both texts
@@ -39,5 +39,5 @@ def get_config(size: str = "base") -> ConfigDict:
   config.optimizer.learning_rate = {"base": 3e-5, "large": 1e-5}[size]
   config.optimizer.warmup_steps = 0
   config.optimizer.weight_decay = 0.0
-  config.eval.every = config.checkpoint.every = 1_000
+  config.eval.every = config.checkpoint.save_interval_steps = 1_000
   return with_pairs(config)

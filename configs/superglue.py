@@ -1,7 +1,7 @@
 r"""SuperGLUE (Wang et al. 2019), to evaluate a checkpoint on.
 
   t2t eval --config superglue --checkpoint runs/finetuned --workdir runs/superglue \
-    --config.data.folders.superglue=SuperGLUE
+    --config.data.benchmark_dirs.superglue=SuperGLUE
   t2t eval --config superglue --checkpoint runs/finetuned --workdir runs/superglue --config.data.eval_split=test
 
 The second writes the zip that the leaderboard takes.  Without that folder, of the files as released, the data

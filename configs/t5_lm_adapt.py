@@ -17,7 +17,7 @@ from t2t.configs import t5_1_1
 def get_config() -> ConfigDict:
   """The recipe."""
   config = t5_1_1.get_config("small")
-  config.init.inherit = True
+  config.init.use_model_config = True
   config.data.mixture = "c4_prefix_lm"
   config.data.objective = "prefix_lm"  # of files of one's own
   config.data.targets_length = 512

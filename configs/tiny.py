@@ -72,7 +72,7 @@ def get_config(family: str | None = None) -> ConfigDict:
   config.optimizer.warmup_ratio = 0.1
   config.optimizer.clip_norm = 1.0
   config.eval.every = 250
-  config.checkpoint.every = 250
+  config.checkpoint.save_interval_steps = 250
   if family is None:
     _most_in_four_minutes(config)
   if family == "electra":
@@ -92,10 +92,10 @@ def _most_in_four_minutes(config: ConfigDict) -> None:
   And attention begins where it would be led after many more: so the decoder asks its encoder from the first step on.
   """
   config.model.update(num_encoder_layers=2, num_decoder_layers=2, mlp_dim=256)
-  config.model.initial_focus = 6.0
+  config.model.attention_init_bias = 6.0
   config.train.steps = 3_000
   config.train.log_every = 10  # to write each of so short steps takes a tenth of the time
   config.optimizer.name = "muon"
   config.optimizer.muon_iterations = 3
   config.optimizer.warmup_ratio = 1 / 60  # 50 steps
-  config.eval.every = config.checkpoint.every = 750
+  config.eval.every = config.checkpoint.save_interval_steps = 750

@@ -22,7 +22,7 @@ from t2t.launch import shell as shell_lib
 _PATHS = (
   "data.files",
   "data.eval_files",
-  "data.folders",
+  "data.benchmark_dirs",
   "data.sources",
   "data.vocabulary",
   "init.checkpoint",
@@ -239,6 +239,6 @@ def read(argv: Sequence[str], *, remote: bool, devices: int | None = None) -> Jo
   if remote and config is not None:
     _check_paths(config)
     argv, files = _shipped(argv, config)
-  if run is not None and not run.init.inherit:  # or the checkpoint's vocabulary takes its place
+  if run is not None and not run.init.use_model_config:  # or the checkpoint's vocabulary takes its place
     run.data.check_vocabulary()
   return Job(tuple(argv), files, workdir, _reads(config, named))

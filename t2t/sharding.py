@@ -138,14 +138,14 @@ def _placed(sizes: Mapping[str, int], devices: list[jax.Device], order: Sequence
 
 
 def box_text(box: Sequence[int]) -> str:
-  """As `config.mesh.order` has it: (2, 4, 1) -> "2x4"."""
+  """As `config.mesh.physical_layout` has it: (2, 4, 1) -> "2x4"."""
   last = max([i for i, part in enumerate(box) if part > 1], default=0)
   return "x".join(map(str, box[: max(last + 1, 2)]))
 
 
 def _boxes(sizes: Mapping[str, int], devices: list[jax.Device], order: Sequence[str]) -> dict[str, tuple[int, ...]]:
-  """Axis -> chips along each side, in the order of `config.mesh.order`."""
-  text, sides = f"config.mesh.order={','.join(order)}", accelerators.sides(devices)
+  """Axis -> chips along each side, in the order of `config.mesh.physical_layout`."""
+  text, sides = f"config.mesh.physical_layout={','.join(order)}", accelerators.sides(devices)
   if sides is None:
     raise UserError(f"{text}: only for whole slices of TPUs with one device on a chip, which these devices are not")
   left, boxes = list(sides), {}

@@ -1,7 +1,7 @@
 """Named entities of CoNLL 2003 (Tjong Kim Sang & De Meulder 2003), English: a head tags words, other models write.
 
-config.data.folders.conll2003 names the folder of train.txt, valid.txt and test.txt; without it TensorFlow Datasets
-provides them.
+config.data.benchmark_dirs.conll2003 names the folder of train.txt, valid.txt and test.txt; without it TensorFlow
+Datasets provides them.
 """
 
 import seqio

@@ -1,7 +1,7 @@
 """GLUE (Wang et al. 2018) as text to text, in T5's formats.
 
 The mixture glue_v002_proportional has T5's eight tasks with training data, which leave out WNLI.
-config.data.folders.glue names the folder of the released files; without it TensorFlow Datasets provides them.
+config.data.benchmark_dirs.glue names the folder of the released files; without it TensorFlow Datasets provides them.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """HellaSwag (Zellers et al. 2019): which of four sentences goes on with a text.
 
-config.data.folders.hellaswag names the folder of the released files; without it TensorFlow Datasets provides them.
+config.data.benchmark_dirs.hellaswag names the folder of the released files; without it TensorFlow Datasets has them.
 """
 
 import seqio

@@ -5,8 +5,8 @@ Pairs of sentences: xnli (Conneau et al. 2018) and paws_x_wiki (Yang et al. 2019
 the 40 languages of XTREME, and masakhaner and masakhaner2 (Adelani et al. 2021, 2022).
 
 What has no training data is answered by what was trained on the same in English, by the same head or in the same words:
-xnli by glue_mnli, xquad by squad.  config.data.folders.BENCHMARK names the folder of the released files; without it
-TensorFlow Datasets provides them, but for masakhaner, which it has not.
+xnli by glue_mnli, xquad by squad.  config.data.benchmark_dirs.BENCHMARK names the folder of the released files;
+without it TensorFlow Datasets provides them, but for masakhaner, which it has not.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 """SuperGLUE (Wang et al. 2019) as text to text, in T5's formats.
 
 The mixture super_glue has the tasks with training data; super_glue_axb and super_glue_axg are evaluated only.
-config.data.folders.superglue names the folder of the released files; without it TensorFlow Datasets provides them.
+config.data.benchmark_dirs.superglue names the folder of the released files; without it TensorFlow Datasets has them.
 """
 
 import functools

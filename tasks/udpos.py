@@ -1,7 +1,7 @@
 """Parts of speech of Universal Dependencies (Nivre et al. 2020): a head tags words, other models write the tags.
 
-config.data.folders.udpos names the folder of a treebank as released, *-ud-train.conllu and so on, or of train.conllu,
-dev.conllu and test.conllu in the same format; without it TensorFlow Datasets provides English, of EWT.
+config.data.benchmark_dirs.udpos names the folder of a treebank as released, *-ud-train.conllu and so on, or of
+train.conllu, dev.conllu and test.conllu in the same format; without it TensorFlow Datasets provides English, of EWT.
 """
 
 import seqio

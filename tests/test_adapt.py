@@ -229,7 +229,7 @@ def train(way, base, workdir, *options):
   architecture = "encoder_only" if way == "bitfit" else "encoder_decoder"
   name = "tiny_bert" if way == "bitfit" else "t5_1_1_small"
   objective = ("--config.data.objective=masked_lm",) if way == "bitfit" else ()
-  fixed = (f"--config={name}", "--config.init.inherit=True", f"--config.init.checkpoint={base}", *objective)
+  fixed = (f"--config={name}", "--config.init.use_model_config=True", f"--config.init.checkpoint={base}", *objective)
   small = (*trained.SMALL[len(trained.MODEL) :], f"--config.data.files={trained.workdir(architecture)}.jsonl")
   optimizer = ("--config.optimizer.name=adamw", "--config.optimizer.learning_rate=0.1")
   return command.main(["train", *fixed, *optimizer, *small, "--workdir", str(workdir), *options])
@@ -309,9 +309,9 @@ def test_a_run_has_one_adapter():
   ("arguments", "message"),
   [
     (
-      ["--config.lora.also_train=mlp_norm", "--config.optimizer.paths=norm: frozen"],
+      ["--config.lora.also_train=mlp_norm", "--config.optimizer.param_groups=norm: frozen"],
       "config.lora.also_train: 'mlp_norm': is to be trained, and all of it is frozen because of"
-      " config.optimizer.paths: 'norm: frozen'",
+      " config.optimizer.param_groups: 'norm: frozen'",
     ),
     (
       ["--config.lora.also_train=mlp_norm", "--config.train.freeze=norm"],
@@ -328,7 +328,7 @@ def test_rules_that_contradict_are_refused(arguments, message):
 
 def test_what_is_frozen_in_part_is_no_contradiction():
   """The table may leave out a part of what an adapter trains."""
-  assert made("--config.lora.also_train=norm", "--config.optimizer.paths=encoder.*norm: frozen").freeze
+  assert made("--config.lora.also_train=norm", "--config.optimizer.param_groups=encoder.*norm: frozen").freeze
 
 
 @pytest.mark.parametrize(

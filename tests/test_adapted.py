@@ -25,7 +25,7 @@ LORA = ("--config.lora.rank=2", "--config.optimizer.name=adamw", "--config.optim
 def adapt(start, workdir, *options):
   """Trains an adapter on top of a checkpoint, by the command, and gives its exit status."""
   text = trained.workdir("encoder_decoder")
-  fixed = ("--config=t5_1_1_small", "--config.init.inherit=True", f"--config.init.checkpoint={start}")
+  fixed = ("--config=t5_1_1_small", "--config.init.use_model_config=True", f"--config.init.checkpoint={start}")
   small = (*trained.SMALL[len(trained.MODEL) :], f"--config.data.files={text}.jsonl", "--workdir", str(workdir))
   return command.main(["train", *fixed, *LORA, *small, *options])
 
@@ -121,7 +121,7 @@ def test_a_run_that_goes_on_is_the_run_that_was_not_stopped(run, tmp_path):
 @pytest.mark.exhaustive
 def test_what_is_frozen_may_be_held_in_half_of_its_memory(run, tmp_path, capsys):
   """And is compared as it was: a run that goes on finds it the same."""
-  halved = "--config.optimizer.paths=^embed: frozen=bfloat16"
+  halved = "--config.optimizer.param_groups=^embed: frozen=bfloat16"
   assert adapt(run / "base", tmp_path / "run", halved) == 0
   assert adapt(run / "base", tmp_path / "run", halved, "--config.train.steps=3") == 0
   assert "resuming from step 2" in capsys.readouterr().err
@@ -156,7 +156,7 @@ def test_both_may_be_moved_together(moved):
 def test_a_run_that_goes_on_need_not_name_its_base(moved):
   """What it was trained on stands beside its steps."""
   layers = [f"--config.model.num_{side}_layers=1" for side in ("encoder", "decoder")]
-  own = ("--config.init.inherit=False", *trained.MODEL, *layers, "--config.train.steps=3")
+  own = ("--config.init.use_model_config=False", *trained.MODEL, *layers, "--config.train.steps=3")
   assert adapt("", moved / "run", *own) == 0
   assert (moved / "run/checkpoints/3").exists()
 

@@ -275,7 +275,7 @@ def test_attention_dropout_is_shared_by_the_queries():
   np.testing.assert_allclose(out, np.broadcast_to(out[:, :, :1], out.shape), rtol=1e-6)
   weights = np.einsum("hk,hks->hs", out[0, :, 0], np.linalg.pinv(values[0, [0, 0, 1, 1, 2, 2, 3, 3]]))
   assert np.any(np.abs(weights[0] - weights[1]) > 0.1)
-  others = np.asarray(attention.attend(query, keys, values, t5_dropout=False, **how))
+  others = np.asarray(attention.attend(query, keys, values, broadcast_dropout=False, **how))
   assert np.any(np.abs(others - others[:, :, :1]) > 0.1)
 
 

@@ -26,17 +26,17 @@ KEYS = ("--config.model.architecture=encoder_decoder", f"--config.model.num_deco
 # name -> keys, what is said to be taken, and what to be fresh, with how many parameters
 VARIANTS = {
   "bert2bert": (
-    ("--config.init.parts=embed,head,encoder,encoder=decoder", "--config.init.fresh=cross_attention"),
+    ("--config.init.rename=embed,head,encoder,encoder=decoder", "--config.init.reinit=cross_attention"),
     "embed, encoder, head, encoder as decoder (8.28k)",
     "decoder/layers/cross_attention (4.87k), decoder/layers/cross_attention_norm (96)",
   ),
   "bert2rnd": (
-    ("--config.init.parts=embed,head,encoder", "--config.init.fresh=decoder"),
+    ("--config.init.rename=embed,head,encoder", "--config.init.reinit=decoder"),
     "embed, encoder, head",
     "decoder (13.2k)",
   ),
   "shared": (
-    ("--config.init.parts=embed,head,encoder", "--config.init.fresh=decoder", "--config.model.share_stacks=True"),
+    ("--config.init.rename=embed,head,encoder", "--config.init.reinit=decoder", "--config.model.share_stacks=True"),
     "embed, encoder, head",
     "decoder (4.97k)",
   ),
@@ -63,7 +63,7 @@ def test_the_decoder_begins_as_the_encoder(name, encoder, capsys):
   mesh = sharding.make_mesh({"fsdp": 8})
   with jax.set_mesh(mesh):
     program = recipe.make(config).build(mesh)
-    taken = warm_start(source, program.state.params, fresh=config.init.fresh, parts=config.init.parts)
+    taken = warm_start(source, program.state.params, fresh=config.init.reinit, parts=config.init.rename)
     found = toy.flat(program.init_from_params(taken.over)(taken.params, toy.key()).params)
   said = capsys.readouterr().err.replace("\n    ", " ")
   assert re.search(rf"taken: \S+ parameters in {re.escape(taken_parts)}\n", said)

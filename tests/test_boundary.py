@@ -267,7 +267,7 @@ def test_logits_of_a_whole_batch_never_exist():
   """Nor is anything of the size length times length made to find boundaries."""
   config, batch = with_head(attention_window=1), batches()[0]
   rows, length = batch["encoder_input_tokens"].shape
-  compute, params, loss = loss_of(config, chunk_tokens=16)
+  compute, params, loss = loss_of(config, logits_chunk_tokens=16)
   module = nnx.merge(toy.split(toy.model(config))[0], params)
   hidden, asked = module.states(batch), head_losses.asked_of(batch, 0)
   jaxpr = jax.make_jaxpr(

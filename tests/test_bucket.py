@@ -121,8 +121,8 @@ def train(workdir: str, *options: str) -> list[str]:
     "--config.train.steps=6",
     "--config.eval.batches=1",
     "--config.eval.every=3",
-    "--config.eval.examples=0",
-    "--config.checkpoint.every=2",
+    "--config.eval.num_logged_samples=0",
+    "--config.checkpoint.save_interval_steps=2",
   )
   return ["train", *MODEL, *data, *run, "--workdir", f"gs://bucket/{workdir}", *options]
 
@@ -212,7 +212,7 @@ def test_a_run_is_held_by_what_lies_in_a_bucket(gcs, run, capsys):
   assert "whole" in capsys.readouterr().out
   start = ("--config.init.checkpoint=gs://bucket/run", "--config.optimizer.fisher=gs://bucket/fisher")
   for number in (2, 4):
-    held = (*start, "--config.optimizer.paths=.: anchor=10", f"--config.train.steps={number}")
+    held = (*start, "--config.optimizer.param_groups=.: anchor=10", f"--config.train.steps={number}")
     assert command.main(train("held", *held)) == 0
   assert [row["step"] for row in rows(gcs, "held") if "train/distance/embed" in row] == [1, 2, 3, 4]
 
@@ -281,9 +281,9 @@ def test_superglue_starts_from_a_bucket_and_ends_in_one(gcs, run, capsys):
     labels = [{}] if split == "test" else [{"label": name} for name in ("entailment", "contradiction", "neutral")]
     content = "".join(json.dumps(pair | labels[i % len(labels)]) + "\n" for i, pair in enumerate(pairs))
     gcs.write(f"SuperGLUE/CB/{split}.jsonl", content.encode())
-  options = ("--config.data.folders.superglue=gs://bucket/SuperGLUE", "--config.eval.tasks=cb")
+  options = ("--config.data.benchmark_dirs.superglue=gs://bucket/SuperGLUE", "--config.eval.tasks=cb")
   sizes = ("--config.data.inputs_length=40", "--config.data.targets_length=16", "--config.train.batch_size=8")
-  length = ("--config.train.steps=1", "--config.eval.every=1", "--config.checkpoint.every=1")
+  length = ("--config.train.steps=1", "--config.eval.every=1", "--config.checkpoint.save_interval_steps=1")
   start = ("--checkpoint=gs://bucket/run", "--workdir=gs://bucket/superglue")
   assert command.main(["superglue", *start, *options, *sizes, *length]) == 0
   found = json.loads(gcs.read("superglue/results.json"))
@@ -474,7 +474,7 @@ def test_a_bucket_that_is_not_there_is_one_sentence(gcs, arguments, named, capsy
 def test_a_run_in_a_bucket_goes_back_and_its_step_is_done_again(gcs, monkeypatch, capsys):
   """Each step is measured once, and to replay one writes nothing."""
   test_numbers.poison(monkeypatch, 3)
-  assert command.main(train("went_back", "--config.numbers.not_finite=back")) == 0
+  assert command.main(train("went_back", "--config.nan_policy.on_nonfinite=rollback")) == 0
   assert json.loads(gcs.read("went_back/went_back.jsonl")) == {"checkpoint": 2, "step": 3}
   assert len(np.load(io.BytesIO(gcs.read("went_back/bad_batches/step_3.npz")))["encoder_input_tokens"]) == 8
   assert steps(gcs, "went_back", "train/loss") == ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6])

@@ -110,16 +110,26 @@ def test_the_command(tmp_path, capsys):
   vocabularies.save(old, epath.Path(tmp_path / "bert" / "vocabulary"))
   (tmp_path / "text.txt").write_text("\n".join(f"the cardiology of the heart {'i' * i}" for i in range(200)) + "\n")
   arguments = [
-    *("train", "--config=dapt_domain", f"--config.init.checkpoint={tmp_path / 'bert'}", "--config.init.inherit=True"),
+    *(
+      "train",
+      "--config=dapt_domain",
+      f"--config.init.checkpoint={tmp_path / 'bert'}",
+      "--config.init.use_model_config=True",
+    ),
     *(f"--config.data.vocabulary={tmp_path / 'new' / 'vocab.txt'}", "--config.model.vocab_size=64"),
     *(f"--config.data.files={tmp_path / 'text.txt'}", "--config.data.inputs_length=8", "--config.data.num_streams=1"),
-    *("--config.train.batch_size=8", "--config.train.steps=1", "--config.eval.batches=1", "--config.eval.examples=0"),
+    *(
+      "--config.train.batch_size=8",
+      "--config.train.steps=1",
+      "--config.eval.batches=1",
+      "--config.eval.num_logged_samples=0",
+    ),
     *("--config.mesh.fsdp=4", "--config.mesh.tensor=2", "--config.model.dropout_rate=0.0"),
     *("--config.optimizer.name=sgd", "--config.optimizer.learning_rate=0.0", f"--workdir={tmp_path / 'run'}"),
   ]
   assert command.main(arguments) == 2
-  assert "of their pieces: config.init.by_piece=True" in capsys.readouterr().err
-  assert command.main([*arguments, "--config.init.by_piece=True"]) == 0
+  assert "of their pieces: config.init.transfer_vocab=True" in capsys.readouterr().err
+  assert command.main([*arguments, "--config.init.transfer_vocab=True"]) == 0
   said = " ".join(capsys.readouterr().err.split())
   assert (
     "rows by their pieces: of" in said and f"{len(OLD)} as they were, 2 as the mean of 2.5 old pieces, 2 fresh" in said
@@ -133,4 +143,4 @@ def test_the_command(tmp_path, capsys):
         np.testing.assert_allclose(saved[path][row], params[path][pieces].mean(0), rtol=1e-6)
   assert np.all(np.std(saved["embed/table"][len(OLD) + 2 :], axis=1) > 0)
   np.testing.assert_array_equal(saved["encoder/layers/mlp/up"], params["encoder/layers/mlp/up"])
-  assert json.loads((tmp_path / "run" / "config.json").read_text())["init"]["by_piece"] is True
+  assert json.loads((tmp_path / "run" / "config.json").read_text())["init"]["transfer_vocab"] is True

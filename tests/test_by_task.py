@@ -31,7 +31,7 @@ def train(architecture, folder, workdir, *options, names=("news", "poems"), pals
   """Trains PALs of two tasks on some of them, packed, and gives the exit status of the command."""
   name, objective = CONFIGS[architecture]
   base = f"--config.init.checkpoint={trained.workdir(architecture)}"
-  fixed = [f"--config={name}", base, "--config.init.inherit=True"]
+  fixed = [f"--config={name}", base, "--config.init.use_model_config=True"]
   read = [f"--config.data.objective={objective}", "--config.data.pack=True"]
   for source, letters in (("news", "ab"), ("poems", "uv")):
     (folder / f"{source}.txt").write_text("\n".join(letters[i % 2] * (9 + i % 13) for i in range(200)))
@@ -78,7 +78,7 @@ def test_each_task_is_asked_by_its_name(run, tmp_path):
 @pytest.mark.parametrize("architecture", ["decoder_only", "encoder_decoder"])
 def test_a_task_that_is_not_read_stays_as_it_was(architecture, tmp_path, capsys):
   """Trained on one, the other is the base; trained on that then, the first stays; a part of the model is trained."""
-  told = ["--config.eval.examples=1", "--config.train.steps=6"]
+  told = ["--config.eval.num_logged_samples=1", "--config.train.steps=6"]
   assert train(architecture, tmp_path, tmp_path / "run", *told, names=("poems",)) == 0
   assert re.search(r"parameters \(.* of them, .* %, trained\)", capsys.readouterr().err)
   options = ["--max_length", "6", "--prompt_eos", "yes"]
@@ -168,9 +168,9 @@ def test_each_registered_task_is_measured_as_its_own(module, tmp_path, capsys):
   """Between steps and by `t2t eval`: of a run that has read one, the other's numbers are those of the base."""
   names, base = ("odd_label", "odd_likelihood"), trained.workdir("encoder_decoder")
   pals = [f"--config.pals.tasks={','.join(names)}", *PALS[1:]]
-  fixed = ["--config=t5_1_1_small", f"--config.init.checkpoint={base}", "--config.init.inherit=True", *pals]
+  fixed = ["--config=t5_1_1_small", f"--config.init.checkpoint={base}", "--config.init.use_model_config=True", *pals]
   small = ["--config.optimizer.name=adamw", "--config.optimizer.learning_rate=0.1", "--config.train.steps=4"]
-  small += ["--config.eval.every=4", "--config.eval.examples=0", "--config.data.vocabulary=bytes"]
+  small += ["--config.eval.every=4", "--config.eval.num_logged_samples=0", "--config.data.vocabulary=bytes"]
   told = [*fixed, *small, *test_evaluate.options(module, "odd_label"), "--workdir", str(tmp_path / "run")]
   assert command.main(["train", *told]) == 0
   rows = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())

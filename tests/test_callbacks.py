@@ -14,7 +14,13 @@ _HOOKS = [name for name, _ in inspect.getmembers(Callback, inspect.isfunction)]
 
 
 def config(**changes):
-  every = {"train.steps": 4, "eval.every": 2, "checkpoint.every": 2, "train.log_every": 1, "eval.examples": 0}
+  every = {
+    "train.steps": 4,
+    "eval.every": 2,
+    "checkpoint.save_interval_steps": 2,
+    "train.log_every": 1,
+    "eval.num_logged_samples": 0,
+  }
   return test_own_batches.small(**every | changes)
 
 

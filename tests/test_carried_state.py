@@ -121,7 +121,7 @@ def test_rows_keep_their_states_on_every_mesh(mesh_shape, microbatches):
 @pytest.mark.slow
 def test_a_run_that_carries_states_resumes_to_the_bit(tmp_path):
   """A run that stopped after two steps goes on as the one that never stopped; evaluation carries nothing."""
-  options = {"model.feed_forward": "recurrent", "checkpoint.every": 1}
+  options = {"model.feed_forward": "recurrent", "checkpoint.save_interval_steps": 1}
   whole = train(config(**options), tmp_path / "whole")
   own = {"batches": test_own_batches.random_batches, "eval_batches": test_own_batches.held_out()}
   for row in t2t.train(config(**options), str(tmp_path / "run"), **own):

@@ -37,8 +37,8 @@ def run(*options):
     ("lora.rank=4", "", ["lora, which the run began with"], "--config.lora.rank=4"),
     ("", "ia3.also_train=head", ["ia3, which the run began without"], "without config.ia3"),
     (
-      "init.checkpoint=a init.inherit=True model.embed_dim=32",
-      "init.checkpoint=b init.inherit=True model.num_heads=2",
+      "init.checkpoint=a init.use_model_config=True model.embed_dim=32",
+      "init.checkpoint=b init.use_model_config=True model.num_heads=2",
       ["init.checkpoint=b, which was a, whose model it is"],
       "To go on give --config.init.checkpoint=a; or give another --workdir",
     ),

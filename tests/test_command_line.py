@@ -12,7 +12,8 @@ import t2t
 from t2t import UserError
 from t2t import __main__ as t2t_main
 from t2t.commands import options
-from t2t.configuration.loading import config_names, for_architecture, load_config, override, records, with_current_keys
+from t2t.configuration.loading import config_names, for_architecture, load_config, override, records
+from t2t.configuration.renamed_keys import with_current_keys
 from t2t.configuration.schema import FIRST, OPTIONAL
 
 T5_SIZES = ("small", "base", "large", "xl", "xxl")
@@ -144,30 +145,31 @@ def test_a_section_that_nothing_reads_is_left_out():
 
 def test_a_mapping_takes_any_name(tmp_path):
   """Typed or written in a config; config.json has it where there is a name."""
-  assert records(loaded()).data.folders == {} and "folders" not in records(loaded()).to_dict()["data"]
+  assert records(loaded()).data.benchmark_dirs == {} and "benchmark_dirs" not in records(loaded()).to_dict()["data"]
   config = load_config(
     write(
       tmp_path,
       "from t2t.configs import tiny\n"
       "def get_config():\n"
       "  config = tiny.get_config()\n"
-      "  config.data.folders.superglue = 'a'\n"
+      "  config.data.benchmark_dirs.superglue = 'a'\n"
       "  return config\n",
     )
   )
-  config = override(config, ["--config.data.folders.xnli2=gs://b/x", "--config.data.folders.glue", "c"])
+  config = override(config, ["--config.data.benchmark_dirs.xnli2=gs://b/x", "--config.data.benchmark_dirs.glue", "c"])
   folders = {"superglue": "a", "xnli2": "gs://b/x", "glue": "c"}
-  assert records(config).data.folders == json.loads(json.dumps(records(config).to_dict()))["data"]["folders"] == folders
+  assert records(config).data.benchmark_dirs == folders
+  assert json.loads(json.dumps(records(config).to_dict()))["data"]["benchmark_dirs"] == folders
   assert config.is_locked
-  config.data.folders = {"superglue": 3}
-  with pytest.raises(UserError, match=r"config.data.folders.superglue=3: must be the path of a folder"):
+  config.data.benchmark_dirs = {"superglue": 3}
+  with pytest.raises(UserError, match=r"config.data.benchmark_dirs.superglue=3: must be the path of a folder"):
     records(config)
 
 
 def test_keys_of_before_are_read():
   """Of a checkpoint: each as it is called now, those that said nothing left out; what is as it is now stays."""
   old = {"data": {"files": "x", "superglue_dir": "S", "glue_dir": "", "squad_dir": "Q"}, "model": {"heads": []}}
-  new = {"data": {"files": "x", "folders": {"superglue": "S", "squad": "Q"}}, "model": {"heads": []}}
+  new = {"data": {"files": "x", "benchmark_dirs": {"superglue": "S", "squad": "Q"}}, "model": {"heads": []}}
   assert with_current_keys(old) == with_current_keys(new) == new
   assert old["data"]["superglue_dir"] == "S"
 
@@ -195,7 +197,7 @@ def test_keys_of_files_are_refused_where_none_are_read(key):
     ["--config.data.mixture=", "--config.data.sources.a.files=a.txt", "--config.data.field=body"],
     ['--config.stages={"name": "a"}, {"name": "b", "data.files": "a.txt"}', "--config.data.field=body"],
     ['--config.stages={"name": "b", "data.sources.a.files": "a.txt"},', "--config.data.field=body"],
-    ["--config.data.field=text", "--config.data.eval_files=", "--config.data.malformed=0.0"],
+    ["--config.data.field=text", "--config.data.eval_files=", "--config.data.max_bad_record_fraction=0.0"],
     ["--config.model.architecture=encoder_only", "--config.data.noise_density=0.3"],
   ],
   ids=["files", "a source", "a stage", "a source of a stage", "as it would be", "an encoder's FLOPs"],
@@ -219,12 +221,12 @@ def test_a_config_in_python_may_be_given_its_files_later():
     ("--config.electra.mlp_dim=16", r"mlp_dim=16: config.train.loss=cross_entropy does not read it; add --config.tr"),
     ("--config.trian.steps=7", r"--config.trian.steps: no such key; nearest: train.steps"),
     ("--config.steps=7", r"--config.steps: no such key"),
-    ("--config.init=runs/x", r"init is a section; give --config.init.KEY=VALUE, KEY one of by_piece, checkpoint"),
+    ("--config.init=runs/x", r"init is a section; give --config.init.KEY=VALUE, KEY one of checkpoint, parameters"),
     ("--config.train.steps=many", r"config.train.steps"),
     ("--config.train.steps=1.5", r"config.train.steps"),
     ("--config.data.pack=perhaps", r"config.data.pack"),
     (
-      '--config.stages={"share": 0.9, {"name": "b"}',
+      '--config.stages={"fraction": 0.9, {"name": "b"}',
       r"^--config.stages={.*: cannot be read \('{' was never",
     ),
     ("--config.stages={'share': half}", r"""; give a mapping for each stage, --config.stages='{"name": "short", """),
@@ -236,11 +238,19 @@ def test_a_config_in_python_may_be_given_its_files_later():
     ("--config.lora.rank}2", r"--config.lora.rank}2: no such key; a key is of"),
     ("--config.train.steps[}=2", r"--config.train.steps\[}: no such key; a key is of"),
     ("tiny", r"unexpected argument 'tiny'"),
-    ("--config.data.folder.glue=x", r"--config.data.folder.glue: no such key; nearest: data.folders"),
-    ("--config.data.folders=x", r"--config.data.folders=x: give --config.data.folders.NAME=VALUE"),
-    ("--config.data.folders.a.b=x", r"folders.a.b=x: give --config.data.folders.NAME=VALUE; a NAME is of letters"),
-    ("--config.data.folders.a-b=x", r"folders.a-b=x: give --config.data.folders.NAME=VALUE; a NAME is of letters"),
-    ("--config.data.superglue_dir=x", r"no such key any more; give --config.data.folders.superglue=x$"),
+    (
+      "--config.data.benchmark_dir.glue=x",
+      r"--config.data.benchmark_dir.glue: no such key; nearest: data.benchmark_dirs",
+    ),
+    ("--config.data.benchmark_dirs=x", r"--config.data.benchmark_dirs=x: give --config.data.benchmark_dirs.NAME=VALUE"),
+    (
+      "--config.data.benchmark_dirs.a.b=x",
+      r"a.b=x: give .*benchmark_dirs.NAME=VALUE; a NAME is of letters",
+    ),
+    (
+      "--config.data.benchmark_dirs.a-b=x",
+      r"a-b=x: give .*benchmark_dirs.NAME=VALUE; a NAME is of letters",
+    ),
   ],
 )
 def test_what_cannot_be_applied_is_refused(argument, message):
@@ -252,8 +262,8 @@ def test_what_cannot_be_applied_is_refused(argument, message):
 @pytest.mark.parametrize("value", ["(1,)", "{}", "('a', None)"])
 def test_texts_that_are_none_are_refused(value):
   """Before any of the files that read them takes them for what they are not."""
-  with pytest.raises(UserError, match=r"config.optimizer.paths=\(.*\): must be texts, separated by commas"):
-    records(loaded(f"--config.optimizer.paths={value}"))
+  with pytest.raises(UserError, match=r"config.optimizer.param_groups=\(.*\): must be texts, separated by commas"):
+    records(loaded(f"--config.optimizer.param_groups={value}"))
 
 
 @pytest.mark.parametrize(
@@ -312,13 +322,11 @@ def test_a_config_file_takes_an_argument(tmp_path):
     ("def get_config(:\n", r"mine.py.*SyntaxError.*line 1"),
     ("from t2t.configs import default\ndef get_config():\n  config = default.get_config()\n  config.train.stpes = 3\n",
      r"(?s)mine.py, line 4: .*stpes"),
-    ("from t2t.configs import default\ndef get_config():\n  config = default.get_config()\n"
-     "  config.data.glue_dir = 'x'\n", r"(?s)mine.py, line 4: .*config.data.glue_dir is config.data.folders.glue now"),
     ("", r"mine.py: defines no get_config\(\)"),
     ("get_config = 1\n", r"mine.py: defines no get_config\(\)"),
     ("def get_config():\n  return {}\n", r"returned dict; it must return a ConfigDict"),
   ],
-  ids=["import", "call", "syntax", "unknown-key", "key-of-before", "empty", "no-function", "type"],
+  ids=["import", "call", "syntax", "unknown-key", "empty", "no-function", "type"],
 )  # fmt: skip
 def test_a_config_file_that_fails_says_where(tmp_path, text, message):
   """File and line of what the user wrote, not a traceback."""
@@ -453,7 +461,7 @@ def test_train_help_has_all_keys():
   names = lambda value: ".NAME" if isinstance(value, ConfigDict) else ""
   keys = [f"{section}.{key}{names(value)}" for section, values in plain for key, value in values.items()]
   keys += [f"{section}.{field.name}" for section, cls in OPTIONAL.items() for field in dataclasses.fields(cls)]
-  assert "data.folders.NAME" in keys
+  assert "data.benchmark_dirs.NAME" in keys
   keys.append("stages")
   assert sorted(re.findall(r"^  --config\.([\w.]+)=", text, re.MULTILINE)) == sorted(keys)
   without = re.findall(r"^  --config\.([\w.]+)=.*\n(?!        )", text, re.MULTILINE)

@@ -77,7 +77,7 @@ def test_a_run_goes_on_with_other_files_only_where_it_may(tmp_path, capfd):
     found.restore(state, step=3)
     return next(found)
 
-  with pytest.raises(UserError, match="b.txt has another content .* config.data.files_may_change=True"):
+  with pytest.raises(UserError, match="b.txt has another content .* config.data.allow_changed_files=True"):
     resumed(state)
   (name,), said = state, ("contents", "digests")
   older = {name: json.dumps({key: x for key, x in json.loads(state[name]).items() if key not in said}).encode()}
@@ -85,7 +85,7 @@ def test_a_run_goes_on_with_other_files_only_where_it_may(tmp_path, capfd):
   test_sources.write(tmp_path, "c.txt", TEXTS)
   with pytest.raises(UserError, match="config.data.files is .*, but the checkpoint's data position belongs to"):
     resumed(older)
-  resumed(state, files_may_change=True)
+  resumed(state, allow_changed_files=True)
   assert "b.txt has another content of as many bytes; c.txt is new; the data goes on" in capfd.readouterr().err
 
 
@@ -139,7 +139,7 @@ def test_each_host_compares_its_own_files(tmp_path, capfd):
     iterator("second", 2, 3).restore(state, step=0)
   with pytest.raises(UserError, match="config.data.files are not those .*: what they hold, on this host"):
     iterator("second", 3).restore(state, step=0)
-  iterator("second", 3, files_may_change=True).restore(state, step=0)
+  iterator("second", 3, allow_changed_files=True).restore(state, step=0)
   assert "config.data.files have changed since the checkpoint: what they hold, on this host" in capfd.readouterr().err
   copied = {name: {"each": 2**20, "sorts": ["crc32c"], "digest": "0"} for name in ("config.data.files",)}
   moved = {name: json.dumps(json.loads(x) | {"digests": copied}).encode() for name, x in state.items()}
@@ -161,7 +161,7 @@ def test_what_is_held_out_and_what_was_released_counts_as_well(key, tmp_path, ca
   released = {
     "mixture": "super_glue_cb",
     "task_modules": ("t2t.tasks.superglue",),
-    "folders": {"superglue": f"{tmp_path}"},
+    "benchmark_dirs": {"superglue": f"{tmp_path}"},
   }
   mesh = sharding.make_mesh({"fsdp": -1}, devices=jax.devices()[:1])
 
@@ -178,7 +178,7 @@ def test_what_is_held_out_and_what_was_released_counts_as_well(key, tmp_path, ca
   named = f"config.data.{key} are not those .*: {path.relative_to(tmp_path)} has another content"
   with pytest.raises(UserError, match=named):
     batches().restore(state, step=0)
-  batches(files_may_change=True).restore(state, step=0)
+  batches(allow_changed_files=True).restore(state, step=0)
   assert f"config.data.{key} have changed since the checkpoint: {path.relative_to(tmp_path)}" in capfd.readouterr().err
 
 
@@ -231,7 +231,7 @@ def test_files_of_tasks_that_are_evaluated_count_while_they_are(tmp_path):
   mesh = sharding.make_mesh({"fsdp": -1}, devices=jax.devices()[:1])
   data = DataConfig(
     **given,
-    folders={"superglue": str(tmp_path)},
+    benchmark_dirs={"superglue": str(tmp_path)},
     vocabulary="bytes",
     inputs_length=64,
     targets_length=24,

@@ -352,7 +352,7 @@ def test_what_cannot_be_compared_is_refused(arguments, message):
       "docs_same_text_twice: its examples are pairs of texts, which config.train",
     ),
     (("--config.model.dropout_rate=0.0",), "config.model.dropout_rate=0.0: with the same text twice only dropout"),
-    (("--config.model.t5_dropout=True",), "config.model.t5_dropout=True: with the same text twice"),
+    (("--config.model.broadcast_dropout=True",), "config.model.broadcast_dropout=True: with the same text twice"),
   ],
 )
 def test_data_and_loss_must_fit(arguments, message):

@@ -168,12 +168,12 @@ def test_pretraining(tmp_path):
   assert config.data.vocabulary == "gs://t5-data/vocabs/cc_all.32000.100extra/sentencepiece.model"
   assert config.data.extra_ids == 0  # the file has its sentinels
   assert (config.train.steps, config.train.batch_size, config.train.z_loss) == (70_000, 128, 1e-4)
-  assert (config.eval.every, config.eval.batches, config.checkpoint.every) == (2_000, 20, 1_000)
+  assert (config.eval.every, config.eval.batches, config.checkpoint.save_interval_steps) == (2_000, 20, 1_000)
   assert config.optimizer.name == "adafactor"
   # T5X's run takes no BATCH_SIZE, whatever its example says.
   first, second = notes.split("\n")
   assert first == f"{tmp_path}/mine.gin:9: BATCH_SIZE = 256: nothing that was read refers to it"
-  assert second.startswith("t5x/configs/runs/pretrain.gin (as T5X has it): SaveCheckpointConfig.keep = None: all")
+  assert second.startswith("t5x/configs/runs/pretrain.gin (as T5X has it): SaveCheckpointConfig.keep = None: no")
 
 
 @pytest.mark.parametrize("step", [0, 10_000, 50_000])
@@ -221,7 +221,7 @@ def test_fine_tuning(tmp_path):
   assert (config.train.steps, config.model.dropout_rate) == (20_000, 0.1)
   assert (config.data.mixture, config.data.task_modules) == ("wmt_en_de", ("t2t.tasks.translation",))
   assert (config.optimizer.schedule, config.optimizer.learning_rate) == ("constant", 0.001)
-  assert (config.optimizer.warmup_steps, config.checkpoint.every) == (0, 5_000)
+  assert (config.optimizer.warmup_steps, config.checkpoint.save_interval_steps) == (0, 5_000)
   assert (config.eval.num_beams, config.eval.max_examples) == (4, 50)
   lines = text.split("\n")
   for words in ("TRAIN_STEPS", "USE_CACHED", "LOSS_NORM", "split = 'test'", "logger_cls"):

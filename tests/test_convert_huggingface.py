@@ -115,7 +115,7 @@ def test_our_model_comes_back_bit_for_bit(name, tmp_path):
 
 def test_how_attention_began_is_not_written(tmp_path):
   """A T5 that began with a focus is a T5."""
-  config = dataclasses.replace(CONFIG, initial_focus=6.0)
+  config = dataclasses.replace(CONFIG, attention_init_bias=6.0)
   huggingface.save(foreign.in_memory(config, foreign.random_params(config)), epath.Path(tmp_path / "hf"))
   assert huggingface.open_foreign(str(tmp_path / "hf")).model == dataclasses.replace(CONFIG, dtype="float32")
 

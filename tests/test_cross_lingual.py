@@ -57,7 +57,7 @@ def test_questions_of_each_language(tmp_path):
     assert [each["id"] for each in found] == [b"swahili-1-0", b"swahili-3-1"]
     right = [task.postprocess_fn("?", example=each, is_target=True) for each in found]
     assert task.metric_fns[0](right, ["Rome", "Oslo"]) == {"exact_match": 50.0, "f1": 50.0}
-  with pytest.raises(UserError, match=r"config.data.folders.tydiqa_goldp: .*-dev.json: holds no record"):
+  with pytest.raises(UserError, match=r"config.data.benchmark_dirs.tydiqa_goldp: .*-dev.json: holds no record"):
     test_tasks.released("tydiqa_goldp_te", tmp_path).source.num_input_examples("validation")
 
 
@@ -65,9 +65,9 @@ def test_what_tfds_has_not_is_said():
   """MasakhaNER is read from files alone."""
   source = seqio.TaskRegistry.get("masakhaner_yor").source
   for ask in (source.list_shards, source.num_input_examples, source.get_dataset):
-    with pytest.raises(UserError, match="config.data.folders.masakhaner is empty, and TensorFlow Datasets has no mas"):
+    with pytest.raises(UserError, match="config.data.benchmark_dirs.masakhaner is empty, and TensorFlow Datasets"):
       ask("train")
-  assert str(source) == "config.data.folders.masakhaner"
+  assert str(source) == "config.data.benchmark_dirs.masakhaner"
 
 
 def test_a_language_that_there_is_not():
@@ -132,7 +132,8 @@ def test_trained_in_one_language_and_asked_in_all(tmp_path, capsys):
   for language in benchmark_files.LANGUAGES["paws_x_wiki"]:
     files = {f"{language}/{name}.tsv": rows(language) for name in ("translated_train", "dev_2k", "test_2k")}
     test_tasks.write(tmp_path / "files", files)
-  typed = ["--config.data.task_modules=t2t.tasks.multilingual", f"--config.data.folders.paws_x_wiki={tmp_path}/files"]
+  typed = ["--config.data.task_modules=t2t.tasks.multilingual"]
+  typed += [f"--config.data.benchmark_dirs.paws_x_wiki={tmp_path}/files"]
   typed += ["--config=finetune_glue", "--config.data.inputs_length=32", "--config.data.targets_length=32"]
   tuning = [f"--config.init.checkpoint={trained.workdir('encoder_only')}", "--config.data.mixture=paws_x_wiki_en"]
   tuning += ["--config.train.batch_size=8", "--config.train.steps=2", "--config.eval.every=2"]
@@ -161,11 +162,11 @@ def test_xnli_is_asked_of_who_has_learned_mnli(tmp_path, capsys):
   typed = ["--config=finetune_glue", "--config.data.inputs_length=48", "--config.data.targets_length=32"]
   typed += ["--config.train.batch_size=8"]
   tuning = [f"--config.init.checkpoint={trained.workdir('encoder_only')}", "--config.data.mixture=glue_mnli"]
-  tuning += [f"--config.data.folders.glue={tmp_path}/glue"]
+  tuning += [f"--config.data.benchmark_dirs.glue={tmp_path}/glue"]
   tuning += ["--config.train.steps=2", "--config.eval.every=2", "--workdir", f"{tmp_path}/en"]
   assert command.main(["train", *typed, *tuning]) == 0
   asked = ["--config.data.task_modules=t2t.tasks.multilingual", "--config.data.mixture=xnli"]
-  asked += [f"--config.data.folders.xnli={tmp_path}/xnli", "--config.data.eval_split=test"]
+  asked += [f"--config.data.benchmark_dirs.xnli={tmp_path}/xnli", "--config.data.eval_split=test"]
   asked += ["--checkpoint", f"{tmp_path}/en", "--workdir", f"{tmp_path}/all"]
   capsys.readouterr()
   assert command.main(["eval", *typed, *asked]) == 0

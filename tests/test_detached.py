@@ -113,7 +113,14 @@ def test_every_command_takes_what_came_from_peft(folder, tmp_path):
   lines = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.jsonl"), "--max_length", "4"]
   assert command.main(["infer", "--checkpoint", str(run), *lines]) == 0
   more = (f"--config.init.checkpoint={tmp_path}/merged", f"--config.data.files={base}.jsonl", *trained.SMALL, *LORA)
-  train = ["train", "--config=t5_1_1_small", "--config.init.inherit=True", *more, "--workdir", str(tmp_path / "more")]
+  train = [
+    "train",
+    "--config=t5_1_1_small",
+    "--config.init.use_model_config=True",
+    *more,
+    "--workdir",
+    str(tmp_path / "more"),
+  ]
   assert command.main([*train, "--config.train.steps=1"]) == 0
 
 

@@ -232,7 +232,7 @@ def test_t5_s_dropout_is_that_of_rows_of_values():
   key, rate, pairs = jax.random.key(5), 0.3, seen(MASKS["packed"], LENGTH, LENGTH)
   kept = jax.random.bernoulli(key, 1.0 - rate, (2, 2, 1, LENGTH)) / (1.0 - rate)
   expected = formula(query, keys, values, None, pairs, kept)
-  options = dict(mask=MASKS["packed"], dropout_rate=rate, dropout_key=key, t5_dropout=True)
+  options = dict(mask=MASKS["packed"], dropout_rate=rate, dropout_key=key, broadcast_dropout=True)
   seen_by_some = (SEGMENTS > 0)[:, None, :, None]
   np.testing.assert_allclose(
     *(jnp.where(seen_by_some, x, 0) for x in (attention.attend(query, keys, values, **options), expected)), atol=1e-5
@@ -351,7 +351,7 @@ def loss_and_gradients(config, batch):
 def test_a_model_computes_what_it_does_without(kind, remat, as_on_tpus):
   """Its loss and all gradients, with T5's dropout, under each policy; BERT, which drops otherwise, without."""
   fields = dict(num_heads=4, num_kv_heads=0, head_dim=32, remat=remat)
-  fields["dropout_rate"] = 0.1 if toy.KINDS[kind].t5_dropout else 0.0
+  fields["dropout_rate"] = 0.1 if toy.KINDS[kind].broadcast_dropout else 0.0
   fields |= dict(max_length=80) if toy.KINDS[kind].max_length else {}
   config = dataclasses.replace(toy.KINDS[kind], **fields)
   batch = toy.batch((70, 40), (66, 9), padded_to=(80, 70), architecture=config.architecture)

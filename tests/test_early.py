@@ -17,12 +17,12 @@ text = test_train.text  # the fixture
 CONFIG = records(load_config("tiny")).eval
 
 
-def noted(values, *, patience=2, stop_by="loss", stopped=False):
+def noted(values, *, patience=2, early_stopping_metric="loss", stopped=False):
   """After how many evaluations the run ends; `stopped`: it is saved and goes on after each."""
-  config = dataclasses.replace(CONFIG, patience=patience, stop_by=stop_by)
+  config = dataclasses.replace(CONFIG, patience=patience, early_stopping_metric=early_stopping_metric)
   found = early_stopping.EarlyStop(config, {})
   for number, value in enumerate(values, start=1):
-    found.note(10 * number, {"loss": 1.0, stop_by: value})
+    found.note(10 * number, {"loss": 1.0, early_stopping_metric: value})
     if stopped:
       found = early_stopping.EarlyStop(config, found.state())
     if found.why:
@@ -47,7 +47,7 @@ def test_it_ends_when_so_many_were_no_better(values, patience, ends, stopped):
   found = noted(values, patience=patience, stopped=stopped)
   assert (found and found[0]) == ends
   # Of a task's metric more is better.
-  found = noted([-value for value in values], patience=patience, stop_by="rte/accuracy", stopped=stopped)
+  found = noted([-value for value in values], patience=patience, early_stopping_metric="rte/accuracy", stopped=stopped)
   assert (found and found[0]) == ends
 
 
@@ -67,12 +67,14 @@ def test_a_stage_begins_anew():
 
 
 def test_a_metric_that_is_not_measured_is_refused():
-  found = early_stopping.EarlyStop(dataclasses.replace(CONFIG, patience=1, stop_by="rte/acuracy"), {})
+  found = early_stopping.EarlyStop(dataclasses.replace(CONFIG, patience=1, early_stopping_metric="rte/acuracy"), {})
   with pytest.raises(UserError, match="measured by loss, rte/accuracy; did you mean rte/accuracy"):
     found.note(1, {"loss": 1.0, "rte/accuracy": 2.0})
-  with pytest.raises(UserError, match="stop_by='eval/loss': the run is measured by loss; did you mean loss"):
-    config_checks.check_measured(dataclasses.replace(CONFIG, patience=1, stop_by="eval/loss"), ["loss"])
-  config_checks.check_measured(dataclasses.replace(CONFIG, patience=0, stop_by="eval/loss"), ["loss"])
+  with pytest.raises(
+    UserError, match="early_stopping_metric='eval/loss': the run is measured by loss; did you mean loss"
+  ):
+    config_checks.check_measured(dataclasses.replace(CONFIG, patience=1, early_stopping_metric="eval/loss"), ["loss"])
+  config_checks.check_measured(dataclasses.replace(CONFIG, patience=0, early_stopping_metric="eval/loss"), ["loss"])
 
 
 def test_a_patience_below_0_is_refused():

@@ -42,7 +42,7 @@ SMALL = electra.ElectraConfig(embed_dim=12, num_heads=2, mlp_dim=16, num_layers=
 
 
 def loss_of(**changed) -> electra.Electra:
-  return electra.Electra(dataclasses.replace(SMALL, **changed), toy.loss_config(z_loss=0.0, chunk_tokens=5))
+  return electra.Electra(dataclasses.replace(SMALL, **changed), toy.loss_config(z_loss=0.0, logits_chunk_tokens=5))
 
 
 def batch_of(rows=8):
@@ -280,7 +280,7 @@ def test_the_command(tmp_path, capsys):
   options += ["--config.data.inputs_length=64", "--config.data.targets_length=64"]
   options += ["--config.train.batch_size=8", "--config.eval.every=2", "--config.eval.batches=1"]
   generator = {"embed_dim": 8, "num_heads": 1, "mlp_dim": 16, "num_layers": 1}
-  train = ["train", *options, f"--workdir={tmp_path}/run", "--config.checkpoint.every=2"]
+  train = ["train", *options, f"--workdir={tmp_path}/run", "--config.checkpoint.save_interval_steps=2"]
   train += [f"--config.electra.{key}={value}" for key, value in generator.items()]
   assert command.main([*train, "--config.train.steps=2"]) == 0
   assert command.main([*train, "--config.train.steps=4"]) == 0
@@ -311,6 +311,6 @@ def test_the_command(tmp_path, capsys):
     "--config.train.steps=1",
     "--config.train.loss=cross_entropy",
   ]
-  warm += ["--config.model.heads=()", "--config.model.logits_transform=True", "--config.init.fresh=^head/"]
+  warm += ["--config.model.heads=()", "--config.model.logits_transform=True", "--config.init.reinit=^head/"]
   assert command.main([*warm, f"--config.init.checkpoint={tmp_path}/run"]) == 0
   assert "fresh:" in capsys.readouterr().err

@@ -47,7 +47,7 @@ def test_arms_cost_the_same(electra, articles):
   budget = 1_000 * electra.step_flops(configs["ELECTRA"])
   for config in configs.values():
     electra.with_budget(config, budget, points=5)
-    assert config.train.steps % config.checkpoint.every == 0
+    assert config.train.steps % config.checkpoint.save_interval_steps == 0
     assert abs(config.train.steps * electra.step_flops(config) - budget) <= 2.5 * electra.step_flops(config)
   assert configs["BERT"].train.steps > configs["ELECTRA"].train.steps == 1_000
 

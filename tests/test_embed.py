@@ -250,7 +250,7 @@ def test_a_probe_is_a_linear_classifier_of_its_features():
     (("--probe=asked_pairs",), "asked_pairs: no task or mixture of that name; the nearest are asked_pair"),
     (("--probe=asked_pair", "--examples=1"), "first 1 training examples are all of one class"),
     (("--probe=asked_pair", "--config.data.eval_split=dev"), "has no split 'dev'"),
-    (("--probe=asked_pair", "--config.data.folder.glue=x"), "nearest: data.folders"),
+    (("--probe=asked_pair", "--config.data.folder.glue=x"), "nearest: data.benchmark_dirs"),
   ],
 )
 def test_what_cannot_be_probed(others, message, capsys):

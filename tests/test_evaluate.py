@@ -82,7 +82,7 @@ MODULE = """
     metric_fns=[task_metrics.entity_f1],
   )
 """
-EVERY_STEP = ("--config.eval.every=1", "--config.checkpoint.every=1", "--config.checkpoint.keep=1")
+EVERY_STEP = ("--config.eval.every=1", "--config.checkpoint.save_interval_steps=1", "--config.checkpoint.max_to_keep=1")
 ARCHITECTURES = ("encoder_decoder", "decoder_only", "encoder_only")
 
 
@@ -118,7 +118,11 @@ def run(module, workdir, architecture="encoder_decoder", *others, mixture="odd_l
 
 @pytest.mark.exhaustive
 def test_what_a_run_is_not_measured_by_is_refused_before_any_step(module, tmp_path, capsys):
-  own = ("--config.eval.patience=1", "--config.eval.stop_by=odd_label/acuracy", "--config.data.vocabulary=bytes")
+  own = (
+    "--config.eval.patience=1",
+    "--config.eval.early_stopping_metric=odd_label/acuracy",
+    "--config.data.vocabulary=bytes",
+  )
   assert command.main(["train", "--config=tiny", f"--workdir={tmp_path}", *options(module), *own]) == 2
   assert "measured by loss, odd_label/accuracy, odd_label/score; did you mean odd_label/accuracy?" in (
     err := capsys.readouterr().err
@@ -212,7 +216,7 @@ def test_what_is_known_to_be_a_percentage_is_told_as_one(module, tmp_path, capfd
 def test_shots_stand_in_front_of_each_input(module):
   """Longer prompts, other answers; none longer than the model reads."""
   plain, params = evaluation(module, "encoder_decoder")
-  shown, _ = evaluation(module, "encoder_decoder", shots=1)
+  shown, _ = evaluation(module, "encoder_decoder", num_shots=1)
   (before,), (after,) = plain.run(params), shown.run(params)
   for first, second in zip(before.answers, after.answers, strict=True):
     assert len(first.example["inputs"]) <= len(second.example["inputs"]) <= 72
@@ -277,9 +281,9 @@ def test_results_of_other_splits_stay(module, tmp_path):
     (["--config.data.eval_split=dev"], "odd_label: has no split 'dev'; it has train, validation, test"),
     (["--config.data.vocabulary=bytes", "--config.data.extra_ids=3"], "was trained with another vocabulary"),
     (["--config.eval.num_beams=0"], "num_beams=0: must be at least 1"),
-    (["--config.eval.shots=9"], r"config.eval.shots=9: the training split has 6 example\(s\)"),
+    (["--config.eval.num_shots=9"], r"config.eval.num_shots=9: the training split has 6 example\(s\)"),
     # None are asked for, whatever the config says: so it comes to what is wrong behind them.
-    (["--shots=0", "--config.eval.shots=9", "--config.eval.num_beams=0"], "num_beams=0: must be at least 1"),
+    (["--shots=0", "--config.eval.num_shots=9", "--config.eval.num_beams=0"], "num_beams=0: must be at least 1"),
     (["--config.data.mixture=oddd"], "oddd: no task or mixture of that name"),
     (["--checkpoint=nowhere"], "--checkpoint nowhere: no checkpoint there"),
   ],
@@ -299,9 +303,9 @@ def test_training_measures_its_tasks_and_keeps_the_best(module, tmp_path, capsys
     *options(module, "odd"),
     "--config.train.steps=4",
     "--config.eval.every=1",
-    "--config.checkpoint.every=1",
+    "--config.checkpoint.save_interval_steps=1",
   ]
-  assert command.main([*arguments, "--config.checkpoint.keep=1", f"--workdir={tmp_path}"]) == 0
+  assert command.main([*arguments, "--config.checkpoint.max_to_keep=1", f"--workdir={tmp_path}"]) == 0
   measured = {
     name: metric_writers.read_metrics(tmp_path / "metrics.jsonl", f"eval/{name}")
     for name in ("loss", "odd_label/accuracy", "odd_likelihood/likelihood", "odd_label/score")
@@ -352,13 +356,13 @@ def superglue_folder(tmp_path_factory):
 def test_superglue_from_a_checkpoint_to_the_leaderboard(superglue_folder, tmp_path, capsys):
   """Each task's test set is answered by the step that is best on its validation set; the same command resumes."""
   arguments = ["superglue", f"--checkpoint={trained.workdir('encoder_decoder')}", f"--workdir={tmp_path}"]
-  arguments += [f"--config.data.folders.superglue={superglue_folder}", "--config.eval.tasks=cb,rte,axb"]
+  arguments += [f"--config.data.benchmark_dirs.superglue={superglue_folder}", "--config.eval.tasks=cb,rte,axb"]
   arguments += ["--config.data.inputs_length=40", "--config.data.targets_length=16", "--config.train.batch_size=8"]
   arguments += [
     "--config.train.steps=3",
     "--config.eval.every=1",
-    "--config.checkpoint.every=1",
-    "--config.checkpoint.keep=1",
+    "--config.checkpoint.save_interval_steps=1",
+    "--config.checkpoint.max_to_keep=1",
   ]
   assert command.main(arguments) == 0
   out = capsys.readouterr().out
@@ -383,7 +387,7 @@ def test_superglue_from_a_checkpoint_to_the_leaderboard(superglue_folder, tmp_pa
 @pytest.mark.exhaustive
 def test_a_run_from_before_folders_had_names_goes_on(superglue_folder, tmp_path, capsys):
   """Its config and its place in the data have superglue_dir: it is resumed, on the same data, and evaluated."""
-  folder = f"--config.data.folders.superglue={superglue_folder}"
+  folder = f"--config.data.benchmark_dirs.superglue={superglue_folder}"
   train = ["train", "--config=finetune_superglue", f"--workdir={tmp_path}", "--config.data.mixture=super_glue_cb"]
   train += ["--config.data.inputs_length=40", "--config.data.targets_length=16", "--config.train.batch_size=8"]
   train += [f"--config.init.checkpoint={trained.workdir('encoder_decoder')}", "--config.eval.every=9"]
@@ -391,17 +395,20 @@ def test_a_run_from_before_folders_had_names_goes_on(superglue_folder, tmp_path,
   saved = tmp_path / "checkpoints" / "1"
   (config,) = (saved / "config").glob("metadata")
   (saved / manifest.NAME).unlink()
-  assert json.loads(config.read_text())["data"]["folders"] == {"superglue": str(superglue_folder)}
+  assert json.loads(config.read_text())["data"]["benchmark_dirs"] == {"superglue": str(superglue_folder)}
   for path in (config, *(saved / "streams").glob("stream-*")):
-    older = re.sub(r'"folders": \{"superglue": ("[^"]*")\}', r'"superglue_dir": \1, "glue_dir": ""', path.read_text())
-    path.write_text(older.replace("data.folders.superglue", "data.superglue_dir"))
-    assert "superglue_dir" in path.read_text() and "folders" not in path.read_text()
+    older = re.sub(
+      r'"benchmark_dirs": \{"superglue": ("[^"]*")\}', r'"superglue_dir": \1, "glue_dir": ""', path.read_text()
+    )
+    path.write_text(older.replace("data.benchmark_dirs.superglue", "data.superglue_dir"))
+    assert "superglue_dir" in path.read_text() and "benchmark_dirs" not in path.read_text()
   capsys.readouterr()
   other = tmp_path / "Other"
   other.symlink_to(superglue_folder)
-  assert command.main([*train, f"--config.data.folders.superglue={other}", "--config.train.steps=2"]) == 2
+  assert command.main([*train, f"--config.data.benchmark_dirs.superglue={other}", "--config.train.steps=2"]) == 2
   message = (
-    f"config.data.folders.superglue is 'Other', but the checkpoint's data position belongs to {superglue_folder.name!r}"
+    f"config.data.benchmark_dirs.superglue is 'Other', but the checkpoint's data position belongs to"
+    f" {superglue_folder.name!r}"
   )
   assert message in capsys.readouterr().err
   assert command.main([*train, folder, "--config.train.steps=2"]) == 0
@@ -409,7 +416,7 @@ def test_a_run_from_before_folders_had_names_goes_on(superglue_folder, tmp_path,
   assert "resuming from step 1" in error and "with another config.data" not in error
   evaluated = ["eval", f"--checkpoint={saved}", f"--workdir={tmp_path / 'eval'}", folder, "--config.eval.tasks=cb"]
   assert command.main([*evaluated, "--config.data.inputs_length=40", "--config.data.targets_length=16"]) == 0
-  typo = ["eval", f"--checkpoint={saved}", f"--workdir={tmp_path / 'eval'}", "--config.data.folders.superglu=x"]
+  typo = ["eval", f"--checkpoint={saved}", f"--workdir={tmp_path / 'eval'}", "--config.data.benchmark_dirs.superglu=x"]
   assert command.main(typo) == 2
   assert "did you mean superglue?" in capsys.readouterr().err
 
@@ -424,7 +431,7 @@ def test_a_step_can_be_chosen_only_where_it_was_saved(superglue_folder, tmp_path
 def test_a_set_that_is_not_there_is_named(superglue_folder, tmp_path, capsys):
   """The whole of SuperGLUE is asked for, and the folder has two tasks of it."""
   arguments = ["superglue", f"--checkpoint={trained.workdir('encoder_decoder')}", f"--workdir={tmp_path}"]
-  assert command.main([*arguments, f"--config.data.folders.superglue={superglue_folder}"]) == 2
+  assert command.main([*arguments, f"--config.data.benchmark_dirs.superglue={superglue_folder}"]) == 2
   error = capsys.readouterr().err
   assert "BoolQ" in error and "--config.eval.tasks" in error
   assert not (tmp_path / "finetune").exists()

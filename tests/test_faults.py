@@ -92,7 +92,7 @@ def test_too_many_malformed_records_end_it(tmp_path, capfd):
   (tmp_path / "a.jsonl").write_bytes(b"".join(b"[]\n" if i % 10 == 0 else GOOD for i in range(3_000)))
   assert len(texts(tmp_path / "a.jsonl", malformed=0.11)) == 2_700
   assert 10 < capfd.readouterr().err.count("left out") < 30
-  with pytest.raises(UserError, match=r"line 501: .*\n51 of the 501 records .* config.data.malformed=0.05 allows"):
+  with pytest.raises(UserError, match=r"line 501: .*\n51 of the 501 records .*max_bad_record_fraction=0.05 allows"):
     texts(tmp_path / "a.jsonl", malformed=0.05)
 
 
@@ -273,12 +273,12 @@ def test_malformed_records_count_on_when_a_run_does(tmp_path, monkeypatch):
   """Of what all starts together have read: a run that is stopped often is no more patient than one that is not."""
   monkeypatch.setattr(bad_records, "_LEAST_RECORDS", 1)
   test_sources.write(tmp_path, "a.jsonl", TEXTS)
-  first = batches(tmp_path, "*.jsonl", malformed=0.3, num_streams=2)
+  first = batches(tmp_path, "*.jsonl", max_bad_record_fraction=0.3, num_streams=2)
   first._tally.good(70)
   for _ in range(25):
     first._tally.bad(UserError("a"))
   state = first.state(3)
-  resumed = batches(tmp_path, "*.jsonl", malformed=0.3, num_streams=2)
+  resumed = batches(tmp_path, "*.jsonl", max_bad_record_fraction=0.3, num_streams=2)
   resumed.restore(state, step=3)
   for _ in range(4):
     resumed._tally.bad(UserError("b"))

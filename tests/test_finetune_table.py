@@ -45,7 +45,7 @@ def find(files: str, labels: str = "auto", **data) -> tables.TableSpec:
 
 
 def load(files: str, labels: str = "auto", **data) -> examples.Table:
-  return examples.load(find(files, labels, **data), malformed=data.get("malformed", 0.0))
+  return examples.load(find(files, labels, **data), malformed=data.get("max_bad_record_fraction", 0.0))
 
 
 def sentences(label=lambda i: ("bad", "good")[i % 2]):
@@ -251,7 +251,7 @@ def test_rows_without_a_label_or_a_text_are_counted():
   assert "1 without a label in 'label' (the first: a.tsv, line 5)" in note and "a.tsv, line 7" in note
   assert len(table.train) + len(table.held_out) == 38
   most = [(text, "" if i % 2 else label) for i, (text, label) in enumerate(sentences(lambda i: "ab"[i % 4 // 2]))]
-  assert load(tsv("b.tsv", "text label", most), malformed=0.6).train
+  assert load(tsv("b.tsv", "text label", most), max_bad_record_fraction=0.6).train
 
 
 def test_a_text_with_two_labels_is_told():
@@ -463,7 +463,7 @@ def animals(number: int, first: int = 0) -> list[tuple[str, str]]:
 
 def train(architecture: str, files: str, *options: str) -> int:
   base = f"--config.init.checkpoint={trained.workdir(architecture)}"
-  quick = ("--config.eval.examples=0", "--config.data.labels=auto", "--config.optimizer.learning_rate=0.05")
+  quick = ("--config.eval.num_logged_samples=0", "--config.data.labels=auto", "--config.optimizer.learning_rate=0.05")
   return command.main(["train", "--config=finetune", base, f"--config.data.files={files}", *quick, *options])
 
 
@@ -560,7 +560,7 @@ def test_examples_in_memory_are_resumed_by_what_they_hold(capsys):
     init={"checkpoint": str(trained.workdir("encoder_only"))},
     train={"steps": 4},
     eval={"every": 2},
-    checkpoint={"every": 2},
+    checkpoint={"save_interval_steps": 2},
   )
   training = t2t.train(config, "run", examples=rows)
   next(row for row in training if row["step"] >= 2)
@@ -587,7 +587,7 @@ def test_examples_in_memory_are_resumed_by_what_they_hold(capsys):
 )
 def test_each_kind_of_table_is_trained_and_asked(architecture, row, fields):
   files = jsonl("train.jsonl", map(row, ROWS))
-  steps = ("--config.train.steps=2", "--config.eval.every=2", "--config.checkpoint.every=2")
+  steps = ("--config.train.steps=2", "--config.eval.every=2", "--config.checkpoint.save_interval_steps=2")
   assert train(architecture, files, *steps, "--workdir=run") == 0
   asked = ["--config.eval.max_examples=4", "--workdir=scores"]
   assert command.main(["eval", "--checkpoint=run", f"--config.data.eval_files={files}", *asked]) == 0

@@ -433,7 +433,7 @@ def released_cb(tmp_path):
   return DataConfig(
     mixture="super_glue_cb",
     task_modules=("t2t.tasks.superglue",),
-    folders={"superglue": str(tmp_path)},
+    benchmark_dirs={"superglue": str(tmp_path)},
     vocabulary="bytes",
     inputs_length=128,
     targets_length=24,

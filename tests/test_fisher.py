@@ -176,7 +176,7 @@ def test_it_is_the_gradient_of_the_penalty(name):
   """By autodiff of the formula; in front of the optimizer, so that each takes steps down the sum of both."""
   rules = (".: anchor=0.7", "heads: anchor=0")
   config = toy.optimizer_config(name=name, clip_norm=1.0)
-  held = dataclasses.replace(config, paths=rules, fisher="somewhere")
+  held = dataclasses.replace(config, param_groups=rules, fisher="somewhere")
   actual = steps(held, 5, loss=data_loss, information=INFORMATION)
   toy.assert_trees_close(actual, steps(config, 5, loss=penalised), rtol=1e-5)
   if name == "sgd":  # others' steps are as long whatever the gradient
@@ -185,7 +185,7 @@ def test_it_is_the_gradient_of_the_penalty(name):
 
 def test_what_is_in_files_is_left_out_and_put_back():
   """Of a state, whatever else is in it; distances are those of what is held, or else asked for."""
-  config = toy.optimizer_config(paths=("layers: anchor=1",), fisher="somewhere", log_distance=True)
+  config = toy.optimizer_config(param_groups=("layers: anchor=1",), fisher="somewhere", log_distance=True)
   tx, _ = optimizers.make_optimizer(config, 10)
   params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), THEN)
   state = tx.init(params)
@@ -203,9 +203,9 @@ def test_what_is_in_files_is_left_out_and_put_back():
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    ((), "config.optimizer.fisher=F: says how fast .* no rule of config.optimizer.paths says which: add one"),
+    ((), "config.optimizer.fisher=F: says how fast .* no rule of config.optimizer.param_groups says which: add one"),
     (
-      ("--config.optimizer.paths=.: anchor=1", "--config.lora.rank=2"),
+      ("--config.optimizer.param_groups=.: anchor=1", "--config.lora.rank=2"),
       "config.optimizer.fisher=F: config.lora leaves what the checkpoint has learned as it is",
     ),
   ],
@@ -237,7 +237,7 @@ def information(tmp_path_factory):
 def train(workdir, information, *options, steps=2, paths=".: anchor=1000"):
   """A later run, on a mesh of eight."""
   mesh = ("--config.mesh.data=2", "--config.mesh.fsdp=2", "--config.mesh.tensor=2")
-  held = (f"--config.optimizer.fisher={information}", f"--config.optimizer.paths={paths}")
+  held = (f"--config.optimizer.fisher={information}", f"--config.optimizer.param_groups={paths}")
   start = (f"--config.init.checkpoint={base()}", f"--config.train.steps={steps}", "--config.train.seed=7")
   adamw = ("--config.optimizer.name=adamw", "--config.optimizer.scale_by_parameter=False")
   return command.main([*trained.arguments("encoder_decoder", workdir), *mesh, *held, *start, *adamw, *options])
@@ -337,10 +337,14 @@ def test_information_of_another_model_is_refused(information, tmp_path, capsys):
   )
   assert f"which lay at {other}" in told and "has the digest" in told
   assert not (tmp_path / "run" / "metrics.jsonl").exists()
-  wide = ("--config.init.rows=embed/table,head", "--config.model.vocab_size=392", "--config.init.inherit=False")
+  wide = (
+    "--config.init.resize=embed/table,head",
+    "--config.model.vocab_size=392",
+    "--config.init.use_model_config=False",
+  )
   told = refused(capsys, tmp_path / "run", information, *wide)
   assert re.search(r"is of a model whose embed/table is \[384, 16\], .*; here it is \[392, 16\]", told)
-  told = refused(capsys, tmp_path / "run", information, "--config.init.fresh=decoder/norm")
+  told = refused(capsys, tmp_path / "run", information, "--config.init.reinit=decoder/norm")
   assert "holds decoder/norm/scale where it was, and config.init has it begin afresh; let go of it" in told
   told = refused(capsys, tmp_path / "run", information, "--config.init.parameters=False")
   assert "holds a run near the checkpoint that it is of: give that, config.init.checkpoint" in told

@@ -39,7 +39,7 @@ SMALL = {
   "train.log_every": 1,
   "eval.batches": 2,
   "eval.every": 3,
-  "checkpoint.every": 3,
+  "checkpoint.save_interval_steps": 3,
 }
 
 
@@ -80,7 +80,7 @@ def test_changes_are_those_of_the_command_line():
   assert (found.train.steps, found.optimizer.name, found.model.dropout_rate) == (7, "adamw", 0.25)
   found.train.steps = 9
   assert records(found).train.steps == 9
-  staged = t2t.config("tiny", {"stages": ({"name": "a", "share": 0.5}, {"name": "b"})})
+  staged = t2t.config("tiny", {"stages": ({"name": "a", "fraction": 0.5}, {"name": "b"})})
   assert [stage["name"] for stage in staged.stages] == ["a", "b"]
 
 
@@ -144,7 +144,7 @@ def test_whoever_leaves_goes_on_later(text, tmp_path):
 def test_an_interruption_saves_and_is_passed_on(text, tmp_path):
   """Where the next row is waited for."""
   config = small(text, train={"steps": 100_000, "log_every": 100_000}, eval={"every": 100_000})
-  config.checkpoint.every = 100_000
+  config.checkpoint.save_interval_steps = 100_000
   run = t2t.train(config, str(tmp_path / "run"))
 
   def interrupts():

@@ -82,13 +82,13 @@ def test_options_by_names_of_other_frameworks():
 @pytest.mark.parametrize(
   ("value", "options"),
   [
-    ('(r"^.*decoder.*$", None)', "--config.init.fresh=decoder"),
-    ('((r"^.*decoder.*$", None), (r"^.*norm.*$", None))', "--config.init.fresh=decoder,norm"),
-    ("^.*decoder.*$=None", "--config.init.fresh=decoder"),
-    (r'((r"decoder/(.*)", r"encoder/\1"),)', "--config.init.parts=encoder=decoder"),
+    ('(r"^.*decoder.*$", None)', "--config.init.reinit=decoder"),
+    ('((r"^.*decoder.*$", None), (r"^.*norm.*$", None))', "--config.init.reinit=decoder,norm"),
+    ("^.*decoder.*$=None", "--config.init.reinit=decoder"),
+    (r'((r"decoder/(.*)", r"encoder/\1"),)', "--config.init.rename=encoder=decoder"),
   ],
 )
 def test_partial_restores_as_t5x_has_them(value, options):
   """With what says the same here."""
   with pytest.raises(UserError, match=re.escape(f"is written as T5X has it; give {options}")):
-    records(override(load_config("tiny"), [f"--config.init.parts={value}"]))
+    records(override(load_config("tiny"), [f"--config.init.rename={value}"]))

@@ -49,7 +49,7 @@ def test_arms_differ_in_one_thing(forgetting, tmp_path):
   assert f"--config.init.checkpoint={tmp_path / 'old'}" in plain and "--config.train.seed=102" in plain
   told = {arm: sorted(set(make(arm)) - plain) for arm in forgetting.ARMS}
   assert told["nothing"] == [] and told["replay"] == ["--config.data.mixture=shape_with_colour"]
-  assert [option.partition("=")[0] for option in told["L2-SP"]] == ["--config.optimizer.paths"]
+  assert [option.partition("=")[0] for option in told["L2-SP"]] == ["--config.optimizer.param_groups"]
   assert f"--config.optimizer.fisher={tmp_path / 'f'}" in told["EWC"]
 
 

@@ -52,7 +52,7 @@ def test_every_type_of_text_in_parquet(kind, tmp_path):
     assert read(path, field) == TEXTS
   assert read(path, "lists") == [f"{text}\n{text}" for text in TEXTS] and read(path, "lists.-1") == TEXTS
   assert read(path, "null", 0.5) == TEXTS[:3]
-  with pytest.raises(UserError, match="record 4: 'null' is null; remove the record, or .* --config.data.malformed"):
+  with pytest.raises(UserError, match="record 4: 'null' is null; remove .*--config.data.max_bad_record_fraction"):
     read(path, "null")
 
 
@@ -112,7 +112,7 @@ def test_the_path_to_a_text(name, field, text, tmp_path):
     ({"messages": MESSAGES}, "text", "has no field 'text'; it has 'messages'; .*, for example 'messages.content'"),
     ({"messages": MESSAGES}, "messages", "is a list of objects with 'role', 'content'.*'messages.content' in place"),
     ({"messages": MESSAGES}, "messages.9.content", "has no field 'messages.9.content'"),
-    ({"text": None}, "text", "'text' is null; remove the record, or .*--config.data.malformed"),
+    ({"text": None}, "text", "'text' is null; remove the record, or .*--config.data.max_bad_record_fraction"),
     ({"text": ["a", 3]}, "text", "is a list with a number, not of strings"),
     ({"text": "a\ud800"}, "text", r"character 2, \\ud800, is an unpaired surrogate"),
     ([{"text": "a"}], "text", "is a JSON list, not an object; .*`jq -c '.\\[\\]'` makes lines"),

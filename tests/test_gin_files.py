@@ -114,7 +114,7 @@ def test_fine_tuning(family, size, tmp_path):
   _, config = parse("train", *flags(model, "t5x/configs/runs/finetune.gin", **bound, BATCH_SIZE=64))
   assert dict(config.model) == fields | {"dropout_rate": 0.1}
   assert (config.init.checkpoint, config.train.steps, config.train.batch_size) == (path, 20_000, 64)
-  assert (config.data.mixture, config.checkpoint.every, config.eval.batch_size) == ("wmt_en_de", 5_000, 0)
+  assert (config.data.mixture, config.checkpoint.save_interval_steps, config.eval.batch_size) == ("wmt_en_de", 5_000, 0)
   rate = make_optimizer(records(config).optimizer, config.train.steps)[1]
   assert [float(rate(step)) for step in (0, 19_999)] == pytest.approx([1e-3, 1e-3])
 

@@ -51,7 +51,7 @@ _SHORT = (
   "--config.train.steps=2",
   "--config.eval.batches=1",
   "--config.eval.every=2",
-  "--config.eval.examples=0",
+  "--config.eval.num_logged_samples=0",
 )
 _GOES_ON = ("--config.train.steps=4",)
 
@@ -60,8 +60,8 @@ def mesh(**sizes: int) -> tuple[str, ...]:
   return tuple(f"--config.mesh.{axis}={size}" for axis, size in sizes.items())
 
 
-_LOGGED = ("--config.eval.examples=1", "--config.logging.histograms=1", "--config.logging.tracker=mlflow")
-_STAGES = '--config.stages={"name": "short", "share": 0.5, "data.inputs_length": 32},{"train.batch_size": 16}'
+_LOGGED = ("--config.eval.num_logged_samples=1", "--config.logging.histograms=1", "--config.logging.tracker=mlflow")
+_STAGES = '--config.stages={"name": "short", "fraction": 0.5, "data.inputs_length": 32},{"train.batch_size": 16}'
 # What crosses two processes with two devices each is the first axis of more than one; on four with one each it is both.
 TWO = {
   "data": mesh(data=2, fsdp=2),
@@ -418,8 +418,8 @@ def test_a_machine_by_itself_is_no_cluster():
 
 def test_too_few_hosts_are_refused(text, tmp_path, capsys):
   """Before anything is compiled."""
-  assert command.main(arguments(text, tmp_path, "--config.train.hosts=4")) == 2
-  assert "config.train.hosts=4, but 1 came" in capsys.readouterr().err
+  assert command.main(arguments(text, tmp_path, "--config.train.num_processes=4")) == 2
+  assert "config.train.num_processes=4, but 1 came" in capsys.readouterr().err
 
 
 @pytest.mark.exhaustive
@@ -452,7 +452,11 @@ def wild(text, tmp_path_factory) -> tuple[pathlib.Path, list[str]]:
     "--config.optimizer.warmup_steps=0",
     "--config.train.steps=4",
   )
-  back = ("--config.numbers.not_finite=back", "--config.numbers.most_backs=1", "--config.checkpoint.every=1")
+  back = (
+    "--config.nan_policy.on_nonfinite=rollback",
+    "--config.nan_policy.max_rollbacks=1",
+    "--config.checkpoint.save_interval_steps=1",
+  )
   folder = tmp_path_factory.mktemp("wild")
   run = arguments(text, folder / "run", *overrides, *back, *mesh(data=2))
   codes, logs = Processes(2, 1, [run], cache=folder).wait()
@@ -464,7 +468,7 @@ def test_two_processes_go_back_together(wild):
   """As often as they may, when a loss is not finite; then both end, with the batch."""
   workdir, logs = wild
   assert [log.count("going back to step 1, and passing over the 1 batches behind it") for log in logs] == [1, 0]
-  assert all("has gone back 1 times, and config.numbers.most_backs=1" in log for log in logs)
+  assert all("has gone back 1 times, and config.nan_policy.max_rollbacks=1" in log for log in logs)
   assert json.loads((workdir / "went_back.jsonl").read_text()) == {"checkpoint": 1, "step": 2}
   assert len(np.load(workdir / "bad_batches" / "step_2.npz")["encoder_input_tokens"]) == 8
 

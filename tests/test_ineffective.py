@@ -13,6 +13,7 @@ import toy
 from t2t import UserError
 from t2t.configuration import stages
 from t2t.configuration.loading import config_names, load_config, override, records
+from t2t.configuration.schema import INTERVALS
 from t2t.data import train_data
 from t2t.training import ineffective, optimizers, schedules
 
@@ -20,7 +21,7 @@ from t2t.training import ineffective, optimizers, schedules
 def notes(*options, name="tiny_t5", begins=True):
   config = records(override(load_config(name), [f"--config.{option}" for option in options]))
   config = config.with_(train={"loss": config.train.loss or "cross_entropy"})
-  every = {key: {"every": getattr(config, key).every or 100} for key in ("eval", "checkpoint")}
+  every = {name: {key: getattr(getattr(config, name), key) or 100} for name, key in INTERVALS.items()}
   return ineffective.check(config, stages.of(config.with_(**every)), begins=begins)
 
 
@@ -39,10 +40,10 @@ def test_a_warmup_as_long_as_the_run_is_refused(schedule):
 
 def test_a_warmup_as_long_as_a_stage_is_refused():
   """A stage with a rate of its own has a schedule over its own steps."""
-  own = '{"name": "a", "share": 0.9}, {"name": "b", "optimizer.learning_rate": 0.1, "optimizer.warmup_steps": 50}'
+  own = '{"name": "a", "fraction": 0.9}, {"name": "b", "optimizer.learning_rate": 0.1, "optimizer.warmup_steps": 50}'
   with pytest.raises(UserError, match=r"config.stages, b: optimizer.warmup_steps=50 is .* the stage has 50"):
     notes(f"stages={own}")
-  assert notes(f"stages={own.replace('50', '5')}", "eval.every=50", "checkpoint.every=50") == []
+  assert notes(f"stages={own.replace('50', '5')}", "eval.every=50", "checkpoint.save_interval_steps=50") == []
 
 
 @pytest.mark.parametrize(
@@ -51,29 +52,47 @@ def test_a_warmup_as_long_as_a_stage_is_refused():
     ("optimizer.schedule=t5_inverse_sqrt optimizer.warmup_steps=500", "the learning rate stays at 0.05"),
     ("optimizer.warmup_ratio=0.0005", "of 500 steps is less than one step: there is no warm-up"),
     ("optimizer.warmup_steps=499", "the warm-up leaves one of 500 steps: the learning rate does not fall"),
-    ("optimizer.schedule=wsd optimizer.decay_share=0.002", "of 500 steps is 1 step: the learning rate does not fall"),
-    ("optimizer.schedule=wsd optimizer.decay_share=0", "give at least 0.01"),
-    ("optimizer.schedule=one_cycle optimizer.rise=0.001", "rise=0.001 of 500 steps is less than one step"),
-    ("optimizer.schedule=slanted_triangle optimizer.rise=1.0", "leaves no step in which the learning rate falls"),
+    (
+      "optimizer.schedule=wsd optimizer.decay_fraction=0.002",
+      "of 500 steps is 1 step: the learning rate does not fall",
+    ),
+    ("optimizer.schedule=wsd optimizer.decay_fraction=0", "give at least 0.01"),
+    (
+      "optimizer.schedule=one_cycle optimizer.warmup_fraction=0.001",
+      "fraction=0.001 of 500 steps is less than one step",
+    ),
+    (
+      "optimizer.schedule=slanted_triangle optimizer.warmup_fraction=1.0",
+      "leaves no step in which the learning rate falls",
+    ),
     ("optimizer.learning_rate=0", "no parameter changes"),
     ("optimizer.name=adafactor optimizer.b1=0.5", "b1=0.5 has no effect: config.optimizer.name=adafactor does not"),
-    ("optimizer.schedule=constant optimizer.final_ratio=0.1", "config.optimizer.schedule=constant does not read it"),
+    (
+      "optimizer.schedule=constant optimizer.end_lr_fraction=0.1",
+      "config.optimizer.schedule=constant does not read it",
+    ),
     ("optimizer.schedule=one_cycle optimizer.warmup_steps=10", "warmup_steps=10 has no effect"),
     ("optimizer.no_decay=norm", "config.optimizer.no_decay=norm has no effect"),
     ("eval.every=501", "config.eval.every=501: more than the run's 500 steps; only the last step is evaluated"),
-    ("eval.every=600 checkpoint.every=700", "every=600, config.checkpoint.every=700: more .* is evaluated and saved"),
+    (
+      "eval.every=600 checkpoint.save_interval_steps=700",
+      "every=600, config.checkpoint.save_interval_steps=700: more .* is evaluated and saved",
+    ),
     ("train.log_every=501", "only the last step of the run is logged"),
     ("logging.histograms=501", "no histogram is written"),
     ("eval.patience=4 eval.every=100", "have 4 evaluations before the last .* early stopping needs 5"),
-    ("eval.stop_by=rte/f1", "eval.stop_by=rte/f1 has no effect: config.eval.patience=0: no evaluation ends the run"),
-    ("numbers.spike_deviations=4 numbers.spike_window=500", "no loss counts as a spike; give fewer steps"),
-    ("numbers.spike=back", "config.numbers.spike=back has no effect"),
-    ("numbers.most_skipped=0.5", "no update is skipped"),
+    (
+      "eval.early_stopping_metric=rte/f1",
+      "early_stopping_metric=rte/f1 has no effect: config.eval.patience=0: no evaluation ends the run",
+    ),
+    ("nan_policy.spike_deviations=4 nan_policy.spike_window=500", "no loss counts as a spike; give fewer steps"),
+    ("nan_policy.on_spike=rollback", "config.nan_policy.on_spike=rollback has no effect"),
+    ("nan_policy.max_skipped_fraction=0.5", "no update is skipped"),
     ("model.rotary_base=500000", "rotary_base=500000.0 has no effect: config.model.positions=relative"),
     ("eval.method=rank eval.num_beams=4", "config.eval.num_beams=4 has no effect"),
-    ("optimizer.layer_decay=0.9 optimizer.paths=.:depth=0.5", "layer_decay=0.9 has no effect: a rule"),
+    ("optimizer.layer_decay=0.9 optimizer.param_groups=.:depth=0.5", "layer_decay=0.9 has no effect: a rule"),
     ("eval.length_penalty=1.0", "there is no beam search"),
-    ("init.fresh=head", "config.init.fresh=.* has no effect: config.init.checkpoint is empty"),
+    ("init.reinit=head", "config.init.reinit=.* has no effect: config.init.checkpoint is empty"),
     ("train.loss=contrastive train.label_smoothing=0.1", "config.train.loss=contrastive predicts no tokens"),
     ("train.loss=heads train.z_loss=0.01", "config.train.z_loss=0.01 has no effect"),
     (
@@ -83,7 +102,7 @@ def test_a_warmup_as_long_as_a_stage_is_refused():
     ("data.files=a.txt data.alpha=0.3", "config.data.alpha=0.3 has no effect"),
     ("data.files=a.txt data.translation=fr", "translation=fr has no effect: config.data.objective=span_corruption"),
     ("data.files=a.txt data.annotations=names", "config.data.annotations=names has no effect"),
-    ("data.files=a.txt eval.shots=2", "config.eval.shots=2 has no effect: .* has no answers to measure"),
+    ("data.files=a.txt eval.num_shots=2", "config.eval.num_shots=2 has no effect: .* has no answers to measure"),
     ("data.mixture=rte data.language=sw", "config.data.mixture=rte makes the examples itself"),
     ("data.mixture=rte data.field=body", "config.data.field=body has no effect"),
     ("data.mixture=rte data.noise_density=0.3", "config.data.noise_density=0.3 has no effect"),
@@ -115,7 +134,7 @@ def test_what_has_no_effect_is_reported(options, message):
       "cache_dir=cache",
       "alpha=0.3",
     ),
-    *("shuffle_buffer=9", "size=tokens"),
+    *("shuffle_buffer=9", "mixing_unit=tokens"),
   ],
 )
 def test_keys_that_a_table_does_not_read_are_reported(option):
@@ -129,8 +148,8 @@ def test_keys_that_a_table_does_not_read_are_reported(option):
 
 def test_writing_by_an_encoder_alone_is_reported():
   """Its tasks are answered by heads."""
-  (note,) = (note for note in notes("eval.method=write", name="tiny_bert") if "eval.method" in note)
-  assert note == "config.eval.method=write has no effect: an encoder alone writes nothing"
+  (note,) = (note for note in notes("eval.method=generate", name="tiny_bert") if "eval.method" in note)
+  assert note == "config.eval.method=generate has no effect: an encoder alone writes nothing"
 
 
 def test_a_ratio_in_place_of_steps_is_reported():
@@ -147,7 +166,7 @@ def test_shipped_configs_have_no_setting_without_effect():
   """One size of each family; those that begin with a checkpoint, which is given besides, report that there is none."""
   families = {load_config(name).data.mixture: name for name in config_names()}
   for name in families.values():
-    assert [note for note in notes(name=name) if "config.init.inherit=True" not in note] == [], name
+    assert [note for note in notes(name=name) if "config.init.use_model_config=True" not in note] == [], name
 
 
 class _Reads:

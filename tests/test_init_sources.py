@@ -19,7 +19,7 @@ ENCODER, TABLE = "encoder/layers/mlp/up", "embed/table"
 def config(**changes):
   others = changes.pop("init.others", {})
   changes |= {f"init.others.{name}.{key}": value for name, own in others.items() for key, value in own.items()}
-  every = {"train.steps": 2, "eval.every": 2, "checkpoint.every": 2, "eval.examples": 0}
+  every = {"train.steps": 2, "eval.every": 2, "checkpoint.save_interval_steps": 2, "eval.num_logged_samples": 0}
   rate = {"optimizer.name": "adamw", "optimizer.learning_rate": 0.01, "optimizer.scale_by_parameter": False}
   return test_own_batches.small(
     **every | rate | {"optimizer.warmup_steps": 0, "optimizer.schedule": "constant"} | changes
@@ -32,7 +32,7 @@ def made(tmp_path_factory):
   folder = tmp_path_factory.mktemp("init")
   for seed, name in enumerate(("whole", "part")):
     train(config(**{"train.seed": seed}), folder / name)
-  others = {"reader": {"checkpoint": str(folder / "part"), "parts": ("encoder", "embed"), "frozen": True}}
+  others = {"reader": {"checkpoint": str(folder / "part"), "rename": ("encoder", "embed"), "frozen": True}}
   options = {"init.checkpoint": str(folder / "whole"), "init.others": others}
   found = train(config(**options), folder / "run")
   return folder, options, found
@@ -76,7 +76,7 @@ def test_a_run_with_references_resumes_to_the_bit(made, tmp_path, number):
   """Also with two of them, and with a model that takes nothing from a first checkpoint."""
   folder, options, found = made
   if number == 2:
-    own = {"checkpoint": str(folder / "whole"), "parts": ("decoder",), "frozen": True}
+    own = {"checkpoint": str(folder / "whole"), "rename": ("decoder",), "frozen": True}
     options = {"init.others": {**options["init.others"], "writer": own}}
     found = train(config(**options, **{"train.steps": 3}), tmp_path / "whole")
   else:
@@ -110,28 +110,30 @@ def test_another_model_in_its_place_is_refused(made, tmp_path):
 
 
 def test_sources_are_typed_by_name():
-  options = ["--config.init.others.teacher.checkpoint=runs/a", "--config.init.others.teacher.parts=.=teacher,embed"]
+  options = ["--config.init.others.teacher.checkpoint=runs/a", "--config.init.others.teacher.rename=.=teacher,embed"]
   found = records(override(load_config("tiny_t5"), [*options, "--config.init.others.teacher.frozen=True"])).init
   (name,) = found.source_list
   assert (name, found.others[name].subtrees) == ("teacher", ("teacher", "embed"))
   assert found.frozen_patterns == ("^teacher(/|$)", "^embed(/|$)")
-  with pytest.raises(UserError, match=r"others\.NAME\.KEY=VALUE; .* checkpoint, parts, fresh, rows, frozen; nearest: "):
+  with pytest.raises(
+    UserError, match=r"others\.NAME\.KEY=VALUE; .* checkpoint, rename, reinit, resize, frozen; nearest: "
+  ):
     override(load_config("tiny_t5"), ["--config.init.others.teacher.chekpoint=runs/a"])
 
 
 @pytest.mark.parametrize(
   ("others", "message"),
   [
-    ({"a": {"parts": ("encoder",)}}, "config.init.others.a.checkpoint is empty; give the checkpoint"),
-    ({"a": {"checkpoint": "runs/a"}}, "config.init.others.a.parts=: must name the parts of the model"),
-    ({"a": {"checkpoint": "runs/a", "parts": (".",)}}, "config.init.others.a.parts=.: must name the parts"),
+    ({"a": {"rename": ("encoder",)}}, "config.init.others.a.checkpoint is empty; give the checkpoint"),
+    ({"a": {"checkpoint": "runs/a"}}, "config.init.others.a.rename=: must name the parts of the model"),
+    ({"a": {"checkpoint": "runs/a", "rename": (".",)}}, "config.init.others.a.rename=.: must name the parts"),
     (
-      {name: {"checkpoint": "runs/a", "parts": (part,)} for name, part in (("a", "encoder"), ("b", "x=encoder/norm"))},
-      "config.init.others.b.parts: encoder/norm is taken from config.init.others.a, too; name it once",
+      {name: {"checkpoint": "runs/a", "rename": (part,)} for name, part in (("a", "encoder"), ("b", "x=encoder/norm"))},
+      "config.init.others.b.rename: encoder/norm is taken from config.init.others.a, too; name it once",
     ),
     (
-      {"a": {"checkpoint": "runs/a", "parts": ("encodr",)}},
-      "config.init.others.a.parts: no 'encodr' in the model; did",
+      {"a": {"checkpoint": "runs/a", "rename": ("encodr",)}},
+      "config.init.others.a.rename: no 'encodr' in the model; did",
     ),
     ({"a": {"chekpoint": "runs/a"}}, "config.init.others.a.chekpoint=runs/a: give config.init.others.NAME.KEY=VALUE"),
   ],

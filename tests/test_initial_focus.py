@@ -18,7 +18,7 @@ WIDE = toy.config(embed_dim=128, num_heads=4, head_dim=32)
 
 
 def focused(**fields):
-  return dataclasses.replace(WIDE, initial_focus=FOCUS, **fields)
+  return dataclasses.replace(WIDE, attention_init_bias=FOCUS, **fields)
 
 
 @pytest.mark.slow
@@ -65,8 +65,8 @@ def test_both_stacks_and_the_attention_between_them_begin_so():
   }
 
 
-@pytest.mark.parametrize("fields", [{"positions": "rotary"}, {"qk_norm": True}, {"initial_focus": -1.0}], ids=str)
+@pytest.mark.parametrize("fields", [{"positions": "rotary"}, {"qk_norm": True}, {"attention_init_bias": -1.0}], ids=str)
 def test_what_cannot_begin_so_is_refused(fields):
   """Without a bias by distance there is nothing to begin with."""
-  with pytest.raises(UserError, match="config.model.initial_focus=(6.0: only with|-1.0: must be at least 0)"):
+  with pytest.raises(UserError, match="config.model.attention_init_bias=(6.0: only with|-1.0: must be at least 0)"):
     dataclasses.replace(focused(), **fields)

@@ -149,16 +149,16 @@ def test_what_is_no_checkpoint_is_said(tmp_path, capsys):
   ("settings", "scores", "said"),
   [
     (
-      {"stop_by": "table/score"},
+      {"early_stopping_metric": "table/score"},
       {2: 50.0, 4: 90.0, 6: 70.0},
       "step 6, the last, is read: table/score 70.00; step 4 has\n  90.00: ",
     ),
-    ({"stop_by": "table/score"}, {2: 50.0, 4: 70.0, 6: 90.0}, ""),
-    ({"stop_by": "table/score"}, {2: 50.0, 4: 90.0, 6: 90.0}, ""),
-    ({"stop_by": "table/score"}, {2: float("nan"), 6: 90.0}, ""),
-    ({"stop_by": "loss"}, {2: 50.0, 4: 90.0}, ""),
+    ({"early_stopping_metric": "table/score"}, {2: 50.0, 4: 70.0, 6: 90.0}, ""),
+    ({"early_stopping_metric": "table/score"}, {2: 50.0, 4: 90.0, 6: 90.0}, ""),
+    ({"early_stopping_metric": "table/score"}, {2: float("nan"), 6: 90.0}, ""),
+    ({"early_stopping_metric": "loss"}, {2: 50.0, 4: 90.0}, ""),
     (
-      {"stop_by": "loss", "patience": 2},
+      {"early_stopping_metric": "loss", "patience": 2},
       {2: 50.0, 4: 90.0},
       "step 4, the last, is read: loss 5.1000; step 2 has\n  5.0000: ",
     ),

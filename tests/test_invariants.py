@@ -266,7 +266,7 @@ def at_toy_size(config):
   fields |= {key: 10_000.0 for key in ("rotary_base", "local_rotary_base") if fields[key]}
   optimizer = default.get_config().optimizer.to_dict() | dict(name=config.optimizer.name)
   optimizer |= dict(scale_by_parameter=True, warmup_steps=1, learning_rate=0.01)
-  config.train.z_loss, config.train.chunk_tokens = 1e-4, 256
+  config.train.z_loss, config.train.logits_chunk_tokens = 1e-4, 256
   # What a family does not have, it does not have at toy size, either.
   toys = dict(num_encoder_layers=2, num_decoder_layers=2, num_kv_heads=2, embedding_dim=8, attention_window=2)
   model_config = TransformerConfig(**(fields | {key: value for key, value in toys.items() if fields[key]}))

@@ -138,7 +138,7 @@ def test_little_held_out_text_ends_no_others(tmp_path):
 def test_a_run_measures_each_language(typed, tmp_path, capsys):
   """In the metrics, besides the loss of all, which checkpoints are kept by; told to whoever looks on."""
   arguments = [*test_train.T5, "--workdir", str(tmp_path / "run"), *typed, "--config.train.steps=2"]
-  arguments += ["--config.data.alpha=0.3", "--config.eval.every=1", "--config.eval.examples=0"]
+  arguments += ["--config.data.alpha=0.3", "--config.eval.every=1", "--config.eval.num_logged_samples=0"]
   arguments += [argument.replace(".files=", ".eval_files=") for argument in typed[:2]]
   assert command.main(["train", *arguments]) == 0
   rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]

@@ -59,8 +59,8 @@ def cloud(tmp_path, monkeypatch):
     ("gs://bucket/base", "gs://bucket/base --config.data.files=own.txt", "gcloud storage cp --recursive own.txt"),
     (
       "gs://bucket/base",
-      "gs://bucket/base --config.data.folders.superglue=own.txt",
-      "config.data.folders.superglue=own.txt is on this machine",
+      "gs://bucket/base --config.data.benchmark_dirs.superglue=own.txt",
+      "config.data.benchmark_dirs.superglue=own.txt is on this machine",
     ),
     ("gs://bucket/base", "gs://bucket/base --config.data.task_modules=none.py", "none.py: no such file"),
     (

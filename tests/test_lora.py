@@ -309,10 +309,16 @@ def run(tmp_path_factory):
   base = trained.workdir("encoder_decoder")
   workdir = tmp_path_factory.mktemp("lora") / "run"
   options = (
-    *("--config=t5_1_1_small", "--config.init.inherit=True", f"--config.init.checkpoint={base}"),
+    *("--config=t5_1_1_small", "--config.init.use_model_config=True", f"--config.init.checkpoint={base}"),
     *("--config.lora.rank=2", "--config.lora.targets=attention/,mlp/", f"--config.data.files={base}.jsonl"),
     *("--config.data.inputs_length=48", "--config.data.targets_length=24", "--config.data.num_streams=1"),
-    *("--config.train.batch_size=8", "--config.eval.batches=1", "--config.eval.examples=0", "--workdir", str(workdir)),
+    *(
+      "--config.train.batch_size=8",
+      "--config.eval.batches=1",
+      "--config.eval.num_logged_samples=0",
+      "--workdir",
+      str(workdir),
+    ),
     *("--config.optimizer.learning_rate=0.1", "--config.optimizer.scale_by_parameter=False"),
   )
   for number in (2, 3):

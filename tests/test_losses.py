@@ -68,16 +68,16 @@ def plain_loss(graphdef, batch, config):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-  ("model_config", "chunk_tokens"),
+  ("model_config", "logits_chunk_tokens"),
   [(UNTIED, 5), (UNTIED, 1_000), (TIED, 4)],
   ids=["untied-5", "untied-all", "tied-4"],
 )
-def test_chunked_loss_equals_the_plain_one(model_config, chunk_tokens):
+def test_chunked_loss_equals_the_plain_one(model_config, logits_chunk_tokens):
   """Loss, metrics and every parameter's gradient, whether or not the chunks divide the 12 positions."""
   graphdef, params = toy.split(toy.model(model_config))
   batch = toy.batch()
   batch["decoder_loss_weights"] *= jnp.array([[1.0], [0.25]])
-  config = toy.loss_config(z_loss=0.05, label_smoothing=0.1, chunk_tokens=chunk_tokens)
+  config = toy.loss_config(z_loss=0.05, label_smoothing=0.1, logits_chunk_tokens=logits_chunk_tokens)
   chunked = lambda params: toy.summed_loss(config)(nnx.merge(graphdef, params), batch, None)
   # Squared, so that the gradient which comes from outside is not 1.
   squared = lambda loss: lambda params: loss(params) ** 2 / 100
@@ -102,7 +102,7 @@ def test_chunked_loss_equals_the_plain_one(model_config, chunk_tokens):
 # One layer each: the loss is what is looked at.
 ENCODER = toy.encoder(num_encoder_layers=1, biases=True)
 PREFIX = toy.decoder(num_decoder_layers=1, bidirectional_prefix=True, tied_logits=True)
-SPARSE_CONFIG = toy.loss_config(z_loss=0.05, label_smoothing=0.1, chunk_tokens=6)
+SPARSE_CONFIG = toy.loss_config(z_loss=0.05, label_smoothing=0.1, logits_chunk_tokens=6)
 
 
 def weights(kind, shape):
@@ -193,7 +193,7 @@ def chunks_run(batch, *, with_gradients):
   runs, random = [], np.random.default_rng(0)
   hidden, table = random.normal(size=(4, 25, 3)), random.normal(size=(3, 7))
   model = Counting(hidden.astype(np.float32), table.astype(np.float32), lambda: runs.append(0))
-  loss_fn = toy.summed_loss(toy.loss_config(chunk_tokens=10))
+  loss_fn = toy.summed_loss(toy.loss_config(logits_chunk_tokens=10))
   function = lambda model: loss_fn(model, batch, None)[0]
   jax.block_until_ready(jax.jit(jax.grad(function) if with_gradients else function)(model))
   jax.effects_barrier()
@@ -247,7 +247,7 @@ def test_bfloat16_loss_is_summed_in_float32():
     graphdef, params = toy.split(
       toy.model(toy.config(num_encoder_layers=1, num_decoder_layers=1, tied_logits=True, dtype=dtype))
     )
-    loss_fn = toy.summed_loss(toy.loss_config(chunk_tokens=5))
+    loss_fn = toy.summed_loss(toy.loss_config(logits_chunk_tokens=5))
     return jax.jit(jax.value_and_grad(lambda params: loss_fn(nnx.merge(graphdef, params), batch, None)[0]))(params)
 
   (exact, exact_gradient), (loss, gradient) = loss_and_gradient("float32"), loss_and_gradient("bfloat16")
@@ -276,11 +276,11 @@ def test_gradients_that_are_summed_in_float32():
   assert not rounded["embed/table"] and not exact["embed/table"]
 
 
-def largest_logits(chunk_tokens):
+def largest_logits(logits_chunk_tokens):
   """How many rows of the vocabulary's length the biggest array of a loss and its gradient has, in any order of axes."""
   graphdef, params = toy.split(toy.model(toy.config(vocab_size=53, num_encoder_layers=1, num_decoder_layers=1)))
   batch = toy.batch((5,) * 8, (7,) * 8, padded_to=(5, 8))
-  loss_fn = toy.summed_loss(toy.loss_config(chunk_tokens=chunk_tokens))
+  loss_fn = toy.summed_loss(toy.loss_config(logits_chunk_tokens=logits_chunk_tokens))
   function = jax.value_and_grad(lambda params: loss_fn(nnx.merge(graphdef, params), batch, None)[0])
   shapes = {
     out.aval.shape for equation, _ in toy.equations(jax.make_jaxpr(function)(params).jaxpr) for out in equation.outvars
@@ -291,8 +291,8 @@ def largest_logits(chunk_tokens):
 @pytest.mark.exhaustive
 def test_logits_of_the_whole_batch_never_exist():
   """With chunks of 4 tokens no array holds 64 rows of logits; the largest is the projection itself, [embed, vocab]."""
-  assert largest_logits(chunk_tokens=4) == 16
-  assert largest_logits(chunk_tokens=64) == 64  # the look into the program does find them where they are
+  assert largest_logits(logits_chunk_tokens=4) == 16
+  assert largest_logits(logits_chunk_tokens=64) == 64  # the look into the program does find them where they are
 
 
 def test_unigram_loss_is_the_entropy_of_the_targets():

@@ -62,14 +62,14 @@ def test_merged_gives_what_the_adapter_gave(architecture, tmp_path, capsys):
 @pytest.mark.exhaustive
 def test_the_config_is_that_of_the_run_without_its_adapter(tmp_path):
   """How the model is asked follows from what it was trained on; rules for what was added have nothing left to match."""
-  run = trained.adapter("encoder_decoder", *LORA, "--config.optimizer.paths=('lora_up: rate=2.0',)")
+  run = trained.adapter("encoder_decoder", *LORA, "--config.optimizer.param_groups=('lora_up: rate=2.0',)")
   assert merge(run, tmp_path / "merged") == 0
   found, before = (json.loads((path / "config.json").read_text()) for path in (tmp_path / "merged", run))
   assert "lora" in before and "lora" not in found
   assert found["init"]["checkpoint"] == "" and before["init"]["checkpoint"]
   assert found["data"].pop("vocabulary") == str(tmp_path / "merged/vocabulary")
   before["data"].pop("vocabulary")
-  assert before["optimizer"]["paths"] == ["lora_up: rate=2.0"] and found["optimizer"]["paths"] == []
+  assert before["optimizer"]["param_groups"] == ["lora_up: rate=2.0"] and found["optimizer"]["param_groups"] == []
   assert {name: found[name] for name in ("model", "data", "train")} == {
     name: before[name] for name in ("model", "data", "train")
   }
@@ -82,7 +82,14 @@ def test_every_command_takes_it(tmp_path, capsys):
   assert merge(trained.adapter("encoder_decoder", *LORA), out, "--step", "2") == 0
   text = trained.workdir("encoder_decoder")
   options = (f"--config.init.checkpoint={out}", f"--config.data.files={text}.jsonl", *trained.SMALL)
-  run = ["train", "--config=t5_1_1_small", "--config.init.inherit=True", *options, "--workdir", str(tmp_path / "run")]
+  run = [
+    "train",
+    "--config=t5_1_1_small",
+    "--config.init.use_model_config=True",
+    *options,
+    "--workdir",
+    str(tmp_path / "run"),
+  ]
   assert command.main([*run, "--config.train.steps=1"]) == 0
   (tmp_path / "in.txt").write_text("the quick brown fox\n")
   lines = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.jsonl"), "--max_length", "4"]

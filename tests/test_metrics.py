@@ -40,14 +40,14 @@ def test_merge_adds_each_metric():
   assert {name: float(metric.value()) for name, metric in merged.items()} == {"loss": 2.0, "z": 1.0}
 
 
-def counted_flops(config, batch, *, chunk_tokens):
+def counted_flops(config, batch, *, logits_chunk_tokens):
   """Two for each multiply-add of every matrix product in the program of a step, forward and backward.
 
   A loop whose length is not known counts once.  In bfloat16 and as on a mesh, for by itself a CPU computes attention's
   scores twice.
   """
   graphdef, params = toy.split(toy.model(dataclasses.replace(config, dtype="bfloat16")))
-  loss_fn = toy.summed_loss(toy.loss_config(chunk_tokens=chunk_tokens))
+  loss_fn = toy.summed_loss(toy.loss_config(logits_chunk_tokens=logits_chunk_tokens))
   function = jax.value_and_grad(lambda params: loss_fn(nnx.merge(graphdef, params), batch, None)[0])
   with mock.patch.object(sharding, "is_alone", lambda: False):
     jaxpr = jax.make_jaxpr(function)(params).jaxpr
@@ -66,7 +66,7 @@ def test_model_flops_are_the_matmuls_of_a_step(kind):
   """Of encoder, decoder and cross-attention, with grouped queries as well."""
   batch = toy.batch((8,) * 4, (6,) * 4, padded_to=(8, 6))
   flops = model_flops(toy.KINDS[kind], batch_size=4, lengths={"encoder": 8, "decoder": 6})
-  assert flops == counted_flops(toy.KINDS[kind], batch, chunk_tokens=12)
+  assert flops == counted_flops(toy.KINDS[kind], batch, logits_chunk_tokens=12)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "prefix_lm"])
@@ -75,7 +75,7 @@ def test_model_flops_of_a_decoder_alone(kind):
   batch = toy.batch((8,) * 4, (6,) * 4, padded_to=(8, 6), architecture="decoder_only")
   del batch["decoder_causal_attention"]
   flops = model_flops(toy.KINDS[kind], batch_size=4, lengths={"decoder": 14})
-  assert flops == counted_flops(toy.KINDS[kind], batch, chunk_tokens=14)
+  assert flops == counted_flops(toy.KINDS[kind], batch, logits_chunk_tokens=14)
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_model_flops_of_an_encoder_alone(kind):
   """A quarter of the positions are predicted: one chunk of 8 tokens out of 32."""
   batch = toy.batch((8,) * 4, (1,) * 4, padded_to=(8, 1), architecture="encoder_only")
   flops = model_flops(toy.KINDS[kind], batch_size=4, lengths={"encoder": 8}, predicted=0.25)
-  assert flops == counted_flops(toy.KINDS[kind], batch, chunk_tokens=8)
+  assert flops == counted_flops(toy.KINDS[kind], batch, logits_chunk_tokens=8)
 
 
 @pytest.mark.parametrize("every", [0, 1, 2, 3])

@@ -171,7 +171,7 @@ def test_sizes_are_counted_by_documents_or_by_text(data):
   task = pipeline.load_task(data)
   number = {name: len(text.read_text().split("\n\n")) for name, text in files_of(data).items()}
   assert [task.get_rate(each) for each in task.tasks] == pytest.approx([number["a"] / 80, number["b"] / 80])
-  task = pipeline.load_task(dataclasses.replace(data, size="tokens"))
+  task = pipeline.load_task(dataclasses.replace(data, mixing_unit="tokens"))
   texts = {name: len(text.read_text()) for name, text in files_of(data).items()}
   expected = texts["a"] / sum(texts.values())
   assert task.get_rate(task.tasks[0]) == pytest.approx(expected, rel=0.01)  # without what stands between documents
@@ -185,7 +185,7 @@ def test_sizes_of_what_is_too_large_to_be_counted(small, data, tmp_path, monkeyp
   (tmp_path / "b.txt").write_text("\n".join(texts["b"]))
   data = with_source(data, "a", files=f"{tmp_path}/a.jsonl")
   for size in mixture.SIZES:
-    task = pipeline.load_task(dataclasses.replace(data, size=size))
+    task = pipeline.load_task(dataclasses.replace(data, mixing_unit=size))
     assert [task.get_rate(each) for each in task.tasks] == pytest.approx([2 / 3, 1 / 3], rel=0.02)
 
 
@@ -248,7 +248,7 @@ def test_held_out_text_of_all_comes_once(small, data, tmp_path, pack):
 def test_malformed_records_of_all_are_counted_together(data, tmp_path):
   (tmp_path / "c.jsonl").write_text("".join(f'{{"text": "c is whole {i}"}}\n' for i in range(3)) + "not json\n")
   sources_of = {**data.sources, "c": {"files": f"{tmp_path}/c.jsonl"}}
-  task = pipeline.load_task(dataclasses.replace(data, sources=sources_of, malformed=0.3))
+  task = pipeline.load_task(dataclasses.replace(data, sources=sources_of, max_bad_record_fraction=0.3))
   tallies = {id(each.source.tally("train")) for each in task.tasks}
   assert len(tallies) == 1
 
@@ -313,8 +313,8 @@ def test_files_that_moved_are_the_same_and_others_are_not(small, data, tmp_path)
     ({"a": {"share": 1.0}, "b": {}}, {}, "shares of a add up to 1; they must be below 1, for there are sources"),
     ({"a": {"share": 0.3}, "b": {"share": 0.3}}, {}, "shares of a, b add up to 0.6; they must be 1"),
     ({"a": {}}, {"alpha": 1.5}, "config.data.alpha=1.5: must be from 0"),
-    ({"a": {}}, {"most_epochs": -1.0}, "config.data.most_epochs=-1.0: must be a number of passes"),
-    ({"a": {}}, {"size": "bytes"}, "config.data.size='bytes': give examples or tokens"),
+    ({"a": {}}, {"repeat_warning_epochs": -1.0}, "config.data.repeat_warning_epochs=-1.0: must be a number of passes"),
+    ({"a": {}}, {"mixing_unit": "bytes"}, "config.data.mixing_unit='bytes': give examples or tokens"),
     ({"a": {"files": ""}}, {}, "config.data.sources.a.files='' and .*: give one of them"),
     ({"a": {"mixture": "x"}}, {}, "config.data.sources.a.files='a.txt' and .*: give one of them"),
     ({"a": {"files": "", "mixture": "x", "field": "y"}}, {}, "config.data.sources.a.field=y: is of files"),
@@ -345,9 +345,9 @@ def test_sources_that_do_not_go_together_are_refused(data, register):
     pipeline.load_task(dataclasses.replace(data, sources=twice))
   uncounted = {"a": dataclasses.asdict(data.sources["a"]), "x": {"mixture": name}}
   with pytest.raises(
-    UserError, match="config.data.sources.x: nobody has counted its tokens, by which config.data.size"
+    UserError, match="config.data.sources.x: nobody has counted its tokens, by which config.data.mixing_unit"
   ):
-    pipeline.load_task(dataclasses.replace(data, sources=uncounted, size="tokens"))
+    pipeline.load_task(dataclasses.replace(data, sources=uncounted, mixing_unit="tokens"))
 
 
 @pytest.mark.exhaustive
@@ -406,9 +406,9 @@ def test_a_config_is_typed_and_saved():
 def test_the_commands_take_sources(small, data, tmp_path, capsys):
   """Trained, stopped and gone on, with the passes of each; shown, and asked."""
   typed = [f"--config.data.sources.{name}.files={source.files}" for name, source in data.sources.items()]
-  typed += ["--config.data.sources.b.objective=prefix_lm", "--config.data.most_epochs=1"]
+  typed += ["--config.data.sources.b.objective=prefix_lm", "--config.data.repeat_warning_epochs=1"]
   typed += ["--config.data.sources.a.rate=1", "--config.data.sources.b.rate=3"]
-  arguments = [*test_train.T5, "--config.train.log_every=1", "--config.eval.examples=1", *typed]
+  arguments = [*test_train.T5, "--config.train.log_every=1", "--config.eval.num_logged_samples=1", *typed]
   run = ["--workdir", str(tmp_path / "run")]
   assert command.main(["train", *arguments, *run, "--config.train.steps=3"]) == 0
   assert command.main(["train", *arguments, *run, "--config.train.steps=30", "--config.eval.every=30"]) == 0
@@ -417,7 +417,7 @@ def test_the_commands_take_sources(small, data, tmp_path, capsys):
   assert len(epochs) == 30 and epochs == sorted(epochs) and epochs[-1] >= 1.0
   assert all(math.isfinite(row["train/loss"]) for row in found if "train/loss" in row)
   out = capsys.readouterr()
-  assert "times (config.data.most_epochs=1); give it more text" in out.out + out.err
+  assert "times (config.data.repeat_warning_epochs=1); give it more text" in out.out + out.err
   assert command.main(["tasks", "show", "--config=t5_1_1_small", "--config.data.vocabulary=bytes", *typed]) == 0
   assert "a, b" in (said := capsys.readouterr().out) and "a 0.25, b 0.75" in said
   assert task_resolution.tasks_of(pipeline.load_task(data))[0].name == "a"

@@ -149,7 +149,7 @@ def arguments(tmp_path, *more):
     *("train", "--config=tiny_gpt", "--config.data.vocabulary=bytes", "--config.model.vocab_size=384"),
     *("--config.model.num_decoder_layers=1", "--config.model.embed_dim=32", "--config.model.mlp_dim=32"),
     *("--config.data.targets_length=32", "--config.train.batch_size=8", "--config.train.steps=3"),
-    *("--config.eval.batches=1", "--config.eval.examples=4", f"--workdir={tmp_path / 'run'}", *more),
+    *("--config.eval.batches=1", "--config.eval.num_logged_samples=4", f"--workdir={tmp_path / 'run'}", *more),
   ]
 
 

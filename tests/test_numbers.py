@@ -28,7 +28,7 @@ text = test_train.text  # the fixture
 SHORT = (
   "--config.model.num_encoder_layers=1",
   "--config.model.num_decoder_layers=1",
-  "--config.eval.examples=0",
+  "--config.eval.num_logged_samples=0",
   "--config.eval.batches=1",
   "--config.eval.every=100",
 )
@@ -102,7 +102,7 @@ def test_the_first_parameter_that_is_not_finite_is_the_first_that_the_model_runs
 
 
 def watch(workdir, *options, saved=None):
-  config = override(load_config("tiny"), [f"--config.numbers.{option}" for option in options])
+  config = override(load_config("tiny"), [f"--config.nan_policy.{option}" for option in options])
   params = {"embed": {"table": jax.ShapeDtypeStruct((4, 2), jnp.float32)}}
   return nan_policy.Watch(records(config), epath.Path(workdir), params, saved or {})
 
@@ -129,14 +129,14 @@ def test_a_run_that_stops_names_step_and_parameter_and_keeps_the_batch(loss, nor
 def test_updates_are_left_out_until_there_are_too_many(tmp_path):
   """One after another, or of the whole run; what has been counted is saved with a checkpoint."""
   nan = float("nan")
-  few = watch(tmp_path, "not_finite=skip", "most_in_a_row=2")
+  few = watch(tmp_path, "on_nonfinite=skip", "max_consecutive_skips=2")
   assert [each.skipped for each in judged(few, nan, nan, 1.0, nan, nan)] == [1, 2, 2, 3, 4]
-  again = watch(tmp_path, "not_finite=skip", "most_in_a_row=2", saved=few.state())
-  with pytest.raises(UserError, match="more than config.numbers.most_in_a_row=2 updates one after another"):
+  again = watch(tmp_path, "on_nonfinite=skip", "max_consecutive_skips=2", saved=few.state())
+  with pytest.raises(UserError, match="more than config.nan_policy.max_consecutive_skips=2 updates one after another"):
     judged(again, nan)
-  rare = watch(tmp_path, "not_finite=skip", "most_skipped=0.002")
+  rare = watch(tmp_path, "on_nonfinite=skip", "max_skipped_fraction=0.002")
   steps = rare._config.train.steps
-  with pytest.raises(UserError, match=f"updates of {steps} steps, more than config.numbers.most_skipped=0.002"):
+  with pytest.raises(UserError, match=f"of {steps} steps, more than config.nan_policy.max_skipped_fraction=0.002"):
     judged(rare, *[nan, 1.0] * steps)
 
 
@@ -162,7 +162,7 @@ def test_a_spike_is_a_loss_above_the_mean_by_so_many_deviations(tmp_path_factory
 
 def test_a_spike_is_gone_back_from(tmp_path):
   """And its loss is not remembered."""
-  spiked = watch(tmp_path, "spike_deviations=3", "spike_window=4", "spike=back")
+  spiked = watch(tmp_path, "spike_deviations=3", "spike_window=4", "on_spike=rollback")
   found = judged(spiked, 1.0, 1.1, 1.0, 1.1, 9.0)
   assert [each.back for each in found] == [False] * 4 + [True]
   assert "step 5: loss 9.0000 is" in found[-1].why
@@ -170,11 +170,12 @@ def test_a_spike_is_gone_back_from(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "option, wanted", [("spike=skip", "whether a loss is a spike is known when"), ("most_backs=-1", "must be at least 0")]
+  "option, wanted",
+  [("on_spike=skip", "whether a loss is a spike is known when"), ("max_rollbacks=-1", "must be at least 0")],
 )
 def test_what_cannot_be_asked_for_is_refused(option, wanted):
   """Before anything is built."""
-  config = override(load_config("tiny"), [f"--config.numbers.{option}"])
+  config = override(load_config("tiny"), [f"--config.nan_policy.{option}"])
   with pytest.raises(UserError, match=wanted):
     recipe.make(records(config))
 
@@ -208,7 +209,7 @@ def arguments(text, workdir, *options):
 def test_a_run_leaves_out_an_update_and_says_so(text, tmp_path, capsys, monkeypatch):
   """The row of that step has no loss, and the run goes on with the next batch."""
   poison(monkeypatch, 4)
-  assert command.main(arguments(text, tmp_path, "--config.numbers.not_finite=skip", "--config.train.steps=5")) == 0
+  assert command.main(arguments(text, tmp_path, "--config.nan_policy.on_nonfinite=skip", "--config.train.steps=5")) == 0
   assert "step 4: loss nan" in (err := capsys.readouterr().err) and "its update is left out, 1 so far" in err
   assert list(test_train.losses(tmp_path)) == [1, 2, 3, 5]
   assert test_train.losses(tmp_path, "train/skipped") == {1: 0, 2: 0, 3: 0, 4: 1, 5: 1}
@@ -218,7 +219,7 @@ def test_a_run_leaves_out_an_update_and_says_so(text, tmp_path, capsys, monkeypa
 @pytest.mark.exhaustive
 def test_a_run_that_goes_back_is_the_same_run_however_it_is_broken_off(text, tmp_path, capsys, monkeypatch):
   """Bit for bit: in one go, begun again before the bad batch, and broken off as soon as it had gone back."""
-  back = ("--config.numbers.not_finite=back", "--config.eval.every=3")
+  back = ("--config.nan_policy.on_nonfinite=rollback", "--config.eval.every=3")
   whole, parts, again = tmp_path / "whole", tmp_path / "parts", tmp_path / "again"
   with monkeypatch.context() as patch:
     poison(patch, 5)
@@ -255,11 +256,11 @@ def test_a_turn_that_is_none_is_named(line, tmp_path):
 @pytest.mark.exhaustive
 def test_a_run_goes_back_so_often_and_to_what_is_there(text, tmp_path, capsys, monkeypatch):
   poison(monkeypatch, 2)
-  back = ("--config.numbers.not_finite=back", "--config.checkpoint.every=1")
-  assert command.main(arguments(text, tmp_path / "limit", *back, "--config.numbers.most_backs=0")) == 2
-  assert "has gone back 0 times, and config.numbers.most_backs=0" in capsys.readouterr().err
+  back = ("--config.nan_policy.on_nonfinite=rollback", "--config.checkpoint.save_interval_steps=1")
+  assert command.main(arguments(text, tmp_path / "limit", *back, "--config.nan_policy.max_rollbacks=0")) == 2
+  assert "has gone back 0 times, and config.nan_policy.max_rollbacks=0" in capsys.readouterr().err
   assert command.main(arguments(text, tmp_path / "none", back[0])) == 2
-  assert "there is no checkpoint to go back to: lower config.checkpoint.every" in capsys.readouterr().err
+  assert "there is no checkpoint to go back to: lower config.checkpoint.save_interval_steps" in capsys.readouterr().err
 
 
 @pytest.mark.exhaustive

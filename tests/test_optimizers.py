@@ -207,7 +207,7 @@ def test_inverse_sqrt_schedule():
 def test_schedules_after_a_warmup(schedule, middle, end):
   """Ten steps up to 1, then a hundred down to the final ratio, where they stay."""
   values = schedule_at(
-    [0, 4, 9, 10, 60, 110, 500], schedule=schedule, learning_rate=1.0, warmup_steps=10, final_ratio=0.1
+    [0, 4, 9, 10, 60, 110, 500], schedule=schedule, learning_rate=1.0, warmup_steps=10, end_lr_fraction=0.1
   )
   np.testing.assert_allclose(values, [0.1, 0.5, 1.0, 1.0, middle, end, end], rtol=1e-5)
 
@@ -234,7 +234,7 @@ def test_the_slanted_triangle_is_ulmfits():
 @pytest.mark.parametrize(("shape", "middle"), [("linear", 0.55), ("1-sqrt", 1 - 0.9 * 0.5**0.5)])
 def test_wsd_is_stable_until_it_decays(shape, middle):
   """Up in ten steps, the top until step 80, then down to the final ratio in twenty."""
-  fields = dict(schedule="wsd", decay_shape=shape, learning_rate=1.0, warmup_steps=10, final_ratio=0.1)
+  fields = dict(schedule="wsd", decay_shape=shape, learning_rate=1.0, warmup_steps=10, end_lr_fraction=0.1)
   values = schedule_at([0, 9, 10, 79, 80, 90, 100, 500], num_steps=100, **fields)
   np.testing.assert_allclose(values, [0.1, 1.0, 1.0, 1.0, 1.0, middle, 0.1, 0.1], rtol=1e-5)
 
@@ -242,7 +242,9 @@ def test_wsd_is_stable_until_it_decays(shape, middle):
 @pytest.mark.slow
 def test_one_cycle_goes_up_and_down_by_cosines():
   """From a 25th of the top at first, half of it after half of the rise, and a hundredth at the end."""
-  fields = dict(schedule="one_cycle", rise=0.3, rise_ratio=25.0, final_ratio=0.01, learning_rate=1.0)
+  fields = dict(
+    schedule="one_cycle", warmup_fraction=0.3, init_lr_divisor=25.0, end_lr_fraction=0.01, learning_rate=1.0
+  )
   values = schedule_at([0, 15, 30, 65, 100], num_steps=100, **fields)
   np.testing.assert_allclose(values, [0.04, 0.52, 1.0, 0.505, 0.01], rtol=1e-5)
 
@@ -311,9 +313,12 @@ def test_gradients_are_clipped_by_their_norm_together():
     ({"learning_rate": math.nan}, "config.optimizer.learning_rate=nan: must be at least 0.0"),
     ({"clip_norm": math.inf}, "config.optimizer.clip_norm=inf: must be at least 0.0"),
     ({"b2": 1.5}, "config.optimizer.b2=1.5: must be from 0.0 to 1.0"),
-    ({"rise_ratio": 0.5}, "config.optimizer.rise_ratio=0.5: must be at least 1.0"),
+    ({"init_lr_divisor": 0.5}, "config.optimizer.init_lr_divisor=0.5: must be at least 1.0"),
     ({"decay_shape": "sqrt"}, "config.optimizer.decay_shape='sqrt': known are linear, 1-sqrt; did you mean 1-sqrt?"),
-    ({"schedule": "wsd", "warmup_steps": 9}, "decay_share=0.2: the decay would begin at step 8 of 10, within the warm"),
+    (
+      {"schedule": "wsd", "warmup_steps": 9},
+      "decay_fraction=0.2: the decay would begin at step 8 of 10, within the warm",
+    ),
     ({"muon_iterations": 0}, "config.optimizer.muon_iterations=0: must be from 1 to 20"),
   ],
 )

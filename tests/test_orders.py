@@ -104,7 +104,7 @@ def test_the_search_tries_orders_of_the_best(monkeypatch):
   ]
   found = autotune.refined(config(), results, devices)
   assert found and all(each.order and each.batch_size == 32 for each in found)
-  assert f"--config.mesh.order={','.join(found[0].order)}" in found[0].flags()
+  assert f"--config.mesh.physical_layout={','.join(found[0].order)}" in found[0].flags()
   assert not found[0].is_slower(results[1].candidate, results[1].plan)
   results[1].plan["seconds_at_peak"] = None
   assert autotune.refined(config(), results, devices) == []

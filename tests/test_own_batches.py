@@ -93,7 +93,7 @@ def test_whoever_leaves_goes_on_later(tmp_path, made, capsys):
 def test_the_end_of_the_batches_is_the_end_of_the_run(tmp_path, capsys):
   """Saved and measured, after the step of the last."""
   four = lambda: itertools.islice(random_batches(), 4)
-  config = small(**{"eval.every": 100, "checkpoint.every": 100})
+  config = small(**{"eval.every": 100, "checkpoint.save_interval_steps": 100})
   rows = list(t2t.train(config, str(tmp_path / "run"), batches=four(), eval_batches=held_out()))
   assert [row["step"] for row in rows if "train/loss" in row] == [1, 2, 3, 4]
   assert [row["step"] for row in rows if "eval/loss" in row] == [4]
@@ -109,7 +109,7 @@ def test_what_a_user_s_code_raises_is_raised_and_all_is_saved(tmp_path):
     yield from itertools.islice(random_batches(), 4)
     raise KeyError("fifth")
 
-  config = small(**{"eval.every": 100, "checkpoint.every": 100})
+  config = small(**{"eval.every": 100, "checkpoint.save_interval_steps": 100})
   with pytest.raises(KeyError, match="fifth"):
     t2t.train(config, str(tmp_path / "run"), batches=fails_at_the_fifth(), eval_batches=held_out()).run()
   assert manager.Checkpoints(tmp_path / "run", keep=1).latest_step() == 4
@@ -320,7 +320,10 @@ def test_which_batch_cannot_be_is_told(tmp_path):
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    ({"stages": ({"name": "a", "share": 0.5}, {"name": "b"})}, r"^config\.stages: batches of your own are of one run"),
+    (
+      {"stages": ({"name": "a", "fraction": 0.5}, {"name": "b"})},
+      r"^config\.stages: batches of your own are of one run",
+    ),
     ({"train.epochs": 1.0}, r"^config\.train\.epochs=1\.0: nobody knows how many"),
     ({"eval.every": 0}, r"^config\.eval\.every=0: nobody knows how many .*; give a number of steps$"),
     ({"eval.tasks": ("cb",)}, r"^config\.eval\.tasks=\('cb',\): batches of your own are of no task"),

@@ -233,7 +233,7 @@ def test_a_model_learns_to_translate_from_files(tmp_path):
   typed += ["--config.data.field=en", "--config.data.translation=fr", "--config.data.objective=translation"]
   typed += ["--config.data.language=en,fr", "--config.data.language_tags=<2{target}>"]
   typed += ["--config.data.both_directions=True", "--config.data.inputs_length=32", "--config.data.targets_length=32"]
-  assert command.main(["train", "--workdir", str(tmp_path / "run"), *typed, "--config.eval.examples=0"]) == 0
+  assert command.main(["train", "--workdir", str(tmp_path / "run"), *typed, "--config.eval.num_logged_samples=0"]) == 0
   (tmp_path / "in.txt").write_text("<2fr> word 7 of it\n")
   options = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.jsonl"), "--max_length=8"]
   assert command.main(["infer", "--checkpoint", str(tmp_path / "run"), *options]) == 0

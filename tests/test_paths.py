@@ -26,7 +26,7 @@ ONES = {"embed": 1.0, "encoder": {"layers": {"up": np.ones(2)}}, "heads": {"sure
 
 def run(*rules, steps, gradient=1.0, ones=ONES, **fields):
   """What a model of a few ones is after each step, path -> [steps, ...], and the optimizer's state at the end."""
-  config = toy.optimizer_config(**(dict(learning_rate=1.0, paths=rules) | fields))
+  config = toy.optimizer_config(**(dict(learning_rate=1.0, param_groups=rules) | fields))
   tx, _ = optimizers.make_optimizer(config, 100, num_layers=2)
   params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), ones)
   state, update, found = tx.init(params), jax.jit(tx.update), []
@@ -176,13 +176,13 @@ def test_an_optimizer_without_first_moments_cannot_halve_them():
 )
 def test_what_is_no_rule_is_refused(rules, message):
   """By its line, with what would be right."""
-  with pytest.raises(UserError, match=f"config.optimizer.paths: .*{message}"):
-    optimizers.make_optimizer(toy.optimizer_config(paths=rules), 10)
+  with pytest.raises(UserError, match=f"config.optimizer.param_groups: .*{message}"):
+    optimizers.make_optimizer(toy.optimizer_config(param_groups=rules), 10)
 
 
 def tiny(*rules, **sections):
   config = records(override(load_config("tiny_t5"), ["--config.train.steps=10"]))
-  sections["optimizer"] = sections.get("optimizer", {}) | {"paths": rules}
+  sections["optimizer"] = sections.get("optimizer", {}) | {"param_groups": rules}
   return config.with_(**sections)
 
 
@@ -225,7 +225,7 @@ RULES = strategies.tuples(strategies.sampled_from(("^e", "mlp", "layers", ".")),
 def test_the_last_rule_that_matches_decides_what_is_frozen(rules):
   """Whatever rules stand before it."""
   lines = tuple(f"{pattern}: {'frozen' if frozen else 'trained'}" for pattern, frozen in rules)
-  config = dataclasses.replace(TINY(), optimizer=toy.optimizer_config(paths=lines))
+  config = dataclasses.replace(TINY(), optimizer=toy.optimizer_config(param_groups=lines))
   patterns = param_groups.frozen_patterns(config)
   for path in PARTS:
     last = [frozen for pattern, frozen in rules if optimizers.matches((pattern,), path)]
@@ -279,9 +279,9 @@ def test_training_begins_from_what_a_checkpoint_gave():
 
 def test_rules_are_typed_and_read_again():
   """As one reads them in the help and in config.json."""
-  typed = "--config.optimizer.paths=^embed: frozen,encoder/layers: rate=0.1 depth=0.9 from_step=3,.: anchor=0.01"
+  typed = "--config.optimizer.param_groups=^embed: frozen,encoder/layers: rate=0.1 depth=0.9 from_step=3,.: anchor=0.01"
   config = records(override(load_config("tiny_t5"), [typed, "--config.train.steps=10"]))
-  assert config.optimizer.paths == (
+  assert config.optimizer.param_groups == (
     "^embed: frozen",
     "encoder/layers: rate=0.1 depth=0.9 from_step=3",
     ".: anchor=0.01",
@@ -295,7 +295,11 @@ def test_a_run_that_keeps_near_its_start_goes_on(tmp_path):
   rules = "^embed: frozen=bfloat16,layers: anchor=0.5 depth=0.9,decoder/layers: from_step=1 moments=bfloat16"
 
   def train(workdir, steps):
-    options = (f"--config.train.steps={steps}", "--config.optimizer.name=adamw", f"--config.optimizer.paths={rules}")
+    options = (
+      f"--config.train.steps={steps}",
+      "--config.optimizer.name=adamw",
+      f"--config.optimizer.param_groups={rules}",
+    )
     start = f"--config.init.checkpoint={trained.workdir('encoder_decoder')}"
     assert command.main([*trained.arguments("encoder_decoder", workdir), *options, start]) == 0
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]

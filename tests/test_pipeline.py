@@ -220,9 +220,9 @@ def test_a_position_of_other_data_is_refused(data, mesh):
 def test_a_position_belongs_to_all_that_the_order_of_the_data_depends_on(data):
   """Whatever is set otherwise is noticed, but for what the training data does not depend on, and where it lies."""
   # Folders and files are known by what they hold.
-  moves = {"files", "vocabulary", "cache_dir", "folders"}
+  moves = {"files", "vocabulary", "cache_dir", "benchmark_dirs"}
   free = moves | {"eval_files", "eval_split", "task_modules", "num_streams", "annotations", "translation"}
-  free |= {"malformed", "files_may_change", "most_epochs", "sources", "size", "alpha"}
+  free |= {"max_bad_record_fraction", "allow_changed_files", "repeat_warning_epochs", "sources", "mixing_unit", "alpha"}
   free |= {"dictionary", "switching_rate"}  # which count together
   free.add("language")  # counts where tags name it
   free |= {"labels", "columns", "prefix", "table"}  # of a table, which counts by `tables.identity`

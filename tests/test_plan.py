@@ -133,7 +133,7 @@ def test_what_has_a_loss_is_what_the_objective_hides():
 @pytest.mark.exhaustive
 def test_flops_where_little_has_a_loss():
   """A loop over what has one ends when the data says so; it is taken to run as often as the objective masks."""
-  chunks = ("--config.train.chunk_tokens=4", "--config.model.vocab_size=1024", "--config.model.max_length=64")
+  chunks = ("--config.train.logits_chunk_tokens=4", "--config.model.vocab_size=1024", "--config.model.max_length=64")
   found = plan.make_plan(config(*chunks, name="tiny_bert"), jax.devices())
   assert found["executed_flops_per_step"] == pytest.approx(found["flops_per_step"], rel=0.05)
 

@@ -199,7 +199,7 @@ def test_training_starts_from_a_checkpoint_of_another_format(inherit, huggingfac
   """With its model and vocabulary, or with the same ones as the config says."""
   layers = ("--config.model.num_encoder_layers=1", "--config.model.num_decoder_layers=2")
   own = [option for option in (*SMALL, *layers) if inherit is False or ".model." not in option]
-  options = [f"--config.init.checkpoint={huggingface}", f"--config.init.inherit={inherit}"]
+  options = [f"--config.init.checkpoint={huggingface}", f"--config.init.use_model_config={inherit}"]
   options += [f"--config.data.files={text}", f"--workdir={tmp_path}"]
   assert command.main(["train", "--config=t5_small", *own, *options]) == 0
   assert f"starting from the parameters of {huggingface}" in capsys.readouterr().err

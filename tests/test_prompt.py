@@ -127,7 +127,7 @@ def test_it_begins_with_frequent_pieces():
 def test_a_run_begins_with_vectors_of_its_checkpoint(options, tmp_path):
   """By the command: with a rate of zero the prompt is rows of the checkpoint's embedding; the same run goes on."""
   base = trained.workdir("encoder_decoder")
-  fixed = ("--config=t5_1_1_small", "--config.init.inherit=True", "--config.prompt.length=4", *options)
+  fixed = ("--config=t5_1_1_small", "--config.init.use_model_config=True", "--config.prompt.length=4", *options)
   small = (*trained.SMALL[len(trained.MODEL) :], f"--config.data.files={base}.jsonl", "--config.optimizer.name=adamw")
   start = lambda path: f"--config.init.checkpoint={path}"
   rate = "--config.optimizer.learning_rate=0.0"
@@ -194,7 +194,7 @@ def test_what_is_computed_is_counted():
 def test_a_line_is_cut_to_what_is_left(tmp_path, capsys):
   """By the command, of a decoder with learned positions: what is asked and written fits behind the prompt."""
   base = trained.workdir("decoder_only")
-  fixed = ("--config=tiny_gpt", "--config.init.inherit=True", f"--config.init.checkpoint={base}")
+  fixed = ("--config=tiny_gpt", "--config.init.use_model_config=True", f"--config.init.checkpoint={base}")
   small = (*trained.SMALL[len(trained.MODEL) :], f"--config.data.files={base}.jsonl", "--config.prompt.length=30")
   lengths = ("--config.data.objective=causal_lm", "--config.data.targets_length=50")
   run = str(tmp_path / "run")

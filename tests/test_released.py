@@ -327,7 +327,7 @@ def test_bad_lines(tmp_path, name, line, message):
   """File, line, what is wrong there, and the key that led there."""
   folder, good = {"cb": ("CB", CB), "multirc": ("MultiRC", MULTIRC), "wsc": ("WSC", WSC)}[name]
   write(tmp_path / folder / "train.jsonl", good, line)
-  with pytest.raises(UserError, match=r"^config\.data\.folders\.superglue: .*train\.jsonl, " + message):
+  with pytest.raises(UserError, match=r"^config\.data\.benchmark_dirs\.superglue: .*train\.jsonl, " + message):
     source(name, tmp_path, labels=NLI if name == "cb" else BOOLEAN).num_input_examples("train")
 
 
@@ -344,7 +344,7 @@ def test_bad_lines(tmp_path, name, line, message):
 def test_bad_rows(tmp_path, lines, message):
   """The same for tables."""
   write(tmp_path / "RTE" / "train.tsv", *lines)
-  with pytest.raises(UserError, match=r"^config\.data\.folders\.glue: .*train\.tsv[,:] " + message):
+  with pytest.raises(UserError, match=r"^config\.data\.benchmark_dirs\.glue: .*train\.tsv[,:] " + message):
     source("rte", tmp_path, benchmark="glue", labels=TWO).num_input_examples("train")
 
 
@@ -359,7 +359,7 @@ def test_bad_rows(tmp_path, lines, message):
 def test_bad_articles(tmp_path, content, message):
   """The same for SQuAD, whose files are one object."""
   write(tmp_path / "train-v1.1.json", content)
-  with pytest.raises(UserError, match=r"^config\.data\.folders\.squad: .*train-v1\.1\.json[,:] " + message):
+  with pytest.raises(UserError, match=r"^config\.data\.benchmark_dirs\.squad: .*train-v1\.1\.json[,:] " + message):
     source("", tmp_path, benchmark="squad", labels=()).num_input_examples("train")
 
 
@@ -374,7 +374,7 @@ def test_bytes_that_are_no_text(tmp_path):
 
 def test_files_that_are_not_there(tmp_path):
   """What was looked for, what is there, and what to set."""
-  with pytest.raises(UserError, match=r"config\.data\.folders\.superglue=/no/such: no such folder"):
+  with pytest.raises(UserError, match=r"config\.data\.benchmark_dirs\.superglue=/no/such: no such folder"):
     source("cb", "/no/such").file("train")
   write(tmp_path / "COPA" / "val.jsonl", "")
   with pytest.raises(UserError, match=r"has no folder CB, from which super_glue_cb is read; it holds COPA; .*tasks"):

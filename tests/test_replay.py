@@ -18,7 +18,7 @@ text = test_train.text  # the fixture
 def run(text, tmp_path_factory):
   """A run of five steps that ended at the last, whose batch gives a NaN; checkpoints 2 and 4."""
   workdir = tmp_path_factory.mktemp("replay") / "run"
-  options = ("--config.train.steps=5", "--config.checkpoint.every=2")
+  options = ("--config.train.steps=5", "--config.checkpoint.save_interval_steps=2")
   with pytest.MonkeyPatch.context() as patch:
     test_numbers.poison(patch, 5)
     assert command.main(test_numbers.arguments(text, workdir, *options)) == 2

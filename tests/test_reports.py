@@ -195,7 +195,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
   ("typed", "shown"),
   [
     ("/bin/t2t train --config tiny", "t2t train --config tiny"),
-    ("t2t train --config.train.chunk_tokens=512", "t2t train --config.train.chunk_tokens=512"),
+    ("t2t train --config.train.logits_chunk_tokens=512", "t2t train --config.train.logits_chunk_tokens=512"),
     ("t2t x --hf_token=abc --api-key abc --steps 3", "t2t x --hf_token=*** --api-key *** --steps 3"),
     ("t2t x --a=https://me:pass@host/b", "t2t x --a=https://***@host/b"),
     ("t2t x --a=https://host/b?X-Goog-Signature=ab12", "t2t x --a=https://host/b?***"),

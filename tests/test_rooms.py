@@ -20,6 +20,7 @@ FLOORS = (
   "models",
   "feature_spec",
   "configuration.schema",
+  "configuration.renamed_keys",
   "configs",
   "configuration.foreign_names",
   "configuration",

@@ -29,14 +29,14 @@ def registered_run(name, **data):
 
 
 def epochs(config, number, **train):
-  return config.with_(train={"epochs": number, **train}, eval={"every": 0}, checkpoint={"every": 0})
+  return config.with_(train={"epochs": number, **train}, eval={"every": 0}, checkpoint={"save_interval_steps": 0})
 
 
 @pytest.mark.exhaustive
 def test_epochs_pass_over_what_is_learned(config):
   """Records without a label are no part of them; what is done once an epoch is done so often."""
   found = train_data.resolved(epochs(config, 3.0))
-  assert (found.train.steps, found.eval.every, found.checkpoint.every) == (3, 1, 1)
+  assert (found.train.steps, found.eval.every, found.checkpoint.save_interval_steps) == (3, 1, 1)
   assert [head.name for head in found.model.heads] == ["sure"]
   assert train_data.resolved(epochs(config, 0.1)).train.steps == 1
   assert train_data.resolved(epochs(config, 10.0, batch_size=1)).train.steps == 20

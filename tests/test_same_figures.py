@@ -15,7 +15,7 @@ from t2t.training import metric_writers
 pytestmark = pytest.mark.slow
 
 DATA = pathlib.Path(__file__).resolve().parent.parent.parent / "shared" / "data"
-ONCE = ("--config.train.steps=1", "--config.eval.every=1", "--config.checkpoint.every=1")
+ONCE = ("--config.train.steps=1", "--config.eval.every=1", "--config.checkpoint.save_interval_steps=1")
 # Training in bfloat16, of which a tiny model's candidates differ by less than its rounding.
 SMALL = (
   "--config.model.dtype=bfloat16",
@@ -24,7 +24,7 @@ SMALL = (
   "--config.data.num_streams=1",
   "--config.train.batch_size=8",
   "--config.eval.batches=1",
-  "--config.eval.examples=0",
+  "--config.eval.num_logged_samples=0",
   "--config.eval.max_examples=12",
 )
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
@@ -77,7 +77,7 @@ def superglue_in(folder, *, whole):
       (folder / name / f"{ours}.jsonl").symlink_to(DATA / "superglue_fewshot" / name / f"{theirs}.jsonl")
   for name in ("AX-b", "AX-g") if whole else ():
     (folder / name).symlink_to(DATA / "superglue" / name)
-  return f"--config.data.folders.superglue={folder}"
+  return f"--config.data.benchmark_dirs.superglue={folder}"
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def glue(tmp_path_factory):
   (folder / "CoLA").mkdir()
   for stem in ("train", "dev"):
     (folder / "CoLA" / f"{stem}.tsv").write_text("".join(f"s\t{i % 2}\t\t{text()}\n" for i in range(12)))
-  return f"--config.data.folders.glue={folder}"
+  return f"--config.data.benchmark_dirs.glue={folder}"
 
 
 def check_superglue(folder, given, names, *, steps, batch_sizes):
@@ -182,8 +182,8 @@ def test_classes_scores_spans_and_tags_by_heads(glue, tmp_path):
   tasks = ["glue_cola", "glue_mnli", "glue_stsb", "squad_v2", "conll2003"]
   modules = ",".join(f"t2t.tasks.{name}" for name in ("glue", "squad", "conll2003"))
   data = [f"--config.data.mixture={','.join(tasks)}", f"--config.data.task_modules={modules}", glue]
-  data += [f"--config.data.folders.squad_v2={tmp_path / 'squad'}"]
-  data += [f"--config.data.folders.conll2003={tmp_path / 'conll'}", "--config.data.inputs_length=256"]
+  data += [f"--config.data.benchmark_dirs.squad_v2={tmp_path / 'squad'}"]
+  data += [f"--config.data.benchmark_dirs.conll2003={tmp_path / 'conll'}", "--config.data.inputs_length=256"]
   model = ["--config=tiny_bert", *trained.SMALL, "--config.model.num_encoder_layers=1", "--config.model.max_length=256"]
   assert command.main(["train", *model, *SMALL, *data, *ONCE, f"--workdir={tmp_path / 'run'}"]) == 0
   check_eval(tmp_path / "run", 1, tmp_path, "finetune_squad_v2", *data, tasks=tasks)
@@ -193,9 +193,9 @@ def test_classes_scores_spans_and_tags_by_heads(glue, tmp_path):
 @pytest.mark.parametrize(
   ("architecture", "options"),
   [
-    ("encoder_decoder", ("--config.eval.num_beams=2", "--config.eval.shots=1")),
+    ("encoder_decoder", ("--config.eval.num_beams=2", "--config.eval.num_shots=1")),
     ("encoder_decoder", ("--config.eval.method=rank",)),
-    ("decoder_only", ("--config.eval.method=rank", "--config.eval.shots=1")),
+    ("decoder_only", ("--config.eval.method=rank", "--config.eval.num_shots=1")),
     ("decoder_only", ("--config.train.loss=heads",)),
   ],
 )

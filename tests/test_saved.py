@@ -1,7 +1,8 @@
 """What was written by an earlier t2t is read by this one.
 
 tests/saved/runs.tar.gz has two runs of four steps as commit 6c73112 left them, with the checkpoint of step 2 alone:
-T5 1.1, and BERT with the pooler that nothing read.  Their metrics.jsonl go to step 4.
+T5 1.1, and BERT with the pooler that nothing read.  Their metrics.jsonl go to step 4.  The third, a small GPT-2, is as
+commit fbd0cb7 left it, the last before config keys were renamed.
 """
 
 import json
@@ -18,6 +19,46 @@ from t2t.configuration.loading import load_config, records
 
 SAVED = pathlib.Path(__file__).parent / "saved"
 _CONFIGS = {"t5": "t5_1_1_small", "bert": "bert_base"}
+
+
+# What was typed for the third run, with the keys that it had.
+_EARLIER_KEYS = (
+  "--config.data.files=text.txt",
+  "--config.data.vocabulary=bytes",
+  "--config.data.inputs_length=32",
+  "--config.data.targets_length=32",
+  "--config.data.malformed=0.1",
+  "--config.data.most_epochs=50",
+  "--config.data.files_may_change=True",
+  "--config.model.vocab_size=384",
+  "--config.model.embed_dim=8",
+  "--config.model.num_heads=2",
+  "--config.model.head_dim=4",
+  "--config.model.mlp_dim=8",
+  "--config.model.num_decoder_layers=1",
+  "--config.model.dtype=float32",
+  "--config.train.batch_size=8",
+  "--config.train.steps=4",
+  "--config.train.log_every=1",
+  "--config.train.chunk_tokens=64",
+  "--config.train.stall_factor=30",
+  "--config.checkpoint.every=2",
+  "--config.checkpoint.keep=4",
+  "--config.eval.batches=1",
+  "--config.eval.every=2",
+  "--config.eval.examples=1",
+  "--config.optimizer.schedule=wsd",
+  "--config.optimizer.warmup_steps=0",
+  "--config.optimizer.decay_share=0.5",
+  "--config.optimizer.final_ratio=0.1",
+  "--config.optimizer.paths=embed: rate=0.5",
+  "--config.numbers.not_finite=back",
+  "--config.numbers.most_backs=2",
+  "--config.numbers.spike_deviations=9",
+  "--config.numbers.spike_window=2",
+  "--config.numbers.spike=back",
+  '--config.stages={"name": "a", "share": 0.5}, {"name": "b", "optimizer.final_ratio": 0.2}',
+)
 
 
 @pytest.fixture
@@ -66,6 +107,22 @@ def test_a_run_goes_on(name, runs):
   found = losses(metrics)
   assert {step for step, _ in found} == {1, 2, 3, 4}
   assert found == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_run_with_earlier_keys_goes_on(runs, capfd):
+  """It makes the same steps, and no key counts as changed; each earlier key is printed with its present name."""
+  metrics = runs / "renamed" / "metrics.jsonl"
+  expected = losses(metrics)
+  rows = metrics.read_text().splitlines(keepends=True)
+  metrics.write_text("".join(row for row in rows if json.loads(row)["step"] <= 2))
+  assert command.main(["train", "--config", "gpt2_small", *_EARLIER_KEYS, "--workdir", str(runs / "renamed")]) == 0
+  assert losses(metrics) == pytest.approx(expected, rel=1e-4)
+  messages = capfd.readouterr().err
+  assert "resuming from step 2" in messages and "instead of" not in messages
+  assert messages.count("the earlier name still works") == 20
+  saved = json.loads((runs / "renamed" / "config.json").read_text())
+  assert saved["checkpoint"]["save_interval_steps"] == 2 and "numbers" not in saved
 
 
 @pytest.mark.slow

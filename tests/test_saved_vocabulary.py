@@ -64,7 +64,7 @@ def test_a_few_other_pieces_are_told_and_many_refused(tmp_path):
   assert "0 of 50 ids stand for other pieces" in compare([*pieces, "more"])
   assert "(id 10 is ' new', not ' word5'): 1 of 50 ids" in compare([*pieces[:10], "new", *pieces[11:]])
   with pytest.raises(
-    UserError, match=r"W: was trained with another vocabulary .*: 44 of 50 ids .*init.fresh=embed/table,head$"
+    UserError, match=r"W: was trained with another vocabulary .*: 44 of 50 ids .*init.reinit=embed/table,head$"
   ):
     compare([*pieces[:5], *reversed(pieces[5:])])
 

@@ -64,7 +64,7 @@ def data(folder):
   return DataConfig(
     mixture="super_glue_cb,super_glue_copa",
     task_modules=MODULES,
-    folders={"superglue": str(folder)},
+    benchmark_dirs={"superglue": str(folder)},
     vocabulary="bytes",
     inputs_length=64,
     targets_length=16,
@@ -132,19 +132,19 @@ def test_good_data_passes(data):
     ({"eval_split": "test"}, r"has no split 'test', which would be .*/CB/test\.jsonl"),
     ({"mixture": "super_glue"}, r"has no folder BoolQ, from which super_glue_boolq is read; it holds CB, COPA"),
     (
-      {"mixture": "super_glue_cb", "folders": {"superglue": "/no/such"}},
-      r"folders\.superglue=/no/such: no such folder",
+      {"mixture": "super_glue_cb", "benchmark_dirs": {"superglue": "/no/such"}},
+      r"benchmark_dirs\.superglue=/no/such: no such folder",
     ),
     (
-      {"folders": {"superglu": "x"}},
-      r"folders\.superglu=x: no task of .*mixture=super_glue_cb,.* did you mean superglue\?",
+      {"benchmark_dirs": {"superglu": "x"}},
+      r"benchmark_dirs\.superglu=x: no task of .*mixture=super_glue_cb,.* did you mean superglue\?",
     ),
-    ({"folders": {"conll": "x"}}, r"folders\.conll=x: no task of .* reads it; its tasks read superglue$"),
+    ({"benchmark_dirs": {"conll": "x"}}, r"benchmark_dirs\.conll=x: no task of .* reads it; its tasks read superglue$"),
     (
-      {"mixture": "docs_span_corruption", "folders": {"squad": "x"}},
+      {"mixture": "docs_span_corruption", "benchmark_dirs": {"squad": "x"}},
       r"mixture=docs_span_corruption reads it; its tasks read no such folder",
     ),
-    ({"mixture": "", "files": "*.txt"}, r"folders\.superglue=.*: holds tasks, not config\.data\.files"),
+    ({"mixture": "", "files": "*.txt"}, r"benchmark_dirs\.superglue=.*: holds tasks, not config\.data\.files"),
   ],
 )
 def test_data_that_is_refused(data, changes, message):
@@ -252,7 +252,7 @@ def test_a_decoder_reads_no_eos_between_prompt_and_answer(data):
 )
 def test_tasks_by_short_names(data, mixture, names, found):
   """What a name ends in, in the mixture first and then among its benchmark's; names as registered come out."""
-  tasks = pipeline.find_tasks(dataclasses.replace(data, mixture=mixture, folders={}), "encoder_decoder", names)
+  tasks = pipeline.find_tasks(dataclasses.replace(data, mixture=mixture, benchmark_dirs={}), "encoder_decoder", names)
   assert [task.name for task in tasks] == found
   assert all(task.output_features["targets"].vocabulary.vocab_size == 359 for task in tasks)
 
@@ -273,7 +273,7 @@ def test_tasks_by_short_names(data, mixture, names, found):
 def test_names_that_are_refused(data, mixture, name, message):
   """Listing what there is."""
   with pytest.raises(UserError, match=message):
-    pipeline.find_tasks(dataclasses.replace(data, mixture=mixture, folders={}), "encoder_decoder", [name])
+    pipeline.find_tasks(dataclasses.replace(data, mixture=mixture, benchmark_dirs={}), "encoder_decoder", [name])
 
 
 # ---- The registered tasks --------------------------------------------------------------------------------------------
@@ -370,11 +370,11 @@ def test_a_position_knows_the_folder_by_its_name(data, folder):
     options = {"batch_size": 8, "seed": 1, "num_streams": 2} | options
     return identities.settings(data, pipeline.vocabulary(data), **options)
 
-  moved = dataclasses.replace(data, folders={"superglue": f"/elsewhere/{folder.name}/"})
+  moved = dataclasses.replace(data, benchmark_dirs={"superglue": f"/elsewhere/{folder.name}/"})
   assert identity(data) == identity(moved)
-  assert identity(data)["data.folders.superglue"] == folder.name
+  assert identity(data)["data.benchmark_dirs.superglue"] == folder.name
   for folders in ({}, {"superglue": ""}):
-    assert not any("folders" in key for key in identity(dataclasses.replace(data, folders=folders)))
+    assert not any("benchmark_dirs" in key for key in identity(dataclasses.replace(data, benchmark_dirs=folders)))
 
 
 @needs_shared

@@ -273,7 +273,7 @@ def test_with_a_config(printed, tmp_path, module):
 @pytest.mark.exhaustive
 def test_a_stage(printed):
   """As the stage that is named has it, or the first; without a config, too."""
-  said = '--config.stages={"name": "short", "share": 0.9, "data.inputs_length": 24}, {"name": "long"}'
+  said = '--config.stages={"name": "short", "fraction": 0.9, "data.inputs_length": 24}, {"name": "long"}'
   arguments = ("show", "show_test_masked_lm", "--config.data.inputs_length=40", "--examples=1", "--summary=0", said)
   text = printed(*arguments)
   assert text.startswith("stage short, steps 1 to ") and "data.inputs_length=24; --stage long shows another" in text
@@ -333,7 +333,7 @@ def test_files_of_ones_own(printed, tmp_path):
     (["--config", "tiny", "--config.data.inputs_length=a b"], "config.data.inputs_length"),
     (["show_test_pair", "--stage", "a"], "--stage a: no such stage; config.stages is empty"),
     (
-      ["show_test_pair", "--stage", "lnog", '--config.stages={"name": "short", "share": 0.5}, {"name": "long"}'],
+      ["show_test_pair", "--stage", "lnog", '--config.stages={"name": "short", "fraction": 0.5}, {"name": "long"}'],
       "--stage lnog: no such stage; there are short, long; did you mean long?",
     ),
     (["show_test_pair", "--examples", "0", "--summary", "0"], "nothing is left to show"),

@@ -410,7 +410,7 @@ def test_a_model_that_writes_reads_and_writes_text(squad):
 @pytest.mark.exhaustive
 def test_the_command(tmp_path):
   """Trains a head on spans and measures it: every question is answered once."""
-  data = ["--config.data.mixture=squad_v2", f"--config.data.folders.squad_v2={write(tmp_path, 3)}"]
+  data = ["--config.data.mixture=squad_v2", f"--config.data.benchmark_dirs.squad_v2={write(tmp_path, 3)}"]
   data += ["--config.data.task_modules=t2t.tasks.squad", "--config.data.inputs_length=256"]
   model = ["--config=tiny_bert", *trained.SMALL, *data]
   model += ["--config.model.num_encoder_layers=1", "--config.model.max_length=256"]

@@ -203,23 +203,23 @@ def test_each_draw_has_a_key_of_its_own(kind, monkeypatch):
   jax.effects_barrier()
   assert len(set(keys)) == len(keys)
   # Probabilities, each branch's result, and of T5 what is between the products of a feed-forward layer, and both ends.
-  t5 = int(config.t5_dropout)
+  t5 = int(config.broadcast_dropout)
   both = config.architecture == "encoder_decoder"
   number = config.num_encoder_layers * (3 + t5) + config.num_decoder_layers * (3 + 2 * both + t5)
   assert len(keys) == number + (1 + both) * (1 + t5)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("t5_dropout", [True, False])
-def test_t5_drops_the_same_features_at_all_positions(t5_dropout):
+@pytest.mark.parametrize("broadcast_dropout", [True, False])
+def test_t5_drops_the_same_features_at_all_positions(broadcast_dropout):
   """Without positions, equal tokens stay equal under T5's dropout; others draw for each position."""
-  config = toy.config(dropout_rate=0.15, t5_dropout=t5_dropout, positions="learned", max_length=4)
+  config = toy.config(dropout_rate=0.15, broadcast_dropout=broadcast_dropout, positions="learned", max_length=4)
   stack = toy.model(config).encoder
   run = jax.jit(lambda stack, key: stack(jnp.ones((1, 4, 16)), mask=AttentionMask(), dropout_key=key)[0])
   out = np.asarray(run(stack, toy.key()))
-  assert np.allclose(out, out[:, :1], atol=1e-5) == t5_dropout
+  assert np.allclose(out, out[:, :1], atol=1e-5) == broadcast_dropout
   # T5 drops behind the last norm, too.
-  assert np.any(out == 0.0) == t5_dropout
+  assert np.any(out == 0.0) == broadcast_dropout
 
 
 def test_layers_are_stacked_and_start_apart():

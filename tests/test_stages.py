@@ -32,7 +32,7 @@ def config_of(*found, name="tiny", overrides=()):
   return records(override(config, list(overrides)))
 
 
-SHORT, LONG = {"name": "short", "share": 0.9, "data.inputs_length": 32}, {"name": "long", "train.batch_size": 8}
+SHORT, LONG = {"name": "short", "fraction": 0.9, "data.inputs_length": 32}, {"name": "long", "train.batch_size": 8}
 
 
 # ---- What a config says ----------------------------------------------------------------------------------------------
@@ -47,11 +47,11 @@ def test_a_run_without_stages_is_one():
 @pytest.mark.parametrize(
   ("said", "ends"),
   [
-    ([{"share": 0.9}, {}], [90, 100]),
-    ([{"steps": 10}, {"share": 0.25}, {}], [10, 35, 100]),
+    ([{"fraction": 0.9}, {}], [90, 100]),
+    ([{"steps": 10}, {"fraction": 0.25}, {}], [10, 35, 100]),
     ([{}, {"steps": 1}], [99, 100]),
-    ([{"share": 0.5}, {"share": 0.5}], [50, 100]),
-    ([{"share": 0.333}, {"share": 0.333}, {"share": 0.334}], [33, 66, 100]),
+    ([{"fraction": 0.5}, {"fraction": 0.5}], [50, 100]),
+    ([{"fraction": 0.333}, {"fraction": 0.333}, {"fraction": 0.334}], [33, 66, 100]),
   ],
 )
 def test_steps_are_said_as_numbers_or_shares_or_are_what_is_left(said, ends):
@@ -99,7 +99,7 @@ def test_a_source_is_changed_by_its_keys():
     "--config.data.sources.b.files=b.txt",
   ]
   options += ["--config.data.sources.b.rate=1", "--config.data.vocabulary=bytes"]
-  found = stages.of(config_of({"share": 0.5}, {"data.sources.b.rate": 3}, overrides=options))
+  found = stages.of(config_of({"fraction": 0.5}, {"data.sources.b.rate": 3}, overrides=options))
   of = lambda stage: {name: (source.files, source.rate) for name, source in stage.config.data.sources.items()}
   assert of(found[0]) == {"a": ("a.txt", 1.0), "b": ("b.txt", 1.0)}
   assert of(found[1]) == {"a": ("a.txt", 1.0), "b": ("b.txt", 3.0)}
@@ -108,16 +108,16 @@ def test_a_source_is_changed_by_its_keys():
 @pytest.mark.parametrize(
   ("said", "message"),
   [
-    ([{"share": 0.5}, {"share": 0.4}], "add up|= 90 steps"),
-    ([{"share": 1.0}, {}], "2 has 0 steps"),
-    ([{"steps": 10}, {"share": 0.5}, {"share": 0.5}], "10 \\+ 50 \\+ 50 = 110 steps"),
-    ([{"share": 0.5}, {"share": 0.5}, {"steps": 30}], "50 \\+ 50 \\+ 30 = 130 steps"),
-    ([{}, {}], "1, 2 say neither steps nor share"),
-    ([{"name": "a", "share": 0.5}, {"name": "a"}], "two of them have the name 'a'"),
-    ([{"name": "a b/c", "share": 0.5}, {}], "'a b/c': a stage's name is of letters, digits and _"),
-    ([{"steps": 3, "share": 0.1}, {}], "leave one of them out"),
+    ([{"fraction": 0.5}, {"fraction": 0.4}], "add up|= 90 steps"),
+    ([{"fraction": 1.0}, {}], "2 has 0 steps"),
+    ([{"steps": 10}, {"fraction": 0.5}, {"fraction": 0.5}], "10 \\+ 50 \\+ 50 = 110 steps"),
+    ([{"fraction": 0.5}, {"fraction": 0.5}, {"steps": 30}], "50 \\+ 50 \\+ 30 = 130 steps"),
+    ([{}, {}], "1, 2 say neither steps nor fraction"),
+    ([{"name": "a", "fraction": 0.5}, {"name": "a"}], "two of them have the name 'a'"),
+    ([{"name": "a b/c", "fraction": 0.5}, {}], "'a b/c': a stage's name is of letters, digits and _"),
+    ([{"steps": 3, "fraction": 0.1}, {}], "leave one of them out"),
     ([{"steps": 0.5}, {}], "steps=0.5: must be a number of steps"),
-    ([{"share": 1.5}, {}], "share=1.5: must be from 0 to 1"),
+    ([{"fraction": 1.5}, {}], "fraction=1.5: must be from 0 to 1"),
     ([{"step": 3}, {}], "stage 1: step: no such key; did you mean steps"),
     ([{"steps": 0}, {}], "steps=0: must be a number of steps, at least 1"),
     (["short"], "'short' is no mapping.*Python has it"),
@@ -131,8 +131,11 @@ def test_a_source_is_changed_by_its_keys():
     ([{"optimizer.b1": 0.5}], "optimizer.b1 cannot change.*its state goes on"),
     ([{"mesh.fsdp": 2}], "mesh.fsdp cannot change.*laid out"),
     ([{"train.seed": 2}], "train.seed cannot change"),
-    ([{"train.steps": 2, "share": 0.5}, {}], "train.steps cannot change.*has steps or share"),
-    ([{"checkpoint.every": 2}], "checkpoint.every cannot change.*data, train, optimizer, model"),
+    ([{"train.steps": 2, "fraction": 0.5}, {}], "train.steps cannot change.*has steps or fraction"),
+    (
+      [{"checkpoint.save_interval_steps": 2}],
+      "checkpoint.save_interval_steps cannot change.*data, train, optimizer, model",
+    ),
     ([{"data.sources.a.ratee": 2}], "data.sources.a.ratee: no such key.*rate"),
     ([{"model.dropout_rate": 2.0}], "1: config.model.dropout_rate=2.0"),
   ],
@@ -148,14 +151,14 @@ def test_what_cannot_be_is_said(said, message):
 def test_a_stage_has_the_same_parameters(key):
   mesh = sharding.make_mesh({"data": 1}, devices=[test_rows.mesh().devices.flat[0]])
   value = {"model.embed_dim": 32, "model.num_encoder_layers": 1, "model.vocab_size": 256}[key]
-  run = train_data.resolved_stages(config_of({"share": 0.5}, {"name": "wide", key: value}))
+  run = train_data.resolved_stages(config_of({"fraction": 0.5}, {"name": "wide", key: value}))
   with jax.set_mesh(mesh), pytest.raises(UserError, match="config.stages, wide: has another model than 1: .* it was"):
     stage_program.StagePrograms(run, mesh)
 
 
 def test_what_is_typed_for_the_run_has_a_say_in_some_stage():
   """Or who types it is told that it changes nothing."""
-  stage = {"share": 0.5, "data.inputs_length": 32}
+  stage = {"fraction": 0.5, "data.inputs_length": 32}
   typed = ["--config.data.inputs_length=48"]
   assert [x.config.data.inputs_length for x in stages.of(config_of(stage, {}, overrides=typed))] == [32, 48]
   with pytest.raises(UserError, match=r"inputs_length=48: every stage of this config says it itself \(1: 32, 2: 16\)"):
@@ -191,14 +194,14 @@ def test_a_stage_may_have_a_rate_of_its_own():
 
 
 def test_a_bad_rate_of_a_stage_is_refused():
-  config = config_of({"share": 0.5}, {"name": "b", "optimizer.learning_rate": -1.0})
+  config = config_of({"fraction": 0.5}, {"name": "b", "optimizer.learning_rate": -1.0})
   with pytest.raises(UserError, match="^config.stages, b: config.optimizer.learning_rate=-1.0: must be at least 0"):
     stage_program.StagePrograms(stages.of(config), test_rows.mesh())
 
 
 @pytest.mark.parametrize("name", schedules.SCHEDULES)
 def test_a_stage_that_a_run_of_few_steps_has_not_has_no_rate(name):
-  own = {"share": 0.9, "optimizer.schedule": name}
+  own = {"fraction": 0.9, "optimizer.schedule": name}
   found = schedules.of_run(config_of(own, {"optimizer.learning_rate": 0.5}, overrides=["--config.train.steps=1"]))
   alone = schedules.of_run(config_of(overrides=["--config.train.steps=1", "--config.optimizer.learning_rate=0.5"]))
   assert float(found(0)) == float(alone(0)) > 0
@@ -355,7 +358,7 @@ def test_all_stages_have_one_vocabulary(register):
     seqio.TaskRegistry.remove(name)
     seqio.TaskRegistry.add_provider(name, task)
   data = {"mixture": first, "vocabulary": "", "eval_split": "train"}
-  config = config_of({"share": 0.5}, {"name": "later", "data.mixture": second}).with_(data=data)
+  config = config_of({"fraction": 0.5}, {"name": "later", "data.mixture": second}).with_(data=data)
   with pytest.raises(UserError, match="config.stages, later: .*=in_others: has another vocabulary than stage 1"):
     train_data.check_stages(train_data.resolved_stages(config))
   train_data.check_stages(train_data.resolved_stages(config.with_(data={"vocabulary": "bytes"})))
@@ -385,7 +388,12 @@ SAID = (
 
 def arguments(text, workdir, *options):
   return test_numbers.arguments(
-    text, workdir, "--config.train.steps=7", "--config.checkpoint.every=2", "--config.checkpoint.keep=9", *options
+    text,
+    workdir,
+    "--config.train.steps=7",
+    "--config.checkpoint.save_interval_steps=2",
+    "--config.checkpoint.max_to_keep=9",
+    *options,
   )
 
 
@@ -430,7 +438,7 @@ def test_a_run_with_stages_is_the_same_run_wherever_it_stops(text, tmp_path, cap
 
 @pytest.mark.exhaustive
 def test_a_run_that_goes_back_over_a_boundary_is_the_same_however_it_is_broken_off(text, tmp_path, monkeypatch):
-  back = ("--config.numbers.not_finite=back", "--config.checkpoint.every=3", SAID)
+  back = ("--config.nan_policy.on_nonfinite=rollback", "--config.checkpoint.save_interval_steps=3", SAID)
   whole, parts = tmp_path / "whole", tmp_path / "parts"
   with monkeypatch.context() as patch:
     test_numbers.poison(patch, 4, 6)

@@ -79,7 +79,7 @@ class Recorder(Callback):
 
 
 def config(**changes):
-  every = {"train.steps": STEPS, "eval.every": 2, "checkpoint.every": 2, "eval.examples": 0}
+  every = {"train.steps": STEPS, "eval.every": 2, "checkpoint.save_interval_steps": 2, "eval.num_logged_samples": 0}
   # A rate at which four steps change what the model says.
   rate = {"optimizer.name": "adamw", "optimizer.learning_rate": 0.01, "optimizer.scale_by_parameter": False}
   rate |= {"optimizer.schedule": "constant", "optimizer.warmup_steps": 0}
@@ -96,7 +96,7 @@ def train(config, workdir, **options):
 @pytest.mark.slow
 def test_an_average_of_another_file_is_kept_and_resumed(rows, tmp_path):
   """After a stop at any step the average is, to the bit, that of the run that never stopped."""
-  options = {"optimizer.average": "mean", "checkpoint.every": 1}
+  options = {"optimizer.average": "mean", "checkpoint.save_interval_steps": 1}
   whole = train(config(**options), tmp_path / "whole")
   for path, average in whole.values[-1]["average"].items():
     np.testing.assert_allclose(average, np.mean([params[path] for params in whole.params], axis=0), atol=1e-6)
@@ -167,7 +167,7 @@ def test_an_average_lies_as_its_parameters_do(rows):
 def test_masked_parameters_stay_zero(tmp_path):
   """So many of each layer, those of the smallest magnitude, whatever the optimizer does; others are trained."""
   share = 0.75
-  options = {"optimizer.paths": (f"mlp/(up|down): mask={share}",), "optimizer.weight_decay": 0.1}
+  options = {"optimizer.param_groups": (f"mlp/(up|down): mask={share}",), "optimizer.weight_decay": 0.1}
   found = train(config(**options), tmp_path)
   masked = found.values[0]["transforms"]["mask"]
   assert masked and all("mlp/" in path for path in masked)
@@ -181,7 +181,7 @@ def test_masked_parameters_stay_zero(tmp_path):
 @pytest.mark.slow
 def test_the_average_of_masked_parameters_is_masked():
   """From the first step; what is rounded in training is rounded in evaluation, of the average as well."""
-  run = loading.records(config(**{"optimizer.paths": ("mlp/up: mask=0.5",), "optimizer.average": "ema"}))
+  run = loading.records(config(**{"optimizer.param_groups": ("mlp/up: mask=0.5",), "optimizer.average": "ema"}))
   collections = state_collections.of_run(run.with_(eval={"average": True}))
   up = jax.random.normal(jax.random.key(0), (2, 8, 8))
   values, params = state_collections.init(collections, {"layers": {"mlp": {"up": up, "down": up}}})
@@ -198,7 +198,7 @@ def test_the_average_of_masked_parameters_is_masked():
 @pytest.mark.exhaustive
 def test_a_transform_of_another_file_is_in_the_forward_pass(rows, plain, tmp_path):
   """Training and evaluation read rounded parameters; what the optimizer updates stays as fine as it was."""
-  coarse = train(config(**{"optimizer.paths": ("mlp: quantize=2",)}), tmp_path)
+  coarse = train(config(**{"optimizer.param_groups": ("mlp: quantize=2",)}), tmp_path)
   assert coarse.losses[0] != plain[0].losses[0]
   path = "encoder/layers/mlp/up"
   assert len(np.unique(coarse.params[-1][path])) > 100
@@ -218,8 +218,8 @@ def test_runs_without_collections_save_none(plain):
     ({"optimizer.average": "emma"}, "config.optimizer.average='emma': known are ema; did you mean ema?"),
     ({"optimizer.average": "ema", "optimizer.average_decay": 1.5}, "config.optimizer.average_decay=1.5: must be from"),
     ({"eval.average": True}, "config.eval.average=True: the run keeps no average; give config.optimizer.average=ema"),
-    ({"optimizer.paths": ("mlp: mask=1.5",)}, "mask=1.5: give a share, at least 0 and below 1"),
-    ({"optimizer.paths": ("mlp: maks=0.5",)}, "no setting 'maks'; there are frozen"),
+    ({"optimizer.param_groups": ("mlp: mask=1.5",)}, "mask=1.5: give a share, at least 0 and below 1"),
+    ({"optimizer.param_groups": ("mlp: maks=0.5",)}, "no setting 'maks'; there are frozen"),
   ],
 )
 def test_bad_settings_are_refused(options, message):

@@ -284,7 +284,7 @@ def test_what_is_wrong_with_files(name, file, text, message, tmp_path):
   write(tmp_path, {file: text} | ({"b-ud-train.conllu": text} if file.startswith("a-ud") else {}))
   task = released(name, tmp_path)
   key = task.source.folder_key
-  with pytest.raises(UserError, match=rf"^config\.data\.folders\.{key}[:=].*{message}"):
+  with pytest.raises(UserError, match=rf"^config\.data\.benchmark_dirs\.{key}[:=].*{message}"):
     task.source.num_input_examples("validation" if name.startswith("xnli") else "train")
 
 

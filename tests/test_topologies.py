@@ -136,7 +136,7 @@ def test_axes_lie_over_a_slice_as_they_are_told(kind, sides, mesh, order):
 )
 def test_an_order_that_does_not_cover_a_slice_is_refused(order, message):
   """With the boxes that there are."""
-  with pytest.raises(UserError, match=f"config.mesh.order=.*{message}"):
+  with pytest.raises(UserError, match=f"config.mesh.physical_layout=.*{message}"):
     sharding._placed({"fsdp": 4, "tensor": 8}, chips_of("TPU v5 lite", 4, 8), order)
   with pytest.raises(UserError, match="only for whole slices of TPUs"):
     sharding._placed({"fsdp": 1, "tensor": 8}, jax.devices(), order)

@@ -48,7 +48,7 @@ SMALL = (
   "--config.train.steps=6",
   "--config.eval.batches=2",
   "--config.eval.every=3",
-  "--config.checkpoint.every=3",
+  "--config.checkpoint.save_interval_steps=3",
 )
 T5 = (
   "--config=t5_1_1_small",
@@ -188,7 +188,7 @@ def test_a_finished_run_keeps_its_config(text, tmp_path, capsys):
 @pytest.mark.parametrize("objective", FAMILIES)
 def test_every_architecture_trains(objective, text, tmp_path, capsys):
   """The held-out loss falls, and the summary shows what the model makes of three texts of the validation file."""
-  more = ("--config.train.steps=12", "--config.eval.every=4", "--config.checkpoint.every=12")
+  more = ("--config.train.steps=12", "--config.eval.every=4", "--config.checkpoint.save_interval_steps=12")
   workdir = tmp_path / "run"
   assert command.main(arguments(text, workdir, *more, model=family(objective))) == 0
   held_out = losses(workdir, "eval/loss")
@@ -217,7 +217,7 @@ def test_resumed_run_equals_uninterrupted_run(text, tmp_path):
 
   What was saved after a restore is restored once more: a position that is only right in its first generation is not.
   """
-  model = (*T5, "--config.eval.examples=0")
+  model = (*T5, "--config.eval.num_logged_samples=0")
   whole, parts = tmp_path / "whole", tmp_path / "parts"
   assert command.main(arguments(text, whole, model=model)) == 0
   for steps in (3, 4, 6):
@@ -230,7 +230,7 @@ def test_resumed_run_equals_uninterrupted_run(text, tmp_path):
 @pytest.mark.exhaustive
 def test_an_evaluation_that_a_signal_broke_off_is_made_up_for(text, tmp_path, monkeypatch):
   """Stopped at it, and at its second attempt as well: in the end there are the rows of a run that was not stopped."""
-  model = (*T5, "--config.eval.examples=0")
+  model = (*T5, "--config.eval.num_logged_samples=0")
   whole, parts = tmp_path / "whole", tmp_path / "parts"
   assert command.main(arguments(text, whole, model=model)) == 0
   reached = preemption.Steps.reached
@@ -262,7 +262,7 @@ def test_the_result_is_the_plain_loss_of_the_last_step(text, tmp_path, capsys, m
       steps.ask(sync_point.SyncRequest(sync_point.STOP, signal.SIGTERM, "the test"))
     return reached(steps, doing)
 
-  more = ("--config.train.steps=2", "--config.eval.every=1", "--config.eval.examples=0")
+  more = ("--config.train.steps=2", "--config.eval.every=1", "--config.eval.num_logged_samples=0")
   again = arguments(text, tmp_path, *more, "--config.train.label_smoothing=0.3")
   with monkeypatch.context() as patch:
     patch.setattr(preemption.Steps, "reached", asked_at_the_second_step)
@@ -342,7 +342,7 @@ def test_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_saved(text, tm
     "--config.optimizer.schedule=constant",
     "--config.optimizer.warmup_steps=0",
   )
-  diverging = arguments(text, tmp_path / "wild", *wild, "--config.checkpoint.every=1")
+  diverging = arguments(text, tmp_path / "wild", *wild, "--config.checkpoint.save_interval_steps=1")
   assert command.main(diverging) == 2
   assert "not finite" in capsys.readouterr().err
   saved = [int(path.name) for path in (tmp_path / "wild" / "checkpoints").iterdir() if path.name.isdigit()]
@@ -358,7 +358,7 @@ def test_a_state_that_is_not_finite_is_not_saved(text, tmp_path, capsys):
     "--config.optimizer.warmup_steps=0",
     "--config.optimizer.name=sgd",
   )
-  assert command.main(arguments(text, tmp_path, *rate, "--config.checkpoint.every=1")) == 2
+  assert command.main(arguments(text, tmp_path, *rate, "--config.checkpoint.save_interval_steps=1")) == 2
   assert re.search("step 1: params/.* not finite after this update; it was not saved", capsys.readouterr().err)
   assert not any(path.name.isdigit() for path in (tmp_path / "checkpoints").iterdir())
 
@@ -460,7 +460,13 @@ def test_checkpoint_of_other_shapes_names_the_parameters(text, tmp_path, capsys)
   assert sorted(path.name for path in (workdir / "checkpoints").rglob("*")) == before
   # What a run does otherwise than before is told when it goes on, and not before it is refused.
   assert "resuming" not in error
-  keys = ("train.steps=4", "train.log_every=2", "train.stall_factor=9", "train.stall_seconds=99", "checkpoint.keep=5")
+  keys = (
+    "train.steps=4",
+    "train.log_every=2",
+    "train.hang_timeout_factor=9",
+    "train.stall_seconds=99",
+    "checkpoint.max_to_keep=5",
+  )
   keys += ("checkpoint.retry_seconds=9", "eval.max_examples=3")
   assert command.main(arguments(text, workdir, *(f"--config.{key}" for key in keys))) == 0
   told = capsys.readouterr().err

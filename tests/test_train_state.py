@@ -37,7 +37,7 @@ def made(
   config = dataclasses.replace(config or toy.KINDS[kind], dropout_rate=dropout_rate)
   tx, _ = optimizers.make_optimizer(ADAMW, 10)
   model = toy.model(config)
-  loss_fn = toy.loss(chunk_tokens=5)
+  loss_fn = toy.loss(logits_chunk_tokens=5)
   with jax.set_mesh(mesh):
     graphdef, state, shardings = train_state.init_train_state(
       lambda _: model, tx, toy.key(), mesh, freeze=freeze, offload_optimizer=offload
@@ -323,7 +323,7 @@ def test_a_step_is_gradient_descent_on_the_mean_loss():
   """The gradient is that of the summed loss over the weight of the batch."""
   _, graphdef, fresh, _ = made(tuple(ONE_DEVICE.items()))
   state = fresh()
-  loss_fn = toy.summed_loss(toy.loss_config(chunk_tokens=5))
+  loss_fn = toy.summed_loss(toy.loss_config(logits_chunk_tokens=5))
 
   def mean_loss(params):
     total, metrics = loss_fn(dataclasses.replace(state, params=params).model(graphdef), uneven_batch(), None)

@@ -29,7 +29,7 @@ _LENGTHS = {"data.inputs_length": 16, "data.targets_length": 16, "model.max_leng
 def config_of(loss, **changes):
   name, own = LOSSES[loss]
   encoder = {"data.objective": "masked_lm", "model.num_decoder_layers": 0} if loss != "cross_entropy" else {}
-  own = {"stages": (), "data.mixture": "", "init.inherit": False, "optimizer.warmup_steps": 0} | own
+  own = {"stages": (), "data.mixture": "", "init.use_model_config": False, "optimizer.warmup_steps": 0} | own
   return t2t.config(name, test_own_batches.SMALL | encoder | (_LENGTHS if encoder else {}) | own | changes)
 
 
@@ -65,7 +65,9 @@ def counted(config, *terms):
 @pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_run_in_which_nothing_counts_ends_with_an_error(loss, tmp_path):
-  config = config_of(loss, **{"train.steps": 2, "eval.every": 2, "checkpoint.every": 2, "eval.examples": 0})
+  config = config_of(
+    loss, **{"train.steps": 2, "eval.every": 2, "checkpoint.save_interval_steps": 2, "eval.num_logged_samples": 0}
+  )
   batches = [uncounted(config), uncounted(config)]
   run = t2t.train(config, str(tmp_path), batches=batches, eval_batches=[counted(config, "tokens", "heads")])
   with pytest.raises(
@@ -78,7 +80,7 @@ def test_a_run_in_which_nothing_counts_ends_with_an_error(loss, tmp_path):
 @pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_held_out_batches_in_which_nothing_counts_are_refused(loss, tmp_path):
-  config = config_of(loss, **{"train.steps": 2, "eval.every": 2, "checkpoint.every": 2})
+  config = config_of(loss, **{"train.steps": 2, "eval.every": 2, "checkpoint.save_interval_steps": 2})
   run = t2t.train(config, str(tmp_path), batches=[counted(config, "tokens", "heads")], eval_batches=[uncounted(config)])
   with pytest.raises(UserError, match=r"^eval_batches: no (target|position of the held-out batches) counts"):
     run.run()
@@ -102,7 +104,7 @@ def test_weights_say_whether_a_batch_counts(loss):
 def test_a_run_goes_on_in_which_few_batches_count(loss, terms, microbatches, tmp_path, capfd, monkeypatch):
   """One of the last batches, a row of it, and one of the terms: a few batches that do not are reported."""
   monkeypatch.setattr(uncounted_callback, "_UNCOUNTED", 2)
-  changes = {"train.steps": 4, "eval.every": 4, "checkpoint.every": 4, "eval.examples": 0}
+  changes = {"train.steps": 4, "eval.every": 4, "checkpoint.save_interval_steps": 4, "eval.num_logged_samples": 0}
   config = config_of(loss, **changes, **{"train.microbatches": microbatches, "train.batch_size": 16})
   last = {name: np.where(np.arange(16)[:, None] == 15, x, 0) for name, x in counted(config, *terms).items()}
   batches = [*itertools.repeat(uncounted(config), 3), last]

@@ -263,57 +263,61 @@ WRONG = {
   "missing": (
     moved(heads__label=(8, 3), heads__scale=(3,)),
     {},
-    ["X has no heads/label (and 1 more)", "nearest: head", "config.init.fresh=heads", "THEIRS=OURS"],
+    ["X has no heads/label (and 1 more)", "nearest: head", "config.init.reinit=heads", "THEIRS=OURS"],
   ),
   "missing where it is said to be": (
     moved(("encoder", "decoder"), decoder__cross=(8, 8)),
     dict(parts=("embed", "head", "pooler", "encoder=decoder")),
-    ["X has no encoder/cross for decoder/cross;", "config.init.fresh=decoder/cross;"],
+    ["X has no encoder/cross for decoder/cross;", "config.init.reinit=decoder/cross;"],
   ),
   "no part says": (
     moved(),
     dict(parts=("embed", "encoder")),
     [
-      "config.init.parts does not say what becomes head/bias (and 1 more); to begin",
+      "config.init.rename does not say what becomes head/bias (and 1 more); to begin",
       "take it: add head,pooler to conf",
     ],
   ),
   "no place": (
     moved(leave=["pooler"]),
     {},
-    ["X has pooler, for which the model has no place", "config.init.parts=embed,encoder,head"],
+    ["X has pooler, for which the model has no place", "config.init.rename=embed,encoder,head"],
   ),
   "no place under a part": (
     moved(leave=["embed/positions", "pooler"]),
     dict(parts=("embed", "encoder", "head")),
-    ["X has embed/positions,", "nearest: ", "name the parts that are taken more closely, in config.init.parts"],
+    ["X has embed/positions,", "nearest: ", "name the parts that are taken more closely, in config.init.rename"],
   ),
   "shape": (
     moved(embed__table=(32, 8), head__bias=(32,)),
     {},
     [
       "embed/table: expected [32, 8], found [30, 8] (and 1 more)",
-      "init.rows=embed/table, or those of their pieces: config.init.by_piece=True;",
-      "fresh=embed/table,head;",
+      "init.resize=embed/table, or those of their pieces: config.init.transfer_vocab=True;",
+      "reinit=embed/table,head;",
     ],
   ),
   "shape in two dimensions": (
     moved(embed__table=(32, 9)),
     dict(rows=("embed",)),
-    ["expected [32, 9], found [30, 8]; config.init.rows takes what differs in one dimension"],
+    ["expected [32, 9], found [30, 8]; config.init.resize takes what differs in one dimension"],
   ),
-  "dimensions": (moved(pooler=(8,)), dict(rows=("pooler",)), ["pooler: expected [8], found [8, 8]", "fresh=pooler;"]),
-  "fresh matches nothing": (moved(), dict(fresh=("poolr",)), ["init.fresh: 'poolr' matches no", "nearest: pooler"]),
-  "rows match nothing": (moved(), dict(rows=("zzz",)), ["config.init.rows: 'zzz'", "there are embed, encoder, head, "]),
-  "no pattern": (moved(), dict(fresh=("(head",)), ["config.init.fresh: '(head' is no regular expression"]),
+  "dimensions": (moved(pooler=(8,)), dict(rows=("pooler",)), ["pooler: expected [8], found [8, 8]", "reinit=pooler;"]),
+  "fresh matches nothing": (moved(), dict(fresh=("poolr",)), ["init.reinit: 'poolr' matches no", "nearest: pooler"]),
+  "rows match nothing": (
+    moved(),
+    dict(rows=("zzz",)),
+    ["config.init.resize: 'zzz'", "there are embed, encoder, head, "],
+  ),
+  "no pattern": (moved(), dict(fresh=("(head",)), ["config.init.reinit: '(head' is no regular expression"]),
   "no such part there": (
     moved(),
     dict(parts=("encodr=encoder",)),
-    ["parts=encodr=encoder: no 'encodr' in X; nearest: encoder"],
+    ["rename=encodr=encoder: no 'encodr' in X; nearest: encoder"],
   ),
   "no such part here": (moved(), dict(parts=("encoder=enc",)), ["no 'enc' in the model"]),
   "part of a word": (moved(), dict(parts=("encoder/lay",)), ["no 'encoder/lay' in X", "encoder/layers"]),
-  "two to one": (moved(), dict(parts=("embed=head", "head")), ["config.init.parts=embed=head,head: head", "twice"]),
+  "two to one": (moved(), dict(parts=("embed=head", "head")), ["config.init.rename=embed=head,head: head", "twice"]),
   "two =": (moved(), dict(parts=("a=b=c",)), ["a=b=c has more than one =; write THEIRS=OURS"]),
   "all fresh": (moved(), dict(fresh=(".",)), ["every parameter is fresh"]),
 }
@@ -337,11 +341,11 @@ def test_a_config_without_the_keys_is_one_that_takes_all():
   """As before there were any; a resumed run does not call it a change."""
   config = load_config("t5_1_1_small")
   with config.unlocked():
-    config.init = ConfigDict({"checkpoint": "x", "inherit": False, "parameters": True})
+    config.init = ConfigDict({"checkpoint": "x", "use_model_config": False, "parameters": True})
   made = records(config)
-  assert (made.init.fresh, made.init.parts, made.init.rows) == ((), (), ())
+  assert (made.init.reinit, made.init.rename, made.init.resize) == ((), (), ())
   now = json.loads(json.dumps(made.to_dict()))
-  before = {**now, "init": {key: now["init"][key] for key in ("checkpoint", "inherit", "parameters")}}
+  before = {**now, "init": {key: now["init"][key] for key in ("checkpoint", "use_model_config", "parameters")}}
   assert initialize._changes(before, now) == []
 
 
@@ -356,7 +360,7 @@ def test_the_command(tmp_path, capsys):
     "train",
     "--config=t5_1_1_small",
     f"--config.init.checkpoint={tmp_path / 'hf'}",
-    "--config.init.inherit=True",
+    "--config.init.use_model_config=True",
     "--config.model.vocab_size=384",
     "--config.data.vocabulary=bytes",
     "--config.data.inputs_length=32",
@@ -366,7 +370,7 @@ def test_the_command(tmp_path, capsys):
     "--config.train.batch_size=8",
     "--config.train.steps=1",
     "--config.eval.batches=1",
-    "--config.eval.examples=0",
+    "--config.eval.num_logged_samples=0",
     "--config.mesh.fsdp=4",
     "--config.mesh.tensor=2",
     "--config.optimizer.name=sgd",
@@ -375,8 +379,8 @@ def test_the_command(tmp_path, capsys):
   ]
   assert command.main(arguments) == 2
   assert "embed/table: expected [384, 16], found [40, 16] (and 1 more)" in capsys.readouterr().err
-  changes = ["--config.init.fresh=decoder/layers", "--config.init.rows=embed/table,head"]
-  assert command.main([*arguments, *changes, "--config.init.parts=.,encoder/norm=decoder/norm"]) == 0
+  changes = ["--config.init.reinit=decoder/layers", "--config.init.resize=embed/table,head"]
+  assert command.main([*arguments, *changes, "--config.init.rename=.,encoder/norm=decoder/norm"]) == 0
   said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("  ")]
   assert any("resized: embed/table 40 to 384 (6.14k), head/projection 40 to 384" in line for line in said)
   assert any(re.search(r"fresh: \S+ in new rows \(11.0k\), decoder/layers \(\S+\)$", line) for line in said)
@@ -391,7 +395,7 @@ def test_the_command(tmp_path, capsys):
   for path in ("encoder/layers/mlp/up", "decoder/position_bias/table"):
     np.testing.assert_array_equal(saved[path], params[path])
   assert not np.any(saved["decoder/layers/mlp/up"] == params["decoder/layers/mlp/up"])
-  assert json.loads((tmp_path / "run" / "config.json").read_text())["init"]["rows"] == ["embed/table", "head"]
+  assert json.loads((tmp_path / "run" / "config.json").read_text())["init"]["resize"] == ["embed/table", "head"]
 
 
 def test_what_begins_fresh_is_trained():

@@ -57,7 +57,7 @@ def test_commands_set_them(compiler, monkeypatch, tmp_path, main, wanted):
   arguments = ["--workdir", str(tmp_path / "work"), f"--config.train.xla_flags={wanted}"]
   checkpoint = ["--checkpoint", "nowhere"]
   if main is train.main:
-    checkpoint = ["--config", "tiny", "--config.init.checkpoint=nowhere", "--config.init.inherit=True"]
+    checkpoint = ["--config", "tiny", "--config.init.checkpoint=nowhere", "--config.init.use_model_config=True"]
   with pytest.raises(UserError, match="nowhere"):
     main([*arguments, *checkpoint])
   assert bool(os.environ["XLA_FLAGS"]) is wanted

@@ -34,12 +34,12 @@ def encoder(**fields) -> TransformerConfig:
   """An encoder alone, of parts that are not T5's."""
   other_fields = dict(norm="layer", embedding_norm=True, scale_attention=True, logits_transform=True, tied_logits=True)
   layers = dict(num_encoder_layers=3, num_decoder_layers=0)
-  return config(**(dict(architecture="encoder_only", t5_dropout=False) | layers | other_fields | fields))
+  return config(**(dict(architecture="encoder_only", broadcast_dropout=False) | layers | other_fields | fields))
 
 
 def decoder(**fields) -> TransformerConfig:
   """A decoder alone."""
-  return config(**(dict(architecture="decoder_only", num_encoder_layers=0, t5_dropout=False) | fields))
+  return config(**(dict(architecture="decoder_only", num_encoder_layers=0, broadcast_dropout=False) | fields))
 
 
 _LEARNED = dict(positions="learned", max_length=40)
@@ -61,13 +61,13 @@ KINDS: dict[str, TransformerConfig] = {
   ),
   "bert2bert": config(
     **(_BERT | dict(norm="layer", embedding_norm=True, scale_attention=True, logits_transform=True, tied_logits=True)),
-    t5_dropout=False,
+    broadcast_dropout=False,
   ),
   "bart": config(
     **(_BERT | dict(norm="layer", embedding_norm=True, scale_attention=True, tied_logits=True, segment_types=0)),
     own_decoder_positions=True,
     position_offset=2,
-    t5_dropout=False,
+    broadcast_dropout=False,
   ),
   "gpt2": decoder(norm="layer", biases=True, mlp_activation="gelu_tanh", tied_logits=True, **_LEARNED),
   "llama": decoder(mlp_activation="gated_silu", **_ROTARY),
@@ -115,7 +115,7 @@ def kinds(*architectures: str) -> list[str]:
 
 
 def loss_config(**fields) -> losses.CrossEntropyConfig:
-  return losses.CrossEntropyConfig(**(dict(z_loss=1e-2, label_smoothing=0.0, chunk_tokens=1_024) | fields))
+  return losses.CrossEntropyConfig(**(dict(z_loss=1e-2, label_smoothing=0.0, logits_chunk_tokens=1_024) | fields))
 
 
 def loss(**fields) -> losses.CrossEntropy:
@@ -142,11 +142,11 @@ def optimizer_config(**fields) -> OptimizerConfig:
     warmup_steps=0,
     warmup_ratio=0.0,
     layer_decay=1.0,
-    final_ratio=0.0,
-    decay_share=0.2,
+    end_lr_fraction=0.0,
+    decay_fraction=0.2,
     decay_shape="linear",
-    rise=0.1,
-    rise_ratio=32.0,
+    warmup_fraction=0.1,
+    init_lr_divisor=32.0,
     clip_norm=0.0,
     scale_by_parameter=False,
     weight_decay=0.0,
@@ -158,7 +158,7 @@ def optimizer_config(**fields) -> OptimizerConfig:
     epsilon=1e-8,
     muon_momentum=0.95,
     muon_iterations=5,
-    paths=(),
+    param_groups=(),
     fisher="",
     log_distance=False,
   )

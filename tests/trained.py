@@ -31,7 +31,7 @@ SMALL = (
   "--config.train.batch_size=8",
   "--config.train.steps=2",
   "--config.eval.batches=1",
-  "--config.eval.examples=0",
+  "--config.eval.num_logged_samples=0",
 )
 ONE_DECODER, ONE_ENCODER = "--config.model.num_decoder_layers=1", "--config.model.num_encoder_layers=1"
 
@@ -75,7 +75,7 @@ def workdir(architecture: str) -> pathlib.Path:
 
 # What every adapter is trained with: a rate at which two steps change what a model says.
 _ADAPTER = (
-  "--config.init.inherit=True",
+  "--config.init.use_model_config=True",
   "--config.optimizer.name=adamw",
   "--config.optimizer.learning_rate=0.03",
   "--config.optimizer.schedule=constant",

@@ -14,7 +14,7 @@ _ABOUT = {
   "optimizer": "How parameters move.",
   "eval": "What is measured, and when.",
   "checkpoint": "What is saved.",
-  "numbers": "Losses and gradients that are not finite, or jump.",
+  "nan_policy": "Losses and gradients that are not finite, or jump.",
   "init": "Where training starts.",
   "mesh": "Devices along each axis.",
   "logging": "What is told beside metrics.jsonl: a tracker, texts and histograms.",

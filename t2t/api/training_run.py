@@ -49,7 +49,7 @@ def config(
 
   Returns:
     The config, whose values may be changed further before `train` gets it; keys that are not there may not be added.
-    With `init.checkpoint` and `init.inherit` it has that checkpoint's model.
+    With `init.checkpoint` and `init.use_model_config` it has that checkpoint's model.
 
   Raises:
     UserError: no such config, or no such key: names the nearest; or a value of another kind.
@@ -83,7 +83,7 @@ def config(
         texts = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
         hint = f"; several are separated by commas: {','.join(value)!r}" if texts else ""
         raise UserError(f"config.{key}={value!r}: must be a text{hint}")
-    if config_dict.init.inherit and config_dict.init.checkpoint:
+    if config_dict.init.use_model_config and config_dict.init.checkpoint:
       source = pretrained.read_source(config_dict.init.checkpoint, where="config.init.checkpoint=")
       config_dict = loading.overridden(name, typed, prepare=lambda draft: pretrained.adopt(draft, source))
   return typed_config.typed(config_dict)

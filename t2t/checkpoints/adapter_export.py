@@ -92,7 +92,7 @@ def save(
   config = tensor_writer.run_config(foreign, out)
   config |= {name: dataclasses.asdict(record) for name, record in adapters.items()}
   # As a run that was started from it has it.
-  config["init"] |= {"checkpoint": base_location, "inherit": True}
+  config["init"] |= {"checkpoint": base_location, "use_model_config": True}
   tensor_writer.save(foreign, out, config=config, base=base_record, advance=advance)
   return foreign
 

@@ -33,7 +33,9 @@ def error(saved: Mapping[str, Any], config: Config, mesh: jax.sharding.Mesh, *, 
     return ""
   begins = f"--workdir {workdir} is at step {step} of a run whose model or optimizer has other arrays, because of"
   base, init = saved.get("init", {}).get("checkpoint", ""), config.init
-  if init.inherit and base and base != init.checkpoint and any(change.section == "model" for change in decisive):
+  if (
+    init.use_model_config and base and base != init.checkpoint and any(change.section == "model" for change in decisive)
+  ):
     return (
       f"{begins}\n  config.init.checkpoint={init.checkpoint or repr('')}, which was {base}, whose model it is\n"
       f"To go on give --config.init.checkpoint={base}; or give another --workdir"

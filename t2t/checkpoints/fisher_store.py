@@ -110,7 +110,7 @@ def check(fisher: Fisher, abstract: TrainState) -> None:
     shown = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
     raise UserError(
       f"{where}: says nothing of {shown}, which {fisher.base.path} has not; let go of it by a last rule of"
-      f" config.optimizer.paths, '{missing[0]}: anchor=0'"
+      f" config.optimizer.param_groups, '{missing[0]}: anchor=0'"
     )
   for path, x in wanted.items():
     if entries[path].shape != x.shape:
@@ -136,7 +136,7 @@ def check_base(fisher: Fisher, abstract: TrainState, taken: Taken) -> None:
     if path not in params or path in taken.shared or path in taken.by_piece:
       raise UserError(
         f"{_KEY}{fisher.workdir}: holds {path} where it was, and config.init has it begin afresh; let go of it by a"
-        f" last rule of config.optimizer.paths, '{path}: anchor=0'"
+        f" last rule of config.optimizer.param_groups, '{path}: anchor=0'"
       )
   digests = base_model_ref.digests({path: params[path] for path in held})
   fisher.base.check(digests, f"config.init.checkpoint={taken.source.path}", than=_than(fisher))

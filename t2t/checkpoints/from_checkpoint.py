@@ -47,7 +47,7 @@ def start(
   if config.init.checkpoint:
     source = pretrained.read_source(config.init.checkpoint, where="config.init.checkpoint=")
     mine = _matching(initial, config.init.other_patterns, inverted=True)
-    pieces = _pieces(source, vocabulary) if config.init.by_piece else None
+    pieces = _pieces(source, vocabulary) if config.init.transfer_vocab else None
     if pieces is None:
       _check_vocabulary(source, config.init.source_list[""], vocabulary, mine, where="config.init.checkpoint=")
     new = _new_adapters(source, config)
@@ -56,9 +56,9 @@ def start(
     taken[""] = warm_start(
       source,
       mine,
-      fresh=init.fresh,
-      parts=init.parts,
-      rows=init.rows,
+      fresh=init.reinit,
+      parts=init.rename,
+      rows=init.resize,
       pieces=pieces,
       base_path=functools.partial(adapters_lib.base_path, adapters=new),
       model=config.model,
@@ -107,7 +107,7 @@ def _take(name: str, init_source: InitSource, initial: Params, vocabulary: Any) 
   mine = _matching(initial, init_source.patterns)
   _check_vocabulary(source, init_source, vocabulary, mine, where=where)
   try:
-    return warm_start(source, mine, fresh=init_source.fresh, parts=init_source.parts, rows=init_source.rows)
+    return warm_start(source, mine, fresh=init_source.reinit, parts=init_source.rename, rows=init_source.resize)
   except UserError as error:
     raise UserError(str(error).replace("config.init.", f"config.init.others.{name}.")) from error
 
@@ -138,7 +138,7 @@ def _pieces(source: pretrained.Source, vocabulary: Any) -> Pieces:
     UserError: the checkpoint's vocabulary is not known, or the run's.
   """
   if vocabulary is None:
-    raise UserError("config.init.by_piece=True: finds rows by their pieces; say them, config.data.vocabulary")
+    raise UserError("config.init.transfer_vocab=True: finds rows by their pieces; say them, config.data.vocabulary")
   from t2t.data.vocabularies import token_mapping
 
   return Pieces(token_mapping.old_pieces(pretrained.vocabulary(source), vocabulary))
@@ -150,7 +150,7 @@ def _check_vocabulary(
   """Tells, or refuses, a checkpoint whose ids stand for other pieces, where their embeddings are taken."""
   paths = traverse_util.flatten_dict(initial, sep="/")
   tables = [path for path in paths if path.endswith("embed/table")]
-  if all(matches(init.fresh, path) for path in tables):
+  if all(matches(init.reinit, path) for path in tables):
     return
   where = f"{where}{init.checkpoint}"
   if not source.vocabulary:
@@ -183,7 +183,7 @@ def _check_trained(fresh: Sequence[str], config: Config) -> None:
   if idle:
     keys = [f"add {idle[0]} to config.{name}.also_train" for name in config.adapters]
     keys += ["take it out of config.train.freeze"] if matches(config.train.freeze, idle[0]) else []
-    keys += ["add a rule to config.optimizer.paths, 'PATTERN: trained'"] if config.optimizer.paths else []
+    keys += ["add a rule to config.optimizer.param_groups, 'PATTERN: trained'"] if config.optimizer.param_groups else []
     more = f" (and {len(idle) - 1} more)" if len(idle) > 1 else ""
     raise UserError(
       f"config.init: {idle[0]}{more} begins fresh, in whole or in new rows, and is not trained: {', or '.join(keys)}"

@@ -103,7 +103,7 @@ def better(path: str, step_path: epath.Path, run: Mapping[str, Any]) -> str:
     run: its config.
   """
   settings = run.get("eval", {})
-  metric = settings.get("stop_by", "loss")
+  metric = settings.get("early_stopping_metric", "loss")
   if step_path == gcs.absolute(path) or (metric == "loss" and not settings.get("patience")):
     return ""
   folder, last = step_path.parent, int(step_path.name)

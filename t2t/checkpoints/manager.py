@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 
 from t2t import UserError, sharding
 from t2t.checkpoints import manifest, restore, retention, retry, verify
-from t2t.configuration.loading import with_current_keys
+from t2t.configuration.renamed_keys import with_current_keys
 from t2t.param_tree import path_name
 from t2t.runtime import hosts
 from t2t.storage import gcs

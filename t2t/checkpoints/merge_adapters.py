@@ -60,9 +60,9 @@ def _config(source: pretrained.Source, foreign: Foreign, out: epath.Path) -> dic
     # What was trained beside it stays behind, and with it the loss that made use of both.
     config["train"]["loss"] = "cross_entropy"
   # What stands for parameters that are no more, or were not to be trained, is said of the adapted model.
-  config["train"]["freeze"], config["optimizer"]["paths"] = (), ()
+  config["train"]["freeze"], config["optimizer"]["param_groups"] = (), ()
   # Who starts a run with this config starts from the merged model, not from what lay below it.
-  config["init"] |= {"checkpoint": "", "fresh": (), "parts": (), "rows": ()}
+  config["init"] |= {"checkpoint": "", "reinit": (), "rename": (), "resize": ()}
   if foreign.vocabulary:
     config["data"] |= tensor_writer.vocabulary_keys(foreign, out)
   return config

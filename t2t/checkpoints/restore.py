@@ -11,7 +11,7 @@ import orbax.checkpoint as ocp
 
 from t2t import UserError
 from t2t.checkpoints import manifest, retry, verify
-from t2t.configuration.loading import with_current_keys
+from t2t.configuration.renamed_keys import with_current_keys
 from t2t.param_tree import Params, join_frozen, path_name
 from t2t.storage import gcs
 

@@ -130,12 +130,13 @@ def go_back(
   saved_step, workdir = checkpoints.latest_step(), checkpoints.directory.parent
   if saved_step is None:
     raise UserError(
-      f"{why}; there is no checkpoint to go back to: lower config.checkpoint.every, if one could be saved at all"
+      f"{why}; there is no checkpoint to go back to: lower config.checkpoint.save_interval_steps, if one could be"
+      " saved at all"
     )
-  taken, most = since(workdir, saved_step), config.numbers.most_backs
+  taken, most = since(workdir, saved_step), config.nan_policy.max_rollbacks
   if len(taken) >= most:
     raise UserError(
-      f"{why}; the run has gone back {len(taken)} times, and config.numbers.most_backs={most}: lower"
+      f"{why}; the run has gone back {len(taken)} times, and config.nan_policy.max_rollbacks={most}: lower"
       " config.optimizer.learning_rate, or raise the limit; the same command again goes on from the last checkpoint"
     )
   # Hours may have passed since the run has gone back to it before.

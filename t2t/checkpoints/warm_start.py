@@ -40,8 +40,8 @@ class TransferPlan:
 class Taken:
   """Parameters that were read, and how they go together with fresh ones.
 
-  params: nested dict of arrays, in the shapes and shards of the model, but for those of `by_piece`; what is fresh is
-    not there.
+  params: nested dict of arrays, in the shapes and shards of the model, except those of `transfer_vocab`; what is fresh
+    is not there.
   shared: see `TransferPlan`; beyond it `params` are zeros.
   source: what was read.
   names: path in the model -> in what was read, of all of `params`.
@@ -249,15 +249,15 @@ def plan(
   Raises:
     UserError: see there.
   """
-  _check_patterns("fresh", fresh, ours)
-  _check_patterns("rows", rows, ours)
+  _check_patterns("reinit", fresh, ours)
+  _check_patterns("resize", rows, ours)
   pairs = _pairs(where, parts, theirs, ours) or {"": ""}
   taken = {path: _counterpart(path, pairs) for path in ours if not matches(fresh, path)}
   _check_found(where, taken, theirs, renamed=bool(parts))
   _check_placed(where, pairs, theirs, ours, fresh)
   if not taken:
     raise UserError(
-      f"config.init.fresh={','.join(fresh)}: every parameter is fresh; nothing is left to take from {where}"
+      f"config.init.reinit={','.join(fresh)}: every parameter is fresh; nothing is left to take from {where}"
     )
   shared, wrong = {}, []
   for path, name in taken.items():
@@ -303,12 +303,12 @@ def _pairs(where: str, parts: tuple[str, ...], theirs: Collection[str], ours: Co
   for part in parts:
     names = _names(part)
     if len(names) > 2:
-      raise UserError(f"config.init.parts: {part} has more than one =; write THEIRS=OURS, for example encoder=decoder")
+      raise UserError(f"config.init.rename: {part} has more than one =; write THEIRS=OURS, for example encoder=decoder")
     for name, paths, owner in ((names[0], theirs, where), (names[-1], ours, "the model")):
       if not any(_under(name, path) for path in paths):
-        raise UserError(f"config.init.parts={part}: no {name!r} in {owner}{_nearest(name, paths)}")
+        raise UserError(f"config.init.rename={part}: no {name!r} in {owner}{_nearest(name, paths)}")
     if names[-1] in prefixes:
-      raise UserError(f"config.init.parts={','.join(parts)}: {names[-1] or '.'} of the model is named twice")
+      raise UserError(f"config.init.rename={','.join(parts)}: {names[-1] or '.'} of the model is named twice")
     prefixes[names[-1]] = names[0]
   return prefixes
 
@@ -335,14 +335,14 @@ def _check_found(where: str, taken: Mapping[str, str], theirs: Collection[str], 
   if name:
     problem = f"{where} has no {name}" + (f" for {path}" if name != path else "")
   else:
-    problem = f"{where}: config.init.parts does not say what becomes {path}"
+    problem = f"{where}: config.init.rename does not say what becomes {path}"
   begin = ",".join(_cover(missing, there))
-  parts = "config.init.parts" if renamed else "config.init.parts=.,THEIRS=OURS"
+  parts = "config.init.rename" if renamed else "config.init.rename=.,THEIRS=OURS"
   if not all(path in theirs and not taken[path] for path in missing):
     near, take = _nearest(name or path, theirs), f"to take it from elsewhere there: {parts}"
   else:
     near, take = "", f"to take it: add {begin} to {parts}"
-  raise UserError(f"{problem}{_more(missing)}{near}; to begin with fresh values: config.init.fresh={begin}; {take}")
+  raise UserError(f"{problem}{_more(missing)}{near}; to begin with fresh values: config.init.reinit={begin}; {take}")
 
 
 def _check_placed(
@@ -357,9 +357,9 @@ def _check_placed(
   if lost:
     remedy = "name the parts that are taken"
     if pairs == {"": ""}:
-      remedy += f": config.init.parts={','.join(_cover([name for name in theirs if name not in lost], lost))}"
+      remedy += f": config.init.rename={','.join(_cover([name for name in theirs if name not in lost], lost))}"
     else:
-      remedy += " more closely, in config.init.parts"
+      remedy += " more closely, in config.init.rename"
     raise UserError(
       f"{where} has {lost[0]}{_more(lost)}, for which the model has no place{_nearest(lost[0], ours)};"
       f" to leave it behind {remedy}"
@@ -381,12 +381,12 @@ def _other_shape(
   )
   message = f"{where}: {name}: expected {list(ours[path])}, found {list(theirs[name])}{_more(wrong)}"
   if matches(rows, path):
-    message += "; config.init.rows takes what differs in one dimension"
+    message += "; config.init.resize takes what differs in one dimension"
   elif differs_once:
-    message += f"; to take the rows that both have: config.init.rows={path}"
-    message += ", or those of their pieces: config.init.by_piece=True" if dimensions([path], None) else ""
-  message += f"; to begin with fresh values: config.init.fresh={','.join(_cover(wrong, matching))}"
-  return f"{message}; to train a model of its shape: config.init.inherit=True"
+    message += f"; to take the rows that both have: config.init.resize={path}"
+    message += ", or those of their pieces: config.init.transfer_vocab=True" if dimensions([path], None) else ""
+  message += f"; to begin with fresh values: config.init.reinit={','.join(_cover(wrong, matching))}"
+  return f"{message}; to train a model of its shape: config.init.use_model_config=True"
 
 
 def _more(paths: Sequence[str]) -> str:

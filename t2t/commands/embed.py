@@ -34,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     "    --input texts.jsonl --field text --output vectors.parquet\n"
     "  t2t embed --checkpoint runs/tiny_bert --layer all --probe docs_match\n"
     "  t2t embed --checkpoint BERT --layer all --probe glue_sst2_v002 \\\n"
-    "    --config.data.folders.glue=GLUE",
+    "    --config.data.benchmark_dirs.glue=GLUE",
     allow_abbrev=False,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )

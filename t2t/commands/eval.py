@@ -42,7 +42,8 @@ def main(argv: list[str]) -> None:
     epilog=(
       "examples:\n"
       "  t2t eval --config superglue --checkpoint runs/finetuned --workdir runs/eval \\\n"
-      "    --config.data.folders.superglue=SuperGLUE --config.eval.tasks=cb,copa,rte\n"
+      "    --config.data.benchmark_dirs.superglue=SuperGLUE \\\n"
+      "    --config.eval.tasks=cb,copa,rte\n"
       "  t2t eval --checkpoint runs/reviews --config.data.eval_files=test.tsv \\\n"
       "    --workdir runs/reviews_test\n"
       "  t2t eval --config superglue --checkpoint runs/gpt --shots 4 \\\n"
@@ -56,11 +57,11 @@ def main(argv: list[str]) -> None:
   parser.set_defaults(config="finetune" if _is_of_table(argv) else "superglue")
   parser.add_argument("--checkpoint", help="a workdir that t2t trained in, or one of its checkpoints")
   parser.add_argument("--workdir", help="folder or gs:// bucket for results.json and predictions")
-  parser.add_argument("--shots", type=int, help="solved training examples before each input; config.eval.shots")
+  parser.add_argument("--shots", type=int, help="solved training examples before each input; config.eval.num_shots")
   gin_files.add_options(parser, "eval")
   options, config, source = parse_with_checkpoint(parser, argv)
   if options.shots is not None:
-    config.eval.shots = options.shots
+    config.eval.num_shots = options.shots
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   if options.gin is not None:
     gin_files.tell(options.gin)

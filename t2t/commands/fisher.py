@@ -39,7 +39,7 @@ examples:
     --config.data.mixture=docs_match --task_modules t2t.tasks.docs
   t2t train --config finetune_docs_match --workdir runs/new \\
     --config.init.checkpoint=runs/old --config.optimizer.fisher=runs/fisher \\
-    --config.optimizer.paths='.: anchor=300'"""
+    --config.optimizer.param_groups='.: anchor=300'"""
 _EXAMPLES_READ = 1024
 
 
@@ -120,7 +120,7 @@ def _lines(
   options = f"--config.init.checkpoint={source.path} --config.optimizer.fisher={out}"
   strength = anchor(mean)
   yield (
-    f"  try: t2t train ... {shlex.join(options.split())} --config.optimizer.paths='.: anchor={strength:g}'"
+    f"  try: t2t train ... {shlex.join(options.split())} --config.optimizer.param_groups='.: anchor={strength:g}'"
     f" (mean x anchor = {mean * strength:.2g}; a larger anchor holds the old task better, a smaller one learns more)"
   )
 

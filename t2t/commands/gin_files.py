@@ -19,7 +19,7 @@ _BINDING = "--gin."  # which argparse takes for no option
 _Main = Callable[[list[str]], None]
 # Flags of T5X's that go by another name here.
 _ELSEWHERE = {
-  "tfds_data_dir": "set TFDS_DATA_DIR in the environment, or give --config.data.folders.NAME=FOLDER",
+  "tfds_data_dir": "set TFDS_DATA_DIR in the environment, or give --config.data.benchmark_dirs.NAME=FOLDER",
   "seqio_additional_cache_dirs": "give --config.data.cache_dir, a folder that `t2t cache` wrote",
   "run_mode": "give the file to the command that it is for: `t2t train`, `t2t eval`, `t2t infer`",
   "dry_run": "`t2t convert` prints the config of a file, and runs nothing",

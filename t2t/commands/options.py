@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from t2t import UserError, did_you_mean
 from t2t.commands import gin_files
 from t2t.configs import default
+from t2t.configuration import renamed_keys
 from t2t.configuration.loading import check_of_files, config_names, families, overridden, override
 from t2t.configuration.schema import FIRST, OPTIONAL, SECTIONS, comments, is_adapter
 from t2t.runtime import hosts
@@ -122,7 +123,7 @@ def parse_known(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argpa
     # What is but alike may be a key, which `override` knows.
     if near := difflib.get_close_matches(name, parser._option_string_actions, n=1, cutoff=0.85):
       raise UserError(f"unknown option {name}; did you mean {near[0]}?")
-  return options, [x.replace("\0", " ") for x in unknown]
+  return options, renamed_keys.current_arguments([x.replace("\0", " ") for x in unknown])
 
 
 def parse(
@@ -169,7 +170,7 @@ def inherited(config: ConfigDict, parser: argparse.ArgumentParser, argv: list[st
   Raises:
     UserError: the checkpoint cannot be read.
   """
-  if not (config.init.inherit and config.init.checkpoint):
+  if not (config.init.use_model_config and config.init.checkpoint):
     return config
   from t2t.checkpoints import pretrained
 

@@ -89,7 +89,7 @@ def _lines(replayed: replay_step.Replayed) -> Iterator[str]:
   else:
     yield f"  loss now       {replayed.loss!r}"
     difference = f"{replayed.loss - replayed.recorded:.3g}"
-    yield f"  loss recorded  {replayed.recorded!r}, another by {difference}; docs/numbers.md says"
+    yield f"  loss recorded  {replayed.recorded!r}, another by {difference}; docs/nan_policy.md says"
     yield "                 what a loss depends on besides config and data"
   yield f"  gradient norm  {replayed.grad_norm!r}"
   if replayed.finite:

@@ -64,7 +64,7 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
 
   # ---- The best step for each task -----------------------------------------
   finetuned = folder / "finetune"
-  checkpoints = manager.Checkpoints(finetuned, keep=config.checkpoint.keep)
+  checkpoints = manager.Checkpoints(finetuned, keep=config.checkpoint.max_to_keep)
   best = retention.best_steps(checkpoints.metrics())
   checkpoints.close()
   unmeasured = [name for name in trained if f"{name}/score" not in best]
@@ -121,9 +121,10 @@ def main(argv: list[str]) -> None:
       "  t2t superglue --checkpoint gs://BUCKET/t5_1_1_base \\\n"
       "    --workdir gs://BUCKET/superglue\n"
       "  t2t superglue --checkpoint runs/tiny --workdir runs/superglue \\\n"
-      "    --config.data.folders.superglue=SuperGLUE --config.eval.tasks=cb,copa,rte \\\n"
+      "    --config.data.benchmark_dirs.superglue=SuperGLUE \\\n"
+      "    --config.eval.tasks=cb,copa,rte \\\n"
       "    --config.train.steps=1000 --config.train.batch_size=16 \\\n"
-      "    --config.eval.every=200 --config.checkpoint.every=200"
+      "    --config.eval.every=200 --config.checkpoint.save_interval_steps=200"
     ),
   )
   parser.set_defaults(config="finetune_superglue")
@@ -131,9 +132,10 @@ def main(argv: list[str]) -> None:
   parser.add_argument("--checkpoint", help="where fine-tuning starts: a workdir that t2t trained in, or a checkpoint")
   parser.add_argument("--workdir", help="folder or gs:// bucket for fine-tuning, results and leaderboard files")
   options, config, source = parse_with_checkpoint(parser, argv)
-  if config.eval.every != config.checkpoint.every:
+  if config.eval.every != config.checkpoint.save_interval_steps:
     raise UserError(
-      f"config.eval.every={config.eval.every} and config.checkpoint.every={config.checkpoint.every}: a step can be"
+      f"config.eval.every={config.eval.every} and"
+      f" config.checkpoint.save_interval_steps={config.checkpoint.save_interval_steps}: a step can be"
       " chosen where it was both evaluated and saved; give the same number"
     )
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)

@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     "Use it with --config.data.vocabulary=DIR/FILE.\n\n"
     "With --extend a published vocabulary gets the pieces that text of your domain\n"
     "needs besides; a checkpoint that was trained with it goes on with\n"
-    "--config.init.by_piece=True.",
+    "--config.init.transfer_vocab=True.",
     formatter_class=argparse.RawDescriptionHelpFormatter,
     epilog="examples:\n  t2t vocab train --input 'text/*.jsonl.gz' --size 32000 --output my_vocabulary\n"
     "  t2t vocab train --alpha 0.3 en='en/*.txt' sw=sw.txt --size 64000 --output both",

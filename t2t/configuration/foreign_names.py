@@ -34,10 +34,10 @@ _HUGGING_FACE = {
   "eval_steps": "eval.every",
   "eval_strategy": "eval.every, in steps; 0: once an epoch",
   "evaluation_strategy": "eval.every, in steps; 0: once an epoch",
-  "save_steps": "checkpoint.every",
-  "save_strategy": "checkpoint.every, in steps; 0: once an epoch",
+  "save_steps": "checkpoint.save_interval_steps",
+  "save_strategy": "checkpoint.save_interval_steps, in steps; 0: once an epoch",
   "logging_steps": "train.log_every",
-  "save_total_limit": "checkpoint.keep",
+  "save_total_limit": "checkpoint.max_to_keep",
   "output_dir": "--workdir",
   "bf16": "model.dtype=bfloat16",
   "fp16": "model.dtype=bfloat16",
@@ -46,14 +46,14 @@ _HUGGING_FACE = {
   "max_length": "data.inputs_length, or model.max_length of learned positions",
   "seq_length": "data.inputs_length",
   "block_size": "data.inputs_length",
-  "model_name_or_path": "init.checkpoint, with init.inherit=True",
+  "model_name_or_path": "init.checkpoint, with init.use_model_config=True",
   "train_file": "data.files",
   "validation_file": "data.eval_files",
   "dataset_name": "data.mixture, or data.files",
   "tokenizer_name": "data.vocabulary",
   "gradient_checkpointing": "model.remat",
   "early_stopping_patience": "eval.patience",
-  "metric_for_best_model": "eval.stop_by",
+  "metric_for_best_model": "eval.early_stopping_metric",
   "report_to": "logging.tracker",
   "mlm_probability": "data.noise_density",
   "generation_num_beams": "eval.num_beams",
@@ -97,16 +97,16 @@ _T5X = {
   "num_microbatches": "train.microbatches",
   "base_learning_rate": "optimizer.learning_rate",
   "emb_dim": "model.embed_dim",
-  "assignment_map": "init.parts=THEIRS=OURS; init.fresh for what begins fresh",
+  "assignment_map": "init.rename=THEIRS=OURS; init.reinit for what begins fresh",
 }
 _MAXTEXT = {
   "per_device_batch_size": "train.batch_size, over all devices",
   "global_batch_size_to_train_on": "train.batch_size",
   "max_target_length": "data.targets_length",
   "warmup_steps_fraction": "optimizer.warmup_ratio",
-  "cosine_learning_rate_final_fraction": "optimizer.final_ratio",
-  "learning_rate_final_fraction": "optimizer.final_ratio",
-  "checkpoint_period": "checkpoint.every",
+  "cosine_learning_rate_final_fraction": "optimizer.end_lr_fraction",
+  "learning_rate_final_fraction": "optimizer.end_lr_fraction",
+  "checkpoint_period": "checkpoint.save_interval_steps",
   "eval_interval": "eval.every",
   "log_period": "train.log_every",
   "base_output_directory": "--workdir",
@@ -215,7 +215,7 @@ def t5x_pairs(value: Sequence[Any]) -> list[str]:
   """The options that say what pairs of T5X's `assignment_map` say: (pattern, where it is there, or None: fresh).
 
   In:  ((r"^.*decoder.*$", None), ("encoder", "body"))
-  Out: ["--config.init.fresh=decoder", "--config.init.parts=body=encoder"]
+  Out: ["--config.init.reinit=decoder", "--config.init.rename=body=encoder"]
   """
   value = [(entry.removesuffix("=None"), None) if str(entry).endswith("=None") else entry for entry in value]
   pairs = [value] if len(value) == 2 and isinstance(value[0], str) and not isinstance(value[1], str) else value
@@ -226,5 +226,5 @@ def t5x_pairs(value: Sequence[Any]) -> list[str]:
   # The group that stands behind a path is the rest of it, which parts move by themselves.
   without_group = lambda path: re.sub(r"/?\\\d$", "", str(path))
   moved = [f"{without_group(theirs)}={plain(ours)}" for ours, theirs in pairs if theirs is not None]
-  options = [f"--config.init.fresh={','.join(fresh)}"] if fresh else []
-  return options + ([f"--config.init.parts={','.join(moved)}"] if moved else [])
+  options = [f"--config.init.reinit={','.join(fresh)}"] if fresh else []
+  return options + ([f"--config.init.rename={','.join(moved)}"] if moved else [])

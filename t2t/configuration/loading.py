@@ -18,7 +18,7 @@ from ml_collections import ConfigDict, config_flags
 
 from t2t import UserError
 from t2t.configs import default
-from t2t.configuration import stages
+from t2t.configuration import renamed_keys, stages
 from t2t.configuration.schema import (
   OF_FILES,
   OPTIONAL,
@@ -35,45 +35,13 @@ from t2t.runtime import imports
 
 T = TypeVar("T")
 
-# Keys that go by another name than they did; checkpoints and config.json that have the old ones are still read.
-_RENAMED = {
-  "data.superglue_dir": "data.folders.superglue",
-  "data.glue_dir": "data.folders.glue",
-  "data.squad_dir": "data.folders.squad",
-}
-
 _STAGES = "stages"  # which is no section but a list of mappings
 
 # Keys that a user's config of its own may lack, as all of config.data.
-_LATER = ("init.fresh", "init.parts", "init.rows", "init.by_piece", "init.others", "mesh.order")
+_LATER = ("init.reinit", "init.rename", "init.resize", "init.transfer_vocab", "init.others", "mesh.physical_layout")
 
 # Mappings whose names have keys of their own, and the record of those.
 _RECORDS = {"data.sources": SourceConfig, "init.others": InitSource}
-
-
-def current_key(key: str) -> str:
-  """What a key of this or an older version is called now: data.folders.superglue, that was data.superglue_dir."""
-  return _RENAMED.get(key, key)
-
-
-def with_current_keys(saved: Mapping[str, Any]) -> dict[str, Any]:
-  """A config as a checkpoint or config.json has it, written by this or an older version.
-
-  In:  {"data": {"mixture": "super_glue", "superglue_dir": "SuperGLUE", "glue_dir": ""}}
-  Out: {"data": {"mixture": "super_glue", "folders": {"superglue": "SuperGLUE"}}}
-  """
-  current = dict(saved)
-  for old, new in _RENAMED.items():
-    section, key = old.split(".")
-    _, mapping, name = new.split(".")
-    if section not in current or key not in current[section]:
-      continue
-    values = dict(current[section])
-    value = values.pop(key)
-    if value:
-      values[mapping] = {**values.get(mapping, {}), name: value}
-    current[section] = values
-  return current
 
 
 def flat(saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,7 +59,7 @@ def saved_config(saved: Mapping[str, Any]) -> ConfigDict:
   """A config as it was saved, to be changed; keys that there were not yet have their defaults."""
   config = default.get_config().copy_and_resolve_references()
   as_tuples = lambda values: {key: tuple(x) if isinstance(x, list) else x for key, x in values.items()}
-  sections = with_current_keys(saved)
+  sections = renamed_keys.with_current_keys(saved)
   with config.unlocked():
     config[_STAGES] = tuple(map(as_tuples, sections.pop(_STAGES, ())))
     for name, values in ((name, as_tuples(values)) for name, values in sections.items()):
@@ -166,10 +134,7 @@ def load_config(spec: str) -> ConfigDict:
     # Whatever the user's file raises is told with the line of that file that raised it.
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     where = f"{path}, line {lines[-1]}" if lines else path
-    # ml_collections quotes the key that it has not.
-    renamed = [old for old in _RENAMED if f'"{old.partition(".")[2]}"' in str(error)]
-    now = "".join(f"; config.{old} is config.{_RENAMED[old]} now" for old in renamed)
-    raise UserError(f"--config {where}: {type(error).__name__}: {error}{now}") from error
+    raise UserError(f"--config {where}: {type(error).__name__}: {error}") from error
   if not isinstance(config, ConfigDict):
     raise UserError(f"--config {path}: get_config() returned {type(config).__name__}; it must return a ConfigDict")
   return config
@@ -217,6 +182,7 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
   Raises:
     UserError: an unknown key (names the nearest), a value of another type, or anything else on the command line.
   """
+  arguments = renamed_keys.current_arguments(arguments)
   config.lock()
   for key, instead in _INSTEAD.items():
     if any(re.match(rf"--config\.{re.escape(key)}\b", argument) for argument in arguments):
@@ -349,8 +315,6 @@ def _check_key(argument: str, key: str, *, there: Sequence[str], mappings: Seque
   """Refuses a key that is not `there`, and says what would be right: one of those that are `known`, or optional."""
   if key in there:
     return
-  if key in _RENAMED:
-    raise UserError(f"--config.{key}: no such key any more; give {argument.replace(key, _RENAMED[key], 1)}")
   keys = [path.removeprefix(f"{key}.") for path in there if path.startswith(f"{key}.")]
   if keys and "." not in key:
     raise UserError(f"{argument}: {key} is a section; give --config.{key}.KEY=VALUE, KEY one of {', '.join(keys)}")
@@ -390,8 +354,8 @@ def instead_of(key: str, known: Sequence[str]) -> str:
 def _listed(config: ConfigDict, keys: list[str], argument: str) -> str:
   """An option whose values are separated by commas, as people write it, in the form that config_flags reads.
 
-  In:  --config.init.parts=.,a=b
-  Out: --config.init.parts=('.', 'a=b')
+  In:  --config.init.rename=.,a=b
+  Out: --config.init.rename=('.', 'a=b')
 
   In:  --config.model.heads={"name": "nli", "num_classes": 3}
   Out: --config.model.heads=({"name": "nli", "num_classes": 3},)
@@ -414,6 +378,7 @@ def records(config: ConfigDict) -> Config:
   Raises:
     UserError: a section or a key that there is not, or one that is missing; a value that the model cannot have.
   """
+  config = renamed_keys.current_config(config)
   known = [*SECTIONS, *OPTIONAL, _STAGES]
   if unknown := [name for name in config if name not in known]:
     raise UserError(f"config.{unknown[0]}: no such section{_nearest(unknown[0], known)}")
@@ -459,7 +424,6 @@ def _record(config: ConfigDict, name: str, cls: type[T]) -> T:
   if unknown:
     key = f"{name}.{unknown[0]}"
     meant = _translated(key) or _nearest(unknown[0], known)
-    meant = f" any more; it is config.{_RENAMED[key]}" if key in _RENAMED else meant
     raise UserError(f"config.{key}: no such key{meant}")
   needed = [field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING]
   needed += [field.name for field in keys(cls) if name != "data" and f"{name}.{field.name}" not in _LATER]

@@ -107,7 +107,8 @@ _OF_NAMED += ("noise_density", "mean_noise_span_length")
 SOURCE_KEYS = ("files", "mixture", "sources")
 
 # Keys of `DataConfig` that say how `files` become examples, and nothing of registered tasks.
-OF_FILES = ("eval_files", "field", "annotations", "translation", "both_directions", "malformed", "objective")
+OF_FILES = ("eval_files", "field", "annotations", "translation", "both_directions", "objective")
+OF_FILES += ("max_bad_record_fraction",)
 OF_FILES += ("noise_density", "mean_noise_span_length")
 
 
@@ -126,8 +127,8 @@ class DataConfig:
   labels: str = key("", '`files` are a table: auto, number, text, or its classes "no,yes"; docs/finetune_table.md')
   columns: str = key("", 'of a table, which is what: "text=review,label=stars"; "": found by name and content')
   prefix: str = key("", 'of a table, in front of the inputs: "sst2 sentence:"; "": its column\'s name; none')
-  malformed: float = key(0.0, "share of the records of `files` that each host may find so and leave out; 0: none")
-  files_may_change: bool = key(False, "a run goes on though files that it reads were altered since it stopped")
+  max_bad_record_fraction: float = key(0.0, "fraction of bad records of `files` that each host may skip; 0: none")
+  allow_changed_files: bool = key(False, "a run goes on though files that it reads were altered since it stopped")
   objective: str = key("span_corruption", "what `files` are made into")
   dictionary: str = key("", 'TSV of words and translations, by which words of `files` are replaced; "": none are')
   switching_rate: float = key(0.0, "with which probability, of words that the dictionary has")
@@ -136,15 +137,15 @@ class DataConfig:
   train_split: str = key("train", "of the mixture; of a benchmark a slice, too: train[:100]")
   eval_split: str = key("validation", "of the mixture")
   cache_dir: str = key("", "folder that `t2t cache` wrote: the mixture's tasks are read from it")
-  folders: Mapping[str, str] = key(
+  benchmark_dirs: Mapping[str, str] = key(
     {}, "a benchmark's files as released (superglue=FOLDER); without: TensorFlow Datasets"
   )
   sources: Mapping[str, SourceConfig] = key(
     {}, "several, instead of files or a mixture: sources.NAME.files; see docs/sources.md"
   )
-  size: str = key("examples", "what sources without a rate are drawn by: examples or tokens, of each there are")
+  mixing_unit: str = key("examples", "what sources without a rate are drawn by: examples or tokens, of each there are")
   alpha: float = key(1.0, "to the power of which; 0.3: small ones more often (XLM-R, mT5); 1 / T of T5's temperature")
-  most_epochs: float = key(0.0, "passes over a source or a task of a mixture at which a run warns; 0: never")
+  repeat_warning_epochs: float = key(0.0, "passes over a source or a task of a mixture at which a run warns; 0: never")
   vocabulary: str = key("", '"bytes", a file or folder of SentencePiece, WordPiece or BPE; empty: the task\'s')
   extra_ids: int = key(100, "sentinels on top of the vocabulary")
   special_tokens: bool = key(False, "[MASK], <extra_id_0>, ... spelled in records are control tokens, not text")
@@ -165,7 +166,7 @@ class DataConfig:
 
   def __post_init__(self) -> None:
     # A config has a ConfigDict here; config.json and what compares two of them need a dict.
-    object.__setattr__(self, "folders", dict(self.folders))
+    object.__setattr__(self, "benchmark_dirs", dict(self.benchmark_dirs))
     object.__setattr__(self, "table", {key: tuple(x) if isinstance(x, list) else x for key, x in self.table.items()})
     if (self.columns or self.prefix) and not (self.labels or self.table):
       key = "columns" if self.columns else "prefix"
@@ -178,9 +179,9 @@ class DataConfig:
         "config.data.translation is empty: give the name of a field of JSON lines, or as .en.txt=.fr.txt how the names"
         " of files side by side end; the second column of a .tsv is found whatever it is"
       )
-    for name, folder in self.folders.items():
+    for name, folder in self.benchmark_dirs.items():
       if not isinstance(folder, str):
-        raise UserError(f"config.data.folders.{name}={folder!r}: must be the path of a folder")
+        raise UserError(f"config.data.benchmark_dirs.{name}={folder!r}: must be the path of a folder")
     sources = {name: _named("data.sources", name, x, SourceConfig) for name, x in sorted(self.sources.items())}
     object.__setattr__(self, "sources", sources)
 
@@ -243,7 +244,7 @@ class DataConfig:
         if self.cache_dir:
           folder = f"config.data.cache_dir={self.cache_dir}"
           raise UserError(f"{folder}: holds tasks, and {where} has files; register a task")
-        options["folders"] = {}  # of the registered tasks
+        options["benchmark_dirs"] = {}  # of the registered tasks
       sources[name] = self.reading(
         files=source.files, mixture=source.mixture, **{"language": source.language, **options}
       )
@@ -340,10 +341,10 @@ class TrainConfig:
   loss: str = key("", 'cross_entropy, heads, tokens_and_heads, electra, contrastive; "": heads where they answer')
   z_loss: float = key(1e-4, "times log(Z)**2, added to the loss: keeps the logits near zero")
   label_smoothing: float = key(0.0, "share of the target distribution spread over the vocabulary; not held out")
-  chunk_tokens: int = key(256, "target positions per batch shard whose logits exist at one time", least=1)
+  logits_chunk_tokens: int = key(256, "target positions per batch shard whose logits exist at one time", least=1)
   freeze: Texts = key((), "parameters whose path matches one of these patterns are not trained")
-  hosts: int = key(0, "that must have come; 0: as many as there are")
-  stall_factor: float = key(20.0, "a step so many times as long as usual has all hosts say where they stand; 0: none")
+  num_processes: int = key(0, "that must have come; 0: as many as there are")
+  hang_timeout_factor: float = key(20.0, "a step this many times the usual: all hosts report where they are; 0: off")
   stall_seconds: int = key(1_800, "the start, or a step, that takes so long ends a run on several hosts; 0: never")
   compilation_cache: str = key("auto", 'folder of compiled programs; "": none; several hosts: one that all see')
   xla_flags: bool = key(True, "those of t2t/runtime/xla_flags.py, which let collectives overlap with computing")
@@ -355,22 +356,24 @@ class TrainConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class NumbersConfig:
+class NanPolicyConfig:
   """Settings for losses and gradients that are NaN, infinite or spikes."""
 
-  not_finite: str = key(
+  on_nonfinite: str = key(
     "stop",
     "a loss or gradient norm: stop; skip: no update; back: to the last checkpoint",
-    choices=("stop", "skip", "back"),
+    choices=("stop", "skip", "rollback"),
   )
-  most_in_a_row: int = key(10, "skip: so many updates may be left out one after another", least=1)
-  most_skipped: float = key(0.05, "skip: share of train.steps whose updates may be left out; one may but at 0", least=0)
-  most_backs: int = key(3, "back: so many times a run may go back", least=0)
+  max_consecutive_skips: int = key(10, "skip: so many updates may be left out one after another", least=1)
+  max_skipped_fraction: float = key(
+    0.05, "skip: fraction of train.steps that may be skipped; above 0, one may", least=0
+  )
+  max_rollbacks: int = key(3, "rollback: so many times a run may go back", least=0)
   spike_deviations: float = key(
     0.0, "a loss so many standard deviations above the mean is a spike; 0: none is", least=0
   )
   spike_window: int = key(128, "steps before it that mean and deviation are of", least=2)
-  spike: str = key("warn", "at a spike: warn, stop, or back", choices=("warn", "stop", "back"))
+  on_spike: str = key("warn", "at a spike: warn, stop, or rollback", choices=("warn", "stop", "rollback"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -385,15 +388,15 @@ class OptimizerConfig:
   layer_decay: float = key(
     1.0, "times the rate of each layer below: 0.9 for fine-tuning (Clark et al. 2020)", least=0.0, most=1.0
   )
-  final_ratio: float = key(
+  end_lr_fraction: float = key(
     0.0, "cosine, linear, wsd, one_cycle: last learning rate as a share of the top", least=0.0, most=1.0
   )
-  decay_share: float = key(0.2, "wsd: share of all steps, the last, in which the rate falls", least=0.0, most=1.0)
+  decay_fraction: float = key(0.2, "wsd: share of all steps, the last, in which the rate falls", least=0.0, most=1.0)
   decay_shape: str = key("linear", "wsd: how it falls; or 1-sqrt")
-  rise: float = key(
+  warmup_fraction: float = key(
     0.1, "slanted_triangle, one_cycle: share of all steps, the first, in which the rate rises", least=0.0, most=1.0
   )
-  rise_ratio: float = key(32.0, "slanted_triangle, one_cycle: top of the rate over the first", least=1.0)
+  init_lr_divisor: float = key(32.0, "slanted_triangle, one_cycle: top of the rate over the first", least=1.0)
   clip_norm: float = key(0.0, "global norm of the gradient; 0 does not clip", least=0.0)
   scale_by_parameter: bool = key(True, "updates relative to each parameter's root mean square")
   weight_decay: float = key(0.0, "times the learning rate", least=0.0)
@@ -405,7 +408,7 @@ class OptimizerConfig:
   epsilon: float = key(1e-8, "as b1, but for lion", least=0.0)
   muon_momentum: float = key(0.95, "of the matrices that muon makes orthogonal", least=0.0, most=1.0)
   muon_iterations: int = key(5, "of Newton and Schulz, by which it does; small models need fewer", least=1, most=20)
-  paths: Texts = key((), '"PATTERN: SETTING ...": frozen, rate=0.1, depth=0.9; see docs/parameters.md')
+  param_groups: Texts = key((), '"PATTERN: SETTING ...": frozen, rate=0.1, depth=0.9; see docs/parameters.md')
   fisher: str = key("", "folder that `t2t fisher` wrote: anchors hold each parameter by what it says (EWC)")
   average: str = key("", "a second copy of what is trained, averaged over the steps: ema; see eval.average")
   average_decay: float = key(0.9999, "ema: share of the old average that a step keeps", least=0.0, most=1.0)
@@ -419,21 +422,21 @@ class EvalConfig:
   every: int = key(1_000, "steps; the last step is always evaluated; 0: once an epoch", least=1, note=_EPOCH)
   batches: int = key(20, "held-out batches at most; always the same ones", least=1)
   batch_size: int = key(0, "sequences; 0: as train.batch_size")
-  examples: int = key(3, "of what the model makes of held-out text, at evaluations; the last are printed")
+  num_logged_samples: int = key(3, "of what the model makes of held-out text, at evaluations; the last are printed")
   patience: int = key(
     0,
     "evaluations without a better one after which the run ends early; 0: it has all its steps",
     least=0,
     note="; 0: the run has all its steps",
   )
-  stop_by: str = key("loss", 'what is to become better: the held-out loss, or a task\'s metric, "glue_rte/accuracy"')
+  early_stopping_metric: str = key("loss", 'what must improve: the held-out loss, or a task\'s, "glue_rte/accuracy"')
   average: bool = key(False, "optimizer.average is evaluated, and read from the checkpoint, not the last parameters")
   # Of tasks with metrics:
   tasks: Texts = key((), 'those of the mixture that are evaluated, ("cb", "rte"); empty: all')
   method: str = key("", 'write: token by token; rank: the likeliest of the task\'s options; head; "": as was trained')
   num_beams: int = key(1, "of beam search; 1: the likeliest token at each position")
   length_penalty: float = key(0.6, "of beam search: sums are divided by ((5 + length) / 6) ** penalty")
-  shots: int = key(0, "solved training examples in front of each input")
+  num_shots: int = key(0, "solved training examples in front of each input")
   max_examples: int = key(0, "of each task; 0: all")
 
 
@@ -441,8 +444,8 @@ class EvalConfig:
 class CheckpointConfig:
   """Settings of checkpoints: when they are saved, and how many are kept."""
 
-  every: int = key(1_000, "steps; the last step is always saved; 0: once an epoch", least=1, note=_EPOCH)
-  keep: int = key(3, "the last so many, at least two; the best by held-out loss is kept besides", least=1)
+  save_interval_steps: int = key(1_000, "steps; the last step is always saved; 0: once an epoch", least=1, note=_EPOCH)
+  max_to_keep: int = key(3, "the last so many, at least two; the best by held-out loss is kept besides", least=1)
   retry_seconds: float = key(300.0, "a save of one process that fails is tried again for so long")
 
 
@@ -452,7 +455,7 @@ class LoggingConfig:
 
   tracker: str = key("none", "wandb, trackio, mlflow: numbers go there as well; see docs/trackers.md")
   project: str = key("t2t", "what the tracker files the run under")
-  texts: bool = key(True, "eval.examples of them at each evaluation: samples.jsonl, TensorBoard; else at the end")
+  texts: bool = key(True, "eval.num_logged_samples at each evaluation: samples.jsonl, TensorBoard; else at the end")
   histograms: int = key(0, "TensorBoard: steps between those of parameters and their updates; 0: none")
 
 
@@ -461,16 +464,16 @@ class InitSource:
   """A checkpoint whose parameters a part of the model begins with; an element of `InitConfig.source_list`."""
 
   checkpoint: str = ""  # as config.init.checkpoint
-  parts: Texts = ()  # as config.init.parts, "encoder", ".=teacher": only what these name is taken
-  fresh: Texts = ()  # as config.init.fresh
-  rows: Texts = ()  # as config.init.rows
+  rename: Texts = ()  # as config.init.rename, "encoder", ".=teacher": only what these name is taken
+  reinit: Texts = ()  # as config.init.reinit
+  resize: Texts = ()  # as config.init.resize
   frozen: bool = False  # is not trained; checkpoints name the source in place of its parameters
 
   @property
   def subtrees(self) -> Texts:
     """Lists the paths in the model under which parameters are taken; (): all paths."""
-    names = (part.split("=")[-1].strip("/").removeprefix(".") for part in self.parts)
-    return tuple(names) if self.parts else ()
+    names = (part.split("=")[-1].strip("/").removeprefix(".") for part in self.rename)
+    return tuple(names) if self.rename else ()
 
   @property
   def patterns(self) -> Texts:
@@ -483,15 +486,15 @@ class InitConfig:
   """Settings of the parameters that a run begins with."""
 
   checkpoint: str = key("", "a checkpoint (t2t's, Hugging Face's or T5X's) whose parameters training starts from")
-  inherit: bool = key(False, "its model and vocabulary take the place of config.model and config.data.vocabulary")
+  use_model_config: bool = key(False, "its model and vocabulary replace config.model and config.data.vocabulary")
   parameters: bool = key(True, "False: start from fresh parameters after all, to compare")
   # Of a model that is not the checkpoint's, patterns over its parameters' paths; all others are the checkpoint's:
-  fresh: Texts = key((), 'begin with fresh values: "head", "cross_attention,decoder/layers/mlp"')
-  parts: Texts = key((), 'are called so there: "embed,encoder,encoder=decoder"; parts not named stay behind; ".": all')
-  rows: Texts = key((), 'may have more or fewer rows than there, of which the first are taken: "embed/table,head"')
-  by_piece: bool = key(False, "rows of its vocabulary are found by piece, not id; new: the mean of its old pieces")
+  reinit: Texts = key((), 'begin with fresh values: "head", "cross_attention,decoder/layers/mlp"')
+  rename: Texts = key((), 'are called so there: "embed,encoder,encoder=decoder"; parts not named stay behind; ".": all')
+  resize: Texts = key((), 'may have more or fewer rows than there, of which the first are taken: "embed/table,head"')
+  transfer_vocab: bool = key(False, "match rows by piece, not by id; a new row is the mean of its old pieces")
   others: Mapping[str, InitSource] = key(
-    {}, "further checkpoints, each of a part of the model: others.NAME.checkpoint, .parts, .frozen; docs/recipe.md"
+    {}, "further checkpoints, each of a part of the model: others.NAME.checkpoint, .rename, .frozen; docs/recipe.md"
   )
 
   def __post_init__(self) -> None:
@@ -504,13 +507,13 @@ class InitConfig:
         raise UserError(f"{where}.checkpoint is empty; give the checkpoint whose parameters are taken")
       if not source.subtrees or not all(source.subtrees):
         raise UserError(
-          f"{where}.parts={','.join(source.parts)}: must name the parts of the model that are taken from"
+          f"{where}.rename={','.join(source.rename)}: must name the parts of the model that are taken from"
           f" {source.checkpoint}, for example encoder or .=teacher"
         )
       for path in source.subtrees:
         for taken_path, owner in taken.items():
           if f"{path}/".startswith(f"{taken_path}/") or f"{taken_path}/".startswith(f"{path}/"):
-            raise UserError(f"{where}.parts: {path} is taken from config.init.others.{owner}, too; name it once")
+            raise UserError(f"{where}.rename: {path} is taken from config.init.others.{owner}, too; name it once")
       taken |= dict.fromkeys(source.subtrees, name)
 
   @property
@@ -518,7 +521,7 @@ class InitConfig:
     """Lists every checkpoint that the run begins with, by name in config.init.others; "": config.init.checkpoint."""
     if not self.parameters:
       return {}
-    first = {"": InitSource(self.checkpoint, self.parts, self.fresh, self.rows)} if self.checkpoint else {}
+    first = {"": InitSource(self.checkpoint, self.rename, self.reinit, self.resize)} if self.checkpoint else {}
     return first | dict(self.others)
 
   @property
@@ -541,12 +544,12 @@ class MeshConfig:
   fsdp: int = key(0, "batch and parameters are split; 0: as far as is sound, and the rest is data")
   sequence: int = key(1, "each sequence is split, for long ones; parameters as well")
   tensor: int = key(1, "heads, feed-forward and vocabulary are split")
-  order: Texts = key((), 'chips along each side of a slice that axes cover, neighbours first: "tensor:2x4,fsdp:4x2"')
+  physical_layout: Texts = key((), 'chips of a slice that an axis covers, neighbours first: "tensor:2x4,fsdp:4x2"')
 
   @property
   def sizes(self) -> dict[str, int]:
     """Axis -> devices."""
-    return {name: size for name, size in dataclasses.asdict(self).items() if name != "order"}
+    return {name: size for name, size in dataclasses.asdict(self).items() if name != "physical_layout"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -554,19 +557,19 @@ class StageConfig:
   """A part of a run: how long it is, and what it does otherwise than the sections of the config say.
 
   name: which metrics and messages know it by.
-  steps: how many; 0: as `share` says.
-  share: of config.train.steps; of one stage both may be 0, and it has what the others leave.
+  steps: how many; 0: as `fraction` says.
+  fraction: of config.train.steps; of one stage both may be 0, and it has what the others leave.
   changes: key -> value, {"data.inputs_length": 128}.
   """
 
   name: str
   steps: int = 0
-  share: float = 0.0
+  fraction: float = 0.0
   changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   def to_dict(self) -> dict[str, Any]:
-    """Returns the stage as a config has it: {"name": "short", "share": 0.9, "data.inputs_length": 128}."""
-    length = {key: getattr(self, key) for key in ("steps", "share") if getattr(self, key)}
+    """Returns the stage as a config has it: {"name": "short", "fraction": 0.9, "data.inputs_length": 128}."""
+    length = {key: getattr(self, key) for key in ("steps", "fraction") if getattr(self, key)}
     return {"name": self.name, **length, **self.changes}
 
 
@@ -585,26 +588,26 @@ def _read_stage(number: int, values: StageConfig | Mapping[str, Any]) -> StageCo
   where = f"config.stages, stage {number}"
   if not isinstance(values, Mapping):
     python = ", written as Python has it (True, not true)" if isinstance(values, str) else ""
-    example = '{"share": 0.9, "data.inputs_length": 128}'
+    example = '{"fraction": 0.9, "data.inputs_length": 128}'
     raise UserError(f"{where}: {values!r} is no mapping; a stage is {example}{python}")
   values = dict(values)
   if strange := next((key for key in values if not isinstance(key, str)), None):
     raise UserError(f'{where}: {strange!r}: a key is a text, as "data.inputs_length" is')
-  stage_keys = ("name", "steps", "share")
+  stage_keys = ("name", "steps", "fraction")
   for key in (
     key for key in values if key not in stage_keys
   ):  # one of these that is misspelt; stages.py knows all others
     if "." not in key and (near := did_you_mean(key, stage_keys)):
       raise UserError(f"{where}: {key}: no such key{near}")
   least = 1 if "steps" in values else 0
-  name, steps, share = (values.pop(key, default) for key, default in zip(stage_keys, (number, 0, 0.0), strict=True))
+  name, steps, fraction = (values.pop(key, default) for key, default in zip(stage_keys, (number, 0, 0.0), strict=True))
   if type(steps) is not int or steps < least:
     raise UserError(f"{where}: steps={steps!r}: must be a number of steps, at least 1")
-  if type(share) not in (int, float) or not 0.0 <= share <= 1.0:
-    raise UserError(f"{where}: share={share!r}: must be from 0 to 1, of config.train.steps")
-  if steps and share:
-    raise UserError(f"{where}: has steps={steps} and share={share}; leave one of them out")
-  return StageConfig(str(name or number), steps, share, changes=values)
+  if type(fraction) not in (int, float) or not 0.0 <= fraction <= 1.0:
+    raise UserError(f"{where}: fraction={fraction!r}: must be from 0 to 1, of config.train.steps")
+  if steps and fraction:
+    raise UserError(f"{where}: has steps={steps} and fraction={fraction}; leave one of them out")
+  return StageConfig(str(name or number), steps, fraction, changes=values)
 
 
 # Packages that register sections which a config has only where they are used: "module:table", name -> "module:class".
@@ -625,14 +628,14 @@ class Config:
   model: TransformerConfig
   data: DataConfig = DataConfig()
   train: TrainConfig = TrainConfig()
-  numbers: NumbersConfig = NumbersConfig()
+  nan_policy: NanPolicyConfig = NanPolicyConfig()
   optimizer: OptimizerConfig = OptimizerConfig()
   eval: EvalConfig = EvalConfig()
   checkpoint: CheckpointConfig = CheckpointConfig()
   logging: LoggingConfig = LoggingConfig()
   init: InitConfig = InitConfig()
   stages: tuple[StageConfig, ...] = key(
-    (), 'Parts of the run one after another, ({"share": 0.9, "data.inputs_length": 128}, {}): see docs/stages.md.'
+    (), 'Parts of the run one after another, ({"fraction": 0.9, "data.inputs_length": 128}, {}): see docs/stages.md.'
   )
   mesh: MeshConfig = MeshConfig()
   sections: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -680,13 +683,16 @@ class Config:
     if self.stages:
       sections["stages"] = [stage.to_dict() for stage in self.stages]
     for section, name in (
-      *(("data", name) for name in ("folders", "labels", "columns", "prefix", "table")),
+      *(("data", name) for name in ("benchmark_dirs", "labels", "columns", "prefix", "table")),
       ("init", "others"),
     ):
       if not sections[section][name]:
         del sections[section][name]
     return sections
 
+
+# Section -> its key that counts steps between two of its kind; 0: once an epoch.
+INTERVALS = {"eval": "every", "checkpoint": "save_interval_steps"}
 
 SECTIONS: dict[str, type] = {x.name: x.type for x in dataclasses.fields(Config) if dataclasses.is_dataclass(x.type)}
 
@@ -728,10 +734,10 @@ FIRST = {
   "train": ("steps", "batch_size", "microbatches", "seed", "freeze"),
   "optimizer": ("name", "learning_rate", "schedule", "warmup_steps", "weight_decay", "clip_norm"),
   "eval": ("every", "batches", "tasks", "num_beams"),
-  "checkpoint": ("every", "keep"),
+  "checkpoint": ("save_interval_steps", "max_to_keep"),
   "logging": (),
-  "numbers": (),
-  "init": ("checkpoint", "inherit"),
+  "nan_policy": (),
+  "init": ("checkpoint", "use_model_config"),
   "mesh": ("dcn_data", "data", "fsdp", "sequence", "tensor"),
   "model": ("vocab_size", "embed_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers", "num_decoder_layers")
   + ("dropout_rate", "dtype", "remat"),

@@ -67,11 +67,11 @@ class Stage:
       raise UserError(f"config.stages, {self.name}: {error}") from error
 
 
-_RATE = ("learning_rate", "schedule", "warmup_steps", "warmup_ratio", "final_ratio", "decay_share", "decay_shape")
-_RATE += ("rise", "rise_ratio")
+_RATE = ("learning_rate", "schedule", "warmup_steps", "warmup_ratio", "warmup_fraction", "init_lr_divisor")
+_RATE += ("end_lr_fraction", "decay_fraction", "decay_shape")
 # What a stage may change of the sections that have more keys; of config.model all that changes no parameter.
 _MAY = {
-  "train": ("batch_size", "microbatches", "loss", "z_loss", "label_smoothing", "chunk_tokens"),
+  "train": ("batch_size", "microbatches", "loss", "z_loss", "label_smoothing", "logits_chunk_tokens"),
   "optimizer": _RATE,
 }
 # Why it may not change others.
@@ -80,8 +80,8 @@ _WHY = {
   "data.extra_ids": "the model has one embedding, of one vocabulary",
   "data.task_modules": "all stages' tasks are registered at the start; name all modules in config.data.task_modules",
   "data.num_streams": "every stage's data is read in the same parts",
-  "train.steps": "a stage has steps or share",
-  "train.epochs": "a stage has steps or share",
+  "train.steps": "a stage has steps or fraction",
+  "train.epochs": "a stage has steps or fraction",
   "train.seed": "it is of the run",
   "optimizer": f"its state goes on from stage to stage; a stage may have a rate of its own: {', '.join(_RATE)}",
   "train": f"it is of the run; a stage may change {', '.join(_MAY['train'])}",
@@ -159,11 +159,11 @@ def _steps(stages: Sequence[StageConfig], total: int) -> list[int]:
   Raises:
     UserError: they are not those of the run.
   """
-  step_counts = [stage.steps or int(stage.share * total + 1e-6) for stage in stages]
-  unspecified = [number for number, stage in enumerate(stages) if not stage.steps and not stage.share]
+  step_counts = [stage.steps or int(stage.fraction * total + 1e-6) for stage in stages]
+  unspecified = [number for number, stage in enumerate(stages) if not stage.steps and not stage.fraction]
   if len(unspecified) > 1:
     named = ", ".join(stages[number].name for number in unspecified)
-    raise UserError(f"config.stages: {named} say neither steps nor share; one of them may, and has what is left")
+    raise UserError(f"config.stages: {named} say neither steps nor fraction; one of them may, and has what is left")
   if unspecified:
     step_counts[unspecified[0]] = total - sum(step_counts)
     if step_counts[unspecified[0]] < 1:
@@ -171,12 +171,12 @@ def _steps(stages: Sequence[StageConfig], total: int) -> list[int]:
         f"config.stages: {stages[unspecified[0]].name} has {step_counts[unspecified[0]]} steps, what the"
         f" others leave of the {total} of config.train.steps; it must have at least one"
       )
-  elif math.isclose(sum(stage.share for stage in stages), 1.0) and all(stage.share for stage in stages):
+  elif math.isclose(sum(stage.fraction for stage in stages), 1.0) and all(stage.fraction for stage in stages):
     step_counts[-1] += total - sum(step_counts)  # what is left of steps that do not divide
   if sum(step_counts) != total:
     raise UserError(
       f"config.stages: {' + '.join(map(str, step_counts))} = {sum(step_counts)} steps, and config.train.steps={total};"
-      " leave steps and share of one stage out, and it has what the others leave"
+      " leave steps and fraction of one stage out, and it has what the others leave"
     )
   return step_counts
 
@@ -217,11 +217,11 @@ def _check_key(config: Config, key: str, where: str) -> None:
     if field.name in _MAY.get(changed_section, (field.name,)) and f"{changed_section}.{field.name}" not in _WHY
   ]
   field = ".".join(key.split(".")[:2])
-  if field in known and (key == field or field in ("data.sources", "data.folders")):
+  if field in known and (key == field or field in ("data.sources", "data.benchmark_dirs")):
     return
   exists = dataclasses.is_dataclass(there.get(section)) and hasattr(there[section], field.partition(".")[2])
   if not exists:
-    raise UserError(f"{where}: {key}: no such key{did_you_mean(key, [*known, 'name', 'steps', 'share'])}")
+    raise UserError(f"{where}: {key}: no such key{did_you_mean(key, [*known, 'name', 'steps', 'fraction'])}")
   if key != field and field in known:
     raise UserError(f"{where}: {key}: no such key{did_you_mean(key, known)}")
   why = _WHY.get(field) or _WHY.get(section) or "it is of the run; a stage changes keys of " + ", ".join(_CHANGED)
@@ -291,7 +291,7 @@ def check_typed(value: str) -> None:
   except (SyntaxError, ValueError) as error:
     raise UserError(
       f"--config.stages={value}: cannot be read ({getattr(error, 'msg', 'it is no list of mappings')}); give a"
-      f""" mapping for each stage, --config.stages='{{"name": "short", "share": 0.9}}, {{"name": "long"}}'"""
+      f""" mapping for each stage, --config.stages='{{"name": "short", "fraction": 0.9}}, {{"name": "long"}}'"""
     ) from error
 
 

@@ -93,7 +93,7 @@ BART = hf_mappings.Family(
     "biases": True,
     "embedding_norm": True,
     "tied_logits": True,
-    "t5_dropout": False,
+    "broadcast_dropout": False,
   },
   names=NAMES,
   reads=("decoder_attention_heads", "decoder_ffn_dim", "activation_function"),

@@ -90,7 +90,7 @@ _BERT_FIELDS = {
   "biases": True,
   "embedding_norm": True,
   "logits_transform": True,
-  "t5_dropout": False,
+  "broadcast_dropout": False,
 }
 
 

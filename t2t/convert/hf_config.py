@@ -156,9 +156,9 @@ def _that_matter(model: TransformerConfig) -> dict[str, Any]:
   fields = dataclasses.asdict(model)
   # Of heads: convert/hf_heads.py.
   for name in (
-    "initial_focus",
+    "attention_init_bias",
     "dropout_rate",
-    "t5_dropout",
+    "broadcast_dropout",
     "dtype",
     "gradient_dtype",
     "quantization",

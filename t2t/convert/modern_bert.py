@@ -140,7 +140,7 @@ MODERN_BERT = hf_mappings.Family(
     "norm": "layer",
     "embedding_norm": True,
     "logits_transform": True,
-    "t5_dropout": False,
+    "broadcast_dropout": False,
   },
   names=_NAMES,
   reads=(

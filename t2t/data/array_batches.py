@@ -15,7 +15,7 @@ import numpy as np
 
 from t2t import UserError, feature_spec, sharding
 from t2t.configuration import stages
-from t2t.configuration.schema import Config
+from t2t.configuration.schema import INTERVALS, Config
 from t2t.configuration.stages import Stage
 from t2t.data.batch_checks import ArrayFraming, Rows, completed
 from t2t.models.architecture import Batch
@@ -26,7 +26,7 @@ Source = Iterable[Rows] | Callable[[int], Iterable[Rows]]
 _STREAM, _VERSION = "stream-00000-of-00001", 2  # as of a run whose data is in one part: either refuses the other's
 _IDENTITY = {"data.batches": "those that t2t.train(batches=...) was given"}
 # Of config.data, what says what is read.
-_UNREAD = {"files": "", "eval_files": "", "mixture": "", "sources": {}, "folders": {}, "cache_dir": ""}
+_UNREAD = {"files": "", "eval_files": "", "mixture": "", "sources": {}, "benchmark_dirs": {}, "cache_dir": ""}
 
 
 class OwnData:
@@ -55,7 +55,9 @@ class OwnData:
         "config.stages: batches of your own are of one run without stages: set it to (), and begin the next run with"
         " config.init.checkpoint"
       )
-    intervals = {f"config.{name}.every": getattr(config, name).every for name in ("eval", "checkpoint")}
+    intervals = {
+      f"config.{section}.{key}": getattr(getattr(config, section), key) for section, key in INTERVALS.items()
+    }
     for key, value in ({"config.train.epochs": config.train.epochs} | intervals).items():
       if bool(value) != (key in intervals):
         counted = "give a number of steps" if key in intervals else "give config.train.steps, and 0.0 epochs"

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from t2t import UserError, sharding
-from t2t.configuration.loading import current_key
+from t2t.configuration.renamed_keys import current_key
 from t2t.configuration.schema import DataConfig
 from t2t.data import example_windows as rows_lib
 from t2t.data import sources
@@ -179,7 +179,7 @@ class BatchIterator:
     identity: Mapping[str, Any],
     saved: Sequence[int] | None = None,
     files: Mapping[str, file_fingerprints.Contents] | None = None,
-    files_may_change: bool = False,
+    allow_changed_files: bool = False,
     tally: bad_records.Tally | None = None,
     spelled: Callable[[], str] = lambda: "",
   ):
@@ -195,7 +195,7 @@ class BatchIterator:
       saved: of `streams` those whose position this host saves, where several hosts share one; None: all.
       files: what this host reads, which may have disks of its own, by the configuration key that names it: told apart
         when a position is restored.
-      files_may_change: whether one may go on with others than it began with.
+      allow_changed_files: whether one may go on with others than it began with.
       tally: of the records that are read, if they are counted; it is saved with the positions.
       spelled: returns the control tokens that the text spells, in words; called for a position of an older version.
     """
@@ -208,7 +208,7 @@ class BatchIterator:
     self._batch_size = batch_size
     self._batch_sharding = batch_sharding
     self._identity = dict(identity)
-    self._files, self._files_may_change = dict(files or {}), files_may_change
+    self._files, self._allow_changed_files = dict(files or {}), allow_changed_files
     self._tally, self._spelled = tally, spelled
     self._positions = {stream: rows_lib.beginning(plan) for stream in streams}
     self._epochs = self._begun()
@@ -357,10 +357,11 @@ class BatchIterator:
       if not differences:
         continue
       shown = file_fingerprints.shown(differences)
-      if not self._files_may_change:
+      if not self._allow_changed_files:
         raise UserError(
           f"{key} are not those that the checkpoint's position belongs to: {shown};"
-          " bring them back, set config.data.files_may_change=True to go on at about the same part of what is there, or"
+          " bring them back, set config.data.allow_changed_files=True to go on at about the same part of what is"
+          " there, or"
           " give another --workdir to begin anew"
         )
       console.tell(
@@ -422,7 +423,7 @@ class BatchIterator:
         continue
       if key == "data.vocabulary" and _is_same_vocabulary(old or "", new or ""):
         continue
-      if old != new and not (_is_of_files(key) and self._files_may_change):
+      if old != new and not (_is_of_files(key) and self._allow_changed_files):
         raise UserError(_changed(key, old, new))
     return rows_lib.position_from_json(self._plan, saved["position"])
 

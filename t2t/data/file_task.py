@@ -51,7 +51,12 @@ def source(data: DataConfig, *, where: str) -> sources.FileSource:
   files = text_files.find_files(patterns, where=f"{where}.files")
   annotations = data.annotations if objectives.is_annotated(data.objective) else ""
   translation = data.translation if objectives.is_parallel(data.objective) else ""
-  options = {"field": data.field, "annotations": annotations, "translation": translation, "malformed": data.malformed}
+  options = {
+    "field": data.field,
+    "annotations": annotations,
+    "translation": translation,
+    "malformed": data.max_bad_record_fraction,
+  }
   paths_by_key = {f"{where}.files": files}
   if data.eval_files:
     paths_by_key[f"{where}.eval_files"] = text_files.find_files(data.eval_files, where=f"{where}.eval_files")
@@ -62,7 +67,9 @@ def source(data: DataConfig, *, where: str) -> sources.FileSource:
       where={"train": f"{where}.files", "validation": f"{where}.eval_files"},
       **options,
     )
-  scanned = file_validation.scan(files, field=data.field, where=f"{where}.files", malformed=data.malformed)
+  scanned = file_validation.scan(
+    files, field=data.field, where=f"{where}.files", malformed=data.max_bad_record_fraction
+  )
   if scanned.complete and not file_validation.documents_by_split(scanned)["train"]:
     subject = (
       "its only document is"

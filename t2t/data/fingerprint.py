@@ -15,9 +15,10 @@ def settings(
   data: DataConfig, vocabulary: seqio.Vocabulary, *, batch_size: int, seed: int, num_streams: int
 ) -> dict[str, Any]:
   """What the order of the data depends on, by configuration key.  Folders may move: files count by their names."""
-  left_out = {"eval_files", "eval_split", "task_modules", "num_streams", "files", "vocabulary", "cache_dir", "folders"}
-  left_out |= {"malformed", "files_may_change"}  # a record that is left out leaves all others in their place
-  left_out |= {"most_epochs", "labels", "columns", "prefix", "table"}
+  left_out = {"eval_files", "eval_split", "task_modules", "num_streams", "files", "vocabulary", "cache_dir"}
+  # A bad record that is skipped leaves all others in their place.
+  left_out |= {"benchmark_dirs", "max_bad_record_fraction", "allow_changed_files"}
+  left_out |= {"repeat_warning_epochs", "labels", "columns", "prefix", "table"}
   left_out |= {key for key in ("both_directions", "language_tags") if not getattr(data, key)}
   source = run_sources.of(data)
   left_out |= {"sources"} | (run_sources.IDENTITY_KEYS - source.identity_keys())
@@ -27,9 +28,9 @@ def settings(
     from t2t.data.objectives import code_switching
 
     identity["data.dictionary"] = code_switching.named(data.dictionary)
-  for name, folder in data.folders.items():
+  for name, folder in data.benchmark_dirs.items():
     if folder:
-      identity[f"data.folders.{name}"] = folder.rstrip("/").rsplit("/", 1)[-1]
+      identity[f"data.benchmark_dirs.{name}"] = folder.rstrip("/").rsplit("/", 1)[-1]
   return {
     **identity,
     "data.vocabulary": batch_iterator.vocabulary_name(data.vocabulary, vocabularies.digest(vocabulary)),

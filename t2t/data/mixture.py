@@ -42,10 +42,12 @@ def rates(data: DataConfig, size: Callable[[str], float]) -> dict[str, float]:
       raise UserError(f"{_KEY}.{name}: has rate={source.rate} and share={source.share}; leave one of them out")
   if not 0.0 <= data.alpha <= 1.0:
     raise UserError(f"config.data.alpha={data.alpha}: must be from 0 (all alike) to 1 (by size)")
-  if data.size not in SIZES:
-    raise UserError(f"config.data.size={data.size!r}: give {' or '.join(SIZES)}")
-  if not 0.0 <= data.most_epochs < math.inf:
-    raise UserError(f"config.data.most_epochs={data.most_epochs}: must be a number of passes, or 0 (never told)")
+  if data.mixing_unit not in SIZES:
+    raise UserError(f"config.data.mixing_unit={data.mixing_unit!r}: give {' or '.join(SIZES)}")
+  if not 0.0 <= data.repeat_warning_epochs < math.inf:
+    raise UserError(
+      f"config.data.repeat_warning_epochs={data.repeat_warning_epochs}: must be a number of passes, or 0 (never told)"
+    )
   shares = {name: source.share for name, source in sources.items() if source.share}
   unshared = [name for name in sources if name not in shares]
   remaining_share = 1.0 - math.fsum(shares.values())

@@ -233,7 +233,7 @@ def train_batches(
     plan(data, architecture, task, train=True, seed=seed),
     local_streams,
     files=fingerprint.files(data, task, evaluated=measured),
-    files_may_change=data.files_may_change,
+    allow_changed_files=data.allow_changed_files,
     tally=_tally(data, task),
     spelled=lambda: raw_text.described(raw_text.spelled(task, split=split_of(data, train=True))),
     num_streams=total,

@@ -31,7 +31,8 @@ from t2t.models.config import HeadConfig
 _ALL = "config.data"  # the section that says what is read
 _OF_TEXT = frozenset(key.removeprefix("data.") for key in batch_iterator.OF_FILES)
 # Keys of config.data on which the order of some kinds depends.
-IDENTITY_KEYS = _OF_TEXT | {"annotations", "translation", "language", "dictionary", "switching_rate", "size", "alpha"}
+IDENTITY_KEYS = _OF_TEXT | {"annotations", "translation", "language", "dictionary", "switching_rate"}
+IDENTITY_KEYS |= {"mixing_unit", "alpha"}
 
 
 class Made(NamedTuple):
@@ -118,12 +119,14 @@ class RunSource:
     return offline_cache.num_examples(task, self.data.train_split)
 
   def size(self, task: task_resolution.Provider) -> float:
-    """Returns how much there is to train on, in the unit config.data.size."""
-    unit = self.data.size
+    """Returns how much there is to train on, in the unit config.data.mixing_unit."""
+    unit = self.data.mixing_unit
     counts = [subtask.num_input_examples(self.data.train_split) for subtask in task_resolution.tasks_of(task)]
     if unit == "tokens" or None in counts:
       why = "nobody has counted its tokens" if unit == "tokens" else "it does not say how many examples it has"
-      raise UserError(f"{self.where}: {why}, by which config.data.size={unit} draws; give {self.where}.rate or .share")
+      raise UserError(
+        f"{self.where}: {why}, by which config.data.mixing_unit={unit} draws; give {self.where}.rate or .share"
+      )
     return float(sum(counts))
 
   # ---- What its examples are ----
@@ -203,7 +206,7 @@ class RunSource:
     """Refuses files that are not there, cannot be read or have no text."""
     for where, patterns in self.patterns().items():
       paths = text_files.find_files(patterns, where=where)
-      file_validation.scan(paths, field=self.data.field, where=where, malformed=self.data.malformed)
+      file_validation.scan(paths, field=self.data.field, where=where, malformed=self.data.max_bad_record_fraction)
     for part in self.parts.values():
       part.check_files()
 
@@ -237,7 +240,9 @@ def adapted(data: DataConfig, provider: task_resolution.Provider) -> task_resolu
   """Registered tasks in the user's vocabulary, and read from his folders."""
   vocabulary = vocabularies.load(data.vocabulary, extra_ids=data.extra_ids) if data.vocabulary else None
   splits = {"train_split": data.train_split, "eval_split": data.eval_split}
-  provider = _guarded(data, task_resolution.adapt(provider, vocabulary=vocabulary, folders=data.folders, **splits))
+  provider = _guarded(
+    data, task_resolution.adapt(provider, vocabulary=vocabulary, folders=data.benchmark_dirs, **splits)
+  )
   if not data.cache_dir:
     return provider
   from t2t.data import offline_cache
@@ -263,8 +268,10 @@ class Text(RunSource):
   def load_task(self, architecture: str = "", *, heads: Sequence[HeadConfig] = ()) -> seqio.Task:
     data = self.data
     _check_is_one(data)
-    for name, folder in data.folders.items():
-      raise UserError(f"config.data.folders.{name}={folder}: holds tasks, not config.data.files; leave out one of them")
+    for name, folder in data.benchmark_dirs.items():
+      raise UserError(
+        f"config.data.benchmark_dirs.{name}={folder}: holds tasks, not config.data.files; leave out one of them"
+      )
     if data.cache_dir:
       raise UserError(f"config.data.cache_dir={data.cache_dir}: holds tasks, not config.data.files; register a task")
     vocabulary = self.vocabulary()
@@ -335,7 +342,7 @@ class TextFiles(Text):
 
   def _scan(self, key: str = "files", where: str = "config.data.files") -> file_validation.Scan:
     files = text_files.find_files(getattr(self.data, key))
-    return file_validation.scan(files, field=self.data.field, where=where, malformed=self.data.malformed)
+    return file_validation.scan(files, field=self.data.field, where=where, malformed=self.data.max_bad_record_fraction)
 
   def num_documents(self, task: task_resolution.Provider) -> int | None:
     scanned = self._scan()
@@ -345,9 +352,9 @@ class TextFiles(Text):
     """Returns the size; of files of which only a part was looked at an estimate."""
     source, where = task.source, f"{self.where}.files"
     scanned = file_validation.scan(
-      source.list_shards("train"), field=self.data.field, where=where, malformed=self.data.malformed
+      source.list_shards("train"), field=self.data.field, where=where, malformed=self.data.max_bad_record_fraction
     )
-    counted = scanned.documents if self.data.size == "examples" else scanned.characters
+    counted = scanned.documents if self.data.mixing_unit == "examples" else scanned.characters
     if scanned.complete:
       return float(counted)
     # What stands beside texts in their records, and how many bytes a character has, differs from source to source.
@@ -464,7 +471,7 @@ class RegisteredTasks(RunSource):
       return tables.make_task(tables.with_table(self.data))
     provider = self._named()
     if self.is_alone:  # all folders are its tasks'
-      task_resolution.check_folders(provider, self.data.folders)
+      task_resolution.check_folders(provider, self.data.benchmark_dirs)
     return provider
 
   def _named(self) -> task_resolution.Provider:
@@ -524,7 +531,7 @@ class MixedSources(RunSource):
   def load_task(self, architecture: str = "", *, heads: Sequence[HeadConfig] = ()) -> seqio.Mixture:
     from t2t.data import mixture
 
-    tallies = {split: bad_records.Tally(self.data.malformed) for split in ("train", "validation")}
+    tallies = {split: bad_records.Tally(self.data.max_bad_record_fraction) for split in ("train", "validation")}
     tasks = {}
     for name, part in self.parts.items():
       try:
@@ -535,7 +542,7 @@ class MixedSources(RunSource):
         tasks[name].source.count_in(tallies)
     rates = mixture.rates(self.data, lambda name: self.parts[name].size(tasks[name]))
     joined = mixture.join(self.data.parts(), tasks, rates)
-    task_resolution.check_folders(joined, self.data.folders)
+    task_resolution.check_folders(joined, self.data.benchmark_dirs)
     return joined
 
   def _own_vocabulary(self) -> seqio.Vocabulary:
@@ -556,7 +563,7 @@ class MixedSources(RunSource):
 
   def identity_keys(self) -> frozenset[str]:
     text = _OF_TEXT | ({"dictionary", "switching_rate"} if self.data.dictionary else set())
-    return frozenset({"size", "alpha"} | (text if self.data.has_text else set()))
+    return frozenset({"mixing_unit", "alpha"} | (text if self.data.has_text else set()))
 
   def identity(self) -> dict[str, Any]:
     from t2t.data import languages

@@ -278,7 +278,7 @@ def check_folders(provider: Provider, folders: Mapping[str, str]) -> None:
     if key not in keys:
       near = did_you_mean(key, keys) or f"; its tasks read {', '.join(keys) or 'no such folder'}"
       raise UserError(
-        f"config.data.folders.{key}={folder}: no task of config.data.mixture={provider.name} reads it{near}"
+        f"config.data.benchmark_dirs.{key}={folder}: no task of config.data.mixture={provider.name} reads it{near}"
       )
 
 
@@ -288,7 +288,7 @@ def folders_read(provider: Provider, splits: Sequence[str]) -> dict[str, tuple[s
   for task in tasks_of(provider):
     source = task.source
     if isinstance(source, named_sources.FolderSource) and source.folder:
-      _, files = read.setdefault(f"config.data.folders.{source.folder_key}", (source.folder, set()))
+      _, files = read.setdefault(f"config.data.benchmark_dirs.{source.folder_key}", (source.folder, set()))
       files.update(path for split in splits if split in source.splits for path in source.files_of(split))
   return {key: (folder, sorted(files)) for key, (folder, files) in read.items()}
 

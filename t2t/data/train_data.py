@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from t2t import UserError, feature_spec
 from t2t.configuration import stages
-from t2t.configuration.schema import Config
+from t2t.configuration.schema import INTERVALS, Config
 from t2t.data import (
   batch_iterator,
   objectives,
@@ -265,8 +265,10 @@ def _rows_of_a_record(config: Config, task: seqio.Task) -> float:
 
 def _with_intervals(config: Config, epoch: int) -> Config:
   """An interval of 0 is an epoch of so many steps."""
-  every = {name: {"every": getattr(config, name).every or max(1, epoch)} for name in ("eval", "checkpoint")}
-  return config.with_(**every)
+  steps = {
+    section: {key: getattr(getattr(config, section), key) or max(1, epoch)} for section, key in INTERVALS.items()
+  }
+  return config.with_(**steps)
 
 
 def _asked_by_objectives(config: Config, provider: seqio.Task | seqio.Mixture | None) -> tuple[HeadConfig, ...]:
@@ -401,7 +403,7 @@ def _spelled(config: Config) -> list[str]:
   """Notes on control tokens that the text to train on spells."""
   data = config.data
   # Malformed records that may be left out are told when they are trained on, and once.
-  if not data.is_named or data.cache_dir or data.malformed or jax.process_index():
+  if not data.is_named or data.cache_dir or data.max_bad_record_fraction or jax.process_index():
     return []
   try:
     spelled_tokens = raw_text.spelled(pipeline.load_task(data), split=pipeline.split_of(data, train=True))
@@ -439,10 +441,10 @@ def _check_loss(config: Config) -> None:
       f"{where}: config.train.loss=contrastive compares pairs of texts, which its examples are not; the objectives"
       " neighbouring_sentences and same_text_twice make them, and a task's `pairs.preprocessors`"
     )
-  if "same_text_twice" in names and (not model.dropout_rate or model.t5_dropout):
+  if "same_text_twice" in names and (not model.dropout_rate or model.broadcast_dropout):
     # T5's draws are the same for all positions of a row, where both texts stand.
-    key = "t5_dropout=True" if model.dropout_rate else "dropout_rate=0.0"
-    right = "t5_dropout=False" if model.dropout_rate else "dropout_rate=0.1"
+    key = "broadcast_dropout=True" if model.dropout_rate else "dropout_rate=0.0"
+    right = "broadcast_dropout=False" if model.dropout_rate else "dropout_rate=0.1"
     raise UserError(
       f"config.model.{key}: with the same text twice only dropout makes two vectors of it, and each text must draw its"
       f" own; set config.model.{right}"

@@ -49,8 +49,8 @@ def check(
       raise UserError(f"config.data.{key}={getattr(data, key)}: must be 1 or more")
   if batch_size < 1:
     raise UserError(f"config.train.batch_size={batch_size}: must be 1 or more")
-  if not 0.0 <= data.malformed <= 1.0:
-    raise UserError(f"config.data.malformed={data.malformed}: must be a share, from 0 to 1")
+  if not 0.0 <= data.max_bad_record_fraction <= 1.0:
+    raise UserError(f"config.data.max_bad_record_fraction={data.max_bad_record_fraction}: must be a share, from 0 to 1")
   if data.num_streams < 0:
     raise UserError(f"config.data.num_streams={data.num_streams}: must be 0 (to have it chosen) or more")
   source = run_sources.of(data)

@@ -158,13 +158,13 @@ class Evaluation:
     counts = first_examples.counted(
       examples, task, self._split_of(task), limits, most=first_examples.MOST_EXAMPLES, whole=not settings.max_examples
     )
-    if self.method == "write":
+    if self.method == "generate":
       first_examples.check_options(counts, self._vocabulary)
     self.notes += first_examples.cuts(counts)
-    if settings.shots:
+    if settings.num_shots:
       train = few_shot.read(self._data, self._architecture, task, self._data.train_split, limit=few_shot.POOL)
       examples = few_shot.with_shots(
-        examples, train, settings.shots, vocabulary=self._vocabulary, max_inputs=self._data.inputs_length
+        examples, train, settings.num_shots, vocabulary=self._vocabulary, max_inputs=self._data.inputs_length
       )
     for example in examples:
       example["inputs"] = self._method.inputs(task, example)
@@ -414,7 +414,7 @@ def evaluate(config: Config, source: pretrained.Source, workdir: str) -> list[re
   params = pretrained.load(source, evaluation.mesh).params
   with results.progress(evaluation.num_examples) as on_batch:
     task_results = evaluation.run(params, on_batch=on_batch)
-  about = {"checkpoint": str(source.path), "method": evaluation.method, "shots": config.eval.shots}
+  about = {"checkpoint": str(source.path), "method": evaluation.method, "shots": config.eval.num_shots}
   if jax.process_index() == 0:
     results.publish(task_results, gcs.absolute(workdir), about=about, whole=not config.eval.max_examples)
   return task_results

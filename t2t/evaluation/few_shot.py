@@ -79,11 +79,12 @@ def with_shots(
     UserError: fewer training examples than shots, or a task whose examples are not text to text.
   """
   if not train or len(train) < shots:
-    raise UserError(f"config.eval.shots={shots}: the training split has {len(train)} example(s)")
+    raise UserError(f"config.eval.num_shots={shots}: the training split has {len(train)} example(s)")
   for field in ("inputs_pretokenized", "targets_pretokenized"):
     if field not in train[0]:
       raise UserError(
-        f"config.eval.shots={shots}: the task's examples have no text {field!r}; give it seqio.preprocessors.tokenize"
+        f"config.eval.num_shots={shots}: the task's examples have no text {field!r}; give it"
+        " seqio.preprocessors.tokenize"
       )
   random = np.random.default_rng(_SEED)
   text = lambda example, side: example[f"{side}_pretokenized"].decode().strip()

@@ -158,12 +158,13 @@ class Ranks(Writes):
     if task.predict_metric_fns and "options" not in example:
       raise UserError(
         f"{task.name}: its examples have no 'options' to choose among, which an encoder alone and"
-        " config.eval.method=rank need; leave it out of config.eval.tasks, or have it written: config.eval.method=write"
+        " config.eval.method=rank need; leave it out of config.eval.tasks, or have it written:"
+        " config.eval.method=generate"
       )
     if "tags" in example:
       raise UserError(
         f"{task.name}: its answer is a tag for each word, among which config.eval.method=rank cannot choose; fine-tune"
-        " a head on it, config.train.loss=heads, or have it written: config.eval.method=write"
+        " a head on it, config.train.loss=heads, or have it written: config.eval.method=generate"
       )
 
   def answer(self, task, examples: Examples, params: Params, done: Done) -> Answers:
@@ -211,9 +212,10 @@ class HeadMethod:
       batch_size=context.batch_size,
     )
     self._heads: dict[str, HeadConfig] = {}
-    if context.settings.shots:
+    if context.settings.num_shots:
       raise UserError(
-        f"config.eval.shots={context.settings.shots}: solved examples are for models that write; a head reads one"
+        f"config.eval.num_shots={context.settings.num_shots}: solved examples are for models that write; a head reads"
+        " one"
         " example"
       )
 
@@ -256,7 +258,7 @@ class HeadMethod:
     return Answers([answer for answer, _ in pairs], [score for _, score in pairs], tied)
 
 
-METHODS: dict[str, Callable[[EvaluationContext], Method]] = {"write": Writes, "rank": Ranks, "head": HeadMethod}
+METHODS: dict[str, Callable[[EvaluationContext], Method]] = {"generate": Writes, "rank": Ranks, "head": HeadMethod}
 
 
 def choose(name: str, config: TransformerConfig, *, by_heads: bool) -> str:
@@ -282,4 +284,4 @@ def choose(name: str, config: TransformerConfig, *, by_heads: bool) -> str:
     )
   if not config.is_generative:
     return "head" if answering_heads and by_heads and name != "rank" else "rank" if name != "head" else name
-  return name or ("head" if answering_heads and by_heads else "write")
+  return name or ("head" if answering_heads and by_heads else "generate")

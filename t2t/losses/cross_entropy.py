@@ -27,7 +27,7 @@ class CrossEntropyConfig:
 
   z_loss: float  # times log(Z)**2: keeps the logits near zero (Mesh-TensorFlow; T5 1.1 used 1e-4)
   label_smoothing: float  # share of the target distribution spread evenly over the vocabulary
-  chunk_tokens: int  # target positions per batch shard whose logits exist at one time
+  logits_chunk_tokens: int  # target positions per batch shard whose logits exist at one time
 
 
 def token_cross_entropy(
@@ -99,7 +99,7 @@ def _drawn(seed: jax.Array, logits: jax.Array, positions: jax.Array) -> jax.Arra
 def _chunks(config: CrossEntropyConfig, *arrays: jax.Array) -> tuple[jax.Array, ...]:
   """[shards, tokens, ...] -> [chunks, shards, chunk, ...]: each chunk is spread over all shards."""
   tokens = arrays[0].shape[1]
-  num_chunks = -(-tokens // config.chunk_tokens)
+  num_chunks = -(-tokens // config.logits_chunk_tokens)
   size = -(-tokens // num_chunks)
 
   def split(x):
@@ -257,7 +257,7 @@ class CrossEntropy:
   @classmethod
   def from_config(cls, run: Config) -> "CrossEntropy":
     """The loss of a run."""
-    config = CrossEntropyConfig(run.train.z_loss, run.train.label_smoothing, run.train.chunk_tokens)
+    config = CrossEntropyConfig(run.train.z_loss, run.train.label_smoothing, run.train.logits_chunk_tokens)
     return cls(config, AuxiliaryTerms.from_config(run, only_states=False))
 
   def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> ModelProtocol:

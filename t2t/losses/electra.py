@@ -179,7 +179,7 @@ class Electra:
         f"config.train.loss=electra: config.model.heads has no detector {HEAD!r} of one score, but {listing}; give"
         f' config.model.heads={{"name": "{HEAD}", "kind": "detector", "num_classes": 1}}'
       )
-    tokens = CrossEntropyConfig(train.z_loss, train.label_smoothing, train.chunk_tokens)
+    tokens = CrossEntropyConfig(train.z_loss, train.label_smoothing, train.logits_chunk_tokens)
     return cls(electra, tokens, AuxiliaryTerms.from_config(run, only_states=False))
 
   @property

@@ -56,7 +56,7 @@ def attend(
   softcap: float = 0.0,
   dropout_rate: float = 0.0,
   dropout_key: jax.Array | None = None,
-  t5_dropout: bool = True,
+  broadcast_dropout: bool = True,
   kernel: str = "",
   largest_block: int = 0,
 ) -> jax.Array:
@@ -69,7 +69,7 @@ def attend(
     bias: by distance; or float32 [1 or batch, heads, query, key], which saves many layers to compute it where there is
       no kernel that takes it by distance.
     softcap: see `TransformerConfig.attention_softcap`; no kernel has it.
-    dropout_rate, dropout_key, t5_dropout: on the probabilities; T5's is one draw for all queries.
+    dropout_rate, dropout_key, broadcast_dropout: on the probabilities; T5's is one draw for all queries.
     kernel: see `dispatch.choose_here`.
     largest_block: of a kernel of TPUs, see `dispatch.attend`.
 
@@ -82,7 +82,7 @@ def attend(
     keys, values = (sharding.shard(x, "batch", "heads", None, "kv") for x in (keys, values))
   mask = mask.without_idle_window(query.shape[2], keys.shape[2])
   groups = query.shape[1] // keys.shape[1]
-  if t5_dropout and dropout_key is not None and dropout_rate > 0.0:
+  if broadcast_dropout and dropout_key is not None and dropout_rate > 0.0:
     # To drop a key's probabilities for all queries is to drop its row of values, of each head by itself.
     if groups > 1:
       keys, values, groups = jnp.repeat(keys, groups, axis=1), jnp.repeat(values, groups, axis=1), 1
@@ -140,7 +140,7 @@ class Attention(nnx.Module):
     joined, kv_joined = config.num_heads * head_dim, config.kv_heads * head_dim
     self.head_dim = head_dim
     self.dropout_rate = config.dropout_rate
-    self.t5_dropout = config.t5_dropout
+    self.broadcast_dropout = config.broadcast_dropout
     self.window = config.attention_window
     self.gradient_dtype, self.quantization = config.gradient_dtype, config.quantization
     self.scale = (config.attention_scale_dim or head_dim) ** -0.5 if config.scale_attention else 1.0
@@ -150,12 +150,12 @@ class Attention(nnx.Module):
     query_scale = layers.fan_in_scale(config, embed if config.scale_attention else embed * head_dim)
     self.query = layers.param(rngs, (embed, joined), ("embed", "heads"), scale=query_scale)
     self.key = layers.param(rngs, (embed, kv_joined), ("embed", "heads"), scale=layers.fan_in_scale(config, embed))
-    if cross and config.initial_focus:
+    if cross and config.attention_init_bias:
       # Queries as keys are: what a normed token asks for is itself, by so many logits on average.
       self_logit = self.scale * head_dim * embed * layers.fan_in_scale(config, embed) ** 2
       keys = self.key[...].reshape(embed, config.kv_heads, head_dim)
       keys = jnp.repeat(keys, config.num_heads // config.kv_heads, axis=1)
-      self.query[...] = config.initial_focus / self_logit * keys.reshape(embed, joined)
+      self.query[...] = config.attention_init_bias / self_logit * keys.reshape(embed, joined)
     self.value = layers.param(rngs, (embed, kv_joined), ("embed", "heads"), scale=layers.fan_in_scale(config, embed))
     self.out = layers.param(rngs, (joined, embed), ("heads", "embed"), scale=layers.residual_scale(config, joined))
     self.query_bias = layers.bias(config, joined, "heads")
@@ -256,7 +256,7 @@ class Attention(nnx.Module):
       softcap=self.softcap,
       dropout_rate=self.dropout_rate,
       dropout_key=dropout_key,
-      t5_dropout=self.t5_dropout,
+      broadcast_dropout=self.broadcast_dropout,
       kernel=kernel,
       largest_block=self.largest_block,
     )

@@ -203,11 +203,11 @@ class TransformerConfig:
   init_scale: float = 0.0  # standard deviation of all initial weights; 0: T5's, 1 of embeddings and by fan-in elsewhere
   #: logits that attention begins with, of half of the heads for one neighbour each, of cross-attention for the token
   #: that asks; 0: none, as T5
-  initial_focus: float = 0.0
+  attention_init_bias: float = 0.0
   decoder: str = ""  # how text is generated: autoregressive; "": so by a decoder, and not at all by an encoder alone
   # How it is computed
   dropout_rate: float = 0.0  # T5 1.1 pre-trains without; T5 1.0, and who fine-tunes, with 0.1
-  t5_dropout: bool = True  # one draw for all positions, also behind activations and the last norm; else one for each
+  broadcast_dropout: bool = True  # one draw for all positions, also behind activations and the last norm
   dtype: str = "bfloat16"  # of activations; parameters, norms and logits are float32
   gradient_dtype: str = ""  # in which devices sum the gradients of matrices; "": dtype, over more than 32 float32
   quantization: str = ""  # layers' products in 8 bits, int8 or fp8, but for the gradients of matrices; "": in dtype
@@ -223,7 +223,7 @@ class TransformerConfig:
   @property
   def attention_dropout(self) -> str:
     """Returns the dropout of probabilities in training, of `dispatch.DROPOUTS`."""
-    return "" if not self.dropout_rate else "rows" if self.t5_dropout else "each"
+    return "" if not self.dropout_rate else "rows" if self.broadcast_dropout else "each"
 
   @property
   def kind(self) -> Architecture:
@@ -452,13 +452,16 @@ class TransformerConfig:
       )
     if self.positions == "rotary" and self.head_dim % 2:
       raise UserError(f"config.model.head_dim={self.head_dim}: rotary positions turn pairs, so it must be even")
-    if self.initial_focus < 0.0:
-      raise UserError(f"config.model.initial_focus={self.initial_focus}: must be at least 0, which is T5's start")
-    if self.initial_focus and (self.positions != "relative" or self.qk_norm):
+    if self.attention_init_bias < 0.0:
       raise UserError(
-        f"config.model.initial_focus={self.initial_focus}: only with config.model.positions=relative, whose bias says"
+        f"config.model.attention_init_bias={self.attention_init_bias}: must be at least 0, which is T5's start"
+      )
+    if self.attention_init_bias and (self.positions != "relative" or self.qk_norm):
+      raise UserError(
+        f"config.model.attention_init_bias={self.attention_init_bias}: only with config.model.positions=relative,"
+        " whose bias says"
         " which neighbour a head looks at, and config.model.qk_norm=False, because norms undo how large a query begins;"
-        " with others give config.model.initial_focus=0"
+        " with others give config.model.attention_init_bias=0"
       )
     if self.attention_scale_dim and not self.scale_attention:
       raise UserError(

@@ -77,7 +77,7 @@ class Mlp(FeedForward):
     embed, mlp = config.embed_dim, config.mlp_dim
     self.activation = config.mlp_activation
     # T5 alone drops out between the two products; BERT, GPT-2 and those after them only behind the second.
-    self.dropout_rate = config.dropout_rate if config.t5_dropout else 0.0
+    self.dropout_rate = config.dropout_rate if config.broadcast_dropout else 0.0
     self.gradient_dtype, self.quantization = config.gradient_dtype, config.quantization
     scale = layers.fan_in_scale(config, embed)
     self.gate = layers.param(rngs, (embed, mlp), ("embed", "mlp"), scale=scale) if config.gated else None

@@ -59,12 +59,12 @@ class RelativePositionBias(nnx.Module):
     self.bidirectional = bidirectional
     scale = layers.fan_in_scale(config, config.embed_dim)
     self.table = layers.param(rngs, (self.num_buckets, config.num_heads), ("buckets", "heads"), scale=scale)
-    if config.initial_focus:
+    if config.attention_init_bias:
       # Half of the heads begin with a neighbour each, -1, 1, -2, 2, ..., of a causal stack -1, -2, ...; the others with
       # all positions.
       heads = np.arange(config.num_heads // 2)
       distances = (heads // 2 + 1) * np.where(heads % 2, 1, -1) if bidirectional else -(heads + 1)
-      self.table[...] = self.table[...].at[self._buckets(distances), heads].add(config.initial_focus)
+      self.table[...] = self.table[...].at[self._buckets(distances), heads].add(config.attention_init_bias)
 
   def _buckets(self, distances: np.ndarray) -> jax.Array:
     return relative_position_bucket(

@@ -181,7 +181,7 @@ def _encoder(row: tuple[int, int, int, int], **overrides: Any) -> dict[str, Any]
     tied_logits=True,
     logits_transform=True,
     init_scale=0.02,
-    t5_dropout=False,
+    broadcast_dropout=False,
     **overrides,
   )
 
@@ -294,7 +294,7 @@ def _gpt(row: tuple[int, int, int, int], **overrides: Any) -> dict[str, Any]:
     mlp_activation="gelu_tanh",
     tied_logits=True,
     init_scale=0.02,
-    t5_dropout=False,
+    broadcast_dropout=False,
     **overrides,
   )
 
@@ -347,7 +347,7 @@ def mpt(size: str) -> dict[str, Any]:
     mlp_activation="gelu",
     tied_logits=True,
     init_scale=0.02,
-    t5_dropout=False,
+    broadcast_dropout=False,
   )
 
 
@@ -392,7 +392,7 @@ def _llama(row: tuple[int, ...], **overrides: Any) -> dict[str, Any]:
     norm_epsilon=1e-5,
     mlp_activation="gated_silu",
     init_scale=0.02,
-    t5_dropout=False,
+    broadcast_dropout=False,
     **overrides,
   )
 

@@ -28,7 +28,7 @@ class Layer(nnx.Module):
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, cross: bool, only_cross: bool = False):
     self.dropout_rate = config.dropout_rate
-    self.broadcast_axis = -2 if config.t5_dropout else None
+    self.broadcast_axis = -2 if config.broadcast_dropout else None
     self.post_norm = config.post_norm
     if not only_cross:
       self.self_attention_norm = layers.Norm(config, config.embed_dim)
@@ -306,13 +306,13 @@ class Stack(nnx.Module):
       )
       return x, (cached if keep_cache or probe is not None else None, x if every_layer else None, aux)
 
-    broadcast_axis = -2 if config.t5_dropout else None
+    broadcast_axis = -2 if config.broadcast_dropout else None
     x = layers.dropout(x, config.dropout_rate, embed_key, broadcast_axis=broadcast_axis)
     x = sharding.split_residual(x)
     first = x
     x, (cached, states, aux) = self._run_all(run, x, layer_inputs, apart=apart)
     x = x if self.norm is None else self.norm(x)
-    if config.t5_dropout:
+    if config.broadcast_dropout:
       x = layers.dropout(x, config.dropout_rate, out_key, broadcast_axis=-2)
     x = sharding.join_residual(x)
     if every_layer:

@@ -121,7 +121,7 @@ class _Transformer(nnx.Module):
       there = ", ".join(self.heads) or "none"
       raise UserError(
         "config.model.vocabulary_head=False: the model knows of no token how likely it is; it has heads by name:"
-        f" {there}.  config.model.vocabulary_head=True gives it one, and config.init.fresh=^head/ begins its"
+        f" {there}.  config.model.vocabulary_head=True gives it one, and config.init.reinit=^head/ begins its"
         " parameters fresh, if it has any"
       )
     return self.head.logits_fn(self.embed)

@@ -209,5 +209,5 @@ def unknown_trips(config: Config, mesh: jax.sharding.Mesh) -> float:
   """Chunks of logits that have a loss; where much has none, the loop over them ends when the data says so."""
   rows = config.train.batch_size // config.train.microbatches
   tokens = rows * list(recipe.lengths(config).values())[-1] // sharding.num_shards("tokens", mesh)
-  chunks = -(-tokens // config.train.chunk_tokens)
+  chunks = -(-tokens // config.train.logits_chunk_tokens)
   return math.ceil(chunks * recipe.share_predicted(config))

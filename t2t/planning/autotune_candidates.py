@@ -36,7 +36,7 @@ class Candidate:
 
   mesh: (axis, size) for every axis.
   offload_optimizer: its moments wait in the host's memory.
-  order: of the mesh's axes over a slice, see `config.mesh.order`.
+  order: of the mesh's axes over a slice, see `config.mesh.physical_layout`.
   attention_block: see `config.model.attention_block`.
   """
 
@@ -51,7 +51,7 @@ class Candidate:
   def apply(self, config: Config) -> Config:
     """The config with this in it."""
     return config.with_(
-      mesh=dict(self.mesh) | {"order": self.order},
+      mesh=dict(self.mesh) | {"physical_layout": self.order},
       train={
         "batch_size": self.batch_size,
         "microbatches": self.microbatches,
@@ -109,7 +109,7 @@ class Candidate:
   def flags(self) -> str:
     """What to type for it."""
     mesh = " ".join(f"--config.mesh.{axis}={size}" for axis, size in self.mesh if size > 1)
-    mesh += f" --config.mesh.order={','.join(self.order)}" if self.order else ""
+    mesh += f" --config.mesh.physical_layout={','.join(self.order)}" if self.order else ""
     return (
       f"{mesh} --config.train.batch_size={self.batch_size} --config.train.microbatches={self.microbatches}"
       f" --config.model.remat={self.remat}{' --config.train.offload_optimizer=True' * self.offload_optimizer}"

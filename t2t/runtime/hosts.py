@@ -161,8 +161,8 @@ def check_number(wanted: int) -> None:
   """
   if wanted and wanted != jax.process_count():
     raise UserError(
-      f"config.train.hosts={wanted}, but {jax.process_count()} came: start the command on every host, or set"
-      f" config.train.hosts={jax.process_count()}"
+      f"config.train.num_processes={wanted}, but {jax.process_count()} came: start the command on every host, or set"
+      f" config.train.num_processes={jax.process_count()}"
     )
 
 

@@ -4,31 +4,31 @@ from collections.abc import Collection
 
 from t2t import UserError, did_you_mean
 from t2t.configuration import schema
-from t2t.configuration.schema import Config, EvalConfig, LoggingConfig, NumbersConfig
+from t2t.configuration.schema import Config, EvalConfig, LoggingConfig, NanPolicyConfig
 
 TRACKERS = ("wandb", "trackio", "mlflow")  # rows of `trackers.TRACKERS`
 
 
 def check(config: Config) -> None:
-  """Refuses values of config.numbers, config.eval and config.logging that no run can have.
+  """Refuses values of config.nan_policy, config.eval and config.logging that no run can have.
 
   Raises:
     UserError: names the key, and what would be right.
   """
-  check_nan_policy(config.numbers)
+  check_nan_policy(config.nan_policy)
   check_early_stopping(config.eval)
   check_average(config)
   check_logging(config.logging)
 
 
-def check_nan_policy(config: NumbersConfig) -> None:
+def check_nan_policy(config: NanPolicyConfig) -> None:
   """Refuses what cannot be done.
 
   Raises:
     UserError: names the key, and what would be right.
   """
   late = "; whether a loss is a spike is known when its update has been made"
-  schema.check_ranges("numbers", config, notes={"skip": late})
+  schema.check_ranges("nan_policy", config, notes={"skip": late})
 
 
 def check_early_stopping(config: EvalConfig) -> None:
@@ -62,10 +62,12 @@ def check_measured(config: EvalConfig, names: Collection[str]) -> None:
   Raises:
     UserError: names the nearest.
   """
-  name = config.stop_by
+  name = config.early_stopping_metric
   if config.patience and name not in names:
     listed = ", ".join(names)
-    raise UserError(f"config.eval.stop_by={name!r}: the run is measured by {listed}{did_you_mean(name, names)}")
+    raise UserError(
+      f"config.eval.early_stopping_metric={name!r}: the run is measured by {listed}{did_you_mean(name, names)}"
+    )
 
 
 def check_logging(config: LoggingConfig) -> None:

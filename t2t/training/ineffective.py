@@ -9,7 +9,7 @@ from t2t import UserError
 from t2t.configs import default
 from t2t.configuration import stages
 from t2t.configuration.loading import records
-from t2t.configuration.schema import OF_FILES, Config, DataConfig, OptimizerConfig
+from t2t.configuration.schema import INTERVALS, OF_FILES, Config, DataConfig, OptimizerConfig
 from t2t.configuration.stages import Stage
 from t2t.training import param_groups, schedules
 
@@ -27,11 +27,11 @@ _BY_OPTIMIZER = {
 _BY_SCHEDULE = {
   "warmup_steps": ("t5_inverse_sqrt", "inverse_sqrt", "cosine", "linear", "constant", "wsd"),
   "warmup_ratio": ("t5_inverse_sqrt", "inverse_sqrt", "cosine", "linear", "constant", "wsd"),
-  "final_ratio": ("cosine", "linear", "wsd", "one_cycle"),
-  "decay_share": ("wsd",),
+  "end_lr_fraction": ("cosine", "linear", "wsd", "one_cycle"),
+  "decay_fraction": ("wsd",),
   "decay_shape": ("wsd",),
-  "rise": ("slanted_triangle", "one_cycle"),
-  "rise_ratio": ("slanted_triangle", "one_cycle"),
+  "warmup_fraction": ("slanted_triangle", "one_cycle"),
+  "init_lr_divisor": ("slanted_triangle", "one_cycle"),
 }
 _RATIO = "config.optimizer.warmup_ratio"
 # Losses of which tokens are no part, so that they read neither config.train.z_loss nor label_smoothing.
@@ -132,22 +132,26 @@ def _phases(optimizer: OptimizerConfig, steps: int) -> Iterator[str]:
       f"{_warmup_key(optimizer)}: t5_inverse_sqrt keeps the rate constant for {warmup} steps, and the run has {steps}:"
       f" the learning rate stays at {optimizer.learning_rate:g}"
     )
-  if name in ("cosine", "linear") and warmup == steps - 1 and optimizer.final_ratio < 1.0:
+  if name in ("cosine", "linear") and warmup == steps - 1 and optimizer.end_lr_fraction < 1.0:
     yield f"config.optimizer.schedule={name}: the warm-up leaves one of {steps} steps: the learning rate does not fall"
-  if name == "wsd" and (decay := round(optimizer.decay_share * steps)) < 2:
+  if name == "wsd" and (decay := round(optimizer.decay_fraction * steps)) < 2:
     yield (
-      f"config.optimizer.decay_share={optimizer.decay_share:g} of {steps} steps is {decay} step{'' if decay else 's'}:"
+      f"config.optimizer.decay_fraction={optimizer.decay_fraction:g} of {steps} steps is {decay}"
+      f" step{'' if decay else 's'}:"
       f" the learning rate does not fall; give at least {math.ceil(200 / steps) / 100:g}"
     )
   if name in ("slanted_triangle", "one_cycle"):
-    rise = int(optimizer.rise * steps)
-    key = f"config.optimizer.rise={optimizer.rise:g} of {steps} steps"
+    rise = int(optimizer.warmup_fraction * steps)
+    key = f"config.optimizer.warmup_fraction={optimizer.warmup_fraction:g} of {steps} steps"
     if rise < 1:
       yield f"{key} is less than one step: the learning rate rises in one step"
     if rise >= steps:
       yield f"{key} leaves no step in which the learning rate falls"
-    if optimizer.rise_ratio == 1.0:
-      yield "config.optimizer.rise_ratio=1.0: the learning rate does not rise, and config.optimizer.rise has no effect"
+    if optimizer.init_lr_divisor == 1.0:
+      yield (
+        "config.optimizer.init_lr_divisor=1.0: the rate does not rise, and config.optimizer.warmup_fraction has no"
+        " effect"
+      )
 
 
 def _unread(optimizer: OptimizerConfig, readers: dict[str, tuple[str, ...]], by: str) -> Iterator[str]:
@@ -169,7 +173,7 @@ def _cadence(stage: Stage) -> Iterator[str]:
   """Notes on intervals that are longer than what is left for them."""
   config, steps = stage.config, stage.end - stage.begin
   length = f"the stage's {steps} steps" if stage.name else f"the run's {steps} steps"
-  at_end = [f"config.{name}.every={getattr(config, name).every}" for name in ("eval", "checkpoint")]
+  at_end = [f"config.{section}.{key}={getattr(getattr(config, section), key)}" for section, key in INTERVALS.items()]
   at_end = [key for key in at_end if int(key.partition("=")[2]) > steps]
   if at_end:
     done = " and ".join({"eval": "evaluated", "checkpoint": "saved"}[key.split(".")[1]] for key in at_end)
@@ -186,10 +190,11 @@ def _cadence(stage: Stage) -> Iterator[str]:
       f" evaluation{'s' * (evaluations != 1)} before the last (config.eval.every={config.eval.every}),"
       f" and early stopping needs {config.eval.patience + 1}"
     )
-  numbers = config.numbers
-  if numbers.spike_deviations and numbers.spike_window >= steps:
+  nan_policy = config.nan_policy
+  if nan_policy.spike_deviations and nan_policy.spike_window >= steps:
     yield (
-      f"config.numbers.spike_window={numbers.spike_window} is not filled in {length}: no loss counts as a spike; give"
+      f"config.nan_policy.spike_window={nan_policy.spike_window} is not filled in {length}: no loss counts as a"
+      " spike; give"
       " fewer steps"
     )
 
@@ -210,11 +215,11 @@ def _replaced(config: Config, steps: int) -> Iterator[str]:
 
 
 # Keys of config.data that only registered tasks read, only sources, and only texts of files.
-_OF_TASKS = ("train_split", "eval_split", "cache_dir", "folders")
-_OF_SOURCES = ("size", "alpha")
+_OF_TASKS = ("train_split", "eval_split", "cache_dir", "benchmark_dirs")
+_OF_SOURCES = ("mixing_unit", "alpha")
 _OF_TEXTS = (*OF_FILES, "language", "language_tags", "dictionary", "switching_rate", "shuffle_buffer")
 # Keys of config.eval that only tasks with metrics read.
-_OF_ANSWERS = ("tasks", "method", "num_beams", "length_penalty", "shots", "max_examples")
+_OF_ANSWERS = ("tasks", "method", "num_beams", "length_penalty", "num_shots", "max_examples")
 
 
 def _data(config: Config) -> Iterator[str]:
@@ -224,7 +229,7 @@ def _data(config: Config) -> Iterator[str]:
     return
   unread: list[tuple[str, tuple[str, ...], str]] = []
   if data.labels or data.table:
-    text_keys = tuple(key for key in _OF_TEXTS if key not in ("eval_files", "malformed"))
+    text_keys = tuple(key for key in _OF_TEXTS if key not in ("eval_files", "max_bad_record_fraction"))
     why = "config.data.files is a table (config.data.labels), whose columns make the examples"
     unread.append(("data", (*text_keys, *_OF_TASKS, *_OF_SOURCES), why))
   elif sources := [source for source in data.source_list if source.name]:
@@ -266,51 +271,67 @@ def _unread_of_texts(data: DataConfig) -> tuple[str, ...]:
 
 def _sections(config: Config) -> Iterator[str]:
   """Notes on keys with another value than their default, which nothing reads because of another key."""
-  plain, numbers = _defaults(), config.numbers
-  spikes = numbers.spike_deviations > 0
-  goes_back = numbers.not_finite == "back" or (spikes and numbers.spike == "back")
+  plain, nan_policy = _defaults(), config.nan_policy
+  spikes = nan_policy.spike_deviations > 0
+  goes_back = nan_policy.on_nonfinite == "rollback" or (spikes and nan_policy.on_spike == "rollback")
   positions, generates = config.model.positions, config.model.is_generative
   relative = ("relative_position_buckets", "relative_position_max_distance")
   reads = [
     ("model", ("rotary_base", "local_rotary_base"), positions == "rotary", f"config.model.positions={positions}"),
     ("model", ("max_length", "position_offset"), positions == "learned", f"config.model.positions={positions}"),
     ("model", relative, positions == "relative", f"config.model.positions={positions}"),
-    ("numbers", ("spike", "spike_window"), spikes, "config.numbers.spike_deviations=0.0: no loss counts as a spike"),
     (
-      "numbers",
-      ("most_in_a_row", "most_skipped"),
-      numbers.not_finite == "skip",
-      f"config.numbers.not_finite={numbers.not_finite}: no update is skipped",
+      "nan_policy",
+      ("on_spike", "spike_window"),
+      spikes,
+      "config.nan_policy.spike_deviations=0.0: no loss counts as a spike",
     ),
-    ("numbers", ("most_backs",), goes_back, "neither config.numbers.not_finite nor config.numbers.spike is back"),
+    (
+      "nan_policy",
+      ("max_consecutive_skips", "max_skipped_fraction"),
+      nan_policy.on_nonfinite == "skip",
+      f"config.nan_policy.on_nonfinite={nan_policy.on_nonfinite}: no update is skipped",
+    ),
+    (
+      "nan_policy",
+      ("max_rollbacks",),
+      goes_back,
+      "config.nan_policy.on_nonfinite and .on_spike are not rollback",
+    ),
     ("optimizer", ("average_decay",), config.optimizer.average == "ema", "config.optimizer.average is not ema"),
     ("logging", ("project",), config.logging.tracker != "none", "config.logging.tracker=none"),
-    ("eval", ("method",), config.eval.method != "write" or generates, "an encoder alone writes nothing"),
-    ("eval", ("stop_by",), config.eval.patience > 0, "config.eval.patience=0: no evaluation ends the run"),
-    ("eval", ("num_beams",), config.eval.method in ("", "write") and generates, "no answer is written"),
+    ("eval", ("method",), config.eval.method != "generate" or generates, "an encoder alone writes nothing"),
+    (
+      "eval",
+      ("early_stopping_metric",),
+      config.eval.patience > 0,
+      "config.eval.patience=0: no evaluation ends the run",
+    ),
+    ("eval", ("num_beams",), config.eval.method in ("", "generate") and generates, "no answer is written"),
     ("eval", ("length_penalty",), config.eval.num_beams > 1, "config.eval.num_beams=1: there is no beam search"),
     (
       "init",
-      ("inherit", "fresh", "parts", "rows", "by_piece"),
+      ("use_model_config", "reinit", "rename", "resize", "transfer_vocab"),
       bool(config.init.checkpoint),
       "config.init.checkpoint is empty: the run begins with fresh parameters",
     ),
   ]
   if config.init.checkpoint and not config.init.parameters:
     why = "config.init.parameters=False: the run begins with fresh parameters"
-    reads.append(("init", ("fresh", "parts", "rows", "by_piece"), False, why))
+    reads.append(("init", ("reinit", "rename", "resize", "transfer_vocab"), False, why))
   for section, keys, is_read, why in reads:
     for key in keys if not is_read else ():
       value = getattr(getattr(config, section), key)
       if value != getattr(getattr(plain, section), key):
         yield f"config.{section}.{key}={value} has no effect: {why}"
-  by_depth = [rule for rule in param_groups.parse(tuple(config.optimizer.paths)) if "depth" in rule.settings]
+  by_depth = [rule for rule in param_groups.parse(tuple(config.optimizer.param_groups)) if "depth" in rule.settings]
   if config.optimizer.layer_decay < 1.0 and any(rule.pattern in (".", ".*") for rule in by_depth):
     yield (
-      f"config.optimizer.layer_decay={config.optimizer.layer_decay} has no effect: a rule of config.optimizer.paths has"
+      f"config.optimizer.layer_decay={config.optimizer.layer_decay} has no effect: a rule of"
+      " config.optimizer.param_groups has"
       " a depth for every parameter"
     )
-  decays = config.optimizer.weight_decay or any("decay=" in rule for rule in config.optimizer.paths)
+  decays = config.optimizer.weight_decay or any("decay=" in rule for rule in config.optimizer.param_groups)
   if config.optimizer.no_decay != plain.optimizer.no_decay and not decays and config.optimizer.name != "lamb":
     no_decay = ",".join(config.optimizer.no_decay)
     yield f"config.optimizer.no_decay={no_decay} has no effect: config.optimizer.weight_decay=0.0"

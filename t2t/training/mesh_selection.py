@@ -63,7 +63,7 @@ def make(config: Config, *, devices: Sequence[jax.Device] | None = None) -> tupl
   """The mesh that a config gets, over devices that are here or of a topology, and why (see `choose`)."""
   devices = jax.devices() if devices is None else list(devices)
   sizes, why = choose(config, len(devices), device_kind=devices[0].device_kind)
-  return sharding.make_mesh(sizes, devices=devices, order=config.mesh.order), why
+  return sharding.make_mesh(sizes, devices=devices, order=config.mesh.physical_layout), why
 
 
 def on_one(run: Sequence[Stage], devices: Sequence[jax.Device]) -> list[Stage]:

@@ -348,7 +348,7 @@ def make_optimizer(
   config = _OfModel(**{x.name: getattr(config, x.name) for x in dataclasses.fields(config)}, num_layers=num_layers)
   if param_groups.sets(config, "moments") and config.name not in _WITH_FIRST_MOMENT:
     raise UserError(
-      f"config.optimizer.paths: moments: {config.name} (config.optimizer.name) keeps no first moment;"
+      f"config.optimizer.param_groups: moments: {config.name} (config.optimizer.name) keeps no first moment;"
       f" {', '.join(_WITH_FIRST_MOMENT)} do"
     )
   # At first for what is measured over all gradients, and at last for what decays without one.

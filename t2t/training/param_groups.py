@@ -1,4 +1,4 @@
-"""The table over parameters' paths, `config.optimizer.paths`: what each rule sets, and for which parameters.
+"""The table over parameters' paths, `config.optimizer.param_groups`: what each rule sets, and for which parameters.
 
   "^embed: frozen"                                  as they are, not trained
   "encoder/layers: rate=0.1 depth=0.9 from_step=1000"
@@ -23,7 +23,7 @@ from t2t.models.adapters import ADAPTERS
 from t2t.param_tree import check_pattern, matches, stack_of
 from t2t.runtime.lazy_table import LazyTable
 
-_KEY = "config.optimizer.paths"
+_KEY = "config.optimizer.param_groups"
 
 
 def _number(low: float, high: float = math.inf, *, kind: type = float) -> Callable[[str], float]:
@@ -79,7 +79,7 @@ class Rule:
 
 @functools.cache
 def parse(lines: tuple[str, ...]) -> tuple[Rule, ...]:
-  """The rules of `config.optimizer.paths`.
+  """The rules of `config.optimizer.param_groups`.
 
   In:  ("encoder/layers: rate=0.1 from_step=1000",)
   Out: (Rule("encoder/layers", {"rate": 0.1, "from_step": 1000}, ...),)
@@ -131,7 +131,7 @@ def sets(config: OptimizerConfig, *names: str) -> bool:
 
 
 def _setting(config: OptimizerConfig, name: str) -> list[Rule]:
-  return [rule for rule in parse(tuple(config.paths)) if name in rule.settings]
+  return [rule for rule in parse(tuple(config.param_groups)) if name in rule.settings]
 
 
 # ---- What is not trained ---------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def _all_rules(config: Config) -> tuple[Rule, ...]:
   for pattern in config.train.freeze:
     check_pattern(pattern, "config.train.freeze")
     frozen.append(Rule(pattern, {"frozen": ""}, f"config.train.freeze: {pattern!r}"))
-  return (*frozen, *parse(tuple(config.optimizer.paths)))
+  return (*frozen, *parse(tuple(config.optimizer.param_groups)))
 
 
 def frozen_patterns(config: Config) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Parameter transforms: what the forward pass reads in place of a parameter, set by `config.optimizer.paths`.
+"""Parameter transforms: what the forward pass reads in place of a parameter, set by `config.optimizer.param_groups`.
 
 Masks are made here; a gate or fake quantization is another row of `param_groups.TRANSFORMS`.
 """
@@ -85,7 +85,7 @@ class Mask:
 
 @dataclasses.dataclass(frozen=True)
 class Transforms:
-  """The state collection of the transforms that `config.optimizer.paths` sets: name -> path -> value."""
+  """The state collection of the transforms that `config.optimizer.param_groups` sets: name -> path -> value."""
 
   config: OptimizerConfig
   names: tuple[str, ...]

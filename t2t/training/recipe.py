@@ -75,7 +75,7 @@ class Recipe:
     """
     never = self._never_trained
     init = self.config.init
-    if self.config.optimizer.paths or (self.config.train.freeze and self.config.adapters) or init.others:
+    if self.config.optimizer.param_groups or (self.config.train.freeze and self.config.adapters) or init.others:
       key = jax.eval_shape(lambda: jax.random.key(0))
       params = jax.eval_shape(lambda key: nnx.to_pure_dict(nnx.split(self.model_fn(key), graph=False)[1]), key)
       leaves = jax.tree_util.tree_leaves_with_path(params)
@@ -85,9 +85,9 @@ class Recipe:
         for path, pattern in zip(source.subtrees, source.patterns, strict=True):
           if not any(matches((pattern,), param_path) for param_path in shapes):
             raise UserError(
-              f"config.init.others.{name}.parts: no {path!r} in the model{param_groups.nearest(path, shapes)}"
+              f"config.init.others.{name}.rename: no {path!r} in the model{param_groups.nearest(path, shapes)}"
             )
-      if self.config.optimizer.paths:
+      if self.config.optimizer.param_groups:
         param_groups.check(self.config, shapes, never=never)
     return (*param_groups.frozen_patterns(self.config), *never)
 
@@ -133,7 +133,7 @@ class Recipe:
       self.tx,
       shardings,
       num_microbatches=train.microbatches,
-      skip_not_finite=self.config.numbers.not_finite == "skip",
+      skip_not_finite=self.config.nan_policy.on_nonfinite == "skip",
       collections=self.collections,
     )
     evaluate = train_step.make_eval_step(graphdef, self.loss, self.collections)
@@ -255,7 +255,8 @@ def _check_fisher(config: Config) -> None:
     return
   if not param_groups.sets(config.optimizer, "anchor"):
     raise UserError(
-      f"{where}: says how fast each parameter is held, and no rule of config.optimizer.paths says which: add one,"
+      f"{where}: says how fast each parameter is held, and no rule of config.optimizer.param_groups says which: add"
+      " one,"
       " '.: anchor=NUMBER' (`t2t fisher` prints one that suits what it measured), or leave it out"
     )
   for name in config.adapters:
@@ -331,7 +332,7 @@ def _source_features(source: SourceSpec, places: str, modules: Sequence[str]) ->
 def asks_data(config: Config) -> bool:
   """Returns True if only the data decides what is trained: heads, steps of an epoch, embedding rows; see `resolved`."""
   train, data = config.train, config.data
-  if train.epochs or not (config.eval.every and config.checkpoint.every and config.model.vocab_size):
+  if train.epochs or not (config.eval.every and config.checkpoint.save_interval_steps and config.model.vocab_size):
     return True
   if data.labels or not (data.inputs_length and data.targets_length):
     return True

@@ -181,7 +181,7 @@ def _sound_before(directory: epath.Path, there: list[int], step: int) -> int:
   listed = ", ".join(map(str, there)) or "none"
   raise UserError(
     f"--step {step}: no sound checkpoint before it; {directory} has {listed}; give a later step, or have a run keep"
-    " more of them, config.checkpoint.keep"
+    " more of them, config.checkpoint.max_to_keep"
   )
 
 

@@ -219,7 +219,7 @@ class Run:
     self.dispatched = DispatchedStep(self.step, metrics, self.batches.wait_seconds, batch, self.batches.epochs)
     # A save that failed is repeated with the state of this step.
     self.saves = self.stop.reached() or self.checkpoints.overdue() or bool(self.batches.ended)
-    self.saves = self.saves or self.is_due(self.program.stage.config.checkpoint.every)
+    self.saves = self.saves or self.is_due(self.program.stage.config.checkpoint.save_interval_steps)
     self.evaluates = self.is_due(self.program.stage.config.eval.every) and not self.stop.stops
 
   @contextlib.contextmanager

@@ -31,15 +31,15 @@ def _after_warmup(config: OptimizerConfig, schedule: optax.Schedule) -> optax.Sc
 
 
 def cosine(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """A linear warm-up, then half a cosine down to `final_ratio` of the top at the last step."""
+  """A linear warm-up, then half a cosine down to `end_lr_fraction` of the top at the last step."""
   steps = max(num_steps - config.warmup_steps, 1)
-  return _after_warmup(config, optax.cosine_decay_schedule(config.learning_rate, steps, config.final_ratio))
+  return _after_warmup(config, optax.cosine_decay_schedule(config.learning_rate, steps, config.end_lr_fraction))
 
 
 def linear(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """A linear warm-up, then a line down to `final_ratio` of the top at the last step."""
+  """A linear warm-up, then a line down to `end_lr_fraction` of the top at the last step."""
   steps = max(num_steps - config.warmup_steps, 1)
-  final = config.learning_rate * config.final_ratio
+  final = config.learning_rate * config.end_lr_fraction
   return _after_warmup(config, optax.linear_schedule(config.learning_rate, final, steps))
 
 
@@ -50,18 +50,19 @@ def constant(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
 
 
 def wsd(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """Warm-up, stable, decay (Hu et al. 2024, MiniCPM): down to `final_ratio` in the last `decay_share` of the steps.
+  """Warm-up, stable, decay (Hu et al. 2024, MiniCPM): falls to `end_lr_fraction` in the last `decay_fraction` of steps.
 
   By a line, or by 1 - sqrt of the share that has passed (Hägele et al. 2024).
   """
-  steps = max(round(config.decay_share * num_steps), 1)
+  steps = max(round(config.decay_fraction * num_steps), 1)
   start = num_steps - steps
   if start < config.warmup_steps:
     raise UserError(
-      f"config.optimizer.decay_share={config.decay_share}: the decay would begin at step {start} of {num_steps}, within"
+      f"config.optimizer.decay_fraction={config.decay_fraction}: the decay would begin at step {start} of {num_steps},"
+      " within"
       f" the warm-up of {config.warmup_steps} (config.optimizer.warmup_steps, warmup_ratio); one of them must be less"
     )
-  top, final = config.learning_rate, config.learning_rate * config.final_ratio
+  top, final = config.learning_rate, config.learning_rate * config.end_lr_fraction
   decay = optax.linear_schedule(top, final, steps)
   if config.decay_shape == "1-sqrt":
     decay = lambda step: top - (top - final) * jnp.sqrt(jnp.clip(step / steps, 0.0, 1.0))
@@ -70,25 +71,25 @@ def wsd(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
 
 
 def slanted_triangle(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """Up from top / rise_ratio in the first `rise` of the steps, then down to it (Howard & Ruder 2018, ULMFiT)."""
-  cut, lowest = _rise(config, num_steps), config.learning_rate / config.rise_ratio
+  """Up from top / init_lr_divisor in the first `warmup_fraction`, then down to it (Howard & Ruder 2018, ULMFiT)."""
+  cut, lowest = _rise(config, num_steps), config.learning_rate / config.init_lr_divisor
   up = optax.linear_schedule(lowest, config.learning_rate, cut)
   down = optax.linear_schedule(config.learning_rate, lowest, max(num_steps - cut, 1))
   return optax.join_schedules([up, down], [cut])
 
 
 def one_cycle(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """Half a cosine up from top / rise_ratio in the first `rise` of the steps, and another down (Smith & Topin 2018).
+  """Half a cosine up from top / init_lr_divisor in the first `warmup_fraction`, and another down (Smith & Topin 2018).
 
-  It ends at `final_ratio` of the top; where that is 0, at the first rate / 10,000, as optax has it.
+  It ends at `end_lr_fraction` of the top; where that is 0, at the first rate / 10,000, as optax has it.
   """
   share = (_rise(config, num_steps) + 0.5) / num_steps  # optax rounds down
-  final = 1 / (config.rise_ratio * config.final_ratio) if config.final_ratio else 1e4
-  return optax.cosine_onecycle_schedule(num_steps, config.learning_rate, share, config.rise_ratio, final)
+  final = 1 / (config.init_lr_divisor * config.end_lr_fraction) if config.end_lr_fraction else 1e4
+  return optax.cosine_onecycle_schedule(num_steps, config.learning_rate, share, config.init_lr_divisor, final)
 
 
 def _rise(config: OptimizerConfig, num_steps: int) -> int:
-  return min(max(int(config.rise * num_steps), 1), max(num_steps - 1, 1))
+  return min(max(int(config.warmup_fraction * num_steps), 1), max(num_steps - 1, 1))
 
 
 SCHEDULES: dict[str, Callable[[OptimizerConfig, int], optax.Schedule]] = {

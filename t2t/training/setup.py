@@ -39,9 +39,9 @@ def open_run(
   data = data or stage_program.from_config()
   run_stages = _resolved_stages(config, workdir, data)
   config = run_stages[-1].config
-  hosts.check_number(config.train.hosts)
+  hosts.check_number(config.train.num_processes)
   mesh, why_mesh = stage_program.make_mesh(run_stages)
-  steps = watchdog.Watchdog(config.train.stall_factor, longest=config.train.stall_seconds)
+  steps = watchdog.Watchdog(config.train.hang_timeout_factor, longest=config.train.stall_seconds)
 
   with contextlib.ExitStack() as stack:
     stack.enter_context(jax.set_mesh(mesh))
@@ -60,7 +60,9 @@ def open_run(
     verify.set_aside(workdir / manager.CHECKPOINTS)
     ends = [stage.end for stage in run_stages[:-1]]
     settings = config.checkpoint
-    checkpoints = manager.Checkpoints(workdir, keep=settings.keep, ends=ends, retry_seconds=settings.retry_seconds)
+    checkpoints = manager.Checkpoints(
+      workdir, keep=settings.max_to_keep, ends=ends, retry_seconds=settings.retry_seconds
+    )
     stack.callback(checkpoints.close)
     data.check_vocabulary(config, vocabulary, workdir / manager.VOCABULARY, checkpoints.latest_identity())
     batches = data.batches(

@@ -145,13 +145,13 @@ class StageProgram:
     return evaluate.of_training(self.stage.config, self.program.reader, self._mesh, vocabulary=vocabulary)
 
   def check_measured(self) -> None:
-    """Refuses a `config.eval.stop_by` that the stage is not measured by.
+    """Refuses a `config.eval.early_stopping_metric` that the stage is not measured by.
 
     Raises:
       UserError: names the nearest.
     """
     settings = self.stage.config.eval
-    if not settings.patience or settings.stop_by == "loss":
+    if not settings.patience or settings.early_stopping_metric == "loss":
       return
     with self.stage.error_context():
       config_checks.check_measured(settings, ["loss", *(() if self.tasks is None else self.tasks.metric_names())])

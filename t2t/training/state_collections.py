@@ -62,7 +62,7 @@ COLLECTIONS: LazyTable[type[Collection]] = LazyTable(
 )
 _SELECTED_BY = {
   "carried": lambda config: config.model.feed_forward_class.carried(config.model),
-  "transforms": lambda config: config.optimizer.paths,
+  "transforms": lambda config: config.optimizer.param_groups,
   "average": lambda config: config.optimizer.average,
 }
 Collections = Mapping[str, Collection]

@@ -170,7 +170,7 @@ def assert_same_logits(pair: Pair, batch: transformer.Batch, inputs: Inputs = in
 
 def assert_same_loss_and_gradients(pair: Pair, batch: transformer.Batch, inputs: Inputs = inputs) -> None:
   """The mean loss over the targets that count, and the gradient of every parameter."""
-  loss_fn = toy.summed_loss(toy.loss_config(z_loss=0.0, chunk_tokens=16))
+  loss_fn = toy.summed_loss(toy.loss_config(z_loss=0.0, logits_chunk_tokens=16))
 
   def mean_loss(params):
     total, metrics = loss_fn(nnx.merge(pair.graphdef, params), batch, None)

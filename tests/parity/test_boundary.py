@@ -72,7 +72,7 @@ def ours():
       asked["targets"][row, first] += 1
       asked["targets"][row, last] += 2
   batch |= {f"encoder_answer_{name}": jnp.asarray(x) for name, x in asked.items()}
-  return graphdef, params, batch, head_losses.HeadLosses(config, toy.loss_config(z_loss=0.0, chunk_tokens=16))
+  return graphdef, params, batch, head_losses.HeadLosses(config, toy.loss_config(z_loss=0.0, logits_chunk_tokens=16))
 
 
 def test_logits_loss_and_gradients_are_theirs(ours):

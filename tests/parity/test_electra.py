@@ -100,7 +100,7 @@ def their_generator(config, ours, shared):
 
 def test_loss_and_gradients_are_theirs(pair, batch, monkeypatch):
   """Of both models in one step, on the same corrupted tokens; the shared embedding's are of both."""
-  loss = electra.Electra(SMALL, toy.loss_config(z_loss=0.0, chunk_tokens=16))
+  loss = electra.Electra(SMALL, toy.loss_config(z_loss=0.0, logits_chunk_tokens=16))
   ours = loss.build(pair.config, nnx.Rngs(5))
   params = nnx.to_pure_dict(nnx.split(ours, graph=False)[1])
   params["discriminator"] = pair.params

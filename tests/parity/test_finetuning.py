@@ -50,7 +50,7 @@ def arguments(folder: pathlib.Path, task: str) -> list[str]:
   return [
     f"--config.init.checkpoint={folder}",
     f"--config.data.mixture=super_glue_{task}",
-    f"--config.data.folders.superglue={SHARED / 'superglue'}",
+    f"--config.data.benchmark_dirs.superglue={SHARED / 'superglue'}",
     "--config.data.inputs_length=80",
     "--config.model.dropout_rate=0.0",
     "--config.model.dtype=float32",
@@ -62,8 +62,8 @@ def arguments(folder: pathlib.Path, task: str) -> list[str]:
     f"--config.eval.every={STEPS}",
     "--config.eval.batches=1",
     "--config.eval.max_examples=4",
-    "--config.eval.examples=0",
-    f"--config.checkpoint.every={STEPS}",
+    "--config.eval.num_logged_samples=0",
+    f"--config.checkpoint.save_interval_steps={STEPS}",
   ]
 
 

@@ -262,7 +262,9 @@ def asked(case, pair):
 def test_logits_loss_and_gradients_are_theirs(case, pair, asked):
   """Of what is asked; the loss of a pre-training class is that of its tokens besides; of every parameter."""
   found = CASES[case]
-  loss = head_losses.HeadLosses(pair.config, toy.loss_config(z_loss=0.0, chunk_tokens=16) if found.pretrains else None)
+  loss = head_losses.HeadLosses(
+    pair.config, toy.loss_config(z_loss=0.0, logits_chunk_tokens=16) if found.pretrains else None
+  )
 
   def summed(params):
     model = nnx.merge(pair.graphdef, params)

@@ -254,7 +254,9 @@ def _training(reader: BindingReader) -> dict[str, Any]:
     settings["init.checkpoint"] = path
     _check_steps(reader, path, earlier)
   if reader.key("SaveCheckpointConfig.keep") and reader.value("SaveCheckpointConfig.keep") is None:
-    reader.tell("SaveCheckpointConfig.keep", None, "all checkpoints are kept; t2t keeps 3 (config.checkpoint.keep)")
+    reader.tell(
+      "SaveCheckpointConfig.keep", None, "no checkpoint is deleted; t2t keeps 3 (config.checkpoint.max_to_keep)"
+    )
   return settings | _mesh(reader)
 
 

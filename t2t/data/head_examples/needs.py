@@ -188,7 +188,7 @@ def _checked(head: HeadConfig, need: Need, task: str) -> HeadConfig:
     raise UserError(
       f"config.model.heads: {head.name} is a {head.kind} head with {head.num_classes} classes"
       f"{_listed(head.labels)}, and {task} needs a {need.kind} head with {need.number}{_listed(need.labels)}; begin"
-      f" that head anew: config.model.heads=() and config.init.fresh=^heads/{head.name}/"
+      f" that head anew: config.model.heads=() and config.init.reinit=^heads/{head.name}/"
     )
   return dataclasses.replace(head, labels=head.labels or need.labels, no_answer=head.no_answer or need.no_answer)
 

@@ -99,7 +99,7 @@ class Tally:
     if bad > self._share * max(seen, _LEAST_RECORDS):
       raise UserError(
         f"{error}\n{bad:,} of the {seen:,} records that this process has read are malformed, more than"
-        f" config.data.malformed={self._share:g} allows"
+        f" config.data.max_bad_record_fraction={self._share:g} allows"
       ) from error
     if bad <= _SHOWN or not bad % 10 ** (len(str(bad)) - 1):
       console.tell(f"left out, malformed record {bad:,} of {seen:,}: {error}")

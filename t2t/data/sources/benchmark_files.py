@@ -256,7 +256,7 @@ class BenchmarkSource(named.FolderSource):
       tfds: data set, configuration and version; "": TFDS has no such data.
       labels: names of the classes, in TFDS's order.
       splits: of TFDS; a mapping where TFDS calls them otherwise.
-      folder_key: config.data.folders has the folder of its files by this name; "": by that of the benchmark.
+      folder_key: config.data.benchmark_dirs has the folder of its files by this name; "": by that of the benchmark.
       folder: which holds the released files; "" to read from TFDS.
       sliced: further splits, slices of these, see `slices.parts`.
     """
@@ -265,7 +265,7 @@ class BenchmarkSource(named.FolderSource):
     self.folder_key, self.folder, self.labels = folder_key or benchmark, folder, tuple(labels)
     self._benchmark, self._name, self._tfds_name, self._tfds_splits = benchmark, name, tfds, splits
     self._layout = _LAYOUTS[benchmark][name]
-    self._key = f"config.data.folders.{self.folder_key}"
+    self._key = f"config.data.benchmark_dirs.{self.folder_key}"
     instead = f"{self._key} to the folder of the released files"
     names = dict(splits) if isinstance(splits, Mapping) else {split: split for split in splits}
     names |= {split: self._of_known(split, names) for split in self._slices if self._is_known(split, names)}

@@ -53,7 +53,9 @@ def text(record: Mapping[str, Any], field: str, *, key: str) -> str:
 
 def is_null(field: str, key: str) -> str:
   """The message on a field that is null."""
-  left_out = ", or have a share of the records left out: --config.data.malformed=0.001" if "config." in key else ""
+  left_out = (
+    ", or skip a fraction of the records: --config.data.max_bad_record_fraction=0.001" if "config." in key else ""
+  )
   return f"{field!r} is null; remove the record{left_out}"
 
 

@@ -11,10 +11,10 @@ from t2t.data.sources import files
 
 
 class FolderSource(seqio.DataSource):
-  """A source that reads a folder of released files where config.data.folders names one; see `released`.
+  """A source that reads a folder of released files where config.data.benchmark_dirs names one; see `released`.
 
   Attributes:
-    folder_key: key of config.data.folders.
+    folder_key: key of config.data.benchmark_dirs.
     folder: which holds the files; "": the source reads something else.
   """
 

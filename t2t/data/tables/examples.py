@@ -252,7 +252,7 @@ def _read(
   if number > most_missing * len(rows):
     raise UserError(
       f"{where}: {number:,} of {len(rows):,} rows cannot be learned from: {listed}. More than {most_missing:.0%} are"
-      " missing; correct them, leave them out of the file, or allow a share, --config.data.malformed=0.5"
+      " missing; correct them, leave them out of the file, or allow a share, --config.data.max_bad_record_fraction=0.5"
     )
   return examples, [f"left out: {listed}"] if number else []
 

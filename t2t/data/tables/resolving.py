@@ -64,7 +64,7 @@ def spec_of(data: DataConfig) -> TableSpec | None:
 
 def make_task(data: DataConfig) -> seqio.Task:
   """The task of a table; see `task.make`."""
-  return task.make(from_dict(data.table), malformed=data.malformed)
+  return task.make(from_dict(data.table), malformed=data.max_bad_record_fraction)
 
 
 def resolved(config: Config, vocabulary: Any) -> Config:
@@ -98,7 +98,7 @@ def resolved(config: Config, vocabulary: Any) -> Config:
       f" {f'config.train.loss={loss}' if config.model.kind.is_generative else 'an encoder alone'} does not; start from"
       " an encoder-decoder or a decoder, or give --config.data.labels=auto with a column of classes"
     )
-  table = examples.load(spec, malformed=config.data.malformed)
+  table = examples.load(spec, malformed=config.data.max_bad_record_fraction)
   if is_new:
     names = reading.names_of(reading.read(spec.files, where="config.data.files")[:1000])
     lines = [f"{reading.described(spec.files, key='table ')}: {labels.named(spec, names)}", *table.notes]

@@ -147,7 +147,7 @@ def compare_start(trained: seqio.Vocabulary, configured: seqio.Vocabulary, *, wh
     trained: the vocabulary of the checkpoint.
     configured: the one of the run.
     where: what the user named the checkpoint with, for messages.
-    by_ids: what the model has a row of for each id, as config.init.fresh names it.
+    by_ids: what the model has a row of for each id, as config.init.reinit names it.
 
   Raises:
     UserError: more ids stand for other pieces than a few that were given away.
@@ -163,7 +163,8 @@ def compare_start(trained: seqio.Vocabulary, configured: seqio.Vocabulary, *, wh
   if num_changed > _OTHER_PIECES * len(pairs):
     raise UserError(
       f"{summary}: {num_changed:,} of {len(pairs):,} ids stand for other pieces, whose embeddings would be taken; take"
-      " the checkpoint's vocabulary, config.init.inherit=True without config.data.vocabulary, or find them by their"
-      f" pieces, config.init.by_piece=True, or have them begin fresh, config.init.fresh={','.join(by_ids)}"
+      " the checkpoint's vocabulary, config.init.use_model_config=True without config.data.vocabulary, or find them by"
+      " their"
+      f" pieces, config.init.transfer_vocab=True, or have them begin fresh, config.init.reinit={','.join(by_ids)}"
     )
   return f"{summary}: {num_changed:,} of {len(pairs):,} ids stand for other pieces"

@@ -1,4 +1,4 @@
-"""Checkpoints, every `config.checkpoint.every` steps and wherever a run ends."""
+"""Checkpoints, every `config.checkpoint.save_interval_steps` steps and wherever a run ends."""
 
 from collections.abc import Callable
 import functools

@@ -7,7 +7,7 @@ _FIRST_STEPS = 20  # whose waiting is that of a start
 
 
 class DataWarnings(Callback):
-  """Warns once if steps wait for data, and once for each task that is repeated `config.data.most_epochs` times."""
+  """Warns once if steps wait for data, and once per task repeated `config.data.repeat_warning_epochs` times."""
 
   def __init__(self):
     self._warned_of_waiting = False
@@ -25,11 +25,12 @@ class DataWarnings(Callback):
     if waiting > _MOST_WAITING and not self._warned_of_waiting and number >= self._start + _FIRST_STEPS:
       self._warned_of_waiting = True  # metrics.jsonl has the time of each step
       run.logger.say(f"step {number}: {waiting:.0%} of the time is spent waiting for data (config.data)")
-    most = run.config.data.most_epochs
+    most = run.config.data.repeat_warning_epochs
     for name, epoch in step.epochs.items():
       if most and epoch >= most and name not in self._repeated_tasks:
         self._repeated_tasks.add(name)
         run.logger.say(
-          f"step {number}: {name} has been gone through {epoch} times (config.data.most_epochs={most:g}); give it more"
+          f"step {number}: {name} has been gone through {epoch} times (config.data.repeat_warning_epochs={most:g});"
+          " give it more"
           " text, or a lower rate"
         )

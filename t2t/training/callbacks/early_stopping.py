@@ -47,7 +47,7 @@ class EarlyStop:
     Raises:
       UserError: it has no metric of that name.
     """
-    name = self._config.stop_by
+    name = self._config.early_stopping_metric
     if not self._config.patience:
       return
     config_checks.check_measured(self._config, measured)
@@ -65,13 +65,13 @@ class EarlyStop:
     if not 0 < self._config.patience <= self._since:
       return ""
     return (
-      f"{self._config.stop_by} {self._best:.4f} of step {self._step} was not bettered in {self._since}"
+      f"{self._config.early_stopping_metric} {self._best:.4f} of step {self._step} was not bettered in {self._since}"
       f" evaluation{'s' * (self._since != 1)} (config.eval.patience={self._config.patience}): the run ends here"
     )
 
 
 class EarlyStopping(Callback):
-  """Ends a run by `config.eval.patience` and `config.eval.stop_by`."""
+  """Ends a run by `config.eval.patience` and `config.eval.early_stopping_metric`."""
 
   def on_start(self, run: Run) -> None:
     self._early = EarlyStop(run.config.eval, run.saved)

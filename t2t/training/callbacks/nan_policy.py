@@ -59,7 +59,7 @@ class Watch:
     """Remembers what `state` returned before a checkpoint was saved."""
     state = json.loads(saved.get(SAVED, b"{}"))
     self._skipped, self._in_a_row = state.get("skipped", 0), state.get("in_a_row", 0)
-    self._losses = collections.deque(state.get("losses", ()), maxlen=self._config.numbers.spike_window)
+    self._losses = collections.deque(state.get("losses", ()), maxlen=self._config.nan_policy.spike_window)
 
   def begin_stage(self) -> None:
     """Losses are of other data from here on, which those before say nothing of."""
@@ -84,42 +84,46 @@ class Watch:
     Raises:
       UserError: the run is to end; the batch has been saved.
     """
-    numbers, loss = self._config.numbers, values["loss"]
+    nan_policy, loss = self._config.nan_policy, values["loss"]
     if not math.isfinite(loss) or not math.isfinite(values["grad_norm"]):
       why = f"step {step}: loss {loss}, gradient norm {values['grad_norm']}: not finite"
       where = grad_stats.first_not_finite(self._params, squares)
       why += f"; the first gradient that is not: {where}" if where else ""
-      if numbers.not_finite == "skip":
+      if nan_policy.on_nonfinite == "skip":
         return self._skip(step, why, batch)
-      return self._act(numbers.not_finite, step, why, batch)
+      return self._act(nan_policy.on_nonfinite, step, why, batch)
     self._in_a_row, why = 0, ""
-    if numbers.spike_deviations:
+    if nan_policy.spike_deviations:
       above = self._deviations(loss)
-      if above > numbers.spike_deviations:
+      if above > nan_policy.spike_deviations:
         why = f"step {step}: loss {loss:.4f} is {above:.1f} standard deviations above the mean of the last"
-        why += f" {numbers.spike_window} steps"
-        if numbers.spike != "warn":
-          return self._act(numbers.spike, step, why, batch)
+        why += f" {nan_policy.spike_window} steps"
+        if nan_policy.on_spike != "warn":
+          return self._act(nan_policy.on_spike, step, why, batch)
       # What is warned of is remembered as any other: where the loss stays high, it is a spike no more.
       self._losses.append(loss)
-    return Judgement(why=why, skipped=self._skipped if numbers.not_finite == "skip" else None)
+    return Judgement(why=why, skipped=self._skipped if nan_policy.on_nonfinite == "skip" else None)
 
   def _deviations(self, loss: float) -> float:
     """How far a loss is above the mean of those before it, in standard deviations; 0 until there are enough."""
-    if len(self._losses) < self._config.numbers.spike_window:
+    if len(self._losses) < self._config.nan_policy.spike_window:
       return 0.0
     deviation = float(np.std(self._losses))
     return (loss - float(np.mean(self._losses))) / max(deviation, 1e-12)
 
   def _skip(self, step: int, why: str, batch: Batch) -> Judgement:
     """Counts an update that the step itself has left out."""
-    numbers, steps = self._config.numbers, self._config.train.steps
+    nan_policy, steps = self._config.nan_policy, self._config.train.steps
     self._skipped, self._in_a_row = self._skipped + 1, self._in_a_row + 1
-    most = max(1, numbers.most_skipped * steps) if numbers.most_skipped else 0  # of a short run's few steps one may
-    if self._in_a_row > numbers.most_in_a_row:
-      why += f"; more than config.numbers.most_in_a_row={numbers.most_in_a_row} updates one after another"
+    most = (
+      max(1, nan_policy.max_skipped_fraction * steps) if nan_policy.max_skipped_fraction else 0
+    )  # of a short run's few steps one may
+    if self._in_a_row > nan_policy.max_consecutive_skips:
+      most = nan_policy.max_consecutive_skips
+      why += f"; more than config.nan_policy.max_consecutive_skips={most} updates one after another"
     elif self._skipped > most:
-      why += f"; {self._skipped} updates of {steps} steps, more than config.numbers.most_skipped={numbers.most_skipped}"
+      fraction = nan_policy.max_skipped_fraction
+      why += f"; {self._skipped} updates of {steps} steps, more than config.nan_policy.max_skipped_fraction={fraction}"
     else:
       return Judgement(why=f"{why}; its update is left out, {self._skipped} so far", skipped=self._skipped)
     return self._act("stop", step, f"{why} would be left out", batch)
@@ -132,7 +136,7 @@ class Watch:
       why += f"; its batch is in {path}"
     except OSError as error:
       why += f"; its batch could not be saved ({error})"
-    if action == "back":
+    if action == "rollback":
       return Judgement(back=True, why=why)
     raise UserError(
       f"{why}; nothing was saved since. `t2t replay {self._workdir} --step {step}` looks for where it began. Lower"
@@ -142,7 +146,7 @@ class Watch:
 
 
 class NanPolicy(Callback):
-  """Applies `config.numbers` to each step."""
+  """Applies `config.nan_policy` to each step."""
 
   def on_start(self, run: Run) -> None:
     self._watch = Watch(run.config, run.workdir, run.program.program.state.params, run.saved)

@@ -1,4 +1,4 @@
-"""Predictions on the first held-out examples (`config.eval.examples`), in samples.jsonl and in the report."""
+"""Predictions on the first held-out examples (`config.eval.num_logged_samples`), in samples.jsonl and in the report."""
 
 from collections.abc import Mapping
 
@@ -23,7 +23,7 @@ def _write(run: Run) -> None:
   if run.vocabulary is not None:
     from t2t.inference import eval_samples
 
-    program, number = run.program, run.program.stage.config.eval.examples
+    program, number = run.program, run.program.stage.config.eval.num_logged_samples
     state = program.program.evaluated(run.state)
     run.samples = eval_samples.show(
       program.program.reader, state, program.eval_batches[0], run.vocabulary, number=number
