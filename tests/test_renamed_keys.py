@@ -167,8 +167,8 @@ def test_stages_and_further_checkpoints_have_earlier_keys(capfd):
 
 
 def test_a_key_that_never_was_names_the_present_ones():
-  with pytest.raises(UserError, match="checkpoint.intervall: no such key"):
-    typed("--config.checkpoint.intervall=3")
+  with pytest.raises(UserError, match="checkpoint.intervals: no such key"):
+    typed("--config.checkpoint.intervals=3")
 
 
 def test_a_value_that_follows_its_key(capfd):
