@@ -22,7 +22,7 @@ slow-tests: $(VENV)/installed
 # What repeats for more models, adapters and meshes what the others see of some: before a release.
 exhaustive: $(VENV)/installed .venv-tpu/installed
 	$(PYTEST) -m exhaustive
-	.venv-tpu/bin/python -m pytest -m exhaustive tests/test_plan_tpu.py
+	.venv-tpu/bin/python -m pytest -m exhaustive tests/planning/test_plan_tpu.py
 
 # What every change must pass: the tests but the exhaustive ones, and all that follows.
 check:
@@ -48,15 +48,15 @@ parity: .venv-parity/installed
 
 # The offline cache, with Apache Beam.
 beam: .venv-beam/installed
-	.venv-beam/bin/python -m pytest -m beam tests/test_offline_cache.py
+	.venv-beam/bin/python -m pytest -m beam tests/data/test_offline_cache.py
 
 # Experiment trackers, with the real libraries; not part of make check.
 trackers: .venv-trackers/installed
-	.venv-trackers/bin/python -m pytest tests/test_tracking.py
+	.venv-trackers/bin/python -m pytest tests/training/test_tracking.py
 
 # Training steps compiled for TPUs.
 tpu: .venv-tpu/installed
-	.venv-tpu/bin/python -m pytest -m "not exhaustive" tests/test_plan_tpu.py
+	.venv-tpu/bin/python -m pytest -m "not exhaustive" tests/planning/test_plan_tpu.py
 
 # The site, docs/_build/index.html: warnings are errors, and so is a link that leads nowhere; no other host is asked.
 docs: .venv-docs/installed

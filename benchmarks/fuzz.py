@@ -26,14 +26,15 @@ import time
 import traceback
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
+_TESTS = pathlib.Path(__file__).resolve().parents[1] / "tests"
+sys.path[:0] = [str(_TESTS), str(_TESTS / "checkpoints"), str(_TESTS / "data" / "sources")]
 
 from etils import epath  # noqa: E402
 import foreign  # noqa: E402
 import seqio  # noqa: E402
 import t5x_files  # noqa: E402
-import test_checkpoint  # noqa: E402
-import test_sources  # noqa: E402
+import test_file_sources  # noqa: E402
+import test_manager  # noqa: E402
 import toy  # noqa: E402
 
 from t2t import UserError  # noqa: E402
@@ -95,7 +96,7 @@ def _hugging_face(folder: pathlib.Path) -> None:
 
 def _texts(name: str) -> Reader:
   read = lambda folder: list(text_files.read_texts(str(folder / name), field="text", tally=bad_records.Tally(0.5)))
-  return Reader(lambda folder: test_sources.write(folder, name, test_sources.TEXTS[:12]), read)
+  return Reader(lambda folder: test_file_sources.write(folder, name, test_file_sources.TEXTS[:12]), read)
 
 
 def _lines(name: str, content: str) -> Reader:
@@ -114,12 +115,12 @@ def _vocabulary(kind: str, name: str) -> Reader:
       reserved_ids.load(shutil.copy(folder / name, elsewhere)).encode("some text")
     seqio.vocabularies._load_model_internal.cache_clear()  # which would keep every model that was ever read
 
-  return Reader(lambda folder: train(test_sources.TEXTS * 3, size=size, output_dir=folder), read)
+  return Reader(lambda folder: train(test_file_sources.TEXTS * 3, size=size, output_dir=folder), read)
 
 
 def _step(folder: pathlib.Path) -> None:
   checkpoints = manager.Checkpoints(epath.Path(folder / "run"), keep=1)
-  checkpoints.save(3, test_checkpoint.make_state(), {"a": b"{}"}, test_checkpoint.CONFIG, metrics={"loss": 1.0})
+  checkpoints.save(3, test_manager.make_state(), {"a": b"{}"}, test_manager.CONFIG, metrics={"loss": 1.0})
   checkpoints.close()
 
 

@@ -8,6 +8,7 @@ import pathlib
 import sys
 import tempfile
 
+import folders
 import hypothesis
 import jax
 from jax.experimental.compilation_cache import compilation_cache
@@ -16,6 +17,14 @@ import toy
 
 from t2t.models import stack
 from t2t.runtime import hosts
+
+# A test module may import another by its name: names are unique in tests/, as pytest wants them.
+sys.path.extend(
+  sorted(
+    {str(path.parent) for path in folders.TESTS.rglob("test_*.py") if path.parent.name != "parity"}
+    - {str(folders.TESTS)}
+  )
+)
 
 # Programs of the tests run for milliseconds: to optimise them takes five times longer than to compile them as they are.
 # To compile their parts side by side costs up to a third more CPU time, and the workers keep the cores busy anyway.
@@ -42,18 +51,18 @@ hypothesis.settings.load_profile("t2t")
 # them costs more than it saves.
 _COMPILE_ONCE = (
   "test_adapt",
-  "test_choosing",
+  "test_adapter_routing",
   "test_electra",
   "test_embed",
   "test_evaluate",
   "test_finetune_table",
-  "test_finetuning",
+  "test_docs_corpus",
   "test_infer",
-  "test_infer_answers",
+  "test_classification",
   "test_init_sources",
-  "test_loaded",
-  "test_numbers",
-  "test_served",
+  "test_loaded_model",
+  "test_nan_policy",
+  "test_served_commands",
   "test_stages",
   "test_state_collections",
   "test_train",

@@ -7,11 +7,12 @@ import sys
 import tarfile
 import zipfile
 
+import folders
 import pytest
 
 pytestmark = pytest.mark.slow
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = folders.ROOT
 
 
 def run(*command, **options) -> str:

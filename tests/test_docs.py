@@ -2,10 +2,10 @@
 
 import importlib
 import importlib.util
-import pathlib
 import re
 
 import commands
+import folders
 import keys
 import masks
 import meshes
@@ -21,7 +21,7 @@ from t2t.configuration.schema import SourceConfig
 from t2t.convert.gin import param_map as gin_names
 from t2t.data.objectives import registry
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = folders.ROOT
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 FILES = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md"]

@@ -4,10 +4,10 @@ import ast
 import dataclasses
 import functools
 import math
-import pathlib
 import re
 
 from flax import nnx
+import folders
 import jax
 import jax.numpy as jnp
 import pytest
@@ -22,7 +22,7 @@ from t2t.models import architecture
 from t2t.models.config import TransformerConfig
 from t2t.training import optimizers, recipe, train_state, train_step
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = folders.ROOT
 FILES = sorted((ROOT / "t2t").rglob("*.py"))
 NAMES = [str(path.relative_to(ROOT / "t2t")) for path in FILES]
 

@@ -5,9 +5,10 @@ import functools
 import graphlib
 import pathlib
 
+import folders
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = folders.ROOT
 
 # From the ground up: a module imports from its own room and from those before it, in functions, too.
 FLOORS = (

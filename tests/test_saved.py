@@ -9,6 +9,7 @@ import json
 import pathlib
 import tarfile
 
+import folders
 import numpy as np
 import pytest
 
@@ -17,7 +18,7 @@ from t2t import sharding
 from t2t.checkpoints import pretrained
 from t2t.configuration.loading import load_config, records
 
-SAVED = pathlib.Path(__file__).parent / "saved"
+SAVED = folders.TESTS / "saved"
 _CONFIGS = {"t5": "t5_1_1_small", "bert": "bert_base"}
 
 

@@ -1,0 +1,110 @@
+"""The speed run counts the bytes that were masked, and the seconds of whole runs."""
+
+import json
+import pathlib
+import sys
+
+import folders
+import numpy as np
+import pytest
+import sentencepiece
+
+sys.path.insert(0, str(folders.ROOT / "benchmarks"))
+import speedrun
+
+from t2t import UserError
+from t2t.configuration.loading import load_config, override, records
+from t2t.data import pipeline, train_data, vocabularies
+from t2t.training import mesh_selection
+
+pytestmark = pytest.mark.slow
+
+WORDS = ("one", "two", "three", "four", "seventeen", "naïve", "eleven", "twelve", "thirteen", "fourteen")
+
+
+@pytest.fixture(scope="module")
+def overrides(tmp_path_factory):
+  """A vocabulary, and text to train on and hold out."""
+  folder = tmp_path_factory.mktemp("text")
+  random = np.random.default_rng(0)
+  text = [" ".join(random.choice(WORDS, 40)) for _ in range(200)]
+  (folder / "train.txt").write_text("\n".join(text))
+  (folder / "held_out.txt").write_text("\n".join(text[:50]))
+  options = dict(vocab_size=90, hard_vocab_limit=False, character_coverage=1.0, byte_fallback=False, minloglevel=2)
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(text),
+    model_prefix=str(folder / "spiece"),
+    pad_id=0,
+    eos_id=1,
+    unk_id=2,
+    bos_id=-1,
+    **options,
+  )
+  return [
+    f"--config.data.files={folder}/train.txt",
+    f"--config.data.eval_files={folder}/held_out.txt",
+    f"--config.data.vocabulary={folder}/spiece.model",
+    "--config.data.inputs_length=32",
+    "--config.data.targets_length=12",
+    "--config.train.batch_size=8",
+    "--config.model.vocab_size=256",
+  ]
+
+
+@pytest.mark.exhaustive
+def test_masked_bytes_are_those_of_the_text(overrides):
+  """Text with the blanks filled in again is the text: its bytes are those shown and those masked."""
+  per_target = speedrun.bytes_per_target("t5_1_1_small", overrides)
+  config = override(load_config("t5_1_1_small"), [*overrides, "--config.eval.batches=1000"])
+  run = train_data.resolved(records(config))
+  mesh, _ = mesh_selection.make(run)
+  vocabulary = pipeline.vocabulary(run.data)
+  sentinels = vocabularies.sentinel_ids(vocabulary, 100)
+  masked = targets = 0
+  for batch in train_data.eval_batches(run, mesh):
+    for inputs, row in zip(
+      *(np.asarray(batch[f"{x}_tokens"]) for x in ("encoder_input", "decoder_target")), strict=True
+    ):
+      if not row.any():
+        continue  # the last batch is filled up
+      targets += np.count_nonzero(row)
+      spans = {}
+      for token in row[row > 1].tolist():
+        spans.setdefault(token, []) if token in sentinels else spans[[*spans][-1]].append(token)
+      filled = [x for token in inputs[inputs > 1].tolist() for x in spans.get(token, [token])]
+      shown = [token for token in inputs[inputs > 1].tolist() if token not in sentinels]
+      masked += len(vocabulary.decode(filled).encode())
+      # Pieces, not text: what was between blanks may begin inside a word.
+      masked -= sum(len(vocabulary.tokenizer.id_to_piece(x).replace("\u2581", " ").encode()) for x in shown)
+      masked += vocabulary.tokenizer.id_to_piece(filled[0]).startswith("\u2581")
+  assert per_target == pytest.approx(masked / targets, rel=1e-9)
+
+
+def test_a_vocabulary_of_unknown_bytes_is_refused(overrides, tmp_path):
+  """WordPiece drops what is between words: how many bytes a token stands for, nobody knows."""
+  (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+  with pytest.raises(UserError, match="bytes of its tokens"):
+    speedrun.bytes_per_target("t5_1_1_small", [*overrides, f"--config.data.vocabulary={tmp_path}/vocab.txt"])
+
+
+def test_a_run_is_timed_and_read(overrides, tmp_path, capsys, monkeypatch):
+  """The row of the table is the mean over the seeds of the last held-out loss, divided by bytes."""
+  commands = []
+
+  def run(command, stdout, stderr):
+    commands.append(command)
+    workdir = pathlib.Path(command[command.index("--workdir") + 1])
+    lines = [
+      {"step": 1, "eval/loss": 9.0},
+      {"step": 2, "train/loss": 7.0},
+      {"step": 2, "eval/loss": len(commands) + 1.0},
+    ]
+    (workdir / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return type("Ended", (), {"returncode": 0})
+
+  monkeypatch.setattr(speedrun.subprocess, "run", run)
+  monkeypatch.setattr(speedrun, "bytes_per_target", lambda name, overrides: 2.0)
+  speedrun.main(["--seeds", "3", "--workdir", str(tmp_path), "--name", "a b", "--config.train.steps=2"])
+  row = capsys.readouterr().out.splitlines()[-1]
+  assert row.startswith("| a b | 1.5000 ± 0.5000 | 0 | `--config.train.steps=2`")
+  assert [command[-2] for command in commands] == [f"--config.train.seed={seed}" for seed in range(3)]

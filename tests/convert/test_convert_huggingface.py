@@ -1,0 +1,899 @@
+"""Hugging Face folders are the models that transformers runs; tests/golden has some, with what transformers computes.
+
+tests/parity/golden.py writes those; tests/parity compares larger models, gradients and tokenizers where torch is.
+"""
+
+import dataclasses
+import errno
+import json
+import shutil
+import subprocess
+import sys
+import tracemalloc
+
+from etils import epath
+import folders
+import foreign
+import numpy as np
+import pytest
+import toy
+
+from t2t import UserError
+from t2t.checkpoints import tensor_writer
+from t2t.convert import atomic_output, hf_mappings, huggingface, lazy_tensors, safetensors
+from t2t.convert import hf_config as settings_lib
+from t2t.models import presets
+from t2t.models.architecture import real_positions
+from t2t.models.config import TransformerConfig
+
+GOLDEN = folders.TESTS / "golden"
+NAMES = sorted(path.name for path in GOLDEN.iterdir())
+CONFIG = toy.config(relative_position_buckets=8)
+
+
+def golden(name):
+  """A folder as a t2t model, a batch and what transformers computes with it."""
+  numbers = dict(np.load(GOLDEN / name / "expected.npz"))
+  batch = {key: x for key, x in numbers.items() if key.startswith(("encoder_", "decoder_"))}
+  return huggingface.open_foreign(str(GOLDEN / name)), batch, numbers
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """A T5 as it is exported, for a test to spoil."""
+  path = tmp_path / "t5"
+  huggingface.save(foreign.in_memory(CONFIG, foreign.random_params(CONFIG)), epath.Path(path))
+  return path
+
+
+def edit(path, **changes):
+  """Changes keys of a JSON file; None takes one out."""
+  content = json.loads(path.read_text()) | changes
+  path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+# ---- The same numbers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.exhaustive_from(1)
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_theirs(name):
+  """At every position that is not padding, for rows of several lengths."""
+  found, batch, numbers = golden(name)
+  at = np.asarray(real_positions(batch, "decoder" if "decoder_input_tokens" in batch else "encoder"))
+  logits = np.asarray(toy.logits(foreign.model(found, dtype="float32"), batch))
+  np.testing.assert_allclose(logits[at], numbers["logits"][at], atol=1e-4)
+  assert np.std(logits[at]) > 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive_from(2)
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize("name", ["t5", "gpt2", "llama3"])
+def test_what_is_written_is_theirs(name, num_beams):
+  """Greedily and with four beams, token for token."""
+  found, batch, numbers = golden(name)
+  # Rounded to bfloat16, two tokens may be alike.
+  graphdef = foreign.graphdef(dataclasses.replace(found.model, dtype="float32"))
+  params = foreign.nested(foreign.read(found))
+  written = foreign.writes(graphdef, params, batch, num_beams=num_beams, eos_id=int(numbers["eos_id"]))
+  np.testing.assert_array_equal(written, numbers[f"written_{num_beams}"])
+
+
+# ---- There and back --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.exhaustive_from(9)
+@pytest.mark.parametrize("name", NAMES)
+def test_their_folder_comes_back_bit_for_bit(name, tmp_path):
+  """Through a workdir: every tensor under its name, in its dtype."""
+  opened = huggingface.open_foreign(str(GOLDEN / name))
+  tensor_writer.save(opened, epath.Path(tmp_path / "run"))
+  expected = foreign.safetensors(GOLDEN / name)
+  dtype = next(iter(expected.values())).dtype.name
+  huggingface.save(tensor_writer.open_foreign(str(tmp_path / "run")), epath.Path(tmp_path / "hf"), dtype=dtype)
+  found = foreign.safetensors(tmp_path / "hf")
+  assert found.keys() == expected.keys()
+  for tensor, value in found.items():
+    expected_value = expected[tensor]
+    assert value.dtype == expected_value.dtype
+    np.testing.assert_array_equal(value, expected_value, err_msg=tensor)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_our_model_comes_back_bit_for_bit(name, tmp_path):
+  """Every parameter and every field of the config, through a folder of theirs in several files."""
+  config = huggingface.open_foreign(str(GOLDEN / name)).model
+  params = foreign.random_params(config)
+  huggingface.save(foreign.in_memory(config, params), epath.Path(tmp_path / "hf"), max_shard_bytes=2_000)
+  assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 1
+  again = huggingface.open_foreign(str(tmp_path / "hf"))
+  assert again.model == TransformerConfig(**(vars(config) | {"dtype": "float32"}))
+  for path, value in foreign.read(again).items():
+    np.testing.assert_array_equal(value, params[path], err_msg=path)
+
+
+def test_how_attention_began_is_not_written(tmp_path):
+  """A T5 that began with a focus is a T5."""
+  config = dataclasses.replace(CONFIG, attention_init_bias=6.0)
+  huggingface.save(foreign.in_memory(config, foreign.random_params(config)), epath.Path(tmp_path / "hf"))
+  assert huggingface.open_foreign(str(tmp_path / "hf")).model == dataclasses.replace(CONFIG, dtype="float32")
+
+
+def test_untied_logits_of_a_bert_have_their_bias_twice(tmp_path):
+  """transformers reads the copy, which only tied logits make the same tensor; what it reads is what counts."""
+  config = TransformerConfig(**(vars(huggingface.open_foreign(str(GOLDEN / "bert")).model) | {"tied_logits": False}))
+  params = foreign.random_params(config)
+  huggingface.save(foreign.in_memory(config, params), epath.Path(tmp_path / "bert"))
+  found = foreign.safetensors(tmp_path / "bert")
+  for name in ("cls.predictions.bias", "cls.predictions.decoder.bias"):
+    np.testing.assert_array_equal(found[name], params["head/bias"])
+  # As transformers leaves it: what it does not read it does not train.
+  rewrite(tmp_path / "bert", lambda found: found | {"cls.predictions.bias": np.zeros(41, np.float32)})
+  found = huggingface.open_foreign(str(tmp_path / "bert"))
+  np.testing.assert_array_equal(found.tensors["head/bias"].read(), params["head/bias"])
+  assert any("cls.predictions.decoder.bias and cls.predictions.bias differ" in note for note in found.notes)
+
+
+def test_half_precision_is_what_is_asked_for(tmp_path):
+  """Rounded to bfloat16; what float16 cannot hold is refused by name."""
+  params = foreign.random_params(CONFIG)
+  huggingface.save(foreign.in_memory(CONFIG, params), epath.Path(tmp_path / "bfloat16"), dtype="bfloat16")
+  found = foreign.safetensors(tmp_path / "bfloat16")["shared.weight"]
+  np.testing.assert_array_equal(found, params["embed/table"].astype(found.dtype))
+  params["encoder/layers/mlp/down"][1, 2, 3] = 70_000.0
+  with pytest.raises(UserError, match=r"encoder.block.1.layer.1.DenseReluDense.wo.weight has values beyond 65,504"):
+    huggingface.save(foreign.in_memory(CONFIG, params), epath.Path(tmp_path / "float16"), dtype="float16")
+  params["encoder/layers/mlp/down"][1, 2, 3] = -70_000.0
+  with pytest.raises(UserError, match=r"has values beyond 65,504"):
+    huggingface.save(foreign.in_memory(CONFIG, params), epath.Path(tmp_path / "negative"), dtype="float16")
+  with pytest.raises(UserError, match="--dtype int8: known are float32, bfloat16, float16"):
+    huggingface.save(foreign.in_memory(CONFIG, params), epath.Path(tmp_path / "int8"), dtype="int8")
+  assert [path.name for path in tmp_path.iterdir()] == ["bfloat16"]
+
+
+@pytest.mark.parametrize("save", [huggingface.save, tensor_writer.save])
+def test_no_more_than_one_tensor_is_in_memory(save, tmp_path):
+  """Of a model of which the largest tensor is a small part."""
+  config = toy.config(embed_dim=128, mlp_dim=1024, num_encoder_layers=8, num_decoder_layers=8)
+  shapes = lazy_tensors.expected(config)
+  layer = lambda x: lazy_tensors.Tensor(
+    x.shape, np.dtype(np.float32), (lambda: np.ones(x.shape[1:]),) * x.shape[0], True
+  )
+  whole = lambda x: lazy_tensors.Tensor(x.shape, np.dtype(np.float32), (lambda: np.ones(x.shape),))
+  lazy = {path: (layer if "/layers/" in path else whole)(x) for path, x in shapes.items()}
+  largest = max(x.size // (x.shape[0] if "/layers/" in path else 1) for path, x in shapes.items()) * 4
+  made = foreign.in_memory(config, {})
+  made.tensors.update(lazy)
+  tracemalloc.start()
+  try:
+    save(made, epath.Path(tmp_path / "out"))
+    peak = tracemalloc.get_traced_memory()[1]
+  finally:
+    tracemalloc.stop()
+  total = sum(x.size for x in shapes.values()) * 4
+  assert peak < total / 3
+  # float64 ones, and float32 of them, and what they are written from.
+  assert peak < 5 * largest + 2_000_000
+
+
+# ---- Published models ------------------------------------------------------------------------------------------------
+
+# The config.json of released models, without what says nothing of the model.
+_T5 = dict(model_type="t5", decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, is_encoder_decoder=True)
+_T5 |= dict(layer_norm_epsilon=1e-6, relative_attention_num_buckets=32, dropout_rate=0.1, initializer_factor=1.0)
+_LLAMA = dict(model_type="llama", hidden_act="silu", rms_norm_eps=1e-5, initializer_range=0.02, rope_scaling=None)
+_LLAMA |= dict(pretraining_tp=1, tie_word_embeddings=False, use_cache=True, torch_dtype="bfloat16")
+_BERT = dict(hidden_act="gelu", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, initializer_range=0.02)
+_BERT |= dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072)
+PUBLISHED = {
+  "t5-small": (
+    _T5 | dict(vocab_size=32128, d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8, n_positions=512),
+    presets.t5_1_0("small"),
+  ),
+  "google/flan-t5-base": (
+    _T5
+    | dict(vocab_size=32128, d_model=768, d_kv=64, d_ff=2048, num_layers=12, num_decoder_layers=12, num_heads=12)
+    | dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    presets.t5_1_1("base"),
+  ),
+  "google/mt5-small": (
+    _T5
+    | dict(model_type="mt5", vocab_size=250112, d_model=512, d_kv=64, d_ff=1024, num_layers=8, num_decoder_layers=8)
+    | dict(num_heads=6, feed_forward_proj="gated-gelu", tie_word_embeddings=False, tokenizer_class="T5Tokenizer"),
+    presets.mt5("small"),
+  ),
+  "google/byt5-small": (
+    _T5
+    | dict(vocab_size=384, d_model=1472, d_kv=64, d_ff=3584, num_layers=12, num_decoder_layers=4, num_heads=6)
+    | dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False, tokenizer_class="ByT5Tokenizer"),
+    presets.byt5("small"),
+  ),
+  "google/ul2": (
+    _T5
+    | dict(vocab_size=32128, d_model=4096, d_kv=256, d_ff=16384, num_layers=32, num_decoder_layers=32, num_heads=16)
+    | dict(feed_forward_proj="gated-silu", dense_act_fn="silu", is_gated_act=True, tie_word_embeddings=False),
+    presets.ul2("20b"),
+  ),
+  "bert-base-uncased": (
+    _BERT
+    | dict(model_type="bert", vocab_size=30522, max_position_embeddings=512, type_vocab_size=2, layer_norm_eps=1e-12),
+    presets.bert("base"),
+  ),
+  "roberta-base": (
+    _BERT
+    | dict(model_type="roberta", vocab_size=50265, max_position_embeddings=514, type_vocab_size=1, pad_token_id=1)
+    | dict(layer_norm_eps=1e-5),
+    presets.roberta("base"),
+  ),
+  "facebook/bart-base": (
+    dict(model_type="bart", vocab_size=50265, d_model=768, max_position_embeddings=1024, activation_function="gelu")
+    | dict(encoder_layers=6, encoder_attention_heads=12, encoder_ffn_dim=3072, encoder_layerdrop=0.0, dropout=0.1)
+    | dict(decoder_layers=6, decoder_attention_heads=12, decoder_ffn_dim=3072, decoder_layerdrop=0.0, init_std=0.02)
+    | dict(activation_dropout=0.1, attention_dropout=0.1, add_bias_logits=False, add_final_layer_norm=False)
+    | dict(normalize_before=False, normalize_embedding=True, scale_embedding=False, is_encoder_decoder=True)
+    | dict(classif_dropout=0.1, early_stopping=True, num_beams=4, no_repeat_ngram_size=3, num_hidden_layers=6)
+    | dict(decoder_start_token_id=2, forced_bos_token_id=0, forced_eos_token_id=2, pad_token_id=1),
+    presets.bart("base"),
+  ),
+  "albert-base-v2": (
+    _BERT
+    | dict(model_type="albert", vocab_size=30000, max_position_embeddings=512, type_vocab_size=2, layer_norm_eps=1e-12)
+    | dict(embedding_size=128, hidden_act="gelu_new", hidden_dropout_prob=0, attention_probs_dropout_prob=0)
+    | dict(num_hidden_groups=1, inner_group_num=1, num_memory_blocks=0, gap_size=0, net_structure_type=0),
+    presets.albert("base"),
+  ),
+  "answerdotai/ModernBERT-base": (
+    dict(model_type="modernbert", vocab_size=50368, hidden_size=768, num_hidden_layers=22, num_attention_heads=12)
+    | dict(intermediate_size=1152, global_attn_every_n_layers=3, global_rope_theta=160000.0, local_attention=128)
+    | dict(local_rope_theta=10000.0, norm_eps=1e-5, hidden_activation="gelu", max_position_embeddings=8192),
+    presets.modern_bert("base"),
+  ),
+  "gpt2": (
+    dict(model_type="gpt2", vocab_size=50257, n_embd=768, n_layer=12, n_head=12, n_positions=1024, n_ctx=1024)
+    | dict(activation_function="gelu_new", layer_norm_epsilon=1e-5, resid_pdrop=0.1, initializer_range=0.02),
+    presets.gpt2("small"),
+  ),
+  "meta-llama/Llama-2-7b-hf": (
+    _LLAMA
+    | dict(vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32)
+    | dict(num_key_value_heads=32, max_position_embeddings=4096),
+    presets.llama2("7b"),
+  ),
+  "meta-llama/Meta-Llama-3-8B": (
+    _LLAMA
+    | dict(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32)
+    | dict(num_key_value_heads=8, max_position_embeddings=8192, rope_theta=500000.0),
+    presets.llama3("8b"),
+  ),
+}
+
+
+# Of families that t2t has no sizes of: config.json, and how many parameters the released model has.
+_GEMMA = dict(hidden_activation="gelu_pytorch_tanh", rms_norm_eps=1e-6, initializer_range=0.02, head_dim=256)
+_GEMMA |= dict(attention_bias=False, attention_dropout=0.0, use_cache=True, pad_token_id=0, bos_token_id=2)
+_GEMMA |= dict(eos_token_id=1, torch_dtype="bfloat16", num_attention_heads=8, cache_implementation="hybrid")
+RELEASED = {
+  "distilbert-base-uncased": (
+    dict(model_type="distilbert", activation="gelu", attention_dropout=0.1, dim=768, dropout=0.1, hidden_dim=3072)
+    | dict(
+      initializer_range=0.02, max_position_embeddings=512, n_heads=12, n_layers=6, pad_token_id=0, vocab_size=30522
+    )
+    | dict(qa_dropout=0.1, seq_classif_dropout=0.2, sinusoidal_pos_embds=False, tie_weights_=True),
+    66_985_530,
+  ),
+  "xlm-roberta-base": (
+    _BERT
+    | dict(model_type="xlm-roberta", vocab_size=250002, max_position_embeddings=514, type_vocab_size=1, pad_token_id=1)
+    | dict(layer_norm_eps=1e-5, output_past=True),
+    278_295_186,
+  ),
+  "mosaicml/mpt-7b": (
+    dict(model_type="mpt", d_model=4096, emb_pdrop=0, embedding_fraction=1.0, expansion_ratio=4, init_device="cpu")
+    | dict(learned_pos_emb=True, logit_scale=None, max_seq_len=2048, n_heads=32, n_layers=32, no_bias=True)
+    | dict(norm_type="low_precision_layernorm", resid_pdrop=0, vocab_size=50432, verbose=0)
+    | dict(
+      attn_config=dict(alibi=True, alibi_bias_max=8, attn_impl="torch", attn_pdrop=0, attn_type="multihead_attention")
+    )
+    | dict(layer_norm_epsilon=1e-5),
+    6_649_286_656,
+  ),
+  "mistralai/Mistral-7B-v0.1": (
+    dict(model_type="mistral", hidden_act="silu", hidden_size=4096, initializer_range=0.02, intermediate_size=14336)
+    | dict(max_position_embeddings=32768, num_attention_heads=32, num_hidden_layers=32, num_key_value_heads=8)
+    | dict(rms_norm_eps=1e-5, rope_theta=10000.0, sliding_window=4096, tie_word_embeddings=False, vocab_size=32000),
+    7_241_732_096,
+  ),
+  "google/gemma-2b": (
+    _GEMMA
+    | dict(model_type="gemma", hidden_act="gelu", hidden_activation=None, hidden_size=2048, intermediate_size=16384)
+    | dict(max_position_embeddings=8192, num_hidden_layers=18, num_key_value_heads=1, rope_theta=10000.0)
+    | dict(rope_scaling=None, vocab_size=256000),
+    2_506_172_416,
+  ),
+  "google/gemma-2-2b": (
+    _GEMMA
+    | dict(model_type="gemma2", hidden_act="gelu_pytorch_tanh", hidden_size=2304, intermediate_size=9216)
+    | dict(max_position_embeddings=8192, num_hidden_layers=26, num_key_value_heads=4, rope_theta=10000.0)
+    | dict(attn_logit_softcapping=50.0, final_logit_softcapping=30.0, query_pre_attn_scalar=256, sliding_window=4096)
+    | dict(vocab_size=256000),
+    2_614_341_888,
+  ),
+  "google/gemma-3-1b-pt": (
+    _GEMMA
+    | dict(model_type="gemma3_text", hidden_size=1152, intermediate_size=6912, max_position_embeddings=32768)
+    | dict(num_attention_heads=4, num_hidden_layers=26, num_key_value_heads=1, rope_theta=1000000)
+    | dict(rope_local_base_freq=10000, rope_scaling=None, sliding_window=512, sliding_window_pattern=6)
+    | dict(attn_logit_softcapping=None, final_logit_softcapping=None, query_pre_attn_scalar=256, vocab_size=262144),
+    999_885_952,
+  ),
+}
+
+
+@pytest.mark.parametrize("name", list(RELEASED))
+def test_a_released_config_has_as_many_parameters_as_the_model(name):
+  """And is written as it was read, up to what says nothing of the model."""
+  settings, number = RELEASED[name]
+  family = settings_lib.family(settings, name)
+  model = TransformerConfig(**settings_lib.read_fields(family, settings))
+  assert sum(x.size for x in lazy_tensors.expected(model).values()) == number
+  assert not set(settings) - {*family.keys, *family.must, *family.reads, *settings_lib.HARMLESS}
+  written = settings_lib.write_settings(family, model)
+  assert TransformerConfig(**settings_lib.read_fields(family, written)) == dataclasses.replace(model, dtype="float32")
+
+
+def test_which_layers_of_a_gemma_see_all():
+  """As its config.json lists them, or every so many; what t2t's model cannot have is refused."""
+  settings = dict(RELEASED["google/gemma-3-1b-pt"][0], num_hidden_layers=12)
+  family = settings_lib.family(settings, "gemma")
+  local, every = "sliding_attention", "full_attention"
+
+  def read(**changes):
+    fields = settings_lib.read_fields(family, settings | changes)
+    names = ("attention_window", "global_attention_every", "global_attention_first")
+    return tuple(fields.get(name, 0) for name in names)
+
+  assert read() == (511, 6, 5)
+  assert read(layer_types=[every, local, local] * 4) == (511, 3, 0)
+  assert read(layer_types=[local] * 12) == (511, 0, 0)
+  assert read(layer_types=[every] * 12) == read(sliding_window=None) == (0, 0, 0)
+  for changes, reason in (
+    (dict(layer_types=[local, local, local, every, every, local] * 2), "in t2t's model every n-th layer sees all"),
+    (dict(sliding_window=1), "each position sees another besides itself"),
+    (dict(rope_scaling={"rope_type": "linear", "factor": 8.0}), "rotary positions are not rescaled"),
+    (dict(query_pre_attn_scalar=168.5), "query_pre_attn_scalar=168.5"),
+  ):
+    with pytest.raises(hf_mappings.Unknown, match=reason):
+      read(**changes)
+
+
+def read_fields(model_type, **settings):
+  settings = {"model_type": model_type} | settings
+  return settings_lib.read_fields(settings_lib.family(settings, "there"), settings)
+
+
+@pytest.mark.parametrize(
+  ("settings", "activation"),
+  [
+    ({}, "relu"),
+    ({"feed_forward_proj": "gated-gelu"}, "gated_gelu"),
+    ({"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gated_act": True}, "gated_gelu"),
+    ({"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu", "is_gated_act": True}, "gated_gelu_exact"),
+    ({"feed_forward_proj": "gated-gelu", "dense_act_fn": "silu"}, "gated_silu"),
+    ({"feed_forward_proj": "gated-gelu", "is_gated_act": False}, "gelu_tanh"),
+    ({"dense_act_fn": "gelu", "is_gated_act": False}, "gelu"),
+  ],
+)
+def test_what_a_t5_says_of_its_activation_twice(settings, activation):
+  """dense_act_fn and is_gated_act overrule feed_forward_proj in transformers 4 and 5."""
+  assert read_fields("t5", **settings)["mlp_activation"] == activation
+  family = settings_lib.FAMILIES["t5"]
+  model = TransformerConfig(**(vars(toy.config()) | {"mlp_activation": activation}))
+  assert settings_lib.read_fields(family, settings_lib.write_settings(family, model))["mlp_activation"] == activation
+
+
+_BASES = {"rope_theta": 5e5, "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}
+_GEMMA3 = {"full_attention": {"rope_theta": 9.0}, "sliding_attention": {"rope_theta": 7.0}}
+
+
+@pytest.mark.parametrize(
+  ("model_type", "settings", "said"),
+  [
+    ("t5", {"tie_encoder_decoder": True}, "tie_encoder_decoder=True"),
+    ("t5", {"feed_forward_proj": "gated-relu"}, "feed_forward_proj='gated-relu'"),
+    ("t5", {"dense_act_fn": "mish"}, "dense_act_fn='mish'"),
+    ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+    ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "nor partial"),
+    ("llama", _BASES, r"rope_parameters.rope_theta=10000 and rope_theta=500000: transformers 4 and 5 read different"),
+    (
+      "mistral",
+      {"rope_scaling": {"rope_theta": 7e3}, "rope_theta": 1e4},
+      "rope_scaling.rope_theta=7000 and rope_theta",
+    ),
+    ("qwen3", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "neither rescaled"),
+    ("qwen3", {"use_sliding_window": True}, "use_sliding_window=True"),
+    ("llama", {"hidden_act": "relu2"}, "hidden_act='relu2'"),
+    ("llama", {"mlp_bias": True}, "mlp_bias=True"),
+    ("gemma", {"hidden_act": "silu", "hidden_activation": "gelu"}, "transformers reads the first alone"),
+    ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+    ("gemma3_text", {"rope_parameters": {"rope_theta": 1e4}}, "give an entry for each kind of layer"),
+    ("gemma3_text", {"rope_parameters": _GEMMA3, "rope_theta": 8.0}, "full_attention.rope_theta=9 and rope_theta=8"),
+    ("modernbert", {"rope_parameters": _GEMMA3, "local_rope_theta": 8.0}, "sliding_attention.rope_theta=7 and local"),
+    ("modernbert", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    (
+      "modernbert",
+      {"layer_types": ["full_attention", "sliding_attention"] * 2, "global_attn_every_n_layers": 3},
+      "transformers 5 reads the first, 4 the second",
+    ),
+    ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
+    ("albert", {"num_hidden_groups": 2}, "num_hidden_groups=2"),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
+  ],
+)
+def test_what_a_config_says_that_t2t_cannot_compute_is_refused_by_name(model_type, settings, said):
+  """Or says twice, where the versions of transformers read different ones."""
+  with pytest.raises(hf_mappings.Unknown, match=said):
+    read_fields(model_type, **settings)
+
+
+def test_bases_of_rotary_positions_wherever_they_stand():
+  """Alone, or in either dict of transformers 5; twice if they are the same."""
+  inside = {"rope_theta": 5e5, "rope_type": "default"}
+  for settings in (
+    {"rope_theta": 5e5},
+    {"rope_parameters": inside},
+    {"rope_scaling": inside},
+    {"rope_theta": 5e5, "rope_parameters": inside},
+  ):
+    assert read_fields("llama", **settings)["rotary_base"] == 5e5
+  assert read_fields("llama")["rotary_base"] == 1e4
+  assert settings_lib.FAMILIES["gemma"].notes({"hidden_act": "gelu"})
+  assert not settings_lib.FAMILIES["gemma"].notes({"hidden_act": "gelu_pytorch_tanh"})
+
+
+@pytest.mark.parametrize("name", ["gemma3", "t5gemma", "t5gemma2", "mbart"])
+def test_a_model_that_t2t_could_not_be_says_which_part(name):
+  """Not only that its name is unknown."""
+  with pytest.raises(UserError, match=f"model_type='{name}': (its|has) .*t2t"):
+    settings_lib.family({"model_type": name}, "there")
+
+
+@pytest.mark.parametrize("name", list(PUBLISHED))
+def test_a_published_config_is_the_size_of_that_name(name):
+  """As t2t has it, up to dropout, the dtype and what says how long texts were in training."""
+  settings, size = PUBLISHED[name]
+  family = settings_lib.family(settings, name)
+  fields = settings_lib.read_fields(family, settings)
+  others = dict(dropout_rate=0.0, dtype="float32")
+  if size["positions"] != "learned":
+    others |= dict(max_length=0)
+  found, expected = (vars(TransformerConfig(**(each | others))) for each in (fields, size))
+  # Of models that have no such weights.
+  if not size["local_rotary_base"]:
+    found["local_rotary_base"] = 0.0
+  assert found == expected
+  # And no key of it is passed over unseen.
+  assert not set(settings) - {*family.keys, *family.must, *family.reads, *settings_lib.HARMLESS}
+
+
+def test_positions_of_a_roberta_count_from_its_padding_id():
+  """Wherever its vocabulary has that; the rows up to there are no positions."""
+  settings = PUBLISHED["roberta-base"][0] | {"pad_token_id": 4}
+  family = settings_lib.family(settings, "roberta")
+  model = TransformerConfig(**settings_lib.read_fields(family, settings))
+  assert (model.position_offset, model.max_length) == (5, 509)
+  written = settings_lib.write_settings(family, model)
+  assert (written["pad_token_id"], written["max_position_embeddings"]) == (4, 514)
+
+
+@pytest.mark.parametrize("pad", [0, 3])
+def test_positions_are_written_behind_the_padding_id_of_the_vocabulary(pad, tmp_path):
+  """transformers counts a RoBERTa's positions from there: the rows are moved, and none of a position is lost."""
+  pieces = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *"abcdefgh"]
+  pieces.remove("<pad>")
+  pieces.insert(pad, "<pad>")
+  vocabulary = {"added_tokens": [], "model": {"type": "WordLevel", "vocab": {p: i for i, p in enumerate(pieces)}}}
+  vocabulary["model"]["unk_token"] = "<unk>"
+  (tmp_path / "tokenizer.json").write_text(json.dumps(vocabulary))
+  config = huggingface.open_foreign(str(GOLDEN / "roberta")).model
+  assert config.position_offset == 2
+  params = foreign.random_params(config)
+  made = foreign.in_memory(config, params, vocabulary=tmp_path / "tokenizer.json")
+  notes = huggingface.save(made, epath.Path(tmp_path / "hf"))
+  assert any("positions count from the padding id, which is" in note for note in notes)
+  settings = json.loads((tmp_path / "hf" / "config.json").read_text())
+  assert (settings["pad_token_id"], settings["max_position_embeddings"]) == (pad, config.max_length + pad + 1)
+  again = huggingface.open_foreign(str(tmp_path / "hf"))
+  assert again.model == dataclasses.replace(config, position_offset=pad + 1, dtype="float32")
+  for path, value in foreign.read(again).items():
+    expected = params[path]
+    if path == "embed/positions":
+      value, expected = value[pad + 1 :], expected[2:]
+    np.testing.assert_array_equal(value, expected, err_msg=path)
+
+
+# ---- What cannot be read ---------------------------------------------------------------------------------------------
+
+
+def refused(folder, *matches):
+  with pytest.raises(UserError) as error:
+    huggingface.open_foreign(str(folder), where="--from ")
+  for text in matches:
+    assert text in str(error.value), str(error.value)
+
+
+def rewrite(folder, change):
+  """Other tensors in place of those of a folder, written as the format is described."""
+  foreign.write_safetensors(folder / "model.safetensors", change(foreign.safetensors(folder)))
+
+
+NORM = "decoder.final_layer_norm.weight"
+
+
+def test_a_tensor_that_is_missing(folder):
+  """Its name, its shape, and what t2t reads."""
+  rewrite(folder, lambda found: {name: x for name, x in found.items() if name != NORM})
+  refused(folder, f"--from {folder}: its tensors are not", f"{NORM}: missing; expected [16]")
+  edit(folder / "config.json", architectures=["T5EncoderModel"])
+  refused(folder, "t2t reads a T5ForConditionalGeneration", "this is a T5EncoderModel")
+
+
+def test_a_tensor_too_many(folder):
+  """Its name and shape."""
+  rewrite(folder, lambda found: found | {"classifier.weight": np.ones((3, 2), np.float32)})
+  refused(folder, "classifier.weight: unknown; found [3, 2]")
+
+
+def test_a_tensor_of_another_shape(folder):
+  """Its name, the shape that the config asks for, and the one that is there; of many the first few."""
+  rewrite(folder, lambda found: found | {NORM: np.ones(15, np.float32)})
+  refused(folder, f"{NORM}: expected [16], found [15]")
+  edit(folder / "config.json", d_ff=33)
+  refused(folder, "block.0.layer.2.DenseReluDense.wi_0.weight: expected [33, 16], found [32, 16]", "and 11 more")
+
+
+def test_a_model_that_t2t_does_not_know(folder):
+  """The known ones are listed, and the nearest."""
+  edit(folder / "config.json", model_type="lama")
+  refused(folder, "model_type='lama': t2t reads t5, mt5, bart, bert,", "did you mean llama?")
+  edit(folder / "config.json", model_type="t5", feed_forward_proj="gated-mish")
+  refused(folder, "config.json: feed_forward_proj='gated-mish': t2t knows relu, gelu")
+
+
+def test_a_value_that_t2t_cannot_compute(tmp_path):
+  """Llama 3.1's rescaled positions would give other numbers: they are refused, not passed over."""
+  shutil.copytree(GOLDEN / "llama3", tmp_path / "llama")
+  rope = {"rope_type": "llama3", "factor": 8.0, "rope_theta": 500_000.0}
+  edit(tmp_path / "llama" / "config.json", rope_parameters=rope)
+  refused(tmp_path / "llama", "rope_parameters=", "t2t's rotary positions are neither rescaled (as Llama 3.1's are)")
+  edit(tmp_path / "llama" / "config.json", rope_parameters=None, attention_bias=True)
+  refused(tmp_path / "llama", "attention_bias=True: t2t's model has False")
+
+
+@pytest.mark.parametrize("length", [0, 5, 8, 100, -1])
+def test_a_file_that_was_cut_off(folder, length):
+  """Wherever it ends, down to the last byte."""
+  path = folder / "model.safetensors"
+  path.write_bytes(path.read_bytes()[:length])
+  refused(folder, "model.safetensors: ", "again")
+
+
+def test_a_file_that_shrinks_while_it_is_read(folder):
+  """The header was read when it was whole."""
+  found = huggingface.open_foreign(str(folder))
+  path = folder / "model.safetensors"
+  path.write_bytes(path.read_bytes()[:-1000])
+  with pytest.raises(UserError, match=r"model.safetensors: ends within lm_head.weight; the file was cut off"):
+    foreign.read(found)
+
+
+def test_weights_that_were_quantised(folder):
+  """They are no floats."""
+  path = folder / "model.safetensors"
+  content = path.read_bytes()
+  path.write_bytes(content.replace(b'"F32"', b'"I32"'))
+  with pytest.raises(UserError, match=r"shared.weight is I32; parameters must be F64, F32, F16, BF16. A quantised"):
+    huggingface.open_foreign(str(folder)).tensors["embed/table"].read()
+
+
+def test_a_folder_without_a_config(folder, tmp_path):
+  """Weights alone do not say what they are; nor does a file that is no JSON."""
+  (folder / "config.json").unlink()
+  assert huggingface.is_huggingface(str(folder))
+  refused(folder, f"--from {folder}: no config.json there; give the folder that `save_pretrained` wrote")
+  (folder / "config.json").write_text('{"model_type": ')
+  refused(folder, "config.json: cannot be read as JSON")
+  assert not huggingface.is_huggingface(str(tmp_path / "nothing"))
+
+
+def test_weights_that_are_pickled(folder):
+  """They are refused with the command that turns them into safetensors."""
+  (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+  assert huggingface.is_huggingface(str(folder))
+  refused(folder, "pickled (pytorch_model.bin)", 'python -c "import pathlib, torch', f"pathlib.Path('{folder}')")
+  (folder / "pytorch_model.bin").rename(folder / "other.pt")
+  refused(folder, "pickled (other.pt)", 'python -c "import transformers', f"save_pretrained('{folder}'")
+  (folder / "other.pt").unlink()
+  refused(folder, "no weights there; looked for model.safetensors and model.safetensors.index.json")
+
+
+def test_an_index_that_does_not_hold(tmp_path):
+  """It names a file that is not there, or a tensor that its file does not have."""
+  path = tmp_path / "llama"
+  shutil.copytree(GOLDEN / "llama3", path)
+  index = json.loads((path / "model.safetensors.index.json").read_text())
+  index["weight_map"]["lost"] = "model-00001-of-00002.safetensors"
+  edit(path / "model.safetensors.index.json", weight_map=index["weight_map"])
+  refused(path, "says that lost is in model-00001-of-00002.safetensors, which does not have it")
+  edit(path / "model.safetensors.index.json", weight_map=index["weight_map"] | {"lost": "../theirs.safetensors"})
+  refused(path, "model.safetensors.index.json names '../theirs.safetensors', which is no file of this folder")
+  edit(path / "model.safetensors.index.json", weight_map=index["weight_map"])
+  (path / "model-00002-of-00002.safetensors").unlink()
+  refused(path, "model.safetensors.index.json names 2 files; missing: model-00002-of-00002.safetensors")
+  edit(path / "model.safetensors.index.json", weight_map=None)
+  refused(path, "model.safetensors.index.json: has no weight_map")
+
+
+def test_what_a_bart_may_have_besides(tmp_path):
+  """What is added to its logits is nothing, or refused; a bare model is one whose logits are the embedding's."""
+  path, bias = tmp_path / "bart", "final_logits_bias"
+  shutil.copytree(GOLDEN / "bart", path)
+  expected = foreign.read(huggingface.open_foreign(str(path)))
+  assert not np.any(foreign.safetensors(path)[bias])
+  rewrite(path, lambda found: found | {bias: found[bias] + np.float32([[0.5] + [0.0] * 40])})
+  refused(path, "final_logits_bias is not zero")
+  bare = lambda found: {name.removeprefix("model."): x for name, x in found.items() if name.startswith("model.")}
+  rewrite(path, bare)
+  edit(path / "config.json", architectures=["BartModel"], decoder_start_token_id=2)
+  found = huggingface.open_foreign(str(path))
+  assert found.model.vocabulary_head
+  for name, value in foreign.read(found).items():
+    np.testing.assert_array_equal(value, expected[name], err_msg=name)
+  assert any("decoder_start_token_id=2: t2t starts with the vocabulary's BOS" in note for note in found.notes)
+  edit(path / "config.json", decoder_ffn_dim=12)
+  refused(path, "encoder_ffn_dim=10 and decoder_ffn_dim=12: t2t's model has one for both")
+
+
+def test_two_matrices_where_the_config_has_one(tmp_path):
+  """Tied in config.json, but not in the weights: T5's scale is then unknown; other families keep both."""
+  path = tmp_path / "t5"
+  shutil.copytree(GOLDEN / "t5", path)
+  other = {"lm_head.weight": np.ones((41, 6), np.float32)}
+  rewrite(path, lambda found: found | other)
+  refused(path, "lm_head.weight is another matrix")
+  rewrite(path, lambda found: found | {"lm_head.weight": found["shared.weight"]})
+  assert huggingface.open_foreign(str(path)).model.tied_logits
+  path = tmp_path / "gpt2"
+  shutil.copytree(GOLDEN / "gpt2", path)
+  rewrite(path, lambda found: found | other)
+  found = huggingface.open_foreign(str(path))
+  assert not found.model.tied_logits
+  assert any("lm_head.weight is another matrix: it is kept" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("name", ["t5", "t5_1_1", "mt5", "bart"])
+def test_a_stack_with_an_embedding_of_its_own(name, tmp_path):
+  """Tied or not: t2t's model has one table for both stacks, so that two are refused by name, and equal ones are one."""
+  path = tmp_path / name
+  shutil.copytree(GOLDEN / name, path)
+  shared = "model.shared.weight" if name == "bart" else "shared.weight"
+  stacks = [shared.replace("shared", f"{stack}.embed_tokens") for stack in ("encoder", "decoder")]
+  expected = foreign.read(huggingface.open_foreign(str(path)))
+  weights = foreign.safetensors(path)
+  for copy in stacks:
+    rewrite(path, lambda found, copy=copy: weights | {copy: weights[shared] + 1})
+    refused(path, f"{copy} differs from {shared}", "t2t's model has one embedding")
+    rewrite(path, lambda found, copy=copy: weights | {copy: weights[shared]})
+    np.testing.assert_array_equal(huggingface.open_foreign(str(path)).tensors["embed/table"].read(), weights[shared])
+  alone = {key: x for key, x in weights.items() if key != shared}
+  rewrite(path, lambda found: alone | {stacks[0]: weights[shared], stacks[1]: weights[shared] + 1})
+  refused(path, f"{stacks[1]} differs from {stacks[0]}")
+  rewrite(path, lambda found: alone | dict.fromkeys(stacks, weights[shared]))
+  for each, value in foreign.read(huggingface.open_foreign(str(path))).items():
+    np.testing.assert_array_equal(value, expected[each], err_msg=each)
+
+
+def test_two_tensors_that_come_under_one_name(tmp_path):
+  """By an old name and a new one, or in two files: compared, whatever their dtypes, and refused if they differ."""
+  path, old, new = tmp_path / "bert", "bert.embeddings.LayerNorm.gamma", "bert.embeddings.LayerNorm.weight"
+  shutil.copytree(GOLDEN / "bert", path)
+  weights = foreign.safetensors(path)
+  rewrite(path, lambda found: weights | {old: weights[new]})
+  huggingface.open_foreign(str(path))
+  rewrite(path, lambda found: weights | {old: weights[new] * 2})
+  refused(path, f"two different tensors are called {new}: {new} of model.safetensors and {old} of model.safetensors")
+  # In the files of an index.
+  path, name = tmp_path / "gpt2", "transformer.ln_f.bias"
+  shutil.copytree(GOLDEN / "gpt2", path)
+  weights = foreign.safetensors(path)
+  (path / "model.safetensors").unlink()
+  others = {key: x for key, x in weights.items() if key != name}
+  index = {"weight_map": dict.fromkeys(others, "1.safetensors") | {name: "2.safetensors"}}
+  (path / "model.safetensors.index.json").write_text(json.dumps(index))
+  foreign.write_safetensors(path / "1.safetensors", weights)
+  foreign.write_safetensors(path / "2.safetensors", {name: weights[name]})
+  huggingface.open_foreign(str(path))
+  foreign.write_safetensors(path / "2.safetensors", {name: weights[name] + 1})
+  refused(path, f"two different tensors are called {name}: {name} of 1.safetensors and {name} of 2.safetensors")
+  # An index, and a whole file that transformers reads in its place.
+  foreign.write_safetensors(path / "2.safetensors", {name: weights[name]})
+  foreign.write_safetensors(path / "model.safetensors", weights)
+  huggingface.open_foreign(str(path))
+  foreign.write_safetensors(path / "model.safetensors", weights | {name: weights[name] + 1})
+  refused(path, f"model.safetensors and the files of model.safetensors.index.json differ in {name}")
+  foreign.write_safetensors(path / "model.safetensors", others)
+  refused(path, f"model.safetensors and the files of model.safetensors.index.json differ in {name}")
+
+
+def test_copies_in_two_dtypes_are_compared_by_their_numbers(tmp_path):
+  """A head saved as float32 beside an embedding in bfloat16 is the embedding, if it has the same numbers."""
+  path, table, copy = tmp_path / "gpt2", "transformer.wte.weight", "lm_head.weight"
+  shutil.copytree(GOLDEN / "gpt2", path)
+  weights = foreign.safetensors(path)
+  rounded = weights[table].astype(safetensors.DTYPES["BF16"])
+  for number, tied in ((0.0, True), (1.0, False)):
+    with safetensors.SafetensorsWriter(
+      epath.Path(path / "1.safetensors"), {table: rounded.shape}, dtype="BF16"
+    ) as writer:
+      writer.write(table, rounded)
+    others = {key: x for key, x in weights.items() if key != table} | {copy: rounded.astype(np.float32) + number}
+    foreign.write_safetensors(path / "2.safetensors", others)
+    index = dict.fromkeys(others, "2.safetensors") | {table: "1.safetensors"}
+    (path / "model.safetensors").unlink(missing_ok=True)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    assert huggingface.open_foreign(str(path)).model.tied_logits == tied
+
+
+def test_a_vocabulary_and_its_rows(tmp_path):
+  """Rows beyond the last id are said to be padding; ids without a row are refused; sentinels count."""
+  path = tmp_path / "bert"
+  shutil.copytree(GOLDEN / "bert", path)
+  assert any("no vocabulary lies beside it" in note for note in huggingface.open_foreign(str(path)).notes)
+  pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
+  (path / "vocab.txt").write_text("\n".join(pieces))
+  padded = "vocabulary: 31 ids (0 sentinels included), 41 rows: the last 10 rows are padding, and are kept as they are"
+  found = huggingface.open_foreign(str(path))
+  assert padded in found.notes
+  assert (found.vocabulary, found.extra_ids, found.model.vocab_size) == (str(path / "vocab.txt"), 0, 41)
+  for number in (10, 11):
+    listed = {"additional_special_tokens": [f"<extra_id_{i}>" for i in range(number)]}
+    (path / "tokenizer_config.json").write_text(json.dumps(listed))
+    if number == 10:
+      found = huggingface.open_foreign(str(path))
+      assert "vocabulary: 41 ids (10 sentinels included), 41 rows" in found.notes
+      assert found.extra_ids == 10
+  refused(path, "its tokenizer does not match its embedding: 42 ids (11 sentinels included) in", "41 rows")
+  (path / "tokenizer_config.json").write_text("{")
+  refused(path, "tokenizer_config.json: cannot be read as JSON")
+  (path / "tokenizer_config.json").unlink()
+  (path / "spiece.model").write_bytes(b"no model")
+  refused(path, "spiece.model: not a SentencePiece model")
+
+
+@pytest.mark.parametrize("extra_ids", [0, 5])
+def test_a_vocabulary_goes_there_and_back(extra_ids, tmp_path):
+  """Bytes, and pieces in a file, each with its sentinels; their ids stand in the exported config.json."""
+  (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b"]))
+  bert = huggingface.open_foreign(str(GOLDEN / "bert")).model
+  for config, spec, size in ((toy.config(vocab_size=300), "bytes", 259), (bert, str(tmp_path / "vocab.txt"), 7)):
+    out = epath.Path(tmp_path / config.architecture)
+    params = foreign.random_params(config)
+    huggingface.save(foreign.in_memory(config, params, vocabulary=spec, extra_ids=extra_ids), out)
+    found = huggingface.open_foreign(str(out))
+    expected = "bytes" if spec == "bytes" else "tokenizer.json"  # which stands before the vocab.txt beside it
+    assert (epath.Path(found.vocabulary).name, found.extra_ids) == (expected, extra_ids)
+    assert any(f"vocabulary: {size + extra_ids} ids" in note for note in found.notes)
+  ids = json.loads((out / "config.json").read_text())
+  assert [ids[f"{kind}_token_id"] for kind in ("pad", "cls", "sep", "eos", "bos")] == [0, 2, 3, 3, None]
+
+
+def test_a_vocabulary_with_more_ids_than_rows_is_not_written(tmp_path):
+  """As when it is read."""
+  made = foreign.in_memory(CONFIG, foreign.random_params(CONFIG), vocabulary="bytes")
+  with pytest.raises(UserError, match="config.model.vocab_size=40 is too small: the vocabulary's largest id is 258"):
+    huggingface.save(made, epath.Path(tmp_path / "out"))
+  assert not list(tmp_path.iterdir())
+
+
+def test_names_that_older_versions_gave(tmp_path):
+  """A bare model's lack the prefix, TensorFlow's norms have gamma and beta, and buffers were saved."""
+  path = tmp_path / "bert"
+  shutil.copytree(GOLDEN / "bert", path)
+  expected = foreign.read(huggingface.open_foreign(str(path)))
+  tensorflow = lambda name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+    "LayerNorm.bias", "LayerNorm.beta"
+  )
+  buffer = {"bert.embeddings.position_ids": np.arange(15, dtype=np.float32)}
+  rewrite(path, lambda found: {tensorflow(name): x for name, x in found.items()} | buffer)
+  found = huggingface.open_foreign(str(path))
+  path = tmp_path / "gpt2"
+  shutil.copytree(GOLDEN / "gpt2", path)
+  for each, value in foreign.read(found).items():
+    np.testing.assert_array_equal(value, expected[each])
+  rewrite(path, lambda found: {name.removeprefix("transformer."): x for name, x in found.items()})
+  assert (
+    huggingface.open_foreign(str(path)).tensors.keys() == huggingface.open_foreign(str(GOLDEN / "gpt2")).tensors.keys()
+  )
+
+
+# ---- What cannot be written ------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_transformers_does_not_have(tmp_path):
+  """The fields that stand in the way are named."""
+  for config, reason in (
+    (toy.KINDS["modern_t5"], r"config.model.positions='rotary' \(theirs 'relative'\)"),
+    (
+      toy.KINDS["prefix_lm"],
+      r"gpt2: .*='gated_gelu': they have gelu, gelu_tanh, relu\n  mpt: .*\n  llama: config.*bidirectional_prefix=True",
+    ),
+    (toy.KINDS["shared_stacks"], r"config.model.share_stacks=True \(theirs False\)"),
+    (toy.config(tied_logits=True, init_scale=0.1), "config.model.init_scale=0.1: T5 scales logits of the embedding"),
+  ):
+    with pytest.raises(UserError, match=f"memory: none of the models of transformers that t2t writes(.|\n)*{reason}"):
+      huggingface.save(foreign.in_memory(config, {}), epath.Path(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("save", [huggingface.save, tensor_writer.save])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")])
+def test_what_breaks_off_leaves_nothing(save, error, tmp_path):
+  """Neither under the name nor beside it; a full disk is said."""
+  written = []
+
+  def advance(nbytes, count):
+    written.append(nbytes)
+    if len(written) == 5:
+      raise error
+
+  with pytest.raises((KeyboardInterrupt, UserError)) as found:
+    save(foreign.in_memory(CONFIG, foreign.random_params(CONFIG)), epath.Path(tmp_path / "out"), advance=advance)
+  assert not list(tmp_path.iterdir())
+  if isinstance(error, OSError):
+    assert str(found.value) == f"{tmp_path}/out: no space left while it was written; nothing was kept"
+
+
+def test_what_a_killed_conversion_left_is_removed_by_the_next(tmp_path, capfd):
+  """To the same place; what is still being written stays, and what has no lock."""
+  program = """
+import os, signal, sys
+from etils import epath
+from t2t.convert import atomic_output
+with atomic_output.whole(epath.Path(sys.argv[1]), 10) as folder:
+  (folder / "model").write_text("half of it")
+  os.kill(os.getpid(), signal.SIGKILL)
+"""
+  subprocess.run([sys.executable, "-c", program, str(tmp_path / "out")], check=False)
+  left = sorted(path.name for path in tmp_path.iterdir())
+  assert len(left) == 2 and left[1] == f"{left[0]}.lock"
+  (tmp_path / "out.part-without").mkdir()
+  with atomic_output.whole(epath.Path(tmp_path / "out"), 10) as folder:
+    assert f"{left[0]}: was left by a conversion that was killed" in capfd.readouterr().err
+    (folder / "model").write_text("all of it")
+    with atomic_output.whole(epath.Path(tmp_path / "out"), 10):
+      assert (folder / "model").exists()
+  assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.part-without"]
+  assert (tmp_path / "out" / "model").read_text() == "all of it"
+
+
+@pytest.mark.parametrize("save", [huggingface.save, tensor_writer.save])
+def test_what_has_no_room_is_not_begun(save, tmp_path, monkeypatch):
+  """Neither on a disk that is too small nor over what is there."""
+  made = foreign.in_memory(CONFIG, foreign.random_params(CONFIG))
+  usage = shutil.disk_usage(tmp_path)
+  monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1_000))
+  with pytest.raises(UserError, match=r"out: no space left: [\d.]+ kB are needed, 1 kB are free on the disk of"):
+    save(made, epath.Path(tmp_path / "out"))
+  (tmp_path / "out").mkdir()
+  (tmp_path / "out" / "mine.txt").write_text("precious")
+  with pytest.raises(UserError, match="out: exists and is not an empty folder; give another, or delete it first"):
+    save(made, epath.Path(tmp_path / "out"))
+  assert [path.name for path in tmp_path.rglob("*")] == ["out", "mine.txt"]
+
+
+def test_every_table_is_read_both_ways():
+  """No two names of a family mean the same parameter, and none is of a parameter that no model has."""
+  for family in settings_lib.FAMILIES.values():
+    ours = [path for value in family.names.values() for path in ([value] if isinstance(value, str) else value)]
+    assert len(ours) == len(set(ours))
+    assert set(family.copies.values()) <= set(family.names)
+    assert isinstance(family, hf_mappings.Family)

@@ -1,0 +1,484 @@
+"""A run on several processes is the run on one, whatever axis crosses them; and what is said of hosts that do not come.
+
+Processes are started twice, two with two devices each and four with one; each start runs one command after another.
+"""
+
+import argparse
+import collections
+from collections.abc import Mapping, Sequence
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from etils import epath
+import folders
+import numpy as np
+import pytest
+import test_evaluate
+import test_train
+
+from t2t import UserError
+from t2t import __main__ as command
+from t2t.checkpoints import manifest, verify
+from t2t.reports import first_batches
+from t2t.runtime import exit_codes, hosts, rendezvous
+from t2t.training import metric_writers
+
+pytestmark = pytest.mark.slow
+
+_CHILD = """
+import json, signal, sys
+from t2t import __main__ as command
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # though `nohup` runs the tests
+for argv in json.loads(sys.argv[1]):
+  print("$ t2t", *argv, file=sys.stderr, flush=True)
+  code = command.main(argv)
+  if code not in (0, 129):  # stopped as the test asked for
+    sys.exit(code)
+"""
+text, module = test_train.text, test_evaluate.module  # the fixtures
+_SHORT = (
+  "--config.model.num_heads=4",
+  "--config.model.head_dim=4",
+  "--config.model.num_encoder_layers=1",
+  "--config.model.num_decoder_layers=1",
+  "--config.train.steps=2",
+  "--config.eval.batches=1",
+  "--config.eval.every=2",
+  "--config.eval.num_logged_samples=0",
+)
+_GOES_ON = ("--config.train.steps=4",)
+
+
+def mesh(**sizes: int) -> tuple[str, ...]:
+  return tuple(f"--config.mesh.{axis}={size}" for axis, size in sizes.items())
+
+
+_LOGGED = ("--config.eval.num_logged_samples=1", "--config.logging.histograms=1", "--config.logging.tracker=mlflow")
+_STAGES = '--config.stages={"name": "short", "fraction": 0.5, "data.inputs_length": 32},{"train.batch_size": 16}'
+# What crosses two processes with two devices each is the first axis of more than one; on four with one each it is both.
+TWO = {
+  "data": mesh(data=2, fsdp=2),
+  "fsdp": mesh(fsdp=4),
+  "dcn_data": mesh(dcn_data=2, fsdp=2),
+  "tensor": mesh(tensor=4),
+  "sequence": mesh(sequence=4),
+}
+FOUR = {"fsdp_tensor": mesh(fsdp=2, tensor=2), "data_sequence": mesh(data=2, sequence=2)}
+
+
+def free_port() -> int:
+  """One that is free, as the one below it is."""
+  while True:
+    with socket.socket() as upper, socket.socket() as lower:
+      upper.bind(("", 0))
+      port = upper.getsockname()[1]
+      try:
+        lower.bind(("", port - 1))
+      except OSError:
+        continue
+      return port
+
+
+class Processes:
+  """Processes with so many devices each that run the same commands, one after another, until one fails.
+
+  Args:
+    runs: what stands behind `t2t`.
+    last: index -> of one process, in place of the last of `runs`.
+    cache: folder of compiled programs.
+  """
+
+  def __init__(
+    self,
+    number: int,
+    devices: int,
+    runs: Sequence[list[str]],
+    *,
+    cache: pathlib.Path,
+    last: Mapping[int, list[str]] = collections.ChainMap(),
+  ):
+    address = f"localhost:{free_port()}"
+    environment = os.environ | {
+      "JAX_PLATFORMS": "cpu",
+      "JAX_NUM_CPU_DEVICES": str(devices),
+      "T2T_CACHE_DIR": str(cache),
+    }
+    environment |= {"PYTHONPATH": str(folders.ROOT), "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
+    self._logs = [cache / f"{number}_{index}.log" for index in range(number)]
+    self.children = []
+    for index, log in enumerate(self._logs):
+      where = [f"--coordinator={address}", f"--num_processes={number}", f"--process_id={index}"]
+      own = [[*runs[0], *where], *runs[1:-1], last.get(index, runs[-1])]
+      with open(log, "w") as file:
+        self.children.append(
+          subprocess.Popen([sys.executable, "-c", _CHILD, json.dumps(own)], env=environment, stdout=file, stderr=file)
+        )
+
+  def wait(self) -> tuple[list[int], list[str]]:
+    """The exit code of each, and what each wrote."""
+    try:
+      codes = [child.wait(timeout=600) for child in self.children]
+    finally:
+      for child in self.children:
+        child.kill()
+    return codes, [log.read_text() for log in self._logs]
+
+
+def arguments(text: pathlib.Path, workdir: pathlib.Path, *overrides: str) -> list[str]:
+  return test_train.arguments(text, workdir, *_SHORT, *overrides)
+
+
+def curves(workdir: pathlib.Path) -> list[dict[int, float]]:
+  return [metric_writers.read_metrics(workdir / "metrics.jsonl", f"{name}/loss") for name in ("train", "eval")]
+
+
+def assert_same_losses(one: pathlib.Path, other: pathlib.Path, *, steps: int) -> None:
+  """At every step up to `steps`."""
+  for found, expected in zip(curves(one), curves(other), strict=True):
+    expected = {step: loss for step, loss in expected.items() if step <= steps}
+    assert found == pytest.approx(expected, rel=1e-5) and steps in found, one
+
+
+def commands(folder: pathlib.Path, text: pathlib.Path, module: pathlib.Path) -> dict[str, list[str]]:
+  """What is run alone, and on several processes as well."""
+  whole, tasks = folder.parent / "one" / "train", test_evaluate.options(module)
+  finetune = ["train", "--config=finetune_superglue", f"--config.init.checkpoint={whole}", *tasks, *_SHORT[4:]]
+  return {
+    "warm": arguments(text, folder / "warm", f"--config.init.checkpoint={whole}"),
+    "stages": arguments(text, folder / "stages", *_GOES_ON, _STAGES),
+    "finetune": [*finetune, "--config.data.num_streams=2", f"--workdir={folder / 'finetune'}"],
+    "eval": ["eval", f"--checkpoint={whole}", f"--workdir={folder / 'eval'}", *tasks],
+    "infer": [
+      *("infer", f"--checkpoint={whole}", f"--input={folder.parent / 'lines.txt'}", "--max_length=4"),
+      *(f"--output={folder / 'infer' / 'out.jsonl'}", "--batch_size=4", "--temperature=1"),
+    ],
+  }
+
+
+@pytest.fixture(scope="module")
+def alone(text, module, tmp_path_factory) -> pathlib.Path:
+  """A run of four steps that one process makes; see `also_alone`."""
+  folder = tmp_path_factory.mktemp("processes")
+  (folder / "lines.txt").write_text("".join(f"{word} <extra_id_0>\n" for word in ("quick", "brown", "fox", "", "dog")))
+  assert command.main(arguments(text, folder / "one" / "train", *_GOES_ON)) == 0
+  return folder
+
+
+def also_alone(alone: pathlib.Path, text: pathlib.Path, module: pathlib.Path, *names: str) -> None:
+  """What one process makes of that run's checkpoint, by `commands`."""
+  for name in names:
+    if not (alone / "one" / name).exists():
+      assert command.main(commands(alone / "one", text, module)[name]) == 0
+
+
+def assert_as_alone(alone: pathlib.Path, folder: pathlib.Path) -> None:
+  """What `commands` made is what one process made."""
+  for name in ("warm", "finetune"):
+    if (folder / name).exists():
+      assert_same_losses(folder / name, alone / "one" / name, steps=2)
+  if (folder / "eval").exists():
+    found, expected = (json.loads((each / "eval" / "results.json").read_text()) for each in (folder, alone / "one"))
+    assert found == expected
+  if (folder / "infer").exists():
+    found, expected = ((each / "infer" / "out.jsonl").read_text().splitlines() for each in (folder, alone / "one"))
+    assert len(found) == 5
+    for line, other in zip(map(json.loads, found), map(json.loads, expected), strict=True):
+      assert line.pop("score") == pytest.approx(other.pop("score"), rel=1e-4)
+      assert line == other
+
+
+def assert_told_by_the_first(workdir: pathlib.Path, said: Sequence[str]) -> None:
+  """What a run leaves beside its checkpoints is written once, by the first process, and is of all rows."""
+  noted = [json.loads(line)["event"] for line in (workdir / "history.jsonl").read_text().splitlines()]
+  assert noted == ["start", "end"]
+  (_, samples), *others = metric_writers.read_samples(workdir / "samples.jsonl").items()
+  assert not others and [label for label, _ in samples[0]][:2] == ["input", "prediction"]
+  assert [given["step"] for given in first_batches.read(workdir)] == [0]
+  page = (workdir / "report.html").read_text()
+  assert "step 2 of 2" in page and "Example 1" in page and "What the model is given" in page
+  tracker = said[0].count("config.logging.tracker=mlflow: not installed") or said[0].count("mlflow: run ")
+  assert (tracker, said[1].count("mlflow:")) == (1, 0)
+  assert [each.count(f"{workdir / 'report.html'}") for each in said] == [1, 0]
+  assert len(list((workdir / "tensorboard").iterdir())) == 1
+
+
+def stopped(workdir: pathlib.Path, processes: Processes) -> None:
+  """Sends SIGHUP to the last process when the run in `workdir` makes steps."""
+  while not (workdir / "metrics.jsonl").exists() and processes.children[-1].poll() is None:
+    time.sleep(0.1)
+  processes.children[-1].send_signal(signal.SIGHUP)
+
+
+def test_two_processes_do_as_one_does(text, module, alone, tmp_path):
+  """Over axes that cross them; one that is told to stop stops all, saved; one that waits for its data is named."""
+  folder = alone / "two"
+  also_alone(alone, text, module, "finetune")
+  train = lambda name, *others: arguments(text, folder / name, *others)
+  os.mkfifo(tmp_path / "pipe.txt")
+  stuck = ("--config.train.stall_seconds=20", "--workdir", str(tmp_path / "stuck"))
+  processes = Processes(
+    2,
+    2,
+    [
+      train("dcn_data", *TWO["dcn_data"], "--config.train.offload_optimizer=True", *_LOGGED),
+      train("tensor", *TWO["tensor"]),
+      train("tensor", *_GOES_ON, *TWO["fsdp"]),
+      [*commands(folder, text, module)["finetune"], *TWO["data"]],
+      train("stopped", "--config.train.steps=100000", "--config.eval.every=100000", *TWO["data"]),
+      train("stuck", *stuck),
+    ],
+    last={1: [*train("stuck", *stuck), f"--config.data.files={tmp_path / 'pipe.txt'}"]},
+    cache=tmp_path,
+  )
+  stopped(folder / "stopped", processes)
+  codes, said = processes.wait()
+  assert codes == [exit_codes.LOST] * 2, "\n".join(said)
+  assert_same_losses(folder / "dcn_data", alone / "one" / "train", steps=2)
+  assert_told_by_the_first(folder / "dcn_data", said)
+  assert_same_losses(folder / "tensor", alone / "one" / "train", steps=4)
+  assert_as_alone(alone, folder)
+  saved = max(int(path.name) for path in (folder / "stopped" / "checkpoints").iterdir())
+  assert saved == max(curves(folder / "stopped")[0])
+  assert "SIGHUP: saving after this step" in said[1] and "SIGHUP came: saving after this step" in said[0]
+  assert "step 2/2" in said[0] and "step 2/2" not in said[1]
+  for index in range(2):
+    assert f"; process {index} on {socket.gethostname()} ends, too" in said[index]
+    assert "no step has ended for 20 s; where they stand:" in said[index]
+    assert f"process 1 on {socket.gethostname()} in t2t/data/" in said[index]
+
+
+@pytest.mark.exhaustive
+def test_two_processes_do_the_rest_as_one_does(text, module, alone, tmp_path):
+  """A checkpoint of Hugging Face's on a sequence axis, a run of several stages, an evaluation."""
+  folder = alone / "rest"
+  also_alone(alone, text, module, "warm", "stages", "eval")
+  assert command.main(["convert", str(alone / "one" / "train"), str(alone / "hf")]) == 0
+  own = commands(folder, text, module)
+  hf = arguments(text, folder / "hf", *TWO["sequence"], f"--config.init.checkpoint={alone / 'hf'}")
+  runs = [hf, [*own["stages"], *TWO["fsdp"]], [*own["eval"], *TWO["tensor"]]]
+  codes, said = Processes(2, 2, runs, cache=tmp_path).wait()
+  assert codes == [0] * 2, "\n".join(said)
+  assert_same_losses(folder / "hf", alone / "one" / "warm", steps=2)
+  assert_same_losses(folder / "stages", alone / "one" / "stages", steps=4)
+  assert_as_alone(alone, folder)
+
+
+@pytest.mark.exhaustive
+def test_four_processes_do_as_one_does(text, module, alone, tmp_path):
+  """On meshes of two axes that cross processes; and of one that fails the others say why."""
+  folder = alone / "four"
+  also_alone(alone, text, module, "infer")
+  own = commands(folder, text, module)
+  train = lambda name, *others: arguments(text, folder / name, *others)
+  (tmp_path / "broken.jsonl").write_text('{"text": "good"}\n{"text": \n')
+  processes = Processes(
+    4,
+    1,
+    [
+      train("four", *FOUR["fsdp_tensor"]),
+      train("four", *_GOES_ON, *FOUR["data_sequence"]),
+      [*own["infer"], "--tensor=2"],
+      train("broken"),
+    ],
+    last={2: [*train("broken"), f"--config.data.files={tmp_path / 'broken.jsonl'}"]},
+    cache=tmp_path,
+  )
+  codes, said = processes.wait()
+  assert codes == [2] * 4, "\n".join(said)
+  assert_same_losses(folder / "four", alone / "one" / "train", steps=4)
+  assert_as_alone(alone, folder)
+  assert "broken.jsonl, line 2" in said[2]
+  for index in (0, 1, 3):
+    assert f"process 2 on {socket.gethostname()}: " in said[index].splitlines()[-1]
+    assert "broken.jsonl, line 2" in said[index].splitlines()[-1]
+
+
+# Of ten records the first stream has those whose targets are odd, see
+# `test_a_stream_whose_share_makes_nothing_reads_the_other_shares`.
+_FILTERED = """
+import seqio, tensorflow as tf
+from t2t.data import preprocessors
+def source(split, shuffle_files=False, seed=None):
+  numbers = range(10)
+  texts = {"inputs": [f"{i} plus 1" for i in numbers], "targets": [f"{split} {i + 1}" for i in numbers]}
+  return tf.data.Dataset.from_tensor_slices(texts)
+for name, pattern in (("one_half", "train .*[13579]"), ("none_held_out", "validation .*")):
+  left_out = lambda dataset, pattern=pattern: dataset.filter(
+    lambda x: tf.logical_not(tf.strings.regex_full_match(x["targets"], pattern))
+  )
+  splits = {"train": 10, "validation": 10}
+  seqio.TaskRegistry.add(
+    name,
+    source=seqio.FunctionDataSource(source, splits=tuple(splits), num_input_examples=splits),
+    preprocessors=preprocessors.text_to_text(left_out),
+    output_features=preprocessors.t5_features(),
+  )
+"""
+
+
+@pytest.mark.exhaustive
+def test_two_processes_read_tasks_whose_examples_are_left_out(tmp_path):
+  """A process whose share makes no example goes on with the other's; without held-out examples both say the same."""
+  (tmp_path / "filtered.py").write_text(_FILTERED)
+  train = lambda mixture: [
+    *("train", *test_train.T5, *_SHORT, *TWO["data"], "--config.data.num_streams=2"),
+    *(f"--config.data.mixture={mixture}", f"--config.data.task_modules={tmp_path / 'filtered.py'}"),
+    *("--config.data.vocabulary=bytes", f"--workdir={tmp_path / mixture}"),
+  ]
+  codes, said = Processes(2, 2, [train("one_half"), train("none_held_out")], cache=tmp_path).wait()
+  assert codes == [2] * 2, "\n".join(said)
+  assert 2 in curves(tmp_path / "one_half")[0]
+  for each in said:
+    assert "no held-out example: none_held_out makes none of the 10 records" in each.splitlines()[-1]
+
+
+# ---- Who does not come -----------------------------------------------------------------------------------------------
+
+
+def options(**values) -> argparse.Namespace:
+  defaults = dict(coordinator=None, num_processes=None, process_id=None, join_seconds=1)
+  return argparse.Namespace(**(defaults | values))
+
+
+def called(place: rendezvous.ProcessSpec, seconds: float, said: dict) -> threading.Thread:
+  def call():
+    try:
+      said[place.index] = rendezvous.roll_call(place, seconds=seconds)
+    except UserError as error:
+      said[place.index] = str(error)
+
+  thread = threading.Thread(target=call)
+  thread.start()
+  return thread
+
+
+def test_a_roll_call_ends_when_all_are_there():
+  """However long it might have waited."""
+  address, said = f"localhost:{free_port()}", {}
+  threads = [called(rendezvous.ProcessSpec(address, 3, index), 60.0, said) for index in (2, 0, 1)]
+  for thread in threads:
+    thread.join()
+  assert {index: sorted(others) for index, others in said.items()} == {0: [1, 2], 1: [0], 2: [0]}
+
+
+def test_those_who_are_there_say_who_is_missing(monkeypatch):
+  """By number, and by name where the environment has names."""
+  monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "a,b,c,d")
+  address, said = f"localhost:{free_port()}", {}
+  threads = [called(rendezvous.ProcessSpec(address, 4, index), 0.5, said) for index in (0, 2)]
+  for thread in threads:
+    thread.join()
+  for index in (0, 2):
+    assert f"(process {index}): 2 of 4 processes did not come" in said[index]
+    assert "process 1 on b, process 3 on d" in said[index]
+
+
+def test_without_the_first_process_the_others_say_so():
+  """With the address that they called."""
+  port = free_port()
+  with pytest.raises(UserError, match=f"the first process, at localhost, did not answer .* its port {port - 1}"):
+    rendezvous.roll_call(rendezvous.ProcessSpec(f"localhost:{port}", 2, 1), seconds=0.3)
+
+
+@pytest.mark.parametrize(
+  ("given", "message"),
+  [
+    (dict(coordinator="a:1"), "--num_processes is missing"),
+    (dict(num_processes=2, process_id=0), "--coordinator is missing"),
+    (dict(coordinator="a", num_processes=2, process_id=0), "--coordinator a: give HOST:PORT"),
+    (dict(coordinator="a:1", num_processes=2, process_id=2), "of 2 processes the first is 0, the last 1"),
+  ],
+)
+def test_options_that_do_not_go_together(given, message):
+  """Before anything is waited for."""
+  with pytest.raises(UserError, match=message):
+    hosts.place_of(options(**given))
+
+
+def test_slurm_says_who_is_who(monkeypatch):
+  """The first node of the step is called; a process has the device of its number on the node."""
+  for name, value in dict(JOB_ID="7", STEP_NODELIST="n[3-4]", NTASKS="4", PROCID="2", LOCALID="1").items():
+    monkeypatch.setenv(f"SLURM_{name}", value)
+  place = hosts.place_of(options())
+  assert place.address.startswith("n3:") and (place.number, place.index, place.devices) == (4, 2, (1,))
+
+
+def test_a_machine_by_itself_is_no_cluster():
+  """Nothing is waited for."""
+  assert hosts.place_of(options()) is None
+  hosts.join(options())
+
+
+def test_too_few_hosts_are_refused(text, tmp_path, capsys):
+  """Before anything is compiled."""
+  assert command.main(arguments(text, tmp_path, "--config.train.num_processes=4")) == 2
+  assert "config.train.num_processes=4, but 1 came" in capsys.readouterr().err
+
+
+@pytest.mark.exhaustive
+def test_two_processes_set_a_damaged_step_aside(text, alone, tmp_path):
+  """One bit of the last step is turned: both go on from the one before, and what they save is noted of both."""
+  workdir = shutil.copytree(alone / "one" / "train", tmp_path / "train")
+  array = max((workdir / "checkpoints" / "4" / "state").rglob("d/*"), key=os.path.getsize)
+  content = array.read_bytes()
+  array.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+  resumed = arguments(text, workdir, *_GOES_ON, *TWO["fsdp"])
+  codes, logs = Processes(2, 2, [resumed], cache=tmp_path).wait()
+  assert codes == [0, 0], logs
+  said = "checkpoints/4 is damaged, and set aside as damaged_4; going on from step 3"
+  assert [log.count(said) for log in logs] == [1, 0]
+  assert_same_losses(workdir, alone / "one" / "train", steps=4)
+  step = epath.Path(workdir / "checkpoints" / "4")
+  assert verify.of_step(step, step=4) == []
+  noted = manifest.read(step).files
+  assert {name.split("/")[1] for name in noted if "ocdbt.process" in name} == {"ocdbt.process_0", "ocdbt.process_1"}
+  assert len([name for name in noted if name.startswith("streams/stream-")]) == 2
+
+
+@pytest.fixture(scope="module")
+def wild(text, tmp_path_factory) -> tuple[pathlib.Path, list[str]]:
+  """A run of two processes whose losses are not finite, and what each wrote."""
+  overrides = (
+    "--config.optimizer.name=sgd",
+    "--config.optimizer.learning_rate=1e30",
+    "--config.optimizer.schedule=constant",
+    "--config.optimizer.warmup_steps=0",
+    "--config.train.steps=4",
+  )
+  back = (
+    "--config.nan_policy.on_nonfinite=rollback",
+    "--config.nan_policy.max_rollbacks=1",
+    "--config.checkpoint.save_interval_steps=1",
+  )
+  folder = tmp_path_factory.mktemp("wild")
+  run = arguments(text, folder / "run", *overrides, *back, *mesh(data=2))
+  codes, logs = Processes(2, 1, [run], cache=folder).wait()
+  assert codes == [exit_codes.REFUSED] * 2, logs
+  return folder / "run", logs
+
+
+def test_two_processes_go_back_together(wild):
+  """As often as they may, when a loss is not finite; then both end, with the batch."""
+  workdir, logs = wild
+  assert [log.count("going back to step 1, and passing over the 1 batches behind it") for log in logs] == [1, 0]
+  assert all("has gone back 1 times, and config.nan_policy.max_rollbacks=1" in log for log in logs)
+  assert json.loads((workdir / "went_back.jsonl").read_text()) == {"checkpoint": 1, "step": 2}
+  assert len(np.load(workdir / "bad_batches" / "step_2.npz")["encoder_input_tokens"]) == 8
+
+
+@pytest.mark.exhaustive
+def test_two_processes_look_where_a_number_arose(wild, tmp_path):
+  """Both compute the step again; the first says what was found."""
+  replay = ["replay", str(wild[0]), "--step", "2", "--rows", "1"]
+  codes, logs = Processes(2, 1, [replay], cache=tmp_path).wait()
+  assert codes == [0, 0], logs
+  assert "first place    infinity, backward, by mul at models/layers.py" in logs[0], logs
+  assert "of 8, of stream" in logs[0] and "where the number arose" in logs[0] and "first place" not in logs[1]

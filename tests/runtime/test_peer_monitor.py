@@ -1,0 +1,168 @@
+"""Of several processes one is killed, fails, is stopped or hangs: the others end soon, and say who and why.
+
+With JAX's own service beside the link, and a collective that all wait in; the whole command is in test_hosts.py.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import folders
+import pytest
+import test_hosts
+
+from t2t.runtime import exit_codes, peer_monitor
+
+# `ready` is printed when the processes have met; when all are, each does what its argument says.
+_CHILD = """
+import argparse, socket, sys, time
+import jax
+from jax.experimental import multihost_utils
+from t2t.runtime import hosts, peer_monitor, rendezvous, watchdog
+port, index, role = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+hosts.join(argparse.Namespace(
+  coordinator=f"localhost:{port}", num_processes=3, process_id=index, join_seconds=120, lost_seconds=3))
+try:
+  multihost_utils.process_allgather(index)
+  print("ready", flush=True)
+  sys.stdin.readline()
+  if role == "fail":
+    peer_monitor.fail("text.jsonl, line 7: no JSON", 2)
+  if role == "bug":
+    raise KeyError("a bug")
+  if role == "bye":
+    sys.exit(0)
+  with watchdog.Watchdog(0.0, longest=2.0 if role == "stall" else 0.0).running():
+    if role == "hang":
+      ends = socket.socketpair()
+      rendezvous._line(ends[0], 600.0)
+    while role != "idle":
+      multihost_utils.process_allgather(index)
+      time.sleep(0.01)
+    time.sleep(600)
+except Exception as error:
+  peer_monitor.fail(f"{type(error).__name__}: {error}".partition("\\n")[0], 1, trace="Traceback")
+  raise
+"""
+
+
+class Three:
+  """Three processes, each with a role."""
+
+  def __init__(self, *roles: str):
+    port = test_hosts.free_port()
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(folders.ROOT)}
+    self.children = [
+      subprocess.Popen(
+        [sys.executable, "-c", _CHILD, str(port), str(index), role],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+      )
+      for index, role in enumerate(roles)
+    ]
+
+  def __enter__(self) -> "Three":
+    for child in self.children:
+      while (line := child.stdout.readline()) != "ready\n":  # before it Gloo says whom it knows
+        assert line, child.stderr.read()
+    for child in self.children:
+      child.stdin.write("go\n")
+      child.stdin.flush()
+    return self
+
+  def __exit__(self, *error) -> None:
+    for child in self.children:
+      child.kill()
+      child.communicate()
+
+  def last_lines(self, *indices: int, code: int = exit_codes.LOST) -> list[str]:
+    """The last line that each wrote; it ended with `code`."""
+    said = [self.children[index].communicate(timeout=60)[1].strip() for index in indices]
+    assert [self.children[index].returncode for index in indices] == [code] * len(indices), said
+    return [text.splitlines()[-1] for text in said]
+
+
+def on_this_host(index: int) -> str:
+  return f"process {index} on {socket.gethostname()}"
+
+
+@pytest.mark.slow
+def test_one_that_is_killed_is_named():
+  """Whether the others wait for it in a collective or do something else."""
+  with Three("work", "work", "idle") as three:
+    three.children[1].kill()
+    for index, said in zip((0, 2), three.last_lines(0, 2), strict=True):
+      assert said.startswith(f"t2t: {on_this_host(1)} ended without a word: killed")
+      assert said.endswith(f"; {on_this_host(index)} ends, too")
+
+
+@pytest.mark.exhaustive
+def test_the_first_one_is_named_as_well():
+  """JAX's service goes with it, and ends processes with the stacks of its threads, but not before they have spoken.
+
+  One that is done is no such process, and is not missed.
+  """
+  with Three("idle", "bye", "idle") as three:
+    three.children[0].kill()
+    said = three.last_lines(1, 2)
+    assert all("process 0 on localhost ended without a word" in each for each in said), said
+
+
+@pytest.mark.exhaustive
+def test_sigterm_before_there_is_anything_to_save_ends_all():
+  """At once: nobody has asked for notices yet."""
+  with Three("idle", "work", "work") as three:
+    three.children[2].terminate()
+    assert all(f"{on_this_host(2)} ended without a word" in said for said in three.last_lines(0, 1))
+    assert three.children[2].wait() == -signal.SIGTERM
+
+
+@pytest.mark.slow
+def test_one_that_is_stopped_is_missed():
+  """As if its machine were gone; and when it goes on, it ends as well."""
+  with Three("idle", "work", "work") as three:
+    three.children[1].send_signal(signal.SIGSTOP)
+    assert all(f"{on_this_host(1)} has not answered for 3 s" in said for said in three.last_lines(0, 2))
+    three.children[1].send_signal(signal.SIGCONT)
+    assert "process 0 on localhost" in three.last_lines(1)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failing", [0, 2])
+def test_one_that_fails_says_why(failing):
+  """What it was given cannot be used: it ends with its own code, and the others repeat its words."""
+  roles = ["work"] * 3
+  roles[failing] = "fail"
+  with Three(*roles) as three:
+    others = [index for index in range(3) if index != failing]
+    assert all(
+      f"process {failing} on" in s and "text.jsonl, line 7: no JSON" in s for s in three.last_lines(*others, code=2)
+    )
+    assert three.children[failing].wait() == 2
+
+
+@pytest.mark.exhaustive
+def test_an_error_of_the_code_is_told_as_well():
+  """After a moment, in which another's end would have been told in its place."""
+  with Three("work", "bug", "work") as three:
+    assert all(f"{on_this_host(1)}: KeyError: 'a bug'" in said for said in three.last_lines(0, 2, code=1))
+    assert "Traceback" in three.children[1].communicate()[1]
+
+
+@pytest.mark.slow
+def test_of_those_who_stand_still_the_one_that_holds_up_the_others_comes_first():
+  """Each says where it stands when one of them has waited for too long."""
+  with Three("work", "hang", "stall") as three:
+    for said in three.last_lines(0, 1, 2):
+      assert "no step has ended for 2 s; where they stand: " in said
+      assert f"{on_this_host(1)} in t2t/runtime/rendezvous.py, line " in said and "in _line" in said
+
+
+def test_numbers_are_short():
+  """Of 256 hosts as of three."""
+  assert peer_monitor._numbers([*range(17), 18, *range(20, 256)]) == "0-16, 18, 20-255"

@@ -1,0 +1,108 @@
+"""The page of models that do not write: it is told what they are asked, and answers as `t2t infer` does for a line."""
+
+import functools
+import json
+import pathlib
+import re
+
+import pytest
+import test_classification
+import test_server
+import trained
+
+from t2t import UserError
+from t2t import __main__ as command
+from t2t.checkpoints import pretrained
+from t2t.commands import infer
+from t2t.inference import head_predictor, text_generation
+from t2t.serving import html_page, model_service, server
+
+pytestmark = pytest.mark.exhaustive
+
+several = test_classification.several  # the fixture
+
+
+def service(checkpoint, *options) -> model_service.Asker:
+  """As the command makes it."""
+  parsed = infer._parser().parse_args(["--checkpoint", str(checkpoint), "--server", *options])
+  return infer._service(
+    parsed, pretrained.read_source(str(checkpoint)), {}, text_generation.decode_config(max_length=64)
+  )
+
+
+def row(checkpoint, line, folder: pathlib.Path, *options) -> dict:
+  """What the command writes for a line."""
+  (folder / "in.jsonl").write_text(json.dumps(line))
+  files = ["--input", str(folder / "in.jsonl"), "--output", str(folder / "out.jsonl")]
+  assert command.main(["infer", "--checkpoint", str(checkpoint), *files, *options]) == 0
+  return json.loads((folder / "out.jsonl").read_text())
+
+
+def values(fields: dict) -> dict:
+  """What is the model's, its numbers apart."""
+  kept = {name: x for name, x in fields.items() if name in ("prediction", "score", "probabilities")}
+  return {name: list(x.values()) if isinstance(x, dict) else x for name, x in kept.items()}
+
+
+@pytest.mark.parametrize("head", ["pair", "copa"])  # a number is told as a class is
+def test_a_head_answers_as_for_a_line(head, several, tmp_path):
+  """The last event has the fields of a row; the page knows which kind of answer it is."""
+  asker = service(several, f"--head={head}")
+  about = asker.about()
+  kind = {"pair": "class", "copa": "choice"}[head]
+  assert (about["asks"], about["pairs"], about["max_inputs"], about["head"]) == (kind, True, 72, head)
+  line = {name: x for name, x in test_classification.LINES[head][3].items() if name != "id"}
+  *before, found = asker.generate(asker.parse(json.dumps(line).encode()))
+  assert {"state": "compiling"} in before and found["ended"]
+  *before, again = asker.generate(asker.parse(json.dumps(line).encode()))
+  assert {"state": "compiling"} not in before and again == found
+  expected = row(several, line, tmp_path, f"--head={head}", "--batch_size=1")
+  for name, value in values(expected).items():
+    assert values(found)[name] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-4)), name
+
+
+def test_blanks_are_filled_over_http(tmp_path):
+  """A server answers with a line for each event; without a blank it says what to write."""
+  checkpoint = trained.workdir("encoder_only")
+  asker = service(checkpoint, "--top=4")
+  with server.make_server(asker, host="127.0.0.1", port=0) as running:
+    ask = functools.partial(test_server.ask, running.server_port, "POST", "/generate")
+    about = json.loads(test_server.ask(running.server_port, "GET", "/about")[2])
+    filled = [json.loads(line) for line in ask({"inputs": "the [MASK] fox" + "x" * 50})[2].splitlines()]
+    without = [json.loads(line) for line in ask({"inputs": "the fox"})[2].splitlines()]
+    status, _, refused = ask({"inputs": "the fox", "beam": 3})
+  assert about["asks"] == "fill" and not about["pairs"]
+  assert filled[0] == {"cut": 12} and len(filled[-1]["fillings"][0]) == 4 and filled[-1]["tokens"] == 48
+  expected = row(checkpoint, {"inputs": "the [MASK] fox" + "x" * 50}, tmp_path, "--top=4")
+  assert filled[-1]["prediction"] == expected["prediction"]
+  assert without[-1] == {"error": "no blank: write [MASK] where a word is to be filled in"}
+  assert status == 400 and "'beam': no such option; there are inputs" in json.loads(refused)["error"]
+
+
+@pytest.mark.parametrize(
+  ("body", "message"),
+  [
+    (b"[]", "no JSON object"),
+    (b"{}", "nothing to read"),
+    (b'{"inputs": " "}', "nothing to read"),
+    (b'{"inputs": 3}', "inputs: is a number; give a text"),
+    (b'{"parts": "a", "candidates": ["b"]}', "field 'parts' is \"a\"; give a list"),
+    (b'{"inputs": "a"}', "the request: has no 'candidates'"),
+    (b'{"inputs": "a", "candidates": [1]}', "field 'candidates' is [1]; give a list"),
+  ],
+)
+def test_a_bad_request_says_why(body, message, several):
+  asker = _choice(several)
+  with pytest.raises(UserError, match=re.escape(message)):
+    asker.parse(body)
+
+
+@functools.cache
+def _choice(checkpoint) -> model_service.Asker:
+  return service(checkpoint, "--head=copa")
+
+
+def test_the_page_shows_every_kind_of_answer():
+  """What it can be told that a model is asked stands in its table."""
+  table = html_page.page()[0].decode().partition("const WAYS = {")[2].partition("\n};")[0]
+  assert set(re.findall(r"^  (\w+): \{", table, re.MULTILINE)) == {"write", "fill", *head_predictor.KINDS}

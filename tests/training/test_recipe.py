@@ -1,0 +1,94 @@
+"""What the data of a run decides: how many steps its epochs are."""
+
+import dataclasses
+
+import pytest
+import seqio
+import test_head_examples
+import test_spans
+
+from t2t import UserError
+from t2t.configuration.loading import load_config, records
+from t2t.data import train_data
+from t2t.models.config import HeadConfig
+from t2t.training import recipe
+
+
+@pytest.fixture
+def config(monkeypatch):
+  """Of three records, one without a label, whose class a head tells."""
+  found = test_head_examples.task().replace(name="runs_labelled")
+  monkeypatch.setitem(seqio.TaskRegistry._REGISTRY, found.name, found)
+  return registered_run(found.name)
+
+
+def registered_run(name, **data):
+  config = records(load_config("tiny_bert"))
+  data = {"mixture": name, "task_modules": (), "eval_split": "train", "inputs_length": 32, **data}
+  return config.with_(data=data, train={"loss": "", "batch_size": 2}, model={"vocab_size": 384})
+
+
+def epochs(config, number, **train):
+  return config.with_(train={"epochs": number, **train}, eval={"every": 0}, checkpoint={"save_interval_steps": 0})
+
+
+@pytest.mark.exhaustive
+def test_epochs_pass_over_what_is_learned(config):
+  """Records without a label are no part of them; what is done once an epoch is done so often."""
+  found = train_data.resolved(epochs(config, 3.0))
+  assert (found.train.steps, found.eval.every, found.checkpoint.save_interval_steps) == (3, 1, 1)
+  assert [head.name for head in found.model.heads] == ["sure"]
+  assert train_data.resolved(epochs(config, 0.1)).train.steps == 1
+  assert train_data.resolved(epochs(config, 10.0, batch_size=1)).train.steps == 20
+  assert train_data.resolved(epochs(config, 0.0, steps=7)).train.steps == 7
+
+
+def test_the_vocabulary_says_how_many_rows_its_embedding_has(config):
+  """Up to a multiple of 128, which the resolved config has; a number that is given stays."""
+  found = train_data.resolved(config.with_(model={"vocab_size": 0}))
+  size = train_data.vocabulary(config).vocab_size
+  assert found.model.vocab_size % 128 == 0 and 0 <= found.model.vocab_size - size < 128
+  assert found.to_dict()["model"]["vocab_size"] == found.model.vocab_size
+  assert train_data.resolved(config).model.vocab_size == 384
+  with pytest.raises(UserError, match="config.model.vocab_size=0 is the size of the vocabulary, .* give a number"):
+    recipe.make(config.with_(model={"vocab_size": 0}))
+
+
+@pytest.mark.exhaustive
+def test_a_context_is_as_many_rows_as_windows(tmp_path, monkeypatch):
+  """Of a long text several: a pass over the questions is one over all of them."""
+  found = test_spans.registry.task_or_mixture("squad_v2", modules=("t2t.tasks.squad",))
+  folder = test_spans.write(tmp_path, 4)
+  read = test_spans.selection.adapt(found, vocabulary=test_head_examples.BYTES, folders={"squad_v2": str(folder)})
+  (head,) = test_spans.answering.heads_of([read], test_head_examples.BERT_LIKE, test_head_examples.BYTES)
+  run = registered_run("squad_v2", inputs_length=256, train_split="train")
+  run = run.with_(train={"loss": "heads"}, model={"heads": (dataclasses.replace(head, reads="each"),)})
+  made = test_spans.answering.for_heads(read, "encoder_only", run.model.heads)
+  rows = made.get_dataset({"inputs": 256}, split="train", shuffle=False, num_epochs=1)
+  windows = sum(1 for _ in rows.as_numpy_iterator())
+  assert windows > 8 and train_data._rows_of_a_record(run, read) == windows / 8
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"data": {"pack": True}}, "config.train.epochs=3.0: with config.data.pack=True a row has several examples"),
+    ({"train": {"epochs": -1.0}}, "config.train.epochs=-1.0: must not be below 0"),
+    ({"data": {"mixture": "", "files": "text.txt"}}, "config.train.epochs=3.0: counts examples of tasks, and there is"),
+  ],
+)
+def test_epochs_that_cannot_be_counted(config, changes, message):
+  """And what to give instead."""
+  with pytest.raises(UserError, match=message):
+    train_data.resolved(epochs(config, 3.0).with_(**changes))
+
+
+def test_a_task_of_an_unknown_number(config, monkeypatch):
+  """Its source says none."""
+  found = test_head_examples.task().replace(name="runs_unknown")
+  unknown = seqio.FunctionDataSource(found.source._dataset_fn, splits=("train",))
+  monkeypatch.setitem(seqio.TaskRegistry._REGISTRY, found.name, found.replace(source=unknown))
+  with pytest.raises(UserError, match="runs_unknown does not say how many examples it has; give config.train.steps"):
+    train_data.resolved(
+      epochs(config, 1.0).with_(data={"mixture": found.name}, model={"heads": (HeadConfig("sure", 2),)})
+    )
