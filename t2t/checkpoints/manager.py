@@ -373,6 +373,11 @@ STREAM = "stream-"  # prefix of the names of positions
 _OF_ORBAX = ("commit_success", "_")  # its own files in a checkpoint's folder
 
 
+def may_be_saved(name: str) -> bool:
+  """Returns whether a file of this name may be saved beside the streams, and is restored with them."""
+  return name not in ("", ".", "..") and "/" not in name and not name.startswith((STREAM, *_OF_ORBAX))
+
+
 class StreamsHandler(ocp.AsyncCheckpointHandler):
   """Handler of the files of a checkpoint beside its arrays, one for each stream of the data."""
 

@@ -124,7 +124,7 @@ def go_back(
     The state, its step, and what was saved beside it.
 
   Raises:
-    UserError: there is no checkpoint, or the run has gone back too often.
+    UserError: there is no checkpoint, it was made after `step`, or the run has gone back too often.
   """
   checkpoints.wait()
   saved_step, workdir = checkpoints.latest_step(), checkpoints.directory.parent
@@ -132,6 +132,12 @@ def go_back(
     raise UserError(
       f"{why}; there is no checkpoint to go back to: lower config.checkpoint.save_interval_steps, if one could be"
       " saved at all"
+    )
+  if step <= saved_step:
+    raise UserError(
+      f"{why}; the run cannot go back before the batch of step {step}: the last checkpoint, of step {saved_step}, has"
+      " learned from it. Raise Rollback before that step is saved (in Callback.on_metrics), or delete the checkpoint,"
+      f" {checkpoints.directory / str(saved_step)}"
     )
   taken, most = since(workdir, saved_step), config.nan_policy.max_rollbacks
   if len(taken) >= most:

@@ -338,7 +338,7 @@ class TrainConfig:
   batch_size: int = key(128, "sequences, over all devices", least=1)
   microbatches: int = key(1, "the batch is cut in as many parts, one after another: less memory, same result", least=1)
   seed: int = key(0, "of parameters, dropout and the order of data")
-  loss: str = key("", 'cross_entropy, heads, tokens_and_heads, electra, contrastive; "": heads where they answer')
+  loss: str = key("", 'a row of t2t.losses.LOSSES, such as cross_entropy; "": heads where they answer')
   z_loss: float = key(1e-4, "times log(Z)**2, added to the loss: keeps the logits near zero")
   label_smoothing: float = key(0.0, "share of the target distribution spread over the vocabulary; not held out")
   logits_chunk_tokens: int = key(256, "target positions per batch shard whose logits exist at one time", least=1)

@@ -87,6 +87,13 @@ class Recipe:
             raise UserError(
               f"config.init.others.{name}.rename: no {path!r} in the model{param_groups.nearest(path, shapes)}"
             )
+        for path in shapes:
+          if adapters_lib.base_path(path, self.config.adapters) is None and matches(source.patterns, path):
+            raise UserError(
+              f"config.{'/'.join(self.config.adapters)} adds {path} to a part that begins with"
+              f" config.init.others.{name}; adapt other parts of the model, or join the parts first: train without an adapter, and give that run as"
+              " config.init.checkpoint"
+            )
       if self.config.optimizer.param_groups:
         param_groups.check(self.config, shapes, never=never)
     return (*param_groups.frozen_patterns(self.config), *never)

@@ -53,7 +53,8 @@ class Callback:
   on `run.state` must do so on every process.
 
   Attributes:
-    end_reason: a sentence if the run is to end, with a checkpoint, after the current step; "": it continues.
+    end_reason: a sentence if the run is to end, with a checkpoint, after the current step, or after the next one if it
+      is set later than in `on_step`; "": it continues.
   """
 
   end_reason: str = ""
@@ -101,8 +102,15 @@ class Callback:
   def on_remark(self, run: "Run", step: int, text: str) -> None:
     """Runs for each sentence that `Run.remark` reports."""
 
+  def on_before_save(self, run: "Run") -> None:
+    """Runs before a checkpoint of `run.step` is made; the metrics of all steps so far have been read after it.
+
+    Raises:
+      Rollback: the run is to restore its last checkpoint.
+    """
+
   def on_save(self, run: "Run") -> Mapping[str, bytes]:
-    """Returns files that a checkpoint of `run.step` contains beside the state, by name."""
+    """Returns files that a checkpoint of `run.step` contains beside the state, by name; of the first process."""
     return {}
 
   def on_rollback(self, run: "Run") -> None:
@@ -187,8 +195,9 @@ class Run:
     return next((callback.end_reason for callback in self.callbacks if callback.end_reason), "") or self.batches.ended
 
   def goes_on(self) -> bool:
-    """Returns whether another step follows."""
-    return self.step < self.config.train.steps and not self.stop.stops and not self.end_reason
+    """Returns whether another step follows: a run that a callback ends is saved first."""
+    ends = self.end_reason and self.saved_step == (self.step or None)
+    return self.step < self.config.train.steps and not self.stop.stops and not ends
 
   def is_due(self, every: int) -> bool:
     """Returns whether this step is a multiple of `every`, or the last of its stage."""
@@ -218,7 +227,7 @@ class Run:
     self.step += 1
     self.dispatched = DispatchedStep(self.step, metrics, self.batches.wait_seconds, batch, self.batches.epochs)
     # A save that failed is repeated with the state of this step.
-    self.saves = self.stop.reached() or self.checkpoints.overdue() or bool(self.batches.ended)
+    self.saves = self.stop.reached() or self.checkpoints.overdue() or bool(self.end_reason)
     self.saves = self.saves or self.is_due(self.program.stage.config.checkpoint.save_interval_steps)
     self.evaluates = self.is_due(self.program.stage.config.eval.every) and not self.stop.stops
 

@@ -141,3 +141,12 @@ def test_sources_are_typed_by_name():
 def test_bad_sources_are_refused(others, message, tmp_path):
   with pytest.raises(UserError, match=re.escape(message)):
     train(config(**{"init.others": others}), tmp_path)
+
+
+def test_an_adapter_on_such_a_part_is_refused(tmp_path):
+  """Before a checkpoint is read: both keys are named."""
+  others = {"reader": {"checkpoint": "runs/part", "rename": ("encoder",), "frozen": True}}
+  with pytest.raises(
+    UserError, match=r"^config.lora adds encoder/\S+lora\S+ to a part .* with config.init.others.reader"
+  ):
+    train(config(**{"init.checkpoint": "runs/whole", "init.others": others, "lora.rank": 2}), tmp_path)

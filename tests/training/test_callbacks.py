@@ -7,6 +7,7 @@ import pytest
 import test_array_batches
 
 import t2t
+from t2t.checkpoints import manager
 from t2t.training import callbacks
 from t2t.training.run import Callback, Rollback
 
@@ -97,6 +98,74 @@ def test_a_callback_ends_the_run_with_a_checkpoint(tmp_path):
   assert last["step"] == 3
   history = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
   assert history[-1]["why"] == "enough for today"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("hook", "last"), [("on_batch", 3), ("on_step", 3), ("on_metrics", 3), ("on_step_end", 4)])
+def test_a_run_that_a_callback_ends_is_saved_and_measured(hook, last, tmp_path):
+  """Whichever hook ends it: the last step has a checkpoint, and each step its metrics."""
+
+  class Enough(Callback):
+    def __init__(self):
+      self.measured = []
+
+    def on_metrics(self, run, step, metrics):
+      self.measured.append(step.step)
+      self.end("on_metrics", step.step)
+
+    def on_batch(self, run, batch):
+      self.end("on_batch", run.step + 1)
+
+    def on_step(self, run):
+      self.end("on_step", run.step)
+
+    def on_step_end(self, run):
+      self.end("on_step_end", run.step)
+
+    def end(self, here, step):
+      if here == hook and step == 3 - (here == "on_metrics"):  # read one step late
+        self.end_reason = "enough for today"
+
+  enough = Enough()
+  steps = {"train.steps": 6, "checkpoint.save_interval_steps": 6, "eval.every": 6}
+  train(config(**steps), tmp_path, enough)
+  rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+  assert enough.measured == [row["step"] for row in rows if "train/loss" in row] == [*range(1, last + 1)]
+  assert [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()] == [str(last)]
+
+
+@pytest.mark.parametrize("name", ["_mine", "commit_success_mine", "stream-mine", "a/b", "..", ""])
+def test_a_file_that_would_not_come_back_is_refused(name):
+  assert not manager.may_be_saved(name)
+
+
+@pytest.mark.slow
+def test_a_file_of_a_callback_has_a_name_that_is_restored(tmp_path):
+  class Saves(Callback):
+    def on_save(self, run):
+      return {"_mine.json": b"{}"}
+
+  with pytest.raises(
+    t2t.UserError, match=r"Saves.on_save: '_mine.json' is the name of another file .* or cannot be one"
+  ):
+    train(config(), tmp_path, Saves())
+
+
+@pytest.mark.slow
+def test_a_rollback_to_before_the_last_checkpoint_is_refused(tmp_path):
+  """The workdir stays as it was: the same command goes on from the checkpoint."""
+
+  class Late(Callback):
+    def on_step(self, run):
+      if run.step == 3:
+        raise Rollback(2, "the loss of step 2 was bad")
+
+  with pytest.raises(
+    t2t.UserError, match=r"the loss of step 2 was bad; .* batch of step 2: the last checkpoint, of ste"
+  ):
+    train(config(), tmp_path, Late())
+  assert not (tmp_path / "went_back.jsonl").exists()
+  assert train(config(), tmp_path)["step"] == 4
 
 
 @pytest.mark.exhaustive

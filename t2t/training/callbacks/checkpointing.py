@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import UserError, sharding
+from t2t.checkpoints import manager
 from t2t.param_tree import path_name
 from t2t.training.run import Callback, Run
 from t2t.training.train_state import TrainState
@@ -24,20 +25,24 @@ class Checkpointing(Callback):
     """
     if not (run.saves or run.stop.stops or run.end_reason):
       return
+    run.call("on_before_save")
     with run.paused():
       run.lock.check()
       run.stop.saving()
       check_finite(run.state, step=run.step)
       # A run that resumes here finds each metric up to this step, in the files or in the checkpoint.
       beside = dict(run.batches.state(run.step))
+      names = set(beside)
       for callback in run.callbacks:
         files = callback.on_save(run)
-        if taken := [name for name in files if name in beside or name.startswith("stream-") or "/" in name]:
+        if reserved := [name for name in files if name in names or not manager.may_be_saved(name)]:
           raise UserError(
-            f"{type(callback).__name__}.on_save: a checkpoint has a file {taken[0]!r} of its own; give another name,"
-            " without a slash"
+            f"{type(callback).__name__}.on_save: {reserved[0]!r} is the name of another file beside a checkpoint, or"
+            " cannot be one; give another name, of letters and digits"
           )
-        beside |= files
+        names |= files.keys()
+        # All processes return a file under the same name: one writes it.
+        beside |= files if jax.process_index() == 0 else {}
       metrics = run.measured if run.measured_step == run.step else None
       run.checkpoints.save(run.step, run.state, beside, run.resolved[run.batches.stage], metrics=metrics)
       run.saved_step = run.step
