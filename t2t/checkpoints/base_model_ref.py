@@ -71,13 +71,13 @@ class Base:
     """Paths of all parameters that a step leaves out."""
     return frozenset(path for base in (self, *self.others) for path in base.entries)
 
-  def to_dict(self) -> dict[str, Any]:
+  def to_dict(self) -> dict[str, object]:
     """Returns what JSON has; empty keys are left out, as older versions wrote it."""
     values = dataclasses.asdict(self)
     return {key: value for key, value in values.items() if value or key not in ("name", "others")}
 
   @classmethod
-  def from_dict(cls, values: Mapping[str, Any], where: Any) -> "Base":
+  def from_dict(cls, values: Mapping[str, object], where: object) -> "Base":
     """The inverse of `to_dict`.
 
     Raises:

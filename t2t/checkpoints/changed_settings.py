@@ -15,7 +15,7 @@ from t2t.training import recipe
 _DECIDE = ("model", "optimizer", "train")  # sections of which a state's arrays may depend, as of those of OPTIONAL
 
 
-def error(saved: Mapping[str, Any], config: Config, mesh: jax.sharding.Mesh, *, workdir: Any, step: int) -> str:
+def error(saved: Mapping[str, object], config: Config, mesh: jax.sharding.Mesh, *, workdir: object, step: int) -> str:
   """Returns the error on a checkpoint whose arrays differ from the run's; "": no setting explains it.
 
   Args:

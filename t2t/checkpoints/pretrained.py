@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import dataclasses
 import sys
 import typing
-from typing import Any
+from typing import TYPE_CHECKING
 
 from etils import epath
 from flax import nnx, traverse_util
@@ -21,8 +21,11 @@ from t2t.configuration.schema import DataConfig
 from t2t.models import adapters as adapters_lib
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
-from t2t.param_tree import Params
+from t2t.param_tree import Params, Vocabulary
 from t2t.storage import gcs, hub
+
+if TYPE_CHECKING:
+  import seqio
 
 if typing.TYPE_CHECKING:
   from t2t.convert.lazy_tensors import Foreign
@@ -47,7 +50,7 @@ class Source:
 
   path: epath.Path
   model: TransformerConfig
-  run: Mapping[str, Mapping[str, Any]]
+  run: Mapping[str, Mapping[str, object]]
   vocabulary: str
   foreign: "Foreign | None" = None
   adapters: adapters_lib.Adapters = dataclasses.field(default_factory=dict)
@@ -172,7 +175,7 @@ def adopt(config: ConfigDict, source: Source) -> None:
     config.data.extra_ids = source.extra_ids
 
 
-def vocabulary(source: Source):
+def vocabulary(source: Source) -> Vocabulary:
   """The seqio vocabulary that a checkpoint was trained with: the one saved beside it, or else what its config names.
 
   Raises:
@@ -221,7 +224,7 @@ def task_modules(source: Source) -> tuple[tuple[str, ...], str]:
   return tuple(filter(registry.is_trusted, modules)), f"{why} (of eval: --config.data.task_modules)" if why else ""
 
 
-def trained_tasks(source: Source) -> list[typing.Any]:
+def trained_tasks(source: Source) -> "list[seqio.Task]":
   """Returns the registered seqio tasks that a model was fine-tuned on, without objectives and untrusted code's."""
   from t2t.data import objectives, task_resolution
 

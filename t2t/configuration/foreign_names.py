@@ -211,7 +211,7 @@ def translating(function: _Door) -> _Door:
   return call  # type: ignore[return-value]
 
 
-def t5x_pairs(value: Sequence[Any]) -> list[str]:
+def t5x_pairs(value: Sequence[str | tuple[str, str | None]]) -> list[str]:
   """The options that say what pairs of T5X's `assignment_map` say: (pattern, where it is there, or None: fresh).
 
   In:  ((r"^.*decoder.*$", None), ("encoder", "body"))

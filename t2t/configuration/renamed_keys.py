@@ -82,12 +82,12 @@ def current_key(key: str) -> str:
   return f"{RENAMED[parent]}.{name}" if parent in RENAMED else key
 
 
-def current_value(key: str, value: Any) -> Any:
+def current_value(key: str, value: object) -> object:
   """Returns the present spelling of a value of a key, which has its present name."""
   return _VALUES.get(key, {}).get(value, value) if isinstance(value, str) else value
 
 
-def with_current_keys(saved: Mapping[str, Any]) -> dict[str, Any]:
+def with_current_keys(saved: Mapping[str, object]) -> dict[str, object]:
   """Returns a saved config, of config.json or a checkpoint, with the present names of its keys.
 
   In:  {"data": {"mixture": "super_glue", "superglue_dir": "SuperGLUE", "glue_dir": ""}}
@@ -106,7 +106,7 @@ def with_current_keys(saved: Mapping[str, Any]) -> dict[str, Any]:
   return config
 
 
-def current_stage(stage: Any) -> Any:
+def current_stage(stage: object) -> object:
   """Returns an entry of config.stages with the present names of its keys."""
   if not isinstance(stage, Mapping | ConfigDict):
     return stage

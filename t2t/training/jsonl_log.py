@@ -2,23 +2,22 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import json
-from typing import Any
 
 from etils import epath
 
 from t2t.runtime import console
 from t2t.storage import logs
 
-Row = dict[str, Any]
-Fits = Callable[[Mapping[str, Any]], bool]  # whether an object with a step is a row of a file
+Row = dict[str, object]
+Fits = Callable[[Mapping[str, object]], bool]  # whether an object with a step is a row of a file
 
 
-def is_metrics(row: Mapping[str, Any]) -> bool:
+def is_metrics(row: Mapping[str, object]) -> bool:
   """Whether it is a row of metrics.jsonl: {"step": 1, "train/loss": 2.5, ...}."""
   return all(type(value) in (int, float) for value in row.values())
 
 
-def is_samples(row: Mapping[str, Any]) -> bool:
+def is_samples(row: Mapping[str, object]) -> bool:
   """Whether it is a row of samples.jsonl: {"step": 1, "samples": [[["input", "the [1] sat"], ...], ...]}."""
   samples = row.get("samples")
   return isinstance(samples, list) and all(
@@ -70,7 +69,7 @@ def keep_beside(path: epath.Path, ending: str, lines: Sequence[bytes], *, end: b
   return beside
 
 
-def _key(row: Mapping[str, Any]) -> tuple[int, frozenset[str]]:
+def _key(row: Mapping[str, object]) -> tuple[int, frozenset[str]]:
   return row["step"], frozenset(row)
 
 

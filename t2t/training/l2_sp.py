@@ -4,7 +4,7 @@ Alike (L2-SP), or each by how much an earlier task depends on it (EWC).
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flax import traverse_util
 import jax
@@ -114,7 +114,7 @@ def without_files(opt_state: optax.OptState) -> optax.OptState:
 
 
 def with_files(
-  opt_state: optax.OptState, shapes: optax.OptState, put: Callable[[Consolidated, Any], Consolidated]
+  opt_state: optax.OptState, shapes: optax.OptState, put: Callable[[Consolidated, Consolidated], Consolidated]
 ) -> optax.OptState:
   """A state with what it has of an earlier task.
 

@@ -73,7 +73,7 @@ class Rule:
   """
 
   pattern: str
-  settings: Mapping[str, Any]
+  settings: Mapping[str, object]
   where: str
 
 
@@ -119,7 +119,7 @@ def parse(lines: tuple[str, ...]) -> tuple[Rule, ...]:
   return tuple(rules)
 
 
-def setting(config: OptimizerConfig, path: str, name: str) -> Any:
+def setting(config: OptimizerConfig, path: str, name: str) -> object:
   """What the table sets for a parameter; None: nothing."""
   values = [rule.settings[name] for rule in _setting(config, name) if re.search(rule.pattern, path)]
   return values[-1] if values else None
@@ -298,7 +298,7 @@ def check_adapters(config: Config, shapes: Mapping[str, tuple[int, ...]]) -> Non
         raise UserError(f"{where}: is to be trained, and all of it is frozen because of {rule}; leave one of them out")
 
 
-def nearest(pattern: str, paths: Sequence[str] | Mapping[str, Any]) -> str:
+def nearest(pattern: str, paths: Sequence[str] | Mapping[str, object]) -> str:
   """The end of an error about a pattern that is nowhere found: what is nearest to it, or else what there is."""
   parts = [path.split("/") for path in paths]
   known = sorted({"/".join(part[start:end]) for part in parts for end in range(len(part) + 1) for start in range(end)})

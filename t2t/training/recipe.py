@@ -17,6 +17,7 @@ from t2t import UserError, feature_spec, losses, sharding
 from t2t.configuration import schema
 from t2t.configuration.schema import Config, SourceSpec
 from t2t.configuration.stages import Stage
+from t2t.metrics import Metrics
 from t2t.models import adapters as adapters_lib
 from t2t.models.architecture import Batch
 from t2t.models.kernels import dispatch
@@ -50,7 +51,9 @@ class Recipe:
   schedule: optax.Schedule
   collections: state_collections.Collections
 
-  def state(self, mesh: jax.sharding.Mesh) -> tuple[nnx.GraphDef, train_state.TrainState, Callable]:
+  def state(
+    self, mesh: jax.sharding.Mesh
+  ) -> tuple[nnx.GraphDef, train_state.TrainState, Callable[[jax.Array], train_state.TrainState]]:
     """The model's structure, the training state's shapes with their shardings, and key -> state.
 
     Raises:
@@ -166,8 +169,8 @@ class Program:
   state: train_state.TrainState
   shardings: train_state.TrainState
   make_state: Callable[[jax.Array], train_state.TrainState]
-  train_step: Callable
-  eval_step: Callable
+  train_step: Callable[[train_state.TrainState, Batch, jax.Array], tuple[train_state.TrainState, Metrics]]
+  eval_step: Callable[[train_state.TrainState, Batch], Metrics]
   freeze: tuple[str, ...]
   halved: tuple[str, ...] = ()
   collections: state_collections.Collections = dataclasses.field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 import dataclasses
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -71,11 +71,11 @@ class Average:
   def init(self, params: Flat) -> tuple[dict[str, jax.Array], Flat]:
     return {path: jnp.copy(x) for path, x in params.items()}, params  # the step reuses the parameters' memory
 
-  def forward(self, value: Any, params: Flat) -> Flat:
+  def forward(self, value: Flat, params: Flat) -> Flat:
     return params
 
-  def update(self, value: Any, params: Flat, step: jax.Array) -> tuple[Any, Flat]:
+  def update(self, value: Flat, params: Flat, step: jax.Array) -> tuple[Flat, Flat]:
     return self.averaging.update(value, params, step), params
 
-  def evaluated(self, value: Any, params: Flat) -> Flat:
+  def evaluated(self, value: Flat, params: Flat) -> Flat:
     return value if self.is_evaluated else params
