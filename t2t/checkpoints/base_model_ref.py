@@ -83,12 +83,13 @@ class Base:
     Raises:
       UserError: it is something else.
     """
+    saved: Mapping[str, Any] = values
     try:
       entries = {
         str(path): BaseEntry(str(entry["name"]), tuple(map(int, entry["shape"])), str(entry["digest"]))
-        for path, entry in values["entries"].items()
+        for path, entry in saved["entries"].items()
       }
-      other_bases = tuple(cls.from_dict(other_values, where) for other_values in values.get("others", ()))
+      other_bases = tuple(cls.from_dict(other_values, where) for other_values in saved.get("others", ()))
       name = str(values.get("name", ""))
       return cls(*(str(values[key]) for key in ("path", "beside", "part")), entries, name, other_bases)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -32,7 +32,8 @@ def error(saved: Mapping[str, object], config: Config, mesh: jax.sharding.Mesh, 
   if not decisive:
     return ""
   begins = f"--workdir {workdir} is at step {step} of a run whose model or optimizer has other arrays, because of"
-  base, init = saved.get("init", {}).get("checkpoint", ""), config.init
+  old_init: Any = saved.get("init", {})
+  base, init = old_init.get("checkpoint", ""), config.init
   if (
     init.use_model_config and base and base != init.checkpoint and any(change.section == "model" for change in decisive)
   ):

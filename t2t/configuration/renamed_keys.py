@@ -94,7 +94,8 @@ def with_current_keys(saved: Mapping[str, object]) -> dict[str, object]:
   Out: {"data": {"mixture": "super_glue", "benchmark_dirs": {"superglue": "SuperGLUE"}}}
   """
   config: dict[str, Any] = {}
-  for section, values in saved.items():
+  sections: Mapping[str, Any] = saved
+  for section, values in sections.items():
     if section == "stages":
       config[section] = type(values)(map(current_stage, values))
     elif not isinstance(values, Mapping):
@@ -133,7 +134,7 @@ def current_config(config: ConfigDict) -> ConfigDict:
 
 
 def _told_stage(number: int, stage: Any) -> Any:
-  current = current_stage(stage)
+  current: Any = current_stage(stage)
   if isinstance(stage, Mapping | ConfigDict):
     for old, new in zip(stage, current, strict=True):
       if old != new:
@@ -195,7 +196,7 @@ def current_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def _told_value(key: str, value: str) -> str:
-  current = current_value(key, value)
+  current: Any = current_value(key, value)
   if current != value:
     _tell(f"{key}={value}", f"{key}={current}")
   return current

@@ -21,9 +21,9 @@ class BackgroundCompile(Generic[Result]):
   """
 
   def __init__(self, function: Callable[..., Result], mesh: jax.sharding.Mesh, *arguments: object):
-    self._function = function
+    self._function: Any = function
     self._shapes = jax.tree.map(_shape, arguments)
-    self._compiled: Callable | None = None
+    self._compiled: Any = None
     self._error: BaseException | None = None
     # Nobody waits for it at the end of a process that found its data wanting.
     self._thread = threading.Thread(target=self._compile, args=(mesh, arguments), name="compiler", daemon=True)

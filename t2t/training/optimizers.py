@@ -7,6 +7,7 @@ size of a parameter) is measured per layer, as if the layers were not stacked.
 
 import dataclasses
 import functools
+from typing import Any
 
 from flax import traverse_util
 import jax
@@ -71,7 +72,7 @@ def _muon(config: _OfModel) -> list[optax.GradientTransformation]:
   def dimensions(updates: optax.Updates) -> optax.Updates:
     return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1), updates)
 
-  def orthogonal(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
+  def orthogonal(updates: Any, params: optax.Params | None) -> optax.Updates:
     del params
     there = {path: x for path, x in updates.items() if jax.tree.leaves(x)}  # the others are Adam's
     orthogonalized = orthogonal_lib.orthogonalize(there, iterations=config.muon_iterations)
@@ -180,7 +181,7 @@ def _parameter_scale(config: _OfModel) -> list[optax.GradientTransformation]:
 
 
 def _decayed(config: OptimizerConfig, params: Params) -> dict[str, bool]:
-  decay_settings = {path: param_groups.setting(config, path, "decay") for path in params}
+  decay_settings: dict[str, Any] = {path: param_groups.setting(config, path, "decay") for path in params}
   return {
     path: not matches(config.no_decay, path) if decay_settings[path] is None else decay_settings[path] > 0
     for path in params
@@ -296,7 +297,8 @@ def _at_own_rates(config: _OfModel) -> optax.GradientTransformation:
 
 
 def _anchor(config: OptimizerConfig, path: str) -> float:
-  return param_groups.setting(config, path, "anchor") or 0.0
+  anchor: Any = param_groups.setting(config, path, "anchor")
+  return anchor or 0.0
 
 
 def _consolidating(config: OptimizerConfig) -> list[optax.GradientTransformation]:

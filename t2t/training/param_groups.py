@@ -216,7 +216,8 @@ def rates(config: OptimizerConfig, shapes: Mapping[str, tuple[int, ...]], num_la
   """
   factors = {}
   for path, number in layers_from_top(shapes, num_layers).items():
-    rate, depth = setting(config, path, "rate"), setting(config, path, "depth")
+    rates: Any = setting(config, path, "rate"), setting(config, path, "depth")
+    rate, depth = rates
     by_depth = config.layer_decay ** (number + (number > 0)) if depth is None else depth**number
     factors[path] = np.asarray((1.0 if rate is None else rate) * by_depth)
   return {path: factor for path, factor in factors.items() if np.any(factor != 1.0)}
@@ -288,7 +289,8 @@ def check_adapters(config: Config, shapes: Mapping[str, tuple[int, ...]]) -> Non
     UserError: names both keys.
   """
   frozen = frozen_patterns(config)
-  for name, adapter in config.adapters.items():
+  adapters: Mapping[str, Any] = config.adapters
+  for name, adapter in adapters.items():
     also = [(pattern, f"config.{name}.also_train: {pattern!r}") for pattern in adapter.also_train]
     for pattern, where in [(ADAPTERS[name].added, f"config.{name}"), *also]:
       mine = [path for path in shapes if re.search(pattern, path)]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from etils import epath
 import jax
@@ -72,7 +72,8 @@ def from_config() -> Data:
   """What config.data says.  TensorFlow is loaded for it: 5 s, which the rest of t2t does without."""
   from t2t.data import train_data
 
-  return train_data
+  data: Any = train_data
+  return data
 
 
 def make_mesh(run: Sequence[Stage]) -> tuple[jax.sharding.Mesh, str]:

@@ -1,8 +1,8 @@
 """State collections: parts of the train state besides parameters and moments, and what each does in a step."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from flax import traverse_util
 import jax
@@ -83,7 +83,7 @@ def of_run(config: Config) -> Collections:
 
 def features(collections: Collections, values: Mapping[str, object]) -> dict[str, jax.Array]:
   """Returns the features that a step reads besides those of its batch, [rows, ...]."""
-  by_row = (values[name] for name, collection in collections.items() if collection.by_row)
+  by_row: Iterator[Any] = (values[name] for name, collection in collections.items() if collection.by_row)
   return {name: x for value in by_row for name, x in value.items()}
 
 
@@ -96,7 +96,8 @@ def with_features(
 
 
 def _flat(params: Params) -> Flat:
-  return traverse_util.flatten_dict(params, sep="/")
+  flat: Any = traverse_util.flatten_dict(params, sep="/")
+  return flat
 
 
 def _nested(params: Flat) -> Params:
@@ -132,6 +133,7 @@ def update(
 
 def evaluated(collections: Collections, values: Mapping[str, object], params: Params) -> Params:
   """Returns the nested parameters that are evaluated: an average, if it is, and that as it is transformed."""
-  for name, collection in reversed(collections.items()):
+  items: Any = collections.items()
+  for name, collection in reversed(items):
     params = _nested(collection.evaluated(values[name], _flat(params)))
   return params

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 import dataclasses
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,8 @@ class ExponentialMovingAverage:
 
   def update(self, average: Flat, params: Flat, step: jax.Array) -> Flat:
     decay = jnp.minimum(self.decay, (1.0 + step) / (10.0 + step))
-    return optax.incremental_update(params, average, 1.0 - decay)
+    new_average: Any = optax.incremental_update(params, average, 1.0 - decay)
+    return new_average
 
 
 # config.optimizer.average -> an `Averaging`
