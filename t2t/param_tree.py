@@ -1,6 +1,6 @@
 """Parameters as nested dicts of arrays: the names of their paths, and which of them are trained."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 import re
 from typing import Protocol, cast
 
@@ -36,7 +36,7 @@ class Vocabulary(Protocol):
     """The number of ids."""
     ...
 
-  def encode(self, s: str) -> list[int]:
+  def encode(self, s: str) -> Sequence[int]:
     """Returns the ids of a text."""
     ...
 

@@ -24,9 +24,9 @@ from t2t.configuration.schema import (
   OPTIONAL,
   SECTIONS,
   Config,
+  DataclassRecord,
   DataConfig,
   InitSource,
-  Record,
   SourceConfig,
   is_adapter,
   keys,
@@ -34,7 +34,7 @@ from t2t.configuration.schema import (
 from t2t.models.architecture import ARCHITECTURES
 from t2t.runtime import imports
 
-T = TypeVar("T", bound=Record)
+T = TypeVar("T", bound=DataclassRecord)
 
 _STAGES = "stages"  # which is no section but a list of mappings
 

@@ -40,13 +40,15 @@ def key(
   return dataclasses.field(default=default, metadata=metadata)
 
 
-class Record(Protocol):
+class DataclassRecord(Protocol):
   """Any dataclass."""
 
   __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]
 
 
-def check_ranges(section: str, record: Record, *, only: Texts = (), notes: Mapping[str, str] | None = None) -> None:
+def check_ranges(
+  section: str, record: DataclassRecord, *, only: Texts = (), notes: Mapping[str, str] | None = None
+) -> None:
   """Checks choices and ranges of the keys of a section.
 
   Args:
@@ -70,7 +72,7 @@ def check_ranges(section: str, record: Record, *, only: Texts = (), notes: Mappi
       raise UserError(f"{where}={value}: must be {wanted}{metadata['note']}")
 
 
-def keys(record: type[Record]) -> list[dataclasses.Field[object]]:
+def keys(record: type[DataclassRecord]) -> list[dataclasses.Field[object]]:
   """Returns the fields of a record that `key` declares, in order."""
   return [field for field in dataclasses.fields(record) if "help" in field.metadata]
 
@@ -620,7 +622,7 @@ def _read_stage(number: int, values: StageConfig | Mapping[str, Any]) -> StageCo
 # Packages that register sections which a config has only where they are used: "module:table", name -> "module:class".
 _ADAPTERS = "t2t.models.adapters:SECTIONS"
 # Name of such a section -> its record; where one of its keys is typed, the others have their defaults.
-OPTIONAL: lazy_table.LazyTable[type[Record]] = lazy_table.JoinedTable("t2t.losses:SECTIONS", _ADAPTERS)
+OPTIONAL: lazy_table.LazyTable[type[DataclassRecord]] = lazy_table.JoinedTable("t2t.losses:SECTIONS", _ADAPTERS)
 
 
 def is_adapter(section: str) -> bool:
@@ -645,7 +647,7 @@ class Config:
     (), 'Parts of the run one after another, ({"fraction": 0.9, "data.inputs_length": 128}, {}): see docs/stages.md.'
   )
   mesh: MeshConfig = MeshConfig()
-  sections: Mapping[str, Record] = dataclasses.field(default_factory=dict)
+  sections: Mapping[str, DataclassRecord] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
     object.__setattr__(self, "stages", read_stages(self.stages))
@@ -659,7 +661,7 @@ class Config:
     return self.sections.get(name)
 
   @property
-  def adapters(self) -> Mapping[str, Record]:
+  def adapters(self) -> Mapping[str, DataclassRecord]:
     """Section -> record of what adapts the model; at most one."""
     return {name: record for name, record in self.sections.items() if is_adapter(name)}
 
@@ -701,7 +703,7 @@ class Config:
 # Section -> its key that counts steps between two of its kind; 0: once an epoch.
 INTERVALS = {"eval": "every", "checkpoint": "save_interval_steps"}
 
-SECTIONS: dict[str, type[Record]] = {
+SECTIONS: dict[str, type[DataclassRecord]] = {
   x.name: x.type for x in dataclasses.fields(Config) if isinstance(x.type, type) and dataclasses.is_dataclass(x.type)
 }
 

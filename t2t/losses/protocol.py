@@ -7,7 +7,7 @@ from typing import Protocol
 from flax import nnx
 import jax
 
-from t2t.configuration.schema import Config, Record
+from t2t.configuration.schema import Config, DataclassRecord
 from t2t.losses.auxiliary_terms import AuxiliaryTerms
 from t2t.metrics import Outputs
 from t2t.models.architecture import Batch
@@ -34,7 +34,7 @@ class Baseline:
   cause: str = ""
 
 
-class Loss(Record, Protocol):
+class Loss(DataclassRecord, Protocol):
   """What training makes smaller.
 
   supports_microbatching: whether each row's loss depends on that row alone; if not, there can be no microbatches.

@@ -50,7 +50,7 @@ def likelihood(config: Config) -> losses.Loss:
 
 def make_step(
   graphdef: nnx.GraphDef, loss: losses.Loss, shardings: Params
-) -> Callable[[Sums, Params, Batch, jax.Array], Sums]:
+) -> Callable[[Sums, Params, Batch, jax.Array | int], Sums]:
   """The compiled (sums, parameters, batch, how many of its rows count) -> sums; the old sums' memory is reused.
 
   The rows of a batch are gone through one after another, where parameters are copied as many at a time as there are

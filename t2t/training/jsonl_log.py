@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import json
+from typing import Any
 
 from etils import epath
 
@@ -69,7 +70,7 @@ def keep_beside(path: epath.Path, ending: str, lines: Sequence[bytes], *, end: b
   return beside
 
 
-def _key(row: Mapping[str, object]) -> tuple[int, frozenset[str]]:
+def _key(row: Mapping[str, Any]) -> tuple[int, frozenset[str]]:
   return row["step"], frozenset(row)
 
 
@@ -113,7 +114,8 @@ class RowFile:
 
   def _kept(self, content: bytes) -> bytes:
     # By step and names: of what an earlier version has written twice, the later.
-    kept_rows = {_key(row): line for line, row in rows(content, self._fits) if row["step"] <= self._start}
+    parsed_rows: list[tuple[bytes, Any]] = rows(content, self._fits)
+    kept_rows = {_key(row): line for line, row in parsed_rows if row["step"] <= self._start}
     self._there = set(kept_rows)
     return b"".join(line + b"\n" for line in kept_rows.values())
 

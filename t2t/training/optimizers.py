@@ -5,6 +5,7 @@ treats each layer of a stack on its own: what is measured per parameter (Adafact
 size of a parameter) is measured per layer, as if the layers were not stacked.
 """
 
+from collections.abc import Mapping
 import dataclasses
 import functools
 from typing import Any
@@ -66,7 +67,7 @@ def _muon(config: _OfModel) -> list[optax.GradientTransformation]:
   Each layer's matrix is made orthogonal by itself, where it lies in its stack: one product serves all layers.
   """
 
-  def kinds(params: Params) -> dict[str, str]:
+  def kinds(params: Mapping[str, jax.Array]) -> dict[str, str]:
     return {path: "muon" if _is_matrix_of_layer(path, x) else "adam" for path, x in params.items()}
 
   def dimensions(updates: optax.Updates) -> optax.Updates:

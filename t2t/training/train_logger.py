@@ -99,4 +99,5 @@ class TrainLogger:
     """Closes the files."""
     if self._line is not None:
       self._line.close()
+      assert self._writer is not None
       self._writer.close()

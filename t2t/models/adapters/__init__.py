@@ -16,7 +16,7 @@ from t2t.models.config import TransformerConfig
 from t2t.param_tree import Params, Vocabulary, flatten, unflatten
 from t2t.runtime.lazy_table import LazyTable
 
-Record = TypeVar("Record")
+AdapterSection = TypeVar("AdapterSection")
 Adapters = Mapping[str, object]  # section of the config -> its record; at most one, or none
 
 
@@ -25,7 +25,7 @@ def _owner(path: str) -> tuple[str, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Adapter(Generic[Record]):
+class Adapter(Generic[AdapterSection]):
   """A method, the ADAPTER of its file.
 
   config: the record of its section; has `also_train`, patterns over paths.
@@ -46,18 +46,18 @@ class Adapter(Generic[Record]):
   of_task: (path -> array, number) -> the same of the model that has but this task, and is told of none.
   """
 
-  config: type[Record]
-  adapt: Callable[[nnx.Module, Record, nnx.Rngs], nnx.Module]
+  config: type[AdapterSection]
+  adapt: Callable[[nnx.Module, AdapterSection, nnx.Rngs], nnx.Module]
   added: str
   base_path: Callable[[str], str | None]
-  merge: Callable[[Mapping[str, jax.Array], Record], dict[str, jax.Array]] | None
+  merge: Callable[[Mapping[str, jax.Array], AdapterSection], dict[str, jax.Array]] | None
   merged_into: Callable[[str], tuple[str, ...]] = _owner
-  positions: Callable[[Record], int] = lambda config: 0
+  positions: Callable[[AdapterSection], int] = lambda config: 0
   computes: bool = False
-  sides: Callable[[Record], tuple[str, ...]] = lambda config: ()
+  sides: Callable[[AdapterSection], tuple[str, ...]] = lambda config: ()
   starts: Callable[..., Sequence[int] | None] = lambda config, vocabulary, *, seed: None
   begin: Callable[[dict[str, jax.Array], Sequence[int] | None], dict[str, jax.Array]] = lambda params, start: params
-  tasks: Callable[[Record], tuple[str, ...]] = lambda config: ()
+  tasks: Callable[[AdapterSection], tuple[str, ...]] = lambda config: ()
   of_task: Callable[[Mapping[str, jax.Array], int], dict[str, jax.Array]] = lambda params, number: dict(params)
 
 

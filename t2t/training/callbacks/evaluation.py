@@ -17,7 +17,7 @@ from t2t.training.callbacks.metrics import means
 from t2t.training.run import Callback, Run
 
 
-class ClassScores(Protocol):
+class ClassReport(Protocol):
   """Scores of each class: see `evaluation.classification_report.ClassificationReport`."""
 
   def to_dict(self) -> dict[str, object]:
@@ -36,7 +36,7 @@ class TaskResult(Protocol):
   percentages: Collection[str]
   tied: int
   without_gold: int
-  classes: ClassScores | None
+  classes: ClassReport | None
 
 
 class EvaluationCallback(Callback):
