@@ -19,30 +19,24 @@ class Vocabulary(Protocol):
   @property
   def pad_id(self) -> int:
     """The id of padding."""
-    ...
 
   @property
   def eos_id(self) -> int | None:
     """The id that ends a text."""
-    ...
 
   @property
   def unk_id(self) -> int | None:
     """The id of what has no piece."""
-    ...
 
   @property
   def vocab_size(self) -> int:
     """The number of ids."""
-    ...
 
   def encode(self, s: str) -> Sequence[int]:
     """Returns the ids of a text."""
-    ...
 
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of ids."""
-    ...
 
 
 def flatten(params: Params) -> dict[str, jax.Array]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 import dataclasses
 import sys
 import typing
-from typing import TYPE_CHECKING
 
 from etils import epath
 from flax import nnx, traverse_util
@@ -23,9 +22,6 @@ from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 from t2t.param_tree import Params, Vocabulary
 from t2t.storage import gcs, hub
-
-if TYPE_CHECKING:
-  import seqio
 
 if typing.TYPE_CHECKING:
   from t2t.convert.lazy_tensors import Foreign
@@ -224,7 +220,7 @@ def task_modules(source: Source) -> tuple[tuple[str, ...], str]:
   return tuple(filter(registry.is_trusted, modules)), f"{why} (of eval: --config.data.task_modules)" if why else ""
 
 
-def trained_tasks(source: Source) -> "list[seqio.Task]":
+def trained_tasks(source: Source) -> list[object]:
   """Returns the registered seqio tasks that a model was fine-tuned on, without objectives and untrusted code's."""
   from t2t.data import objectives, task_resolution
 

@@ -28,7 +28,6 @@ class LearnedKeys(Protocol):
 
   def __call__(self) -> attention.KVCache:
     """[layers, kv heads, length, kv]."""
-    ...
 
 
 class SmallAttentions(Protocol):
@@ -37,11 +36,9 @@ class SmallAttentions(Protocol):
   @property
   def of_layers(self) -> tuple[jax.Array, ...]:
     """Parameters of each layer, with an axis of layers in front."""
-    ...
 
   def room(self, batch_size: int, length: int, dtype: str) -> attention.KVCache:
     """An empty cache of all layers."""
-    ...
 
   __call__: TaskAttention
 

@@ -19,17 +19,14 @@ class BottleneckConfig(Protocol):
   @property
   def bottleneck(self) -> int:
     """Their width inside."""
-    ...
 
   @property
   def activation(self) -> str:
     """A name of `layers.ACTIVATIONS`."""
-    ...
 
   @property
   def also_train(self) -> tuple[str, ...]:
     """Patterns over paths of parameters that are trained as they are."""
-    ...
 
 
 class Bottleneck(nnx.Module):

@@ -22,7 +22,6 @@ class ClassReport(Protocol):
 
   def to_dict(self) -> dict[str, object]:
     """Returns the record that JSON has."""
-    ...
 
 
 class TaskResult(Protocol):
