@@ -220,7 +220,7 @@ def task_modules(source: Source) -> tuple[tuple[str, ...], str]:
   return tuple(filter(registry.is_trusted, modules)), f"{why} (of eval: --config.data.task_modules)" if why else ""
 
 
-def trained_tasks(source: Source) -> list[object]:
+def trained_tasks(source: Source) -> list[typing.Any]:
   """Returns the registered seqio tasks that a model was fine-tuned on, without objectives and untrusted code's."""
   from t2t.data import objectives, task_resolution
 

@@ -114,7 +114,6 @@ def _in_turns(x: jax.Array, copies: int) -> jax.Array:
 
 def zeros(params: Params, shardings: Params) -> Sums:
   """Nothing, added up: the sums of a model of these parameters, in their shards."""
-  everywhere = sharding.replicated(jax.tree.leaves(shardings)[0].mesh)
+  everywhere: Any = sharding.replicated(jax.tree.leaves(shardings)[0].mesh)
   make = lambda: Sums(jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params), jnp.zeros(()))
-  examples: Any = everywhere
-  return jax.jit(make, out_shardings=Sums(shardings, examples))()
+  return jax.jit(make, out_shardings=Sums(shardings, everywhere))()

@@ -298,8 +298,7 @@ def _at_own_rates(config: _OfModel) -> optax.GradientTransformation:
 
 
 def _anchor(config: OptimizerConfig, path: str) -> float:
-  anchor: Any = param_groups.setting(config, path, "anchor")
-  return anchor or 0.0
+  return param_groups.setting(config, path, "anchor") or 0.0
 
 
 def _consolidating(config: OptimizerConfig) -> list[optax.GradientTransformation]:

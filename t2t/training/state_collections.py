@@ -8,7 +8,7 @@ from flax import traverse_util
 import jax
 
 from t2t.configuration.schema import Config
-from t2t.param_tree import Params
+from t2t.param_tree import Params, flatten
 from t2t.runtime.lazy_table import LazyTable
 
 Value = TypeVar("Value")
@@ -96,8 +96,7 @@ def with_features(
 
 
 def _flat(params: Params) -> Flat:
-  flat: Any = traverse_util.flatten_dict(params, sep="/")
-  return flat
+  return flatten(params)
 
 
 def _nested(params: Flat) -> Params:
