@@ -8,7 +8,7 @@ OVERRIDES ?=
 PIP_INSTALL = $(VENV)/bin/pip install --quiet
 PYTEST = $(VENV)/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
-.PHONY: train test slow-tests exhaustive check lint format readme parity beam tpu trackers docs lock clean
+.PHONY: train test slow-tests exhaustive check lint types format readme parity beam tpu trackers docs lock clean
 
 train: $(VENV)/installed
 	$(VENV)/bin/t2t train --config tiny --workdir runs/tiny $(OVERRIDES)
@@ -32,6 +32,10 @@ lint: $(VENV)/installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/codespell
+
+# The packages that pyproject.toml names under tool.pyrefly.
+types: $(VENV)/installed
+	$(VENV)/bin/pyrefly check --python-interpreter-path $(VENV)/bin/python
 
 format: $(VENV)/installed
 	$(VENV)/bin/ruff check --fix .

@@ -1,5 +1,6 @@
 """What training measures: sums, with the weights that divide them."""
 
+from collections.abc import Mapping
 import dataclasses
 
 import jax
@@ -23,6 +24,7 @@ class WeightedSum:
 
 
 Metrics = dict[str, WeightedSum]
+Outputs = Mapping[str, WeightedSum | jax.Array]  # of a loss: metrics, and features carried/SIDE/NAME of the next step
 
 
 def merge(first: Metrics, second: Metrics) -> Metrics:

@@ -1,6 +1,8 @@
 """Parameters as nested dicts of arrays: the names of their paths, and which of them are trained."""
 
+from collections.abc import Iterable, Mapping, Sequence
 import re
+from typing import Protocol, cast
 
 from flax import traverse_util
 import jax
@@ -8,7 +10,44 @@ import jax.numpy as jnp
 
 from t2t import UserError
 
-Params = dict  # nested, of arrays
+Params = dict[str, "jax.Array | Params"]  # nested
+
+
+class Vocabulary(Protocol):
+  """The part of `seqio.Vocabulary` that models and runs read."""
+
+  @property
+  def pad_id(self) -> int:
+    """The id of padding."""
+
+  @property
+  def eos_id(self) -> int | None:
+    """The id that ends a text."""
+
+  @property
+  def unk_id(self) -> int | None:
+    """The id of what has no piece."""
+
+  @property
+  def vocab_size(self) -> int:
+    """The number of ids."""
+
+  def encode(self, s: str) -> Sequence[int]:
+    """Returns the ids of a text."""
+
+  def decode(self, ids: Iterable[int]) -> str:
+    """Returns the text of ids."""
+
+
+def flatten(params: Params) -> dict[str, jax.Array]:
+  """Returns the parameters by path, "encoder/layers/mlp/up"."""
+  # Flax types values as if they might be its marker of an empty dict, which is never returned here.
+  return cast(dict[str, jax.Array], traverse_util.flatten_dict(params, sep="/"))
+
+
+def unflatten(flat: Mapping[str, jax.Array]) -> Params:
+  """Returns the nested parameters of a mapping by path."""
+  return traverse_util.unflatten_dict(flat, sep="/")
 
 
 def check_pattern(pattern: str, where: str) -> None:

@@ -71,24 +71,25 @@ class Base:
     """Paths of all parameters that a step leaves out."""
     return frozenset(path for base in (self, *self.others) for path in base.entries)
 
-  def to_dict(self) -> dict[str, Any]:
+  def to_dict(self) -> dict[str, object]:
     """Returns what JSON has; empty keys are left out, as older versions wrote it."""
     values = dataclasses.asdict(self)
     return {key: value for key, value in values.items() if value or key not in ("name", "others")}
 
   @classmethod
-  def from_dict(cls, values: Mapping[str, Any], where: Any) -> "Base":
+  def from_dict(cls, values: Mapping[str, object], where: object) -> "Base":
     """The inverse of `to_dict`.
 
     Raises:
       UserError: it is something else.
     """
+    saved: Mapping[str, Any] = values
     try:
       entries = {
         str(path): BaseEntry(str(entry["name"]), tuple(map(int, entry["shape"])), str(entry["digest"]))
-        for path, entry in values["entries"].items()
+        for path, entry in saved["entries"].items()
       }
-      other_bases = tuple(cls.from_dict(other_values, where) for other_values in values.get("others", ()))
+      other_bases = tuple(cls.from_dict(other_values, where) for other_values in saved.get("others", ()))
       name = str(values.get("name", ""))
       return cls(*(str(values[key]) for key in ("path", "beside", "part")), entries, name, other_bases)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -15,7 +15,7 @@ from t2t.training import recipe
 _DECIDE = ("model", "optimizer", "train")  # sections of which a state's arrays may depend, as of those of OPTIONAL
 
 
-def error(saved: Mapping[str, Any], config: Config, mesh: jax.sharding.Mesh, *, workdir: Any, step: int) -> str:
+def error(saved: Mapping[str, object], config: Config, mesh: jax.sharding.Mesh, *, workdir: object, step: int) -> str:
   """Returns the error on a checkpoint whose arrays differ from the run's; "": no setting explains it.
 
   Args:
@@ -32,7 +32,8 @@ def error(saved: Mapping[str, Any], config: Config, mesh: jax.sharding.Mesh, *, 
   if not decisive:
     return ""
   begins = f"--workdir {workdir} is at step {step} of a run whose model or optimizer has other arrays, because of"
-  base, init = saved.get("init", {}).get("checkpoint", ""), config.init
+  old_init: Any = saved.get("init", {})
+  base, init = old_init.get("checkpoint", ""), config.init
   if (
     init.use_model_config and base and base != init.checkpoint and any(change.section == "model" for change in decisive)
   ):

@@ -45,7 +45,13 @@ class Fisher:
 
 
 def save(
-  fisher: Params, source: pretrained.Source, params: Params, out: str, *, config: Mapping[str, Any], about: Mapping
+  fisher: Params,
+  source: pretrained.Source,
+  params: Params,
+  out: str,
+  *,
+  config: Mapping[str, object],
+  about: Mapping[str, object],
 ) -> None:
   """Writes Fisher information; all hosts call it.
 

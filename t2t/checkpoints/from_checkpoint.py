@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 import functools
-from typing import Any
 
 from flax import traverse_util
 import jax
@@ -14,14 +13,14 @@ from t2t.checkpoints.vocab_transfer import Pieces
 from t2t.checkpoints.warm_start import Taken, warm_start
 from t2t.configuration.schema import Config, InitSource
 from t2t.models import adapters as adapters_lib
-from t2t.param_tree import Params, join_frozen, matches
+from t2t.param_tree import Params, Vocabulary, join_frozen, matches
 from t2t.runtime import hosts
 from t2t.training.recipe import Program
 from t2t.training.train_state import TrainState
 
 
 def start(
-  program: Program, config: Config, checkpoints: manager.Checkpoints, key: jax.Array, *, vocabulary: Any
+  program: Program, config: Config, checkpoints: manager.Checkpoints, key: jax.Array, *, vocabulary: Vocabulary | None
 ) -> TrainState:
   """Returns a state of step 0 with the parameters of `config.init.checkpoint`, all or those that config.init selects.
 
@@ -94,7 +93,7 @@ def _matching(params: Params, patterns: tuple[str, ...], *, inverted: bool = Fal
   return traverse_util.unflatten_dict(chosen, sep="/")
 
 
-def _take(name: str, init_source: InitSource, initial: Params, vocabulary: Any) -> Taken:
+def _take(name: str, init_source: InitSource, initial: Params, vocabulary: Vocabulary | None) -> Taken:
   """Reads what a part of the model begins with.
 
   Raises:
@@ -131,7 +130,7 @@ def _new_adapters(source: pretrained.Source, config: Config) -> adapters_lib.Ada
   return {} if there else config.adapters
 
 
-def _pieces(source: pretrained.Source, vocabulary: Any) -> Pieces:
+def _pieces(source: pretrained.Source, vocabulary: Vocabulary | None) -> Pieces:
   """Maps rows of the run's vocabulary to the rows of the checkpoint that they are made of.
 
   Raises:
@@ -145,7 +144,7 @@ def _pieces(source: pretrained.Source, vocabulary: Any) -> Pieces:
 
 
 def _check_vocabulary(
-  source: pretrained.Source, init: InitSource, vocabulary: Any, initial: Params, *, where: str
+  source: pretrained.Source, init: InitSource, vocabulary: Vocabulary | None, initial: Params, *, where: str
 ) -> None:
   """Tells, or refuses, a checkpoint whose ids stand for other pieces, where their embeddings are taken."""
   paths = traverse_util.flatten_dict(initial, sep="/")

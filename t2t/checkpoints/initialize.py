@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from etils import epath
 import jax
@@ -12,9 +12,13 @@ from t2t.checkpoints import manager, restore, rollback, verify
 from t2t.configuration import stages
 from t2t.configuration.schema import Config
 from t2t.configuration.stages import Stage
+from t2t.param_tree import Vocabulary
 from t2t.runtime import hosts
 from t2t.training.recipe import Program
 from t2t.training.train_state import TrainState
+
+if TYPE_CHECKING:
+  from t2t.data.stage_iterator import StagedBatches
 
 _SHOWN = 5  # keys of the config that are not as they were
 
@@ -51,7 +55,13 @@ def _unless(config: Config) -> str:
 
 
 def start(
-  program: Program, stage: Stage, checkpoints: manager.Checkpoints, batches: Any, key: jax.Array, *, vocabulary: Any
+  program: Program,
+  stage: Stage,
+  checkpoints: manager.Checkpoints,
+  batches: "StagedBatches",
+  key: jax.Array,
+  *,
+  vocabulary: Vocabulary | None,
 ) -> tuple[TrainState, int, dict[str, bytes]]:
   """The state that the first step is taken from.
 

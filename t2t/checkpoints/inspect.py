@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import datetime
-from typing import Any
 
 from etils import epath
 import jax
@@ -92,7 +91,7 @@ def _metrics(folder: epath.Path) -> dict[str, float]:
   return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
 
-def better(path: str, step_path: epath.Path, run: Mapping[str, Any]) -> str:
+def better(path: str, step_path: epath.Path, run: Mapping[str, object]) -> str:
   """A sentence on a step of a workdir that was measured as better than its last; "": there is none.
 
   Runs that stop early, or by the metric of a task, end behind their best step.
@@ -219,7 +218,7 @@ def _groups(names: list[str], shapes: Mapping[str, tuple[int, ...]]) -> Iterator
     yield group
 
 
-def configs(left: epath.Path, right: epath.Path) -> dict[str, tuple[Any, Any]]:
+def configs(left: epath.Path, right: epath.Path) -> dict[str, tuple[object, object]]:
   """Key, "train.steps" -> its value in the one and the other, where they differ; None: it is not there."""
   a, b = (flat(restore.read_config(path)) for path in (left, right))
   return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}

@@ -136,12 +136,12 @@ class Checkpoints:
     """The last step that was saved whole."""
     return self._manager.latest_step()
 
-  def latest_config(self) -> dict:
+  def latest_config(self) -> dict[str, object]:
     """The config that the last step was saved with; {} where nothing was."""
     step = self.latest_step()
     return {} if step is None else self.config(step)
 
-  def latest_identity(self) -> dict[str, Any] | None:
+  def latest_identity(self) -> dict[str, object] | None:
     """What the last step's position in the data belongs to, as far as it says so; None where nothing was saved."""
     step = self.latest_step()
     if step is None:
@@ -171,7 +171,7 @@ class Checkpoints:
     step: int,
     state: TrainState,
     streams: dict[str, bytes],
-    config: dict,
+    config: Mapping[str, object],
     *,
     metrics: Mapping[str, float] | None,
   ) -> None:
@@ -246,7 +246,7 @@ class Checkpoints:
     self._is_lost = jax.process_count() > 1
     self._patience.failed(step, error, alone=not self._is_lost)
 
-  def config(self, step: int) -> dict:
+  def config(self, step: int) -> dict[str, object]:
     """The config that `step` was saved with, by the keys of today.
 
     Raises:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 import dataclasses
 import sys
 import typing
-from typing import Any
 
 from etils import epath
 from flax import nnx, traverse_util
@@ -21,7 +20,7 @@ from t2t.configuration.schema import DataConfig
 from t2t.models import adapters as adapters_lib
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
-from t2t.param_tree import Params
+from t2t.param_tree import Params, Vocabulary
 from t2t.storage import gcs, hub
 
 if typing.TYPE_CHECKING:
@@ -47,7 +46,7 @@ class Source:
 
   path: epath.Path
   model: TransformerConfig
-  run: Mapping[str, Mapping[str, Any]]
+  run: Mapping[str, Mapping[str, object]]
   vocabulary: str
   foreign: "Foreign | None" = None
   adapters: adapters_lib.Adapters = dataclasses.field(default_factory=dict)
@@ -172,7 +171,7 @@ def adopt(config: ConfigDict, source: Source) -> None:
     config.data.extra_ids = source.extra_ids
 
 
-def vocabulary(source: Source):
+def vocabulary(source: Source) -> Vocabulary:
   """The seqio vocabulary that a checkpoint was trained with: the one saved beside it, or else what its config names.
 
   Raises:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING
 
 from etils import epath
 from flax import traverse_util
@@ -14,6 +14,9 @@ from t2t.checkpoints import manifest, retry, verify
 from t2t.configuration.renamed_keys import with_current_keys
 from t2t.param_tree import Params, join_frozen, path_name
 from t2t.storage import gcs
+
+if TYPE_CHECKING:
+  from t2t.checkpoints import base_model_ref
 
 FISHER = "fisher"  # an item of what looks like a checkpoint and is Fisher information; see fisher_store.py
 
@@ -68,7 +71,7 @@ _UNFINISHED = (
 _POOLER, UNREAD = "pooler", ("pooler", "pooler_bias")
 
 
-def read_config(path: epath.Path) -> dict:
+def read_config(path: epath.Path) -> dict[str, object]:
   """The config that the checkpoint in folder `path` was saved with, by the keys of today."""
   config = with_current_keys(_read_json(path / "config"))
   config["model"].pop(_POOLER, None)
@@ -80,7 +83,7 @@ def has_base(path: epath.Path) -> bool:
   return (path / verify.BASE).exists()
 
 
-def read_base(path: epath.Path) -> Any:
+def read_base(path: epath.Path) -> "base_model_ref.Base | None":
   """Returns the `base_model_ref.Base` that a checkpoint in folder `path` was saved on top of; None for a whole one.
 
   Raises:
@@ -167,7 +170,7 @@ def _read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtyp
   return arrays
 
 
-def trained_keys(tree: Mapping[str, Any], run: Mapping[str, Any]) -> tuple[str, ...]:
+def trained_keys(tree: Mapping[str, object], run: Mapping[str, object]) -> tuple[str, ...]:
   """Returns the keys, in a saved state, of the trained parameters that readers take.
 
   With config.eval.average these are the average, a flat dict.  A merged or converted checkpoint has the config of its
@@ -239,7 +242,7 @@ def readable(path: epath.Path) -> Iterator[None]:
     ) from error
 
 
-def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+def shapes(tree: object) -> dict[str, tuple[int, ...]]:
   """Path and shape of all in a tree that has one."""
   leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))
   return {path_name(path): tuple(leaf.shape) for path, leaf in leaves if hasattr(leaf, "shape")}

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import contextlib
 import math
 import os
+from typing import Any
 
 from etils import epath
 import jax
@@ -27,12 +28,13 @@ def best_steps(metrics: Mapping[int, Mapping[str, float] | None]) -> dict[str, i
     metrics: step -> name -> value, None where nothing was measured. Of "loss" less is better, of all others more.
   """
   best: dict[str, int] = {}
-  for step, values in sorted(metrics.items()):
+  by_step: Mapping[int, Any] = metrics
+  for step, values in sorted(by_step.items()):
     for name, value in (values or {}).items():
       if math.isnan(value):
         continue
       sign = -1 if name == "loss" else 1
-      if name not in best or _is_above(sign * value, sign * metrics[best[name]][name]):
+      if name not in best or _is_above(sign * value, sign * by_step[best[name]][name]):
         best[name] = step
   return best
 

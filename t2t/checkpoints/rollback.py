@@ -6,7 +6,7 @@ Each turn is noted in the workdir before it is taken.  Whoever comes to its chec
 
 from collections.abc import Sequence
 import json
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from etils import epath
 import jax
@@ -17,6 +17,9 @@ from t2t.configuration.schema import Config
 from t2t.runtime import hosts
 from t2t.storage import logs
 from t2t.training.train_state import TrainState
+
+if TYPE_CHECKING:
+  from t2t.data.stage_iterator import StagedBatches
 
 NAME = "went_back.jsonl"  # in a workdir: a line for each turn
 
@@ -71,7 +74,7 @@ def _write(workdir: epath.Path, kept_turns: Sequence[Turn]) -> None:
   logs.Log(workdir / NAME, keep=lambda _: content).close()
 
 
-def pass_over(batches: Any, taken: Sequence[Turn], step: int) -> None:
+def pass_over(batches: "StagedBatches", taken: Sequence[Turn], step: int) -> None:
   """Takes the batches from the data that are passed over at `step`, where it stands (`staged.StagedBatches`)."""
   for turn in taken:
     if turn.checkpoint == step:
@@ -108,7 +111,7 @@ def restore_step(
 
 
 def go_back(
-  step: int, why: str, config: Config, checkpoints: manager.Checkpoints, abstract: TrainState, batches: Any
+  step: int, why: str, config: Config, checkpoints: manager.Checkpoints, abstract: TrainState, batches: "StagedBatches"
 ) -> tuple[TrainState, int, dict[str, bytes]]:
   """The state of the last checkpoint; the data stands behind the batch of `step`, however far it had come.
 

@@ -105,7 +105,7 @@ def save(
   foreign: Foreign,
   out: epath.Path,
   *,
-  config: Mapping[str, Any] | None = None,
+  config: Mapping[str, object] | None = None,
   base: base_model_ref.Base | None = None,
   advance: atomic_output.Progress = lambda *_: None,
 ) -> None:
@@ -147,7 +147,7 @@ def save(
 _OBJECTIVES = {"encoder_decoder": "span_corruption", "decoder_only": "causal_lm", "encoder_only": "masked_lm"}
 
 
-def run_config(foreign: Foreign, out: epath.Path) -> dict[str, Any]:
+def run_config(foreign: Foreign, out: epath.Path) -> dict[str, object]:
   """The config of a run that would have made this checkpoint, as far as it is known: configs/default.py otherwise."""
   from t2t.configs import default
 
@@ -159,7 +159,7 @@ def run_config(foreign: Foreign, out: epath.Path) -> dict[str, Any]:
   return json.loads(config.to_json_best_effort())
 
 
-def vocabulary_keys(foreign: Foreign, out: epath.Path) -> dict[str, Any]:
+def vocabulary_keys(foreign: Foreign, out: epath.Path) -> dict[str, object]:
   """Keys of config.data that name the vocabulary which is written beside the parameters."""
   spec = str(out / manager.VOCABULARY) if foreign.vocabulary else ""
   return {"extra_ids": foreign.extra_ids, "vocabulary": spec}

@@ -84,7 +84,7 @@ def _items(folder: epath.Path) -> list[str]:
   return sorted({"config", "state", *(handlers if isinstance(handlers, dict) else ())})
 
 
-def noted(path: epath.Path, *, surely: bool = False) -> dict[str, Any]:
+def noted(path: epath.Path, *, surely: bool = False) -> dict[str, object]:
   """The JSON object of a small file of a step; {} where there is none to be had.
 
   Args:

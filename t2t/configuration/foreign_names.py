@@ -211,14 +211,15 @@ def translating(function: _Door) -> _Door:
   return call  # type: ignore[return-value]
 
 
-def t5x_pairs(value: Sequence[Any]) -> list[str]:
+def t5x_pairs(value: Sequence[object]) -> list[str]:
   """The options that say what pairs of T5X's `assignment_map` say: (pattern, where it is there, or None: fresh).
 
   In:  ((r"^.*decoder.*$", None), ("encoder", "body"))
   Out: ["--config.init.reinit=decoder", "--config.init.rename=body=encoder"]
   """
-  value = [(entry.removesuffix("=None"), None) if str(entry).endswith("=None") else entry for entry in value]
-  pairs = [value] if len(value) == 2 and isinstance(value[0], str) and not isinstance(value[1], str) else value
+  entries: Sequence[Any] = value
+  value = [(entry.removesuffix("=None"), None) if str(entry).endswith("=None") else entry for entry in entries]
+  pairs: Any = [value] if len(value) == 2 and isinstance(value[0], str) and not isinstance(value[1], str) else value
   if not pairs or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
     return []
   plain = lambda pattern: re.sub(r"/?(\(?\.\*\)?)?\$?$", "", re.sub(r"^\^?(\(?\.\*\)?)?", "", str(pattern)))

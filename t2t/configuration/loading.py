@@ -24,6 +24,7 @@ from t2t.configuration.schema import (
   OPTIONAL,
   SECTIONS,
   Config,
+  DataclassRecord,
   DataConfig,
   InitSource,
   SourceConfig,
@@ -33,7 +34,7 @@ from t2t.configuration.schema import (
 from t2t.models.architecture import ARCHITECTURES
 from t2t.runtime import imports
 
-T = TypeVar("T")
+T = TypeVar("T", bound=DataclassRecord)
 
 _STAGES = "stages"  # which is no section but a list of mappings
 
@@ -44,7 +45,7 @@ _LATER = ("init.reinit", "init.rename", "init.resize", "init.transfer_vocab", "i
 _RECORDS = {"data.sources": SourceConfig, "init.others": InitSource}
 
 
-def flat(saved: Mapping[str, Any]) -> dict[str, Any]:
+def flat(saved: Mapping[str, object]) -> dict[str, object]:
   """A config as config.json has it, in one mapping.
 
   In:  {"train": {"steps": 5}, "stages": []}
@@ -55,11 +56,11 @@ def flat(saved: Mapping[str, Any]) -> dict[str, Any]:
   return flat_values | {name: values for name, values in saved.items() if name not in sections}  # stages are a list
 
 
-def saved_config(saved: Mapping[str, Any]) -> ConfigDict:
+def saved_config(saved: Mapping[str, object]) -> ConfigDict:
   """A config as it was saved, to be changed; keys that there were not yet have their defaults."""
   config = default.get_config().copy_and_resolve_references()
   as_tuples = lambda values: {key: tuple(x) if isinstance(x, list) else x for key, x in values.items()}
-  sections = renamed_keys.with_current_keys(saved)
+  sections: dict[str, Any] = renamed_keys.with_current_keys(saved)
   with config.unlocked():
     config[_STAGES] = tuple(map(as_tuples, sections.pop(_STAGES, ())))
     for name, values in ((name, as_tuples(values)) for name, values in sections.items()):
@@ -80,6 +81,7 @@ def _shipped() -> dict[str, tuple[str, str | None]]:
   """Name -> (module, size) of the configs that come with t2t; a family's module says its SIZES."""
   names: dict[str, tuple[str, str | None]] = {}
   package = importlib.import_module("t2t.configs")
+  assert package.__file__ is not None
   for path in sorted(pathlib.Path(package.__file__).parent.glob("*.py")):
     if path.stem in ("__init__", "default"):
       continue
@@ -387,7 +389,7 @@ def records(config: ConfigDict) -> Config:
   optional = {name: OPTIONAL[name] for name in OPTIONAL if name in config}
   for name in config:
     _check_numbers(config[name], f"config.{name}", (SECTIONS | optional).get(name))
-  read = {name: _record(config, name, cls) for name, cls in SECTIONS.items()}
+  read: dict[str, Any] = {name: _record(config, name, cls) for name, cls in SECTIONS.items()}
   used = {name: _record(config, name, cls) for name, cls in optional.items() if _is_used(config, name)}
   parsed = Config(**read, stages=config[_STAGES], sections=used)
   return parsed.with_(data={"mixture": ""}) if parsed.data.files or parsed.data.sources else parsed

@@ -82,19 +82,20 @@ def current_key(key: str) -> str:
   return f"{RENAMED[parent]}.{name}" if parent in RENAMED else key
 
 
-def current_value(key: str, value: Any) -> Any:
+def current_value(key: str, value: object) -> object:
   """Returns the present spelling of a value of a key, which has its present name."""
   return _VALUES.get(key, {}).get(value, value) if isinstance(value, str) else value
 
 
-def with_current_keys(saved: Mapping[str, Any]) -> dict[str, Any]:
+def with_current_keys(saved: Mapping[str, object]) -> dict[str, object]:
   """Returns a saved config, of config.json or a checkpoint, with the present names of its keys.
 
   In:  {"data": {"mixture": "super_glue", "superglue_dir": "SuperGLUE", "glue_dir": ""}}
   Out: {"data": {"mixture": "super_glue", "benchmark_dirs": {"superglue": "SuperGLUE"}}}
   """
   config: dict[str, Any] = {}
-  for section, values in saved.items():
+  sections: Mapping[str, Any] = saved
+  for section, values in sections.items():
     if section == "stages":
       config[section] = type(values)(map(current_stage, values))
     elif not isinstance(values, Mapping):
@@ -106,7 +107,7 @@ def with_current_keys(saved: Mapping[str, Any]) -> dict[str, Any]:
   return config
 
 
-def current_stage(stage: Any) -> Any:
+def current_stage(stage: object) -> object:
   """Returns an entry of config.stages with the present names of its keys."""
   if not isinstance(stage, Mapping | ConfigDict):
     return stage
@@ -133,7 +134,7 @@ def current_config(config: ConfigDict) -> ConfigDict:
 
 
 def _told_stage(number: int, stage: Any) -> Any:
-  current = current_stage(stage)
+  current: Any = current_stage(stage)
   if isinstance(stage, Mapping | ConfigDict):
     for old, new in zip(stage, current, strict=True):
       if old != new:
@@ -195,7 +196,7 @@ def current_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def _told_value(key: str, value: str) -> str:
-  current = current_value(key, value)
+  current: Any = current_value(key, value)
   if current != value:
     _tell(f"{key}={value}", f"{key}={current}")
   return current

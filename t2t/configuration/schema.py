@@ -5,25 +5,27 @@ import dataclasses
 import inspect
 import math
 import re
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from t2t import UserError, did_you_mean
 from t2t.models.config import TransformerConfig
 from t2t.runtime import lazy_table
 
+T = TypeVar("T")
 Texts = tuple[str, ...]
 _EPOCH = ", or 0: once an epoch"  # 0 is replaced by the steps of an epoch before ranges are checked
 
 
 def key(
-  default: Any,
+  default: T,
   help: str,
   *,
   choices: Texts = (),
   least: float = -math.inf,
   most: float = math.inf,
   note: str = "",
-) -> Any:
+  table: str = "",
+) -> T:
   """Declares a key of a section.
 
   Args:
@@ -32,14 +34,23 @@ def key(
     choices: all values that there are.
     least, most: the range of a number, which is finite.
     note: ends the error about a number out of its range.
+    table: "module:attribute" of the values that there are, which begin the help.
   """
-  metadata = {"help": help, "choices": choices, "least": least, "most": most, "note": note}
+  metadata = {"help": help, "choices": choices, "least": least, "most": most, "note": note, "table": table}
   if isinstance(default, dict):
-    return dataclasses.field(default_factory=dict, metadata=metadata)
+    return dataclasses.field(default_factory=type(default), metadata=metadata)
   return dataclasses.field(default=default, metadata=metadata)
 
 
-def check_ranges(section: str, record: Any, *, only: Texts = (), notes: Mapping[str, str] | None = None) -> None:
+class DataclassRecord(Protocol):
+  """Any dataclass."""
+
+  __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]
+
+
+def check_ranges(
+  section: str, record: DataclassRecord, *, only: Texts = (), notes: Mapping[str, str] | None = None
+) -> None:
   """Checks choices and ranges of the keys of a section.
 
   Args:
@@ -63,7 +74,7 @@ def check_ranges(section: str, record: Any, *, only: Texts = (), notes: Mapping[
       raise UserError(f"{where}={value}: must be {wanted}{metadata['note']}")
 
 
-def keys(record: type) -> list[dataclasses.Field]:
+def keys(record: type[DataclassRecord]) -> list[dataclasses.Field[object]]:
   """Returns the fields of a record that `key` declares, in order."""
   return [field for field in dataclasses.fields(record) if "help" in field.metadata]
 
@@ -162,7 +173,7 @@ class DataConfig:
   IN_MEMORY: ClassVar[str] = "examples:"  # how the name of rows that a Python program passed begins
 
   # A table's columns and classes, once it is read; no key.
-  table: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  table: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
     # A config has a ConfigDict here; config.json and what compares two of them need a dict.
@@ -210,7 +221,7 @@ class DataConfig:
     """Returns True if the name of files is that of rows that a Python program passed."""
     return files.startswith(cls.IN_MEMORY)
 
-  def reading(self, **keys: Any) -> "DataConfig":
+  def reading(self, **keys: object) -> "DataConfig":
     """Returns the settings with another source: files, eval_files, mixture or sources; others become empty."""
     return dataclasses.replace(self, **{"files": "", "eval_files": "", "mixture": "", "sources": {}, **keys})
 
@@ -309,7 +320,7 @@ class DataConfig:
       return f"config.data.sources ({', '.join(self.sources)})"
     if self.table:
       key = "files" if self.table["files"] else "eval_files"
-      return self.described(self.table[key], key=key)
+      return self.described(str(self.table[key]), key=key)
     return f"config.data.files={self.files}" if self.files else f"config.data.mixture={self.mixture}"
 
 
@@ -338,7 +349,7 @@ class TrainConfig:
   batch_size: int = key(128, "sequences, over all devices", least=1)
   microbatches: int = key(1, "the batch is cut in as many parts, one after another: less memory, same result", least=1)
   seed: int = key(0, "of parameters, dropout and the order of data")
-  loss: str = key("", 'a row of t2t.losses.LOSSES, such as cross_entropy; "": heads where they answer')
+  loss: str = key("", '"": heads where they answer, else cross_entropy', table="t2t.losses:LOSSES")
   z_loss: float = key(1e-4, "times log(Z)**2, added to the loss: keeps the logits near zero")
   label_smoothing: float = key(0.0, "share of the target distribution spread over the vocabulary; not held out")
   logits_chunk_tokens: int = key(256, "target positions per batch shard whose logits exist at one time", least=1)
@@ -565,15 +576,15 @@ class StageConfig:
   name: str
   steps: int = 0
   fraction: float = 0.0
-  changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  changes: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
-  def to_dict(self) -> dict[str, Any]:
+  def to_dict(self) -> dict[str, object]:
     """Returns the stage as a config has it: {"name": "short", "fraction": 0.9, "data.inputs_length": 128}."""
     length = {key: getattr(self, key) for key in ("steps", "fraction") if getattr(self, key)}
     return {"name": self.name, **length, **self.changes}
 
 
-def read_stages(stages: Iterable[StageConfig | Mapping[str, Any]]) -> tuple[StageConfig, ...]:
+def read_stages(stages: Iterable[StageConfig | Mapping[str, object]]) -> tuple[StageConfig, ...]:
   """Makes the records of `config.stages`.
 
   Raises:
@@ -613,7 +624,7 @@ def _read_stage(number: int, values: StageConfig | Mapping[str, Any]) -> StageCo
 # Packages that register sections which a config has only where they are used: "module:table", name -> "module:class".
 _ADAPTERS = "t2t.models.adapters:SECTIONS"
 # Name of such a section -> its record; where one of its keys is typed, the others have their defaults.
-OPTIONAL: lazy_table.LazyTable[type] = lazy_table.JoinedTable("t2t.losses:SECTIONS", _ADAPTERS)
+OPTIONAL: lazy_table.LazyTable[type[DataclassRecord]] = lazy_table.JoinedTable("t2t.losses:SECTIONS", _ADAPTERS)
 
 
 def is_adapter(section: str) -> bool:
@@ -638,7 +649,7 @@ class Config:
     (), 'Parts of the run one after another, ({"fraction": 0.9, "data.inputs_length": 128}, {}): see docs/stages.md.'
   )
   mesh: MeshConfig = MeshConfig()
-  sections: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  sections: Mapping[str, DataclassRecord] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
     object.__setattr__(self, "stages", read_stages(self.stages))
@@ -652,11 +663,11 @@ class Config:
     return self.sections.get(name)
 
   @property
-  def adapters(self) -> Mapping[str, Any]:
+  def adapters(self) -> Mapping[str, DataclassRecord]:
     """Section -> record of what adapts the model; at most one."""
     return {name: record for name, record in self.sections.items() if is_adapter(name)}
 
-  def with_(self, **sections: Mapping[str, Any]) -> "Config":
+  def with_(self, **sections: Mapping[str, object]) -> "Config":
     """The same run with some keys changed.
 
     In: train={"steps": 20}, mesh={"fsdp": 8}
@@ -665,14 +676,14 @@ class Config:
     optional = {name: changed.pop(name) for name in sections if name in self.sections}
     return dataclasses.replace(self, **changed, sections={**self.sections, **optional})
 
-  def with_section(self, name: str, record: Any) -> "Config":
+  def with_section(self, name: str, record: object) -> "Config":
     """The same run with another record of a section; None: without the section, which is one of OPTIONAL."""
     if name not in OPTIONAL:
       return dataclasses.replace(self, **{name: record})
     sections = {**self.sections, name: record}
     return dataclasses.replace(self, sections={key: value for key, value in sections.items() if value is not None})
 
-  def to_dict(self) -> dict[str, Any]:
+  def to_dict(self) -> dict[str, object]:
     """Section -> key -> value, as config.json has them: of sections that are used, and of mappings with a name.
 
     And "stages", a list of mappings, if there are any.
@@ -694,10 +705,12 @@ class Config:
 # Section -> its key that counts steps between two of its kind; 0: once an epoch.
 INTERVALS = {"eval": "every", "checkpoint": "save_interval_steps"}
 
-SECTIONS: dict[str, type] = {x.name: x.type for x in dataclasses.fields(Config) if dataclasses.is_dataclass(x.type)}
+SECTIONS: dict[str, type[DataclassRecord]] = {
+  x.name: x.type for x in dataclasses.fields(Config) if isinstance(x.type, type) and dataclasses.is_dataclass(x.type)
+}
 
 
-def defaults() -> dict[str, Any]:
+def defaults() -> dict[str, object]:
   """Section -> key -> default, of all sections that every config has but config.model, and `stages`."""
   sections: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Config)[1:-1]}
   default_of = lambda field: field.default if field.default is not dataclasses.MISSING else field.default_factory()
@@ -710,9 +723,15 @@ def comments() -> dict[str, str]:
   """Key, "train.steps", -> its help; of config.model and the sections of OPTIONAL the comments of their fields."""
   help_texts = {}
   for section, record in (SECTIONS | dict(OPTIONAL)).items():
-    declared = {field.name: field.metadata["help"] for field in keys(record)} or _comments_of(inspect.getsource(record))
+    declared = {field.name: _help(field) for field in keys(record)} or _comments_of(inspect.getsource(record))
     help_texts |= {f"{section}.{name}": comment for name, comment in declared.items()}
-  return help_texts | {field.name: field.metadata["help"] for field in keys(Config)}
+  return help_texts | {field.name: _help(field) for field in keys(Config)}
+
+
+def _help(field: dataclasses.Field[Any]) -> str:
+  """Returns the help of a declared key, with the names of its table."""
+  table, text = field.metadata["table"], field.metadata["help"]
+  return f"{', '.join(lazy_table.load(table))}; {text}" if table else text
 
 
 # Of a field of a record: behind it, or in lines of their own above it, as Sphinx reads them.

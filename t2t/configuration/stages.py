@@ -5,7 +5,7 @@ apart here from what it cannot.
 """
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 import contextlib
 import dataclasses
 import itertools
@@ -39,7 +39,7 @@ class Stage:
     return f"stage {self.name}, steps {self.begin + 1} to {self.end}" if self.name else ""
 
   @property
-  def own(self) -> Mapping[str, Any]:
+  def own(self) -> Mapping[str, object]:
     """What differs between the stages, as this one has it, by key: {"data.inputs_length": 128}."""
     return next((stage.changes for stage in self.config.stages if stage.name == self.name), {})
 
@@ -48,12 +48,12 @@ class Stage:
     """What differs between the stages, as this one has it: "data.inputs_length=128", for messages."""
     return ", ".join(f"{key}={value}" for key, value in self.own.items() if not isinstance(value, Mapping))
 
-  def with_(self, **sections: Mapping[str, Any]) -> "Stage":
+  def with_(self, **sections: Mapping[str, object]) -> "Stage":
     """The same stage with some keys of its config changed, see `Config.with_`."""
     return dataclasses.replace(self, config=self.config.with_(**sections))
 
   @contextlib.contextmanager
-  def error_context(self) -> Iterator[None]:
+  def error_context(self) -> Generator[None]:
     """Adds the name of the stage to errors of its config.
 
     Raises:
@@ -121,7 +121,7 @@ def at(stages: Sequence[Stage], step: int) -> int:
   return next((number for number, stage in enumerate(stages) if step <= stage.end), len(stages) - 1)
 
 
-def own_rate(stage: StageConfig) -> dict[str, Any]:
+def own_rate(stage: StageConfig) -> dict[str, object]:
   """What a stage says of its learning rate: key of config.optimizer -> value; {}: the run's schedule goes on."""
   return {key.partition(".")[2]: value for key, value in stage.changes.items() if key.startswith("optimizer.")}
 
@@ -139,14 +139,15 @@ def bounds(stages: Sequence[StageConfig], total: int) -> list[tuple[StageConfig,
   return list(zip(stages, [0, *ends], ends, strict=False))
 
 
-def saved_bounds(saved: Mapping[str, Any]) -> list[tuple[StageConfig, int, int]]:
+def saved_bounds(saved: Mapping[str, object]) -> list[tuple[StageConfig, int, int]]:
   """`bounds` of the stages that a config has as it was saved; none where it has none.
 
   Raises:
     UserError: see there.
   """
-  stages = read_stages(saved.get("stages", ()))
-  return bounds(stages, saved["train"]["steps"]) if stages else []
+  sections: Mapping[str, Any] = saved
+  stages = read_stages(sections.get("stages", ()))
+  return bounds(stages, sections["train"]["steps"]) if stages else []
 
 
 def _steps(stages: Sequence[StageConfig], total: int) -> list[int]:
@@ -209,7 +210,7 @@ def _changed(config: Config, stage: StageConfig) -> Config:
 def _check_key(config: Config, key: str, where: str) -> None:
   """Refuses a key that there is not, or that no stage can change."""
   section, _, name = key.partition(".")
-  there = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)} | config.sections
+  there = {**{field.name: getattr(config, field.name) for field in dataclasses.fields(config)}, **config.sections}
   known = [
     f"{changed_section}.{field.name}"
     for changed_section in _CHANGED

@@ -22,18 +22,18 @@ class _OtherType(UserError, TypeError):
 class TypedConfig(ConfigDict):
   """A ConfigDict that takes paths and NumPy's numbers, and refuses unknown keys and values of another type by key."""
 
-  def __setattr__(self, name: str, value: Any) -> None:
+  def __setattr__(self, attribute: str, value: Any) -> None:
     """Sets a key as `ConfigDict` does.
 
     Raises:
       UserError: the key does not exist, or the value is not of its type.
     """
     try:
-      super().__setattr__(name, value)
+      super().__setattr__(attribute, value)
     except UserError:
       raise
     except AttributeError as error:
-      key = f"{self._section}.{name}" if self._section else name
+      key = f"{self._section}.{attribute}" if self._section else attribute
       nearest = loading.instead_of(key, loading.all_keys())
       raise _NoSuchKey(f"config.{key}={value!r}: no such key{nearest}") from error
 
@@ -68,10 +68,11 @@ def typed(config: ConfigDict, section: str = "") -> TypedConfig:
   for name, value in config.items():
     if isinstance(value, ConfigDict):
       typed(value, f"{section}.{name}" if section else str(name))
+  assert isinstance(config, TypedConfig)
   return config
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
   """A value as the command line knows it: NumPy's numbers are Python's, and paths are texts."""
   if isinstance(value, ConfigDict):
     return value
@@ -81,7 +82,9 @@ def plain(value: Any) -> Any:
     return os.fspath(value)
   if isinstance(value, Mapping):
     return {key: plain(item) for key, item in value.items()}
-  return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
+  if type(value) is tuple:
+    return tuple(map(plain, value))
+  return list(map(plain, value)) if type(value) is list else value
 
 
 def _wanted(before: Any) -> str:

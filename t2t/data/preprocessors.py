@@ -5,7 +5,7 @@ paper), so that its checkpoints know them.  Beside the text every example keeps 
 record's number; "label", the class or -1 where it is not given; "options", the texts to choose among; "answers", all
 right ones.  For models that answer through a head the texts are there apart as well: "head", the name of the task's;
 "parts", in the order in which they are read; "candidates", texts to choose among behind them.  Records come from
-`released.BenchmarkSource`, which adds "training" to TFDS's fields.
+`benchmark_files.BenchmarkSource`, which adds "training" to TFDS's fields.
 """
 
 from collections.abc import Callable, Mapping, Sequence

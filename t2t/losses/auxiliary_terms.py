@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from t2t.configuration.schema import Config
-from t2t.metrics import Metrics, WeightedSum
+from t2t.metrics import Outputs, WeightedSum
 from t2t.models import adapters as adapters_lib
 from t2t.models.architecture import Batch, real_positions
 from t2t.models.auxiliary import CARRIED, Auxiliary, Term
@@ -51,25 +52,28 @@ class AuxiliaryTerms:
     rows = self.rows
     if not rows:
       return {}
+    assert self.model is not None
     real = {side: self._real(batch, side) for side in self.sides}
     layers = {"encoder": self.model.num_encoder_layers, "decoder": self.model.num_decoder_layers}
-    return {
+    term_weights: dict[str, Any] = {
       self.prefix + name: sum(layers[side] * term.weight(real[side]) for side in self.sides)
       for name, term in rows.items()
     }
+    return term_weights
 
   def _real(self, batch: Batch, side: str) -> jax.Array:
+    assert self.model is not None
     prompt = self.prompt if side == self.model.kind.answers else 0
     return jnp.pad(real_positions(batch, side), [(0, 0), (prompt, 0)], constant_values=True)
 
   def joined(
     self,
     terms: dict[str, jax.Array],
-    metrics: Metrics,
+    metrics: Outputs,
     aux: Auxiliary,
     batch: Batch,
     weights: Mapping[str, jax.Array],
-  ) -> tuple[dict[str, jax.Array], Metrics]:
+  ) -> tuple[dict[str, jax.Array], Outputs]:
     """A loss's own terms and metrics, with those of its layers.
 
     Args:
@@ -96,7 +100,8 @@ class AuxiliaryTerms:
       for name, (term, total) in added.items()
       if term.coefficient
     }
-    metrics = metrics | {name: WeightedSum(total, term_weights[name]) for name, (_, total) in added.items()}
+    layer_metrics = {name: WeightedSum(total, term_weights[name]) for name, (_, total) in added.items()}
     carried_names = [name for name in batch if name.startswith(CARRIED)]
     states = {name: aux.states[name.removeprefix(CARRIED)] for name in carried_names}
-    return terms | scaled_terms, metrics | {name: jnp.moveaxis(x, 0, 1) for name, x in states.items()}
+    carried = {name: jnp.moveaxis(x, 0, 1) for name, x in states.items()}
+    return terms | scaled_terms, {**metrics, **layer_metrics, **carried}

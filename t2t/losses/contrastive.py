@@ -18,9 +18,9 @@ from t2t.configuration.schema import Config
 from t2t.losses.auxiliary_terms import AuxiliaryTerms
 from t2t.losses.head_losses import reads_every_layer, without_tokens
 from t2t.losses.protocol import Baseline, Weights
-from t2t.metrics import Metrics, WeightedSum
+from t2t.metrics import Outputs, WeightedSum
 from t2t.models import layers, task_heads, transformer
-from t2t.models.architecture import Batch, ModelProtocol, segments_of, sides
+from t2t.models.architecture import Batch, segments_of, sides
 from t2t.models.auxiliary import Hidden
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.models.flops import model_flops
@@ -124,7 +124,7 @@ class Contrastive:
       raise UserError(f"config.{key}.batch_size=1: there is nothing to tell a pair from; give 2 or more")
     return cls(config, vector_heads[0], AuxiliaryTerms.from_config(run, only_states=True))
 
-  def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> ModelProtocol:
+  def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> transformer.Transformer:
     """The model alone."""
     return transformer.build(config, rngs)
 
@@ -136,7 +136,7 @@ class Contrastive:
     """How many pairs there are."""
     return {"contrastive": jnp.sum(is_pair(batch).astype(jnp.float32))} | self.auxiliary.weights(batch)
 
-  def vectors(self, module: ModelProtocol, batch: Batch, *, key: jax.Array | None) -> Hidden:
+  def vectors(self, module: transformer.Transformer, batch: Batch, *, key: jax.Array | None) -> Hidden:
     """Of both texts of each row, float32 [batch, 2, width], with what layers return beside.
 
     Args:
@@ -152,8 +152,8 @@ class Contrastive:
     return Hidden(module.head_logits(self.head.name, read.astype(hidden.dtype), dropout_key=head_key), outputs.aux)
 
   def __call__(
-    self, module: nnx.Module, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
-  ) -> tuple[dict[str, jax.Array], Metrics]:
+    self, module: transformer.Transformer, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
+  ) -> tuple[dict[str, jax.Array], Outputs]:
     """See `Loss`."""
     config, real = self.config, is_pair(batch)
     vectors = self.vectors(module, batch, key=key if train else None)

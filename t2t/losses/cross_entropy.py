@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from flax import nnx
 import jax
@@ -14,7 +14,7 @@ from t2t import sharding
 from t2t.configuration.schema import Config
 from t2t.losses.auxiliary_terms import AuxiliaryTerms
 from t2t.losses.protocol import Baseline, LogitsFn, Weights
-from t2t.metrics import Metrics, WeightedSum
+from t2t.metrics import Outputs, WeightedSum
 from t2t.models import cpu_ops, transformer
 from t2t.models.architecture import Batch, ModelProtocol, predicted_side
 from t2t.models.config import TransformerConfig
@@ -83,7 +83,11 @@ def _chunk_loss(
     logits, targets, z_loss=config.z_loss, label_smoothing=config.label_smoothing
   )
   sums = jnp.stack([jnp.sum(x * weights) for x in (loss, z_term, right)])
-  return sums[0] + sums[1], (sums, None if seed is None else _drawn(seed, logits, positions))
+  drawn = None
+  if seed is not None:
+    assert positions is not None
+    drawn = _drawn(seed, logits, positions)
+  return sums[0] + sums[1], (sums, drawn)
 
 
 def _drawn(seed: jax.Array, logits: jax.Array, positions: jax.Array) -> jax.Array:
@@ -189,7 +193,7 @@ def _summed(
     loss, (sums, drawn) = jax.vmap(functools.partial(_chunk_loss, config, seed, logits_fn))(*chunk)
     return jax.tree.map(lambda a, b: a + jnp.sum(b, axis=0), total, (loss, sums)), drawn
 
-  arrays = (hidden, targets, weights) if seed is None else (hidden, targets, weights, positions)
+  arrays: Any = (hidden, targets, weights) if seed is None else (hidden, targets, weights, positions)
   chunks, num_used, order = _prepared(config, sparse, *arrays)
   (loss, sums), drawn = _loop(body, (jnp.zeros(()), jnp.zeros(3)), chunks, num_used)
   return loss, sums, None if drawn is None else _unchunked(drawn, targets.shape, order)
@@ -211,7 +215,7 @@ def _summed_forward(config, sparse, logits_fn, hidden, targets, weights, seed, p
 
   # Each batch shard sums its own gradient of the projection; they meet once, after the last chunk.
   by_shard = lambda tree: jax.tree.map(lambda x: sharding.shard(x, "tokens", *["any"] * (x.ndim - 1)), tree)
-  arrays = (hidden, targets, weights) if seed is None else (hidden, targets, weights, positions)
+  arrays: Any = (hidden, targets, weights) if seed is None else (hidden, targets, weights, positions)
   chunks, num_used, order = _prepared(config, sparse, *arrays)
   zeros = by_shard(jax.tree.map(lambda w: jnp.zeros((chunks[0].shape[1], *w.shape), jnp.float32), logits_fn))
   start = ((jnp.zeros(()), jnp.zeros(3)), zeros)
@@ -276,7 +280,7 @@ class CrossEntropy:
 
   def __call__(
     self, module: ModelProtocol, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
-  ) -> tuple[dict[str, jax.Array], Metrics]:
+  ) -> tuple[dict[str, jax.Array], Outputs]:
     """See `Loss`; held out, the loss is that of the targets themselves, whatever training smooths."""
     hidden = module.hidden(batch, dropout_key=key if train else None)
     config = self.config if train else dataclasses.replace(self.config, label_smoothing=0.0)

@@ -17,7 +17,7 @@ from t2t.configuration.schema import Config
 from t2t.losses.auxiliary_terms import AuxiliaryTerms
 from t2t.losses.cross_entropy import CrossEntropyConfig, token_sums, uniform
 from t2t.losses.protocol import Baseline, LogitsFn, Weights
-from t2t.metrics import Metrics, WeightedSum
+from t2t.metrics import Outputs, WeightedSum
 from t2t.models import layers
 from t2t.models.architecture import Batch, real_positions
 from t2t.models.auxiliary import Hidden
@@ -210,9 +210,10 @@ class Electra:
     return counts | self.auxiliary.weights(batch) | self._generator_auxiliary.weights(batch)
 
   def __call__(
-    self, module: nnx.Module, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
-  ) -> tuple[dict[str, jax.Array], Metrics]:
+    self, module: Pair, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
+  ) -> tuple[dict[str, jax.Array], Outputs]:
     """See `Loss`."""
+    assert key is not None  # the generator's tokens are drawn at evaluation, too
     draw, *keys = jax.random.split(key, 3)
     generator_key, discriminator_key = keys if train else (None, None)
     tokens = self.tokens if train else dataclasses.replace(self.tokens, label_smoothing=0.0)
@@ -225,6 +226,7 @@ class Electra:
     generator = self.config.generator_weight * summed / jnp.maximum(weights["generator"], 1.0)
 
     # ---- The discriminator ---------------------------------------------------
+    assert drawn is not None  # because of `draw`
     corrupted = jnp.where(masked > 0, drawn, targets)
     replaced = (corrupted != targets).astype(jnp.float32)
     position_weights = self._asked(batch)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import math
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from flax import nnx
 import jax
@@ -19,9 +19,9 @@ from t2t.losses import span_boundary
 from t2t.losses.auxiliary_terms import AuxiliaryTerms
 from t2t.losses.cross_entropy import CrossEntropy, CrossEntropyConfig, token_sums, uniform, unigram
 from t2t.losses.protocol import Baseline, Weights
-from t2t.metrics import Metrics, WeightedSum
+from t2t.metrics import Outputs, WeightedSum
 from t2t.models import task_heads, transformer
-from t2t.models.architecture import Batch, ModelProtocol, predicted_side, segments_of, sides
+from t2t.models.architecture import Batch, predicted_side, segments_of, sides
 from t2t.models.config import ANSWERED_HEADS, ASKED_HEADS, HeadConfig, TransformerConfig
 from t2t.models.flops import model_flops
 
@@ -225,7 +225,7 @@ def _number_of_examples(head_targets: HeadTargets) -> jax.Array:
 
 
 def answers(
-  module: ModelProtocol, states: jax.Array, batch: Batch, name: str, *, dropout_key: jax.Array | None = None
+  module: transformer.Transformer, states: jax.Array, batch: Batch, name: str, *, dropout_key: jax.Array | None = None
 ) -> jax.Array:
   """Logits of a head at every position, float32 [batch, length, classes].
 
@@ -243,7 +243,7 @@ def answers(
   return module.head_logits(name, hidden, dropout_key=dropout_key)
 
 
-def all_answers(module: ModelProtocol, batch: Batch, names: Sequence[str]) -> dict[str, jax.Array]:
+def all_answers(module: transformer.Transformer, batch: Batch, names: Sequence[str]) -> dict[str, jax.Array]:
   """`answers` of several heads, by name."""
   states = module.states(batch, every_layer=reads_every_layer(module.config))
   return {name: answers(module, states, batch, name) for name in names}
@@ -311,7 +311,7 @@ class HeadLosses:
     kinds = ANSWERED_HEADS if self.tokens is None else ASKED_HEADS
     return [(number, head) for number, head in enumerate(self.config.heads) if head.kind in kinds]
 
-  def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> ModelProtocol:
+  def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> transformer.Transformer:
     """The model alone."""
     return transformer.build(config, rngs)
 
@@ -336,11 +336,12 @@ class HeadLosses:
     return weights | self.auxiliary.weights(batch)
 
   def __call__(
-    self, module: ModelProtocol, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
-  ) -> tuple[dict[str, jax.Array], Metrics]:
+    self, module: transformer.Transformer, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
+  ) -> tuple[dict[str, jax.Array], Outputs]:
     """See `Loss`."""
+    dropout_key: Any = key
     body_key, *keys = (
-      jax.random.split(key, len(self.config.heads) + 1) if train else [None] * (len(self.config.heads) + 1)
+      jax.random.split(dropout_key, len(self.config.heads) + 1) if train else [None] * (len(self.config.heads) + 1)
     )
     outputs = module.hidden_states(batch, every_layer=reads_every_layer(self.config), dropout_key=body_key)
     states = outputs.x
@@ -364,7 +365,8 @@ class HeadLosses:
       share = weights["examples"] / jnp.maximum(weights[head.name], 1e-8) if len(self._asked) > 1 else 1.0
       added.append((loss * share, right * share, units * share))
     if self.tokens is None:
-      loss, right, examples = (sum(column) for column in zip(*added, strict=True))
+      sums: Any = (sum(column) for column in zip(*added, strict=True))
+      loss, right, examples = sums
       total_metrics = {"loss": WeightedSum(loss, examples), "accuracy": WeightedSum(right, examples)}
       metrics = total_metrics | (metrics if len(added) > 1 else {})
     else:
@@ -373,6 +375,7 @@ class HeadLosses:
 
   def _of_tokens(self, train: bool) -> CrossEntropyConfig:
     """What is added to the loss of tokens: held out, it is that of the targets themselves."""
+    assert self.tokens is not None
     return self.tokens if train else dataclasses.replace(self.tokens, label_smoothing=0.0)
 
   def _with_tokens(self, module, hidden, batch, weights, terms, metrics, *, train: bool):

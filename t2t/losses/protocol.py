@@ -7,9 +7,9 @@ from typing import Protocol
 from flax import nnx
 import jax
 
-from t2t.configuration.schema import Config
+from t2t.configuration.schema import Config, DataclassRecord
 from t2t.losses.auxiliary_terms import AuxiliaryTerms
-from t2t.metrics import Metrics
+from t2t.metrics import Outputs
 from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
 
@@ -34,7 +34,7 @@ class Baseline:
   cause: str = ""
 
 
-class Loss(Protocol):
+class Loss(DataclassRecord, Protocol):
   """What training makes smaller.
 
   supports_microbatching: whether each row's loss depends on that row alone; if not, there can be no microbatches.
@@ -69,7 +69,7 @@ class Loss(Protocol):
 
   def __call__(
     self, module: nnx.Module, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
-  ) -> tuple[dict[str, jax.Array], Metrics]:
+  ) -> tuple[dict[str, jax.Array], Outputs]:
     """The terms, each a sum over the rows of `batch` divided by its weight: those of all parts of a batch just add up.
 
     Args:

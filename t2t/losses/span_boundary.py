@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from t2t.losses.cross_entropy import CrossEntropyConfig, token_sums
-from t2t.models import task_heads
-from t2t.models.architecture import Batch, ModelProtocol, predicted_side
+from t2t.models import task_heads, transformer
+from t2t.models.architecture import Batch, predicted_side
 from t2t.models.config import HeadConfig, TransformerConfig
 
 
@@ -35,7 +35,7 @@ def units(at: jax.Array, targets: jax.Array, num_places: int) -> jax.Array:
 
 def sums(
   config: CrossEntropyConfig,
-  module: ModelProtocol,
+  module: transformer.Transformer,
   head: HeadConfig,
   hidden: jax.Array,
   batch: Batch,

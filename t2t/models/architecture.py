@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 import dataclasses
-from typing import Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,9 @@ import jax.numpy as jnp
 from t2t import UserError, did_you_mean
 from t2t.models.auxiliary import Hidden
 from t2t.models.masks import AttentionMask
+
+if TYPE_CHECKING:
+  from flax import nnx
 
 Batch = Mapping[str, jax.Array]  # seqio's model features, each [batch, length]
 
@@ -159,7 +162,8 @@ class ModelProtocol(Protocol):
   One that writes has `start_decode`, `decode_step` and `ready` as well.
   """
 
-  architecture: Architecture
+  architecture: ClassVar[Architecture]
+  heads: "nnx.Dict"  # by name, each a `heads.Head`
 
   def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> jax.Array:
     """Hidden states [batch, length, embed] of the side that is predicted."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 from flax import nnx
 import jax
@@ -28,7 +29,7 @@ class KVCache:
   values: jax.Array
   beside: "KVCache | None" = None
 
-  def write(self, keys: jax.Array, values: jax.Array, index: jax.Array) -> "KVCache":
+  def write(self, keys: jax.Array, values: jax.Array, index: jax.Array | int) -> "KVCache":
     """The cache with [batch, kv heads, few, kv] written from `index`, int [], on."""
     written = cpu_ops.write if sharding.platform() == "cpu" else jax.lax.dynamic_update_slice_in_dim
     update = lambda old, new: written(old, new.astype(old.dtype), index, 2)
@@ -100,7 +101,7 @@ def attend(
     if choice.kernel != "plain":
       if by_distance and choice.kernel in ("cudnn", "triton"):
         bias = bias_of(bias, mask, query.shape[2], keys.shape[2])
-      options = {"largest_block": largest_block}
+      options: dict[str, Any] = {"largest_block": largest_block}
       options |= {"dropout_rate": dropout_rate, "dropout_key": dropout_key} if dropped else {}
       return dispatch.attend(query, keys, values, mask, kernel=choice.kernel, bias=bias, **options)
   if by_distance:
@@ -277,6 +278,8 @@ class AttentionProbe:
   head: jax.Array
   cross: bool = False
 
-  def at(self, attention: Attention, x: jax.Array, keys: jax.Array, **options) -> jax.Array:
+  def at(
+    self, attention: Attention, x: jax.Array, keys: jax.Array, *, mask: AttentionMask, positions: Positions = NOWHERE
+  ) -> jax.Array:
     """Those of the one head, float32 [batch, query, key]; see `Attention.probabilities`."""
-    return jnp.take(attention.probabilities(x, keys, **options), self.head, axis=1)
+    return jnp.take(attention.probabilities(x, keys, mask=mask, positions=positions), self.head, axis=1)

@@ -6,16 +6,19 @@ import importlib.util
 import math
 import numbers
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from t2t import UserError, did_you_mean
 from t2t.models import remat
 from t2t.models.architecture import ARCHITECTURES, Architecture
 from t2t.runtime.lazy_table import LazyTable
 
+if TYPE_CHECKING:
+  import jax
+
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "gated_gelu", "gated_gelu_exact", "gated_silu")
 # config.model.positions -> a `positions.Scheme`
-POSITIONS: LazyTable = LazyTable(
+POSITIONS: LazyTable[Any] = LazyTable(
   {
     "relative": "t2t.models.positions:Relative",
     "rotary": "t2t.models.positions:Rotary",
@@ -24,9 +27,9 @@ POSITIONS: LazyTable = LazyTable(
   }
 )
 # config.model.feed_forward -> a `feed_forward.FeedForward`
-FEED_FORWARD: LazyTable = LazyTable({"dense": "t2t.models.feed_forward:Mlp"})
-# config.model.decoder -> a `generation.decoders.Decoder`
-DECODERS: LazyTable = LazyTable({"autoregressive": "t2t.inference.decoders:Autoregressive"})
+FEED_FORWARD: LazyTable[Any] = LazyTable({"dense": "t2t.models.feed_forward:Mlp"})
+# config.model.decoder -> a `inference.decoders.Decoder`
+DECODERS: LazyTable[Any] = LazyTable({"autoregressive": "t2t.inference.decoders:Autoregressive"})
 NORMS = ("rms", "layer")
 QUANTIZATIONS = ("int8", "fp8")  # see models/quantized_matmul.py
 ATTENTION_KERNELS = ("splash", "distance", "cudnn", "triton", "plain")  # see models/kernels
@@ -237,7 +240,7 @@ class TransformerConfig:
 
   @property
   def text_decoder(self) -> Any:
-    """The `generation.decoders.Decoder` of this config, a row of `DECODERS`.
+    """The `inference.decoders.Decoder` of this config, a row of `DECODERS`.
 
     Raises:
       UserError: the model generates no text.
@@ -322,7 +325,7 @@ class TransformerConfig:
     """The distance within a sequence of `length` from which on what is added stays the same."""
     return self.position_scheme.reach(length)
 
-  def is_local(self, index: Any) -> Any:
+  def is_local(self, index: "jax.Array | int") -> "jax.Array | bool":
     """Whether the layer of this number, an integer or int [], has the attention window."""
     if not self.attention_window or not self.global_attention_every:
       return bool(self.attention_window)
@@ -412,8 +415,8 @@ class TransformerConfig:
       least, most = 0 if field.name in _MAY_BE_ZERO else 1, _MOST.get(field.name, 2**31 - 1)
       if not is_number or not isinstance(value, numbers.Integral):
         raise UserError(f"config.model.{field.name}={str(value)[:40]!r}: must be a whole number")
-      if not least <= value <= most:
-        end = f"at least {least}" if value < least else f"at most {most:,}"
+      if not least <= int(value) <= most:
+        end = f"at least {least}" if int(value) < least else f"at most {most:,}"
         raise UserError(f"config.model.{field.name}={str(value)[:40]}: must be {end}")
 
   def _check_layers(self) -> None:

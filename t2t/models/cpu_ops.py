@@ -96,8 +96,9 @@ def write(x: jax.Array, part: jax.Array, index: jax.Array, axis: int) -> jax.Arr
   """
   if x.dtype != jnp.bfloat16:
     return jax.lax.dynamic_update_slice_in_dim(x, part, index, axis=axis)
-  bits = (jax.lax.bitcast_convert_type(operand, jnp.uint16) for operand in (x, part))
-  return jax.lax.bitcast_convert_type(jax.lax.dynamic_update_slice_in_dim(*bits, index, axis=axis), x.dtype)
+  whole_bits, part_bits = (jax.lax.bitcast_convert_type(operand, jnp.uint16) for operand in (x, part))
+  written = jax.lax.dynamic_update_slice_in_dim(whole_bits, part_bits, index, axis=axis)
+  return jax.lax.bitcast_convert_type(written, x.dtype)
 
 
 @write.defjvp
@@ -181,7 +182,7 @@ def attend_in_groups(
 
 
 def attend_causally(
-  query: jax.Array, keys: jax.Array, values: jax.Array, bias: jax.Array | None, allowed: jax.Array
+  query: jax.Array, keys: jax.Array, values: jax.Array, bias: jax.Array | None, allowed: jax.Array | None
 ) -> jax.Array:
   """`attend` where no query sees a key to its right: blocks of queries, each with the keys up to its end."""
   length, blocks = query.shape[2], []

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 import functools
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from flax import nnx
 import jax
@@ -34,7 +34,12 @@ class FeedForward(nnx.Module):
     raise NotImplementedError
 
   def __call__(
-    self, x: jax.Array, dropout_key: jax.Array | None = None, *, real: jax.Array | None = None, **carried: Any
+    self,
+    x: jax.Array,
+    dropout_key: jax.Array | None = None,
+    *,
+    real: jax.Array | None = None,
+    **carried: Mapping[str, jax.Array],
   ) -> jax.Array | Hidden:
     """[batch, length, embed] -> the same, with auxiliary outputs or without.
 

@@ -43,7 +43,7 @@ def model_flops(
 
 def _pairs(config: TransformerConfig, num_layers: int, length: int) -> int:
   """How many pairs of positions of a row see each other in the self-attention of so many layers, causal or not."""
-  with_window = sum(config.is_local(index) for index in range(num_layers))
+  with_window = sum(bool(config.is_local(index)) for index in range(num_layers))
   window = min(config.attention_window, length)
   near = length * (2 * window + 1) - window * (window + 1)
   return with_window * near + (num_layers - with_window) * length**2

@@ -124,6 +124,7 @@ class VocabularyHead(nnx.Module):
     if config.tied_logits:
       weights = {"table": gathered(embed.table, config.dtype)}
     else:
+      assert self.projection is not None
       weights = {"projection": gathered(self.projection, config.dtype)}
     if config.logits_transform:
       weights |= transform_weights(config, self.transform, self.transform_bias, self.norm)

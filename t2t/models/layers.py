@@ -56,7 +56,7 @@ def split_key(key: jax.Array | None, num: int) -> list[jax.Array | None]:
   return [None] * num if key is None else list(jax.random.split(key, num))
 
 
-def param(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], *, scale: float) -> nnx.Param:
+def param(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str | None, ...], *, scale: float) -> nnx.Param:
   """A float32 parameter, normal with standard deviation `scale`, with a logical name for each axis."""
   return nnx.Param(scale * jax.random.normal(rngs.params(), shape, jnp.float32), axes=axes)
 
@@ -220,7 +220,7 @@ class Embed(nnx.Module):
     shape, axes = (width, config.embed_dim), ("factor", None)
     self.projection = param(rngs, shape, axes, scale=fan_in_scale(config, width)) if factored else None
     self.projection_bias = bias(config, config.embed_dim, "embed") if factored else None
-    self.prompt = None  # [length, width], of ids behind those of the table: of an adapted model
+    self.prompt: nnx.Param | None = None  # [length, width], of ids behind those of the table: of an adapted model
     self.position_offset = config.position_offset
     self.max_length = config.max_length
     self.scale = config.embed_dim**0.5 if config.scale_embedding else 1.0

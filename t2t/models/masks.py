@@ -70,6 +70,7 @@ class AttentionMask:
       near = jnp.abs(distance) <= self.window
       allowed = near if allowed is None else allowed & near
     if self.key_segments is not None:
+      assert self.query_segments is not None
       same = self.query_segments[:, None, :, None] == self.key_segments[:, None, None, :]
       allowed = same if allowed is None else allowed & same
     if self.ancestors is not None:

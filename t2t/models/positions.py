@@ -6,7 +6,7 @@ A scheme has parameters of each stack and of each layer, and hooks on queries, k
 from collections.abc import Callable
 import dataclasses
 import functools
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from flax import nnx
 import jax
@@ -298,7 +298,8 @@ class Relative(ByDistance):
   def values(self, shared: nnx.Module | None, key_length: int) -> DistanceBias:
     """Returns the bias that the table has."""
     del key_length
-    return shared()
+    table: Any = shared
+    return table()
 
 
 class Alibi(ByDistance):

@@ -127,33 +127,33 @@ def _t5(table: Mapping[str, tuple], size: str, **overrides: Any) -> dict[str, An
   )
 
 
-def t5_1_0(size: str) -> dict[str, Any]:
+def t5_1_0(size: str) -> dict[str, object]:
   """The original T5: relu, logits from the embedding."""
   return _t5(_T5_1_0, size, vocab_size=32_128, mlp_activation="relu", tied_logits=True)
 
 
-def t5_1_1(size: str) -> dict[str, Any]:
+def t5_1_1(size: str) -> dict[str, object]:
   """T5 1.1: gated gelu, logits of their own."""
   return _t5(_T5_1_1, size, vocab_size=32_128)
 
 
-def mt5(size: str) -> dict[str, Any]:
+def mt5(size: str) -> dict[str, object]:
   """mT5: T5 1.1 over 101 languages, 250,112 rows in the embedding."""
   # The released mT5 small has 6 heads and 8 layers as 1.1 small; all sizes agree with 1.1.
   return _t5(_T5_1_1, size, vocab_size=250_112)
 
 
-def byt5(size: str) -> dict[str, Any]:
+def byt5(size: str) -> dict[str, object]:
   """ByT5: bytes instead of pieces, a deep encoder and a shallow decoder."""
   return _t5(_BYT5, size, vocab_size=384)
 
 
-def modern_t5(size: str) -> dict[str, Any]:
+def modern_t5(size: str) -> dict[str, object]:
   """An encoder-decoder of T5 1.1's sizes from today's parts: rotary positions, grouped queries, SwiGLU, QK-norm.
 
   One head of keys and values for four of queries (three in small).
   """
-  fields = t5_1_1(size)
+  fields: dict[str, Any] = t5_1_1(size)
   group = 4 if fields["num_heads"] % 4 == 0 else 3
   return fields | dict(
     positions="rotary",
@@ -186,7 +186,7 @@ def _encoder(row: tuple[int, int, int, int], **overrides: Any) -> dict[str, Any]
   )
 
 
-def bert(size: str) -> dict[str, Any]:
+def bert(size: str) -> dict[str, object]:
   """BERT, uncased (Devlin et al. 2019): norms behind the sums, learned positions, two segments."""
   return _encoder(
     _row(_BERT, size),
@@ -202,22 +202,22 @@ def bert(size: str) -> dict[str, Any]:
   )
 
 
-def electra(size: str) -> dict[str, Any]:
+def electra(size: str) -> dict[str, object]:
   """ELECTRA's discriminator (Clark et al. 2020): BERT's body; small is narrower, with an embedding of 128 features."""
-  changed = dict(logits_transform=False, embedding_dim=128 if size == "small" else 0)
+  changed: dict[str, object] = dict(logits_transform=False, embedding_dim=128 if size == "small" else 0)
   changed |= _encoder_row(_row(_ELECTRA, size))
   changed["heads"] = ({"name": "replaced", "kind": "detector", "num_classes": 1},)
   return bert("base") | changed
 
 
-def roberta(size: str) -> dict[str, Any]:
+def roberta(size: str) -> dict[str, object]:
   """RoBERTa (Liu et al. 2019): BERT with GPT-2's byte-level pieces, and one segment."""
   # Its positions count from the padding id, 1, plus 1: the first two rows of the table are never looked up.
   changed = dict(vocab_size=50_265, segment_types=1, norm_epsilon=1e-5, position_offset=2)
   return bert(size) | changed
 
 
-def bart(size: str) -> dict[str, Any]:
+def bart(size: str) -> dict[str, object]:
   """BART (Lewis et al. 2020): RoBERTa's parts on both sides, half the layers each, logits from the embedding alone."""
   changed = dict(architecture="encoder_decoder", segment_types=0, max_length=1024, logits_transform=False)
   layers = _row(_BERT, size)[-1] // 2
@@ -225,35 +225,35 @@ def bart(size: str) -> dict[str, Any]:
   return roberta(size) | changed
 
 
-def albert(size: str) -> dict[str, Any]:
+def albert(size: str) -> dict[str, object]:
   """ALBERT version 2 (Lan et al. 2020): one layer run again and again, an embedding of 128 features projected up."""
   changed = dict(vocab_size=30_000, embedding_dim=128, share_layers=True, mlp_activation="gelu_tanh", dropout_rate=0.0)
   return bert("base") | _encoder_row(_row(_ALBERT, size)) | changed
 
 
-def megatron_bert(size: str) -> dict[str, Any]:
+def megatron_bert(size: str) -> dict[str, object]:
   """Megatron's BERT (Shoeybi et al. 2020, section 5.3): norms before the branches, without which depth does not pay."""
   changed = dict(post_norm=False, embedding_norm=False, norm_epsilon=1e-5)
   return bert("base") | _encoder_row(_row(_MEGATRON_BERT, size)) | changed
 
 
-def xlm_r(size: str) -> dict[str, Any]:
+def xlm_r(size: str) -> dict[str, object]:
   """XLM-R (Conneau et al. 2020): RoBERTa with 250,002 pieces."""
   return roberta(size) | {"vocab_size": 250_002}
 
 
-def afriberta(size: str) -> dict[str, Any]:
+def afriberta(size: str) -> dict[str, object]:
   """AfriBERTa (Ogueji et al. 2021): few layers of XLM-R's, six heads, 70,006 pieces."""
   return roberta("base") | _encoder_row(_row(_AFRIBERTA, size)) | {"vocab_size": 70_006}
 
 
-def xlm(size: str) -> dict[str, Any]:
+def xlm(size: str) -> dict[str, object]:
   """XLM (Conneau & Lample 2019): BERT's parts, logits from the embedding alone; 15 with a second segment for TLM."""
   sizes = {"15": dict(vocab_size=95_000, segment_types=2), "100": dict(vocab_size=200_000, segment_types=0)}
   return bert("base") | _encoder_row(_row(_XLM, size)) | sizes[size] | {"logits_transform": False}
 
 
-def modern_bert(size: str) -> dict[str, Any]:
+def modern_bert(size: str) -> dict[str, object]:
   """ModernBERT (Warner et al. 2024): rotary positions, norms before the branches, GeGLU, every third layer global."""
   return _encoder(
     _row(_MODERN_BERT, size),
@@ -268,7 +268,7 @@ def modern_bert(size: str) -> dict[str, Any]:
   )
 
 
-def ettin(size: str) -> dict[str, Any]:
+def ettin(size: str) -> dict[str, object]:
   """Ettin (Weller et al. 2025): ModernBERT's parts in more sizes, as an encoder, or a decoder, "decoder_150m"."""
   side, _, width = size.partition("_")
   row = _encoder_row(_row(_ETTIN, width if side in ("encoder", "decoder") else size))
@@ -299,17 +299,17 @@ def _gpt(row: tuple[int, int, int, int], **overrides: Any) -> dict[str, Any]:
   )
 
 
-def gpt2(size: str) -> dict[str, Any]:
+def gpt2(size: str) -> dict[str, object]:
   """GPT-2 (Radford et al. 2019): learned positions, layer norms before the branches, logits from the embedding."""
   return _gpt(_row(_GPT2, size), vocab_size=50_257, max_length=1024)
 
 
-def gpt1(size: str) -> dict[str, Any]:
+def gpt1(size: str) -> dict[str, object]:
   """GPT (Radford et al. 2018): GPT-2 small with norms behind the sums, half the positions and pieces of its own."""
   return _gpt(_row({"base": _GPT2["small"]}, size), vocab_size=40_478, max_length=512, post_norm=True, dropout_rate=0.1)
 
 
-def gpt3(size: str) -> dict[str, Any]:
+def gpt3(size: str) -> dict[str, object]:
   """GPT-3 (Brown et al. 2020): GPT-2 for 2,048 tokens, in which every other layer sees what is near alone.
 
   The width of these bands is not published; 256 positions are GPT-Neo's (Black et al. 2021).
@@ -319,17 +319,17 @@ def gpt3(size: str) -> dict[str, Any]:
   return _gpt(_row(_GPT3, size), vocab_size=50_257, max_length=2048, **bands)
 
 
-def megatron_gpt(size: str) -> dict[str, Any]:
+def megatron_gpt(size: str) -> dict[str, object]:
   """Megatron's GPT-2 (Shoeybi et al. 2020): rows of the embedding up to 51,200, which 8 x 128 divides."""
   return _gpt(_row(_MEGATRON_GPT, size), vocab_size=51_200, max_length=1024, dropout_rate=0.1)
 
 
-def turing_nlg(size: str) -> dict[str, Any]:
+def turing_nlg(size: str) -> dict[str, object]:
   """Turing-NLG (Rosset 2020): a GPT-2 of 78 layers."""
   return _gpt(_row(_TURING_NLG, size), vocab_size=50_257, max_length=1024)
 
 
-def mpt(size: str) -> dict[str, Any]:
+def mpt(size: str) -> dict[str, object]:
   """MPT (MosaicML 2023): ALiBi (Press et al. 2022), layer norms, no bias anywhere, logits from the embedding."""
   embed_dim, num_heads, num_layers = _row(_MPT, size)
   return _fields(
@@ -351,7 +351,7 @@ def mpt(size: str) -> dict[str, Any]:
   )
 
 
-def prefix_lm(size: str) -> dict[str, Any]:
+def prefix_lm(size: str) -> dict[str, object]:
   """A T5 1.1 without its encoder: one stack reads the inputs in both directions and writes the targets.
 
   Source: Raffel et al. 2020, section 3.2.1 ("prefix LM").
@@ -360,7 +360,7 @@ def prefix_lm(size: str) -> dict[str, Any]:
   return t5_1_1(size) | changed
 
 
-def gpt_bert(size: str) -> dict[str, Any]:
+def gpt_bert(size: str) -> dict[str, object]:
   """GPT-BERT (Charpentier & Samuel 2024): a decoder that can read both ways, of LTG-BERT's parts where there are such.
 
   Norms stand at both ends of each branch, and positions are distances, here T5's bias in place of DeBERTa's attention
@@ -372,7 +372,7 @@ def gpt_bert(size: str) -> dict[str, Any]:
   return _gpt(tuple(row), vocab_size=vocab_size, max_length=512) | changed
 
 
-def ul2(size: str) -> dict[str, Any]:
+def ul2(size: str) -> dict[str, object]:
   """UL2 (Tay et al. 2023): T5 1.1 with SwiGLU."""
   return _t5(_UL2, size, vocab_size=32_128, mlp_activation="gated_silu")
 
@@ -397,11 +397,11 @@ def _llama(row: tuple[int, ...], **overrides: Any) -> dict[str, Any]:
   )
 
 
-def llama2(size: str) -> dict[str, Any]:
+def llama2(size: str) -> dict[str, object]:
   """Llama 2 (Touvron et al. 2023): rotary positions, RMSNorm, SwiGLU; 1b with grouped queries."""
   return _llama(_row(_LLAMA2, size), vocab_size=32_000)
 
 
-def llama3(size: str) -> dict[str, Any]:
+def llama3(size: str) -> dict[str, object]:
   """Llama 3 (Llama team 2024): grouped queries and a vocabulary of 128,256."""
   return _llama(_row(_LLAMA3, size), vocab_size=128_256, rotary_base=500_000.0)

@@ -68,7 +68,7 @@ def _offload(primitive, *args, **params):
   return _kernels(primitive, *args, **params) is True or _OFFLOAD_MATMULS(primitive, *args, **params)
 
 
-def policy(name: str, quantization: str) -> Callable[..., object]:
+def policy(name: str, quantization: str) -> Callable[..., bool]:
   """What `jax.checkpoint` is given for a value of `config.model.remat` other than "none"."""
   policies = jax.checkpoint_policies
   if quantization and name in ("minimal", "offload"):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from flax import nnx
 import jax
@@ -17,7 +17,30 @@ from t2t.models.auxiliary import Auxiliary
 from t2t.models.config import TransformerConfig
 from t2t.models.masks import AttentionMask
 
+T = TypeVar("T")
 TaskAttention = Callable[..., tuple[jax.Array, attention.KVCache]]  # see `Layer.__call__`
+
+
+class LearnedKeys(Protocol):
+  """A module that makes keys and values of all layers, which stand in front of a row's own."""
+
+  length: int
+
+  def __call__(self) -> attention.KVCache:
+    """[layers, kv heads, length, kv]."""
+
+
+class SmallAttentions(Protocol):
+  """A module with a small attention beside each layer, see `adapters.pals.Pals`."""
+
+  @property
+  def of_layers(self) -> tuple[jax.Array, ...]:
+    """Parameters of each layer, with an axis of layers in front."""
+
+  def room(self, batch_size: int, length: int, dtype: str) -> attention.KVCache:
+    """An empty cache of all layers."""
+
+  __call__: TaskAttention
 
 
 class Layer(nnx.Module):
@@ -44,7 +67,7 @@ class Layer(nnx.Module):
       nnx.Dict({name: layers.Norm(config, config.embed_dim) for name in branches}) if config.branch_norm else None
     )
     self.branch_norms = branch_norms
-    self.adapters = None  # branch -> a small layer behind it: of an adapted model
+    self.adapters: nnx.Dict | None = None  # branch -> a small layer behind it: of an adapted model
 
   def _branch_input(self, x: jax.Array, norm: layers.Norm, is_normed: jax.Array | bool = False) -> jax.Array:
     """What a branch reads of the residual sum `x`, which may be normed already."""
@@ -72,12 +95,14 @@ class Layer(nnx.Module):
     probe: attention.AttentionProbe | None,
   ) -> tuple[jax.Array, jax.Array | None]:
     """`x` and what the cross-attention finds in `memory`; and its probabilities, if they are looked at."""
+    assert mask is not None
     normed = self._branch_input(x, self.cross_attention_norm)
     if not isinstance(memory, attention.KVCache):
       memory = attention.KVCache(*self.cross_attention.keys_and_values(memory, dropout_key=keys[0]))
     update = self.cross_attention(normed, memory.keys, memory.values, mask=mask, dropout_key=keys[0])
-    looked_at = probe is not None and probe.cross
-    seen = probe.at(self.cross_attention, normed, memory.keys, mask=mask) if looked_at else None
+    seen = None
+    if probe is not None and probe.cross:
+      seen = probe.at(self.cross_attention, normed, memory.keys, mask=mask)
     return self._add(x, update, "cross_attention", keys[1]), seen
 
   def __call__(
@@ -97,7 +122,7 @@ class Layer(nnx.Module):
     real: jax.Array | None = None,
     carried: Mapping[str, jax.Array] | None = None,
     dropout_key: jax.Array | None = None,
-  ) -> tuple[jax.Array, attention.KVCache | jax.Array, Auxiliary]:
+  ) -> tuple[jax.Array, attention.KVCache | jax.Array | None, Auxiliary]:
     """[batch, length, embed] -> the same; the keys and values that the self-attention read; auxiliary outputs.
 
     Args:
@@ -141,7 +166,7 @@ Weights = tuple[Layer | None, Layer | None]  # a stack's own layers, and those t
 Caches = attention.KVCache | tuple[attention.KVCache, ...]  # with a leading "layers" axis, or one for each layer
 
 
-def unstack_layers(stacked: Any, num_layers: int) -> tuple:
+def unstack_layers(stacked: T, num_layers: int) -> tuple[T, ...]:
   """A tree of stacked arrays as a tuple with a tree for each layer."""
   return tuple(jax.tree.map(lambda x, index=index: x[index], stacked) for index in range(num_layers))
 
@@ -182,8 +207,8 @@ class Stack(nnx.Module):
       self.layers = jax.vmap(make)(jax.random.split(key, num_layers))
     self.norm = None if config.post_norm else layers.Norm(config, config.embed_dim)
     self.embed = layers.DecoderPositions(config, rngs) if causal and config.own_decoder_positions else None
-    self.prefix = None  # makes keys and values that stand in front of a row's own: of an adapted model
-    self.pals = None  # small attentions beside the layers, of several tasks: of an adapted model
+    self.prefix: LearnedKeys | None = None  # of an adapted model, in front of a row's own keys
+    self.pals: SmallAttentions | None = None  # of an adapted model, of several tasks
 
   @property
   def front(self) -> int:
@@ -267,15 +292,16 @@ class Stack(nnx.Module):
     apart = isinstance(cache, tuple)
     mask = dataclasses.replace(mask, front=self.front)
     key_length = x.shape[1] + self.front if cache is None else (cache[0] if apart else cache).keys.shape[-2]
-    call = positions_lib.Call(*x.shape[:2], key_length, mask, self.front, drops=dropout_key is not None)
+    call = positions_lib.Call(x.shape[0], x.shape[1], key_length, mask, self.front, drops=dropout_key is not None)
     positions = config.position_scheme.positions(self.position_bias, call)
     memory_is_cached = isinstance(memory, attention.KVCache | tuple)
-    layer_inputs = {
+    prefix: Any = self.prefix
+    layer_inputs: dict[str, Any] = {
       "index": range(self.num_layers) if apart else jnp.arange(self.num_layers),
       "weights": self.weights(body) if weights is None else weights,
       "key": None if layers_key is None else jax.random.split(layers_key, self.num_layers),
       "cache": cache,
-      "prefix_kv": self.prefix() if self.front and cache is None else None,
+      "prefix_kv": prefix() if self.front and cache is None else None,
       "memory": memory if memory_is_cached else None,
       "task_attention": None if self.pals is None else self.pals.of_layers,
       "carried": carried or None,

@@ -5,7 +5,7 @@ Each is a `ModelProtocol`; those that write text have `start_decode`, `decode_st
 
 from collections.abc import Callable
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from flax import nnx
 import jax
@@ -17,8 +17,8 @@ from t2t.models.architecture import (
   DECODER_ONLY,
   ENCODER_DECODER,
   ENCODER_ONLY,
+  Architecture,
   Batch,
-  ModelProtocol,
   decoder_mask,
   reading_mask,
   real_positions,
@@ -83,6 +83,12 @@ def _of_rows(batch: Batch) -> jax.Array | None:
   return batch["decoder_tasks"][:, :1] if "decoder_tasks" in batch else None
 
 
+def _looked_at(kept: Caches | jax.Array | None) -> jax.Array:
+  """What a stack returns beside its output, where probabilities are looked at."""
+  assert isinstance(kept, jax.Array)
+  return kept
+
+
 def _no_ancestors(batch_size: int, num_beams: int, max_length: int) -> jax.Array | None:
   if num_beams == 1:
     return None
@@ -91,6 +97,16 @@ def _no_ancestors(batch_size: int, num_beams: int, max_length: int) -> jax.Array
 
 class _Transformer(nnx.Module):
   """What all three share: a config, an embedding, a head over the vocabulary, and what others there are."""
+
+  if TYPE_CHECKING:  # of the subclasses; `decoder` of those that write
+    architecture: ClassVar[Architecture]
+    decoder: Stack
+
+    def hidden(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> Hidden: ...
+
+    def hidden_states(
+      self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None
+    ) -> Hidden: ...
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
     self.config = config
@@ -234,6 +250,7 @@ class _Transformer(nnx.Module):
       tasks=state.tasks,
       keep_cache=True,
     )
+    assert isinstance(cache, attention.KVCache | tuple)  # because of `keep_cache`
     logits_fn = self.logits_fn() if state.logits_fn is None else state.logits_fn
     logits = sharding.shard(logits_fn(x), "batch", "length", "vocab").reshape(*tokens.shape, -1)
     return logits, dataclasses.replace(state, cache=cache, position=position + 1, ancestors=ancestors)
@@ -263,10 +280,10 @@ class EncoderDecoder(_Transformer):
   def attention_map(self, batch: Batch, kind: str, head: jax.Array) -> jax.Array:
     """See `ModelProtocol`."""
     if kind == "encoder":
-      return self._encode(self._prompted(batch), probe=attention.AttentionProbe(head))[1]
-    return self._run(batch, probe=attention.AttentionProbe(head, cross=kind == "cross"))[1]
+      return _looked_at(self._encode(self._prompted(batch), probe=attention.AttentionProbe(head))[1])
+    return _looked_at(self._run(batch, probe=attention.AttentionProbe(head, cross=kind == "cross"))[1])
 
-  def _encode(self, batch: Batch, **options: Any) -> tuple[jax.Array, jax.Array | None, Auxiliary]:
+  def _encode(self, batch: Batch, **options: Any) -> tuple[jax.Array, Caches | jax.Array | None, Auxiliary]:
     """The encoder's output at every position that it reads, those of a prompt included; and what `Stack` has beside."""
     tokens, positions = batch["encoder_input_tokens"], batch.get("encoder_positions")
     x = self.embed(tokens, positions=self._places(self.encoder, tokens, positions), segments=self._types(batch))
@@ -286,7 +303,7 @@ class EncoderDecoder(_Transformer):
 
   def _run(
     self, batch: Batch, *, probe: attention.AttentionProbe | None = None, dropout_key: jax.Array | None = None
-  ) -> tuple[Hidden, jax.Array | None]:
+  ) -> tuple[Hidden, Caches | jax.Array | None]:
     encoder_key, decoder_key = layers.split_key(dropout_key, 2)
     batch = self._prompted(batch)
     (memory, _, read), tokens = self._encode(batch, dropout_key=encoder_key), batch["decoder_input_tokens"]
@@ -325,7 +342,8 @@ class EncoderDecoder(_Transformer):
     empty, position = jnp.zeros(shape, config.dtype), jnp.zeros((), jnp.int32)
     beside = None if pals is None else pals.room(batch_size, room, config.dtype)
     cache = attention.KVCache(empty, empty, beside)
-    cache = cache.behind(self.decoder.prefix()) if self.decoder.front else cache
+    prefix: Any = self.decoder.prefix
+    cache = cache.behind(prefix()) if self.decoder.front else cache
     places = batch.get("decoder_positions")
     if places is not None:
       places = jnp.clip(places[:, 0], 0, (config.most_positions or jnp.iinfo(jnp.int32).max) - max_length)
@@ -367,9 +385,9 @@ class DecoderOnly(_Transformer):
 
   def attention_map(self, batch: Batch, kind: str, head: jax.Array) -> jax.Array:
     """See `ModelProtocol`."""
-    return self._run(batch, probe=attention.AttentionProbe(head))[1]
+    return _looked_at(self._run(batch, probe=attention.AttentionProbe(head))[1])
 
-  def _run(self, batch: Batch, **options: Any) -> tuple[jax.Array, jax.Array | None, Auxiliary]:
+  def _run(self, batch: Batch, **options: Any) -> tuple[jax.Array, Caches | jax.Array | None, Auxiliary]:
     batch = self._prompted(batch)
     tokens = batch["decoder_input_tokens"]
     places = self._places(self.decoder, tokens, batch.get("decoder_positions"))
@@ -458,7 +476,7 @@ class EncoderOnly(_Transformer):
   def attention_map(self, batch: Batch, kind: str, head: jax.Array) -> jax.Array:
     """See `ModelProtocol`."""
     batch = self._prompted(batch)
-    return self._run(self._embedded(batch), batch, self.encoder, probe=attention.AttentionProbe(head))[1]
+    return _looked_at(self._run(self._embedded(batch), batch, self.encoder, probe=attention.AttentionProbe(head))[1])
 
   def _embedded(self, batch: Batch) -> jax.Array:
     places = self._places(self.encoder, batch["encoder_input_tokens"], batch.get("encoder_positions"))
@@ -491,16 +509,17 @@ class EncoderOnly(_Transformer):
 
   def _run(
     self, x: jax.Array, batch: Batch, encoder: Stack, **options: Any
-  ) -> tuple[jax.Array, jax.Array | None, Auxiliary]:
+  ) -> tuple[jax.Array, Caches | jax.Array | None, Auxiliary]:
     mask, real = reading_mask(batch, "encoder"), self._real(batch, "encoder", x.shape[1])
     beside = dict(tasks=batch.get("encoder_tasks"), real=real, carried=self._carried(batch, "encoder"))
     return encoder(x, mask=mask, **beside, **options)
 
 
+Transformer = EncoderDecoder | DecoderOnly | EncoderOnly  # each is a `Model`
 MODELS = (EncoderDecoder, DecoderOnly, EncoderOnly)
 _MODULES = {module.architecture.name: module for module in MODELS}
 
 
-def build(config: TransformerConfig, rngs: nnx.Rngs) -> ModelProtocol:
+def build(config: TransformerConfig, rngs: nnx.Rngs) -> Transformer:
   """The model that `config.architecture` names."""
   return _MODULES[config.architecture](config, rngs)

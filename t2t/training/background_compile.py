@@ -3,13 +3,15 @@
 from collections.abc import Callable
 import threading
 import time
-from typing import Any
+from typing import Any, Generic, TypeVar
 import weakref
 
 import jax
 
+Result = TypeVar("Result")
 
-class BackgroundCompile:
+
+class BackgroundCompile(Generic[Result]):
   """A jitted function, compiled from now on in a thread; the first call waits for it.
 
   Args:
@@ -18,10 +20,10 @@ class BackgroundCompile:
     arguments: shapes, with their shardings; called with others it is compiled anew, as any jitted function.
   """
 
-  def __init__(self, function: Callable, mesh: jax.sharding.Mesh, *arguments: Any):
-    self._function = function
+  def __init__(self, function: Callable[..., Result], mesh: jax.sharding.Mesh, *arguments: object):
+    self._function: Any = function
     self._shapes = jax.tree.map(_shape, arguments)
-    self._compiled: Callable | None = None
+    self._compiled: Any = None
     self._error: BaseException | None = None
     # Nobody waits for it at the end of a process that found its data wanting.
     self._thread = threading.Thread(target=self._compile, args=(mesh, arguments), name="compiler", daemon=True)
@@ -35,7 +37,7 @@ class BackgroundCompile:
     except BaseException as error:  # raised where the program is called
       self._error = error
 
-  def __call__(self, *arguments: Any) -> Any:
+  def __call__(self, *arguments: object) -> Result:
     """What the function returns.
 
     Raises:

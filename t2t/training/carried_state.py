@@ -1,7 +1,7 @@
 """Carried state: activations that the train state keeps from one step to the next, row by row."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -43,11 +43,11 @@ class CarriedState:
     }
     return value, params
 
-  def forward(self, value: Any, params: Flat) -> Flat:
+  def forward(self, value: Flat, params: Flat) -> Flat:
     return params
 
-  def update(self, value: Any, params: Flat, step: jax.Array) -> tuple[Any, Flat]:
+  def update(self, value: Flat, params: Flat, step: jax.Array) -> tuple[Flat, Flat]:
     return value, params
 
-  def evaluated(self, value: Any, params: Flat) -> Flat:
+  def evaluated(self, value: Flat, params: Flat) -> Flat:
     return params

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 import json
-from typing import Any
 
 from etils import epath
 
@@ -12,7 +11,7 @@ from t2t.storage import logs
 NAME = "classes.json"  # in a workdir: {"step": 20, "tasks": {TASK: ClassificationReport.to_dict()}}
 
 
-def write(workdir: epath.Path, step: int, tasks: Mapping[str, Mapping[str, Any]]) -> None:
+def write(workdir: epath.Path, step: int, tasks: Mapping[str, Mapping[str, object]]) -> None:
   """Writes the records of all tasks that have classes, in place of those of the evaluation before; never fails.
 
   Args:
@@ -29,7 +28,7 @@ def write(workdir: epath.Path, step: int, tasks: Mapping[str, Mapping[str, Any]]
     console.tell(f"{workdir / NAME}: could not be written ({error}); reports will lack the confusion matrices")
 
 
-def read(workdir: epath.Path) -> dict[str, Any]:
+def read(workdir: epath.Path) -> dict[str, object]:
   """Step and tasks as `write` has them; {} where there is none, or a file that is not one."""
   try:
     content = json.loads(logs.read(workdir / NAME))

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
 import json
-from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -38,7 +37,7 @@ class FisherInformation:
   examples: int
   config: Config
 
-  def save(self, source: pretrained.Source, out: str, *, about: Mapping[str, Any]) -> None:
+  def save(self, source: pretrained.Source, out: str, *, about: Mapping[str, object]) -> None:
     """Writes it; see `fisher_store.save`."""
     config, about = json.loads(json.dumps(self.config.to_dict())), {"examples": self.examples, **about}
     fisher_store.save(self.diagonal, source, self.params, out, config=config, about=about)

@@ -1,7 +1,7 @@
 """The diagonal of the Fisher information: how much the likelihood of examples depends on each parameter."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flax import nnx
 import jax
@@ -50,7 +50,7 @@ def likelihood(config: Config) -> losses.Loss:
 
 def make_step(
   graphdef: nnx.GraphDef, loss: losses.Loss, shardings: Params
-) -> Callable[[Sums, Params, Batch, jax.Array], Sums]:
+) -> Callable[[Sums, Params, Batch, jax.Array | int], Sums]:
   """The compiled (sums, parameters, batch, how many of its rows count) -> sums; the old sums' memory is reused.
 
   The rows of a batch are gone through one after another, where parameters are copied as many at a time as there are
@@ -74,7 +74,8 @@ def make_step(
     def log_likelihood(params: Params) -> jax.Array:
       ones = jax.tree.map(jnp.ones_like, weights)
       terms, _ = loss(nnx.merge(graphdef, params), batch, ones, key=None, train=False)
-      return -sum(terms.values())
+      total: Any = sum(terms.values())
+      return -total
 
     squares = jax.tree.map(lambda x: jnp.square(x.astype(jnp.float32)), jax.grad(log_likelihood)(params))
     return squares, jnp.any(jnp.stack(list(weights.values())) > 0).astype(jnp.float32)
@@ -101,7 +102,8 @@ def make_step(
     squares = jax.tree.map(lambda x, y: x + jnp.sum(y, axis=0), sums.squares, added.squares)
     return Sums(squares, sums.examples + added.examples)
 
-  placed = Sums(shardings, sharding.replicated(jax.tree.leaves(shardings)[0].mesh))
+  replicated: Any = sharding.replicated(jax.tree.leaves(shardings)[0].mesh)
+  placed = Sums(shardings, replicated)
   return jax.jit(step, donate_argnums=0, out_shardings=placed)
 
 
@@ -112,6 +114,6 @@ def _in_turns(x: jax.Array, copies: int) -> jax.Array:
 
 def zeros(params: Params, shardings: Params) -> Sums:
   """Nothing, added up: the sums of a model of these parameters, in their shards."""
-  everywhere = sharding.replicated(jax.tree.leaves(shardings)[0].mesh)
+  everywhere: Any = sharding.replicated(jax.tree.leaves(shardings)[0].mesh)
   make = lambda: Sums(jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params), jnp.zeros(()))
   return jax.jit(make, out_shardings=Sums(shardings, everywhere))()

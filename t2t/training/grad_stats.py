@@ -65,9 +65,9 @@ def _leaves(tree: Params) -> Sequence[tuple[str, jax.Array]]:
   return [(path_name(path), x) for path, x in jax.tree_util.tree_leaves_with_path(tree)]
 
 
-def _rank(path: str, layer: int | None) -> list[tuple[int, str]]:
+def _rank(path: str, layer: int | None) -> list[tuple[int | None, str]]:
   ranks: Mapping[str, int] = {part: index for index, part in enumerate(_ORDER)}
-  rank = []
+  rank: list[tuple[int | None, str]] = []
   for part in path.split("/"):
     rank.append((ranks.get(part, len(ranks)), part))
     if part == "layers":

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
 import math
+from typing import Any
 
 from t2t import UserError
 from t2t.configs import default
@@ -14,7 +15,7 @@ from t2t.configuration.stages import Stage
 from t2t.training import param_groups, schedules
 
 # Keys of config.optimizer -> the optimizers that read them; all others are read by every optimizer.
-_BY_OPTIMIZER = {
+_BY_OPTIMIZER: dict[str, tuple[str, ...]] = {
   "adafactor_decay_rate": ("adafactor",),
   "adafactor_clip": ("adafactor",),
   "b1": ("adamw", "lamb", "lion", "muon", "stable_adamw"),
@@ -24,7 +25,7 @@ _BY_OPTIMIZER = {
   "muon_iterations": ("muon",),
 }
 # Keys of config.optimizer -> the schedules that read them.
-_BY_SCHEDULE = {
+_BY_SCHEDULE: dict[str, tuple[str, ...]] = {
   "warmup_steps": ("t5_inverse_sqrt", "inverse_sqrt", "cosine", "linear", "constant", "wsd"),
   "warmup_ratio": ("t5_inverse_sqrt", "inverse_sqrt", "cosine", "linear", "constant", "wsd"),
   "end_lr_fraction": ("cosine", "linear", "wsd", "one_cycle"),
@@ -76,7 +77,7 @@ def check(config: Config, run: Sequence[Stage], *, begins: bool) -> list[str]:
 def _schedules(run: Sequence[Stage]) -> Iterator[tuple[Stage, OptimizerConfig]]:
   """Each schedule of a run with the steps that it is over: the run's, and those of stages with a rate of their own."""
   last = run[-1]
-  rates = {stage.name: stages.own_rate(stage) for stage in last.config.stages}
+  rates: dict[str, Any] = {stage.name: stages.own_rate(stage) for stage in last.config.stages}
   if not all(rates.values()) or not rates:
     yield Stage("", 0, last.end, last.config), last.config.optimizer
   for stage in run:
@@ -276,7 +277,7 @@ def _sections(config: Config) -> Iterator[str]:
   goes_back = nan_policy.on_nonfinite == "rollback" or (spikes and nan_policy.on_spike == "rollback")
   positions, generates = config.model.positions, config.model.is_generative
   relative = ("relative_position_buckets", "relative_position_max_distance")
-  reads = [
+  reads: list[tuple[str, tuple[str, ...], object, str]] = [
     ("model", ("rotary_base", "local_rotary_base"), positions == "rotary", f"config.model.positions={positions}"),
     ("model", ("max_length", "position_offset"), positions == "learned", f"config.model.positions={positions}"),
     ("model", relative, positions == "relative", f"config.model.positions={positions}"),

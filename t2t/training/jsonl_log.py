@@ -9,16 +9,16 @@ from etils import epath
 from t2t.runtime import console
 from t2t.storage import logs
 
-Row = dict[str, Any]
-Fits = Callable[[Mapping[str, Any]], bool]  # whether an object with a step is a row of a file
+Row = dict[str, object]
+Fits = Callable[[Mapping[str, object]], bool]  # whether an object with a step is a row of a file
 
 
-def is_metrics(row: Mapping[str, Any]) -> bool:
+def is_metrics(row: Mapping[str, object]) -> bool:
   """Whether it is a row of metrics.jsonl: {"step": 1, "train/loss": 2.5, ...}."""
   return all(type(value) in (int, float) for value in row.values())
 
 
-def is_samples(row: Mapping[str, Any]) -> bool:
+def is_samples(row: Mapping[str, object]) -> bool:
   """Whether it is a row of samples.jsonl: {"step": 1, "samples": [[["input", "the [1] sat"], ...], ...]}."""
   samples = row.get("samples")
   return isinstance(samples, list) and all(
@@ -114,7 +114,8 @@ class RowFile:
 
   def _kept(self, content: bytes) -> bytes:
     # By step and names: of what an earlier version has written twice, the later.
-    kept_rows = {_key(row): line for line, row in rows(content, self._fits) if row["step"] <= self._start}
+    parsed_rows: list[tuple[bytes, Any]] = rows(content, self._fits)
+    kept_rows = {_key(row): line for line, row in parsed_rows if row["step"] <= self._start}
     self._there = set(kept_rows)
     return b"".join(line + b"\n" for line in kept_rows.values())
 

@@ -50,7 +50,7 @@ def towards_initial(
     # Another array than the parameter, which the step overwrites.
     return Anchors({path: jnp.copy(x) for path, x in params.items() if is_kept(path)})
 
-  def update(updates, state, params=None):
+  def update(updates: Any, state: Any, params: Any = None):
     def pulled(path: str, x: jax.Array) -> jax.Array:
       factor = strength(path)
       return x + factor * (params[path] - state.initial[path]) if factor else x
@@ -91,7 +91,7 @@ def _is_consolidated(x: object) -> bool:
 
 def starting_from(opt_state: optax.OptState, params: Params) -> optax.OptState:
   """The state of an optimizer whose training begins from these parameters."""
-  flat = traverse_util.flatten_dict(params, sep="/")
+  flat: Any = traverse_util.flatten_dict(params, sep="/")
 
   def begun(x):
     return x._replace(initial={path: jnp.copy(flat[path]) for path in x.initial}) if _is_anchors(x) else x
@@ -104,7 +104,7 @@ def starting_from(opt_state: optax.OptState, params: Params) -> optax.OptState:
 
 def consolidated(opt_state: optax.OptState) -> Consolidated | None:
   """What a state has of an earlier task; None: nothing."""
-  leaves = jax.tree.leaves(opt_state, is_leaf=_is_consolidated)
+  leaves: list[Any] = jax.tree.leaves(opt_state, is_leaf=_is_consolidated)
   return next(filter(_is_consolidated, leaves), None)
 
 
@@ -114,7 +114,7 @@ def without_files(opt_state: optax.OptState) -> optax.OptState:
 
 
 def with_files(
-  opt_state: optax.OptState, shapes: optax.OptState, put: Callable[[Consolidated, Any], Consolidated]
+  opt_state: optax.OptState, shapes: optax.OptState, put: Callable[[Consolidated, Consolidated], Consolidated]
 ) -> optax.OptState:
   """A state with what it has of an earlier task.
 

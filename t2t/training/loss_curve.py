@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 import io
 import itertools
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 from etils import epath
 import numpy as np
@@ -13,13 +13,16 @@ from t2t.configuration.stages import Stage
 from t2t.losses import Baseline
 from t2t.training import metric_writers
 
+if TYPE_CHECKING:
+  from matplotlib.axes import Axes
+
 EACH, TRAINING, HELD_OUT, QUIET = "#9bb8d3", "#1f5fa8", "#c8442e", "#6b6b6b"  # colours
 
 Thin = Callable[[Sequence[float], Sequence[float]], tuple[Sequence[float], Sequence[float]]]
 
 
 def draw(
-  axes: Any,
+  axes: "Axes",
   train: Mapping[int, float],
   held_out: Mapping[int, float],
   *,
@@ -59,7 +62,7 @@ def draw(
   frame(axes)
 
 
-def mark_stages(axes: Any, run: Sequence[Stage], last: float) -> None:
+def mark_stages(axes: "Axes", run: Sequence[Stage], last: float) -> None:
   """Draws a line where one of several stages ends, with the stages' names above.
 
   Args:
@@ -75,7 +78,7 @@ def mark_stages(axes: Any, run: Sequence[Stage], last: float) -> None:
     axes.annotate(stage.name, (middle, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom")
 
 
-def frame(axes: Any) -> None:
+def frame(axes: "Axes") -> None:
   """Gives axes a faint grid, and no frame but where its numbers stand."""
   axes.grid(alpha=0.25)
   axes.spines[["top", "right"]].set_visible(False)

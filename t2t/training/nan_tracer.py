@@ -60,7 +60,7 @@ class Origin:
 _Trace = Origin | None
 
 
-def find(function: Callable, *arguments: Any, rows: int = 0) -> Origin | None:
+def find(function: Callable[..., object], *arguments: object, rows: int = 0) -> Origin | None:
   """The origin of the first result of a function that is not finite; None where all are.
 
   Args:

@@ -24,7 +24,7 @@ def orthogonalize(matrices: Mapping[str, jax.Array], *, iterations: int) -> dict
   Returns:
     As `matrices`.
   """
-  groups: dict[tuple[int, int], list[str]] = {}
+  groups: dict[tuple[int, ...], list[str]] = {}
   for path, x in matrices.items():
     groups.setdefault(tuple(sorted(x.shape[-2:])), []).append(path)
   orthogonal = {}

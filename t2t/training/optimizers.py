@@ -5,8 +5,10 @@ treats each layer of a stack on its own: what is measured per parameter (Adafact
 size of a parameter) is measured per layer, as if the layers were not stacked.
 """
 
+from collections.abc import Mapping
 import dataclasses
 import functools
+from typing import Any
 
 from flax import traverse_util
 import jax
@@ -65,13 +67,13 @@ def _muon(config: _OfModel) -> list[optax.GradientTransformation]:
   Each layer's matrix is made orthogonal by itself, where it lies in its stack: one product serves all layers.
   """
 
-  def kinds(params: Params) -> dict[str, str]:
+  def kinds(params: Mapping[str, jax.Array]) -> dict[str, str]:
     return {path: "muon" if _is_matrix_of_layer(path, x) else "adam" for path, x in params.items()}
 
   def dimensions(updates: optax.Updates) -> optax.Updates:
     return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1), updates)
 
-  def orthogonal(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
+  def orthogonal(updates: Any, params: optax.Params | None) -> optax.Updates:
     del params
     there = {path: x for path, x in updates.items() if jax.tree.leaves(x)}  # the others are Adam's
     orthogonalized = orthogonal_lib.orthogonalize(there, iterations=config.muon_iterations)
@@ -180,7 +182,7 @@ def _parameter_scale(config: _OfModel) -> list[optax.GradientTransformation]:
 
 
 def _decayed(config: OptimizerConfig, params: Params) -> dict[str, bool]:
-  decay_settings = {path: param_groups.setting(config, path, "decay") for path in params}
+  decay_settings: dict[str, Any] = {path: param_groups.setting(config, path, "decay") for path in params}
   return {
     path: not matches(config.no_decay, path) if decay_settings[path] is None else decay_settings[path] > 0
     for path in params

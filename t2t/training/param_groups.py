@@ -73,7 +73,7 @@ class Rule:
   """
 
   pattern: str
-  settings: Mapping[str, Any]
+  settings: Mapping[str, object]
   where: str
 
 
@@ -119,7 +119,7 @@ def parse(lines: tuple[str, ...]) -> tuple[Rule, ...]:
   return tuple(rules)
 
 
-def setting(config: OptimizerConfig, path: str, name: str) -> Any:
+def setting(config: OptimizerConfig, path: str, name: str) -> object:
   """What the table sets for a parameter; None: nothing."""
   values = [rule.settings[name] for rule in _setting(config, name) if re.search(rule.pattern, path)]
   return values[-1] if values else None
@@ -216,7 +216,8 @@ def rates(config: OptimizerConfig, shapes: Mapping[str, tuple[int, ...]], num_la
   """
   factors = {}
   for path, number in layers_from_top(shapes, num_layers).items():
-    rate, depth = setting(config, path, "rate"), setting(config, path, "depth")
+    rates: Any = setting(config, path, "rate"), setting(config, path, "depth")
+    rate, depth = rates
     by_depth = config.layer_decay ** (number + (number > 0)) if depth is None else depth**number
     factors[path] = np.asarray((1.0 if rate is None else rate) * by_depth)
   return {path: factor for path, factor in factors.items() if np.any(factor != 1.0)}
@@ -288,7 +289,8 @@ def check_adapters(config: Config, shapes: Mapping[str, tuple[int, ...]]) -> Non
     UserError: names both keys.
   """
   frozen = frozen_patterns(config)
-  for name, adapter in config.adapters.items():
+  adapters: Mapping[str, Any] = config.adapters
+  for name, adapter in adapters.items():
     also = [(pattern, f"config.{name}.also_train: {pattern!r}") for pattern in adapter.also_train]
     for pattern, where in [(ADAPTERS[name].added, f"config.{name}"), *also]:
       mine = [path for path in shapes if re.search(pattern, path)]
@@ -298,7 +300,7 @@ def check_adapters(config: Config, shapes: Mapping[str, tuple[int, ...]]) -> Non
         raise UserError(f"{where}: is to be trained, and all of it is frozen because of {rule}; leave one of them out")
 
 
-def nearest(pattern: str, paths: Sequence[str] | Mapping[str, Any]) -> str:
+def nearest(pattern: str, paths: Sequence[str] | Mapping[str, object]) -> str:
   """The end of an error about a pattern that is nowhere found: what is nearest to it, or else what there is."""
   parts = [path.split("/") for path in paths]
   known = sorted({"/".join(part[start:end]) for part in parts for end in range(len(part) + 1) for start in range(end)})

@@ -15,6 +15,8 @@ from t2t.param_tree import stack_of
 from t2t.training import param_groups
 from t2t.training.state_collections import Flat
 
+Kept = Mapping[str, Mapping[str, jax.Array]]  # transform -> path -> array in the train state
+
 
 class Transform(Protocol):
   """A transform of one parameter; a row of `param_groups.TRANSFORMS`.
@@ -25,7 +27,7 @@ class Transform(Protocol):
   wanted: ClassVar[str]
 
   @staticmethod
-  def read(text: str) -> Any:
+  def read(text: str) -> float:
     """Returns the setting, of "mask=0.5" that of "0.5".
 
     Raises:
@@ -33,18 +35,18 @@ class Transform(Protocol):
     """
 
   @staticmethod
-  def init(setting: Any, path: str, x: jax.Array) -> tuple[Any, jax.Array]:
+  def init(setting: float, path: str, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns what the train state keeps, and the parameter at step 0.
 
     The former is an array in the shape of `x`, or one that every device holds whole.
     """
 
   @staticmethod
-  def forward(setting: Any, value: Any, x: jax.Array) -> jax.Array:
+  def forward(setting: float, value: jax.Array, x: jax.Array) -> jax.Array:
     """Returns what the forward pass reads, in training and in evaluation; differentiable in `x`."""
 
   @staticmethod
-  def update(setting: Any, value: Any, x: jax.Array) -> tuple[Any, jax.Array]:
+  def update(setting: float, value: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the value and the parameter after an update of the optimizer."""
 
 
@@ -105,23 +107,23 @@ class Transforms:
         if setting is not None:
           yield name, path, setting, param_groups.TRANSFORMS[name]
 
-  def init(self, params: Flat) -> tuple[dict[str, dict[str, Any]], Flat]:
+  def init(self, params: Flat) -> tuple[Kept, Flat]:
     params, value = dict(params), {name: {} for name in self.names}
     for name, path, setting, transform in self._each(params):
       value[name][path], params[path] = transform.init(setting, path, params[path])
     return value, params
 
-  def forward(self, value: Any, params: Flat) -> Flat:
+  def forward(self, value: Kept, params: Flat) -> Flat:
     params = dict(params)
     for name, path, setting, transform in self._each(params):
       params[path] = transform.forward(setting, value[name][path], params[path])
     return params
 
-  def update(self, value: Any, params: Flat, step: jax.Array) -> tuple[Any, Flat]:
+  def update(self, value: Kept, params: Flat, step: jax.Array) -> tuple[Kept, Flat]:
     params, value = dict(params), {name: dict(by_path) for name, by_path in value.items()}
     for name, path, setting, transform in self._each(params):
       value[name][path], params[path] = transform.update(setting, value[name][path], params[path])
     return value, params
 
-  def evaluated(self, value: Any, params: Flat) -> Flat:
+  def evaluated(self, value: Kept, params: Flat) -> Flat:
     return self.forward(value, params)

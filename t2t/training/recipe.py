@@ -17,6 +17,7 @@ from t2t import UserError, feature_spec, losses, sharding
 from t2t.configuration import schema
 from t2t.configuration.schema import Config, SourceSpec
 from t2t.configuration.stages import Stage
+from t2t.metrics import Metrics
 from t2t.models import adapters as adapters_lib
 from t2t.models.architecture import Batch
 from t2t.models.kernels import dispatch
@@ -50,7 +51,9 @@ class Recipe:
   schedule: optax.Schedule
   collections: state_collections.Collections
 
-  def state(self, mesh: jax.sharding.Mesh) -> tuple[nnx.GraphDef, train_state.TrainState, Callable]:
+  def state(
+    self, mesh: jax.sharding.Mesh
+  ) -> tuple[nnx.GraphDef, train_state.TrainState, Callable[[jax.Array], train_state.TrainState]]:
     """The model's structure, the training state's shapes with their shardings, and key -> state.
 
     Raises:
@@ -91,8 +94,8 @@ class Recipe:
           if adapters_lib.base_path(path, self.config.adapters) is None and matches(source.patterns, path):
             raise UserError(
               f"config.{'/'.join(self.config.adapters)} adds {path} to a part that begins with"
-              f" config.init.others.{name}; adapt other parts of the model, or join the parts first: train without an adapter, and give that run as"
-              " config.init.checkpoint"
+              f" config.init.others.{name}; adapt other parts of the model, or join the parts first: train without an"
+              " adapter, and give that run as config.init.checkpoint"
             )
       if self.config.optimizer.param_groups:
         param_groups.check(self.config, shapes, never=never)
@@ -173,8 +176,8 @@ class Program:
   state: train_state.TrainState
   shardings: train_state.TrainState
   make_state: Callable[[jax.Array], train_state.TrainState]
-  train_step: Callable
-  eval_step: Callable
+  train_step: Callable[[train_state.TrainState, Batch, jax.Array], tuple[train_state.TrainState, Metrics]]
+  eval_step: Callable[[train_state.TrainState, Batch], Metrics]
   freeze: tuple[str, ...]
   halved: tuple[str, ...] = ()
   collections: state_collections.Collections = dataclasses.field(default_factory=dict)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from etils import epath
 import jax
@@ -12,10 +12,14 @@ from t2t.configuration.schema import Config
 from t2t.configuration.stages import Stage
 from t2t.metrics import Metrics
 from t2t.models.architecture import Batch
+from t2t.param_tree import Vocabulary
 from t2t.runtime import preemption, watchdog
 from t2t.training.throughput import Throughput
 from t2t.training.train_logger import TrainLogger
 from t2t.training.train_state import TrainState
+
+if TYPE_CHECKING:
+  from t2t.data.stage_iterator import StagedBatches
 
 
 class Rollback(Exception):
@@ -151,12 +155,12 @@ class Run:
   workdir: epath.Path
   mesh: jax.sharding.Mesh
   stages: Sequence[Stage]
-  resolved: Sequence[Mapping[str, Any]]
+  resolved: Sequence[Mapping[str, object]]
   programs: Any
-  batches: Any
+  batches: "StagedBatches"
   checkpoints: Any
   lock: Any
-  vocabulary: Any
+  vocabulary: Vocabulary | None
   stop: preemption.Steps
   watchdog: watchdog.Watchdog
   throughput: Throughput
@@ -182,7 +186,7 @@ class Run:
     self.program = self.programs[self.batches.stage]
     self.first_step, self.saved_step = self.step, self.step or None
 
-  def call(self, hook: str, *arguments: Any) -> None:
+  def call(self, hook: str, *arguments: object) -> None:
     """Calls a hook of all callbacks in order."""
     for callback in self.callbacks:
       getattr(callback, hook)(self, *arguments)

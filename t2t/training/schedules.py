@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import optax
@@ -143,7 +144,7 @@ def of_run(config: Config) -> optax.Schedule:
     return run_schedule
   parts, ends = [], []
   for stage, begin, end in stages.bounds(config.stages, config.train.steps):
-    rate_settings = stages.own_rate(stage)
+    rate_settings: dict[str, Any] = stages.own_rate(stage)
     if "warmup_steps" in rate_settings:  # and not what the run says of it
       rate_settings = {"warmup_ratio": 0.0} | rate_settings
     # Joined schedules count from where they begin.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import math
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from etils import epath
 import jax
@@ -12,13 +12,18 @@ import jax
 from t2t import UserError, losses
 from t2t.configuration.schema import Config
 from t2t.configuration.stages import Stage
+from t2t.metrics import Metrics
 from t2t.models.architecture import Batch
 from t2t.models.kernels import dispatch
-from t2t.param_tree import path_name
+from t2t.param_tree import Vocabulary, path_name
 from t2t.runtime import amounts, hosts
 from t2t.training import config_checks, mesh_selection, recipe
 from t2t.training.background_compile import BackgroundCompile
 from t2t.training.train_state import TrainState
+
+if TYPE_CHECKING:
+  from t2t.data.stage_iterator import StagedBatches
+  from t2t.evaluation import evaluate
 
 
 class Data(Protocol):
@@ -30,15 +35,19 @@ class Data(Protocol):
   def check_stages(self, run: Sequence[Stage]) -> None:
     """Refuses data that does not go with the run, before any training."""
 
-  def vocabulary(self, config: Config) -> Any:
+  def vocabulary(self, config: Config) -> Vocabulary | None:
     """seqio's, of the ids in the batches; None: nobody says what they stand for."""
 
   def check_vocabulary(
-    self, config: Config, vocabulary: Any, vocabulary_folder: epath.Path, saved: Mapping[str, Any] | None
+    self,
+    config: Config,
+    vocabulary: Vocabulary | None,
+    vocabulary_folder: epath.Path,
+    saved: Mapping[str, object] | None,
   ) -> None:
     """Refuses another than the run began with."""
 
-  def keep_vocabulary(self, vocabulary: Any, folder: epath.Path) -> None:
+  def keep_vocabulary(self, vocabulary: Vocabulary | None, folder: epath.Path) -> None:
     """Saves the run's own copy."""
 
   def batches(
@@ -49,7 +58,7 @@ class Data(Protocol):
     num_streams: int | None,
     first: int,
     left_out: Callable[[int, int], int],
-  ) -> Any:
+  ) -> "StagedBatches":
     """Those to train on, as `staged.StagedBatches`."""
 
   def eval_batches(self, config: Config, mesh: jax.sharding.Mesh) -> list[Batch]:
@@ -63,7 +72,8 @@ def from_config() -> Data:
   """What config.data says.  TensorFlow is loaded for it: 5 s, which the rest of t2t does without."""
   from t2t.data import train_data
 
-  return train_data
+  data: Any = train_data
+  return data
 
 
 def make_mesh(run: Sequence[Stage]) -> tuple[jax.sharding.Mesh, str]:
@@ -133,7 +143,7 @@ class StageProgram:
     return (self._data or from_config()).eval_batches_by_source(self.stage.config, self._mesh)
 
   @functools.cached_property
-  def tasks(self) -> Any:
+  def tasks(self) -> "evaluate.Evaluation | None":
     """What the stage's tasks are measured by (`evaluate.of_training`); None: by nothing."""
     data = self.stage.config.data
     if not data.reads_only_tasks:
@@ -220,7 +230,7 @@ class StagePrograms:
     """The stages in order."""
     return iter(self._programs)
 
-  def step(self, number: int, state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, Any]:
+  def step(self, number: int, state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, Metrics]:
     """A step of a stage (`Program.train_step`)."""
     result = self._programs[number].train_step(state, batch, key)
     self.prepare(number + 1)

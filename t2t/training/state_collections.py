@@ -1,20 +1,21 @@
 """State collections: parts of the train state besides parameters and moments, and what each does in a step."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from flax import traverse_util
 import jax
 
 from t2t.configuration.schema import Config
-from t2t.param_tree import Params
+from t2t.param_tree import Params, flatten
 from t2t.runtime.lazy_table import LazyTable
 
+Value = TypeVar("Value")
 Flat = Mapping[str, jax.Array]  # path -> parameter
 
 
-class Collection(Protocol):
+class Collection(Protocol[Value]):
   """A part of the train state, a tree of arrays; those in the shape of a parameter have its path as last key.
 
   It is saved and restored with the state.  Parameters are those that are trained.
@@ -26,20 +27,20 @@ class Collection(Protocol):
   by_row: ClassVar[bool]
 
   @classmethod
-  def from_config(cls, config: Config) -> "Collection | None":
+  def from_config(cls, config: Config) -> "Collection[Value] | None":
     """Returns the collection of a run; None: the run has none.
 
     Raises:
       UserError: its settings contradict each other.
     """
 
-  def init(self, params: Flat) -> tuple[Any, Flat]:
+  def init(self, params: Flat) -> tuple[Value, Flat]:
     """Returns the value and the parameters at step 0, from initial parameters."""
 
-  def forward(self, value: Any, params: Flat) -> Flat:
+  def forward(self, value: Value, params: Flat) -> Flat:
     """Returns the parameters that the forward pass of training reads; differentiable in `params`."""
 
-  def update(self, value: Any, params: Flat, step: jax.Array) -> tuple[Any, Flat]:
+  def update(self, value: Value, params: Flat, step: jax.Array) -> tuple[Value, Flat]:
     """Returns the value and the parameters after the optimizer's update.
 
     Args:
@@ -48,12 +49,12 @@ class Collection(Protocol):
       step: int32 [], number of updates before it.
     """
 
-  def evaluated(self, value: Any, params: Flat) -> Flat:
+  def evaluated(self, value: Value, params: Flat) -> Flat:
     """Returns the parameters that are evaluated."""
 
 
 # Name in the train state -> a `Collection`; a run has those whose `from_config` returns one, in this order.
-COLLECTIONS: LazyTable[type[Collection]] = LazyTable(
+COLLECTIONS: LazyTable[type[Collection[object]]] = LazyTable(
   {
     "carried": "t2t.training.carried_state:CarriedState",
     "transforms": "t2t.training.param_transforms:Transforms",
@@ -65,7 +66,7 @@ _SELECTED_BY = {
   "transforms": lambda config: config.optimizer.param_groups,
   "average": lambda config: config.optimizer.average,
 }
-Collections = Mapping[str, Collection]
+Collections = Mapping[str, Collection[object]]
 NONE: Collections = MappingProxyType({})
 
 
@@ -80,29 +81,29 @@ def of_run(config: Config) -> Collections:
   return {name: collection for name, collection in built.items() if collection is not None}
 
 
-def features(collections: Collections, values: Mapping[str, Any]) -> dict[str, jax.Array]:
+def features(collections: Collections, values: Mapping[str, object]) -> dict[str, jax.Array]:
   """Returns the features that a step reads besides those of its batch, [rows, ...]."""
-  by_row = (values[name] for name, collection in collections.items() if collection.by_row)
+  by_row: Iterator[Any] = (values[name] for name, collection in collections.items() if collection.by_row)
   return {name: x for value in by_row for name, x in value.items()}
 
 
 def with_features(
-  collections: Collections, values: Mapping[str, Any], new_features: Mapping[str, jax.Array]
-) -> dict[str, Any]:
+  collections: Collections, values: Mapping[str, object], new_features: Mapping[str, jax.Array]
+) -> dict[str, object]:
   """Returns the values with the features that the loss returned for the next step."""
   renewed = lambda value: {name: new_features[name].astype(x.dtype) for name, x in value.items()}
   return {name: renewed(value) if collections[name].by_row else value for name, value in values.items()}
 
 
 def _flat(params: Params) -> Flat:
-  return traverse_util.flatten_dict(params, sep="/")
+  return flatten(params)
 
 
 def _nested(params: Flat) -> Params:
   return traverse_util.unflatten_dict(params, sep="/")
 
 
-def init(collections: Collections, params: Params) -> tuple[dict[str, Any], Params]:
+def init(collections: Collections, params: Params) -> tuple[dict[str, object], Params]:
   """Returns the values and the nested parameters at step 0; see `Collection.init`."""
   new_values = {}
   for name, collection in collections.items():
@@ -111,7 +112,7 @@ def init(collections: Collections, params: Params) -> tuple[dict[str, Any], Para
   return new_values, params
 
 
-def forward(collections: Collections, values: Mapping[str, Any], params: Params) -> Params:
+def forward(collections: Collections, values: Mapping[str, object], params: Params) -> Params:
   """Returns the nested parameters that the forward pass of training reads."""
   for name, collection in collections.items():
     params = _nested(collection.forward(values[name], _flat(params)))
@@ -119,8 +120,8 @@ def forward(collections: Collections, values: Mapping[str, Any], params: Params)
 
 
 def update(
-  collections: Collections, values: Mapping[str, Any], params: Params, step: jax.Array
-) -> tuple[dict[str, Any], Params]:
+  collections: Collections, values: Mapping[str, object], params: Params, step: jax.Array
+) -> tuple[dict[str, object], Params]:
   """Returns the values and the nested parameters after an update; see `Collection.update`."""
   new_values = {}
   for name, collection in collections.items():
@@ -129,8 +130,9 @@ def update(
   return new_values, params
 
 
-def evaluated(collections: Collections, values: Mapping[str, Any], params: Params) -> Params:
+def evaluated(collections: Collections, values: Mapping[str, object], params: Params) -> Params:
   """Returns the nested parameters that are evaluated: an average, if it is, and that as it is transformed."""
-  for name, collection in reversed(collections.items()):
+  items: Any = collections.items()
+  for name, collection in reversed(items):
     params = _nested(collection.evaluated(values[name], _flat(params)))
   return params

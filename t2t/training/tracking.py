@@ -40,7 +40,7 @@ class Tracking:
   """
 
   def __init__(
-    self, tracker: str, project: str, config: Mapping[str, Any], workdir: epath.Path, say: Callable[[str], None]
+    self, tracker: str, project: str, config: Mapping[str, object], workdir: epath.Path, say: Callable[[str], None]
   ):
     self._tracker, self._project, self._workdir, self._say = tracker, project, workdir, say
     self._queue: queue.Queue[Any] = queue.Queue(_WAITING)

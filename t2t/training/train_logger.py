@@ -42,7 +42,9 @@ class TrainLogger:
     if self._line is not None:
       self._line.say(text)
 
-  def progress(self, step: int, *, loss: float, tokens_per_second: float | None, steps_per_second: float | None):
+  def progress(
+    self, step: int, *, loss: float, tokens_per_second: float | None, steps_per_second: float | None
+  ) -> None:
     """Updates the progress line."""
     if self._line is not None:
       left = None if steps_per_second is None else (self._num_steps - step) / steps_per_second
@@ -97,4 +99,5 @@ class TrainLogger:
     """Closes the files."""
     if self._line is not None:
       self._line.close()
+      assert self._writer is not None
       self._writer.close()

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 import dataclasses
-from typing import Any
 
 from flax import nnx
 import jax
@@ -29,7 +28,7 @@ class TrainState:
   params: Params
   frozen_params: Params
   opt_state: optax.OptState
-  collections: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  collections: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
   def model(self, graphdef: nnx.GraphDef) -> nnx.Module:
     """The model with these parameters."""

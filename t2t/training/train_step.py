@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
+from typing import Any
 
 from flax import nnx
 import jax
@@ -45,7 +46,8 @@ def _split_by_copy(copies: int, x: jax.Array) -> jax.Array:
 def _num_tokens(batch: Batch) -> jax.Array:
   """How many positions of inputs and targets hold a token."""
   real = (real_positions(batch, side) for side in sides(batch))
-  return sum(jnp.sum(positions) for positions in real).astype(jnp.float32)
+  total: Any = sum(jnp.sum(positions) for positions in real)
+  return total.astype(jnp.float32)
 
 
 def _to_device(tree, shardings):

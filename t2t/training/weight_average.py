@@ -43,7 +43,8 @@ class ExponentialMovingAverage:
 
   def update(self, average: Flat, params: Flat, step: jax.Array) -> Flat:
     decay = jnp.minimum(self.decay, (1.0 + step) / (10.0 + step))
-    return optax.incremental_update(params, average, 1.0 - decay)
+    new_average: Any = optax.incremental_update(params, average, 1.0 - decay)
+    return new_average
 
 
 # config.optimizer.average -> an `Averaging`
@@ -71,11 +72,11 @@ class Average:
   def init(self, params: Flat) -> tuple[dict[str, jax.Array], Flat]:
     return {path: jnp.copy(x) for path, x in params.items()}, params  # the step reuses the parameters' memory
 
-  def forward(self, value: Any, params: Flat) -> Flat:
+  def forward(self, value: Flat, params: Flat) -> Flat:
     return params
 
-  def update(self, value: Any, params: Flat, step: jax.Array) -> tuple[Any, Flat]:
+  def update(self, value: Flat, params: Flat, step: jax.Array) -> tuple[Flat, Flat]:
     return self.averaging.update(value, params, step), params
 
-  def evaluated(self, value: Any, params: Flat) -> Flat:
+  def evaluated(self, value: Flat, params: Flat) -> Flat:
     return value if self.is_evaluated else params

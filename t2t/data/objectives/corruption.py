@@ -1,6 +1,6 @@
 """What pre-training objectives do to one sequence of ids: tensors and stateless seeds in, tensors out.
 
-objectives.py applies these to datasets; which tokens a masked language model has to predict is in masking.py.
+registry.py applies these to datasets; which tokens a masked language model has to predict is in masking.py.
 """
 
 from collections.abc import Sequence

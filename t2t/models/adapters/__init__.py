@@ -4,19 +4,20 @@ A run has an adapter where its config has the adapter's section, `config.lora` f
 The model's own parameters stay as they are; what the adapter adds is trained.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from flax import nnx, traverse_util
+from flax import nnx
 import jax
 
 from t2t import UserError, did_you_mean
 from t2t.models.config import TransformerConfig
-from t2t.param_tree import Params
+from t2t.param_tree import Params, Vocabulary, flatten, unflatten
 from t2t.runtime.lazy_table import LazyTable
 
-Adapters = Mapping[str, Any]  # section of the config -> its record; at most one, or none
+AdapterSection = TypeVar("AdapterSection")
+Adapters = Mapping[str, object]  # section of the config -> its record; at most one, or none
 
 
 def _owner(path: str) -> tuple[str, ...]:
@@ -24,7 +25,7 @@ def _owner(path: str) -> tuple[str, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Adapter:
+class Adapter(Generic[AdapterSection]):
   """A method, the ADAPTER of its file.
 
   config: the record of its section; has `also_train`, patterns over paths.
@@ -45,23 +46,23 @@ class Adapter:
   of_task: (path -> array, number) -> the same of the model that has but this task, and is told of none.
   """
 
-  config: type
-  adapt: Callable[[nnx.Module, Any, nnx.Rngs], nnx.Module]
+  config: type[AdapterSection]
+  adapt: Callable[[nnx.Module, AdapterSection, nnx.Rngs], nnx.Module]
   added: str
   base_path: Callable[[str], str | None]
-  merge: Callable[[Mapping[str, jax.Array], Any], dict[str, jax.Array]] | None
+  merge: Callable[[Mapping[str, jax.Array], AdapterSection], dict[str, jax.Array]] | None
   merged_into: Callable[[str], tuple[str, ...]] = _owner
-  positions: Callable[[Any], int] = lambda config: 0
+  positions: Callable[[AdapterSection], int] = lambda config: 0
   computes: bool = False
-  sides: Callable[[Any], tuple[str, ...]] = lambda config: ()
-  starts: Callable[..., Any] = lambda config, vocabulary, *, seed: None
-  begin: Callable[[dict[str, jax.Array], Any], dict[str, jax.Array]] = lambda params, start: params
-  tasks: Callable[[Any], tuple[str, ...]] = lambda config: ()
+  sides: Callable[[AdapterSection], tuple[str, ...]] = lambda config: ()
+  starts: Callable[..., Sequence[int] | None] = lambda config, vocabulary, *, seed: None
+  begin: Callable[[dict[str, jax.Array], Sequence[int] | None], dict[str, jax.Array]] = lambda params, start: params
+  tasks: Callable[[AdapterSection], tuple[str, ...]] = lambda config: ()
   of_task: Callable[[Mapping[str, jax.Array], int], dict[str, jax.Array]] = lambda params, number: dict(params)
 
 
 # Section of the config -> method; a file is imported when a config has its section.
-ADAPTERS: LazyTable[Adapter] = LazyTable(
+ADAPTERS: LazyTable[Adapter[object]] = LazyTable(
   {
     "lora": "t2t.models.adapters.lora:ADAPTER",
     "bitfit": "t2t.models.adapters.bitfit:ADAPTER",
@@ -89,7 +90,7 @@ def adapt(model: nnx.Module, adapters: Adapters, rngs: nnx.Rngs) -> nnx.Module:
   return model
 
 
-def beginning(adapters: Adapters, vocabulary: Any, *, seed: int) -> Callable[[Params], Params]:
+def beginning(adapters: Adapters, vocabulary: Vocabulary | None, *, seed: int) -> Callable[[Params], Params]:
   """What makes of a model's parameters, among which are fresh ones that adapters add, those that training begins with.
 
   Args:
@@ -104,8 +105,8 @@ def beginning(adapters: Adapters, vocabulary: Any, *, seed: int) -> Callable[[Pa
 
   def begin(params: Params) -> Params:
     for set_initial, start in begins:
-      flat = set_initial(traverse_util.flatten_dict(params, sep="/"), start)
-      params = traverse_util.unflatten_dict(flat, sep="/")
+      flat = set_initial(flatten(params), start)
+      params = unflatten(flat)
     return params
 
   return begin
@@ -148,10 +149,10 @@ def number_of(task: str, adapters: Adapters, *, where: str) -> int:
 
 def of_task(params: Params, adapters: Adapters, number: int) -> Params:
   """The parameters of the model that has but the task of this number; what all tasks share are the same arrays."""
-  flat = traverse_util.flatten_dict(params, sep="/")
+  flat = flatten(params)
   for name in adapters:
     flat = ADAPTERS[name].of_task(flat, number)
-  return traverse_util.unflatten_dict(flat, sep="/")
+  return unflatten(flat)
 
 
 def as_asked(model: TransformerConfig, adapters: Adapters) -> TransformerConfig:
@@ -173,17 +174,18 @@ def as_asked(model: TransformerConfig, adapters: Adapters) -> TransformerConfig:
 
 def base_path(path: str, adapters: Adapters) -> str | None:
   """Where a parameter of an adapted model is in the model itself; None: the adapter added it."""
+  base: str | None = path
   for name in adapters:
-    path = path if path is None else ADAPTERS[name].base_path(path)
-  return path
+    base = base if base is None else ADAPTERS[name].base_path(base)
+  return base
 
 
-def mergeable(adapters: Adapters) -> dict[str, Any]:
+def mergeable(adapters: Adapters) -> dict[str, object]:
   """Those of them that can be merged."""
   return {name: config for name, config in adapters.items() if ADAPTERS[name].merge is not None}
 
 
-def kept(adapters: Adapters) -> dict[str, Any]:
+def kept(adapters: Adapters) -> dict[str, object]:
   """Those of them that cannot, and stay beside the model."""
   return {name: config for name, config in adapters.items() if ADAPTERS[name].merge is None}
 
@@ -196,13 +198,16 @@ def merged_into(path: str, adapters: Adapters) -> tuple[str, ...]:
 def merge(params: Mapping[str, jax.Array], adapters: Adapters) -> dict[str, jax.Array]:
   """Path -> array of the model that computes the same without these adapters, which must be `mergeable`."""
   for name, config in adapters.items():
-    params = ADAPTERS[name].merge(params, config)
+    merge_one = ADAPTERS[name].merge
+    assert merge_one is not None
+    params = merge_one(params, config)
   return dict(params)
 
 
 def trained(adapters: Adapters) -> tuple[tuple[str, ...], ...]:
   """Patterns of what each adapter trains: its own, heads by name and `also_train`."""
-  return tuple((ADAPTERS[name].added, "(^|/)heads/", *config.also_train) for name, config in adapters.items())
+  configs: Mapping[str, Any] = adapters
+  return tuple((ADAPTERS[name].added, "(^|/)heads/", *config.also_train) for name, config in configs.items())
 
 
 def frozen(adapters: Adapters) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Small feed-forward layers behind the branches of a model's layers: what Houlsby's and Pfeiffer's adapters are."""
 
-from typing import Any
+from typing import Protocol
 
 from flax import nnx
 import jax
@@ -11,6 +11,22 @@ from t2t.models import layers, stack
 from t2t.models.adapters import patterns
 
 ADDED = "(^|/)adapters/"
+
+
+class BottleneckConfig(Protocol):
+  """The keys that the sections of such adapters have in common."""
+
+  @property
+  def bottleneck(self) -> int:
+    """Their width inside."""
+
+  @property
+  def activation(self) -> str:
+    """A name of `layers.ACTIVATIONS`."""
+
+  @property
+  def also_train(self) -> tuple[str, ...]:
+    """Patterns over paths of parameters that are trained as they are."""
 
 
 class Bottleneck(nnx.Module):
@@ -46,7 +62,9 @@ def check(section: str, size: int, activation: str) -> None:
     )
 
 
-def adapt(model: nnx.Module, config: Any, rngs: nnx.Rngs, *, section: str, branches: tuple[str, ...]) -> nnx.Module:
+def adapt(
+  model: nnx.Module, config: BottleneckConfig, rngs: nnx.Rngs, *, section: str, branches: tuple[str, ...]
+) -> nnx.Module:
   """The model with a `Bottleneck` behind some branches of every layer that has them, in front of the residual sum.
 
   Args:

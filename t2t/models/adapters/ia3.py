@@ -53,8 +53,17 @@ class Scaled(nnx.Module):
     """[..., size] -> the same, in the dtype of `x`."""
     return (x * (1.0 + self.ia3[...])).astype(x.dtype)
 
-  def dense(self, x: jax.Array, bias: nnx.Param | None, **options: Any) -> jax.Array:
+  def dense(
+    self,
+    x: jax.Array,
+    bias: nnx.Param | None,
+    *,
+    gradient_dtype: str,
+    quantization: str,
+    dropout_key: jax.Array | None,
+  ) -> jax.Array:
     """[..., in] -> [..., out]; see `layers.dense`."""
+    options: dict[str, Any] = dict(gradient_dtype=gradient_dtype, quantization=quantization, dropout_key=dropout_key)
     y = layers.dense(self.scale(x) if self.reads else x, self.kernel, bias, **options)
     return y if self.reads else self.scale(y)
 
@@ -107,6 +116,7 @@ def merge(params: Mapping[str, jax.Array], config: Ia3Config) -> dict[str, jax.A
     if base is not None:
       vector = params.get(f"{base.removesuffix('_bias')}/{_VECTOR}")
       if base != path:
+        assert vector is not None
         x = x * (1.0 + (vector[..., :, None] if reads(base) else vector[..., None, :]))
       elif vector is not None and base.endswith("_bias") and not reads(base.removesuffix("_bias")):
         x = x * (1.0 + vector)

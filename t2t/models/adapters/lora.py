@@ -96,6 +96,7 @@ class LowRank(nnx.Module):
     size, and is zero bit for bit where b is; two lengths that are divided by each other might be rounded differently.
     Like PEFT's it has no gradient (Liu et al. 2024, section 4.3).  Columns of zeros have no direction to keep.
     """
+    assert self.lora_magnitude is not None
     dot = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
     fixed = lambda x: jax.lax.stop_gradient(x[...].astype(jnp.float32))
     kernel, down, up = map(fixed, (self.kernel, self.lora_down, self.lora_up))

@@ -10,6 +10,7 @@ the self-attention, but for its window; the small attention itself knows no posi
 from collections.abc import Mapping
 import dataclasses
 import re
+from typing import Any
 
 from flax import nnx
 import jax
@@ -62,6 +63,10 @@ class PalsConfig:
 
 class Pals(nnx.Module):
   """Those of one stack's layers; V^D is zero at first, so that they add nothing."""
+
+  query: nnx.Param
+  key: nnx.Param
+  value: nnx.Param
 
   def __init__(self, embed_dim: int, config: PalsConfig, rngs: nnx.Rngs, *, num_layers: int):
     tasks, size = len(config.tasks), config.size
@@ -146,7 +151,8 @@ def _project(x: jax.Array, matrices: jax.Array, tasks: jax.Array | None) -> jax.
   of_tasks = (
     jnp.where(tasks[..., None] == task, quantized_matmul.product(x, matrices[task]), 0) for task in range(number)
   )
-  return sum(of_tasks)
+  total: Any = sum(of_tasks)
+  return total
 
 
 def adapt(model: nnx.Module, config: PalsConfig, rngs: nnx.Rngs) -> nnx.Module:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 import re
+from typing import TypeVar
 
 from flax import nnx, traverse_util
 
@@ -10,6 +11,7 @@ from t2t.models import attention
 from t2t.models.feed_forward import FeedForward
 from t2t.param_tree import check_pattern
 
+Kind = TypeVar("Kind", bound=nnx.Module)
 _WITH_MATRICES = (attention.Attention, FeedForward)
 
 
@@ -23,7 +25,9 @@ def copy_of(model: nnx.Module) -> nnx.Module:
   return nnx.merge(*nnx.split(model, graph=False))
 
 
-def modules(model: nnx.Module, kind: type, prefix: str = "") -> Iterator[tuple[str, nnx.Module]]:
+def modules(
+  model: nnx.Module, kind: type[Kind] | tuple[type[Kind], ...], prefix: str = ""
+) -> Iterator[tuple[str, Kind]]:
   """Path and module of every one of a kind, the model itself among them; none of what lies in one is looked at."""
   if isinstance(model, kind):
     yield prefix, model

@@ -67,6 +67,11 @@ class Prefix(nnx.Module):
 class MadePrefix(nnx.Module):
   """Keys and values for each layer, made of a vector for each position by a layer with tanh and another without."""
 
+  keys: nnx.Param
+  keys_bias: nnx.Param
+  values: nnx.Param
+  values_bias: nnx.Param
+
   def __init__(self, model: TransformerConfig, config: PrefixConfig, rngs: nnx.Rngs, *, num_layers: int):
     self.length, self.head_dim = config.length, model.head_dim
     embed, hidden, joined = model.embed_dim, config.hidden, model.kv_heads * model.head_dim

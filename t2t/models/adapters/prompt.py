@@ -8,7 +8,6 @@ the first positions, and segment type 0; what the text's states are asked, and w
 from collections.abc import Sequence
 import dataclasses
 import re
-from typing import Any
 
 from flax import nnx
 import jax
@@ -18,6 +17,7 @@ import numpy as np
 from t2t import UserError, did_you_mean
 from t2t.models import transformer
 from t2t.models.adapters import Adapter, patterns
+from t2t.param_tree import Vocabulary
 
 ADDED = "(^|/)embed/prompt$"
 INITS = ("vocabulary", "text", "uniform")
@@ -73,7 +73,7 @@ def base_path(path: str) -> str | None:
   return None if re.search(ADDED, path) else path
 
 
-def _frequent(vocabulary: Any, number: int) -> list[int]:
+def _frequent(vocabulary: Vocabulary, number: int) -> list[int]:
   """Ids of the first pieces of a vocabulary that are text; those of all kinds have the most frequent ones first."""
   special = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id}
   frequent_ids = []
@@ -86,7 +86,7 @@ def _frequent(vocabulary: Any, number: int) -> list[int]:
   return frequent_ids
 
 
-def starts(config: PromptConfig, vocabulary: Any, *, seed: int) -> Sequence[int] | None:
+def starts(config: PromptConfig, vocabulary: Vocabulary | None, *, seed: int) -> Sequence[int] | None:
   """Ids of the pieces whose vectors the prompt begins with; None: it begins with what is drawn for it.
 
   Args:

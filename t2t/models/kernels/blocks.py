@@ -1,5 +1,7 @@
 """Blocks of positions, which kernels read and write: how long they are, and which of them meet."""
 
+from typing import overload
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,6 +43,12 @@ def block(length: int, largest: int) -> int:
   """The block that covers `length` in as few blocks as `largest` does, with the least padding."""
   share = -(-length // -(-length // largest))
   return -(-share // SMALLEST) * SMALLEST
+
+
+@overload
+def pad(x: jax.Array, block: int, *, axis: int, value: int = 0) -> jax.Array: ...
+@overload
+def pad(x: None, block: int, *, axis: int, value: int = 0) -> None: ...
 
 
 def pad(x: jax.Array | None, block: int, *, axis: int, value: int = 0) -> jax.Array | None:

@@ -156,7 +156,7 @@ def _on_tpu(
     if needed and kernel == "splash":
       kernel, why = "distance", f"TPU, {reason}"
   least = relative_bias_attention.SHORTEST if kernel == "distance" else blocks.SMALLEST
-  refusals = [
+  refusals: list[tuple[object, str]] = [
     (bias == "array", "bias on the logits"),
     (dtype not in ("bfloat16", "float32"), dtype),
     (shortest < least, f"length {shortest}, a block has {blocks.SMALLEST}"),
@@ -197,7 +197,7 @@ def _on_gpu(
   version = int(version) if version.isdecimal() and minor.isdecimal() else 0
   largest = 256 if version >= 9 else 128
   odd = query_length % 2 or key_length % 2
-  refusals = [
+  refusals: list[tuple[object, str]] = [
     (dropout == "each", "dropout of probabilities"),
     (version < 8, f"compute capability {compute_capability or 'unknown'}, less than 8.0"),
     (query_length == 1, "one query"),
@@ -263,7 +263,7 @@ def choose_here(
   )
   if kernel and chosen.kernel != kernel:
     needed, here = PLATFORMS.get(kernel), sharding.platform()
-    if needed not in (None, here):
+    if needed is not None and needed != here:
       raise UserError(
         f"config.model.attention_kernel={kernel}: cannot be had on a {here.upper()}, it runs on {needed.upper()}s;"
         " leave it empty, and each attention runs on what it can"
@@ -389,6 +389,9 @@ def attend(
   if copies > 1:
     keys, values = (jnp.repeat(x, copies, axis=1) for x in (keys, values))
   if kernel == "distance":
+    from t2t.models.kernels import relative_bias_attention
+
+    assert bias is None or isinstance(bias, DistanceBias)
     return relative_bias_attention.attend_on_mesh(
       *(query, keys, values, mask, bias, dropout_rate, dropout_key), largest_block=largest_block
     )
@@ -419,5 +422,6 @@ def attend(
   if mask.key_segments is None or (mask.padded and kernel == "cudnn"):
     return attended
   # For such queries the kernels' probabilities do not sum to one in the backward pass.
+  assert mask.query_segments is not None
   sees = jnp.any(mask.query_segments[:, :, None] == mask.key_segments[:, None, :], axis=-1)
   return jnp.where(sees[:, None, :, None], attended, 0)

@@ -43,6 +43,7 @@ def attend_cudnn(
   if mask.padded:
     # A mask would be added to the bias, which then is [batch, heads, query, key].  A row of nothing but padding sees
     # its first position, or its softmax would be over nothing.
+    assert mask.key_segments is not None
     lengths = jnp.maximum(jnp.sum(mask.key_segments > 0, axis=1, dtype=jnp.int32), 1)
     mask = dataclasses.replace(mask, query_segments=None, key_segments=None)
   return _attend(

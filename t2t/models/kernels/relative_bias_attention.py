@@ -59,10 +59,23 @@ def bounds_for(
   return None
 
 
-def blocks_for(query_length: int, key_length: int, *arguments, **options) -> tuple[int, int] | None:
+def blocks_for(
+  query_length: int,
+  key_length: int,
+  head_dim: int,
+  dtype: jax.typing.DTypeLike,
+  *,
+  reach: int,
+  device_kind: str,
+  largest: tuple[int, int] = blocks_lib.LARGEST,
+) -> tuple[int, int] | None:
   """Positions of a block of queries and of keys within `bounds_for` the same."""
-  bounds = bounds_for(query_length, key_length, *arguments, **options)
-  return None if bounds is None else tuple(map(blocks_lib.block, (query_length, key_length), bounds))
+  bounds = bounds_for(
+    *(query_length, key_length, head_dim, dtype), reach=reach, device_kind=device_kind, largest=largest
+  )
+  if bounds is None:
+    return None
+  return blocks_lib.block(query_length, bounds[0]), blocks_lib.block(key_length, bounds[1])
 
 
 def attend(
@@ -102,8 +115,7 @@ def attend(
     # Blocks are of whole groups of heads; what is left of the last is filled up with heads that are zero.
     fill = lambda x, axis: blocks_lib.pad(x, heads + spare, axis=axis)
     filled = attend(
-      *(fill(x, 1) for x in (query, keys, values)),
-      mask,
+      *(fill(query, 1), fill(keys, 1), fill(values, 1), mask),
       bias=None if bias is None else DistanceBias(fill(bias.values, 0)),
       dropout_rate=dropout_rate,
       seeds=None if seeds is None else fill(seeds, 1),
@@ -134,9 +146,11 @@ def attend(
   if first_query is not None:
     integers["offset"] = jnp.reshape(first_query, (1,)).astype(jnp.int32)
   if dropout_rate:
+    assert seeds is not None
     integers["seeds"] = jnp.ravel(seeds)
   pair = None
   if mask.query_segments is not None:
+    assert mask.key_segments is not None
     pair = [jnp.where(x == 0, _PADDING, x.astype(jnp.int32)) for x in (mask.query_segments, mask.key_segments)]
   elif key_length % blocks[1] and ranks is None and not (causal and first_query is None and query_length <= key_length):
     pair = [jnp.zeros((batch, length), jnp.int32) for length in (query_length, key_length)]
@@ -210,6 +224,7 @@ def attend_on_mesh(
       raise ValueError("the kernel takes ranks, or a prefix, which it makes ranks of")
     ranks = blocks_lib.positions_seen(mask, batch, whole_length)
   if dropout_rate:
+    assert dropout_key is not None
     seeds = jax.lax.bitcast_convert_type(jax.random.bits(dropout_key, (batch, heads)), jnp.int32)
   if sharding.num_shards("length") > 1:
     starts = jnp.arange(whole_length, dtype=jnp.int32)

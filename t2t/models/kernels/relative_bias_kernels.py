@@ -3,7 +3,9 @@
 Source: Dao et al. 2022 and Dao 2023 for the blocks and the backward pass; Raffel et al. 2020 for the bias.
 """
 
+from collections.abc import Mapping
 import functools
+from typing import Any
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
@@ -77,7 +79,8 @@ def _forward_kernel(shape: tiles.Shape, refs: dict, scratch: tuple):
 def _backward_kernel(shape: tiles.Shape, refs: dict, scratch: tuple):
   from jax.experimental import pallas as pl
 
-  row, group, i, j = shape.grid_position(pl.program_id, backward=True)
+  position: Any = shape.grid_position(pl.program_id, backward=True)
+  row, group, i, j = position
   query_blocks, key_blocks = shape.num_blocks
   head_dim, heads = shape.head_dim, range(shape.group)
   query_sum, key_sum, value_sum = scratch
@@ -245,7 +248,14 @@ def _forward(shape: tiles.Shape, query, keys, values, vector, integers):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def attend(shape: tiles.Shape, query, keys, values, vector, integers):
+def attend(
+  shape: tiles.Shape,
+  query: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  vector: jax.Array | None,
+  integers: Mapping[str, jax.Array],
+) -> jax.Array:
   """Attention of one device.
 
   Args:

@@ -10,6 +10,7 @@ more; causal masks and windows stand in the bank, too.  The gradient of the bias
 Source: Dao et al. 2022 and Dao 2023 for the blocks and the backward pass; Raffel et al. 2020 for the bias.
 """
 
+from collections.abc import Callable, Mapping
 import dataclasses
 
 import jax
@@ -21,6 +22,9 @@ LANES = 128
 HIDDEN = -0.7 * float(np.finfo(np.float32).max)
 # Below all logits of float32 activations, above what is hidden: the maximum of a query that sees nothing.
 FLOOR = -1e30
+
+Index = jax.Array | int  # 0 where there is but one block
+Refs = Mapping[str, jax.Ref]  # in a kernel, name -> reference
 
 # Contracted dimensions of products of matrices: of a b^T, a b, and a^T b.
 NT, NN, TN = (((1,), (1,)), ((), ())), (((1,), (0,)), ((), ())), (((0,), (0,)), ((), ()))
@@ -84,7 +88,9 @@ class Shape:
     """Of queries, and of keys."""
     return self.query_length // self.blocks[0], self.key_length // self.blocks[1]
 
-  def grid_position(self, program_id, *, backward: bool):
+  def grid_position(
+    self, program_id: Callable[[int], jax.Array], *, backward: bool
+  ) -> tuple[Index, Index, Index, Index]:
     """Row, group of heads, block of queries and block of keys that a call of a kernel is for; 0 where there is but one.
 
     Keys come inside of queries forward, and queries inside of keys backward.
@@ -94,7 +100,7 @@ class Shape:
     query_blocks, key_blocks = self.num_blocks
     return row, group, 0 if query_blocks == 1 else i, 0 if key_blocks == 1 else j
 
-  def where_it_runs(self, refs: dict, row, i, j, function) -> None:
+  def where_it_runs(self, refs: Refs, row: Index, i: Index, j: Index, function: Callable[[], None]) -> None:
     """Calls `function` unless no query of the block sees a key of the other."""
     from jax.experimental import pallas as pl
 
@@ -151,7 +157,7 @@ def keep(seed: jax.Array, keys: jax.Array, queries: jax.Array, rate: float) -> j
   return shifted(bits, 8) >= round(rate * 2**24)
 
 
-def dot(a: jax.Array, b: jax.Array, dims) -> jax.Array:
+def dot(a: jax.Array, b: jax.Array, dims: jax.lax.DotDimensionNumbers) -> jax.Array:
   """A product of matrices in float32; of bfloat16 it is one pass of the matrix unit."""
   precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
   return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32, precision=precision)
@@ -180,7 +186,7 @@ class Tile:
   refs: name -> reference, of what there is.
   """
 
-  def __init__(self, shape, refs, b, group, i, j):
+  def __init__(self, shape: Shape, refs: Refs, b: Index, group: Index, i: Index, j: Index):
     self._shape, self._refs, self._b, self._group = shape, refs, b, group
     query_block, key_block = shape.blocks
     self._query_start, self._key_start = i * query_block, j * key_block

@@ -1,5 +1,7 @@
 """Splash attention: Pallas kernels that JAX ships for TPUs."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -71,7 +73,7 @@ def _blocks_that_run(
   if reach is not None:
     farthest = reach.reshape(shape[0], -1, blocks[0]).max(axis=2)
     runs &= farthest[:, :, None] >= blocks[1] * jnp.arange(shape[2])
-  if query_segments is not None:
+  if query_segments is not None and key_segments is not None:
     runs &= blocks_lib.segments_meet(query_segments, key_segments, blocks)
   # A query's softmax is over one block at least: over none it would divide by zero.
   return runs.at[:, :, 0].set(runs[:, :, 0] | ~runs.any(axis=2))
@@ -103,7 +105,8 @@ def attend(
   alone = mask.causal and not mask.window and not end_to_end
   sizes, kind = (query_length, key_length), sharding.device_kind()
   largest = bounds(largest_block, sizes, query.shape[3], query.dtype, causal=alone, device_kind=kind)
-  blocks = query_block, key_block = tuple(map(blocks_lib.block, (query_length, key_length), largest))
+  query_block, key_block = blocks_lib.block(query_length, largest[0]), blocks_lib.block(key_length, largest[1])
+  blocks = query_block, key_block
   query = blocks_lib.pad(query, query_block, axis=2)
   keys, values = blocks_lib.pad(keys, key_block, axis=2), blocks_lib.pad(values, key_block, axis=2)
   lengths = query.shape[2], keys.shape[2]
@@ -123,7 +126,9 @@ def attend(
   return attended[:, :, :query_length]
 
 
-def _make_splash(mask: AttentionMask, shape: tuple[int, int], *, blocks: tuple[int, int], heads: int, fused: bool):
+def _make_splash(
+  mask: AttentionMask, shape: tuple[int, int], *, blocks: tuple[int, int], heads: int, fused: bool
+) -> Any:
   """JAX's kernel, for what all rows have in common of a mask.
 
   Args:
@@ -141,7 +146,6 @@ def _make_splash(mask: AttentionMask, shape: tuple[int, int], *, blocks: tuple[i
   else:
     structure = splash_attention_mask.FullMask(shape)
   query_block, key_block = blocks
-  of_queries = {} if fused else {"block_q_dq": query_block, "block_kv_dq": key_block}
   return splash_attention_kernel.make_splash_mha(
     splash_attention_mask.MultiHeadMask([structure] * heads),
     block_sizes=splash_attention_kernel.BlockSizes(
@@ -150,7 +154,8 @@ def _make_splash(mask: AttentionMask, shape: tuple[int, int], *, blocks: tuple[i
       block_q_dkv=query_block,
       block_kv_dkv=key_block,
       use_fused_bwd_kernel=fused,
-      **of_queries,
+      block_q_dq=None if fused else query_block,
+      block_kv_dq=None if fused else key_block,
     ),
     head_shards=1,
     q_seq_shards=1,
@@ -165,6 +170,7 @@ def _splash_segments(mask: AttentionMask, batch: int, lengths: tuple[int, int], 
 
   query_length, key_length = lengths
   if mask.query_segments is not None:
+    assert mask.key_segments is not None
     pair = (
       jnp.where(x == 0, blocks_lib.PADDING, x.astype(jnp.int32)) for x in (mask.query_segments, mask.key_segments)
     )
@@ -173,9 +179,10 @@ def _splash_segments(mask: AttentionMask, batch: int, lengths: tuple[int, int], 
     pair = (jnp.zeros((batch, length), jnp.int32) for length in lengths)
   else:
     return None
-  return splash_attention_kernel.SegmentIds(
-    *(blocks_lib.pad(x, block, axis=1, value=blocks_lib.FILLING) for x, block in zip(pair, blocks, strict=True))
+  queries, keys = (
+    blocks_lib.pad(x, block, axis=1, value=blocks_lib.FILLING) for x, block in zip(pair, blocks, strict=True)
   )
+  return splash_attention_kernel.SegmentIds(queries, keys)
 
 
 def _rows_end_to_end(

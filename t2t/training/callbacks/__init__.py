@@ -1,10 +1,13 @@
 """Callbacks: what a run does besides its steps, one file each, and the table of them."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from t2t.configuration.schema import Config
 from t2t.runtime.lazy_table import LazyTable
+
+if TYPE_CHECKING:
+  from t2t.training.run import Callback
 
 _HERE = "t2t.training.callbacks"
 
@@ -42,7 +45,7 @@ OPTIONAL: dict[str, Callable[[Config], bool]] = {
 }
 
 
-def of_run(config: Config, user_callbacks: Sequence[Any] = ()) -> list[Any]:
+def of_run(config: Config, user_callbacks: Sequence["Callback"] = ()) -> "list[Callback]":
   """Returns the callbacks of a run in order: those that its config selects, the user's, and those that save.
 
   Args:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 import contextlib
 import functools
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 
@@ -17,18 +17,25 @@ from t2t.training.callbacks.metrics import means
 from t2t.training.run import Callback, Run
 
 
+class ClassReport(Protocol):
+  """Scores of each class: see `evaluation.classification_report.ClassificationReport`."""
+
+  def to_dict(self) -> dict[str, object]:
+    """Returns the record that JSON has."""
+
+
 class TaskResult(Protocol):
   """Metrics of a model on one task: see `evaluation.results.Result`."""
 
   task: str
   metrics: Mapping[str, float]
   score: float
-  answers: Sequence
+  answers: Sequence[object]
   unparseable: int
   percentages: Collection[str]
   tied: int
   without_gold: int
-  classes: Any
+  classes: ClassReport | None
 
 
 class EvaluationCallback(Callback):

@@ -9,6 +9,7 @@ import dataclasses
 import io
 import json
 import math
+from typing import Any
 
 from etils import epath
 import jax
@@ -187,7 +188,9 @@ def save_batch(path: epath.Path, batch: Batch) -> None:
   Raises:
     OSError: it cannot be written.
   """
-  rows = {name: np.asarray(multihost_utils.process_allgather(x, tiled=True)) for name, x in batch.items()}
+  rows: dict[str, Any] = {
+    name: np.asarray(multihost_utils.process_allgather(x, tiled=True)) for name, x in batch.items()
+  }
   if jax.process_index() == 0:
     content = io.BytesIO()
     np.savez_compressed(content, **rows)

@@ -23,6 +23,7 @@ class Tracker(Callback):
       )
 
   def on_log(self, run: Run, step: int, row: Mapping[str, float]) -> None:
+    assert self._tracking is not None
     self._tracking.write(step, row)
 
   def on_end(self, run: Run) -> None:
