@@ -166,6 +166,11 @@ class Checkpoints:
     """Whether a step that is kept was saved with what it was measured at; the same on all hosts."""
     return hosts.share(bool(self._measured(step)))
 
+  @staticmethod
+  def may_contain(name: str) -> bool:
+    """Returns whether a file of this name may be saved beside the streams, and is restored with them."""
+    return name not in ("", ".", "..") and "/" not in name and not name.startswith((STREAM, *_OF_ORBAX))
+
   def save(
     self,
     step: int,
@@ -371,11 +376,6 @@ def _apart(x: jax.Array) -> jax.Array:
 
 STREAM = "stream-"  # prefix of the names of positions
 _OF_ORBAX = ("commit_success", "_")  # its own files in a checkpoint's folder
-
-
-def may_be_saved(name: str) -> bool:
-  """Returns whether a file of this name may be saved beside the streams, and is restored with them."""
-  return name not in ("", ".", "..") and "/" not in name and not name.startswith((STREAM, *_OF_ORBAX))
 
 
 class StreamsHandler(ocp.AsyncCheckpointHandler):

@@ -136,7 +136,7 @@ def test_a_run_that_a_callback_ends_is_saved_and_measured(hook, last, tmp_path):
 
 @pytest.mark.parametrize("name", ["_mine", "commit_success_mine", "stream-mine", "a/b", "..", ""])
 def test_a_file_that_would_not_come_back_is_refused(name):
-  assert not manager.may_be_saved(name)
+  assert not manager.Checkpoints.may_contain(name)
 
 
 @pytest.mark.slow

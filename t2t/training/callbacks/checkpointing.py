@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import UserError, sharding
-from t2t.checkpoints import manager
 from t2t.param_tree import path_name
 from t2t.training.run import Callback, Run
 from t2t.training.train_state import TrainState
@@ -35,7 +34,7 @@ class Checkpointing(Callback):
       names = set(beside)
       for callback in run.callbacks:
         files = callback.on_save(run)
-        if reserved := [name for name in files if name in names or not manager.may_be_saved(name)]:
+        if reserved := [name for name in files if name in names or not run.checkpoints.may_contain(name)]:
           raise UserError(
             f"{type(callback).__name__}.on_save: {reserved[0]!r} is the name of another file beside a checkpoint, or"
             " cannot be one; give another name, of letters and digits"
