@@ -75,6 +75,7 @@ def consolidating(strength: Callable[[str], float]) -> optax.GradientTransformat
     return Consolidated(jax.tree.map(jnp.copy, anchored), jax.tree.map(jnp.zeros_like, anchored))
 
   def update(updates, state, params=None):
+    assert params is not None
     pull = lambda path: strength(path) * state.fisher[path] * (params[path] - state.initial[path])
     return updates | {path: updates[path] + pull(path) for path in state.fisher}, state
 
@@ -105,7 +106,7 @@ def starting_from(opt_state: optax.OptState, params: Params) -> optax.OptState:
 def consolidated(opt_state: optax.OptState) -> Consolidated | None:
   """What a state has of an earlier task; None: nothing."""
   leaves: list[Any] = jax.tree.leaves(opt_state, is_leaf=_is_consolidated)
-  return next(filter(_is_consolidated, leaves), None)
+  return next((x for x in leaves if isinstance(x, Consolidated)), None)
 
 
 def without_files(opt_state: optax.OptState) -> optax.OptState:

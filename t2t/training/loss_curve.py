@@ -46,7 +46,7 @@ def draw(
   if train:
     steps, values = list(train), list(train.values())
     axes.plot(*thin(steps, values), color=EACH, linewidth=0.8, label="training, each step")
-    axes.plot(*thin(steps, smooth(values)), color=TRAINING, linewidth=1.6, label="training, smoothed")
+    axes.plot(*thin(steps, smooth(values).tolist()), color=TRAINING, linewidth=1.6, label="training, smoothed")
   # Held-out text is another in each stage: no line joins two of them.
   ends = [*(stage.end for stage in run[:-1]), math.inf]  # the last has what an earlier start did behind it, too
   parts = [{step: x for step, x in held_out.items() if a < step <= b} for a, b in itertools.pairwise([-1, *ends])]

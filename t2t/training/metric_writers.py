@@ -97,8 +97,8 @@ class ProgressLine:
 
 def read_metrics(path: epath.Path, name: str) -> dict[int, float]:
   """Step -> value of one metric in a metrics.jsonl; lines that are no rows of metrics are passed over."""
-  content = logs.read(path)
-  return {row["step"]: row[name] for _, row in jsonl_log.rows(content, jsonl_log.is_metrics) if name in row}
+  rows: Any = jsonl_log.rows(logs.read(path), jsonl_log.is_metrics)
+  return {row["step"]: row[name] for _, row in rows if name in row}
 
 
 def read_all_metrics(path: epath.Path) -> dict[str, dict[int, float]]:
@@ -109,13 +109,14 @@ def read_all_metrics(path: epath.Path) -> dict[str, dict[int, float]]:
 def parse_metrics(content: bytes) -> dict[str, dict[int, float]]:
   """Name -> step -> value of a metrics.jsonl; lines that are no rows of metrics are passed over."""
   by_name: dict[str, dict[int, float]] = {}
-  for _, row in jsonl_log.rows(content, jsonl_log.is_metrics):
+  rows: Any = jsonl_log.rows(content, jsonl_log.is_metrics)
+  for _, row in rows:
     for name in (name for name, value in row.items() if name != "step" and _fits(value)):
       by_name.setdefault(name, {})[row["step"]] = row[name]
   return {name: dict(sorted(values.items())) for name, values in sorted(by_name.items())}
 
 
-def _fits(value: float) -> bool:
+def _fits(value: Any) -> bool:
   """Whether a number, of JSON, where integers have no end, is one that can be computed with."""
   return type(value) is float or abs(value) < 2**63
 
@@ -127,7 +128,7 @@ def damaged_lines(content: bytes) -> int:
 
 def read_samples(path: epath.Path) -> dict[int, list[list[tuple[str, str]]]]:
   """Step -> samples of a samples.jsonl, each a few lines of a label and a text; it need not be there."""
-  sample_rows = jsonl_log.rows(logs.read(path), jsonl_log.is_samples)
+  sample_rows: Any = jsonl_log.rows(logs.read(path), jsonl_log.is_samples)
   return {row["step"]: [[(label, text) for label, text in lines] for lines in row["samples"]] for _, row in sample_rows}
 
 
@@ -166,7 +167,8 @@ class MetricWriter:
     # The records of TensorBoard's own writer, which would import TensorFlow.
     from tensorboardX.proto import event_pb2
 
-    self._event = event_pb2.Event
+    messages: Any = event_pb2  # which protobuf fills as it is imported
+    self._event = messages.Event
     self._every_seconds = 30.0 if gcs.is_remote(workdir) else 5.0
     self._start = start
     # Steps of events, and names of their values, that stand there.

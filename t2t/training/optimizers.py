@@ -105,8 +105,9 @@ def _stable_adamw(config: _OfModel) -> list[optax.GradientTransformation]:
   def update(updates, state, params=None):
     gradients = updates
     updates, state = inner.update(gradients, state, params)
+    adam_state: Any = state
     # What the update is divided by, with Adam's correction of its bias.
-    moments = optax.tree.bias_correction(state[0].nu, config.b2, state[0].count)
+    moments = optax.tree.bias_correction(adam_state[0].nu, config.b2, adam_state[0].count)
 
     def slowed(update: jax.Array, gradient: jax.Array, moment: jax.Array) -> jax.Array:
       rms = jnp.sqrt(jnp.mean(jnp.square(gradient) / jnp.maximum(moment, config.epsilon**2)))
@@ -235,16 +236,18 @@ def _per_layer(tx: optax.GradientTransformation, config: _OfModel) -> optax.Grad
 
   def update(updates, state, params=None):
     step, states = state if gated else (None, state)
-    new_updates, new_states = dict(updates), {}
+    new_updates: Any = dict(updates)
+    new_states: dict[str, Any] = {}
     of_params = groups(params)
     for name, (stack, opening, group) in groups(updates).items():
       update_group = jax.vmap(tx.update) if stack else tx.update
       group, new = update_group(group, states[name], of_params[name][2])
       if opening is not None:
+        assert step is not None
         new = jax.tree.map(functools.partial(_if_open, step.count >= opening), new, states[name])
       new_states[name] = new
       new_updates |= group
-    return new_updates, (_next_step(step), new_states) if gated else new_states
+    return new_updates, new_states if step is None else (_next_step(step), new_states)
 
   return optax.GradientTransformation(init, update)
 
@@ -298,7 +301,8 @@ def _at_own_rates(config: _OfModel) -> optax.GradientTransformation:
 
 
 def _anchor(config: OptimizerConfig, path: str) -> float:
-  return param_groups.setting(config, path, "anchor") or 0.0
+  strength: Any = param_groups.setting(config, path, "anchor")
+  return strength or 0.0
 
 
 def _consolidating(config: OptimizerConfig) -> list[optax.GradientTransformation]:

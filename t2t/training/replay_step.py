@@ -125,6 +125,7 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
     batches.restore(saved, step=first)
     turns = rollback.on_all_hosts(workdir)
     _, dropout_key = jax.random.split(jax.random.key(config.train.seed))
+    batch, metrics, before = {}, {}, None  # there is one step at least
     for number in progress.track(range(first, step), f"from step {first} to step {step}"):
       rollback.pass_over(batches, turns, number)
       batch = next(batches)

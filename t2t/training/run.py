@@ -167,7 +167,7 @@ class Run:
   logger: TrainLogger
   callbacks: Sequence[Callback]
   key: jax.Array
-  state: TrainState | None
+  state: TrainState
   step: int
   saved: Mapping[str, bytes]
   first_step: int = 0

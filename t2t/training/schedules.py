@@ -146,7 +146,7 @@ def of_run(config: Config) -> optax.Schedule:
   for stage, begin, end in stages.bounds(config.stages, config.train.steps):
     rate_settings: dict[str, Any] = stages.own_rate(stage)
     if "warmup_steps" in rate_settings:  # and not what the run says of it
-      rate_settings = {"warmup_ratio": 0.0} | rate_settings
+      rate_settings = dict[str, Any](warmup_ratio=0.0) | rate_settings
     # Joined schedules count from where they begin.
     goes_on = lambda step, begin=begin: run_schedule(step + begin)
     if begin == end:  # of a run of so few steps

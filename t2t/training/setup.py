@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 import contextlib
 import functools
 import json
+from typing import Any
 
 import jax
 
@@ -34,10 +35,10 @@ def open_run(
   gcs.check(workdir, where="--workdir ")
   for name, source in config.init.source_list.items():
     gcs.check(source.checkpoint, where=f"config.init.{f'others.{name}.' if name else ''}checkpoint=")
-  workdir = gcs.absolute(workdir)
-  starts.check(config, workdir)
+  folder = gcs.absolute(workdir)
+  starts.check(config, folder)
   data = data or stage_program.from_config()
-  run_stages = _resolved_stages(config, workdir, data)
+  run_stages = _resolved_stages(config, folder, data)
   config = run_stages[-1].config
   hosts.check_number(config.train.num_processes)
   mesh, why_mesh = stage_program.make_mesh(run_stages)
@@ -47,30 +48,31 @@ def open_run(
     stack.enter_context(jax.set_mesh(mesh))
     programs = stage_program.StagePrograms(run_stages, mesh, data)
     # Compiling takes longest; it runs beside everything until the first step.
-    programs.prepare(starts.next_stage(run_stages, workdir))
+    programs.prepare(starts.next_stage(run_stages, folder))
     stack.enter_context(steps.running())
     data.check_stages(run_stages)
-    lock = stack.enter_context(workdir_lock.held(workdir))
-    hosts.log_once(f"{programs[-1].described}; {workdir}" + (f"\nmesh: {why_mesh}" if why_mesh else ""))
+    lock = stack.enter_context(workdir_lock.held(folder))
+    hosts.log_once(f"{programs[-1].described}; {folder}" + (f"\nmesh: {why_mesh}" if why_mesh else ""))
     vocabulary = data.vocabulary(config)
     for program in programs:
       program.check_measured()
 
     # ---- Checkpoints, data and state -----------------------------------------
-    verify.set_aside(workdir / manager.CHECKPOINTS)
+    verify.set_aside(folder / manager.CHECKPOINTS)
     ends = [stage.end for stage in run_stages[:-1]]
     settings = config.checkpoint
     checkpoints = manager.Checkpoints(
-      workdir, keep=settings.max_to_keep, ends=ends, retry_seconds=settings.retry_seconds
+      folder, keep=settings.max_to_keep, ends=ends, retry_seconds=settings.retry_seconds
     )
     stack.callback(checkpoints.close)
-    data.check_vocabulary(config, vocabulary, workdir / manager.VOCABULARY, checkpoints.latest_identity())
+    data.check_vocabulary(config, vocabulary, folder / manager.VOCABULARY, checkpoints.latest_identity())
+    saved_data: Any = checkpoints.latest_config().get("data", {})
     batches = data.batches(
       run_stages,
       mesh,
-      num_streams=checkpoints.latest_config().get("data", {}).get("num_streams"),
+      num_streams=saved_data.get("num_streams"),
       first=stages.at(run_stages, checkpoints.latest_step() or 0),
-      left_out=functools.partial(rollback.left_out, workdir),
+      left_out=functools.partial(rollback.left_out, folder),
     )
     stack.callback(batches.close)
     # The number of streams decides the order of the data: a resumed run needs it in the saved config.
@@ -82,15 +84,15 @@ def open_run(
       first.program, run_stages[batches.stage], checkpoints, batches, parameter_key, vocabulary=vocabulary
     )
     if jax.process_index() == 0:
-      data.keep_vocabulary(vocabulary, workdir / manager.VOCABULARY)
+      data.keep_vocabulary(vocabulary, folder / manager.VOCABULARY)
 
     # ---- Metrics and callbacks -----------------------------------------------
-    logger = TrainLogger(workdir, num_steps=config.train.steps, start=step, unwritten=saved)
+    logger = TrainLogger(folder, num_steps=config.train.steps, start=step, unwritten=saved)
     stack.callback(logger.close)
     throughput = Throughput(devices=list(mesh.devices.flat))
     run = Run(
       config=config,
-      workdir=workdir,
+      workdir=folder,
       mesh=mesh,
       stages=run_stages,
       resolved=resolved,
@@ -142,7 +144,8 @@ def roll_back(run: Run, request: Rollback) -> None:
     UserError: there is no checkpoint, or the run was rolled back too often.
   """
   run.watchdog.pause()
-  run.state = None  # the devices have no room for two
+  released: Any = None
+  run.state = released  # the devices have no room for two
   run.state, run.step, run.saved = rollback.go_back(
     request.step, request.why, run.program.stage.config, run.checkpoints, run.program.program.state, run.batches
   )

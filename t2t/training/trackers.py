@@ -166,7 +166,8 @@ def main(source: int, output: TextIO) -> None:
   """
   say = lambda **message: print(json.dumps(message), file=output, flush=True)
   lines = _lines(source)
-  settings, *rows = next(lines, [None])
+  opening: Any = next(lines, [None])
+  settings, *rows = opening
   if settings is None:
     return
   threading.Thread(target=_end_with, args=(settings["process"],), daemon=True).start()

@@ -116,6 +116,7 @@ class Tracking:
         start_new_session=True,  # what ends the run by the terminal does not end it
       )
       threading.Thread(target=self._hear, args=(errors,), name="tracker answers", daemon=True).start()
+      assert self._child.stdin is not None
       with self._child.stdin as pipe:
         message: Any = {**settings, "place": run_record}
         while True:
@@ -131,8 +132,9 @@ class Tracking:
 
   def _hear(self, errors: Any) -> None:
     """In a thread: what the other process says, until it ends."""
-    ended = False
-    with errors, self._child.stdout as pipe:
+    ended, child = False, self._child
+    assert child is not None and child.stdout is not None
+    with errors, child.stdout as pipe:
       for line in pipe:
         try:
           message = json.loads(line)
@@ -145,11 +147,11 @@ class Tracking:
         elif "error" in message:
           self._give_up(self._with_remedy(message["error"]))
         ended = ended or "ended" in message
-      self._child.wait()
+      child.wait()
       if not ended:
         errors.seek(0)
         last = errors.read().decode(errors="replace").strip().splitlines()
-        self._give_up(f"its process has ended with {self._child.returncode}{f' ({last[-1]})' if last else ''}")
+        self._give_up(f"its process has ended with {child.returncode}{f' ({last[-1]})' if last else ''}")
     self._ended.set()
 
   def _with_remedy(self, error: str) -> str:

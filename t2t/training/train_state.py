@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 import dataclasses
+from typing import Any
 
 from flax import nnx
 import jax
@@ -53,7 +54,7 @@ def _shardings_like(tree, params: Params, param_shardings: Params, mesh: jax.sha
   def sharded_leaf(path, leaf):
     # Optimizer and collections see flat dicts: the last key is the parameter's whole path.
     shape, placed = by_path.get(str(getattr(path[-1], "key", "")), (None, None)) if path else (None, None)
-    if shape != leaf.shape:
+    if placed is None or shape != leaf.shape:
       return sharding.replicated(mesh)
     return placed.with_memory_kind(HOST) if offload else placed
 
@@ -85,8 +86,9 @@ def abstract_train_state(
   graphdef, model_state = nnx.split(jax.eval_shape(model_fn, key), graph=False)
   shapes = jax.eval_shape(make, key)
   params, frozen = split_frozen(sharding.param_shardings(model_state, mesh), freeze)
+  replicated: Any = sharding.replicated(mesh)
   shardings = TrainState(
-    sharding.replicated(mesh),
+    replicated,
     params,
     frozen,
     _shardings_like(shapes.opt_state, shapes.params, params, mesh, offload=offload_optimizer),

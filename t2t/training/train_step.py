@@ -101,13 +101,15 @@ def gradient(
   Raises:
     ValueError: a term depends on no parameter; while it is traced, before anything is computed.
   """
-  noticed, names = set(), []
+  noticed: set[str] = set()
+  names: list[str] = []
 
   def summed(params: Params) -> tuple[jax.Array, Metrics]:
     terms, metrics = terms_of(params)
     names.extend(terms)
     parts = [_noticing(term, functools.partial(noticed.add, name)) for name, term in terms.items()]
-    return sum(parts), jax.lax.stop_gradient(metrics)
+    total: Any = sum(parts)
+    return total, jax.lax.stop_gradient(metrics)
 
   (_, metrics), grads = jax.value_and_grad(summed, has_aux=True)(params)
   for name in names:
@@ -154,10 +156,11 @@ def make_train_step(
     def terms_of(params: Params):
       read = state_collections.forward(collections, state.collections, params)
       module = dataclasses.replace(state, params=read).model(graphdef)
-      return loss(module, batch, weights, key=key, train=True)
+      outputs: Any = loss(module, batch, weights, key=key, train=True)
+      return outputs
 
     grads, metrics = gradient(terms_of, state.params, all_terms=not jax.tree.leaves(state.frozen_params))
-    carried = {name: metrics.pop(name) for name in batch if name.startswith(CARRIED)}
+    carried: dict[str, Any] = {name: metrics.pop(name) for name in batch if name.startswith(CARRIED)}
     return grads, metrics, carried
 
   def summed_gradients(weights: Weights, state: TrainState, batch: Batch, key: jax.Array):
@@ -195,9 +198,10 @@ def make_train_step(
     grads = jax.lax.with_sharding_constraint(grads, state_shardings.params)
     opt_state = _to_device(state.opt_state, state_shardings.opt_state)
     updates, new_opt_state = tx.update(grads, opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
+    params: Any = optax.apply_updates(state.params, updates)
     unit_weight, squares = jnp.ones(()), grad_stats.squares(grads)
     norm = jnp.sqrt(jnp.sum(squares))
+    good = None
     if skip_not_finite:
       # One scalar, of what is added up over all hosts for the metrics anyway.
       good = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"].total)
@@ -205,7 +209,7 @@ def make_train_step(
       new_opt_state = _select(good, new_opt_state, opt_state)
       metrics["skipped"] = metrics_lib.WeightedSum(1.0 - good, unit_weight)
     new_collections, params = state_collections.update(collections, new_collections, params, state.step)
-    if skip_not_finite:
+    if good is not None:
       new_collections = _select(good, new_collections, state.collections)
     metrics["grad_norm"] = metrics_lib.WeightedSum(norm, unit_weight)
     metrics["grad_squares"] = metrics_lib.WeightedSum(squares, unit_weight)
@@ -227,7 +231,8 @@ def make_eval_step(
   def eval_step(state: TrainState, batch: Batch) -> Metrics:
     state = evaluated(collections, state)
     key = jax.random.fold_in(jax.random.key(0), state.step)
-    return loss(state.model(graphdef), batch, loss.weights(batch), key=key, train=False)[1]
+    metrics: Any = loss(state.model(graphdef), batch, loss.weights(batch), key=key, train=False)[1]
+    return metrics
 
   return jax.jit(eval_step)
 

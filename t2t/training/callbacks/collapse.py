@@ -1,6 +1,7 @@
 """Collapse: a loss that stays at what a model reaches whose output is the same for every input."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import optax
 
@@ -50,7 +51,8 @@ class Collapse:
       self._rows[name] = self._rows[name] + 1 if at_chance and name in self._rows else int(at_chance)
       if name in self._reported or not self._rows[name] or self._rows[name] % STEPS:
         continue
-      if float(self._schedule(step - STEPS)) >= _RATE * self._config.optimizer.learning_rate:
+      rate: Any = self._schedule(step - STEPS)
+      if float(rate) >= _RATE * self._config.optimizer.learning_rate:
         self._reported.add(name)
         sentences.append(
           f"step {step}: {name} {values[name]:.4f} has been at chance for {self._rows[name]} steps (within"

@@ -51,10 +51,10 @@ def _histograms(mesh: jax.sharding.Mesh, before: Params, after: Params) -> dict[
 def _histogram(
   low: np.ndarray, high: np.ndarray, counts: np.ndarray, total: np.ndarray, squares: np.ndarray
 ) -> Histogram:
-  low, high = float(low), float(high)
-  if low == high:  # an array that began as zeros, or ones
-    high = math.nextafter(high, math.inf) if high else 1e-30
-  return Histogram(np.linspace(low, high, BINS + 1).tolist(), counts.tolist(), float(total), float(squares))
+  first, last = float(low), float(high)
+  if first == last:  # an array that began as zeros, or ones
+    last = math.nextafter(last, math.inf) if last else 1e-30
+  return Histogram(np.linspace(first, last, BINS + 1).tolist(), counts.tolist(), float(total), float(squares))
 
 
 def _counted(x: jax.Array) -> tuple[jax.Array, ...]:

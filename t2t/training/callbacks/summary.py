@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 import importlib.util
 import textwrap
+from typing import Any
 
 from etils import epath
 import jax
@@ -36,7 +37,8 @@ class SummaryCallback(Callback):
     metrics = run.checkpoints.metrics()
     ends = [stage.end for stage in run.stages[:-1]]
     best = (retention.best_of_stages(metrics, ends) or [{}])[-1]
-    loss, unit = run.measured["loss"], run.program.made.loss.unit
+    measured: Any = run.measured
+    loss, unit = measured["loss"], run.program.made.loss.unit
     summarise(run.workdir, loss, unit, baselines, run.samples, run.saved_step, metrics, best, run.stages)
 
 
@@ -46,7 +48,7 @@ def summarise(
   unit: str,
   baselines: Sequence[Baseline],
   shown: Sequence[Sequence[tuple[str, str]]],
-  saved_step: int,
+  saved_step: int | None,
   metrics: Mapping[int, Mapping[str, float]],
   best: Mapping[str, int],
   run: Sequence[Stage],
