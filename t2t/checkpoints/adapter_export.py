@@ -1,6 +1,7 @@
 """Adapters without what they lie on top of: taken out of a run for another format, and put down as one."""
 
 import dataclasses
+from typing import Any
 
 from etils import epath
 
@@ -26,7 +27,8 @@ def trained(source: pretrained.Source, *, where: str = "") -> tuple[dict[str, Te
     raise UserError(f"{where}{source.path}: nothing adapts this model; --to hf writes all of it")
   adapter_tensors, frozen, _ = tensor_writer.saved(source, where)
   below = frozen | tensor_writer.of_base(source)
-  return adapter_tensors, {adapters_lib.base_path(path, source.adapters): tensor for path, tensor in below.items()}
+  places: Any = {path: adapters_lib.base_path(path, source.adapters) for path in below}  # of none that was added
+  return adapter_tensors, {places[path]: tensor for path, tensor in below.items()}
 
 
 def base_folder(source: pretrained.Source) -> str:
@@ -74,7 +76,7 @@ def save(
   adapter_tensors = dict(adapter.tensors) | {path: _of_head(base, adapter, path) for path in adapter.kept}
   adapted = lambda rngs: adapters_lib.adapt(transformer.build(adapter.model, rngs), adapters, rngs)
   shapes = {path: x.shape for path, x in lazy_tensors.expected_of(adapted).items()}
-  below = {path: adapters_lib.base_path(path, adapters) for path in shapes if path not in adapter_tensors}
+  below: Any = {path: adapters_lib.base_path(path, adapters) for path in shapes if path not in adapter_tensors}
   there = {path: base.tensors[name].shape for path, name in below.items() if name in base.tensors}
   lazy_tensors.compare(str(adapter.path), there | {path: x.shape for path, x in adapter_tensors.items()}, shapes)
   entries = {}
@@ -89,8 +91,9 @@ def save(
   foreign = dataclasses.replace(
     base, kind="peft", path=adapter.path, model=adapter.model, tensors=adapter_tensors, pooler={}
   )
-  config = tensor_writer.run_config(foreign, out)
-  config |= {name: dataclasses.asdict(record) for name, record in adapters.items()}
+  config: Any = tensor_writer.run_config(foreign, out)
+  records: dict[str, Any] = adapters
+  config |= {name: dataclasses.asdict(record) for name, record in records.items()}
   # As a run that was started from it has it.
   config["init"] |= {"checkpoint": base_location, "use_model_config": True}
   tensor_writer.save(foreign, out, config=config, base=base_record, advance=advance)

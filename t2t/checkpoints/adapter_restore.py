@@ -3,14 +3,13 @@
 import dataclasses
 
 from etils import epath
-from flax import traverse_util
 import jax
 import jax.numpy as jnp
 
 from t2t.checkpoints import base_model_ref, fisher_store, manager, pretrained, restore
 from t2t.checkpoints.warm_start import Taken
 from t2t.configuration.schema import Config
-from t2t.param_tree import Params, join_frozen
+from t2t.param_tree import Params, flatten, join_frozen, unflatten
 from t2t.training.train_state import TrainState
 
 
@@ -24,10 +23,8 @@ def base_of(taken: Taken, frozen: Params, workdir: epath.Path, *, name: str = ""
     name: of the checkpoint in config.init.others.
   """
   fresh_paths = set(taken.fresh_in(frozen))
-  below = [
-    path for path in traverse_util.flatten_dict(frozen, sep="/") if path not in fresh_paths and "heads/" not in path
-  ]
-  params = traverse_util.flatten_dict(taken.params, sep="/")
+  below = [path for path in flatten(frozen) if path not in fresh_paths and "heads/" not in path]
+  params = flatten(taken.params)
   digests = base_model_ref.digests({path: params[path] for path in below})
   entries = {
     path: base_model_ref.BaseEntry(taken.names[path], tuple(params[path].shape), digests[path]) for path in below
@@ -90,14 +87,14 @@ def _restore(
   checkpoints.base = base_model_ref.Base.joined(at)
   without_base = dataclasses.replace(abstract, frozen_params=saved_base.without(abstract.frozen_params))
   state, streams = checkpoints.restore(step, without_base, stream_names)
-  frozen = traverse_util.flatten_dict(abstract.frozen_params, sep="/")
+  frozen = flatten(abstract.frozen_params)
   # Compared as they were, whatever they are kept in.
   as_float32 = lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding)
   read = {}
   for base in saved_base.all_bases:
     wanted = {path: (path, as_float32(x)) for path, x in frozen.items() if path in base.entries}
     read |= pretrained.read_base(base, opened[base.name], wanted)
-  below = traverse_util.unflatten_dict({path: x.astype(frozen[path].dtype) for path, x in read.items()}, sep="/")
+  below = unflatten({path: x.astype(frozen[path].dtype) for path, x in read.items()})
   return dataclasses.replace(state, frozen_params=join_frozen(state.frozen_params, below)), streams
 
 

@@ -12,14 +12,13 @@ import os
 from typing import Any
 
 from etils import epath
-from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from t2t import UserError, sharding
 from t2t.checkpoints import verify
-from t2t.param_tree import Params
+from t2t.param_tree import Params, flatten, unflatten
 from t2t.storage import gcs
 
 
@@ -91,7 +90,8 @@ class Base:
       }
       other_bases = tuple(cls.from_dict(other_values, where) for other_values in saved.get("others", ()))
       name = str(values.get("name", ""))
-      return cls(*(str(values[key]) for key in ("path", "beside", "part")), entries, name, other_bases)
+      path, beside, part = (str(values[key]) for key in ("path", "beside", "part"))
+      return cls(path, beside, part, entries, name, other_bases)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
       raise UserError(f"{where}/{verify.BASE}: does not say what the checkpoint lies on top of ({error!r})") from error
 
@@ -118,9 +118,9 @@ class Base:
 
   def without(self, params: Params) -> Params:
     """Nested parameters that are not of the base."""
-    flat = traverse_util.flatten_dict(params, sep="/")
+    flat = flatten(params)
     base_paths = self.paths
-    return traverse_util.unflatten_dict({path: x for path, x in flat.items() if path not in base_paths}, sep="/")
+    return unflatten({path: x for path, x in flat.items() if path not in base_paths})
 
   def check(self, actual: Mapping[str, str], where: str, *, than: str = "the adapter was trained on") -> None:
     """Compares digests.
@@ -178,7 +178,8 @@ def digests(params: Mapping[str, jax.Array]) -> dict[str, str]:
   if not params:
     return {}
   names = list(params)
-  mesh = params[names[0]].sharding.mesh
+  placed: Any = params[names[0]].sharding
+  mesh = placed.mesh
   sums = np.asarray(_program(mesh)([params[name] for name in names]))
   return {name: _hex(row) for name, row in zip(names, sums, strict=True)}
 

@@ -9,7 +9,6 @@ import dataclasses
 from typing import Any
 
 from etils import epath
-from flax import traverse_util
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
@@ -18,7 +17,7 @@ from t2t import UserError
 from t2t.checkpoints import base_model_ref, manager, manifest, pretrained, restore, verify
 from t2t.checkpoints.warm_start import Taken
 from t2t.configuration.schema import Config
-from t2t.param_tree import Params
+from t2t.param_tree import Params, flatten
 from t2t.storage import gcs
 from t2t.training import l2_sp
 from t2t.training.train_state import TrainState
@@ -63,7 +62,7 @@ def save(
     config: that it was computed with.
     about: how, as JSON.
   """
-  folder, flat = gcs.absolute(out), traverse_util.flatten_dict(params, sep="/")
+  folder, flat = gcs.absolute(out), flatten(params)
   digests = base_model_ref.digests(flat)
   entries = {path: base_model_ref.BaseEntry(path, tuple(x.shape), digests[path]) for path, x in flat.items()}
   base = base_model_ref.Base(str(source.path), base_model_ref.beside(str(source.path), folder), source.part, entries)
@@ -74,7 +73,7 @@ def save(
     verify.BASE: ocp.args.JsonSave(base.to_dict()),
     restore.FISHER: ocp.args.JsonSave(dict(about)),
   }
-  as_json = {name: ocp.JsonCheckpointHandler() for name in items if name != "state"}
+  as_json: Any = {name: ocp.JsonCheckpointHandler() for name in items if name != "state"}
   handler = ocp.CompositeCheckpointHandler(state=ocp.StandardCheckpointHandler(), **as_json)
   directory = folder / manager.CHECKPOINTS
   directory.mkdir(parents=True, exist_ok=True)
@@ -94,7 +93,8 @@ def open_fisher(path: str) -> Fisher:
     raise UserError(
       f"{_KEY}{path}: is a checkpoint, and no Fisher information; `t2t fisher {path} --output DIR` makes it"
     )
-  return Fisher(folder, restore.read_base(folder))
+  base: Any = restore.read_base(folder)  # it has one
+  return Fisher(folder, base)
 
 
 # ---- A run that is held by it ----------------------------------------------------------------------------------------
@@ -110,7 +110,9 @@ def check(fisher: Fisher, abstract: TrainState) -> None:
   Raises:
     UserError: names the first.
   """
-  wanted = l2_sp.consolidated(abstract.opt_state).fisher
+  consolidated = l2_sp.consolidated(abstract.opt_state)
+  assert consolidated is not None
+  wanted = consolidated.fisher
   entries, where = fisher.base.entries, f"{_KEY}{fisher.workdir}"
   if missing := [path for path in wanted if path not in entries]:
     shown = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
@@ -136,8 +138,10 @@ def check_base(fisher: Fisher, abstract: TrainState, taken: Taken) -> None:
   Raises:
     UserError: names the first parameter that differs.
   """
-  params = traverse_util.flatten_dict(taken.params, sep="/")
-  held = l2_sp.consolidated(abstract.opt_state).fisher
+  params = flatten(taken.params)
+  consolidated = l2_sp.consolidated(abstract.opt_state)
+  assert consolidated is not None
+  held = consolidated.fisher
   for path in held:
     if path not in params or path in taken.shared or path in taken.by_piece:
       raise UserError(
@@ -157,7 +161,8 @@ def begin(fisher: Fisher, abstract: TrainState, state: TrainState) -> TrainState
   """
 
   def put(shapes: l2_sp.Consolidated, x: l2_sp.Consolidated) -> l2_sp.Consolidated:
-    return x._replace(fisher=_information(fisher, shapes.fisher))
+    information: Any = shapes.fisher  # in the shape of arrays
+    return x._replace(fisher=_information(fisher, information))
 
   return dataclasses.replace(state, opt_state=l2_sp.with_files(state.opt_state, abstract.opt_state, put))
 
@@ -179,7 +184,9 @@ def restored(config: Config, abstract: TrainState, state: TrainState) -> TrainSt
   check(fisher, abstract)
 
   def put(shapes: l2_sp.Consolidated, _: Any) -> l2_sp.Consolidated:
-    return l2_sp.Consolidated(_initial(fisher, config, shapes.initial), _information(fisher, shapes.fisher))
+    initial: Any = shapes.initial
+    information: Any = shapes.fisher
+    return l2_sp.Consolidated(_initial(fisher, config, initial), _information(fisher, information))
 
   return dataclasses.replace(state, opt_state=l2_sp.with_files(state.opt_state, abstract.opt_state, put))
 

@@ -1,9 +1,9 @@
 """Initialization from another checkpoint, `config.init.checkpoint`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import functools
+from typing import Any
 
-from flax import traverse_util
 import jax
 import jax.numpy as jnp
 
@@ -13,7 +13,7 @@ from t2t.checkpoints.vocab_transfer import Pieces
 from t2t.checkpoints.warm_start import Taken, warm_start
 from t2t.configuration.schema import Config, InitSource
 from t2t.models import adapters as adapters_lib
-from t2t.param_tree import Params, Vocabulary, join_frozen, matches
+from t2t.param_tree import Params, Vocabulary, flatten, join_frozen, matches, unflatten
 from t2t.runtime import hosts
 from t2t.training.recipe import Program
 from t2t.training.train_state import TrainState
@@ -77,7 +77,7 @@ def start(
       below.append(adapter_restore.base_of(taken[name], frozen_part, workdir, name=name))
   checkpoints.base = base_model_ref.Base.joined(below)
 
-  def over(fresh: Params, params: Mapping[str, Params]) -> Params:
+  def over(fresh: Params, params: Any) -> Params:
     for name, part in params.items():
       fresh = taken[name].over(fresh, part)
     return begin(fresh)
@@ -88,9 +88,9 @@ def start(
 
 def _matching(params: Params, patterns: tuple[str, ...], *, inverted: bool = False) -> Params:
   """Returns the nested parameters whose path matches one of the patterns; `inverted`: the others."""
-  flat = traverse_util.flatten_dict(params, sep="/")
+  flat = flatten(params)
   chosen = {path: x for path, x in flat.items() if matches(patterns, path) != inverted}
-  return traverse_util.unflatten_dict(chosen, sep="/")
+  return unflatten(chosen)
 
 
 def _take(name: str, init_source: InitSource, initial: Params, vocabulary: Vocabulary | None) -> Taken:
@@ -140,14 +140,16 @@ def _pieces(source: pretrained.Source, vocabulary: Vocabulary | None) -> Pieces:
     raise UserError("config.init.transfer_vocab=True: finds rows by their pieces; say them, config.data.vocabulary")
   from t2t.data.vocabularies import token_mapping
 
-  return Pieces(token_mapping.old_pieces(pretrained.vocabulary(source), vocabulary))
+  trained: Any = pretrained.vocabulary(source)
+  configured: Any = vocabulary
+  return Pieces(token_mapping.old_pieces(trained, configured))
 
 
 def _check_vocabulary(
   source: pretrained.Source, init: InitSource, vocabulary: Vocabulary | None, initial: Params, *, where: str
 ) -> None:
   """Tells, or refuses, a checkpoint whose ids stand for other pieces, where their embeddings are taken."""
-  paths = traverse_util.flatten_dict(initial, sep="/")
+  paths = flatten(initial)
   tables = [path for path in paths if path.endswith("embed/table")]
   if all(matches(init.reinit, path) for path in tables):
     return
@@ -163,13 +165,14 @@ def _check_vocabulary(
   from t2t.data import vocabularies
 
   try:
-    trained = pretrained.vocabulary(source)
+    trained: Any = pretrained.vocabulary(source)
   except UserError as error:  # which the run does not need
     hosts.log_once(f"{where}: whether its vocabulary is the run's is not known ({error})")
     return
   # Hugging Face's and t2t's files of one vocabulary differ, and their pieces do not.
   by_ids = ["embed/table", *(["head"] if any(path.startswith("head/") for path in paths) else [])]
-  if warning := vocabularies.compare_start(trained, vocabulary, where=where, by_ids=by_ids):
+  configured: Any = vocabulary
+  if warning := vocabularies.compare_start(trained, configured, where=where, by_ids=by_ids):
     hosts.log_once(warning)
 
 

@@ -85,7 +85,8 @@ def start(
   """
   step, config = checkpoints.latest_step(), stage.config
   if step is not None:
-    before, base = checkpoints.config(step), config.init.checkpoint
+    before: Any = checkpoints.config(step)
+    base = config.init.checkpoint
     if step > config.train.steps:
       width = before["model"]["embed_dim"]
       model_note = (
@@ -110,8 +111,9 @@ def start(
     except restore.OtherArrays as error:
       from t2t.checkpoints import changed_settings
 
-      mesh, workdir = program.state.step.sharding.mesh, checkpoints.directory.parent
-      why = changed_settings.error(before, config, mesh, workdir=workdir, step=step)
+      placed: Any = program.state.step.sharding
+      workdir = checkpoints.directory.parent
+      why = changed_settings.error(before, config, placed.mesh, workdir=workdir, step=step)
       raise (UserError(why) if why else error) from error
     _restore_data(batches, saved, step, had_none=bool(stage.name and not before.get("stages")))
     rollback.pass_over(batches, rollback.since(checkpoints.directory.parent, step), step)

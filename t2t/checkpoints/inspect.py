@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import datetime
+from typing import Any
 
 from etils import epath
 import jax
@@ -79,7 +80,8 @@ def _step(folder: epath.Path, step: int) -> Step:
     noted = manifests.read(folder) is not None
   except (OSError, ValueError):
     noted = True
-  nanoseconds, saved = verify.noted(folder / manifests.ORBAX).get("commit_timestamp_nsecs"), None
+  nanoseconds: Any = verify.noted(folder / manifests.ORBAX).get("commit_timestamp_nsecs")
+  saved = None
   with contextlib.suppress(TypeError, ValueError, OverflowError, OSError):  # nothing, or no time of any calendar
     saved = datetime.datetime.fromtimestamp(nanoseconds / 1e9)
   return Step(step, saved, manifests.size(folder), _metrics(folder), verify.of_small(folder, step), noted)
@@ -101,7 +103,7 @@ def better(path: str, step_path: epath.Path, run: Mapping[str, object]) -> str:
     step_path: the checkpoint that is read.
     run: its config.
   """
-  settings = run.get("eval", {})
+  settings: Any = run.get("eval", {})
   metric = settings.get("early_stopping_metric", "loss")
   if step_path == gcs.absolute(path) or (metric == "loss" and not settings.get("patience")):
     return ""
@@ -109,7 +111,7 @@ def better(path: str, step_path: epath.Path, run: Mapping[str, object]) -> str:
   # No more is read of each step: a bucket is slow.
   metrics = {step: _metrics(folder / str(step)) for step in verify.steps(folder)}
   best_step = (_best(folder, metrics) or [{}])[-1].get(metric)
-  if best_step in (None, last) or metric not in metrics.get(last, {}):
+  if best_step is None or best_step == last or metric not in metrics.get(last, {}):
     return ""
   digits = 4 if metric == "loss" else 2
   has_last, has_best = (f"{metrics[step][metric]:.{digits}f}" for step in (last, best_step))
@@ -148,9 +150,10 @@ def superfluous(folder: epath.Path, *, keep: int) -> list[Step]:
   sound = (
     saved.step for saved in reversed(saved_steps) if not verify.of_step(folder / str(saved.step), step=saved.step)
   )
-  kept_steps.add(next(sound, None))
-  if None in kept_steps:
+  last_sound = next(sound, None)
+  if last_sound is None:
     raise UserError(f"{folder}: no step is as it was saved; nothing is deleted. `t2t checkpoint verify` says more")
+  kept_steps.add(last_sound)
   return [saved for saved in saved_steps if saved.step not in kept_steps]
 
 

@@ -102,7 +102,8 @@ class Checkpoints:
     )
     # For neither has Orbax an option.
     manager._checkpoint_deleter = retention.Deleter(self.directory)
-    manager._checkpointer.wait_until_finished = self._noting_errors(manager._checkpointer.wait_until_finished)
+    checkpointer: Any = manager._checkpointer
+    checkpointer.wait_until_finished = self._noting_errors(checkpointer.wait_until_finished)
     if gcs.is_remote(self.directory) and not self._options.read_only:
       self._check_listing(manager.all_steps())
     return manager
@@ -160,7 +161,8 @@ class Checkpoints:
 
   def _measured(self, step: int) -> dict[str, float] | None:
     # Orbax's own way gives up where a bucket is away for some seconds.
-    return verify.noted(self.directory / str(step) / "metrics" / "metrics", surely=True) or None
+    metrics: Any = verify.noted(self.directory / str(step) / "metrics" / "metrics", surely=True)
+    return metrics or None
 
   def was_measured(self, step: int) -> bool:
     """Whether a step that is kept was saved with what it was measured at; the same on all hosts."""
@@ -206,6 +208,7 @@ class Checkpoints:
     self._try()
 
   def _try(self) -> None:
+    assert self._last is not None
     step, how = self._last
     try:
       if self._patience.failing:
@@ -233,6 +236,7 @@ class Checkpoints:
 
   def _settle(self, error: BaseException | None = None) -> None:
     """Waits for the save that has begun, unless it has failed already, and notes how it ended."""
+    assert self._saving is not None
     (step, saving), self._saving = self._saving, None
     while error is None and not saving.done():
       concurrent.futures.wait([saving], timeout=_LOOK_SECONDS)
@@ -270,8 +274,8 @@ class Checkpoints:
         f"{self.directory / str(step)}: this checkpoint has no {', no '.join(missing)}, which it had when it was saved;"
         f" restore the folder, or move it away: then the same command {then}"
       )
-    saved = self._manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore())).config
-    return with_current_keys(saved)
+    saved: Any = self._manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore()))
+    return with_current_keys(saved.config)
 
   def restore(
     self, step: int, abstract: TrainState, stream_names: tuple[str, ...]
@@ -285,7 +289,8 @@ class Checkpoints:
     path = self.directory / str(step)
     abstract = dataclasses.replace(abstract, opt_state=l2_sp.without_files(abstract.opt_state))
     with restore.readable(path):
-      saved_shapes = restore.shapes(self._manager.item_metadata(step).state)
+      items: Any = self._manager.item_metadata(step)
+      saved_shapes = restore.shapes(items.state)
     unread = {
       name: x for name, x in saved_shapes.items() if name.rpartition("/")[2] in restore.UNREAD and "/heads/" not in name
     }
@@ -295,7 +300,7 @@ class Checkpoints:
     state = ocp.args.StandardRestore(_saved(_with_unread(abstract, unread)))  # Orbax reads all or nothing
     args = ocp.args.Composite(state=state, streams=RestoreStreams(stream_names))
     with restore.readable(path):
-      restored = self._manager.restore(step, args=args)
+      restored: Any = self._manager.restore(step, args=args)
     state = TrainState(**restored.state)
     if int(state.step) != step:
       raise UserError(f"{path}: its arrays are of step {int(state.step)}; move it away, or give it that name")
@@ -350,7 +355,8 @@ def _with_unread(abstract: TrainState, unread: Mapping[str, tuple[int, ...]]) ->
   """A state's shapes, and those of what was saved with it but is no part of any model today."""
   if not unread:
     return abstract
-  everywhere = sharding.replicated(abstract.step.sharding.mesh)
+  placed: Any = abstract.step.sharding
+  everywhere = sharding.replicated(placed.mesh)
   abstract_array = lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=everywhere)
   unread_of = lambda path: {
     name: abstract_array(unread[f"{path}/{name}"]) for name in restore.UNREAD if f"{path}/{name}" in unread

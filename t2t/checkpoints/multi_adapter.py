@@ -6,14 +6,14 @@ What each adds stays beside them, and is not merged: merged, each would be a who
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
+from typing import Any
 
-from flax import traverse_util
 import jax
 
 from t2t import UserError
 from t2t.checkpoints import base_model_ref, pretrained, restore, select_task, tensor_writer
 from t2t.convert.lazy_tensors import Tensor
-from t2t.param_tree import Params
+from t2t.param_tree import Params, flatten, unflatten
 from t2t.storage import gcs
 
 _LOOKED_AT = 1 << 20  # bytes of the base's smallest arrays, which are compared before it is loaded
@@ -83,16 +83,17 @@ def load(
   plain = pretrained.load(base, mesh).params
   if base.tasks:
     return {"": plain} | {name: pretrained.of_task(source, plain) for name, source in adapters.items()}
-  below = traverse_util.flatten_dict(plain, sep="/")
+  below = flatten(plain)
   digests = base_model_ref.digests(below) if adapters else {}
   models = {"": plain}
   for name, source in adapters.items():
+    assert source.base is not None  # an adapter's checkpoint has one
     entries = source.base.entries
     source.base.check({path: digests[entry.name] for path, entry in entries.items()}, f"--adapter {name}: {base.path}")
-    wanted = traverse_util.flatten_dict(pretrained.abstract(source, mesh).params, sep="/")
+    wanted: Any = flatten(pretrained.abstract(source, mesh).params)
     saved = {path: source.prefix + path for path in wanted}
     adapter_params = {path: (saved[path], x) for path, x in wanted.items() if saved[path] not in entries}
     both = restore.read_params(source.path, adapter_params)
     both |= {path: below[entries[saved[path]].name] for path in wanted if path not in adapter_params}
-    models[name] = pretrained.of_task(source, traverse_util.unflatten_dict(both, sep="/"))
+    models[name] = pretrained.of_task(source, unflatten(both))
   return models

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import dataclasses
 import sys
 import typing
+from typing import Any
 
 from etils import epath
 from flax import nnx, traverse_util
@@ -20,7 +21,7 @@ from t2t.configuration.schema import DataConfig
 from t2t.models import adapters as adapters_lib
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
-from t2t.param_tree import Params, Vocabulary
+from t2t.param_tree import Params, Vocabulary, flatten
 from t2t.storage import gcs, hub
 
 if typing.TYPE_CHECKING:
@@ -84,7 +85,8 @@ class Source:
 
     if self.foreign is not None:
       return self.foreign.extra_ids
-    return vocabularies.saved_extra_ids(epath.Path(self.vocabulary))
+    extra_ids: Any = vocabularies.saved_extra_ids(epath.Path(self.vocabulary))
+    return extra_ids
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +117,7 @@ def read_source(path: str, *, where: str = "--checkpoint ") -> Source:
   folder = restore.checkpoint_folder(path, where=where)
   if (folder / restore.FISHER).exists():
     raise UserError(f"{where}{path}: is Fisher information, and no model; give it as config.optimizer.fisher")
-  run = restore.read_config(folder)
+  run: dict[str, Any] = restore.read_config(folder)
   known = {field.name for field in dataclasses.fields(TransformerConfig)}
   unknown = sorted(set(run["model"]) - known)
   if unknown:
@@ -127,7 +129,8 @@ def read_source(path: str, *, where: str = "--checkpoint ") -> Source:
   part = losses.LOSSES[name].part if name in losses.LOSSES else ""
   # The kernel that was asked for is one of the chips it was trained on, and parameters are not quantized: who reads
   # them needs neither.
-  model = TransformerConfig(**run["model"] | {"attention_kernel": "", "attention_block": 0, "quantization": ""})
+  settings: dict[str, Any] = {**run["model"], "attention_kernel": "", "attention_block": 0, "quantization": ""}
+  model = TransformerConfig(**settings)
   base = restore.read_base(folder)
   return Source(folder, model, run, _vocabulary(folder), adapters=adapters, base=base, part=part)
 
@@ -135,7 +138,7 @@ def read_source(path: str, *, where: str = "--checkpoint ") -> Source:
 def of_foreign(foreign: "Foreign") -> Source:
   """What a checkpoint of Hugging Face's or T5X's says of itself."""
   lengths = {"inputs_length": 512, "targets_length": 512} | dict(foreign.lengths)
-  data = lengths | {"vocabulary": foreign.vocabulary, "extra_ids": foreign.extra_ids}
+  data: dict[str, Any] = lengths | {"vocabulary": foreign.vocabulary, "extra_ids": foreign.extra_ids}
   if foreign.table:
     data["table"] = dict(foreign.table)
   run = {"model": dataclasses.asdict(foreign.model), "data": data}
@@ -183,8 +186,8 @@ def vocabulary(source: Source) -> Vocabulary:
     return vocabularies.load(source.vocabulary, extra_ids=source.extra_ids)
   known = {field.name for field in dataclasses.fields(DataConfig)}
   modules, untrusted = task_modules(source)
-  values = {key: value for key, value in source.run["data"].items() if key in known} | {"task_modules": modules}
-  data = DataConfig(**values)
+  values: dict[str, Any] = {key: value for key, value in source.run["data"].items() if key in known}
+  data = DataConfig(**values | {"task_modules": modules})
   if not (data.vocabulary or data.is_named):
     raise UserError(
       f"{source.path}: there is no vocabulary beside this checkpoint; convert it again with one:"
@@ -215,7 +218,8 @@ def task_modules(source: Source) -> tuple[tuple[str, ...], str]:
   """The modules of a checkpoint's tasks that may be imported, and why others may not, "" where there are none."""
   from t2t.data import registry
 
-  modules = tuple(source.run["data"].get("task_modules", ()))
+  data: Any = source.run["data"]
+  modules = tuple(data.get("task_modules", ()))
   why = registry.why_untrusted(modules)
   return tuple(filter(registry.is_trusted, modules)), f"{why} (of eval: --config.data.task_modules)" if why else ""
 
@@ -224,7 +228,7 @@ def trained_tasks(source: Source) -> list[typing.Any]:
   """Returns the registered seqio tasks that a model was fine-tuned on, without objectives and untrusted code's."""
   from t2t.data import objectives, task_resolution
 
-  data = source.run["data"]
+  data: Any = source.run["data"]
   mixture = data.get("mixture", "")
   if not mixture or data.get("files") or data.get("sources") or data.get("table"):
     return []
@@ -240,7 +244,8 @@ def answers_by_heads(source: Source) -> bool:
   if source.foreign is not None or not source.model.vocabulary_head:
     # Where tokens have logits, its heads are those of pre-training (BERT's NSP), and no task's.
     return not source.model.vocabulary_head
-  return losses.answered_by_heads(source.run.get("train", {}).get("loss", ""))
+  train: Any = source.run.get("train", {})
+  return losses.answered_by_heads(train.get("loss", ""))
 
 
 def predicts_tokens(source: Source) -> bool:
@@ -256,7 +261,7 @@ def ends_prompts(source: Source) -> tuple[bool | None, str]:
   """
   from t2t.data import objectives, task_resolution
 
-  data = source.run["data"]
+  data: Any = source.run["data"]
   if data.get("sources"):  # each as if it were all that was read
     sources = [
       {**data, "sources": {}, **{key: x for key, x in values.items() if x}} for values in data["sources"].values()
@@ -289,7 +294,7 @@ def reads_causally(source: Source) -> bool:
   """
   from t2t.data import objectives, task_resolution
 
-  data = source.run["data"]
+  data: Any = source.run["data"]
   if not source.model.bidirectional_prefix or source.foreign is not None:
     return False
   names: set[str] = set()
@@ -366,7 +371,7 @@ def load_params(source: Source, params: Params) -> Params:
   if source.foreign is not None:
     _tell(source)
     return lazy_tensors.load(source.foreign, params)
-  wanted = traverse_util.flatten_dict(params, sep="/")
+  wanted: Any = flatten(params)
   there = {path: shape for path, shape in shapes(source).items() if path in wanted or not path.startswith("heads/")}
   lazy_tensors.compare(str(source.path), there, {path: x.shape for path, x in wanted.items()})
   return traverse_util.unflatten_dict(read(source, {path: (path, x) for path, x in wanted.items()}), sep="/")
@@ -408,6 +413,7 @@ def base_of(source: Source, base: base_model_ref.Base | None = None) -> Source:
     UserError: it is not there any more, or cannot be read.
   """
   base, workdir = base or source.base, source.path.parent.parent
+  assert base is not None
   return open_base(base, base.locate(workdir), where=f"{source.path}: its base: ")
 
 
@@ -503,7 +509,8 @@ def _read_own(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStru
         f"{source.path}: {path} was adapted, and is asked for in another shape; merge it first:"
         f" t2t convert --from t2t {source.path} --to hf FOLDER"
       )
-  everywhere = {path: sharding.replicated(x.sharding.mesh) for path, x in wanted.values()}
+  structs: dict[str, Any] = dict(wanted.values())
+  everywhere = {path: sharding.replicated(x.sharding.mesh) for path, x in structs.items()}
   narrow = {
     factor: (factor, jax.ShapeDtypeStruct(saved[factor], jnp.float32, sharding=everywhere[path]))
     for path in everywhere
@@ -527,5 +534,6 @@ def _read_own(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStru
 
 def _tell(source: Source) -> None:
   if jax.process_index() == 0:
+    assert source.foreign is not None
     for note in source.foreign.notes:
       print(f"{source.path}: {note}", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from etils import epath
 from flax import traverse_util
@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 from t2t import UserError
 from t2t.checkpoints import manifest, retry, verify
 from t2t.configuration.renamed_keys import with_current_keys
-from t2t.param_tree import Params, join_frozen, path_name
+from t2t.param_tree import Params, flatten, join_frozen, path_name
 from t2t.storage import gcs
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ _POOLER, UNREAD = "pooler", ("pooler", "pooler_bias")
 
 def read_config(path: epath.Path) -> dict[str, object]:
   """The config that the checkpoint in folder `path` was saved with, by the keys of today."""
-  config = with_current_keys(_read_json(path / "config"))
+  config: dict[str, Any] = with_current_keys(_read_json(path / "config"))
   config["model"].pop(_POOLER, None)
   return config
 
@@ -108,7 +108,7 @@ def param_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
 
   Of an adapter's those of its base are not there.
   """
-  saved = saved_tree(path)
+  saved: Any = saved_tree(path)
   saved_shapes = shapes(join_frozen(saved["params"], saved.get("frozen_params") or {}))
   return {name: shape for name, shape in saved_shapes.items() if name not in UNREAD}
 
@@ -180,7 +180,8 @@ def trained_keys(tree: Mapping[str, object], run: Mapping[str, object]) -> tuple
     tree: of a saved state.
     run: config that it was saved with.
   """
-  averaged = run.get("eval", {}).get("average") and "average" in (tree.get("collections") or {})
+  saved, settings = dict[str, Any](tree), dict[str, Any](run).get("eval", {})
+  averaged = settings.get("average") and "average" in (saved.get("collections") or {})
   return ("collections", "average") if averaged else ("params",)
 
 
@@ -214,7 +215,7 @@ def restore_params(path: epath.Path, params: Params) -> Params:
     name: shape for name, shape in param_shapes(path).items() if name in shapes(params) or not _is_head(name)
   }
   check_shapes(path, saved_shapes, shapes(params))
-  wanted = traverse_util.flatten_dict(params, sep="/")
+  wanted: Any = flatten(params)
   return traverse_util.unflatten_dict(read_params(path, {name: (name, x) for name, x in wanted.items()}), sep="/")
 
 

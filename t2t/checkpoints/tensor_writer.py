@@ -12,7 +12,6 @@ import os
 from typing import Any
 
 from etils import epath
-from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +23,7 @@ from t2t.checkpoints import base_model_ref, manager, manifest, pretrained, resto
 from t2t.convert import atomic_output, vocab_override
 from t2t.convert.lazy_tensors import Foreign, Tensor
 from t2t.models import adapters as adapters_lib
+from t2t.param_tree import flatten, unflatten
 from t2t.storage import vocabulary_files
 
 _CHUNK_BYTES = 1 << 25  # of parameters that are not stacked; of the others each layer is a chunk
@@ -129,14 +129,15 @@ def save(
       vocab_override.save(foreign, folder / manager.VOCABULARY)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     # The parameters last: in a bucket, which has no folders to rename, they make it a checkpoint.
+    tensors: Any = dict(foreign.tensors)  # which are read as they are written
     state = {
       "step": jnp.zeros((), jnp.int32),
-      "params": traverse_util.unflatten_dict(dict(foreign.tensors), sep="/"),
+      "params": unflatten(tensors),
     }
     items: dict[str, Any] = {"state": _StateSave(state), "config": ocp.args.JsonSave(config)}
     if base is not None:
       items[verify.BASE] = ocp.args.JsonSave(base.to_dict())
-    as_json = {name: ocp.JsonCheckpointHandler() for name in items if name != "state"}
+    as_json: Any = {name: ocp.JsonCheckpointHandler() for name in items if name != "state"}
     handler = ocp.CompositeCheckpointHandler(state=_StateHandler(advance), **as_json)
     with ocp.Checkpointer(handler) as checkpointer:
       checkpointer.save(folder / "checkpoints" / "0", args=ocp.args.Composite(**items))
@@ -195,12 +196,13 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
     record = vocabulary_files.read_record(folder)
     extra_ids, vocabulary = record.extra_ids, record.spec(folder)
   notes = tuple(f"the {source.part} alone is converted: the {name} stays behind" for name in beside)
-  table = source.run.get("data", {}).get("table") or {}
+  data: Any = source.run.get("data", {})
+  table = data.get("table") or {}
   if table and table["prefix"] and source.model.kind.is_generative and not source.model.heads:
     notes += (
       f"its training began each input with {table['prefix']!r}: begin inputs so, which only t2t adds by itself",
     )
-  lengths = {key: length for key in _LENGTHS if (length := source.run.get("data", {}).get(key))}
+  lengths = {key: length for key in _LENGTHS if (length := data.get(key))}
   # Folders of the machine that trained are nobody else's business.
   table = {key: os.path.basename(x) if key in ("files", "eval_files") else x for key, x in table.items()}
   return Foreign(source.path, "t2t", source.model, vocabulary, extra_ids, lengths, tensors, notes=notes, table=table)
@@ -224,13 +226,13 @@ def saved(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], dic
     UserError: it is damaged.
   """
   verify.check(source.path, where=where)
-  tree = restore.saved_tree(source.path)
+  tree: Any = restore.saved_tree(source.path)
 
   def part(*keys: str) -> dict[str, Tensor]:
     # What was only trained beside the model is no part of it.
     saved_tensors, prefix = {}, source.prefix
     arrays = functools.reduce(lambda tree, key: tree.get(key) or {}, keys, tree)
-    for path, array in traverse_util.flatten_dict(arrays, sep="/").items():
+    for path, array in flatten(arrays).items():
       if hasattr(array, "shape") and path not in restore.UNREAD and path.startswith(prefix):
         name = path if restore.is_flat(keys) else path.replace("/", ".")
         saved_tensors[path.removeprefix(prefix)] = _saved_tensor(
@@ -287,7 +289,7 @@ def _merged(tensors: dict[str, Tensor], adapters: adapters_lib.Adapters) -> dict
   groups = {base: group for base, group in groups.items() if base in bases_of.values()}
 
   def read(base: str, index: int) -> np.ndarray:
-    arrays = {path: tensor.read_layer(index) for path, tensor in groups[base].items()}
+    arrays: Any = {path: tensor.read_layer(index) for path, tensor in groups[base].items()}
     return np.asarray(adapters_lib.merge(arrays, adapters)[base])
 
   merged = {}
@@ -326,7 +328,8 @@ class _Saved:
     return self._store.read().result()
 
   def read_layer(self, index: int) -> np.ndarray:
-    if self._store.chunk_layout.read_chunk.shape[0] == 1:
+    chunk: Any = self._store.chunk_layout.read_chunk.shape
+    if chunk[0] == 1:
       return self._store[index].read().result()
     if self._whole is None:
       self._whole = self.read()

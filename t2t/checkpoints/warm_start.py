@@ -6,8 +6,8 @@ import difflib
 import math
 import re
 import textwrap
+from typing import Any
 
-from flax import traverse_util
 import jax
 import jax.numpy as jnp
 
@@ -15,7 +15,7 @@ from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.checkpoints.vocab_transfer import Pieces, dimensions
 from t2t.models.config import TransformerConfig
-from t2t.param_tree import Params, matches
+from t2t.param_tree import Params, flatten, matches, unflatten
 from t2t.runtime import amounts, hosts
 
 Shape = tuple[int, ...]
@@ -58,11 +58,11 @@ class Taken:
 
   def fresh_in(self, params: Params) -> list[str]:
     """Paths of those of some parameters of the model that are fresh, if only in new rows."""
-    taken = traverse_util.flatten_dict(self.params, sep="/")
+    taken = flatten(self.params)
     resized = self.by_piece if self.pieces is not None and self.pieces.changes else {}
     rows_are_new = lambda path, x: path in resized or (path in self.shared and self._rows_are_new(path, x.shape))
     is_fresh = lambda path, x: path not in taken or rows_are_new(path, x)
-    return [path for path, x in traverse_util.flatten_dict(params, sep="/").items() if is_fresh(path, x)]
+    return [path for path, x in flatten(params).items() if is_fresh(path, x)]
 
   def _rows_are_new(self, path: str, shape: Shape) -> bool:
     dimension, length = self.shared[path]
@@ -75,15 +75,16 @@ class Taken:
       fresh: of the whole model.
       params: `self.params`, as arguments of a compiled program.
     """
-    merged = traverse_util.flatten_dict(fresh, sep="/")
-    for path, x in traverse_util.flatten_dict(params, sep="/").items():
+    merged = flatten(fresh)
+    for path, x in flatten(params).items():
       if path in self.by_piece:
+        assert self.pieces is not None
         x = self.pieces.rows(x, merged[path], self.by_piece[path])
       elif path in self.shared:
         dimension, length = self.shared[path]
         x = jnp.where(jax.lax.broadcasted_iota(jnp.int32, x.shape, dimension) < length, x, merged[path])
       merged[path] = x
-    return traverse_util.unflatten_dict(merged, sep="/")
+    return unflatten(merged)
 
 
 def warm_start(
@@ -136,9 +137,8 @@ def warm_start(
     UserError: a parameter that is neither fresh nor in the checkpoint, or of another shape; something of the checkpoint
       that has no place; or what fits nothing.
   """
-  flat = traverse_util.flatten_dict(initial, sep="/")
-  places = {base_path(path): path for path in flat}
-  places.pop(None, None)
+  flat: Any = flatten(initial)
+  places = {base: path for path in flat if (base := base_path(path)) is not None}
   wanted = {base: flat[path] for base, path in places.items()}
   ours = {path: tuple(x.shape) for path, x in sorted(wanted.items())}
   if source.part and not parts and any(path.startswith(source.prefix) for path in ours):
@@ -180,7 +180,7 @@ def warm_start(
     shape[axis] *= -(-rows_there // shape[axis])
     read_as[path] = wanted[path].update(shape=tuple(shape))
   read = pretrained.read(source, {path: (name, read_as[path]) for path, name in transfer_plan.taken.items()})
-  params = traverse_util.unflatten_dict({places[path]: x for path, x in read.items()}, sep="/")
+  params = unflatten({places[path]: x for path, x in read.items()})
   names = {places[path]: name for path, name in transfer_plan.taken.items()}
   shared = {places[path]: shared for path, shared in transfer_plan.shared.items()}
   return Taken(params, shared, source, names, pieces, {places[path]: axis for path, axis in dimension.items()})
@@ -440,7 +440,7 @@ def _report(
     if path != name:
       # Of a head that is new but for its pooler not all that is under its name was taken.
       heads = tuple(f"heads/{_head(param)}/pooler" for param in (path, name))
-      pair = heads if path in poolers else _differ(path, name)
+      pair = (heads[0], heads[1]) if path in poolers else _differ(path, name)
       renamed[pair] = renamed.setdefault(pair, 0) + math.prod(ours[path])
   taken = _cover(same, [path for path in ours if path not in same])
   taken += [f"{old} as {new} ({amounts.compact_count(number)})" for (new, old), number in renamed.items()]
@@ -484,6 +484,7 @@ def _lines(label: str, names: Sequence[str]) -> list[str]:
 
 def _line(label: str, names: Sequence[str]) -> str:
   """As many of the names as have room."""
+  line = ""
   for shown in range(len(names), 0, -1):
     more = f" and {len(names) - shown} more" if shown < len(names) else ""
     line = f"  {label} {', '.join(names[:shown])}{more}"

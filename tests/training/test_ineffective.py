@@ -204,7 +204,7 @@ def test_keys_of_schedules_are_those_that_they_read(name):
 def test_a_source_that_is_never_drawn_is_reported(monkeypatch, capsys):
   """Of 4 steps of 2 rows one in a thousand is none; at a tenth it is one."""
   for name in ("often", "seldom"):
-    monkeypatch.setitem(seqio.TaskRegistry._REGISTRY, name, test_recipe.test_answering.task().replace(name=name))
+    monkeypatch.setitem(seqio.TaskRegistry._REGISTRY, name, test_recipe.test_head_examples.task().replace(name=name))
   for rate in (0.001, 0.2):
     mixture = seqio.Mixture("drawn", [("often", 1.0), ("seldom", rate)])
     monkeypatch.setitem(seqio.MixtureRegistry._REGISTRY, "drawn", mixture)

@@ -59,11 +59,11 @@ def test_a_context_is_as_many_rows_as_windows(tmp_path, monkeypatch):
   """Of a long text several: a pass over the questions is one over all of them."""
   found = test_spans.registry.task_or_mixture("squad_v2", modules=("t2t.tasks.squad",))
   folder = test_spans.write(tmp_path, 4)
-  read = test_spans.selection.adapt(found, vocabulary=test_head_examples.BYTES, folders={"squad_v2": str(folder)})
-  (head,) = test_spans.answering.heads_of([read], test_head_examples.BERT_LIKE, test_head_examples.BYTES)
+  read = test_spans.task_resolution.adapt(found, vocabulary=test_head_examples.BYTES, folders={"squad_v2": str(folder)})
+  (head,) = test_spans.head_examples.heads_of([read], test_head_examples.BERT_LIKE, test_head_examples.BYTES)
   run = registered_run("squad_v2", inputs_length=256, train_split="train")
   run = run.with_(train={"loss": "heads"}, model={"heads": (dataclasses.replace(head, reads="each"),)})
-  made = test_spans.answering.for_heads(read, "encoder_only", run.model.heads)
+  made = test_spans.head_examples.for_heads(read, "encoder_only", run.model.heads)
   rows = made.get_dataset({"inputs": 256}, split="train", shuffle=False, num_epochs=1)
   windows = sum(1 for _ in rows.as_numpy_iterator())
   assert windows > 8 and train_data._rows_of_a_record(run, read) == windows / 8

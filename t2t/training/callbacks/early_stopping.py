@@ -75,20 +75,20 @@ class EarlyStopping(Callback):
 
   def on_start(self, run: Run) -> None:
     self._early = EarlyStop(run.config.eval, run.saved)
-
-  @property
-  def end_reason(self) -> str:
-    return self._early.why
+    self.end_reason = self._early.why
 
   def on_stage(self, run: Run) -> None:
     self._early.begin_stage()
+    self.end_reason = self._early.why
 
   def on_evaluation(self, run: Run, step: int, metrics: Mapping[str, float]) -> None:
     if not run.finished:
       self._early.note(step, metrics)
+      self.end_reason = self._early.why
 
   def on_save(self, run: Run) -> Mapping[str, bytes]:
     return self._early.state()
 
   def on_rollback(self, run: Run) -> None:
     self._early.restore(run.saved)
+    self.end_reason = self._early.why
