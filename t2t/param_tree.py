@@ -83,7 +83,7 @@ def split_frozen(params: Params, patterns: tuple[str, ...], *, halved: tuple[str
   Raises:
     UserError: a pattern that matches nothing, or nothing left to train.
   """
-  flat = traverse_util.flatten_dict(params, sep="/")
+  flat = flatten(params)
   for pattern in patterns:
     if not any(re.search(pattern, path) for path in flat):
       raise UserError(f"config.train.freeze: {pattern!r} matches no parameter; there are {', '.join(sorted(flat))}")
@@ -92,7 +92,7 @@ def split_frozen(params: Params, patterns: tuple[str, ...], *, halved: tuple[str
     raise UserError(f"config.train.freeze={patterns}: every parameter is frozen; nothing is left to train")
   trained = {path: x for path, x in flat.items() if path not in frozen}
   frozen = {path: x.astype(jnp.bfloat16) if matches(halved, path) else x for path, x in frozen.items()}
-  return traverse_util.unflatten_dict(trained, sep="/"), traverse_util.unflatten_dict(frozen, sep="/")
+  return unflatten(trained), unflatten(frozen)
 
 
 def join_frozen(params: Params, frozen: Params) -> Params:

@@ -138,7 +138,7 @@ def _placed(sizes: Mapping[str, int], devices: list[jax.Device], order: Sequence
 
 
 def box_text(box: Sequence[int]) -> str:
-  """As `config.mesh.physical_layout` has it: (2, 4, 1) -> "2x4"."""
+  """Returns a box as `config.mesh.physical_layout` has it: (2, 4, 1) -> "2x4"."""
   last = max([i for i, part in enumerate(box) if part > 1], default=0)
   return "x".join(map(str, box[: max(last + 1, 2)]))
 
@@ -298,6 +298,12 @@ def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
 def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
   """The same value on every device."""
   return NamedSharding(mesh, PartitionSpec())
+
+
+def mesh_of(x: jax.Array) -> jax.sharding.Mesh:
+  """Returns the mesh that an array, or the shape of one with a sharding, lies on."""
+  placed: Any = x.sharding  # a NamedSharding, of which JAX's type says nothing
+  return placed.mesh
 
 
 def logical_axes(path: str, shape: tuple[int, ...], axes: tuple[str, ...]) -> tuple[str, ...]:

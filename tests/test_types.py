@@ -2,12 +2,11 @@
 
 import ast
 from collections.abc import Iterator
-import pathlib
 import tomllib
 
+from folders import ROOT
 import pytest
 
-ROOT = pathlib.Path(__file__).parent.parent
 PATTERNS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyrefly"]["project-includes"]
 FILES = {str(path.relative_to(ROOT)): path for pattern in PATTERNS for path in sorted(ROOT.glob(pattern))}
 # Without parameters in brackets these imply Any.

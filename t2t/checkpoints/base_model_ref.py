@@ -178,8 +178,7 @@ def digests(params: Mapping[str, jax.Array]) -> dict[str, str]:
   if not params:
     return {}
   names = list(params)
-  placed: Any = params[names[0]].sharding
-  mesh = placed.mesh
+  mesh = sharding.mesh_of(params[names[0]])
   sums = np.asarray(_program(mesh)([params[name] for name in names]))
   return {name: _hex(row) for name, row in zip(names, sums, strict=True)}
 

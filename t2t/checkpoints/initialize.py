@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from etils import epath
 import jax
 
-from t2t import UserError
+from t2t import UserError, sharding
 from t2t.checkpoints import manager, restore, rollback, verify
 from t2t.configuration import stages
 from t2t.configuration.schema import Config
@@ -111,9 +111,8 @@ def start(
     except restore.OtherArrays as error:
       from t2t.checkpoints import changed_settings
 
-      placed: Any = program.state.step.sharding
-      workdir = checkpoints.directory.parent
-      why = changed_settings.error(before, config, placed.mesh, workdir=workdir, step=step)
+      mesh, workdir = sharding.mesh_of(program.state.step), checkpoints.directory.parent
+      why = changed_settings.error(before, config, mesh, workdir=workdir, step=step)
       raise (UserError(why) if why else error) from error
     _restore_data(batches, saved, step, had_none=bool(stage.name and not before.get("stages")))
     rollback.pass_over(batches, rollback.since(checkpoints.directory.parent, step), step)

@@ -355,8 +355,7 @@ def _with_unread(abstract: TrainState, unread: Mapping[str, tuple[int, ...]]) ->
   """A state's shapes, and those of what was saved with it but is no part of any model today."""
   if not unread:
     return abstract
-  placed: Any = abstract.step.sharding
-  everywhere = sharding.replicated(placed.mesh)
+  everywhere = sharding.replicated(sharding.mesh_of(abstract.step))
   abstract_array = lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=everywhere)
   unread_of = lambda path: {
     name: abstract_array(unread[f"{path}/{name}"]) for name in restore.UNREAD if f"{path}/{name}" in unread

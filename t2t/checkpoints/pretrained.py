@@ -10,7 +10,7 @@ import typing
 from typing import Any
 
 from etils import epath
-from flax import nnx, traverse_util
+from flax import nnx
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
@@ -21,7 +21,7 @@ from t2t.configuration.schema import DataConfig
 from t2t.models import adapters as adapters_lib
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
-from t2t.param_tree import Params, Vocabulary, flatten
+from t2t.param_tree import Params, Vocabulary, flatten, unflatten
 from t2t.storage import gcs, hub
 
 if typing.TYPE_CHECKING:
@@ -374,7 +374,7 @@ def load_params(source: Source, params: Params) -> Params:
   wanted: Any = flatten(params)
   there = {path: shape for path, shape in shapes(source).items() if path in wanted or not path.startswith("heads/")}
   lazy_tensors.compare(str(source.path), there, {path: x.shape for path, x in wanted.items()})
-  return traverse_util.unflatten_dict(read(source, {path: (path, x) for path, x in wanted.items()}), sep="/")
+  return unflatten(read(source, {path: (path, x) for path, x in wanted.items()}))
 
 
 def shapes(source: Source, heads_of: Iterable[str] = ()) -> dict[str, tuple[int, ...]]:

@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 from t2t import UserError
 from t2t.checkpoints import manifest, retry, verify
 from t2t.configuration.renamed_keys import with_current_keys
-from t2t.param_tree import Params, flatten, join_frozen, path_name
+from t2t.param_tree import Params, flatten, join_frozen, path_name, unflatten
 from t2t.storage import gcs
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def restore_params(path: epath.Path, params: Params) -> Params:
   }
   check_shapes(path, saved_shapes, shapes(params))
   wanted: Any = flatten(params)
-  return traverse_util.unflatten_dict(read_params(path, {name: (name, x) for name, x in wanted.items()}), sep="/")
+  return unflatten(read_params(path, {name: (name, x) for name, x in wanted.items()}))
 
 
 def _is_head(name: str) -> bool:

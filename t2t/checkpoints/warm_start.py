@@ -439,8 +439,8 @@ def _report(
   for path, name in transfer_plan.taken.items():
     if path != name:
       # Of a head that is new but for its pooler not all that is under its name was taken.
-      heads = tuple(f"heads/{_head(param)}/pooler" for param in (path, name))
-      pair = (heads[0], heads[1]) if path in poolers else _differ(path, name)
+      heads = f"heads/{_head(path)}/pooler", f"heads/{_head(name)}/pooler"
+      pair = heads if path in poolers else _differ(path, name)
       renamed[pair] = renamed.setdefault(pair, 0) + math.prod(ours[path])
   taken = _cover(same, [path for path in ours if path not in same])
   taken += [f"{old} as {new} ({amounts.compact_count(number)})" for (new, old), number in renamed.items()]

@@ -123,27 +123,21 @@ def current_config(config: ConfigDict) -> ConfigDict:
   config = config.copy_and_resolve_references()
   with config.unlocked():
     if "stages" in config and isinstance(config["stages"], tuple | list):
-      config["stages"] = tuple(_told_stage(number, stage) for number, stage in enumerate(config["stages"]))
+      config["stages"] = tuple(
+        _reported(f"stages[{number}]", stage, current_stage(stage)) for number, stage in enumerate(config["stages"])
+      )
     for entries, section in _ENTRIES.items():
       parent, _, name = entries.partition(".")
       if parent in config and name in config[parent]:
         config[parent][name] = {
-          source: _told_entry(f"{entries}.{source}", section, keys) for source, keys in config[parent][name].items()
+          source: _reported(f"{entries}.{source}", keys, _current_entry(section, keys))
+          for source, keys in config[parent][name].items()
         }
   return config
 
 
-def _told_stage(number: int, stage: Any) -> Any:
-  current: Any = current_stage(stage)
-  if isinstance(stage, Mapping | ConfigDict):
-    for old, new in zip(stage, current, strict=True):
-      if old != new:
-        _tell(f"stages[{number}].{old}", f"stages[{number}].{new}")
-  return current
-
-
-def _told_entry(where: str, section: str, entry: Any) -> Any:
-  current = _current_entry(section, entry)
+def _reported(where: str, entry: Any, current: Any) -> Any:
+  """Returns the present form of an entry, and prints each renamed key once."""
   if isinstance(entry, Mapping | ConfigDict):
     for old, new in zip(entry, current, strict=True):
       if old != new:
@@ -183,19 +177,19 @@ def current_arguments(arguments: Sequence[str]) -> list[str]:
   for argument in arguments:
     match = re.fullmatch(r"(--(?:no)?config\.)([\w.]+)(=?)(.*)", argument, re.DOTALL)
     if match is None:
-      current.append(_told_value(key, argument))
+      current.append(_reported_value(key, argument))
       key = ""
       continue
     prefix, old, equals, value = match.groups()
     key = current_key(old)
     if key != old:
       _tell(old, key)
-    current.append(f"{prefix}{key}{equals}{_told_value(key, value)}")
+    current.append(f"{prefix}{key}{equals}{_reported_value(key, value)}")
     key = "" if equals else key
   return current
 
 
-def _told_value(key: str, value: str) -> str:
+def _reported_value(key: str, value: str) -> str:
   current: Any = current_value(key, value)
   if current != value:
     _tell(f"{key}={value}", f"{key}={current}")

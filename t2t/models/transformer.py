@@ -84,7 +84,7 @@ def _of_rows(batch: Batch) -> jax.Array | None:
 
 
 def _looked_at(kept: Caches | jax.Array | None) -> jax.Array:
-  """What a stack returns beside its output, where probabilities are looked at."""
+  """Returns the probabilities that a stack with a probe returns beside its output."""
   assert isinstance(kept, jax.Array)
   return kept
 

@@ -6,12 +6,11 @@ Alike (L2-SP), or each by how much an earlier task depends on it (EWC).
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import optax
 
-from t2t.param_tree import Params, stack_of
+from t2t.param_tree import Params, flatten, stack_of
 
 
 class Anchors(NamedTuple):
@@ -92,7 +91,7 @@ def _is_consolidated(x: object) -> bool:
 
 def starting_from(opt_state: optax.OptState, params: Params) -> optax.OptState:
   """The state of an optimizer whose training begins from these parameters."""
-  flat: Any = traverse_util.flatten_dict(params, sep="/")
+  flat = flatten(params)
 
   def begun(x):
     return x._replace(initial={path: jnp.copy(flat[path]) for path in x.initial}) if _is_anchors(x) else x
@@ -137,7 +136,7 @@ def distances(opt_state: optax.OptState, params: Params) -> dict[str, jax.Array]
   Returns:
     "distance/encoder/3" -> float32 [], of the fourth layer; "distance/embed"; nothing where no values are kept.
   """
-  flat, squares = traverse_util.flatten_dict(params, sep="/"), {}
+  flat, squares = flatten(params), {}
   anchor_states = [x for x in jax.tree.leaves(opt_state, is_leaf=_is_anchors) if _is_anchors(x)]
   for path, initial in (item for anchors in anchor_states for item in anchors.initial.items()):
     part, stack = path.split("/")[0], stack_of(path)

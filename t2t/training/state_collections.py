@@ -4,11 +4,10 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from flax import traverse_util
 import jax
 
 from t2t.configuration.schema import Config
-from t2t.param_tree import Params, flatten
+from t2t.param_tree import Params, flatten, unflatten
 from t2t.runtime.lazy_table import LazyTable
 
 Value = TypeVar("Value")
@@ -100,7 +99,7 @@ def _flat(params: Params) -> Flat:
 
 
 def _nested(params: Flat) -> Params:
-  return traverse_util.unflatten_dict(params, sep="/")
+  return unflatten(params)
 
 
 def init(collections: Collections, params: Params) -> tuple[dict[str, object], Params]:

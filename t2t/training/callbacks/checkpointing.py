@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,8 +67,7 @@ def check_finite(state: TrainState, *, step: int) -> None:
   ]
   # Parameters before the moments that follow from them.
   leaves.sort(key=lambda leaf: leaf[0].startswith("opt_state"))
-  placed: Any = state.step.sharding
-  finite = np.asarray(_are_finite(placed.mesh)([x for _, x in leaves]))
+  finite = np.asarray(_are_finite(sharding.mesh_of(state.step))([x for _, x in leaves]))
   affected = [name for (name, _), good in zip(leaves, finite, strict=True) if not good]
   if affected:
     more = f" and {len(affected) - 1} more arrays" if len(affected) > 1 else ""

@@ -27,12 +27,12 @@ class Metrics(Callback):
   def on_step(self, run: Run) -> None:
     self._unread.append(run.dispatched)
     # The loss of a step is known to be finite before its state is evaluated or saved.
-    self._read(run, delay=0 if run.evaluates or run.saves else 1)
+    self._read_steps(run, delay=0 if run.evaluates or run.saves else 1)
 
   def on_before_save(self, run: Run) -> None:
-    self._read(run, delay=0)  # a later callback has ended the run
+    self._read_steps(run, delay=0)  # a later callback has ended the run
 
-  def _read(self, run: Run, *, delay: int) -> None:
+  def _read_steps(self, run: Run, *, delay: int) -> None:
     while len(self._unread) > delay:
       _read(run, self._unread.popleft())
 
