@@ -34,8 +34,8 @@ NO_WORDS = {
   "for (because)": rf"[,;:.]\s[Ff]or\s(?:(?:it|they|we|you|there|this|that)\s(?!\w+[,.;])|{CLAUSE})",
   "nobody": r"\b[Nn]obody\b",
   "whoever": r"\b[Ww]hoever\b",
-  "those that": r"\b[Tt]hose\s(?:that|who|which|of)\b",
-  "the one that": r"\b[Tt]he\sones?\s(?:that|who|which|of)\b",
+  "those that": r"\b[Tt]hose\s(?:that|who|which)\b",
+  "the one that": r"\b[Tt]he\sones?\s(?:that|who|which)\b",
 }
 # A location, or words that a message or a document begins with -> why the rule does not hold there. At most 40.
 EXCEPTIONS: dict[str, str] = {}
