@@ -1,5 +1,6 @@
 """The documents: pages that are found, links that lead somewhere, and pictures and tables that are as the code is."""
 
+import fnmatch
 import importlib
 import importlib.util
 import re
@@ -17,6 +18,7 @@ import test_rooms
 
 from t2t import __main__ as t2t_main
 from t2t.commands import options
+from t2t.configuration.loading import config_names
 from t2t.configuration.schema import SourceConfig
 from t2t.convert.gin import param_map as gin_names
 from t2t.data.objectives import registry
@@ -59,9 +61,19 @@ def test_headings_are_in_order(path):
   assert "![](" not in text and "<img" not in text
 
 
-def test_the_readme_is_a_page_long():
-  """Under 150 lines: the rest is in docs/."""
-  assert len((ROOT / "README.md").read_text().splitlines()) < 150
+def test_the_readme_is_short():
+  """The file has less than 120 lines, and the first screen of 20 lines at 80 columns has the first command."""
+  lines = (ROOT / "README.md").read_text().splitlines()
+  assert len(lines) < 120
+  assert "make train" in lines[:20] and all(len(line) <= 80 for line in lines[:20])
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_a_page_begins_with_its_purpose_and_a_command(path):
+  """The first paragraph is prose, and a command comes before the second heading."""
+  beginning = path.read_text().partition("\n## ")[0].partition("\n")[2].strip()
+  assert re.match(r"[\w`]", beginning), beginning[:80]
+  assert re.search(r"^(?:```(?:sh|python)| {4}(?:t2t|python|make|pip|import|\.venv))", beginning, re.MULTILINE), path.name
 
 
 def test_a_page_for_the_site():
@@ -75,7 +87,7 @@ def test_a_page_for_the_site():
 def test_the_list_for_programs():
   """A line for each page, with its title and how it begins."""
   listed = pages.listed({path.stem: path.read_text() for path in PAGES})
-  assert "- [Start in five minutes](start.md): You need Python" in listed
+  assert "- [Start in five minutes](start.md): After this page you have trained a tiny T5" in listed
   assert listed.count("\n- [") == len(pages.in_order())
 
 
@@ -231,12 +243,21 @@ def test_every_floor_is_on_the_page():
   assert [room for room in rooms if f"`{room}`" not in text] == []
 
 
+def test_every_config_of_a_model_has_a_status():
+  """Each config except tiny ones and fine-tuning is named by a row of docs/recipes.md."""
+  rows = re.findall(r"^\| (`[^|]*) \|", (ROOT / "docs" / "recipes.md").read_text(), re.MULTILINE)
+  patterns = [pattern for row in rows for pattern in re.findall(r"`([\w*]+)`", row)]
+  names = [name for name in config_names() if not name.startswith(("tiny", "finetune", "superglue"))]
+  missing = [name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
+  assert len(names) > 90 and missing == []
+
+
 # ---- Pictures --------------------------------------------------------------------------------------------------------
 
 
 def test_every_objective_has_a_picture():
   """In the order of the page, and no picture is of one that is gone."""
-  text = (ROOT / "docs" / "objectives.md").read_text()
+  text = "".join((ROOT / "docs" / f"{name}.md").read_text() for name in ("objectives", "encoder_objectives"))
   shown = re.findall(r"\]\(pictures/objectives/(\w+)\.svg\)", text)
   assert sorted(shown) == sorted(registry.OBJECTIVES) == sorted(path.stem for path in objectives.FOLDER.glob("*.svg"))
 
