@@ -271,7 +271,8 @@ class BatchIterator:
     ahead.
 
     Args:
-      step: step of the checkpoint; stored with the stream's name in each position, so that a misplaced file is detected.
+      step: step of the checkpoint; stored with the stream's name in each position, so that a misplaced file is
+        detected.
     """
     step_fields = lambda stream: {} if step is None else {"step": step, "stream": stream_name(stream, self.num_streams)}
     saved = {
@@ -304,7 +305,8 @@ class BatchIterator:
       step: number of batches returned, from which a position of an older version of t2t is estimated.
 
     Raises:
-      UserError: a stream is missing, or the state belongs to other data or settings; the message names the first difference.
+      UserError: a stream is missing, or the state belongs to other data or settings; the message names the first
+        difference.
     """
     missing = [name for name in self.stream_names if name not in state]
     if missing:

@@ -33,7 +33,8 @@ def alike(tasks: Sequence[seqio.Task], languages: Mapping[str, Sequence[int]] | 
 
   Args:
     tasks: tasks with different names.
-    languages: task name -> the token type of its texts, and for translations a second one; other tasks keep their types.
+    languages: task name -> the token type of its texts, and for translations a second one; other tasks keep their
+      types.
   """
   known_features = {name: feature for task in tasks for name, feature in task.output_features.items()}
   lacking = {task.name: [name for name in known_features if name not in task.output_features] for task in tasks}

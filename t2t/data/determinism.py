@@ -30,7 +30,8 @@ def check(plan: example_windows.DataPlan) -> None:
   Building a task twice takes a seventh of the start of a run; tests cover the code of t2t and seqio.
 
   Raises:
-    UserError: the examples differ; names the source, or the first preprocessor whose result depends on more than its input and seed, or that takes only part of its input.
+    UserError: the examples differ; names the source, or the first preprocessor whose result depends on more than its
+      input and seed, or that takes only part of its input.
   """
   for task in filter(_has_user_code, plan.tasks):
     first, second = (_first_records(plan, task) for _ in range(2))

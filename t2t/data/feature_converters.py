@@ -193,7 +193,8 @@ class TextsFeatureConverter(seqio.FeatureConverter):
       encoder_answer_groups [1, 1, 1, 2, 2, 2, 2, 0]
         encoder_segment_ids [1, 1, 1, 2, 2, 3, 3, 0]
           encoder_positions [0, 1, 2, 0, 1, 0, 1, 0]
-  Targets and loss weights of predicted tokens are added beside them; compared pairs have no answers. A decoder has decoder_causal_attention instead of token types, 1 for every token, because it reads the texts as inputs.
+  Targets and loss weights of predicted tokens are added beside them; compared pairs have no answers. A decoder has
+  decoder_causal_attention instead of token types, 1 for every token, because it reads the texts as inputs.
   """
 
   TASK_FEATURES = {}

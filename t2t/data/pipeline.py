@@ -121,7 +121,8 @@ def task_examples(
     task: see `load_task`.
     split: split of the task.
     seed: seed of the preprocessors' noise.
-    trim: cut to `feature_lengths`, as in training. A task may also cut texts itself and record their lengths (`untruncated_lengths.measured`).
+    trim: cut to `feature_lengths`, as in training. A task may also cut texts itself and record their lengths
+      (`untruncated_lengths.measured`).
     progress: counts of records and examples; for a task, not a mixture.
   """
   of_task = dataclasses.replace(plan(data, architecture, task, train=False, seed=seed), split=split)
@@ -275,7 +276,8 @@ def eval_rows(
 
 
 def _eval_streams(batch_size: int) -> int:
-  """Returns the number of parts of held-out batches; it depends on nothing else, so that batches are always the same."""
+  """Returns the number of parts of held-out batches; it depends on nothing else, so that batches are always the
+  same."""
   return max(number for number in range(1, EVAL_STREAMS + 1) if batch_size % number == 0)
 
 

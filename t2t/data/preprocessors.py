@@ -60,7 +60,8 @@ def labelled(
     fields: fields in reading order.
     labels: texts of the classes.
     parts: fields in the reading order of an encoder; empty: `fields`.
-  Source: Raffel et al. 2020, appendix D.9, and D.1 to D.12 for other tasks; parts as in Devlin et al. 2019, section 4.1.
+  Source: Raffel et al. 2020, appendix D.9, and D.1 to D.12 for other tasks; parts as in Devlin et al. 2019, section
+    4.1.
   """
   words = [prefix]
   for field in fields:

@@ -103,7 +103,8 @@ def spans(features: Features, *, unanswerable: bool = False) -> Features:
 
   Args:
     features: as above; "answer_start" counts characters.
-    unanswerable: whether a question without answers has the target `postprocessors.UNANSWERABLE`; otherwise such questions are left out.
+    unanswerable: whether a question without answers has the target `postprocessors.UNANSWERABLE`; otherwise such
+      questions are left out.
   """
   gold_answers = features["answers"]
   spaced = _space_punctuation(gold_answers["text"])

@@ -196,7 +196,8 @@ class Order:
     return [tuple(group) for group in groups]
 
   def windows(self, records: Records, start: WindowPosition) -> Iterator[Window]:
-    """Yields windows from `start` on; ends after the first epoch if not `forever`, or after an epoch without a record."""
+    """Yields windows from `start` on; ends after the first epoch if not `forever`, or after an epoch without a
+    record."""
     position, empty = start, start.group == start.window == 0
     while True:
       for number, group in enumerate(self.groups(position.epoch)):

@@ -76,7 +76,7 @@ class StagedBatches:
 
   @property
   def begins_stage(self) -> bool:
-    """Whether the next step is the first of another stage."""
+    """True if the next step is the first of another stage."""
     return self._step >= self._run[self.stage].end and self.stage + 1 < len(self._run)
 
   def begin_stage(self) -> None:

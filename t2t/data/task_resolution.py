@@ -167,7 +167,8 @@ def adapt(
     provider: stays unchanged.
     vocabulary: vocabulary of the text features; None: each keeps its own.
     folders: key of a source -> folder of its released files; "": TensorFlow Datasets.
-    train_split: split whose examples determine rates. Like `eval_split` it may be a slice of released files, train[:100].
+    train_split: split whose examples determine rates. Like `eval_split` it may be a slice of released files,
+      train[:100].
     eval_split: see above.
   """
   sliced = [split for split in (train_split, eval_split) if slices.bases(split) != [split]]
