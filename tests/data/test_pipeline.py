@@ -346,7 +346,7 @@ def test_a_corpus_of_no_example(tmp_path):
   data = DataConfig(files=str(tmp_path / "a.txt"), vocabulary="bytes", inputs_length=32, targets_length=16)
   with pytest.raises(UserError, match="its only document is held out.* config.data.eval_files"):
     check(data, batch_size=2)
-  with pytest.raises(UserError, match="make 1 example.s., fewer than one batch; give more text, or set .*batch_size=1"):
+  with pytest.raises(UserError, match="make 1 example.s., fewer than one batch. Give more text, or set .*batch_size=1"):
     check(dataclasses.replace(data, eval_files=data.files), batch_size=2)
 
 
