@@ -34,7 +34,8 @@ _STATE_VERSION = 2
 def stream_name(stream: int, num_streams: int) -> str:
   """Returns the name under which the position of a stream is saved.
 
-  In:  3, 8 Out: "stream-00003-of-00008"
+  In:  3, 8
+  Out: "stream-00003-of-00008"
   """
   return f"stream-{stream:05d}-of-{num_streams:05d}"
 
@@ -47,7 +48,8 @@ _KEPT = "vocabulary"  # name of the folder with a run's own copy of the vocabula
 def vocabulary_name(spec: str, digest: str) -> str:
   """Returns the name of a vocabulary in the identity of a stream.
 
-  In:  "runs/vocabulary/spiece.model", "9f86d081884c7d65" Out: "spiece.model, content 9f86d081884c7d65"
+  In:  "runs/vocabulary/spiece.model", "9f86d081884c7d65"
+  Out: "spiece.model, content 9f86d081884c7d65"
   """
   return spec.rsplit("/", 1)[-1] + (f"{_CONTENT}{digest}" if digest else "")
 
@@ -68,7 +70,8 @@ def _is_same_vocabulary(old: str, new: str) -> bool:
 def host_rows(batch_sharding: jax.sharding.NamedSharding, batch_size: int) -> dict[int, set[tuple[int, int]]]:
   """Returns the rows of a global batch that each host's devices hold: process index -> {(start, stop), ...}.
 
-  In:  4 devices on 2 hosts, the batch over all 4, batch_size 8 Out: {0: {(0, 2), (2, 4)}, 1: {(4, 6), (6, 8)}}
+  In:  4 devices on 2 hosts, the batch over all 4, batch_size 8
+  Out: {0: {(0, 2), (2, 4)}, 1: {(4, 6), (6, 8)}}
 
   Raises:
     UserError: the batch does not divide over the mesh.
@@ -91,7 +94,8 @@ def host_rows(batch_sharding: jax.sharding.NamedSharding, batch_size: int) -> di
 def host_streams(rows: set[tuple[int, int]], *, batch_size: int, num_streams: int) -> list[int]:
   """Returns the streams of these rows, some perhaps only in part.
 
-  In:  {(0, 2), (2, 4)}, batch_size 8, num_streams 4 Out: [0, 1]
+  In:  {(0, 2), (2, 4)}, batch_size 8, num_streams 4
+  Out: [0, 1]
   """
   per_stream = batch_size // num_streams
   return sorted({row // per_stream for start, stop in rows for row in range(start, stop)})
@@ -100,7 +104,8 @@ def host_streams(rows: set[tuple[int, int]], *, batch_size: int, num_streams: in
 def writers(rows: Mapping[int, set[tuple[int, int]]], *, batch_size: int, num_streams: int) -> dict[int, int]:
   """Returns the process that saves the position of each stream: the first one with rows of the stream.
 
-  In:  {0: {(0, 4)}, 1: {(0, 4)}, 2: {(4, 8)}, 3: {(4, 8)}}, batch_size 8, num_streams 4 Out: {0: 0, 1: 0, 2: 2, 3: 2}
+  In:  {0: {(0, 4)}, 1: {(0, 4)}, 2: {(4, 8)}, 3: {(4, 8)}}, batch_size 8, num_streams 4
+  Out: {0: 0, 1: 0, 2: 2, 3: 2}
   """
   per_stream, processes = batch_size // num_streams, {}
   for process in sorted(rows):

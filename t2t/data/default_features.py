@@ -67,8 +67,8 @@ def _with(task: seqio.Task, added: Mapping[str, seqio.Feature]) -> seqio.Task:
 def _with_languages(task: seqio.Task, languages: Sequence[int]) -> seqio.Task:
   """Returns a task with languages as token types.
 
-  In:  {"token_types": [0, 0, 0, 1, 1]}, languages [2, 0]; [0, 0, 1], languages [4] Out: {"token_types": [2, 2, 2, 0,
-  0]}; [4, 4, 4]
+  In:  {"token_types": [0, 0, 0, 1, 1]}, languages [2, 0]; [0, 0, 1], languages [4]
+  Out: {"token_types": [2, 2, 2, 0, 0]}; [4, 4, 4]
   """
   table = [languages[0], languages[-1]]
 

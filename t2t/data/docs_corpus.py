@@ -52,8 +52,8 @@ _NOT_PROSE = re.compile(r">>>|\.\. |^\s*:\w|---|===|\|\||\+-|::|\\\w+\{|\$", re.
 def prose(docstring: str) -> str:
   """Returns the English of a docstring: paragraphs of sentences, without doctests, tables, field lists and markup.
 
-  In:  "Returns the `sum`.\\n\\n>>> add(1, 2)\\n3" Out: "Returns the sum."                              provided that a
-  paragraph has at least 6 words
+  In:  "Returns the `sum`.\\n\\n>>> add(1, 2)\\n3"
+  Out: "Returns the sum."                              provided that a paragraph has at least 6 words
   """
   paragraphs = []
   for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(docstring)):

@@ -82,7 +82,8 @@ def beginning(plan: DataPlan) -> np.ndarray:
 def position_to_json(plan: DataPlan, position: np.ndarray) -> dict[str, Any]:
   """Returns a position as JSON values, for people and for other versions.
 
-  In:  [0, 0, 2, 0, 5, 17] of a task "files" Out: {"window": 0, "taken": 0, "tasks": {"files": [2, 0, 5, 17]}}
+  In:  [0, 0, 2, 0, 5, 17] of a task "files"
+  Out: {"window": 0, "taken": 0, "tasks": {"files": [2, 0, 5, 17]}}
   """
   tasks = position[MIXED:].reshape(-1, TASK)
   return {
@@ -202,8 +203,9 @@ _AHEAD = 3
 class Progress:
   """Counts of records and examples of a task, updated while reading; windows read ahead are included.
 
-  records: stream -> records read. made: streams with an example since their last window was read. yields: streams with
-  an example.
+  records: stream -> records read.
+  made: streams with an example since their last window was read.
+  yields: streams with an example.
   """
 
   records: dict[int, int] = dataclasses.field(default_factory=dict)

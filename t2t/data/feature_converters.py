@@ -29,7 +29,8 @@ _IDS = ("inputs", "targets")
 def token_types(tokens: tf.Tensor, sep_id: int | None) -> tf.Tensor:
   """Returns the token types of a pair, as in BERT: 0 up to the first separator, 1 after it.
 
-  In:  [CLS] a b [SEP] c [SEP] Out: [0, 0, 0, 0, 1, 1]
+  In:  [CLS] a b [SEP] c [SEP]
+  Out: [0, 0, 0, 0, 1, 1]
   """
   if sep_id is None:
     return tf.zeros_like(tokens)
@@ -238,8 +239,8 @@ FEATURE_CONVERTERS: dict[str, Callable[..., seqio.FeatureConverter]] = {
 def _tasks_apart(example: dict[str, tf.Tensor], *, pack: bool) -> dict[str, tf.Tensor]:
   """Separates the task number from the ids: per position, or per row if unpacked.
 
-  In:  decoder_input_tokens [0, 2 * 2**24 + 7, 9], decoder_target_tokens [2 * 2**24 + 7, 9, 0], packed Out:
-  decoder_input_tokens [0, 7, 9], decoder_target_tokens [7, 9, 0], decoder_tasks [2, 0, 0]
+  In:  decoder_input_tokens [0, 2 * 2**24 + 7, 9], decoder_target_tokens [2 * 2**24 + 7, 9, 0], packed
+  Out: decoder_input_tokens [0, 7, 9], decoder_target_tokens [7, 9, 0], decoder_tasks [2, 0, 0]
   """
   apart_features = dict(example)
   for side in ENCODER_DECODER.sides:

@@ -11,7 +11,8 @@ from t2t.data import objectives
 def said(data: DataConfig, *, where: str) -> tuple[str, ...]:
   """Returns the languages of a source from its `language`; for pairs those of the text and of the translation.
 
-  In:  language "sw"; language "en,sw" with the objective translation_lm Out: ("sw",); ("en", "sw")
+  In:  language "sw"; language "en,sw" with the objective translation_lm
+  Out: ("sw",); ("en", "sw")
 
   Args:
     data: config of one source.
@@ -103,7 +104,8 @@ _TAGGED = "translation"  # the objective with tagged inputs
 def tags(data: DataConfig, *, where: str) -> tuple[str, str]:
   """Returns the prefixes of texts to translate, for both directions; "": none.
 
-  In:  language_tags "<2{target}>", language "en,fr" Out: "<2fr>", "<2en>"
+  In:  language_tags "<2{target}>", language "en,fr"
+  Out: "<2fr>", "<2en>"
 
   Args:
     data: config of one source.

@@ -63,8 +63,9 @@ def texts(example: Mapping[str, Any] | None, name: str) -> list[str]:
 def label(labels: Sequence[str]) -> Postprocess:
   """Returns the function from a text to the index of its label.
 
-  "neutral"       -> 2       labels ("entailment", "contradiction", "neutral") "it is neutral" -> -1 target          ->
-  the example's "label"
+  "neutral"       -> 2       labels ("entailment", "contradiction", "neutral")
+  "it is neutral" -> -1
+  target          -> the example's "label"
   """
   return _postprocess(lambda text, _: _index(text, labels), _label)
 
@@ -72,7 +73,9 @@ def label(labels: Sequence[str]) -> Postprocess:
 def number() -> Postprocess:
   """Returns the function from a text to its number.
 
-  "2.8"  -> 2.8 "high" -> None target -> the example's "label"
+  "2.8"  -> 2.8
+  "high" -> None
+  target -> the example's "label"
   """
 
   def parse(text: str, _) -> float | None:
@@ -88,8 +91,8 @@ def number() -> Postprocess:
 def multirc() -> Postprocess:
   """Returns the function from a text to the correctness of an answer, with the group of its question.
 
-  "True" -> {"group": (3, 14), "value": 1}      the example's "idx" is [3, 14, 15]: paragraph, question, answer target
-  -> the same, from the example's "label"
+  "True" -> {"group": (3, 14), "value": 1}      the example's "idx" is [3, 14, 15]: paragraph, question, answer
+  target -> the same, from the example's "label"
 
   The group contains the paragraph, because questions may be numbered within a paragraph.
   """
@@ -107,7 +110,8 @@ def multirc() -> Postprocess:
 def axg() -> Postprocess:
   """Returns the function from a text to its label, for pairs of sentences that differ in a pronoun's gender.
 
-  "not_entailment" -> 1 target           -> {"label": 1, "pair": 7}      the example's "label" and "pair"
+  "not_entailment" -> 1
+  target           -> {"label": 1, "pair": 7}      the example's "label" and "pair"
   """
   return _postprocess(
     lambda text, _: _index(text, ("entailment", "not_entailment")),
@@ -118,8 +122,8 @@ def axg() -> Postprocess:
 def record() -> Postprocess:
   """Returns the function that strips a text; for a target, all correct answers with their query.
 
-  " Bhutto" -> "Bhutto" target    -> {"group": (0, 7), "answers": ["Benazir Bhutto", "Bhutto"]}      "idx" is [0, 7]:
-  passage, query
+  " Bhutto" -> "Bhutto"
+  target    -> {"group": (0, 7), "answers": ["Benazir Bhutto", "Bhutto"]}      "idx" is [0, 7]: passage, query
   """
   return _postprocess(
     lambda text, _: text, lambda example: {"group": indices(example), "answers": texts(example, "answers")}
@@ -129,7 +133,9 @@ def record() -> Postprocess:
 def wsc() -> Postprocess:
   """Returns the function that compares a text with "targets_pretokenized": 1 or 0, and `UNPARSEABLE` without words.
 
-  "the councilmen" -> 1      for "The city councilmen" "demonstrators"  -> 0 target           -> the example's "label"
+  "the councilmen" -> 1      for "The city councilmen"
+  "demonstrators"  -> 0
+  target           -> the example's "label"
 
   Ignoring case, punctuation and determiners, one text contains all words of the other, and both have a possessive or
   neither: "Bob" is not "Bob's hat". A model can rate a candidate this way without having learned to reject one (Raffel
@@ -156,9 +162,10 @@ def squad() -> Postprocess:
 def tagged(names: Sequence[str]) -> Postprocess:
   """Returns the function from tags with spaces, or from entities, to a tag per word; for a target, its "tags".
 
-  "B-PER I-PER O"              -> ["B-PER", "I-PER", "O"]      the example's "words" are ["Ann", "Lee", "won"] "PER: Ann
-  Lee"               -> ["B-PER", "I-PER", "O"] "none"                       -> ["O", "O", "O"] "I do not know"
-  -> None
+  "B-PER I-PER O"              -> ["B-PER", "I-PER", "O"]      the example's "words" are ["Ann", "Lee", "won"]
+  "PER: Ann Lee"               -> ["B-PER", "I-PER", "O"]
+  "none"                       -> ["O", "O", "O"]
+  "I do not know"              -> None
 
   Args:
     names: names of the tags, by number, see `mark_entities`.
@@ -205,8 +212,10 @@ def _is_mark(tag: str) -> bool:
 def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
   """Returns type, first word and end of each entity or tag.
 
-  In:  ["B-PER", "I-PER", "O", "I-LOC", "B-LOC"] Out: [("PER", 0, 2), ("LOC", 3, 4), ("LOC", 4, 5)]                  an
-  I- without a preceding entity begins one In:  ["DET", "NOUN"] Out: [("DET", 0, 1), ("NOUN", 1, 2)]
+  In:  ["B-PER", "I-PER", "O", "I-LOC", "B-LOC"]
+  Out: [("PER", 0, 2), ("LOC", 3, 4), ("LOC", 4, 5)]                  an I- without a preceding entity begins one
+  In:  ["DET", "NOUN"]
+  Out: [("DET", 0, 1), ("NOUN", 1, 2)]
   """
   spans: list[tuple[str, int, int]] = []
   for index, tag in enumerate(tags):
@@ -221,8 +230,10 @@ def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
 def written_tags(words: Sequence[str], tags: Sequence[str], names: Sequence[str]) -> str:
   """Returns the target text of tags: the entities, or the tags themselves if they mark none.
 
-  In:  ["Ann", "Lee", "saw", "Rome"], ["B-PER", "I-PER", "O", "B-LOC"] Out: "PER: Ann Lee; LOC: Rome"
-  "none" without an entity In:  ["the", "cat"], ["DET", "NOUN"] Out: "DET NOUN"
+  In:  ["Ann", "Lee", "saw", "Rome"], ["B-PER", "I-PER", "O", "B-LOC"]
+  Out: "PER: Ann Lee; LOC: Rome"                                      "none" without an entity
+  In:  ["the", "cat"], ["DET", "NOUN"]
+  Out: "DET NOUN"
 
   Args:
     words: words of the text.
@@ -263,7 +274,8 @@ def tags_of(text: str, words: Sequence[str], names: Sequence[str]) -> list[str] 
 def _place_of(entity_words: Sequence[str], words: Sequence[str], behind: int) -> tuple[int, int]:
   """Returns the range of the first words from `behind` on that match an entity; (0, 0) without a match.
 
-  In:  ["Ann", "Lee"], ["saw", "Ann", "Lee"], 0 Out: (1, 3)
+  In:  ["Ann", "Lee"], ["saw", "Ann", "Lee"], 0
+  Out: (1, 3)
 
   Words may contain white space, as in WikiANN: ["Ann Lee"] matches like ["Ann", "Lee"].
   """

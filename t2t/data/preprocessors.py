@@ -167,7 +167,8 @@ def in_language(features: Features, *, language: str) -> Features:
 def with_id(dataset: tf.data.Dataset, *, begins: str) -> tf.data.Dataset:
   """Selects records by the beginning of their id, which is the language in TyDi QA.
 
-  In:  {"id": "swahili-12-0"}, {"id": "finnish-3-0"}        begins "swahili-" Out: {"id": "swahili-12-0"}
+  In:  {"id": "swahili-12-0"}, {"id": "finnish-3-0"}        begins "swahili-"
+  Out: {"id": "swahili-12-0"}
   """
   return dataset.filter(lambda features: tf.strings.substr(features["id"], 0, len(begins)) == begins)
 
@@ -270,7 +271,8 @@ def stsb(features: Features) -> Features:
 def pair(features: Features) -> Features:
   """Adds the number of the pair that differs only in a pronoun's gender in Winogender (AX-g): neighbouring examples.
 
-  In:  {"idx": 7} Out: {"idx": 7, "pair": 3}
+  In:  {"idx": 7}
+  Out: {"idx": 7, "pair": 3}
   """
   return {**features, "pair": features["idx"] // 2}
 
@@ -281,7 +283,8 @@ def pair(features: Features) -> Features:
 def _mark_pronoun(text: tf.Tensor, pronoun: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
   """Puts stars around the word `pronoun` nearest to word `index`, because a few of the released indices are off.
 
-  In:  "Mark told Pete many lies. He lied.", "He", 6 Out: "Mark told Pete many lies. *He* lied."
+  In:  "Mark told Pete many lies. He lied.", "He", 6
+  Out: "Mark told Pete many lies. *He* lied."
   """
   words = tf.strings.split(text, " ")
   places = tf.where(_bare(words) == _bare(pronoun))[:, 0]
@@ -302,7 +305,8 @@ def only_right(dataset: tf.data.Dataset) -> tf.data.Dataset:
   Evaluation keeps them, and compares the generated text with their noun. Heads keep them too, because a head predicts
   whether a noun is correct.
 
-  In:  {"label": 1, "training": True}, {"label": 0, "training": True} Out: {"label": 1, "training": True}
+  In:  {"label": 1, "training": True}, {"label": 0, "training": True}
+  Out: {"label": 1, "training": True}
 
   Source: Raffel et al. 2020, section 2.4.
   """
@@ -351,8 +355,8 @@ spans, squad, tagged = qa_preprocessors.spans, qa_preprocessors.squad, qa_prepro
 def summarize(features: Features, *, document: str, summary: str) -> Features:
   """Makes examples of a document and its summary.
 
-  In:  {"article": "It rained all day.", "highlights": "Rain."} Out: {"inputs": "summarize: It rained all day.",
-  "targets": "Rain."}
+  In:  {"article": "It rained all day.", "highlights": "Rain."}
+  Out: {"inputs": "summarize: It rained all day.", "targets": "Rain."}
 
   Args:
     features: the two texts.
@@ -367,8 +371,8 @@ def summarize(features: Features, *, document: str, summary: str) -> Features:
 def translate(features: Features, *, source: str, target: str) -> Features:
   """Makes examples of a sentence and its translation.
 
-  In:  {"de": "Das ist gut.", "en": "That is good."} Out: {"inputs": "translate English to German: That is good.",
-  "targets": "Das ist gut."}
+  In:  {"de": "Das ist gut.", "en": "That is good."}
+  Out: {"inputs": "translate English to German: That is good.", "targets": "Das ist gut."}
 
   Args:
     features: the sentence in each language.
@@ -384,7 +388,8 @@ def translate(features: Features, *, source: str, target: str) -> Features:
 def pairs(features: Features, *, first: str, second: str) -> Features:
   """Makes pairs of texts for a contrastive loss: a sentence in two languages, or a question and its answer.
 
-  In:  {"de": "Das ist gut.", "en": "That is good.", "idx": 3} Out: {"first": "That is good.", "second": "Das ist gut."}
+  In:  {"de": "Das ist gut.", "en": "That is good.", "idx": 3}
+  Out: {"first": "That is good.", "second": "Das ist gut."}
 
   Args:
     features: the two texts, and perhaps others.
@@ -405,8 +410,8 @@ FOR_WRITING = (only_right, each_answer)
 def tokenize(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
   """Tokenizes texts without EOS; the texts stay under another name, and all other features stay.
 
-  In:  {"inputs": "a b", "targets": "b", "idx": 3}            with a vocabulary that has "a" 5 and "b" 6 Out: {"inputs":
-  [5, 6], "targets": [6], "idx": 3, "inputs_pretokenized": "a b", "targets_pretokenized": "b"}
+  In:  {"inputs": "a b", "targets": "b", "idx": 3}            with a vocabulary that has "a" 5 and "b" 6
+  Out: {"inputs": [5, 6], "targets": [6], "idx": 3, "inputs_pretokenized": "a b", "targets_pretokenized": "b"}
   """
 
   def encode(features: Features) -> Features:

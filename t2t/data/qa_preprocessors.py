@@ -19,7 +19,8 @@ Features = dict[str, tf.Tensor]
 def head_name(prefix: str) -> str:
   """Returns a name that is valid in the path of a parameter.
 
-  In:  "docs match" Out: "docs_match"
+  In:  "docs match"
+  Out: "docs_match"
   """
   return re.sub(r"\W", "_", prefix)
 
@@ -81,7 +82,8 @@ def each_answer(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def _space_punctuation(text: tf.Tensor) -> tf.Tensor:
   """Adds spaces around all characters except ASCII letters, digits and underscores, as T5 does.
 
-  In:  "Is it $5?" Out: "Is it $ 5 ?"
+  In:  "Is it $5?"
+  Out: "Is it $ 5 ?"
   """
   text = tf.strings.regex_replace(text, r"(\W)", r" \1 ")
   return tf.strings.strip(tf.strings.regex_replace(text, r"\s+", " "))

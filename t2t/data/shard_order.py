@@ -108,8 +108,8 @@ class Records(Protocol):
 def shares(shards: Sequence[Shard], num_streams: int) -> list[tuple[Piece, ...]]:
   """Divides shards among streams: equal shares, each shard in as few streams as possible.
 
-  In:  four shards of equal weight that are not divisible, 8 streams Out: each stream has one piece: every second record
-  of a shard
+  In:  four shards of equal weight that are not divisible, 8 streams
+  Out: each stream has one piece: every second record of a shard
 
   Args:
     shards: shards of a source.

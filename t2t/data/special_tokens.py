@@ -48,7 +48,8 @@ def encode(vocabulary: seqio.Vocabulary, texts: tf.Tensor) -> tf.RaggedTensor:
 def shortened(lengths: tf.Tensor, room: tf.Tensor | int) -> tf.Tensor:
   """Returns the kept length of each text if all do not fit: the longest are cut first.
 
-  In:  lengths [3, 9, 7], room 14 Out: [3, 6, 5]                            the first cut text gets the remainder
+  In:  lengths [3, 9, 7], room 14
+  Out: [3, 6, 5]                            the first cut text gets the remainder
 
   Source: "longest first", as transformers cuts the pairs of GLUE.
   """
@@ -64,7 +65,8 @@ def shortened(lengths: tf.Tensor, room: tf.Tensor | int) -> tf.Tensor:
 def framed(texts: tf.RaggedTensor, framing: Framing, length: int) -> tuple[tf.Tensor, tf.Tensor]:
   """Joins several texts into one sequence, with token types: 0 for the first text, 1 for the others.
 
-  In:  [[7, 8], [9]], framing ((101,), (102,), (102,)), length 8 Out: [101, 7, 8, 102, 9, 102], [0, 0, 0, 0, 1, 1]
+  In:  [[7, 8], [9]], framing ((101,), (102,), (102,)), length 8
+  Out: [101, 7, 8, 102, 9, 102], [0, 0, 0, 0, 1, 1]
 
   Args:
     texts: int32 [texts, (tokens)], at least one.

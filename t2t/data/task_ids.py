@@ -62,8 +62,8 @@ def check(
 def tell(provider: task_resolution.Provider, numbers: Mapping[str, int]) -> task_resolution.Provider:
   """Returns the task or mixture whose examples contain their task id.
 
-  In:  {"inputs": [7, 8], "targets": [9]}, of the task with id 2 Out: {"inputs": [7, 8], "targets": [9], "task_number":
-  2}
+  In:  {"inputs": [7, 8], "targets": [9]}, of the task with id 2
+  Out: {"inputs": [7, 8], "targets": [9], "task_number": 2}
 
   Args:
     provider: stays unchanged.

@@ -52,7 +52,8 @@ def of_objective(name: str) -> tuple[str, ...]:
 def of(provider: Provider) -> tuple[str, ...]:
   """Returns the prefixes of a task, or of a mixture's tasks, by task name; for other steps their `prefix` argument.
 
-  In:  docs_summary, glue_mnli Out: ("summarize: ", "mnli hypothesis: ")
+  In:  docs_summary, glue_mnli
+  Out: ("summarize: ", "mnli hypothesis: ")
   """
   tasks = sorted(task_resolution.tasks_of(provider), key=lambda task: task.name)
   return tuple(dict.fromkeys(prefix for task in tasks for prefix in _of_task(task)))

@@ -121,7 +121,8 @@ def select(mixture: Provider, names: Sequence[str], *, where: str = "config.eval
 def _siblings(names: Sequence[str]) -> list[str]:
   """Returns registered tasks that begin with the words that all of these share: tasks of the same benchmark.
 
-  In:  super_glue_cb, super_glue_copa Out: tasks that begin with super_glue_
+  In:  super_glue_cb, super_glue_copa
+  Out: tasks that begin with super_glue_
   """
   words = [name.split("_")[:-1] for name in names]
   number = 0

@@ -21,8 +21,8 @@ def _cuts(step: Any) -> bool:
 def measured(task: seqio.Task) -> seqio.Task:
   """Returns the task with a step that adds the number of tokens of each text before cutting, EOS included.
 
-  In:  {"inputs": [5, 6, 7], "targets": [8]}                of a task whose next step cuts and adds EOS Out: {"inputs":
-  [5, 6, 7], "targets": [8], "inputs_uncut": 4, "targets_uncut": 2}
+  In:  {"inputs": [5, 6, 7], "targets": [8]}                of a task whose next step cuts and adds EOS
+  Out: {"inputs": [5, 6, 7], "targets": [8], "inputs_uncut": 4, "targets_uncut": 2}
 
   Args:
     task: stays unchanged; lengths from its own steps stay, too.

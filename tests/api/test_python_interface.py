@@ -126,11 +126,11 @@ IDS = np.full((2, 8), 5)
 @pytest.mark.parametrize(
   ("name", "rows", "message"),
   [
-    ("tiny_bert", {"input_ids": IDS}, "Hugging Face's input_ids is encoder_input_tokens here"),
-    ("tiny_bert", {"token_type_ids": IDS}, "token_type_ids is encoder_token_types"),
-    ("tiny", {"labels": IDS}, "labels is decoder_target_tokens"),
-    ("tiny", {"input_ids": IDS}, "input_ids is encoder_input_tokens"),
-    ("tiny_gpt", {"input_ids": IDS}, r"input_ids is decoder_input_tokens here; targets\[i\] is the token after"),
+    ("tiny_bert", {"input_ids": IDS}, "Hugging Face's input_ids is called encoder_input_tokens here"),
+    ("tiny_bert", {"token_type_ids": IDS}, "token_type_ids is called encoder_token_types"),
+    ("tiny", {"labels": IDS}, "labels is called decoder_target_tokens"),
+    ("tiny", {"input_ids": IDS}, "input_ids is called encoder_input_tokens"),
+    ("tiny_gpt", {"input_ids": IDS}, r"input_ids is called decoder_input_tokens here; targets\[i\] is the token after"),
     ("tiny_gpt", {"position_ids": IDS}, "leave it out, because it follows"),
     ("tiny_bert", {"text": ["a"]}, "batches contain token ids; give texts with config.data.files"),
     ("tiny_bert", {"encoder_input_token": IDS}, "did you mean encoder_input_tokens"),

@@ -58,7 +58,7 @@ def test_a_model_has_a_vector_for_each_language():
   each = sources(a={"language": "sw"}, both=PAIR | {"language": "en,fr"}).parts()
   for enough in (0, 1, 3):
     languages.check_model(each, segment_types=enough)
-  with pytest.raises(UserError, match=r"segment_types=2: .* have 3 \(en, fr, sw\); set config.model.segment_types=3"):
+  with pytest.raises(UserError, match=r"segment_types=2: .* have 3 \(en, fr, sw\)\. Set config.model.segment_types=3"):
     languages.check_model(each, segment_types=2)
 
 

@@ -164,9 +164,9 @@ def test_where_a_task_is_cached():
   assert split(rekey, place, tokenize) == ([rekey], [tokenize])
   assert split(rekey, tokenize, eos, place) == ([rekey, tokenize, eos], [])
   for steps in [(rekey,), (noise, tokenize), (chunking.random_chunk, tokenize)]:
-    with pytest.raises(UserError, match=r"mine: cannot be cached, .* put seqio.CacheDatasetPlaceholder\(\)"):
+    with pytest.raises(UserError, match=r"mine: cannot be cached, .* Put seqio.CacheDatasetPlaceholder\(\)"):
       split(*steps)
-  with pytest.raises(UserError, match="mine: its source .* caching_permitted=False"):
+  with pytest.raises(UserError, match="mine: cannot be cached, .* caching_permitted=False"):
     split(tokenize, source=seqio.FunctionDataSource(source._dataset_fn, splits=["train"], caching_permitted=False))
 
 
@@ -309,7 +309,7 @@ def test_a_cache_that_cannot_be_used(data, tmp_path):
   record = json.loads((folder / "t2t.json").read_text())
   (folder / "t2t.json").write_text(json.dumps(record | {"preprocessors": ["translate", "tokenize"]}))
   with pytest.raises(
-    UserError, match="was cached behind translate, tokenize, but now begins with summarize, tokenize\."
+    UserError, match=r"was cached behind translate, tokenize, but now begins with summarize, tokenize\."
   ):
     check(data)
   (folder / "t2t.json").write_text(json.dumps(record))
@@ -326,7 +326,7 @@ def test_a_cache_that_cannot_be_used(data, tmp_path):
 def test_a_split_that_was_not_cached(data):
   write(data, splits=("train",))
   with pytest.raises(
-    UserError, match=r"cached without validation \(it has train\); .*--splits train,validation --over"
+    UserError, match=r"cached without validation \(it has train\)\. .*--splits train,validation --over"
   ):
     check(data)
 

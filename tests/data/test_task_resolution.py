@@ -139,10 +139,13 @@ def test_good_data_passes(data):
       {"benchmark_dirs": {"superglu": "x"}},
       r"benchmark_dirs\.superglu=x: no task of .*mixture=super_glue_cb,.* did you mean superglue\?",
     ),
-    ({"benchmark_dirs": {"conll": "x"}}, r"benchmark_dirs\.conll=x: no task of .* reads it; its tasks read superglue$"),
+    (
+      {"benchmark_dirs": {"conll": "x"}},
+      r"benchmark_dirs\.conll=x: no task of .* reads this folder; its tasks read superglue$",
+    ),
     (
       {"mixture": "docs_span_corruption", "benchmark_dirs": {"squad": "x"}},
-      r"mixture=docs_span_corruption reads it; its tasks read no such folder",
+      r"mixture=docs_span_corruption reads this folder; its tasks read no such folder",
     ),
     (
       {"mixture": "", "files": "*.txt"},
@@ -267,9 +270,9 @@ def test_tasks_by_short_names(data, mixture, names, found):
     (
       "super_glue",
       "super_glue_cd",
-      r"no such task; did you mean super_glue_cb\? there are super_glue_boolq,",
+      r"no such task; did you mean super_glue_cb\? choose from super_glue_boolq,",
     ),
-    ("squad", "nonsense", r"nonsense: no such task; there are squad"),
+    ("squad", "nonsense", r"nonsense: no such task; choose from squad"),
     ("", "cb", r"config\.data\.mixture is empty"),
   ],
 )
