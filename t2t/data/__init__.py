@@ -1,19 +1,19 @@
-"""From text files and seqio tasks to batches: sources, vocabularies, objectives and the resumable pipeline."""
+"""Data from text files and seqio tasks to batches: sources, vocabularies, objectives and the resumable pipeline."""
 
 from typing import Any
 
 from t2t.runtime import imports, quiet
 
-# TensorFlow only reads text here: left alone it would take the memory of the accelerators that JAX computes on.  That
-# it has found no GPU, it says in several lines that no setting turns off.  With it comes Keras, which would load these
-# for classes that nobody uses here: a third of the time that all this takes.
+# TensorFlow only reads text here. Unconfigured it would take the memory of the accelerators that JAX uses. It prints
+# several lines about a missing GPU that no setting turns off. It imports Keras, which would import these packages for
+# classes that t2t does not use: a third of the import time.
 with quiet.stderr(), imports.without("sklearn", "matplotlib"):
   import tensorflow as tf
   import tensorflow_text  # noqa: F401  it loads Keras
 
   tf.config.set_visible_devices([], "GPU")
 
-# Modules that tasks of users import, by their earlier names.
+# Earlier names of modules that users' tasks import.
 _RENAMED = {
   "answers": "postprocessors",
   "reading_formats": "qa_preprocessors",

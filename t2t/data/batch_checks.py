@@ -1,4 +1,4 @@
-"""A batch of a user's own as a model reads it: checked, what follows from the rest filled in, and filled up."""
+"""Checks of a user's batch, and completion: missing features are derived, and arrays are padded."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,11 +12,11 @@ from t2t.models.architecture import predicted_side, sides
 from t2t.models.config import HeadConfig
 from t2t.training import recipe
 
-Rows = Mapping[str, Any]  # feature -> array [rows, length], of NumPy or of what it reads
+Rows = Mapping[str, Any]  # feature -> array [rows, length], of NumPy or convertible to NumPy
 
 
 class ArrayFraming(NamedTuple):
-  """What ids 0 and the first are: `begins` is what a decoder is fed first; `zero_pads`: 0 is no token."""
+  """Meaning of ids in a batch: `begins` is the first decoder input; with `zero_pads` id 0 is padding."""
 
   begins: int = 0
   zero_pads: bool = True
@@ -29,53 +29,54 @@ def completed(
   where: str,
   framing: ArrayFraming = ArrayFraming(),  # noqa: B008 - it cannot be changed
 ) -> dict[str, np.ndarray]:
-  """A batch as the model takes it: what follows from other features is filled in, and all are filled up with padding.
+  """Returns a batch as the model takes it: missing features are derived from others, and all are padded.
 
-  In:  {"encoder_input_tokens": [[5, 6]], "decoder_target_tokens": [[7, 1]]}, of inputs_length 3 and targets_length 2
+  In:  {"encoder_input_tokens": [[5, 6]], "decoder_target_tokens": [[7, 1]]}, with inputs_length 3 and targets_length 2
   Out: these, the first as [[5, 6, 0]], with "decoder_input_tokens": [[0, 7]] and "decoder_loss_weights": [[1., 1.]]
 
   Args:
-    rows: arrays [rows, length], at most as large as the config has it.
-    config: of the run.
-    where: they come from, for messages.
-    framing: of the vocabulary, where there is one.
+    rows: arrays [rows, length], at most as large as the config allows.
+    config: config of the run.
+    where: name of the batch, for messages.
+    framing: special ids of the vocabulary, if there is one.
 
   Raises:
-    UserError: a feature is missing, not known, or not of integers, larger than the config has it, or has a number that
-      the model does not know.
+    UserError: a feature is missing, unknown, not of integers or too large, or has an id outside the model's range.
   """
   wanted = recipe.batch(config)
-  # Of tokens among which is 0 they say where a text is, unpacked, too.
+  # Where 0 is a token, segment ids mark the text in unpacked rows as well.
   segments = {f"{side}_segment_ids": wanted[f"{side}_input_tokens"] for side in sides(wanted)}
   may = segments | wanted
   if not isinstance(rows, Mapping):
-    raise UserError(f"{where} is {type(rows).__name__}: give a dict of arrays; {_listed(wanted)}")
+    raise UserError(f"{where} is {type(rows).__name__}. Give a dict of arrays; {_listed(wanted)}")
   for name in rows:
     if name not in may:
       hint = _other_name(str(name), may) or did_you_mean(str(name), may)
-      raise UserError(f"{where}: {name!r} is no feature of this model{hint}; {_listed(wanted)}")
+      raise UserError(f"{where}: {name!r} is not a feature of this model{hint}; {_listed(wanted)}")
   arrays = {name: _array(x, may[name], f"{where}: {name}") for name, x in rows.items()}
   if len({len(x) for x in arrays.values()}) > 1:
     sizes = ", ".join(f"{name} {len(x)}" for name, x in arrays.items())
     raise UserError(f"{where}: features have different numbers of rows: {sizes}")
   if not all(array.size for array in arrays.values()):
-    raise UserError(f"{where}: has no rows, or rows of no length")
+    raise UserError(f"{where}: has no rows, or rows of length 0. Give arrays [rows, length]")
   for name, array in arrays.items():
     _check_numbers(name, array, arrays, config, f"{where}: {name}")
   arrays = {name: _filled_up(x, may[name].shape) for name, x in arrays.items()}
   if not framing.zero_pads and (lacks := [name for name in segments if name not in arrays]):
-    raise UserError(f"{where}: has no {', '.join(lacks)}, which say where a text is: 0 is a token of this vocabulary")
+    raise UserError(
+      f"{where}: has no {', '.join(lacks)}. Add them to mark the text, because 0 is a token of this vocabulary"
+    )
   _fill_in(arrays, wanted, predicted_side(wanted), framing)
   if missing := [name for name in wanted if name not in arrays]:
     raise UserError(f"{where}: has no {', '.join(missing)}; {_listed(wanted)}")
   return {name: arrays[name] for name in may if name in arrays}
 
 
-_IGNORED = -100  # the label of PyTorch's cross entropy for positions without one
+_IGNORED = -100  # label that PyTorch's cross entropy ignores
 
 
 def _other_name(name: str, may: Mapping[str, Any]) -> str:
-  """The end of the error on a feature that has the name of a column of Hugging Face's."""
+  """Returns the hint for a feature with the name of a Hugging Face column."""
   sides_here = [side for side in ("encoder", "decoder") if any(feature.startswith(side) for feature in may)]
   predicts = predicted_side(may)
   reads = sides_here[0]
@@ -92,22 +93,22 @@ def _other_name(name: str, may: Mapping[str, Any]) -> str:
     "loss_mask": f"{predicts}_loss_weights",
   }
   if name in names and names[name] in may:
-    # A decoder's labels are its inputs in Hugging Face's models, which shift them.
+    # Hugging Face's decoders take their inputs as labels and shift them.
     shifted = name in ("input_ids", "labels") and sides_here == ["decoder"]
-    note = "; targets[i] is the token after inputs[i], and inputs are filled in from the targets" if shifted else ""
-    return f"; Hugging Face's {name} is {names[name]} here{note}"
+    note = "; targets[i] is the token after inputs[i], and inputs are derived from the targets" if shifted else ""
+    return f"; Hugging Face's {name} is called {names[name]} here{note}"
   if name in names:
-    return "; leave it out, since it follows from the tokens"
+    return "; leave it out, because it follows from the tokens"
   if name in ("text", "texts", "sentence", "inputs", "label", "words", "tags"):
-    return ": batches have ids of tokens; texts are read by config.data.files"
+    return ": batches contain token ids; give texts with config.data.files"
   return ""
 
 
 def _check_numbers(name: str, array: np.ndarray, arrays: Rows, config: Config, where: str) -> None:
-  """Refuses what no row of a table is for; that would be taken for another, or count as right."""
+  """Refuses values outside a table's rows, which would be read as other ids or counted as correct."""
   if name.endswith("_loss_weights"):
     if not np.isfinite(array).all() or (array < 0).any():
-      raise UserError(f"{where} has weights from {array.min()} to {array.max()}: must be numbers of at least 0")
+      raise UserError(f"{where} has weights from {array.min()} to {array.max()}. Give finite weights of at least 0")
     return
   if name.endswith("_answer_targets"):
     _check_answers(array, np.asarray(arrays.get(name.replace("targets", "heads"), 0)), config.model.heads, where)
@@ -117,56 +118,59 @@ def _check_numbers(name: str, array: np.ndarray, arrays: Rows, config: Config, w
   if name.endswith("_target_tokens") and array.min() == _IGNORED:
     weights = name.replace("target_tokens", "loss_weights")
     raise UserError(
-      f"{where} has {_IGNORED}, which marks positions that do not count in labels of Hugging Face and PyTorch: give"
-      f" {weights} = (labels != {_IGNORED}), and 0 in place of {_IGNORED}"
+      f"{where} has {_IGNORED}, which marks ignored labels in Hugging Face and PyTorch. Give {weights} = (labels "
+      f"!= {_IGNORED}), and 0 instead of {_IGNORED}"
     )
   if array.min() < 0 or (most and array.max() >= most):
-    limit = f", and {limit_name} is {most}" if most else ": must be at least 0"
+    limit = f", and {limit_name} is {most}" if most else "; ids must be at least 0"
     raise UserError(f"{where} has ids from {array.min()} to {array.max()}{limit}")
 
 
 def _check_answers(targets: np.ndarray, head_numbers: np.ndarray, heads: Sequence[HeadConfig], where: str) -> None:
-  """Refuses classes that a head has not, where it is asked."""
+  """Refuses class ids that the head of an example does not have."""
   for number, head in enumerate(heads, start=1):
     answers = targets[head_numbers == number]
     if head.kind in ("class", "tag") and answers.size and (answers.min() < 0 or answers.max() >= head.num_classes):
-      raise UserError(f"{where} has {answers.max()} where the head {head.name} is asked, of {head.num_classes} classes")
+      raise UserError(
+        f"{where} has {answers.max()} for the head {head.name}, which has {head.num_classes} classes (0 to "
+        f"{head.num_classes - 1})"
+      )
 
 
-# End of a feature's name -> how many numbers there are of it, 0: as many as one likes, and what says so.
+# Suffix of a feature name -> number of valid ids (0: unlimited) and the config key that sets it.
 _MOST: Mapping[str, Callable[[Any], tuple[int, str]]] = {
   "_tokens": lambda model: (model.vocab_size, "config.model.vocab_size"),
   "_token_types": lambda model: (model.segment_types, "config.model.segment_types"),
-  "_positions": lambda model: (model.most_positions, "the number of positions that the model has"),
-  "_answer_heads": lambda model: (len(model.heads) + 1, "the number of config.model.heads, and one,"),
+  "_positions": lambda model: (model.most_positions, "the model's number of positions"),
+  "_answer_heads": lambda model: (len(model.heads) + 1, "the number of config.model.heads plus one"),
 }
 
 
 def _array(values: Any, wanted: jax.ShapeDtypeStruct, where: str) -> np.ndarray:
   if values is None or isinstance(values, str | bytes):
-    raise UserError(f"{where} is {type(values).__name__}: give an array [rows, length] of ids")
+    raise UserError(f"{where} is {type(values).__name__}. Give an array [rows, length] of ids")
   try:
-    array = np.array(values)  # a copy: whoever made it may write the next batch into the same memory
-  except Exception as error:  # rows of different lengths; or whatever a library says of its own arrays
-    raise UserError(f"{where}: no array [rows, length] ({error})") from error
+    array = np.array(values)  # copied, because the caller may reuse the memory for the next batch
+  except Exception as error:  # ragged rows, or any error of an array library
+    raise UserError(f"{where}: cannot be converted to an array [rows, length] ({error})") from error
   if wanted.dtype == np.float32 and array.dtype.kind == "V" and jax.numpy.issubdtype(array.dtype, np.floating):
     array = array.astype(np.float32)  # bfloat16
   shape = list(array.shape)
   if len(shape) != 2 or any(size > most for size, most in zip(shape, wanted.shape, strict=True)):
     raise UserError(
-      f"{where} is {shape}: the config asks for [rows, length], at most {list(wanted.shape)}"
-      " (config.train.batch_size; config.data.inputs_length and targets_length)"
+      f"{where} has shape {shape}, but the config allows [rows, length] up to {list(wanted.shape)} "
+      "(config.train.batch_size; config.data.inputs_length and targets_length)"
     )
   kinds = "bui" if wanted.dtype == np.int32 else "buif"
   if array.dtype.kind not in kinds:
-    raise UserError(f"{where} is of {array.dtype}: must be {'integers' if kinds == 'bui' else 'numbers'}")
+    raise UserError(f"{where} has dtype {array.dtype}; it must be of {'integers' if kinds == 'bui' else 'numbers'}")
   if array.dtype.kind in "iu" and array.size and (array.max() > 2**31 - 1 or array.min() < -(2**31)):
-    raise UserError(f"{where} has numbers of more than 32 bits")
+    raise UserError(f"{where} has values beyond 32 bits. Give ids below 2**31")
   return array.astype(wanted.dtype)
 
 
 def _fill_in(arrays: dict[str, np.ndarray], wanted: Mapping[str, Any], predicts: str, framing: ArrayFraming) -> None:
-  """What follows from features that are there, of rows that have one example each."""
+  """Derives missing features of rows with one example each."""
   is_packed = f"{predicts}_positions" in wanted and f"{predicts}_segment_ids" in wanted
   targets, tokens = arrays.get(f"{predicts}_target_tokens"), arrays.get("encoder_input_tokens")
   defaults: dict[str, Callable[[], np.ndarray]] = {}

@@ -1,8 +1,8 @@
-"""Streams: how the order of the data is made independent of the number of hosts, and resumed bit for bit.
+"""Streams of training data: the order is independent of the number of hosts, and resumes bit for bit.
 
-The data is split in a fixed number of streams.  Stream s of S yields rows s * B / S to (s + 1) * B / S of every global
-batch of B, and a host reads the streams whose rows its devices hold.  Each stream has its own share of the data, its
-own seed and its own position, which is a few integers, see example_windows.py.
+The data is split into a fixed number of streams. Stream s of S yields rows s * B / S to (s + 1) * B / S of every global
+batch of B rows. A host reads the streams whose rows its devices hold. Each stream has its own share of the data, its
+own seed, and its own position of a few integers (example_windows.py).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,17 +22,17 @@ from t2t.data import sources
 from t2t.data.sources import bad_records, file_fingerprints, named
 from t2t.runtime import console, waiting
 
-# Of each host, few enough that opening them does not delay its start; on more hosts later each has fewer, and on more
-# than there are streams, several share one.
+# Streams per host: few enough to open without delaying the start. With more hosts later each reads fewer streams, and
+# with more hosts than streams several share one.
 DEFAULT_STREAMS = 8
 _MOST_STREAMS = 256
-# What the tasks of a mixture say themselves.
+# Keys that do not apply to a mixture, because its tasks define them.
 OF_FILES = ("data.objective", "data.noise_density", "data.mean_noise_span_length", "data.field")
 _STATE_VERSION = 2
 
 
 def stream_name(stream: int, num_streams: int) -> str:
-  """What a stream's position is saved as.
+  """Returns the name under which the position of a stream is saved.
 
   In:  3, 8
   Out: "stream-00003-of-00008"
@@ -42,11 +42,11 @@ def stream_name(stream: int, num_streams: int) -> str:
 
 _CONTENT = ", content "
 _SPECIAL_TOKENS = "data.special_tokens"
-_KEPT = "vocabulary"  # how a run names the folder with a copy of its own
+_KEPT = "vocabulary"  # name of the folder with a run's own copy of the vocabulary
 
 
 def vocabulary_name(spec: str, digest: str) -> str:
-  """What a stream's identity calls a vocabulary.
+  """Returns the name of a vocabulary in the identity of a stream.
 
   In:  "runs/vocabulary/spiece.model", "9f86d081884c7d65"
   Out: "spiece.model, content 9f86d081884c7d65"
@@ -55,20 +55,20 @@ def vocabulary_name(spec: str, digest: str) -> str:
 
 
 def vocabulary_digest(name: str) -> str:
-  """The digest in a name of `vocabulary_name`; "": older versions saved none."""
+  """Returns the digest in a name of `vocabulary_name`; "" in names of older versions."""
   return name.rpartition(_CONTENT)[2] if _CONTENT in name else ""
 
 
 def _is_same_vocabulary(old: str, new: str) -> bool:
-  """By content where both say it, whatever their names are."""
+  """Compares two vocabularies by content if both names have a digest, otherwise by name."""
   if vocabulary_digest(old) and vocabulary_digest(new):
     return vocabulary_digest(old) == vocabulary_digest(new)
   names = [name.rpartition(_CONTENT)[0] if _CONTENT in name else name for name in (old, new)]
-  return names[0] == names[1] or names[1] == _KEPT  # whose content has been compared, see vocabularies.check_saved
+  return names[0] == names[1] or names[1] == _KEPT  # vocabularies.check_saved has compared its content
 
 
 def host_rows(batch_sharding: jax.sharding.NamedSharding, batch_size: int) -> dict[int, set[tuple[int, int]]]:
-  """Rows of a global batch that the devices of each host hold: process index -> {(start, stop), ...}.
+  """Returns the rows of a global batch that each host's devices hold: process index -> {(start, stop), ...}.
 
   In:  4 devices on 2 hosts, the batch over all 4, batch_size 8
   Out: {0: {(0, 2), (2, 4)}, 1: {(4, 6), (6, 8)}}
@@ -81,8 +81,8 @@ def host_rows(batch_sharding: jax.sharding.NamedSharding, batch_size: int) -> di
   except ValueError as error:
     parts = sharding.num_shards("batch", batch_sharding.mesh)
     raise UserError(
-      f"config.train.batch_size={batch_size} does not divide over the mesh's axes data and fsdp, {parts} parts;"
-      f" a multiple of {parts} does, for example {max(1, round(batch_size / parts)) * parts}"
+      f"config.train.batch_size={batch_size} does not divide over the mesh axes data and fsdp, {parts} parts. "
+      f"Give a multiple of {parts}, for example {max(1, round(batch_size / parts)) * parts}"
     ) from error
   rows: dict[int, set[tuple[int, int]]] = {}
   for device, (row_slice,) in indices.items():
@@ -92,7 +92,7 @@ def host_rows(batch_sharding: jax.sharding.NamedSharding, batch_size: int) -> di
 
 
 def host_streams(rows: set[tuple[int, int]], *, batch_size: int, num_streams: int) -> list[int]:
-  """The streams that these rows are of, some perhaps only in part.
+  """Returns the streams of these rows, some perhaps only in part.
 
   In:  {(0, 2), (2, 4)}, batch_size 8, num_streams 4
   Out: [0, 1]
@@ -102,7 +102,7 @@ def host_streams(rows: set[tuple[int, int]], *, batch_size: int, num_streams: in
 
 
 def writers(rows: Mapping[int, set[tuple[int, int]]], *, batch_size: int, num_streams: int) -> dict[int, int]:
-  """The process that saves the position of each stream: the first of those whose devices hold rows of it.
+  """Returns the process that saves the position of each stream: the first one with rows of the stream.
 
   In:  {0: {(0, 4)}, 1: {(0, 4)}, 2: {(4, 8)}, 3: {(4, 8)}}, batch_size 8, num_streams 4
   Out: {0: 0, 1: 0, 2: 2, 3: 2}
@@ -123,49 +123,47 @@ def choose_num_streams(
   documents: int | None = None,
   named: str = "config.train.batch_size",
 ) -> int:
-  """The number of streams: what is wanted, else 8 for each host, or what works and is nearest below.
+  """Returns the number of streams: `wanted`, or at most 8 per host.
 
-  A run that began so goes on on eight times as many hosts without more work; still more hosts share streams: each makes
-  the whole of one and takes its own rows.
+  Such a run resumes on up to eight times as many hosts without more work. With still more hosts several share a stream:
+  each makes the whole stream and takes its own rows.
 
   Args:
-    rows: of each host, from `host_rows`.
+    rows: rows of each host, from `host_rows`.
     batch_size: rows of a global batch.
     wanted: the user's or the checkpoint's number; 0 to choose.
-    documents: in the corpus, if known: a stream without a document would have nothing to yield.
-    named: what `batch_size` is, for messages.
+    documents: number of documents in the corpus, if known: a stream without a document would yield nothing.
+    named: name of `batch_size` in messages.
 
   Raises:
-    UserError: `wanted` does not divide the batch; says which numbers do.
+    UserError: `wanted` does not divide the batch; the message lists valid numbers.
   """
   working = [number for number in range(1, batch_size + 1) if batch_size % number == 0]
   if wanted:
     if wanted in working:
       return wanted
-    raise UserError(
-      f"config.data.num_streams={wanted} does not divide {named}={batch_size}; these numbers work: {working}"
-    )
+    raise UserError(f"config.data.num_streams={wanted} does not divide {named}={batch_size}. Give one of {working}")
   hosts = len({frozenset(host_ranges) for host_ranges in rows.values()})
   most = max(hosts, min(DEFAULT_STREAMS * hosts, _MOST_STREAMS))
   if documents is not None:
-    # A quarter of the documents: those held out may be all that a stream of two or three has.
+    # At most a quarter of the documents, because a stream of two or three may contain only held-out ones.
     most = min(most, max(1, documents // 4))
   exact_rows = lambda number: sum(
     len(host_streams(host_ranges, batch_size=batch_size, num_streams=number)) * (batch_size // number)
     == sum(stop - start for start, stop in host_ranges)
     for host_ranges in rows.values()
   )
-  # Best that no host makes rows which it does not need.
+  # The best number lets no host make rows that it does not need.
   return max((number for number in working if number <= most), key=lambda number: (exact_rows(number), number))
 
 
 class BatchIterator:
-  """Global batches of training examples, and the position to go on from.
+  """Iterator over global batches of training examples, with a resumable position.
 
   Attributes:
-    num_streams: in how many parts the data is split, on all hosts together.
-    stream_names: those that this host reads.
-    wait_seconds: how long the last `__next__` waited for the data.
+    num_streams: number of streams on all hosts together.
+    stream_names: names of the streams that this host reads.
+    wait_seconds: time that the last `__next__` waited for data.
   """
 
   def __init__(
@@ -183,21 +181,20 @@ class BatchIterator:
     tally: bad_records.Tally | None = None,
     spelled: Callable[[], str] = lambda: "",
   ):
-    """An iterator at the beginning of the data; use `train_batches`.
+    """Creates an iterator at the beginning of the data; use `train_batches`.
 
     Args:
-      plan: what rows are made of.
-      streams: this host's.
-      num_streams: of all hosts.
+      plan: plan of the rows.
+      streams: streams of this host.
+      num_streams: number of streams on all hosts.
       batch_size: rows of a global batch.
-      batch_sharding: how its rows lie on the devices.
-      identity: what the order of the data depends on, saved with the position and compared when it is restored.
-      saved: of `streams` those whose position this host saves, where several hosts share one; None: all.
-      files: what this host reads, which may have disks of its own, by the configuration key that names it: told apart
-        when a position is restored.
-      allow_changed_files: whether one may go on with others than it began with.
-      tally: of the records that are read, if they are counted; it is saved with the positions.
-      spelled: returns the control tokens that the text spells, in words; called for a position of an older version.
+      batch_sharding: sharding of the rows over devices.
+      identity: settings that determine the order of the data; saved with the position and compared on restore.
+      saved: streams whose position this host saves, if several hosts share one; None: all of `streams`.
+      files: fingerprints of the files of this host, by config key; compared on restore. Hosts may have their own disks.
+      allow_changed_files: whether to resume with other files than at the start.
+      tally: count of the records read, saved with the positions; None: not counted.
+      spelled: returns the control tokens that the text spells, for messages; called for a position of an older version.
     """
     self.num_streams = num_streams
     self.wait_seconds = 0.0
@@ -212,7 +209,7 @@ class BatchIterator:
     self._tally, self._spelled = tally, spelled
     self._positions = {stream: rows_lib.beginning(plan) for stream in streams}
     self._epochs = self._begun()
-    # tf.data asks late where the tasks of a mixture begin, when others have moved on.
+    # tf.data reads the starts of a mixture's tasks late, when others have moved on.
     self._starts = dict(self._positions)
     self._dataset = rows_lib.of_streams(
       plan,
@@ -225,29 +222,28 @@ class BatchIterator:
 
   @property
   def stream_names(self) -> tuple[str, ...]:
-    """What this host needs of a checkpoint."""
+    """Names of the streams that this host restores from a checkpoint."""
     return tuple(stream_name(stream, self.num_streams) for stream in self._streams)
 
   @property
   def epochs(self) -> dict[str, int]:
-    """Of a mixture: task -> how often it has been gone through, by the stream of this host that has come furthest."""
+    """Number of passes over each task of a mixture, from the most advanced stream of this host."""
     if len(self._tasks) < 2:
       return {}
     return dict(zip(self._tasks, np.max(self._epochs, axis=0).tolist(), strict=True))
 
   def _begun(self) -> list[np.ndarray]:
-    """Of each stream how often it has gone through each task, as far as its position says so."""
+    """Returns for each stream the number of passes over each task, as its position records them."""
     return [rows_lib.epochs(position) for position in self._positions.values()]
 
   def __iter__(self) -> "BatchIterator":
-    """Itself."""
     return self
 
   def next_rows(self) -> dict[int, dict[str, np.ndarray]]:
-    """The next part of a batch of each stream of this host: stream -> feature -> [batch / num_streams, length].
+    """Returns the next part of a batch of each stream: stream -> feature -> [batch / num_streams, length].
 
     Raises:
-      UserError: a record that cannot be used, with file and line, or a stream without any text.
+      UserError: a record cannot be used (with file and line), or a stream has no text.
     """
     started = time.monotonic()
     if self._iterator is None:
@@ -262,13 +258,13 @@ class BatchIterator:
       waiting.end()
     positions = features.pop(rows_lib.POSITION)
     self._positions = {stream: positions[i, -1] for i, stream in enumerate(self._streams)}
-    # Positions are those of a mixture's windows, and know of a pass only when the next one begins.
+    # Positions in a mixture are those of windows, which record a pass only when the next one begins.
     self._epochs = features.pop(rows_lib.EPOCHS)[:, -1] if rows_lib.EPOCHS in features else self._begun()
     self.wait_seconds = time.monotonic() - started
     return {stream: {name: array[i] for name, array in features.items()} for i, stream in enumerate(self._streams)}
 
   def __next__(self) -> dict[str, jax.Array]:
-    """The next global batch: each feature int32 or (loss weights) float32, [batch, length].
+    """Returns the next global batch: each feature [batch, length], int32, or float32 for loss weights.
 
     Raises:
       UserError: see `next_rows`.
@@ -276,10 +272,12 @@ class BatchIterator:
     return global_batch(self.next_rows(), self._batch_sharding, self._batch_size)
 
   def state(self, step: int | None = None) -> dict[str, bytes]:
-    """The position of each stream that this host saves, by its name: behind what was handed out, not what was read.
+    """Returns the position of each stream that this host saves, by name: behind the rows returned, not the rows read
+    ahead.
 
     Args:
-      step: that it is of; it stands in each, as the stream's name does, by which a file in the wrong place is known.
+      step: step of the checkpoint; stored with the stream's name in each position, so that a misplaced file is
+        detected.
     """
     step_fields = lambda stream: {} if step is None else {"step": step, "stream": stream_name(stream, self.num_streams)}
     saved = {
@@ -295,7 +293,7 @@ class BatchIterator:
       for stream, part in zip(saved, self._tally.shared_out(max(1, len(saved))), strict=False):
         saved[stream]["records"] = part
     if self._files and saved:
-      # The list once for each host, and in each stream whether it is another: hosts may be more when the run goes on.
+      # The list is stored once per host, with digests in every stream, because a resumed run may have more hosts.
       saved[min(saved)]["contents"] = {key: files.saved() for key, files in self._files.items()}
       digests = {key: files.short() for key, files in self._files.items()}
       for stream_state in saved.values():
@@ -305,20 +303,21 @@ class BatchIterator:
     }
 
   def restore(self, state: Mapping[str, bytes], *, step: int) -> None:
-    """Goes on where `state` was taken; streams of other hosts in it are ignored.
+    """Continues where `state` was taken; streams of other hosts are ignored.
 
     Args:
-      state: of each of `stream_names`.
-      step: batches that had been handed out, by which a position of an older version of t2t is estimated.
+      state: state of each of `stream_names`.
+      step: number of batches returned, from which a position of an older version of t2t is estimated.
 
     Raises:
-      UserError: a stream is missing, or the state is of other data or other settings; names the first that differs.
+      UserError: a stream is missing, or the state belongs to other data or settings; the message names the first
+        difference.
     """
     missing = [name for name in self.stream_names if name not in state]
     if missing:
       raise UserError(
-        f"the checkpoint has no position for {missing[0]} (it has {', '.join(sorted(state)) or 'none'});"
-        " config.data.num_streams must be what training was started with"
+        f"the checkpoint has no position for {missing[0]} (it has {', '.join(sorted(state)) or 'none'}). Set "
+        "config.data.num_streams to the number at the start of training"
       )
     self._check_files(state)
     if self._tally is not None:
@@ -333,17 +332,20 @@ class BatchIterator:
     self._tell_spelled(state)
 
   def _tell_spelled(self, state: Mapping[str, bytes]) -> None:
-    """Tells that the text of a run of an older version is read otherwise from now on, where it is."""
+    """Prints a message if a run of an older version continues on text that spells control tokens."""
     saved = state[self.stream_names[0]]
     is_older = saved.startswith(b"1 ") or _SPECIAL_TOKENS not in json.loads(saved)["identity"]
     if is_older and self._identity.get(_SPECIAL_TOKENS) is False and (spelled_tokens := self._spelled()):
       console.tell(
-        f"the text spells control tokens ({spelled_tokens}): up to the checkpoint an older version of t2t read them as"
-        " control tokens, from here on they are text; --config.data.special_tokens=True goes on as the run began"
+        f"the text spells control tokens ({spelled_tokens}): up to the checkpoint an older version of t2t read "
+        "them as control tokens, and from here on they are text. Set --config.data.special_tokens=True to keep "
+        "the earlier behaviour"
       )
 
   def _check_files(self, state: Mapping[str, bytes]) -> None:
-    """Whether this host's files are those of its streams; older checkpoints do not say it, or of the first stream."""
+    """Compares this host's files with those of its streams; older checkpoints have no list, or only one for the first
+    stream.
+    """
     saved_states = [json.loads(state[name]) for name in self.stream_names if not state[name].startswith(b"1 ")]
     listed = [
       saved.get("contents") or ({"config.data.files": saved["files"]} if "files" in saved else {})
@@ -353,30 +355,29 @@ class BatchIterator:
       differences = sorted({line for before in _different(listed, key) for line in files.differences(before)})
       digests = _different([saved.get("digests", {}) for saved in saved_states], key)
       if not differences and any(map(files.differ, digests)):
-        differences = ["what they hold, on this host"]  # which files, a host knows that saved the list
+        differences = ["their content, on this host"]  # only the host that saved the list knows the files
       if not differences:
         continue
       shown = file_fingerprints.shown(differences)
       if not self._allow_changed_files:
         raise UserError(
-          f"{key} are not those that the checkpoint's position belongs to: {shown};"
-          " bring them back, set config.data.allow_changed_files=True to go on at about the same part of what is"
-          " there, or"
-          " give another --workdir to begin anew"
+          f"{key} differ from the files of the checkpoint's data position: {shown}. Restore the files, set "
+          "config.data.allow_changed_files=True to continue at about the same part of the present files, or "
+          "give another --workdir to start anew"
         )
       console.tell(
-        f"{key} have changed since the checkpoint: {shown};"
-        " the data goes on at about the same part of what there is now"
+        f"{key} have changed since the checkpoint: {shown}; the data continues at about the same part of the "
+        "present files"
       )
 
   def go_on_from(self, before: "BatchIterator") -> None:
-    """Begins behind what another has handed out: each task that both read of the same files.
+    """Starts behind the rows that another iterator has returned, for each task that both read from the same files.
 
-    Where they differ by their batch size alone the next row is the very next; otherwise the rest of a window of text,
-    some hundred examples, is passed over.
+    If only the batch size differs, the next row follows directly. Otherwise the rest of a window of text, some hundred
+    examples, is skipped.
 
     Args:
-      before: of the same streams.
+      before: iterator over the same streams.
     """
     differ = {
       key for key in {**before._identity, **self._identity} if before._identity.get(key) != self._identity.get(key)
@@ -401,8 +402,8 @@ class BatchIterator:
     if state.startswith(b"1 "):
       if stream == 0:
         console.tell(
-          "the checkpoint's data position is of an older version of t2t: the data goes on at about the same part of its"
-          " epoch, not at the same example"
+          "the checkpoint's data position is from an older version of t2t; the data continues at about the same "
+          "part of its epoch, not at the same example"
         )
       from t2t.data import position_migration
 
@@ -411,15 +412,15 @@ class BatchIterator:
     saved = json.loads(state)
     if saved["version"] != _STATE_VERSION:
       raise UserError(
-        f"{stream_name(stream, self.num_streams)}: the position was saved by another version of t2t (format"
-        f" {saved['version']})"
+        f"{stream_name(stream, self.num_streams)}: another version of t2t saved the position (format "
+        f"{saved['version']}). Resume with that version, or start a new workdir with config.init.checkpoint"
       )
     identity = {current_key(key): value for key, value in saved["identity"].items()}
-    if identity.get("data.mixture"):  # older versions saved what it does not depend on
+    if identity.get("data.mixture"):  # older versions saved keys without effect on it
       identity = {key: value for key, value in identity.items() if key not in OF_FILES}
     for key in {**identity, **self._identity}:
       old, new = identity.get(key), self._identity.get(key)
-      if key == _SPECIAL_TOKENS and old is None:  # older versions read letters of records as control tokens
+      if key == _SPECIAL_TOKENS and old is None:  # older versions read letters in records as control tokens
         continue
       if key == "data.vocabulary" and _is_same_vocabulary(old or "", new or ""):
         continue
@@ -428,42 +429,42 @@ class BatchIterator:
     return rows_lib.position_from_json(self._plan, saved["position"])
 
 
-# Parts of a table that follow from a key that the user types; all others follow from the columns.
+# Parts of a table that follow from a key on the command line; all others follow from the columns.
 _TYPED = {"classes": "data.labels", "kind": "data.labels", "prefix": "data.prefix"}
 
 
 def _changed(key: str, old: Any, new: Any) -> str:
-  """The error on a value of the data's identity that is another than that of a saved position."""
+  """Returns the error message for a changed value in the data's identity."""
   remedy = "start a new workdir from the parameters with config.init.checkpoint"
   if any(isinstance(x, str) and DataConfig.is_in_memory(x) for x in (old, new)):
     return (
-      f"examples: the checkpoint's data position belongs to {DataConfig.described(str(old))}, and these are other"
-      f" examples, or in another order; pass the same again, or {remedy}"
+      f"examples: the checkpoint's data position belongs to {DataConfig.described(str(old))}, and these are "
+      f"other examples, or in another order. Pass the same examples again, or {remedy}"
     )
   if part := key.removeprefix("data.table.") if key.startswith("data.table.") else "":
     typed = _TYPED.get(part, "data.columns")
     return (
-      f"config.{typed}: the {part} of the table would be {new!r}, but the checkpoint's data position belongs to"
-      f" {old!r}; set it back, or {remedy}"
+      f"config.{typed}: the {part} of the table would be {new!r}, but the checkpoint's data position belongs to "
+      f"{old!r}. Set it back, or {remedy}"
     )
   now = "has no value" if new is None else f"is {new!r}"
-  before = "a run that had none" if old is None else repr(old)
-  return f"config.{key} {now}, but the checkpoint's data position belongs to {before}; set it back, or {remedy}"
+  before = "a run without one" if old is None else repr(old)
+  return f"config.{key} {now}, but the checkpoint's data position belongs to {before}. Set it back, or {remedy}"
 
 
 def _is_of_files(key: str) -> bool:
-  """Whether a key of an identity stands for what files hold: data.files, data.sources.NAME.files."""
+  """Returns true for identity keys of file contents: data.files, data.sources.NAME.files."""
   return key == "data.files" or (key.startswith("data.sources.") and key.endswith(".files"))
 
 
 def global_batch(
   rows: Mapping[int, Mapping[str, np.ndarray]], batch_sharding: jax.sharding.NamedSharding, batch_size: int
 ) -> dict[str, jax.Array]:
-  """A batch on the mesh.
+  """Returns a batch on the mesh.
 
   Args:
-    rows: stream -> feature -> [batch / num_streams, ...], of the streams that this host's devices hold rows of.
-    batch_sharding: how its rows lie on the devices.
+    rows: stream -> feature -> [batch / num_streams, ...], for the streams with rows on this host's devices.
+    batch_sharding: sharding of the rows over devices.
     batch_size: rows of the batch.
   """
   features = next(iter(rows.values()))
@@ -482,16 +483,16 @@ def global_batch(
 
 
 def arrays(features: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
-  """Model features as numpy arrays, int32 but for the loss weights, which are float32."""
+  """Converts model features to NumPy arrays: int32, and float32 for loss weights."""
   return as_batch({name: tensor.numpy() for name, tensor in features.items()})
 
 
 def as_batch(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """The same arrays with the types that models take."""
-  # seqio's weights are integers; ours are multiplied with losses.
+  """Returns the same arrays with the dtypes that models take."""
+  # seqio's weights are integers; t2t multiplies them with losses.
   return {name: array.astype(np.float32) if name.endswith("loss_weights") else array for name, array in arrays.items()}
 
 
 def _different(records: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
-  """What they have under a key, each once: streams of one host say the same, and it may take reading to compare."""
+  """Returns the distinct values under a key; streams of one host are equal, and comparing may read files."""
   return list({json.dumps(record[key]): record[key] for record in records if key in record}.values())

@@ -1,4 +1,4 @@
-"""Apache Beam writes the offline cache of a task, here or on a cluster."""
+"""Writes the offline cache of a task with Apache Beam, locally or on a cluster."""
 
 from collections.abc import Iterator, Sequence
 import dataclasses
@@ -23,43 +23,43 @@ from t2t.runtime import amounts
 
 @dataclasses.dataclass(frozen=True)
 class CacheJob:
-  """What is cached, and how; workers on other machines get it, too."""
+  """Settings of a cache job; workers on other machines receive them as well."""
 
   mixture: str
   modules: tuple[str, ...]
   output_dir: str
-  splits: tuple[str, ...]  # empty: all
+  splits: tuple[str, ...]  # empty: all splits
   num_shards: int  # 0: chosen
-  vocabulary: str  # empty: the task's
+  vocabulary: str  # empty: the task's vocabulary
   extra_ids: int
   runner: str
   beam_options: tuple[str, ...]
   overwrite: bool
 
   def folder(self, task: seqio.Task) -> str:
-    """Of a task, in the output folder."""
+    """Returns the folder of a task in the output folder."""
     return offline_cache.folder_of(self.output_dir, task)
 
   def splits_of(self, task: seqio.Task) -> list[str]:
-    """Those of a task that are asked for."""
+    """Returns the selected splits of a task."""
     return [split for split in task.splits if not self.splits or split in self.splits]
 
   @property
   def is_local(self) -> bool:
-    """Whether it runs in this process, or beside it."""
+    """True if the pipeline runs on this machine."""
     return self.runner.lower().removesuffix("runner") == "direct"
 
 
 def load_beam():
-  """Apache Beam, and what seqio has for it."""
-  python_logging.disable(python_logging.WARNING)  # it warns that it has no client of BigQuery
+  """Imports Apache Beam and seqio's modules for it."""
+  python_logging.disable(python_logging.WARNING)  # Beam warns about a missing BigQuery client
   try:
     import apache_beam as beam
     from seqio import beam_utils
   except ImportError as error:
     raise UserError(
-      f"Apache Beam cannot be imported ({error}): pip install -e '.[cache]', in an environment of its own where the"
-      " packages of this one are newer than Beam allows"
+      f"Apache Beam cannot be imported ({error}). Run pip install -e '.[cache]', in a separate environment if "
+      "this one has newer packages than Beam allows"
     ) from error
   finally:
     python_logging.disable(python_logging.NOTSET)
@@ -82,7 +82,7 @@ def _runner(job: CacheJob) -> Any:
 
 
 def _task_or_mixture(name: str, job: CacheJob) -> task_resolution.Provider:
-  """A task or mixture, in the user's vocabulary."""
+  """Returns a task or mixture with the user's vocabulary."""
   provider = registry.task_or_mixture(name, modules=job.modules, where="--mixture ", modules_where="--task_modules")
   if not job.vocabulary:
     return raw_text.guarded(provider)
@@ -101,7 +101,7 @@ def _registered_name(name: str) -> str:
 
 
 def _register(name: str, job: CacheJob) -> None:
-  """Registers a task as it is cached: seqio's workers find what they preprocess by its name."""
+  """Registers the task to cache, because seqio's workers look it up by name."""
   with _REGISTERING:
     if _registered_name(name) in seqio.TaskRegistry.names():
       return
@@ -116,7 +116,7 @@ def _register(name: str, job: CacheJob) -> None:
 
 
 class _ExampleCounter:
-  """Says how many examples have come by, every ten seconds; hands them on."""
+  """Counts examples and prints the count every ten seconds."""
 
   def __init__(self, label: str):
     self._label, self._count, self._last_printed = label, 0, time.monotonic()
@@ -130,7 +130,7 @@ class _ExampleCounter:
 
 
 def _add_to_pipeline(pipeline, task: seqio.Task, job: CacheJob) -> None:
-  """The steps that cache a task, as in seqio's scripts/cache_tasks_main.py."""
+  """Adds the steps that cache a task, as in seqio's scripts/cache_tasks_main.py."""
   beam, beam_utils = load_beam()
   folder = job.folder(task)
   _register(task.name, job)
@@ -140,9 +140,9 @@ def _add_to_pipeline(pipeline, task: seqio.Task, job: CacheJob) -> None:
     label = f"{task.name} {split}"
     preprocess = beam_utils.PreprocessTask(registered, split, setup_fn=functools.partial(_register, task.name, job))
     if registered.source.supports_arbitrary_sharding:
-      # With eight files for each shard, t2t's sources give a shard files of its own; with fewer each reads all files.
+      # With eight files per shard t2t's sources give each shard its own files; with fewer each shard reads all files.
       preprocess.shards = preprocess.shards[: max(1, len(preprocess.shards) // 8)]
-    # At least seqio's number, which divides among the streams of most runs.
+    # At least seqio's number, which divides by the number of streams of most runs.
     num_shards = job.num_shards or max(64, len(preprocess.shards))
     examples = (
       pipeline
@@ -161,7 +161,7 @@ def _add_to_pipeline(pipeline, task: seqio.Task, job: CacheJob) -> None:
       | f"{label}: stats" >> beam_utils.GetStats(task.output_features)
       | f"{label}: write stats" >> beam_utils.WriteJson(stats),
     ]
-  # Waits for all that is written, and writes an empty file.
+  # Waits for all files, and writes an empty one.
   _ = (
     written
     | f"{task.name}: all splits" >> beam.Flatten()
@@ -177,7 +177,7 @@ def _add_to_pipeline(pipeline, task: seqio.Task, job: CacheJob) -> None:
 
 
 def _run(tasks: Sequence[seqio.Task], job: CacheJob) -> None:
-  """Runs one pipeline for these tasks to its end; what was there of them is removed first."""
+  """Runs one pipeline for these tasks to its end, after removing their earlier files."""
   beam, _ = load_beam()
   states = beam.runners.runner.PipelineState
   names = ", ".join(task.name for task in tasks)
@@ -195,11 +195,11 @@ def _run(tasks: Sequence[seqio.Task], job: CacheJob) -> None:
       for counter in result.metrics().query(beam.metrics.MetricsFilter().with_name("examples"))["counters"]:
         print(f"  {counter.key.metric.namespace}: {counter.result:,} examples", flush=True)
     if state != states.DONE:
-      raise UserError(f"caching {names}: the pipeline ended as {state}; the runner's own log says why")
+      raise UserError(f"caching {names}: the pipeline ended as {state}. Read the log of the runner for the reason")
   except UserError:
     raise
-  except Exception as error:  # whatever a source, a preprocessor or a runner raises
-    raise UserError(f"caching {names} failed, and begins anew next time: {_reason(error)}") from error
+  except Exception as error:  # any error of a source, preprocessor or runner
+    raise UserError(f"caching {names} failed, and starts anew next time: {_reason(error)}") from error
   finally:
     for task in tasks:
       if _registered_name(task.name) in seqio.TaskRegistry.names():
@@ -207,7 +207,7 @@ def _run(tasks: Sequence[seqio.Task], job: CacheJob) -> None:
 
 
 def _begin(task: seqio.Task, folder: str) -> None:
-  """A new folder, which is not complete and says what is to be in it."""
+  """Makes a new, incomplete folder with a record of its future content."""
   if tf.io.gfile.exists(folder):
     tf.io.gfile.rmtree(folder)
   tf.io.gfile.makedirs(folder)
@@ -217,39 +217,39 @@ def _begin(task: seqio.Task, folder: str) -> None:
 
 
 def _reason(error: Exception) -> str:
-  """What went wrong in a few words: in Beam's errors it is the last line of a worker's traceback."""
+  """Returns the reason of an error in a few words; in Beam's errors it is the last line of a worker's traceback."""
   lines = [line.strip() for line in str(error).splitlines() if line.strip()]
   raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b.*:", line)]
   return (raised or lines or [type(error).__name__])[-1]
 
 
 def _tasks(job: CacheJob) -> list[seqio.Task]:
-  """The tasks of the mixture that have one of the splits."""
+  """Returns the tasks of the mixture with one of the splits."""
   parts = [_task_or_mixture(name.strip(), job) for name in job.mixture.split(",")]
   tasks = {task.name: task for part in parts for task in task_resolution.tasks_of(part)}.values()
   known_splits = sorted({split for task in tasks for split in task.splits})
   for split in job.splits:
     if split not in known_splits:
-      raise UserError(f"--splits {split}: {job.mixture} has no such split; it has {', '.join(known_splits)}")
+      raise UserError(f"--splits {split}: {job.mixture} has no such split; choose from {', '.join(known_splits)}")
   return [task for task in tasks if job.splits_of(task)]
 
 
 def _is_complete(task: seqio.Task, job: CacheJob) -> bool:
-  """Whether nothing is to be done for a task.
+  """Returns true if a task is cached completely.
 
   Raises:
-    UserError: it cannot be cached; or its folder holds something else, or a cache that is not the same.
+    UserError: the task cannot be cached, or its folder contains other files or a different cache.
   """
   offline_cache.record(task)
   folder, where = job.folder(task), f"--output_dir {job.output_dir}"
   record = os.path.join(folder, offline_cache.RECORD)
   if not tf.io.gfile.exists(record):
     if tf.io.gfile.exists(folder) and tf.io.gfile.listdir(folder):
-      raise UserError(f"{where}: {folder} holds files that `t2t cache` did not write; give another folder")
+      raise UserError(f"{where}: {folder} contains files that `t2t cache` did not write. Give another folder")
     return False
   if job.overwrite or not tf.io.gfile.exists(os.path.join(folder, offline_cache.COMPLETED)):
     return False
-  remedy = "give --overwrite to make it anew, or another folder"
+  remedy = "Give --overwrite to replace it, or another folder"
   offline_cache.check_record(task, offline_cache.read_json(record), where=where, remedy=remedy)
   for split in job.splits_of(task):
     if not tf.io.gfile.exists(seqio.get_cached_info_path(folder, split)):
@@ -258,7 +258,7 @@ def _is_complete(task: seqio.Task, job: CacheJob) -> bool:
 
 
 def run(job: CacheJob) -> None:
-  """Caches what is not cached yet; says what, how far it is and what came out.
+  """Caches the tasks that are not cached yet, and prints progress and a summary.
 
   Raises:
     UserError: a task cannot be cached, or the pipeline fails.
@@ -272,7 +272,7 @@ def run(job: CacheJob) -> None:
   tasks = _tasks(job)
   todo = [task for task in tasks if not _is_complete(task, job)]
   started = time.monotonic()
-  # In one process one after another: its memory holds what is cached, and what is complete stays when the next fails.
+  # A local run handles one task at a time: memory holds its data, and finished tasks stay when the next one fails.
   groups = [[task] for task in todo] if job.is_local else [todo] if todo else []
   for number, group in enumerate(groups, 1):
     names = ", ".join(f"{task.name} ({', '.join(job.splits_of(task))})" for task in group)
@@ -288,7 +288,7 @@ def run(job: CacheJob) -> None:
 
 
 def _summary(task: seqio.Task, job: CacheJob) -> Iterator[str]:
-  """A line for each split."""
+  """Yields a line for each split."""
   folder = job.folder(task)
   for split in job.splits_of(task):
     stats = offline_cache.read_json(seqio.get_cached_stats_path(folder, split))

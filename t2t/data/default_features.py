@@ -1,4 +1,4 @@
-"""What a task need not say, because it follows from what it says: filled in where others with it say it themselves."""
+"""Default features: fills in features that follow from a task's other features, so that tasks can be mixed."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -15,7 +15,8 @@ def _places(tokens: tf.Tensor, sep_id: int | None) -> tf.Tensor:
   return tf.range(tf.size(tokens))
 
 
-# Feature -> the one that it follows from, and how: what the model would be given if no task said it.
+# Feature -> the feature that it follows from, and the function that computes it: the model's default without the
+# feature.
 _FOLLOWS: dict[str, tuple[str, Callable[[tf.Tensor, int | None], tf.Tensor]]] = {
   "input_places": ("inputs", _places),
   "target_places": ("targets", _places),
@@ -24,16 +25,16 @@ _FOLLOWS: dict[str, tuple[str, Callable[[tf.Tensor, int | None], tf.Tensor]]] = 
 
 
 def alike(tasks: Sequence[seqio.Task], languages: Mapping[str, Sequence[int]] | None = None) -> list[seqio.Task]:
-  """The tasks such that all yield what any of them does, if what each lacks follows from what it has; else as they are.
+  """Returns the tasks with equal features, if each missing one follows from the others; otherwise the tasks unchanged.
 
-  Beside a task whose examples say {"input_places": [0, 1, 2, 0, 1], "token_types": [0, 0, 0, 1, 1]}:
-  In:  {"inputs": [101, 3, 99, 102], "targets": [101, 3, 4, 102], "loss_weights": [0, 0, 1, 0]}
-  Out: with it {"input_places": [0, 1, 2, 3], "token_types": [0, 0, 0, 0]}
+  Beside a task with examples {"input_places": [0, 1, 2, 0, 1], "token_types": [0, 0, 0, 1, 1]}: In:  {"inputs": [101,
+  3, 99, 102], "targets": [101, 3, 4, 102], "loss_weights": [0, 0, 1, 0]} Out: with it {"input_places": [0, 1, 2, 3],
+  "token_types": [0, 0, 0, 0]}
 
   Args:
-    tasks: with different names.
-    languages: name of a task -> the token type of its texts, and of those with translations also of these; those not
-      named keep theirs.
+    tasks: tasks with different names.
+    languages: task name -> the token type of its texts, and for translations a second one; other tasks keep their
+      types.
   """
   known_features = {name: feature for task in tasks for name, feature in task.output_features.items()}
   lacking = {task.name: [name for name in known_features if name not in task.output_features] for task in tasks}
@@ -47,7 +48,7 @@ def alike(tasks: Sequence[seqio.Task], languages: Mapping[str, Sequence[int]] | 
 
 
 def _with(task: seqio.Task, added: Mapping[str, seqio.Feature]) -> seqio.Task:
-  """A task that yields features besides."""
+  """Returns a task with additional features."""
   if not added:
     return task
   targets = task.output_features["targets"] if "targets" in task.output_features else task.output_features["inputs"]
@@ -64,7 +65,7 @@ def _with(task: seqio.Task, added: Mapping[str, seqio.Feature]) -> seqio.Task:
 
 
 def _with_languages(task: seqio.Task, languages: Sequence[int]) -> seqio.Task:
-  """A task whose token types say languages.
+  """Returns a task with languages as token types.
 
   In:  {"token_types": [0, 0, 0, 1, 1]}, languages [2, 0]; [0, 0, 1], languages [4]
   Out: {"token_types": [2, 2, 2, 0, 0]}; [4, 4, 4]

@@ -1,4 +1,6 @@
-"""Sources and preprocessors that cannot be resumed are found before training: those that remember, or draw anew."""
+"""Detects sources and preprocessors that cannot resume, because they keep state or draw random numbers, before
+training.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 import functools
@@ -15,7 +17,7 @@ from t2t import UserError
 from t2t.data import example_windows, shard_order, sources
 
 _COMPARED_RECORDS = 64
-# Operations that draw other numbers each time that they run.
+# TensorFlow operations that draw different numbers each time they run.
 _DRAWING = frozenset(
   ("Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2", "RandomShuffle")
   + ("RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal")
@@ -23,13 +25,13 @@ _DRAWING = frozenset(
 
 
 def check(plan: example_windows.DataPlan) -> None:
-  """Checks that each task with code of its user makes equal examples of equal records, on the first few records.
+  """Checks that each task with user code makes equal examples from equal records, on the first few records.
 
-  To build a task twice takes a seventh of the start of a run; t2t's and seqio's own code is covered by tests.
+  Building a task twice takes a seventh of the start of a run; tests cover the code of t2t and seqio.
 
   Raises:
-    UserError: it does not; names the source, or the first preprocessor whose result depends on more than its input and
-      seed, or that takes a part of what it is given.
+    UserError: the examples differ; names the source, or the first preprocessor whose result depends on more than its
+      input and seed, or that takes only part of its input.
   """
   for task in filter(_has_user_code, plan.tasks):
     first, second = (_first_records(plan, task) for _ in range(2))
@@ -38,9 +40,9 @@ def check(plan: example_windows.DataPlan) -> None:
     records, columns = first
     if not all(map(np.array_equal, columns, second[1])):
       raise UserError(
-        f"{task.name}: its source gives other records, or in another order, each time that it is asked with"
-        " shuffle=False; a run that was stopped could not go on with the same data. Let it give them in one order:"
-        " t2t shuffles them"
+        f"{task.name}: its source yields other records, or another order, each time it is read with "
+        "shuffle=False, so a stopped run could not resume with the same data. Yield them in one order; t2t "
+        "shuffles them"
       )
     make_examples = functools.partial(_examples_twice, plan, task, records, columns)
     examples = _repeated(make_examples)
@@ -52,15 +54,15 @@ def check(plan: example_windows.DataPlan) -> None:
         if _repeated(functools.partial(make_examples, steps=number)) is None or number == len(steps)
       )
       raise UserError(
-        f"{task.name}: its preprocessor {_name(steps[shortest - 1])} makes something else of the same records when it"
-        " is asked again, so that a run that was stopped could not go on with the same data; draw at random with the"
-        " seeds that @seqio.map_over_dataset(num_seeds=...) gives, and keep nothing between records"
+        f"{task.name}: its preprocessor {_name(steps[shortest - 1])} returns different results for the same "
+        "records, so a stopped run could not resume with the same data. Draw random numbers with the seeds of "
+        "@seqio.map_over_dataset(num_seeds=...), and keep no state between records"
       )
     _check_takes_all(task, make_examples, records=len(columns[0]), examples=examples)
 
 
 def _has_user_code(task: seqio.Task) -> bool:
-  """Returns whether a task reads another source than t2t's of files, or has code from outside of t2t and seqio."""
+  """Returns whether a task has a source other than t2t's files, or code from outside of t2t and seqio."""
   objects = [task.source, *(feature.vocabulary for feature in task.output_features.values())]
   if not isinstance(task.source, sources.FileSource) or not all(map(example_windows.is_of_library, objects)):
     return True
@@ -68,7 +70,7 @@ def _has_user_code(task: seqio.Task) -> bool:
 
 
 def _reaches_user_code(x: Any) -> bool:
-  """Returns whether a preprocessor is defined outside of t2t and seqio, or a function that it holds at any depth is."""
+  """Returns whether a preprocessor, or a function in it at any depth, is defined outside of t2t and seqio."""
   if isinstance(x, functools.partial):
     inner_values = (x.func, *x.args, *x.keywords.values())
   elif isinstance(x, Mapping):
@@ -89,7 +91,7 @@ def _reaches_user_code(x: Any) -> bool:
 def _first_records(
   plan: example_windows.DataPlan, task: seqio.Task
 ) -> tuple[shard_order.Records, tuple[np.ndarray, ...]] | None:
-  """The records of a task's source, and a few of them; None if it has none."""
+  """Returns the records of a task's source and a few of them; None if it has none."""
   records = example_windows.records_of(task, plan.split)
   (share,) = shard_order.shares(records.shards(), 1)
   order = shard_order.Order(share, (0,), plan.window_bytes, shuffled=False)
@@ -108,7 +110,7 @@ def _examples_twice(
   *,
   steps: int | None = None,
 ) -> tf.data.Dataset:
-  """(0 or 1, example): what a task, or its first steps, makes of a part of some records twice, in one iterator."""
+  """Returns (0 or 1, example) pairs: a task, or its first steps, applied twice to some records in one iterator."""
 
   def of_window(time: tf.Tensor) -> tf.data.Dataset:
     features = records.features(tuple(tf.constant(column[part]) for column in columns))
@@ -129,9 +131,9 @@ def _examples_twice(
 
 
 def _repeated(make: Callable[[], tf.data.Dataset]) -> int | None:
-  """How many examples come twice of one iterator, and of a dataset that is built once more; None: not the same.
+  """Returns the number of examples if two iterations and two builds agree; None if they differ.
 
-  Neither do they where something is drawn anew.  To build a dataset takes longer than all else.
+  Random operations make them differ. Building a dataset takes most of the time.
   """
   datasets = (make(), make())
   example_pairs = [_twice(dataset) for dataset in datasets]
@@ -141,7 +143,7 @@ def _repeated(make: Callable[[], tf.data.Dataset]) -> int | None:
 
 
 def _draws(dataset: tf.data.Dataset) -> bool:
-  # What TensorFlow itself saves a dataset by; the public ways write it to a folder.
+  # TensorFlow's own serialization; the public functions write to a folder.
   graph = tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph().numpy())
   nodes = itertools.chain(graph.node, *(function.node_def for function in graph.library.function))
   return any(node.op in _DRAWING for node in nodes)
@@ -165,18 +167,18 @@ def _same(left: list, right: list) -> bool:
 def _check_takes_all(
   task: seqio.Task, make_examples: Callable[..., tf.data.Dataset], *, records: int, examples: int
 ) -> None:
-  """Whether more records make more examples, unless all together make one: text that is joined may be so short.
+  """Checks that more records make more examples, unless all records make a single one: joined text may be that short.
 
   Raises:
-    UserError: all make no more than a part of them.
+    UserError: all records make no more examples than half of them.
   """
   count = lambda part: len(_twice(make_examples(part))[0])
   half = records // 2
   if half >= 8 and 1 < examples < half and examples == count(slice(half)) == count(slice(half, None)):
     raise UserError(
-      f"{task.name}: its preprocessors make {examples} examples of {half} records as of {records}, as if they"
-      " took the first few; they are asked again for each part of the data, so that it would be the first few of each."
-      " Take them in the task's source, or name a slice of its split: train[:32]"
+      f"{task.name}: its preprocessors make {examples} examples of {half} records and of {records}, as if they "
+      "took the first few. They run on each part of the data, and would take the first few of each. Select "
+      "records in the task's source, or name a slice of its split: train[:32]"
     )
 
 

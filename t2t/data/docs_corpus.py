@@ -1,7 +1,7 @@
-"""Installed documentation as a corpus: the docstrings of the Python standard library and of packages t2t depends on.
+"""Installed documentation as a corpus: docstrings of the Python standard library and of packages that t2t depends on.
 
-It is the embedded default: real English that is on every machine where t2t runs, without a download.  The text is read
-with `ast`, nothing is imported, and the result is kept in the user's cache folder.
+It is the default corpus: English text on every machine with t2t, without a download. `ast` parses the files without
+importing them, and the user's cache folder keeps the result.
 """
 
 import ast
@@ -25,8 +25,9 @@ from absl import logging
 
 from t2t.runtime import cache_folder, progress
 
-# Import name -> distribution, in reading order after the standard library.  Chosen for prose per second of parsing:
-# SciPy has 5 million characters in 2 s, JAX 1.9 million in 3 s, and TensorFlow's are mostly generated and alike.
+# Import name -> distribution, in reading order after the standard library. Chosen for prose per second of parsing:
+# SciPy has 5 million characters in 2 s, JAX 1.9 million in 3 s, and TensorFlow's docstrings are mostly generated and
+# similar.
 PACKAGES = {
   "numpy": "numpy",
   "scipy": "scipy",
@@ -37,11 +38,11 @@ PACKAGES = {
   "matplotlib": "matplotlib",
   "keras": "keras",
 }
-NAMES = ("python", *PACKAGES)  # of all whose documentation is read
+NAMES = ("python", *PACKAGES)  # all packages that are read
 MAX_CHARACTERS = 8_000_000
 HELD_OUT = 0.03  # part of the documents, chosen by a hash of the text
 MIN_CHARACTERS = 80  # a document shorter than this is a label, not prose
-_VERSION = 3  # of what this file writes; changing `prose` changes this
+_VERSION = 3  # version of the files written here; change it with `prose`
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "testing", "site-packages", "dist-packages", "lib2to3", "__pycache__"}
 
 _ROLE = re.compile(r":[\w:]+:`~?\.?([^`<]*)(?:<[^`]*>)?`")  # :class:`~numpy.ndarray` -> numpy.ndarray
@@ -49,7 +50,7 @@ _NOT_PROSE = re.compile(r">>>|\.\. |^\s*:\w|---|===|\|\||\+-|::|\\\w+\{|\$", re.
 
 
 def prose(docstring: str) -> str:
-  """The English of a docstring: its paragraphs of sentences, without doctests, tables, field lists and markup.
+  """Returns the English of a docstring: paragraphs of sentences, without doctests, tables, field lists and markup.
 
   In:  "Returns the `sum`.\\n\\n>>> add(1, 2)\\n3"
   Out: "Returns the sum."                              provided that a paragraph has at least 6 words
@@ -67,11 +68,11 @@ def prose(docstring: str) -> str:
 
 
 def documents(path: pathlib.Path) -> Iterator[str]:
-  """Prose of the module, its classes and functions, in the order of the file; nothing if it does not parse."""
+  """Yields the prose of the module, its classes and functions, in file order; nothing if the file does not parse."""
   try:
     tree = ast.parse(path.read_bytes())
   except (SyntaxError, ValueError, OSError, RecursionError):
-    return  # files for other Python versions and templates lie about in site-packages
+    return  # site-packages contains templates and files for other Python versions
   pending: list[ast.AST] = [tree]
   while pending:
     node = pending.pop(0)
@@ -80,12 +81,12 @@ def documents(path: pathlib.Path) -> Iterator[str]:
       text = prose(docstring)
       if len(text) >= MIN_CHARACTERS:
         yield text
-    # Functions inside functions are rarely documented: walking statements of bodies would cost more than it finds.
+    # Nested functions are rarely documented; walking function bodies would cost more than it finds.
     pending += [n for n in node.body if isinstance(n, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
 def _folders() -> list[tuple[str, pathlib.Path]]:
-  """Packages and their folders; the standard library is "python"."""
+  """Returns packages and their folders; the standard library is "python"."""
   folders = [("python", pathlib.Path(sysconfig.get_paths()["stdlib"]))]
   for name in PACKAGES:
     spec = importlib.util.find_spec(name)
@@ -103,7 +104,7 @@ def _python_files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def key() -> str:
-  """Names what is installed: the same Python and packages give the same documents."""
+  """Returns a key of the installed versions: the same Python and packages give the same documents."""
   versions = [f"t2t-docs {_VERSION}", f"python {platform.python_version()}"]
   for distribution in PACKAGES.values():
     try:
@@ -114,22 +115,22 @@ def key() -> str:
 
 
 def folder() -> pathlib.Path:
-  """Where the documents are kept; a folder in the cache that may not exist yet."""
+  """Returns the folder of the documents, in the cache; it may not exist yet."""
   root = cache_folder.cache_dir()
   with contextlib.suppress(OSError):
     root.mkdir(parents=True, exist_ok=True)
   if not os.access(root, os.W_OK):
-    # A home that cannot be written (containers, nobody): the scan is repeated by the next machine, not by the next run.
+    # Without a writable home (containers, user nobody) each machine repeats the scan, but not each run.
     root = pathlib.Path(tempfile.gettempdir()) / f"t2t-{os.getuid()}"
   return root / "docs" / key()
 
 
 def files() -> dict[str, pathlib.Path]:
-  """JSON-lines files of the splits "train" and "validation", read from the installed sources if not yet there.
+  """Returns the JSON-lines files of the splits "train" and "validation", and makes them if they do not exist.
 
-  A line has a document's "text" and "package".
+  Each line has a document's "text" and "package".
 
-  The first call takes about 10 s on one core; later ones only look whether the files are there.
+  The first call takes about 10 s on one core; later ones only check for the files.
   """
   paths = {split: folder() / f"{split}.jsonl" for split in ("train", "validation")}
   if all(path.exists() for path in paths.values()):
@@ -138,7 +139,7 @@ def files() -> dict[str, pathlib.Path]:
   seen: set[str] = set()
   characters = 0
   sources = [(package, path) for package, folder_ in _folders() for path in _python_files(folder_)]
-  # The trees hold millions of small objects and no cycles: the collector would walk them again and again for nothing.
+  # The trees have millions of small objects and no cycles, so garbage collection would only cost time.
   collecting = gc.isenabled()
   gc.disable()
   try:
@@ -155,9 +156,9 @@ def files() -> dict[str, pathlib.Path]:
   finally:
     if collecting:
       gc.enable()
-  # "train" last: both are there once it is.
+  # "train" last: both files exist once it does.
   for split in ("validation", "train"):
-    # Files of one package resemble each other: in the order of a hash every stretch of the corpus is like every other.
+    # Files of one package are similar; sorting by a hash makes every part of the corpus alike.
     records[split].sort(key=lambda record: zlib.crc32(json.dumps({"text": record["text"]}).encode()))
     lines = "".join(json.dumps(record) + "\n" for record in records[split])
     cache_folder.write_atomically(paths[split], lines.encode())

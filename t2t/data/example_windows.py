@@ -1,8 +1,8 @@
-"""From windows of records to rows of batches: what preprocesses, mixes and packs starts afresh in each window.
+"""Rows of batches from windows of records: preprocessing, mixing and packing start anew in each window.
 
-A row says where its stream goes on behind it, so that a position is never a buffer's or an iterator's state, but a few
-integers: for each task (epoch, group, window, examples taken from it), and for a mixture (window of mixed examples,
-rows taken from it) with the positions that its tasks had at that window's beginning.
+Each row stores the position behind it. A position is therefore a few integers, not the state of a buffer or iterator:
+for each task (epoch, group, window, examples taken), and for a mixture (window of mixed examples, rows taken) with the
+positions of its tasks at the start of that window.
 """
 
 import collections
@@ -17,8 +17,8 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-# As it stands: a function that builds a dataset would be rewritten by AutoGraph with all that it calls, seqio included,
-# which takes 10 s; `do_not_convert` would keep it from preprocessors that need it, see `_needs_autograph`.
+# Avoids AutoGraph: it would rewrite a dataset-building function with everything that it calls, seqio included, in 10 s.
+# `do_not_convert` would also exclude preprocessors that need it, see `_needs_autograph`.
 from tensorflow.python.autograph.impl.api import call_with_unspecified_conversion_status as as_it_stands
 
 from t2t import UserError
@@ -30,32 +30,29 @@ not_converted = tf.autograph.experimental.do_not_convert
 
 Examples = tf.data.Dataset
 
-# Beside the model's features in a row; the second in those of a mixture that is trained on.
+# Row features beside those of the model; the second only for training mixtures.
 POSITION, EPOCHS = "position", "epochs"
-TASK, MIXED = 4, 2  # integers of a task's position, and of the mixture's
+TASK, MIXED = 4, 2  # number of integers in the position of a task and of a mixture
 
-# Half an example of padding is lost at the end of a window of packed or merged text: 0.1 % of so many examples.
+# The end of a window of packed or merged text loses half an example to padding: 0.1 % of this many examples.
 _EXAMPLES_OF_WINDOW = 512
 _BYTES_OF_TOKEN = 4
-# Examples of a mixture that are packed together; without packing a window loses nothing, and may be short.
+# Examples of a mixture packed together; without packing a window loses nothing, and may be short.
 _MIXED_PACKED, _MIXED_ALONE = 4096, 256
-# Examples whose tasks are drawn by one call: calls take longer than draws.
+# Examples whose tasks are drawn by one call, because calls take longer than draws.
 _BLOCK = 64
-# Buffers of shuffled examples are as large as they are for so many streams: more streams mix by themselves.
+# Shuffle buffers have their full size up to this many streams; more streams mix by themselves.
 _SHUFFLING_STREAMS = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class DataPlan:
-  """What rows are made of.
+  """Plan of the rows.
 
-  task: a task or a mixture, as the architecture needs it.
-  split: of it.
-  lengths: tokens of each feature of an example.
-  convert: a task's examples -> the model's features.
-  pack: whether `convert` puts several examples in a row.
-  seed: of the order of records and of the preprocessors' noise.
-  train: epoch after epoch, shuffled; else once, as it stands.
+  task: a task or a mixture for the architecture. split: split of the task. lengths: tokens of each feature of an
+  example. convert: a task's examples -> the model's features. pack: whether `convert` puts several examples in a row.
+  seed: seed of the record order and of the preprocessors' noise. train: repeats epochs, shuffled; otherwise one pass in
+  order.
   """
 
   task: seqio.Task | seqio.Mixture
@@ -68,22 +65,22 @@ class DataPlan:
 
   @property
   def tasks(self) -> list[seqio.Task]:
-    """Those that have the split; seqio leaves out the others of a mixture."""
+    """Tasks with the split; seqio skips the other tasks of a mixture."""
     return [task for task in task_resolution.tasks_of(self.task) if self.split in task.splits]
 
   @property
   def window_bytes(self) -> int:
-    """Text of one window."""
+    """Bytes of text in a window."""
     return _EXAMPLES_OF_WINDOW * _BYTES_OF_TOKEN * sum(self.lengths.values())
 
 
 def beginning(plan: DataPlan) -> np.ndarray:
-  """The position of a stream that has yielded nothing."""
+  """Returns the position of a stream before its first row."""
   return np.zeros(MIXED + TASK * len(plan.tasks), np.int64)
 
 
 def position_to_json(plan: DataPlan, position: np.ndarray) -> dict[str, Any]:
-  """A position for people and for other versions.
+  """Returns a position as JSON values, for people and for other versions.
 
   In:  [0, 0, 2, 0, 5, 17] of a task "files"
   Out: {"window": 0, "taken": 0, "tasks": {"files": [2, 0, 5, 17]}}
@@ -97,22 +94,22 @@ def position_to_json(plan: DataPlan, position: np.ndarray) -> dict[str, Any]:
 
 
 def epochs(position: np.ndarray) -> np.ndarray:
-  """Of each task how often it has been gone through; of a mixture where its window begins."""
+  """Returns the number of passes over each task; in a mixture at the start of the window."""
   return position[MIXED::TASK]
 
 
 def position_from_json(plan: DataPlan, saved: Mapping[str, Any]) -> np.ndarray:
-  """The inverse of `position_to_json`.
+  """Inverts `position_to_json`.
 
   Raises:
-    UserError: it is of other tasks.
+    UserError: the position belongs to other tasks.
   """
   names = [task.name for task in plan.tasks]
   if sorted(names) != sorted(saved["tasks"]):
     raise UserError(
-      f"config.data.mixture: the checkpoint's data position is of {', '.join(sorted(saved['tasks']))}, not of"
-      f" {', '.join(sorted(names))}; set it back, or start a new workdir from the parameters with"
-      " config.init.checkpoint"
+      f"config.data.mixture: the checkpoint's data position belongs to {', '.join(sorted(saved['tasks']))}, not "
+      f"to {', '.join(sorted(names))}. Set it back, or start a new workdir from the parameters with "
+      "config.init.checkpoint"
     )
   return np.array([saved["window"], saved["taken"], *(n for name in names for n in saved["tasks"][name])], np.int64)
 
@@ -121,7 +118,7 @@ def position_from_json(plan: DataPlan, saved: Mapping[str, Any]) -> np.ndarray:
 
 
 class _Given(seqio.DataSource):
-  """Records that are there already, in place of a task's source."""
+  """Data source over an existing dataset of records."""
 
   def __init__(self, dataset: tf.data.Dataset, split: str):
     super().__init__(splits=(split,), num_input_examples={split: None})
@@ -141,10 +138,10 @@ class _Given(seqio.DataSource):
 
 @contextlib.contextmanager
 def drawn_from(seed: tf.Tensor) -> Iterator[None]:
-  """Random numbers of preprocessors that are built meanwhile depend on `seed`, int64 [].
+  """Makes random numbers of preprocessors that are built in this context depend on `seed`, int64 [].
 
-  seqio draws what `map_over_dataset` hands on from `tf.data.Dataset.random`, with seeds that it counts up in Python: in
-  a graph that is built once for all windows these would be the same in each.
+  seqio's `map_over_dataset` draws from `tf.data.Dataset.random`, with seeds that it counts in Python. In a graph that
+  is built once for all windows these would repeat in each window.
   """
   plain = tf.data.Dataset.random
 
@@ -165,7 +162,7 @@ def is_of_library(x: Any) -> bool:
 
 
 def _needs_autograph(task: seqio.Task) -> bool:
-  """Returns whether a task has a preprocessor of its user, which may use Python's `if` and `for` on tensors."""
+  """Returns whether a task has a user's preprocessor, which may use Python's `if` and `for` on tensors."""
 
   def is_known(step: Any) -> bool:
     if isinstance(step, functools.partial):
@@ -179,7 +176,7 @@ def _needs_autograph(task: seqio.Task) -> bool:
 def examples_of_window(
   plan: DataPlan, task: seqio.Task, records: tf.data.Dataset, seed: tf.Tensor, *, buffer: int = 1, trim: bool = True
 ) -> Examples:
-  """The examples that a task makes of the records of one window."""
+  """Returns the examples that a task makes from the records of one window."""
   make = task.replace(source=_Given(records, plan.split)).get_dataset
   if not _needs_autograph(task):
     make = not_converted(make)
@@ -198,13 +195,13 @@ def examples_of_window(
   return examples
 
 
-# Windows that are read ahead of the examples that are handed out: in the generator, its prefetch, and being made.
+# Windows read ahead of the returned examples: in the generator, its prefetch, and in preprocessing.
 _AHEAD = 3
 
 
 @dataclasses.dataclass
 class Progress:
-  """Counts of what a task's records have come to, updated while they are read; counts are of windows read ahead, too.
+  """Counts of records and examples of a task, updated while reading; windows read ahead are included.
 
   records: stream -> records read.
   made: streams with an example since their last window was read.
@@ -216,19 +213,19 @@ class Progress:
   yields: set[int] = dataclasses.field(default_factory=set)
 
   def note(self, stream: int) -> None:
-    """Notes that a window of a stream has an example."""
+    """Records that a window of a stream has an example."""
     self.made.add(stream)
     self.yields.add(stream)
 
   @property
   def num_records(self) -> int:
     """Records that all streams have read."""
-    return sum(list(self.records.values()))  # of which threads add some meanwhile
+    return sum(list(self.records.values()))  # copied, because threads add entries meanwhile
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskSource:
-  """A task of a plan, and how its records are read."""
+  """A task of a plan, and the order in which its records are read."""
 
   plan: DataPlan
   task: seqio.Task
@@ -237,7 +234,7 @@ class TaskSource:
   progress: Progress = dataclasses.field(default_factory=Progress, compare=False)
 
   def order(self, stream: int) -> shard_order.Order:
-    """How a stream goes through the records."""
+    """Returns the order in which a stream reads the records."""
     return self._order(stream, self.shares[stream])
 
   def _order(self, stream: int, share: tuple[shard_order.Piece, ...]) -> shard_order.Order:
@@ -247,11 +244,13 @@ class TaskSource:
   def _used(
     self, stream: int, order: shard_order.Order, start: shard_order.WindowPosition
   ) -> Iterator[shard_order.Window]:
-    """The windows of an order up to an epoch without an example, or from its beginning `MOST_UNUSED` records."""
+    """Yields the windows of an order until an epoch has no example, or at the start until `MOST_UNUSED` records have
+    none.
+    """
     begins, progress = start == shard_order.WindowPosition(), self.progress
     epoch = None if begins else start.epoch
-    # Records of each window since the last example, and whether an epoch begins with it.  The newest windows are apart:
-    # their examples may not have been read yet.
+    # Records of each window since the last example, and whether an epoch begins with it. The newest windows are
+    # separate, because their examples may not have been read yet.
     newest: collections.deque[tuple[int, bool]] = collections.deque()
     records = epochs = 0
     for window in order.windows(self.records, start):
@@ -259,7 +258,7 @@ class TaskSource:
         progress.made.discard(stream)
         newest.clear()
         records = epochs = 0
-      # Pieces come in another order in each epoch: two examples of a share may be nearly two epochs apart.
+      # The order of pieces changes with the epoch, so two examples of a share may be nearly two epochs apart.
       if epochs == 2:
         return
       if begins and stream not in progress.yields and records >= bad_records.MOST_UNUSED:
@@ -273,26 +272,26 @@ class TaskSource:
       yield window
 
   def windows(self, stream: int, start: shard_order.WindowPosition) -> Iterator[shard_order.Window]:
-    """The windows of a stream; training on a share without any example reads all shares, in an order of its own."""
+    """Yields the windows of a stream; training on a share without examples reads all shares, in a separate order."""
     yield from self._used(stream, self.order(stream), start)
     if self.plan.train:
       (whole_share,) = shard_order.shares(self.records.shards(), 1)
       yield from self._used(stream, self._order(stream, whole_share), start)
 
   def yields_nothing(self) -> UserError:
-    """The error of a split of which no example comes."""
+    """Returns the error for a split without examples."""
     return bad_records.NoExamples(self.task.name, self.plan.split, self.progress.num_records)
 
   def dataset(
     self, stream: tf.Tensor, start: Callable[[int], np.ndarray], make: Callable, behind: Callable
   ) -> tf.data.Dataset:
-    """What `make` makes of each window, and where the task stands behind it.
+    """Returns the dataset of `make` over all windows, with the task's position behind each element.
 
     Args:
       stream: int64 [].
-      start: stream -> the position to begin at.
+      start: stream -> the start position.
       make: (records, seed) -> dataset.
-      behind: (element, the task's position behind it, int64 [`TASK`]) -> what is yielded.
+      behind: (element, the task's position behind it, int64 [`TASK`]) -> the yielded element.
     """
 
     def generate(number: int) -> Iterator[tuple]:
@@ -306,7 +305,7 @@ class TaskSource:
           rows_read if window.position == window_position else 0,
         )
       if self.plan.train:
-        raise UserError(str(self.yields_nothing()))  # tf.data hands on the name of the class and the text
+        raise UserError(str(self.yields_nothing()))  # tf.data passes on only the class name and the text
 
     def note(stream: int, number: np.int64) -> np.int64:
       self.progress.note(int(stream))
@@ -318,7 +317,7 @@ class TaskSource:
       examples = make(self.records.features(columns), seed).enumerate(1).skip(skip)
 
       def placed(number: tf.Tensor, element: Any) -> Any:
-        # Python is called once for each window.
+        # Python is called once per window.
         noted = lambda: tf.ensure_shape(tf.numpy_function(note, [stream, number], tf.int64), [])
         number = tf.cond(number == skip + 1, noted, lambda: number)
         return behind(element, tf.concat([window_position, [number]], 0))
@@ -336,7 +335,7 @@ class TaskSource:
 
 
 def records_of(task: seqio.Task, split: str) -> shard_order.Records:
-  """The records of a task's source as streams read them."""
+  """Returns the records of a task's source, as streams read them."""
   source = task.source
   if isinstance(source, sources.FileSource):
     return source.records(split)
@@ -345,9 +344,9 @@ def records_of(task: seqio.Task, split: str) -> shard_order.Records:
 
 
 def has_answer(example: Mapping[str, Any]) -> Any:
-  """Returns True, or a tensor, if an example has an answer: a field of head examples, a text of written ones.
+  """Returns True, or a tensor, if an example has an answer: in a field for heads, in a text for generation.
 
-  What `preprocessors` writes for a label that is not given, -1 or NaN, is none.
+  `preprocessors` marks a missing label, -1 or NaN, as no answer.
   """
   if "has_answer" in example:
     return example["has_answer"]
@@ -357,7 +356,7 @@ def has_answer(example: Mapping[str, Any]) -> Any:
 
 
 def labelled(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """Returns the examples whose answer is given: others can be asked, and not learned from."""
+  """Returns the examples with an answer; others can be predicted but not learned from."""
   spec = dataset.element_spec
   if "has_answer" not in spec and not ("label" in spec and "targets_pretokenized" in spec):
     return dataset
@@ -365,7 +364,7 @@ def labelled(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def sources_of(plan: DataPlan, num_streams: int) -> list[TaskSource]:
-  """The tasks of a plan, each with what every stream reads of it."""
+  """Returns the tasks of a plan with the share of each stream."""
   task_sources = []
   for task in plan.tasks:
     records = records_of(task, plan.split)
@@ -374,7 +373,7 @@ def sources_of(plan: DataPlan, num_streams: int) -> list[TaskSource]:
 
 
 def _buffer(task: seqio.Task, num_streams: int) -> int:
-  """Examples that a stream shuffles."""
+  """Returns the size of a stream's shuffle buffer, in examples."""
   most = task.shuffle_buffer_size or 1
   return -(-most * _SHUFFLING_STREAMS // max(num_streams, _SHUFFLING_STREAMS))
 
@@ -383,7 +382,7 @@ def _buffer(task: seqio.Task, num_streams: int) -> int:
 
 
 def _of_task(source: TaskSource, stream: tf.Tensor, start: Callable[[int], np.ndarray]) -> tf.data.Dataset:
-  """Rows of a stream of one task."""
+  """Returns the rows of a stream of one task."""
   plan = source.plan
   buffer = _buffer(source.task, len(source.shares))
   examples = lambda records, seed: examples_of_window(plan, source.task, records, seed, buffer=buffer)
@@ -396,7 +395,7 @@ def _of_task(source: TaskSource, stream: tf.Tensor, start: Callable[[int], np.nd
 def _of_mixture(
   task_sources: Sequence[TaskSource], stream: tf.Tensor, start: Callable[[int], np.ndarray]
 ) -> tf.data.Dataset:
-  """Rows of a stream of several tasks; which one an example is of is drawn from its number."""
+  """Returns the rows of a stream of several tasks; the task of an example is drawn from its number."""
   plan, number = task_sources[0].plan, len(task_sources)
   size = _MIXED_PACKED if plan.pack else _MIXED_ALONE
   start_position = tf.ensure_shape(tf.numpy_function(start, [stream], tf.int64), [MIXED + TASK * number])
@@ -411,8 +410,8 @@ def _of_mixture(
     as_drawn = lambda features, position: ({name: features[name] for name in names if name in features}, task, position)
     return source.dataset(stream, lambda number: start(number)[task_slice], make, as_drawn)
 
-  # What is held out of a small task is less than all streams ask for: the others go on without it.  One that is never
-  # drawn would never be found to have ended, and no end would come.
+  # The held-out examples of a small task may not suffice for all streams, and the others continue without it. A task
+  # with rate 0 is excluded, because its end would never be found.
   rates = {task: rate for task, rate in enumerate(mixing_rates(plan)) if rate}
   examples = tf.data.Dataset.choose_from_datasets(
     [examples_of(task) for task in rates],
@@ -421,7 +420,7 @@ def _of_mixture(
   )
 
   def note(table: tf.Tensor, window: tuple) -> tuple:
-    """Where the tasks stood before a window, and before each of its examples."""
+    """Returns the positions of the tasks before a window, and before each of its examples."""
     features, *drawn_and_positions = window
     drawn, positions = (tf.data.Dataset.get_single_element(part.batch(size)) for part in drawn_and_positions)
     behind = places_behind(table, drawn, positions)
@@ -436,7 +435,7 @@ def _of_mixture(
       return converted.enumerate(1).map(lambda number, features: {**features, POSITION: behind(number)})
 
     def counted(state: tuple, features: Mapping[str, tf.Tensor]) -> tuple:
-      """Behind a row: its number, and how many examples there are up to it, the last of which says of which passes."""
+      """Adds to a row its number, the number of examples up to it, and the passes recorded by the last of them."""
       number, examples = state[0] + 1, state[1] + (_examples_in(features) if plan.pack else 1)
       passes = tables[tf.minimum(examples, tf.shape(tables, tf.int64)[0]) - 1, :, 0]
       return (number, examples), {**features, POSITION: behind(number), EPOCHS: passes}
@@ -449,13 +448,13 @@ def _of_mixture(
 
 
 def drawn_tasks(rates: Sequence[float], *, seed: int, stream: tf.Tensor, first: tf.Tensor) -> tf.data.Dataset:
-  """The task of each example of a stream, int64 [], for ever; drawn from the example's number alone.
+  """Returns the task of each example of a stream, int64 [], forever; drawn from the example's number alone.
 
   Args:
-    rates: how often each task is drawn, relative to the others.
-    seed: of the run.
+    rates: relative sampling rate of each task.
+    seed: seed of the run.
     stream: int64 [].
-    first: int64 [], number of the example to begin at.
+    first: int64 [], number of the first example.
   """
   ends = tf.constant(np.cumsum(rates), tf.float64)
   key = seed % 2**31 + stream * 2**31
@@ -470,16 +469,16 @@ def drawn_tasks(rates: Sequence[float], *, seed: int, stream: tf.Tensor, first: 
 
 
 def places_behind(before: tf.Tensor, drawn: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
-  """Where each task stands behind each of some examples, int64 [examples, tasks, integers].
+  """Returns the position of each task behind each example, int64 [examples, tasks, integers].
 
   Args:
-    before: int64 [tasks, integers], where each stood before the first.
-    drawn: integers [examples], the task of each.
-    positions: int64 [examples, integers], where that task stands behind it.
+    before: int64 [tasks, integers], positions before the first example.
+    drawn: integers [examples], the task of each example.
+    positions: int64 [examples, integers], the position of that task behind the example.
   """
   number = tf.shape(drawn)[0]
   is_drawn = tf.equal(drawn[:, None], tf.range(before.shape[0], dtype=drawn.dtype))
-  last = tf.where(is_drawn, tf.range(1, number + 1)[:, None], 0)  # 0: none up to here
+  last = tf.where(is_drawn, tf.range(1, number + 1)[:, None], 0)  # 0: none so far
 
   def wider(last: tf.Tensor, shift: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.maximum(last, tf.pad(last, [[shift, 0], [0, 0]])[:number]), 2 * shift
@@ -489,17 +488,17 @@ def places_behind(before: tf.Tensor, drawn: tf.Tensor, positions: tf.Tensor) -> 
 
 
 def _examples_in(features: Mapping[str, tf.Tensor]) -> tf.Tensor:
-  """How many examples a packed row has: they are numbered in it."""
+  """Returns the number of examples in a packed row, from their numbering."""
   groups = [x for name, x in features.items() if name.endswith("answer_groups")]
   groups = groups or [x for name, x in features.items() if name.endswith("segment_ids")]
   return tf.reduce_max(tf.cast(tf.concat(groups, 0), tf.int64))
 
 
 def mixing_rates(plan: DataPlan) -> list[float]:
-  """How often each of `plan.tasks` is drawn, relative to the others.
+  """Returns the relative sampling rate of each of `plan.tasks`.
 
   Raises:
-    UserError: the mixture draws in a way of its own, whose position could not be saved.
+    UserError: the mixture has its own sampling function, whose position could not be saved.
   """
   mixture = plan.task
   if not isinstance(mixture, seqio.Mixture):
@@ -507,19 +506,19 @@ def mixing_rates(plan: DataPlan) -> list[float]:
   sample = task_resolution.sample_fn(mixture)
   if getattr(sample, "func", sample) is not tf.data.Dataset.sample_from_datasets:
     raise UserError(
-      f"config.data.mixture={mixture.name}: was registered with a sample_fn of its own, and where it stands could not"
-      " be saved; give its tasks rates instead"
+      f"config.data.mixture={mixture.name}: it is registered with its own sample_fn, whose position cannot be "
+      "saved. Give its tasks rates instead"
     )
   return [float(mixture.get_rate(task)) for task in plan.tasks]
 
 
 def in_order(plan: DataPlan, *, trim: bool, progress: Progress | None = None) -> Examples:
-  """The examples of a plan of one task, as `of_streams` makes them of one stream before they are converted.
+  """Returns the examples of a one-task plan before conversion, in the order of one stream of `of_streams`.
 
   Args:
-    plan: of one task; one to train on is read in the order of its first epoch.
+    plan: plan of one task; training data comes in the order of its first epoch.
     trim: cut to `lengths`.
-    progress: counts what is read.
+    progress: counts of records and examples.
   """
   (source,) = sources_of(plan, 1)
   source = dataclasses.replace(source, progress=progress or source.progress)
@@ -541,16 +540,16 @@ def of_streams(
   parts: int | None = None,
   read: Sequence[TaskSource] = (),
 ) -> tf.data.Dataset:
-  """Parts of batches: each feature, and `POSITION`, as [len(streams), rows, ...].
+  """Returns parts of batches: each feature, and `POSITION`, as [len(streams), rows, ...].
 
   Args:
-    plan: of the rows.
-    streams: those of this host.
-    start: stream -> the position to begin at, asked each time that the dataset is iterated.
-    num_streams: of all hosts.
-    rows: of a batch that come from one stream.
-    parts: so many, filled up with rows of zeros, whose position is -1; None: for ever.
-    read: from `sources_of`, for whoever counts what is read; none: made here.
+    plan: plan of the rows.
+    streams: streams of this host.
+    start: stream -> the start position, read each time the dataset is iterated.
+    num_streams: number of streams on all hosts.
+    rows: rows of a batch from one stream.
+    parts: number of parts, filled with rows of zeros, whose position is -1; None: endless.
+    read: result of `sources_of`, for callers that count records; empty: made here.
   """
   task_sources = read or sources_of(plan, num_streams)
   make = _of_task if len(task_sources) == 1 else lambda source, stream, start: _of_mixture(task_sources, stream, start)
@@ -576,10 +575,10 @@ def of_streams(
 
 
 def options() -> tf.data.Options:
-  """How tf.data runs here."""
+  """Returns the tf.data options."""
   options = tf.data.Options()
   options.deterministic = True
-  # Tuning finds little here, and makes closing take up to 20 s.  No threads of a dataset's own: they are gone when an
-  # iterator is closed, and what still waits for one of them waits for ever.
+  # Tuning gains little here, and lets closing take up to 20 s. Threads of the dataset itself would disappear when an
+  # iterator is closed, and anything that waits for them would wait forever.
   options.autotune.enabled = False
   return options

@@ -1,7 +1,7 @@
-"""Feature converters: which of a task's features become which of a model's, by architecture.
+"""Feature converters: map a task's features to a model's, by architecture.
 
-They are seqio's, but for the encoder's, which takes the positions where loss counts from the task, and those of tasks
-that say where tokens stand or of pairs of texts.
+They are seqio's, except the encoder's, which takes loss positions from the task, and those for tasks with positions or
+with pairs of texts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,16 +18,16 @@ from t2t.models.architecture import ARCHITECTURES, ENCODER_DECODER
 
 _SPEC = seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)
 
-# What some tasks say besides -> what the model gets of it.
+# Optional features of tasks -> features of the model.
 _BESIDE_TARGETS = {"loss_weights": "decoder_loss_weights", "target_places": "decoder_positions"}
 _BESIDE_INPUTS = {"input_places": "encoder_positions"}
 
-# Features of a task that are ids of its vocabulary; the others are counts or switches.
+# Features of a task that are ids of its vocabulary; the others are counts or flags.
 _IDS = ("inputs", "targets")
 
 
 def token_types(tokens: tf.Tensor, sep_id: int | None) -> tf.Tensor:
-  """Which part of a pair each token belongs to, as BERT counts them: 0 up to the first separator, 1 after it.
+  """Returns the token types of a pair, as in BERT: 0 up to the first separator, 1 after it.
 
   In:  [CLS] a b [SEP] c [SEP]
   Out: [0, 0, 0, 0, 1, 1]
@@ -39,19 +39,19 @@ def token_types(tokens: tf.Tensor, sep_id: int | None) -> tf.Tensor:
 
 
 class EncoderFeatureConverter(seqio.FeatureConverter):
-  """For masked language models: seqio's converter of that name, with loss weights and token types from the task.
+  """Converter for masked language models: seqio's, with loss weights and token types from the task.
 
   Packed, two examples:
     [{"inputs": [8, 9, 4, 1], "targets": [8, 7, 4, 1], "loss_weights": [0, 1, 0, 0], "token_types": [0, 0, 0, 0]},
      {"inputs": [8, 9, 1], "targets": [8, 3, 1], "loss_weights": [0, 1, 0], "token_types": [0, 0, 0]}]
-  become, 8 long:
+  become, with length 8:
      encoder_input_tokens [8, 9, 4, 1, 8, 9, 1, 0]
     encoder_target_tokens [8, 7, 4, 1, 8, 3, 1, 0]
      encoder_loss_weights [0, 1, 0, 0, 0, 1, 0, 0]
       encoder_token_types [0, 0, 0, 0, 0, 0, 0, 0]
       encoder_segment_ids [1, 1, 1, 1, 2, 2, 2, 0]
         encoder_positions [0, 1, 2, 3, 0, 1, 2, 0]
-  Of tasks with "input_places" these are the positions, packed or not.
+  A task's "input_places" are the positions, packed or not.
   """
 
   TASK_FEATURES = dict.fromkeys(feature_spec.ENCODER, _SPEC)
@@ -83,18 +83,18 @@ class EncoderFeatureConverter(seqio.FeatureConverter):
     return fill(ds, task_feature_lengths).map(convert, num_parallel_calls=tf.data.AUTOTUNE)
 
   def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, int]) -> Mapping[str, int]:
-    """All features are as long as the inputs."""
+    """Returns the length of the inputs for every feature."""
     names = [*self.MODEL_FEATURES, *(self.PACKING_FEATURE_DTYPES if self.pack else ())]
     return dict.fromkeys(names, task_feature_lengths["inputs"])
 
 
 class TargetsFeatureConverter(seqio.EncDecFeatureConverter):
-  """seqio's converter for an encoder with a decoder, with what a task says of its targets, see `BESIDE_TARGETS`.
+  """seqio's encoder-decoder converter with additional features of the targets, see `_BESIDE_TARGETS`.
 
   Packed, two examples:
     [{"inputs": [8, 9, 9, 1], "targets": [6, 4, 1], "loss_weights": [1, 1, 0], "target_places": [1, 2, 3]},
      {"inputs": [9, 1], "targets": [5, 1], "loss_weights": [1, 0], "target_places": [0, 1]}]
-  become, beside what seqio makes of inputs and targets, 6 long:
+  become, beside seqio's features of inputs and targets, with length 6:
      decoder_loss_weights [1, 1, 0, 1, 0, 0]
         decoder_positions [1, 2, 3, 0, 1, 0]
   """
@@ -123,7 +123,7 @@ class TargetsFeatureConverter(seqio.EncDecFeatureConverter):
     return fill(ds, task_feature_lengths).map(convert, num_parallel_calls=tf.data.AUTOTUNE)
 
   def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, int]) -> Mapping[str, int]:
-    """What stands beside the targets is as long as they are."""
+    """Returns seqio's lengths, with the length of the targets for the additional features."""
     beside_lengths = dict.fromkeys(self._beside_names, task_feature_lengths["targets"])
     return {**super().get_model_feature_lengths(task_feature_lengths), **beside_lengths}
 
@@ -133,12 +133,12 @@ def _encoder_decoder_converter(*, task_features: Sequence[str], **options) -> se
 
 
 class NextTokensFeatureConverter(seqio.FeatureConverter):
-  """For a decoder alone whose rows say who sees whom: inputs stand one place behind their targets.
+  """Converter for a decoder with an attention direction per row: inputs are one position behind their targets.
 
-  Packed, two examples, the first of which is read both ways:
+  Packed, two examples, the first bidirectional:
     [{"inputs": [3, 99, 5, 1], "targets": [3, 4, 5, 1], "loss_weights": [0, 1, 0, 0], "both_ways": [1, 1, 1, 1]},
      {"inputs": [6, 7, 1], "targets": [6, 7, 1], "loss_weights": [1, 1, 1], "both_ways": [0, 0, 0]}]
-  become, 8 long, with BOS 0:
+  become, with length 8 and BOS 0:
         decoder_input_tokens [0, 3, 99, 5, 0, 6, 7, 0]
        decoder_target_tokens [3, 4, 5, 1, 6, 7, 1, 0]
         decoder_loss_weights [0, 1, 0, 0, 1, 1, 1, 0]
@@ -172,20 +172,21 @@ class NextTokensFeatureConverter(seqio.FeatureConverter):
     return fill(ds, task_feature_lengths).map(convert, num_parallel_calls=tf.data.AUTOTUNE)
 
   def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, int]) -> Mapping[str, int]:
-    """All features are as long as the targets."""
+    """Returns the length of the targets for every feature."""
     names = [*self.MODEL_FEATURES, *(self.PACKING_FEATURE_DTYPES if self.pack else ())]
     return dict.fromkeys(names, task_feature_lengths["targets"])
 
 
 class TextsFeatureConverter(seqio.FeatureConverter):
-  """For texts that heads answer, or that are compared: of an encoder, alone or before a decoder, or of a decoder.
+  """Converter for texts with answers of heads, or for texts that are compared: for encoders, encoder-decoders,
+  decoders.
 
-  Packed, two examples, the second of two texts that do not see each other:
+  Packed, two examples, the second with two texts that do not attend to each other:
     [{"inputs": [8, 9, 4], "token_types": [0, 0, 0], "texts": [0, 0, 0], "answer_heads": [1, 0, 0],
       "answer_targets": [5, 0, 0]},
      {"inputs": [8, 9, 8, 7], "token_types": [0, 1, 0, 1], "texts": [0, 0, 1, 1], "answer_heads": [2, 0, 2, 0],
       "answer_targets": [0, 0, 1, 0]}]
-  become, 8 long:
+  become, with length 8:
        encoder_input_tokens [8, 9, 4, 8, 9, 8, 7, 0]
         encoder_token_types [0, 0, 0, 0, 1, 0, 1, 0]
        encoder_answer_heads [1, 0, 0, 2, 0, 2, 0, 0]
@@ -193,9 +194,8 @@ class TextsFeatureConverter(seqio.FeatureConverter):
       encoder_answer_groups [1, 1, 1, 2, 2, 2, 2, 0]
         encoder_segment_ids [1, 1, 1, 2, 2, 3, 3, 0]
           encoder_positions [0, 1, 2, 0, 1, 0, 1, 0]
-  Targets and loss weights of tokens that are predicted besides are laid beside them; of pairs that are compared nothing
-  is asked.  A decoder has in place of token types decoder_causal_attention, 1 for every token: it reads the texts as it
-  reads inputs.
+  Targets and loss weights of predicted tokens are added beside them; compared pairs have no answers. A decoder has
+  decoder_causal_attention instead of token types, 1 for every token, because it reads the texts as inputs.
   """
 
   TASK_FEATURES = {}
@@ -223,21 +223,21 @@ class TextsFeatureConverter(seqio.FeatureConverter):
     return fill(ds, task_feature_lengths).map(convert, num_parallel_calls=tf.data.AUTOTUNE)
 
   def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, int]) -> Mapping[str, int]:
-    """All features are as long as the inputs."""
+    """Returns the length of the inputs for every feature."""
     return dict.fromkeys(self.MODEL_FEATURES, task_feature_lengths["inputs"])
 
 
 # architecture -> its feature converter
 FEATURE_CONVERTERS: dict[str, Callable[..., seqio.FeatureConverter]] = {
   "encoder_decoder": _encoder_decoder_converter,
-  # "inputs" and "targets" one after the other, the loss on targets; or "targets" alone.
+  # "inputs" and "targets" in sequence, with the loss on targets; or "targets" alone.
   "decoder_only": seqio.DecoderFeatureConverter,
   "encoder_only": EncoderFeatureConverter,
 }
 
 
 def _tasks_apart(example: dict[str, tf.Tensor], *, pack: bool) -> dict[str, tf.Tensor]:
-  """Ids without the number of their task, and that by itself: of each position, or unpacked of the row.
+  """Separates the task number from the ids: per position, or per row if unpacked.
 
   In:  decoder_input_tokens [0, 2 * 2**24 + 7, 9], decoder_target_tokens [2 * 2**24 + 7, 9, 0], packed
   Out: decoder_input_tokens [0, 7, 9], decoder_target_tokens [7, 9, 0], decoder_tasks [2, 0, 0]
@@ -246,7 +246,7 @@ def _tasks_apart(example: dict[str, tf.Tensor], *, pack: bool) -> dict[str, tf.T
   for side in ENCODER_DECODER.sides:
     tokens = [f"{side}_{kind}_tokens" for kind in ("input", "target") if f"{side}_{kind}_tokens" in example]
     if tokens:
-      # What a decoder reads has its first token from nowhere.
+      # The first input token of a decoder has no task number.
       tasks = tf.bitwise.right_shift(example[tokens[-1]], feature_spec.TASK_BITS)
       apart_features[f"{side}_tasks"] = tasks if pack else tf.reduce_max(tasks, keepdims=True)
     for name in tokens:
@@ -254,13 +254,13 @@ def _tasks_apart(example: dict[str, tf.Tensor], *, pack: bool) -> dict[str, tf.T
   return apart_features
 
 
-# The same table as `t2t plan` reads, which loads no TensorFlow.
+# The same functions as in `t2t plan`, which does not import TensorFlow.
 feature_lengths, model_lengths = feature_spec.task_lengths, feature_spec.model_lengths
 
 
 @dataclasses.dataclass(frozen=True)
 class _Completed:
-  """Adds what an architecture needs and a task need not say."""
+  """Adds features that an architecture needs and a task may leave out."""
 
   architecture: str
   vocabulary: seqio.Vocabulary
@@ -268,12 +268,12 @@ class _Completed:
   def __call__(self, features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     features = dict(features)
     if ARCHITECTURES[self.architecture].has_encoder_and_decoder and "inputs" not in features:
-      # A language model without a prompt: the encoder has one token to read.
+      # A language model without a prompt gives the encoder one token.
       features["inputs"] = tf.constant([self.vocabulary.eos_id], tf.int32)
     if not ARCHITECTURES[self.architecture].is_generative:
       inputs = features["inputs"]
       if "loss_weights" not in features:
-        # seqio's convention: loss where there is a mask.
+        # seqio's convention: loss at the masks.
         mask = vocabularies.mask_id(self.vocabulary)
         features["loss_weights"] = tf.cast(inputs == mask, tf.int32)
       if "token_types" not in features:
@@ -289,18 +289,18 @@ def convert(
   vocabulary: seqio.Vocabulary,
   pack: bool,
 ) -> tf.data.Dataset:
-  """Model features of one example, or of one packed sequence, after another.
+  """Yields model features, one example or packed sequence at a time.
 
-  seqio pads with 0, and finds padding by it.  While it converts, every number is one higher than it is, so that the
-  vocabulary's token 0 and a weight of 0 are not taken for padding; and the number of an example's task, if it says one,
-  stands in the high bits of its ids, so that whatever is cut, joined, moved and packed keeps it.
+  seqio pads with 0 and recognizes padding by it. During conversion every number is therefore raised by one, so that
+  token 0 and weight 0 do not count as padding. The number of an example's task, if there is one, is in the high bits of
+  its ids, so that cutting, joining, moving and packing keep it.
 
   Args:
-    examples: what a task yields.
+    examples: examples of a task.
     architecture: a key of `FEATURE_CONVERTERS`.
     lengths: see `feature_lengths`.
-    vocabulary: of the targets.
-    pack: several examples in one sequence.
+    vocabulary: vocabulary of the targets.
+    pack: put several examples in one sequence.
   """
   kind = ARCHITECTURES[architecture]
   beside_features = _BESIDE_TARGETS if kind.has_encoder_and_decoder else {} if kind.is_generative else _BESIDE_INPUTS
@@ -312,7 +312,7 @@ def convert(
   bos_id = vocabularies.bos_id(vocabulary)
   options = {"pack": pack, "apply_length_check": False}
   if "texts" in lengths:
-    shift = 1  # numbers of texts, classes and the bits of numbers are no ids, and 0 is one of them
+    shift = 1  # numbers of texts, classes and bits are not ids, and include 0
     converter = TextsFeatureConverter(architecture, tuple(lengths), **options)
     complete = dict
   else:
@@ -321,7 +321,7 @@ def convert(
     converter = make(bos_id=bos_id + shift, **options)
     complete = _Completed(architecture, vocabulary)
   names = tuple(lengths)
-  # AutoGraph takes as long as all else, and only seqio's packing needs it.
+  # AutoGraph takes as long as everything else, and only seqio's packing needs it.
   not_converted = tf.autograph.experimental.do_not_convert
   has_task = feature_spec.TASK in examples.element_spec
 
@@ -329,7 +329,7 @@ def convert(
     shifted = {name: tf.cast(x, tf.int32) + shift for name, x in complete(example).items() if name in names}
     if has_task:
       high = tf.bitwise.left_shift(example[feature_spec.TASK], feature_spec.TASK_BITS)
-      # What a task itself has padded stays padding.
+      # Padding that a task made itself stays padding.
       shifted |= {name: tf.where(x == 0, 0, x + high) for name, x in shifted.items() if name in _IDS}
     return shifted
 
@@ -349,7 +349,7 @@ def convert(
     for side in ("encoder", "decoder"):
       tokens = features.get(f"{side}_input_tokens" if side == "encoder" else f"{side}_target_tokens")
       if tokens is not None and not zero_is_padding:
-        # A model that finds no segment ids takes id 0 for padding.
+        # Without segment ids a model takes id 0 for padding.
         features.setdefault(f"{side}_segment_ids", tf.cast(tokens > 0, tf.int32))
     for name, x in features.items():
       if name.endswith("_tokens"):
@@ -357,7 +357,7 @@ def convert(
       elif name in raised_too or name.endswith("answer_heads"):
         features[name] = tf.maximum(x - 1, 0)
       elif name.endswith("answer_targets"):
-        # Of padding it is 0 now, and may be anything where a head is asked.
+        # 0 for padding by now, but any value where a head is asked.
         has_head = features[name.replace("targets", "heads")] > 0
         features[name] = tf.where(has_head, x - 1, 0)
     return features

@@ -1,4 +1,4 @@
-"""Files of the user's own, as a task that has a split to train on and one that is held out."""
+"""Task over the user's own files, with a training split and a held-out split."""
 
 from collections.abc import Mapping, Sequence
 import itertools
@@ -12,16 +12,16 @@ from t2t.data.sources import file_validation, text_files
 
 
 def make(data: DataConfig, source: seqio.DataSource, vocabulary: seqio.Vocabulary, *, where: str) -> seqio.Task:
-  """The task "files" of a source of text, with the objective of `data`; it is not registered.
+  """Makes the unregistered task "files" of a text source, with the objective of `data`.
 
   Args:
-    data: what is read.
-    source: has the splits "train" and "validation".
-    vocabulary: of its text.
-    where: the keys of `data` are, for messages: "config.data".
+    data: config of the data.
+    source: source with the splits "train" and "validation".
+    vocabulary: vocabulary of the text.
+    where: prefix of the keys of `data`, for messages: "config.data".
 
   Raises:
-    UserError: no such objective.
+    UserError: the objective does not exist.
   """
   return seqio.Task(
     "files",
@@ -42,12 +42,12 @@ def make(data: DataConfig, source: seqio.DataSource, vocabulary: seqio.Vocabular
 
 
 def source(data: DataConfig, *, where: str) -> sources.FileSource:
-  """The files, with what is held out of them; `where`: see `make`.
+  """Returns the source of the files with a held-out part; for `where` see `make`.
 
   Raises:
-    UserError: a file that is not there or cannot be read, or no text.
+    UserError: a file is missing or unreadable, or there is no text.
   """
-  patterns = data.source_list[0].files  # the only one, see `run_sources`
+  patterns = data.source_list[0].files  # the only source, see `run_sources`
   files = text_files.find_files(patterns, where=f"{where}.files")
   annotations = data.annotations if objectives.is_annotated(data.objective) else ""
   translation = data.translation if objectives.is_parallel(data.objective) else ""
@@ -77,8 +77,8 @@ def source(data: DataConfig, *, where: str) -> sources.FileSource:
       else f"its {scanned.documents:,} documents have one text, and are"
     )
     raise UserError(
-      f"{where}.files={patterns}: {subject} held out, and nothing is left to train on; give text to evaluate on as"
-      f" {where}.eval_files, or more documents (a line of a text file is a document)"
+      f"{where}.files={patterns}: {subject} held out, and nothing is left to train on. Give evaluation text as "
+      f"{where}.eval_files, or more documents (a line of a text file is a document)"
     )
   return sources.FileSource(
     {"train": files, "validation": files},
@@ -89,12 +89,12 @@ def source(data: DataConfig, *, where: str) -> sources.FileSource:
 
 
 def _check_translations(paths_by_key: Mapping[str, Sequence[str]], *, field: str, translation: str, where: str) -> None:
-  """Refuses files that lack the translations that the objective reads, or have some that it does not.
+  """Refuses files without the translations that the objective reads, or with translations that it does not read.
 
   Args:
-    paths_by_key: configuration key -> files.
-    field: of the texts.
-    translation: see `parallel`; "": the objective reads none.
+    paths_by_key: config key -> files.
+    field: field of the texts.
+    translation: see `bitext`; "": the objective reads none.
     where: see `make`.
 
   Raises:
@@ -107,12 +107,12 @@ def _check_translations(paths_by_key: Mapping[str, Sequence[str]], *, field: str
 
   for key, paths in paths_by_key.items():
     bitext.check(paths, field=field, translation=translation, where=key, most=file_validation.READ_WHOLE_BYTES)
-  if where == "config.data":  # a source may have it of the run, for the sake of others
+  if where == "config.data":  # a source may inherit it from the run, for other sources
     bitext.check_used([*itertools.chain(*paths_by_key.values())], translation=translation, where=f"{where}.translation")
 
 
 def _tags(data: DataConfig, *, where: str) -> tuple[str, str]:
-  """See `languages.tags`."""
+  """Returns the tags of both directions, see `languages.tags`."""
   if not data.language_tags:
     return "", ""
   from t2t.data import languages

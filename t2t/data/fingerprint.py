@@ -1,4 +1,4 @@
-"""What a position in the data belongs to, and is compared with when a run goes on: settings, and what files hold."""
+"""Identity of a data position, compared when a run resumes: settings and file contents."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -14,9 +14,9 @@ from t2t.data.sources import file_fingerprints, named
 def settings(
   data: DataConfig, vocabulary: seqio.Vocabulary, *, batch_size: int, seed: int, num_streams: int
 ) -> dict[str, Any]:
-  """What the order of the data depends on, by configuration key.  Folders may move: files count by their names."""
+  """Returns the settings that determine the order of the data, by config key. Folders may move: files count by name."""
   left_out = {"eval_files", "eval_split", "task_modules", "num_streams", "files", "vocabulary", "cache_dir"}
-  # A bad record that is skipped leaves all others in their place.
+  # A skipped bad record does not move the others.
   left_out |= {"benchmark_dirs", "max_bad_record_fraction", "allow_changed_files"}
   left_out |= {"repeat_warning_epochs", "labels", "columns", "prefix", "table"}
   left_out |= {key for key in ("both_directions", "language_tags") if not getattr(data, key)}
@@ -46,13 +46,12 @@ def files(
   *,
   evaluated: Sequence[seqio.Task] = (),
 ) -> dict[str, file_fingerprints.Contents]:
-  """What the files hold that are trained on, and that are held out, by the configuration key that names them.
+  """Returns the contents of training and held-out files, by the config key that names them.
 
   Args:
-    data: what is read.
-    task: which is trained on.
-    evaluated: tasks that are measured; those that are not trained on count by themselves, since they may be others when
-      a run goes on.
+    data: config of the data.
+    task: training task.
+    evaluated: evaluated tasks; those not trained on count separately, because they may change when a run resumes.
   """
   splits = (data.train_split, data.eval_split)
   contents_by_key = run_sources.of(data).file_contents()
@@ -76,7 +75,7 @@ def files(
 
 
 def _of_source(source: seqio.DataSource, splits: Sequence[str], *, where: str) -> dict[str, file_fingerprints.Contents]:
-  """What the files of a task of the user's own hold, where its source is one of seqio's that says which they are."""
+  """Returns the file contents of a user's task, if its source is one of seqio's file sources."""
   if not isinstance(named.unwrapped(source), seqio.FileDataSource):
     return {}
   listed = task_resolution.shards([source], splits)

@@ -1,4 +1,4 @@
-"""Counts over the first examples of each task: whether there are any, and what is cut, unanswered or unknown."""
+"""Counts over the first examples of each task: number, cut texts, missing answers and unknown tokens."""
 
 from collections.abc import Iterable, Mapping
 import dataclasses
@@ -14,29 +14,26 @@ from t2t.data import example_windows, objectives, untruncated_lengths
 from t2t.data.sources import bad_records, named
 
 MOST_EXAMPLES = 1_000
-_OF_OBJECTIVES = 200  # examples of text that has no answers
-_MOST_TOKENS = 200_000  # of long examples fewer are read
-# Above this share of examples without an answer, most likely a lookup of labels has failed.
+_OF_OBJECTIVES = 200  # examples of text without answers
+_MOST_TOKENS = 200_000  # fewer long examples are read
+# Above this share of examples without an answer a lookup of labels has most likely failed.
 MOST_UNANSWERED = 0.1
-_LEAST_EXAMPLES = 10  # of fewer, one is no share
-# Above this share of unknown tokens, the vocabulary does not fit the text.
+_LEAST_EXAMPLES = 10  # with fewer examples a single one is not a share
+# Above this share of unknown tokens the vocabulary does not fit the text.
 _MANY_UNKNOWN = 0.005
-_FEW_EXAMPLES = 32  # of fewer, all of one class, chance may be the reason
+_FEW_EXAMPLES = 32  # with fewer examples, all of one class, chance may be the reason
 
 
 @dataclasses.dataclass
 class Counts:
-  """Counts over the first examples of a split of a task.
+  """Counts over the first examples of a task's split.
 
-  limits: feature -> most tokens.
-  examples: that were read; of contexts that are read in windows, windows.
-  complete: whether these are all examples of the split.
-  cut: feature -> examples of which it is longer than its limit.
-  longest: feature -> tokens of the longest, before it is cut.
-  tokens, unknown: tokens that are read, and those of them that stand for text that the vocabulary lacks.
-  unanswered: examples without an answer.
-  classes: class -> examples; of questions of which each has one class.
-  options: texts of the classes, where all examples have the same; None: they differ, or there are none.
+  limits: feature -> maximum number of tokens. examples: number of examples read; windows, where contexts are read in
+  windows. complete: whether these are all examples of the split. cut: feature -> number of examples longer than the
+  limit. longest: feature -> tokens of the longest example before cutting. tokens, unknown: number of tokens read, and
+  of unknown ones among them. unanswered: number of examples without an answer. classes: class -> examples, for tasks
+  with one class per example. options: texts of the classes, if all examples have the same; None: they differ, or there
+  are none.
   """
 
   task: str
@@ -56,8 +53,8 @@ class Counts:
     """Counts an example.
 
     Args:
-      example: NumPy values and bytes, with the lengths of `untruncated_lengths.measured` where it is cut already.
-      unknown_ids: feature of text -> the id of what the vocabulary lacks, -1: there is none.
+      example: NumPy values and bytes, with the lengths of `untruncated_lengths.measured` if it is already cut.
+      unknown_ids: text feature -> id of unknown tokens; -1: there is none.
     """
     for name, unknown_id in unknown_ids.items():
       if name not in example or np.ndim(example[name]) != 1:
@@ -79,7 +76,7 @@ class Counts:
 
   @property
   def read(self) -> str:
-    """The examples in words."""
+    """Description of the examples read."""
     return f"all {self.examples:,} examples" if self.complete else f"the first {self.examples:,} examples"
 
 
@@ -88,7 +85,7 @@ def _text(value: Any) -> str:
 
 
 def _class_of(example: Mapping[str, Any]) -> str | int | None:
-  """The class of an example that has one: as a head numbers it, or as it is written."""
+  """Returns the class of an example: its number for a head, or its text; None without a single class."""
   if "answer_heads" in example:
     (head_numbers,) = np.nonzero(np.asarray(example["answer_heads"]))
     return (
@@ -110,15 +107,15 @@ def counted(
   most: int,
   whole: bool = False,
 ) -> Counts:
-  """Counts over the first of some examples.
+  """Counts the first of some examples.
 
   Args:
     examples: NumPy values and bytes.
-    task: that they are of.
-    split: of it.
-    limits: feature -> most tokens.
-    most: examples.
-    whole: whether these are all examples of the split.
+    task: task of the examples.
+    split: split of the task.
+    limits: feature -> maximum number of tokens.
+    most: maximum number of examples.
+    whole: whether `examples` are the whole split.
   """
   counts = Counts(task.name, split, limits)
   texts = {
@@ -135,7 +132,7 @@ def counted(
 
 
 def _unknown_id(vocabulary: seqio.Vocabulary) -> int:
-  """The id of what has no token; -1 where everything has one, or where that id says something else."""
+  """Returns the id of unknown tokens; -1 if every text has tokens, or if the id has another meaning."""
   unknown = vocabulary.unk_id
   return -1 if unknown is None or unknown in (vocabulary.eos_id, vocabulary.pad_id) else unknown
 
@@ -146,22 +143,21 @@ def read(
   task_examples: tf.data.Dataset | None = None,
   progress: example_windows.Progress | None = None,
 ) -> Counts:
-  """Counts over the first examples of a task, in the order of its source.
+  """Counts the first examples of a task, in the order of its source.
 
   Args:
-    plan: of it, or of a mixture that it is of.
+    plan: plan of the task, or of a mixture with it.
     task: one of `plan.tasks`.
-    task_examples: these examples from `pipeline.task_examples`, where they are built already, which takes longer than
-      to read them.
-    progress: of `task_examples`.
+    task_examples: its examples from `pipeline.task_examples`, if already built; building takes longer than reading.
+    progress: counts of `task_examples`.
 
   Raises:
-    UserError: there is none among the records that are looked through; or a record that cannot be used.
+    UserError: no example among the records read, or a record cannot be used.
   """
   most = _OF_OBJECTIVES if objectives.of(task) else MOST_EXAMPLES
   if task_examples is None or progress is None or not untruncated_lengths.is_measured(task_examples):
     task_examples, progress = None, example_windows.Progress()
-  # Where the first of very many records make nothing, those that training begins with may.
+  # If the first of very many records yield no example, the first ones of training may.
   for train in (False, True):
     examples = None if train else task_examples
     if examples is None:
@@ -169,7 +165,7 @@ def read(
       examples = example_windows.in_order(of_task, trim=False, progress=progress)
     examples = examples.with_options(example_windows.options())
     try:
-      # One more tells whether these are all.
+      # One more example shows whether these are all.
       counts = counted(_arrays(examples.take(most + 1)), task, plan.split, plan.lengths, most=most, whole=not train)
     except tf.errors.OpError as error:
       raise named.in_pipeline(error, task.name) from error
@@ -184,7 +180,7 @@ _COUNTED = ("answer_heads", "answer_targets", "has_answer", "options", "candidat
 
 
 def _arrays(examples: tf.data.Dataset) -> Iterable[dict[str, Any]]:
-  """Yields the fields that are counted of each example."""
+  """Yields the counted fields of each example."""
   names = {
     *untruncated_lengths.TEXTS,
     *(name + untruncated_lengths.SUFFIX for name in untruncated_lengths.TEXTS),
@@ -196,47 +192,47 @@ def _arrays(examples: tf.data.Dataset) -> Iterable[dict[str, Any]]:
   return counted_fields.as_numpy_iterator()
 
 
-# ---- What is said of them --------------------------------------------------------------------------------------------
+# ---- Messages --------------------------------------------------------------------------------------------------------
 
 
 def check(counts: Counts, *, writes: bool, draws_classes: bool, vocabulary: seqio.Vocabulary) -> None:
-  """Refuses examples from which a model cannot learn what they ask.
+  """Refuses examples from which a model cannot learn the task.
 
   Args:
-    counts: of the split to train on.
-    writes: whether the answer is written.
-    draws_classes: whether an objective has drawn the class of each, so that there are all kinds.
-    vocabulary: of the targets.
+    counts: counts of the training split.
+    writes: whether the answer is generated.
+    draws_classes: whether an objective drew the class of each example, so that all classes occur.
+    vocabulary: vocabulary of the targets.
 
   Raises:
-    UserError: too many have no answer, the text of a class does not fit, or all are of one class.
+    UserError: too many examples have no answer, the text of a class does not fit, or all are of one class.
   """
   where = f"{counts.task}: split {counts.split!r}"
   if counts.unanswered == counts.examples:
     raise UserError(
-      f"{counts.task}: none of the first examples of split {counts.split!r} has an answer to learn from; name another"
-      " split, config.data.train_split, or correct the labels (-1 reads as: not given)"
+      f"{counts.task}: none of the first examples of split {counts.split!r} has an answer to learn from. Set "
+      "config.data.train_split to another split, or correct the labels (-1 means no label)"
     )
   if counts.unanswered > MOST_UNANSWERED * max(counts.examples, _LEAST_EXAMPLES):
     raise UserError(
-      f"{where}: {counts.unanswered:,} of {counts.read} have no answer (a label of -1 reads as: not given), which is"
-      f" more than {MOST_UNANSWERED:.0%}. Correct the labels, or leave these examples out in the task:"
-      " dataset.filter(lambda example: example['label'] >= 0)"
+      f"{where}: {counts.unanswered:,} of {counts.read} have no answer (-1 means no label), which is more than "
+      f"{MOST_UNANSWERED:.0%}. Correct the labels, or leave these examples out in the task: "
+      "dataset.filter(lambda example: example['label'] >= 0)"
     )
   if draws_classes and len(counts.classes) == 1 and counts.examples >= _FEW_EXAMPLES:
     raise UserError(
-      f"{where}: {counts.read} are of one class: there is no other document to draw a second text from. Give more"
-      " documents"
+      f"{where}: {counts.read} are of one class, because there is no other document to draw a second text from. "
+      "Give more documents"
     )
   if writes:
     check_options(counts, vocabulary)
 
 
 def check_options(counts: Counts, vocabulary: seqio.Vocabulary) -> None:
-  """Refuses texts of classes that do not fit the targets, where all examples have the same.
+  """Refuses class texts that do not fit into the targets, if all examples have the same classes.
 
   Raises:
-    UserError: names the longest, and the length that it needs.
+    UserError: names the longest text and the length that it needs.
   """
   limit = counts.limits.get("targets")
   lengths = {text: len(vocabulary.encode(text)) + 1 for text in counts.options or ()}
@@ -245,13 +241,13 @@ def check_options(counts: Counts, vocabulary: seqio.Vocabulary) -> None:
   longest = max(lengths, key=lengths.__getitem__)
   if lengths[longest] > limit:
     raise UserError(
-      f"config.data.targets_length={limit}: the answer {longest!r} of {counts.task} has {lengths[longest]} tokens with"
-      f" EOS, and would be cut; set config.data.targets_length={lengths[longest]}"
+      f"config.data.targets_length={limit}: the answer {longest!r} of {counts.task} has {lengths[longest]} "
+      f"tokens with EOS, and would be cut. Set config.data.targets_length={lengths[longest]}"
     )
 
 
 def notes(counts: Counts) -> list[str]:
-  """Sentences on what is cut, unanswered, unknown or of one class among the examples."""
+  """Returns sentences on cut, unanswered, unknown or one-class examples."""
   sentences = cuts(counts)
   if counts.unanswered:
     sentences.append(
@@ -260,7 +256,7 @@ def notes(counts: Counts) -> list[str]:
     )
   share = counts.unknown / max(counts.tokens, 1)
   if share:
-    advice = ": the vocabulary lacks a part of this text; set config.data.vocabulary to another"
+    advice = "; the vocabulary lacks part of this text, so set config.data.vocabulary to another"
     sentences.append(
       f"{counts.task}: {_percent(share)} of the tokens of {counts.read} are unknown"
       + (advice if share > _MANY_UNKNOWN else "")
@@ -274,7 +270,7 @@ def notes(counts: Counts) -> list[str]:
 
 
 def cuts(counts: Counts) -> list[str]:
-  """Sentences on features of which texts are cut."""
+  """Returns sentences on features with cut texts."""
   return [
     f"{counts.task}: {name}: {_percent(number / counts.examples)} of {counts.read} are cut at {counts.limits[name]}"
     f" tokens; the longest has {counts.longest[name]} (config.data.{name}_length)"
@@ -284,6 +280,6 @@ def cuts(counts: Counts) -> list[str]:
 
 
 def _percent(share: float) -> str:
-  """In:  0.714, 0.0213, 0.0004.  Out: "71 %", "2.1 %", "0.04 %"."""
+  """Formats a share. In: 0.714, 0.0213, 0.0004. Out: "71 %", "2.1 %", "0.04 %"."""
   percent = 100 * share
   return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"

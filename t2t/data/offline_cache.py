@@ -1,10 +1,9 @@
-"""The offline cache: the tokens of a task in files, written once by Apache Beam and read by every run.
+"""Offline cache: the tokens of a task in files, written once by Apache Beam and read by every run.
 
-`t2t cache` (beam_caching.py) writes what a task's preprocessors make of its text up to the tokens, before anything is
-drawn at random or depends on a length: each epoch still draws its own noise.  The files are seqio's, in a folder for
-each task:
+`t2t cache` (beam_caching.py) runs a task's preprocessors up to the tokens, before any random draw or length, so each
+epoch still draws its own noise. The files are seqio's, in a folder per task:
 
-  CACHE/TASK/t2t.json                            of what it was made, see `record`
+  CACHE/TASK/t2t.json                            what the cache depends on, see `record`
   CACHE/TASK/train.tfrecord-00000-of-00064       tf.train.Examples
   CACHE/TASK/info.train.json, stats.train.json   their features; their number and their tokens
   CACHE/TASK/COMPLETED                           written last: without it the cache is not read
@@ -29,40 +28,41 @@ RECORD, COMPLETED = "t2t.json", "COMPLETED"
 _TOKENIZERS = (chunking.tokenize, entity_masking.tokenize, sentence_pairs.encode, *preprocessors.TOKENIZERS)
 
 
-# ---- What is cached --------------------------------------------------------------------------------------------------
+# ---- Content of the cache --------------------------------------------------------------------------------------------
 
 
 def folder_of(cache_dir: str, task: seqio.Task) -> str:
-  """Where a task is cached."""
+  """Returns the cache folder of a task."""
   return os.path.join(cache_dir, seqio.get_task_dir_from_name(task.name))
 
 
 def split_preprocessors(task: seqio.Task) -> tuple[list, list]:
-  """A task's preprocessors before and after the cache: it lies behind the tokens, or where the task says.
+  """Splits a task's preprocessors at the cache: behind the tokens, or at the task's placeholder.
 
   Raises:
     UserError: the task has no such place, or its source must not be cached.
   """
   steps = list(task.preprocessors)
   if not task.source.caching_permitted:
-    raise UserError(f"{task.name}: its source was registered with caching_permitted=False")
+    raise UserError(f"{task.name}: cannot be cached, because its source is registered with caching_permitted=False")
   for step_index, step in enumerate(steps):
     if isinstance(step, seqio.CacheDatasetPlaceholder):
       return steps[:step_index], steps[step_index + 1 :]
   for step_index, step in enumerate(steps):
-    # What is cached is the same in each epoch and for any length.
+    # Cached content is the same in each epoch and for any length.
     if {"seed", "seeds", "sequence_length"} & set(inspect.signature(step).parameters):
       break
     if registry.function_of(step) in _TOKENIZERS:
       return steps[: step_index + 1], steps[step_index + 1 :]
   raise UserError(
-    f"{task.name}: cannot be cached, for its preprocessors do not say where; put seqio.CacheDatasetPlaceholder() among"
-    " them, behind the last that neither draws at random nor needs sequence_length"
+    f"{task.name}: cannot be cached, because its preprocessors do not mark the place. Put "
+    "seqio.CacheDatasetPlaceholder() among them, behind the last one that needs neither random numbers nor "
+    "sequence_length"
   )
 
 
 def record(task: seqio.Task) -> dict[str, Any]:
-  """What the content of a task's cache depends on; another record is another cache."""
+  """Returns what the content of a task's cache depends on; another record means another cache."""
   before, _ = split_preprocessors(task)
   texts = {
     name: feature.vocabulary
@@ -73,7 +73,7 @@ def record(task: seqio.Task) -> dict[str, Any]:
     "preprocessors": [
       seqio.utils.function_name(function)
       for step in before
-      # An older cache, without these, is read: what it holds are tokens already.
+      # Older caches without these steps stay valid, because they contain tokens already.
       if (function := registry.function_of(step)) not in raw_text.STEPS
     ],
     "vocabulary": {name: _vocabulary_record(vocabulary) for name, vocabulary in texts.items()},
@@ -83,36 +83,36 @@ def record(task: seqio.Task) -> dict[str, Any]:
 def _vocabulary_record(vocabulary: seqio.Vocabulary) -> dict[str, Any]:
   try:
     words = "\n".join(vocabularies.token_texts(vocabulary))
-  except AttributeError:  # of the user's own class
+  except AttributeError:  # a user's own class
     words = type(vocabulary).__name__
   return {"ids": vocabulary.vocab_size, "sha256": hashlib.sha256(words.encode()).hexdigest()}
 
 
 def check_record(task: seqio.Task, saved: Mapping[str, Any], *, where: str, remedy: str) -> None:
-  """Whether a task's cache is what would be written now.
+  """Checks that a task's cache is the one that would be written now.
 
   Args:
-    task: in the user's vocabulary.
-    saved: what `record` was when the cache was written.
-    where: what the user set, for messages.
-    remedy: what would be right, for messages.
+    task: task in the user's vocabulary.
+    saved: `record` at the time of writing.
+    where: the user's setting, for messages.
+    remedy: how to repair it, for messages.
 
   Raises:
-    UserError: it is not; says what differs.
+    UserError: they differ; says how.
   """
   expected_record = record(task)
   for name, vocabulary in expected_record["vocabulary"].items():
     if saved["vocabulary"].get(name) != vocabulary:
       cached = saved["vocabulary"].get(name, {"ids": 0})
-      how = f"{cached['ids']:,} ids" if cached["ids"] != vocabulary["ids"] else f"{cached['ids']:,} ids, but others"
+      how = f"{cached['ids']:,} ids" if cached["ids"] != vocabulary["ids"] else f"{cached['ids']:,} other ids"
       raise UserError(
-        f"{where}: {task.name} was cached in another vocabulary ({how}) than that of its {name}"
-        f" ({vocabulary['ids']:,} ids); {remedy}"
+        f"{where}: {task.name} was cached with another vocabulary ({how}) than that of its {name} "
+        f"({vocabulary['ids']:,} ids). {remedy}"
       )
   if saved["preprocessors"] != expected_record["preprocessors"]:
     raise UserError(
-      f"{where}: {task.name} was cached behind {', '.join(saved['preprocessors']) or 'no preprocessor'}, and now begins"
-      f" with {', '.join(expected_record['preprocessors']) or 'none'}; {remedy}"
+      f"{where}: {task.name} was cached behind {', '.join(saved['preprocessors']) or 'no preprocessor'}, but now "
+      f"begins with {', '.join(expected_record['preprocessors']) or 'none'}. {remedy}"
     )
 
 
@@ -120,25 +120,25 @@ def check_record(task: seqio.Task, saved: Mapping[str, Any], *, where: str, reme
 
 
 class CacheSource(seqio.DataSource):
-  """What a task's cache holds, as a source in place of the task's own.
+  """Source that reads a task's cache instead of the task's own source.
 
-  Shards: files of their own where that balances, which needs files that divide among the shards or many of them, and
-  enough examples; else each shard reads all files and keeps every num_shards-th example.
+  A shard has its own files where that balances: the files divide among the shards or are many, and there are enough
+  examples. Otherwise each shard reads all files and keeps every num_shards-th example.
   """
 
   def __init__(self, folder: str):
-    """A source with the splits that were cached.
+    """Creates a source with the cached splits.
 
     Args:
-      folder: of the task, complete.
+      folder: complete folder of the task.
     """
     self._folder = folder
     self._files: dict[str, seqio.FileDataSource] = {}
     for path in sorted(tf.io.gfile.glob(seqio.get_cached_info_path(folder, "*"))):
       split = os.path.basename(path).removeprefix("info.").removesuffix(".json")
-      # A split without an example says nothing of its features.
+      # A split without an example has no features.
       if "features" in read_json(path):
-        # What seqio itself reads a cache with; its public ways to it need a task with the folder it lies in.
+        # seqio's own reader of caches; its public interface needs a task with the cache folder.
         self._files[split] = seqio.dataset_providers._CachedDataSource(folder, split)
     super().__init__(
       splits=tuple(self._files),
@@ -151,19 +151,20 @@ class CacheSource(seqio.DataSource):
 
   @property
   def supports_arbitrary_sharding(self) -> bool:
-    """True: see the class."""
     return True
 
   def list_shards(self, split: str) -> Sequence[str]:
-    """The files of a split.
+    """Returns the files of a split.
 
     Raises:
-      UserError: one is missing.
+      UserError: a file is missing.
     """
     shard_paths = tf.io.gfile.glob(f"{seqio.get_cached_tfrecord_prefix(self._folder, split)}-*")
     number = read_json(seqio.get_cached_info_path(self._folder, split))["num_shards"]
     if len(shard_paths) != number:
-      raise UserError(f"{self._folder}: of {number} files of split {split} there are {len(shard_paths)}; copy it whole")
+      raise UserError(
+        f"{self._folder}: only {len(shard_paths)} of {number} files of split {split} exist. Copy the whole folder"
+      )
     return shard_paths
 
   def get_dataset(
@@ -177,14 +178,14 @@ class CacheSource(seqio.DataSource):
     use_cached: bool = False,
     num_epochs: int | None = 1,
   ) -> tf.data.Dataset:
-    """One pass over a shard of a split: the features of the cache.
+    """Returns one pass over a shard of a split, with the features of the cache.
 
     Args:
-      split: one of those that were cached.
-      shuffle: files in another order each pass.
-      seed: of that order.
-      shard_info: which shard of how many; all examples without it.
-      sequence_length: not used, as `use_cached` and `num_epochs`; seqio passes them.
+      split: a cached split.
+      shuffle: use another order of files in each pass.
+      seed: seed of that order.
+      shard_info: index and number of shards; None: all examples.
+      sequence_length: unused, like `use_cached` and `num_epochs`; seqio passes them.
       use_cached: see above.
       num_epochs: see above.
     """
@@ -194,17 +195,17 @@ class CacheSource(seqio.DataSource):
     shards = shard_info.num_shards if shard_info else 1
     balanced = number % shards == 0 or number >= 8 * shards
     names = tf.data.Dataset.from_tensor_slices(paths)
-    # One file after another, in turns: TensorFlow crashes where what interleaves them in parallel, as seqio's source
-    # does, is closed while it reads.  How one file is read, that source alone knows.
+    # Files are interleaved sequentially: TensorFlow crashes when a parallel interleave, as in seqio's source, is closed
+    # while it reads. Only that source knows how to read one file.
     read = lambda names: names.interleave(files._reader, cycle_length=16, block_length=16)
     if balanced and (shards in (1, number) or self.num_input_examples(split) >= 1_000 * number):
       names = names.shard(shards, shard_info.index) if shard_info else names
       return read(names.shuffle(number, seed=seed) if shuffle else names)
-    # In one order for all shards, whose seeds differ: each example is in exactly one of them.
+    # One order for all shards, though their seeds differ: each example is in exactly one shard.
     return read(names).shard(shards, shard_info.index)
 
   def identity(self) -> str:
-    """The same for copies of this cache, and for no other: one that is made anew has another order."""
+    """Returns an identity that copies of this cache share; a new cache has another order and another identity."""
     return "".join(_read(path) for path in sorted(tf.io.gfile.glob(os.path.join(self._folder, "*.json"))))
 
 
@@ -214,20 +215,20 @@ def _read(path: str) -> str:
 
 
 def read_json(path: str) -> dict[str, Any]:
-  """The content of a JSON file."""
+  """Returns the content of a JSON file."""
   return json.loads(_read(path))
 
 
 def read(provider: task_resolution.Provider, cache_dir: str, *, splits: Sequence[str]) -> task_resolution.Provider:
-  """The task or mixture as it is read from its cache; the registry stays as it was.
+  """Returns the task or mixture reading from its cache; the registry stays unchanged.
 
   Args:
-    provider: in the user's vocabulary.
-    cache_dir: that `t2t cache` wrote.
-    splits: that are needed, where the task has them.
+    provider: task or mixture in the user's vocabulary.
+    cache_dir: folder that `t2t cache` wrote.
+    splits: required splits, where the task has them.
 
   Raises:
-    UserError: a task that is not in the cache, or not all of it, or made in another vocabulary.
+    UserError: a task is missing or incomplete in the cache, or cached with another vocabulary.
   """
   return task_resolution.copy(provider, lambda task: _cached(task, cache_dir, splits), lambda rate: rate)
 
@@ -238,34 +239,35 @@ def _cached(task: seqio.Task, cache_dir: str, splits: Sequence[str]) -> seqio.Ta
   if not tf.io.gfile.exists(os.path.join(folder, COMPLETED)):
     begun = tf.io.gfile.exists(os.path.join(folder, RECORD))
     raise UserError(
-      f"{where}: {task.name} is {'cached only in part' if begun else 'not cached'}: there is no"
-      f" {os.path.join(folder, COMPLETED)}; `{command}` writes it, and with config.data.cache_dir= the task's source"
-      " is read"
+      f"{where}: {task.name} is {'cached only in part' if begun else 'not cached'}, because "
+      f"{os.path.join(folder, COMPLETED)} does not exist. Write it with `{command}`, or read the task's source "
+      "with config.data.cache_dir="
     )
   _, after = split_preprocessors(task)
   source = CacheSource(folder)
   if tf.io.gfile.exists(os.path.join(folder, RECORD)):
-    remedy = f"set config.data.vocabulary to that one, or have `{command} --overwrite` make it anew"
+    remedy = f"Set config.data.vocabulary to that one, or write the cache anew with `{command} --overwrite`"
     check_record(task, read_json(os.path.join(folder, RECORD)), where=where, remedy=remedy)
   else:
-    logging.warning("%s: written by seqio alone, which does not say in which vocabulary", folder)
-  # The source knows which splits it has, but may have to read for it.
+    logging.warning("%s: seqio alone wrote this cache, without a record of the vocabulary", folder)
+  # The source knows its splits, but may have to read for it.
   missing = [split for split in splits if split not in source.splits and split in task.splits]
   if missing:
     raise UserError(
-      f"{where}: {task.name} was cached without {', '.join(missing)} (it has {', '.join(source.splits) or 'nothing'});"
-      f" `{command} --splits {','.join(dict.fromkeys(splits))} --overwrite` makes it anew"
+      f"{where}: {task.name} was cached without {', '.join(missing)} (it has "
+      f"{', '.join(source.splits) or 'nothing'}). Write it anew with `{command} --splits "
+      f"{','.join(dict.fromkeys(splits))} --overwrite`"
     )
   return task.replace(source=source, preprocessors=after)
 
 
 def identity(provider: task_resolution.Provider) -> str:
-  """Which cache the tasks are read from, in a few characters; it may move."""
+  """Returns a short identity of the tasks' cache, independent of its folder."""
   content = "".join(f"{task.name} {task.source.identity()}" for task in task_resolution.tasks_of(provider))
   return f"cache {hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
 
 def num_examples(provider: task_resolution.Provider, split: str) -> int | None:
-  """Cached examples of the smallest task."""
+  """Returns the number of cached examples of the smallest task."""
   tasks = [task for task in task_resolution.tasks_of(provider) if split in task.splits]
   return min((task.num_input_examples(split) for task in tasks), default=None)

@@ -1,7 +1,7 @@
-"""From a seqio task to global batches: which text, which preprocessors, which feature converter, which streams.
+"""Pipeline from a seqio task to global batches: source, preprocessors, feature converter and streams.
 
-`train_batches` and `eval_batches` are what training calls; what it calls first is in validation.py, and how the data is
-split over streams and hosts in batch_iterator.py.
+Training calls `train_batches` and `eval_batches`, after the checks of validation.py. batch_iterator.py splits the data
+over streams and hosts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,17 +33,17 @@ from t2t.models.config import HeadConfig
 from t2t.runtime import console
 
 EVAL_SEED = 0  # held-out batches are the same in every run
-EVAL_STREAMS = 16  # in at most so many parts, which hosts make side by side
+EVAL_STREAMS = 16  # maximum number of parts, which hosts make side by side
 
 
-# ---- What is read ----------------------------------------------------------------------------------------------------
+# ---- Tasks -----------------------------------------------------------------------------------------------------------
 
 
 def vocabulary(data: DataConfig) -> seqio.Vocabulary:
-  """The vocabulary of the tokens: `data.vocabulary`, or else what the registered task or mixture has.
+  """Returns the vocabulary: `data.vocabulary`, or that of the registered task or mixture.
 
   Raises:
-    UserError: it cannot be loaded, or `files` are given and it is not.
+    UserError: the vocabulary cannot be loaded, or `files` are given without one.
   """
   return run_sources.of(data).vocabulary()
 
@@ -55,15 +55,15 @@ def load_task(
   heads: Sequence[HeadConfig] = (),
   numbers: Mapping[str, int] | None = None,
 ) -> seqio.Task | seqio.Mixture:
-  """The registered task or mixture, one made for the user's files, or all sources as a mixture.
+  """Returns the registered task or mixture, the task of the user's files, or all sources as a mixture.
 
-  The registry stays as it was.
+  The registry stays unchanged.
 
   Args:
-    data: what is read.
-    architecture: of the model, where heads answer.
-    heads: its own: the examples are what they are asked.
-    numbers: that it knows tasks by, see `task_ids`; None or none: it is not told of them.
+    data: config of the data.
+    architecture: architecture of the model, if heads answer.
+    heads: heads of the model, which examples are made for.
+    numbers: task name -> task id of the model, see `task_ids`; None or empty: no task ids.
   """
   provider = run_sources.of(data).load_task(architecture, heads=heads)
   if not numbers:
@@ -74,7 +74,7 @@ def load_task(
 
 
 def registered(data: DataConfig) -> seqio.Task | seqio.Mixture:
-  """The task or mixture that the user names, or all sources; its folders are as the tasks have it."""
+  """Returns the named task or mixture, or all sources, with folders as registered."""
   return run_sources.of(data).registered()
 
 
@@ -82,24 +82,24 @@ adapted = run_sources.adapted
 
 
 def find_tasks(data: DataConfig, architecture: str, names: Sequence[str] = ()) -> list[seqio.Task]:
-  """The tasks of `data.mixture` as they are trained on, or those that are named; see `task_resolution.select`.
+  """Returns the training tasks of `data.mixture`, or the named ones; see `task_resolution.select`.
 
   Args:
-    data: what is read.
+    data: config of the data.
     architecture: a key of `feature_converters.FEATURE_CONVERTERS`.
-    names: whole or what they end in: "cb" is super_glue_cb.
+    names: names or suffixes: "cb" is super_glue_cb.
 
   Raises:
-    UserError: no mixture is given, or a name is that of no task.
+    UserError: no mixture is given, or a name matches no task.
   """
   if not data.has_tasks:
-    raise UserError("config.data.mixture is empty: give a task or a mixture, whose tasks can be evaluated")
+    raise UserError("config.data.mixture is empty. Give a task or a mixture to evaluate")
   tasks = [adapted(data, task) for task in task_resolution.select(registered(data), names)]
   return [task_resolution.for_architecture(task, architecture) for task in tasks]
 
 
 def split_of(data: DataConfig, *, train: bool) -> str:
-  """The split to train on, or the held-out one; of files they have names of their own."""
+  """Returns the name of the training split, or of the held-out one."""
   return run_sources.of(data).split(train=train)
 
 
@@ -113,17 +113,17 @@ def task_examples(
   trim: bool = True,
   progress: example_windows.Progress | None = None,
 ) -> tf.data.Dataset:
-  """What a task yields, one example after another in the source's order, before a feature converter.
+  """Returns the examples of a task in the source's order, before a feature converter.
 
   Args:
-    data: what is read.
+    data: config of the data.
     architecture: a key of `feature_converters.FEATURE_CONVERTERS`.
     task: see `load_task`.
-    split: of the task.
-    seed: of the preprocessors' noise.
-    trim: cut to `feature_lengths`, as training does; a task alone may cut them itself, and says how long they were
+    split: split of the task.
+    seed: seed of the preprocessors' noise.
+    trim: cut to `feature_lengths`, as in training. A task may also cut texts itself and record their lengths
       (`untruncated_lengths.measured`).
-    progress: counts what is read of a task, no mixture.
+    progress: counts of records and examples; for a task, not a mixture.
   """
   of_task = dataclasses.replace(plan(data, architecture, task, train=False, seed=seed), split=split)
   if isinstance(task, seqio.Task):
@@ -146,7 +146,7 @@ def task_examples(
 def model_features(
   data: DataConfig, architecture: str, task: seqio.Task | seqio.Mixture, examples: tf.data.Dataset
 ) -> tf.data.Dataset:
-  """What the model gets of a task's examples: features of one example, or of one packed sequence, after another."""
+  """Returns the model features of a task's examples, one example or packed sequence at a time."""
   return feature_converters.convert(
     examples,
     architecture,
@@ -157,21 +157,21 @@ def model_features(
 
 
 def feature_lengths(data: DataConfig, architecture: str, task: seqio.Task | seqio.Mixture) -> dict[str, int]:
-  """How long each feature of the task may be."""
+  """Returns the maximum length of each feature of the task."""
   return feature_converters.feature_lengths(
     architecture, tuple(task.output_features), inputs_length=data.inputs_length, targets_length=data.targets_length
   )
 
 
 def model_lengths(data: DataConfig, architecture: str) -> dict[str, int]:
-  """Positions of the model's "encoder" and "decoder" for this data, where it is answered in writing."""
+  """Returns the number of positions of the model's "encoder" and "decoder" for this data, for generated answers."""
   return feature_converters.model_lengths(architecture, feature_lengths(data, architecture, load_task(data)))
 
 
 def plan(
   data: DataConfig, architecture: str, task: seqio.Task | seqio.Mixture, *, train: bool, seed: int
 ) -> example_windows.DataPlan:
-  """How rows of batches are made of a task; `train`: of the split to train on, for ever, else of the held-out one."""
+  """Returns the plan of a task's rows: the training split, repeated, if `train`; otherwise the held-out split."""
   return example_windows.DataPlan(
     task_resolution.for_architecture(task, architecture),
     split=split_of(data, train=train),
@@ -183,7 +183,7 @@ def plan(
   )
 
 
-# ---- What training calls ---------------------------------------------------------------------------------------------
+# ---- Batches ---------------------------------------------------------------------------------------------------------
 
 
 def train_batches(
@@ -199,21 +199,21 @@ def train_batches(
   numbers: Mapping[str, int] | None = None,
   evaluated: Sequence[str] = (),
 ) -> batch_iterator.BatchIterator:
-  """Training batches on the mesh, for ever, from the beginning of the data.
+  """Returns endless training batches on the mesh, from the beginning of the data.
 
   Args:
-    data: what is read.
+    data: config of the data.
     architecture: a key of `feature_converters.FEATURE_CONVERTERS`.
-    mesh: over whose axes data and fsdp a batch is split.
+    mesh: mesh whose axes data and fsdp split a batch.
     batch_size: sequences of a global batch.
-    seed: of shuffling and of the preprocessors' noise.
-    common_size: what the batches of all that is read in the same streams are multiples of; 0: `batch_size`.
-    num_streams: what the checkpoint recorded, if there is one; else `data.num_streams`, else chosen.
+    seed: seed of shuffling and of the preprocessors' noise.
+    common_size: common divisor of the batch sizes of all stages that read these streams; 0: `batch_size`.
+    num_streams: number in the checkpoint, if there is one; otherwise `data.num_streams` or a chosen number.
     heads, numbers: see `load_task`.
-    evaluated: names of tasks, see `find_tasks`, whose files are to stay as they are, too.
+    evaluated: names of evaluated tasks, see `find_tasks`, whose files must stay unchanged as well.
 
   Raises:
-    UserError: what the user gave cannot be used.
+    UserError: the user's input cannot be used.
   """
   source, task = run_sources.of(data), load_task(data, architecture, heads=heads, numbers=numbers)
   batch_sharding = sharding.batch_sharding(mesh)
@@ -252,7 +252,7 @@ def train_batches(
 
 
 def _tally(data: DataConfig, task: seqio.Task | seqio.Mixture) -> bad_records.Tally | None:
-  """Of the records of files, which all that are read together have; None: there are none."""
+  """Returns the count of file records, which all sources share; None: there are no files."""
   file_sources = (
     subtask.source for subtask in task_resolution.tasks_of(task) if isinstance(subtask.source, sources.FileSource)
   )
@@ -268,7 +268,7 @@ def eval_rows(
   max_batches: int,
   heads: Sequence[HeadConfig] = (),
 ) -> list[dict[str, np.ndarray]]:
-  """The held-out batches in the memory of this host, whole; see `eval_batches`."""
+  """Returns the held-out batches as whole NumPy batches on this host; see `eval_batches`."""
   number = _eval_streams(batch_size)
   task = load_task(data, architecture, heads=heads)
   parts = _eval_parts(data, architecture, task, range(number), batch_size=batch_size, max_batches=max_batches)
@@ -276,7 +276,8 @@ def eval_rows(
 
 
 def _eval_streams(batch_size: int) -> int:
-  """In how many parts held-out batches are made: a number that depends on nothing else, so that they are the same."""
+  """Returns the number of parts of held-out batches; it depends on nothing else, so that batches are always the
+  same."""
   return max(number for number in range(1, EVAL_STREAMS + 1) if batch_size % number == 0)
 
 
@@ -289,7 +290,7 @@ def _eval_parts(
   batch_size: int,
   max_batches: int,
 ) -> list[dict[str, np.ndarray]]:
-  """Held-out batches as far as these streams make them: each feature as [streams, rows, length]."""
+  """Returns the part of held-out batches that these streams make: each feature as [streams, rows, length]."""
   number = _eval_streams(batch_size)
   of_task = plan(data, architecture, task, train=False, seed=EVAL_SEED)
   beginning = example_windows.beginning(of_task)
@@ -309,7 +310,7 @@ def _eval_parts(
     for features in dataset:
       part = batch_iterator.arrays(features)
       if (part.pop(example_windows.POSITION)[:, 0, 0] < 0).all():
-        break  # nothing but rows of zeros from here on
+        break  # only rows of zeros follow
       filled += 1
       parts.append(part)
   except tf.errors.OpError as error:
@@ -329,13 +330,13 @@ def _eval_parts(
   if not most:
     number = int(read_of.sum())
     names = ", ".join(source.task.name for source in read)
-    why = f"{names} makes none of the {number:,} records that were read" if number else f"{names} has no record"
+    why = f"{names} makes no example from {number:,} records" if number else f"{names} has no record"
     raise run_sources.of(data).no_held_out(task.name, why)
   for source, number, has_example in zip(read, read_of, yields, strict=True):
     if number and not has_example and jax.process_index() == 0:
       console.tell(
-        f"{source.task.name}: split {of_task.split!r} has no held-out example, of {number:,} records that were read;"
-        " the held-out loss is of the other tasks"
+        f"{source.task.name}: split {of_task.split!r} has no held-out example in {number:,} records; the "
+        "held-out loss covers the other tasks"
       )
   return parts + [batch_iterator.as_batch(blank)] * (most - filled)
 
@@ -351,21 +352,21 @@ def eval_batches(
   numbers: Mapping[str, int] | None = None,
   task: task_resolution.Provider | None = None,
 ) -> list[dict[str, jax.Array]]:
-  """Held-out batches: the same on each call, in each run and for any number of hosts; as many on every host.
+  """Returns the held-out batches: equal for each call, run and number of hosts, with the same number on every host.
 
-  They are filled up with rows of zeros, whose loss weights are zero.  Each host reads what its own rows are made of.
+  Rows of zeros with loss weight 0 fill them up. Each host reads the data of its own rows.
 
   Args:
-    data: what is read.
+    data: config of the data.
     architecture: a key of `feature_converters.FEATURE_CONVERTERS`.
-    mesh: over whose axes data and fsdp a batch is split.
+    mesh: mesh whose axes data and fsdp split a batch.
     batch_size: sequences of a global batch.
-    max_batches: at most so many.
+    max_batches: maximum number of batches.
     heads, numbers: see `load_task`.
-    task: a part of what `load_task` gives; None: all of it.
+    task: a part of the result of `load_task`; None: all of it.
 
   Raises:
-    UserError: no held-out text, or a record that cannot be used.
+    UserError: no held-out text, or a record cannot be used.
   """
   batch_sharding = sharding.batch_sharding(mesh)
   host_rows = batch_iterator.host_rows(batch_sharding, batch_size)

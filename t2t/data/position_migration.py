@@ -1,4 +1,4 @@
-"""Positions that are not gone on from as they are: an older checkpoint's, and those of the stage before."""
+"""Migration of data positions: from an older checkpoint, and from one stage to the next."""
 
 import dataclasses
 import itertools
@@ -10,7 +10,7 @@ from t2t.data import example_windows, shard_order
 
 
 def proportional(plan: example_windows.DataPlan, stream: int, *, num_streams: int, taken: int) -> np.ndarray:
-  """About where a stream stands that has yielded `taken` rows, by how many its first window makes of its text."""
+  """Estimates the position of a stream after `taken` rows, from the number of rows of its first window."""
   task_sources = example_windows.sources_of(plan, num_streams)
   rates = np.array(example_windows.mixing_rates(plan))
   position = example_windows.beginning(plan)
@@ -43,16 +43,16 @@ def carried(
   *,
   num_streams: int,
 ) -> np.ndarray:
-  """Where a stream begins with the rows of another plan, so that a task goes on with what it has not read before.
+  """Returns the start of a stream with another plan, so that a task continues with unread text.
 
-  A window of which rows were taken counts as read.  A task that only `after` has, or that reads other files there,
-  begins anew.
+  A window counts as read if one of its rows was taken. A task that only `after` has, or that reads other files there,
+  starts anew.
 
   Args:
     before, after: the plans.
-    stream: of both.
-    position: of it, by `before`.
-    num_streams: of all hosts.
+    stream: stream of both plans.
+    position: position of the stream in `before`.
+    num_streams: number of streams on all hosts.
   """
   new_position = example_windows.beginning(after)
   then = {
@@ -70,7 +70,7 @@ def carried(
     window_position = _same_text(old, new, stream, shard_order.WindowPosition(epoch, group, window + (rows_read > 0)))
     new_position[example_windows.MIXED + example_windows.TASK * number :][:3] = dataclasses.astuple(window_position)
   if len(after.tasks) > 1:
-    new_position[0] = position[0] + 1  # none of its draws again
+    new_position[0] = position[0] + 1  # repeats no draw
   return new_position
 
 
@@ -80,19 +80,19 @@ def _same_text(
   stream: int,
   window_position: shard_order.WindowPosition,
 ) -> shard_order.WindowPosition:
-  """The first place of `new` whose records are all behind those that `old` has before a place.
+  """Returns the first position of `new` behind all records that `old` has read at a position.
 
-  Records are counted: how many a window has depends on how long they are, and a file's weight says little of that.
+  Records are counted, because their number in a window depends on their lengths, which a file's weight does not show.
   """
   before, after = old.order(stream), new.order(stream)
   if before.size == after.size:
     return window_position
-  if max(before.epochs_together, after.epochs_together) > 1:  # of so little text nothing is left over
+  if max(before.epochs_together, after.epochs_together) > 1:  # such a small text has nothing left
     return shard_order.WindowPosition(
       window_position.epoch + (before.epochs_together if window_position.group or window_position.window else 0)
     )
   groups = before.groups(window_position.epoch)
-  # Both go through the pieces in the same order: so many whole ones are read, and so many records of what follows.
+  # Both read the pieces in the same order: count the whole pieces, and the records of the piece that follows.
   pieces, read = sum(map(len, groups[: window_position.group])), 0
   if window_position.group < len(groups):
     read = sum(

@@ -1,10 +1,9 @@
-"""What a model wrote as a value that can be compared with what is right: seqio's postprocess functions.
+"""Postprocess functions of seqio tasks: turn generated text into values that metrics compare.
 
-Each function here makes a `postprocess(text, example=None, is_target=False)`.  A prediction's value comes from the
-text, a target's from the fields of the example, whatever the text is: the text of a target has been through a
-vocabulary, which need not give it back unchanged.
+Each function returns a `postprocess(text, example=None, is_target=False)`. The value of a prediction comes from its
+text. The value of a target comes from the fields of the example, because a vocabulary need not reproduce its text.
 
-Text that names no answer is `UNPARSEABLE`, None or "": never right, and `is_unparseable` counts it.
+Text without an answer is `UNPARSEABLE`, None or "": never correct, and counted by `is_unparseable`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +15,12 @@ import numpy as np
 
 from t2t import UserError
 
-UNPARSEABLE = -1  # as the label that a text names
-UNANSWERABLE = "unanswerable"  # what is written where a text does not answer a question
+UNPARSEABLE = -1  # label of a text that names none
+UNANSWERABLE = "unanswerable"  # output for a question that the text does not answer
 
 Postprocess = Callable[..., Any]
 
-# Words that say nothing about who is meant: articles, possessives, demonstratives, quantifiers.
+# Words without content: articles, possessives, demonstratives, quantifiers.
 _DETERMINER = re.compile(
   "a|an|the|her|his|its|my|our|their|whose|your|that|these|this|those|which|each|every|few|many|much|some"
 )
@@ -29,32 +28,32 @@ _WORD = re.compile(r"\w[\w']*")
 
 
 def is_unparseable(value: Any) -> bool:
-  """Whether a prediction's value stands for text that names no answer; an empty text names none."""
+  """Returns whether a prediction's value marks text without an answer; empty text has none."""
   if isinstance(value, Mapping) and "value" in value:
     value = value["value"]
-  # -1.0 is a number that a model may well write; only a label is never -1.
+  # A model may well write -1.0 as a number; only a label is never -1.
   return value is None or (isinstance(value, str | int | np.integer) and value in ("", UNPARSEABLE))
 
 
 def field(example: Mapping[str, Any] | None, name: str) -> Any:
-  """A field of an example.
+  """Returns a field of an example.
 
   Raises:
-    UserError: the example lacks it, and what it has.
+    UserError: the example lacks the field; lists its fields.
   """
   if example is None or name not in example:
-    names = ", ".join(sorted(example)) if example else "no fields at all"
-    raise UserError(f"an example has no field {name!r}, which the task's preprocessors must keep; it has {names}")
+    names = ", ".join(sorted(example)) if example else "no fields"
+    raise UserError(f"an example has no field {name!r}; it has {names}. Keep the field in the task's preprocessors")
   return example[name]
 
 
 def indices(example: Mapping[str, Any] | None) -> tuple[int, ...]:
-  """Which example it is: its "idx", one number, of MultiRC three and of ReCoRD two."""
+  """Returns the "idx" of an example: one number, three for MultiRC and two for ReCoRD."""
   return tuple(int(part) for part in np.ravel(field(example, "idx")))
 
 
 def texts(example: Mapping[str, Any] | None, name: str) -> list[str]:
-  """A field that is a list of strings."""
+  """Returns a field that is a list of strings."""
   return [_text(value) for value in field(example, name)]
 
 
@@ -62,7 +61,7 @@ def texts(example: Mapping[str, Any] | None, name: str) -> list[str]:
 
 
 def label(labels: Sequence[str]) -> Postprocess:
-  """The index of the label that a text names.
+  """Returns the function from a text to the index of its label.
 
   "neutral"       -> 2       labels ("entailment", "contradiction", "neutral")
   "it is neutral" -> -1
@@ -72,7 +71,7 @@ def label(labels: Sequence[str]) -> Postprocess:
 
 
 def number() -> Postprocess:
-  """The number that a text is.
+  """Returns the function from a text to its number.
 
   "2.8"  -> 2.8
   "high" -> None
@@ -90,12 +89,12 @@ def number() -> Postprocess:
 
 
 def multirc() -> Postprocess:
-  """Whether an answer is right, and of which question it is one.
+  """Returns the function from a text to the correctness of an answer, with the group of its question.
 
   "True" -> {"group": (3, 14), "value": 1}      the example's "idx" is [3, 14, 15]: paragraph, question, answer
   target -> the same, from the example's "label"
 
-  The paragraph belongs to the group, for questions need not be numbered through all paragraphs.
+  The group contains the paragraph, because questions may be numbered within a paragraph.
   """
 
   def group(example: Mapping[str, Any]) -> tuple[int, int]:
@@ -109,7 +108,7 @@ def multirc() -> Postprocess:
 
 
 def axg() -> Postprocess:
-  """The label that a text names, for sentences that come in pairs which differ in a pronoun's gender.
+  """Returns the function from a text to its label, for pairs of sentences that differ in a pronoun's gender.
 
   "not_entailment" -> 1
   target           -> {"label": 1, "pair": 7}      the example's "label" and "pair"
@@ -121,7 +120,7 @@ def axg() -> Postprocess:
 
 
 def record() -> Postprocess:
-  """The text, without white space around it; for a target all right answers and of which query they are.
+  """Returns the function that strips a text; for a target, all correct answers with their query.
 
   " Bhutto" -> "Bhutto"
   target    -> {"group": (0, 7), "answers": ["Benazir Bhutto", "Bhutto"]}      "idx" is [0, 7]: passage, query
@@ -132,15 +131,15 @@ def record() -> Postprocess:
 
 
 def wsc() -> Postprocess:
-  """Whether a text names what the example's "targets_pretokenized" names: 1 or 0, and `UNPARSEABLE` without words.
+  """Returns the function that compares a text with "targets_pretokenized": 1 or 0, and `UNPARSEABLE` without words.
 
-  "the councilmen" -> 1      of "The city councilmen"
+  "the councilmen" -> 1      for "The city councilmen"
   "demonstrators"  -> 0
   target           -> the example's "label"
 
-  Case, punctuation and determiners aside, one has all words of the other, and both have a possessive or neither: "Bob"
-  is not "Bob's hat".  A model so rates a candidate without ever having learnt to reject one (Raffel et al. 2020,
-  section 2.4; Kocijan et al. 2019).
+  Ignoring case, punctuation and determiners, one text contains all words of the other, and both have a possessive or
+  neither: "Bob" is not "Bob's hat". A model can rate a candidate this way without having learned to reject one (Raffel
+  et al. 2020, section 2.4; Kocijan et al. 2019).
   """
 
   def refers(text: str, example: Mapping[str, Any] | None) -> int:
@@ -156,12 +155,12 @@ def wsc() -> Postprocess:
 
 
 def squad() -> Postprocess:
-  """The text, without white space around it; for a target the list of all right "answers"."""
+  """Returns the function that strips a text; for a target, the list of correct "answers"."""
   return _postprocess(lambda text, _: text, lambda example: texts(example, "answers"))
 
 
 def tagged(names: Sequence[str]) -> Postprocess:
-  """A tag for each word of the example, from tags with spaces between them or from entities; for a target its "tags".
+  """Returns the function from tags with spaces, or from entities, to a tag per word; for a target, its "tags".
 
   "B-PER I-PER O"              -> ["B-PER", "I-PER", "O"]      the example's "words" are ["Ann", "Lee", "won"]
   "PER: Ann Lee"               -> ["B-PER", "I-PER", "O"]
@@ -169,7 +168,7 @@ def tagged(names: Sequence[str]) -> Postprocess:
   "I do not know"              -> None
 
   Args:
-    names: of the tags, by their number, see `mark_entities`.
+    names: names of the tags, by number, see `mark_entities`.
 
   Raises:
     UserError: see `mark_entities`.
@@ -182,7 +181,7 @@ def tagged(names: Sequence[str]) -> Postprocess:
 
 
 def text() -> Postprocess:
-  """The text, without white space around it; for a target the example's "targets_pretokenized"."""
+  """Returns the function that strips a text; for a target, the example's "targets_pretokenized"."""
   return _postprocess(lambda text, _: text, lambda example: _text(field(example, "targets_pretokenized")).strip())
 
 
@@ -190,18 +189,19 @@ def text() -> Postprocess:
 
 
 def mark_entities(names: Sequence[str]) -> bool:
-  """Whether tags mark entities, B- and I- before their type and O elsewhere, and are not each a word's own: DET, NOUN.
+  """Returns whether tags mark entities (B- and I- with a type, O elsewhere) rather than a class per word (DET, NOUN).
 
   Raises:
-    UserError: some do and others do not, or one has white space in it.
+    UserError: the tags mix both forms, or one contains white space.
   """
   marks = [name for name in names if _is_mark(name)]
   if unmarked := [name for name in names if name != "O" and name not in marks and marks]:
     raise UserError(
-      f"tags {', '.join(names)}: {unmarked[0]} begins with neither B- nor I-, as {marks[0]} does, and is not O"
+      f"tags {', '.join(names)}: {unmarked[0]} does not begin with B- or I-, but {marks[0]} does. Give all tags "
+      "B- or I-, except O"
     )
   if spaced := [name for name in names if name.split() != [name]]:
-    raise UserError(f"tag {spaced[0]!r}: a tag has no white space, which stands between two of them")
+    raise UserError(f"tag {spaced[0]!r}: a tag must not contain white space, which separates tags")
   return bool(marks)
 
 
@@ -210,10 +210,10 @@ def _is_mark(tag: str) -> bool:
 
 
 def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-  """Type, first word, and the one behind the last, of what tags mark.
+  """Returns type, first word and end of each entity or tag.
 
   In:  ["B-PER", "I-PER", "O", "I-LOC", "B-LOC"]
-  Out: [("PER", 0, 2), ("LOC", 3, 4), ("LOC", 4, 5)]                  an I- that goes on with nothing begins, too
+  Out: [("PER", 0, 2), ("LOC", 3, 4), ("LOC", 4, 5)]                  an I- without a preceding entity begins one
   In:  ["DET", "NOUN"]
   Out: [("DET", 0, 1), ("NOUN", 1, 2)]
   """
@@ -228,17 +228,17 @@ def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def written_tags(words: Sequence[str], tags: Sequence[str], names: Sequence[str]) -> str:
-  """The entities of a text as they are written; tags that mark none are written themselves.
+  """Returns the target text of tags: the entities, or the tags themselves if they mark none.
 
   In:  ["Ann", "Lee", "saw", "Rome"], ["B-PER", "I-PER", "O", "B-LOC"]
-  Out: "PER: Ann Lee; LOC: Rome"                                      "none" where there is none
+  Out: "PER: Ann Lee; LOC: Rome"                                      "none" without an entity
   In:  ["the", "cat"], ["DET", "NOUN"]
   Out: "DET NOUN"
 
   Args:
-    words: of the text.
-    tags: of each.
-    names: of all tags that there are, see `mark_entities`.
+    words: words of the text.
+    tags: tag of each word.
+    names: names of all tags, see `mark_entities`.
   """
   if not mark_entities(names):
     return " ".join(tags)
@@ -249,12 +249,12 @@ _NO_ENTITY = "none"
 
 
 def tags_of(text: str, words: Sequence[str], names: Sequence[str]) -> list[str] | None:
-  """A tag for each word, of what `tagged` says; None where the text is neither tags nor entities.
+  """Parses the text of `tagged` to a tag per word; None if it contains neither tags nor entities.
 
-  Each entity is looked for in the words behind the one before; one that is not there marks nothing.
+  Each entity is searched in the words behind the previous one; an entity that is not found marks nothing.
   """
   text_tags = text.split()
-  if text_tags and set(text_tags) <= {*names, "O"}:  # which a word has that was not asked, too
+  if text_tags and set(text_tags) <= {*names, "O"}:  # O is also the tag of words that were not asked
     return [*text_tags, *["O"] * len(words)][: len(words)]
   if not mark_entities(names):
     return None
@@ -272,12 +272,12 @@ def tags_of(text: str, words: Sequence[str], names: Sequence[str]) -> list[str] 
 
 
 def _place_of(entity_words: Sequence[str], words: Sequence[str], behind: int) -> tuple[int, int]:
-  """The first words from `behind` on that are written so, as range; (0, 0) if none are.
+  """Returns the range of the first words from `behind` on that match an entity; (0, 0) without a match.
 
   In:  ["Ann", "Lee"], ["saw", "Ann", "Lee"], 0
   Out: (1, 3)
 
-  Words may have white space in them, as some of WikiANN's do: ["Ann Lee"] is written as ["Ann", "Lee"] is.
+  Words may contain white space, as in WikiANN: ["Ann Lee"] matches like ["Ann", "Lee"].
   """
   for start in range(behind, len(words) if entity_words else 0):
     if words[start].split()[:1] == entity_words[:1]:
@@ -287,7 +287,7 @@ def _place_of(entity_words: Sequence[str], words: Sequence[str], behind: int) ->
   return 0, 0
 
 
-# ---- Their parts -----------------------------------------------------------------------------------------------------
+# ---- Helper functions ------------------------------------------------------------------------------------------------
 
 
 def _postprocess(prediction: Callable[[str, Mapping | None], Any], target: Callable[[Mapping | None], Any]):

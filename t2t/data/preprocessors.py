@@ -1,11 +1,10 @@
 """Benchmarks as text: seqio preprocessors from a record of TensorFlow Datasets to {"inputs", "targets", ...}.
 
-The formats are T5's (Raffel et al. 2020, appendix D, and where the data has changed since, the code that goes with the
-paper), so that its checkpoints know them.  Beside the text every example keeps what evaluation needs: "idx", the
-record's number; "label", the class or -1 where it is not given; "options", the texts to choose among; "answers", all
-right ones.  For models that answer through a head the texts are there apart as well: "head", the name of the task's;
-"parts", in the order in which they are read; "candidates", texts to choose among behind them.  Records come from
-`benchmark_files.BenchmarkSource`, which adds "training" to TFDS's fields.
+The formats are T5's (Raffel et al. 2020, appendix D; where the data has changed since, the paper's code), so that its
+checkpoints know them. Beside the text every example keeps the fields of evaluation: "idx", the record's number;
+"label", the class or -1 if unknown; "options", the texts of the classes; "answers", all correct answers. For models
+with heads the texts are also separate: "head", the name of the task's head; "parts", in reading order; "candidates",
+the texts to choose from. Records come from `benchmark_files.BenchmarkSource`, which adds "training" to TFDS's fields.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,14 +27,14 @@ LANGUAGES = {"en": "English", "de": "German", "fr": "French", "ro": "Romanian"}
 
 
 def _target(label: tf.Tensor, labels: Sequence[str]) -> tf.Tensor:
-  """The text of a class, `UNKNOWN` for -1."""
+  """Returns the text of a class, `UNKNOWN` for -1."""
   return _named(tf.cast(label, tf.int32), tf.constant([*labels]))
 
 
 def _named(number: tf.Tensor, names: tf.Tensor) -> tf.Tensor:
-  """The name of this number, `UNKNOWN` below 0; a number without a name is an error of tf.data."""
+  """Returns the name of a number, `UNKNOWN` below 0; a number without a name is an error of tf.data."""
   count = tf.size(names)
-  message = ["a label is not below the number of classes, which count from 0:", number, count]
+  message = ["a label must be below the number of classes, counted from 0:", number, count]
   tf.debugging.Assert(tf.reduce_all(number < count), message)
   return tf.where(number < 0, UNKNOWN, tf.gather(names, tf.clip_by_value(number, 0, count - 1)))
 
@@ -44,7 +43,7 @@ def _named(number: tf.Tensor, names: tf.Tensor) -> tf.Tensor:
 def labelled(
   features: Features, *, prefix: str, fields: Sequence[str], labels: Sequence[str], parts: Sequence[str] = ()
 ) -> Features:
-  """One or more texts, each behind its name, and one of a few labels.
+  """Makes examples of one or more texts, each behind its field name, with one of a few labels.
 
   In:  {"premise": "Valence the void-brain, Valence the virtuous valet. Why couldn't the figger choose his own portion"
         " of titanic anatomy to shaft? Did he think he was helping?",
@@ -57,11 +56,12 @@ def labelled(
 
   Args:
     features: the `fields` and "label"; "idx" is kept.
-    prefix: the task's name.
-    fields: in the order in which they are read.
+    prefix: name of the task.
+    fields: fields in reading order.
     labels: texts of the classes.
-    parts: the fields in the order in which an encoder reads them; empty: as above.
-  Source: Raffel et al. 2020, appendix D.9, and D.1 to D.12 for other tasks; parts as Devlin et al. 2019, section 4.1.
+    parts: fields in the reading order of an encoder; empty: `fields`.
+  Source: Raffel et al. 2020, appendix D.9, and D.1 to D.12 for other tasks; parts as in Devlin et al. 2019, section
+    4.1.
   """
   words = [prefix]
   for field in fields:
@@ -77,7 +77,7 @@ def labelled(
 
 
 def _number_of(features: Features) -> Features:
-  """The record's, where it has one."""
+  """Returns the number of the record, if it has one."""
   return {"idx": tf.cast(features["idx"], tf.int32)} if "idx" in features else {}
 
 
@@ -85,7 +85,7 @@ def _number_of(features: Features) -> Features:
 def choices(
   features: Features, *, prefix: str, fields: Sequence[str], candidates: str | Sequence[str], label: str = "label"
 ) -> Features:
-  """One or more texts, each behind its name, and which of several others goes with them.
+  """Makes examples of one or more texts, each behind its field name, with several candidates, one of them correct.
 
   In:  {"context": "It rained all day.", "endings": ["It is wet.", "It is dry.", "It is old."], "label": 1}
   Out: {"inputs": "weather context: It rained all day. choice1: It is wet. choice2: It is dry. choice3: It is old.",
@@ -94,11 +94,11 @@ def choices(
 
   Args:
     features: as above; "idx" is kept.
-    prefix: the task's name.
-    fields: in the order in which they are read.
+    prefix: name of the task.
+    fields: fields in reading order.
     candidates: the field with all candidates, or fields with one each.
-    label: the field with the number of the right one; -1 where it is not given.
-  Source: COPA as Raffel et al. 2020 have it, appendix D.10, with the candidates behind.
+    label: the field with the number of the correct candidate; -1 if unknown.
+  Source: COPA in Raffel et al. 2020, appendix D.10, with the candidates last.
   """
   candidate_texts = (
     features[candidates] if isinstance(candidates, str) else tf.stack([features[name] for name in candidates])
@@ -122,7 +122,7 @@ def choices(
 
 @seqio.map_over_dataset
 def scored(features: Features, *, prefix: str, fields: Sequence[str], label: str = "label") -> Features:
-  """One or more texts, each behind its name, and a number.
+  """Makes examples of one or more texts, each behind its field name, with a number as target.
 
   In:  {"review": "Good, not great.", "stars": 3.5}
   Out: {"inputs": "rating review: Good, not great.", "targets": "3.5", "label": 3.5, "head": "rating",
@@ -130,9 +130,9 @@ def scored(features: Features, *, prefix: str, fields: Sequence[str], label: str
 
   Args:
     features: as above; "idx" is kept.
-    prefix: the task's name.
-    fields: in the order in which they are read.
-    label: the field with the number; NaN where it is not given.
+    prefix: name of the task.
+    fields: fields in reading order.
+    label: the field with the number; NaN if unknown.
   """
   words = [prefix]
   for field in fields:
@@ -149,7 +149,7 @@ def scored(features: Features, *, prefix: str, fields: Sequence[str], label: str
 
 @seqio.map_over_dataset
 def in_language(features: Features, *, language: str) -> Features:
-  """A pair of sentences that a record of XNLI has in several languages, in one of them.
+  """Selects one language of an XNLI record with a sentence pair in several languages.
 
   In:  {"premise": {"de": "Es regnet.", "en": "It rains."}, "label": 1,
         "hypothesis": {"language": ["en", "de"], "translation": ["It is wet.", "Es ist nass."]}}
@@ -165,7 +165,7 @@ def in_language(features: Features, *, language: str) -> Features:
 
 
 def with_id(dataset: tf.data.Dataset, *, begins: str) -> tf.data.Dataset:
-  """Records whose id begins so: TyDi QA's have the name of their language in front.
+  """Selects records by the beginning of their id, which is the language in TyDi QA.
 
   In:  {"id": "swahili-12-0"}, {"id": "finnish-3-0"}        begins "swahili-"
   Out: {"id": "swahili-12-0"}
@@ -178,7 +178,7 @@ _COPA_QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happe
 
 @seqio.map_over_dataset
 def copa(features: Features) -> Features:
-  """Which of two sentences is the cause, or the effect, of another.
+  """Makes examples that ask which of two sentences is the cause, or the effect, of another.
 
   In:  {"premise": "It rained.", "choice1": "It is wet.", "choice2": "It is dry.", "question": "effect", "label": 0,
         "idx": 3}
@@ -186,7 +186,7 @@ def copa(features: Features) -> Features:
         "targets": "choice1", "label": 0, "idx": 3, "options": ["choice1", "choice2"],
         "head": "copa", "parts": ["It rained. What happened as a result?"], "candidates": ["It is wet.", "It is dry."]}
 
-  Source: Raffel et al. 2020, appendix D.10; the question in words as in SuperGLUE's own baselines (Wang et al. 2019).
+  Source: Raffel et al. 2020, appendix D.10; the question in words as in SuperGLUE's baselines (Wang et al. 2019).
   """
   words = ["copa"]
   for field in ("choice1", "choice2", "premise", "question"):
@@ -207,7 +207,7 @@ def copa(features: Features) -> Features:
 
 @seqio.map_over_dataset
 def multirc(features: Features, *, labels: Sequence[str]) -> Features:
-  """Whether an answer to a question on a paragraph is right; markup is taken out.
+  """Makes examples that ask whether an answer to a question on a paragraph is correct; markup is removed.
 
   In:  {"paragraph": "<b>Sent 1: </b>Once upon a time, there was a squirrel named Joey.<br>",
         "question": "Who was Joey?", "answer": "A squirrel", "label": 1,
@@ -220,7 +220,7 @@ def multirc(features: Features, *, labels: Sequence[str]) -> Features:
   Args:
     features: as above.
     labels: texts of the classes.
-  Source: Raffel et al. 2020, appendix D.11, which shows the markup; T5's code takes it out.
+  Source: Raffel et al. 2020, appendix D.11, which shows the markup; T5's code removes it.
   """
   words = ["multirc"]
   for field in ("question", "answer", "paragraph"):
@@ -239,7 +239,7 @@ def multirc(features: Features, *, labels: Sequence[str]) -> Features:
 
 @seqio.map_over_dataset
 def stsb(features: Features) -> Features:
-  """How similar two sentences are, 0 to 5, as text: rounded to the nearest multiple of 0.2.
+  """Makes examples with the similarity of two sentences, 0 to 5, as text rounded to a multiple of 0.2.
 
   In:  {"sentence1": "Representatives for Puretunes could not immediately be reached for comment Wednesday.",
         "sentence2": "Puretunes representatives could not be located Thursday to comment on the suit.",
@@ -251,7 +251,7 @@ def stsb(features: Features) -> Features:
         "Puretunes representatives could not be located Thursday to comment on the suit."]}
 
   Args:
-    features: as above; a label below 0 is not given, and becomes NaN.
+    features: as above; a label below 0 is unknown, and becomes NaN.
   Source: Raffel et al. 2020, section 2.4 and appendix D.8.
   """
   label = tf.cast(features["label"], tf.float32)
@@ -269,7 +269,7 @@ def stsb(features: Features) -> Features:
 
 @seqio.map_over_dataset
 def pair(features: Features) -> Features:
-  """Which two examples of Winogender (AX-g) differ in the gender of a pronoun alone: those next to each other.
+  """Adds the number of the pair that differs only in a pronoun's gender in Winogender (AX-g): neighbouring examples.
 
   In:  {"idx": 7}
   Out: {"idx": 7, "pair": 3}
@@ -281,7 +281,7 @@ def pair(features: Features) -> Features:
 
 
 def _mark_pronoun(text: tf.Tensor, pronoun: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-  """Puts stars around the word `pronoun` that is nearest to word number `index`; a few of the released indices are off.
+  """Puts stars around the word `pronoun` nearest to word `index`, because a few of the released indices are off.
 
   In:  "Mark told Pete many lies. He lied.", "He", 6
   Out: "Mark told Pete many lies. *He* lied."
@@ -289,7 +289,7 @@ def _mark_pronoun(text: tf.Tensor, pronoun: tf.Tensor, index: tf.Tensor) -> tf.T
   words = tf.strings.split(text, " ")
   places = tf.where(_bare(words) == _bare(pronoun))[:, 0]
   distances = tf.abs(places - tf.cast(index, tf.int64))
-  # [1], or [0] where the word is not there: nothing is marked then.
+  # [1], or [0] if the word does not occur; then nothing is marked.
   nearest = tf.gather(places, tf.argsort(distances, stable=True)[:1])
   marked = tf.strings.regex_replace(tf.gather(words, nearest), r"^(\W*)(.*?)(\W*)$", r"\1*\2*\3")
   return tf.strings.reduce_join(tf.tensor_scatter_nd_update(words, nearest[:, None], marked), separator=" ")
@@ -300,10 +300,10 @@ def _bare(words: tf.Tensor) -> tf.Tensor:
 
 
 def only_right(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """Leaves out, in training, records that name a noun which is not the right one: they do not say which is.
+  """Removes training records with a wrong noun, because they do not name the correct one.
 
-  In evaluation they stay, and what is written is compared with their noun; and so they do for a head, which says
-  whether a noun is right.
+  Evaluation keeps them, and compares the generated text with their noun. Heads keep them too, because a head predicts
+  whether a noun is correct.
 
   In:  {"label": 1, "training": True}, {"label": 0, "training": True}
   Out: {"label": 1, "training": True}
@@ -315,7 +315,7 @@ def only_right(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 @seqio.map_over_dataset
 def wsc(features: Features) -> Features:
-  """The noun that a marked pronoun stands for.
+  """Makes examples that ask for the noun of a marked pronoun.
 
   In:  {"text": "The stable was very roomy, with four good stalls; a large swinging window opened into the yard , which"
         " made it pleasant and airy.",
@@ -326,7 +326,7 @@ def wsc(features: Features) -> Features:
         "parts": ["The stable was very roomy, with four good stalls; a large swinging window opened into the yard ,"
         " which made *it* pleasant and airy.", "stable"], "classes": ["another", "stable"]}
 
-  Of the classes the second says that the noun is right.
+  The second class means that the noun is correct.
 
   Source: Raffel et al. 2020, section 2.4 and appendix D.13.
   """
@@ -353,15 +353,15 @@ spans, squad, tagged = qa_preprocessors.spans, qa_preprocessors.squad, qa_prepro
 
 @seqio.map_over_dataset
 def summarize(features: Features, *, document: str, summary: str) -> Features:
-  """A document and its summary.
+  """Makes examples of a document and its summary.
 
   In:  {"article": "It rained all day.", "highlights": "Rain."}
   Out: {"inputs": "summarize: It rained all day.", "targets": "Rain."}
 
   Args:
     features: the two texts.
-    document: the name of one.
-    summary: and of the other.
+    document: name of the document's field.
+    summary: name of the summary's field.
   Source: Raffel et al. 2020, appendix D.14.
   """
   return {"inputs": tf.strings.join(["summarize: ", features[document]]), "targets": features[summary]}
@@ -369,7 +369,7 @@ def summarize(features: Features, *, document: str, summary: str) -> Features:
 
 @seqio.map_over_dataset
 def translate(features: Features, *, source: str, target: str) -> Features:
-  """A sentence in two languages.
+  """Makes examples of a sentence and its translation.
 
   In:  {"de": "Das ist gut.", "en": "That is good."}
   Out: {"inputs": "translate English to German: That is good.", "targets": "Das ist gut."}
@@ -386,29 +386,29 @@ def translate(features: Features, *, source: str, target: str) -> Features:
 
 @seqio.map_over_dataset
 def pairs(features: Features, *, first: str, second: str) -> Features:
-  """Two texts that belong together, for a contrastive loss: a sentence in two languages, a question and its answer.
+  """Makes pairs of texts for a contrastive loss: a sentence in two languages, or a question and its answer.
 
   In:  {"de": "Das ist gut.", "en": "That is good.", "idx": 3}
   Out: {"first": "That is good.", "second": "Das ist gut."}
 
   Args:
-    features: the two texts, and maybe others.
-    first: the name of one, "en" above.
-    second: and of the other, "de".
+    features: the two texts, and perhaps others.
+    first: name of the first field, "en" above.
+    second: name of the second field, "de" above.
   Source: Feng et al. 2022 (LaBSE), section 2.1.
   """
   return {"first": features[first], "second": features[second]}
 
 
-# Steps that make, or leave out, examples because an answer is written; a head answers of each record.
+# Steps that add or remove examples for generated answers; a head predicts for each record.
 FOR_WRITING = (only_right, each_answer)
 
 
-# ---- Tasks of a format -----------------------------------------------------------------------------------------------
+# ---- Preprocessors of a task -----------------------------------------------------------------------------------------
 
 
 def tokenize(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
-  """Text to ids, without EOS; the text stays, under another name, as do all other features.
+  """Tokenizes texts without EOS; the texts stay under another name, and all other features stay.
 
   In:  {"inputs": "a b", "targets": "b", "idx": 3}            with a vocabulary that has "a" 5 and "b" 6
   Out: {"inputs": [5, 6], "targets": [6], "idx": 3, "inputs_pretokenized": "a b", "targets_pretokenized": "b"}
@@ -419,29 +419,29 @@ def tokenize(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Featu
     ids = {name: output_features[name].vocabulary.encode_tf(text) for name, text in texts.items()}
     return {**features, **ids, **{f"{name}_pretokenized": text for name, text in texts.items()}}
 
-  # seqio's own calls 256 at a time, for each task and stream: far more than the tasks of a mixture can use.
+  # seqio's own step runs 256 calls at once for each task and stream, far more than the tasks of a mixture can use.
   return dataset.map(encode, num_parallel_calls=tf.data.AUTOTUNE)
 
 
-# Steps that make ids of text.
+# Steps that turn text into ids.
 TOKENIZERS = (tokenize, seqio.preprocessors.tokenize, seqio.preprocessors.tokenize_and_append_eos)
 
 
 def text_to_text(*formats: Preprocessor, **options) -> list[Preprocessor]:
-  """The preprocessors of a seqio task: the formats, one after another, then tokens and EOS.
+  """Returns the preprocessors of a seqio task: the formats in sequence, then tokenization and EOS.
 
   Args:
-    *formats: functions of this file, or of your own that yield "inputs" and "targets".
-    **options: arguments of the first.
+    *formats: functions of this file, or your own that yield "inputs" and "targets".
+    **options: arguments of the first format.
   """
   first, *other_formats = formats
   return [functools.partial(first, **options), *other_formats, tokenize, seqio.preprocessors.append_eos_after_trim]
 
 
-preprocessors = text_to_text  # the earlier name, in tasks of users
+preprocessors = text_to_text  # earlier name, in users' tasks
 
 
 def t5_features() -> dict[str, seqio.Feature]:
-  """The output features of these tasks, in T5's vocabulary."""
+  """Returns the output features of these tasks, with T5's vocabulary."""
   text = seqio.Feature(vocabularies.t5_vocabulary(extra_ids=100), add_eos=True)
   return {"inputs": text, "targets": text}

@@ -1,6 +1,6 @@
-"""Formats of tasks whose answers are in a text that is read: seqio preprocessors, which preprocessors.py has, too.
+"""Preprocessors for tasks with answers in a text; preprocessors.py re-exports them.
 
-For models that answer through a head the text is there as it was, with where in it the answers are.
+For models with heads the text is kept unchanged, with the positions of the answers.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Features = dict[str, tf.Tensor]
 
 
 def head_name(prefix: str) -> str:
-  """A name that can stand in the path of a parameter.
+  """Returns a name that is valid in the path of a parameter.
 
   In:  "docs match"
   Out: "docs_match"
@@ -30,7 +30,7 @@ def head_name(prefix: str) -> str:
 
 @seqio.map_over_dataset
 def record(features: Features) -> Features:
-  """Which entity of a passage stands for @placeholder in a query.
+  """Makes examples that ask which entity of a passage replaces @placeholder in a query.
 
   In:  {"passage": "Ann met Bob.\\n@highlight\\nAnn won", "query": "@placeholder is glad", "entities": ["Ann", "Bob"],
         "answers": ["Ann", "Bob"], "idx": {"passage": 3, "query": 8}, "training": True}
@@ -38,8 +38,8 @@ def record(features: Features) -> Features:
         "targets": "Ann", "idx": [3, 8], "options": ["Ann", "Bob"], "answers": ["Ann", "Bob"], "training": True,
         "head": "record", "passage": "Ann met Bob. Ann won", "query": "@placeholder is glad"}
 
-  The first answer is the target.  Highlights become sentences of the passage, with a full stop before them where none
-  is.
+  The first answer is the target. Highlights become sentences of the passage, after an added full stop if one is
+  missing.
 
   Source: T5's code; the paper does not show the task.
   """
@@ -60,7 +60,7 @@ def record(features: Features) -> Features:
 
 
 def each_answer(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """An example for each right answer, in training: each is written; elsewhere, and for a head, they stay one.
+  """Makes one training example per correct answer; evaluation and heads keep one example.
 
   In:  {"targets": "a", "answers": ["a", "b"], "training": True}, {"targets": "c", "answers": ["c", "d"],
         "training": False}
@@ -80,7 +80,7 @@ def each_answer(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _space_punctuation(text: tf.Tensor) -> tf.Tensor:
-  """White space around everything that is no letter, digit or underscore of ASCII, as T5 has it.
+  """Adds spaces around all characters except ASCII letters, digits and underscores, as T5 does.
 
   In:  "Is it $5?"
   Out: "Is it $ 5 ?"
@@ -91,7 +91,7 @@ def _space_punctuation(text: tf.Tensor) -> tf.Tensor:
 
 @seqio.map_over_dataset
 def spans(features: Features, *, unanswerable: bool = False) -> Features:
-  """A question on a paragraph, and the words of the paragraph that answer it.
+  """Makes examples of a question on a paragraph, with the answer's words from the paragraph as target.
 
   In:  {"id": "a1", "question": "What does it displace?", "context": "Oxygen (O2) displaces carbon monoxide.",
         "answers": {"text": ["carbon monoxide", "monoxide."], "answer_start": [22, 29]}}
@@ -100,13 +100,12 @@ def spans(features: Features, *, unanswerable: bool = False) -> Features:
         "question": "What does it displace?", "context": "Oxygen (O2) displaces carbon monoxide.",
         "answer_texts": ["carbon monoxide", "monoxide."], "answer_starts": [22, 29]}
 
-  The spaces around punctuation, in the answers as well, are those of T5's code; appendix D.15 of the paper shows the
-  text without them.  They make an answer the same pieces wherever it stands in the paragraph.  The first answer is the
-  target.
+  T5's code puts spaces around punctuation, in answers as well; appendix D.15 of the paper shows the text without them.
+  They give an answer the same tokens at any place of the paragraph. The first answer is the target.
 
   Args:
     features: as above; "answer_start" counts characters.
-    unanswerable: whether a question without answers is given `postprocessors.UNANSWERABLE` as the answer; else such
+    unanswerable: whether a question without answers has the target `postprocessors.UNANSWERABLE`; otherwise such
       questions are left out.
   """
   gold_answers = features["answers"]
@@ -126,7 +125,7 @@ def spans(features: Features, *, unanswerable: bool = False) -> Features:
   } | ({"no_answer": tf.constant(nothing)} if unanswerable else {})
 
 
-squad = spans  # T5's
+squad = spans  # T5's name
 
 
 # ---- Tags ------------------------------------------------------------------------------------------------------------
@@ -134,7 +133,7 @@ squad = spans  # T5's
 
 @seqio.map_over_dataset
 def tagged(features: Features, *, words: str, tags: str, names: Sequence[str], prefix: str) -> Features:
-  """A text of words, and the entities that tags mark in it, or each word's tag where tags mark none.
+  """Makes examples of words, with the entities that tags mark as target, or with the tags if they mark none.
 
   In:  {"tokens": ["Ann", "Lee", "saw", "Rome"], "ner": [1, 2, 0, 3]}
   Out: {"inputs": "ner: Ann Lee saw Rome", "targets": "PER: Ann Lee; LOC: Rome", "head": "ner",
@@ -143,21 +142,24 @@ def tagged(features: Features, *, words: str, tags: str, names: Sequence[str], p
   Args:
     features: as above.
     words: name of the field with the words.
-    tags: and of that with the number of each word's tag.
-    names: of the tags: B- and I- before the type of an entity, and O; or others, of each word its own: DET, NOUN.
-    prefix: the task's name.
+    tags: name of the field with the number of each word's tag.
+    names: names of the tags: B- and I- before an entity type, and O; or classes of single words: DET, NOUN.
+    prefix: name of the task.
 
   Raises:
     UserError: see `postprocessors.mark_entities`.
 
-  Source: tags as Ramshaw & Marcus 1995 have them, B- where each entity begins.
+  Source: tags of Ramshaw & Marcus 1995, with B- at the start of each entity.
   """
   postprocessors.mark_entities(names)
 
   def write(words, tags) -> bytes:
     unknown = [int(tag) for tag in tags if not 0 <= tag < len(names)]
     if unknown:
-      raise UserError(f"{prefix}: a word has the tag {unknown[0]}, but there are {len(names)}: {', '.join(names)}")
+      raise UserError(
+        f"{prefix}: a word has the tag {unknown[0]}, but there are only {len(names)}: {', '.join(names)}. Correct "
+        "the tag, or the names"
+      )
     return postprocessors.written_tags([word.decode() for word in words], [names[tag] for tag in tags], names).encode()
 
   numbers = tf.cast(features[tags], tf.int32)

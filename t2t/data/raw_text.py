@@ -1,8 +1,8 @@
-"""Letters of a record that spell a control token are text; what a task's format adds to the record is as it wrote it.
+"""Raw text of records: letters that spell a control token stay text, while a task's format may write control tokens.
 
-The record, as its source yields it, is the boundary.  Of a pre-training objective all text is the record's.  Of a task
-with a format of its own, the records' letters are protected before its first preprocessor and given back behind its
-last, so that a format may write <extra_id_0>, and a record that contains these letters has no sentinel.
+The record as its source yields it is the boundary. In pre-training objectives all text comes from the record. In a task
+with its own format the record's letters are protected before the first preprocessor and restored after the last. So a
+format may write <extra_id_0>, and a record with these letters has no sentinel.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ _SAMPLE = 1000  # records
 
 
 def guarded(provider: task_resolution.Provider) -> task_resolution.Provider:
-  """Returns the task or mixture, in which letters of records are text; the registry stays as it was."""
+  """Returns the task or mixture with letters of records as text; the registry stays unchanged."""
   return task_resolution.copy(provider, _guarded, lambda rate: rate)
 
 
@@ -30,7 +30,7 @@ def is_guarded(task: seqio.Task) -> bool:
 
 
 def is_own(step: Callable) -> bool:
-  """Returns True if a preprocessor was registered with its task, and not added by `guarded`."""
+  """Returns True if a preprocessor is registered with its task, rather than added by `guarded`."""
   return registry.function_of(step) not in STEPS
 
 
@@ -48,7 +48,7 @@ def _guarded(task: seqio.Task) -> seqio.Task:
 
 
 def _is_text_alone(task: seqio.Task) -> bool:
-  """Returns True if no step writes into the text of the records: an objective behind steps that are known."""
+  """Returns True if no step adds to the text of the records: an objective behind known steps."""
   steps = [registry.function_of(step) for step in task.preprocessors]
   is_library_code = all(getattr(step, "__module__", "").split(".")[0] in ("t2t", "seqio") for step in steps)
   objective_names = objectives.of(task)
@@ -65,7 +65,7 @@ def protect_records(dataset: tf.data.Dataset, output_features: Mapping[str, seqi
 
 
 def give_back(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
-  """Gives texts beside the tokens their letters back."""
+  """Restores the letters in texts beside the tokens."""
   if vocabularies.protect([feature.vocabulary for feature in output_features.values()]) is None:
     return dataset
   return _of_strings(dataset, vocabularies.plain)
@@ -92,15 +92,15 @@ def _of_strings(dataset: tf.data.Dataset, change) -> tf.data.Dataset:
   )
 
 
-# ---- What the text contains ------------------------------------------------------------------------------------------
+# ---- Content of the text ---------------------------------------------------------------------------------------------
 
 
 def spelled(task: task_resolution.Provider, *, split: str) -> dict[str, int]:
-  """Counts the control tokens that the first 1,000 records of each task spell, by name, the most frequent first."""
+  """Counts the control tokens that the first 1,000 records of each task spell, by name, most frequent first."""
   counts: dict[str, int] = {}
   for subtask in task_resolution.tasks_of(task):
     if split in subtask.splits:
-      if type(subtask.source) is sources.FileSource:  # one of another kind has records of its own
+      if type(subtask.source) is sources.FileSource:  # other kinds have their own records
         records = subtask.source.texts(split)
       else:
         records = subtask.source.get_dataset(split=split, shuffle=False, seed=0).as_numpy_iterator()
@@ -111,7 +111,7 @@ def spelled(task: task_resolution.Provider, *, split: str) -> dict[str, int]:
 
 
 def count(task: seqio.Task, texts: Sequence[str]) -> dict[str, int]:
-  """Counts the control tokens of a task's vocabularies that texts spell; see `vocabularies.count_control_tokens`."""
+  """Counts the control tokens of a task's vocabularies in texts; see `vocabularies.count_control_tokens`."""
   all_vocabularies = [feature.vocabulary for feature in task.output_features.values()]
   distinct = [
     vocabulary for index, vocabulary in enumerate(all_vocabularies) if vocabulary not in all_vocabularies[:index]
@@ -123,7 +123,7 @@ def count(task: seqio.Task, texts: Sequence[str]) -> dict[str, int]:
 
 
 def texts_of(records) -> list[str]:
-  """The texts of records, whatever their fields are called."""
+  """Returns the texts of records, from all their fields."""
 
   def texts(value: Any) -> list[str]:
     if isinstance(value, Mapping):
@@ -142,26 +142,26 @@ def texts_of(records) -> list[str]:
 
 
 def encode_again(vocabulary: seqio.Vocabulary, text: str, ids: Sequence[int]) -> list[int]:
-  """Returns the ids of a text that a task's example has already, or of a part of it, joined with others.
+  """Returns the ids of a text of an example, or of part of it, joined with others.
 
   Args:
-    vocabulary: of both.
-    text: of the example.
-    ids: of the example; if control tokens are among them, the task's format wrote these, and the text spells them.
+    vocabulary: vocabulary of the text and the ids.
+    text: text of the example.
+    ids: ids of the example. Control tokens among them come from the task's format, so the text spells them.
   """
   has_control = bool(set(vocabularies.control_tokens_of(vocabulary).values()) & {int(i) for i in ids})
   return vocabularies.encode_text(vocabulary, text, special_tokens="all" if has_control else "none")
 
 
 def spelled_note(counts: Mapping[str, int], *, special_tokens: bool) -> str:
-  """Says what records spell, and how it is read."""
-  statement = f"the first {_SAMPLE:,} records of a task at most spell {described(counts)}"
+  """Describes the control tokens that records spell, and how they are read."""
+  statement = f"the first {_SAMPLE:,} records of each task spell {described(counts)}"
   if special_tokens:
-    return f"{statement}, read as control tokens; config.data.special_tokens=False reads them as text"
-  return f"{statement}, read as text; config.data.special_tokens=True reads them as control tokens"
+    return f"{statement}, read as control tokens; set config.data.special_tokens=False to read them as text"
+  return f"{statement}, read as text; set config.data.special_tokens=True to read them as control tokens"
 
 
 def described(counts: Mapping[str, int], *, most: int = 5) -> str:
-  """Names with their counts, the first few: "[PAD] 12, [MASK] 3, 4 others"."""
+  """Lists the first names with their counts: "[PAD] 12, [MASK] 3, 4 others"."""
   listed = [f"{name} {number:,}" for name, number in list(counts.items())[:most]]
   return ", ".join(listed + ([f"{len(counts) - most} others"] if len(counts) > most else []))

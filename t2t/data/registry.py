@@ -1,4 +1,4 @@
-"""Finds registered seqio tasks and mixtures, having imported the modules that register them."""
+"""Lookup of registered seqio tasks and mixtures, after importing the modules that register them."""
 
 from collections.abc import Callable, Iterable, Sequence
 import contextlib
@@ -22,13 +22,13 @@ _TASK_MODULES = "config.data.task_modules"
 
 
 def shipped() -> tuple[str, ...]:
-  """The modules of tasks that come with t2t; nothing is imported of them."""
+  """Returns the task modules of t2t, without importing them."""
   package = importlib.import_module("t2t.tasks")
   return tuple(f"{package.__name__}.{module.name}" for module in pkgutil.iter_modules(package.__path__))
 
 
 def load_shipped() -> tuple[str, ...]:
-  """Imports the modules of tasks that come with t2t; those that could be, for `t2t tasks` says what others lack."""
+  """Imports the task modules of t2t and returns the importable ones; `t2t tasks` shows why others fail."""
   loaded = []
   for module in shipped():
     with contextlib.suppress(UserError):
@@ -38,19 +38,19 @@ def load_shipped() -> tuple[str, ...]:
 
 
 def names() -> list[str]:
-  """Every registered task and mixture, sorted."""
+  """Returns all registered tasks and mixtures, sorted."""
   return sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
 
 
 def load(module: str, *, where: str = _TASK_MODULES) -> tuple[str, ...]:
-  """Imports a module or .py file; the names that it registered when it was first loaded, sorted.
+  """Imports a module or .py file and returns the names that it registered when first loaded, sorted.
 
   Args:
-    module: the path of a .py file, or a name, of what is installed, on PYTHONPATH or where the command was called.
-    where: what the user set, for messages.
+    module: path of a .py file, or module name, found among installed packages, on PYTHONPATH or in the current folder.
+    where: the user's option, for messages.
 
   Raises:
-    UserError: it cannot be imported; says why, and in which line.
+    UserError: the module cannot be imported; says why and in which line.
   """
   key = _module_name(module)
   if key not in _loaded:
@@ -64,33 +64,33 @@ _loaded: dict[str, tuple[str, ...]] = {}
 
 
 def is_trusted(module: str) -> bool:
-  """Whether a module may be imported because a checkpoint names it: it comes with t2t, or the user asked for it before.
+  """Returns whether a module that a checkpoint names may be imported: it belongs to t2t, or the user named it before.
 
-  A checkpoint may come from anybody; code that it names is run for nobody who has not asked for it.
+  A checkpoint may come from anyone, so its code is executed only on the user's request.
   """
   return module in shipped() or _module_name(module) in _loaded
 
 
 def why_untrusted(modules: Iterable[str]) -> str:
-  """Why those of a checkpoint's modules that are not trusted are not imported, and what to give; "" where all are."""
+  """Returns why untrusted modules of a checkpoint are not imported, and what to give; "" if all are trusted."""
   untrusted = [module for module in modules if not is_trusted(module)]
   if not untrusted:
     return ""
   return (
-    f"its config names {', '.join(untrusted)}, and code is not run because a checkpoint names it; if you trust it, give"
-    f" --task_modules {','.join(untrusted)}"
+    f"its config names {', '.join(untrusted)}, and t2t does not execute code on behalf of a checkpoint. If you "
+    f"trust the code, give --task_modules {','.join(untrusted)}"
   )
 
 
 def description(module: str) -> str:
-  """The first line of a loaded module's docstring, "" where it has none."""
+  """Returns the first line of a loaded module's docstring; "" without one."""
   return (sys.modules[_module_name(module)].__doc__ or "").strip().partition("\n")[0]
 
 
 def _module_name(module: str) -> str:
   if not module.endswith(".py"):
     return module
-  # Named for its whole path: two files called tasks.py are two modules, and the same file is imported once.
+  # The name depends on the whole path: two files called tasks.py are two modules, and one file is imported once.
   path = pathlib.Path(module).expanduser()
   return f"t2t_task_module_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
 
@@ -98,16 +98,16 @@ def _module_name(module: str) -> str:
 def task_or_mixture(
   name: str, *, modules: Sequence[str], where: str = "config.data.mixture=", modules_where: str = _TASK_MODULES
 ) -> seqio.Task | seqio.Mixture:
-  """The task or mixture of this name.
+  """Returns the task or mixture with a name.
 
   Args:
-    name: as registered.
-    modules: modules or .py files, imported first.
-    where: what stands before the name in messages.
-    modules_where: what the user names modules with.
+    name: registered name.
+    modules: modules or .py files to import first.
+    where: text before the name in messages.
+    modules_where: the user's option for modules.
 
   Raises:
-    UserError: a module that cannot be imported, or no such name; lists the nearest, and what was imported.
+    UserError: a module cannot be imported, or the name is unknown; lists the nearest names and the imported modules.
   """
   for module in modules:
     load(module, where=modules_where)
@@ -117,9 +117,13 @@ def task_or_mixture(
   load_shipped()
   for module, registered in _loaded.items():
     if name in registered:
-      raise UserError(f"{where}{name}: is a task of {module}, which is not imported; add it to {modules_where}")
+      raise UserError(
+        f"{where}{name}: this task is in {module}, which is not imported. Add the module to {modules_where}"
+      )
   near = difflib.get_close_matches(name, known_names, n=3, cutoff=0.4)
-  listing = f"there are {', '.join(known_names[:10])}{', ...: `t2t tasks` lists them' if len(known_names) > 10 else ''}"
+  listing = (
+    f"choose from {', '.join(known_names[:10])}{', ...: `t2t tasks` lists them' if len(known_names) > 10 else ''}"
+  )
   raise UserError(
     f"{where}{name}: no task or mixture of that name;"
     f" {'the nearest are ' + ', '.join(near) if near else listing if known_names else 'none is registered'}."
@@ -136,23 +140,23 @@ def _import(module: str, *, where: str) -> None:
       with imports.also_from_here(), _stand_ins(module):
         importlib.import_module(module)
   except imports.UnknownName as error:
-    raise UserError(f"{where}: cannot be imported, {_code_location(error)}{error}") from error
+    raise UserError(f"{where}: cannot be imported: {_code_location(error)}{error}") from error
   except UserError:
     raise
   except ModuleNotFoundError as error:
-    # The module itself, or a package that it lies in; anything else is a failing import inside it.
+    # The module itself or its package is missing; other names are failed imports inside the module.
     if error.name and (module == error.name or module.startswith(f"{error.name}.")):
       raise UserError(
-        f"{where}: no such module, neither installed nor in {os.getcwd()}; give the path of a .py file, or put the"
-        " module's folder on PYTHONPATH"
+        f"{where}: no such module is installed or in {os.getcwd()}. Give the path of a .py file, or put the "
+        "module's folder on PYTHONPATH"
       ) from error
     raise UserError(_failure(error, where=where)) from error
-  except Exception as error:  # whatever the user's module raises
+  except Exception as error:  # any error of the user's module
     raise UserError(_failure(error, where=where)) from error
 
 
 def _stand_ins(module: str) -> contextlib.AbstractContextManager[Any]:
-  """Has names of the t5 package be found, where it is not installed, by modules of a user's own."""
+  """Returns a context in which users' modules can import names of the t5 package without its installation."""
   if module.startswith("t2t.tasks."):
     return contextlib.nullcontext()
   from t2t.data import t5_package
@@ -162,7 +166,7 @@ def _stand_ins(module: str) -> contextlib.AbstractContextManager[Any]:
 
 def _import_file(path: pathlib.Path, *, where: str) -> None:
   if not path.is_file():
-    raise UserError(f"{where}: no such file")
+    raise UserError(f"{where}: no such file. Give the path of a .py file, or the name of a module")
   name = _module_name(str(path))
   if name in sys.modules:
     return
@@ -172,12 +176,12 @@ def _import_file(path: pathlib.Path, *, where: str) -> None:
 def _failure(error: Exception, *, where: str) -> str:
   message = f"{type(error).__name__}: {error}"
   if isinstance(error, SyntaxError):
-    return f"{where}: cannot be imported, {error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
-  return f"{where}: cannot be imported, {_code_location(error)}{message}"
+    return f"{where}: cannot be imported: {error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
+  return f"{where}: cannot be imported: {_code_location(error)}{message}"
 
 
 def _code_location(error: Exception) -> str:
-  """Returns "FILE, line N: " of the last line of the user's own code, not of a library or of the import system."""
+  """Returns "FILE, line N: " for the last line of the user's code, rather than of a library or the import system."""
   frames = [
     frame
     for frame in traceback.extract_tb(error.__traceback__)
@@ -191,5 +195,5 @@ _OWN_FILES = (__file__, imports.__file__, str(pathlib.Path(__file__).with_name("
 
 
 def function_of(step: Callable) -> Callable:
-  """Returns the function of a preprocessor, without the arguments that were bound to it."""
+  """Returns the function of a preprocessor without its bound arguments."""
   return function_of(step.func) if isinstance(step, functools.partial) else step

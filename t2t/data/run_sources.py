@@ -1,4 +1,4 @@
-"""The door to what a run reads: a class for each kind of source, and no other module asks which key names a source.
+"""Sources of a run: one class per kind; no other module depends on the key that names a source.
 
 A new kind is a subclass of `RunSource` and a row of `KINDS`.
 """
@@ -28,15 +28,17 @@ from t2t.data import (
 from t2t.data.sources import bad_records, file_fingerprints, file_validation, text_files
 from t2t.models.config import HeadConfig
 
-_ALL = "config.data"  # the section that says what is read
+_ALL = "config.data"  # the config section of the data
 _OF_TEXT = frozenset(key.removeprefix("data.") for key in batch_iterator.OF_FILES)
-# Keys of config.data on which the order of some kinds depends.
+# Keys of config.data that determine the order of some kinds.
 IDENTITY_KEYS = _OF_TEXT | {"annotations", "translation", "language", "dictionary", "switching_rate"}
 IDENTITY_KEYS |= {"mixing_unit", "alpha"}
 
 
 class Made(NamedTuple):
-  """Facts of the examples that a source makes: objectives, the key that says so, features, and if they ask heads."""
+  """Facts of the examples of a source: objectives, the config key that sets them, features, and whether heads are
+  asked.
+  """
 
   objectives: set[str]
   key: str
@@ -46,17 +48,17 @@ class Made(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RunSource:
-  """A source of examples; what a subclass does not say is as the seqio task or mixture has it.
+  """Source of examples; defaults are those of a seqio task or mixture.
 
-  data: what is read, of this source alone.
-  where: the keys of `data` are, for messages: "config.data" or "config.data.sources.NAME".
+  data: config of this source alone. where: prefix of the keys of `data`, for messages: "config.data" or
+  "config.data.sources.NAME".
   """
 
   data: DataConfig
   where: str = _ALL
 
-  name = ""  # of a registered task or mixture, which `t2t tasks show` takes
-  kind = ""  # in a word; "": its seqio sources say it
+  name = ""  # name of the registered task or mixture, for `t2t tasks show`
+  kind = ""  # kind in a word; "": given by its seqio sources
 
   @classmethod
   def reads(cls, data: DataConfig) -> bool:
@@ -75,29 +77,29 @@ class RunSource:
 
   @property
   def parts(self) -> "Mapping[str, RunSource]":
-    """The sources that are mixed, by name; none of one source."""
+    """Mixed sources by name; empty for a single source."""
     return {}
 
   @property
   def is_alone(self) -> bool:
     return self.where == _ALL
 
-  # ---- What is read ----
+  # ---- Tasks ---------------------------------------------------------------------------------------------------------
 
   def load_task(self, architecture: str = "", *, heads: Sequence[HeadConfig] = ()) -> task_resolution.Provider:
-    """The task or mixture that is trained on; see `pipeline.load_task`."""
+    """Returns the training task or mixture; see `pipeline.load_task`."""
     raise NotImplementedError
 
   def registered(self) -> task_resolution.Provider:
-    """The task or mixture before a user's vocabulary, folders and heads."""
+    """Returns the task or mixture before the user's vocabulary, folders and heads."""
     return self.load_task()
 
   def tasks(self) -> task_resolution.Provider | None:
-    """`registered`, where the tasks themselves say what their examples are; None: config.data.objective does."""
+    """Returns `registered` if the tasks define their examples; None if config.data.objective does."""
     return self.registered()
 
   def vocabulary(self) -> seqio.Vocabulary:
-    """See `pipeline.vocabulary`."""
+    """Returns the vocabulary; see `pipeline.vocabulary`."""
     self.data.check_vocabulary()
     if self.data.vocabulary:
       return vocabularies.load(self.data.vocabulary, extra_ids=self.data.extra_ids)
@@ -107,11 +109,11 @@ class RunSource:
     return task_resolution.vocabulary_of(self.registered())
 
   def split(self, *, train: bool) -> str:
-    """The split to train on, or the held-out one."""
+    """Returns the training split, or the held-out one."""
     return self.data.train_split if train else self.data.eval_split
 
   def num_documents(self, task: task_resolution.Provider) -> int | None:
-    """Records to train on; None: nobody has counted them."""
+    """Returns the number of training records; None if unknown."""
     if not self.data.cache_dir:
       return task_resolution.num_examples(task, self.data.train_split)
     from t2t.data import offline_cache
@@ -119,46 +121,47 @@ class RunSource:
     return offline_cache.num_examples(task, self.data.train_split)
 
   def size(self, task: task_resolution.Provider) -> float:
-    """Returns how much there is to train on, in the unit config.data.mixing_unit."""
+    """Returns the amount of training data, in the unit config.data.mixing_unit."""
     unit = self.data.mixing_unit
     counts = [subtask.num_input_examples(self.data.train_split) for subtask in task_resolution.tasks_of(task)]
     if unit == "tokens" or None in counts:
-      why = "nobody has counted its tokens" if unit == "tokens" else "it does not say how many examples it has"
+      why = "its number of tokens is unknown" if unit == "tokens" else "its number of examples is unknown"
       raise UserError(
-        f"{self.where}: {why}, by which config.data.mixing_unit={unit} draws; give {self.where}.rate or .share"
+        f"{self.where}: {why}, but config.data.mixing_unit={unit} samples by it. Give {self.where}.rate or "
+        f"{self.where}.share"
       )
     return float(sum(counts))
 
-  # ---- What its examples are ----
+  # ---- Examples ------------------------------------------------------------------------------------------------------
 
   def made(self) -> Made:
-    """The facts of the examples before any is made."""
+    """Returns the facts of the examples before any is made."""
     task = self.registered()
     names = [objectives.of(subtask) for subtask in task_resolution.tasks_of(task)]
-    # A task without an objective may be answered by a head.
+    # A head may answer a task without an objective.
     asks = any(not objective_names or any(map(objectives.heads_of, objective_names)) for objective_names in names)
     return Made(objectives.of(task), self.data.named if self.is_alone else self.key, task.output_features, asks)
 
   def names_of(self, provider: task_resolution.Provider) -> dict[str, str]:
-    """Name of each of seqio's tasks in `provider`, see `registered` -> of the task that it is to a model with PALs."""
+    """Returns the model's task name (with PALs) of each seqio task in `provider`, see `registered`."""
     return {task.name: task.name for task in task_resolution.tasks_of(provider)}
 
   def names_as(self, name: str) -> list[str]:
-    """Names of seqio's tasks, where the source is mixed under a name."""
+    """Returns the names of the seqio tasks when the source is mixed under `name`."""
     return [task.name for task in task_resolution.tasks_of(self.registered())]
 
   def by_language(self, task: task_resolution.Provider) -> dict[str, task_resolution.Provider]:
-    """Returns, by source that names its language, what is read of it as it is mixed in `task`."""
+    """Returns the parts of `task` with a named language, by source."""
     return {}
 
-  # ---- What a position in the data belongs to ----
+  # ---- Identity of a data position -----------------------------------------------------------------------------------
 
   def patterns(self) -> dict[str, str]:
-    """Configuration key -> globs of files."""
+    """Returns config key -> globs of files."""
     return {}
 
   def file_contents(self) -> dict[str, file_fingerprints.Contents]:
-    """Returns the contents of the files, by the configuration key that names them."""
+    """Returns the contents of the files, by the config key that names them."""
     contents_by_key = {
       where: file_fingerprints.Contents(self._with_beside(text_files.find_files(patterns, where=where)), where=where)
       for where, patterns in self.patterns().items()
@@ -166,15 +169,15 @@ class RunSource:
     return functools.reduce(lambda read, part: read | part.file_contents(), self.parts.values(), contents_by_key)
 
   def identity_keys(self) -> frozenset[str]:
-    """The keys of `IDENTITY_KEYS` on which the order of the data depends."""
+    """Returns the keys of `IDENTITY_KEYS` that determine the order of the data."""
     return frozenset()
 
   def identity(self) -> dict[str, Any]:
-    """Settings that are compared when a run resumes, by configuration key, besides those of config.data."""
+    """Returns settings to compare when a run resumes, by config key, beyond those of config.data."""
     return {}
 
   def _with_beside(self, paths: Sequence[str]) -> tuple[str, ...]:
-    """Files, and those beside them that hold the translations of their lines."""
+    """Returns the files, with the files of translations beside them."""
     if not objectives.is_parallel(self.data.objective):
       return tuple(paths)
     from t2t.data.sources import bitext
@@ -184,16 +187,16 @@ class RunSource:
     )
     return (*paths, *filter(None, translation_files))
 
-  # ---- What of it cannot be used ----
+  # ---- Checks --------------------------------------------------------------------------------------------------------
 
   def check_early(self, architecture: str, *, model_vocab_size: int) -> None:
-    """Refuses what is wrong whatever is read, before any file is opened, which takes longer."""
+    """Refuses wrong settings before any file is opened, because opening takes longer."""
     data = self.data
     if (data.dictionary or data.switching_rate) and not data.has_text:
       raise UserError(
-        f"config.data.dictionary={data.dictionary}, config.data.switching_rate={data.switching_rate}: words of files"
-        f" are replaced, and {data.named} is of registered tasks, which have `code_switching` among their preprocessors"
-        " or not; leave both out"
+        f"config.data.dictionary={data.dictionary}, config.data.switching_rate={data.switching_rate}: words are "
+        f"replaced in files only, and {data.named} has registered tasks, which may use `code_switching` among "
+        "their preprocessors. Leave both keys out"
       )
     if data.language or data.language_tags:
       from t2t.data import languages
@@ -203,7 +206,7 @@ class RunSource:
         languages.said(data, where=self.where)
 
   def check_files(self) -> None:
-    """Refuses files that are not there, cannot be read or have no text."""
+    """Refuses files that are missing, unreadable or without text."""
     for where, patterns in self.patterns().items():
       paths = text_files.find_files(patterns, where=where)
       file_validation.scan(paths, field=self.data.field, where=where, malformed=self.data.max_bad_record_fraction)
@@ -211,33 +214,33 @@ class RunSource:
       part.check_files()
 
   def check_task(self, task: task_resolution.Provider, *, model_vocab_size: int) -> None:
-    """Refuses tasks that have other splits than are read, or other vocabularies than the model."""
+    """Refuses tasks without the configured splits, or with another vocabulary than the model's."""
     vocabularies.check(task_resolution.vocabulary_of(task), model_vocab_size)
     splits = {key: getattr(self.data, key) for key in ("train_split", "eval_split")}
     task_resolution.check(task, splits, where=self.data.named)
 
   def check_documents(self) -> list[str]:
-    """Refuses too few documents for an objective that draws from others; returns notes on those held out."""
+    """Refuses too few documents for an objective that draws from others; returns notes on held-out documents."""
     return list(itertools.chain.from_iterable(part.check_documents() for part in self.parts.values()))
 
   def check_fills_a_batch(self, examples: tf.data.Dataset, *, batch_size: int) -> None:
-    """Refuses text that is too short for one batch."""
+    """Refuses text too short for one batch."""
 
   def no_examples(self, task: str, error: bad_records.NoExamples) -> UserError:
-    """The error of a task of which no record becomes an example."""
+    """Returns the error for a task without examples."""
     return error
 
   def no_held_out(self, task: str, why: str) -> UserError:
-    """The error of a held-out split without an example."""
+    """Returns the error for a held-out split without examples."""
     split = self.data.eval_split
     return UserError(
-      f"split {split!r} of {self.data.source_key(task) or self.data.named}: no held-out example: {why}; give text to"
-      f" evaluate on, or another split (config.data.eval_split={split})"
+      f"split {split!r} of {self.data.source_key(task) or self.data.named} has no held-out example: {why}. Give "
+      f"evaluation text, or another split (config.data.eval_split={split})"
     )
 
 
 def adapted(data: DataConfig, provider: task_resolution.Provider) -> task_resolution.Provider:
-  """Registered tasks in the user's vocabulary, and read from his folders."""
+  """Returns registered tasks with the user's vocabulary and folders."""
   vocabulary = vocabularies.load(data.vocabulary, extra_ids=data.extra_ids) if data.vocabulary else None
   splits = {"train_split": data.train_split, "eval_split": data.eval_split}
   provider = _guarded(
@@ -251,7 +254,7 @@ def adapted(data: DataConfig, provider: task_resolution.Provider) -> task_resolu
 
 
 def _guarded(data: DataConfig, provider: task_resolution.Provider) -> task_resolution.Provider:
-  """Records' letters are text, whatever they spell, unless the user says otherwise."""
+  """Protects the letters of records from being read as control tokens, unless the user disables it."""
   return provider if data.special_tokens else raw_text.guarded(provider)
 
 
@@ -259,10 +262,10 @@ def _guarded(data: DataConfig, provider: task_resolution.Provider) -> task_resol
 
 
 class Text(RunSource):
-  """Text for config.data.objective; a subclass has a source with the splits "train" and "validation"."""
+  """Text for config.data.objective; a subclass makes a source with the splits "train" and "validation"."""
 
   def make_source(self) -> seqio.DataSource:
-    """The source, whose records have a "text"."""
+    """Returns the source, with records that have a "text"."""
     raise NotImplementedError
 
   def load_task(self, architecture: str = "", *, heads: Sequence[HeadConfig] = ()) -> seqio.Task:
@@ -270,15 +273,19 @@ class Text(RunSource):
     _check_is_one(data)
     for name, folder in data.benchmark_dirs.items():
       raise UserError(
-        f"config.data.benchmark_dirs.{name}={folder}: holds tasks, not config.data.files; leave out one of them"
+        f"config.data.benchmark_dirs.{name}={folder}: contains tasks, but config.data.files is set. Leave out "
+        "one of them"
       )
     if data.cache_dir:
-      raise UserError(f"config.data.cache_dir={data.cache_dir}: holds tasks, not config.data.files; register a task")
+      raise UserError(
+        f"config.data.cache_dir={data.cache_dir}: contains tasks, but config.data.files is set. Leave out "
+        "config.data.cache_dir, or register a task"
+      )
     vocabulary = self.vocabulary()
     return _guarded(data, file_task.make(data, self.make_source(), vocabulary, where=self.where))
 
   def registered(self) -> task_resolution.Provider:
-    """The mixture beside the text, which `t2t eval` measures."""
+    """Returns the mixture beside the text, for `t2t eval`."""
     return RegisteredTasks(self.data, self.where).registered()
 
   def tasks(self) -> None:
@@ -308,7 +315,7 @@ class Text(RunSource):
 
   def identity_keys(self) -> frozenset[str]:
     data, keys = self.data, set(_OF_TEXT)
-    keys |= {"language"} if data.language_tags else set()  # which names a loss otherwise
+    keys |= {"language"} if data.language_tags else set()  # otherwise it only names a loss
     keys |= {"annotations"} if objectives.is_annotated(data.objective) else set()
     keys |= {"translation"} if objectives.is_parallel(data.objective) else set()
     return frozenset(keys | ({"dictionary", "switching_rate"} if data.dictionary else set()))
@@ -322,10 +329,10 @@ class Text(RunSource):
     vocabularies.check(self.vocabulary(), model_vocab_size)
 
   def check_task(self, task: task_resolution.Provider, *, model_vocab_size: int) -> None:
-    pass  # `check_early` has done so
+    pass  # `check_early` checks it
 
   def no_held_out(self, task: str, why: str) -> UserError:
-    return UserError(f"config.data.eval_files: no held-out example: {why}; give text to evaluate on")
+    return UserError(f"config.data.eval_files: no held-out example: {why}. Give evaluation text")
 
 
 class TextFiles(Text):
@@ -349,7 +356,7 @@ class TextFiles(Text):
     return scanned.documents if scanned.complete else None
 
   def size(self, task: task_resolution.Provider) -> float:
-    """Returns the size; of files of which only a part was looked at an estimate."""
+    """Returns the size; an estimate for files that were read only in part."""
     source, where = task.source, f"{self.where}.files"
     scanned = file_validation.scan(
       source.list_shards("train"), field=self.data.field, where=where, malformed=self.data.max_bad_record_fraction
@@ -357,7 +364,7 @@ class TextFiles(Text):
     counted = scanned.documents if self.data.mixing_unit == "examples" else scanned.characters
     if scanned.complete:
       return float(counted)
-    # What stands beside texts in their records, and how many bytes a character has, differs from source to source.
+    # The share of text in a record, and the number of bytes per character, differ between sources.
     return math.fsum(shard.weight for shard in source.records("train").shards()) * counted / max(scanned.size, 1)
 
   def patterns(self) -> dict[str, str]:
@@ -365,7 +372,7 @@ class TextFiles(Text):
 
   def identity(self) -> dict[str, Any]:
     data = self.data
-    # Documents that are held out are not trained on.
+    # Held-out documents are not in the training data.
     settings = {
       "eval_files": "given"
       if data.eval_files
@@ -388,22 +395,22 @@ class TextFiles(Text):
     pairs = f"config.data.objective={data.objective} draws some second texts from other documents"
     if documents["train"] < 2:
       held_out = "" if data.eval_files else f" ({documents['validation']:,} more are held out)"
-      instead = "more documents" if data.eval_files else f"more documents, or text to evaluate on as {where}.eval_files"
+      instead = "more documents" if data.eval_files else f"more documents, or evaluation text as {where}.eval_files"
       raise UserError(
-        f"{self.key}: one document is left to train on{held_out}, and {pairs}: all examples would be of one class. Give"
-        f" {instead} (a line of a text file is a document)"
+        f"{self.key}: only one document is left to train on{held_out}, and {pairs}, so all examples would be of "
+        f"one class. Give {instead} (a line of a text file is a document)"
       )
     if documents["validation"] > 1:
       return []
     return [
-      f"{where}: one document is held out, and {pairs}: held-out examples are all of one class; give several as"
-      f" {where}.eval_files"
+      f"{where}: only one document is held out, and {pairs}, so held-out examples are all of one class. Give "
+      f"several documents as {where}.eval_files"
     ]
 
   def check_fills_a_batch(self, examples: tf.data.Dataset, *, batch_size: int) -> None:
     scanned = self._scan()
-    # Four characters a token at most for any sensible vocabulary of English, one for bytes: far more text than a batch
-    # takes need not be counted.
+    # An English vocabulary has at most four characters per token, bytes have one: text far above a batch need not be
+    # counted.
     if not scanned.complete or scanned.characters > 16 * batch_size * self.data.inputs_length:
       return
     try:
@@ -413,14 +420,14 @@ class TextFiles(Text):
     if count < batch_size:
       smaller = f", or set config.train.batch_size={count} or less" if count else ""
       raise UserError(
-        f"config.data.files: {scanned.documents} document(s) with {scanned.characters:,} characters make {count}"
-        f" example(s), fewer than one batch; give more text{smaller}"
+        f"config.data.files: {scanned.documents} document(s) with {scanned.characters:,} characters make {count} "
+        f"example(s), fewer than one batch. Give more text{smaller}"
       )
 
   def no_examples(self, task: str, error: bad_records.NoExamples) -> UserError:
     return UserError(
-      f"{self.where}.files: config.data.objective={self.data.objective} makes no example of this text"
-      f" ({error.num_records:,} documents were read); give other text"
+      f"{self.where}.files: config.data.objective={self.data.objective} makes no example of this text "
+      f"({error.num_records:,} documents were read). Give other text"
       + ("" if self.is_alone else ", or leave the source out")
     )
 
@@ -428,8 +435,8 @@ class TextFiles(Text):
 def _check_is_one(data: DataConfig) -> None:
   if bool(data.files) == bool(data.mixture):
     raise UserError(
-      f"config.data.files={data.files!r} and config.data.mixture={data.mixture!r}: give one of them,"
-      " files of text or the name of a registered task or mixture; or several in config.data.sources"
+      f"config.data.files={data.files!r} and config.data.mixture={data.mixture!r}: give exactly one of them, "
+      "text files or the name of a registered task or mixture, or several sources in config.data.sources"
     )
 
 
@@ -437,7 +444,7 @@ def _check_is_one(data: DataConfig) -> None:
 
 
 class RegisteredTasks(RunSource):
-  """A task or mixture of config.data.mixture, or of a named source; a config without any source has an empty name."""
+  """Task or mixture of config.data.mixture, or of a named source; the name is empty in a config without any source."""
 
   @classmethod
   def reads(cls, data: DataConfig) -> bool:
@@ -470,7 +477,7 @@ class RegisteredTasks(RunSource):
 
       return tables.make_task(tables.with_table(self.data))
     provider = self._named()
-    if self.is_alone:  # all folders are its tasks'
+    if self.is_alone:  # all folders belong to its tasks
       task_resolution.check_folders(provider, self.data.benchmark_dirs)
     return provider
 
@@ -488,7 +495,7 @@ class RegisteredTasks(RunSource):
 
 
 class TableTask(RegisteredTasks):
-  """A table, which `tables.with_table` has made a task."""
+  """Table that `tables.with_table` has turned into a task."""
 
   @classmethod
   def reads(cls, data: DataConfig) -> bool:
@@ -505,14 +512,14 @@ class TableTask(RegisteredTasks):
     return tables.identity(self.data.table)
 
   def check_files(self) -> None:
-    pass  # reading the table has done so
+    pass  # reading the table checks it
 
 
-# ---- Several ---------------------------------------------------------------------------------------------------------
+# ---- Mixed sources ---------------------------------------------------------------------------------------------------
 
 
 class MixedSources(RunSource):
-  """The sources of config.data.sources, drawn as one mixture; see mixture.py."""
+  """Sources of config.data.sources, sampled as one mixture; see mixture.py."""
 
   key = "config.data.sources"
 
@@ -536,7 +543,7 @@ class MixedSources(RunSource):
     for name, part in self.parts.items():
       try:
         tasks[name] = part.load_task(architecture, heads=heads)
-      except UserError as error:  # of what is as config.data says it for all, or of the source
+      except UserError as error:  # of keys in config.data, or of the source
         raise UserError(f"{part.where}: {error}" if part.where not in str(error) else str(error)) from error
       if isinstance(part, TextFiles):
         tasks[name].source.count_in(tallies)
@@ -546,7 +553,7 @@ class MixedSources(RunSource):
     return joined
 
   def _own_vocabulary(self) -> seqio.Vocabulary:
-    return next(iter(self.parts.values())).vocabulary()  # all are of registered tasks, see `task_resolution.check`
+    return next(iter(self.parts.values())).vocabulary()  # all are registered tasks, see `task_resolution.check`
 
   def names_of(self, provider: task_resolution.Provider) -> dict[str, str]:
     return {task: name for name, part in self.parts.items() for task in part.names_as(name)}
@@ -568,7 +575,7 @@ class MixedSources(RunSource):
   def identity(self) -> dict[str, Any]:
     from t2t.data import languages
 
-    # Otherwise a language names a loss, and changes no example.
+    # Otherwise a language only names a loss.
     tells_languages = bool(languages.numbers(self.data.parts())) or bool(self.data.language_tags)
     settings: dict[str, Any] = {}
     for name, part in self.parts.items():
@@ -583,10 +590,10 @@ class MixedSources(RunSource):
     return self.parts[task].no_examples(task, error) if task in self.parts else error
 
 
-# The first kind that a config names is read; see `RunSource.reads`.
+# A config selects the first kind that reads it; see `RunSource.reads`.
 KINDS: list[type[RunSource]] = [MixedSources, TextFiles, TableTask, RegisteredTasks]
 
 
 def of(data: DataConfig, where: str = _ALL) -> RunSource:
-  """The source that a config names; `where`: see `RunSource`."""
+  """Returns the source that a config names; for `where` see `RunSource`."""
   return next(kind for kind in KINDS if kind.reads(data))(data, where)

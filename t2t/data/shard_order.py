@@ -1,9 +1,9 @@
-"""Windows: what a stream of the data reads, a few megabytes at a time, in an order that can be computed.
+"""Windows: parts of a stream's data, a few megabytes each, in a computable order.
 
-A source consists of shards, which are dealt out to the streams in pieces.  In each epoch a stream reads its pieces in
-an order that is drawn from (seed, stream, epoch); pieces follow each other in groups, a group is read from one end to
-the other, and every so many bytes of it are a window.  So (epoch, group, window) says which records come next, and to
-go on there costs no more than to read one group up to it.
+A source consists of shards, which are divided among the streams in pieces. In each epoch a stream reads its pieces in
+an order drawn from (seed, stream, epoch). Pieces form groups, a group is read in sequence, and a window is a fixed
+number of its bytes. So (epoch, group, window) determines the next records, and resuming there costs reading at most one
+group.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,25 +21,24 @@ from t2t.runtime import waiting
 
 Record = tuple[bytes, ...]
 
-# A record costs about as much as so many bytes of text, however short it is.
+# Cost of a record, equal to this many bytes of text, however short it is.
 RECORD_COST = 256
-# A divisible shard is cut into pieces of so many bytes: few enough to find a window again soon, and enough for a piece
-# to have its share of records that are books.
+# Bytes of a piece of a divisible shard: few enough to find a window again soon, and enough for a fair share of records
+# as long as books.
 _LARGEST_PIECE = 64 * 2**20
 _SMALLEST_PIECE = 16 * 2**20
-# How unlike the streams' shares may be: the records of a small share are seen more often.
+# Maximum imbalance of the streams' shares: records of a small share are seen more often.
 _IMBALANCE = 1 / 8
-# Records of a shard that holds no more are read once and kept.
+# Records of a smaller shard are read once and kept.
 _KEPT_BYTES = 8 * 2**20
 _KEPT_RECORDS = 20_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-  """What a source says of one of its files.
+  """Description of a file of a source.
 
-  weight: about how many bytes of text it holds.
-  divisible: whether it can be read from any byte on.
+  weight: approximate number of bytes of text. divisible: whether reading can start at any byte.
   """
 
   weight: float
@@ -48,12 +47,10 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Piece:
-  """A part of a shard.
+  """Part of a shard.
 
-  shard: its number in the source.
-  start, stop: bytes of a divisible shard; those records that begin in between.  stop 0: to the end.
-  part, parts: every `parts`-th record from `part` on.
-  weight: about how many bytes of text.
+  shard: number of the shard in the source. start, stop: bytes of a divisible shard; records that begin in between. stop
+  0: to the end. part, parts: every `parts`-th record from `part` on. weight: approximate number of bytes of text.
   """
 
   shard: int
@@ -66,7 +63,7 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class WindowPosition:
-  """Where a window is: the epoch, the group of pieces in it, and the window in the group."""
+  """Position of a window: the epoch, the group of pieces in the epoch, and the window in the group."""
 
   epoch: int = 0
   group: int = 0
@@ -75,7 +72,7 @@ class WindowPosition:
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-  """Records that are preprocessed together, and a seed of their own, below 2**62."""
+  """Records that are preprocessed together, with their own seed below 2**62."""
 
   position: WindowPosition
   records: Sequence[Record]
@@ -83,40 +80,40 @@ class Window:
 
   @property
   def columns(self) -> tuple[np.ndarray, ...]:
-    """The records by columns, as `Records.features` takes them."""
+    """The records as columns, for `Records.features`."""
     return tuple(np.array(column, object) for column in zip(*self.records, strict=True))
 
 
 class Records(Protocol):
-  """A split of a source as tuples of byte strings; `features` is its inverse, in a graph of TensorFlow's."""
+  """Split of a source as tuples of byte strings; `features` is the inverse, in a TensorFlow graph."""
 
   num_columns: int
 
   def shards(self) -> Sequence[Shard]:
-    """Its files."""
+    """Returns the files of the split."""
 
   def read(self, piece: Piece) -> Iterator[tuple[int, Any]]:
-    """The size in bytes of each record of a piece, always the same, and the record as `parse` takes it."""
+    """Yields size in bytes, which is always the same, and raw record of a piece, for `parse`."""
 
   def parse(self, raw_record: Any) -> Record | None:
-    """A record; None for one that is left out.  Of windows that are passed over it is not called."""
+    """Returns a record, or None for one that is left out. Skipped windows do not call it."""
 
   def features(self, columns: Sequence[tf.Tensor]) -> tf.data.Dataset:
-    """The source's own records, of one string tensor [n] for each column."""
+    """Returns the source's records from one string tensor [n] per column."""
 
 
-# ---- Which stream reads what -----------------------------------------------------------------------------------------
+# ---- Shares of streams -----------------------------------------------------------------------------------------------
 
 
 def shares(shards: Sequence[Shard], num_streams: int) -> list[tuple[Piece, ...]]:
-  """Deals out shards to streams: equal shares, each shard to as few streams as that allows.
+  """Divides shards among streams: equal shares, each shard in as few streams as possible.
 
   In:  four shards of equal weight that are not divisible, 8 streams
   Out: each stream has one piece: every second record of a shard
 
   Args:
-    shards: of a source.
-    num_streams: of all hosts.
+    shards: shards of a source.
+    num_streams: number of streams on all hosts.
   """
   total = sum(shard.weight for shard in shards)
   fine = total / (32 * num_streams)
@@ -142,7 +139,7 @@ def shares(shards: Sequence[Shard], num_streams: int) -> list[tuple[Piece, ...]]
 
 
 def _dealt(pieces: Sequence[Piece], num_streams: int) -> tuple[list[list[Piece]], list[float]]:
-  """The heaviest piece first, each to the stream that has least."""
+  """Assigns the heaviest piece first, always to the stream with the least weight."""
   dealt: list[list[Piece]] = [[] for _ in range(num_streams)]
   heap = [(0.0, stream) for stream in range(num_streams)]
   for piece in sorted(pieces, key=lambda piece: (-piece.weight, piece)):
@@ -157,14 +154,14 @@ def _dealt(pieces: Sequence[Piece], num_streams: int) -> tuple[list[list[Piece]]
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-  """How a stream goes through its share.
+  """Order in which a stream reads its share.
 
   Args:
-    share: the stream's pieces.
-    seed: words that the order, and each window's seed, are drawn from.
+    share: pieces of the stream.
+    seed: integers from which the order and each window's seed are drawn.
     size: bytes of a window, each record counted with `RECORD_COST` more.
-    shuffled: pieces and records in another order each epoch; else in their own.
-    forever: epoch after epoch; else one.
+    shuffled: pieces and records in another order each epoch; otherwise in their own.
+    forever: repeats epochs; otherwise one pass.
   """
 
   share: tuple[Piece, ...]
@@ -175,16 +172,16 @@ class Order:
 
   @property
   def epochs_together(self) -> int:
-    """Epochs of a share that is smaller than a window follow each other in one, so that windows are not too small."""
+    """Number of epochs in one window, so that the windows of a small share are not too small."""
     weight = sum(piece.weight for piece in self.share)
     return min(64, max(1, int(self.size // max(weight, 1.0)))) if self.forever else 1
 
   def random(self, *numbers: int) -> np.random.Generator:
-    """Draws that depend on these numbers and the seed."""
+    """Returns a random generator that depends on these numbers and the seed."""
     return np.random.default_rng(np.random.SeedSequence([*self.seed, *numbers]))
 
   def groups(self, epoch: int) -> list[tuple[Piece, ...]]:
-    """The pieces of an epoch (of several together, if the share is so small), each group a window or more."""
+    """Returns the pieces of an epoch (of several, for a small share) in groups of at least a window."""
     if self.epochs_together > 1:
       return [self.share]
     order = self.random(epoch).permutation(len(self.share)) if self.shuffled else range(len(self.share))
@@ -199,7 +196,8 @@ class Order:
     return [tuple(group) for group in groups]
 
   def windows(self, records: Records, start: WindowPosition) -> Iterator[Window]:
-    """Windows from `start` on; they end behind the first epoch if not `forever`, or if it has no record at all."""
+    """Yields windows from `start` on; ends after the first epoch if not `forever`, or after an epoch without a
+    record."""
     position, empty = start, start.group == start.window == 0
     while True:
       for number, group in enumerate(self.groups(position.epoch)):
@@ -217,12 +215,12 @@ class Order:
       position, empty = WindowPosition(position.epoch + self.epochs_together), True
 
   def cut(self, records: Records, group: Sequence[Piece]) -> Iterator[list]:
-    """What is read of a group, window by window, not yet parsed."""
+    """Yields the raw records of a group, window by window."""
     window, size = [], 0
     for length, raw_record in itertools.chain.from_iterable(map(records.read, group)):
       window.append(raw_record)
       size += RECORD_COST + length
-      # A share of several epochs in a window is one window, however wrong its weight was.
+      # A share with several epochs per window is one window, even if its weight was wrong.
       if size >= self.size and self.epochs_together == 1:
         yield window
         window, size = [], 0
@@ -230,13 +228,13 @@ class Order:
       yield window
 
   def _window(self, position: WindowPosition, records: Records, raw_records: list) -> Window | None:
-    """The window, or None if none of its records is kept."""
+    """Returns the window, or None if no record is kept."""
     parsed = [record for record in map(records.parse, raw_records) if record is not None]
     if not parsed:
       return None
     numbers = dataclasses.astuple(position)
     if self.shuffled:
-      # Epochs that share a window are each in an order of their own, one behind the other.
+      # Epochs that share a window follow each other, each in its own order.
       orders = [
         self.random(position.epoch + number, position.group, position.window, 0)
         for number in range(self.epochs_together)
@@ -245,11 +243,11 @@ class Order:
     return Window(position, parsed, int(self.random(*numbers, 1).integers(2**62)))
 
 
-# ---- Sources of seqio's ----------------------------------------------------------------------------------------------
+# ---- seqio sources ---------------------------------------------------------------------------------------------------
 
 
 class SeqioRecords:
-  """A split of any seqio source: its shards are read one by one, unshuffled, and their records turned into bytes."""
+  """Split of any seqio source: shards are read in sequence, unshuffled, and records are turned into bytes."""
 
   def __init__(
     self,
@@ -259,13 +257,13 @@ class SeqioRecords:
     kind: str = "",
     failure: Callable[[tf.errors.OpError, str], Exception] = lambda error, where: error,
   ):
-    """Reads nothing yet but which shards there are.
+    """Reads only the list of shards.
 
     Args:
-      source: need only do what seqio asks of one.
-      split: of it.
-      kind: what it is called in messages.
-      failure: TensorFlow's error, and where it was -> what is raised.
+      source: any implementation of seqio's interface.
+      split: split of the source.
+      kind: name of the source in messages.
+      failure: function from TensorFlow's error and its location to the raised exception.
     """
     self._kind, self._failure = kind or type(source).__name__, failure
     self._source, self._split = source, split
@@ -278,19 +276,19 @@ class SeqioRecords:
     self._kept_bytes = 0
 
   def shards(self) -> list[Shard]:
-    """As large as their files, if they are files; else all alike."""
+    """Returns shards with the sizes of their files; equal sizes if they are not files."""
     paths = self._source.list_shards(self._split)
     with contextlib.suppress(tf.errors.OpError):
       if all(tf.io.gfile.exists(path) for path in paths[:1]):
         return [Shard(float(tf.io.gfile.stat(path).length)) for path in paths]
     count = None
-    with contextlib.suppress(KeyError):  # a source may know it of some splits alone
+    with contextlib.suppress(KeyError):  # a source may know it only for some splits
       count = self._source.num_input_examples(self._split)
-    # A record of unknown size is taken for a kilobyte.
+    # A record of unknown size counts as a kilobyte.
     return [Shard(1024 * count / self._number if count else float(_LARGEST_PIECE))] * self._number
 
   def read(self, piece: Piece) -> Iterator[tuple[int, Record]]:
-    """The records of a piece; those of a small one are kept for the next epoch."""
+    """Yields the records of a piece; a small piece is kept for the next epoch."""
     piece = dataclasses.replace(piece, weight=0.0)
     if piece in self._kept_records:
       yield from self._kept_records[piece]
@@ -308,11 +306,10 @@ class SeqioRecords:
       self._kept_records[piece], self._kept_bytes = kept_records, self._kept_bytes + size
 
   def parse(self, raw_record: Record) -> Record:
-    """As it is."""
     return raw_record
 
   def features(self, columns: Sequence[tf.Tensor]) -> tf.data.Dataset:
-    """The source's own records again."""
+    """Returns the source's records again."""
 
     def parse(*components: tf.Tensor):
       parsed = []

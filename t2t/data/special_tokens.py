@@ -1,4 +1,4 @@
-"""Texts as a model reads them: tokens of several texts in one sequence, cut to fit, with special tokens around them."""
+"""Special tokens around texts: several texts in one sequence, cut to fit."""
 
 import dataclasses
 
@@ -11,22 +11,22 @@ from t2t.models.architecture import ARCHITECTURES
 
 @dataclasses.dataclass(frozen=True)
 class Framing:
-  """The ids around texts: `begin` a `between` b `end`."""
+  """Ids around texts: `begin` a `between` b `end`."""
 
   begin: tuple[int, ...]
   between: tuple[int, ...]
   end: tuple[int, ...]
 
   def size(self, number: tf.Tensor | int) -> tf.Tensor | int:
-    """Ids around so many texts together."""
+    """Returns the number of ids around several texts."""
     return len(self.begin) + len(self.between) * (number - 1) + len(self.end)
 
   @classmethod
   def of(cls, vocabulary: seqio.Vocabulary, architecture: str) -> "Framing":
-    """As models of an architecture are pre-trained.
+    """Returns the ids around texts in the pre-training of an architecture.
 
-    Of an encoder alone [CLS] a [SEP] b [SEP] (BERT), or <s> a </s></s> b </s> with BOS in place of [CLS] (RoBERTa); in
-    a vocabulary without these, and in the encoder of an encoder-decoder, a EOS b EOS; of a decoder alone BOS a EOS b.
+    An encoder has [CLS] a [SEP] b [SEP] (BERT), or <s> a </s></s> b </s> with BOS as [CLS] (RoBERTa). In a vocabulary
+    without these, and in an encoder-decoder, the encoder has a EOS b EOS. A decoder has BOS a EOS b.
     """
     kind = ARCHITECTURES[architecture]
     cls_id, sep_id = vocabularies.cls_id(vocabulary), vocabularies.sep_id(vocabulary)
@@ -38,18 +38,18 @@ class Framing:
 
 
 def encode(vocabulary: seqio.Vocabulary, texts: tf.Tensor) -> tf.RaggedTensor:
-  """Ids of each text, int32 [texts, (tokens)], without EOS."""
+  """Returns the ids of each text, int32 [texts, (tokens)], without EOS."""
   spec = tf.RaggedTensorSpec([None], tf.int32, ragged_rank=0)
-  if isinstance(vocabulary, seqio.ByteVocabulary):  # whose own takes but texts of one length
+  if isinstance(vocabulary, seqio.ByteVocabulary):  # its own function takes only texts of one length
     return tf.map_fn(lambda text: tf.cast(vocabulary.encode_tf(text), tf.int32), texts, fn_output_signature=spec)
   return tf.cast(vocabulary.encode_tf(texts), tf.int32)
 
 
 def shortened(lengths: tf.Tensor, room: tf.Tensor | int) -> tf.Tensor:
-  """How much of each text is kept where all do not fit: the longest lose first.
+  """Returns the kept length of each text if all do not fit: the longest are cut first.
 
   In:  lengths [3, 9, 7], room 14
-  Out: [3, 6, 5]                            the first of those that are cut has what does not divide
+  Out: [3, 6, 5]                            the first cut text gets the remainder
 
   Source: "longest first", as transformers cuts the pairs of GLUE.
   """
@@ -63,15 +63,15 @@ def shortened(lengths: tf.Tensor, room: tf.Tensor | int) -> tf.Tensor:
 
 
 def framed(texts: tf.RaggedTensor, framing: Framing, length: int) -> tuple[tf.Tensor, tf.Tensor]:
-  """One sequence of several texts, and which of its tokens belong to the first: token types 0, and to the others: 1.
+  """Joins several texts into one sequence, with token types: 0 for the first text, 1 for the others.
 
   In:  [[7, 8], [9]], framing ((101,), (102,), (102,)), length 8
   Out: [101, 7, 8, 102, 9, 102], [0, 0, 0, 0, 1, 1]
 
   Args:
     texts: int32 [texts, (tokens)], at least one.
-    framing: the ids around them.
-    length: of the sequence at most; the longest texts are cut.
+    framing: ids around the texts.
+    length: maximum length of the sequence; the longest texts are cut.
   """
   number = texts.nrows(out_type=tf.int32)
   between, end, begin = (tf.constant(ids, tf.int32) for ids in (framing.between, framing.end, framing.begin))
@@ -93,5 +93,5 @@ def framed(texts: tf.RaggedTensor, framing: Framing, length: int) -> tuple[tf.Te
 
 
 def one_hot(index: tf.Tensor | int, length: tf.Tensor, value: tf.Tensor | int) -> tf.Tensor:
-  """int32 [length]: `value` at one position, 0 elsewhere."""
+  """Returns int32 [length]: `value` at one position, 0 elsewhere."""
   return tf.where(tf.range(length) == index, tf.cast(value, tf.int32), 0)

@@ -1,4 +1,4 @@
-"""The training batches of a run that has stages: one iterator after another, and the position in whichever is read."""
+"""Training batches of a run with stages: one iterator per stage, and the position in the current one."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -9,21 +9,21 @@ from t2t.data import batch_iterator
 
 
 class StagedBatches:
-  """Batches of one stage after another, each of its own data; otherwise as `batch_iterator.BatchIterator`.
+  """Batches of successive stages with their own data; otherwise like `batch_iterator.BatchIterator`.
 
   Attributes:
-    stage: number of the one that is read.
-    ended: why nothing follows; "": text is gone through again and again.
+    stage: number of the current stage.
+    ended: reason why nothing follows; "": text is repeated.
 
-  The position that is saved is that of the stage which has made the last step.  A stage whose data were read by the one
-  before it, too, goes on behind what that has read (`BatchIterator.go_on_from`).
+  The saved position belongs to the stage of the last step. A stage that reads the same data as the stage before
+  continues behind it (`BatchIterator.go_on_from`).
 
   Args:
     run: the stages.
-    make: (number of a stage, of streams) -> its batches, from the beginning.
-    num_streams: what all stages have; None: what the first that is made chooses.
-    first: number of the stage that is read first.
-    left_out: (begin, end) of a stage -> batches at its beginning that no step is to be made of.
+    make: (number of a stage, number of streams) -> its batches, from the beginning.
+    num_streams: number of streams of all stages; None: chosen by the first.
+    first: number of the first stage.
+    left_out: (begin, end) of a stage -> number of batches to skip at its beginning.
   """
 
   ended = ""
@@ -46,30 +46,25 @@ class StagedBatches:
 
   @property
   def num_streams(self) -> int:
-    """In how many parts the data is split."""
     return self._current.num_streams
 
   @property
   def stream_names(self) -> tuple[str, ...]:
-    """What this host needs of a checkpoint."""
     return self._current.stream_names
 
   @property
   def wait_seconds(self) -> float:
-    """How long the last batch was waited for."""
     return self._current.wait_seconds
 
   @property
   def epochs(self) -> dict[str, int]:
-    """Of the stage's mixture: task -> how often it has been gone through."""
     return self._current.epochs
 
   def __iter__(self) -> "StagedBatches":
-    """Itself."""
     return self
 
   def __next__(self) -> dict[str, jax.Array]:
-    """The batch of the next step, which may be the first of the next stage.
+    """Returns the batch of the next step, perhaps the first of the next stage.
 
     Raises:
       UserError: see `BatchIterator.next_rows`.
@@ -81,11 +76,11 @@ class StagedBatches:
 
   @property
   def begins_stage(self) -> bool:
-    """Whether the next step is the first of another stage."""
+    """True if the next step is the first of another stage."""
     return self._step >= self._run[self.stage].end and self.stage + 1 < len(self._run)
 
   def begin_stage(self) -> None:
-    """Goes over to the next stage."""
+    """Switches to the next stage."""
     before = self._current
     self._enter(self.stage + 1)
     self._current.go_on_from(before)
@@ -94,23 +89,22 @@ class StagedBatches:
       self._current.next_rows()
 
   def leave_out(self, begin: int, end: int) -> None:
-    """Takes away the batches of steps begin + 1 to end, as far as they are of the stage that is read.
+    """Skips the batches of steps begin + 1 to end in the current stage.
 
-    Those of later stages are left out as these begin.
+    Batches of later stages are skipped when the stages begin.
     """
     for _ in range(min(end, self._run[self.stage].end) - begin):
       self._current.next_rows()
 
   def state(self, step: int | None = None) -> dict[str, bytes]:
-    """See `BatchIterator.state`."""
     return self._current.state(step)
 
   def restore(self, state: Mapping[str, bytes], *, step: int) -> None:
-    """Goes on where `state` was taken.
+    """Continues where `state` was taken.
 
     Args:
-      state: of each of `stream_names`.
-      step: that was the last.
+      state: state of each of `stream_names`.
+      step: the last step.
 
     Raises:
       UserError: see `BatchIterator.restore`.
@@ -123,5 +117,4 @@ class StagedBatches:
     self._step = step
 
   def close(self) -> None:
-    """Stops reading ahead."""
     self._current.close()

@@ -1,7 +1,7 @@
-"""Names of the t5 package for task modules that import it where it is not installed.
+"""Stand-ins for the t5 package, for task modules that import it where it is not installed.
 
-Functions with an exact counterpart run under their names. Others raise the two lines that replace them. An installed
-t5 package is never shadowed: the finder below comes behind all others.
+Functions with an exact counterpart run under their names. Others raise an error with the two lines that replace them.
+The finder comes last in `sys.meta_path`, so an installed t5 package has precedence.
 
 Source: t5 0.9.4, t5/data/preprocessors.py, t5/data/postprocessors.py, t5/evaluation/metrics.py, t5/data/utils.py.
 """
@@ -73,8 +73,8 @@ def _language(code: str) -> str:
     import babel
   except ImportError as error:
     raise UnknownName(
-      f"t5.data.preprocessors.translate: the English name of {code!r} is babel's (pip install babel); without it t2t"
-      f" knows {', '.join(_LANGUAGES)}"
+      f"t5.data.preprocessors.translate: the English name of {code!r} needs babel (pip install babel). Without "
+      f"it t2t knows only {', '.join(_LANGUAGES)}"
     ) from error
   return babel.Locale(code[:2]).english_name
 
@@ -124,7 +124,7 @@ def _squad(x, include_context=True):
 @seqio.map_over_dataset
 def _trim_tokens_at_front(x, sequence_length, keys_to_trim=None, **unused_kwargs):
   trimmed = {key: x[key][-(sequence_length[key] - 1) :] for key in keys_to_trim or sequence_length if key in x}
-  return {**x, **trimmed}  # room for EOS, which is added later
+  return {**x, **trimmed}  # leaves room for EOS, which is added later
 
 
 # ---- t5.data.postprocessors ------------------------------------------------------------------------------------------
@@ -244,7 +244,9 @@ def _word_f1(target: str, prediction: str) -> float:
 
 def _squad_metric(targets, predictions):
   if len(targets) != len(predictions):
-    raise ValueError("Number of targets and predictions must match.")
+    raise ValueError(
+      f"squad: {len(targets)} targets, but {len(predictions)} predictions. Give as many predictions as targets"
+    )
   pairs = [([_normalized(t) for t in u], _normalized(p)) for u, p in zip(targets, predictions, strict=True)]
   exact = np.mean([max(t == prediction for t in right) for right, prediction in pairs])
   overlap = np.mean([max(_word_f1(t, prediction) for t in right) for right, prediction in pairs])
@@ -344,7 +346,7 @@ def _function(name: str) -> str:
   return f"\n  from t2t.data import objectives, vocabularies\n  {name}  # its docstring has the arguments"
 
 
-# Functions of objectives, which t2t's objectives call themselves -> t2t's.
+# Helper functions of t5's objectives, which t2t's objectives call themselves -> t2t's functions.
 _FUNCTIONS = {
   "random_spans_noise_mask": "objectives.corruption.noise_mask",
   "iid_noise_mask": "objectives.corruption.random_mask",
@@ -388,7 +390,7 @@ _OBJECTIVES = {
 
 _RANKED = _format("preprocessors.choices") + "\n  --config.eval.method=rank"
 
-# Full name -> the lines in its place.
+# Full name -> the lines that replace it.
 _INSTEAD: dict[str, str] = {
   **{f"t5.data.preprocessors.{name}": _objective(ours) for name, ours in _OBJECTIVES.items()},
   **{f"t5.data.preprocessors.{name}": _function(ours) for name, ours in _FUNCTIONS.items()},
@@ -413,14 +415,14 @@ _REGISTERS = ("t5.data.tasks", "t5.data.mixtures", "t5.models", "t5.data.dataset
 
 def _instead(name: str) -> str:
   if name in _INSTEAD:
-    return f"In its place:{_INSTEAD[name]}"
+    return f"Use instead:{_INSTEAD[name]}"
   if name.startswith("t5.data.glue_utils."):
     return (
-      "In its place, GLUE and SuperGLUE as t2t registers them:"
-      "\n  --config.data.task_modules=t2t.tasks.glue,t2t.tasks.superglue"
-      "\n  --config.data.mixture=glue_v002_proportional"
+      "Use instead, for GLUE and SuperGLUE as t2t registers them:\n  "
+      "--config.data.task_modules=t2t.tasks.glue,t2t.tasks.superglue\n  "
+      "--config.data.mixture=glue_v002_proportional"
     )
-  return f"{_PAGE} of what t2t has in its place"
+  return f"{_PAGE} of the counterparts in t2t"
 
 
 def _missing(module: str, name: str) -> UnknownName:
@@ -429,7 +431,7 @@ def _missing(module: str, name: str) -> UnknownName:
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-  """Finds the modules of `_AVAILABLE`, where nothing else does."""
+  """Finds the modules of `_AVAILABLE` if nothing else does."""
 
   def find_spec(self, fullname, path, target=None):
     del path, target
@@ -440,8 +442,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
       parent, _, name = fullname.rpartition(".")
       if fullname in _REGISTERS:
         raise UnknownName(
-          f"{fullname}: the t5 package is not installed. Name t2t's tasks and mixtures in place of those that it"
-          " registers: `t2t tasks` lists them, and docs/from_t5x.md has t5's names of mixtures"
+          f"{fullname}: the t5 package is not installed. Name t2t's tasks and mixtures instead of those that it "
+          "registers: `t2t tasks` lists them, and docs/from_t5x.md has t5's names of mixtures"
         )
       raise _missing(parent, name)
     return None
@@ -453,7 +455,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     name = module.__name__
     vars(module).update(_AVAILABLE[name])
     vars(module)["__getattr__"] = _getter(name)
-    # As the package's own __init__ does: code that runs later finds all of them.
+    # As in the package's own __init__, so that code that runs later finds all of them.
     for child in _AVAILABLE:
       if child.rpartition(".")[0] == name:
         importlib.import_module(child)
@@ -473,7 +475,7 @@ _FINDER = _Finder()
 
 @contextlib.contextmanager
 def importable() -> Iterator[None]:
-  """Lets `import t5` find the names above meanwhile, unless the package is installed."""
+  """Lets `import t5` find the names above within the context, unless the package is installed."""
   sys.meta_path.append(_FINDER)
   try:
     yield

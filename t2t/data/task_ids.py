@@ -1,7 +1,7 @@
-"""Numbers of tasks, by which a model reads which task a text is of; see `adapters_lib.tasks`.
+"""Task ids, from which a model reads the task of a text; see `adapters_lib.tasks`.
 
-A task is a source of config.data.sources, by its name there, or else one of those of config.data.mixture.  Its number
-is its place among the names that the config of the adapter has, whatever is read beside it.
+A task is a source of config.data.sources, by its name there, or a task of config.data.mixture. Its id is its index
+among the names in the adapter's config, independent of the other data.
 """
 
 from collections.abc import Collection, Mapping
@@ -24,16 +24,16 @@ def check(
   *,
   counted_tasks: Collection[str] | None = None,
 ) -> dict[str, int]:
-  """Number of each of seqio's tasks that are read; none where the model is told of no task.
+  """Returns the id of each seqio task in the data; empty if the model has no task ids.
 
   Args:
-    data: what is read.
-    adapters: of the model.
-    provider: all of what is read; None: files alone.
-    counted_tasks: those of seqio's tasks that count; None: all.
+    data: config of the data.
+    adapters: adapters of the model.
+    provider: all tasks of the data; None: only files.
+    counted_tasks: seqio tasks to include; None: all.
 
   Raises:
-    UserError: one that is none of the model's tasks; or files without a name.
+    UserError: a task is not one of the model's, or files have no name.
   """
   known_tasks = adapters_lib.tasks(adapters)
   if not known_tasks:
@@ -41,14 +41,15 @@ def check(
   key = f"config.{'/'.join(adapters)}.tasks={','.join(known_tasks)}"
   if len(known_tasks) > feature_spec.MOST_TASKS:
     raise UserError(
-      f"config.{'/'.join(adapters)}.tasks: {len(known_tasks)} tasks; there may be {feature_spec.MOST_TASKS}"
+      f"config.{'/'.join(adapters)}.tasks: {len(known_tasks)} tasks, but at most {feature_spec.MOST_TASKS} are "
+      "possible. Remove some"
     )
   source = run_sources.of(data)
   if provider is None:
     if len(known_tasks) > 1:
       raise UserError(
-        f"{key}: config.data.files={source.title} has no name by which it is one of them; give config.data.sources in"
-        f" its place, as --config.data.sources.{known_tasks[0]}.files={source.title}"
+        f"{key}: config.data.files={source.title} has no task name. Give config.data.sources instead: "
+        f"--config.data.sources.{known_tasks[0]}.files={source.title}"
       )
     return {}
   return {
@@ -59,13 +60,13 @@ def check(
 
 
 def tell(provider: task_resolution.Provider, numbers: Mapping[str, int]) -> task_resolution.Provider:
-  """The task or mixture whose examples say of which task they are.
+  """Returns the task or mixture whose examples contain their task id.
 
-  In:  {"inputs": [7, 8], "targets": [9]}, of the task that has number 2
+  In:  {"inputs": [7, 8], "targets": [9]}, of the task with id 2
   Out: {"inputs": [7, 8], "targets": [9], "task_number": 2}
 
   Args:
-    provider: stays as it is.
+    provider: stays unchanged.
     numbers: see `check`.
   """
 

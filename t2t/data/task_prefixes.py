@@ -1,4 +1,4 @@
-"""What stands in front of the inputs of a task, by which a model tells its tasks apart."""
+"""Task prefixes: the text before the inputs of a task, by which a model distinguishes tasks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from t2t.data.task_resolution import Provider
 
 
 def _named(options: Mapping[str, Any]) -> str:
-  """Of texts behind their names, the first of which comes at once."""
+  """Returns the prefix of texts behind their field names: up to the first text."""
   return f"{options['prefix']} {options['fields'][0]}: "
 
 
@@ -20,7 +20,7 @@ def _translated(options: Mapping[str, Any]) -> str:
   return f"translate {source} to {target}: "
 
 
-# function -> what it writes in front, of the arguments that a task gives it
+# preprocessor -> function from its bound arguments to its prefix
 _WRITES: dict[Callable, Callable[[Mapping[str, Any]], str]] = {
   preprocessors.labelled: _named,
   preprocessors.choices: _named,
@@ -45,12 +45,12 @@ _DENOISERS: dict[str, Sequence[denoisers.Denoiser]] = {
 
 
 def of_objective(name: str) -> tuple[str, ...]:
-  """The modes of UL2's objectives: "[NLU] ", "[S2S] ", "[NLG] "; others have none."""
+  """Returns the mode tokens of UL2's objectives: "[NLU] ", "[S2S] ", "[NLG] "; other objectives have none."""
   return tuple(dict.fromkeys(f"{denoiser.mode} " for denoiser in _DENOISERS.get(name, ())))
 
 
 def of(provider: Provider) -> tuple[str, ...]:
-  """Those of a task or of a mixture's, by their names; of others' steps what they were given as `prefix`.
+  """Returns the prefixes of a task, or of a mixture's tasks, by task name; for other steps their `prefix` argument.
 
   In:  docs_summary, glue_mnli
   Out: ("summarize: ", "mnli hypothesis: ")

@@ -1,6 +1,6 @@
-"""Which tasks: the registered ones that the user names, mixed, read from his files, in his vocabulary.
+"""Resolution of tasks: the registered tasks that the user names, mixed, with the user's files and vocabulary.
 
-What is chosen here is a copy: the registry stays as it was, and tasks keep the names that they are registered by.
+Results are copies: the registry stays unchanged, and tasks keep their registered names.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,47 +17,50 @@ from t2t.models.architecture import architecture_of
 
 Provider = seqio.Task | seqio.Mixture
 
-# T5's: a larger task is not mixed in any more often than this (Raffel et al. 2020, section 3.5.2).
+# T5's limit: the sampling rate of a larger task is capped at this number of examples (Raffel et al. 2020, section
+# 3.5.2).
 MAXIMUM_RATE = 2**19
 
-# Of released files, which their source shuffles whole: enough to part the examples that are made of one record.  A
-# buffer must be full before the first batch, in each stream for each task.
+# Shuffle buffer for released files, which their source shuffles as a whole: enough to separate the examples of one
+# record. A buffer must be full before the first batch, in each stream for each task.
 _SHUFFLE_BUFFER = 16
 
 by_number_of_examples = functools.partial(seqio.mixing_rate_num_examples, maximum=MAXIMUM_RATE)
 
 
 def tasks_of(provider: Provider) -> list[seqio.Task]:
-  """The task, or those of a mixture."""
+  """Returns the task, or the tasks of a mixture."""
   return list(provider.tasks) if isinstance(provider, seqio.Mixture) else [provider]
 
 
 def shards(sources: Iterable[seqio.DataSource], splits: Sequence[str]) -> list[str]:
-  """All files that these splits are read from, sorted."""
+  """Returns all files of these splits, sorted."""
   return sorted(
     {path for source in sources for split in splits if split in source.splits for path in source.list_shards(split)}
   )
 
 
-# ---- Finding ---------------------------------------------------------------------------------------------------------
+# ---- Lookup ----------------------------------------------------------------------------------------------------------
 
 
 def named(mixture: str, *, modules: Sequence[str]) -> Provider:
-  """The registered task or mixture of this name; of several, comma-separated, a mixture by their numbers of examples.
+  """Returns the registered task or mixture of a name; for several, separated by commas, a mixture by numbers of
+  examples.
 
   Args:
-    mixture: names; of a mixture among several its tasks are taken, not its rates.
-    modules: that register them.
+    mixture: names; a mixture among several contributes its tasks, not its rates.
+    modules: modules that register them.
 
   Raises:
-    UserError: no such name; or they cannot be mixed.
+    UserError: a name is unknown, or the tasks cannot be mixed.
   """
   names = [name.strip() for name in mixture.split(",")]
   parts = [_guarded(registry.task_or_mixture(name, modules=modules)) for name in names]
   for part in parts:
     if not {"targets", "texts"} & set(part.output_features):
       raise UserError(
-        f"config.data.mixture={mixture}: {part.name} has no output feature 'targets', and no 'texts' that are compared"
+        f"config.data.mixture={mixture}: {part.name} has neither the output feature 'targets' nor 'texts' to "
+        "compare. Add one of them to its output_features"
       )
   if len(parts) == 1:
     return parts[0]
@@ -67,7 +70,7 @@ def named(mixture: str, *, modules: Sequence[str]) -> Provider:
 
 
 def _guarded(provider: Provider) -> Provider:
-  """The task or mixture whose sources' errors name their tasks."""
+  """Returns the task or mixture with errors of sources that name their tasks."""
 
   def guarded(task: seqio.Task) -> seqio.Task:
     try:
@@ -81,32 +84,32 @@ def _guarded(provider: Provider) -> Provider:
 
 
 def check_yields(features: Mapping[str, Sequence[str]], where: str) -> None:
-  """Refuses what cannot be mixed.
+  """Refuses tasks that cannot be mixed.
 
   Args:
-    features: name -> what it yields.
-    where: what names them, and what they are, for messages.
+    features: name -> output features.
+    where: the user's key and the kind of `features`, for messages.
 
   Raises:
-    UserError: they yield different features; lists them.
+    UserError: the features differ; lists them.
   """
   if len(set(features.values())) > 1:
     listed = "; ".join(f"{name}: {', '.join(yielded)}" for name, yielded in features.items())
-    raise UserError(f"{where} can be mixed that yield the same features ({listed})")
+    raise UserError(f"{where} must yield the same features to be mixed ({listed})")
 
 
 def select(mixture: Provider, names: Sequence[str], *, where: str = "config.eval.tasks") -> list[seqio.Task]:
-  """Tasks by name, or by what their names end in: "cb" is super_glue_cb.
+  """Selects tasks by name or suffix: "cb" is super_glue_cb.
 
-  They are looked for in the mixture, and then among the registered tasks whose names begin as its tasks' do.
+  The mixture is searched first, then registered tasks that begin like its tasks.
 
   Args:
-    mixture: or task.
-    names: none for all tasks of the mixture.
-    where: what the user set, for messages.
+    mixture: mixture or task.
+    names: names; empty: all tasks of the mixture.
+    where: the user's key, for messages.
 
   Raises:
-    UserError: a name of no task, or of several; lists those there are.
+    UserError: a name matches no task or several; lists the choices.
   """
   mixture_tasks = {task.name: task for task in tasks_of(mixture)}
   if not names:
@@ -116,10 +119,10 @@ def select(mixture: Provider, names: Sequence[str], *, where: str = "config.eval
 
 
 def _siblings(names: Sequence[str]) -> list[str]:
-  """Registered tasks that begin with the same words as all of these do: those of the same benchmark.
+  """Returns registered tasks that begin with the words that all of these share: tasks of the same benchmark.
 
   In:  super_glue_cb, super_glue_copa
-  Out: what begins with super_glue_
+  Out: tasks that begin with super_glue_
   """
   words = [name.split("_")[:-1] for name in names]
   number = 0
@@ -141,10 +144,10 @@ def _select(
     if len(ending) == 1:
       return ending[0]
     if ending:
-      raise UserError(f"{where}: {name} may be {' or '.join(task.name for task in ending)}; give the whole name")
+      raise UserError(f"{where}: {name} may be {' or '.join(task.name for task in ending)}. Give the whole name")
   known_tasks = [*mixture_tasks, *(sibling for sibling in sibling_tasks if sibling not in mixture_tasks)]
   raise UserError(
-    f"{where}: {name}: no such task{did_you_mean(name, known_tasks) or ';'} there are {', '.join(known_tasks)}"
+    f"{where}: {name}: no such task{did_you_mean(name, known_tasks) or ';'} choose from {', '.join(known_tasks)}"
   )
 
 
@@ -159,13 +162,14 @@ def adapt(
   train_split: str = "train",
   eval_split: str = "validation",
 ) -> Provider:
-  """The task or mixture with other text features and sources.
+  """Returns the task or mixture with other text features and sources.
 
   Args:
-    provider: stays as it is.
-    vocabulary: of the features of text; None: each keeps its own.
-    folders: key of a source -> the folder of its released files, "" for TensorFlow Datasets.
-    train_split: whose examples rates count; as `eval_split`, it may be a slice of released files, train[:100].
+    provider: stays unchanged.
+    vocabulary: vocabulary of the text features; None: each keeps its own.
+    folders: key of a source -> folder of its released files; "": TensorFlow Datasets.
+    train_split: split whose examples determine rates. Like `eval_split` it may be a slice of released files,
+      train[:100].
     eval_split: see above.
   """
   sliced = [split for split in (train_split, eval_split) if slices.bases(split) != [split]]
@@ -197,9 +201,9 @@ def adapt(
 
 
 def for_architecture(provider: Provider, architecture: str) -> Provider:
-  """The task or mixture as a decoder alone needs it: text to text without EOS between the prompt and its answer.
+  """Returns the task or mixture for a decoder alone: text to text without EOS between prompt and answer.
 
-  Pre-training objectives stay as they are: with EOS they end the text that they give.
+  Pre-training objectives stay unchanged: their EOS ends the text.
   """
 
   def without_eos(task: seqio.Task) -> seqio.Task:
@@ -213,9 +217,9 @@ def for_architecture(provider: Provider, architecture: str) -> Provider:
 
 
 def ends_inputs(provider: Provider, architecture: str) -> bool | None:
-  """Whether EOS stands behind the inputs that a model is trained with; None: behind those of some tasks alone."""
+  """Returns whether training inputs end with EOS; None if they do only in some tasks."""
   features = [task.output_features for task in tasks_of(for_architecture(provider, architecture))]
-  # Where what is read stands in the place of what is predicted, nothing is given.
+  # Where inputs and targets share positions there is no prompt.
   ends = {
     "inputs" in task_features and "both_ways" not in task_features and task_features["inputs"].add_eos
     for task_features in features
@@ -233,22 +237,22 @@ def _with_vocabulary(features: Mapping[str, seqio.Feature], vocabulary: seqio.Vo
 
 
 def sample_fn(mixture: seqio.Mixture) -> Callable:
-  """How a mixture draws from its tasks."""
-  return mixture._sample_fn  # what it was registered with: seqio has no other way to ask
+  """Returns the sampling function of a mixture."""
+  return mixture._sample_fn  # seqio has no public accessor
 
 
 def copy(provider: Provider, change: Callable[[seqio.Task], seqio.Task], change_rate: Callable) -> Provider:
-  """The task, or a mixture of the tasks, that `change` makes; the same object where nothing has changed.
+  """Returns the task, or a mixture of the tasks, after `change`; the same object if nothing changed.
 
   Args:
-    provider: stays as it is.
-    change: task -> the task that takes its place.
-    change_rate: rate of a mixture -> the rate that takes its place.
+    provider: stays unchanged.
+    change: task -> its replacement.
+    change_rate: rate in a mixture -> its replacement.
   """
   if isinstance(provider, seqio.Task):
     return change(provider)
-  # By name, mixtures in it as they are: `Mixture.tasks` has their tasks instead, whose rates it counts at once, and a
-  # mixture that is not registered is nowhere else.
+  # By name, with nested mixtures: `Mixture.tasks` has their tasks instead, with computed rates, and only this attribute
+  # has an unregistered mixture.
   old = provider._task_map
   parts = {name: copy(part, change, change_rate) for name, part in old.items()}
   rates = {name: change_rate(rate) for name, rate in provider.rate_per_task_name.items()}
@@ -263,14 +267,14 @@ def copy(provider: Provider, change: Callable[[seqio.Task], seqio.Task], change_
 
 
 def check_folders(provider: Provider, folders: Mapping[str, str]) -> None:
-  """Whether each of `folders` is read by one of the tasks.
+  """Checks that a task reads each of `folders`.
 
   Args:
-    provider: what the user named.
+    provider: the user's task or mixture.
     folders: see `adapt`.
 
   Raises:
-    UserError: none reads it; says the nearest that one does, or all.
+    UserError: no task reads a folder; names the nearest key, or all.
   """
   sources = [task.source for task in tasks_of(provider)]
   keys = sorted({source.folder_key for source in sources if isinstance(source, named_sources.FolderSource)})
@@ -278,12 +282,13 @@ def check_folders(provider: Provider, folders: Mapping[str, str]) -> None:
     if key not in keys:
       near = did_you_mean(key, keys) or f"; its tasks read {', '.join(keys) or 'no such folder'}"
       raise UserError(
-        f"config.data.benchmark_dirs.{key}={folder}: no task of config.data.mixture={provider.name} reads it{near}"
+        f"config.data.benchmark_dirs.{key}={folder}: no task of config.data.mixture={provider.name} reads this "
+        f"folder{near}"
       )
 
 
 def folders_read(provider: Provider, splits: Sequence[str]) -> dict[str, tuple[str, list[str]]]:
-  """Which released files the tasks are read from: configuration key -> the user's folder, and its files."""
+  """Returns the released files that the tasks read: config key -> the user's folder, and its files."""
   read: dict[str, tuple[str, set[str]]] = {}
   for task in tasks_of(provider):
     source = task.source
@@ -294,34 +299,34 @@ def folders_read(provider: Provider, splits: Sequence[str]) -> dict[str, tuple[s
 
 
 def vocabulary_of(provider: Provider) -> seqio.Vocabulary:
-  """Of the targets; of the inputs, where heads answer or texts are compared and there are no others."""
+  """Returns the vocabulary of the targets; of the inputs for tasks without targets (heads, compared texts)."""
   features = provider.output_features
   return features["targets" if "targets" in features else "inputs"].vocabulary
 
 
 def check(provider: Provider, splits: Mapping[str, str], *, where: str) -> None:
-  """Whether a model can be trained on the tasks, as far as can be said before any of them is read.
+  """Checks that a model can be trained on the tasks, as far as possible without reading them.
 
   Args:
-    provider: adapted.
-    splits: key of config.data -> the split that it names.
-    where: what names them, for messages.
+    provider: adapted task or mixture.
+    splits: key of config.data -> name of the split.
+    where: the user's key, for messages.
 
   Raises:
-    UserError: tasks of different vocabularies; a split that is not there, or whose files hold what cannot be used.
+    UserError: the tasks have different vocabularies, a split is missing, or its files cannot be used.
   """
   tasks = tasks_of(provider)
   first = vocabulary_of(tasks[0])
   for task in tasks[1:]:
     if vocabulary_of(task) != first:
       raise UserError(
-        f"{where}: {tasks[0].name} and {task.name} are registered with different vocabularies;"
-        " config.data.vocabulary names one for all"
+        f"{where}: {tasks[0].name} and {task.name} are registered with different vocabularies. Set "
+        "config.data.vocabulary to one for all"
       )
   for key, split in splits.items():
     for task in tasks:
       if isinstance(task.source, named_sources.FolderSource) and task.source.folder:
-        task.source.num_input_examples(split)  # reads them
+        task.source.num_input_examples(split)  # reads the files
     # A mixture has a split if one of its tasks does; seqio leaves out the others.
     if split not in provider.splits:
       near = did_you_mean(split, provider.splits)
@@ -339,21 +344,21 @@ def _check_rate(mixture: seqio.Mixture, task: seqio.Task, where: str) -> None:
     split = counted.keywords.get("split", "train")
     if split in task.splits and task.num_input_examples(split) is None:
       raise UserError(
-        f"{where}: {task.name} does not say how many examples it has, by which tasks are mixed;"
-        f" say so to its source, num_input_examples={{{split!r}: NUMBER}}, or register a mixture that gives its tasks"
-        " rates: seqio.MixtureRegistry.add(name, [(task, rate), ...])"
+        f"{where}: {task.name} has no number of examples, by which tasks are mixed. Give its source "
+        f"num_input_examples={{{split!r}: NUMBER}}, or register a mixture with rates: "
+        "seqio.MixtureRegistry.add(name, [(task, rate), ...])"
       )
 
 
 def num_examples(provider: Provider, split: str) -> int | None:
-  """Records of the smallest task; None where that takes more than to count lines of released files."""
+  """Returns the number of records of the smallest task; None if counting takes more than reading lines of released
+  files.
+  """
   counts = [_count(task.source, split) for task in tasks_of(provider) if split in task.splits]
   return None if None in counts else min(counts, default=None)
 
 
 def _count(source: seqio.DataSource, split: str) -> int | None:
-  is_counted = isinstance(
-    named_sources.unwrapped(source), seqio.FunctionDataSource
-  )  # a number that was given along, or None
+  is_counted = isinstance(named_sources.unwrapped(source), seqio.FunctionDataSource)  # a given number, or None
   is_counted |= isinstance(source, named_sources.FolderSource) and bool(source.folder)
   return source.num_input_examples(split) if is_counted else None

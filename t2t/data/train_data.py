@@ -1,4 +1,4 @@
-"""The data of a run: what its config says is read, and which heads its tasks need of the model."""
+"""Data of a run: its config resolved to tasks, batches, and the heads that the model needs."""
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
@@ -32,22 +32,22 @@ from t2t.models import adapters as adapters_lib
 from t2t.models.config import ASKED_HEADS, HeadConfig
 from t2t.runtime import hosts
 
-_COUNTED = 1_000  # records of a task by which epochs count
+_COUNTED = 1_000  # number of records that estimate the examples per record
 
 
 def resolved(config: Config) -> Config:
-  """The run with what its data decides: the loss that it means, the heads that its tasks need, its number of steps.
+  """Returns the config with settings that follow from the data: loss, heads of the tasks, number of steps.
 
-  An encoder alone answers tasks through heads, and other models do with config.train.loss=heads.
+  An encoder alone answers tasks with heads; other models do with config.train.loss=heads.
 
   Raises:
-    UserError: a task that no head answers, a model whose heads are others, or epochs of what cannot be counted.
+    UserError: no head can answer a task, the model has other heads, or epochs cannot be counted.
   """
   return _resolved(config)[0]
 
 
 def _resolved(config: Config) -> tuple[Config, float]:
-  """`resolved`, and how many examples an epoch has; 0.0 where nothing is counted."""
+  """Returns the result of `resolved`, and the number of examples per epoch; 0.0 if not counted."""
   config = _with_table(config)
   data = config.data
   provider = run_sources.of(data).tasks()
@@ -57,7 +57,7 @@ def _resolved(config: Config) -> tuple[Config, float]:
 
 
 def resolved_stages(config: Config) -> tuple[stages.Stage, ...]:
-  """The stages of a run, each `resolved`; of a run without any, one.
+  """Returns the stages of a run, each `resolved`; one for a run without stages.
 
   Raises:
     UserError: see `stages.of` and `resolved`.
@@ -74,7 +74,7 @@ def resolved_stages(config: Config) -> tuple[stages.Stage, ...]:
 
 
 def _with_table(config: Config) -> Config:
-  """Returns the run with its table as a task; another run as it is.
+  """Returns the config with its table as a task; other configs unchanged.
 
   Raises:
     UserError: a table is missing, or see `tables.resolved`.
@@ -83,13 +83,13 @@ def _with_table(config: Config) -> Config:
   if not (data.labels or data.table):
     if not (data.inputs_length or data.is_named):
       raise UserError(
-        "config.data.files is empty: --config finetune reads a table; give --config.data.files=train.tsv and"
-        " --config.data.labels=auto, or another config for registered tasks, such as finetune_superglue"
+        "config.data.files is empty, but --config finetune reads a table. Give --config.data.files=train.tsv and "
+        "--config.data.labels=auto, or another config for registered tasks, such as finetune_superglue"
       )
     if data.is_text and not (data.inputs_length and data.targets_length):
       raise UserError(
-        f"config.data.labels is empty: {data.named} is no table without it; give --config.data.labels=auto; or, of text"
-        " to pre-train on, config.data.inputs_length and targets_length"
+        f"config.data.labels is empty, so {data.named} is not read as a table. Give --config.data.labels=auto, "
+        "or, for text to pre-train on, config.data.inputs_length and config.data.targets_length"
       )
     return config
   from t2t.data import tables
@@ -98,7 +98,7 @@ def _with_table(config: Config) -> Config:
 
 
 def _is_answered(provider: seqio.Task | seqio.Mixture) -> bool:
-  """Returns whether all tasks have answers, and no objective; see `answering.is_answered`."""
+  """Returns whether all tasks have answers and no objective; see `head_examples.is_answered`."""
   if any(objectives.of(task) for task in task_resolution.tasks_of(provider)):
     return False
   from t2t.data import head_examples
@@ -107,7 +107,7 @@ def _is_answered(provider: seqio.Task | seqio.Mixture) -> bool:
 
 
 def _with_vocabulary(config: Config) -> Config:
-  """The run whose embedding has the vocabulary's rows, up to a multiple of 128, where its config says 0."""
+  """Returns the config with an embedding row per token, up to a multiple of 128, where its vocab_size is 0."""
   if config.model.vocab_size:
     return config
   return config.with_(model={"vocab_size": feature_spec.rows_of(pipeline.vocabulary(config.data).vocab_size)})
@@ -138,16 +138,16 @@ def _with_heads(config: Config, provider: seqio.Task | seqio.Mixture | None) -> 
   needed_heads = head_examples.heads_of(
     task_resolution.tasks_of(pipeline.adapted(data, provider)), model, pipeline.vocabulary(data)
   )
-  # Others that could answer would not be asked.
+  # Other heads with answers would not be asked.
   other_heads = (head for head in model.heads if head.kind not in ASKED_HEADS)
   return config.with_(model={"heads": (*other_heads, *needed_heads)})
 
 
 def _number_of_examples(config: Config, provider: seqio.Task | seqio.Mixture | None) -> float:
-  """Examples of an epoch; 0.0 where the run does not count epochs and has no table.
+  """Returns the number of examples per epoch; 0.0 without epochs and without a table.
 
   Raises:
-    UserError: they cannot be counted.
+    UserError: the examples cannot be counted.
   """
   epochs, data = config.train.epochs, config.data
   if not epochs and (not data.table or data.pack):
@@ -155,13 +155,13 @@ def _number_of_examples(config: Config, provider: seqio.Task | seqio.Mixture | N
   if provider is None or epochs < 0:
     raise UserError(
       f"config.train.epochs={epochs}: "
-      + ("must not be below 0" if epochs < 0 else "counts examples of tasks, and there is no config.data.mixture")
-      + "; give config.train.steps, and 0.0 epochs"
+      + ("must not be below 0" if epochs < 0 else "counts examples of tasks, but there is no config.data.mixture")
+      + ". Give config.train.steps, and 0.0 epochs"
     )
   if data.pack:
     raise UserError(
-      f"config.train.epochs={epochs}: with config.data.pack=True a row has several examples, nobody knows how many; set"
-      " config.data.pack=False, or give config.train.steps, and 0.0 epochs"
+      f"config.train.epochs={epochs}: with config.data.pack=True a row has an unknown number of examples. Set "
+      "config.data.pack=False, or give config.train.steps, and 0.0 epochs"
     )
   number = 0
   for task in task_resolution.tasks_of(pipeline.adapted(data, provider)):
@@ -169,23 +169,24 @@ def _number_of_examples(config: Config, provider: seqio.Task | seqio.Mixture | N
       count = task.num_input_examples(data.train_split)
       if count is None:
         raise UserError(
-          f"config.train.epochs={epochs}: {task.name} does not say how many examples it has; give config.train.steps,"
-          " and 0.0 epochs"
+          f"config.train.epochs={epochs}: {task.name} has no number of examples. Give config.train.steps, and "
+          "0.0 epochs"
         )
       number += count * _rows_of_a_record(config, task)
   return number
 
 
 def _with_steps(config: Config, number: float) -> Config:
-  """The run with as many steps as its epochs are; each is evaluated and saved, if nothing else is said.
+  """Returns the config with the number of steps of its epochs; by default each epoch ends with evaluation and
+  checkpoint.
 
   Args:
-    config: of the run.
+    config: config of the run.
     number: see `_number_of_examples`.
   """
   epochs = config.train.epochs
   if not epochs:
-    # An epoch of files is not counted; the rows of a table are.
+    # An epoch of files is not counted; an epoch of a table is.
     epoch = round(number / config.train.batch_size) if number else config.train.steps
     return _with_intervals(config, min(epoch, config.train.steps))
   steps = max(1, round(epochs * number / config.train.batch_size))
@@ -193,7 +194,7 @@ def _with_steps(config: Config, number: float) -> Config:
 
 
 def _tell_unread(config: Config, number: float) -> None:
-  """Reports examples that the steps of a run's epochs leave unread, of which a last batch is not full."""
+  """Reports examples that the steps of the epochs leave unread, because the last batch would not be full."""
   unread = config.train.epochs * number - config.train.steps * config.train.batch_size
   if number and unread >= max(1.0, 0.01 * number):
     steps, size = config.train.steps, config.train.batch_size
@@ -203,11 +204,11 @@ def _tell_unread(config: Config, number: float) -> None:
     )
 
 
-_MOST_UNREAD = 0.1  # share of a task's examples that an epoch of a mixture may leave unread without a word
+_MOST_UNREAD = 0.1  # share of a task's examples that an epoch of a mixture may leave unread without a message
 
 
 def _tell_undrawn(stage: stages.Stage) -> None:
-  """Reports tasks of a mixture of which no example is expected in a stage, or of which epochs leave many unread."""
+  """Reports tasks of a mixture without an expected example in a stage, and tasks that epochs leave largely unread."""
   data, steps = stage.config.data, stage.end - stage.begin
   source = run_sources.of(data)
   provider = source.tasks()
@@ -215,7 +216,7 @@ def _tell_undrawn(stage: stages.Stage) -> None:
     return
   provider = (
     provider if source.parts else pipeline.adapted(data, provider)
-  )  # whose own files say how many examples there are
+  )  # its own files determine the number of examples
   rates = {
     task.name: float(provider.get_rate(task))
     for task in task_resolution.tasks_of(provider)
@@ -229,8 +230,9 @@ def _tell_undrawn(stage: stages.Stage) -> None:
     if drawn * rate < total:
       where = data.source_key(name) or f"{data.named}: {name}"
       hosts.log_once(
-        f"{stage.name and f'config.stages, {stage.name}: '}{where} has {rate / total:.2g} of the draws, and"
-        f" {steps:,} steps read {rows:,} rows: no example of it is expected; give it a higher rate, or leave it out"
+        f"{stage.name and f'config.stages, {stage.name}: '}{where} has a share of {rate / total:.2g}, and "
+        f"{steps:,} steps read {rows:,} rows, so no example of it is expected. Give it a higher rate, or leave "
+        "it out"
       )
   if stage.config.train.epochs < 1.0:
     return
@@ -239,13 +241,15 @@ def _tell_undrawn(stage: stages.Stage) -> None:
     read = rows * rates.get(task.name, 0.0) / total
     if read < (1.0 - _MOST_UNREAD) * number:
       hosts.log_once(
-        f"config.train.epochs={stage.config.train.epochs:g} counts the examples of all tasks; {data.named} draws them"
-        f" at other rates: of {task.name} about {read:,.0f} of {number:,} are read"
+        f"config.train.epochs={stage.config.train.epochs:g} counts the examples of all tasks, but {data.named} "
+        f"samples them at other rates: about {read:,.0f} of {number:,} examples of {task.name} are read"
       )
 
 
 def _rows_of_a_record(config: Config, task: seqio.Task) -> float:
-  """Examples that a record becomes, by the first ones: of a long context several windows, without an answer none."""
+  """Returns the number of examples per record, from the first records: several windows for a long context, none without
+  an answer.
+  """
   data, model = config.data, config.model
   if not answered_by_heads(config.train.loss) or not _is_answered(task):
     return 1.0
@@ -259,12 +263,12 @@ def _rows_of_a_record(config: Config, task: seqio.Task) -> float:
   try:
     rows, number = (x.reduce(0, lambda n, _: n + 1) for x in (labelled(examples), records))
   except tf.errors.OpError as error:
-    raise named.failure(error, task.name, what="its source or its formats fail") from error
+    raise named.failure(error, task.name, what="its source or its preprocessors fail") from error
   return int(rows) / max(int(number), 1)
 
 
 def _with_intervals(config: Config, epoch: int) -> Config:
-  """An interval of 0 is an epoch of so many steps."""
+  """Replaces intervals of 0 by the number of steps of an epoch."""
   steps = {
     section: {key: getattr(getattr(config, section), key) or max(1, epoch)} for section, key in INTERVALS.items()
   }
@@ -272,10 +276,10 @@ def _with_intervals(config: Config, epoch: int) -> Config:
 
 
 def _asked_by_objectives(config: Config, provider: seqio.Task | seqio.Mixture | None) -> tuple[HeadConfig, ...]:
-  """The heads that a run's objectives ask, which must be the same.
+  """Returns the heads that the objectives of a run ask; all objectives must ask the same.
 
   Raises:
-    UserError: they are not, or there is no such objective.
+    UserError: they ask different heads, or an objective is unknown.
   """
   made_here = {config.data.objective} if config.data.is_text else set()
   names = made_here if provider is None else objectives.of(provider)
@@ -284,24 +288,26 @@ def _asked_by_objectives(config: Config, provider: seqio.Task | seqio.Mixture | 
     listed = "; ".join(
       f"{name}: {', '.join(head.name for head in objective_heads) or 'none'}" for name, objective_heads in heads.items()
     )
-    raise UserError(f"{config.data.named}: objectives that ask different heads ({listed})")
+    raise UserError(
+      f"{config.data.named}: the objectives ask different heads ({listed}). Choose objectives with the same heads"
+    )
   return next(iter(heads.values()), ())
 
 
 def _with_asked(config: Config, objective_heads: tuple[HeadConfig, ...]) -> Config:
-  """The run whose model has the heads of its objective, first of all, in the order in which they are asked."""
+  """Returns the config with the heads of its objective first, in the order in which they are asked."""
   if config.train.loss != "tokens_and_heads":
     raise UserError(
-      f"config.train.loss={config.train.loss}: the objective asks a head {objective_heads[0].name!r} besides the"
-      " tokens, which tokens_and_heads learns"
+      f"config.train.loss={config.train.loss}: the objective asks a head {objective_heads[0].name!r} besides the "
+      "tokens. Set config.train.loss=tokens_and_heads"
     )
   model_heads = {head.name: head for head in config.model.heads}
   for head in objective_heads:
     model_head = model_heads.get(head.name, head)
     if (model_head.kind, model_head.num_classes) != (head.kind, head.num_classes):
       raise UserError(
-        f"config.model.heads: {model_head.name} is a {model_head.kind} head with {model_head.num_classes} classes, and"
-        f" the objective asks a {head.kind} with {head.num_classes}"
+        f"config.model.heads: {model_head.name} is a {model_head.kind} head with {model_head.num_classes} "
+        f"classes, but the objective asks a {head.kind} head with {head.num_classes}"
         + (f": {', '.join(head.labels)}" if head.labels else "")
       )
   names = [head.name for head in objective_heads]
@@ -310,20 +316,20 @@ def _with_asked(config: Config, objective_heads: tuple[HeadConfig, ...]) -> Conf
 
 
 def _check_learns(provider: seqio.Task | seqio.Mixture | None, config: Config) -> None:
-  """Refuses a task that is answered in writing to a model that does not write."""
+  """Refuses a task with generated answers for a model that does not generate."""
   if provider is None or config.model.kind.is_generative:
     return
   for task in task_resolution.tasks_of(provider):
     if task.metric_fns and not objectives.of(task):
       raise UserError(
-        f"{run_sources.of(config.data).key}: {task.name} is answered in writing, which a model with"
-        f" config.model.architecture={config.model.architecture} does not learn: leave config.train.loss empty, and a"
-        " head answers it; without tasks besides that have a masked-LM objective"
+        f"{run_sources.of(config.data).key}: {task.name} has generated answers, which a model with "
+        f"config.model.architecture={config.model.architecture} does not learn. Leave config.train.loss empty, "
+        "so that a head answers, and do not mix such tasks with a masked-LM objective"
       )
 
 
 def heads_asked(config: Config) -> tuple[HeadConfig, ...]:
-  """The model's heads where they answer the run's tasks; none where an objective asks them.
+  """Returns the model's heads if they answer the run's tasks; empty if an objective asks them.
 
   Args:
     config: see `resolved`.
@@ -335,7 +341,7 @@ def heads_asked(config: Config) -> tuple[HeadConfig, ...]:
 
 
 def task_numbers_of(config: Config) -> dict[str, int]:
-  """Number of each of seqio's tasks that are read, where the model is told which one a text is of.
+  """Returns the id of each seqio task in the data, if the model has task ids.
 
   Raises:
     UserError: see `task_ids.check`.
@@ -351,10 +357,10 @@ def task_numbers_of(config: Config) -> dict[str, int]:
 
 
 def check_stages(run: Sequence[stages.Stage]) -> None:
-  """`check` of each stage, and that all have one vocabulary.
+  """Checks each stage with `check`, and that all stages have one vocabulary.
 
   Raises:
-    UserError: see there; names the stage.
+    UserError: see `check`; names the stage.
   """
   first = pipeline.vocabulary(run[0].config.data)
   notes: dict[str, None] = {}
@@ -362,23 +368,23 @@ def check_stages(run: Sequence[stages.Stage]) -> None:
     with stage.error_context():
       notes |= dict.fromkeys(check(stage.config))
       _tell_undrawn(stage)
-      if pipeline.vocabulary(stage.config.data) != first:  # which tasks may have themselves
+      if pipeline.vocabulary(stage.config.data) != first:  # tasks may have their own vocabulary
         raise UserError(
-          f"{stage.config.data.named}: has another vocabulary than stage {run[0].name}, and there is one embedding;"
-          " set config.data.vocabulary, and all stages are read in it"
+          f"{stage.config.data.named}: has another vocabulary than stage {run[0].name}, but the model has one "
+          "embedding. Set config.data.vocabulary for all stages"
         )
   for note in notes:
     hosts.log_once(note)
 
 
 def check(config: Config) -> list[str]:
-  """`validation.check` for the data, the model and the batch of a run.
+  """Checks the data, the model and the batch of a run with `validation.check`.
 
   Returns:
-    See there.
+    The notes of `validation.check`.
 
   Raises:
-    UserError: see there; or examples that the loss makes nothing of.
+    UserError: see there; or the loss does not fit the examples.
   """
   _check_loss(config)
   if parts := config.data.parts():
@@ -400,9 +406,9 @@ def check(config: Config) -> list[str]:
 
 
 def _spelled(config: Config) -> list[str]:
-  """Notes on control tokens that the text to train on spells."""
+  """Returns notes on control tokens that the training text spells."""
   data = config.data
-  # Malformed records that may be left out are told when they are trained on, and once.
+  # Skipped malformed records are reported once, during training.
   if not data.is_named or data.cache_dir or data.max_bad_record_fraction or jax.process_index():
     return []
   try:
@@ -417,9 +423,10 @@ def _spelled(config: Config) -> list[str]:
 
 
 def _check_loss(config: Config) -> None:
-  """Refuses a loss that compares texts where there are no two, another where there are, and twice the same vector.
+  """Refuses a loss that does not fit the examples.
 
-  And one of heads where an objective asks none.
+  It refuses a contrastive loss without pairs, another loss with pairs, equal vectors of one text, and a loss of heads
+  that no objective asks.
   """
   data, model = config.data, config.model
   if not data.is_named:
@@ -428,31 +435,31 @@ def _check_loss(config: Config) -> None:
   if answered_by_heads(config.train.loss) and not asks:
     asking = ", ".join(filter(objectives.heads_of, objectives.OBJECTIVES))
     raise UserError(
-      f"{where}: its examples ask no head, and config.train.loss={config.train.loss} is made of what heads answer; the"
-      f" objectives {asking} ask them, or set config.train.loss=cross_entropy"
+      f"{where}: its examples ask no head, but config.train.loss={config.train.loss} needs answers of heads. "
+      f"Choose one of the objectives {asking}, or set config.train.loss=cross_entropy"
     )
   if feature_spec.are_compared(output_features) != compares_texts(config.train.loss):
     if feature_spec.are_compared(output_features):
       raise UserError(
-        f"{where}: its examples are pairs of texts, which config.train.loss=contrastive compares, not"
-        f" {config.train.loss}; start from a config such as simcse_base"
+        f"{where}: its examples are pairs of texts, but config.train.loss={config.train.loss} does not compare "
+        "them. Set config.train.loss=contrastive, or start from a config such as simcse_base"
       )
     raise UserError(
-      f"{where}: config.train.loss=contrastive compares pairs of texts, which its examples are not; the objectives"
-      " neighbouring_sentences and same_text_twice make them, and a task's `pairs.preprocessors`"
+      f"{where}: config.train.loss=contrastive compares pairs of texts, but the examples are not pairs. Choose "
+      "the objective neighbouring_sentences or same_text_twice, or a task with `pairs.preprocessors`"
     )
   if "same_text_twice" in names and (not model.dropout_rate or model.broadcast_dropout):
-    # T5's draws are the same for all positions of a row, where both texts stand.
+    # T5's dropout is equal for all positions of a row, which has both texts.
     key = "broadcast_dropout=True" if model.dropout_rate else "dropout_rate=0.0"
     right = "broadcast_dropout=False" if model.dropout_rate else "dropout_rate=0.1"
     raise UserError(
-      f"config.model.{key}: with the same text twice only dropout makes two vectors of it, and each text must draw its"
-      f" own; set config.model.{right}"
+      f"config.model.{key}: only dropout makes two different vectors of the same text, and each text needs its "
+      f"own draw. Set config.model.{right}"
     )
 
 
 def _check_sees(config: Config) -> None:
-  """Refuses hidden tokens that a model would read from left to right alone."""
+  """Refuses masked tokens for a model that reads from left to right only."""
   if config.model.bidirectional_prefix or not config.model.kind.is_decoder_only or not config.data.is_named:
     return
   source = run_sources.of(config.data)
@@ -460,38 +467,40 @@ def _check_sees(config: Config) -> None:
     names, where, *_ = part.made()
     if "masked_next_token" in names:
       raise UserError(
-        f"{where}: has tokens read both ways, and config.model.bidirectional_prefix=False lets none see"
-        " what is behind it; set config.model.bidirectional_prefix=True"
+        f"{where}: has bidirectional rows, but config.model.bidirectional_prefix=False makes attention causal. "
+        "Set config.model.bidirectional_prefix=True"
       )
 
 
 def vocabulary(config: Config) -> seqio.Vocabulary:
-  """`pipeline.vocabulary` of a run."""
+  """Returns the vocabulary of a run."""
   return pipeline.vocabulary(config.data)
 
 
 def keep_vocabulary(vocabulary: seqio.Vocabulary, folder: epath.Path) -> None:
-  """`vocabularies.save`: a run's own copy."""
+  """Saves a run's own copy of the vocabulary."""
   vocabularies.save(vocabulary, folder)
 
 
 def check_vocabulary(
   config: Config, vocabulary: seqio.Vocabulary, copy_folder: epath.Path, saved: Mapping[str, Any] | None
 ) -> None:
-  """Refuses another vocabulary than the run began with, or than the other hosts have.
+  """Refuses another vocabulary than at the start of the run, or than on the other hosts.
 
   Args:
-    config: of the run.
-    vocabulary: that it names.
+    config: config of the run.
+    vocabulary: vocabulary of the config.
     copy_folder: folder of the run's own copy.
-    saved: what the last checkpoint's position in the data belongs to; None: there is no checkpoint.
+    saved: identity of the last checkpoint's data position; None: there is no checkpoint.
 
   Raises:
-    UserError: it is another.
+    UserError: the vocabularies differ.
   """
   spec, digest = config.data.vocabulary, vocabularies.digest(vocabulary)
   if hosts.share(digest) != digest:
-    raise UserError(f"config.data.vocabulary={spec}: has another content on this host than on the first; copy it anew")
+    raise UserError(
+      f"config.data.vocabulary={spec}: has another content on this host than on the first. Copy it from the first host"
+    )
   if saved is not None:
     noted = batch_iterator.vocabulary_digest(str(saved.get("data.vocabulary", "")))
     vocabularies.check_saved(vocabulary, copy_folder, noted=noted, spec=spec)
@@ -505,13 +514,13 @@ def batches(
   first: int = 0,
   left_out: Callable[[int, int], int] = lambda begin, end: 0,
 ) -> stage_iterator.StagedBatches:
-  """The training batches of a run, stage after stage.
+  """Returns the training batches of a run, stage by stage.
 
   Args:
-    run: its stages.
+    run: stages of the run.
     mesh: see `pipeline.train_batches`.
-    num_streams: a resumed run has as many as it began with; None: they are chosen.
-    first: number of the stage that is read first.
+    num_streams: number at the start of a resumed run; None: chosen.
+    first: number of the first stage.
     left_out: see `StagedBatches`.
   """
   common = math.gcd(*(stage.config.train.batch_size for stage in run))
@@ -535,7 +544,7 @@ def batches(
 
 
 def eval_batches(config: Config, mesh: jax.sharding.Mesh) -> list[dict[str, jax.Array]]:
-  """`eval_batches` of a run."""
+  """Returns the held-out batches of a run."""
   return pipeline.eval_batches(
     config.data,
     config.model.architecture,
@@ -548,7 +557,7 @@ def eval_batches(config: Config, mesh: jax.sharding.Mesh) -> list[dict[str, jax.
 
 
 def eval_batches_by_source(config: Config, mesh: jax.sharding.Mesh) -> dict[str, list[dict[str, jax.Array]]]:
-  """Held-out batches of each source that names its language; of all together about as many as `eval_batches`."""
+  """Returns held-out batches of each source with a language; together about as many as `eval_batches`."""
   heads, architecture = heads_asked(config), config.model.architecture
   if not any(source.name and source.language for source in config.data.source_list):
     return {}

@@ -1,4 +1,4 @@
-"""Lengths of texts before they are cut, which examples carry along so that cut ones can be counted."""
+"""Untruncated lengths: examples carry the lengths of their texts before cutting, so that cut texts can be counted."""
 
 from collections.abc import Mapping
 import functools
@@ -19,13 +19,13 @@ def _cuts(step: Any) -> bool:
 
 
 def measured(task: seqio.Task) -> seqio.Task:
-  """The task with a step that adds the number of tokens of each text before it is cut, EOS included.
+  """Returns the task with a step that adds the number of tokens of each text before cutting, EOS included.
 
   In:  {"inputs": [5, 6, 7], "targets": [8]}                of a task whose next step cuts and adds EOS
   Out: {"inputs": [5, 6, 7], "targets": [8], "inputs_uncut": 4, "targets_uncut": 2}
 
   Args:
-    task: stays as it is; numbers that its own steps have added stay, too.
+    task: stays unchanged; lengths from its own steps stay, too.
   """
   steps = list(task.preprocessors)
   cuts = [_cuts(step) for step in steps]
@@ -43,7 +43,7 @@ def measured(task: seqio.Task) -> seqio.Task:
     count = lambda example, name: tf.size(example[name]) + int(lacking[name])
     return dataset.map(lambda example: {**example, **{name + SUFFIX: count(example, name) for name in lacking}})
 
-  # A later step may leave out what it does not know.
+  # A later step may drop unknown features.
   steps = [
     *steps[:cut_index],
     functools.partial(measure, ends=any(cuts)),
@@ -54,13 +54,13 @@ def measured(task: seqio.Task) -> seqio.Task:
 
 
 def is_measured(dataset: tf.data.Dataset) -> bool:
-  """Returns True if each text of the examples comes with its length before it was cut."""
+  """Returns True if each text of the examples has its untruncated length."""
   spec = dataset.element_spec
   return isinstance(spec, Mapping) and all(name + SUFFIX in spec for name in TEXTS if name in spec)
 
 
 def untrimmed(task: seqio.Task) -> seqio.Task:
-  """The task whose texts are not cut; of a mixture, which leaves out what `measured` adds."""
+  """Returns the task without cutting; for mixtures, which drop the features of `measured`."""
   uncut_step = lambda step: seqio.preprocessors.append_eos if _cuts(step) else step
   return task.replace(preprocessors=[uncut_step(step) for step in task.preprocessors])
 
@@ -68,12 +68,12 @@ def untrimmed(task: seqio.Task) -> seqio.Task:
 def trimmed(
   example: Mapping[str, Any], lengths: Mapping[str, int], features: Mapping[str, seqio.Feature]
 ) -> dict[str, Any]:
-  """An example of `untrimmed` as its task cuts it, with the lengths that `measured` adds.
+  """Cuts an example of `untrimmed` as its task does, and adds the lengths of `measured`.
 
   Args:
     example: NumPy values.
-    lengths: feature -> most tokens.
-    features: of the task.
+    lengths: feature -> maximum number of tokens.
+    features: features of the task.
   """
   cut_example = dict(example)
   for name in TEXTS:
@@ -87,5 +87,5 @@ def trimmed(
 
 
 def length(example: Mapping[str, Any], name: str) -> int:
-  """The number of tokens of a text of an example before it was cut, as far as the example says so."""
+  """Returns the number of tokens of a text before cutting, or its present length if unknown."""
   return int(example.get(name + SUFFIX, np.shape(example[name])[0]))

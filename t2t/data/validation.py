@@ -1,4 +1,4 @@
-"""What of the data cannot be used, found before any work on a device."""
+"""Validation of the data before any work on a device."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from t2t.models.config import HeadConfig
 
 
 class PreprocessorsFail(UserError):
-  """What a task's own functions have raised, which is its cause, is told in a line."""
+  """Failure of a task's own functions; the message has the cause in one line."""
 
 
 def check(
@@ -27,22 +27,22 @@ def check(
   heads: Sequence[HeadConfig] = (),
   trains: bool = True,
 ) -> list[str]:
-  """Finds what is wrong with the data, before any work on a device.
+  """Checks the data before any work on a device.
 
   Args:
-    data: what is to be read.
+    data: config of the data.
     batch_size: sequences of a global batch.
     model_vocab_size: rows of the embedding.
-    architecture: a key of `converters.FEATURE_CONVERTERS`.
-    model_max_length: positions that the model has learned; 0: any number.
-    heads: see `load_task`.
-    trains: whether a model is to be trained on the data, whose first examples are read then.
+    architecture: a key of `feature_converters.FEATURE_CONVERTERS`.
+    model_max_length: number of learned positions; 0: unlimited.
+    heads: see `pipeline.load_task`.
+    trains: whether a model is trained on the data; then the first examples are read.
 
   Returns:
-    Sentences on what of the first examples is cut, unanswered, unknown or of one class.
+    Sentences on cut, unanswered, unknown or one-class examples among the first.
 
   Raises:
-    UserError: what was wrong, where, and what would be right.
+    UserError: names the problem, its place and the remedy.
   """
   for key in ("inputs_length", "targets_length", "shuffle_buffer"):
     if getattr(data, key) < 1:
@@ -52,7 +52,7 @@ def check(
   if not 0.0 <= data.max_bad_record_fraction <= 1.0:
     raise UserError(f"config.data.max_bad_record_fraction={data.max_bad_record_fraction}: must be a share, from 0 to 1")
   if data.num_streams < 0:
-    raise UserError(f"config.data.num_streams={data.num_streams}: must be 0 (to have it chosen) or more")
+    raise UserError(f"config.data.num_streams={data.num_streams}: must be 0 (chosen) or more")
   source = run_sources.of(data)
   source.check_early(architecture, model_vocab_size=model_vocab_size)
   task = pipeline.load_task(data, architecture, heads=heads)
@@ -61,7 +61,7 @@ def check(
   feature_spec.check_learned(architecture, pipeline.feature_lengths(data, architecture, task), model_max_length)
   source.check_files()
   source.check_task(task, model_vocab_size=model_vocab_size)
-  # Builds the graph of the preprocessors, where lengths and sentinels are checked; reads no text.
+  # Builds the graph of the preprocessors, which checks lengths and sentinels; reads no text.
   try:
     progress = example_windows.Progress()
     split = pipeline.split_of(data, train=True)
@@ -69,12 +69,12 @@ def check(
     examples = pipeline.model_features(data, architecture, task, task_examples)
   except UserError:
     raise
-  except Exception as error:  # whatever a task's own functions raise
+  except Exception as error:  # any error of a task's own functions
     if data.is_text:
       raise
     raise PreprocessorsFail(
-      f"{data.named}: its preprocessors fail: {type(error).__name__}: {_last_line(error)};"
-      f" `t2t tasks show {source.name or 'NAME'}` says which, and what it is given"
+      f"{data.named}: its preprocessors fail: {type(error).__name__}: {_last_line(error)}. Run `t2t tasks show "
+      f"{source.name or 'NAME'}` to see which one, and its input"
     ) from error
   notes = source.check_documents()
   source.check_fills_a_batch(examples, batch_size=batch_size)
@@ -99,18 +99,18 @@ def _check_first_examples(
   task_examples: tf.data.Dataset | None,
   progress: example_windows.Progress | None,
 ) -> list[str]:
-  """Reads the first examples of each task that is trained on; what is to be said of them.
+  """Reads the first examples of each training task and returns notes on them.
 
   Args:
-    source: of the run.
+    source: source of the run.
     training, architecture: see `check`.
-    task_examples, progress: of the one task, see `first_examples.read`; None: there are several.
+    task_examples, progress: of a single task, see `first_examples.read`; None: several tasks.
   """
   writes, notes = ARCHITECTURES[architecture].is_generative, []
   vocabulary = task_resolution.vocabulary_of(training.task)
   for task in training.tasks:
     if isinstance(training.task, seqio.Mixture) and not training.task.get_rate(task):
-      notes.append(f"{source.data.named}: {task.name} has rate 0, and is never drawn")
+      notes.append(f"{source.data.named}: {task.name} has rate 0, and is never sampled")
       continue
     try:
       counts = first_examples.read(training, task, task_examples, progress)

@@ -126,19 +126,19 @@ IDS = np.full((2, 8), 5)
 @pytest.mark.parametrize(
   ("name", "rows", "message"),
   [
-    ("tiny_bert", {"input_ids": IDS}, "Hugging Face's input_ids is encoder_input_tokens here"),
-    ("tiny_bert", {"token_type_ids": IDS}, "token_type_ids is encoder_token_types"),
-    ("tiny", {"labels": IDS}, "labels is decoder_target_tokens"),
-    ("tiny", {"input_ids": IDS}, "input_ids is encoder_input_tokens"),
-    ("tiny_gpt", {"input_ids": IDS}, r"input_ids is decoder_input_tokens here; targets\[i\] is the token after"),
-    ("tiny_gpt", {"position_ids": IDS}, "leave it out, since it follows"),
-    ("tiny_bert", {"text": ["a"]}, "batches have ids of tokens; texts are read by config.data.files"),
+    ("tiny_bert", {"input_ids": IDS}, "Hugging Face's input_ids is called encoder_input_tokens here"),
+    ("tiny_bert", {"token_type_ids": IDS}, "token_type_ids is called encoder_token_types"),
+    ("tiny", {"labels": IDS}, "labels is called decoder_target_tokens"),
+    ("tiny", {"input_ids": IDS}, "input_ids is called encoder_input_tokens"),
+    ("tiny_gpt", {"input_ids": IDS}, r"input_ids is called decoder_input_tokens here; targets\[i\] is the token after"),
+    ("tiny_gpt", {"position_ids": IDS}, "leave it out, because it follows"),
+    ("tiny_bert", {"text": ["a"]}, "batches contain token ids; give texts with config.data.files"),
     ("tiny_bert", {"encoder_input_token": IDS}, "did you mean encoder_input_tokens"),
-    ("tiny_bert", {"encoder_input_tokens": "abc"}, "is str: give an array"),
+    ("tiny_bert", {"encoder_input_tokens": "abc"}, r"is str\. Give an array"),
     (
       "tiny_bert",
       {"encoder_input_tokens": IDS, "encoder_target_tokens": np.array([[5] * 4 + [-100] * 4] * 2)},
-      r"has -100, which marks positions that do not count .*: give encoder_loss_weights = \(labels != -100\), and 0",
+      r"has -100, which marks ignored labels .*\. Give encoder_loss_weights = \(labels != -100\), and 0",
     ),
   ],
 )

@@ -122,12 +122,13 @@ seqio.TaskRegistry.add("named_by_a_checkpoint", source=source,
   infer = ["infer", "--checkpoint", str(tmp_path / "1"), "--input", str(tmp_path / "in.txt")]
   infer += ["--output", str(tmp_path / "out.txt"), "--max_length", "2"]
   assert command.main(infer) == 2
-  assert f"code is not run because a checkpoint names it; if you trust it, give --task_modules {tmp_path}" in (
-    capsys.readouterr().err
+  assert (
+    f"t2t does not execute code on behalf of a checkpoint. If you trust the code, give --task_modules {tmp_path}"
+    in (capsys.readouterr().err)
   )
   assert not ran.exists()
   ends, why = pretrained.ends_prompts(pretrained.read_source(str(tmp_path / "1")))
-  assert ends is None and "code is not run" in why and not ran.exists()
+  assert ends is None and "does not execute code" in why and not ran.exists()
   assert command.main([*infer, "--task_modules", str(tmp_path / "theirs.py")]) == 0
   assert ran.exists() and (tmp_path / "out.txt").exists()
 

@@ -99,7 +99,7 @@ def test_the_end_of_the_batches_is_the_end_of_the_run(tmp_path, capsys):
   assert [row["step"] for row in rows if "eval/loss" in row] == [4]
   assert manager.Checkpoints(tmp_path / "run", keep=1).latest_step() == 4
   assert "batches ended after 4, of config.train.steps=6: the run ends here" in "".join(capsys.readouterr())
-  with pytest.raises(UserError, match="batches ended after 4: give more, or fewer config.train.steps"):
+  with pytest.raises(UserError, match="batches ended after 4. Give more batches, or a smaller config.train.steps"):
     t2t.train(config, str(tmp_path / "run"), batches=four(), eval_batches=held_out()).run()
 
 
@@ -137,7 +137,7 @@ def test_an_iterator_that_a_run_has_begun_is_not_begun_again(tmp_path):
   batches = random_batches()
   for _ in t2t.train(small(), str(tmp_path / "run"), batches=batches, eval_batches=held_out()):
     break
-  with pytest.raises(UserError, match="batches is an iterator that a run has taken from already: make it anew"):
+  with pytest.raises(UserError, match="batches is an iterator that a run has already read from. Make a new one"):
     t2t.train(small(), str(tmp_path / "run"), batches=batches, eval_batches=held_out()).run()
 
 
@@ -145,7 +145,7 @@ def test_an_iterator_that_a_run_has_begun_is_not_begun_again(tmp_path):
   ("source", "message"),
   [
     (lambda read: next(iter([])), "batches raised StopIteration"),
-    (lambda read: None, r"batches\(0\) is NoneType: return an iterable of dicts"),
+    (lambda read: None, r"batches\(0\) is NoneType. Return an iterable of dicts"),
     (lambda read: [], "batches ended after 0: give more"),
   ],
 )
@@ -166,7 +166,7 @@ def test_zero_may_be_a_token(tmp_path):
   assert found["decoder_input_tokens"][0, :4].tolist() == [9, 5, 0, 6]
   assert found["decoder_loss_weights"][0].tolist() == [1.0] * 4 + [0.0] * 20
   assert found["decoder_segment_ids"][0].tolist() == [1] * 4 + [0] * 20
-  with pytest.raises(UserError, match="has no decoder_segment_ids, which say where a text is: 0 is a token"):
+  with pytest.raises(UserError, match="has no decoder_segment_ids. Add them to mark the text, because 0 is a token"):
     batch_checks.completed({"decoder_target_tokens": ids}, config, where="here", framing=framing)
   made = lambda read: [given]
   held = [given]
@@ -250,7 +250,7 @@ def test_a_run_that_went_wrong_goes_back_where_it_can(tmp_path):
     assert [ids(next(batches)) for _ in range(3)] == every[3:]
   batches = array_batches.OwnBatches(random_batches(), config, mesh)
   next(batches)
-  with pytest.raises(UserError, match="batches is an iterator, in which a run cannot go back"):
+  with pytest.raises(UserError, match="batches is an iterator, which cannot be rewound"):
     batches.restore(batches.state(1), step=1)
 
 
@@ -261,7 +261,7 @@ def test_runs_of_one_kind_are_not_gone_on_with_as_the_other(text, tmp_path):
   with pytest.raises(UserError, match=r"data\.batches.*those that t2t\.train\(batches=\.\.\.\) was given"):
     t2t.train(small(**files), str(tmp_path / "own")).run()
   t2t.train(small(**files, **{"train.steps": 3}), str(tmp_path / "files")).run()
-  with pytest.raises(UserError, match=r"this run has read what its config\.data says"):
+  with pytest.raises(UserError, match=r"this run has read the data of its config\.data"):
     t2t.train(small(), str(tmp_path / "files"), batches=random_batches, eval_batches=held_out()).run()
 
 
@@ -277,17 +277,23 @@ GOOD = next(random_batches())
     ),
     (
       GOOD | {"encoder_input_token": 0},
-      r"'encoder_input_token' is no feature of this model; did you mean encoder_input",
+      r"'encoder_input_token' is not a feature of this model; did you mean encoder_input",
     ),
     (
       {"encoder_input_tokens": GOOD["encoder_input_tokens"]},
       r"has no decoder_input_tokens, decoder_target_tokens, deco",
     ),
-    (GOOD | {"encoder_input_tokens": [[1], [1, 2]]}, r"encoder_input_tokens: no array \[rows, length\]"),
-    (GOOD | {"encoder_input_tokens": [1, 2]}, r"encoder_input_tokens is \[2\]: the config asks for \[rows, length\]"),
+    (
+      GOOD | {"encoder_input_tokens": [[1], [1, 2]]},
+      r"encoder_input_tokens: cannot be converted to an array \[rows, length\]",
+    ),
+    (
+      GOOD | {"encoder_input_tokens": [1, 2]},
+      r"encoder_input_tokens has shape \[2\], but the config allows \[rows, length\]",
+    ),
     (GOOD | {"encoder_input_tokens": np.ones((9, 3), int)}, r"is \[9, 3\]: .* at most \[8, 48\]"),
     (GOOD | {"encoder_input_tokens": np.ones((8, 3))}, r"is of float64: must be integers"),
-    (GOOD | {"encoder_input_tokens": np.full((8, 3), 2**40)}, r"has numbers of more than 32 bits"),
+    (GOOD | {"encoder_input_tokens": np.full((8, 3), 2**40)}, r"has values beyond 32 bits"),
     (
       GOOD | {"encoder_input_tokens": np.full((8, 3), 384)},
       r"ids from 384 to 384, and config\.model\.vocab_size is 384",
@@ -296,7 +302,7 @@ GOOD = next(random_batches())
     ({name: x[:0] for name, x in GOOD.items()}, r"batches, batch 1: has no rows"),
     (
       GOOD | {"decoder_loss_weights": np.full((8, 20), -1.0)},
-      r"weights from -1\.0 to -1\.0: must be numbers of at least 0",
+      r"weights from -1\.0 to -1\.0\. Give finite weights of at least 0",
     ),
     (GOOD | {"decoder_loss_weights": np.full((8, 20), np.nan)}, r"weights from nan to nan"),
     (GOOD | {"encoder_segment_ids": np.full((8, 20), -1)}, r"ids from -1 to -1: must be at least 0"),
@@ -322,11 +328,11 @@ def test_which_batch_cannot_be_is_told(tmp_path):
   [
     (
       {"stages": ({"name": "a", "fraction": 0.5}, {"name": "b"})},
-      r"^config\.stages: batches of your own are of one run",
+      r"^config\.stages: own batches have no stages",
     ),
-    ({"train.epochs": 1.0}, r"^config\.train\.epochs=1\.0: nobody knows how many"),
-    ({"eval.every": 0}, r"^config\.eval\.every=0: nobody knows how many .*; give a number of steps$"),
-    ({"eval.tasks": ("cb",)}, r"^config\.eval\.tasks=\('cb',\): batches of your own are of no task"),
+    ({"train.epochs": 1.0}, r"^config\.train\.epochs=1\.0: own batches have no known number"),
+    ({"eval.every": 0}, r"^config\.eval\.every=0: own batches have no known number .*; give a number of steps$"),
+    ({"eval.tasks": ("cb",)}, r"^config\.eval\.tasks=\('cb',\): own batches belong to no task"),
   ],
 )
 def test_a_config_that_own_batches_cannot_have_is_told(tmp_path, changes, message):
@@ -351,7 +357,7 @@ def test_held_out_batches_are_needed():
   """And one of their targets counts, or a loss of 0 would be the best."""
   config = loading.records(small())
   nothing = GOOD | {"decoder_loss_weights": np.zeros((8, 20))}
-  for held, message in ([], "^eval_batches has none"), ([nothing], "^eval_batches: no target counts"):
+  for held, message in ([], "^eval_batches is empty"), ([nothing], "^eval_batches: no target counts"):
     data = array_batches.OwnData(random_batches, held)
     with pytest.raises(UserError, match=message):
       data.check_stages(data.resolved_stages(config))
@@ -376,8 +382,8 @@ def test_heads_are_asked_of_what_the_encoder_reads():
 @pytest.mark.parametrize(
   ("name", "number", "message"),
   [
-    ("encoder_answer_targets", 3, r"has 3 where the head nli is asked, of 3 classes"),
-    ("encoder_answer_targets", -100, r"has -100 where the head nli is asked"),
+    ("encoder_answer_targets", 3, r"has 3 for the head nli, which has 3 classes"),
+    ("encoder_answer_targets", -100, r"has -100 for the head nli"),
     ("encoder_answer_heads", 2, r"has ids from 2 to 2, and the number of config\.model\.heads, and one, is 2"),
     ("encoder_token_types", 7, r"has ids from 7 to 7, and config\.model\.segment_types is 2"),
     ("encoder_positions", 10**6, r"has ids from 1000000 to 1000000, and the number of positions .* is 512"),

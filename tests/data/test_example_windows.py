@@ -198,7 +198,7 @@ def counted():
 @pytest.mark.parametrize(("step", "name"), [(drawn_anew, "drawn_anew"), (counted(), "counting")])
 def test_a_preprocessor_with_a_memory_is_named(register, step, name):
   data = DataConfig(mixture=register("rows_stateful", drawn_from_seeds, step), eval_split="train", vocabulary="bytes")
-  with pytest.raises(UserError, match=f"rows_stateful: its preprocessor .*{name} makes something else"):
+  with pytest.raises(UserError, match=f"rows_stateful: its preprocessor .*{name} returns different results"):
     validation.check(data, batch_size=8, model_vocab_size=384)
 
 
@@ -227,7 +227,7 @@ def named_at_random(dataset):
 def test_draws_that_a_few_records_hardly_show_are_found(register, step):
   """An operation that draws is seen in the graph; what is drawn while it is built, by building it twice."""
   data = DataConfig(mixture=register("rows_hidden", drawn_from_seeds, step), eval_split="train", vocabulary="bytes")
-  with pytest.raises(UserError, match=f"rows_hidden: its preprocessor .*{step.__name__} makes something else"):
+  with pytest.raises(UserError, match=f"rows_hidden: its preprocessor .*{step.__name__} returns different results"):
     validation.check(data, batch_size=8, model_vocab_size=384)
 
 
@@ -235,7 +235,7 @@ def test_the_first_few_records_are_not_those_of_each_window(register):
   data = DataConfig(
     mixture=register("rows_few", lambda dataset: dataset.take(5)), eval_split="train", vocabulary="bytes"
   )
-  with pytest.raises(UserError, match="rows_few: its preprocessors make 5 examples of 30 records as of 60"):
+  with pytest.raises(UserError, match="rows_few: its preprocessors make 5 examples of 30 records and of 60"):
     validation.check(data, batch_size=8, model_vocab_size=384)
 
 
@@ -250,7 +250,7 @@ def test_a_source_that_shuffles_by_itself_is_named(register):
     train=True,
     seed=0,
   )
-  with pytest.raises(UserError, match="rows_shuffled: its source gives other records, or in another order"):
+  with pytest.raises(UserError, match="rows_shuffled: its source yields other records, or another order"):
     determinism.check(plan)
 
 
@@ -332,7 +332,7 @@ def test_a_mixture_that_draws_in_its_own_way_is_refused(register):
   plan = example_windows.DataPlan(
     mixture, "train", lengths={"inputs": 8, "targets": 8}, convert=lambda x: x, pack=False, seed=0
   )
-  with pytest.raises(UserError, match="rows_drawn: was registered with a sample_fn of its own"):
+  with pytest.raises(UserError, match="rows_drawn: it is registered with its own sample_fn"):
     example_windows.mixing_rates(plan)
 
 

@@ -86,7 +86,7 @@ def test_a_run_goes_on_with_other_files_only_where_it_may(tmp_path, capfd):
   with pytest.raises(UserError, match="config.data.files is .*, but the checkpoint's data position belongs to"):
     resumed(older)
   resumed(state, allow_changed_files=True)
-  assert "b.txt has another content of as many bytes; c.txt is new; the data goes on" in capfd.readouterr().err
+  assert "b.txt has another content of as many bytes; c.txt is new; the data continues" in capfd.readouterr().err
 
 
 @pytest.mark.slow
@@ -99,7 +99,7 @@ def test_a_key_that_only_one_of_them_has_is_told_as_such(tmp_path):
   key, value = next(item for item in saved["identity"].items() if item[0] != "data.vocabulary")
   without = {other: x for other, x in saved["identity"].items() if other != key}
   for said, message in (
-    (without, rf"config.{key} is {value!r}, but the checkpoint's data position belongs to a run that had none;"),
+    (without, rf"config.{key} is {value!r}, but the checkpoint's data position belongs to a run without one\."),
     (saved["identity"] | {"data.dictionary": "d.tsv"}, "config.data.dictionary has no value, but .* to 'd.tsv';"),
   ):
     with pytest.raises(UserError, match=message):
@@ -137,10 +137,10 @@ def test_each_host_compares_its_own_files(tmp_path, capfd):
   iterator("first", 0, 1).restore(state, step=0)
   with pytest.raises(UserError, match="config.data.files are not those .*: b.txt has another content of as many bytes"):
     iterator("second", 2, 3).restore(state, step=0)
-  with pytest.raises(UserError, match="config.data.files are not those .*: what they hold, on this host"):
+  with pytest.raises(UserError, match="config.data.files differ from the files .*: their content, on this host"):
     iterator("second", 3).restore(state, step=0)
   iterator("second", 3, allow_changed_files=True).restore(state, step=0)
-  assert "config.data.files have changed since the checkpoint: what they hold, on this host" in capfd.readouterr().err
+  assert "config.data.files have changed since the checkpoint: their content, on this host" in capfd.readouterr().err
   copied = {name: {"each": 2**20, "sorts": ["crc32c"], "digest": "0"} for name in ("config.data.files",)}
   moved = {name: json.dumps(json.loads(x) | {"digests": copied}).encode() for name, x in state.items()}
   iterator("second", 3).restore(moved, step=0)  # a bucket's checksums tell nothing of what a disk holds

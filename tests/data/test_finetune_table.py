@@ -572,7 +572,7 @@ def test_examples_in_memory_are_resumed_by_what_they_hold(capsys):
   assert command.main(["eval", "--checkpoint=run", "--workdir=scores"]) == 2
   assert "config.data.eval_files is empty: --checkpoint" in " ".join(capsys.readouterr().err.split())
   more = t2t.config("finetune", init={"checkpoint": str(trained.workdir("encoder_only"))}, train={"steps": 6})
-  with pytest.raises(UserError, match="^examples: .* these are other examples, or in another order; pass the same"):
+  with pytest.raises(UserError, match="^examples: .* these are other examples, or in another order. Pass the same"):
     t2t.train(more, "run", examples=[{"words": ["other", "Ann"], "tags": ["O", "B-PER"]}, *rows[1:]]).run()
 
 

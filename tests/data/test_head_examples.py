@@ -365,7 +365,7 @@ def test_two_tasks_of_one_name():
   ("labels", "message"),
   [
     ((1, 2, 0), "answers_before: an example has the label 2, but there are 2 classes, from 0 on: no, yes"),
-    ((-1, -1, -1), "answers_before: none of the first examples of split 'train' has an answer to learn from; name"),
+    ((-1, -1, -1), "answers_before: none of the first examples of split 'train' has an answer to learn from. Set"),
   ],
 )
 def test_the_first_examples_are_made_before_training(labels, message, monkeypatch):

@@ -38,10 +38,10 @@ def test_numbers_of_languages():
   ("named", "message"),
   [
     ({"a": {"language": "en,"}}, "config.data.sources.a.language=en,: a name is missing beside the comma"),
-    ({"a": {"language": "en,fr"}}, "config.data.sources.a.language=en,fr: is of one language, and two are of texts"),
-    ({"a": PAIR | {"language": "en"}}, "language=en: config.data.objective=translation_lm reads .* give two languages"),
-    ({"a": PAIR | {"language": "en,en"}}, "language=en,en: .* give two languages"),
-    ({"a": PAIR | {"language": "en,fr"}, "b": {}}, "sources.b: names no language, and a does: .* give config.data.so"),
+    ({"a": {"language": "en,fr"}}, "config.data.sources.a.language=en,fr: two languages are for texts"),
+    ({"a": PAIR | {"language": "en"}}, "language=en: config.data.objective=translation_lm reads .* Give two languages"),
+    ({"a": PAIR | {"language": "en,en"}}, "language=en,en: .* Give two languages"),
+    ({"a": PAIR | {"language": "en,fr"}, "b": {}}, "sources.b: has no language, but a has one. .* give config.data.so"),
   ],
 )
 def test_languages_that_say_nothing_are_refused(named, message):
@@ -58,7 +58,7 @@ def test_a_model_has_a_vector_for_each_language():
   each = sources(a={"language": "sw"}, both=PAIR | {"language": "en,fr"}).parts()
   for enough in (0, 1, 3):
     languages.check_model(each, segment_types=enough)
-  with pytest.raises(UserError, match=r"segment_types=2: .* have 3 \(en, fr, sw\); set config.model.segment_types=3"):
+  with pytest.raises(UserError, match=r"segment_types=2: .* have 3 \(en, fr, sw\)\. Set config.model.segment_types=3"):
     languages.check_model(each, segment_types=2)
 
 

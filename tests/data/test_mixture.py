@@ -297,7 +297,7 @@ def test_files_that_moved_are_the_same_and_others_are_not(small, data, tmp_path)
   data = with_source(data, "b", files=str(moved))
   test_example_windows.batches(data).restore(saved, step=2)
   moved.write_text(moved.read_text().replace("word3", "word4"))
-  with pytest.raises(UserError, match=r"config.data.sources.b.files are not those that the checkpoint"):
+  with pytest.raises(UserError, match=r"config.data.sources.b.files differ from the files of the checkpoint"):
     test_example_windows.batches(data).restore(saved, step=2)
 
 
@@ -309,9 +309,9 @@ def test_files_that_moved_are_the_same_and_others_are_not(small, data, tmp_path)
   [
     ({"a": {"rate": -1.0}}, {}, "config.data.sources.a.rate=-1.0: must be at least 0"),
     ({"a": {"share": 1.5}}, {}, "config.data.sources.a.share=1.5: must be from 0 to 1"),
-    ({"a": {"rate": 1.0, "share": 0.5}}, {}, "config.data.sources.a: has rate=1.0 and share=0.5; leave one"),
-    ({"a": {"rate": 1.0}, "b": {}}, {}, "config.data.sources.b: has no rate, and a has one; give all"),
-    ({"a": {"share": 1.0}, "b": {}}, {}, "shares of a add up to 1; they must be below 1, for there are sources"),
+    ({"a": {"rate": 1.0, "share": 0.5}}, {}, "config.data.sources.a: has rate=1.0 and share=0.5. Leave one"),
+    ({"a": {"rate": 1.0}, "b": {}}, {}, "config.data.sources.b: has no rate, but a has one. Give every"),
+    ({"a": {"share": 1.0}, "b": {}}, {}, "shares of a add up to 1; they must be below 1, because some sources"),
     ({"a": {"share": 0.3}, "b": {"share": 0.3}}, {}, "shares of a, b add up to 0.6; they must be 1"),
     ({"a": {}}, {"alpha": 1.5}, "config.data.alpha=1.5: must be from 0"),
     ({"a": {}}, {"repeat_warning_epochs": -1.0}, "config.data.repeat_warning_epochs=-1.0: must be a number of passes"),
@@ -332,7 +332,7 @@ def test_what_cannot_be_mixed_is_refused(named, changes, message):
 
 
 def test_sources_that_do_not_go_together_are_refused(data, register):
-  with pytest.raises(UserError, match=r"sources can be mixed that yield the same features \(.*a: .*; b: .*\)"):
+  with pytest.raises(UserError, match=r"sources must yield the same features to be mixed \(.*a: .*; b: .*\)"):
     pipeline.load_task(with_source(data, "a", objective="causal_lm"))
   with pytest.raises(UserError, match="^config.data.sources.b: config.data.objective=prefx: no such objective"):
     pipeline.load_task(with_source(data, "b", objective="prefx"))
@@ -342,11 +342,11 @@ def test_sources_that_do_not_go_together_are_refused(data, register):
     pipeline.load_task(with_source(data, "b", files="none.txt"))
   name = register("mixed_twice")
   twice = {"x": {"mixture": name, "rate": 1.0}, "y": {"mixture": name, "rate": 1.0}}
-  with pytest.raises(UserError, match="config.data.sources.y: mixed_twice is read by another source already"):
+  with pytest.raises(UserError, match="config.data.sources.y: another source already reads mixed_twice"):
     pipeline.load_task(dataclasses.replace(data, sources=twice))
   uncounted = {"a": dataclasses.asdict(data.sources["a"]), "x": {"mixture": name}}
   with pytest.raises(
-    UserError, match="config.data.sources.x: nobody has counted its tokens, by which config.data.mixing_unit"
+    UserError, match="config.data.sources.x: its number of tokens is unknown, but config.data.mixing_unit"
   ):
     pipeline.load_task(dataclasses.replace(data, sources=uncounted, mixing_unit="tokens"))
 

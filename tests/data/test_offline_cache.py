@@ -164,9 +164,9 @@ def test_where_a_task_is_cached():
   assert split(rekey, place, tokenize) == ([rekey], [tokenize])
   assert split(rekey, tokenize, eos, place) == ([rekey, tokenize, eos], [])
   for steps in [(rekey,), (noise, tokenize), (chunking.random_chunk, tokenize)]:
-    with pytest.raises(UserError, match=r"mine: cannot be cached, .* put seqio.CacheDatasetPlaceholder\(\)"):
+    with pytest.raises(UserError, match=r"mine: cannot be cached, .* Put seqio.CacheDatasetPlaceholder\(\)"):
       split(*steps)
-  with pytest.raises(UserError, match="mine: its source .* caching_permitted=False"):
+  with pytest.raises(UserError, match="mine: cannot be cached, .* caching_permitted=False"):
     split(tokenize, source=seqio.FunctionDataSource(source._dataset_fn, splits=["train"], caching_permitted=False))
 
 
@@ -295,24 +295,26 @@ def test_a_cache_that_cannot_be_used(data, tmp_path):
     check(data)
   write(data)
   check(data)
-  with pytest.raises(UserError, match=r"cached in another vocabulary \(359 ids\) than that of its inputs \(309 ids\)"):
+  with pytest.raises(
+    UserError, match=r"cached with another vocabulary \(359 ids\) than that of its inputs \(309 ids\)"
+  ):
     check(dataclasses.replace(data, vocabulary="bytes", extra_ids=50))
   with pytest.raises(
     UserError, match="eval_split=test: config.data.mixture=cache_test_pairs has no such split; it has train, validation"
   ):
     check(dataclasses.replace(data, eval_split="test"))
-  with pytest.raises(UserError, match="cache_dir=.*: holds tasks, not config.data.files"):
+  with pytest.raises(UserError, match="cache_dir=.*: contains tasks, but config.data.files is set"):
     check(dataclasses.replace(data, mixture="", files=f"{tmp_path}/*.txt", vocabulary="bytes"))
   folder = pathlib.Path(data.cache_dir) / "cache_test_pairs"
   record = json.loads((folder / "t2t.json").read_text())
   (folder / "t2t.json").write_text(json.dumps(record | {"preprocessors": ["translate", "tokenize"]}))
   with pytest.raises(
-    UserError, match="was cached behind translate, tokenize, and now begins with summarize, tokenize;"
+    UserError, match=r"was cached behind translate, tokenize, but now begins with summarize, tokenize\."
   ):
     check(data)
   (folder / "t2t.json").write_text(json.dumps(record))
   (folder / "train.tfrecord-00001-of-00004").unlink()
-  with pytest.raises(UserError, match="of 4 files of split train there are 3; copy it whole"):
+  with pytest.raises(UserError, match="only 3 of 4 files of split train exist. Copy the whole folder"):
     check(data)
   (folder / "COMPLETED").unlink()
   with pytest.raises(
@@ -324,7 +326,7 @@ def test_a_cache_that_cannot_be_used(data, tmp_path):
 def test_a_split_that_was_not_cached(data):
   write(data, splits=("train",))
   with pytest.raises(
-    UserError, match=r"cached without validation \(it has train\); .*--splits train,validation --over"
+    UserError, match=r"cached without validation \(it has train\)\. .*--splits train,validation --over"
   ):
     check(data)
 
@@ -394,7 +396,7 @@ def test_what_is_complete_is_left(data, capsys):
   assert code == 0 and "cache_test_pairs is cached already:" in output and "0 of 1 tasks written" in output
   assert "cached without split validation; give --overwrite" in cache(capsys, data)[2]
   other = ("--vocabulary", "bytes", "--extra_ids", "50", "--splits", "train")
-  assert "cached in another vocabulary (359 ids) than" in cache(capsys, data, *other)[2]
+  assert "cached with another vocabulary (359 ids) than" in cache(capsys, data, *other)[2]
   assert (folder / "t2t.json").read_text() == before
   assert cache(capsys, data, *other, "--overwrite")[0] == 0
   assert "309" in (folder / "t2t.json").read_text()
@@ -408,14 +410,14 @@ def test_what_is_complete_is_left(data, capsys):
   folder.mkdir()
   (folder / "letter.txt").touch()
   code, _, error = cache(capsys, data)
-  assert code == 2 and "holds files that `t2t cache` did not write" in error and os.listdir(folder) == ["letter.txt"]
+  assert code == 2 and "contains files that `t2t cache` did not write" in error and os.listdir(folder) == ["letter.txt"]
 
 
 @needs_beam
 def test_a_failure(data, capsys):
   """In one line, and what was cached before stays; a command that cannot work is refused before it begins."""
   code, output, error = cache(capsys, data, mixture="cache_test_pairs,cache_test_fails")
-  assert code == 2 and "caching cache_test_fails failed, and begins anew next time: " in error and "on purpose" in error
+  assert code == 2 and "caching cache_test_fails failed, and starts anew next time: " in error and "on purpose" in error
   assert "cache_test_pairs train: 60 examples" in output
   examples(data)
   with pytest.raises(UserError, match="cache_test_fails is cached only in part"):

@@ -278,8 +278,8 @@ def test_good_data_passes(data):
   "changes, message",
   [
     ({"vocabulary": ""}, 'config.data.vocabulary is empty: with config.data.files, give "bytes"'),
-    ({"files": ""}, "give one of them"),
-    ({"mixture": "c4_span_corruption"}, "give one of them"),
+    ({"files": ""}, "give exactly one of them"),
+    ({"mixture": "c4_span_corruption"}, "give exactly one of them"),
     ({"objective": "span_corruptoin"}, "did you mean span_corruption"),
     ({"field": "body"}, r"train-0.jsonl, line 1: has no field 'body'; it has 'text'"),
     ({"eval_files": "/nowhere/*.txt"}, "config.data.eval_files: no file matches /nowhere"),
@@ -346,7 +346,7 @@ def test_a_corpus_of_no_example(tmp_path):
   data = DataConfig(files=str(tmp_path / "a.txt"), vocabulary="bytes", inputs_length=32, targets_length=16)
   with pytest.raises(UserError, match="its only document is held out.* config.data.eval_files"):
     check(data, batch_size=2)
-  with pytest.raises(UserError, match="make 1 example.s., fewer than one batch; give more text, or set .*batch_size=1"):
+  with pytest.raises(UserError, match="make 1 example.s., fewer than one batch. Give more text, or set .*batch_size=1"):
     check(dataclasses.replace(data, eval_files=data.files), batch_size=2)
 
 
@@ -426,10 +426,10 @@ def test_names_that_are_not_registered(registered, tmp_path):
   with pytest.raises(UserError, match="none.py: no such file"):
     check(dataclasses.replace(registered, task_modules=(str(tmp_path / "none.py"),)))
   (tmp_path / "fails.py").write_text("import os\n\nraise RuntimeError('on purpose')\n")
-  with pytest.raises(UserError, match="cannot be imported, .*fails.py, line 3: RuntimeError: on purpose"):
+  with pytest.raises(UserError, match="cannot be imported: .*fails.py, line 3: RuntimeError: on purpose"):
     check(dataclasses.replace(registered, task_modules=(str(tmp_path / "fails.py"),)))
   (tmp_path / "syntax.py").write_text("x = 1\ny = = 2\n")
-  with pytest.raises(UserError, match="cannot be imported, .*syntax.py, line 2: SyntaxError"):
+  with pytest.raises(UserError, match="cannot be imported: .*syntax.py, line 2: SyntaxError"):
     check(dataclasses.replace(registered, task_modules=(str(tmp_path / "syntax.py"),)))
   with pytest.raises(
     UserError, match="config.data.eval_split=test: config.data.mixture=pipeline_test_mixture has no such split"

@@ -274,8 +274,8 @@ def test_word_accuracy():
 @pytest.mark.parametrize(
   ("names", "message"),
   [
-    (("O", "B-PER", "NOUN"), "NOUN begins with neither B- nor I-, as B-PER does, and is not O"),
-    (("DET", "PROPER NOUN"), "tag 'PROPER NOUN': a tag has no white space"),
+    (("O", "B-PER", "NOUN"), "NOUN does not begin with B- or I-, but B-PER does. Give all tags B- or I-, except O"),
+    (("DET", "PROPER NOUN"), "tag 'PROPER NOUN': a tag must not contain white space"),
   ],
 )
 def test_tags_of_two_kinds_are_refused(names, message):

@@ -100,7 +100,7 @@ def test_a_mixture_among_several_gives_its_tasks():
     ),
     (
       "super_glue_cb,docs_causal_lm",
-      r"that yield the same features \(super_glue_cb: inputs, targets;",
+      r"must yield the same features to be mixed \(super_glue_cb: inputs, targets;",
     ),
   ],
 )
@@ -126,7 +126,7 @@ def test_good_data_passes(data):
   [
     (
       {"mixture": "super_glue_cb,docs_span_corruption"},
-      r"docs_span_corruption does not say how many .* its source, num_input_examples=\{'train': NUMBER\}",
+      r"docs_span_corruption has no number of examples.* its source num_input_examples=\{'train': NUMBER\}",
     ),
     ({"train_split": "train16"}, r"has no split 'train16', which would be .*/CB/train16\.jsonl; its splits there are"),
     ({"eval_split": "test"}, r"has no split 'test', which would be .*/CB/test\.jsonl"),
@@ -139,12 +139,18 @@ def test_good_data_passes(data):
       {"benchmark_dirs": {"superglu": "x"}},
       r"benchmark_dirs\.superglu=x: no task of .*mixture=super_glue_cb,.* did you mean superglue\?",
     ),
-    ({"benchmark_dirs": {"conll": "x"}}, r"benchmark_dirs\.conll=x: no task of .* reads it; its tasks read superglue$"),
+    (
+      {"benchmark_dirs": {"conll": "x"}},
+      r"benchmark_dirs\.conll=x: no task of .* reads this folder; its tasks read superglue$",
+    ),
     (
       {"mixture": "docs_span_corruption", "benchmark_dirs": {"squad": "x"}},
-      r"mixture=docs_span_corruption reads it; its tasks read no such folder",
+      r"mixture=docs_span_corruption reads this folder; its tasks read no such folder",
     ),
-    ({"mixture": "", "files": "*.txt"}, r"benchmark_dirs\.superglue=.*: holds tasks, not config\.data\.files"),
+    (
+      {"mixture": "", "files": "*.txt"},
+      r"benchmark_dirs\.superglue=.*: contains tasks, but config\.data\.files is set",
+    ),
   ],
 )
 def test_data_that_is_refused(data, changes, message):
@@ -260,13 +266,13 @@ def test_tasks_by_short_names(data, mixture, names, found):
 @pytest.mark.parametrize(
   ("mixture", "name", "message"),
   [
-    ("super_glue_rte,glue_rte", "rte", r"eval\.tasks: rte may be .*_rte or .*_rte; give the whole name"),
+    ("super_glue_rte,glue_rte", "rte", r"eval\.tasks: rte may be .*_rte or .*_rte\. Give the whole name"),
     (
       "super_glue",
       "super_glue_cd",
-      r"no such task; did you mean super_glue_cb\? there are super_glue_boolq,",
+      r"no such task; did you mean super_glue_cb\? choose from super_glue_boolq,",
     ),
-    ("squad", "nonsense", r"nonsense: no such task; there are squad"),
+    ("squad", "nonsense", r"nonsense: no such task; choose from squad"),
     ("", "cb", r"config\.data\.mixture is empty"),
   ],
 )
@@ -416,5 +422,6 @@ def test_a_task_that_comes_with_t2t_is_named_with_its_module():
   program = "from t2t.data import task_resolution; task_resolution.named('udpos', modules=())"
   told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False).stderr
   assert (
-    "mixture=udpos: is a task of t2t.tasks.udpos, which is not imported; add it to config.data.task_modules" in told
+    "mixture=udpos: this task is in t2t.tasks.udpos, which is not imported. Add the module to config.data.task_modules"
+    in told
   )

@@ -349,10 +349,10 @@ def test_what_cannot_be_compared_is_refused(arguments, message):
     ),
     (
       ("--config.train.loss=cross_entropy",),
-      "docs_same_text_twice: its examples are pairs of texts, which config.train",
+      "docs_same_text_twice: its examples are pairs of texts, but config.train",
     ),
-    (("--config.model.dropout_rate=0.0",), "config.model.dropout_rate=0.0: with the same text twice only dropout"),
-    (("--config.model.broadcast_dropout=True",), "config.model.broadcast_dropout=True: with the same text twice"),
+    (("--config.model.dropout_rate=0.0",), "config.model.dropout_rate=0.0: only dropout makes two different vectors"),
+    (("--config.model.broadcast_dropout=True",), "config.model.broadcast_dropout=True: only dropout makes"),
   ],
 )
 def test_data_and_loss_must_fit(arguments, message):

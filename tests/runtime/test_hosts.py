@@ -337,7 +337,7 @@ def test_two_processes_read_tasks_whose_examples_are_left_out(tmp_path):
   assert codes == [2] * 2, "\n".join(said)
   assert 2 in curves(tmp_path / "one_half")[0]
   for each in said:
-    assert "no held-out example: none_held_out makes none of the 10 records" in each.splitlines()[-1]
+    assert "no held-out example: none_held_out makes no example from 10 records" in each.splitlines()[-1]
 
 
 # ---- Who does not come -----------------------------------------------------------------------------------------------

@@ -211,7 +211,7 @@ def test_a_source_that_is_never_drawn_is_reported(monkeypatch, capsys):
     config = test_recipe.registered_run("drawn", train_split="train").with_(train={"steps": 4, "batch_size": 2})
     train_data._tell_undrawn(stages.of(config)[0])
     said = capsys.readouterr().err
-    assert ("drawn: seldom has 0.001 of the draws" in said) == (rate < 0.01) and "about" not in said
+    assert ("drawn: seldom has a share of 0.001" in said) == (rate < 0.01) and "about" not in said
     train_data._tell_undrawn(stages.of(config.with_(train={"steps": 3, "epochs": 1.0}))[0])
     assert "of seldom about" in capsys.readouterr().err
 

@@ -93,4 +93,4 @@ def test_no_run_and_other_data_are_refused(run, text, tmp_path, capsys):
   for manifest in other.glob("checkpoints/*/manifest*.json"):
     manifest.unlink()
   assert command.main(["replay", str(other), "--step", "5"]) == 2
-  assert "are not those that the checkpoint's position belongs to" in capsys.readouterr().err
+  assert "differ from the files of the checkpoint's data position" in capsys.readouterr().err

@@ -139,7 +139,7 @@ def test_registered_tasks_are_not_switched(tmp_path, dictionary, sources):
   """Whoever asks for it is told: the words would stay as they are."""
   data = data_of(tmp_path, dictionary=dictionary, files="", sources=sources)
   data = dataclasses.replace(data, mixture="" if sources else "docs_causal_lm")
-  with pytest.raises(UserError, match=r"config.data.dictionary=.*: words of files are replaced, and .*docs"):
+  with pytest.raises(UserError, match=r"config.data.dictionary=.*: words are replaced in files only, and .*docs"):
     validation.check(data, batch_size=1, model_vocab_size=384)
 
 

@@ -291,9 +291,9 @@ def test_configs_have_the_heads_of_their_objectives(name):
     ({"train": {"loss": "cross_entropy"}}, "loss=cross_entropy: the objective asks a head 'nsp'"),
     (
       {"model": {"heads": (HeadConfig("nsp", 3),)}},
-      "nsp is a class head with 3 classes, and the objective asks a class with 2: next, random",
+      "nsp is a class head with 3 classes, but the objective asks a class head with 2: next, random",
     ),
-    ({"data": {"mixture": "docs_masked_lm_nsp,docs_masked_lm_sop"}}, "objectives that ask different heads"),
+    ({"data": {"mixture": "docs_masked_lm_nsp,docs_masked_lm_sop"}}, "the objectives ask different heads"),
   ],
 )
 def test_what_an_objective_cannot_ask(changes, message):

@@ -180,11 +180,11 @@ def test_token_types_stay_with_their_language(tmp_path):
   ("fields", "message"),
   [
     ({"both_directions": True, "objective": "masked_lm"}, "both_directions=True: .* translation_lm, translation"),
-    ({"language_tags": "<2{target}>"}, "=<2{target}>: names languages, and config.data.language is empty"),
+    ({"language_tags": "<2{target}>"}, "=<2{target}>: contains languages, but config.data.language is empty"),
     ({"language_tags": "<2{targt}>", "language": "en,fr"}, "{targt} is no language; did you mean target"),
     ({"language_tags": "<2{target>", "language": "en,fr"}, "language_tags=<2{target>: expected '}'"),
     ({"language_tags": "<2{target:d}>", "language": "en,fr"}, "language_tags=<2{target:d}>: Unknown format code 'd'"),
-    ({"language": "en"}, "language=en: .* give two languages"),
+    ({"language": "en"}, "language=en: .* Give two languages"),
   ],
 )
 def test_what_cannot_be_tagged_or_turned(fields, message):
@@ -196,7 +196,7 @@ def test_what_cannot_be_tagged_or_turned(fields, message):
 
 
 def test_tags_that_nothing_reads():
-  with pytest.raises(UserError, match="language_tags=x: stand in front of what is to be translated, which nothing"):
+  with pytest.raises(UserError, match="language_tags=x: tags are prefixes of texts to translate, and no source"):
     languages.check_tags(data_of(files="a.txt", language_tags="x", objective="span_corruption"), {})
   languages.check_tags(data_of(files="a.txt", language_tags="x"), {})
 
