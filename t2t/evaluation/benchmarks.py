@@ -18,7 +18,8 @@ _BENCHMARKS = {"GLUE": _GLUE, "SuperGLUE": _SUPER_GLUE}
 def mean(scores: Mapping[str, float]) -> float | None:
   """Returns the mean of task scores, or None if fewer than two tasks count.
 
-  In:  {"glue_rte": 60.0, "glue_mnli": 84.0, "glue_mnli_mismatched": 86.0, "glue_ax": 30.0} Out: 72.5
+  In:  {"glue_rte": 60.0, "glue_mnli": 84.0, "glue_mnli_mismatched": 86.0, "glue_ax": 30.0}
+  Out: 72.5
 
   Args:
     scores: task -> its score, the mean of its metrics.

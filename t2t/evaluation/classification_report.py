@@ -21,8 +21,9 @@ _MOST_CLASSES = 40  # rows of the table of classes
 class ClassScores:
   """Scores of one class.
 
-  precision, recall, f1: percentages; 0 if the denominator is 0, like `zero_division=0` of scikit-learn. gold: number of
-  items with this gold label. predicted: number of items with this prediction.
+  precision, recall, f1: percentages; 0 if the denominator is 0, like `zero_division=0` of scikit-learn.
+  gold: number of items with this gold label.
+  predicted: number of items with this prediction.
   """
 
   precision: float
@@ -36,8 +37,9 @@ class ClassScores:
 class ClassificationReport:
   """Agreement of predicted classes with gold labels.
 
-  labels: names of the classes. confusion: int64 [classes, classes + 1], gold by predicted; the last column counts
-  predictions that are not a label. without_gold: number of items that were left out because they have no gold label.
+  labels: names of the classes.
+  confusion: int64 [classes, classes + 1], gold by predicted; the last column counts predictions that are not a label.
+  without_gold: number of items that were left out because they have no gold label.
   """
 
   labels: tuple[str, ...]

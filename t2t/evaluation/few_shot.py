@@ -61,8 +61,8 @@ def with_shots(
 ) -> list[dict[str, Any]]:
   """Puts `shots` solved examples in front of each input, sampled separately for each (in-context learning).
 
-  In:  {"inputs_pretokenized": "c?"}, shots 2 drawn from "a?" -> "A", "b?" -> "B" Out: {"inputs": tokens of
-  "a?\\nA\\n\\nb?\\nB\\n\\nc?\\n", "num_shots": 2, ...}
+  In:  {"inputs_pretokenized": "c?"}, shots 2 drawn from "a?" -> "A", "b?" -> "B"
+  Out: {"inputs": tokens of "a?\\nA\\n\\nb?\\nB\\n\\nc?\\n", "num_shots": 2, ...}
 
   If there are more than `max_inputs` tokens, the first shots are left out.
 

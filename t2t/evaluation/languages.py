@@ -26,7 +26,8 @@ ByLanguage = Mapping[str, LanguageResult]
 def parted(task_results: Sequence[LanguageResult]) -> dict[tuple[str, str], dict[str, LanguageResult]]:
   """Groups results of multilingual benchmarks: (benchmark, split) -> language -> result; at least two languages each.
 
-  In:  results of xnli_sw, xnli_ur and glue_rte on "validation" Out: {("xnli", "validation"): {"sw": ..., "ur": ...}}
+  In:  results of xnli_sw, xnli_ur and glue_rte on "validation"
+  Out: {("xnli", "validation"): {"sw": ..., "ur": ...}}
   """
   tasks = {
     f"{name}_{language}": (name, language)

@@ -26,9 +26,13 @@ Done = Callable[[float, int], None] | None  # numbers of examples and tokens, af
 class EvaluationContext:
   """A model, and the settings of its evaluation.
 
-  data: lengths of inputs and targets. settings: beam search. config, graphdef, mesh: of the model. vocabulary: of the
-  model. batch_size: rows over all devices. ends_prompts: whether a decoder-only model was trained with EOS after its
-  prompt; None: as each task has it. causal: whether a prefix LM reads prompts with causal attention.
+  data: lengths of inputs and targets.
+  settings: beam search.
+  config, graphdef, mesh: of the model.
+  vocabulary: of the model.
+  batch_size: rows over all devices.
+  ends_prompts: whether a decoder-only model was trained with EOS after its prompt; None: as each task has it.
+  causal: whether a prefix LM reads prompts with causal attention.
   """
 
   data: DataConfig
@@ -45,8 +49,9 @@ class EvaluationContext:
 class Answers(NamedTuple):
   """Answers to examples.
 
-  texts: answer to each example. scores: log-probability of each answer. tied: for each example all answers with the
-  same best score, including the chosen one; empty without a tie.
+  texts: answer to each example.
+  scores: log-probability of each answer.
+  tied: for each example all answers with the same best score, including the chosen one; empty without a tie.
   """
 
   texts: Sequence[str]

@@ -33,10 +33,13 @@ _STEPS = 1_000  # of the solver; it is close to convergence by then
 class Probe:
   """Probe results on a task.
 
-  task: its name. split: evaluation split. examples: number of training examples, and of evaluation examples. constant:
-  accuracy in percent of always predicting the majority class of the training examples. accuracy: layer -> accuracy in
-  percent; layer 0 is the embeddings. fitted: layer -> accuracy in percent on the training examples. tied: layer ->
-  number of evaluation examples with tied classes; each of k tied classes counts 1/k.
+  task: its name.
+  split: evaluation split.
+  examples: number of training examples, and of evaluation examples.
+  constant: accuracy in percent of always predicting the majority class of the training examples.
+  accuracy: layer -> accuracy in percent; layer 0 is the embeddings.
+  fitted: layer -> accuracy in percent on the training examples.
+  tied: layer -> number of evaluation examples with tied classes; each of k tied classes counts 1/k.
   """
 
   task: str

@@ -23,13 +23,16 @@ _SECONDS = 10.0  # between progress lines, if standard error is not a terminal
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-  """One example and the model's answer.
+  """Example of a task, with the model's answer.
 
-  example: fields of the task, NumPy values and bytes. text: generated or chosen text; "" if the task only scores.
-  value: result of the task's postprocess function. target: gold value; None if the split has no labels. score:
-  log-probability of the answer, or of the target if the task only scores. parseable: whether the text is a valid value
-  of the task; invalid texts count as wrong. tied: values of all answers with the same best score, including this one;
-  empty without a tie. has_gold: whether the example has a gold answer; metrics leave out examples without one.
+  example: fields of the task, NumPy values and bytes.
+  text: generated or chosen text; "" if the task only scores.
+  value: result of the task's postprocess function.
+  target: gold value; None if the split has no labels.
+  score: log-probability of the answer, or of the target if the task only scores.
+  parseable: whether the text is a valid value of the task; invalid texts count as wrong.
+  tied: values of all answers with the same best score, including this one; empty without a tie.
+  has_gold: whether the example has a gold answer; metrics leave out examples without one.
   """
 
   example: Mapping[str, Any]
@@ -46,9 +49,9 @@ class Answer:
 class Result:
   """Results of one task on one split.
 
-  metrics: name -> value; empty if the split has no labels. percentages: names of the metrics known to be percentages;
-  user-defined metrics are not. classes: classification report; None: the task has no classes, or the split has no
-  labels.
+  metrics: name -> value; empty if the split has no labels.
+  percentages: names of the metrics known to be percentages; user-defined metrics are not.
+  classes: classification report; None: the task has no classes, or the split has no labels.
   """
 
   task: str

@@ -125,7 +125,7 @@ def test_a_generator_of_texts_is_read_once(decoder):
   for ask in (decoder.tokenize, decoder.generate, decoder.embed):
     with pytest.raises(UserError, match="texts: is NoneType; give a list of texts"):
       ask(None)
-  with pytest.raises(UserError, match="texts: is empty; give a text at least"):
+  with pytest.raises(UserError, match="texts: is empty; give at least one text"):
     decoder.embed([])
 
 
@@ -149,8 +149,8 @@ def test_what_is_too_long_is_cut_and_told(writer):
 @pytest.mark.parametrize(
   ("name", "ask", "message"),
   [
-    ("encoder", lambda model: model.generate(TEXTS), "encoder_only> does not write"),
-    ("writer", lambda model: model.fill(MASKED), "writes, and fills no blanks"),
+    ("encoder", lambda model: model.generate(TEXTS), "encoder_only> is an encoder and generates no text"),
+    ("writer", lambda model: model.fill(MASKED), "generates text and fills no blanks"),
     ("writer", lambda model: model.generate("the fox"), "texts: is a text; give a list"),
     ("encoder", lambda model: model.embed("the fox"), "texts: is a text; give a list"),
     ("encoder", lambda model: model.embed({"inputs": "the fox"}), "texts: is a mapping; give a list"),
@@ -178,7 +178,7 @@ def test_what_is_too_long_is_cut_and_told(writer):
     ("encoder", lambda model: model.fill(MASKED, top=2.0), "^top=2.0: must be a whole number"),
     ("encoder", lambda model: model.embed([{"parts": ["\ud800"]}]), "'parts' is not valid Unicode"),
     ("writer", lambda model: model.score(TEXTS, ["a"]), "there are 3 inputs and 1 targets"),
-    ("writer", lambda model: model.logits(TEXTS), "tells the tokens of targets: give them"),
+    ("writer", lambda model: model.logits(TEXTS), "predicts the tokens of targets: give targets"),
     ("encoder", lambda model: model.fill(["no blank"]), r"texts\[0\]: no blank: 'no blank'"),
     ("encoder", lambda model: model.answer(TEXTS), "has no head|no head"),
     ("encoder", lambda model: model.embed(TEXTS, layer=7), "^layer 7: give 0"),

@@ -42,8 +42,8 @@ def test_labels_and_their_numbers_are_the_same():
 def test_items_without_a_gold_label_are_left_out_and_counted():
   found = report_of([0, None, -1, float("nan"), 1], [0, 0, 1, 2, None], LABELS)
   assert (found.n, found.without_gold, found.accuracy, found.not_a_label) == (2, 3, 50.0, 1)
-  assert "without a gold label, and left out: 3" in found.to_text()
-  assert "not a label: 1 of 2 predictions name no class" in found.to_text()
+  assert "left out, no gold label: 3" in found.to_text()
+  assert "not a label: 1 of 2 predictions match no class" in found.to_text()
 
 
 def test_what_cannot_be_compared_is_refused():

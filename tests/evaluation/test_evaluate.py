@@ -272,11 +272,11 @@ def test_results_of_other_splits_stay(module, tmp_path):
     ),
     (
       ["--config.data.mixture=odd_tags", "--config.eval.method=rank"],
-      "odd_tags: its answer is a tag for each word, among which config.eval.method=rank cannot choose",
+      "odd_tags: its answer is a tag for each word, which config.eval.method=rank does not support",
     ),
     (["--config.data.mixture=odd_broken"], r"odd_broken: metric broken failed: ZeroDivisionError"),
     (["--config.eval.tasks=labell"], r"config.eval.tasks: labell: no such task"),
-    (["--config.eval.method=guess"], "config.eval.method=guess: no such method; there are write, rank, head"),
+    (["--config.eval.method=guess"], "config.eval.method=guess: no such method; methods are generate, rank, head"),
     (["--config.data.eval_split=tset"], "odd_label: has no split 'tset'; .*; did you mean test"),
     (["--config.data.eval_split=dev"], "odd_label: has no split 'dev'; it has train, validation, test"),
     (["--config.data.vocabulary=bytes", "--config.data.extra_ids=3"], "was trained with another vocabulary"),

@@ -21,9 +21,11 @@ from t2t.data.sources import benchmark_parsers, named, slices, tfds_source
 class _Layout:
   """Layout of the released files of a task.
 
-  folder: of the task, in the user's folder; "": the user's folder itself. read: (path, where, labels) -> records of a
-  file. stems: split -> file names without ending, or globs such as *-ud-dev; any other file is a split with its own
-  name. suffixes: endings of the files; "": none. folders: whether a split is a folder of files.
+  folder: of the task, in the user's folder; "": the user's folder itself.
+  read: (path, where, labels) -> records of a file.
+  stems: split -> file names without ending, or globs such as *-ud-dev; any other file is a split with its own name.
+  suffixes: endings of the files; "": none.
+  folders: whether a split is a folder of files.
   """
 
   folder: str
@@ -417,7 +419,7 @@ class BenchmarkSource(named.FolderSource):
 
     Args:
       split: one of `splits`.
-      shuffle: whether to use another order in each pass.
+      shuffle: whether to use a new order for each pass.
       seed: of the order.
       shard_info: index and number of shards; None: all records.
       sequence_length: not used, like `use_cached` and `num_epochs`; seqio passes them.
@@ -486,7 +488,8 @@ def _read(
 def _column(values: Sequence[Any]) -> Any:
   """Stacks texts, numbers, lists of texts or arrays to one tensor; mappings to a tensor for each key.
 
-  In:  [{"text": "a", "idx": 0}, {"text": "b", "idx": 1}] Out: {"text": ["a", "b"], "idx": [0, 1]}
+  In:  [{"text": "a", "idx": 0}, {"text": "b", "idx": 1}]
+  Out: {"text": ["a", "b"], "idx": [0, 1]}
   """
   first = values[0]
   if isinstance(first, dict):

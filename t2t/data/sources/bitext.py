@@ -28,7 +28,8 @@ class Aligned(bytes):
 def beside(path: str, *, translation: str, where: str) -> str:
   """Returns the file that contains the translations of a text file, or "" if they are in the same file.
 
-  In:  "news.en.txt", translation ".en.txt=.fr.txt" Out: "news.fr.txt"
+  In:  "news.en.txt", translation ".en.txt=.fr.txt"
+  Out: "news.fr.txt"
 
   Raises:
     UserError: the file contains no translations, and no parallel file is named.

@@ -56,7 +56,8 @@ def rows(
 ) -> Iterator[tuple[int, dict[str, str] | bad_records.DamagedRecord]]:
   """Yields the rows below the header, each with the number of its first line; skips blank lines.
 
-  In:  b'id,text\\n', b'1,"a ""b""\\n', b'c"\\n' Out: (2, {"id": "1", "text": 'a "b"\\nc'})
+  In:  b'id,text\\n', b'1,"a ""b""\\n', b'c"\\n'
+  Out: (2, {"id": "1", "text": 'a "b"\\nc'})
 
   Args:
     lines: of the file, with their numbers; a file without lines has no rows.

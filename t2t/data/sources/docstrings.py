@@ -141,8 +141,8 @@ def match(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def of_package(dataset: tf.data.Dataset, *, packages: Sequence[str]) -> tf.data.Dataset:
   """Labels each docstring with the index of its package; for `preprocessors.labelled`.
 
-  In:  {"summary": "Adds.", "body": "All terms are added.", "package": "b", "idx": 3}, packages ("a", "b") Out: the same
-  and "label": 1
+  In:  {"summary": "Adds.", "body": "All terms are added.", "package": "b", "idx": 3}, packages ("a", "b")
+  Out: the same and "label": 1
   """
   label = lambda features: {"label": tf.argmax(tf.equal(features["package"], packages), output_type=tf.int32)}
   return dataset.map(lambda features: features | label(features), num_parallel_calls=tf.data.AUTOTUNE)

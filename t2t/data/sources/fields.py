@@ -21,8 +21,10 @@ class Missing(UnreadableField):
 def text(record: Mapping[str, Any], field: str, *, key: str) -> str:
   """Returns the text of a field.
 
-  In:  {"meta": {"text": "a"}}, "meta.text" Out: "a" In:  {"messages": [{"role": "user", "content": "a"}, {"role":
-  "assistant", "content": "b"}]}, "messages.content" Out: "a\\nb"
+  In:  {"meta": {"text": "a"}}, "meta.text"
+  Out: "a"
+  In:  {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "messages.content"
+  Out: "a\\nb"
 
   A name of a field in the record is used literally. Otherwise dots separate names of nested objects. A number selects
   one element of a list, -1 the last; another name is looked up in each element. Strings of a list are joined by line

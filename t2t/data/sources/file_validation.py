@@ -49,7 +49,8 @@ def held_out_below(scan: Scan) -> int:
 def documents_by_split(scan: Scan) -> dict[str, int]:
   """Returns the numbers of training documents and held-out documents among those scanned.
 
-  In:  600 documents, all of them read, of which 7 are held out Out: {"train": 593, "validation": 7}
+  In:  600 documents, all of them read, of which 7 are held out
+  Out: {"train": 593, "validation": 7}
   """
   held_out = scan.held_out if held_out_below(scan) == HELD_OUT_BELOW else scan.smallest
   return {"train": scan.documents - held_out, "validation": held_out}

@@ -142,9 +142,12 @@ class FileSource(seqio.DataSource):
 class FileRecords:
   """Texts of files, an implementation of `shard_order.Records`.
 
-  files: their paths. field, where: see `FileSource`. held_out_below, held_out: whether to keep documents with a hash
-  below the threshold, or the others; None: all. annotations: see `FileSource`; the second column, as bytes of int32 [n,
-  2]. translation: see `FileSource`; the second column, its text. tally: of the records.
+  files: their paths.
+  field, where: see `FileSource`.
+  held_out_below, held_out: whether to keep documents with a hash below the threshold, or the others; None: all.
+  annotations: see `FileSource`; the second column, as bytes of int32 [n, 2].
+  translation: see `FileSource`; the second column, its text.
+  tally: of the records.
   """
 
   files: tuple[str, ...]

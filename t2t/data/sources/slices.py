@@ -21,7 +21,8 @@ class Part(NamedTuple):
 def bases(split: str) -> list[str]:
   """Returns the splits that a slice, or a sum of slices, refers to.
 
-  In:  "train[:100]+test" Out: ["train", "test"]
+  In:  "train[:100]+test"
+  Out: ["train", "test"]
   """
   return [re.sub(r"\[[^\[\]]*\]$", "", part) for part in split.split("+")]
 
@@ -29,7 +30,8 @@ def bases(split: str) -> list[str]:
 def parts(split: str, count: Callable[[str], int], *, where: str) -> list[Part]:
   """Returns the records of a slice of a split, or of a sum of slices.
 
-  In:  "train[-20%:]", of 50 records Out: [Part("train", 40, 50)]
+  In:  "train[-20%:]", of 50 records
+  Out: [Part("train", 40, 50)]
 
   Args:
     split: in the syntax of TensorFlow Datasets.

@@ -19,8 +19,10 @@ _KINDS = ("csv", "pairs", "json", "parquet")
 class TableRecord:
   """Record of a table.
 
-  path: of its file. number: first line of the record, or its index in Parquet, from 1. values: column -> value: strings
-  in CSV and TSV; in JSON lines and Parquet also numbers, booleans, lists, objects, None.
+  path: of its file.
+  number: first line of the record, or its index in Parquet, from 1.
+  values: column -> value: strings in CSV and TSV; in JSON lines and Parquet also numbers, booleans, lists, objects,
+    None.
   """
 
   path: str

@@ -385,7 +385,8 @@ def _head(path: str) -> bytes:
 def marked(path: str, number: int, record: bytes, *, field: str, annotations: str, where: str) -> np.ndarray:
   """Returns the annotated ranges of characters in the text that `parse` returns: int32 [n, 2].
 
-  In:  {"text": " Ann saw Rome", "entities": [[1, 4], [9, 13]]} Out: [[0, 3], [8, 12]]
+  In:  {"text": " Ann saw Rome", "entities": [[1, 4], [9, 13]]}
+  Out: [[0, 3], [8, 12]]
 
   Args:
     path, number, record, field, where: as in `parse`, which accepts the record.

@@ -97,7 +97,8 @@ def units(file: io.BufferedIOBase) -> Iterator[dict[str, str]]:
 def text(unit: Mapping[str, str], language: str) -> str:
   """Returns the unit's text in a language, or in its only regional variant; "" if it has none.
 
-  In:  {"EN-GB": "Red.", "fr": "Rouge."}, "en"; "fr"; "de" Out: "Red."; "Rouge."; ""
+  In:  {"EN-GB": "Red.", "fr": "Rouge."}, "en"; "fr"; "de"
+  Out: "Red."; "Rouge."; ""
   """
   names = {name.lower().replace("_", "-"): name for name in unit}
   wanted = language.lower().replace("_", "-")

@@ -15,8 +15,8 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 class Candidates(NamedTuple):
   """Candidates of a row.
 
-  texts: text of each candidate; "" for an empty one. keys: name of each candidate, as in ARC's `choices.label`, or its
-  column.
+  texts: text of each candidate; "" for an empty one.
+  keys: name of each candidate, as in ARC's `choices.label`, or its column.
   """
 
   texts: Sequence[str]

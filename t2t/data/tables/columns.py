@@ -117,7 +117,8 @@ def _plain(name: str) -> str:
 def parse(columns: str, *, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
   """Parses config.data.columns to role -> columns.
 
-  In:  "text=title+body,label=stars" Out: {"text": ("title", "body"), "label": ("stars",)}
+  In:  "text=title+body,label=stars"
+  Out: {"text": ("title", "body"), "label": ("stars",)}
 
   Raises:
     UserError: no such role or column; the message suggests the nearest.

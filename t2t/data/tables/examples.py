@@ -30,7 +30,8 @@ _LARGE = 10.0  # larger numbers are far from the initial outputs of a head, whic
 class Table:
   """Examples of a table.
 
-  train, held_out: see `read_example`. notes: lines on the examples, for the log at the start of a run.
+  train, held_out: see `read_example`.
+  notes: lines on the examples, for the log at the start of a run.
   """
 
   train: Sequence[Example]

@@ -14,7 +14,8 @@ from t2t.data.sources import tables, text_files
 class TableRow(NamedTuple):
   """Row of a table.
 
-  fields: column -> value: text, or a JSON or Parquet value. where: file and line, for messages: "train.tsv, line 7".
+  fields: column -> value: text, or a JSON or Parquet value.
+  where: file and line, for messages: "train.tsv, line 7".
   """
 
   fields: Mapping[str, Any]
@@ -24,7 +25,8 @@ class TableRow(NamedTuple):
 class _RowsInMemory(NamedTuple):
   """Rows in memory.
 
-  argument: name of the argument: "examples". names: column -> its classes in order, if known.
+  argument: name of the argument: "examples".
+  names: column -> its classes in order, if known.
   """
 
   rows: tuple[TableRow, ...]

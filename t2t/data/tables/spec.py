@@ -16,13 +16,16 @@ class TableSpec:
   """Spec of a table as a task.
 
   kind: one of `KINDS`: a class, a number, a tag for each word, a span of a context, one of several candidates, a text.
-  texts: text columns, in reading order; for a span the question and the context. label: label column; "" in a table
-  without labels. candidates: for a choice the column with a list of candidates, or a column for each. classes: names of
-  the classes or tags, by index. prefix: text in front of the inputs of a generative model. start: for a span the column
-  with the start character of the answer; "": it is in the answers, or searched. no_answer: for a span, whether a
-  context may have no answer. counts_from: for a choice the number of the first candidate in the label, 0 or 1.
-  label_is: for a choice "number", "letter", "key" (name of a candidate) or "text"; "": any of them, row by row. files,
-  eval_files: as in config.data; "examples:DIGEST" names rows that a Python program has passed.
+  texts: text columns, in reading order; for a span the question and the context.
+  label: label column; "" in a table without labels.
+  candidates: for a choice the column with a list of candidates, or a column for each.
+  classes: names of the classes or tags, by index.
+  prefix: text in front of the inputs of a generative model.
+  start: for a span the column with the start character of the answer; "": it is in the answers, or searched.
+  no_answer: for a span, whether a context may have no answer.
+  counts_from: for a choice the number of the first candidate in the label, 0 or 1.
+  label_is: for a choice "number", "letter", "key" (name of a candidate) or "text"; "": any of them, row by row.
+  files, eval_files: as in config.data; "examples:DIGEST" names rows that a Python program has passed.
   """
 
   kind: str
@@ -55,10 +58,11 @@ class TableSpec:
   def inputs(self, texts: Sequence[str], candidates: Sequence[str] = ()) -> str:
     """Returns the input text of a generative model; a prefix that the text already has is not repeated.
 
-    In:  ["It is great."], prefix "review: " Out: "review: It is great."
+    In:  ["It is great."], prefix "review: "
+    Out: "review: It is great."
 
-    In:  ["It rained.", "It is wet."], columns "premise" and "hypothesis", prefix "premise: " Out: "premise: It rained.
-    hypothesis: It is wet."
+    In:  ["It rained.", "It is wet."], columns "premise" and "hypothesis", prefix "premise: "
+    Out: "premise: It rained. hypothesis: It is wet."
 
     Args:
       texts: one for each of the columns `texts`; a single text may be the whole input.
@@ -96,7 +100,8 @@ def from_dict(saved: Mapping[str, Any], *, where: str = "config.data.table") -> 
 def shown(column: str) -> str:
   """Returns a column name as the text in front of the column's text.
 
-  In:  "text_a" Out: "text a"
+  In:  "text_a"
+  Out: "text a"
   """
   return " ".join(column.replace("_", " ").split())
 
@@ -104,9 +109,11 @@ def shown(column: str) -> str:
 def default_prefix(kind: str, texts: Sequence[str], typed_prefix: str) -> str:
   """Returns the prefix of inputs: T5's format without a task name, which a table does not have.
 
-  In:  "class", ["premise", "hypothesis"], ""         Out: "premise: " In:  "class", ["premise", "hypothesis"], "cb"
-  Out: "cb premise: " In:  "class", ["review"], ""                        Out: "review: " In:  "class", ["review"],
-  "sst2 sentence:"          Out: "sst2 sentence: " In:  "text", ["inputs"], ""                         Out: ""
+  In:  "class", ["premise", "hypothesis"], ""         Out: "premise: "
+  In:  "class", ["premise", "hypothesis"], "cb"       Out: "cb premise: "
+  In:  "class", ["review"], ""                        Out: "review: "
+  In:  "class", ["review"], "sst2 sentence:"          Out: "sst2 sentence: "
+  In:  "text", ["inputs"], ""                         Out: ""
 
   Args:
     kind: of the table.

@@ -74,7 +74,8 @@ _NO_NUMBERS = ("nan", "n/a", "na", "<na>", "null", "none", "inf", "infinity", "?
 def label(value: Any) -> str:
   """Returns a class name without white space around it; whole numbers have no decimals.
 
-  In:  " positive ", 3, 1.0, True Out: "positive", "3", "1", "true"
+  In:  " positive ", 3, 1.0, True
+  Out: "positive", "3", "1", "true"
   """
   if isinstance(value, bool):
     return str(value).lower()
@@ -95,7 +96,8 @@ def text(value: Any) -> str | None:
 def words(value: Any) -> list[str] | None:
   """Parses the words or tags of a text: a list, a list as `parsed` reads it, or words separated by white space.
 
-  In:  ["Ann", "won"], '["Ann", "won"]', "['Ann' 'won']", "Ann won" Out: ["Ann", "won"]
+  In:  ["Ann", "won"], '["Ann", "won"]', "['Ann' 'won']", "Ann won"
+  Out: ["Ann", "won"]
 
   Returns None for other values, and for lists with elements other than texts and numbers, such as null.
   """
@@ -109,7 +111,8 @@ def words(value: Any) -> list[str] | None:
 def tags(value: Any) -> list[str] | None:
   """Parses tags as `words` does, with -1 for null and NaN.
 
-  In:  ["B-PER", None], "B-PER O" Out: ["B-PER", "-1"], ["B-PER", "O"]
+  In:  ["B-PER", None], "B-PER O"
+  Out: ["B-PER", "-1"], ["B-PER", "O"]
   """
   items = parsed(value) if isinstance(value, str) else value
   if isinstance(items, list | tuple):
@@ -120,8 +123,8 @@ def tags(value: Any) -> list[str] | None:
 def parsed(value: str) -> Any:
   """Parses a cell with a list or an object in JSON, Python or NumPy syntax; returns other text unchanged.
 
-  In:  '["It", "is"]', "['It', 'is']", "['It' 'is']", "[3 0]", "It is" Out: ["It", "is"], ["It", "is"], ["It", "is"],
-  [3, 0], "It is"
+  In:  '["It", "is"]', "['It', 'is']", "['It' 'is']", "[3 0]", "It is"
+  Out: ["It", "is"], ["It", "is"], ["It", "is"], [3, 0], "It is"
   """
   first = value.lstrip()[:1]
   if first not in ("[", "{"):
@@ -174,8 +177,8 @@ def _python_list(text: str) -> list[Any] | None:
 def answers(value: Any, start: Any) -> tuple[list[str], list[int | None]]:
   """Returns the texts and start characters of the answers to a question.
 
-  In:  {"text": ["Ann"], "answer_start": [4]};  "Ann";  ["Ann", "Ann Lee"];  [{"text": "Ann", "answer_start": 4}] Out:
-  (["Ann"], [4]);  (["Ann"], [None]);  (["Ann", "Ann Lee"], [None, None]);  (["Ann"], [4])
+  In:  {"text": ["Ann"], "answer_start": [4]};  "Ann";  ["Ann", "Ann Lee"];  [{"text": "Ann", "answer_start": 4}]
+  Out: (["Ann"], [4]);  (["Ann"], [None]);  (["Ann", "Ann Lee"], [None, None]);  (["Ann"], [4])
 
   Args:
     value: cell of the answer column.

@@ -80,7 +80,7 @@ def test_a_malformed_record_is_told_and_left_out_if_it_may_be(name, tmp_path, ca
   expected = [text for text in TEXTS if "number 7 " not in text]
   assert texts(path, malformed=0.001) == expected
   assert (
-    f"left out, malformed record 1 of {15 if name == 'a.txt' else 8}: config.data.files: {place}"
+    f"skipped malformed record 1 of {15 if name == 'a.txt' else 8}: config.data.files: {place}"
     in capfd.readouterr().err
   )
   source = sources.FileSource({"train": (str(path),)}, malformed=0.001)
@@ -92,7 +92,7 @@ def test_too_many_malformed_records_end_it(tmp_path, capfd):
   """A share of those read, of a thousand at least; not each is told."""
   (tmp_path / "a.jsonl").write_bytes(b"".join(b"[]\n" if i % 10 == 0 else GOOD for i in range(3_000)))
   assert len(texts(tmp_path / "a.jsonl", malformed=0.11)) == 2_700
-  assert 10 < capfd.readouterr().err.count("left out") < 30
+  assert 10 < capfd.readouterr().err.count("skipped malformed record") < 30
   with pytest.raises(UserError, match=r"line 501: .*\n51 of the 501 records .*max_bad_record_fraction=0.05 allows"):
     texts(tmp_path / "a.jsonl", malformed=0.05)
 
@@ -113,10 +113,10 @@ def test_lines_without_end(tmp_path, monkeypatch):
     write = gzip.compress if name.endswith("gz") else bytes
     (tmp_path / name).write_bytes(write(b"one\n" + bomb + b"\ntwo\n" + b"x" * 3_000_000))
     assert [len(text) for text in texts(tmp_path / name, malformed=0.1)] == [3, 3, 3_000_000]
-    with pytest.raises(UserError, match=r"line 2: has 9,000,00\d bytes, and a line may have 3,145,728"):
+    with pytest.raises(UserError, match=r"line 2: has 9,000,00\d bytes; the limit for a line is 3,145,728"):
       texts(tmp_path / name)
   monkeypatch.setattr(text_files, "_ENDLESS", 3 * 2**20)
-  with pytest.raises(UserError, match=r"a.txt.gz: is no text after line 1: no line ends within"):
+  with pytest.raises(UserError, match=r"a.txt.gz: is not text after line 1: no line ends within"):
     texts(tmp_path / "a.txt.gz", malformed=0.1)
 
 
@@ -137,7 +137,7 @@ def test_a_large_row_group_is_read_if_its_text_is_small(tmp_path, monkeypatch):
   monkeypatch.setattr(parquet_files, "_LARGEST_ROW_GROUP", 500)
   assert texts(path) == ["a", "b"]
   monkeypatch.setattr(parquet_files, "_LARGEST_ROW_GROUP", 5)
-  with pytest.raises(UserError, match=rf"{name}: row group 0 cannot be read \(is said to have \d+ bytes of 'text'"):
+  with pytest.raises(UserError, match=rf"{name}: row group 0 cannot be read \(declares \d+ bytes of 'text'"):
     texts(path)
 
 

@@ -310,12 +310,12 @@ def test_tfds_has_the_same_fields(tmp_path):
   ("name", "line", "message"),
   [
     ("cb", '{"premise": "a"', r"line 2: not JSON \(.*column 16\)"),
-    ("cb", [1], r"line 2: is a list where an object"),
+    ("cb", [1], r"line 2: is a list, not an object"),
     ("cb", {"premise": "a", "idx": 0}, r"line 2: has no field 'hypothesis'; it has 'premise', 'idx'"),
     ("cb", {**CB, "premise": 3}, r"line 2: field 'premise' is a number, not a string"),
     ("cb", {**CB, "premise": "\ud800"}, r"line 2: field 'premise' is not valid Unicode"),
-    ("cb", {**CB, "label": "maybe"}, r"line 2: label 'maybe' is none of entailment, contradiction, neutral"),
-    ("cb", {**CB, "label": 3}, r"line 2: label 3 is none of"),
+    ("cb", {**CB, "label": "maybe"}, r"line 2: label 'maybe' is not one of entailment, contradiction, neutral"),
+    ("cb", {**CB, "label": 3}, r"line 2: label 3 is not one of"),
     ("cb", {**CB, "idx": None}, r"line 2: field 'idx' is null, not a number"),
     ("cb", {key: CB[key] for key in CB if key != "idx"}, r"line 2: has no field 'idx'"),
     ("multirc", {"idx": 0, "passage": "text"}, r"line 2: field 'passage' is a string, not an object"),
@@ -336,8 +336,8 @@ def test_bad_lines(tmp_path, name, line, message):
   [
     (["index\tsentence1\tlabel"], r"line 1: has no column 'sentence2'; it has 'index', 'sentence1', 'label'"),
     (["index\tsentence1\tsentence2\tlabel", "0\ta"], r"line 2: has 2 column\(s\), the header 4: index, sentence1"),
-    (["index\tsentence1\tsentence2\tlabel", "0\ta\tb\tmaybe"], r"line 2: label 'maybe' is none of zero, one"),
-    (["index\tsentence1\tsentence2\tlabel"], r"holds no record"),
+    (["index\tsentence1\tsentence2\tlabel", "0\ta\tb\tmaybe"], r"line 2: label 'maybe' is not one of zero, one"),
+    (["index\tsentence1\tsentence2\tlabel"], r"contains no record"),
     ([], r"line 1: has no column"),
   ],
 )
@@ -352,7 +352,7 @@ def test_bad_rows(tmp_path, lines, message):
   ("content", "message"),
   [
     ('{\n"data" 1}', r"line 2: not JSON \(.*column 8\): \"data\" 1}"),
-    ("[]", r"is a list where an object with a field 'data' belongs"),
+    ("[]", r"is a list, not an object with a field 'data'"),
     ('{"data": [{"paragraphs": [{"qas": []}, {"qas": [{}]}]}]}', r"article 1, paragraph 2: has no field 'id'"),
   ],
 )
@@ -377,12 +377,12 @@ def test_files_that_are_not_there(tmp_path):
   with pytest.raises(UserError, match=r"config\.data\.benchmark_dirs\.superglue=/no/such: no such folder"):
     source("cb", "/no/such").file("train")
   write(tmp_path / "COPA" / "val.jsonl", "")
-  with pytest.raises(UserError, match=r"has no folder CB, from which super_glue_cb is read; it holds COPA; .*tasks"):
+  with pytest.raises(UserError, match=r"has no folder CB for super_glue_cb; it contains COPA; .*tasks"):
     source("cb", tmp_path).file("train")
   with pytest.raises(
     UserError,
-    match=r"super_glue_copa has no split 'train', which would be .*COPA/train\.jsonl; its splits there are"
-    r" validation, val; name one of them as --config\.data\.train_split",
+    match=r"super_glue_copa has no split 'train', because there is no file .*COPA/train\.jsonl; its splits are"
+    r" validation, val; set --config\.data\.train_split",
   ):
     source("copa", tmp_path).file("train")
 

@@ -63,10 +63,10 @@ def test_units_of_a_file():
 @pytest.mark.parametrize(
   ("head", "text", "message"),
   [
-    ('<!DOCTYPE tmx [<!ENTITY a "b">]>', "&a;", r"line 2: declares the entity 'a', and entities of a file are not"),
+    ('<!DOCTYPE tmx [<!ENTITY a "b">]>', "&a;", r"line 2: declares the entity 'a', and declared entities are not"),
     ('<!DOCTYPE tmx [<!ENTITY a SYSTEM "file:///etc/hostname">]>', "&a;", "line 2: declares the entity 'a'"),
     ('<!DOCTYPE tmx [<!ENTITY % a SYSTEM "file:///etc/hostname"> %a;]>', "b", "line 2: declares the entity 'a'"),
-    ('<!DOCTYPE tmx SYSTEM "tmx14.dtd">', "&a;", "line 2: uses the entity 'a', which it does not have"),
+    ('<!DOCTYPE tmx SYSTEM "tmx14.dtd">', "&a;", "line 2: uses the undeclared entity 'a'"),
     ("", "&a;", "line 2: undefined entity"),
     ("", "a</tuv>", "line 2: mismatched tag"),
   ],
@@ -75,7 +75,7 @@ def test_what_a_file_declares_is_not_read(tmp_path, head, text, message):
   """Neither files that it names nor what would become a billion characters."""
   (tmp_path / "a.tmx").write_text(tmx_text([{"en": "b", "fr": text}], head=head))
   with pytest.raises(
-    UserError, match=rf"config.data.files: .*a.tmx: truncated or no TMX after unit \d \(XML, {message}"
+    UserError, match=rf"config.data.files: .*a.tmx: truncated or invalid TMX after unit \d \(XML, {message}"
   ):
     pipeline.load_task(data_of(files=f"{tmp_path}/a.tmx", field="en", translation="fr"))
 
@@ -91,7 +91,7 @@ def test_units_are_read_as_they_come(tmp_path, monkeypatch):
   (tmp_path / "a.tmx.gz").write_bytes(gzip.compress(tmx_text([{"en": "a" * 9}] * 50_000).encode())[:-2_000])
   found = text_files.units(f"{tmp_path}/a.tmx.gz", where="x")
   assert next(found) == (1, b'{"en": "aaaaaaaaa"}')
-  with pytest.raises(UserError, match=r"a.tmx.gz: truncated or no TMX after unit \d+ \("):
+  with pytest.raises(UserError, match=r"a.tmx.gz: truncated or invalid TMX after unit \d+ \("):
     list(found)
   monkeypatch.setattr(tmx, "_LARGEST_UNIT", 20)
   assert len(units(tmx_text([{"en": "a" * 9, "fr": "b" * 9}] * 3))) == 3

@@ -157,7 +157,7 @@ def test_truncated_and_corrupt_files(tmp_path):
     (
       "flip.tfrecord",
       good.replace(b"number 7", b"number 8"),
-      "flip.tfrecord, record 8: its checksum is not that of its bytes",
+      "flip.tfrecord, record 8: its checksum does not match its bytes",
     ),
     ("bad.parquet", b"x" * 100, "bad.parquet: not a readable Parquet file"),
   ]:
@@ -179,12 +179,12 @@ def test_parquet_columns(tmp_path):
 
 def test_globs_that_match_nothing(tmp_path):
   write(tmp_path, "a.txt", TEXTS)
-  with pytest.raises(UserError, match=rf"no file matches {tmp_path}/x/\*.txt; the nearest folder.* holds a.txt"):
+  with pytest.raises(UserError, match=rf"no file matches {tmp_path}/x/\*.txt; the nearest folder.* contains a.txt"):
     text_files.find_files(f"{tmp_path}/*.txt,{tmp_path}/x/*.txt")
   with pytest.raises(UserError, match="is a folder; give a glob"):
     text_files.find_files(str(tmp_path))
   (tmp_path / "a.docx").write_text("")
-  with pytest.raises(UserError, match="a.docx: do not know how to read this file; the name must end in .txt"):
+  with pytest.raises(UserError, match="a.docx: unknown file format; the name must end in .txt"):
     text_files.find_files(f"{tmp_path}/a.docx")
   with pytest.raises(UserError, match="config.data.files is empty"):
     text_files.find_files(" , ")
@@ -192,7 +192,7 @@ def test_globs_that_match_nothing(tmp_path):
 
 def test_an_empty_corpus(tmp_path):
   (tmp_path / "a.txt").write_text("\n \n")
-  with pytest.raises(UserError, match="no text in .*a.txt: every record"):
+  with pytest.raises(UserError, match="no text in .*a.txt: all records"):
     file_validation.scan((str(tmp_path / "a.txt"),), field="text")
 
 

@@ -109,10 +109,10 @@ def test_quotes_in_a_table_of_tabs_are_letters(tmp_path):
     (
       "a.csv",
       b"a,b\n1,2\n1,2,3\n",
-      r"line 3: has 3 field\(s\), separated by commas, and the header has 2; put a",
+      r"line 3: has 3 fields, separated by commas, but the header has 2 fields; put a",
     ),
     ("a.csv", b'a,b\n1,2\n3,"x\n5,6\n', "line 3: a quote is opened here and never closed"),
-    ("a.csv", b'a,b\n"x"y,2\n', "line 2: a quote stands within a quoted field; double it"),
+    ("a.csv", b'a,b\n"x"y,2\n', "line 2: a quote is inside a quoted field; double it"),
     ("a.csv", b"a,a\n1,2\n", "line 1: the header names 'a' 2 times"),
     ("a.csv", b"a,,c\n1,2,3\n", "line 1: column 2 of the header has no name"),
     ("a.csv", b"", "is empty; the first line must name the columns"),
@@ -121,15 +121,19 @@ def test_quotes_in_a_table_of_tabs_are_letters(tmp_path):
     ("a.csv", b"PK\x03\x04\0\0\xff\n", "line 1: not valid UTF-8.*Excel workbook.*save the workbook as CSV"),
     ("a.csv", gzip.compress(b"a\n1\n", mtime=0), "is compressed with gzip, .* rename it to .*a.csv.gz"),
     ("a.csv.gz", b"a\n1\n", "is not compressed, .* rename it to .*a.csv$"),
-    ("a.tsv", b"a\tb\n1\n", r"line 2: has 1 field\(s\), separated by tabs.*write the table as CSV"),
-    ("a.csv", b'a,b\n1, "x"\n', "line 2: a quote stands behind a comma and a space.*take out the space"),
-    ("a.csv", b'a,b\n1, "x, y"\n', "line 2: a quote stands behind a comma and a space"),
-    ("a.csv", b'a; "b"\n1;2\n', "line 1: a quote stands behind a semicolon and a space"),
-    ("a.csv", b"sep=!\na!b\n", "line 1: 'sep=!': columns are separated by commas, semicolons, tabs, bars"),
+    ("a.tsv", b"a\tb\n1\n", r"line 2: has no tabs, but the header has 2 fields; .*write the table as CSV"),
+    ("a.csv", b'a,b\n1, "x"\n', "line 2: a quote follows a comma and a space.*remove the space"),
+    ("a.csv", b'a,b\n1, "x, y"\n', "line 2: a quote follows a comma and a space"),
+    ("a.csv", b'a; "b"\n1;2\n', "line 1: a quote follows a semicolon and a space"),
+    (
+      "a.csv",
+      b"sep=!\na!b\n",
+      "line 1: 'sep=!': this separator is not supported; separate columns by commas, semicolons, tabs, bars",
+    ),
     ("a.csv", b"sep=;\n", "is empty; the first line must name the columns"),
-    ("a.csv", b"sep=;\na;b\n1\n", r"line 3: has 1 field\(s\), separated by semicolons"),
-    ("a.jsonl", b'{"a": 1, "b": 2}\n{"a": 1, "a": 2}\n', "line 2: not JSON .'a' comes twice in an object; give each"),
-    ("a.json", b'[{"a": 1},\n{"b": {"a": 1, "a": 2}}]\n', "line 2: not JSON .'a' comes twice in an object"),
+    ("a.csv", b"sep=;\na;b\n1\n", r"line 3: has no semicolons, but the header has 2 fields"),
+    ("a.jsonl", b'{"a": 1, "b": 2}\n{"a": 1, "a": 2}\n', "line 2: not JSON .'a' is repeated in an object; give each"),
+    ("a.json", b'[{"a": 1},\n{"b": {"a": 1, "a": 2}}]\n', "line 2: not JSON .'a' is repeated in an object"),
     ("a.jsonl", b'{"a": 1}\n[1]\n', "line 2: is a JSON list, not an object"),
     ("a.json", b'[\n {"a": 1},\n {"a":', "line 3: not JSON"),
     ("a.txt", b"a\n", "is not a table; give .csv, .tsv, .jsonl or .parquet"),
@@ -148,5 +152,5 @@ def test_tables_that_do_not_go_together(tmp_path, monkeypatch):
   with pytest.raises(UserError, match="a.csv: has no column 'other', which .*b.csv has; its columns are 'text'"):
     tables.columns(paths)
   monkeypatch.setattr(tables, "_LARGEST", 10)
-  with pytest.raises(UserError, match="a table is held in memory, and may have 10"):
+  with pytest.raises(UserError, match="a table is read into memory, and the limit is 10"):
     values(paths[0])

@@ -110,7 +110,11 @@ def test_the_path_to_a_text(name, field, text, tmp_path):
   ("record", "field", "message"),
   [
     ({"messages": MESSAGES}, "text", "has no field 'text'; it has 'messages'; .*, for example 'messages.content'"),
-    ({"messages": MESSAGES}, "messages", "is a list of objects with 'role', 'content'.*'messages.content' in place"),
+    (
+      {"messages": MESSAGES},
+      "messages",
+      "is a list of objects with 'role', 'content'.*give 'messages.content' for the text",
+    ),
     ({"messages": MESSAGES}, "messages.9.content", "has no field 'messages.9.content'"),
     ({"text": None}, "text", "'text' is null; remove the record, or .*--config.data.max_bad_record_fraction"),
     ({"text": ["a", 3]}, "text", "is a list with a number, not of strings"),
