@@ -274,7 +274,7 @@ def test_the_table_to_measure_on_is_compared(rows, message):
       load(**files)
     return
   table = load(**files)
-  assert any("1 of 2 texts" in note and "e.tsv, line 2 is a.tsv, line 5" in note for note in table.notes)
+  assert any("1 of 2 texts" in note and "e.tsv, line 2 equals a.tsv, line 5" in note for note in table.notes)
   assert any('majority baseline: "bad" is correct for 50.0% of the 2 held-out rows' in note for note in table.notes)
 
 
@@ -433,7 +433,7 @@ def numpy_of(example: dict[str, tf.Tensor]) -> dict:
     ({"kind": "class", "texts": ["a"], "label": 3}, "t2t_table.label='3': must be a str"),
     ({"kind": "class", "texts": [1], "label": "b"}, r"t2t_table.texts='\(1,\)': must be a tuple"),
     ({"kind": "class", "texts": ["a"]}, "t2t_table.label=.*: must be a str"),
-    ({"kind": "class", "texts": ["a"], "label": "b", "more": 1}, "t2t_table: has 'more'.*upgrade t2t"),
+    ({"kind": "class", "texts": ["a"], "label": "b", "more": 1}, "t2t_table: has the key 'more'.*upgrade t2t"),
   ],
 )
 def test_a_specification_from_another_machine_is_checked(saved, message):

@@ -1,4 +1,4 @@
-"""Tables: CSV, TSV, JSON lines and Parquet become the same records, or an error with file and line."""
+"""CSV, TSV, JSON lines and Parquet give the same records, or an error with file and line."""
 
 import csv
 import gzip
@@ -24,7 +24,7 @@ ROWS = [
 
 
 def written(path: pathlib.Path, rows) -> str:
-  """Writes a table as the standard library or pyarrow does, in the format that the name says."""
+  """Writes a table with the standard library or pyarrow, in the format of the file name."""
   if path.name.endswith(".parquet"):
     pa.parquet.write_table(pa.Table.from_pylist(list(rows)), path)
     return str(path)
@@ -54,7 +54,7 @@ def test_each_format_gives_the_same_records(name, tmp_path):
 @hypothesis.settings(max_examples=50, deadline=None, derandomize=True, database=None)
 @hypothesis.given(st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=4), st.sampled_from(",;\t|"))
 def test_what_pythons_csv_writes_is_read(tmp_path_factory, rows, delimiter):
-  """Any text in any field, with line breaks and quotes."""
+  """Any text in any field is read, with line breaks and quotes."""
   path = tmp_path_factory.getbasetemp() / "any.csv"
   with path.open("w", newline="", encoding="utf-8") as file:
     try:
@@ -68,7 +68,7 @@ def test_rows_have_the_line_that_they_begin_in(tmp_path):
   (tmp_path / "a.csv").write_bytes(b'\xef\xbb\xbf,id,text\r\n0,1,"two\r\nlines"\r\n\r\n1,2,b\r\n')
   rows = list(tables.read_rows([str(tmp_path / "a.csv")]))
   assert [(row.number, dict(row.values)) for row in rows] == [
-    (2, {"id": "1", "text": "two\r\nlines"}),  # without the nameless row numbers of pandas
+    (2, {"id": "1", "text": "two\r\nlines"}),  # without the nameless index column of pandas
     (5, {"id": "2", "text": "b"}),
   ]
   assert rows[1].location == f"{tmp_path}/a.csv, line 5"
@@ -81,7 +81,7 @@ def test_rows_have_the_line_that_they_begin_in(tmp_path):
   ("said", "header"), [(b"sep=;", b"a;b,c"), (b"\xef\xbb\xbfsep=,\r", b"a,b;c"), (b"SEP=\t", b"a\tb,c")]
 )
 def test_a_line_in_front_of_the_header_may_say_what_separates(said, header, tmp_path):
-  """As Excel writes it, and reads it again."""
+  """The line `sep=` of Excel sets the separator."""
   names = [b"a", header[2:]]
   (tmp_path / "a.csv").write_bytes(b"\n".join([said, header, header[1:2].join([b"1", b'" ""x"""']), b""]))
   (row,) = tables.read_rows([str(tmp_path / "a.csv")])
@@ -90,7 +90,7 @@ def test_a_line_in_front_of_the_header_may_say_what_separates(said, header, tmp_
 
 
 def test_narrow_numbers_of_parquet_have_the_digits_of_their_type(tmp_path):
-  """The shortest that are the same number there."""
+  """Floats are read as the shortest decimal of their type."""
   columns = {"a": pa.array([0.1, None, 3.0], pa.float32()), "b": pa.array([0.1, 1e-7, 2.5], pa.float64())}
   pa.parquet.write_table(pa.table(columns | {"c": pa.array(np.float16([0.1, 1, 2]))}), tmp_path / "a.parquet")
   rows = [dict(row.values) for row in tables.read_rows([str(tmp_path / "a.parquet")])]
@@ -98,7 +98,7 @@ def test_narrow_numbers_of_parquet_have_the_digits_of_their_type(tmp_path):
 
 
 def test_quotes_in_a_table_of_tabs_are_letters(tmp_path):
-  """Except where another program has put them around a field and doubled those within."""
+  """Quotes around a whole field, with doubled inner quotes, are removed."""
   (tmp_path / "a.tsv").write_text('text\tlabel\n"a ""b"""\tx\n"so" it began\ty\nan "\tz\n')
   assert [row["text"] for row in values(tmp_path / "a.tsv")] == ['a "b"', '"so" it began', 'an "']
 
