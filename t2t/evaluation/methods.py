@@ -24,7 +24,7 @@ Done = Callable[[float, int], None] | None  # numbers of examples and tokens, af
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationContext:
-  """A model, and the settings of its evaluation.
+  """Model with the settings of its evaluation.
 
   data: lengths of inputs and targets.
   settings: beam search.

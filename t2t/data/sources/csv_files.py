@@ -165,7 +165,7 @@ def _delimiter(header: str) -> str:
 
 
 def _spaced_quote(row: Sequence[str], lines: Sequence[str], delimiter: str) -> str:
-  """Returns the reason why a quote behind a space quotes nothing; "" if there is no such quote."""
+  """Returns the reason why a quote after a space quotes nothing; "" if there is no such quote."""
   if not any(field[:1] == " " and field.lstrip(" ")[:1] == '"' for field in row):
     return ""
   try:

@@ -514,7 +514,7 @@ def lines(path: str, *, where: str, start: int = 0, stop: int = 0) -> Iterator[t
   except ValueError as error:
     raise UserError(f"{where}: {path}: is not text after line {number}: {error}") from error
   except OSError as error:
-    after = f"line {number}" + (f" behind byte {start}" if start else "")
+    after = f"line {number}" + (f" after byte {start}" if start else "")
     raise UserError(f"{where}: {path}: cannot be read after {after} ({error.strerror or error})") from error
 
 

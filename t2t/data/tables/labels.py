@@ -245,7 +245,7 @@ def _with_classes(spec: TableSpec, counts: "collections.Counter[str]", where: st
 
 
 def _appearance(name: str) -> str:
-  r"""Returns a name without invisible differences: case, the composition of accents, zero-width characters.
+  """Returns a name without invisible differences: case, the composition of accents, zero-width characters.
 
   In:  "Cafe\\u0301", "caf\\u00e9\\u200b"
   Out: "caf\\u00e9", "caf\\u00e9"
