@@ -1,4 +1,4 @@
-"""The `t2t` command: a table of subcommands, each imported only when it is called."""
+"""The `t2t` command: a table of subcommands, each imported only when called."""
 
 import atexit
 import contextlib
@@ -15,41 +15,41 @@ from t2t import UserError, did_you_mean
 from t2t.runtime import console, exit_codes, preemption, quiet
 from t2t.storage import outage
 
-# name -> (module with main(argv), what it does)
+# name -> (module with main(argv), description)
 SUBCOMMANDS = {
   "train": ("t2t.commands.train", "pre-train or fine-tune a model; the same command again resumes"),
   "eval": ("t2t.commands.eval", "evaluate a checkpoint on SuperGLUE or other tasks"),
   "superglue": ("t2t.commands.superglue", "fine-tune a checkpoint on SuperGLUE: table and leaderboard files"),
-  "infer": ("t2t.commands.infer", "write what a model makes of each line of a file, or on a page"),
-  "embed": ("t2t.commands.embed", "a vector for each line of a file; what each layer knows of a task"),
-  "adapt": ("t2t.commands.adapt", "make a model by itself of an adapter and what it lies on top of"),
-  "fisher": ("t2t.commands.fisher", "how much each parameter counts for what is learned, for later runs"),
-  "convert": ("t2t.commands.convert", "bring checkpoints from Hugging Face and T5X, and take them back"),
-  "checkpoint": ("t2t.commands.checkpoint", "list, verify, prune and compare what a run has saved"),
-  "report": ("t2t.commands.report", "a page on a run, or on several: curves, config, history"),
+  "infer": ("t2t.commands.infer", "predict each line of a file, or serve a web page and an HTTP API"),
+  "embed": ("t2t.commands.embed", "write a vector for each line of a file, or probe layers for a task"),
+  "adapt": ("t2t.commands.adapt", "merge an adapter into its base model"),
+  "fisher": ("t2t.commands.fisher", "estimate the importance of each parameter (Fisher), for later runs"),
+  "convert": ("t2t.commands.convert", "import and export Hugging Face and T5X checkpoints"),
+  "checkpoint": ("t2t.commands.checkpoint", "list, verify, prune and compare the checkpoints of a run"),
+  "report": ("t2t.commands.report", "write a report on one or more runs: curves, config, history"),
   "runs": ("t2t.commands.runs", "list the runs in a folder: step, losses, state"),
-  "replay": ("t2t.commands.replay", "do one step of a run again: its loss, its texts, where a NaN arose"),
-  "plan": ("t2t.commands.plan", "whether training fits a TPU slice, and how fast it may be"),
-  "tasks": ("t2t.commands.tasks", "list tasks, and show what one makes of its text"),
+  "replay": ("t2t.commands.replay", "repeat one step of a run: its loss, its texts, the origin of a NaN"),
+  "plan": ("t2t.commands.plan", "check whether training fits a TPU slice, and estimate its speed"),
+  "tasks": ("t2t.commands.tasks", "list tasks, and show the examples of a task"),
   "vocab": ("t2t.commands.vocab", "train a vocabulary on your own text: SentencePiece, WordPiece, BPE"),
-  "cache": ("t2t.commands.cache", "write the tokens of a large corpus in files, with Apache Beam"),
-  "doctor": ("t2t.commands.doctor", "what this machine has of what t2t needs, and what to do"),
-  "completion": ("t2t.commands.completion", "have bash or zsh complete commands, configs and keys"),
+  "cache": ("t2t.commands.cache", "tokenize a large corpus into files, with Apache Beam"),
+  "doctor": ("t2t.commands.doctor", "check what t2t needs on this machine, and suggest fixes"),
+  "completion": ("t2t.commands.completion", "print a bash or zsh script that completes commands and keys"),
   "launch": ("t2t.launch.command", "run a command on Cloud TPU VMs, on GKE or under SLURM"),
 }
 
 
-# What a machine lacks, and no traceback says better.
+# OS errors with an obvious remedy, which need no traceback.
 _MACHINE = {
-  errno.EMFILE: "let the process have more, with `ulimit -n 4096` in the shell that starts it",
-  errno.ENFILE: "the whole machine has no more",
-  errno.ENOSPC: "make room, or give another folder; what was saved before is whole",
-  errno.EDQUOT: "make room, or give another folder; what was saved before is whole",
-  errno.EROFS: "give a folder that can be written",
+  errno.EMFILE: "raise the limit with `ulimit -n 4096` in the shell that starts t2t",
+  errno.ENFILE: "close other programs: the limit of the whole machine is reached",
+  errno.ENOSPC: "free some space, or give another folder; checkpoints saved earlier are intact",
+  errno.EDQUOT: "free some space, or give another folder; checkpoints saved earlier are intact",
+  errno.EROFS: "give a writable folder",
 }
 
-# Objects that are made before Python looks for garbage among them.  Libraries make millions as they are imported, and
-# hardly any garbage: with Python's own 700 the looking takes a fifth of the time.
+# Allocations between two garbage collections. Imports allocate millions of objects and hardly any garbage: with
+# Python's default of 700, collection takes a fifth of the time.
 _COLLECTED = 100_000
 
 
@@ -59,8 +59,8 @@ def _usage() -> str:
     "usage: t2t COMMAND [options]\n\n"
     "Pre-trains text-to-text Transformers in JAX, from a laptop to a TPU pod.\n\n"
     f"commands:\n{commands}\n\n"
-    "t2t COMMAND --help says more; --debug shows the traceback of an error;\n"
-    "t2t --version is what a bug report needs first.\n"
+    "t2t COMMAND --help lists its options; --debug shows the traceback of an error;\n"
+    "t2t --version prints the versions that a bug report needs.\n"
     "Try: t2t train --config tiny --workdir runs/tiny"
   )
 
@@ -69,8 +69,8 @@ def main(argv: list[str] | None = None) -> int:
   """Runs one subcommand.
 
   Returns:
-    The exit code: 0 when it is done, 1 when a check finds something wrong, 2 when what the user gave cannot be used,
-    128 and its number when a signal stopped it; see exit_codes.py.
+    The exit code: 0 on success, 1 if a check fails, 2 if the user's input cannot be used, 128 plus the signal number
+    if a signal stopped the command; see exit_codes.py.
   """
   if argv is None:
     return _of_process()
@@ -83,14 +83,13 @@ def main(argv: list[str] | None = None) -> int:
     print(versions.line())
     return 0
   command, *arguments = argv
-  if command == "launch":  # which has machines to look after before it ends
+  if command == "launch":  # `launch` handles signals itself, because it has machines to release
     return _run(command, arguments)
   with preemption.watched(command):
     return _run(command, arguments)
 
 
 def _of_process() -> int:
-  """`main` of this process's own arguments."""
   try:
     code = main(sys.argv[1:])
   except Exception:
@@ -100,7 +99,7 @@ def _of_process() -> int:
     code = exit_codes.FAILED
   if _compiles():
     quiet.drain()
-    # As where the data is found wanting: XLA brings down a process that Python takes apart around it.
+    # XLA aborts a process that Python shuts down during a compilation; exit without the shutdown.
     for file in (sys.stdout, sys.stderr):
       with contextlib.suppress(OSError):
         file.flush()
@@ -109,27 +108,27 @@ def _of_process() -> int:
 
 
 def _compiles() -> bool:
-  """Whether the thread of training/ahead.py, which is not imported for it, is still at work."""
+  """Returns whether the thread of training/background_compile.py is alive, without importing that module."""
   return any(thread.name == "compiler" for thread in threading.enumerate())
 
 
 def _run(command: str, arguments: list[str]) -> int:
   gc.set_threshold(_COLLECTED)
-  # At the end it would look through all of them again, for two seconds.
+  # At exit Python would traverse all objects once more, for two seconds.
   atexit.register(gc.freeze)
   try:
     if command.startswith("-"):
       named = next((word for word in arguments if word in SUBCOMMANDS), "COMMAND")
-      raise UserError(f"{command}: options stand behind the command, t2t {named} {command} ...")
+      raise UserError(f"{command}: give options after the command: t2t {named} {command} ...")
     if command not in SUBCOMMANDS:
       near = did_you_mean(command, SUBCOMMANDS)
-      raise UserError(f"no such command {command!r}{near or ';'} there are {', '.join(SUBCOMMANDS)}")
+      raise UserError(f"no such command {command!r}{near or '.'} Commands: {', '.join(SUBCOMMANDS)}")
     return importlib.import_module(SUBCOMMANDS[command][0]).main(arguments) or 0
   except UserError as error:
-    # A folder that cannot be listed, or checkpoints that cannot be saved, because its bucket is away.
+    # An unreachable bucket makes listing a folder and saving checkpoints fail; its exit code means "try again".
     return _told(command, arguments, str(error), exit_codes.LOST if outage.reason(error) else error.exit_code)
   except BrokenPipeError:
-    # Who reads the output (`| head`) has seen enough; what is still buffered must not fail at exit, either.
+    # The reader of the output (`| head`) has closed the pipe; flushing the buffer at exit must not fail either.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
   except preemption.Stopped as stopped:
     return stopped.code
@@ -143,9 +142,11 @@ def _run(command: str, arguments: list[str]) -> int:
 
 
 def _of_others(command: str, arguments: list[str], error: Exception) -> int:
-  """The exit code of an error that is not the user's; it is raised again where only its traceback says what it is."""
+  """Returns the exit code of an error that is not the user's; raises it again if only its traceback explains it."""
   if why := outage.reason(error):
-    why = f"a bucket does not answer ({why}); what was saved before is as it was, and the same command goes on from it"
+    why = (
+      f"a bucket does not respond ({why}); checkpoints saved earlier are intact. Run the same command again to resume"
+    )
     return _told(command, arguments, why, exit_codes.LOST)
   if isinstance(error, OSError) and error.errno in _MACHINE and "--debug" not in arguments:
     why = f"{error.filename or 'this machine'}: {error.strerror.lower()}; {_MACHINE[error.errno]}"
@@ -157,20 +158,20 @@ def _of_others(command: str, arguments: list[str], error: Exception) -> int:
 
 
 def _out_of_memory(command: str, text: str) -> str:
-  """Returns advice on a device whose memory is full, from the sizes in XLA's message."""
+  """Returns advice for a device out of memory, with the size from XLA's message."""
   match = re.search(r"allocat\w* (?:of )?(\d[\d.]* ?(?:[KMGT]?i?B\b|bytes))", text)
-  wanted = f", which had no room for {match[1]}" if match else ""
+  wanted = f" (could not allocate {match[1]})" if match else ""
   if command != "train":
-    return f"the memory of a device is full{wanted}; read fewer rows at a time, or more devices (config.mesh)"
+    return f"a device is out of memory{wanted}; read fewer rows at a time, or use more devices (config.mesh)"
   return (
-    f"the memory of a device is full{wanted}; cut the batch (--config.train.microbatches=2, or a smaller"
-    " --config.train.batch_size), keep less of it (--config.model.remat=full), or split the parameters"
-    " (--config.mesh.fsdp); `t2t plan` says what a step needs, and what would make it fit"
+    f"a device is out of memory{wanted}; reduce the batch (--config.train.microbatches=2, or a smaller "
+    "--config.train.batch_size), keep fewer activations (--config.model.remat=full), or shard the parameters "
+    "(--config.mesh.fsdp). `t2t plan` reports the memory of a step and the settings that fit"
   )
 
 
 def _told(command: str, arguments: list[str], why: str, code: int) -> int:
-  """Ends with an error that needs no traceback."""
+  """Prints an error without a traceback, and ends the other processes of the run."""
   if "--debug" in arguments:
     traceback.print_exc()
   console.told_of(f"t2t {command}: error: {why}")
@@ -179,8 +180,8 @@ def _told(command: str, arguments: list[str], why: str, code: int) -> int:
 
 
 def _end_others(why: str, code: int, trace: str = "") -> None:
-  """Of a run on several hosts: they wait for this process, are told why it ends, and end as it does."""
-  link = sys.modules.get("t2t.runtime.peer_monitor")  # where it was not needed, this process is alone
+  """Sends the error to the other processes of the run, which then exit with the same code."""
+  link = sys.modules.get("t2t.runtime.peer_monitor")  # not imported: a run of one process
   if link is not None:
     link.fail(why, code, trace=trace)
 

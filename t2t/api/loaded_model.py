@@ -1,6 +1,6 @@
-"""A checkpoint in Python: `t2t.load` reads it, and what comes of it writes, answers, fills blanks, embeds and scores.
+"""Checkpoint in Python: `t2t.load` returns a model that generates, predicts, fills blanks, embeds and scores.
 
-It asks as the commands ask (`t2t.inference`): the same text gets the same answer, to the last digit, whichever asks.
+It uses the code of the commands (`t2t.inference`): the same text gives the same result, to the last digit.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ from t2t.param_tree import Params
 from t2t.runtime import numeric
 from t2t.storage import encoding, gcs, given_paths
 
-Asked = str | Mapping[str, Any]  # a text, or what a line of `t2t infer` may have: {"parts": ["a", "b"]}
+Asked = str | Mapping[str, Any]  # a text, or a mapping as in a line of `t2t infer`: {"parts": ["a", "b"]}
 
 
 @foreign_names.translating
@@ -57,31 +57,30 @@ def load(
   vocabulary: str | os.PathLike = "",
   special_tokens: str = "",
 ) -> "Model":
-  """Reads a checkpoint onto this process's devices.
+  """Loads a checkpoint onto the devices of this process.
 
   Args:
-    checkpoint: a workdir that t2t trained in, one of its steps, or a folder of Hugging Face's or T5X's; local or
-      gs://. One that trained an adapter is read with what it lies on top of.
-    task: the one that is asked, of a model that tells tasks apart (`config.pals`).
+    checkpoint: a t2t workdir, one of its steps, or a Hugging Face or T5X folder; local or gs://. An adapter is loaded
+      together with its base model.
+    task: the task to predict, for a model with task-specific adapters (`config.pals`).
     tensor: devices that share one copy of the model.
-    batch_size: texts at a time, over all devices.
-    inputs_length: tokens of a text at most; 0: as in training.
-    task_modules: modules of tasks that you trust, comma-separated or a list, where they have the checkpoint's
-      vocabulary.
-    vocabulary: "bytes", or the file of one, for a folder that has none: T5X's never has, nor a run of own batches that
-      named none.
-    special_tokens: which letters of texts that spell control tokens are these, and not text: "none"; "blanks",
-      sentinels and masks, which a model is asked to fill; "all"; "": blanks, or of a model that was fine-tuned on a
-      table those of its training.  What heads and `embed` read is text.
+    batch_size: texts per batch, over all devices.
+    inputs_length: maximum number of tokens of a text; 0: as in training.
+    task_modules: task modules that you trust, comma-separated or a list, if they define the checkpoint's vocabulary.
+    vocabulary: "bytes" or a vocabulary file, for a checkpoint without a vocabulary: a T5X folder, or a run on own
+      batches that named none.
+    special_tokens: the control tokens that are recognized in texts: "none"; "blanks" (sentinels and masks, for
+      filling); "all"; "": blanks, or the training setting of a model that was fine-tuned on a table. Heads and
+      `embed` always read control tokens as text.
 
   Raises:
-    UserError: there is no checkpoint, or it cannot be read; says what was found there.
+    UserError: the checkpoint is missing or cannot be read.
   """
   checkpoint, vocabulary = (
     given_paths.text(path, called=called) for path, called in ((checkpoint, "checkpoint"), (vocabulary, "vocabulary"))
   )
   if not checkpoint:
-    raise UserError("checkpoint is empty: give a workdir, one of its steps, or a folder of Hugging Face's or T5X's")
+    raise UserError("checkpoint is empty: give a workdir, one of its steps, or a Hugging Face or T5X folder")
   task_modules = _listed(task_modules)
   with in_python():
     source = select_task.choose(pretrained.read_source(checkpoint, where=""), task, where="task")
@@ -93,33 +92,34 @@ def load(
 
 
 def _listed(modules: str | os.PathLike | Sequence[str | os.PathLike]) -> str:
-  """Modules of tasks as the commands take them, separated by commas."""
   module_list = [modules] if isinstance(modules, str | os.PathLike) else modules
   return ",".join(given_paths.text(module, called="task_modules") for module in module_list)
 
 
 def _with_vocabulary(source: pretrained.Source, spec: str) -> pretrained.Source:
-  """A checkpoint that has none, of T5X's or trained on ids, with the vocabulary that the user names."""
+  """Adds the user's vocabulary to a checkpoint without one: from T5X, or trained on ids."""
   if source.foreign is not None:
     return pretrained.of_foreign(vocab_override.give(source.foreign, spec))
   data = source.run["data"]
   if source.vocabulary or data.get("vocabulary") or data.get("mixture") or data.get("sources"):
-    raise UserError(f"vocabulary={spec}: {source.path} is read with the one it was trained with; leave it out")
+    raise UserError(
+      f"vocabulary={spec}: {source.path} is read with the vocabulary of its training; leave vocabulary out"
+    )
   return dataclasses.replace(source, run={**source.run, "data": {**data, "vocabulary": spec}})
 
 
 class Model:
-  """A model that is asked.
+  """Loaded model.
 
-  Programs are compiled when they are first needed, and kept: one for each set of options and length of text, which is
-  rounded up to a power of two.
+  Programs are compiled on first use and cached: one for each set of options and each text length, rounded up to a power
+  of two.
 
   Args:
-    source: its checkpoint.
+    source: the checkpoint.
     tensor, batch_size, inputs_length, special_tokens: see `load`.
 
   Raises:
-    UserError: it cannot be read, or `tensor` does not divide the devices.
+    UserError: the checkpoint cannot be read, or `tensor` does not divide the number of devices.
   """
 
   def __init__(
@@ -148,33 +148,32 @@ class Model:
 
   @property
   def config(self) -> TransformerConfig:
-    """Its shape."""
     return self._source.asked
 
   @property
   def params(self) -> Params:
-    """Its parameters, a nested dict of arrays on the devices."""
+    """Parameters, a nested dict of arrays on the devices."""
     return self._model.params
 
   @property
   def vocabulary(self):
-    """Its seqio vocabulary."""
+    """seqio vocabulary of the model."""
     return self._vocabulary
 
   @foreign_names.translating
   def save_pretrained(self, folder: str | os.PathLike, *, dtype: str = "float32", head: str = "") -> list[str]:
-    """Writes the folder that `t2t convert --to hf` writes, which transformers loads by `from_pretrained`.
+    """Writes a Hugging Face folder, as `t2t convert --to hf` does; transformers loads it with `from_pretrained`.
 
     Args:
-      folder: a new or empty one, local or gs://.
+      folder: a new or empty folder, local or gs://.
       dtype: float32, bfloat16 or float16.
-      head: the head that is written, by its name, or "vocabulary"; "": the only one.
+      head: name of the head to write, or "vocabulary"; "": the only head.
 
     Returns:
-      Notes: the class of transformers, and what was left out or assumed.
+      Notes: the transformers class, and what was left out or assumed.
 
     Raises:
-      UserError: transformers has no such model; or the folder is not empty.
+      UserError: transformers has no such model, or the folder is not empty.
     """
     with in_python():
       foreign = self._source.foreign or tensor_writer.open_foreign(str(self._source.path))
@@ -189,11 +188,11 @@ class Model:
 
   @foreign_names.translating
   def tokenize(self, texts: Sequence[str], *, special_tokens: str = "none") -> list[list[int]]:
-    """The ids of each text by itself: nothing is set around it.
+    """Returns the ids of each text, without added special tokens.
 
     Args:
       texts: of any length.
-      special_tokens: as in `load`; by default letters that spell a control token are text.
+      special_tokens: see `load`; by default control tokens in a text are read as text.
     """
     return [self._encode(text, special_tokens) for text in _texts(texts)]
 
@@ -203,7 +202,7 @@ class Model:
     return vocabularies.encode_text(self._vocabulary, text, special_tokens=special_tokens)
 
   def detokenize(self, ids: Sequence[Sequence[int]]) -> list[str]:
-    """The text of each sequence of ids."""
+    """Returns the text of each id sequence."""
     return [self._vocabulary.decode([int(x) for x in sequence]) for sequence in ids]
 
   # ---- Text ----------------------------------------------------------------
@@ -222,20 +221,20 @@ class Model:
     top_k: int | None = None,
     seed: int = 0,
   ) -> list[str]:
-    """What the model writes for each text: the likeliest token each time, unless beams or a temperature are given.
+    """Generates a text for each input: greedily, unless a beam or a temperature is given.
 
     Args:
-      texts: what it reads; what is longer than it reads is cut, with a warning.
-      max_length, min_length: tokens to write.
-      beam: beams of a search, whose `length_penalty` favours long texts where it is larger.
-      temperature, top_p, top_k: of tokens that are drawn.
-      seed: of what is drawn; a text draws by its place in `texts`.
+      texts: inputs; longer ones are cut, with a warning.
+      max_length, min_length: number of tokens to generate.
+      beam: beam size; a larger `length_penalty` favours longer texts.
+      temperature, top_p, top_k: sampling settings.
+      seed: sampling seed; the sample of a text depends on its index in `texts`.
 
     Raises:
-      UserError: an encoder alone, which does not write; options that do not go together; an empty text.
+      UserError: the model is an encoder, options exclude each other, or a text is empty.
     """
     if not self.config.is_generative:
-      raise UserError(f"{self!r} does not write, for it is an encoder alone; use fill, answer or embed")
+      raise UserError(f"{self!r} is an encoder and generates no text; use fill, answer or embed")
     numeric.check("seed", seed, 0, 2**32 - 1, whole=True)
     with in_python():
       decode = text_generation.decode_config(
@@ -252,21 +251,21 @@ class Model:
 
   @foreign_names.translating
   def fill(self, texts: Sequence[str], *, top: int = 10) -> list[dict[str, Any]]:
-    """What an encoder finds likely in the blanks of each text, written [MASK], <mask> or <extra_id_0>.
+    """Predicts the tokens of the blanks in each text, written [MASK], <mask> or <extra_id_0>, with an encoder.
 
     Args:
-      texts: each with a blank at least.
-      top: fillings of each blank.
+      texts: each with at least one blank.
+      top: number of fillings for each blank.
 
     Returns:
-      Of each text "prediction", the text with the likeliest token in each blank, its "score", and "fillings" of each
-      blank, as `t2t infer` has them.
+      For each text "prediction" (the text with the most likely token in each blank), its "score", and the "fillings" of
+      each blank, as in `t2t infer`.
 
     Raises:
-      UserError: a model that does not fill blanks, or a text without one.
+      UserError: the model does not fill blanks, or a text has none.
     """
     if self.config.kind.is_generative:
-      raise UserError(f"{self!r} writes, and fills no blanks; use generate or score")
+      raise UserError(f"{self!r} generates text and fills no blanks; use generate or score")
     numeric.check("top", top, whole=True)
     with in_python():
       predictor.check_predicts_tokens(self._source.model, where=repr(self))
@@ -274,41 +273,41 @@ class Model:
 
   @foreign_names.translating
   def answer(self, texts: Sequence[Asked], task: str = "") -> list[dict[str, Any]]:
-    """What a head answers: a class with its probabilities, a number, a candidate, entities, or a part of a context.
+    """Predicts with a head: a class with probabilities, a number, a candidate, entities, or a span of a context.
 
     Args:
-      texts: of each a text, or a mapping as a line of `t2t infer` has it: {"parts": ["a", "b"]}, read together;
-        {"inputs": "...", "candidates": [...]}; {"question": "...", "context": "..."}; {"words": [...]}. Of a model
-        that was fine-tuned on a table: a row of it, with the columns that it was trained on.
-      task: whose head is asked, where the model has several.
+      texts: texts, or mappings as in a line of `t2t infer`: {"parts": ["a", "b"]} for two segments; {"inputs": "...",
+        "candidates": [...]}; {"question": "...", "context": "..."}; {"words": [...]}. For a model that was fine-tuned
+        on a table: a row with the columns of its training.
+      task: name of the head, if the model has several.
 
     Raises:
-      UserError: it has no such head, or a text lacks what the head needs.
+      UserError: the model has no such head, or a text lacks a field that the head needs.
     """
     with in_python():
       return self._ask(self._answering(task), texts)
 
   @foreign_names.translating
   def classify(self, texts: Sequence[Asked]) -> list[dict[str, Any]]:
-    """Returns the class of each text, one of those that the model was fine-tuned on, and the probability of each.
+    """Returns the class of each text and the probability of each class of the fine-tuning.
 
     Args:
-      texts: of each a text; or a mapping with the columns of the table that the model was fine-tuned on.
+      texts: texts, or mappings with the columns of the table that the model was fine-tuned on.
 
     Returns:
-      Of each text {"prediction": "yes", "score": -0.3, "probabilities": {"no": 0.27, "yes": 0.73}}.
+      For each text {"prediction": "yes", "score": -0.3, "probabilities": {"no": 0.27, "yes": 0.73}}.
 
     Raises:
-      UserError: the model was fine-tuned on no classes, or a text lacks a column.
+      UserError: the model was not fine-tuned on classes, or a text lacks a column.
     """
     with in_python():
       way = self._answering("")
       if way.asks != "class":
-        raise UserError(f"{self!r} tells no classes apart (it was trained on: {way.asks}); use answer or generate")
+        raise UserError(f"{self!r} is no classifier (it was trained on: {way.asks}); use answer or generate")
       return self._ask(way, texts)
 
   def __call__(self, texts: Asked | Sequence[Asked]) -> dict[str, Any] | list[dict[str, Any]]:
-    """Does what the model was trained for, see `answer`, `fill` and `generate`; of a single text it returns one row."""
+    """Runs what the model was trained for: `answer`, `fill` or `generate`; a single text returns a single row."""
     single = isinstance(texts, str | Mapping)
     batch = [texts] if single else texts
     if self._source.model.is_generative or pretrained.answers_by_heads(self._source):
@@ -319,12 +318,11 @@ class Model:
 
   @property
   def _is_answered(self) -> bool:
-    """True if a head answers, or the model was fine-tuned on a table."""
     by_heads = pretrained.answers_by_heads(self._source) and not pretrained.predicts_tokens(self._source)
     return by_heads or table_inputs.spec_of(self._source) is not None
 
   def _answering(self, task: str) -> batch_inference.Way:
-    """The way of the model's head; of a model that was fine-tuned on a table in writing, that of the table."""
+    """Selects the method of the model's head, or of the table that a generative model was fine-tuned on."""
     spec = table_inputs.spec_of(self._source)
     if task or spec is None or pretrained.answers_by_heads(self._source) or not self.config.is_generative:
       return self._way("answer", head=classification.choose_head(self._source.model, task, where=repr(self)))
@@ -337,12 +335,12 @@ class Model:
 
   @foreign_names.translating
   def embed(self, texts: Sequence[Asked], *, pool: str = "mean", layer: int | str = "") -> np.ndarray:
-    """A vector of each text, float32 [texts, embed]; of all layers [texts, layers + 1, embed].
+    """Returns a vector of each text, float32 [texts, embed]; with layer="all" [texts, layers + 1, embed].
 
     Args:
-      texts: each a text, or {"parts": ["a", "b"]}, read together.
-      pool: mean, first or last of a text's tokens.
-      layer: 0, what was embedded, to the last, or "all"; "": the last.
+      texts: texts, or {"parts": ["a", "b"]} for two segments.
+      pool: mean, first or last of the tokens.
+      layer: 0 (embeddings) to the last layer, or "all"; "": the last.
 
     Raises:
       UserError: there is no such pool or layer.
@@ -352,22 +350,21 @@ class Model:
     with in_python():
       rows = self._ask(self._way("embed", pool=pool, layer=str(layer)), texts)
     if not rows:
-      raise UserError("texts: is empty; give a text at least")
+      raise UserError("texts: is empty; give at least one text")
     return np.stack([row["vector"] for row in rows])
 
   @foreign_names.translating
   def score(self, inputs: Sequence[str], targets: Sequence[str]) -> np.ndarray:
-    """The log-probability of each target behind its input, in nats, summed over its tokens; float32 [texts].
+    """Returns the log-probability of each target given its input, in nats, summed over tokens: float32 [texts].
 
-    The end of a target counts where the model has learned to end one, behind an encoder. An encoder alone guesses all
-    tokens of the target together.
+    The end-of-sequence token counts for encoder-decoder models. An encoder predicts all tokens of the target at once.
 
     Args:
-      inputs: may be "" of a decoder alone.
-      targets: as many.
+      inputs: may be "" for a decoder-only model.
+      targets: one for each input.
 
     Raises:
-      UserError: there are not as many, or they do not fit into the model's positions.
+      UserError: the numbers of inputs and targets differ, or a text exceeds the model's positions.
     """
     with in_python():
       pairs = self._pairs(inputs, targets)
@@ -375,22 +372,22 @@ class Model:
 
   @foreign_names.translating
   def logits(self, inputs: Sequence[str], targets: Sequence[str] | None = None) -> list[np.ndarray]:
-    """What the model says of each token, before the softmax: of each text float32 [tokens, vocabulary].
+    """Returns the logits of each token, before the softmax: for each text float32 [tokens, vocabulary].
 
     Args:
       inputs: texts.
-      targets: of a model that writes, whose tokens are told behind the inputs; it needs them, unless it is a decoder
-        alone, which tells those of `inputs` then, each behind the ones before it. Of an encoder alone None: it tells
-        the tokens of the text as it reads it, special ones included.
+      targets: texts to predict after the inputs, for a generative model. A decoder-only model without targets predicts
+        each token of `inputs` from the tokens before it. An encoder takes None, and predicts the tokens of the text as
+        it reads it, special tokens included.
 
     Raises:
-      UserError: targets that are missing, or that an encoder alone has no use for.
+      UserError: targets are missing, or given to an encoder.
     """
     kind = self.config.kind
     if not kind.is_generative and targets is not None:
-      raise UserError(f"{self!r} is an encoder alone: leave targets out, and mask what it is to guess in the text")
+      raise UserError(f"{self!r} is an encoder: leave targets out, and mask the tokens to predict in the text")
     if kind.has_encoder_and_decoder and targets is None:
-      raise UserError(f"{self!r} tells the tokens of targets: give them")
+      raise UserError(f"{self!r} predicts the tokens of targets: give targets")
     with in_python():
       if not kind.is_generative:
         predictor.check_predicts_tokens(self._source.model, where=repr(self))
@@ -404,10 +401,10 @@ class Model:
       )
       return [self._of_decoder(pair) for pair in pairs]
 
-  # ---- How it is asked -----------------------------------------------------
+  # ---- Predictors ----------------------------------------------------------------------------------------------------
 
   def _make_way(self, asks: str, **options: Any) -> batch_inference.Way:
-    """Builds the way that asks so; a text may be a mapping with the columns of the checkpoint's table."""
+    """Builds a prediction method; a text may be a mapping with the columns of the checkpoint's table."""
     if asks in ("embed", "fill"):
       return self._way_of_text(asks, self._mesh, **options)
     return table_inputs.around(self._source, lambda mesh: self._way_of_text(asks, mesh, **options))(self._mesh)
@@ -434,10 +431,10 @@ class Model:
     return prompt_builder.longest_text(self._source, inputs_length=self._inputs_length)
 
   def _ask(self, way: batch_inference.Way, texts: Sequence[Asked]) -> list[dict[str, Any]]:
-    """What is found of each text.
+    """Returns the prediction of each text.
 
     Raises:
-      UserError: one cannot be asked.
+      UserError: a text cannot be read.
     """
     if isinstance(texts, str | Mapping):
       kind = "a text" if isinstance(texts, str) else "a mapping"
@@ -449,14 +446,14 @@ class Model:
       where = f"texts[{number}]"
       line = jsonl_io.made(number + 1, text, form=way.form, where=where)
       if not line.text:
-        raise UserError(f"{where}: is empty")
+        raise UserError(f"{where}: is empty; give a text")
       way.check(line, where)
       example = way.read(line)
       if example.error:
         raise UserError(f"{where}: {example.error}: {line.text[:60]!r}")
       if example.cut:
         message = f"{where}: {example.cut:,} of its {example.tokens:,} tokens were cut: the model reads {way.cut_to}"
-        warnings.warn(f"{message}; load it with a larger inputs_length", stacklevel=4)
+        warnings.warn(f"{message}; load the model with a larger inputs_length", stacklevel=4)
       examples.append(example.given)
     return way.answer(self.params, examples, numbers=range(len(examples)), done=None) if examples else []
 
@@ -481,7 +478,7 @@ class Model:
   def _pairs(self, inputs: Sequence[str], targets: Sequence[str]) -> list[tuple[list[int], list[int]]]:
     inputs, targets = _texts(inputs, "inputs"), _texts(targets, "targets")
     if len(inputs) != len(targets):
-      raise UserError(f"there are {len(inputs)} inputs and {len(targets)} targets; give one of each")
+      raise UserError(f"there are {len(inputs)} inputs and {len(targets)} targets; give one target for each input")
     kind = self.config.kind
     longest = self._inputs_length or self._source.run["data"]["inputs_length"]
     read = prompt_builder.Prompts(
@@ -497,7 +494,7 @@ class Model:
       prompt, cut = read(text)
       if cut:
         message = f"inputs[{number}]: {cut:,} of its {len(prompt) + cut:,} tokens were cut: the model reads {longest:,}"
-        warnings.warn(f"{message}; load it with a larger inputs_length", stacklevel=4)
+        warnings.warn(f"{message}; load the model with a larger inputs_length", stacklevel=4)
       pairs.append((prompt, [*read.encode(target), *end]))
     return pairs
 
@@ -533,12 +530,12 @@ class Model:
 
 
 def _texts(texts: Iterable[str], called: str = "texts") -> list[str]:
-  """The texts, if it is a list or another iterable of such and no text itself."""
+  """Checks that the argument is an iterable of texts, and not a single text."""
   if isinstance(texts, str):
     raise UserError(f"{called}: is a text; give a list of texts, [{texts[:20]!r}]")
   if not isinstance(texts, Iterable):
     raise UserError(f"{called}: is {type(texts).__name__}; give a list of texts")
-  texts = list(texts)  # a generator can be read once
+  texts = list(texts)  # a generator can be read only once
   for number, text in enumerate(texts):
     if not isinstance(text, str):
       raise UserError(f"{called}[{number}]: is {type(text).__name__}; give a text")
@@ -549,7 +546,7 @@ def _texts(texts: Iterable[str], called: str = "texts") -> list[str]:
 
 @contextlib.contextmanager
 def in_python() -> Iterator[None]:
-  """Messages about options call them as Python does: `--beam 4` is beam 4; commands to be typed stay as they are."""
+  """Rewrites options in error messages as Python arguments, `--beam 4` as beam 4; leaves commands unchanged."""
   try:
     yield
   except UserError as error:

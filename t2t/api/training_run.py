@@ -1,7 +1,7 @@
-"""Training in Python: `t2t.config` finds a config and changes it, `t2t.train` runs it and yields what is measured.
+"""Training in Python: `t2t.config` builds a config, `t2t.train` runs it and yields its metrics.
 
-The run has a thread of its own, in which it goes on while the next row is waited for: the mesh that it sets, what it
-catches and how it ends are not the caller's, whose signals stay as they are.
+The run has its own thread and continues while the caller waits for the next row. Its mesh, its error handling and its
+exit do not affect the caller, and the caller keeps its signal handlers.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,22 +37,22 @@ from t2t.training.train import train as train_loop
 def config(
   name: str | os.PathLike, changes: Mapping[str, Any] | None = None, **sections: Mapping[str, Any]
 ) -> ConfigDict:
-  """A config by its name, with changes.
+  """Returns a config by name, with overrides.
 
       t2t.config("tiny", {"train.steps": 50, "model.dropout_rate": 0.1})
       t2t.config("tiny", train={"steps": 50}, model={"dropout_rate": 0.1})
 
   Args:
-    name: one that comes with t2t (`t2t train --help` lists them), or the path of a .py file with `get_config()`.
-    changes: section.key -> value; as `--config.section.key=value` on the command line, of which it has all checks.
-    sections: the same by sections, each key -> value.
+    name: a config of t2t (`t2t train --help` lists them), or the path of a .py file with `get_config()`.
+    changes: section.key -> value; the same checks apply as for `--config.section.key=value` on the command line.
+    sections: overrides by section, each key -> value.
 
   Returns:
-    The config, whose values may be changed further before `train` gets it; keys that are not there may not be added.
-    With `init.checkpoint` and `init.use_model_config` it has that checkpoint's model.
+    The config. Its values may still be changed before `train` gets it; keys cannot be added. With `init.checkpoint` and
+    `init.use_model_config` it contains the model of that checkpoint.
 
   Raises:
-    UserError: no such config, or no such key: names the nearest; or a value of another kind.
+    UserError: no such config or key (the message suggests the nearest), or a value of the wrong type.
   """
   name = given_paths.text(name, called="the config's name")
   if changes is not None and not isinstance(changes, Mapping):
@@ -109,39 +109,42 @@ def train(
   eval_examples: Any = None,
   callbacks: Sequence[Callback] = (),
 ) -> "Training":
-  """Trains as `t2t train` does, and yields what is measured: what it writes to metrics.jsonl, row by row.
+  """Trains as `t2t train` does, and yields the rows of metrics.jsonl one by one.
 
       for row in t2t.train(t2t.config("tiny"), "runs/tiny"):
         if row.get("eval/loss", 9.0) < 3.0:
           break
 
-  The run goes on while the next row is waited for, and stands still in between.  Whoever leaves the loop, by `break` or
-  by an interruption, has it end after the step that is computed, saved: the same call goes on from there, as the
-  command does.  What is read, written and checked is the command's.
+  The run advances while the caller waits for the next row, and pauses in between. Leaving the loop, by `break` or an
+  interruption, ends the run after the current step and saves it. The same call resumes it, as the command does.
+  Reading, writing and checks are the same as those of the command.
 
   Args:
-    config: what `config` gives, as it is now: what is changed later is another run's.
+    config: the result of `config`; later changes to it do not affect this run.
     workdir: local or gs://.
-    batches: your own, in the place of what config.data says is read: dicts of arrays [rows, length] by the names of the
-      model's features (`encoder_input_tokens`, ...; what follows from others is filled in).  An iterable is gone
-      through again and again, an iterator until it ends; a run that goes on passes over what it has read, or asks a
-      function, number of batches read -> those that follow.  Without config.data.vocabulary neither TensorFlow nor
-      seqio is needed, and ids are not turned into text.
-    eval_batches: those to measure on, of which config.eval.batches are read.
-    examples: rows of a table, as config.data.files has one for `--config finetune` (docs/finetune_table.md): a list of
+    batches: own batches in place of config.data: dicts of arrays [rows, length] by feature name
+      (`encoder_input_tokens`, ...; derived features are filled in). An iterable is repeated; an iterator is read to its
+      end. A resumed run skips the batches that it has read. A function takes the number of batches read and returns the
+      following ones, so nothing is skipped. Without config.data.vocabulary neither TensorFlow nor seqio is needed, and
+      ids are not decoded.
+    eval_batches: evaluation batches, of which config.eval.batches are read.
+    examples: rows of a table, as in config.data.files with `--config finetune` (docs/finetune_table.md): a list of
       dicts, [{"text": "...", "label": "..."}] or [{"words": [...], "tags": [...]}]; a `datasets.Dataset`; or a pandas
-      DataFrame. A run that goes on needs the same ones.
-    eval_examples: those to measure on; None: a tenth of `examples` is held out.
-    callbacks: instances of `t2t.Callback`, whose hooks run after those of t2t, in the order of the list.
+      DataFrame. A resumed run needs the same examples.
+    eval_examples: evaluation rows; None: a tenth of `examples` is held out.
+    callbacks: instances of `t2t.Callback`; their hooks run after those of t2t, in list order.
 
   Raises:
-    UserError: a mistake in config, workdir or callbacks, at once; what `training.train` and `data.array_batches` raise,
-      with the first row.
+    UserError: config, workdir or callbacks are wrong (raised at once); errors of `training.train` and
+      `data.array_batches` are raised with the first row.
   """
   if not isinstance(config, ConfigDict):
     raise UserError(f"config is {type(config).__name__}: give what t2t.config(name) returns")
   if jax.process_count() > 1 and peer_monitor.current() is None:
-    raise UserError("several processes train together by the command, `t2t train`; t2t.train is for one process")
+    raise UserError(
+      f"t2t.train runs in one process, and this is one of {jax.process_count()}; run the command `t2t train` on "
+      "each instead"
+    )
   for number, callback in enumerate(callbacks):
     if not isinstance(callback, Callback):
       raise UserError(
@@ -152,7 +155,7 @@ def train(
   if not workdir:
     raise UserError("workdir is empty: give a folder, or a gs:// path, for checkpoints and metrics")
   if (batches is None) != (eval_batches is None):
-    raise UserError("batches and eval_batches: give both, what is trained on and what is measured on, or neither")
+    raise UserError("batches and eval_batches: give both, training data and evaluation data, or neither")
   if batches is not None and not (callable(batches) or isinstance(batches, Iterable)):
     raise UserError(f"batches is {type(batches).__name__}: give an iterable of dicts, or a function that returns one")
   if eval_batches is not None and not isinstance(eval_batches, Iterable):
@@ -160,7 +163,7 @@ def train(
   if examples is not None and batches is not None:
     raise UserError("batches and examples: give one of them, batches of arrays or examples as texts")
   if examples is None and eval_examples is not None:
-    raise UserError("eval_examples: without examples there is nothing to train on; give both")
+    raise UserError("eval_examples: there are no examples to train on; give both")
   with in_python():
     gcs.check_folder(workdir, where="workdir ")
     config = copy.deepcopy(config)
@@ -171,21 +174,21 @@ def train(
       user_data = None if batches is None else array_batches.OwnData(batches, eval_batches)
       train_loop(loading.records(config), workdir, callbacks=[*callbacks, rows], data=user_data)
       if user_data is not None and user_data.failure is not None:
-        raise user_data.failure  # which has ended the run, saved
+        raise user_data.failure  # the run has ended and is saved
 
     return Training(_Rows(run))
 
 
 def _read_examples(config: ConfigDict, examples: Any, eval_examples: Any) -> None:
-  """Makes examples in memory the table that a config reads.
+  """Stores examples in memory as the table that a config reads.
 
   Raises:
-    UserError: they are no examples, or the config reads something else.
+    UserError: the examples are invalid, or the config names other data.
   """
   from t2t.data import tables
 
   if any(config.data[key] for key in ("files", "eval_files", "sources")):
-    raise UserError("examples: config.data says other data to read; leave out data.files, data.eval_files and sources")
+    raise UserError("examples: the config names other data; leave out data.files, data.eval_files and data.sources")
   files = {"files": tables.keep(examples, where="examples"), "eval_files": ""}
   if eval_examples is not None:
     files["eval_files"] = tables.keep(eval_examples, where="eval_examples")
@@ -193,98 +196,95 @@ def _read_examples(config: ConfigDict, examples: Any, eval_examples: Any) -> Non
 
 
 class Training(Iterator[dict[str, float]]):
-  """A run that goes on as its rows are asked for: {"step": 10, "train/loss": 3.2, ...}."""
+  """Iterator over the metric rows of a run, {"step": 10, "train/loss": 3.2, ...}; reading a row advances the run."""
 
   def __init__(self, run: "_Rows"):
     self._run = run
-    # When nobody holds it any more, and when Python ends.
+    # Called when the last reference is gone, and at Python's exit.
     self._finalizer = weakref.finalize(self, _Rows.forgotten, run)
     _trainings.add(self)
 
   def __next__(self) -> dict[str, float]:
-    """The next row.
+    """Returns the next row.
 
     Raises:
       StopIteration: the run has ended.
-      KeyboardInterrupt: as it came; what was reached is saved.  A second one does not wait for it.
+      KeyboardInterrupt: passed on after the run is saved; a second one does not wait for that.
     """
     return self._run.next()
 
   def run(self) -> dict[str, float]:
-    """Goes through all rows that are left; the last value of each metric."""
+    """Reads all remaining rows, and returns the last value of each metric."""
     last: dict[str, float] = {}
     for row in self:
       last |= row
     return last
 
   def close(self) -> None:
-    """Ends the run after the step that is computed, saved; one that has ended, or has not begun, it leaves as it is."""
+    """Ends the run after the current step and saves it; does nothing if it has ended or has not started."""
     self._finalizer.detach()
     self._run.close()
 
 
-_COMPILER_SECONDS = 60.0  # that the end of Python waits for a program that nobody needs any more
-_PATIENCE = 5.0  # seconds that a run may take to end, before it says what it does
+_COMPILER_SECONDS = 60.0  # that Python's exit waits for an unneeded compilation
+_PATIENCE = 5.0  # seconds until a run that is ending logs what it waits for
 _trainings: weakref.WeakSet[Training] = weakref.WeakSet()
 
 
 def _end_all() -> None:
-  """Ends what is left when Python ends, while there still are pools of threads, which saving needs."""
+  """Ends all runs at Python's exit, while the thread pools that saving needs still exist."""
   for training in list(_trainings):
     try:
       training._finalizer()
-    except BaseException:  # else Python would wait for ever for the pools, which are told after this
+    except BaseException:  # otherwise Python would wait forever for the pools, which shut down next
       traceback.print_exc()
-  background_compile.finish(_COMPILER_SECONDS)  # of a run that found its data wanting
+  background_compile.finish(_COMPILER_SECONDS)  # of a run whose data was invalid
 
 
-# Before `atexit`, whose functions come after pools have been shut down: of these here, the last added are called first.
+# Runs before `atexit` functions, which come after the shutdown of thread pools. The last registered function is called
+# first.
 threading._register_atexit(_end_all)
 
 
 class _Rows(Callback):
-  """Runs the training in a thread and hands over its rows one by one."""
+  """Runs the training in a thread and passes its rows to the caller one by one."""
 
   def __init__(self, train: Callable[["_Rows"], object]):
     self._train = train
-    self._rows: queue.SimpleQueue = queue.SimpleQueue()  # of rows, and at the end of None or what was raised
+    self._rows: queue.SimpleQueue = queue.SimpleQueue()  # of rows; at the end None or an exception
     self._goes_on: queue.SimpleQueue = queue.SimpleQueue()
     self._thread: threading.Thread | None = None
     self._stop: preemption.Steps | None = None
-    self._why = ""  # it is to stop
+    self._why = ""  # reason for stopping
     self._written: list[dict[str, float]] = []
     self._ended = False
 
-  # ---- Of the thread -------------------------------------------------------------------------------------------------
+  # ---- Training thread -----------------------------------------------------------------------------------------------
 
   def _work(self) -> None:
     try:
       self._train(self)
     except preemption.Stopped:
       self._rows.put(None)
-    except BaseException as error:  # is raised where the rows are asked for
+    except BaseException as error:  # raised in the caller's thread
       self._rows.put(error)
     else:
       self._rows.put(None)
 
   def on_start(self, run: Run) -> None:
-    """See `Callback`."""
     self._stop = run.stop
     if self._why:
       self._ask()
 
   def on_log(self, run: Run, step: int, row: Mapping[str, float]) -> None:
-    """See `Callback`."""
     self._written.append({"step": step, **row})
 
   def on_step_end(self, run: Run) -> None:
-    """See `Callback`."""
     if self._written:
       with run.paused():
         self._hand_over()
 
   def on_end(self, run: Run) -> None:
-    """See `Callback`."""
     self._hand_over()
 
   def _hand_over(self) -> None:
@@ -294,10 +294,9 @@ class _Rows(Callback):
         self._rows.put(row)
         self._goes_on.get()
 
-  # ---- Of the caller -------------------------------------------------------------------------------------------------
+  # ---- Caller's thread -----------------------------------------------------------------------------------------------
 
   def next(self) -> dict[str, float]:
-    """See `Training.__next__`."""
     if self._ended:
       raise StopIteration
     try:
@@ -320,10 +319,10 @@ class _Rows(Callback):
     raise StopIteration
 
   def _next(self, *, patience: float = math.inf) -> Any:
-    """What is handed over next; a signal that another thread was given is heard meanwhile.
+    """Returns the next item of the queue; waits in short intervals, so that signals are handled meanwhile.
 
     Args:
-      patience: seconds after which it is told what is waited for.
+      patience: seconds until a message says what is waited for.
     """
     waited = 0.0
     while True:
@@ -332,18 +331,17 @@ class _Rows(Callback):
       waited += 1.0
       if waited >= patience:
         patience = math.inf
-        pending = "; ".join(waiting.pending()) or "the step that is computed, to be saved"
-        console.tell(f"waiting for {pending}; another interruption does not wait")
+        pending = "; ".join(waiting.pending()) or "the current step and its checkpoint"
+        console.tell(f"waiting for {pending}; interrupt again to stop without waiting")
 
   def close(self) -> None:
-    """See `Training.close`."""
     if self._thread is not None and not self._ended:
-      self._end("its rows are read no further")
+      self._end("the caller stopped reading rows")
 
   def forgotten(self) -> None:
-    """Nobody can ask for rows any more."""
+    """Ends the run after the last reference to it is gone."""
     if self._thread is None and not self._ended:
-      message = "t2t.train(...) trains as its rows are gone through: for row in t2t.train(...), or t2t.train(...).run()"
+      message = "t2t.train(...) trains only while its rows are read: for row in t2t.train(...), or t2t.train(...).run()"
       warnings.warn(message, RuntimeWarning, stacklevel=2)
     self.close()
 

@@ -1,1 +1,1 @@
-"""How good a model is at tasks: questions, answers, tables, files for leaderboards."""
+"""Evaluation of models on tasks: methods, metrics, tables, leaderboard files."""

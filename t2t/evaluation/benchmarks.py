@@ -1,12 +1,12 @@
-"""Means over the tasks of a benchmark by its own rule: what its leaderboard counts once, and what it leaves out."""
+"""Mean score of a benchmark by its own rule: tasks that count as one, and tasks that are left out."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-# Task -> the task that it counts as: the leaderboard of GLUE averages both test sets of MNLI into one task.
+# Task -> the task that it is averaged into: the GLUE leaderboard counts both test sets of MNLI as one task.
 _PART_OF = {"glue_mnli_mismatched": "glue_mnli"}
 
-# Diagnostic sets are no part of a mean (Wang et al. 2018, 2019); WNLI is left out as by Devlin et al. 2019 and Raffel
+# Diagnostic sets are not part of a mean (Wang et al. 2018, 2019). WNLI is left out, as by Devlin et al. 2019 and Raffel
 # et al. 2020, because its validation set contradicts its training set.
 _LEFT_OUT = {"glue_ax", "glue_wnli", "super_glue_axb", "super_glue_axg"}
 
@@ -16,7 +16,7 @@ _BENCHMARKS = {"GLUE": _GLUE, "SuperGLUE": _SUPER_GLUE}
 
 
 def mean(scores: Mapping[str, float]) -> float | None:
-  """The mean of the scores of tasks; None: there are fewer than two tasks that count.
+  """Returns the mean of task scores, or None if fewer than two tasks count.
 
   In:  {"glue_rte": 60.0, "glue_mnli": 84.0, "glue_mnli_mismatched": 86.0, "glue_ax": 30.0}
   Out: 72.5
@@ -34,7 +34,7 @@ def mean(scores: Mapping[str, float]) -> float | None:
 
 
 class Mean(NamedTuple):
-  """The mean of a benchmark: its name, its value, and what is special about how tasks count; "" for nothing."""
+  """Mean score of a benchmark, with a note on special rules ("" if there are none)."""
 
   name: str
   value: float
@@ -42,7 +42,7 @@ class Mean(NamedTuple):
 
 
 def means(scores: Mapping[str, float]) -> list[Mean]:
-  """The mean of all tasks; of tasks of several benchmarks, and of no other, one for each benchmark.
+  """Returns the mean of all tasks, or one mean for each benchmark if all tasks belong to several known benchmarks.
 
   Args: see `mean`.
   """

@@ -7,11 +7,11 @@ import numpy as np
 
 from t2t.evaluation import classification_report
 
-_MOST = 1_000  # classes of a task whose classes are the numbers or texts that occur
+_MOST = 1_000  # maximum number of classes, if the classes are the numbers or texts that occur
 
 
 class EvaluatedAnswer(Protocol):
-  """See `results.Answer`."""
+  """Fields of `results.Answer`."""
 
   example: Mapping[str, Any]
   text: str
@@ -23,14 +23,14 @@ class EvaluatedAnswer(Protocol):
 def of_answers(
   task_answers: Sequence[EvaluatedAnswer], *, without_gold: int = 0
 ) -> classification_report.ClassificationReport | None:
-  """The report of a task whose answers are classes; None: they are not.
+  """Returns the classification report of a task, or None if its answers are not classes.
 
-  Classes are the options, where all examples have the same; else the numbers that the answers stand for, or the texts
-  where each occurs several times.
+  Classes are the options if all examples share them. Otherwise they are the numbers of the answers, or the texts if
+  each occurs several times.
 
   Args:
     task_answers: answers with a gold answer.
-    without_gold: number of answers that are left out.
+    without_gold: number of answers that were left out.
   """
   if not task_answers:
     return None
@@ -48,7 +48,7 @@ def of_answers(
 
 
 def _options(task_answers: Sequence[EvaluatedAnswer]) -> tuple[str, ...]:
-  """Options that all examples share."""
+  """Returns the options that all examples share."""
   if any("options" not in answer.example or "tags" in answer.example for answer in task_answers):
     return ()
   first = task_answers[0].example["options"]
@@ -59,7 +59,7 @@ def _options(task_answers: Sequence[EvaluatedAnswer]) -> tuple[str, ...]:
 
 
 def _value(answer: EvaluatedAnswer) -> Any:
-  """The value that counts: of answers that tie the first, whichever of them rounding has put ahead."""
+  """Returns the value that counts: the first of tied answers, so that rounding does not decide."""
   return answer.tied[0] if answer.tied else answer.value
 
 
@@ -71,7 +71,7 @@ def _gold(answer: EvaluatedAnswer, labels: Sequence[str]) -> int | str | None:
 
 
 def _class(value: Any, text: str, labels: Sequence[str]) -> int | str | None:
-  """The class that a value of a task, or else the text itself, names; None: no class."""
+  """Returns the class of a postprocessed value, or else of the text itself; None: no class."""
   value = _bare(value)
   if isinstance(value, int | np.integer) and not isinstance(value, bool):
     return int(value) if 0 <= value < len(labels) else None
@@ -82,7 +82,7 @@ def _class(value: Any, text: str, labels: Sequence[str]) -> int | str | None:
 
 
 def _bare(value: Any) -> Any:
-  """A value without the group that it belongs to."""
+  """Returns the value of a grouped target or prediction, without its group."""
   if isinstance(value, Mapping):
     return value.get("value", value.get("label"))
   return value
@@ -93,7 +93,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _numbers(pairs: Sequence[tuple[Any, Any]]) -> tuple[str, ...]:
-  """Names of classes that are numbers from 0 on; numbers that are more than the answers count something else."""
+  """Returns class names for numbers from 0; numbers above the count of answers are not classes."""
   if not all(_is_number(gold) and 0 <= gold < _MOST for gold, _ in pairs):
     return ()
   largest = max(max(gold, predicted if _is_number(predicted) and predicted < _MOST else 0) for gold, predicted in pairs)
@@ -101,7 +101,7 @@ def _numbers(pairs: Sequence[tuple[Any, Any]]) -> tuple[str, ...]:
 
 
 def _texts(pairs: Sequence[tuple[Any, Any]]) -> tuple[str, ...]:
-  """Texts that occur as gold answers, if each does twice on average: free text is no class."""
+  """Returns the gold texts if each occurs twice on average; rarer texts are free text, not classes."""
   if not all(isinstance(gold, str) for gold, _ in pairs):
     return ()
   names = sorted({gold for gold, _ in pairs})

@@ -1,4 +1,4 @@
-"""Accuracy, scores of each class, confusion matrix and majority baseline of a classifier, as a record and as text."""
+"""Classification report: accuracy, per-class scores, confusion matrix and majority baseline, as JSON and as text."""
 
 import collections
 from collections.abc import Hashable, Sequence
@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from rich import cells
 
-NOT_A_LABEL = "not a label"  # the column of predictions that name no class
-_OTHERS = "(others)"  # the row and column of the classes that a narrow matrix leaves out
+NOT_A_LABEL = "not a label"  # column of predictions that match no class
+_OTHERS = "(others)"  # row and column of the classes that a narrow matrix merges
 _LONGEST_LABEL = 24  # characters in the first column
-_LABEL_LENGTHS = (_LONGEST_LABEL, 12, 8)  # tried in turn where all classes would not fit into the matrix
-_SHORTEST_HEADING = 4  # characters of a column's heading, below which classes are numbered
-_MOST_CONFUSIONS = 5  # pairs that are listed below a matrix that leaves classes out
+_LABEL_LENGTHS = (_LONGEST_LABEL, 12, 8)  # tried in turn if the matrix is too wide
+_SHORTEST_HEADING = 4  # characters of a column heading; below this, classes are numbered
+_MOST_CONFUSIONS = 5  # pairs listed below a matrix that merges classes
 _MOST_CLASSES = 40  # rows of the table of classes
 
 
@@ -21,9 +21,9 @@ _MOST_CLASSES = 40  # rows of the table of classes
 class ClassScores:
   """Scores of one class.
 
-  precision, recall, f1: percentages; 0 where the denominator is 0, as scikit-learn's `zero_division=0`.
-  gold: number of items of this class.
-  predicted: number of items that are predicted to be of it.
+  precision, recall, f1: percentages; 0 if the denominator is 0, like `zero_division=0` of scikit-learn.
+  gold: number of items with this gold label.
+  predicted: number of items with this prediction.
   """
 
   precision: float
@@ -38,7 +38,7 @@ class ClassificationReport:
   """Agreement of predicted classes with gold labels.
 
   labels: names of the classes.
-  confusion: int64 [classes, classes + 1]: gold by predicted; the last column counts predictions that are not a label.
+  confusion: int64 [classes, classes + 1], gold by predicted; the last column counts predictions that are not a label.
   without_gold: number of items that were left out because they have no gold label.
   """
 
@@ -48,17 +48,17 @@ class ClassificationReport:
 
   @property
   def n(self) -> int:
-    """Number of items that count."""
+    """Number of items with a gold label."""
     return int(self.confusion.sum())
 
   @property
   def not_a_label(self) -> int:
-    """Number of predictions that name no class; each of them is wrong."""
+    """Number of predictions that match no class; all count as wrong."""
     return int(self.confusion[:, -1].sum())
 
   @property
   def accuracy(self) -> float:
-    """Percentage of right predictions; 0 without items."""
+    """Percentage of correct predictions; 0 without items."""
     return 100.0 * float(np.trace(self.confusion)) / self.n if self.n else 0.0
 
   @property
@@ -75,28 +75,28 @@ class ClassificationReport:
 
   @property
   def macro_f1(self) -> float:
-    """Unweighted mean of the F1 of all classes that occur in gold labels or predictions; 0 without items."""
+    """Unweighted mean F1 of the classes that occur in gold labels or predictions; 0 without items."""
     f1_scores = [scores.f1 for scores in self.classes if scores.gold or scores.predicted]
     return float(np.mean(f1_scores)) if f1_scores else 0.0
 
   @property
   def majority(self) -> tuple[str, float]:
-    """The most frequent gold label, and the accuracy in percent of a classifier that always predicts it."""
+    """Most frequent gold label, and the accuracy in percent of always predicting it."""
     if not self.n:
       return "", 0.0
     gold = self.confusion.sum(axis=1)
     return self.labels[int(np.argmax(gold))], 100.0 * float(np.max(gold)) / self.n
 
   def matrix(self, width: int) -> tuple[list[str], list[str], np.ndarray]:
-    """Names of rows and of columns, and counts, of a confusion matrix whose lines have at most `width` characters.
+    """Returns row names, column names and counts of a confusion matrix whose lines have at most `width` characters.
 
-    Where not all classes have room the least frequent ones are added up. The last column counts predictions that are
-    not a label, and is there only if there are any.
+    If the matrix is too wide, its least frequent classes are merged. The last column counts predictions that are not a
+    label; it is omitted if there are none.
     """
     return _fitted(self, width)
 
   def to_dict(self) -> dict[str, Any]:
-    """The report as JSON has it; the confusion matrix is a list of rows, gold by predicted."""
+    """Returns the report as JSON; the confusion matrix is a list of rows, gold by predicted."""
     label, share = self.majority
     return {
       "n": self.n,
@@ -111,15 +111,15 @@ class ClassificationReport:
     }
 
   def to_text(self, *, width: int = 80) -> str:
-    """The report as lines of at most `width` characters: a summary, a line for each class, the confusion matrix.
+    """Returns lines of at most `width` characters: a summary, a line for each class, the confusion matrix.
 
-    A matrix that does not fit keeps the most frequent classes, adds up the rest and lists the most frequent confusions.
+    A matrix that is too wide keeps the most frequent classes, merges the others and lists the most frequent confusions.
     """
     return "\n".join([*_summary(self, width), "", *_class_lines(self), "", *_matrix_lines(self, width)])
 
 
 def from_dict(record: dict[str, Any]) -> ClassificationReport:
-  """The report that `ClassificationReport.to_dict` has written."""
+  """Reads a report written by `ClassificationReport.to_dict`."""
   labels = tuple(record["labels"])
   confusion = np.array(record["confusion"], np.int64).reshape(len(labels), len(labels) + 1)
   return ClassificationReport(labels, confusion, int(record.get("without_gold", 0)))
@@ -131,13 +131,12 @@ def classification_report(
   """Compares predicted classes with gold classes.
 
   Args:
-    targets: of each item its class: a label or the index of one; None, -1 and NaN: there is no gold label, and the item
-      is left out.
-    predictions: of each item likewise; what is neither a label nor an index is "not a label", and wrong.
-    labels: names of all classes, each once.
+    targets: gold class of each item, a label or its index; items with None, -1 or NaN are left out.
+    predictions: predicted class of each item; a value that is neither a label nor an index is "not a label" and wrong.
+    labels: unique names of all classes.
 
   Raises:
-    ValueError: different numbers of targets and predictions, a target that is not a label, or labels that repeat.
+    ValueError: the numbers of targets and predictions differ, a target is not a label, or labels repeat.
   """
   if len(targets) != len(predictions):
     raise ValueError(f"{len(targets)} targets and {len(predictions)} predictions; give one prediction for each target")
@@ -166,7 +165,7 @@ def _is_missing(target: Any) -> bool:
 
 
 def _index(value: Any, index: dict[str, int]) -> int | None:
-  """The number of a class; None: it is none."""
+  """Returns the index of a class, or None if the value is not a class."""
   if isinstance(value, Hashable) and not isinstance(value, bool | np.bool_) and value in index:
     return index[value]
   if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
@@ -177,7 +176,7 @@ def _index(value: Any, index: dict[str, int]) -> int | None:
 # ---- Text ------------------------------------------------------------------------------------------------------------
 
 
-# Characters of a terminal: those of Chinese, Japanese and Korean take two.
+# Terminal columns: Chinese, Japanese and Korean characters take two.
 _width = cells.cell_len
 
 
@@ -187,7 +186,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def _cut_all(labels: Sequence[str], width: int) -> list[str]:
-  """Labels of at most `width` characters; those that begin alike keep their ends, so that they differ."""
+  """Shortens labels to `width` characters; labels with a common beginning keep their ends, so that they differ."""
   labels = [" ".join(label.split()) for label in labels]
   short = [_cut(label, width) for label in labels]
   ambiguous = {name for name, number in collections.Counter(short).items() if number > 1}
@@ -227,15 +226,15 @@ def _summary(report: ClassificationReport, width: int) -> list[str]:
     else:
       lines[-1] += f", {fact}"
   if report.not_a_label:
-    lines.append(f"{NOT_A_LABEL}: {report.not_a_label:,} of {report.n:,} predictions name no class, and count as wrong")
+    lines.append(f"{NOT_A_LABEL}: {report.not_a_label:,} of {report.n:,} predictions match no class and count as wrong")
   if report.without_gold:
-    lines.append(f"without a gold label, and left out: {report.without_gold:,}")
+    lines.append(f"left out, no gold label: {report.without_gold:,}")
   return lines
 
 
 def _class_lines(report: ClassificationReport) -> list[str]:
   heads = ("precision", "recall", "F1", "gold", "predicted")
-  # Of very many classes the most frequent ones; the record has all.
+  # Shows only the most frequent of many classes; the JSON report has all.
   order = np.argsort(-report.confusion.sum(axis=1), kind="stable")[:_MOST_CLASSES]
   shown = sorted(order.tolist())
   names = _cut_all(report.labels, _LONGEST_LABEL)
@@ -252,7 +251,7 @@ def _class_lines(report: ClassificationReport) -> list[str]:
 
 
 def _matrix_lines(report: ClassificationReport, width: int) -> list[str]:
-  """The confusion matrix in lines of at most `width` characters."""
+  """Returns the confusion matrix as lines of at most `width` characters."""
   rows, columns, counts = _fitted(report, width)
   size, legend = _cell(counts), ""
   names = [_cut(name, max(_room(rows, columns, width), size)) for name in columns]
@@ -274,17 +273,17 @@ def _matrix_lines(report: ClassificationReport, width: int) -> list[str]:
 
 
 def _cell(counts: np.ndarray) -> int:
-  """Characters of the largest count."""
+  """Returns the width of the largest count in characters."""
   return max(len(str(count)) for count in [0, *counts.ravel()])
 
 
 def _room(rows: Sequence[str], columns: Sequence[str], width: int) -> int:
-  """Characters that each column has, the space before it aside."""
+  """Returns the width of each column in characters, without the space before it."""
   return (width - max(map(_width, rows))) // max(len(columns), 1) - 1
 
 
 def _fitted(report: ClassificationReport, width: int) -> tuple[list[str], list[str], np.ndarray]:
-  """Names of rows and of columns, and counts, of a matrix that fits into `width`."""
+  """Returns row names, column names and counts of a matrix that fits into `width`."""
   stray = [NOT_A_LABEL] if report.not_a_label else []
   counts = report.confusion if stray else report.confusion[:, :-1]
   for length in _LABEL_LENGTHS:
@@ -307,7 +306,7 @@ def _fitted(report: ClassificationReport, width: int) -> tuple[list[str], list[s
 
 
 def _numbered_width(rows: Sequence[str], counts: np.ndarray) -> int:
-  """Characters of a line of the matrix whose classes are numbered."""
+  """Returns the width of a line of the matrix with numbered classes."""
   number = len(str(len(rows)))
   return number + 1 + max(map(_width, rows)) + (max(number, _cell(counts)) + 1) * counts.shape[1]
 

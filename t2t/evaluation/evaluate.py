@@ -1,6 +1,6 @@
-"""How well a model does a task: what it writes, or which option it finds likeliest, by the metrics of the task.
+"""Evaluates a model on tasks, by generation, by ranking options or with a head.
 
-The command `t2t eval`; training calls `Evaluation` between steps.
+The module implements `t2t eval`; training calls `Evaluation` between steps.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,15 +26,15 @@ from t2t.runtime import hosts
 from t2t.storage import gcs
 from t2t.training import mesh_selection
 
-if TYPE_CHECKING:  # it comes with t2t.data, which quiets what TensorFlow says when it is loaded
+if TYPE_CHECKING:  # seqio is imported by t2t.data, which silences TensorFlow's messages first
   import seqio
 
 
 def find_tasks(data: DataConfig, architecture: str, names: Sequence[str]) -> "list[seqio.Task]":
-  """The tasks of `data.mixture` that can be evaluated, or those of them that `names` lists.
+  """Returns the tasks of `data.mixture` that have metrics, or the subset that `names` lists.
 
   Raises:
-    UserError: a name that is none, or a task that was asked for and has no metrics.
+    UserError: a name is unknown, or a named task has no metrics.
   """
   tasks = pipeline.find_tasks(data, architecture, names)
   without_metrics = [task.name for task in tasks if not task.metric_fns]
@@ -47,28 +47,28 @@ def find_tasks(data: DataConfig, architecture: str, names: Sequence[str]) -> "li
 
 
 class Evaluation:
-  """The tasks of a mixture, their examples in memory, ready to be asked of any parameters of one model.
+  """Tasks of a mixture with their examples in memory, ready to evaluate any parameters of one model.
 
   Attributes:
     notes: sentences on texts that are cut.
 
   Args:
-    data: whose `mixture` has the tasks.
-    settings: which of them, and how they are asked.
+    data: config whose `mixture` contains the tasks.
+    settings: which tasks to evaluate, and how.
     config: of the model.
-    graphdef: its structure.
-    mesh: on which its parameters lie.
+    graphdef: of the model.
+    mesh: the mesh of the model's parameters.
     vocabulary: of the model.
     split: of the tasks.
     batch_size: rows over all devices.
-    ends_prompts: whether a decoder alone was trained with EOS behind what it is given; None: as each task has it.
-    causal: whether a decoder alone that can read both ways reads prompts from left to right.
-    by_heads: whether the model was trained to answer by its heads.
-    adapters: of the model; each task is asked of its own part, where they tell tasks apart.
+    ends_prompts: whether a decoder-only model was trained with EOS after its prompt; None: as each task has it.
+    causal: whether a prefix LM reads prompts with causal attention.
+    by_heads: whether the model was trained to predict with its heads.
+    adapters: of the model; with task-specific adapters each task uses its own.
 
   Raises:
-    UserError: before any work on a device: a task that is not there or cannot be asked in this way, a split or field
-      that it lacks.
+    UserError: before any work on a device: an unknown task, a method that does not fit a task, a missing split or
+      field.
   """
 
   def __init__(
@@ -101,7 +101,7 @@ class Evaluation:
     if len(adapters_lib.tasks(self._adapters)) > 1:
       task_names = {task.name for task in tasks}
       self._numbers = task_ids.check(data, self._adapters, pipeline.registered(data), counted_tasks=task_names)
-    # In the model's words, whatever those that tasks are registered with.
+    # Tasks are tokenized with the model's vocabulary, whichever they are registered with.
     self._tasks = [self._method.task(task_resolution.adapt(task, vocabulary=vocabulary)) for task in tasks]
     self.notes: list[str] = []
     self._examples = {}
@@ -111,12 +111,12 @@ class Evaluation:
       except bad_records.NoExamples as error:
         if settings.tasks or not _is_never_drawn(data, task.name):
           raise
-        hosts.log_once(f"{error}. It has rate 0, and is not evaluated")
+        hosts.log_once(f"{error}. Its mixture rate is 0, so the task is not evaluated")
     self._tasks = [task for task in self._tasks if task.name in self._examples]
 
   @property
   def num_examples(self) -> int:
-    """Of all tasks together."""
+    """Number of examples over all tasks."""
     return sum(len(examples) for examples in self._examples.values())
 
   def run(
@@ -126,20 +126,20 @@ class Evaluation:
     only: Collection[str] | None = None,
     on_batch: Callable[[str, float, int], None] | None = None,
   ) -> list[results.Result]:
-    """Asks all tasks.
+    """Evaluates all tasks.
 
     Args:
       params: of the model.
-      only: names of the tasks that are asked; None: all.
-      on_batch: called after each batch with the task's name, and how many examples and tokens were done.
+      only: names of the tasks to evaluate; None: all.
+      on_batch: called after each batch with the task name and the numbers of finished examples and tokens.
     """
     return [self._ask(task, params, on_batch) for task in self._tasks if only is None or task.name in only]
 
   def metric_names(self) -> list[str]:
-    """What `run` measures, "TASK/METRIC", and of each task the mean, "TASK/score"; found by measuring right answers.
+    """Returns the names of all metrics, "TASK/METRIC" and "TASK/score", found by scoring the gold answers.
 
     Raises:
-      UserError: a metric of the user's own fails.
+      UserError: a user-defined metric fails.
     """
     full_names = []
     for task in self._tasks:
@@ -171,7 +171,7 @@ class Evaluation:
     return examples
 
   def _split_of(self, task: "seqio.Task") -> str:
-    """The split that is asked for; of a task that has but one (AX-b and AX-g), that one."""
+    """Returns the requested split, or the only split of a task that has just one (AX-b and AX-g)."""
     return task.splits[0] if len(task.splits) == 1 else self._split
 
   # ---- Answers -------------------------------------------------------------
@@ -199,7 +199,7 @@ class Evaluation:
     ]
     if not labelled:
       return results.Result(task.name, self._split_of(task), {}, task_answers)
-    # What has no gold answer is neither right nor wrong.
+    # Examples without a gold answer are neither right nor wrong.
     counts = [index for index, answer in enumerate(task_answers) if answer.has_gold]
     gold = [task_answers[index] for index in counts]
     metrics, percentages = self._measure(task, gold, None if target_scores is None else target_scores[counts])
@@ -215,7 +215,7 @@ class Evaluation:
     value, target = value_of(text), None
     if labelled and "targets_pretokenized" in example:
       target = task.postprocess_fn(methods.text(example["targets_pretokenized"]), example=example, is_target=True)
-    # That a question has no answer may be said in no words.
+    # An empty text is a valid answer of "no answer" tasks.
     withheld = value == "" and "no_answer" in example
     is_lost = bool(task.predict_metric_fns) and postprocessors.is_unparseable(value) and not withheld
     return results.Answer(
@@ -228,10 +228,10 @@ class Evaluation:
   def _measure(
     self, task: "seqio.Task", task_answers: Sequence[results.Answer], target_scores
   ) -> tuple[dict[str, float], set[str]]:
-    """The metrics, and which of them are percentages.
+    """Returns the metrics, and the names of those in percent.
 
-    Where answers tie, a metric is the mean over rounds in each of which every tie is broken in another way: each of k
-    answers that tie counts 1/k.
+    With tied answers, a metric is the mean over rounds that break each tie differently: each of k tied answers counts
+    1/k.
     """
     targets = [answer.target for answer in task_answers]
     tied = [len(answer.tied) for answer in task_answers if answer.tied]
@@ -251,17 +251,17 @@ class Evaluation:
         metrics |= measured
         ours = getattr(function, "__module__", "") == task_metrics.__name__
         percentages = percentages | set(measured) if ours else percentages - set(measured)
-    except Exception as error:  # whatever the user's metric raises
+    except Exception as error:  # a user-defined metric may raise anything
       raise UserError(f"{task.name}: metric {_name(function)} failed: {type(error).__name__}: {error}") from error
     return metrics, percentages
 
 
-# Rounds in which ties are broken: as many as measure so many answers in all, and at least so many.
+# Tie-breaking rounds: limited so that all rounds measure at most _MOST_MEASURED answers, but at least _LEAST_ROUNDS.
 _MOST_MEASURED, _LEAST_ROUNDS = 1_000_000, 12
 
 
 def _is_never_drawn(data: DataConfig, name: str) -> bool:
-  """Returns True if a task is a component of a mixture with rate 0."""
+  """Returns whether a task is a component of a mixture with rate 0."""
   provider = pipeline.registered(data)
   rates = getattr(provider, "rate_per_task_name", {})
   return name in rates and not provider.get_rate(next(task for task in provider.tasks if task.name == name))
@@ -272,7 +272,7 @@ def _name(function: Callable) -> str:
 
 
 def _is_unlabelled(example: Mapping[str, Any]) -> bool:
-  """Whether an example comes without its answer, as those of test sets do."""
+  """Returns whether an example has no gold answer, as in test sets."""
   if "label" in example:
     label = np.asarray(example["label"])
     return bool(np.isnan(label) if np.issubdtype(label.dtype, np.floating) else label == -1)
@@ -280,17 +280,17 @@ def _is_unlabelled(example: Mapping[str, Any]) -> bool:
     return bool(np.any(np.asarray(example["tags"]) < 0))
   if "answers" not in example and "options" in example and "targets_pretokenized" in example:
     return methods.text(example["targets_pretokenized"]) not in [methods.text(text) for text in example["options"]]
-  # A question that has none says what is right then.
+  # A question without answers is labelled if the example gives the text for "no answer".
   return "answers" in example and not len(example["answers"]) and "no_answer" not in example
 
 
-# ---- The command -----------------------------------------------------------------------------------------------------
+# ---- Command ---------------------------------------------------------------------------------------------------------
 
 
 def of_training(
   config: Config, graphdef: nnx.GraphDef, mesh: jax.sharding.Mesh, *, vocabulary: "seqio.Vocabulary"
 ) -> Evaluation | None:
-  """The evaluation of the registered tasks that a model is trained on; None where none of them has metrics.
+  """Returns the evaluation of the registered tasks of a training run, or None if no task has metrics.
 
   Args:
     config: of the run.
@@ -314,16 +314,16 @@ def of_training(
 
 
 def prepare(config: Config, source: pretrained.Source, *, tasks: Sequence[str], split: str) -> Evaluation:
-  """The evaluation of a checkpoint that a config describes; no device is used.
+  """Returns the evaluation of a checkpoint that a config describes; uses no device.
 
   Args:
-    config: see configs/default.py; `data` and `eval` count, and the mesh.
+    config: see configs/default.py; only `data`, `eval` and the mesh are used.
     source: the checkpoint.
-    tasks: of `config.data.mixture`; empty: all.
+    tasks: names from `config.data.mixture`; empty: all.
     split: of the tasks.
 
   Raises:
-    UserError: tasks, data and checkpoint do not go together.
+    UserError: tasks, data and checkpoint do not fit together.
   """
   config = _of_its_table(config, source)
   data = config.data
@@ -332,7 +332,7 @@ def prepare(config: Config, source: pretrained.Source, *, tasks: Sequence[str], 
     predictor.check_predicts_tokens(source.model, where=f"--checkpoint {source.path}")
   mesh, _ = mesh_selection.make(config)
   for module in data.task_modules:
-    registry.load(module)  # what the user asked for, a checkpoint may name as well
+    registry.load(module)  # modules from the command line, trusted even if the checkpoint names them too
   vocabulary = pretrained.vocabulary(source)
   if data.vocabulary and data.vocabulary != source.vocabulary:
     vocabularies.check_same(vocabulary, pipeline.vocabulary(data), spec=data.vocabulary)
@@ -356,25 +356,25 @@ def prepare(config: Config, source: pretrained.Source, *, tasks: Sequence[str], 
 
 
 def _of_its_table(config: Config, source: pretrained.Source) -> Config:
-  """The config with the table that a checkpoint was fine-tuned on, where it names no tasks; others as they are.
+  """Adds the table that a checkpoint was fine-tuned on to a config without tasks; other configs are unchanged.
 
   Raises:
-    UserError: the checkpoint is of no table, or files are given to train on.
+    UserError: the checkpoint was not fine-tuned on a table, or the config names training files.
   """
   data, saved = config.data, source.run["data"].get("table")
   if data.has_tasks or data.table:
     return config
   if not saved:
     raise UserError(
-      f"--checkpoint {source.path}: was not fine-tuned on a table; say what it is measured on: --config superglue, or"
-      " --config.data.mixture=TASKS"
+      f"--checkpoint {source.path}: was not fine-tuned on a table, so it has no evaluation data; give --config "
+      "superglue, or --config.data.mixture=TASKS"
     )
   if data.is_named or data.labels:
     files = next((data_source.files for data_source in data.source_list), "FILE")
     typed = data.named if data.is_named else f"config.data.labels={data.labels}"
     raise UserError(
-      f"{typed}: a checkpoint is measured on config.data.eval_files, whose columns and"
-      f" classes are those that it was trained on; give --config.data.eval_files={files}"
+      f"{typed}: evaluation reads config.data.eval_files, with the columns and classes of the training table; "
+      f"give --config.data.eval_files={files}"
     )
   spec = tables.from_dict(saved)
   if not data.eval_files and any(map(data.is_in_memory, (spec.files, spec.eval_files))):
@@ -395,11 +395,11 @@ def _of_its_table(config: Config, source: pretrained.Source) -> Config:
 
 
 def evaluate(config: Config, source: pretrained.Source, workdir: str) -> list[results.Result]:
-  """Evaluates a checkpoint on the tasks of `config.data.mixture`, and writes what came out.
+  """Evaluates a checkpoint on the tasks of `config.data.mixture`, and writes the results.
 
   Args:
     config, source: see `prepare`.
-    workdir: results.json, predictions and files for leaderboards are written there.
+    workdir: folder for results.json, predictions and leaderboard files.
 
   Raises:
     UserError: see `prepare`.

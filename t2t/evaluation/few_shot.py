@@ -1,4 +1,4 @@
-"""What a model is asked in an evaluation: a task's examples, and solved ones in front of them if wanted."""
+"""Examples of a task for evaluation, optionally with solved examples in front (few-shot)."""
 
 from collections.abc import Mapping, Sequence
 import itertools
@@ -13,22 +13,22 @@ from t2t.configuration.schema import DataConfig
 from t2t.data import head_examples, pipeline, raw_text, sources
 from t2t.data.sources import bad_records
 
-POOL = 1_000  # training examples that shots are drawn from
-_SEED = 0  # the same shots in every run
+POOL = 1_000  # training examples to draw shots from
+_SEED = 0  # fixed, so that every run uses the same shots
 
 
 def read(data: DataConfig, architecture: str, task: seqio.Task, split: str, *, limit: int = 0) -> list[dict[str, Any]]:
-  """The examples of a task, in their order: NumPy values and bytes; windows of a context are one example.
+  """Reads the examples of a task in order: NumPy values and bytes; windows of one context are one example.
 
   Args:
     data: lengths of inputs and targets.
     architecture: of the model.
     task: see `pipeline.find_tasks`.
     split: of the task.
-    limit: at most so many; 0: all.
+    limit: maximum number of examples; 0: all.
 
   Raises:
-    UserError: no such split, nothing in it, or a record that cannot be used.
+    UserError: the split is missing or empty, or a record cannot be used.
   """
   if split not in task.splits:
     raise UserError(
@@ -46,7 +46,7 @@ def read(data: DataConfig, architecture: str, task: seqio.Task, split: str, *, l
 
 
 def _num_records(task: seqio.Task, split: str) -> int:
-  """Records of a split of which no example comes, as far as they are looked through."""
+  """Counts the records of a split that yields no examples, up to a limit."""
   records = task.source.get_dataset(split=split, shuffle=False, seed=_SEED).take(bad_records.MOST_UNUSED)
   return int(records.reduce(0, lambda number, _: number + 1))
 
@@ -59,32 +59,34 @@ def with_shots(
   vocabulary: seqio.Vocabulary,
   max_inputs: int,
 ) -> list[dict[str, Any]]:
-  """In-context learning: each example with `shots` solved ones in front of its input, drawn anew for each.
+  """Puts `shots` solved examples in front of each input, sampled separately for each (in-context learning).
 
   In:  {"inputs_pretokenized": "c?"}, shots 2 drawn from "a?" -> "A", "b?" -> "B"
   Out: {"inputs": tokens of "a?\\nA\\n\\nb?\\nB\\n\\nc?\\n", "num_shots": 2, ...}
 
-  Where the tokens are more than `max_inputs`, the first shots are left out.
+  If there are more than `max_inputs` tokens, the first shots are left out.
 
   Args:
     examples: with "inputs_pretokenized".
     train: with "inputs_pretokenized" and "targets_pretokenized".
-    shots: how many.
+    shots: number of solved examples.
     vocabulary: of the inputs.
-    max_inputs: tokens.
+    max_inputs: maximum number of tokens.
 
   Source: Brown et al. 2020.
 
   Raises:
-    UserError: fewer training examples than shots, or a task whose examples are not text to text.
+    UserError: there are fewer training examples than shots, or the task is not text to text.
   """
   if not train or len(train) < shots:
-    raise UserError(f"config.eval.num_shots={shots}: the training split has {len(train)} example(s)")
+    raise UserError(
+      f"config.eval.num_shots={shots}: the training split has {len(train)} example(s); give a smaller number"
+    )
   for field in ("inputs_pretokenized", "targets_pretokenized"):
     if field not in train[0]:
       raise UserError(
-        f"config.eval.num_shots={shots}: the task's examples have no text {field!r}; give it"
-        " seqio.preprocessors.tokenize"
+        f"config.eval.num_shots={shots}: the task's examples have no text {field!r}; add "
+        "seqio.preprocessors.tokenize to its preprocessors"
       )
   random = np.random.default_rng(_SEED)
   text = lambda example, side: example[f"{side}_pretokenized"].decode().strip()
@@ -107,7 +109,7 @@ def with_shots(
         break
       room -= len(encoded(index))
       parts.insert(0, encoded(index))
-    # An input that does not fit alone is cut as it is without shots, EOS at its end.
+    # An input that is too long by itself is cut as without shots, with EOS at its end.
     tokens = [*(token for part in parts for token in part), *prompt_ids][: max_inputs - 1] + [vocabulary.eos_id]
     prompted.append({**example, "inputs": np.array(tokens, np.int32), "num_shots": len(parts)})
   return prompted

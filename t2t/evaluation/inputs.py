@@ -1,4 +1,4 @@
-"""The inputs of a mixture's tasks as files of lines, for whoever asks what a model writes and measures nothing."""
+"""Writes the inputs of a mixture's tasks as JSON lines, for predictions without evaluation."""
 
 import json
 
@@ -13,15 +13,15 @@ from t2t.storage import gcs
 
 
 def write(data: DataConfig, architecture: str, folder: str) -> dict[str, str]:
-  """Writes FOLDER/TASK-inputs.jsonl for each task, its texts in the order of its split: name -> path.
+  """Writes FOLDER/TASK-inputs.jsonl for each task, in the order of its split; returns task -> path.
 
   Args:
-    data: whose `mixture` has the tasks, and `eval_split` their split.
+    data: config whose `mixture` contains the tasks and whose `eval_split` is read.
     architecture: of the model.
-    folder: where to.
+    folder: output folder.
 
   Raises:
-    UserError: no such mixture or split, or a task whose examples have no text.
+    UserError: the mixture or split is unknown, or examples of a task have no text.
   """
   for module in data.task_modules:
     registry.load(module)
@@ -35,8 +35,8 @@ def write(data: DataConfig, architecture: str, folder: str) -> dict[str, str]:
     examples = few_shot.read(data, architecture, task, split)
     if "inputs_pretokenized" not in examples[0]:
       raise UserError(
-        f"{task.name}: its examples have no text 'inputs_pretokenized'; give it seqio.preprocessors.tokenize,"
-        " or give --input"
+        f"{task.name}: its examples have no text 'inputs_pretokenized'; add seqio.preprocessors.tokenize to its "
+        "preprocessors, or give --input"
       )
     texts = (example["inputs_pretokenized"].decode() for example in examples)
     lines = "".join(json.dumps({"inputs": text}, ensure_ascii=False) + "\n" for text in texts)

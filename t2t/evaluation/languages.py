@@ -1,4 +1,4 @@
-"""A benchmark in several languages: its results as a table of languages and metrics, and their means."""
+"""Multilingual benchmarks: results as a table of languages and metrics, with means."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from t2t.data.sources import benchmark_files
 
 
 class LanguageResult(Protocol):
-  """What is asked of a `results.Result`."""
+  """Fields of `results.Result` that are used here."""
 
   task: str
   split: str
@@ -24,7 +24,7 @@ ByLanguage = Mapping[str, LanguageResult]
 
 
 def parted(task_results: Sequence[LanguageResult]) -> dict[tuple[str, str], dict[str, LanguageResult]]:
-  """Benchmark and split -> language -> its result, of benchmarks that were asked in several languages.
+  """Groups results of multilingual benchmarks: (benchmark, split) -> language -> result; at least two languages each.
 
   In:  results of xnli_sw, xnli_ur and glue_rte on "validation"
   Out: {("xnli", "validation"): {"sw": ..., "ur": ...}}
@@ -43,13 +43,13 @@ def parted(task_results: Sequence[LanguageResult]) -> dict[tuple[str, str], dict
 
 
 def means(by_language: ByLanguage) -> dict[str, float]:
-  """Of each metric over languages, all of which count alike, as in XTREME (Hu et al. 2020)."""
+  """Returns the unweighted mean of each metric over languages, as in XTREME (Hu et al. 2020)."""
   names = next(iter(by_language.values())).metrics
   return {name: sum(result.metrics[name] for result in by_language.values()) / len(by_language) for name in names}
 
 
 def print_table(benchmark: str, split: str, by_language: ByLanguage, console: rich.console.Console) -> None:
-  """A line for each language, a column for each metric, and the means."""
+  """Prints a row for each language, a column for each metric, and the means."""
   mean = means(by_language)
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
   table.add_column(f"{benchmark}, {split}")
@@ -63,11 +63,11 @@ def print_table(benchmark: str, split: str, by_language: ByLanguage, console: ri
 
 
 def record(task_results: Sequence[LanguageResult], *, about: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  """What languages.json has: "BENCHMARK.SPLIT" -> the metrics of each language, and their means.
+  """Returns the content of languages.json: "BENCHMARK.SPLIT" -> the metrics of each language, and their means.
 
   Args:
     task_results: of `Evaluation.run`.
-    about: what else is to stand beside the metrics.
+    about: further fields of each record.
   """
   return {
     f"{benchmark}.{split}": {

@@ -1,4 +1,4 @@
-"""Files of predictions that the leaderboards of GLUE and SuperGLUE take."""
+"""Prediction files in the formats of the GLUE and SuperGLUE leaderboards."""
 
 from collections.abc import Callable, Mapping, Sequence
 import io
@@ -13,7 +13,7 @@ from etils import epath
 from t2t import UserError, did_you_mean
 from t2t.data import postprocessors
 
-Row = tuple[Mapping[str, Any], Any]  # the fields of an example, and what its task's postprocess function gave
+Row = tuple[Mapping[str, Any], Any]  # fields of an example, and the result of the task's postprocess function
 
 
 def _one_of(*labels: str | int) -> Callable[[Row], str | int]:
@@ -43,8 +43,8 @@ def _similarity(row: Row) -> str:
 _ENTAILMENT = _one_of("entailment", "not_entailment")
 _MNLI = _one_of("entailment", "neutral", "contradiction")
 
-# Leaderboard -> task -> the file's name, and what stands there for a prediction.  The releases have JSON's true and
-# false where the leaderboard wants strings, WSC's with a capital.
+# Leaderboard -> task -> file name, and the function that formats a prediction. Leaderboards take strings where the
+# released files have JSON's true and false, capitalized for WSC.
 LEADERBOARDS: Mapping[str, Mapping[str, tuple[str, Callable[[Row], str | int]]]] = {
   "super_glue": {
     "super_glue_boolq": ("BoolQ.jsonl", _one_of("false", "true")),
@@ -75,27 +75,27 @@ LEADERBOARDS: Mapping[str, Mapping[str, tuple[str, Callable[[Row], str | int]]]]
 
 
 def write(path: epath.PathLike, predictions: Mapping[str, Sequence[Row]]) -> list[str]:
-  """Writes the zip that a leaderboard takes, whole or not at all, and says which of its tasks are not in it.
+  """Writes the zip file of a leaderboard atomically, and returns the missing tasks.
 
-  A row is there for every prediction, in the order of the examples' "idx": where the model's text named no answer, it
-  has the task's first label (in ReCoRD the first entity, in STS-B 0.000).  The same predictions give the same bytes.
+  There is a row for every prediction, in the order of "idx". An unparseable prediction is written as the first label of
+  the task (in ReCoRD the first entity, in STS-B 0.000). The same predictions give the same bytes.
 
   Args:
-    path: of the zip; its folder is made.
-    predictions: task -> (example, prediction) in any order; the tasks of one of `LEADERBOARDS`.
+    path: of the zip; its folder is created.
+    predictions: task -> (example, prediction) in any order; all tasks belong to one of `LEADERBOARDS`.
 
   Returns:
-    Tasks that the leaderboard wants and that have no predictions.  It refuses a zip without their files.
+    Tasks of the leaderboard without predictions. The leaderboard refuses a zip without their files.
 
   Raises:
-    UserError: nothing to write, tasks of no leaderboard or of two, two predictions for one example.
+    UserError: there are no predictions, tasks of no leaderboard or of two, or two predictions for one example.
   """
   files = LEADERBOARDS[_leaderboard(predictions)]
   content = io.BytesIO()
   with zipfile.ZipFile(content, "w") as archive:
     for task, (name, answer) in files.items():
       if predictions.get(task):
-        file = zipfile.ZipInfo(name)  # of 1980, so that the bytes do not depend on the day
+        file = zipfile.ZipInfo(name)  # dated 1980, so that the bytes do not depend on the day
         archive.writestr(file, _content(task, name, answer, predictions[task]), zipfile.ZIP_DEFLATED)
   path = epath.Path(path).expanduser()
   path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,18 +112,18 @@ def _leaderboard(predictions: Mapping[str, Sequence[Row]]) -> str:
   board_of_task = {task: name for name, files in LEADERBOARDS.items() for task in files}
   tasks = [task for task, rows in predictions.items() if rows]
   if not tasks:
-    raise UserError("there are no predictions to write: config.eval.tasks must name tasks that have examples")
+    raise UserError("config.eval.tasks: there are no predictions to write; name tasks that have examples")
   for task in tasks:
     if task not in board_of_task:
       raise UserError(
-        f"config.eval.tasks: no leaderboard takes predictions of {task}{did_you_mean(task, board_of_task)};"
-        f" those that one takes are {', '.join(board_of_task)}"
+        f"config.eval.tasks: no leaderboard takes predictions of {task}{did_you_mean(task, board_of_task)}; "
+        f"tasks with a leaderboard are {', '.join(board_of_task)}"
       )
   board_names = sorted({board_of_task[task] for task in tasks})
   if len(board_names) > 1:
     raise UserError(
-      f"config.eval.tasks: {', '.join(tasks)} go to different leaderboards ({', '.join(board_names)}), each of which"
-      " takes a zip of its own"
+      f"config.eval.tasks: {', '.join(tasks)} belong to different leaderboards ({', '.join(board_names)}); "
+      "evaluate the tasks of one leaderboard at a time"
     )
   return board_names[0]
 
@@ -142,7 +142,7 @@ def _content(task: str, name: str, answer: Callable[[Row], str | int], rows: Seq
   if name == "MultiRC.jsonl":
     lines = _multirc(ordered)
   else:
-    # ReCoRD has (passage, query), and queries that are numbered through all passages.
+    # ReCoRD has (passage, query); its queries are numbered across all passages.
     lines = [{"idx": index[-1], "label": value} for index, value in ordered]
   return "".join(json.dumps(line) + "\n" for line in lines)
 

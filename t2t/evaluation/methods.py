@@ -1,4 +1,4 @@
-"""How a model is asked for the answer of a task: it writes, it ranks the options, or a head answers."""
+"""Evaluation methods: generation, ranking of options, or a task head."""
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
@@ -15,24 +15,24 @@ from t2t.inference import decoding, head_predictor, predictor, prompt_features, 
 from t2t.models.config import ANSWERED_HEADS, HeadConfig, TransformerConfig
 from t2t.param_tree import Params
 
-if TYPE_CHECKING:  # it comes with t2t.data, which quiets what TensorFlow says when it is loaded
+if TYPE_CHECKING:  # seqio is imported by t2t.data, which silences TensorFlow's messages first
   import seqio
 
 Examples = Sequence[Mapping[str, Any]]
-Done = Callable[[float, int], None] | None  # of examples and tokens, after each batch
+Done = Callable[[float, int], None] | None  # numbers of examples and tokens, after each batch
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationContext:
-  """A model, and how it is asked.
+  """Model with the settings of its evaluation.
 
   data: lengths of inputs and targets.
-  settings: of beams.
+  settings: beam search.
   config, graphdef, mesh: of the model.
   vocabulary: of the model.
   batch_size: rows over all devices.
-  ends_prompts: whether a decoder alone was trained with EOS behind what it is given; None: as each task has it.
-  causal: whether a decoder alone that can read both ways reads prompts from left to right.
+  ends_prompts: whether a decoder-only model was trained with EOS after its prompt; None: as each task has it.
+  causal: whether a prefix LM reads prompts with causal attention.
   """
 
   data: DataConfig
@@ -49,9 +49,9 @@ class EvaluationContext:
 class Answers(NamedTuple):
   """Answers to examples.
 
-  texts: of each the answer.
-  scores: of each the log-probability.
-  tied: of each all answers that are as good, the given one among them; empty where no other is.
+  texts: answer to each example.
+  scores: log-probability of each answer.
+  tied: for each example all answers with the same best score, including the chosen one; empty without a tie.
   """
 
   texts: Sequence[str]
@@ -60,35 +60,35 @@ class Answers(NamedTuple):
 
 
 class Method(Protocol):
-  """A way to ask."""
+  """Evaluation method."""
 
   def task(self, task: "seqio.Task") -> "seqio.Task":
-    """The task as its examples are read."""
+    """Returns the task with its examples as the method reads them."""
 
   def check(self, task: "seqio.Task", example: Mapping[str, Any]) -> None:
-    """Whether the task can be asked so.
+    """Checks that the method can evaluate the task.
 
     Raises:
-      UserError: it cannot; says what would do.
+      UserError: it cannot; the message suggests another method.
     """
 
   def inputs(self, task: "seqio.Task", example: Mapping[str, Any]) -> Sequence[int]:
-    """What the model is given of an example, token ids."""
+    """Returns the model's input for an example, as token ids."""
 
   def answer(self, task: "seqio.Task", examples: Examples, params: Params, done: Done) -> Answers:
-    """The answer to each example."""
+    """Returns the answer to each example."""
 
   def log_likelihood(self, examples: Examples, params: Params, done: Done) -> np.ndarray:
-    """Of each example's own target, float32 [examples]; where `check` lets tasks pass that measure it."""
+    """Returns the log-likelihood of each example's target, float32 [examples]; for tasks with score metrics."""
 
 
 def text(value: bytes | str) -> str:
-  """A field of an example that is a text."""
+  """Returns a text field of an example as str."""
   return value.decode() if isinstance(value, bytes) else str(value)
 
 
 class Writes:
-  """The answer is written, token by token."""
+  """Generates the answer, token by token."""
 
   def __init__(self, context: EvaluationContext):
     config, settings = context.config, context.settings
@@ -110,16 +110,16 @@ class Writes:
   writes = True
 
   def task(self, task: "seqio.Task") -> "seqio.Task":
-    """As it is."""
     return task
 
   def check(self, task: "seqio.Task", example: Mapping[str, Any]) -> None:
-    """Any task can be."""
+    """Accepts any task."""
 
   def inputs(self, task: "seqio.Task", example: Mapping[str, Any]) -> Sequence[int]:
-    """EOS ends what an encoder reads that a decoder answers; behind a decoder's prompt it stands if it did in training.
+    """Returns the input ids: encoder-decoder inputs end in EOS, decoder-only prompts end in EOS if they did in
+    training.
 
-    An encoder alone is given a prompt that its answer goes on from.
+    Inputs of an encoder do not end in EOS.
     """
     if "inputs" not in example:
       return []
@@ -136,39 +136,36 @@ class Writes:
     return tokens
 
   def answer(self, task, examples: Examples, params: Params, done: Done) -> Answers:
-    """Returns the written tokens and their log-probability; of tokens that tie, the lower id is written, as argmax."""
+    """Returns the generated texts and their log-probability; ties between tokens go to the lower id, as in argmax."""
     del task
     written = self._predictor.generate(params, [example["inputs"] for example in examples], on_batch=done)
     texts = [self._vocabulary.decode(generated.tokens[0]) for generated in written]
     return Answers(texts, [generated.scores[0] for generated in written], [()] * len(texts))
 
   def log_likelihood(self, examples: Examples, params: Params, done: Done) -> np.ndarray:
-    """See `Method`."""
     pairs = [(example["inputs"], example["targets"].tolist()) for example in examples]
     return self._predictor.log_likelihood(params, pairs, on_batch=done)
 
 
 class Ranks(Writes):
-  """The likeliest option: by its log-probability, of a masked language model by the mean over its tokens."""
+  """Chooses the option with the highest log-probability; masked language models use the mean over its tokens."""
 
   writes = False
 
   def check(self, task: "seqio.Task", example: Mapping[str, Any]) -> None:
-    """It has options."""
     if task.predict_metric_fns and "options" not in example:
       raise UserError(
-        f"{task.name}: its examples have no 'options' to choose among, which an encoder alone and"
-        " config.eval.method=rank need; leave it out of config.eval.tasks, or have it written:"
-        " config.eval.method=generate"
+        f"{task.name}: its examples have no 'options', which an encoder and config.eval.method=rank need; leave "
+        "the task out of config.eval.tasks, or set config.eval.method=generate"
       )
     if "tags" in example:
       raise UserError(
-        f"{task.name}: its answer is a tag for each word, among which config.eval.method=rank cannot choose; fine-tune"
-        " a head on it, config.train.loss=heads, or have it written: config.eval.method=generate"
+        f"{task.name}: its answer is a tag for each word, which config.eval.method=rank does not support; "
+        "fine-tune a head with config.train.loss=heads, or set config.eval.method=generate"
       )
 
   def answer(self, task, examples: Examples, params: Params, done: Done) -> Answers:
-    """See the class; options that tie are all told."""
+    """Returns the best option of each example, with all tied options."""
     del task
     kind = self._context.config.kind
     end = [self._vocabulary.eos_id] if kind.has_encoder_and_decoder else []
@@ -183,7 +180,7 @@ class Ranks(Writes):
       for example, texts in zip(examples, options, strict=True)
       for option_text in texts
     ]
-    # Of so many options as make one example.
+    # Examples per option, for the progress count.
     share = len(examples) / len(pairs)
     step = None if done is None else lambda number, tokens: done(number * share, tokens)
     scores = self._predictor.log_likelihood(params, pairs, on_batch=step)
@@ -200,7 +197,7 @@ class Ranks(Writes):
 
 
 class HeadMethod:
-  """A head answers."""
+  """Predicts with a task head."""
 
   def __init__(self, context: EvaluationContext):
     self._context = context
@@ -214,38 +211,35 @@ class HeadMethod:
     self._heads: dict[str, HeadConfig] = {}
     if context.settings.num_shots:
       raise UserError(
-        f"config.eval.num_shots={context.settings.num_shots}: solved examples are for models that write; a head reads"
-        " one"
-        " example"
+        f"config.eval.num_shots={context.settings.num_shots}: a head reads one example; few-shot evaluation "
+        "needs a generative model. Set config.eval.num_shots=0"
       )
 
   def task(self, task: "seqio.Task") -> "seqio.Task":
-    """With the examples as a head reads them."""
     config = self._context.config
     number, need = head_examples.head_of(task, config.heads)
     head = config.heads[number]
-    # What a model from elsewhere calls its classes may be written otherwise, or not at all.
+    # A foreign model may have other class names, or none.
     self._heads[task.name] = dataclasses.replace(head, labels=head_examples.labels_of(head, need))
     return head_examples.for_heads(task, config.architecture, config.heads)
 
   def check(self, task: "seqio.Task", example: Mapping[str, Any]) -> None:
-    """It measures answers, and not how likely texts are."""
+    """Refuses tasks with score metrics, because a head gives no log-likelihood of targets."""
     del example
     if task.score_metric_fns:
       raise UserError(
-        f"{task.name}: its metrics are of how likely its targets are, which a head does not say; leave it out of"
-        " config.eval.tasks"
+        f"{task.name}: its metrics need the log-likelihood of targets, which a head does not compute; leave the "
+        "task out of config.eval.tasks"
       )
 
   def inputs(self, task: "seqio.Task", example: Mapping[str, Any]) -> Sequence[int]:
-    """As the task frames them."""
     del task
     return example["inputs"]
 
   def answer(self, task: "seqio.Task", examples: Examples, params: Params, done: Done) -> Answers:
-    """What the head says, as the text that would have been written."""
+    """Returns the head's predictions as the texts that generation would produce."""
     head = self._heads[task.name]
-    # Of so many windows as make one example.
+    # Examples per window, for the progress count.
     share = len(examples) / sum(len(head_predictor.rows_of(example)) for example in examples)
     step = None if done is None else lambda number, tokens: done(number * share, tokens)
     logits_by_example = self._answerer.logits(params, head, examples, on_batch=step)
@@ -262,25 +256,25 @@ METHODS: dict[str, Callable[[EvaluationContext], Method]] = {"generate": Writes,
 
 
 def choose(name: str, config: TransformerConfig, *, by_heads: bool) -> str:
-  """A key of `METHODS`: what is asked for; or by heads if these were trained to, in writing, or by ranking.
+  """Returns a key of `METHODS`: the requested one; otherwise heads if the model was trained with them, else generation
+  or, for encoders, ranking.
 
   Args:
-    name: config.eval.method; "": to be chosen.
+    name: config.eval.method; "": choose automatically.
     config: of the model.
-    by_heads: whether the model was trained to answer by its heads.
+    by_heads: whether the model was trained to predict with its heads.
 
   Raises:
-    UserError: no such method, or not with this model.
+    UserError: the method is unknown, or does not fit the model.
   """
   if name and name not in METHODS:
     raise UserError(
-      f"config.eval.method={name}: no such method; there are {', '.join(METHODS)}{did_you_mean(name, METHODS)}"
+      f"config.eval.method={name}: no such method; methods are {', '.join(METHODS)}{did_you_mean(name, METHODS)}"
     )
   answering_heads = [head.name for head in config.heads if head.kind in ANSWERED_HEADS]
   if name == "head" and not answering_heads:
     raise UserError(
-      "config.eval.method=head: the model has no head that answers; fine-tune it on the tasks first, with"
-      " config.train.loss=heads"
+      "config.eval.method=head: the model has no task head; fine-tune it first, with config.train.loss=heads"
     )
   if not config.is_generative:
     return "head" if answering_heads and by_heads and name != "rank" else "rank" if name != "head" else name

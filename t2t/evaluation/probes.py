@@ -1,6 +1,6 @@
-"""What the layers of a model know of a task: how well a linear classifier tells its classes by their vectors.
+"""Linear probes: accuracy of a linear classifier on the vectors of each layer, for a task with classes.
 
-Of Alain & Bengio 2017; the model itself learns nothing.
+Source: Alain & Bengio 2017. The model itself is not trained.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,20 +26,20 @@ from t2t.evaluation import few_shot
 from t2t.inference import embedding, ties
 from t2t.models.config import HeadConfig
 
-_STEPS = 1_000  # of the solver; where it has not come to an end by then it is near enough to it
+_STEPS = 1_000  # of the solver; it is close to convergence by then
 
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-  """What came out for a task.
+  """Probe results on a task.
 
   task: its name.
-  split: on which it was measured.
-  examples: number of those it was fitted to, and of those it was measured on.
-  constant: accuracy of who always says the class that is the most frequent in training, in percent.
-  accuracy: layer -> of the classifier, in percent; layer 0 is what was embedded.
-  fitted: the same on the examples that it was fitted to.
-  tied: layer -> number of examples that were measured whose likeliest classes tie; each of k counts 1/k.
+  split: evaluation split.
+  examples: number of training examples, and of evaluation examples.
+  constant: accuracy in percent of always predicting the majority class of the training examples.
+  accuracy: layer -> accuracy in percent; layer 0 is the embeddings.
+  fitted: layer -> accuracy in percent on the training examples.
+  tied: layer -> number of evaluation examples with tied classes; each of k tied classes counts 1/k.
   """
 
   task: str
@@ -61,19 +61,19 @@ def probe(
   limit: int = 5_000,
   batch_size: int = 32,
 ) -> Probe:
-  """Fits a classifier to the vectors of each layer, and measures it on the split `data.eval_split`.
+  """Fits a classifier to the vectors of each layer, and evaluates it on the split `data.eval_split`.
 
   Args:
-    data: whose `mixture` is the task; lengths.
+    data: config whose `mixture` is the task; lengths.
     source: the checkpoint.
-    mesh: on which its parameters are loaded.
+    mesh: for the parameters.
     pool: a key of `embedding.POOLS`.
     layer: see `embedding.layers_of`.
-    limit: examples of each split at most.
-    batch_size: of those that are read at a time, over all devices.
+    limit: maximum number of examples of each split.
+    batch_size: examples per batch, over all devices.
 
   Raises:
-    UserError: no such task, split or layer, or the task has no classes.
+    UserError: the task, split or layer is unknown, or the task has no classes.
   """
   layers = embedding.layers_of(source.model, layer)
   vocabulary, model = pretrained.vocabulary(source), pretrained.abstract(source, mesh)
@@ -109,26 +109,26 @@ def probe(
 
 
 def _task(data: DataConfig, vocabulary: Any, model) -> tuple[Any, tuple[HeadConfig, ...]]:
-  """The task in the model's words, and the head that would answer it."""
+  """Returns the task, tokenized with the model's vocabulary, and the head that it needs."""
   modules = [*registry.load_shipped(), *data.task_modules]
   name = run_sources.of(data).name
   registry.task_or_mixture(name, modules=modules, where="--probe ", modules_where="--task_modules")
   tasks = task_resolution.tasks_of(pipeline.adapted(data, pipeline.registered(data)))
   if len(tasks) != 1:
     names = ", ".join(task.name for task in tasks)
-    raise UserError(f"--probe {name}: mixes tasks; give one of them: {names}")
+    raise UserError(f"--probe {name}: is a mixture of several tasks; give one of them: {names}")
   task = task_resolution.adapt(tasks[0], vocabulary=vocabulary)
   heads = head_examples.heads_of([task], model, vocabulary)
   if heads[0].kind != "class":
-    raise UserError(f"--probe {task.name}: asks a {heads[0].kind} head, not of classes, which a probe tells")
+    raise UserError(f"--probe {task.name}: needs a {heads[0].kind} head; give a task with classes")
   return task, heads
 
 
 def _labelled(examples: Sequence[Mapping[str, Any]], task: str, split: str) -> list[Mapping[str, Any]]:
-  """Those whose class is given."""
+  """Returns the examples with a gold class."""
   labelled = [example for example in examples if example["has_answer"]]
   if not labelled:
-    raise UserError(f"{task}: split {split!r} has no labels; give --config.data.eval_split one that has")
+    raise UserError(f"{task}: split {split!r} has no labels; set --config.data.eval_split to a labelled split")
   return labelled
 
 
@@ -137,7 +137,7 @@ def _labels(examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
 
 
 def fit(x: np.ndarray, y: np.ndarray) -> sklearn.pipeline.Pipeline:
-  """A linear classifier: logistic regression on features of mean 0 and variance 1.
+  """Fits a linear classifier: logistic regression on features of mean 0 and variance 1.
 
   Args:
     x: [examples, features].
@@ -152,7 +152,7 @@ def fit(x: np.ndarray, y: np.ndarray) -> sklearn.pipeline.Pipeline:
 
 
 def share_right(classifier: sklearn.pipeline.Pipeline, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
-  """Share of examples that a classifier gets right, and the number of those whose likeliest classes tie.
+  """Returns the share of correct predictions, and the number of examples with tied classes.
 
   Args:
     classifier: see `fit`.
@@ -160,7 +160,7 @@ def share_right(classifier: sklearn.pipeline.Pipeline, x: np.ndarray, y: np.ndar
     y: [examples].
   """
   scores = np.asarray(classifier.decision_function(x))
-  if scores.ndim == 1:  # of two classes the score of the second
+  if scores.ndim == 1:  # two classes: the score of the second
     scores = np.stack([np.zeros_like(scores), scores], axis=1)
   best = [classifier.classes_[ties.best(row)] for row in scores]
   right = [np.mean(tied_labels == label) for tied_labels, label in zip(best, y, strict=True)]
@@ -168,7 +168,7 @@ def share_right(classifier: sklearn.pipeline.Pipeline, x: np.ndarray, y: np.ndar
 
 
 def print_table(result: Probe) -> None:
-  """A line for each layer, at 80 columns."""
+  """Prints a row for each layer, at 80 columns."""
   console = rich.console.Console(width=80, highlight=False)
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
   for heading, side in {"layer": "left", result.split: "right", "fitted to": "right"}.items():
@@ -181,8 +181,12 @@ def print_table(result: Probe) -> None:
   table.add_section()
   table.add_row("always the most frequent", f"{result.constant:.2f}", "")
   fitted, measured = result.examples
-  console.print(f"{result.task}: accuracy (%) of a linear probe, fitted to {fitted:,} examples, of {measured:,}")
+  console.print(
+    f"{result.task}: accuracy (%) of a linear probe, fitted to {fitted:,} examples, evaluated on {measured:,}"
+  )
   console.print(table)
   for number, count in result.tied.items():
     if count:
-      console.print(f"layer {number}: the likeliest classes of {count:,} examples tie; each of k that tie counts 1/k")
+      console.print(
+        f"layer {number}: the best classes of {count:,} examples are tied; each of k tied classes counts 1/k"
+      )

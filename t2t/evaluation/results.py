@@ -1,4 +1,4 @@
-"""What an evaluation found: answers and metrics; the table, the files and the zips that are made of them."""
+"""Evaluation results: answers and metrics, and the table, files and leaderboard zips written from them."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import contextlib
@@ -18,21 +18,21 @@ import rich.table
 
 from t2t.evaluation import benchmarks, classification_report
 
-_SECONDS = 10.0  # between lines on how far it is, where these are not drawn over one another
+_SECONDS = 10.0  # between progress lines, if standard error is not a terminal
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-  """One example and what the model said.
+  """Example of a task, with the model's answer.
 
   example: fields of the task, NumPy values and bytes.
-  text: what was written or chosen; "" where a task only scores.
-  value: what the task's postprocessor made of the text.
-  target: the value that was right; None where the split has no labels.
-  score: log-probability of what was written or chosen, or of the target where a task only scores.
-  parseable: whether the text is a value of the task; what is not counts as wrong.
-  tied: values of all answers that are as good as this one, this one among them; empty where no other is.
-  has_gold: whether the example has a gold answer; without one it is left out of the metrics.
+  text: generated or chosen text; "" if the task only scores.
+  value: result of the task's postprocess function.
+  target: gold value; None if the split has no labels.
+  score: log-probability of the answer, or of the target if the task only scores.
+  parseable: whether the text is a valid value of the task; invalid texts count as wrong.
+  tied: values of all answers with the same best score, including this one; empty without a tie.
+  has_gold: whether the example has a gold answer; metrics leave out examples without one.
   """
 
   example: Mapping[str, Any]
@@ -47,11 +47,11 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """One task on one split.
+  """Results of one task on one split.
 
-  metrics: name -> value; empty where the split has no labels.
-  percentages: names of those that are known to be such; of a function of the user's own nobody knows.
-  classes: how well each class is predicted; None: the task has no classes, or the split no labels.
+  metrics: name -> value; empty if the split has no labels.
+  percentages: names of the metrics known to be percentages; user-defined metrics are not.
+  classes: classification report; None: the task has no classes, or the split has no labels.
   """
 
   task: str
@@ -63,25 +63,25 @@ class Result:
 
   @property
   def tied(self) -> int:
-    """Number of answers that tie with another one; in a metric each of k that tie counts 1/k."""
+    """Number of tied answers; in a metric each of k tied answers counts 1/k."""
     return sum(bool(answer.tied) for answer in self.answers)
 
   @property
   def without_gold(self) -> int:
-    """Number of answers that the metrics leave out because there is no gold answer; 0 where no answer has one."""
+    """Number of answers left out of the metrics because there is no gold answer; 0 if no example has one."""
     return sum(not answer.has_gold for answer in self.answers) if self.metrics else 0
 
   @property
   def unparseable(self) -> int:
-    """How many answers are no value of the task."""
+    """Number of answers that are not a valid value of the task."""
     return sum(not answer.parseable for answer in self.answers)
 
   @property
   def errors(self) -> dict[str, float]:
-    """Errors of a task whose gold answers are numbers, over the answers that are numbers; {} of another task.
+    """Error statistics of a task with numeric gold answers, over numeric answers; {} for other tasks.
 
-    mean_absolute_error and root_mean_square_error are in the units of the labels, and root_mean_square_error_of_mean is
-    that of the labels' mean as the answer to all.
+    mean_absolute_error and root_mean_square_error are in the units of the labels. root_mean_square_error_of_mean is the
+    error of always predicting the mean of the labels.
     """
     gold = [answer for answer in self.answers if answer.has_gold]
     if not (self.metrics and gold) or not all(isinstance(answer.target, float | np.floating) for answer in gold):
@@ -98,7 +98,7 @@ class Result:
 
   @property
   def score(self) -> float | None:
-    """The mean of the metrics, as GLUE and SuperGLUE average them; None without labels."""
+    """Mean of the metrics, as GLUE and SuperGLUE average them; None without labels."""
     return sum(self.metrics.values()) / len(self.metrics) if self.metrics else None
 
 
@@ -107,7 +107,7 @@ def _text(value: bytes | str) -> str:
 
 
 def _plain(value: Any) -> Any:
-  """As JSON has it."""
+  """Returns a value that JSON can encode."""
   if isinstance(value, bytes):
     return value.decode()
   if isinstance(value, np.ndarray | np.generic):
@@ -120,7 +120,7 @@ def _plain(value: Any) -> Any:
 
 
 def _signature(metrics: Mapping[str, float]) -> dict[str, str]:
-  """How BLEU was computed, without which the number says nothing (Post 2018)."""
+  """Returns the BLEU signature, without which the score cannot be compared (Post 2018)."""
   from t2t.evaluation import task_metrics
 
   return {"bleu_signature": task_metrics.bleu_signature()} if "bleu" in metrics else {}
@@ -128,7 +128,7 @@ def _signature(metrics: Mapping[str, float]) -> dict[str, str]:
 
 _NOT_WRITTEN = (
   *("inputs", "targets", "inputs_pretokenized", "targets_pretokenized", "options", "answers"),
-  # What is there for heads: the same texts, apart, and what is asked of each token.
+  # Fields for heads: the same texts as segments, and per-token targets.
   *("head", "parts", "candidates", "classes", "token_types", "texts", "answer_heads", "answer_targets", "has_answer"),
   *("passage", "query", "training", "words", "tags", "asked_words"),
   *("inputs_uncut", "targets_uncut"),
@@ -137,14 +137,14 @@ _NOT_WRITTEN = (
 
 
 def write(results: Sequence[Result], folder: epath.Path, *, about: Mapping[str, Any]) -> epath.Path:
-  """Writes every answer to FOLDER/predictions/TASK.SPLIT.jsonl, and the metrics to FOLDER/results.json, its path.
+  """Writes answers to FOLDER/predictions/TASK.SPLIT.jsonl and metrics to FOLDER/results.json; returns its path.
 
-  Results of other tasks and splits that stand in the folder already stay.
+  Earlier results of other tasks and splits in the folder are kept.
 
   Args:
     results: of `Evaluation.run`.
     folder: local or gs://.
-    about: what else is to stand beside the metrics: checkpoint, method, ...
+    about: further fields beside the metrics: checkpoint, method, ...
   """
   (folder / "predictions").mkdir(parents=True, exist_ok=True)
   path = folder / "results.json"
@@ -174,7 +174,7 @@ def write(results: Sequence[Result], folder: epath.Path, *, about: Mapping[str, 
 
 
 def _replace(path: epath.Path, text: str) -> None:
-  """What stood there stays until the new text is whole."""
+  """Writes a file atomically."""
   part = path.parent / f"{path.name}.part"
   part.write_text(text)
   part.replace(path)
@@ -183,19 +183,19 @@ def _replace(path: epath.Path, text: str) -> None:
 def print_table(
   results: Sequence[Result], console: rich.console.Console, *, steps: Mapping[str, int] | None = None
 ) -> None:
-  """A line for each metric of each task, and the mean over tasks that benchmarks call their score, see `benchmarks`.
+  """Prints a row for each metric of each task, and the benchmark means, see `benchmarks`.
 
   Args:
-    results: one of each task.
-    console: where it is printed.
-    steps: of training, by task, where they differ.
+    results: one for each task.
+    console: output.
+    steps: task -> training step, if they differ.
   """
   splits = list(dict.fromkeys(result.split for result in results))
-  # A split that all have stands in the heading: the names of tasks and metrics need its room.
+  # A split that all results share goes into the heading, to leave room for task and metric names.
   texts = [f"task ({splits[0]})", "metric"] if len(splits) == 1 else ["task", "split", "metric"]
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
   for heading in texts:
-    table.add_column(heading, overflow="fold")  # a name that is cut off might be another's
+    table.add_column(heading, overflow="fold")  # names that are cut off would be ambiguous
   for heading in ("value", "examples", "unparseable", *(["step"] if steps else [])):
     table.add_column(heading, justify="right", no_wrap=True)
   for result in results:
@@ -215,29 +215,29 @@ def print_table(
 
 
 def note_items(results: Sequence[Result], console: rich.console.Console) -> None:
-  """Prints ties, examples without a gold answer, errors of numbers, and tasks with mostly unparseable answers."""
+  """Prints ties, examples without a gold answer, numeric errors, and tasks with mostly unparseable answers."""
   for result in results:
     if result.tied:
       console.print(
-        f"{result.task}: {result.tied:,} of {len(result.answers):,} answers tie with others; each of k that tie counts"
-        " 1/k, and the classes below count the first"
+        f"{result.task}: {result.tied:,} of {len(result.answers):,} answers are tied; each of k tied answers "
+        "counts 1/k, and the class report counts the first"
       )
     if result.without_gold:
       console.print(
-        f"{result.task}: {result.without_gold:,} of {len(result.answers):,} examples have no gold answer, and are left"
-        " out of its metrics"
+        f"{result.task}: {result.without_gold:,} of {len(result.answers):,} examples have no gold answer and are "
+        "left out of its metrics"
       )
     if errors := result.errors:
       absolute, square, of_mean = errors.values()
       console.print(
-        f"{result.task}: mean absolute error {absolute:.4g}, root mean square error {square:.4g}, and"
-        f" {of_mean:.4g} if the answer is always the mean of the labels"
+        f"{result.task}: mean absolute error {absolute:.4g}, root mean square error {square:.4g}; always "
+        f"predicting the mean of the labels gives {of_mean:.4g}"
       )
   _note_unparseable(results, console)
 
 
 def print_classes(results: Sequence[Result], console: rich.console.Console) -> None:
-  """Prints accuracy, the scores of each class and the confusion matrix of tasks that have classes, at 80 columns."""
+  """Prints the classification report of each task with classes, at 80 columns."""
   for result in results:
     if result.classes is not None and result.classes.n:
       console.print(f"{result.task}, {result.split}", style="bold")
@@ -248,16 +248,16 @@ def _note_unparseable(results: Sequence[Result], console: rich.console.Console) 
   lost = [result.task for result in results if 2 * result.unparseable > len(result.answers)]
   if lost:
     console.print(
-      f"unparseable: most answers to {', '.join(lost)} are none that the task knows, and count as wrong;"
-      " was the model fine-tuned on it? With --config.eval.method=rank it chooses among the options"
+      f"unparseable: most answers to {', '.join(lost)} are not valid for the task and count as wrong; check that "
+      "the model was fine-tuned on it, or rank the options with --config.eval.method=rank"
     )
 
 
 @contextlib.contextmanager
 def progress(total: int) -> Iterator[Callable[[str, float, int], None]]:
-  """A line on standard error that says how far `Evaluation.run` is, of one process; gives its `on_batch`.
+  """Shows the progress of `Evaluation.run` on standard error of the first process; yields its `on_batch`.
 
-  Where that is no terminal, a line every so many seconds.
+  If standard error is not a terminal, it prints a line every `_SECONDS`.
   """
   columns = (
     rich.progress.TextColumn("{task.description}"),
@@ -284,7 +284,7 @@ def progress(total: int) -> Iterator[Callable[[str, float, int], None]]:
 
 
 def write_leaderboards(results: Sequence[Result], folder: epath.Path) -> list[tuple[str, list[str]]]:
-  """The zips for the leaderboards of test sets among `results`: file name, and which of its tasks are missing."""
+  """Writes the zip of each leaderboard with test results; returns file names and the missing tasks of each."""
   from t2t.evaluation import leaderboards
 
   tests = {result.task: result for result in results if result.split == "test"}
@@ -304,12 +304,12 @@ def publish(
   steps: Mapping[str, int] | None = None,
   whole: bool = True,
 ) -> None:
-  """Writes everything, and prints the table and where everything is; of a benchmark in several languages its own.
+  """Writes all results, and prints tables and paths; multilingual benchmarks get their own table.
 
   Args:
     results, folder, about: see `write`.
     steps: see `print_table`.
-    whole: whether all examples were asked: leaderboards take no less.
+    whole: whether all examples were evaluated; leaderboard files are written only then.
   """
   from t2t.evaluation import languages
 
@@ -320,7 +320,7 @@ def publish(
     languages.print_table(benchmark, split, by_language, console)
     note_items(list(by_language.values()), console)
   tabled = {id(result) for by_language in by_benchmark.values() for result in by_language.values()}
-  # A benchmark's score is a mean over tasks of one split; its diagnostic sets, which are tests, are no part of it.
+  # A benchmark score is a mean over tasks of one split; diagnostic sets, which are test sets, are not part of it.
   other_results = [result for result in results if id(result) not in tabled]
   for split in dict.fromkeys(result.split for result in other_results):
     print_table([result for result in other_results if result.split == split], console, steps=steps)

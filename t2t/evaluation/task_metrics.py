@@ -1,7 +1,7 @@
-"""Benchmarks' metrics: what `t2t.data.postprocessors` made of targets and predictions -> percentages, by name.
+"""Metrics of benchmarks: postprocessed targets and predictions (`t2t.data.postprocessors`) -> metric name -> value.
 
-Every function takes the targets and the predictions of a split, in the same order, and defines a result for any of
-them: without examples it is 0, and so is a correlation with something constant.  An unparseable prediction is wrong.
+Every function takes the targets and predictions of a split, in the same order. Values are percentages. Without examples
+a metric is 0, and so is a correlation with a constant. Unparseable predictions are wrong.
 """
 
 import collections
@@ -15,7 +15,7 @@ import numpy as np
 
 from t2t.data import postprocessors
 
-# scikit-learn, SciPy and rouge-score take 1 s each to import: tasks name these functions, few commands call them.
+# scikit-learn, SciPy and rouge-score take 1 s each to import, so functions import them when called.
 
 Metric = Callable[[Sequence[Any], Sequence[Any]], dict[str, float]]
 
@@ -24,7 +24,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def score(task_metrics: Mapping[str, float]) -> float:
-  """A task's one number: the mean of its metrics, as GLUE and SuperGLUE average them; 0 without any."""
+  """Returns the score of a task: the mean of its metrics, as GLUE and SuperGLUE average them; 0 without metrics."""
   return float(np.mean(list(task_metrics.values()))) if task_metrics else 0.0
 
 
@@ -32,17 +32,17 @@ def score(task_metrics: Mapping[str, float]) -> float:
 
 
 def accuracy(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-  """Share of predictions that are the target's label; of AX-g's targets too."""
+  """Computes the share of predictions that equal the target label; AX-g targets are mappings with a label."""
   return {"accuracy": _percent([_is_right(*pair) for pair in zip(targets, predictions, strict=True)])}
 
 
 def f1(targets: Sequence[int], predictions: Sequence[int]) -> dict[str, float]:
-  """F1 of the positive class, label 1 of two (MRPC, QQP)."""
+  """Computes the F1 of the positive class, label 1 of two (MRPC, QQP)."""
   return {"f1": _f1(targets, _wrong_where_unparseable(targets, predictions), classes=[1])}
 
 
 def matthews(targets: Sequence[int], predictions: Sequence[int]) -> dict[str, float]:
-  """Matthews' correlation coefficient of two classes, -100 to 100 (CoLA, AX-b)."""
+  """Computes the Matthews correlation coefficient of two classes, -100 to 100 (CoLA, AX-b)."""
   predictions = _wrong_where_unparseable(targets, predictions)
   value = 0.0
   if len(set(targets)) > 1 and len(set(predictions)) > 1:
@@ -53,9 +53,9 @@ def matthews(targets: Sequence[int], predictions: Sequence[int]) -> dict[str, fl
 
 
 def mean_multiclass_f1(num_classes: int) -> Metric:
-  """A metric: the unweighted mean of the F1 of each class, also of one that never occurs, whose F1 is 0.
+  """Returns a metric: the unweighted mean F1 over all classes; a class that never occurs has F1 0.
 
-  An unparseable prediction is a miss of the target's class and a false alarm of none.
+  An unparseable prediction is a false negative for the target's class and no false positive.
   """
 
   def f1(targets: Sequence[int], predictions: Sequence[int]) -> dict[str, float]:
@@ -65,7 +65,7 @@ def mean_multiclass_f1(num_classes: int) -> Metric:
 
 
 def occurring_class_f1(targets: Sequence[int], predictions: Sequence[int]) -> dict[str, float]:
-  """The unweighted mean of the F1 of each class that occurs in targets or predictions; see `mean_multiclass_f1`."""
+  """Computes the unweighted mean F1 over classes that occur in targets or predictions; see `mean_multiclass_f1`."""
   predicted = {prediction for prediction in predictions if not postprocessors.is_unparseable(prediction)}
   return {"f1": _f1(targets, predictions, classes=sorted({*targets, *predicted}))}
 
@@ -74,13 +74,13 @@ cb_f1 = mean_multiclass_f1(3)
 
 
 def multirc_f1a(targets: Sequence[Mapping], predictions: Sequence[Mapping]) -> dict[str, float]:
-  """F1 of the right answers over all answers of all questions (Khashabi et al. 2018)."""
+  """Computes the F1 of correct answers over all answers of all questions (Khashabi et al. 2018)."""
   targets, predictions = ([value["value"] for value in values] for values in (targets, predictions))
   return {"f1a": f1(targets, predictions)["f1"]}
 
 
 def multirc_exact_match(targets: Sequence[Mapping], predictions: Sequence[Mapping]) -> dict[str, float]:
-  """Share of questions of which every answer is rated right."""
+  """Computes the share of questions with all answers rated correctly."""
   questions = collections.defaultdict(list)
   for target, prediction in zip(targets, predictions, strict=True):
     questions[target["group"]].append(_is_right(target["value"], prediction["value"]))
@@ -88,9 +88,9 @@ def multirc_exact_match(targets: Sequence[Mapping], predictions: Sequence[Mappin
 
 
 def axg_parity(targets: Sequence[Mapping], predictions: Sequence[int]) -> dict[str, float]:
-  """Share of pairs whose two predictions are the same label, right or wrong (Poliak et al. 2018).
+  """Computes the share of pairs with two equal predictions, right or wrong (Poliak et al. 2018).
 
-  A pair of which only one half is there does not count.
+  Incomplete pairs do not count.
   """
   pairs = collections.defaultdict(list)
   for target, prediction in zip(targets, predictions, strict=True):
@@ -102,10 +102,10 @@ def axg_parity(targets: Sequence[Mapping], predictions: Sequence[int]) -> dict[s
 
 
 def entity_f1(targets: Sequence[Sequence[str]], predictions: Sequence[Sequence[str] | None]) -> dict[str, float]:
-  """F1 of whole entities, of all types together, as the script of CoNLL counts them (Tjong Kim Sang & De Meulder 2003).
+  """Computes the F1 of whole entities over all types, as the CoNLL script (Tjong Kim Sang & De Meulder 2003).
 
-  Targets and predictions are tags with B-, I- and O; an unparseable prediction has no entity. Words behind the last tag
-  of a prediction have none, and tags behind the last word do not count.
+  Targets and predictions are tags with B-, I- and O. An unparseable prediction has no entity. Words without a predicted
+  tag count as O, and surplus tags are ignored.
   """
   import seqeval.metrics
 
@@ -118,7 +118,7 @@ def entity_f1(targets: Sequence[Sequence[str]], predictions: Sequence[Sequence[s
 
 
 def word_accuracy(targets: Sequence[Sequence[str]], predictions: Sequence[Sequence[str] | None]) -> dict[str, float]:
-  """Share of words that have their right tag; those of an unparseable prediction have none."""
+  """Computes the share of words with the correct tag; an unparseable prediction has no correct tags."""
   right = [
     expected == (prediction or ())[index : index + 1]
     for tags, prediction in zip(targets, predictions, strict=True)
@@ -131,10 +131,10 @@ def word_accuracy(targets: Sequence[Sequence[str]], predictions: Sequence[Sequen
 
 
 def pearson(targets: Sequence[float], predictions: Sequence[float | None]) -> dict[str, float]:
-  """Pearson's correlation coefficient, -100 to 100.
+  """Computes Pearson's correlation coefficient, -100 to 100.
 
-  An unparseable prediction is the targets' minimum or maximum, whichever is farther from its own target: as for labels,
-  the worst that could have been written.  A constant such as 0 would be right where the target is 0.
+  An unparseable prediction counts as the minimum or maximum of the targets, whichever is farther from its own target. A
+  constant such as 0 would be correct where the target is 0.
   """
   import scipy.stats
 
@@ -142,7 +142,7 @@ def pearson(targets: Sequence[float], predictions: Sequence[float | None]) -> di
 
 
 def spearman(targets: Sequence[float], predictions: Sequence[float | None]) -> dict[str, float]:
-  """Spearman's rank correlation coefficient, -100 to 100; unparseable predictions as in `pearson`."""
+  """Computes Spearman's rank correlation coefficient, -100 to 100; unparseable predictions as in `pearson`."""
   import scipy.stats
 
   return {"spearman_correlation": _correlation(scipy.stats.spearmanr, targets, predictions)}
@@ -152,10 +152,10 @@ def spearman(targets: Sequence[float], predictions: Sequence[float | None]) -> d
 
 
 def squad(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[str, float]:
-  """Exact match and F1 of words with the best of the right answers, as the script of SQuAD 1.1 counts them.
+  """Computes exact match and word F1 against the best gold answer, as the SQuAD 1.1 script.
 
-  Case, punctuation, articles and white space do not matter.  Where nothing else is left of an answer, as of "The", the
-  script finds an exact match with another such answer, and an F1 of 0.
+  Case, punctuation, articles and white space are ignored. If nothing else is left of an answer, such as "The", the
+  script counts an exact match with another such answer, and an F1 of 0.
   """
   exact, overlap = [], []
   for right, prediction in zip(targets, predictions, strict=True):
@@ -166,11 +166,11 @@ def squad(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[
 
 
 def squad_v2(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[str, float]:
-  """Exact match and F1 of words as the script of SQuAD 2.0 counts them, where a question may have no answer.
+  """Computes exact match and word F1 as the SQuAD 2.0 script, for questions that may have no answer.
 
-  An empty prediction and `postprocessors.UNANSWERABLE` say that there is no answer. Right answers of
-  which normalization leaves nothing are no answers. Where nothing is left of the prediction or of the right answer,
-  exact match and F1 are 100 if nothing is left of both, and else 0.
+  An empty prediction and `postprocessors.UNANSWERABLE` mean "no answer". Gold answers that are empty after
+  normalization are dropped. If the prediction or the gold answer is empty, exact match and F1 are 100 if both are, else
+  0.
 
   Source: Rajpurkar et al. 2018.
   """
@@ -186,9 +186,9 @@ def squad_v2(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> di
 
 
 def record(targets: Sequence[Mapping], predictions: Sequence[str]) -> dict[str, float]:
-  """Exact match and F1 of words of ReCoRD's queries, whose script counts as SQuAD's.
+  """Computes exact match and word F1 of ReCoRD queries, as the SQuAD script.
 
-  A query counts once: training splits repeat it for each of its answers.
+  Each query counts once; training splits repeat it for each of its answers.
   """
   queries: dict[Any, tuple[Sequence[str], str]] = {}
   for target, prediction in zip(targets, predictions, strict=True):
@@ -197,10 +197,10 @@ def record(targets: Sequence[Mapping], predictions: Sequence[str]) -> dict[str, 
 
 
 def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
-  """ROUGE-1, ROUGE-2 and ROUGE-L of whole summaries: mean F-measure of stemmed words (Lin 2004).
+  """Computes ROUGE-1, ROUGE-2 and ROUGE-L of whole summaries: mean F-measure of stemmed words (Lin 2004).
 
-  Sentences, which ROUGE-L compares one by one, end at a newline or at a " . ", as the summaries of CNN/Daily Mail do
-  once a vocabulary has made spaces of their newlines (Raffel et al. 2020, whose code does not stem: lower numbers).
+  ROUGE-L compares sentences, which end at a newline or at " . ". CNN/Daily Mail has the latter, because vocabularies
+  replace newlines by spaces. Raffel et al. 2020 do not stem, which gives lower numbers.
   """
   from rouge_score import rouge_scorer, tokenizers
 
@@ -214,26 +214,26 @@ def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float
 
 
 def bleu(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
-  """BLEU of the whole split by sacreBLEU, with the settings of Raffel et al. 2020; `bleu_signature` names them."""
+  """Computes the corpus BLEU with sacreBLEU and the settings of Raffel et al. 2020; see `bleu_signature`."""
   if len(targets) != len(predictions):
-    raise ValueError(f"{len(targets)} targets and {len(predictions)} predictions")
+    raise ValueError(f"{len(targets)} targets and {len(predictions)} predictions; give one prediction for each target")
   if len(targets) == 0:
     return {"bleu": 0.0}
-  # A perfect score comes out of a mean of logarithms a little above 100.
+  # Floating-point logarithms give perfect scores slightly above 100.
   return {"bleu": min(_bleu_scorer().corpus_score(list(predictions), [list(targets)]).score, 100.0)}
 
 
 def bleu_signature() -> str:
-  """sacreBLEU's name for what `bleu` computes, to be reported with it.
+  """Returns sacreBLEU's signature of `bleu`, to report with the score.
 
   "nrefs:1|case:mixed|eff:no|tok:intl|smooth:exp|version:2.6.0"
   """
   scorer = _bleu_scorer()
-  scorer.corpus_score(["a"], [["a"]])  # without which it does not know how many references there are
+  scorer.corpus_score(["a"], [["a"]])  # sets the number of references in the signature
   return str(scorer.get_signature())
 
 
-# ---- Their parts -----------------------------------------------------------------------------------------------------
+# ---- Helpers ---------------------------------------------------------------------------------------------------------
 
 
 def _percent(shares: Sequence[float]) -> float:
@@ -255,7 +255,7 @@ def _wrong_where_unparseable(targets: Sequence[int], predictions: Sequence[int])
 
 def _f1(targets: Sequence[int], predictions: Sequence[int], *, classes: list[int]) -> float:
   if len(targets) != len(predictions):
-    raise ValueError(f"{len(targets)} targets and {len(predictions)} predictions")
+    raise ValueError(f"{len(targets)} targets and {len(predictions)} predictions; give one prediction for each target")
   if len(targets) == 0:
     return 0.0
   import sklearn.metrics
@@ -272,7 +272,7 @@ def _correlation(coefficient: Callable, targets: Sequence[float], predictions: S
   if len(set(targets)) < 2 or len(set(parsed)) < 2:
     return 0.0
   with np.errstate(all="ignore"), warnings.catch_warnings():
-    # Of values that differ by less than their rounding, which is as good as constant.
+    # SciPy warns of values that differ by less than rounding errors, which count as constant.
     warnings.simplefilter("ignore")
     value = float(coefficient(targets, parsed)[0])
   return 100 * min(max(value, -1.0), 1.0) if np.isfinite(value) else 0.0
@@ -292,5 +292,5 @@ def _word_f1(answer: str, prediction: str) -> float:
 def _bleu_scorer():
   import sacrebleu
 
-  # `force` only keeps it from warning of text that looks tokenized: it is what the model wrote.
+  # `force` suppresses the warning about tokenized text, because the text is the model's output.
   return sacrebleu.BLEU(tokenize="intl", smooth_method="exp", lowercase=False, force=True)

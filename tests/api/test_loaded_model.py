@@ -1,4 +1,4 @@
-"""`t2t.load`: in Python a model gives what the commands give, and says what it cannot."""
+"""`t2t.load`: Python gives the results of the commands, and errors for what a model cannot do."""
 
 import json
 import subprocess
@@ -35,7 +35,7 @@ def encoder():
 
 
 def asked(tmp_path, name, texts, *options):
-  """Rows that the command writes."""
+  """Returns the rows written by the command."""
   (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in texts))
   files = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.jsonl")]
   assert command.main(["infer", "--checkpoint", str(trained.workdir(name)), *files, *options]) == 0
@@ -43,7 +43,7 @@ def asked(tmp_path, name, texts, *options):
 
 
 def test_it_is_imported_at_once():
-  """Neither JAX nor TensorFlow is loaded before it is asked for, and what there is not is told."""
+  """Importing t2t loads neither JAX nor TensorFlow, and unknown names raise an error."""
   code = "import sys, t2t; assert not {'jax', 'tensorflow', 'numpy'} & set(sys.modules); t2t.loads"
   done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
   assert "AttributeError: module 't2t' has no attribute 'loads'" in done.stderr
@@ -80,7 +80,7 @@ def test_it_embeds_as_the_command(pool, layer, shape, writer, tmp_path):
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("name", ["writer", "decoder"])
 def test_a_score_is_the_sum_of_its_tokens(name, request):
-  """Of the logits' log-softmax, where the target's tokens are."""
+  """The score is the log-softmax of the logits at the target's tokens."""
   model = request.getfixturevalue(name)
   inputs, targets = ["the quick", "over"], ["brown fox", "lazy dog jumps"]
   scores, logits = model.score(inputs, targets), model.logits(inputs, targets)
@@ -92,7 +92,7 @@ def test_a_score_is_the_sum_of_its_tokens(name, request):
 
 
 def test_a_decoder_tells_each_token_from_those_before(decoder):
-  """The logits of a text are those of its end behind its beginning."""
+  """The logits of a text equal those of its second part after its first."""
   (whole,) = decoder.logits(["the quick brown"])
   ids = decoder.tokenize(["the quick brown"])[0]
   assert whole.shape == (len(ids), decoder.config.vocab_size)
@@ -102,7 +102,7 @@ def test_a_decoder_tells_each_token_from_those_before(decoder):
 
 
 def test_an_encoder_finds_likely_what_it_fills_in(encoder):
-  """At the blank its logits give the filling the probability that it is told to have."""
+  """The logits at the blank give the probability reported by `fill`."""
   (row,), (logits,) = encoder.fill(MASKED[:1], top=1), encoder.logits(MASKED[:1])
   ((filling,),) = row["fillings"]
   shares = np.exp(logits) / np.sum(np.exp(logits), axis=-1, keepdims=True)
@@ -115,7 +115,7 @@ def test_tokens_there_and_back(writer):
 
 
 def test_a_generator_of_texts_is_read_once(decoder):
-  """It gets what a list gets; of no texts there are none, and what is no list is named."""
+  """A generator gives the results of a list; no texts give no results, and other types raise an error."""
   texts = ["quick", "brown fox"]
   for ask in (lambda x: decoder.generate(x, max_length=2), decoder.tokenize, lambda x: list(decoder.score(x, x))):
     assert ask(texts) == ask(tuple(texts))
@@ -125,12 +125,12 @@ def test_a_generator_of_texts_is_read_once(decoder):
   for ask in (decoder.tokenize, decoder.generate, decoder.embed):
     with pytest.raises(UserError, match="texts: is NoneType; give a list of texts"):
       ask(None)
-  with pytest.raises(UserError, match="texts: is empty; give a text at least"):
+  with pytest.raises(UserError, match="texts: is empty; give at least one text"):
     decoder.embed([])
 
 
 def test_beams_are_no_positions(decoder):
-  """There may be more beams than learned positions."""
+  """The number of beams may exceed the number of learned positions."""
   assert len(decoder.generate(["quick"], beam=decoder.config.most_positions + 10, max_length=2)) == 1
 
 
@@ -149,8 +149,8 @@ def test_what_is_too_long_is_cut_and_told(writer):
 @pytest.mark.parametrize(
   ("name", "ask", "message"),
   [
-    ("encoder", lambda model: model.generate(TEXTS), "encoder_only> does not write"),
-    ("writer", lambda model: model.fill(MASKED), "writes, and fills no blanks"),
+    ("encoder", lambda model: model.generate(TEXTS), "encoder_only> is an encoder and generates no text"),
+    ("writer", lambda model: model.fill(MASKED), "generates text and fills no blanks"),
     ("writer", lambda model: model.generate("the fox"), "texts: is a text; give a list"),
     ("encoder", lambda model: model.embed("the fox"), "texts: is a text; give a list"),
     ("encoder", lambda model: model.embed({"inputs": "the fox"}), "texts: is a mapping; give a list"),
@@ -178,7 +178,7 @@ def test_what_is_too_long_is_cut_and_told(writer):
     ("encoder", lambda model: model.fill(MASKED, top=2.0), "^top=2.0: must be a whole number"),
     ("encoder", lambda model: model.embed([{"parts": ["\ud800"]}]), "'parts' is not valid Unicode"),
     ("writer", lambda model: model.score(TEXTS, ["a"]), "there are 3 inputs and 1 targets"),
-    ("writer", lambda model: model.logits(TEXTS), "tells the tokens of targets: give them"),
+    ("writer", lambda model: model.logits(TEXTS), "predicts the tokens of targets: give targets"),
     ("encoder", lambda model: model.fill(["no blank"]), r"texts\[0\]: no blank: 'no blank'"),
     ("encoder", lambda model: model.answer(TEXTS), "has no head|no head"),
     ("encoder", lambda model: model.embed(TEXTS, layer=7), "^layer 7: give 0"),
@@ -193,7 +193,7 @@ def test_what_cannot_be_asked_is_said(name, ask, message, request):
 
 @pytest.mark.exhaustive
 def test_a_checkpoint_of_t5x_is_given_its_vocabulary(tmp_path, monkeypatch):
-  """And scores then what the one says that it was converted to, to the last digit."""
+  """With the vocabulary given, scores equal those of the converted checkpoint to the last digit."""
   monkeypatch.setattr(t5x_files, "VOCAB", 384)
   theirs = t5x_files.write(tmp_path / "run" / "checkpoint_7", t5x_files.parameters())
   with pytest.raises(UserError, match="no vocabulary beside .*t2t convert --from CHECKPOINT --to t2t OUT --vocabulary"):
@@ -208,7 +208,7 @@ def test_a_checkpoint_of_t5x_is_given_its_vocabulary(tmp_path, monkeypatch):
 
 
 def test_what_is_no_checkpoint_is_told(tmp_path):
-  """With what was found there, and without the name of an option."""
+  """The error lists the content of the folder, without an option name."""
   with pytest.raises(UserError, match="(?s)^(?!.*--).*") as error:
     t2t.load(str(tmp_path / "none"))
   assert str(tmp_path / "none") in str(error.value)
@@ -218,7 +218,7 @@ def test_what_is_no_checkpoint_is_told(tmp_path):
 
 
 def test_it_saves_what_the_command_writes(writer, encoder, tmp_path):
-  """Byte for byte, to a path or a string; and what it notes says of which class it is."""
+  """The files are equal byte for byte, for a path or a string; the notes name the class."""
   for name, model, options in (("encoder_decoder", writer, {}), ("encoder_only", encoder, {"dtype": "bfloat16"})):
     flags = [f"--{key}={value}" for key, value in options.items()]
     out = tmp_path / name

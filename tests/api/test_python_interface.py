@@ -1,4 +1,4 @@
-"""What Python code gives: paths of any kind, values of another type, and names that other libraries have."""
+"""Arguments from Python code: paths of any type, values of other types, and names of other libraries."""
 
 import pathlib
 import subprocess

@@ -1,4 +1,4 @@
-"""Training in Python: the same run as the command's, row by row, which ends where its reader leaves."""
+"""Training in Python: the run of the command, row by row, which ends when the caller stops reading."""
 
 import json
 import os
@@ -45,7 +45,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-  """A few hundred lines of words."""
+  """Returns a file with a few hundred lines of words."""
   path = tmp_path_factory.mktemp("text") / "text.txt"
   rng = np.random.default_rng(0)
   words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards"]
@@ -68,7 +68,7 @@ def losses(rows):
 def globals_of_the_process():
   signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
   flags = {name: getattr(jax.config, name) for name in ("jax_compilation_cache_dir", "jax_enable_x64", "jax_platforms")}
-  # TensorFlow sets some of its own when it is imported.
+  # TensorFlow sets some variables when it is imported.
   environment = {
     name: x for name, x in os.environ.items() if name.startswith(("JAX", "XLA", "LIBTPU", "OMP", "MALLOC"))
   }
@@ -110,7 +110,7 @@ def test_a_run_that_nobody_goes_through_is_told(text, tmp_path):
 
 @pytest.mark.exhaustive
 def test_rows_are_what_the_command_writes(text, tmp_path, capsys):
-  """The same losses as the command's, to the bit; nothing of the process is changed, while it runs or afterwards."""
+  """Losses are bit-identical to the command's; the run changes nothing in the process."""
   before = globals_of_the_process()
   rows = []
   for row in t2t.train(small(text), str(tmp_path / "here")):
@@ -127,13 +127,13 @@ def test_rows_are_what_the_command_writes(text, tmp_path, capsys):
 
 @pytest.mark.exhaustive
 def test_whoever_leaves_goes_on_later(text, tmp_path):
-  """By `break`: what was reached is saved, and the same call comes to the same end as a run that was not left."""
+  """`break` saves the run, and the same call reaches the end of an unbroken run."""
   whole = t2t.train(small(text), str(tmp_path / "whole")).run()
   for row in t2t.train(small(text), str(tmp_path / "run")):
     if row["step"] == 2:
       break
   saved = manager.Checkpoints(tmp_path / "run", keep=1).latest_step()
-  assert 2 <= saved < 6  # the steps that were on their way
+  assert 2 <= saved < 6  # steps in progress
   rest = t2t.train(small(text), str(tmp_path / "run")).run()
   assert rest["step"] == 6
   for name in ("train/loss", "eval/loss"):
@@ -142,18 +142,19 @@ def test_whoever_leaves_goes_on_later(text, tmp_path):
 
 @pytest.mark.exhaustive
 def test_an_interruption_saves_and_is_passed_on(text, tmp_path):
-  """Where the next row is waited for."""
+  """The interruption arrives while the caller waits for the next row."""
   config = small(text, train={"steps": 100_000, "log_every": 100_000}, eval={"every": 100_000})
   config.checkpoint.save_interval_steps = 100_000
   run = t2t.train(config, str(tmp_path / "run"))
 
   def interrupts():
-    while not (tmp_path / "run" / "config.json").exists():  # steps begin
+    while not (tmp_path / "run" / "config.json").exists():  # training begins
       time.sleep(0.1)
     time.sleep(1)
     signal.raise_signal(signal.SIGINT)
 
-  before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it runs behind it ignore it
+  # a shell makes its background processes ignore the signal
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
   threading.Thread(target=interrupts, daemon=True).start()
   try:
     with pytest.raises(KeyboardInterrupt):
@@ -181,7 +182,7 @@ def test_messages_of_a_run_call_keys_as_python_does():
 
 @pytest.mark.exhaustive
 def test_runs_follow_each_other(text, tmp_path):
-  """As in a search: each in a folder of its own."""
+  """Several runs in one process, each in its own folder, as in a search."""
   found = []
   for rate in (0.01, 0.02):
     config = small(text, optimizer={"learning_rate": rate}, train={"steps": 2}, eval={"every": 2})
@@ -213,7 +214,7 @@ def test_what_is_no_text_is_not_spelled_out_as_one(value):
 
 @pytest.mark.exhaustive
 def test_a_run_has_its_config_as_it_was_given(text, tmp_path):
-  """One config, changed between two runs that have not begun yet."""
+  """The config is changed between two runs that have not started."""
   config, runs = small(text, eval={"every": 10}), []
   for steps in (1, 2):
     config.train.steps = steps
@@ -223,7 +224,7 @@ def test_a_run_has_its_config_as_it_was_given(text, tmp_path):
 
 @pytest.mark.exhaustive
 def test_python_ends_with_what_was_reached_saved(text, tmp_path):
-  """A run that a variable still holds."""
+  """A variable still holds the run."""
   script = (
     "import pathlib, sys, t2t\n"
     f"config = t2t.config('t5_1_1_small', {SMALL | {'data.files': str(text), 'train.steps': 1_000}!r})\n"
@@ -239,7 +240,7 @@ def test_python_ends_with_what_was_reached_saved(text, tmp_path):
 
 @pytest.mark.exhaustive
 def test_python_ends_in_peace_where_the_data_was_wanting(tmp_path):
-  """While the step is still compiled: with the error, and not by being aborted."""
+  """Python ends during the compilation: with the error, without an abort."""
   script = (
     "import t2t\n"
     f"config = t2t.config('t5_1_1_small', {SMALL | {'data.files': str(tmp_path / 'none.txt')}!r})\n"

@@ -400,7 +400,7 @@ def test_the_option_that_was_meant_is_told(capsys, words, meant):
 @pytest.mark.parametrize(
   ("words", "told"),
   [
-    (["--debug", "train", "--config=tiny"], "--debug: options stand behind the command, t2t train --debug ..."),
+    (["--debug", "train", "--config=tiny"], "--debug: give options after the command: t2t train --debug ..."),
     (["train", "tiny"], "--config is missing; did you mean --config tiny?"),
   ],
 )

@@ -245,8 +245,8 @@ def test_a_probe_is_a_linear_classifier_of_its_features():
 @pytest.mark.parametrize(
   ("others", "message"),
   [
-    (("--probe=asked_stsb",), "--probe asked_stsb: asks a score head"),
-    (("--probe=asked",), "--probe asked: mixes tasks; give one of them: asked_"),
+    (("--probe=asked_stsb",), "--probe asked_stsb: needs a score head"),
+    (("--probe=asked",), "--probe asked: is a mixture of several tasks; give one of them: asked_"),
     (("--probe=asked_pairs",), "asked_pairs: no task or mixture of that name; the nearest are asked_pair"),
     (("--probe=asked_pair", "--examples=1"), "first 1 training examples are all of one class"),
     (("--probe=asked_pair", "--config.data.eval_split=dev"), "has no split 'dev'"),

@@ -43,7 +43,7 @@ def test_each_change_has_its_words(tmp_path, monkeypatch):
   original = (tmp_path / "a.txt").read_bytes()
   for place in (0, 500, 999):
     (tmp_path / "a.txt").write_bytes(original[:place] + b"X" + original[place + 1 :])
-    assert changed(before, tmp_path) == ["a.txt has another content of as many bytes"]
+    assert changed(before, tmp_path) == ["a.txt has changed content of the same size"]
   (tmp_path / "a.txt").write_bytes(original + b"more")
   (tmp_path / "b.txt").rename(tmp_path / "c.txt")
   assert changed(before, tmp_path) == ["a.txt had 1,000 bytes and has 1,004", "b.txt is gone", "c.txt is new"]
@@ -86,7 +86,7 @@ def test_a_run_goes_on_with_other_files_only_where_it_may(tmp_path, capfd):
   with pytest.raises(UserError, match="config.data.files is .*, but the checkpoint's data position belongs to"):
     resumed(older)
   resumed(state, allow_changed_files=True)
-  assert "b.txt has another content of as many bytes; c.txt is new; the data continues" in capfd.readouterr().err
+  assert "b.txt has changed content of the same size; c.txt is new; the data continues" in capfd.readouterr().err
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_each_host_compares_its_own_files(tmp_path, capfd):
   path = tmp_path / "second" / "b.txt"
   path.write_text(path.read_text().replace("number 7 ", "number 8 "))
   iterator("first", 0, 1).restore(state, step=0)
-  with pytest.raises(UserError, match="config.data.files are not those .*: b.txt has another content of as many bytes"):
+  with pytest.raises(UserError, match="config.data.files differ from the files .*: b.txt has changed content of the same size"):
     iterator("second", 2, 3).restore(state, step=0)
   with pytest.raises(UserError, match="config.data.files differ from the files .*: their content, on this host"):
     iterator("second", 3).restore(state, step=0)

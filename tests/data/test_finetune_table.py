@@ -118,11 +118,11 @@ def test_columns_are_found(row, kind, texts, label):
     ("review urgent spam", [(*x, i % 3) for i, x in enumerate(sentences())], "text=COLUMN,label=urgent"),
     ("review comment label", [(f"a {i}", f"b {i}", i % 2) for i in ROWS], "may be `review` or `comment`"),
     ("text", [(f"a {i}",) for i in ROWS], "no column looks like a label"),
-    ("Good 1", [(f"a {i}", i % 2) for i in ROWS], "Put a line of names above it"),
+    ("Good 1", [(f"a {i}", i % 2) for i in ROWS], "Add a line of names above it"),
     ("text label", sentences(lambda i: "good"), "all labels in column 'label' are 'good'"),
     ("text label", sentences(lambda i: f"l{i}"), "--config.data.labels=text"),
     ("text price", sentences(lambda i: i), "--config.data.labels=number"),
-    ("text label", sentences(lambda i: ["Yes", "yes"][i % 2]), "differ in upper case alone"),
+    ("text label", sentences(lambda i: ["Yes", "yes"][i % 2]), "differ only in case"),
     ("text label", sentences(lambda i: "" if i % 3 else i % 2), "line 3"),
     ("text label", sentences(lambda i: i % 3 - 1), "--config.data.labels=-1,0,1"),
     ("tokens tags", [(f"Ann {i}", "D N") if i != 5 else ("Ann", "D N") for i in ROWS], "line 7: has 1 words"),
@@ -143,7 +143,7 @@ def test_what_is_ambiguous_is_refused_with_what_to_type(header, rows, message):
     ({"columns": "text"}, "is not ROLE=COLUMN"),
     ({"labels": "good"}, "give auto, number"),
     ({"labels": "good,god"}, "has the label 'bad'"),
-    ({"labels": "a,a"}, "'a' is there twice"),
+    ({"labels": "a,a"}, "'a' is listed twice"),
   ],
 )
 def test_keys_are_checked(data, message):
@@ -194,11 +194,11 @@ def test_rows_are_held_out_by_their_text_and_of_each_class():
 @pytest.mark.parametrize(
   ("label", "alike"),
   [
-    (("Good", "good"), "differ in upper case alone"),
-    (("so so", "so\u00a0so"), "differ in white space alone"),
-    (("true", "1"), "are one value"),
-    (("caf\u00e9", "cafe\u0301"), "look alike and are other characters"),
-    (("good", "good\u200b"), "look alike and are other characters"),
+    (("Good", "good"), "differ only in case"),
+    (("so so", "so\u00a0so"), "differ only in white space"),
+    (("true", "1"), "have the same value"),
+    (("caf\u00e9", "cafe\u0301"), "look alike but contain other characters"),
+    (("good", "good\u200b"), "look alike but contain other characters"),
   ],
 )
 def test_labels_that_look_alike_are_refused(label, alike):
@@ -230,7 +230,7 @@ def test_what_a_number_or_a_text_cannot_be_measured_by_is_told():
   assert "warning: the number is 0.5 in all" in constant.notes[0]
   rows = [(f"текст {chr(1072 + i % 32)}{i}", "резюме" if i % 2 else "a résumé 2") for i in ROWS]
   notes = load(tsv("b.tsv", "inputs targets", rows), "text").notes
-  assert "have none of the letters a to z and no digit, all that ROUGE reads" in notes[1]
+  assert "have no letter a to z and no digit, and ROUGE reads nothing else" in notes[1]
 
 
 def test_what_comes_behind_a_json_list_is_refused():
@@ -239,7 +239,7 @@ def test_what_comes_behind_a_json_list_is_refused():
   pathlib.Path("train.json").write_text(f"{one}\n")
   assert find("train.json").classes == ("0", "1")
   pathlib.Path("train.json").write_text(f"{one}\n{one}\n")
-  with pytest.raises(UserError, match="train.json, line 2: goes on behind the end of its list"):
+  with pytest.raises(UserError, match="train.json, line 2: has text after the end of its list"):
     find("train.json")
 
 
@@ -263,7 +263,7 @@ def test_a_text_with_two_labels_is_told():
 @pytest.mark.parametrize(
   ("rows", "message"),
   [
-    ([("a", "maybe")], "e.tsv, line 2: label is 'maybe', which is no class of the table that is trained on: bad, good"),
+    ([("a", "maybe")], "e.tsv, line 2: label is 'maybe', which is not a class of the training table: bad, good"),
     ([("this is what I think of 3", "good"), ("x", "bad")], None),
   ],
 )
@@ -274,8 +274,8 @@ def test_the_table_to_measure_on_is_compared(rows, message):
       load(**files)
     return
   table = load(**files)
-  assert any("1 of 2 texts" in note and "e.tsv, line 2 is a.tsv, line 5" in note for note in table.notes)
-  assert any('always "bad" is right for 50.0% of the 2 held-out rows' in note for note in table.notes)
+  assert any("1 of 2 texts" in note and "e.tsv, line 2 equals a.tsv, line 5" in note for note in table.notes)
+  assert any('majority baseline: "bad" is correct for 50.0% of the 2 held-out rows' in note for note in table.notes)
 
 
 @pytest.mark.parametrize(
@@ -283,9 +283,12 @@ def test_the_table_to_measure_on_is_compared(rows, message):
   [
     ({"tokens": ["Ann", "saw"], "tags": ["O"]}, "line 41: has 2 words in 'tokens' and 1 tags"),
     ({"question": "Who?", "context": "Ann", "answers": "Bob"}, "line 41: the answer 'Bob' is not in 'context'"),
-    ({"question": "a", "choices": ["a", "b"], "label": 2}, "line 41: label is '2', which is none of the 2 candidates"),
+    (
+      {"question": "a", "choices": ["a", "b"], "label": 2},
+      "line 41: label is '2', which matches none of the 2 candidates",
+    ),
     ({"text": ["a"], "label": 0}, "line 41: text is"),
-    ({"text": "a", "score": 1e39}, "line 41: score is 1e\\+39, beyond the numbers of a model"),
+    ({"text": "a", "score": 1e39}, "line 41: score is 1e\\+39, too large for float32"),
   ],
 )
 def test_a_value_that_cannot_be_used_is_named_with_its_line(row, message):
@@ -430,7 +433,7 @@ def numpy_of(example: dict[str, tf.Tensor]) -> dict:
     ({"kind": "class", "texts": ["a"], "label": 3}, "t2t_table.label='3': must be a str"),
     ({"kind": "class", "texts": [1], "label": "b"}, r"t2t_table.texts='\(1,\)': must be a tuple"),
     ({"kind": "class", "texts": ["a"]}, "t2t_table.label=.*: must be a str"),
-    ({"kind": "class", "texts": ["a"], "label": "b", "more": 1}, "t2t_table: has 'more'.*upgrade t2t"),
+    ({"kind": "class", "texts": ["a"], "label": "b", "more": 1}, "t2t_table: has the key 'more'.*upgrade t2t"),
   ],
 )
 def test_a_specification_from_another_machine_is_checked(saved, message):

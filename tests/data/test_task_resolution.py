@@ -128,9 +128,12 @@ def test_good_data_passes(data):
       {"mixture": "super_glue_cb,docs_span_corruption"},
       r"docs_span_corruption has no number of examples.* its source num_input_examples=\{'train': NUMBER\}",
     ),
-    ({"train_split": "train16"}, r"has no split 'train16', which would be .*/CB/train16\.jsonl; its splits there are"),
-    ({"eval_split": "test"}, r"has no split 'test', which would be .*/CB/test\.jsonl"),
-    ({"mixture": "super_glue"}, r"has no folder BoolQ, from which super_glue_boolq is read; it holds CB, COPA"),
+    (
+      {"train_split": "train16"},
+      r"has no split 'train16', because there is no file .*/CB/train16\.jsonl; its splits are",
+    ),
+    ({"eval_split": "test"}, r"has no split 'test', because there is no file .*/CB/test\.jsonl"),
+    ({"mixture": "super_glue"}, r"has no folder BoolQ for super_glue_boolq; it contains CB, COPA"),
     (
       {"mixture": "super_glue_cb", "benchmark_dirs": {"superglue": "/no/such"}},
       r"benchmark_dirs\.superglue=/no/such: no such folder",

@@ -1,4 +1,4 @@
-"""The report of a classifier, against scikit-learn and by what its text has room for."""
+"""The classification report: scores against scikit-learn, and the layout of its text."""
 
 import json
 
@@ -19,7 +19,7 @@ items = strategies.lists(strategies.tuples(strategies.integers(0, 3), strategies
 @pytest.mark.slow
 @hypothesis.given(items)
 def test_scores_are_scikit_learns(pairs):
-  """A prediction of none of the classes is a class of its own, which is never right."""
+  """For scikit-learn a prediction outside the classes is a further class, which is never right."""
   targets, predictions = ([pair[side] for pair in pairs] for side in (0, 1))
   found = report_of(targets, predictions, LABELS)
   stray = [4 if prediction in (-1, 4) else prediction for prediction in predictions]
@@ -42,8 +42,8 @@ def test_labels_and_their_numbers_are_the_same():
 def test_items_without_a_gold_label_are_left_out_and_counted():
   found = report_of([0, None, -1, float("nan"), 1], [0, 0, 1, 2, None], LABELS)
   assert (found.n, found.without_gold, found.accuracy, found.not_a_label) == (2, 3, 50.0, 1)
-  assert "without a gold label, and left out: 3" in found.to_text()
-  assert "not a label: 1 of 2 predictions name no class" in found.to_text()
+  assert "left out, no gold label: 3" in found.to_text()
+  assert "not a label: 1 of 2 predictions match no class" in found.to_text()
 
 
 def test_what_cannot_be_compared_is_refused():
@@ -67,7 +67,7 @@ def test_a_small_matrix_is_all_there():
 @pytest.mark.parametrize("classes", [1, 2, 9, 20, 77, 150])
 @pytest.mark.parametrize("number", [0, 300, 200_000])
 def test_the_text_fits_into_80_columns(classes, number):
-  """Classes that have no room are added up: no item is lost, and what is confused most is listed."""
+  """Classes that do not fit are merged without losing an item, and the most frequent confusions are listed."""
   random = np.random.default_rng(0)
   names = [f"a class with a name that is long {i}" for i in range(classes)]
   targets = random.integers(0, classes, number)
@@ -86,11 +86,12 @@ def test_long_labels_that_begin_alike_differ_in_the_text():
   labels = [f"Department of Transport and Energy, section {i}" for i in (1, 2, 3)]
   text = report_of(labels, [*labels[1:], labels[0]], labels).to_text(width=80)
   for i in (1, 2, 3):
-    assert sum(f"…, section {i}" in line for line in text.splitlines()) == 2 + (i == 1)  # and as the majority
+    # once more as the majority class
+    assert sum(f"…, section {i}" in line for line in text.splitlines()) == 2 + (i == 1)
 
 
 def test_labels_whose_characters_are_wide_are_aligned():
-  """Chinese characters take two columns of a terminal."""
+  """Chinese characters take two terminal columns."""
   labels = ["好评", "差", "一般般的评价"]
   lines = report_of([0, 1, 2, 2], [0, 1, 2, 0], labels).to_text().splitlines()
   for number in (4, len(lines) - 3):

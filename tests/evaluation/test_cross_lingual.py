@@ -1,4 +1,4 @@
-"""Benchmarks in many languages: questions from released files, mixtures of all languages, and the table of transfer."""
+"""Multilingual benchmarks: released files, mixtures of all languages, and the table of results by language."""
 
 import json
 import math
@@ -20,7 +20,7 @@ registry.load("t2t.tasks.multilingual")
 
 
 def article(*ids, text="Ann won in Rome."):
-  """As SQuAD's files have it."""
+  """Returns an article in the format of SQuAD files."""
   answer = {"text": "Rome", "answer_start": 11}
   questions = [{"id": name, "question": f"Where {name}?", "answers": [answer]} for name in ids]
   return {"data": [{"title": "t", "paragraphs": [{"context": text, "qas": questions}]}], "version": "1.1"}
@@ -30,7 +30,7 @@ def article(*ids, text="Ann won in Rome."):
 
 
 def test_each_language_has_a_task_and_a_mixture_has_all():
-  """Under the names of TFDS and of the papers; MasakhaNER's two versions are read from folders of their own."""
+  """Tasks have the names of TFDS and of the papers; each version of MasakhaNER has its own folder."""
   numbers = {"xnli": 15, "paws_x_wiki": 7, "xquad": 11, "tydiqa_goldp": 9, "wikiann": 40}
   numbers |= {"masakhaner": 10, "masakhaner2": 20}
   for name, number in numbers.items():
@@ -44,7 +44,7 @@ def test_each_language_has_a_task_and_a_mixture_has_all():
 
 @pytest.mark.slow
 def test_questions_of_each_language(tmp_path):
-  """XQuAD has a file for each; TyDi QA one for all, whose ids say the language."""
+  """XQuAD has a file for each language; TyDi QA has one file, and its ids begin with the language."""
   test_tasks.write(tmp_path, {f"xquad.{name}.json": json.dumps(article(f"{name}1")) for name in ("en", "ar")})
   both = article("swahili-1-0", "finnish-2-0", "swahili-3-1")
   test_tasks.write(tmp_path, {f"tydiqa-goldp-v1.1-{split}.json": json.dumps(both) for split in ("train", "dev")})
@@ -57,12 +57,12 @@ def test_questions_of_each_language(tmp_path):
     assert [each["id"] for each in found] == [b"swahili-1-0", b"swahili-3-1"]
     right = [task.postprocess_fn("?", example=each, is_target=True) for each in found]
     assert task.metric_fns[0](right, ["Rome", "Oslo"]) == {"exact_match": 50.0, "f1": 50.0}
-  with pytest.raises(UserError, match=r"config.data.benchmark_dirs.tydiqa_goldp: .*-dev.json: holds no record"):
+  with pytest.raises(UserError, match=r"config.data.benchmark_dirs.tydiqa_goldp: .*-dev.json: contains no record"):
     test_tasks.released("tydiqa_goldp_te", tmp_path).source.num_input_examples("validation")
 
 
 def test_what_tfds_has_not_is_said():
-  """MasakhaNER is read from files alone."""
+  """MasakhaNER can only be read from files."""
   source = seqio.TaskRegistry.get("masakhaner_yor").source
   for ask in (source.list_shards, source.num_input_examples, source.get_dataset):
     with pytest.raises(UserError, match="config.data.benchmark_dirs.masakhaner is empty, and TensorFlow Datasets"):
@@ -75,7 +75,7 @@ def test_a_language_that_there_is_not():
     task_resolution.select(seqio.MixtureRegistry.get("xnli"), ["sv"])
 
 
-# ---- The table -------------------------------------------------------------------------------------------------------
+# ---- Table of results ------------------------------------------------------------------------------------------------
 
 
 def result(task, split="test", **metrics):
@@ -91,7 +91,7 @@ FOUND = [
 
 
 def test_results_by_language():
-  """Of benchmarks that were asked in more than one and have labels; other results stay as they were."""
+  """Only benchmarks with labels in several languages are grouped; other results are unchanged."""
   found = languages.parted(FOUND)
   assert {key: list(each) for key, each in found.items()} == {
     ("tydiqa_goldp", "test"): ["sw", "te"],
@@ -106,7 +106,7 @@ def test_results_by_language():
 
 
 def test_the_table_fits_80_columns(tmp_path, capsys):
-  """Published with the other tables; what was measured before stays in the file."""
+  """The table is printed with the others, and earlier results stay in the file."""
   (tmp_path / "languages.json").write_text('{"xquad.test": 1, "xnli.test": 2}')
   results.publish(FOUND, epath.Path(tmp_path), about={})
   lines = capsys.readouterr().out.splitlines()
@@ -126,7 +126,7 @@ def test_the_table_fits_80_columns(tmp_path, capsys):
 
 @pytest.mark.exhaustive
 def test_trained_in_one_language_and_asked_in_all(tmp_path, capsys):
-  """The commands: an encoder's head learns English, and answers seven languages."""
+  """The commands train the head of an encoder on English and evaluate it in seven languages."""
   header = "id\tsentence1\tsentence2\tlabel"
   rows = lambda word: "\n".join([header, *(f"{i}\t{word} {i}\t{word}\t{i % 2}" for i in range(8))])
   for language in benchmark_files.LANGUAGES["paws_x_wiki"]:
@@ -151,7 +151,7 @@ def test_trained_in_one_language_and_asked_in_all(tmp_path, capsys):
 
 @pytest.mark.exhaustive
 def test_xnli_is_asked_of_who_has_learned_mnli(tmp_path, capsys):
-  """The head of the English benchmark answers in fifteen languages."""
+  """The head of the English benchmark is evaluated in fifteen languages."""
   labels = ("entailment", "neutral", "contradiction")
   header = "promptID\tgold_label\tsentence1\tsentence2"
   english = "\n".join([header, *(f"{i}\t{labels[i % 3]}\tthe {i}\ta {i}" for i in range(12))])

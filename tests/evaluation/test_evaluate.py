@@ -1,4 +1,4 @@
-"""The commands `t2t eval` and `t2t superglue`, and the metrics of tasks between training steps."""
+"""The commands `t2t eval` and `t2t superglue`, and task metrics between training steps."""
 
 import dataclasses
 import functools
@@ -88,7 +88,7 @@ ARCHITECTURES = ("encoder_decoder", "decoder_only", "encoder_only")
 
 @functools.cache
 def registering(folder):
-  """The file that registers the tasks; one, since a process registers a task once."""
+  """Writes the file that registers the tasks; a single file, because a process registers a task once."""
   path = folder / "odd_tasks.py"
   path.write_text(textwrap.dedent(MODULE))
   return path
@@ -137,7 +137,7 @@ def predictions(workdir, name):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_architecture_answers(architecture, module, tmp_path, capsys):
-  """A table, and files with each answer in the order of the examples; the metrics are those of these answers."""
+  """There are a table and a file of answers in the order of the examples, and the metrics are those of the answers."""
   assert run(module, tmp_path, architecture) == 0
   rows = predictions(tmp_path, "odd_label.validation")
   assert [row["idx"] for row in rows] == [0, 1, 2, 3, 4]
@@ -165,7 +165,7 @@ def test_every_architecture_answers(architecture, module, tmp_path, capsys):
 
 @pytest.mark.exhaustive
 def test_examples_without_a_gold_answer_are_left_out(module, tmp_path, capsys):
-  """Every third label is -1: the metric is of the others, and how many are missing is told."""
+  """Every third label is -1: the metric leaves these out, and their number is printed."""
   assert run(module, tmp_path, mixture="odd_partly") == 0
   rows = predictions(tmp_path, "odd_partly.validation")
   right = [row["value"] == row["target"] for row in rows if row["target"] != -1]
@@ -185,7 +185,7 @@ def evaluation(module, architecture, mixture="odd_label", **settings):
 
 @pytest.mark.exhaustive
 def test_ranking_takes_the_likeliest_option(module):
-  """Of "no" and "yes" the one that teacher forcing gives the higher log-probability, whose sum is the score."""
+  """The chosen option of "no" and "yes" has the higher teacher-forced log-probability, and its sum is the score."""
   ranked, params = evaluation(module, "encoder_decoder", method="rank")
   (result,) = ranked.run(params)
   scored, _ = evaluation(module, "encoder_decoder", mixture="odd_likelihood")
@@ -200,11 +200,11 @@ def test_ranking_takes_the_likeliest_option(module):
 
 @pytest.mark.exhaustive
 def test_what_is_known_to_be_a_percentage_is_told_as_one(module, tmp_path, capfd):
-  """A metric of t2t's own; of one of the user's nobody knows."""
+  """Metrics of t2t are marked as percentages; user-defined metrics are not."""
   both, params = evaluation(module, "encoder_decoder", mixture="odd")
   logger = train_logger.TrainLogger(epath.Path(tmp_path), num_steps=1, start=0, unwritten={})
   run = types.SimpleNamespace(logger=logger, workdir=epath.Path(tmp_path), step=1)
-  capfd.readouterr()  # of the training of the model, where it is the first that asks for it
+  capfd.readouterr()  # output of the fixture that trains the model
   callback._log_tasks(run, both.run(params))
   logger.close()
   said = "".join(capfd.readouterr())
@@ -214,7 +214,7 @@ def test_what_is_known_to_be_a_percentage_is_told_as_one(module, tmp_path, capfd
 
 @pytest.mark.exhaustive
 def test_shots_stand_in_front_of_each_input(module):
-  """Longer prompts, other answers; none longer than the model reads."""
+  """Prompts become longer and answers change; no prompt exceeds the model's input length."""
   plain, params = evaluation(module, "encoder_decoder")
   shown, _ = evaluation(module, "encoder_decoder", num_shots=1)
   (before,), (after,) = plain.run(params), shown.run(params)
@@ -225,7 +225,7 @@ def test_shots_stand_in_front_of_each_input(module):
 
 @pytest.mark.exhaustive
 def test_a_decoder_is_asked_as_it_was_trained(module):
-  """EOS ends its prompts, within the length, where the objective of its checkpoint had it there; not otherwise."""
+  """EOS ends the prompts, within the length, only if the objective of the checkpoint did so."""
 
   def prompts(objective):
     config = override(load_config("superglue"), options(module, "odd_label"))
@@ -243,7 +243,7 @@ def test_a_decoder_is_asked_as_it_was_trained(module):
 
 @pytest.mark.slow
 def test_sets_without_labels_are_answered(module, tmp_path, capsys):
-  """There is nothing to measure, but the answers are there."""
+  """Answers are written, without metrics."""
   assert run(module, tmp_path, "encoder_decoder", "--config.data.eval_split=test") == 0
   assert [row["target"] for row in predictions(tmp_path, "odd_label.test")] == [None] * 3
   assert json.loads((tmp_path / "results.json").read_text())["odd_label.test"]["score"] is None
@@ -252,7 +252,7 @@ def test_sets_without_labels_are_answered(module, tmp_path, capsys):
 
 @pytest.mark.exhaustive
 def test_results_of_other_splits_stay(module, tmp_path):
-  """A folder collects what is measured one after another."""
+  """A folder collects the results of successive evaluations."""
   assert run(module, tmp_path) == 0
   assert run(module, tmp_path, "encoder_decoder", "--config.data.eval_split=train", "--config.eval.max_examples=2") == 0
   found = json.loads((tmp_path / "results.json").read_text())
@@ -272,24 +272,24 @@ def test_results_of_other_splits_stay(module, tmp_path):
     ),
     (
       ["--config.data.mixture=odd_tags", "--config.eval.method=rank"],
-      "odd_tags: its answer is a tag for each word, among which config.eval.method=rank cannot choose",
+      "odd_tags: its answer is a tag for each word, which config.eval.method=rank does not support",
     ),
     (["--config.data.mixture=odd_broken"], r"odd_broken: metric broken failed: ZeroDivisionError"),
     (["--config.eval.tasks=labell"], r"config.eval.tasks: labell: no such task"),
-    (["--config.eval.method=guess"], "config.eval.method=guess: no such method; there are write, rank, head"),
+    (["--config.eval.method=guess"], "config.eval.method=guess: no such method; methods are generate, rank, head"),
     (["--config.data.eval_split=tset"], "odd_label: has no split 'tset'; .*; did you mean test"),
     (["--config.data.eval_split=dev"], "odd_label: has no split 'dev'; it has train, validation, test"),
     (["--config.data.vocabulary=bytes", "--config.data.extra_ids=3"], "was trained with another vocabulary"),
     (["--config.eval.num_beams=0"], "num_beams=0: must be at least 1"),
     (["--config.eval.num_shots=9"], r"config.eval.num_shots=9: the training split has 6 example\(s\)"),
-    # None are asked for, whatever the config says: so it comes to what is wrong behind them.
+    # --shots=0 overrides the config, so the next error is reported.
     (["--shots=0", "--config.eval.num_shots=9", "--config.eval.num_beams=0"], "num_beams=0: must be at least 1"),
     (["--config.data.mixture=oddd"], "oddd: no task or mixture of that name"),
     (["--checkpoint=nowhere"], "--checkpoint nowhere: no checkpoint there"),
   ],
 )
 def test_what_cannot_be_evaluated(others, message, module, tmp_path, capsys):
-  """One line that says what was wrong, and what would be right."""
+  """The error is one line with the fault and the remedy."""
   assert run(module, tmp_path, "encoder_decoder", *others) == 2
   assert re.search(message, capsys.readouterr().err)
   assert not (tmp_path / "results.json").exists()
@@ -297,7 +297,7 @@ def test_what_cannot_be_evaluated(others, message, module, tmp_path, capsys):
 
 @pytest.mark.exhaustive
 def test_training_measures_its_tasks_and_keeps_the_best(module, tmp_path, capsys):
-  """At every evaluation, in the terminal and in the files; the best step by each metric stays."""
+  """Metrics are logged at every evaluation, on the terminal and in files; the best step by each metric is kept."""
   arguments = ["train", "--config=finetune_superglue", f"--config.init.checkpoint={trained.workdir('encoder_decoder')}"]
   arguments += [
     *options(module, "odd"),
@@ -311,13 +311,13 @@ def test_training_measures_its_tasks_and_keeps_the_best(module, tmp_path, capsys
     for name in ("loss", "odd_label/accuracy", "odd_likelihood/likelihood", "odd_label/score")
   }
   assert all(list(values) == [1, 2, 3, 4] for values in measured.values())
-  best = {min(measured["loss"], key=measured["loss"].get), 3, 4}  # and the last two
+  best = {min(measured["loss"], key=measured["loss"].get), 3, 4}  # and the last two steps
   best |= {max(measured[name], key=measured[name].get) for name in measured if name != "loss"}
   assert {int(path.name) for path in (tmp_path / "checkpoints").iterdir()} == best
   out = capsys.readouterr()
   assert "best odd_likelihood/likelihood" in out.out
   assert "odd_label accuracy" in out.err
-  # What training measured is what `t2t eval` finds in the checkpoint.
+  # `t2t eval` of the checkpoint gives the metrics of training.
   assert (
     command.main(["eval", f"--checkpoint={tmp_path}", f"--workdir={tmp_path / 'eval'}", *options(module, "odd")]) == 0
   )
@@ -334,7 +334,7 @@ def write_lines(path, records):
 
 @pytest.fixture(scope="module")
 def superglue_folder(tmp_path_factory):
-  """Two tasks and a diagnostic set, as they are released."""
+  """Returns a folder with two tasks and a diagnostic set, in the released format."""
   folder = tmp_path_factory.mktemp("SuperGLUE")
   for split, number in (("train", 12), ("val", 5), ("test", 4)):
     pairs = [{"premise": f"it rains {i}", "hypothesis": f"it is wet {i}", "idx": i} for i in range(number)]
@@ -354,7 +354,7 @@ def superglue_folder(tmp_path_factory):
 
 @pytest.mark.exhaustive
 def test_superglue_from_a_checkpoint_to_the_leaderboard(superglue_folder, tmp_path, capsys):
-  """Each task's test set is answered by the step that is best on its validation set; the same command resumes."""
+  """The step with the best validation score predicts each test set; the same command resumes."""
   arguments = ["superglue", f"--checkpoint={trained.workdir('encoder_decoder')}", f"--workdir={tmp_path}"]
   arguments += [f"--config.data.benchmark_dirs.superglue={superglue_folder}", "--config.eval.tasks=cb,rte,axb"]
   arguments += ["--config.data.inputs_length=40", "--config.data.targets_length=16", "--config.train.batch_size=8"]
@@ -386,7 +386,7 @@ def test_superglue_from_a_checkpoint_to_the_leaderboard(superglue_folder, tmp_pa
 
 @pytest.mark.exhaustive
 def test_a_run_from_before_folders_had_names_goes_on(superglue_folder, tmp_path, capsys):
-  """Its config and its place in the data have superglue_dir: it is resumed, on the same data, and evaluated."""
+  """A run with the old key superglue_dir resumes on the same data, and can be evaluated."""
   folder = f"--config.data.benchmark_dirs.superglue={superglue_folder}"
   train = ["train", "--config=finetune_superglue", f"--workdir={tmp_path}", "--config.data.mixture=super_glue_cb"]
   train += ["--config.data.inputs_length=40", "--config.data.targets_length=16", "--config.train.batch_size=8"]
@@ -422,14 +422,14 @@ def test_a_run_from_before_folders_had_names_goes_on(superglue_folder, tmp_path,
 
 
 def test_a_step_can_be_chosen_only_where_it_was_saved(superglue_folder, tmp_path, capsys):
-  """Evaluations and checkpoints at the same steps."""
+  """Evaluations and checkpoints must be at the same steps."""
   arguments = ["superglue", f"--checkpoint={trained.workdir('encoder_decoder')}", f"--workdir={tmp_path}"]
   assert command.main([*arguments, "--config.eval.every=10"]) == 2
   assert "give the same number" in capsys.readouterr().err
 
 
 def test_a_set_that_is_not_there_is_named(superglue_folder, tmp_path, capsys):
-  """The whole of SuperGLUE is asked for, and the folder has two tasks of it."""
+  """The config names all of SuperGLUE, but the folder has only two tasks."""
   arguments = ["superglue", f"--checkpoint={trained.workdir('encoder_decoder')}", f"--workdir={tmp_path}"]
   assert command.main([*arguments, f"--config.data.benchmark_dirs.superglue={superglue_folder}"]) == 2
   error = capsys.readouterr().err
@@ -446,14 +446,14 @@ def answers_of(texts, targets):
 
 
 def test_a_score_is_the_mean_of_the_metrics():
-  """As GLUE and SuperGLUE average them."""
+  """GLUE and SuperGLUE average the metrics of a task."""
   assert answers_of(["a"], ["a"]).score == 37.5
   assert results.Result("t", "test", {}, []).score is None
 
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_leaderboards_get_no_part_of_a_test_set(whole, tmp_path):
-  """They refuse it, after a day; where not all examples were asked, there is no zip."""
+  """Leaderboards refuse incomplete predictions, so no zip is written unless all examples were evaluated."""
   answers = [results.Answer({"idx": np.int32(i)}, "True", 1, None, -0.5) for i in range(3)]
   found = [results.Result("super_glue_boolq", "test", {}, answers)]
   results.publish(found, epath.Path(tmp_path), about={}, whole=whole)
@@ -463,7 +463,7 @@ def test_leaderboards_get_no_part_of_a_test_set(whole, tmp_path):
 
 @pytest.mark.exhaustive
 def test_evaluations_say_how_far_they_are(module):
-  """Every example is counted once, however many options it has."""
+  """Progress counts every example once, for any number of options."""
   for architecture in ("encoder_decoder", "encoder_only"):
     asked, params = evaluation(module, architecture)
     counted = []
@@ -473,7 +473,7 @@ def test_evaluations_say_how_far_they_are(module):
 
 @pytest.mark.exhaustive
 def test_meshes_give_the_same_answers(module):
-  """Eight devices in another shape."""
+  """Eight devices in another mesh shape give the same answers."""
   found, params = evaluation(module, "encoder_decoder")
   config = override(load_config("superglue"), options(module))
   config.mesh.update(fsdp=4, tensor=2)
@@ -490,19 +490,19 @@ def test_meshes_give_the_same_answers(module):
     ({"label": np.int64(-1)}, True),
     ({"label": np.int64(0)}, False),
     ({"label": np.float32("nan")}, True),
-    ({"label": np.float32(-1)}, False),  # a number like any other
+    ({"label": np.float32(-1)}, False),  # a regular number
     ({"answers": np.array([], object)}, True),
     ({"answers": np.array([], object), "no_answer": b"none"}, False),
     ({}, False),
   ],
 )
 def test_what_has_no_label(example, unlabelled):
-  """As in test sets; that a question has no answer is a label."""
+  """Examples of test sets are unlabelled; a question marked as unanswerable is labelled."""
   assert evaluate._is_unlabelled(example) is unlabelled
 
 
 def test_no_name_of_a_table_is_cut_off(capsys):
-  """At 80 columns the longest names of GLUE and SuperGLUE are whole, steps beside them; longer ones go on below."""
+  """The longest names of GLUE and SuperGLUE and the steps fit into 80 columns; longer names are wrapped."""
   tasks = {"glue_mnli_mismatched": "accuracy", "super_glue_cb": "mean_3class_f1", "x" * 60: "accuracy"}
   found = [results.Result(task, "validation", {metric: 50.0}, [], (metric,)) for task, metric in tasks.items()]
   results.print_table(found[:2], rich.console.Console(width=80), steps=dict.fromkeys(tasks, 262_144))

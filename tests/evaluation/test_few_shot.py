@@ -25,7 +25,7 @@ def text(found) -> str:
 
 
 def test_solved_examples_stand_in_front():
-  """Input, line break, answer, empty line; then the input that is to be solved."""
+  """The prompt has input, line break, answer and empty line of each shot, then the input to solve."""
   (found,) = shot([example("x?")], 2)
   *solved, own = text(found).split("\n\n")
   assert own == "x?\n"
@@ -35,7 +35,7 @@ def test_solved_examples_stand_in_front():
 
 
 def test_each_input_has_its_own_and_every_run_the_same():
-  """Which shots are drawn depends on nothing but the number of the input."""
+  """The sampled shots depend only on the index of the input."""
   examples = [example("x?")] * 20
   first = [text(found) for found in shot(examples, 2)]
   assert len(set(first)) > 5
@@ -43,7 +43,7 @@ def test_each_input_has_its_own_and_every_run_the_same():
 
 
 def test_what_does_not_fit_is_left_out_from_the_front():
-  """A shot is whole or not there; an input that is too long alone is cut, EOS last."""
+  """Shots are dropped as a whole; an input that is too long by itself is cut, with EOS at its end."""
   all_four = text(shot([example("x?")], 4)[0])
   (fewer,) = shot([example("x?")], 4, max_inputs=len("x?\n") + 2 * len("a?\nA\n\n") + 3)
   assert fewer["num_shots"] == 2
@@ -53,7 +53,7 @@ def test_what_does_not_fit_is_left_out_from_the_front():
 
 
 def test_too_few_training_examples():
-  """How many there are is said."""
+  """The error gives the number of training examples."""
   with pytest.raises(UserError, match=r"config.eval.num_shots=5: the training split has 4 example\(s\)"):
     shot([example("x?")], 5)
   with pytest.raises(UserError, match="no text 'inputs_pretokenized'"):

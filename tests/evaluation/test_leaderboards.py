@@ -1,4 +1,4 @@
-"""The zips that leaderboards take, read back."""
+"""Leaderboard zips, read back."""
 
 import json
 import zipfile
@@ -17,12 +17,12 @@ FEW_SHOT = SUPERGLUE.parent / "superglue_fewshot"
 
 
 def row(index, prediction, **fields):
-  """As an evaluation has it: fields from tf.data, the prediction from a postprocess function."""
+  """Returns a row as an evaluation does: fields from tf.data, and the prediction of a postprocess function."""
   return {"idx": np.array(index, np.int32), **fields}, prediction
 
 
 def written(tmp_path, task, rows):
-  """The lines of the one file that the zip for `task` has."""
+  """Returns the lines of the single file in the zip for `task`."""
   leaderboards.write(tmp_path / "predictions.zip", {task: rows})
   with zipfile.ZipFile(tmp_path / "predictions.zip") as archive:
     (name,) = archive.namelist()
@@ -54,7 +54,7 @@ UNPARSEABLE = -1
   ],
 )
 def test_labels_of_super_glue(tmp_path, task, name, lines):
-  """Label 1, and one that could not be parsed, which becomes the first."""
+  """An unparseable prediction is written as the first label."""
   rows = [row(1, UNPARSEABLE), row(0, 1)]
   assert written(tmp_path, f"super_glue_{task}", rows) == (name, lines)
 
@@ -75,21 +75,21 @@ def test_labels_of_super_glue(tmp_path, task, name, lines):
   ],
 )
 def test_labels_of_glue(tmp_path, task, name, first, second):
-  """Tab-separated, with a header; an unparseable prediction becomes the first label."""
+  """Files are tab-separated with a header; an unparseable prediction is written as the first label."""
   rows = [row(2, UNPARSEABLE), row(10, 0), row(0, 1)]
   expected = ["index\tprediction", f"0\t{second}", f"2\t{first}", f"10\t{first}"]
   assert written(tmp_path, f"glue_{task}", rows) == (name, expected)
 
 
 def test_similarities(tmp_path):
-  """Within 0 to 5, with three digits; not a number becomes 0."""
+  """Values are clipped to 0 to 5, with three digits; unparseable values become 0."""
   rows = [row(i, value) for i, value in enumerate([2.8, 7.0, -1.0, None, 3.14159])]
   expected = ["index\tprediction", "0\t2.800", "1\t5.000", "2\t0.000", "3\t0.000", "4\t3.142"]
   assert written(tmp_path, "glue_stsb", rows) == ("STS-B.tsv", expected)
 
 
 def test_answers_of_multirc_are_nested(tmp_path):
-  """By passage, question and answer, each in order, whatever the order of the rows."""
+  """Answers are sorted by passage, question and answer, for any order of the rows."""
   indices = [[1, 2, 7], [0, 1, 4], [0, 0, 1], [0, 0, 0], [1, 2, 6], [0, 1, 5]]
   values = [1, 0, 1, UNPARSEABLE, 0, 1]
   rows = [row(i, {"group": tuple(i[:2]), "value": v}) for i, v in zip(indices, values, strict=True)]
@@ -104,7 +104,7 @@ def test_answers_of_multirc_are_nested(tmp_path):
 
 
 def test_entities_of_record(tmp_path):
-  """The query's index; where nothing was written, the first entity."""
+  """The index is that of the query; an unparseable prediction is written as the first entity."""
   options = np.array(["Zürich".encode(), b"Bhutto"], object)
   rows = [row([0, 3], "Bhutto", options=options), row([0, 2], "", options=options)]
   name, lines = written(tmp_path, "super_glue_record", rows)
@@ -112,11 +112,11 @@ def test_entities_of_record(tmp_path):
   assert [json.loads(line) for line in lines] == [{"idx": 2, "label": "Zürich"}, {"idx": 3, "label": "Bhutto"}]
 
 
-# ---- The zip ---------------------------------------------------------------------------------------------------------
+# ---- Zip -------------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_missing(tmp_path):
-  """All files but those given; a task without rows has no file."""
+  """All tasks without predictions are listed; a task without rows has no file."""
   missing = leaderboards.write(
     tmp_path / "new" / "glue.zip", {"glue_rte": [row(0, 1)], "glue_cola": [row(0, 1)], "glue_ax": []}
   )
@@ -128,7 +128,7 @@ def test_what_is_missing(tmp_path):
 
 @pytest.mark.parametrize("name", leaderboards.LEADERBOARDS)
 def test_nothing_is_missing(tmp_path, name):
-  """One zip with every file of a leaderboard, no two of one name."""
+  """The zip contains every file of a leaderboard, with unique names."""
   files = leaderboards.LEADERBOARDS[name]
   indices = {"super_glue_multirc": [0, 0, 0], "super_glue_record": [0, 0]}
   rows = {task: [row(indices.get(task, 0), 0 if task != "super_glue_record" else "x")] for task in files}
@@ -140,7 +140,7 @@ def test_nothing_is_missing(tmp_path, name):
 
 @hypothesis.given(strategies.permutations(range(12)))
 def test_the_order_of_rows_does_not_matter(tmp_path_factory, order):
-  """Nor the day: the same predictions are the same bytes."""
+  """The same predictions give the same bytes, on any day."""
   folder = tmp_path_factory.mktemp("zips")
   rows = [row(i, i % 3) for i in range(12)]
   leaderboards.write(folder / "first.zip", {"super_glue_cb": rows})
@@ -149,7 +149,7 @@ def test_the_order_of_rows_does_not_matter(tmp_path_factory, order):
 
 
 def test_what_stood_there_stays_until_the_new_zip_is_whole(tmp_path):
-  """An error leaves the old zip, and nothing beside it."""
+  """An error keeps the old zip, without temporary files."""
   path = tmp_path / "glue.zip"
   leaderboards.write(path, {"glue_rte": [row(0, 1)]})
   before = path.read_bytes()
@@ -161,7 +161,7 @@ def test_what_stood_there_stays_until_the_new_zip_is_whole(tmp_path):
 
 
 def test_no_answer_is_written_twice(tmp_path):
-  """Of MultiRC all three numbers say which answer it is: the same answer of another question is another."""
+  """In MultiRC all three indices identify an answer, so equal answers of two questions are different."""
   rows = [row([0, 0, 1], {"value": 1}), row([0, 1, 1], {"value": 1})]
   assert len(written(tmp_path, "super_glue_multirc", rows)[1]) == 1
   with pytest.raises(UserError, match=r"super_glue_multirc: two predictions for the example with idx \[0, 1, 1\]"):
@@ -187,7 +187,7 @@ def test_what_cannot_be_written(tmp_path, predictions, message):
 
 # ---- Released data ---------------------------------------------------------------------------------------------------
 
-# Labels in the order of the tasks' classes, as the release has them, and as the leaderboard wants them.
+# Labels in the order of the tasks' classes: in the release, and for the leaderboard.
 RELEASED = {
   "super_glue_boolq": ("BoolQ/val.jsonl", (False, True), ("false", "true")),
   "super_glue_cb": ("CB/val.jsonl", ("entailment", "contradiction", "neutral"), None),
@@ -202,7 +202,7 @@ RELEASED = {
 
 @pytest.mark.parametrize("task", RELEASED)
 def test_the_labels_of_a_release(tmp_path, task):
-  """Written and read back they are those of the release, line by line."""
+  """Labels written and read back equal the released labels, line by line."""
   path, labels, wanted = RELEASED[task]
   gold = records(SUPERGLUE / path)
   _, lines = written(tmp_path, task, [row(int(record["idx"]), labels.index(record["label"])) for record in gold])
@@ -214,7 +214,7 @@ def test_the_labels_of_a_release(tmp_path, task):
 
 
 def test_multirc_of_the_release(tmp_path):
-  """What is written is the release without its texts."""
+  """The output equals the release without its texts."""
   gold = records(SUPERGLUE / "MultiRC" / "val.jsonl")
   rows = [
     row([record["idx"], question["idx"], answer["idx"]], {"value": answer["label"]})
@@ -234,7 +234,7 @@ def test_multirc_of_the_release(tmp_path):
 
 
 def test_record_of_the_release(tmp_path):
-  """The first right answer of each query."""
+  """The output has the first correct answer of each query."""
   gold = records(FEW_SHOT / "ReCoRD" / "dev32.jsonl")
   queries = [(record["idx"], query) for record in gold for query in record["qas"]]
   rows = [row([passage, query["idx"]], query["answers"][0]["text"]) for passage, query in queries]

@@ -1,4 +1,4 @@
-"""Metrics on odd inputs, by the rules of the benchmarks' own scripts, written here from their definitions."""
+"""Metrics on unusual inputs, against reimplementations of the benchmarks' scripts."""
 
 import collections
 import math
@@ -43,7 +43,7 @@ ODD = [
 
 
 def tokens(text):
-  """Lower case, ASCII punctuation taken out, then articles, then split at white space."""
+  """Returns the words of a text in lower case, without ASCII punctuation and articles."""
   text = "".join(character for character in text.lower() if character not in string.punctuation)
   return re.sub(r"\b(a|an|the)\b", " ", text).split()
 
@@ -58,15 +58,15 @@ def overlap(gold, prediction):
 
 
 def squad_v1(gold, prediction):
-  """The script of 1.1: the best over all gold answers; F1 is 0 without a common word."""
+  """Computes the scores of the SQuAD 1.1 script: the best over all gold answers; F1 is 0 without a common word."""
   exact = max(" ".join(tokens(each)) == " ".join(tokens(prediction)) for each in gold)
   return 100 * exact, 100 * max(overlap(each, prediction) for each in gold)
 
 
 def squad_v2(gold, prediction):
-  """The script of 2.0: gold answers of which nothing is left are none, and none is the empty text.
+  """Computes the scores of the SQuAD 2.0 script: gold answers that are empty after normalization are dropped.
 
-  F1 with an empty side is whether both are empty.
+  Without gold answers the gold text is empty. F1 with an empty side is 1 if both sides are empty, else 0.
   """
   gold = [each for each in gold if tokens(each)] or [""]
   exact = max(tokens(each) == tokens(prediction) for each in gold)
@@ -89,7 +89,7 @@ def test_squad_is_the_scripts(prediction):
 
 @pytest.mark.parametrize("prediction", ODD)
 def test_a_question_without_an_answer_is_the_scripts(prediction):
-  """An empty answer is right, and so is the word that models write in its place."""
+  """An empty answer is right, and so is the text that models generate for it."""
   right = 100.0 if prediction == postprocessors.UNANSWERABLE or not tokens(prediction) else 0.0
   assert task_metrics.squad_v2([[]], [prediction]) == {"exact_match": right, "f1": right}
 
@@ -105,7 +105,7 @@ def test_a_question_with_an_answer_is_not_answered_by_withholding_it():
 @pytest.mark.parametrize(
   ("targets", "predictions"),
   [
-    ([1, 1, 1], [1, 1, 1]),  # one class only
+    ([1, 1, 1], [1, 1, 1]),  # only one class
     ([0, 0, 0], [0, 0, 0]),
     ([0, 0, 0], [1, 1, 1]),
     ([1, 1, 1], [0, 0, 0]),
@@ -117,7 +117,7 @@ def test_a_question_with_an_answer_is_not_answered_by_withholding_it():
   ],
 )
 def test_one_class_and_constant_predictions_are_scikit_learns(targets, predictions):
-  """Where a denominator is 0, F1 and Matthews' correlation are 0, as the scripts of GLUE print them."""
+  """If a denominator is 0, F1 and Matthews' correlation are 0, as in GLUE's scripts."""
   f1 = sklearn.metrics.f1_score(targets, predictions, zero_division=0)
   assert task_metrics.f1(targets, predictions)["f1"] == pytest.approx(100 * f1)
   matrix = sklearn.metrics.confusion_matrix(targets, predictions, labels=[0, 1])
@@ -139,9 +139,9 @@ def test_multirc_of_one_answer_and_of_none_right():
 
 SEQUENCES = [
   (["B-PER", "I-PER", "O"], ["B-PER", "I-PER", "O"]),
-  (["B-PER", "I-PER", "O"], ["I-PER", "I-PER", "O"]),  # an I- that begins
+  (["B-PER", "I-PER", "O"], ["I-PER", "I-PER", "O"]),  # an I- at the beginning
   (["B-PER", "I-PER", "O"], ["B-PER", "B-PER", "O"]),
-  (["B-PER", "I-PER", "O"], ["B-PER", "I-LOC", "O"]),  # a type that changes within
+  (["B-PER", "I-PER", "O"], ["B-PER", "I-LOC", "O"]),  # a type that changes inside
   (["B-PER", "B-PER"], ["B-PER", "I-PER"]),
   (["I-LOC", "O", "I-LOC"], ["I-LOC", "I-LOC", "I-LOC"]),
   (["O", "O"], ["O", "O"]),
@@ -159,7 +159,7 @@ def test_entities_are_seqevals(number):
 
 
 def test_words_without_a_tag_have_none():
-  """Fewer tags than words, more, and no prediction at all."""
+  """There are fewer tags than words, more tags, or no prediction."""
   right = ["B-PER", "I-PER", "O", "B-LOC"]
   short, full, more = ["B-PER", "I-PER"], ["B-PER", "I-PER", "O", "O"], [*right, "B-PER"]
   assert task_metrics.entity_f1([right], [short]) == task_metrics.entity_f1([right], [full])
@@ -174,7 +174,7 @@ def test_words_without_a_tag_have_none():
 
 @pytest.mark.parametrize("prediction", ODD)
 def test_rouge_and_bleu_are_the_libraries(prediction):
-  """Stemmed F-measures per summary; BLEU of the whole corpus with mteval's international tokens."""
+  """ROUGE is the stemmed F-measure for each summary; BLEU is that of the corpus, with mteval's international tokens."""
   gold = "the cats sat . in Paris, 東京"
   scorer = rouge_scorer.RougeScorer(["rouge1", "rouge2", "rougeLsum"], tokenizer=tokenizers.DefaultTokenizer(True))
   expected = scorer.score(gold.replace(" . ", " .\n"), prediction)
@@ -199,7 +199,7 @@ def test_mnli_counts_once_in_the_mean_of_glue():
 
 
 def test_the_mean_of_glue_is_over_eight_tasks():
-  """Each task's score is the mean of its metrics before tasks are averaged."""
+  """The metrics of a task are averaged before the tasks."""
   names = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "mnli_mismatched", "qnli", "rte")
   scores = {f"glue_{name}": float(10 * number) for number, name in enumerate(names)}
   expected = statistics.mean([0, 10, 20, 30, 40, (50 + 60) / 2, 70, 80])
@@ -219,16 +219,16 @@ def test_diagnostic_sets_are_no_part_of_a_mean():
   [
     (89.3, [(91.2,), (93.9, 96.8), (94.8,), (88.1, 63.3), (94.1, 93.4), (92.5,), (76.9,), (93.8,)]),  # T5 11B
     (89.2, [(91.1,), (95.8, 97.6), (95.6,), (87.9, 61.9), (93.3, 92.4), (92.9,), (75.8,), (93.8,)]),  # SPoT
-    (89.8, [(89.0,), (95.8, 98.9), (100.0,), (81.8, 51.9), (91.7, 91.3), (93.6,), (80.0,), (100.0,)]),  # people
+    (89.8, [(89.0,), (95.8, 98.9), (100.0,), (81.8, 51.9), (91.7, 91.3), (93.6,), (80.0,), (100.0,)]),  # human
   ],
 )
 def test_rows_of_superglues_leaderboard_have_their_published_means(published, scores):
-  """Two metrics of a task are averaged first: F1 and accuracy of CB, F1 over answers and exact match of MultiRC."""
+  """The two metrics of CB and of MultiRC are averaged first."""
   names = ("boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc")
   of_tasks = {
     f"super_glue_{name}": task_metrics.score(dict(enumerate(own))) for name, own in zip(names, scores, strict=True)
   }
-  assert benchmarks.mean(of_tasks) == pytest.approx(published, abs=0.0501)  # with one digit
+  assert benchmarks.mean(of_tasks) == pytest.approx(published, abs=0.0501)  # published with one digit
   assert benchmarks.mean(of_tasks | {"super_glue_axb": 0.0, "super_glue_axg": 0.0}) == benchmarks.mean(of_tasks)
 
 
@@ -243,7 +243,7 @@ def test_two_benchmarks_have_two_means_and_other_tasks_one():
 
 
 def test_errors_of_numbers_are_in_the_units_of_the_labels():
-  """Over answers that are numbers; the last is that of the mean of their labels."""
+  """Errors cover numeric answers; the last one is the error of the mean label."""
   answer = lambda value, target, **facts: results.Answer({}, str(value), value, target, 0.0, **facts)
   rows = [answer(1.0, 2.0), answer(5.0, 2.0), answer(8.0, 8.0), answer(None, 3.0, parseable=False)]
   found = results.Result("stsb", "validation", {"pearson": 1.0}, rows).errors
@@ -258,7 +258,7 @@ def test_errors_of_numbers_are_in_the_units_of_the_labels():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_f1_of_a_table_is_that_of_its_report(seed):
-  """Classes that neither labels nor predictions have are left out of both."""
+  """Classes that occur in neither labels nor predictions do not count."""
   rng = np.random.default_rng(seed)
   targets, predictions = (rng.choice([0, 2, 3, 5][: 1 + seed % 4], size=9) for _ in range(2))
   predictions = [None if x == 5 else int(x) for x in predictions]

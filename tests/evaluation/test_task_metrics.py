@@ -1,4 +1,4 @@
-"""Metrics against numbers worked out by hand and against formulas that are not those of the code."""
+"""Metrics against numbers worked out by hand and against independent formulas."""
 
 import collections
 import math
@@ -15,17 +15,17 @@ import sklearn.metrics
 from t2t.data import postprocessors
 from t2t.evaluation import task_metrics
 
-# Nothing here may warn: a metric has a result for whatever a model writes.
+# Warnings are errors here, because a metric is defined for any prediction.
 pytestmark = pytest.mark.filterwarnings("error")
 
 
 def questions(*groups):
-  """MultiRC's values: (group, value) pairs."""
+  """Returns MultiRC values: (group, value) pairs."""
   return [{"group": group, "value": value} for group, value in groups]
 
 
 def pairs(*labels):
-  """AX-g's targets, two of each pair in turn."""
+  """Returns AX-g targets, two of each pair in turn."""
   return [{"label": label, "pair": index // 2} for index, label in enumerate(labels)]
 
 
@@ -48,7 +48,7 @@ texts = words.map(" ".join)
 
 
 def test_accuracy():
-  """Two of four; an unlabelled target is not met by an unparseable prediction."""
+  """Two of four are right; an unparseable prediction does not match an unlabelled target."""
   assert task_metrics.accuracy([0, 1, 2, -1], [0, 1, 1, -1]) == {"accuracy": 50.0}
   assert task_metrics.accuracy(pairs(0, 1, 1), [0, 1, -1])["accuracy"] == pytest.approx(200 / 3)
 
@@ -56,7 +56,7 @@ def test_accuracy():
 @pytest.mark.slow
 @hypothesis.given(several)
 def test_labels_against_scikit_learn(examples):
-  """What cannot be parsed is the other class."""
+  """Unparseable predictions count as the other class."""
   targets, predictions = (list(values) for values in zip(*examples, strict=True))
   filled = [1 - target if prediction == -1 else prediction for target, prediction in examples]
   accuracy = sklearn.metrics.accuracy_score(targets, filled)
@@ -73,7 +73,7 @@ def test_labels_against_scikit_learn(examples):
 
 
 def test_matthews():
-  """2 hits, 2 rejections, 1 false alarm, 1 miss: (4 - 1) / 9; a constant has no correlation."""
+  """2 hits, 2 rejections, 1 false alarm, 1 miss: (4 - 1) / 9. A constant has no correlation."""
   assert task_metrics.matthews([1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 1])["matthews_correlation"] == pytest.approx(100 / 3)
   assert task_metrics.matthews([1, 0], [0, 1]) == {"matthews_correlation": -100.0}
   assert task_metrics.matthews([1, 0, 1], [1, 1, 1]) == {"matthews_correlation": 0.0}
@@ -82,18 +82,18 @@ def test_matthews():
 
 
 def test_f1_without_a_positive():
-  """Neither asked for nor predicted: 0, and no division by it."""
+  """Without positive targets and predictions F1 is 0, without a division by zero."""
   assert task_metrics.f1([0, 0], [0, 0]) == {"f1": 0.0}
   assert task_metrics.f1([0, 0], [1, -1]) == {"f1": 0.0}
   assert task_metrics.f1([1, 1, 0], [1, -1, -1])["f1"] == pytest.approx(50.0)
 
 
 def test_mean_of_classes():
-  """F1 of 1, of 0 (a false alarm and a miss), and of 2/3 (one of two found)."""
+  """F1 scores are 1, 0 (a false alarm and a miss) and 2/3 (one of two found)."""
   assert task_metrics.cb_f1([0, 1, 2, 2], [0, -1, 2, 1])["f1"] == pytest.approx(100 * (1 + 0 + 2 / 3) / 3)
-  # Had the unparseable one been taken for class 0, that would have lost by it.
+  # An unparseable prediction is no false alarm for class 0.
   assert task_metrics.cb_f1([0, 1, 2], [0, -1, 2])["f1"] == pytest.approx(200 / 3)
-  # A class that nobody has still counts: the mean is over the benchmark's classes.
+  # Classes that do not occur count, because the mean is over the benchmark's classes.
   assert task_metrics.cb_f1([0, 1], [0, 1])["f1"] == pytest.approx(200 / 3)
   assert task_metrics.mean_multiclass_f1(2)([0, 1], [0, 1]) == {"f1": 100.0}
 
@@ -101,7 +101,7 @@ def test_mean_of_classes():
 @pytest.mark.exhaustive
 @hypothesis.given(several)
 def test_an_answer_withheld_never_helps(examples):
-  """A right prediction that becomes unparseable raises no metric of labels."""
+  """Replacing a right prediction by an unparseable one never raises a metric."""
   targets, predictions = (list(values) for values in zip(*examples, strict=True))
   for metric in ON_LABELS.values():
     (before,) = metric(targets, predictions).values()
@@ -126,7 +126,7 @@ def test_the_order_of_examples_does_not_matter(examples, random):
 
 
 def test_multirc_counts_whole_questions():
-  """Paragraphs 0 and 1 both have a question 0; only the second is all right, and interleaving changes nothing."""
+  """Paragraphs 0 and 1 both have a question 0; only the second is fully right, in any order of the answers."""
   targets = questions(((0, 0), 1), ((1, 0), 1), ((0, 0), 0), ((1, 0), 0))
   predictions = questions(((0, 0), 1), ((1, 0), 1), ((0, 0), 1), ((1, 0), 0))
   assert task_metrics.multirc_exact_match(targets, predictions) == {"exact_match": 50.0}
@@ -135,7 +135,7 @@ def test_multirc_counts_whole_questions():
 
 
 def test_multirc_unparseable():
-  """Wrong for its question, and the other label in F1: a miss of the one, a false alarm of the other."""
+  """An unparseable prediction fails its question, and counts as the other label in F1."""
   targets = questions(((0, 0), 1), ((0, 1), 0), ((0, 2), 1))
   predictions = questions(((0, 0), -1), ((0, 1), -1), ((0, 2), 1))
   assert task_metrics.multirc_exact_match(targets, predictions)["exact_match"] == pytest.approx(100 / 3)
@@ -143,7 +143,7 @@ def test_multirc_unparseable():
 
 
 def test_parity_asks_for_the_same_not_for_the_right():
-  """Right, wrong alike, different, unparseable alike: two of four; half a pair is none."""
+  """Right, equally wrong, different, equally unparseable: two of four; incomplete pairs do not count."""
   targets = pairs(0, 0, 1, 1, 0, 0, 1, 1, 0)
   assert task_metrics.axg_parity(targets, [0, 0, 0, 0, 0, 1, -1, -1, 0]) == {"gender_parity": 50.0}
   assert task_metrics.axg_parity(pairs(1), [1]) == {"gender_parity": 0.0}
@@ -158,7 +158,7 @@ def test_parity_asks_for_the_same_not_for_the_right():
 @pytest.mark.slow
 @hypothesis.given(strategies.lists(strategies.tuples(similarities, similarities), min_size=2, max_size=9))
 def test_correlations_against_their_definitions(examples):
-  """Covariance over deviations; Spearman's is that of the ranks, the mean rank for ties."""
+  """Pearson is the covariance over the deviations; Spearman is that of the ranks, with mean ranks for ties."""
   targets, predictions = (np.array(values) for values in zip(*examples, strict=True))
   if np.ptp(targets) == 0 or np.ptp(predictions) == 0:
     expected = {"pearson_correlation": 0.0}, {"spearman_correlation": 0.0}
@@ -177,13 +177,13 @@ def test_correlations_against_their_definitions(examples):
 
 
 def test_ties():
-  """Ranks 1.5, 1.5, 3.5, 3.5 against 1, 2, 3, 4: 4 / sqrt(5 x 4)."""
+  """Ranks 1.5, 1.5, 3.5, 3.5 against 1, 2, 3, 4 give 4 / sqrt(5 x 4)."""
   found = task_metrics.spearman([1.0, 2.0, 3.0, 4.0], [0.2, 0.2, 4.8, 4.8])
   assert found["spearman_correlation"] == pytest.approx(100 * 4 / math.sqrt(20))
 
 
 def test_an_unparseable_number_is_the_far_end():
-  """2.0 lies farther from 5.0 than from 0.0; 4.0 the other way round."""
+  """2.0 is farther from 5.0 than from 0.0; 4.0 is farther from 0.0."""
   targets = [0.0, 5.0, 2.0, 4.0]
   found = task_metrics.pearson(targets, [0.0, 5.0, None, None])["pearson_correlation"]
   assert found == pytest.approx(100 * scipy.stats.pearsonr(targets, [0.0, 5.0, 5.0, 0.0])[0])
@@ -208,7 +208,7 @@ def test_no_correlation_with_a_constant(metric, targets, predictions):
 @hypothesis.example([1e308, -1e308, 1e308])
 @hypothesis.example([3.0, 3.0, float(np.nextafter(3, 4))])
 def test_correlations_of_any_numbers(predictions):
-  """A model may write 1e308, or numbers that differ by their rounding alone."""
+  """Predictions may be 1e308, or differ only by rounding errors."""
   targets = [float(index) for index in range(len(predictions))]
   for metric in (task_metrics.pearson, task_metrics.spearman):
     (found,) = metric(targets, predictions).values()
@@ -223,20 +223,20 @@ def test_correlations_of_any_numbers(predictions):
   [
     (["The Norse Vikings", "Norse"], "norse vikings!", 100, 100),
     (["Norse Vikings"], "Vikings of the Norse", 0, 80),  # 2 of 2 and of 3 words
-    (["very very old"], "very old old", 0, 200 / 3),  # a word counts as often as both have it
-    (["1066", "1066", "in 1066"], "in the year 1066", 0, 80),  # the best answer, which is not the first
+    (["very very old"], "very old old", 0, 200 / 3),  # repeated words count as often as both sides have them
+    (["1066", "1066", "in 1066"], "in the year 1066", 0, 80),  # the best answer is not the first
     (["Paris", "Paris"], "paris", 100, 100),
     (["U.S."], "us", 100, 100),
     (["twenty-one"], "twentyone", 100, 100),
-    (["twenty one"], "twenty-one", 0, 0),  # punctuation leaves no space behind
-    (["the-end"], "end", 0, 0),  # so that what was an article is none any more
+    (["twenty one"], "twenty-one", 0, 0),  # removed punctuation leaves no space
+    (["the-end"], "end", 0, 0),  # so "the" is not an article here
     (["Athens"], "a thens", 0, 0),
     (["Beyoncé"], "beyoncé.", 100, 100),
     (["Beyoncé"], "Beyonce", 0, 0),
-    (["Paris"], "«Paris»", 0, 0),  # ASCII punctuation alone
+    (["Paris"], "«Paris»", 0, 0),  # only ASCII punctuation is removed
     (["İstanbul"], "İSTANBUL", 100, 100),
     (["Paris"], "", 0, 0),
-    (["The"], "a", 100, 0),  # nothing is left of either
+    (["The"], "a", 100, 0),  # both are empty after normalization
     (["The"], "", 100, 0),
     (["The", "Paris"], "Paris", 100, 100),
     ([], "Paris", 0, 0),
@@ -244,7 +244,7 @@ def test_correlations_of_any_numbers(predictions):
   ],
 )
 def test_squad(right, written, exact_match, f1):
-  """As the script of SQuAD 1.1 has it, which knows no empty answers."""
+  """Expected scores of the SQuAD 1.1 script, which knows no empty answers."""
   found = task_metrics.squad([right], [written])
   assert found == pytest.approx({"exact_match": exact_match, "f1": f1})
 
@@ -256,7 +256,7 @@ def test_squad_is_a_mean_over_questions():
 
 @hypothesis.given(strategies.lists(texts, max_size=3), texts)
 def test_squad_against_precision_and_recall(right, written):
-  """F1 by its definition; words by splitting at what is no letter, digit or apostrophe of an ASCII text."""
+  """F1 follows its definition; words are separated by anything except letters, digits and apostrophes in ASCII."""
 
   def tokens(text):
     kept = "".join(character for character in text.lower() if character not in set(string.punctuation))
@@ -277,7 +277,7 @@ def test_squad_against_precision_and_recall(right, written):
 
 
 def test_a_query_of_record_counts_once():
-  """Queries 7 of two passages are two; the second line of (0, 7) is the same query again."""
+  """Query 7 of two passages counts twice; the second row of (0, 7) is the same query."""
   targets = [
     {"group": (0, 7), "answers": ["Benazir Bhutto", "Bhutto"]},
     {"group": (0, 7), "answers": ["Benazir Bhutto", "Bhutto"]},
@@ -291,7 +291,7 @@ def test_a_query_of_record_counts_once():
 
 
 def test_rouge():
-  """3 of 3 words and of 6; 2 of 2 pairs and of 5."""
+  """Overlap is 3 of 3 and of 6 words, and 2 of 2 and of 5 pairs."""
   found = task_metrics.rouge(["the cat sat on the mat"], ["the cat sat"])
   assert found == pytest.approx({"rouge1": 200 / 3, "rouge2": 400 / 7, "rougeLsum": 200 / 3})
 
@@ -302,7 +302,7 @@ def test_rouge_compares_stems():
 
 @pytest.mark.parametrize("end", [" . ", " .\n", "\n"])
 def test_rouge_of_sentences_in_another_order(end):
-  """Each sentence finds its own: ROUGE-L of the whole text would be 50."""
+  """ROUGE-L matches sentences one by one; over the whole text it would be 50."""
   found = task_metrics.rouge([f"alpha beta{end}gamma delta"], [f"gamma delta{end}alpha beta"])
   assert found["rougeLsum"] == pytest.approx(100)
 
@@ -313,11 +313,11 @@ def test_rouge_is_a_mean_over_summaries():
 
 
 def test_bleu():
-  """All n-grams right and 5 words of 6: the brevity penalty alone, exp(1 - 6/5)."""
+  """All n-grams are right and 5 of 6 words are given: only the brevity penalty counts, exp(1 - 6/5)."""
   assert task_metrics.bleu(["the cat sat on the mat"], ["the cat sat on the"])["bleu"] == pytest.approx(
     100 * math.exp(-1 / 5)
   )
-  # Of the split, not a mean over sentences: 10 words of 11, n-grams all right.
+  # Over the split, not a mean over sentences: 10 of 11 words, all n-grams right.
   found = task_metrics.bleu(
     ["the cat sat on the mat", "he is at home now"], ["the cat sat on the", "he is at home now"]
   )
@@ -325,7 +325,7 @@ def test_bleu():
 
 
 def test_bleu_splits_off_punctuation_of_any_script():
-  """The mteval tokenizer for English leaves German quotation marks at their words."""
+  """The mteval tokenizer for English would keep German quotation marks attached to words."""
   assert task_metrics.bleu(["Er sagte „wir gehen heim“"], ["Er sagte „ wir gehen heim “"])["bleu"] == pytest.approx(100)
   assert task_metrics.bleu(["Wir gehen jetzt heim"], ["wir gehen jetzt heim"])["bleu"] < 100
 
@@ -338,14 +338,14 @@ def test_bleu_is_reported_with_its_settings():
 @hypothesis.settings(deadline=None)
 @hypothesis.given(strategies.lists(strategies.tuples(texts, texts), min_size=1, max_size=4))
 def test_text_metrics_are_percentages(examples):
-  """Of empty texts too."""
+  """Metrics are percentages for empty texts too."""
   targets, predictions = (list(values) for values in zip(*examples, strict=True))
   for metric in ON_TEXT.values():
     for value in metric(targets, predictions).values():
       assert 0 <= value <= 100
 
 
-# ---- All of them -----------------------------------------------------------------------------------------------------
+# ---- All metrics -----------------------------------------------------------------------------------------------------
 
 ALL = {
   **ON_LABELS,
@@ -362,7 +362,7 @@ ALL = {
 
 @pytest.mark.parametrize("name", ALL)
 def test_no_examples(name):
-  """0, as a float, under the names that it has otherwise."""
+  """Metrics are 0.0, under their usual names."""
   for value in ALL[name]([], []).values():
     assert isinstance(value, float) and value == 0.0
 
@@ -390,7 +390,7 @@ def test_what_is_right_scores_100(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_lists_that_do_not_match(name):
-  """A prediction lost on the way is an error, not another score."""
+  """A missing prediction is an error, not another score."""
   two = {
     "multirc_f1a": questions(((0, 0), 1), ((0, 1), 0)),
     "multirc_exact_match": questions(((0, 0), 1), ((0, 1), 0)),
@@ -406,7 +406,7 @@ def test_lists_that_do_not_match(name):
 
 
 def test_score_is_the_mean_of_a_tasks_metrics():
-  """CB's: 80 and 60; of no metrics 0."""
+  """CB has 80 and 60; without metrics the score is 0."""
   assert task_metrics.score({"accuracy": 80.0, "f1": 60.0}) == 70.0
   assert task_metrics.score({"accuracy": 80.0}) == 80.0
   assert task_metrics.score({}) == 0.0

@@ -182,4 +182,4 @@ def test_how_many_tied_and_have_no_gold_answer_is_told(capsys):
   assert (result.tied, result.without_gold) == (1, 2)
   results.note_items([result], rich.console.Console(width=80))
   out = capsys.readouterr().out
-  assert "t: 1 of 3 answers tie with others" in out and "t: 2 of 3 examples have no gold answer" in out
+  assert "t: 1 of 3 answers are tied" in out and "t: 2 of 3 examples have no gold answer" in out

@@ -1,4 +1,4 @@
-"""Where text comes from: files of one's own, the documentation on this machine, benchmarks as they were released."""
+"""Text sources: user files, the installed documentation, and released benchmark files."""
 
 from t2t.data.sources.files import DocumentationSource, FileSource, text_hash, user_error
 

@@ -1,4 +1,4 @@
-"""What goes wrong while files are read: records that are malformed, and files that cannot be read for a while."""
+"""Errors while reading files: malformed records, and files that are temporarily unreadable."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import itertools
@@ -11,25 +11,25 @@ from t2t import UserError
 from t2t.runtime import console, waiting
 from t2t.storage import compression
 
-# A share of fewer records would be none of most.
+# The share of malformed records refers to at least this many records.
 _LEAST_RECORDS = 1_000
-_SHOWN = 10  # malformed records that are told one by one; of more every tenth, every hundredth ...
-# Seconds before a file that could not be read is opened again: a disk of another machine may be away for a moment. Of a
-# bucket the client has asked again for a minute already.
+_SHOWN = 10  # malformed records that are logged one by one; then every tenth, every hundredth, ...
+# Seconds before an unreadable file is opened again, because a network disk may be away for a moment. For a bucket, the
+# client has already retried for a minute.
 _WAITS = (1.0, 5.0, 15.0)
 
 
-# Records that are looked through where none of them has made an example.
+# Maximum number of records to look through if none of them yields an example.
 MOST_UNUSED = 100_000
 
 
 class NoExamples(UserError):
-  """The error of a task that makes no example of its records.
+  """Error of a task without examples.
 
   Args:
-    task: name of the task that was read.
-    split: of it.
-    num_records: that were read.
+    task: name of the task.
+    split: of the task.
+    num_records: number of records that were read.
   """
 
   def __init__(self, task: str, split: str, num_records: int):
@@ -38,58 +38,57 @@ class NoExamples(UserError):
       f"its preprocessors keep none of the {num_records:,} records that were read. Check its filters, and the lengths"
       " that it needs, with `t2t tasks show`"
       if num_records
-      else "its source has no record. Check what it reads"
+      else "its source has no record. Check its files"
     )
     super().__init__(f"{task}: split {split!r} has no example: {why}; or give another split, or leave the task out")
 
 
 class DamagedRecord(bytes):
-  """A record that cannot be what was written: what is there of it, and why."""
+  """Damaged record: the bytes that could be read, and the reason."""
 
   reason: str
 
   def __new__(cls, content: bytes, reason: str):
-    """A record."""
     record = super().__new__(cls, content)
     record.reason = reason
     return record
 
 
 class Tally:
-  """Counts records, and leaves out malformed ones as long as they are few.
+  """Counts records, and skips malformed ones while they are few.
 
-  Each process counts what it reads: to add up all of them would have those that read wait for each other.
+  Each process counts only its own records, because a global count would make readers wait for each other.
 
   Args:
-    share: of the records that may be malformed; 0: none.
+    share: allowed share of malformed records; 0: none.
   """
 
   def __init__(self, share: float):
     self._share = share
     self._seen = self._bad = 0
-    self._lock = threading.Lock()  # streams are read side by side
+    self._lock = threading.Lock()  # streams are read in parallel
 
   def shared_out(self, number: int) -> list[list[int]]:
-    """What was counted, in so many parts, each [records, malformed ones]: for streams that may go on elsewhere."""
+    """Splits the counts into parts, each [records, malformed records], for streams that may resume elsewhere."""
     with self._lock:
       counts = self._seen, self._bad
     return [[count // number + (part < count % number) for count in counts] for part in range(number)]
 
   def go_on(self, parts: Iterable[Sequence[int]]) -> None:
-    """Counts on from parts of `shared_out`; what had been read ahead of a position is read again, and counts again."""
+    """Resumes from parts of `shared_out`; records that were prefetched are read and counted again."""
     parts = list(parts)
     with self._lock:
       self._seen, self._bad = (sum(part[i] for part in parts) for i in range(2))
 
   def good(self, number: int = 1) -> None:
-    """So many were whole."""
+    """Counts well-formed records."""
     self._seen += number
 
   def bad(self, error: UserError) -> None:
-    """One was malformed.
+    """Counts a malformed record.
 
     Raises:
-      UserError: `error`, where that is one too many.
+      UserError: `error`, if too many records are malformed.
     """
     with self._lock:
       self._seen, self._bad = self._seen + 1, self._bad + 1
@@ -98,18 +97,18 @@ class Tally:
       raise error
     if bad > self._share * max(seen, _LEAST_RECORDS):
       raise UserError(
-        f"{error}\n{bad:,} of the {seen:,} records that this process has read are malformed, more than"
-        f" config.data.max_bad_record_fraction={self._share:g} allows"
+        f"{error}\n{bad:,} of the {seen:,} records that this process has read are malformed, more than "
+        f"config.data.max_bad_record_fraction={self._share:g} allows; correct the files, or raise the fraction"
       ) from error
     if bad <= _SHOWN or not bad % 10 ** (len(str(bad)) - 1):
-      console.tell(f"left out, malformed record {bad:,} of {seen:,}: {error}")
+      console.tell(f"skipped malformed record {bad:,} of {seen:,}: {error}")
 
 
 def patiently(open_again: Callable[[], Iterator[tuple[int, bytes]]], path: str) -> Iterator[tuple[int, bytes]]:
-  """The records of a file; where the system cannot read it, it is opened again after a while and read on from there.
+  """Yields the records of a file; if the system cannot read it, opens it again after a while and continues.
 
   Raises:
-    OSError: it still could not be read; at once, where no system's number says that it was the system.
+    OSError: the file is still unreadable; or, without a retry, the error has no errno.
   """
   num_read, tried = 0, 0
   while True:
@@ -128,7 +127,7 @@ def patiently(open_again: Callable[[], Iterator[tuple[int, bytes]]], path: str) 
     except OSError as error:
       if error.errno is None or tried == len(_WAITS):
         raise
-      logging.warning("%s: cannot be read after record %d (%s): it is tried again", path, num_read, error)
+      logging.warning("%s: cannot be read after record %d (%s); retrying", path, num_read, error)
       time.sleep(_WAITS[tried])
       tried += 1
 
@@ -136,14 +135,14 @@ def patiently(open_again: Callable[[], Iterator[tuple[int, bytes]]], path: str) 
 def numbered(
   read: Callable[[], Iterator[tuple[int, bytes]]], path: str, *, unit: str, broken: str, where: str
 ) -> Iterator[tuple[int, bytes]]:
-  """What is read of a file, `patiently`, and errors that say how far it came.
+  """Reads a file with `patiently`; errors name the last record that was read.
 
   Args:
     read: yields each record with its number, from 1.
     path: of the file.
-    unit: what a record is called.
-    broken: what the file is where its content ends it.
-    where: the configuration key that names it, for messages.
+    unit: name of a record, for messages.
+    broken: description of a damaged file, for messages.
+    where: configuration key of the file, for messages.
 
   Raises:
     UserError: the file cannot be read to its end.

@@ -1,4 +1,4 @@
-"""Benchmarks as a seqio source, from TensorFlow Datasets or from the files as released."""
+"""Benchmarks as a seqio source, from TensorFlow Datasets or from the released files."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
@@ -14,18 +14,17 @@ import tensorflow as tf
 from t2t import UserError
 from t2t.data.sources import benchmark_parsers, named, slices, tfds_source
 
-# ---- Where a task's files lie ----------------------------------------------------------------------------------------
+# ---- Layouts of released files ---------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-  """How a task was released.
+  """Layout of the released files of a task.
 
-  folder: beside those of the benchmark's other tasks; "" where the files lie in the user's folder itself.
+  folder: of the task, in the user's folder; "": the user's folder itself.
   read: (path, where, labels) -> records of a file.
-  stems: split -> names of its file, without the ending, or what they are like: *-ud-dev; any other file is a split of
-    its own name.
-  suffixes: endings of the files; "": they have none.
+  stems: split -> file names without ending, or globs such as *-ud-dev; any other file is a split with its own name.
+  suffixes: endings of the files; "": none.
   folders: whether a split is a folder of files.
   """
 
@@ -53,7 +52,7 @@ def _table(
   suffixes: Sequence[str] = (".tsv",),
   **options: Any,
 ) -> _Layout:
-  """A table with texts in columns, each "column", or "name=column" where TFDS calls it otherwise."""
+  """Returns the layout of a table with text columns, each "column", or "name=column" if TFDS uses another name."""
   texts = {column.partition("=")[0]: column.rpartition("=")[2] for column in columns}
   read = functools.partial(benchmark_parsers.table, columns=texts, **options)
   return _Layout(folder, read, stems or {"validation": ["dev"]}, suffixes)
@@ -64,25 +63,25 @@ def _squad(version: str) -> _Layout:
   return _Layout("", benchmark_parsers.squad, stems, [".json"])
 
 
-# Benchmarks of which there is a task for each language, BENCHMARK_LANGUAGE.
+# Benchmarks with a task for each language, BENCHMARK_LANGUAGE.
 LANGUAGES: dict[str, tuple[str, ...]] = {
   "xnli": ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh"),
   "paws_x_wiki": ("de", "en", "es", "fr", "ja", "ko", "zh"),
   "xquad": ("ar", "de", "el", "en", "es", "hi", "ru", "th", "tr", "vi", "zh"),
   "tydiqa_goldp": ("ar", "bn", "en", "fi", "id", "ko", "ru", "sw", "te"),
-  # Those of XTREME (Hu et al. 2020).
+  # Languages of XTREME (Hu et al. 2020).
   "wikiann": (
     *("af", "ar", "bg", "bn", "de", "el", "en", "es", "et", "eu", "fa", "fi", "fr", "he", "hi", "hu", "id", "it", "ja"),
     *("jv", "ka", "kk", "ko", "ml", "mr", "ms", "my", "nl", "pt", "ru", "sw", "ta", "te", "th", "tl", "tr", "ur", "vi"),
     *("yo", "zh"),
   ),
-  # Of version 1, amh and nine of those of version 2; all others are of version 2.
+  # MasakhaNER 1 has amh and nine languages of version 2; all others are in version 2 only.
   "masakhaner": (
     *("amh", "bam", "bbj", "ewe", "fon", "hau", "ibo", "kin", "lug", "luo", "mos", "nya", "pcm", "sna", "swa", "tsn"),
     *("twi", "wol", "xho", "yor", "zul"),
   ),
 }
-# By which the ids of TyDi QA begin.
+# Prefixes of the ids of TyDi QA.
 TYDI_NAMES = {
   "ar": "arabic",
   "bn": "bengali",
@@ -97,7 +96,7 @@ TYDI_NAMES = {
 
 
 def _tagged(folder: str, delimiter: str, suffix: str, **options: str) -> _Layout:
-  """A word and its tag in each line."""
+  """Returns the layout of files with a word and its tag in each line."""
   fields = {"words": "tokens", "tags": "tags", "names": ("tokens", "tags"), "delimiter": delimiter}
   read = functools.partial(benchmark_parsers.columns, **fields, **options)
   return _Layout(folder, read, {"validation": ["dev"]}, [suffix])
@@ -131,7 +130,7 @@ _LAYOUTS: dict[str, dict[str, _Layout]] = {
       suffixes=(".txt", ".tsv"),
     ),
     "stsb": _table("STS-B", *_PAIR, label="score"),
-    # A few questions hold a line break, which cuts their rows in two.
+    # A few questions contain a line break, which splits their rows.
     "qqp": _table("QQP", "question1", "question2", label="is_duplicate", broken_rows=True),
     "mnli": _table("MNLI", *_MNLI, label="gold_label", stems={"validation": ["dev_matched"], "test": ["test_matched"]}),
     "mnli_mismatched": _table(
@@ -224,16 +223,16 @@ _LAYOUTS: dict[str, dict[str, _Layout]] = {
 }
 
 
-# ---- The source ------------------------------------------------------------------------------------------------------
+# ---- Source ----------------------------------------------------------------------------------------------------------
 
 
 class BenchmarkSource(named.FolderSource):
-  """A task of a benchmark, from TensorFlow Datasets, or from the folder of released files that the user names.
+  """Task of a benchmark, from TensorFlow Datasets or from a folder of released files.
 
-  To TFDS's fields it adds "training": whether the split's name begins with "train", for the formats that make more, or
-  fewer, examples of a record that is trained on.
+  It adds "training" to the fields of TFDS: whether the split name begins with "train". Some formats make more, or
+  fewer, examples of a training record.
 
-  Read from files, a split is in memory as a whole and shuffled as a whole, and any number of shards can read it.
+  A split read from files is in memory and shuffled as a whole, and any number of shards can read it.
   """
 
   def __init__(
@@ -248,17 +247,17 @@ class BenchmarkSource(named.FolderSource):
     folder: str = "",
     sliced: Sequence[str] = (),
   ):
-    """A source that has read nothing yet.
+    """Creates a source without reading anything.
 
     Args:
       benchmark: key of `_LAYOUTS`.
-      name: the task's in the benchmark, "cb"; "" where it is the only one.
-      tfds: data set, configuration and version; "": TFDS has no such data.
+      name: of the task in the benchmark, "cb"; "" if it is the only one.
+      tfds: data set, configuration and version; "": TFDS does not have the data.
       labels: names of the classes, in TFDS's order.
-      splits: of TFDS; a mapping where TFDS calls them otherwise.
-      folder_key: config.data.benchmark_dirs has the folder of its files by this name; "": by that of the benchmark.
-      folder: which holds the released files; "" to read from TFDS.
-      sliced: further splits, slices of these, see `slices.parts`.
+      splits: of TFDS; a mapping if TFDS uses other names.
+      folder_key: key of the folder in config.data.benchmark_dirs; "": the name of the benchmark.
+      folder: folder of the released files; "": read from TFDS.
+      sliced: further splits, slices of the others, see `slices.parts`.
     """
     super().__init__(splits=tuple(splits))
     self._slices = tuple(sliced)
@@ -279,12 +278,14 @@ class BenchmarkSource(named.FolderSource):
 
   @staticmethod
   def _of_known(split: str, names: Mapping[str, str]) -> str:
-    """A slice in the words of TFDS, which may call splits otherwise."""
+    """Translates a slice to the split names of TFDS."""
     bases = zip(split.split("+"), slices.bases(split), strict=True)
     return "+".join(names[base] + part.removeprefix(base) for part, base in bases)
 
   def at(self, folder: str | None = None, *, sliced: Sequence[str] = ()) -> "BenchmarkSource":
-    """The same task with other slices as splits, read from the released files in a folder; None: from where it is."""
+    """Returns the same task with other slices as splits, read from a folder of released files; None: from the same
+    place.
+    """
     return BenchmarkSource(
       self._benchmark,
       self._name,
@@ -300,44 +301,44 @@ class BenchmarkSource(named.FolderSource):
   def _tfds(self) -> tfds_source.TfdsSource:
     if self._of_tfds is None:
       raise UserError(
-        f"{self._key} is empty, and TensorFlow Datasets has no {self._benchmark}: name the folder of the released files"
+        f"{self._key} is empty, and TensorFlow Datasets has no {self._benchmark}; set {self._key} to the folder "
+        "of the released files"
       )
     return self._of_tfds
 
   def __str__(self) -> str:
-    """Where it reads, in a few words."""
     return str(epath.Path(self.folder) / self._layout.folder) if self.folder else self._tfds_name or self._key
 
   @property
   def splits(self) -> Sequence[str]:
-    """Those of TFDS, or the released files that are there."""
+    """Splits of TFDS or of the released files, and the slices."""
     names = tuple(self._files) if self.folder else super().splits
     return (*names, *(split for split in self._slices if split not in names and self._is_known(split, names)))
 
   @property
   def supports_arbitrary_sharding(self) -> bool:
-    """True of files; see the class."""
+    """True for files; see the class."""
     return bool(self.folder)
 
   def _task_folder(self) -> epath.Path:
     folder, layout_folder = epath.Path(self.folder), self._layout.folder
     if not folder.is_dir():
-      raise UserError(f"{self._where}: no such folder")
+      raise UserError(f"{self._where}: no such folder; give the folder of the released files")
     if (folder / layout_folder).is_dir():
       return folder / layout_folder
-    # The diagnostic sets, outside a folder of their own.
+    # Diagnostic sets may be outside a task folder.
     stems = {stem for stems in self._layout.stems.values() for stem in stems}
     if any((folder / f"{stem}{suffix}").exists() for stem in stems for suffix in self._layout.suffixes):
       return folder
     names = sorted(child.name for child in folder.iterdir())
     raise UserError(
-      f"{self._where}: has no folder {layout_folder}, from which {self._task} is read; it holds"
-      f" {', '.join(names) or 'nothing'}; {_LEAVE_OUT}"
+      f"{self._where}: has no folder {layout_folder} for {self._task}; it contains "
+      f"{', '.join(names) or 'nothing'}; {_LEAVE_OUT}"
     )
 
   @functools.cached_property
   def _files(self) -> dict[str, str]:
-    """Split -> file, the well-known splits first; listed once, for a run asks often and a bucket is slow."""
+    """Split -> file, well-known splits first; cached, because a run reads it often and listing a bucket is slow."""
     paths = {}
     for path in sorted(self._task_folder().iterdir()):
       for suffix in self._layout.suffixes:
@@ -350,38 +351,38 @@ class BenchmarkSource(named.FolderSource):
       matches = next(filter(None, (fnmatch.filter(paths, stem) for stem in (split, *stems))), [])
       if len(matches) > 1:
         raise UserError(
-          f"{self._where}: has several files for the split {split}: {', '.join(matches)}; give each a folder"
+          f"{self._where}: has several files for the split {split}: {', '.join(matches)}; move each into its own folder"
         )
       if matches:
         files[split] = paths[matches[0]]
-    # A split may also be called as its file is, unless that is the name of the task.
+    # A file is also a split with its own name, unless that is the name of the task.
     return files | {stem: path for stem, path in paths.items() if stem != self._layout.folder}
 
   def file(self, split: str) -> str:
-    """The released file that a split is read from.
+    """Returns the released file of a split.
 
     Raises:
-      UserError: it is not there, or its folder is not; says which splits there are, and what to set.
+      UserError: the file or its folder is missing; the message lists the splits, and what to set.
     """
     files = self._files
     if split not in files:
       stems = self._layout.stems.get(split, [split])
       expected_names = " or ".join(f"{stem}{self._layout.suffixes[0]}" for stem in stems)
       raise UserError(
-        f"{self._where}: {self._task} has no split {split!r}, which would be {self._task_folder()}/{expected_names};"
-        f" its splits there are {', '.join(files) or 'none'}; name one of them as --config.data.train_split or"
-        f" --config.data.eval_split, or {_LEAVE_OUT}"
+        f"{self._where}: {self._task} has no split {split!r}, because there is no file "
+        f"{self._task_folder()}/{expected_names}; its splits are {', '.join(files) or 'none'}; set "
+        f"--config.data.train_split or --config.data.eval_split to one of them, or {_LEAVE_OUT}"
       )
     return files[split]
 
   def files_of(self, split: str) -> list[str]:
-    """The released files that a split is read from, where it has a folder the texts in it; sorted."""
+    """Returns the released files of a split, sorted; for a folder, the texts in it."""
     paths = [epath.Path(self.file(base)) for base in self._bases(split)]
     path_groups = ([*path.glob("*/*.txt")] if path.is_dir() else [path] for path in paths)
     return sorted({str(path) for group in path_groups for path in group})
 
   def _bases(self, split: str) -> list[str]:
-    """The splits with files of their own that a split is made of."""
+    """Returns the splits with files that a split consists of."""
     return [split] if split in self._files or split not in self.splits else slices.bases(split)
 
   def _parts(self, split: str) -> list[slices.Part]:
@@ -396,11 +397,9 @@ class BenchmarkSource(named.FolderSource):
     return _read(path, stamp, self._benchmark, self._name, self.labels, self._key)
 
   def list_shards(self, split: str) -> Sequence[str]:
-    """The files of a split."""
     return [self.file(base) for base in self._bases(split)[:1]] if self.folder else self._tfds.list_shards(split)
 
   def num_input_examples(self, split: str) -> int | None:
-    """Records of a split."""
     if not self.folder:
       return self._tfds.num_input_examples(split)
     return sum(part.stop - part.start for part in self._parts(split))
@@ -416,19 +415,19 @@ class BenchmarkSource(named.FolderSource):
     use_cached: bool = False,
     num_epochs: int | None = 1,
   ) -> tf.data.Dataset:
-    """One pass over a shard of a split.
+    """Returns one pass over a shard of a split.
 
     Args:
       split: one of `splits`.
-      shuffle: in another order each pass.
-      seed: of that order.
-      shard_info: which shard of how many; all records without it.
-      sequence_length: not used, as `use_cached` and `num_epochs`; seqio passes them.
+      shuffle: whether to use a new order for each pass.
+      seed: of the order.
+      shard_info: index and number of shards; None: all records.
+      sequence_length: not used, like `use_cached` and `num_epochs`; seqio passes them.
       use_cached: see above.
       num_epochs: see above.
 
     Raises:
-      UserError: a file that is not there, or a record that cannot be used; or TFDS has not got the data.
+      UserError: a file is missing, a record cannot be used, or TFDS does not have the data.
     """
     del sequence_length, use_cached, num_epochs
     training = split.startswith("train")
@@ -455,7 +454,7 @@ class BenchmarkSource(named.FolderSource):
     indices = tf.data.Dataset.range(number)
     if shuffle and number:
       seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
-      # A permutation that is computed: its position is saved in a few bytes, that of a buffer in megabytes.
+      # A computed permutation: its position takes a few bytes of a checkpoint, a shuffle buffer takes megabytes.
       epoch = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).take(1)
       indices = epoch.flat_map(
         lambda drawn: tf.data.Dataset.range(number).map(
@@ -478,16 +477,16 @@ _LEAVE_OUT = (
 def _read(
   path: str, stamp: tuple[int, int], benchmark: str, name: str, labels: tuple[str, ...], where: str
 ) -> tuple[int, Mapping[str, Any]]:
-  """The number of records, and a tensor for each field with all of them; streams and epochs share these."""
-  del stamp  # a file that has changed is read again
+  """Returns the number of records, and a tensor of each field; streams and epochs share the tensors."""
+  del stamp  # cache key: changes with the file
   records = list(_LAYOUTS[benchmark][name].read(path, where, labels))
   if not records:
-    raise UserError(f"{where}: {path}: holds no record")
+    raise UserError(f"{where}: {path}: contains no record; give the released file")
   return len(records), _column(records)
 
 
 def _column(values: Sequence[Any]) -> Any:
-  """One tensor of values that are all texts, numbers, lists of texts or arrays; of mappings a tensor for each key.
+  """Stacks texts, numbers, lists of texts or arrays to one tensor; mappings to a tensor for each key.
 
   In:  [{"text": "a", "idx": 0}, {"text": "b", "idx": 1}]
   Out: {"text": ["a", "b"], "idx": [0, 1]}

@@ -1,6 +1,6 @@
-"""What stands in the released files of benchmarks, as records with the fields of TensorFlow Datasets.
+"""Parsers of the released files of benchmarks; records have the fields of TensorFlow Datasets.
 
-What no format reads is left out.  Classes are numbered as in TFDS, -1 where none is given.
+Fields that no format uses are left out. Classes are numbered as in TFDS; -1 means that the label is missing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,14 +30,14 @@ def _kind(value: Any) -> str:
 
 
 def _field(row: Mapping[str, Any], name: str, kind: type, location: str) -> Any:
-  """A field of a JSON object, of this kind."""
+  """Returns a field of a JSON object after checking its type."""
   if not isinstance(row, Mapping):
-    raise UserError(f"{location}: is {_kind(row)} where an object with a field {name!r} belongs")
+    raise UserError(f"{location}: is {_kind(row)}, not an object with a field {name!r}")
   if name not in row:
     raise UserError(f"{location}: has no field {name!r}; it has {', '.join(map(repr, row)) or 'none'}")
   value = row[name]
   if kind is int and isinstance(value, str) and value.isdecimal():
-    value = int(value)  # AX-b writes its numbers as strings
+    value = int(value)  # AX-b has its numbers as strings
   if not isinstance(value, kind):
     raise UserError(f"{location}: field {name!r} is {_kind(value)}, not {_kind(kind())}")
   if kind is str and (reason := encoding.unpaired_surrogate(value)):
@@ -46,7 +46,7 @@ def _field(row: Mapping[str, Any], name: str, kind: type, location: str) -> Any:
 
 
 def _label(value: Any, labels: Sequence[str], location: str) -> int:
-  """The number of a class that is given by name or number; -1 where there is none."""
+  """Returns the index of a class that is given by name or number; -1 if it is missing."""
   if value is None:
     return -1
   if value in labels:
@@ -55,7 +55,7 @@ def _label(value: Any, labels: Sequence[str], location: str) -> int:
     value = int(value)
   if isinstance(value, int) and 0 <= value < len(labels):
     return int(value)
-  raise UserError(f"{location}: label {value!r} is none of {', '.join(labels)} (or their numbers from 0)")
+  raise UserError(f"{location}: label {value!r} is not one of {', '.join(labels)} (or their numbers from 0)")
 
 
 def _number(value: str | None, location: str) -> float:
@@ -87,7 +87,7 @@ def _not_json(error: ValueError | RecursionError, text: str, location: str) -> U
 
 
 def _json_lines(path: str, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-  """Each object of a file, and its place for messages."""
+  """Yields each object of a file, with its location for messages."""
   for number, line in enumerate(_lines(path, where), 1):
     if line.strip():
       location = f"{where}: {path}, line {number}"
@@ -102,16 +102,16 @@ def _json_lines(path: str, where: str) -> Iterator[tuple[str, Mapping[str, Any]]
 
 
 def objects(path: str, where: str, labels: Sequence[str], *, texts: Sequence[str]) -> Iterator[Record]:
-  """Lines with some texts, a label and a number.
+  """Yields records of lines with some texts, a label and an index.
 
   Args:
     path: of the file.
-    where: the config key that led there, for messages.
+    where: config key of the folder, for messages.
     labels: names of the classes.
     texts: fields.
 
   Raises:
-    UserError: as all functions here: what is wrong with which record.
+    UserError: a record is malformed; names file and line. The same holds for all parsers of this module.
   """
   for location, row in _json_lines(path, where):
     record = {name: _field(row, name, str, location) for name in texts}
@@ -119,7 +119,7 @@ def objects(path: str, where: str, labels: Sequence[str], *, texts: Sequence[str
 
 
 def multirc(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
-  """One record for each answer of each question on each paragraph."""
+  """Yields one record for each answer to each question on each paragraph."""
   for location, row in _json_lines(path, where):
     passage = _field(row, "passage", dict, location)
     for question in _field(passage, "questions", list, location):
@@ -135,7 +135,7 @@ def multirc(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
 
 
 def record(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
-  """One record for each query on each passage; entities and answers once each, sorted."""
+  """Yields one record for each query on each passage, with sorted, unique entities and answers."""
   del labels
   for location, row in _json_lines(path, where):
     passage = _field(row, "passage", dict, location)
@@ -156,7 +156,7 @@ def record(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
 
 
 def wsc(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
-  """Records of TFDS's "wsc.fixed": the noun is written as it stands in the text."""
+  """Yields the records of TFDS's "wsc.fixed": the noun is spelled as in the text."""
   for location, row in _json_lines(path, where):
     text, spans = _field(row, "text", str, location), _field(row, "target", dict, location)
     words, index, noun = (
@@ -182,7 +182,7 @@ def wsc(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
 
 
 def hellaswag(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
-  """One record for each context, with all of its endings."""
+  """Yields one record for each context, with all of its endings."""
   for location, row in _json_lines(path, where):
     endings = _field(row, "endings", list, location)
     yield {
@@ -193,7 +193,7 @@ def hellaswag(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
 
 
 def xnli(path: str, where: str, labels: Sequence[str], *, language: str) -> Iterator[Record]:
-  """One record for each pair of sentences in a language, in the form of TFDS's, which has all languages together."""
+  """Yields one record for each sentence pair of a language, in the format of TFDS, which joins all languages."""
   lines = _lines(path, where)
   header = lines[0].split("\t")
   for column in ("language", "gold_label", "sentence1", "sentence2"):
@@ -226,17 +226,17 @@ def quoted(
   first_label: int = 0,
   left_out: bool = False,
 ) -> Iterator[Record]:
-  """Rows of a table whose cells may stand in quotes.
+  """Yields the rows of a table whose cells may be quoted.
 
   Args:
     path: of the file.
-    where: the config key that led there, for messages.
+    where: config key of the folder, for messages.
     labels: names of the classes.
     texts: columns of a record, beside "label".
     delimiter: between columns.
-    columns: of files that do not name them.
-    first_label: the number of the first class.
-    left_out: whether rows whose label is no class are expected, and left out, as TFDS does.
+    columns: names, for files without a header.
+    first_label: number of the first class.
+    left_out: whether to skip rows whose label is not a class, as TFDS does.
   """
   rows = csv.reader(_lines(path, where), delimiter=delimiter)
   header = list(columns) or next(rows, [])
@@ -255,12 +255,12 @@ def quoted(
       yield {name: row[name] for name in texts} | {"label": number}
     elif not left_out:
       raise UserError(
-        f"{location}: label {row['label']!r} is none of {', '.join(labels)}, which are numbered from {first_label} on"
+        f"{location}: label {row['label']!r} is not one of {', '.join(labels)}, numbered from {first_label}"
       )
 
 
 def reviews(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
-  """One record for each file of the folders neg and pos, of which the first is the first class."""
+  """Yields one record for each file of the folders neg (class 0) and pos (class 1)."""
   del labels
   review_files = []
   for name in ("neg", "pos"):
@@ -270,7 +270,7 @@ def reviews(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
     review_files += [(file.name, file, name) for file in folder.iterdir() if file.suffix == ".txt"]
   read = lambda file: "\n".join(_lines(str(file), where)).strip()
   review_files.sort()
-  # 25,000 of them, which a bucket sends one after another in half an hour.
+  # Read in parallel, because a bucket would take half an hour for 25,000 files one after another.
   with concurrent.futures.ThreadPoolExecutor(32) as pool:
     for text, (_, _, name) in zip(pool.map(read, (file for _, file, _ in review_files)), review_files, strict=True):
       yield {"text": text, "label": ("neg", "pos").index(name)}
@@ -288,18 +288,18 @@ def columns(
   begins: str = "",
   untagged: str = "",
 ) -> Iterator[Record]:
-  """One record for each sentence of a file with a word and its tags in each line, and empty lines between sentences.
+  """Yields one record for each sentence; a line has a word and its tags, and empty lines separate sentences.
 
   Args:
     path: of the file.
-    where: the config key that led there, for messages.
+    where: config key of the folder, for messages.
     labels: names of the tags.
     words: column of the words.
-    tags: and of the tags.
+    tags: column of the tags.
     names: of all columns.
     delimiter: between columns; None: any white space.
-    begins: what stands in front of each word and is no part of it.
-    untagged: the tag of a word that stands alone in its line, as in test sets; "": each has one.
+    begins: prefix of each word, which is removed.
+    untagged: tag of a word without a tag, as in test sets; "": each word needs a tag.
   """
   sentence: tuple[list[str], list[int]] = ([], [])
   for number, line in enumerate([*_lines(path, where), ""], 1):
@@ -308,7 +308,7 @@ def columns(
       location = f"{where}: {path}, line {number}"
       cells += [untagged] if untagged and len(cells) == 1 else []
       if len(cells) != len(names):
-        filled = "; give - for what you have not" if delimiter is None and len(cells) < len(names) else ""
+        filled = "; write - for missing columns" if delimiter is None and len(cells) < len(names) else ""
         raise UserError(f"{location}: has {len(cells)} column(s) and not {len(names)}: {', '.join(names)}{filled}")
       tag = cells[names.index(tags)]
       sentence[0].append(cells[names.index(words)].removeprefix(begins))
@@ -320,18 +320,18 @@ def columns(
 
 def _number_of_tag(tag: str, labels: Sequence[str], location: str) -> int:
   if tag not in labels:
-    raise UserError(f"{location}: tag {tag!r} is none of {', '.join(labels)}")
+    raise UserError(f"{location}: tag {tag!r} is not one of {', '.join(labels)}")
   return labels.index(tag)
 
 
 def conllu(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
-  """One record for each sentence of a file in CoNLL-U: its "tokens", and the numbers of their universal tags, "upos".
+  """Yields one record for each sentence of a CoNLL-U file: its "tokens", and the indices of its universal tags, "upos".
 
-  The words are those of syntax: of "1-2  vámonos", "1  vamos", "2  nos" the last two, and no empty ones, as 8.1.
+  Words are syntactic words: of "1-2  vámonos", "1  vamos", "2  nos" the last two. Empty words such as 8.1 are left out.
 
   Args:
     path: of the file.
-    where: the config key that led there, for messages.
+    where: config key of the folder, for messages.
     labels: names of the tags.
 
   Source: universaldependencies.org/format.html.
@@ -344,15 +344,15 @@ def conllu(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
     if line.strip():
       cells = line.rstrip("\r\n").split("\t")
       if len(cells) != _CONLLU_COLUMNS:
-        hint = "; columns are parted by tabs" if len(cells) == 1 else ""
+        hint = "; columns are separated by tabs" if len(cells) == 1 else ""
         raise UserError(f"{where}: {path}, line {number}: has {len(cells)} column(s) and not {_CONLLU_COLUMNS}{hint}")
       word_number, form, tag = cells[0], cells[1], cells[3]
       if re.fullmatch(r"\d+[-.]\d+", word_number):
         continue
       if not re.fullmatch(r"\d+", word_number) or int(word_number) != len(tokens) + 1:
         raise UserError(
-          f"{where}: {path}, line {number}: word {word_number!r} comes after {len(tokens)} words of its sentence; they"
-          " are counted from 1, and behind the last is an empty line"
+          f"{where}: {path}, line {number}: word {word_number!r} comes after {len(tokens)} words of its "
+          "sentence; number words from 1, and end each sentence with an empty line"
         )
       tokens.append(form)
       tags.append(_number_of_tag(tag, labels, f"{where}: {path}, line {number}"))
@@ -377,18 +377,18 @@ def table(
   no_header: Sequence[str] = (),
   broken_rows: bool = False,
 ) -> Iterator[Record]:
-  """Rows of tab-separated columns, where quotes mean nothing.
+  """Yields the rows of tab-separated columns; quotes have no meaning.
 
-  A row's number is counted from 0 behind the header, as TFDS and the leaderboard do.
+  Rows are numbered from 0 below the header, as in TFDS and on the leaderboard.
 
   Args:
     path: of the file.
-    where: the config key that led there, for messages.
-    labels: names of the classes; without any a label is a number with a fraction.
+    where: config key of the folder, for messages.
+    labels: names of the classes; without any, a label is a real number.
     columns: text of a record -> its column.
-    label: column of the label; tests have none.
-    no_header: columns of files that do not name them.
-    broken_rows: whether rows that lack columns are expected, and left out.
+    label: column of the label; test sets have none.
+    no_header: column names of files without a header.
+    broken_rows: whether to skip rows that lack columns.
   """
   lines = _lines(path, where)
   header = lines[0].split("\t")
@@ -418,14 +418,14 @@ def table(
       "idx": number,
     }
   if left_out:
-    logging.info("%s: %d row(s) that a line break cuts in two are left out", path, left_out)
+    logging.info("%s: left out %d row(s) that are split by a line break", path, left_out)
 
 
 # ---- SQuAD -----------------------------------------------------------------------------------------------------------
 
 
 def squad(path: str, where: str, labels: Sequence[str], *, begins: str = "") -> Iterator[Record]:
-  """One record for each question on each paragraph of each article, whose id begins so."""
+  """Yields one record for each question whose id begins with `begins`, on each paragraph of each article."""
   del labels
   lines = _lines(path, where)
   try:

@@ -1,4 +1,4 @@
-"""Reads CSV (RFC 4180) and tables of tabs: a header, then rows, which the number of the line they begin in names."""
+"""Reads CSV (RFC 4180) and TSV: a header, then rows, each numbered by the line in which it begins."""
 
 from collections.abc import Iterable, Iterator, Sequence
 import csv
@@ -10,9 +10,9 @@ from t2t.storage import encoding
 
 _DELIMITERS = (",", ";", "\t", "|")
 _DELIMITER_NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
-_SEPARATOR = re.compile(r"\ufeff?sep=(.)\r?\n?", re.IGNORECASE)  # the first line of a file that Excel wrote
+_SEPARATOR = re.compile(r"\ufeff?sep=(.)\r?\n?", re.IGNORECASE)  # first line of a file written by Excel
 _LARGEST_FIELD = 64 * 2**20  # characters
-_MOST_LINES = 100_000  # of one row: a quote that is never closed would take in all of the file
+_MOST_LINES = 100_000  # of one row; an unclosed quote would extend to the end of the file
 
 
 class _Lines:
@@ -21,7 +21,7 @@ class _Lines:
   def __init__(self, lines: Iterable[tuple[int, bytes]]):
     self._lines = iter(lines)
     self.number = 0
-    self.begin = 1  # line in which the row begins
+    self.begin = 1  # first line of the row
     self.reason = ""  # why the row is malformed
     self.read: list[str] = []  # lines of the row
 
@@ -38,12 +38,12 @@ class _Lines:
   def _next(self) -> str:
     self.number, line = next(self._lines)
     if self.number - self.begin > _MOST_LINES:
-      raise csv.Error(f"a quoted field goes over more than {_MOST_LINES:,} lines")
+      raise csv.Error(f"a quoted field spans more than {_MOST_LINES:,} lines")
     if isinstance(line, bad_records.DamagedRecord):
       self.reason = self.reason or line.reason
       return "\n"
     if self.number == 1:
-      line = line.removeprefix(b"\xef\xbb\xbf")  # a byte order mark, as Excel writes
+      line = line.removeprefix(b"\xef\xbb\xbf")  # a byte order mark, written by Excel
     try:
       return line.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -54,22 +54,22 @@ class _Lines:
 def rows(
   lines: Iterable[tuple[int, bytes]], *, path: str, where: str, tabs: bool = False
 ) -> Iterator[tuple[int, dict[str, str] | bad_records.DamagedRecord]]:
-  """The rows below the header, each with the number of the line that it begins in; blank lines are left out.
+  """Yields the rows below the header, each with the number of its first line; skips blank lines.
 
   In:  b'id,text\\n', b'1,"a ""b""\\n', b'c"\\n'
   Out: (2, {"id": "1", "text": 'a "b"\\nc'})
 
   Args:
-    lines: of the file, with their numbers; a file without any has no rows.
+    lines: of the file, with their numbers; a file without lines has no rows.
     path: of the file, for messages.
     where: the configuration key that names it.
-    tabs: tabs separate the columns, a line is a row, and quotes are letters except where one begins a field and
-      another ends it.  Otherwise commas do; semicolons, tabs or bars where the header has no comma, or what the line
-      `sep=;` in front of the header says, which Excel writes.
+    tabs: whether tabs separate the columns. Then a line is a row, and quotes are letters, except around a whole field.
+      Otherwise commas separate them; or semicolons, tabs or bars if the header has no comma; or the separator in a line
+      `sep=;` above the header, written by Excel.
 
   Raises:
-    UserError: no header, or one in which a name is missing or comes twice.  The first name may be missing, as that of
-      the row numbers that pandas writes; the column is left out.
+    UserError: there is no header, or a name in it is missing or repeated. The first name may be missing, as for the row
+      index written by pandas; that column is left out.
   """
   header: list[str] | None = None
   for number, row, delimiter in _fields(lines, path=path, where=where, tabs=tabs):
@@ -81,13 +81,20 @@ def rows(
       if len(row) > 1 or row[0]:
         yield number, {name: value for name, value in zip(header, row, strict=True) if name}
     elif row and row != [""]:
-      reason = f"has {len(row)} field(s), separated by {_DELIMITER_NAMES[delimiter]}, and the header has {len(header)}"
-      hint = "fields go over lines, or have tabs in them: write the table as CSV" if tabs else _quote_hint(delimiter)
+      reason = (
+        f"has {'no' if len(row) == 1 else f'{len(row)} fields, separated by'} {_DELIMITER_NAMES[delimiter]},"
+        f" but the header has {len(header)} fields"
+      )
+      hint = (
+        "separate fields by one tab; if a field contains a tab or a line break, write the table as CSV"
+        if tabs
+        else _quote_hint(delimiter)
+      )
       yield number, bad_records.DamagedRecord(b"", f"{reason}; {hint}")
 
 
 def header(lines: Iterable[tuple[int, bytes]], *, path: str, where: str, tabs: bool = False) -> list[str]:
-  """The names of the columns; arguments and errors as those of `rows`, and a file without a line is an error."""
+  """Returns the column names; arguments and errors as in `rows`, but a file without lines is an error."""
   _, names, _ = next(_fields(lines, path=path, where=where, tabs=tabs), (0, None, ""))
   if names is None:
     raise UserError(f"{where}: {path}: is empty; the first line must name the columns")
@@ -97,7 +104,7 @@ def header(lines: Iterable[tuple[int, bytes]], *, path: str, where: str, tabs: b
 def _fields(
   lines: Iterable[tuple[int, bytes]], *, path: str, where: str, tabs: bool
 ) -> Iterator[tuple[int, list[str] | bad_records.DamagedRecord, str]]:
-  """The line, the fields, and the delimiter of each row; first of the header, which is checked."""
+  """Yields line, fields and delimiter of each row; the first row is the header, which is checked."""
   csv.field_size_limit(_LARGEST_FIELD)
   numbered = _Lines(lines)
   delimiter, header_reason, is_header = "\t", "", True
@@ -108,7 +115,7 @@ def _fields(
     if separator and separator[1] not in _DELIMITERS:
       named = ", ".join(_DELIMITER_NAMES.values())
       raise UserError(
-        f"{where}: {path}, line 1: {first.strip()!r}: columns are separated by {named}; write one of them"
+        f"{where}: {path}, line 1: {first.strip()!r}: this separator is not supported; separate columns by {named}"
       )
     if separator:
       first = next(numbered, "")
@@ -135,7 +142,7 @@ def _fields(
 
 
 class _Chained:
-  """The first line again, then all others; counted as they are read."""
+  """Iterator over the first line and all others, counted as they are read."""
 
   def __init__(self, first: str, following: _Lines):
     self._first, self._following = first, following
@@ -158,7 +165,7 @@ def _delimiter(header: str) -> str:
 
 
 def _spaced_quote(row: Sequence[str], lines: Sequence[str], delimiter: str) -> str:
-  """Returns the reason of a row in which a quote behind a space quotes nothing; "": there is no such quote."""
+  """Returns the reason why a quote after a space quotes nothing; "" if there is no such quote."""
   if not any(field[:1] == " " and field.lstrip(" ")[:1] == '"' for field in row):
     return ""
   try:
@@ -168,7 +175,7 @@ def _spaced_quote(row: Sequence[str], lines: Sequence[str], delimiter: str) -> s
   if [field.lstrip(" ") for field in unspaced_row] == [field.lstrip(" ") for field in row]:
     return ""
   name = _DELIMITER_NAMES[delimiter].removesuffix("s")
-  return f'a quote stands behind a {name} and a space, where it quotes nothing; take out the space: {delimiter}"..."'
+  return f'a quote follows a {name} and a space, where it quotes nothing; remove the space: {delimiter}"..."'
 
 
 def _quote_hint(delimiter: str) -> str:
@@ -179,11 +186,11 @@ def _quote_hint(delimiter: str) -> str:
 def _csv_reason(error: csv.Error) -> str:
   message = str(error)
   if "new-line character" in message:
-    return "lines end in a carriage return alone; convert the file, for example with `tr '\\r' '\\n'`"
+    return "lines end in carriage returns without line feeds; convert the file, for example with `tr '\\r' '\\n'`"
   if "expected after" in message:
-    return 'a quote stands within a quoted field; double it: ""'
+    return 'a quote is inside a quoted field; double it: ""'
   if "unexpected end" in message:
-    return "a quote is opened here and never closed"
+    return "a quote is opened here and never closed; close it"
   return f"not CSV ({message})"
 
 
@@ -192,7 +199,7 @@ def _tab_row(line: str) -> list[str]:
 
 
 def _unquoted(field: str) -> str:
-  """A field without quotes around it, if all quotes within are doubled: other programs put them there."""
+  """Removes the quotes around a field if all inner quotes are doubled, because other programs write fields so."""
   inner = field[1:-1]
   if len(field) < 2 or field[0] != '"' or field[-1] != '"' or '"' in inner.replace('""', ""):
     return field

@@ -1,8 +1,8 @@
-"""Docstrings as tasks: what a summary says of its body, in the installed documentation.
+"""Docstrings as tasks: whether a summary belongs to its body, from the installed documentation.
 
-Data sets of benchmarks are downloaded; these tasks are on every machine where t2t runs, and are split as the text of
-pre-training is, so that a model that was pre-trained on the documentation has seen none of their held-out examples.
-The formats are those of preprocessors.py.
+Benchmarks need downloads; these tasks exist on every machine with t2t. Their splits are those of the pre-training text,
+so a model pre-trained on the documentation has seen none of their held-out examples. The formats are in
+preprocessors.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ from t2t.data.sources import files as sources
 
 Features = dict[str, tf.Tensor]
 
-# A sentence ends behind a word, not behind an abbreviation ("e.g."); with a colon it is most often a list of arguments.
+# A sentence ends after a word, not after an abbreviation ("e.g."). A colon mostly introduces a list of arguments.
 _SUMMARY = re.compile(r"""([A-Z][^:]{8,158}?\w\w['")]?\.) (?=[A-Z])""")
-_MIN_BODY = 50  # characters; what is shorter says little about its summary
+_MIN_BODY = 50  # characters; shorter bodies say little about their summaries
 
 
 def split(text: str) -> tuple[str, str] | None:
-  """The first sentence of a docstring and what follows it; None where either is too short or too long.
+  """Splits a docstring into its first sentence and the rest; None if either is too short or too long.
 
   In:  "Return the number of days in a month. The month is a number from 1 to 12, and the year has to be given since"
        " February may have 29 days."
@@ -40,16 +40,16 @@ def split(text: str) -> tuple[str, str] | None:
 
 
 def records(documents: Sequence[Mapping[str, str]]) -> list[dict[str, str | int]]:
-  """What the tasks are made of: docstrings in two parts, each with a summary that is another's.
+  """Returns the records of the tasks: docstrings in two parts, each with the summary of another docstring.
 
   In:  {"text": "Adds. All terms ...", "package": "a"}, {"text": "Closes. The file ...", "package": "a"}, ...
   Out: {"summary": "Adds.", "other": "Closes.", "body": "All terms ...", "package": "a", "idx": 0},
        {"summary": "Closes.", "other": "Adds.", "body": "The file ...", "package": "a", "idx": 1}, ...
        if these were long enough
 
-  The other summary is that of the next docstring of the same package, and after the last that of the first: of each
-  summary there is one true and one false use, so that it takes both parts to tell which it is.  Of docstrings with the
-  same summary the first is kept, and none of a package that has only one.
+  The other summary is that of the next docstring in the package; the last docstring takes that of the first. So each
+  summary has one true and one false use, and a model needs both parts to decide. Of docstrings with the same summary
+  the first is kept. Packages with a single summary are left out.
   """
   packages: dict[str, dict[str, str]] = {}
   for document in documents:
@@ -73,17 +73,15 @@ def records(documents: Sequence[Mapping[str, str]]) -> list[dict[str, str | int]
 
 
 class DocstringSource(sources.DocumentationSource):
-  """Records of the installed documentation, splits "train" and "validation"; read when it is first used.
+  """Records of the installed documentation, splits "train" and "validation"; read on first use.
 
   A split is in memory as a whole, a few megabytes, and any number of shards can read it.
   """
 
   def num_input_examples(self, split: str) -> int:
-    """Records of a split."""
     return len(_columns(self.list_shards(split)[0])["idx"])
 
   def records(self, split: str) -> shard_order.SeqioRecords:
-    """A split as shard_order.py reads it."""
     return shard_order.SeqioRecords(self, split)
 
   def get_dataset(
@@ -97,14 +95,14 @@ class DocstringSource(sources.DocumentationSource):
     use_cached: bool = False,
     num_epochs: int | None = 1,
   ) -> tf.data.Dataset:
-    """One pass over a shard of a split: {"summary", "other", "body", "package": string, "idx": int32}.
+    """Returns one pass over a shard of a split: {"summary", "other", "body", "package": string, "idx": int32}.
 
     Args:
       split: "train" or "validation".
-      shuffle: not used: records are in the order of a hash, and the task shuffles what it makes of them.
+      shuffle: not used: records are in the order of a hash, and the task shuffles its examples.
       seed: not used, see above.
-      shard_info: which shard of how many; all records without it.
-      sequence_length: not used, as `use_cached` and `num_epochs`; seqio passes them.
+      shard_info: index and number of shards; None: all records.
+      sequence_length: not used, like `use_cached` and `num_epochs`; seqio passes them.
       use_cached: see above.
       num_epochs: see above.
     """
@@ -115,14 +113,14 @@ class DocstringSource(sources.DocumentationSource):
 
 @functools.lru_cache(maxsize=4)
 def _columns(path: str) -> Mapping[str, tf.Tensor]:
-  """A tensor for each field with all records of a file; streams and epochs share these."""
+  """Returns a tensor of each field with all records of a file; streams and epochs share the tensors."""
   rows = records([json.loads(line) for line in pathlib.Path(path).read_text().splitlines()])
   types = dict.fromkeys(("summary", "other", "body", "package"), tf.string) | {"idx": tf.int32}
   return {name: tf.constant([record[name] for record in rows], type_) for name, type_ in types.items()}
 
 
 def match(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """Each body twice: with its own summary, label 1, and with another's, label 0; for `preprocessors.labelled`.
+  """Pairs each body with its own summary (label 1) and another one (label 0); for `preprocessors.labelled`.
 
   In:  {"summary": "Adds.", "other": "Closes.", "body": "All terms are added.", "idx": 3}
   Out: {"summary": "Adds.", "body": "All terms are added.", "label": 1, "idx": 6},
@@ -141,7 +139,7 @@ def match(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def of_package(dataset: tf.data.Dataset, *, packages: Sequence[str]) -> tf.data.Dataset:
-  """A docstring with the number of its package as the label; for `preprocessors.labelled`.
+  """Labels each docstring with the index of its package; for `preprocessors.labelled`.
 
   In:  {"summary": "Adds.", "body": "All terms are added.", "package": "b", "idx": 3}, packages ("a", "b")
   Out: the same and "label": 1

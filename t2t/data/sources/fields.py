@@ -7,37 +7,37 @@ from typing import Any
 from t2t.storage import encoding
 
 _INDEX = re.compile(r"-?\d+")
-_DEPTH = 4  # names of a path that a message suggests
+_DEPTH = 4  # maximum number of names in a suggested path
 
 
 class UnreadableField(ValueError):
-  """A field that is not there, or holds no text; the message has neither file nor line."""
+  """Field that is missing or not a text; the message has neither file nor line."""
 
 
 class Missing(UnreadableField):
-  """A field that is not there."""
+  """Missing field."""
 
 
 def text(record: Mapping[str, Any], field: str, *, key: str) -> str:
-  """The text of a field.
+  """Returns the text of a field.
 
   In:  {"meta": {"text": "a"}}, "meta.text"
   Out: "a"
   In:  {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "messages.content"
   Out: "a\\nb"
 
-  A name that the record has is taken as it stands.  Otherwise dots separate names of objects within each other.  A
-  number takes one element of a list, -1 the last; another name is taken of each.  Strings of a list are joined by line
-  breaks, without those that are null.
+  A name of a field in the record is used literally. Otherwise dots separate names of nested objects. A number selects
+  one element of a list, -1 the last; another name is looked up in each element. Strings of a list are joined by line
+  breaks, without nulls.
 
   Args:
     record: a JSON object, or a row of a table.
     field: its name, or the path to it.
-    key: what a message tells the user to set, for example "set config.data.field to the text's name".
+    key: advice for messages, for example "set config.data.field to the text's name".
 
   Raises:
-    Missing: the record does not have it.
-    Unreadable: it holds no text.
+    Missing: the record has no such field.
+    UnreadableField: the field is not a text.
   """
   value = find(record, field, key=key)
   if isinstance(value, list):
@@ -52,7 +52,7 @@ def text(record: Mapping[str, Any], field: str, *, key: str) -> str:
 
 
 def is_null(field: str, key: str) -> str:
-  """The message on a field that is null."""
+  """Returns the message for a field that is null."""
   left_out = (
     ", or skip a fraction of the records: --config.data.max_bad_record_fraction=0.001" if "config." in key else ""
   )
@@ -60,10 +60,10 @@ def is_null(field: str, key: str) -> str:
 
 
 def find(record: Mapping[str, Any], field: str, *, key: str = "") -> Any:
-  """The value of a field, see `text`; nulls on the way make it None.
+  """Returns the value of a field, see `text`; a null on the path gives None.
 
   Raises:
-    Missing: the record does not have it.
+    Missing: the record has no such field.
   """
   if field in record:
     return record[field]
@@ -98,8 +98,8 @@ def _strings(value: Any, field: str, key: str) -> Iterator[str]:
       raise UnreadableField(
         f"field {field!r} is a list of objects with {listed(item)}, not a string; "
         + (
-          f"{likeliest(paths)!r} in place of {field!r} reads the text of each object, joined by line breaks, and"
-          f" {field + '.0' + likeliest(paths).removeprefix(field)!r} that of the first"
+          f"give {likeliest(paths)!r} for the text of each object, joined by line breaks, or "
+          f"{field + '.0' + likeliest(paths).removeprefix(field)!r} for that of the first"
           if paths
           else key
         )
@@ -109,7 +109,7 @@ def _strings(value: Any, field: str, key: str) -> Iterator[str]:
 
 
 def _paths(value: Mapping[str, Any], depth: int = _DEPTH) -> Iterator[str]:
-  """The paths to texts in an object."""
+  """Yields the paths to texts in an object."""
   for name, child in value.items():
     if isinstance(child, list):
       child = next((element for element in child if element is not None), None)
@@ -123,7 +123,7 @@ _LIKELY = ("text", "content", "value", "body")
 
 
 def likeliest(paths: Sequence[str]) -> str:
-  """The path that most likely has the text: that of a field which is named so, or the first."""
+  """Returns the path that most likely leads to the text: the first with a typical name, or the first."""
   return min(paths, key=lambda path: path.rpartition(".")[2] not in _LIKELY)
 
 
@@ -133,12 +133,12 @@ def _suggestion(record: Mapping[str, Any]) -> str:
 
 
 def json_type(value: Any) -> str:
-  """The name that JSON has for the type of a value."""
+  """Returns the JSON name of a value's type."""
   names = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "list"}
   return names.get(type(value), "object")
 
 
 def listed(names: Mapping | Sequence[str]) -> str:
-  """The first names, quoted."""
+  """Returns the first names, quoted."""
   quoted = [repr(name) for name in names]
   return (", ".join(quoted[:10]) + (", ..." if len(quoted) > 10 else "")) or "no fields at all"

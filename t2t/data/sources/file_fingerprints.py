@@ -1,4 +1,4 @@
-"""What files hold, in a few bytes for each, so that a run that goes on knows if they are the same."""
+"""Fingerprints of data files, a few bytes for each, so that a resumed run can detect changes."""
 
 from collections.abc import Mapping, Sequence
 import concurrent.futures
@@ -11,19 +11,21 @@ from typing import Any
 from t2t.data.sources import text_files
 from t2t.storage import gcs
 
-# Read in all, of a corpus of any size; of a bucket nothing is read, since its listing has a checksum of each object.
+# Total bytes to read of a corpus of any size. Files in a bucket are not read, because its listing has a checksum of
+# each.
 _BYTES = 256 * 2**20
-_LEAST, _MOST = 3 * 2**12, 2**20  # of a file: one that has no more is read whole, of others the ends and the middle
-_SHOWN = 5  # differences that a message names
+# bytes per file: smaller files are read whole, larger ones at both ends and in the middle
+_LEAST, _MOST = 3 * 2**12, 2**20
+_SHOWN = 5  # differences in a message
 
 
 class Contents:
-  """What these files hold; it is read in the background from now on.
+  """Fingerprints of files, computed in the background.
 
   Args:
-    files: their paths, in order.
+    files: paths, in order.
     where: the configuration key that names them, for messages.
-    root: a folder that all of them lie in, below which their names count; "": of each the last part alone.
+    root: a common folder, to which names are relative; "": names are the last parts of the paths.
   """
 
   def __init__(self, files: Sequence[str], *, where: str = "config.data.files", root: str = ""):
@@ -34,21 +36,21 @@ class Contents:
     self._future = self._pool.submit(self._digests, self._files, self._bytes_per_file)
 
   def saved(self) -> dict[str, Any]:
-    """For a checkpoint.
+    """Returns the fingerprints for a checkpoint.
 
     Out: {"each": 1048576, "files": [["a.jsonl", 5120, "9f86d081884c7d65"], ...]}
     """
     return {"each": self._bytes_per_file, "files": [list(row) for row in self._future.result()]}
 
   def short(self) -> dict[str, Any]:
-    """All of `saved` in one digest, to stand wherever somebody may look who finds no list.
+    """Returns `saved` as a single digest, for readers without the list.
 
     Out: {"each": 1048576, "sorts": ["blake2b"], "digest": "5c1d6c0ab3e28b4f"}
     """
     return {"each": self._bytes_per_file, **_short(self._future.result())}
 
   def differ(self, short: Mapping[str, Any]) -> bool:
-    """Whether they are not as they were when `short` was; False as well where digests of other sorts cannot tell."""
+    """Returns whether the files have changed since `short`; False if the digests are of different types."""
     now = _short(self._rows(short["each"]))
     return now["sorts"] == short["sorts"] and now["digest"] != short["digest"]
 
@@ -58,7 +60,7 @@ class Contents:
     )
 
   def differences(self, saved: Mapping[str, Any]) -> list[str]:
-    """What of them is not as it was when `saved` was: a few words for each file."""
+    """Returns the changes since `saved`, a few words for each file."""
     now = self._rows(saved["each"])
     before, after = ({name: (size, digest) for name, size, digest in rows} for rows in (saved["files"], now))
     changes = []
@@ -70,12 +72,12 @@ class Contents:
       elif before[name][0] != after[name][0]:
         changes.append(f"{name} had {before[name][0]:,} bytes and has {after[name][0]:,}")
       elif _differ(before[name][1], after[name][1]):
-        changes.append(f"{name} has another content of as many bytes")
+        changes.append(f"{name} has changed content of the same size")
     return changes
 
 
 def _differ(before: str, after: str) -> bool:
-  """Whether two digests are of one sort, and not the same: what is copied to a bucket gets one of another sort."""
+  """Returns whether two digests of the same type differ; a copy in a bucket has another type of digest."""
   return before != after and before.partition(":")[0] == after.partition(":")[0]
 
 
@@ -85,20 +87,20 @@ def _short(rows: Sequence[tuple[str, int, str]]) -> dict[str, Any]:
 
 
 def summary(files: Sequence[str]) -> str:
-  """Which files, in a few characters however many they are; positions are counted in their bytes."""
+  """Summarizes files in a short text, however many they are; positions are counted in their bytes."""
   listed = [(path.rsplit("/", 1)[-1], size) for path, size in zip(files, text_files.sizes(tuple(files)), strict=True)]
   digest = hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:12]
   return f"{len(files)} file(s) from {listed[0][0]} on, {sum(size for _, size in listed):,} bytes, {digest}"
 
 
 def shown(differences: Sequence[str]) -> str:
-  """The first of them, and how many there are."""
+  """Returns the first differences, and the number of the others."""
   num_unshown = len(differences) - _SHOWN
   return "; ".join(differences[:_SHOWN]) + (f"; and {num_unshown:,} more" if num_unshown > 0 else "")
 
 
 def _digests(files: Sequence[str], bytes_per_file: int, *, where: str, root: str) -> list[tuple[str, int, str]]:
-  """Name, size and digest of each file.  Folders may move: files count by their names."""
+  """Returns name, size and digest of each file; names do not depend on the folder, which may move."""
   sizes = text_files.sizes(tuple(files))
   remote = [path for path in files if gcs.is_remote(path)]
   listed = gcs.checksums(remote, where=where) if remote else {}
@@ -120,7 +122,7 @@ def _digests(files: Sequence[str], bytes_per_file: int, *, where: str, root: str
 
 
 def _digest(path: str, size: int, bytes_per_file: int) -> str:
-  """Of all of a file that has no more than `bytes_per_file` bytes, else of its ends and its middle."""
+  """Returns the digest of a file of at most `bytes_per_file` bytes, or of the ends and middle of a larger one."""
   block = bytes_per_file // 3
   starts = (0,) if size <= bytes_per_file else (0, (size - block) // 2, size - block)
   hasher = hashlib.blake2b(digest_size=8)
@@ -130,5 +132,5 @@ def _digest(path: str, size: int, bytes_per_file: int) -> str:
         file.seek(start)
         hasher.update(file.read(size if size <= bytes_per_file else block))
   except OSError:
-    return ""  # who reads it as text says what is wrong with it
+    return ""  # the reader of the text reports the error
   return f"blake2b:{hasher.hexdigest()}"

@@ -1,4 +1,4 @@
-"""Looks through the user's files before training, so that a bad line is found now and not after a night."""
+"""Checks the user's files before training, so that a bad line is found at the start and not hours later."""
 
 from collections.abc import Iterator, Sequence
 import concurrent.futures
@@ -15,39 +15,39 @@ from t2t.data.sources import bad_records, text_files
 from t2t.data.sources import files as sources
 from t2t.runtime import cache_folder, progress
 
-# A corpus up to this size on disk is read whole (45 MB of gzipped Wikipedia take 1 s, once); of a larger one, the
-# beginning of some files, and the pipeline names a bad record when it meets it.
+# A corpus up to this size on disk is read whole (45 MB of gzipped Wikipedia take 1 s, once). Of a larger one only the
+# beginning of some files is read, and the pipeline reports a bad record when it reads it.
 READ_WHOLE_BYTES = 256 * 2**20
 SAMPLED_FILES = 8
 SAMPLED_RECORDS = 1000
-_VERSION = 5  # of what is remembered
+_VERSION = 5  # of the cached results
 
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-  """What was found; counts are of what was read, the whole corpus if `complete`."""
+  """Result of a scan; counts cover the records that were read, the whole corpus if `complete`."""
 
   complete: bool
   documents: int
   characters: int
-  smallest_hash: int  # of the documents' `sources.text_hash`
+  smallest_hash: int  # minimum `sources.text_hash` of the documents
   held_out: int  # documents with a hash below `HELD_OUT_BELOW`
-  smallest: int  # documents with the smallest hash: copies of one
-  size: int  # bytes of the records, with what else stands in them than the text
+  smallest: int  # documents with the smallest hash: copies of one text
+  size: int  # bytes of the records, including other fields than the text
 
 
-# One document in a hundred is held out where the user names no files to evaluate on.
+# One document in a hundred is held out if the user names no evaluation files.
 HELD_OUT_BELOW = 2**32 // 100
 
 
 def held_out_below(scan: Scan) -> int:
-  """The threshold for `sources.FileSource`: about 1 % of the documents, but at least one of a small corpus."""
+  """Returns the threshold for `sources.FileSource`: about 1 % of the documents, at least one of a small corpus."""
   some = 0 < scan.held_out < scan.documents
   return HELD_OUT_BELOW if some or not scan.complete else scan.smallest_hash + 1
 
 
 def documents_by_split(scan: Scan) -> dict[str, int]:
-  """Documents of a corpus that are trained on and held out, where all of it was read; else about how many.
+  """Returns the numbers of training documents and held-out documents among those scanned.
 
   In:  600 documents, all of them read, of which 7 are held out
   Out: {"train": 593, "validation": 7}
@@ -57,16 +57,16 @@ def documents_by_split(scan: Scan) -> dict[str, int]:
 
 
 def scan(files: Sequence[str], *, field: str, where: str = "config.data.files", malformed: float = 0.0) -> Scan:
-  """Reads the files, all or in part, and counts documents; a second look at the same files is answered from memory.
+  """Reads files, all or in part, and counts documents; results for unchanged files are cached.
 
   Args:
-    files: paths, as `text_files.find_files` gives them.
+    files: paths, from `text_files.find_files`.
     field: name of the text field.
     where: the configuration key that names the files.
-    malformed: share of the records that may be so; they are not counted.
+    malformed: allowed share of malformed records, which are not counted.
 
   Raises:
-    UserError: a file or a record that cannot be read, or no text at all.
+    UserError: a file or a record cannot be read, or there is no text at all.
   """
   stats = text_files.stats(files, where=where)
   return _scan(tuple((path, stat.size, stat.changed) for path, stat in stats.items()), field, where, malformed)
@@ -79,13 +79,13 @@ def _scan(stats: tuple[tuple[str, int, int], ...], field: str, where: str, malfo
   try:
     return Scan(**json.loads(remembered.read_bytes()))
   except (OSError, ValueError, TypeError):
-    pass  # not there, or not ours: it is only a cache
+    pass  # no valid cache entry
   complete = sum(size for _, size, _ in stats) <= READ_WHOLE_BYTES
   paths = [path for path, _, _ in stats]
   if not complete:
     paths = paths[:: max(1, len(paths) // SAMPLED_FILES)][:SAMPLED_FILES]
   number = None if complete else SAMPLED_RECORDS
-  # Of many small files in a bucket the answers are waited for together.
+  # Many small files in a bucket are requested in parallel.
   with concurrent.futures.ThreadPoolExecutor(16) as pool:
     tally = bad_records.Tally(malformed)
     counted = pool.map(lambda path: _count(path, number, tally, field=field, where=where), paths)
@@ -94,17 +94,19 @@ def _scan(stats: tuple[tuple[str, int, int], ...], field: str, where: str, malfo
   documents, characters, held_out, size = map(sum, sums)
   smallest = sum(number for number, file_hash in zip(copies, hashes, strict=True) if file_hash == min(hashes))
   if not documents:
-    raise UserError(f"{where}: no text in {_listing(paths)}: every record is blank, or there is none")
+    raise UserError(
+      f"{where}: no text in {_listing(paths)}: all records are blank, or there are none; give files with text"
+    )
   scanned = Scan(complete, documents, characters, min(hashes), held_out, smallest, size)
   try:
     cache_folder.write_atomically(remembered, json.dumps(dataclasses.asdict(scanned)).encode())
   except OSError as error:
-    logging.info("the result of checking the files is not kept: %s", error)
+    logging.info("cannot cache the result of the file check: %s", error)
   return scanned
 
 
 def _count(path: str, number: int | None, tally: bad_records.Tally, *, field: str, where: str) -> tuple[int, ...]:
-  """Counts over the first texts of a file, or all: documents, characters, held out, bytes; smallest hash, how often."""
+  """Counts the texts of a file: documents, characters, held out, bytes, smallest hash, and its number of copies."""
   documents = characters = held_out = size = smallest = 0
   smallest_hash = 2**32 - 1
 

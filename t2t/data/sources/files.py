@@ -1,4 +1,4 @@
-"""Where text comes from, as sources of seqio's: files, and the installed documentation."""
+"""Text files and the installed documentation as seqio sources."""
 
 import builtins
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,14 +20,14 @@ from t2t.storage import compression
 
 
 def text_hash(text: str | bytes) -> int:
-  """A number below 2**32 that depends on the text alone: it says which documents are held out."""
+  """Returns a hash of the text below 2**32, which decides whether a document is held out."""
   return zlib.crc32(text.encode() if isinstance(text, str) else text)
 
 
 class FileSource(seqio.DataSource):
-  """Files of text as a seqio source that yields {"text": string}, or of texts and translations, "first" and "second".
+  """seqio source of text files: {"text": string}, or "first" and "second" for texts with translations.
 
-  Training reads it through `records`, see shard_order.py; lines of uncompressed files are found from any byte on.
+  Training reads it through `records`, see shard_order.py; uncompressed files of lines can be read from any byte.
   """
 
   def __init__(
@@ -41,17 +41,17 @@ class FileSource(seqio.DataSource):
     where: Mapping[str, str] | None = None,
     malformed: float = 0.0,
   ):
-    """A source with a split for each key of `files`.
+    """Creates a source with a split for each key of `files`.
 
     Args:
-      files: split -> paths, as `find_files` gives them.
-      field: where the text is in JSON objects, Examples and Parquet tables.
-      annotations: where JSON objects have ranges of characters, which records then have as "entities"; "": nowhere.
-      translation: where the translation of each text is, see bitext.py; "": there is none.
-      held_out_below: if not 0, documents whose `text_hash` is below it are the split "validation", and the others all
-        other splits; both then read the same files.
+      files: split -> paths, from `find_files`.
+      field: text field of JSON objects, Examples and Parquet tables.
+      annotations: field of JSON objects with ranges of characters, which become "entities"; "": none.
+      translation: name of the translation, see bitext.py; "": none.
+      held_out_below: if not 0, documents with a smaller `text_hash` form the split "validation", and the others all
+        other splits; all splits then read the same files.
       where: split -> the configuration key that names its files, for messages.
-      malformed: share of the records that may be so, and are left out.
+      malformed: allowed share of malformed records, which are left out.
     """
     super().__init__(splits=tuple(files))
     self._files = {split: tuple(paths) for split, paths in files.items()}
@@ -62,23 +62,22 @@ class FileSource(seqio.DataSource):
 
   @property
   def supports_arbitrary_sharding(self) -> bool:
-    """True: a shard may be every so many records."""
+    """True: a shard may be every n-th record."""
     return True
 
   def list_shards(self, split: str) -> Sequence[str]:
-    """The files of a split."""
     return self._files[split]
 
   def tally(self, split: str) -> bad_records.Tally:
-    """Of the records of a split, whoever reads them."""
+    """Returns the tally of a split, which all of its readers share."""
     return self._tallies[split]
 
   def count_in(self, tallies: Mapping[str, bad_records.Tally]) -> None:
-    """Has the records of each split counted with those of other sources, from now on."""
+    """Replaces the tallies of splits, so that other sources count in the same ones."""
     self._tallies = dict(tallies)
 
   def records(self, split: str) -> "FileRecords":
-    """A split as shard_order.py reads it."""
+    """Returns a split in the form that shard_order.py reads."""
     where = self._where.get(split, "config.data.files")
     held_out = (split == "validation") if self._held_out_below else None
     return FileRecords(
@@ -112,14 +111,14 @@ class FileSource(seqio.DataSource):
     use_cached: bool = False,
     num_epochs: int | None = 1,
   ) -> tf.data.Dataset:
-    """One pass over a shard of a split, {"text": string} and what is marked: for whoever asks seqio for examples.
+    """Returns one pass over a shard of a split, {"text": string} and annotations, for callers of seqio.
 
     Args:
       split: a key of the constructor's `files`.
-      shuffle: files in another order (records are shuffled by the task, after preprocessing).
-      seed: of that order.
-      shard_info: which shard of how many; all records without it.
-      sequence_length: not used, as `use_cached` and `num_epochs`; seqio passes them.
+      shuffle: whether to shuffle the files; the task shuffles records after preprocessing.
+      seed: of the order.
+      shard_info: index and number of shards; None: all records.
+      sequence_length: not used, like `use_cached` and `num_epochs`; seqio passes them.
       use_cached: see above.
       num_epochs: see above.
     """
@@ -141,14 +140,14 @@ class FileSource(seqio.DataSource):
 
 @dataclasses.dataclass(frozen=True)
 class FileRecords:
-  """The texts of files, as `shard_order.Records`.
+  """Texts of files, an implementation of `shard_order.Records`.
 
   files: their paths.
   field, where: see `FileSource`.
-  held_out_below, held_out: which documents, by a hash of their text: those below, or the others; None: all.
+  held_out_below, held_out: whether to keep documents with a hash below the threshold, or the others; None: all.
   annotations: see `FileSource`; the second column, as bytes of int32 [n, 2].
-  translation: see there; the second column, its text.
-  tally: of its records.
+  translation: see `FileSource`; the second column, its text.
+  tally: of the records.
   """
 
   files: tuple[str, ...]
@@ -162,11 +161,11 @@ class FileRecords:
 
   @property
   def num_columns(self) -> int:
-    """The text, and what is marked in it, or its translation."""
+    """Number of columns: the text, and its annotations or its translation."""
     return 2 if self.annotations or self.translation else 1
 
   def shards(self) -> list[shard_order.Shard]:
-    """A file that is not compressed and consists of lines can be divided."""
+    """Returns the shards; an uncompressed file of lines is divisible."""
     return [
       shard_order.Shard(
         size * (_UNPACKED if compression.ending(path) or path.endswith(".parquet") else 1.0),
@@ -176,7 +175,7 @@ class FileRecords:
     ]
 
   def read(self, piece: shard_order.Piece) -> Iterator[tuple[int, "_RawRecord | tuple[bytes, ...]"]]:
-    """The records of a piece as they are in the file; of held-out ones, which are few, the texts.
+    """Yields the records of a piece as they are in the file; for the held-out split, which is small, the parsed texts.
 
     Raises:
       UserError: the file or a held-out record cannot be read; names the file and the line.
@@ -198,7 +197,7 @@ class FileRecords:
         yield len(text[0]), text
 
   def _beside(self, path: str) -> str:
-    """The file with the translations of another's lines, if they are in one."""
+    """Returns the parallel file with the translations of a file, or "" if there is none."""
     if not self.translation:
       return ""
     from t2t.data.sources import bitext
@@ -206,10 +205,10 @@ class FileRecords:
     return bitext.beside(path, translation=self.translation, where=self.where)
 
   def parse(self, raw_record: "_RawRecord | tuple[bytes, ...]") -> tuple[bytes, ...] | None:
-    """The text of a record, if it has one and is of this split, and what is marked in it or its translation.
+    """Returns the text of a record with its annotations or translation; None if it is blank or in another split.
 
     Raises:
-      UserError: it cannot be read, and is one too many of those; names the file and the line.
+      UserError: the record is malformed, and too many are; names the file and the line.
     """
     if not isinstance(raw_record, _RawRecord):
       return raw_record
@@ -220,7 +219,7 @@ class FileRecords:
       if not raw_record.piece.start:
         self.tally.bad(error)
         return None
-      # Lines were counted from the piece's first; the second attempt says which it is in the file.
+      # Lines were counted from the start of the piece; the second attempt has the line number in the file.
       number += text_files.lines_before(path, raw_record.piece.start)
       try:
         self._columns(path, number, raw_record.record)
@@ -247,11 +246,11 @@ class FileRecords:
     return text, text_files.marked(path, number, record, **options).tobytes()
 
   def features(self, columns: Sequence[tf.Tensor]) -> tf.data.Dataset:
-    """{"text": string} again, and "entities"; or "first" and "second"."""
+    """Returns features from columns: {"text": string}, and "entities"; or "first" and "second"."""
     return tf.data.Dataset.from_tensor_slices(tuple(columns)).map(self.named)
 
   def named(self, text: tf.Tensor, extra: tf.Tensor | None = None) -> dict[str, tf.Tensor]:
-    """The columns of a record as its features."""
+    """Returns the columns of a record by feature name."""
     if extra is None:
       return {"text": text}
     if self.translation:
@@ -260,14 +259,14 @@ class FileRecords:
 
 
 class _RawRecord(NamedTuple):
-  """A record as it is in its file, and where."""
+  """Unparsed record with its location."""
 
   piece: shard_order.Piece
   number: int
   record: bytes
 
 
-# Bytes of text in a compressed one, about.
+# Bytes of text per compressed byte, approximately.
 _UNPACKED = 3.0
 
 
@@ -276,14 +275,14 @@ def _is_divisible(path: str) -> bool:
 
 
 def without_graph(text: str) -> str:
-  """Returns the text of an error without TensorFlow's words on its own graph."""
+  """Returns the text of an error without TensorFlow's description of its graph."""
   return re.sub(r"\{\{.*?\}\}|Error in user-defined function .*? with iterator: \S+:|\[\[.*|\[Op:.*", "", text)
 
 
 def user_error(error: tf.errors.OpError) -> Exception | None:
-  """What was raised inside tf.data, which hands on only its text: a `UserError`, or a Python error as it was.
+  """Recovers the exception raised inside tf.data, which keeps only its text: a `UserError`, or a Python exception.
 
-  None if it is TensorFlow's own, and no fault of what is read.
+  Returns None for TensorFlow's own errors, unless the data caused them.
   """
   message = re.sub(r"Error in user-defined function .*? with iterator: \S+", "", error.message or "")
   raised = re.search(r"UserError: (.*?)\n(?:Traceback|\n|$)", message, re.DOTALL)
@@ -308,7 +307,7 @@ def user_error(error: tf.errors.OpError) -> Exception | None:
     if is_error
     else RuntimeError(f"{name}: {python_message}")
   )
-  # Where in Python it was, without the layers of TensorFlow's and seqio's that lie around it.
+  # Keep the Python frames outside TensorFlow and seqio.
   frames = [frame.strip() for frame in trace.split("\n\n") if frame.lstrip().startswith("File ")]
   user_frames = [frame for frame in frames if not any(f"/{package}/" in frame for package in ("tensorflow", "seqio"))]
   exception.add_note("raised while the data was read, in\n  " + "\n  ".join(user_frames or frames[-1:]))
@@ -316,14 +315,13 @@ def user_error(error: tf.errors.OpError) -> Exception | None:
 
 
 class DocumentationSource(FileSource):
-  """The installed documentation, splits "train" and "validation"; read when it is first used, see `documentation`."""
+  """Installed documentation, splits "train" and "validation"; read on first use, see docs_corpus.py."""
 
   def __init__(self):
-    """A source that has read nothing yet."""
     super().__init__({"train": (), "validation": ()})
 
   def list_shards(self, split: str) -> Sequence[str]:
-    """The split's one file, made if it is not there."""
+    """Returns the single file of a split, created if it is missing."""
     from t2t.data import docs_corpus
 
     return _documentation_files(str(docs_corpus.folder()))[split]
@@ -333,5 +331,5 @@ class DocumentationSource(FileSource):
 def _documentation_files(folder: str) -> dict[str, tuple[str]]:
   from t2t.data import docs_corpus
 
-  del folder  # the key: a test may point the cache elsewhere
+  del folder  # cache key: tests may move the cache
   return {split: (str(path),) for split, path in docs_corpus.files().items()}

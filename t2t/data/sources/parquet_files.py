@@ -1,4 +1,4 @@
-"""Reads Parquet: the texts of one column, or whole rows, whatever Arrow type the writer gave to strings."""
+"""Reads Parquet: the texts of one column, or whole rows, with any Arrow type for strings."""
 
 from collections.abc import Iterator, Sequence
 import contextlib
@@ -14,17 +14,17 @@ from t2t import UserError
 from t2t.data.sources import bad_records, fields
 from t2t.storage import gcs
 
-_LARGEST_ROW_GROUP = 4 * 2**30  # bytes of text; a page of Parquet says of itself whatever it likes
+_LARGEST_ROW_GROUP = 4 * 2**30  # bytes of text; sizes declared in a Parquet file are not trusted
 
 
 def _open(path: str, *, where: str) -> pa.parquet.ParquetFile:
   try:
     source = gcs.open_binary(path) if gcs.is_remote(path) else path
-    # What it costs is little, and of a file without checksums nothing.
+    # Checksums cost little, and nothing for files without them.
     return pa.parquet.ParquetFile(source, page_checksum_verification=True)
   except (pa.ArrowException, ValueError, MemoryError, OSError) as error:
     if getattr(error, "errno", None) is not None:
-      raise  # the system's, and not the file's
+      raise  # an error of the system, not of the file
     raise UserError(f"{where}: {path}: not a readable Parquet file ({_first_line(error)})") from error
 
 
@@ -32,7 +32,7 @@ def _open(path: str, *, where: str) -> pa.parquet.ParquetFile:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-  """The type of the values of a dictionary, which pandas' categories and polars' Categorical and Enum are."""
+  """Returns the value type of a dictionary (pandas categories, polars Categorical and Enum), or the type itself."""
   return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
@@ -40,7 +40,7 @@ _STRINGS = ("string", "large_string", "string_view", "binary", "large_binary", "
 
 
 def _is_text(kind: pa.DataType) -> bool:
-  # By name: pyarrow 18 has no test for each. A column of nulls alone has a type of its own.
+  # By name, because pyarrow 18 lacks a test for some types. A column of only nulls has its own type.
   return str(_plain(kind)) in _STRINGS
 
 
@@ -49,7 +49,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _texts(schema: Sequence[pa.Field], prefix: str = "") -> Iterator[str]:
-  """The paths of all columns of text."""
+  """Yields the paths of all text columns."""
   for field in schema:
     kind = field.type
     while _is_list(kind):
@@ -61,7 +61,7 @@ def _texts(schema: Sequence[pa.Field], prefix: str = "") -> Iterator[str]:
 
 
 def _located(schema: pa.Schema, field: str) -> tuple[str, pa.DataType, bool] | None:
-  """The column that has a field, the type of the field, and whether lists are on the way to it; None: no such field."""
+  """Returns column, type, and whether lists are on the path of a field; None if there is no such field."""
   if field in schema.names:
     column, kind, nested_names = field, schema.field(field).type, []
   else:
@@ -86,16 +86,16 @@ def _located(schema: pa.Schema, field: str) -> tuple[str, pa.DataType, bool] | N
 
 
 class Texts:
-  """The texts of a field of a file, as bytes of UTF-8, by row groups.
+  """Texts of a field of a file, as UTF-8 bytes, by row group.
 
   Args:
     path: of the file.
-    field: name of a column, or a path as `fields.text` takes it.
-    key: what a message tells the user to set.
+    field: name of a column, or a path as in `fields.text`.
+    key: advice for messages.
     where: the configuration key that names the file.
 
   Raises:
-    UserError: the file is not Parquet, or the field is not there or is not text: names its type and those that are.
+    UserError: the file is not Parquet, or the field is missing or not text; names its type and the text columns.
   """
 
   def __init__(self, path: str, *, field: str, key: str, where: str):
@@ -121,7 +121,7 @@ class Texts:
     self.num_row_groups = self._file.num_row_groups
 
   def row_group(self, number: int) -> list[bytes]:
-    """The texts of a row group, `bad_records.DamagedRecord` where a row has none.
+    """Returns the texts of a row group, with `bad_records.DamagedRecord` for a row without a text.
 
     Raises:
       UserError: the row group cannot be read.
@@ -130,7 +130,7 @@ class Texts:
       return self._read(number)
     except (pa.ArrowException, ValueError, IndexError, MemoryError, OSError) as error:
       if getattr(error, "errno", None) is not None:
-        raise  # the system's, and not the file's
+        raise  # an error of the system, not of the file
       raise UserError(
         f"{self._where}: {self._path}: row group {number} cannot be read ({_first_line(error)})"
       ) from error
@@ -141,13 +141,13 @@ class Texts:
     reads_whole_column = self._lists or self._column == self._field
     selected = self._column if reads_whole_column else self._field
     if not 0 <= size <= _LARGEST_ROW_GROUP:
-      # Read once by Arrow, which raises what would end the process where pyarrow looks at a column's own record.
+      # Reading one row first raises an error for damage that would crash the process in pyarrow's column metadata.
       next(self._file.iter_batches(1, row_groups=[number], columns=[selected]), None)
       columns = [group.column(i) for i in range(group.num_columns)]
       of_text = [c for c in columns if f"{c.path_in_schema}.".startswith(f"{selected}.")]
       size = sum(column.total_uncompressed_size for column in of_text)
     if not 0 <= size <= _LARGEST_ROW_GROUP:
-      raise ValueError(f"is said to have {size:,} bytes of {self._field!r}, and may have {_LARGEST_ROW_GROUP:,}")
+      raise ValueError(f"declares {size:,} bytes of {self._field!r}; the limit is {_LARGEST_ROW_GROUP:,}")
     column = self._file.read_row_group(number, columns=[selected]).column(0)
     if self._lists:
       return [self._of_value(value) for value in column.to_pylist()]
@@ -155,7 +155,7 @@ class Texts:
       column = pa.compute.struct_field(column, self._field.split(".")[1:])
     if pa.types.is_dictionary(column.type):
       column = column.cast(column.type.value_type)
-    # As bytes: files exist whose strings are not UTF-8, and the parser names the record.
+    # As bytes, because some files have strings that are not UTF-8; the parser names such a record.
     texts = column.cast(pa.large_binary()).to_pylist()
     return [self._null() if text is None else text for text in texts]
 
@@ -170,7 +170,7 @@ class Texts:
 
 
 def _decoded(value: Any) -> Any:
-  """A value with strings for the binary ones in it."""
+  """Decodes binary values, also in lists and objects."""
   if isinstance(value, bytes):
     return value.decode()
   if isinstance(value, list):
@@ -192,11 +192,11 @@ def _first_line(error: Exception) -> str:
 # ---- Whole rows ------------------------------------------------------------------------------------------------------
 
 
-_NARROW = {"float": np.float32, "halffloat": np.float16}  # Arrow's types
+_NARROW = {"float": np.float32, "halffloat": np.float16}  # Arrow type -> NumPy type
 
 
 def rows(path: str, *, where: str) -> Iterator[tuple[int, dict[str, Any]]]:
-  """The rows of a file, numbered from 1, as Python's values: text for binary values that are UTF-8.
+  """Yields the rows of a file, numbered from 1, as Python values; binary values that are UTF-8 become text.
 
   Raises:
     UserError: the file cannot be read.
@@ -205,7 +205,7 @@ def rows(path: str, *, where: str) -> Iterator[tuple[int, dict[str, Any]]]:
   try:
     file = _open(path, where=where)
     binary = [field.name for field in file.schema_arrow if "binary" in str(field.type)]
-    # As the file's own type has them: 0.1 of float32 is 0.10000000149011612 as a Python float.
+    # Shortest decimal of the file's type: 0.1 of float32 would become 0.10000000149011612.
     narrow = {field.name: _NARROW[str(field.type)] for field in file.schema_arrow if str(field.type) in _NARROW}
     for batch in file.iter_batches(1_000):
       for row in batch.to_pylist():
@@ -214,7 +214,7 @@ def rows(path: str, *, where: str) -> Iterator[tuple[int, dict[str, Any]]]:
           if row[name] is not None:
             row[name] = float(str(narrow[name](row[name])))
         for name in binary:
-          with contextlib.suppress(UnicodeDecodeError):  # an image, which no text is read of
+          with contextlib.suppress(UnicodeDecodeError):  # binary data, such as an image, stays bytes
             row[name] = _decoded(row[name])
         yield number, row
   except (pa.ArrowException, ValueError, MemoryError, OSError) as error:
@@ -222,10 +222,10 @@ def rows(path: str, *, where: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def names(path: str, *, where: str) -> list[str]:
-  """The names of the columns.
+  """Returns the names of the columns.
 
   Raises:
-    UserError: the file cannot be read, or two columns have one name.
+    UserError: the file cannot be read, or two columns have the same name.
   """
   column_names = list(_open(path, where=where).schema_arrow.names)
   if twice := [name for name in column_names if column_names.count(name) > 1]:

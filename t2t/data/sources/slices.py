@@ -1,4 +1,4 @@
-"""Slices of splits, train[:100], by the rules of TensorFlow Datasets."""
+"""Slices of splits, such as train[:100], by the rules of TensorFlow Datasets."""
 
 from collections.abc import Callable
 import re
@@ -19,7 +19,7 @@ class Part(NamedTuple):
 
 
 def bases(split: str) -> list[str]:
-  """The splits that a split is a slice of, or the sum of slices.
+  """Returns the splits that a slice, or a sum of slices, refers to.
 
   In:  "train[:100]+test"
   Out: ["train", "test"]
@@ -28,18 +28,18 @@ def bases(split: str) -> list[str]:
 
 
 def parts(split: str, count: Callable[[str], int], *, where: str) -> list[Part]:
-  """The records of a slice of a split, or of a sum of slices.
+  """Returns the records of a slice of a split, or of a sum of slices.
 
   In:  "train[-20%:]", of 50 records
   Out: [Part("train", 40, 50)]
 
   Args:
-    split: in the words of TensorFlow Datasets.
-    count: name of a split -> its records.
-    where: what names it, for messages.
+    split: in the syntax of TensorFlow Datasets.
+    count: split name -> number of records.
+    where: config key, for messages.
 
   Raises:
-    UserError: it is no slice of them, or has no record.
+    UserError: the slice is invalid or empty.
   """
   slice_parts = []
   for spec, base in zip(split.split("+"), bases(split), strict=True):
@@ -50,8 +50,8 @@ def parts(split: str, count: Callable[[str], int], *, where: str) -> list[Part]:
         slice_parts += [part] if part.stop > part.start else []
     except (ValueError, NotImplementedError, AssertionError) as error:
       raise UserError(
-        f"{where}: split {split!r}: {str(error).splitlines()[0] if str(error) else 'cannot be read'}; give a slice as"
-        f" '{base}[:100]' or '{base}[10%:20%]'"
+        f"{where}: split {split!r}: {str(error).splitlines()[0] if str(error) else 'cannot be read'}; give a "
+        f"slice such as '{base}[:100]' or '{base}[10%:20%]'"
       ) from error
   if not slice_parts:
     raise UserError(f"{where}: split {split!r} has no record; give a larger slice")

@@ -1,4 +1,4 @@
-"""Reads tables whose rows have several fields, in memory: CSV, TSV, JSON lines and Parquet, each also compressed."""
+"""Reads tables with several columns into memory: CSV, TSV, JSON lines and Parquet, also compressed."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
@@ -10,18 +10,18 @@ from typing import Any
 from t2t import UserError
 from t2t.data.sources import bad_records, fields, parquet_files, text_files
 
-_LARGEST = 2**30  # bytes of all files
+_LARGEST = 2**30  # maximum bytes of all files
 _SPACE = re.compile(r"[ \t\r\n,]*")  # between elements of a JSON list
 _KINDS = ("csv", "pairs", "json", "parquet")
 
 
 @dataclasses.dataclass(frozen=True)
 class TableRecord:
-  """A record of a table.
+  """Record of a table.
 
   path: of its file.
-  number: of the line that it begins in, or of the record in Parquet, from 1.
-  values: column -> value: strings of CSV and TSV; of JSON lines and Parquet also numbers, booleans, lists, objects and
+  number: first line of the record, or its index in Parquet, from 1.
+  values: column -> value: strings in CSV and TSV; in JSON lines and Parquet also numbers, booleans, lists, objects,
     None.
   """
 
@@ -31,22 +31,22 @@ class TableRecord:
 
   @property
   def location(self) -> str:
-    """The file and the line, for messages: "train.csv, line 3"."""
+    """File and line, for messages: "train.csv, line 3"."""
     return _location(self.path, self.number)
 
 
 def read_rows(paths: Sequence[str], *, where: str = "config.data.files") -> Iterator[TableRecord]:
-  """The records of files in the order of `paths`, and of each file from its first to its last.
+  """Yields the records of files, in the order of `paths` and of the records in each file.
 
-  The first line of .csv and .tsv names the columns.  Blank lines are left out.
+  The first line of a .csv or .tsv contains the column names. Blank lines are skipped.
 
   Args:
-    paths: files, as `text_files.find_files` gives them.
+    paths: files, from `text_files.find_files`.
     where: the configuration key that names them, for messages.
 
   Raises:
-    UserError: files that are no tables, or more than 1 GiB; the first line that is not a record of as many fields as
-      the header, not UTF-8 or not a JSON object.
+    UserError: a file is not a table, the files exceed 1 GiB, or a line is invalid: another number of fields than the
+      header, not UTF-8, or not a JSON object. Names the first such line.
   """
   check(paths, where=where)
   for path in paths:
@@ -57,10 +57,10 @@ def read_rows(paths: Sequence[str], *, where: str = "config.data.files") -> Iter
 
 
 def columns(paths: Sequence[str], *, where: str = "config.data.files") -> tuple[str, ...]:
-  """The names of the columns of all files, in the order in which they first come; of JSON lines all lines are read.
+  """Returns the column names of all files, in the order of first occurrence; JSON lines are read to the end.
 
   Raises:
-    UserError: see `read_rows`; a table that lacks a column which another one has, except for JSON lines.
+    UserError: see `read_rows`; or a table lacks a column of another table, except for JSON lines.
   """
   check(paths, where=where)
   path_of_column: dict[str, str] = {}
@@ -84,7 +84,7 @@ def columns(paths: Sequence[str], *, where: str = "config.data.files") -> tuple[
 
 
 def check(paths: Sequence[str], *, where: str) -> None:
-  """Refuses files that are no tables, and more than memory should hold.
+  """Refuses files that are not tables, and tables that are too large for memory.
 
   Raises:
     UserError: names the file.
@@ -95,8 +95,8 @@ def check(paths: Sequence[str], *, where: str) -> None:
   size = sum(stat.size for stat in text_files.stats(paths, where=where).values())
   if size > _LARGEST:
     raise UserError(
-      f"{where}: {len(paths)} file(s) with {size:,} bytes; a table is held in memory, and may have {_LARGEST:,};"
-      " give fewer rows, or register a task of your own (docs/own_tasks.md)"
+      f"{where}: {len(paths)} file(s) with {size:,} bytes; a table is read into memory, and the limit is "
+      f"{_LARGEST:,}; give fewer rows, or register your own task (docs/own_tasks.md)"
     )
 
 
@@ -121,7 +121,7 @@ def _records(path: str, *, where: str) -> Iterator[tuple[int, Mapping[str, Any] 
 
 
 def _json_rows(path: str, *, where: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-  """The objects of JSON lines, or of a file that is one JSON list."""
+  """Yields the objects of JSON lines, or of a file with a single JSON list."""
   lines = text_files.lines(path, where=where)
   first = next(lines, None)
   lines = itertools.chain([first] if first else [], lines)
@@ -135,7 +135,7 @@ def _json_rows(path: str, *, where: str) -> Iterator[tuple[int, Mapping[str, Any
 
 
 def _json_list(content: bytes, path: str, *, where: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-  """The objects of a list; each has the number of the line that it begins in."""
+  """Yields the objects of a list, each with the number of its first line."""
   try:
     text = content.decode("utf-8-sig")
   except UnicodeDecodeError as error:
@@ -149,8 +149,8 @@ def _json_list(content: bytes, path: str, *, where: str) -> Iterator[tuple[int, 
       if position < len(text):
         number += text.count("\n", counted, position)
         raise UserError(
-          f"{where}: {path}, line {number}: goes on behind the end of its list; give each list a file of its own, or an"
-          " object on each line (`jq -c '.[]'` makes lines of lists)"
+          f"{where}: {path}, line {number}: has text after the end of its list; write one list to a file, or one "
+          "object to a line (`jq -c '.[]'` makes lines of lists)"
         )
       return
     number, counted = number + text.count("\n", counted, position), position

@@ -1,7 +1,7 @@
-"""Files of text: lines, JSON lines, Parquet and TFRecord, local or in a bucket, read in plain Python.
+"""Reads text files in plain Python: lines, JSON lines, Parquet and TFRecord, local or in a bucket.
 
-Records are numbered from 1, and `parse` makes text of them, so that a bad one is the same error with the same file and
-line wherever it is met.
+Records are numbered from 1, and all readers use `parse`. So a bad record raises the same error, with the same file and
+line, wherever it is read.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,11 +29,11 @@ from t2t.runtime import console
 from t2t.storage import compression, encoding, gcs, safe_read
 from t2t.storage import tfrecord as tfrecords
 
-# What a file is, by how its name ends; TFRecord shards end in .tfrecord-00000-of-00008.
+# File kind -> end of the file name; TFRecord shards end in .tfrecord-00000-of-00008.
 _COMPRESSED = "(" + "|".join(map(re.escape, compression.FORMATS)) + ")?$"
 KINDS = {
   "text": re.compile(r"\.txt" + _COMPRESSED, re.IGNORECASE),
-  "pairs": re.compile(r"\.tsv" + _COMPRESSED, re.IGNORECASE),  # of texts and their translations
+  "pairs": re.compile(r"\.tsv" + _COMPRESSED, re.IGNORECASE),  # texts and translations
   "csv": re.compile(r"\.csv" + _COMPRESSED, re.IGNORECASE),
   "tmx": re.compile(r"\.tmx" + _COMPRESSED, re.IGNORECASE),  # translation memories
   "json": re.compile(r"\.(jsonl|json|ndjson)" + _COMPRESSED, re.IGNORECASE),
@@ -43,7 +43,7 @@ KINDS = {
 _ENDINGS = (
   ".txt, .jsonl, .json, .csv, .tsv or .tmx, each also compressed (.gz, .bz2, .xz, .zst), .parquet or .tfrecord*"
 )
-# What else data comes as, by the end of the name -> what to do.
+# End of the name of an unsupported file -> what to do.
 _OTHERS = {
   ".zip": "unpack it with `unzip`",
   ".tar": "unpack it with `tar -xf`",
@@ -58,26 +58,26 @@ _OTHERS = {
   ".parquet.gz": "unpack it with `gunzip`: Parquet compresses its own columns",
 }
 
-_BLOCK = 2**20  # bytes that are read at a time
-_MOST_COMMAS = 8  # parts of a list that are tried as one name
-_HEAD = 400  # bytes of the beginning of a file that say what it is
-# A kilobyte of gzip can be a megabyte of one line.
+_BLOCK = 2**20  # bytes per read
+_MOST_COMMAS = 8  # parts of a comma-separated list that are tried as one name
+_HEAD = 400  # first bytes of a file, which identify its format
+# One kilobyte of gzip can expand to a line of one megabyte.
 _LONGEST_LINE = 64 * 2**20
 _ENDLESS = 2**29
 
 
 def kind(path: str, *, where: str = "config.data.files") -> str:
-  """What sort of file this is, a key of `KINDS`.
+  """Returns the kind of a file, a key of `KINDS`.
 
   Raises:
-    UserError: the name ends in nothing that is known.
+    UserError: the end of the name is unknown.
   """
   name = path.rsplit("/", 1)[-1]
   for file_kind, pattern in KINDS.items():
     if pattern.search(name):
       return file_kind
   step = next((f"{step}; " for end, step in _OTHERS.items() if name.lower().endswith(end)), "")
-  raise UserError(f"{where}: {path}: do not know how to read this file; {step}the name must end in {_ENDINGS}")
+  raise UserError(f"{where}: {path}: unknown file format; {step}the name must end in {_ENDINGS}")
 
 
 def _has_kind(name: str) -> bool:
@@ -88,16 +88,16 @@ def _has_kind(name: str) -> bool:
 
 
 def find_files(patterns: str, *, where: str = "config.data.files", pairs: bool = True) -> tuple[str, ...]:
-  """All files that comma-separated globs match, sorted and each once, by however many names and links it is found.
+  """Returns all files that comma-separated globs match, sorted; a file with several names or links is listed once.
 
   Args:
-    patterns: local or in a bucket (gs://...); `**` reaches into folders.  The name of a file that exists is taken as it
-      stands, with brackets and commas in it.
-    where: what the user set, for messages.
-    pairs: also files of texts and their translations.
+    patterns: local or in a bucket (gs://...); `**` matches nested folders. The name of an existing file is used
+      literally, with brackets and commas.
+    where: name of the setting, for messages.
+    pairs: whether to allow files of texts and translations.
 
   Raises:
-    UserError: a pattern that matches no file; says how far its path exists.
+    UserError: a pattern matches no file; names the part of its path that exists.
   """
   paths: set[str] = set()
   for pattern in _split(os.fspath(patterns)):
@@ -110,13 +110,14 @@ def find_files(patterns: str, *, where: str = "config.data.files", pairs: bool =
   for path in paths:
     if kind(path, where=where) == "pairs" and not pairs:
       raise UserError(
-        f"{where}: {path}: has two texts in each line, not one; give a file for each, `cut -f1` makes one"
+        f"{where}: {path}: has two texts in each line, not one; give a file for each language: `cut -f1` "
+        "extracts the first"
       )
   return _each_once(sorted(paths), where=where)
 
 
 def _split(patterns: str) -> list[str]:
-  """The parts between commas; commas in the name of a file that exists do not count."""
+  """Splits at commas, except those in the name of an existing file."""
   parts, globs = patterns.split(","), []
   while parts:
     names = [(length, ",".join(parts[:length]).strip()) for length in range(min(len(parts), _MOST_COMMAS), 1, -1)]
@@ -130,7 +131,7 @@ def _split(patterns: str) -> list[str]:
 
 
 def _glob(pattern: str) -> list[str]:
-  """The local files that a pattern matches; brackets that match nothing are letters of a name."""
+  """Returns the local files that a pattern matches; brackets that match nothing are literal."""
   if os.path.isfile(pattern):
     return [pattern]
   paths: list[str] = []
@@ -140,7 +141,7 @@ def _glob(pattern: str) -> list[str]:
 
 
 def _expanded(pattern: str) -> list[str]:
-  """`glob.glob`, but `**` enters each folder once: links that lead round would otherwise double with each level."""
+  """Expands as `glob.glob`, but `**` enters each folder once, because cyclic links would double with each level."""
   names = pattern.split(os.sep)
   if "**" not in names:
     return glob.glob(pattern)
@@ -153,7 +154,7 @@ def _expanded(pattern: str) -> list[str]:
 
 
 def _folders(base: str) -> Iterator[str]:
-  """A folder and all below it, except hidden ones; those behind links last, and each once."""
+  """Yields a folder and all folders below it, except hidden ones; linked folders last, each once."""
   folders, links, seen = [base], [], set()
   while folders or links:
     folder = folders.pop() if folders else links.pop(0)
@@ -164,14 +165,14 @@ def _folders(base: str) -> Iterator[str]:
     try:
       with os.scandir(folder or ".") as entries:
         inner = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
-    except OSError:  # one that may not be looked into, as `glob` has it
+    except OSError:  # unreadable folder, skipped as in `glob`
       continue
     for entry in sorted(inner, key=lambda entry: entry.name):
       (links if entry.is_symlink() else folders).append(os.path.join(folder, entry.name))
 
 
 def _each_once(paths: Sequence[str], *, where: str) -> tuple[str, ...]:
-  """The first name of each file; links, and folders that are links, lead to files which have another name already."""
+  """Returns the first name of each file; later names, through links or linked folders, are dropped."""
   first_names: dict[str, str] = {}
   repeats: list[tuple[str, str]] = []
   folder_of = functools.cache(os.path.realpath)
@@ -211,29 +212,31 @@ def _unmatched(pattern: str, *, where: str) -> str:
     return f"{where}: no file matches {pattern}: {folder} is a file, not a folder"
   try:
     names = gcs.names(folder, where=where)
-    # A bucket has no empty folders, and its own name is one that exists.
+    # Buckets have no empty folders, and the root of a bucket always exists.
     while remote and not names and str(folder).count("/") > 2:
       folder = folder.parent
       names = gcs.names(folder, where=where)
   except OSError as error:
     return f"{where}: no file matches {pattern}; {folder}/ cannot be listed ({error})"
   listing = ", ".join(names[:6]) + (f", ... ({len(names)} in all)" if len(names) > 6 else "")
-  return f"{where}: no file matches {pattern}; the nearest folder that exists, {folder}/, holds {listing or 'nothing'}"
+  return (
+    f"{where}: no file matches {pattern}; the nearest folder that exists, {folder}/, contains {listing or 'nothing'}"
+  )
 
 
 @dataclasses.dataclass(frozen=True)
 class Stat:
-  """What says that a file is still the same: its size in bytes, and its time in nanoseconds or its generation."""
+  """File state for change detection: size in bytes, and modification time in nanoseconds or generation."""
 
   size: int
   changed: int
 
 
 def stats(paths: Sequence[str], *, where: str = "config.data.files") -> dict[str, Stat]:
-  """Asks for each file once, for many at a time; none is opened.
+  """Returns the state of each file, requested in parallel; opens none.
 
   Raises:
-    UserError: a file is not there or may not be read; names it.
+    UserError: a file is missing or unreadable; names it.
   """
 
   def local(path: str) -> Stat:
@@ -254,7 +257,7 @@ def stats(paths: Sequence[str], *, where: str = "config.data.files") -> dict[str
 
 @functools.lru_cache(maxsize=64)
 def sizes(paths: tuple[str, ...]) -> tuple[int, ...]:
-  """Bytes of each file; each is asked for once in a run."""
+  """Returns the bytes of each file; cached during a run."""
   return tuple(stat.size for stat in stats(paths).values())
 
 
@@ -262,18 +265,18 @@ def sizes(paths: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def parse(path: str, number: int, record: bytes, *, field: str, where: str = "config.data.files") -> str:
-  """The text of one record, without white space around it; "" for a blank one, which readers leave out.
+  """Returns the text of one record, without white space around it; "" for a blank record, which readers skip.
 
   Args:
-    path: the file, which says what sort of record it is.
-    number: of the record in the file, from 1; a line number where the file has lines, of which .tsv have two texts: the
-      first.
+    path: the file; its name determines the kind of the record.
+    number: of the record in the file, from 1; the line number if the file has lines. A .tsv line has two texts, of
+      which the first is returned.
     record: a line, a serialised tf.train.Example, or the text itself (Parquet, TMX).
-    field: where the text is, in JSON objects and Examples; of TMX its language.
-    where: what the user set, for messages.
+    field: text field of JSON objects and Examples; for TMX the language.
+    where: name of the setting, for messages.
 
   Raises:
-    UserError: what is wrong with the record, with file and line.
+    UserError: the record is malformed; names file and line.
   """
   file_kind = kind(path, where=where)
   unit = "line" if file_kind in ("text", "json", "pairs", "csv") else "unit" if file_kind == "tmx" else "record"
@@ -302,7 +305,10 @@ def parse(path: str, number: int, record: bytes, *, field: str, where: str = "co
   if file_kind == "pairs" and not text.isspace():
     columns = text.rstrip("\r\n").split("\t")
     if len(columns) != 2:
-      raise UserError(f"{location}: {len(columns)} column(s), separated by tabs; a text and its translation are two")
+      raise UserError(
+        f"{location}: has {'no tab' if len(columns) == 1 else f'{len(columns)} columns, separated by tabs'}; give "
+        "two columns, a text and its translation, with one tab between them"
+      )
     text = columns[0]
   if file_kind != "json":
     return text.strip()
@@ -315,18 +321,18 @@ def parse(path: str, number: int, record: bytes, *, field: str, where: str = "co
 
 
 def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-  """An object of JSON none of whose names comes twice, for `json.loads(object_pairs_hook=)`.
+  """Builds a JSON object without repeated names, for `json.loads(object_pairs_hook=)`.
 
   Raises:
-    ValueError: names what comes twice; readers would not agree which value counts.
+    ValueError: a name is repeated; parsers disagree which value counts.
   """
   if (name := safe_read.name_given_twice(pairs)) is not None:
-    raise ValueError(f"{name!r} comes twice in an object; give each name once")
+    raise ValueError(f"{name!r} is repeated in an object; give each name once")
   return dict(pairs)
 
 
 def _object(text: str, field: str, *, location: str, hook: Callable | None = None) -> Mapping[str, Any]:
-  """A line of JSON as an object."""
+  """Parses a line of JSON as an object."""
   try:
     value = json.loads(text.rstrip("\r\n"), object_pairs_hook=hook)
   except (ValueError, RecursionError) as error:
@@ -346,10 +352,10 @@ def _object(text: str, field: str, *, location: str, hook: Callable | None = Non
 
 
 def json_object(path: str, number: int, line: bytes, *, where: str) -> Mapping[str, Any] | None:
-  """A line of JSON as an object; None for a blank one.
+  """Parses a line of JSON as an object; returns None for a blank line.
 
   Raises:
-    UserError: it is none, or not UTF-8; names the file and the line.
+    UserError: the line is not a JSON object, or not UTF-8; names the file and the line.
   """
   location = f"{where}: {path}, line {number}"
   if isinstance(line, bad_records.DamagedRecord):
@@ -368,7 +374,7 @@ def _csv_field(row: Mapping[str, str], field: str, *, location: str, where: str)
 
 
 def _head(path: str) -> bytes:
-  """The first bytes of a file, which say what it is."""
+  """Returns the first bytes of a file, which identify its format."""
   try:
     with gcs.open_binary(path) if gcs.is_remote(path) else open(path, "rb") as file:
       return file.read(_HEAD)
@@ -377,43 +383,43 @@ def _head(path: str) -> bytes:
 
 
 def marked(path: str, number: int, record: bytes, *, field: str, annotations: str, where: str) -> np.ndarray:
-  """What a record marks in its text, as ranges of characters of what `parse` gives: int32 [n, 2].
+  """Returns the annotated ranges of characters in the text that `parse` returns: int32 [n, 2].
 
   In:  {"text": " Ann saw Rome", "entities": [[1, 4], [9, 13]]}
   Out: [[0, 3], [8, 12]]
 
   Args:
-    path, number, record, field, where: as in `parse`, which takes the record.
+    path, number, record, field, where: as in `parse`, which accepts the record.
     annotations: name of the field with [start, end] of each phrase.
 
   Raises:
-    UserError: files that are not of JSON lines; no such field, ranges outside of the text, or that overlap.
+    UserError: the file is not JSON lines, the field is missing, or ranges overlap or exceed the text.
   """
   if kind(path, where=where) != "json":
     raise UserError(
-      f"{where}: {path}: marks phrases in no text, and the objective hides what is marked; give JSON lines with a field"
-      f" {annotations!r} of [start, end] of each phrase, config.data.annotations"
+      f"{where}: {path}: has no annotated phrases, which the objective masks; give JSON lines with a field "
+      f"{annotations!r}, a list of [start, end] of each phrase, or set config.data.annotations to its name"
     )
   location = f"{where}: {path}, line {number}"
   value = json.loads(record.decode("utf-8-sig"))
   ranges = value.get(annotations)
   if not isinstance(ranges, list):
-    problem = f"field {annotations!r} is no list" if annotations in value else f"has no field {annotations!r}"
+    problem = f"field {annotations!r} is not a list" if annotations in value else f"has no field {annotations!r}"
     raise UserError(
-      f"{location}: {problem}; it has {fields.listed(value)}; set config.data.annotations to the name of the list with"
-      " [start, end] of each phrase, which is [] where there is none"
+      f"{location}: {problem}; it has {fields.listed(value)}; set config.data.annotations to the list with "
+      "[start, end] of each phrase, which is [] in a text without phrases"
     )
   text = fields.text(value, field, key=_field_key(where))
   from t2t.data.objectives import entity_masking
 
   phrases = entity_masking.checked(ranges, len(text), location=f"{location}: field {annotations!r}")
-  # White space around a text is left out, and what of a phrase stands in it.
+  # `parse` strips the text, so phrases are shifted and cut.
   phrases = np.clip(phrases - (len(text) - len(text.lstrip())), 0, len(text.strip()))
   return phrases[phrases[:, 0] < phrases[:, 1]]
 
 
 def _field_key(where: str) -> str:
-  """What to set, in the words of the command that asked: a config key, or an option beside `--input`."""
+  """Returns the advice to set the field: a config key, or the option beside `--input`."""
   return (
     "set config.data.field to the text's name" if where.startswith("config.") else "give the text's name as --field"
   )
@@ -440,18 +446,18 @@ def _example_field(record: bytes, *, field: str, location: str) -> bytes:
 
 @contextlib.contextmanager
 def _open_decompressed(path: str, *, where: str) -> Iterator[io.BufferedReader]:
-  """A file's bytes, decompressed; reading raises OSError, or the errors of `compression.opened` for damaged content."""
+  """Opens and decompresses a file; reads raise OSError, or the errors of `compression.opened` for damaged content."""
   with gcs.open_binary(path) if gcs.is_remote(path) else open(path, "rb", buffering=_BLOCK) as file:
     yield compression.opened(file, path, where=where) if compression.ending(path) else file
 
 
 def _lines(path: str, start: int, stop: int, where: str) -> Iterator[tuple[int, bytes]]:
-  """See `lines`; what goes wrong is raised as it is."""
+  """Yields lines as `lines` does, with the original exceptions."""
   with _open_decompressed(path, where=where) as file:
     position = start
     if start:
       file.seek(start - 1)
-      # The end of the line before belongs to whoever reads that.
+      # The end of the previous line belongs to the previous range.
       position += _to_line_end(file) - 1
     number = 0
     while not stop or position < stop:
@@ -465,17 +471,17 @@ def _lines(path: str, start: int, stop: int, where: str) -> Iterator[tuple[int, 
       if len(line) > _LONGEST_LINE and not line.endswith(b"\n"):
         line_rest = _to_line_end(file)
         line = bad_records.DamagedRecord(
-          b"", f"has {len(line) + line_rest:,} bytes, and a line may have {_LONGEST_LINE:,}"
+          b"", f"has {len(line) + line_rest:,} bytes; the limit for a line is {_LONGEST_LINE:,}"
         )
         position += line_rest
       yield number, line
 
 
 def _to_line_end(file: io.BufferedReader) -> int:
-  """Reads up to the end of a line; how many bytes that were.
+  """Reads up to the end of a line; returns the number of bytes.
 
   Raises:
-    ValueError: it has none for so long that it is no text.
+    ValueError: the line is too long to be text.
   """
   num_bytes = 0
   while block := file.readline(_BLOCK):
@@ -488,7 +494,7 @@ def _to_line_end(file: io.BufferedReader) -> int:
 
 
 def lines(path: str, *, where: str, start: int = 0, stop: int = 0) -> Iterator[tuple[int, bytes]]:
-  """The lines that begin in bytes `start` to `stop` (0: the end), numbered from the first of them.
+  """Yields the lines that begin in bytes `start` to `stop` (0: the end), numbered from the first of them.
 
   Raises:
     UserError: the file cannot be read to its end.
@@ -506,14 +512,14 @@ def lines(path: str, *, where: str, start: int = 0, stop: int = 0) -> Iterator[t
   except UserError:
     raise
   except ValueError as error:
-    raise UserError(f"{where}: {path}: is no text after line {number}: {error}") from error
+    raise UserError(f"{where}: {path}: is not text after line {number}: {error}") from error
   except OSError as error:
-    after = f"line {number}" + (f" behind byte {start}" if start else "")
+    after = f"line {number}" + (f" after byte {start}" if start else "")
     raise UserError(f"{where}: {path}: cannot be read after {after} ({error.strerror or error})") from error
 
 
 def _tfrecords(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
-  damaged = lambda data: bad_records.DamagedRecord(data, "its checksum is not that of its bytes")
+  damaged = lambda data: bad_records.DamagedRecord(data, "its checksum does not match its bytes")
 
   def read() -> Iterator[tuple[int, bytes]]:
     with _open_decompressed(path, where=where) as file:
@@ -523,7 +529,7 @@ def _tfrecords(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
 
 
 def units(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
-  """The units of a TMX file, as JSON, numbered from 1.
+  """Yields the units of a TMX file as JSON, numbered from 1.
 
   Raises:
     UserError: the file cannot be read to its end.
@@ -536,7 +542,7 @@ def units(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
       encoded_units = (json.dumps(unit, ensure_ascii=False).encode() for unit in tmx.units(file))
       yield from enumerate(encoded_units, 1)
 
-  return bad_records.numbered(read, path, unit="unit", broken="truncated or no TMX", where=where)
+  return bad_records.numbered(read, path, unit="unit", broken="truncated or invalid TMX", where=where)
 
 
 def _parquet(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]]:
@@ -556,7 +562,7 @@ def _parquet(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]
 
 
 def csv_rows(path: str, *, where: str) -> Iterator[tuple[int, dict[str, str] | bad_records.DamagedRecord]]:
-  """The rows of a CSV file, or of a .tsv whose first line names its columns, see csv_files.py."""
+  """Yields the rows of a CSV file, or of a .tsv with a header; see csv_files.py."""
   from t2t.data.sources import csv_files
 
   tabs = kind(path, where=where) == "pairs"
@@ -564,10 +570,10 @@ def csv_rows(path: str, *, where: str) -> Iterator[tuple[int, dict[str, str] | b
 
 
 def csv_header(path: str, *, where: str) -> list[str]:
-  """The names of the columns of a file that `csv_rows` reads.
+  """Returns the column names of a file that `csv_rows` reads.
 
   Raises:
-    UserError: no line, or no header, see csv_files.py.
+    UserError: there is no line or no header, see csv_files.py.
   """
   from t2t.data.sources import csv_files
 
@@ -581,7 +587,7 @@ def _csv(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
 
 
 def records(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]]:
-  """Number, from 1, and content of each record of a file.
+  """Yields the number, from 1, and the content of each record of a file.
 
   Raises:
     UserError: the file cannot be read to its end.
@@ -601,7 +607,7 @@ def records(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]]
 def read_texts(
   path: str, *, field: str, where: str = "config.data.files", tally: bad_records.Tally | None = None
 ) -> Iterator[str]:
-  """The texts of one file in order, blank ones left out, and those that `tally` lets pass.
+  """Yields the texts of a file in order, without blank ones and without malformed ones that `tally` allows.
 
   Raises:
     UserError: the file or a record cannot be read; names the file and the line.
@@ -615,7 +621,7 @@ def read_texts(
 def texts(
   numbered_records: Iterable[tuple[int, bytes]], path: str, *, field: str, where: str, tally: bad_records.Tally
 ) -> Iterator[str]:
-  """`read_texts` of records that are read already, of a file of that path."""
+  """Yields the texts of records that were read from a file, as `read_texts` does."""
   for number, record in numbered_records:
     try:
       text = parse(path, number, record, field=field, where=where)
@@ -628,7 +634,7 @@ def texts(
 
 
 def lines_before(path: str, offset: int) -> int:
-  """Lines of a file that begin before a byte, for messages."""
+  """Counts the lines of a file that begin before a byte, for messages."""
   number, offset = 1, offset - 1
   with _open_decompressed(path, where="") as file:
     while offset > 0 and (block := file.read(min(offset, 2**20))):

@@ -1,7 +1,7 @@
-"""TMX, the exchange format of translation memories: units that have the same text in several languages.
+"""TMX, the exchange format of translation memories: units with the same text in several languages.
 
-A unit is {"en": "Red.", "fr": "Rouge."}, so that a language is to a TMX file what a field is to JSON lines.  The file
-is read as it comes, in blocks; what it declares is not expanded, and nothing that it points to is opened.
+A unit is {"en": "Red.", "fr": "Rouge."}, so a language in TMX corresponds to a field in JSON lines. Files are parsed in
+blocks; declared entities are not expanded, and external files are not opened.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,21 +17,20 @@ _CODES = frozenset({"bpt", "ept", "it", "ph", "sub", "ut"})
 
 
 class _Units:
-  """Collects the units that a parser comes past."""
+  """Collects the units found by a parser."""
 
   def __init__(self) -> None:
     self.units: list[dict[str, str]] = []
     self._unit: dict[str, str] | None = None
     self._language = ""
     self._segment: list[str] | None = None
-    self._codes = self._size = 0  # elements of codes that are open; characters of the unit
+    self._codes = self._size = 0  # open code elements; characters of the unit
 
   def parser(self) -> expat.XMLParserType:
-    """One that hands on what it comes past."""
     parser = expat.ParserCreate()
     parser.StartElementHandler, parser.EndElementHandler = self._start, self._end
     parser.CharacterDataHandler = self._text
-    # Entities that a file declares may be files of this machine, or stand for a billion others.
+    # Declared entities may refer to local files or expand to billions of others.
     parser.EntityDeclHandler = self._declares
     parser.SkippedEntityHandler = self._skipped
     return parser
@@ -65,21 +64,21 @@ class _Units:
     self._segment.append(text)
 
   def _declares(self, name: str, *_) -> None:
-    raise ValueError(f"declares the entity {name!r}, and entities of a file are not read; write what it stands for")
+    raise ValueError(f"declares the entity {name!r}, and declared entities are not supported; write its text instead")
 
   def _skipped(self, name: str, *_) -> None:
-    raise ValueError(f"uses the entity {name!r}, which it does not have; write what it stands for")
+    raise ValueError(f"uses the undeclared entity {name!r}; write its text instead")
 
 
 def units(file: io.BufferedIOBase) -> Iterator[dict[str, str]]:
-  """The units of a file in order: language, as the file writes it -> text, without codes and on one line.
+  """Yields the units of a file in order: language, as spelled in the file -> text, without codes, on one line.
 
   In:  <tu><tuv xml:lang="en"><seg>A <bpt i="1">&lt;b></bpt>red<ept i="1">&lt;/b></ept> house.</seg></tuv>
        <tuv xml:lang="fr"><seg>Une maison rouge.</seg></tuv></tu>
   Out: {"en": "A red house.", "fr": "Une maison rouge."}
 
   Raises:
-    ValueError: it is no XML, declares entities, or has a unit that is too long; says so with the line.
+    ValueError: the file is not XML, declares entities, or has a unit that is too long; names the line.
   """
   collected = _Units()
   parser = collected.parser()
@@ -96,7 +95,7 @@ def units(file: io.BufferedIOBase) -> Iterator[dict[str, str]]:
 
 
 def text(unit: Mapping[str, str], language: str) -> str:
-  """The unit's text in a language, "" if it has none: that of its name, or of the only one that is a kind of it.
+  """Returns the unit's text in a language, or in its only regional variant; "" if it has none.
 
   In:  {"EN-GB": "Red.", "fr": "Rouge."}, "en"; "fr"; "de"
   Out: "Red."; "Rouge."; ""
@@ -109,7 +108,7 @@ def text(unit: Mapping[str, str], language: str) -> str:
 
 
 def check(tmx_units: Iterable[Mapping[str, str]], wanted: Mapping[str, str], *, path: str) -> None:
-  """Whether a file has text in languages; it is read until all have been met.
+  """Checks that a file has text in each language; reads until all languages have occurred.
 
   Args:
     tmx_units: its units.
@@ -117,7 +116,7 @@ def check(tmx_units: Iterable[Mapping[str, str]], wanted: Mapping[str, str], *, 
     path: of the file.
 
   Raises:
-    UserError: it has none in one of them; says the nearest.
+    UserError: the file has no text in a language; the message suggests the nearest language.
   """
   missing, languages = dict(wanted), dict[str, None]()
   for unit in tmx_units:

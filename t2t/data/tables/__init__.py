@@ -1,4 +1,4 @@
-"""A table of a user's own as a task: its columns are found, its rows checked and split, its lengths measured."""
+"""User tables as tasks: finds columns, checks and splits rows, measures lengths."""
 
 from t2t.data.tables.examples import candidates_of, texts_of
 from t2t.data.tables.memory import keep

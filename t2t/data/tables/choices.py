@@ -1,4 +1,4 @@
-"""Reads the candidates of a row, and which of them is right; all labels of a column are read in one way."""
+"""Reads the candidates of a row and its correct candidate; all labels of a column have the same form."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -8,15 +8,15 @@ from t2t import UserError
 from t2t.data.tables import reading, values
 from t2t.data.tables.spec import TableSpec
 
-_MARKS = ("-1", "-100")  # of a row without a label; the second is PyTorch's
+_MARKS = ("-1", "-100")  # mark a row without a label; -100 is PyTorch's ignore index
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 class Candidates(NamedTuple):
   """Candidates of a row.
 
-  texts: of each candidate; "": the candidate is empty.
-  keys: name of each candidate, as ARC's `choices.label` has it, or its column.
+  texts: text of each candidate; "" for an empty one.
+  keys: name of each candidate, as in ARC's `choices.label`, or its column.
   """
 
   texts: Sequence[str]
@@ -24,18 +24,18 @@ class Candidates(NamedTuple):
 
   @property
   def filled(self) -> list[str]:
-    """The candidates that are not empty."""
+    """Non-empty candidates."""
     return [text for text in self.texts if text]
 
 
 def read(spec: TableSpec, fields: Mapping[str, Any], *, where: str) -> Candidates:
-  """Returns all candidates of a row, with the empty ones: labels count these, too.
+  """Returns all candidates of a row, including empty ones, because labels count them.
 
   In:  {"choices": {"text": ["p", "q"], "label": ["A", "B"]}};  {"choices": '["p", "q"]'};  {"choices": {"A": "p", ...}}
   Out: (["p", "q"], ["A", "B"]);  (["p", "q"], []);  (["p", ...], ["A", ...])
 
   Raises:
-    UserError: fewer than two candidates, or a candidate that is no text; names file, line and column.
+    UserError: there are fewer than two candidates, or a candidate is not a text; names file, line and column.
   """
   names = spec.candidates
   first = values.plain(fields.get(names[0]))
@@ -43,14 +43,14 @@ def read(spec: TableSpec, fields: Mapping[str, Any], *, where: str) -> Candidate
   texts = [values.text(x) for x in texts_and_keys[0]] if texts_and_keys else []
   if None in texts or sum(map(bool, texts)) < 2:
     raise UserError(
-      f'{where}: {", ".join(names)}: {str(first)[:40]!r} is no list of two texts or more; give ["a", "b"]'
+      f'{where}: {", ".join(names)}: {str(first)[:40]!r} is not a list of at least two texts; give ["a", "b"]'
     )
   keys = [values.label(key).casefold() for key in texts_and_keys[1]]
   return Candidates(texts, keys if len(keys) == len(texts) else ())
 
 
 def _listed(cell: Any) -> tuple[Sequence[Any], Sequence[Any]] | None:
-  """Candidates and their names in a single cell; None: the cell has no candidates."""
+  """Returns the candidates and their names in a single cell, or None if the cell has no candidates."""
   cell = values.parsed(cell) if isinstance(cell, str) else cell
   if isinstance(cell, Mapping):
     texts, keys = values.plain(cell.get("text")), values.plain(cell.get("label"))
@@ -64,17 +64,17 @@ def _listed(cell: Any) -> tuple[Sequence[Any], Sequence[Any]] | None:
 
 
 def are_listed(cells: Sequence[Any]) -> bool:
-  """Returns whether nearly all of the first cells of a column hold candidates; faults are refused with their lines."""
+  """Returns whether nearly all of the first cells are lists of candidates; later errors name the faulty lines."""
   candidate_lists = [_listed(values.plain(cell)) for cell in cells[:100]]
   number = sum(x is not None and len(x[0]) > 1 and None not in map(values.text, x[0]) for x in candidate_lists)
   return bool(candidate_lists) and number >= 0.8 * len(candidate_lists)
 
 
-# ---- The right candidate ---------------------------------------------------------------------------------------------
+# ---- Correct candidate -----------------------------------------------------------------------------------------------
 
 
 def _number(name: str, candidates: Candidates, first: int) -> int:
-  number = values.number(name) if name.isascii() else None  # pandas writes 1.0 where a label is missing
+  number = values.number(name) if name.isascii() else None  # pandas writes 1.0 if other labels are missing
   return int(number) - first if number is not None and number.is_integer() else -1
 
 
@@ -93,7 +93,7 @@ def _key(name: str, candidates: Candidates, first: int) -> int:
 
 _READ = {"key": _key, "number": _number, "letter": _letter, "text": _text}
 
-# (label_is, counts_from) -> what a label is, for messages.
+# (label_is, counts_from) -> description of a label, for messages.
 _WAYS = {
   ("key", 0): "the name of a candidate",
   ("number", 0): "the number of a candidate, from 0",
@@ -104,7 +104,7 @@ _WAYS = {
 
 
 def described(spec: TableSpec) -> str:
-  """Returns a sentence on the labels of a column, for the start of a run."""
+  """Describes the labels of a column, for the log at the start of a run."""
   if spec.label_is == "number":
     return f"labels count from {spec.counts_from}"
   way = _WAYS.get((spec.label_is, spec.counts_from))
@@ -117,40 +117,40 @@ def is_missing(spec: TableSpec, value: Any) -> bool:
 
 
 def right(spec: TableSpec, value: Any, candidates: Candidates, *, where: str) -> int:
-  """The number of the right candidate among those that are not empty, from 0.
+  """Returns the index of the correct candidate among the non-empty ones.
 
   Raises:
-    UserError: the label names no candidate, or an empty one; names file, line and column.
+    UserError: the label matches no candidate, or an empty one; names file, line and column.
   """
   name = values.label(value)
-  # Tables that were read before their labels were decided for the whole column.
+  # Specs from before `label_is` try every form for each row.
   ways = (spec.label_is,) if spec.label_is else ("text", "number", "letter")
   position = next((x for way in ways if (x := _READ[way](name, candidates, spec.counts_from)) >= 0), -1)
   if not 0 <= position < len(candidates.texts):
     way = _WAYS.get((spec.label_is, spec.counts_from), "a number, a letter or a text")
     raise UserError(
-      f"{where}: {spec.label} is {name[:40]!r}, which is none of the {len(candidates.texts)} candidates: in this column"
-      f" a label is {way}; correct the row, or write all labels alike"
+      f"{where}: {spec.label} is {name[:40]!r}, which matches none of the {len(candidates.texts)} candidates: in "
+      f"this column a label is {way}; correct the row, or write all labels in one form"
     )
   if not candidates.texts[position]:
     raise UserError(
-      f"{where}: {spec.label} is {name[:40]!r}, and candidate {position + 1} of {len(candidates.texts)} is empty; give"
-      " the candidate, or leave the row out"
+      f"{where}: {spec.label} is {name[:40]!r}, but candidate {position + 1} of {len(candidates.texts)} is "
+      "empty; fill in the candidate, or delete the row"
     )
   return sum(map(bool, candidates.texts[:position]))
 
 
 def decide(spec: TableSpec, rows: Sequence[reading.TableRow], labels: str, *, where: str) -> TableSpec:
-  """The specification with what a label is: a number from 0 or 1, a letter, a name, or the candidate itself.
+  """Returns the spec with the form of its labels: a number from 0 or 1, a letter, a name, or the candidate itself.
 
   Args:
     spec: of a choice.
-    rows: of the table that is trained on.
+    rows: of the training table.
     labels: config.data.labels: auto, text, or labels in the order of the candidates, 0,1,2 or 1,2,3 or A,B,C.
-    where: the key that names the files, and the files, for messages.
+    where: config key and files, for messages.
 
   Raises:
-    UserError: labels that can be read in two ways; says what to type.
+    UserError: the labels are ambiguous; the message gives a setting for each reading.
   """
   pairs = [(row, values.plain(row.fields.get(spec.label))) for row in rows]
   read_rows = [
@@ -172,17 +172,18 @@ def decide(spec: TableSpec, rows: Sequence[reading.TableRow], labels: str, *, wh
   if not any(counts.values()):
     row, value, candidates = labelled[0]
     raise UserError(
-      f"{row.where}: {spec.label} is {values.label(value)[:40]!r}, which is none of the {len(candidates.texts)}"
-      " candidates; give its number or letter, or the candidate itself, in all rows alike"
+      f"{row.where}: {spec.label} is {values.label(value)[:40]!r}, which matches none of the "
+      f"{len(candidates.texts)} candidates; give its number or letter, or the candidate itself, in the same form "
+      "in all rows"
     )
-  if not fitting:  # a row is named where it is read
+  if not fitting:  # reading the row raises an error with its line
     return _replaced(spec, max(counts, key=lambda way: counts[way]))
   if ("key", 0) in fitting:
     return _replaced(spec, ("key", 0))
   if all(isinstance(value, int | float) for _, value, _ in labelled) and any(way == "number" for way, _ in fitting):
-    fitting.pop(("text", 0), None)  # numbers in JSON are no texts
+    fitting.pop(("text", 0), None)  # numbers in JSON are not texts
   if not _are_filled(fitting.get(("number", 1)), labelled) and _are_filled(fitting.get(("number", 0)), labelled):
-    fitting.pop(("number", 1), None)  # it would have empty candidates right
+    fitting.pop(("number", 1), None)  # this reading would select empty candidates
   first, *other_ways = fitting
   for other_way in other_ways:
     if fitting[first] != fitting[other_way]:
@@ -200,19 +201,19 @@ def _lacks_label(value: Any, candidates: Candidates) -> bool:
 
 
 def _position(way: tuple[str, int], value: Any, candidates: Candidates) -> int:
-  """The candidate, or -1: there is none.  Empty ones at the end fill up a row, and are none."""
+  """Returns the index of the candidate, or -1. Empty candidates at the end are padding and do not count."""
   position = _READ[way[0]](values.label(value), candidates, way[1])
   number = max(n for n, text in enumerate(candidates.texts, start=1) if text)
   return position if 0 <= position < number else -1
 
 
 def _are_filled(positions: Sequence[int] | None, labelled: Sequence[tuple[reading.TableRow, Any, Candidates]]) -> bool:
-  """Returns whether a reading is there, and has no empty candidate right."""
+  """Returns whether a reading exists and selects no empty candidate."""
   return positions is not None and all(x[2].texts[n] for n, x in zip(positions, labelled, strict=True))
 
 
 def _typed(most: int) -> dict[tuple[str, int], str]:
-  """Returns the values of config.data.labels, by the way in which they have labels read."""
+  """Returns form of label -> value of config.data.labels."""
   values_by_way = {("number", first): ",".join(str(n + first) for n in range(most)) for first in (0, 1)}
   return values_by_way | {("letter", 0): ",".join(_LETTERS[:most]), ("text", 0): "text"}
 
@@ -224,7 +225,7 @@ def _way_of_labels(labels: str, typed: Mapping[tuple[str, int], str]) -> tuple[s
       return way
   listed = "; ".join(f"{value}: {_WAYS[way]}" for way, value in typed.items())
   raise UserError(
-    f"config.data.labels={labels}: the table has candidates; leave it auto, or give what a label is: {listed}"
+    f"config.data.labels={labels}: the table has candidates; give auto, or one of these forms of label: {listed}"
   )
 
 
@@ -237,16 +238,16 @@ def _refuse(
   typed: Mapping[tuple[str, int], str],
   where: str,
 ) -> None:
-  """Raises an error that names a row which two readings take for different candidates, and what to type."""
+  """Raises an error that names an ambiguous row, and the setting for each of its readings."""
   number = next(
     n
     for n, (first_position, other_position) in enumerate(zip(fitting[first], fitting[other_way], strict=True))
     if first_position != other_position
   )
   row, value, candidates = labelled[number]
-  texts = {way: candidates.texts[fitting[way][number]][:40] or "an empty one" for way in (first, other_way)}
+  texts = {way: candidates.texts[fitting[way][number]][:40] or "an empty candidate" for way in (first, other_way)}
   ways = "; or ".join(f"{_WAYS[way]}, here {text!r}: --config.data.labels={typed[way]}" for way, text in texts.items())
   raise UserError(
-    f"{where}: column {spec.label!r} can be read in two ways; {values.label(value)[:40]!r} ({row.where}) may be {ways}."
-    " Give one of the two"
+    f"{where}: column {spec.label!r} can be read in two ways; {values.label(value)[:40]!r} ({row.where}) may be "
+    f"{ways}. Give one of the two settings"
   )

@@ -1,4 +1,4 @@
-"""Finds which columns of a table are text and which is the label: by their names, then by what they hold."""
+"""Finds the text and label columns of a table, by their names and then by their values."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -10,7 +10,7 @@ from t2t import UserError, did_you_mean
 from t2t.data.tables import choices, reading, values
 from t2t.data.tables.spec import TableSpec
 
-# Roles that config.data.columns may name, and the kind of task that a role belongs to.
+# Roles in config.data.columns.
 ROLES = ("text", "label", "words", "tags", "question", "context", "answers", "start", "candidates", "inputs", "targets")
 
 _LABELS = (
@@ -20,7 +20,7 @@ _LABELS = (
 )
 _TARGETS = ("targets", "target", "output", "summary", "highlights", "translation", "response", "completion")
 _INPUTS = ("inputs", "input", "source", "prompt", "instruction", "document", "article", "text")
-# Names of one text; of several the first group counts that the table has.
+# Column names of a single text; the first group with a match in the table is used.
 _TEXTS = (
   ("text", "sentence"),
   ("review", "comment", "content", "body", "document", "article", "tweet", "message", "utterance", "passage", "post")
@@ -34,25 +34,25 @@ _PAIRS = (
 )
 _WORDS, _TAGS = ("tokens", "words"), ("ner_tags", "pos_tags", "chunk_tags", "upos", "tags", "ner", "labels", "label")
 _CANDIDATES = ("candidates", "choices", "options", "endings")
-# A column for each candidate; a letter alone is one of "question", "A", "B", "C", "D", "answer".
+# Columns with one candidate each. A single letter counts in tables such as "question", "A", "B", "C", "D", "answer".
 _NUMBERED = re.compile(r"(choice|option|opt|op|ending|candidate|solution|sol|answer|)_?([0-9]+|[a-z])")
 _FEWEST_LETTERS = 3  # two may be the texts of a pair
 _RIGHT = (
   *(*_LABELS[:4], "answer", "answerkey", "answer_key", "correct", "gold", "target", "cop"),
   *("correct_answer", "correct_option", "correct_choice", "correct_answer_id", "answer_index", "answer_idx"),
 )
-# Texts in front of candidates, in the order in which they are read: what a question is about, then the question.
+# Texts in front of candidates, in reading order: first the context, then the question.
 _ASKED = (
   *("article", "passage", "story", "paragraph", "document", "premise", "context", "ctx", "question", "sentence"),
   *("question_stem", "stem", "problem", "sent1", "text", "goal", "startphrase", "query"),
 )
-# Why an answer is right: to read it would tell the answer.
+# Explanations of the correct answer, which would reveal it.
 _REASONS = ("exp", "explanation", "rationale", "reasoning", "reason", "cot", "solution", "analysis", "comment")
-# A task and what it is done to, which may be empty.
-_GRADES = tuple(name for name in _LABELS if name not in ("category", "topic"))  # the label, beside an instruction
+# Instructions and their inputs, which may be empty.
+_GRADES = tuple(name for name in _LABELS if name not in ("category", "topic"))  # labels of a table with instructions
 _TASKS = (("instruction", "input"), ("instruction", "context"), ("prompt", "input"), ("prompt", "context"))
 _ANSWERS, _STARTS = ("answers", "answer", "answer_text"), ("answer_start", "start")
-IMPOSSIBLE = "is_impossible"  # of a span: whether the context has no answer, as SQuAD 2.0 has it
+IMPOSSIBLE = "is_impossible"  # column of a span table: the context has no answer, as in SQuAD 2.0
 _IDS = re.compile(r"(.*_)?(id|idx|index|guid|uid|uuid|line|row|unnamed_?\d*)|", re.IGNORECASE)
 
 _KNOWN = {*_LABELS, *_TARGETS, *_INPUTS, *sum((*_TEXTS, *_PAIRS), ()), *_WORDS, *_TAGS, *_CANDIDATES, *_ANSWERS}
@@ -63,10 +63,8 @@ _FEWEST_WORDS_OF_TEXT = 3.0
 
 @dataclasses.dataclass(frozen=True)
 class _Column:
-  """A column and what it holds."""
-
   name: str
-  values: Sequence[Any]  # those that are not missing
+  values: Sequence[Any]  # non-missing values
 
   @functools.cached_property
   def is_list(self) -> bool:
@@ -77,7 +75,7 @@ class _Column:
     return self._mostly(str)
 
   def _mostly(self, kind: Any) -> bool:
-    """Returns whether the first values are of a type; a few others are faults, whose lines are named later."""
+    """Returns whether most of the first values have a type; later errors name the lines of the others."""
     first = self.values[:100]
     return bool(first) and sum(isinstance(x, kind) for x in first) >= 0.8 * len(first)
 
@@ -102,12 +100,12 @@ class _Column:
 
   @property
   def may_be_text(self) -> bool:
-    """True if its values are texts, as far as can be told from them alone."""
+    """True if the values look like texts."""
     return self.is_text and not self.is_number and (self.words >= _FEWEST_WORDS_OF_TEXT or self.distinct > 100)
 
   @property
   def may_be_label(self) -> bool:
-    """True if its values are few and short."""
+    """True if the values are few and short."""
     few = 1 < self.distinct <= max(2, min(50, len(self.values) // 4))
     return not self.is_list and not self.is_id and few and self.words <= _MOST_WORDS_OF_LABEL
 
@@ -117,13 +115,13 @@ def _plain(name: str) -> str:
 
 
 def parse(columns: str, *, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-  """Role -> columns of config.data.columns.
+  """Parses config.data.columns to role -> columns.
 
   In:  "text=title+body,label=stars"
   Out: {"text": ("title", "body"), "label": ("stars",)}
 
   Raises:
-    UserError: no such role, or no such column; names the nearest.
+    UserError: no such role or column; the message suggests the nearest.
   """
   role_columns: dict[str, tuple[str, ...]] = {}
   for part in filter(None, (part.strip() for part in columns.split(","))):
@@ -151,7 +149,7 @@ class Finder:
     rows: of the table.
     columns: config.data.columns.
     labels: config.data.labels.
-    where: the key that names the files, and the files, for messages.
+    where: config key and files, for messages.
   """
 
   def __init__(self, rows: Sequence[reading.TableRow], *, columns: str, labels: str, where: str):
@@ -166,10 +164,10 @@ class Finder:
       self._plain.setdefault(_plain(name), name)
 
   def spec(self) -> TableSpec:
-    """The columns as a specification without classes, files and prefix; `kind` "class" stands for any label.
+    """Returns the spec without classes, files and prefix; `kind` "class" means any label.
 
     Raises:
-      UserError: the columns cannot be told apart; says what to type.
+      UserError: the roles of columns are ambiguous; the message gives a setting.
     """
     given_roles = set(self._columns_of_role)
     if not given_roles and not _KNOWN & set(self._plain):
@@ -233,7 +231,7 @@ class Finder:
     return TableSpec("choice", tuple(texts), label, candidates=tuple(candidates))
 
   def _find_question_texts(self, but: Sequence[str]) -> list[str]:
-    """The texts in front of the candidates; refuses a table with another, longer text that may belong to them."""
+    """Returns the texts in front of the candidates; refuses a longer text column that may belong to them."""
     named = [name for name in map(self._named, _ASKED) if name and name not in but]
     other_columns = [x for x in self._columns.values() if x.may_be_text and x.name not in (*but, *named)]
     if not named:
@@ -260,7 +258,7 @@ class Finder:
   # ---- Columns ---------------------------------------------------------------
 
   def _named(self, name: str) -> str:
-    """The column of this name, whatever its case; "": there is none."""
+    """Returns the column with this name, ignoring case; "" if there is none."""
     return self._plain.get(name, "")
 
   def _one(self, role: str, find) -> str:
@@ -272,7 +270,9 @@ class Finder:
 
   def _first(self, names: Sequence[str], role: str, but: Sequence[str] = ()) -> str:
     matches = [name for name in map(self._named, names) if name and name not in but]
-    return matches[0] if matches else self._refuse(f"no column is named as {role} are ({', '.join(names[:6])})", role)
+    return (
+      matches[0] if matches else self._refuse(f"no column has a common name for {role} ({', '.join(names[:6])})", role)
+    )
 
   def _only(self, matches: Sequence[str], role: str, description: str) -> list[str]:
     if len(matches) == 1:
@@ -317,7 +317,7 @@ class Finder:
         return (name,)
       if self._columns[name].is_number or not self._columns[name].values:
         continue
-      self._refuse(f'the candidates in `{name}` are no list of two texts or more, ["a", "b"]', "text")
+      self._refuse(f'the candidates in `{name}` are not lists of at least two texts, ["a", "b"]', "text")
     numbered: dict[tuple[str, bool], dict[int, str]] = {}
     for plain, name in self._plain.items():
       if match := _NUMBERED.fullmatch(plain):
@@ -338,7 +338,7 @@ class Finder:
       if not is_whole:
         listed = "+".join(group_columns)
         self._refuse(
-          f"the candidates may be {' and '.join(f'`{x}`' for x in group_columns[:6])}, of which one lacks",
+          f"the candidates may be {' and '.join(f'`{x}`' for x in group_columns[:6])}, but the sequence has a gap",
           "candidates",
           [listed],
         )
@@ -349,7 +349,7 @@ class Finder:
     return groups[0] if groups else ()
 
   def _answers_are_candidates(self) -> bool:
-    """Returns whether `answers`, beside a label, has texts to choose from and not parts of the context."""
+    """Returns whether `answers`, beside a label, contains candidates and not spans of the context."""
     name = self._named("answers")
     is_right = any(self._named(x) for x in _RIGHT if x not in _ANSWERS)
     has_candidates = any(map(self._named, _CANDIDATES))
@@ -360,7 +360,7 @@ class Finder:
     return bool(lists) and not all(str(text) in context for context, answer_texts in lists for text in answer_texts)
 
   def _looks_tagged(self) -> bool:
-    """Returns whether a column of words and one of tags have as many in the first rows, and more than one somewhere."""
+    """Returns whether the first rows have one tag for each word, and some row has several."""
     words = next(filter(None, map(self._named, (*_WORDS, "text", "sentence"))), "")
     tags = [name for name in map(self._named, _TAGS) if name and name != words]
     if not words:
@@ -373,7 +373,7 @@ class Finder:
     first = self._rows[:50]
     several = lambda name: any(len(values.tags(row.fields.get(name)) or ()) > 1 for row in first)
     is_named = _plain(words) in _WORDS
-    # A few rows that are not alike are faults that are told of later, with their lines.
+    # A few rows with other counts are errors, which later name their lines.
     most = lambda name: sum(alike(row, name) for row in first) >= 0.8 * len(first)
     return any(several(name) and (is_named and self._columns[name].is_list or most(name)) for name in tags)
 
@@ -384,17 +384,17 @@ class Finder:
   # ---- Messages --------------------------------------------------------------
 
   def _check_header(self) -> None:
-    """Refuses a table whose first line is an example, by names that are values of their columns."""
+    """Refuses a table whose column names are values, because its first line is an example."""
     if values.looks_headerless(self._names, self._rows):
       listed = ", ".join(repr(name[:40]) for name in self._names[:4])
       raise UserError(
-        f"{self._where}: the first line seems to be an example and not the names of the columns: {listed}. Put a line"
-        " of names above it, such as text and label, separated as the columns are; or, if these are names, say which is"
-        f" which: {_KEY}=text=COLUMN,label=COLUMN"
+        f"{self._where}: the first line looks like an example, not like column names: {listed}. Add a line of "
+        "names above it, such as text and label, with the separator of the table; or, if these are names, "
+        f"assign them: {_KEY}=text=COLUMN,label=COLUMN"
       )
 
   def _refuse(self, problem: str, role: str, matches: Sequence[str] = (), **known: str) -> str:
-    """Raises an error that says what to type; `known` are columns of other roles."""
+    """Raises an error that gives a setting to paste; `known` are columns of other roles."""
     shown = "; ".join(f"`{name}` ({self._example(name)})" for name in self._names[:12])
     example = {role: f"{role}={matches[0] if matches else 'COLUMN'}"}
     if role in ("text", "label"):
@@ -404,20 +404,22 @@ class Finder:
         key: f"{key}={'+'.join(column_names)}" for key, column_names in self._columns_of_role.items()
       } | example
     example |= {key: f"{key}={name}" for key, name in known.items()}
-    raise UserError(
-      f"{self._where}: {problem}. Its columns: {shown}. Say which is which: {_KEY}={','.join(example.values())}"
-    )
+    raise UserError(f"{self._where}: {problem}. Columns: {shown}. Assign them: {_KEY}={','.join(example.values())}")
 
   def _example(self, name: str) -> str:
     column: _Column = self._columns[name]
     if not column.values:
       return "empty"
     text = " ".join(str(column.values[0]).split())
-    return f"{column.distinct:,} different, as {text[:30]!r}" if not column.is_list else f"lists, as {text[:40]}"
+    return (
+      f"{column.distinct:,} distinct values, such as {text[:30]!r}"
+      if not column.is_list
+      else f"lists, such as {text[:40]}"
+    )
 
 
 def unread(spec: TableSpec, names: Sequence[str]) -> list[str]:
-  """Columns of a table that its task does not read."""
+  """Returns the columns of a table that its task does not read."""
   read = (*spec.columns, spec.label, spec.start, *((IMPOSSIBLE,) if spec.kind == "span" else ()))
   return [name for name in names if name not in read]
 
@@ -426,13 +428,13 @@ def check(spec: TableSpec, fields: Mapping[str, Any], *, where: str, labelled: b
   """Refuses a table that lacks a column.
 
   Args:
-    spec: of the table that the model was trained on.
+    spec: of the training table.
     fields: of a row.
     where: file and line, for messages.
-    labelled: whether the answer is needed, too.
+    labelled: whether the label column is required.
 
   Raises:
-    UserError: names the column, and those that there are.
+    UserError: names the missing column and the existing ones.
   """
   needed = (*spec.columns, *((spec.label,) if labelled else ()))
   for name in needed:

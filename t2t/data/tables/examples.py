@@ -1,4 +1,4 @@
-"""Rows of a table as examples of its task, and which of them are held out."""
+"""Converts table rows to examples of a task, and holds out rows for evaluation."""
 
 import collections
 from collections.abc import Mapping, Sequence
@@ -19,19 +19,19 @@ from t2t.storage import encoding
 
 Example = dict[str, Any]
 
-_HELD_OUT = 10  # one row in so many
-_MOST_HELD_OUT = 2_000  # rows: what more would measure better takes longer than it is worth
-_SHOWN = 8  # classes
+_HELD_OUT = 10  # one row in ten
+_MOST_HELD_OUT = 2_000  # rows; more would improve the estimate little and take long
+_SHOWN = 8  # classes in a log line
 _WORDS_OF_ROUGE = re.compile("[a-z0-9]")
-_LARGE = 10.0  # numbers beyond it are far from what a head that begins near 0 gives
+_LARGE = 10.0  # larger numbers are far from the initial outputs of a head, which are near 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-  """The examples of a table.
+  """Examples of a table.
 
   train, held_out: see `read_example`.
-  notes: lines on what was read, for the start of a run.
+  notes: lines on the examples, for the log at the start of a run.
   """
 
   train: Sequence[Example]
@@ -39,54 +39,57 @@ class Table:
   notes: Sequence[str]
 
 
-# ---- A row -----------------------------------------------------------------------------------------------------------
+# ---- Rows ------------------------------------------------------------------------------------------------------------
 
 
 class _Missing(Exception):
-  """A row without a text or without a label, which is left out."""
+  """Row without a text or a label, which is left out."""
 
 
 def _text(row: reading.TableRow, name: str, may_be_empty: bool = False) -> str:
   value = values.plain(row.fields.get(name))
   text = values.text(value)
   if text is None:
-    raise UserError(f"{row.where}: {name} is {str(value)[:40]!r}, not a text; name another column, config.data.columns")
+    raise UserError(
+      f"{row.where}: {name} is {str(value)[:40]!r}, not a text; correct the row, or name another column in "
+      "config.data.columns"
+    )
   if not (text or may_be_empty):
     raise _Missing(f"without a text in {name!r}")
   return text
 
 
 def texts_of(spec: TableSpec, fields: Mapping[str, Any], *, where: str) -> list[str]:
-  """The texts of a row, in the order in which they are read.
+  """Returns the texts of a row, in reading order.
 
   Raises:
-    UserError: one is missing, empty, or no text.
+    UserError: a text is missing, empty, or not a text.
   """
   columns.check(spec, fields, where=where, labelled=False)
   try:
     return [_text(reading.TableRow(fields, where), name) for name in spec.texts]
   except _Missing as error:
-    raise UserError(f"{where}: is {error}; give one") from error
+    raise UserError(f"{where}: is {error}; give a text") from error
 
 
 def candidates_of(spec: TableSpec, fields: Mapping[str, Any], *, where: str) -> list[str]:
-  """The candidates of a row.
+  """Returns the candidates of a row.
 
   Raises:
-    UserError: there are fewer than two, or they are no texts.
+    UserError: there are fewer than two candidates, or one is not a text.
   """
   return choices.read(spec, fields, where=where).filled
 
 
 def read_example(spec: TableSpec, row: reading.TableRow) -> Example:
-  """A row as an example, or `_Missing`.
+  """Converts a row to an example, or raises `_Missing`.
 
   In:  a class, {"review": "It is great.", "stars": 5}, classes 1 to 5, prefix "review: "
   Out: {"inputs": "review: It is great.", "targets": "5", "label": 4, "parts": ["It is great."],
         "row": "train.tsv, line 2", "key": "It is great."}
 
   Raises:
-    UserError: a value that cannot be used; names file, line and column.
+    UserError: a value cannot be used; names file, line and column.
   """
   value = values.plain(row.fields.get(spec.label))
   if spec.kind == "tags":
@@ -94,11 +97,11 @@ def read_example(spec: TableSpec, row: reading.TableRow) -> Example:
   else:
     texts = [_text(row, spec.texts[0]), *(_text(row, name, spec.kind == "text") for name in spec.texts[1:])]
     example = _KINDS[spec.kind](spec, row, value, texts)
-    # Rows of one question with other candidates are other rows; the order of candidates makes none.
+    # Rows with one question and different candidates are different rows; the order of candidates does not count.
     sorted_candidates = sorted(example["candidates"]) if spec.label_is else ()
     example["key"] = "\n".join([*texts, *sorted_candidates])
   for text in (example["inputs"], example["targets"]):
-    if reason := encoding.unpaired_surrogate(text):  # JSON can escape one
+    if reason := encoding.unpaired_surrogate(text):  # JSON may contain escaped surrogates
       raise UserError(f"{row.where}: {text[:40]!r} {reason}")
   return example | {"row": row.where}
 
@@ -123,8 +126,10 @@ def _score(spec: TableSpec, row: reading.TableRow, value: Any, texts: list[str])
       f"{row.where}: {spec.label} is {str(value)[:40]!r}, not a number; correct the row, or leave it out{point}"
     )
   if abs(number) > float(np.finfo(np.float32).max):
-    raise UserError(f"{row.where}: {spec.label} is {str(value)[:40]}, beyond the numbers of a model; divide the column")
-  written = np.format_float_positional(number, trim="-")  # as many digits as tell it from other numbers
+    raise UserError(
+      f"{row.where}: {spec.label} is {str(value)[:40]}, too large for float32; divide the column by a constant"
+    )
+  written = np.format_float_positional(number, trim="-")  # the shortest text that identifies the number
   return {"inputs": spec.inputs(texts), "targets": written, "label": number, "parts": texts}
 
 
@@ -132,7 +137,9 @@ def _target(spec: TableSpec, row: reading.TableRow, value: Any, texts: list[str]
   _check_labelled(spec, value)
   target = values.text(value)
   if target is None:
-    raise UserError(f"{row.where}: {spec.label} is {str(value)[:40]!r}, not a text; name another column")
+    raise UserError(
+      f"{row.where}: {spec.label} is {str(value)[:40]!r}, not a text; name another column in config.data.columns"
+    )
   return {"inputs": spec.inputs(texts), "targets": target}
 
 
@@ -155,8 +162,8 @@ def _tags(spec: TableSpec, row: reading.TableRow, value: Any) -> Example:
   if words is None or tags is None:
     name = spec.texts[0] if words is None else spec.label
     raise UserError(
-      f"{row.where}: {name} is {str(row.fields[name])[:40]!r}; give a list of words without null, or words with spaces"
-      " between"
+      f"{row.where}: {name} is {str(row.fields[name])[:40]!r}; give a list of words without null, or words "
+      "separated by spaces"
     )
   if not words:
     raise _Missing(f"without words in {spec.texts[0]!r}")
@@ -171,8 +178,8 @@ def _tags(spec: TableSpec, row: reading.TableRow, value: Any) -> Example:
   if unscored:
     word, tag = unscored[0]
     raise UserError(
-      f"{row.where}: the word {word[:40]!r} has no tag in {spec.label!r}, which has null or {tag}, as padding has; take"
-      " such words out of the row, or give each a tag; if it is a tag, list all in config.data.labels"
+      f"{row.where}: the word {word[:40]!r} has the tag null or {tag} in {spec.label!r}, which marks padding; "
+      f"remove such words from the row, or tag them; if {tag} is a tag, list all tags in config.data.labels"
     )
   numbers = [labels.class_number(tag, spec, where=row.where) for tag in tags]
   names = [spec.classes[number] for number in numbers]
@@ -182,7 +189,7 @@ def _tags(spec: TableSpec, row: reading.TableRow, value: Any) -> Example:
 
 def _span(spec: TableSpec, row: reading.TableRow, value: Any, texts: list[str]) -> Example:
   question, context = texts[0], values.plain(row.fields[spec.texts[1]])
-  context = context if isinstance(context, str) else texts[1]  # as it stands: answers count its characters
+  context = context if isinstance(context, str) else texts[1]  # unstripped, because answers count its characters
   try:
     answer_texts, starts = _answers(spec, row.fields, value)
   except values.UnreadableCell as error:
@@ -193,8 +200,8 @@ def _span(spec: TableSpec, row: reading.TableRow, value: Any, texts: list[str]) 
     if not text or offset < 0 or context[offset : offset + len(text)] != text:
       where = "" if start is None else f" at character {start}"
       raise UserError(
-        f"{row.where}: the answer {text[:40]!r} is not in {spec.texts[1]!r}{where}; give a part of the context as it"
-        " stands there"
+        f"{row.where}: the answer {text[:40]!r} is not in {spec.texts[1]!r}{where}; copy the answer exactly from "
+        "the context"
       )
     placed.append(offset)
   if not answer_texts and not spec.no_answer:
@@ -211,7 +218,7 @@ def _span(spec: TableSpec, row: reading.TableRow, value: Any, texts: list[str]) 
 
 
 def _answers(spec: TableSpec, fields: Mapping[str, Any], value: Any) -> tuple[list[str], list[int | None]]:
-  """The answers of a row; a question that is marked as impossible has none, whatever is plausible."""
+  """Returns the answers of a row; a question marked as impossible has none, even if plausible answers are given."""
   if values.label(values.plain(fields.get(columns.IMPOSSIBLE))).lower() in ("true", "1"):
     return [], []
   return values.answers(value, fields.get(spec.start))
@@ -220,16 +227,16 @@ def _answers(spec: TableSpec, fields: Mapping[str, Any], value: Any) -> tuple[li
 _KINDS = {"class": _class, "score": _score, "text": _target, "choice": _choice, "span": _span}
 
 
-# ---- A table ---------------------------------------------------------------------------------------------------------
+# ---- Tables ----------------------------------------------------------------------------------------------------------
 
 
 def begin(spec: TableSpec, rows: Sequence[reading.TableRow]) -> TableSpec:
-  """The specification with what only all rows tell: whether answers may be missing."""
+  """Adds to the spec what only all rows can show: whether answers may be missing."""
   if spec.kind == "span":
     num_unanswerable = 0
     for row in rows:
       value = values.plain(row.fields.get(spec.label))
-      with contextlib.suppress(values.UnreadableCell):  # which is told with its line when the row is read
+      with contextlib.suppress(values.UnreadableCell):  # raised again with its line when the row is read
         num_unanswerable += not _answers(spec, row.fields, value)[0]
     return dataclasses.replace(spec, no_answer=0 < num_unanswerable < len(rows))
   return spec
@@ -238,7 +245,7 @@ def begin(spec: TableSpec, rows: Sequence[reading.TableRow]) -> TableSpec:
 def _read(
   spec: TableSpec, rows: Sequence[reading.TableRow], *, where: str, most_missing: float
 ) -> tuple[list[Example], list[str]]:
-  """The examples of rows, and notes on those that are left out."""
+  """Returns the examples of rows, and notes on the rows left out."""
   examples, left_out = [], collections.Counter()
   first: dict[str, str] = {}
   for row in rows:
@@ -251,8 +258,8 @@ def _read(
   listed = "; ".join(f"{count:,} {why} (the first: {first[why]})" for why, count in left_out.items())
   if number > most_missing * len(rows):
     raise UserError(
-      f"{where}: {number:,} of {len(rows):,} rows cannot be learned from: {listed}. More than {most_missing:.0%} are"
-      " missing; correct them, leave them out of the file, or allow a share, --config.data.max_bad_record_fraction=0.5"
+      f"{where}: {number:,} of {len(rows):,} rows cannot be used: {listed}. More than {most_missing:.0%} are "
+      "missing; correct them, delete them, or allow a larger share, --config.data.max_bad_record_fraction=0.5"
     )
   return examples, [f"left out: {listed}"] if number else []
 
@@ -262,10 +269,10 @@ def load(spec: TableSpec, *, malformed: float = 0.0) -> Table:
 
   Args:
     spec: of the table; its files are read.
-    malformed: share of the rows that may lack a label or a text, if it is more than `labels.MOST_MISSING`.
+    malformed: share of the rows that may lack a label or a text; at least `labels.MOST_MISSING` applies.
 
   Raises:
-    UserError: a row that cannot be used; names file, line and column.
+    UserError: a row cannot be used; names file, line and column.
   """
   keys = ("files", "eval_files")
   stamps = tuple(reading.stamp(getattr(spec, key), where=f"config.data.{key}") for key in keys)
@@ -274,7 +281,7 @@ def load(spec: TableSpec, *, malformed: float = 0.0) -> Table:
 
 @functools.lru_cache(maxsize=4)
 def _load(spec: TableSpec, most_missing: float, stamps: Any) -> Table:
-  del stamps  # of files that have changed
+  del stamps  # cache key: changes with the files
   notes: list[str] = []
   examples_by_key: dict[str, list[Example]] = {"files": [], "eval_files": []}
   for key, patterns in (("files", spec.files), ("eval_files", spec.eval_files)):
@@ -283,7 +290,7 @@ def _load(spec: TableSpec, most_missing: float, stamps: Any) -> Table:
       rows = reading.read(patterns, where=where)
       fields = rows[0].fields
       if any(name not in fields for name in (*spec.columns, spec.label)):
-        # A column that only some JSON objects have is empty in the others.
+        # JSON objects may lack columns that other objects have.
         fields = dict.fromkeys(reading.names_of(rows))
       columns.check(spec, fields, where=rows[0].where)
       examples_by_key[key], left_out_notes = _read(
@@ -300,17 +307,17 @@ def _load(spec: TableSpec, most_missing: float, stamps: Any) -> Table:
 
 
 def _group(example: Example) -> Any:
-  """Returns the class of an example, of which some are to be held out; "" for other kinds."""
+  """Returns the class of an example, to hold out examples of each; "" for other kinds."""
   return example["targets"] if "label" in example and isinstance(example["label"], int) else ""
 
 
 def split(examples: Sequence[Example], *, where: str) -> tuple[list[Example], list[Example]]:
-  """About a tenth of the examples, held out by a hash of their text; of each class one at least, where it has two.
+  """Holds out about a tenth of the examples by a hash of their text, with at least one of each class that has two.
 
-  Rows of one text are on the same side.
+  Rows with the same text go to the same side.
 
   Raises:
-    UserError: there are fewer than two texts.
+    UserError: there are fewer than two distinct texts.
   """
   order = sorted({example["key"] for example in examples}, key=lambda key: (zlib.crc32(key.encode()), key))
   group_of = {example["key"]: _group(example) for example in reversed(examples)}
@@ -322,17 +329,20 @@ def split(examples: Sequence[Example], *, where: str) -> tuple[list[Example], li
   if not chosen:
     chosen = set(order[:1])
   if len(order) < 2:
-    raise UserError(f"{where}: has {len(order)} different text(s); give two rows at least, one of which is held out")
+    raise UserError(
+      f"{where}: has {len(order)} distinct text(s); give at least two rows with different texts, because one is "
+      "held out"
+    )
   return [x for x in examples if x["key"] not in chosen], [x for x in examples if x["key"] in chosen]
 
 
 def _answer(example: Example) -> str:
-  """Returns the class of an example, or the text of the right candidate, whatever its place."""
+  """Returns the class of an example, or the text of its correct candidate."""
   return example["candidates"][example["label"]] if "candidates" in example else example["targets"]
 
 
 def _contradicting(examples: Sequence[Example]) -> list[str]:
-  """A note on texts that are there several times, with different classes."""
+  """Returns a note on repeated texts with different classes."""
   first: dict[str, Example] = {}
   pairs = [(first.setdefault(x["key"], x), x) for x in examples if _group(x)]
   differ = [(earlier, later) for earlier, later in pairs if _answer(earlier) != _answer(later)]
@@ -341,26 +351,26 @@ def _contradicting(examples: Sequence[Example]) -> list[str]:
   earlier, later = differ[0]
   texts = len({earlier["key"] for earlier, _ in differ})
   return [
-    f"warning: {texts:,} texts are there with different labels ({earlier['row']}: {_answer(earlier)}; {later['row']}:"
-    f" {_answer(later)})"
+    f"warning: {texts:,} texts occur with different labels ({earlier['row']}: {_answer(earlier)}; "
+    f"{later['row']}: {_answer(later)})"
   ]
 
 
 def _repeated(train: Sequence[Example], held_out: Sequence[Example]) -> list[str]:
-  """A note on texts that are both trained on and measured on."""
+  """Returns a note on texts that are in both training and evaluation data."""
   first = {example["key"]: example["row"] for example in reversed(train)}
   both = [example for example in held_out if example["key"] in first]
   if not both:
     return []
-  example_note = f"{both[0]['row']} is {first[both[0]['key']]}"
+  example_note = f"{both[0]['row']} equals {first[both[0]['key']]}"
   return [
-    f"warning: {len(both):,} of {len(held_out):,} texts of config.data.eval_files are trained on, too ({example_note}):"
-    " what is measured on them is too good"
+    f"warning: {len(both):,} of {len(held_out):,} texts of config.data.eval_files are also training texts "
+    f"({example_note}): their metrics are too good"
   ]
 
 
 def _described(spec: TableSpec, examples: Sequence[Example]) -> list[str]:
-  """The classes and how often they are, or what the values are like."""
+  """Describes the classes and their frequencies, or the range of the values."""
   if spec.kind == "class":
     counts = collections.Counter(example["targets"] for example in examples)
     names = list(spec.classes[:_SHOWN])
@@ -372,7 +382,7 @@ def _described(spec: TableSpec, examples: Sequence[Example]) -> list[str]:
     low, high = min(scores, default=0.0), max(scores, default=0.0)
     if scores and low == high:
       return [f"warning: the number is {low:g} in all {len(scores):,} rows; there is nothing to learn"]
-    wide = f"; a head learns numbers up to {_LARGE:g} best: divide them" if max(-low, high) > _LARGE else ""
+    wide = f"; a head learns numbers up to {_LARGE:g} best: divide the column" if max(-low, high) > _LARGE else ""
     return [f"a number from {low:g} to {high:g}{wide}"]
   if spec.kind == "tags":
     return [f"{len(spec.classes)} tags: {', '.join(spec.classes[:20])}"]
@@ -380,33 +390,34 @@ def _described(spec: TableSpec, examples: Sequence[Example]) -> list[str]:
     numbers = [len(example["candidates"]) for example in examples]
     return [f"one of {min(numbers, default=0)} to {max(numbers, default=0)} candidates; {choices.described(spec)}"]
   if spec.kind == "text":
-    return ["a text that the model writes", *_outside_rouge(examples)]
+    return ["a text that the model generates", *_outside_rouge(examples)]
   no_answer_note = " or none" if spec.no_answer else ""
   return [f"a part of the context{no_answer_note}"]
 
 
 def _outside_rouge(examples: Sequence[Example]) -> list[str]:
-  """Returns a note on targets of which ROUGE finds no word, in other scripts than the Latin one."""
+  """Returns a note on targets without a word for ROUGE, such as those in non-Latin scripts."""
   num_wordless = sum(not _WORDS_OF_ROUGE.search(example["targets"].lower()) for example in examples)
   if not num_wordless:
     return []
   return [
-    f"warning: {num_wordless:,} of {len(examples):,} targets have none of the letters a to z and no digit, all that"
-    " ROUGE reads: it is 0 for them whatever the model writes; go by the loss and the accuracy"
+    f"warning: {num_wordless:,} of {len(examples):,} targets have no letter a to z and no digit, and ROUGE reads "
+    "nothing else: it is 0 for them; use the loss and the accuracy instead"
   ]
 
 
 def _majority(spec: TableSpec, train: Sequence[Example], held_out: Sequence[Example]) -> list[str]:
-  """Notes on the accuracy of always predicting the most frequent class, and on classes that one side lacks."""
+  """Returns notes on the majority baseline, and on classes that one side lacks."""
   if spec.kind != "class" or not train or not held_out:
     return []
   counts = collections.Counter(example["targets"] for example in train)
   (best, _), held_out_counts = counts.most_common(1)[0], collections.Counter(example["targets"] for example in held_out)
   notes = [
-    f'always "{best}" is right for {held_out_counts[best] / len(held_out):.1%} of the {len(held_out):,} held-out rows'
+    f'majority baseline: "{best}" is correct for {held_out_counts[best] / len(held_out):.1%} of the '
+    f"{len(held_out):,} held-out rows"
   ]
   if lacking := [name for name in spec.classes if not counts[name]]:
-    notes.append(f"warning: no row to train on has the class {', '.join(lacking[:_SHOWN])}")
+    notes.append(f"warning: no training row has the class {', '.join(lacking[:_SHOWN])}")
   if lacking := [name for name in spec.classes if counts[name] and not held_out_counts[name]]:
     notes.append(f"no held-out row has the class {', '.join(lacking[:_SHOWN])}")
   return notes

@@ -1,4 +1,4 @@
-"""Decides what a label is: a class, a number or a text; and which classes there are, in an order that files decide."""
+"""Decides whether labels are classes, numbers or texts, and lists the classes in an order that the values determine."""
 
 import collections
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,43 +20,43 @@ _SCORES = ("score", "similarity", "similarity_score", "relatedness_score", "rati
 
 
 def given(labels: str) -> tuple[str, ...]:
-  """Names of the classes that config.data.labels lists; none where it leaves them to the table.
+  """Returns the class names in config.data.labels, or () if the table decides.
 
   Raises:
-    UserError: a single class, or one that is there twice.
+    UserError: there is a single class, or a class is listed twice.
   """
   if labels in (AUTO, NUMBER, TEXT):
     return ()
   classes = tuple(values.label(name) for name in labels.split(",") if name.strip())
   if len(classes) < 2:
     raise UserError(
-      f"config.data.labels={labels}: give {AUTO}, {NUMBER} (a score), {TEXT} (a text that the model writes), or the"
-      " classes in their order, such as negative,positive"
+      f"config.data.labels={labels}: give {AUTO}, {NUMBER} (a score), {TEXT} (a text that the model generates), "
+      "or the classes in their order, such as negative,positive"
     )
   if twice := [name for name, number in collections.Counter(classes).items() if number > 1]:
-    raise UserError(f"config.data.labels={labels}: {twice[0]!r} is there twice; give each class once")
+    raise UserError(f"config.data.labels={labels}: {twice[0]!r} is listed twice; give each class once")
   return classes
 
 
 def decide(spec: TableSpec, rows: Sequence[reading.TableRow], labels: str, *, files: str, where: str) -> TableSpec:
-  """The specification with its kind, and with the names of its classes or tags.
+  """Returns the spec with its kind, and the names of its classes or tags.
 
   Args:
     spec: see `columns.Finder.spec`.
-    rows: of the table that is trained on.
+    rows: of the training table.
     labels: config.data.labels.
     files: config.data.files.
-    where: the key that names the files, and the files, for messages.
+    where: config key and files, for messages.
 
   Raises:
-    UserError: labels that are no classes, a single class, or too many rows without a label.
+    UserError: labels are not classes, there is a single class, or too many rows have no label.
   """
   classes = given(labels) or (reading.class_names(files, spec.label) if labels == AUTO else ())
   if spec.kind == "choice":
     return choices.decide(spec, rows, labels, where=where)
   if spec.kind == "span":
     if labels != AUTO:
-      raise UserError(f"config.data.labels={labels}: the table has answers in a context; leave it {AUTO}")
+      raise UserError(f"config.data.labels={labels}: the answers are spans of a context; set it to {AUTO}")
     return spec
   if spec.kind == "tags":
     return _with_tags(spec, rows, classes, labels, where)
@@ -75,35 +75,35 @@ def decide(spec: TableSpec, rows: Sequence[reading.TableRow], labels: str, *, fi
     raise UserError(f"{where}: column {spec.label!r} has no label in any of {len(rows):,} rows; give rows with labels")
   if classes:
     return _with_given(spec, counts, classes, labels, where)
-  if spec.kind == "text":  # targets: classes where a few are there again and again
+  if spec.kind == "text":  # targets are classes if few values are repeated often
     few = 1 < len(counts) <= 20 and all(len(name.split()) <= 3 for name in counts)
     return _with_classes(spec, counts, where) if few and sum(counts.values()) >= 5 * len(counts) else spec
   return _labelled(spec, counts, rows, where)
 
 
 def _check_spaces(texts: Sequence[str], spec: TableSpec, where: str) -> None:
-  """Refuses labels that differ in the white space between their words alone, few enough to be classes."""
+  """Refuses labels that differ only in white space, if they are few enough to be classes."""
   written: dict[str, str] = {}
   for text, _ in collections.Counter(text.strip() for text in texts).most_common(1_000):
     first_spelling = written.setdefault(values.label(text), text)
     if first_spelling != text:
       raise UserError(
-        f"{where}: column {spec.label!r} has the labels {first_spelling!r} and {text!r}, which differ in white space"
-        " alone; write them alike, or list the classes in --config.data.labels"
+        f"{where}: column {spec.label!r} has the labels {first_spelling!r} and {text!r}, which differ only in "
+        "white space; write them alike, or list the classes in --config.data.labels"
       )
 
 
-_MARKS = ("-1", "-100")  # of what is not scored; the second is PyTorch's
-_NO_GOLD = "-"  # of SNLI, where annotators disagree
+_MARKS = ("-1", "-100")  # mark unscored items; -100 is PyTorch's ignore index
+_NO_GOLD = "-"  # in SNLI: annotators disagree
 
 
 def is_mark(name: str, spec: TableSpec) -> bool:
-  """Returns whether the name of a class or tag marks one that is not scored: -1 or -100 where that is no class."""
+  """Returns whether a class or tag marks an unscored item: -1 or -100, unless that is a class."""
   return name in _MARKS and name not in spec.classes
 
 
 def is_missing(value: Any, spec: TableSpec) -> bool:
-  """Returns whether a row lacks its label: null, empty, or -1, -100, "-", NaN as text where that is no class."""
+  """Returns whether a row lacks its label: null, empty, or -1, -100, "-" or NaN as text, unless that is a class."""
   value = values.plain(value)
   if values.is_missing(value):
     return True
@@ -118,15 +118,17 @@ def is_missing(value: Any, spec: TableSpec) -> bool:
 
 
 def _check_single(value: Any, spec: TableSpec, *, where: str) -> None:
-  """Refuses several labels in a row, and bytes that are no text."""
+  """Refuses several labels in a row, and bytes that are not UTF-8."""
   if isinstance(value, bytes):
     raise UserError(f"{where}: {spec.label} is binary and not UTF-8; give a text or a number as label")
   if isinstance(values.parsed(value) if isinstance(value, str) and spec.kind != "text" else value, _SEVERAL):
     if spec.kind == "text":
-      raise UserError(f"{where}: {spec.label} is {str(value)[:40]!r}, not a text; name another column")
+      raise UserError(
+        f"{where}: {spec.label} is {str(value)[:40]!r}, not a text; name another column in config.data.columns"
+      )
     raise UserError(
-      f"{where}: {spec.label} is {str(value)[:40]!r}: several labels in a row are not supported; give each row one"
-      " label, or train a model for each label, on a column with 0 or 1"
+      f"{where}: {spec.label} is {str(value)[:40]!r}: several labels in a row are not supported; give one label "
+      "for each row, or train one model for each label, on a column with 0 or 1"
     )
 
 
@@ -134,10 +136,10 @@ _SEVERAL = (list, tuple, Mapping)
 
 
 def _missing_marks(counts: "collections.Counter[str]", number: int, where: str, spec: TableSpec) -> list[str]:
-  """Names that mark rows without a label, of which there are few.
+  """Returns names that mark rows without a label, of which there may be only few.
 
-  They are -1 and -100 where the others are 0, 1, ..., "-" where the others are several words, and NaN as text where the
-  others are numbers.  Of texts to be written only the first are marks.
+  The marks are -1 and -100 if the other labels are 0, 1, ...; "-" if the others are words; NaN as text if the others
+  are numbers. In a column of texts to generate, only -1 and -100 are marks.
   """
   nan_marks = [name for name in counts if values.is_no_number(name)]
   remaining = [name for name in counts if name not in nan_marks]
@@ -154,14 +156,15 @@ def _missing_marks(counts: "collections.Counter[str]", number: int, where: str, 
   for mark in [*marks, *may_be_classes]:
     if counts[mark] > MOST_MISSING * number:
       raise UserError(
-        f"{where}: {counts[mark]:,} of {number:,} rows have the {spec.label} {mark}, which marks a row without a label;"
-        f" if it is a class, give --config.data.labels={mark},{','.join(unmarked[:20])}; else leave these rows out"
+        f"{where}: {counts[mark]:,} of {number:,} rows have the {spec.label} {mark}, which marks a row without a "
+        f"label; if it is a class, give --config.data.labels={mark},{','.join(unmarked[:20])}; otherwise delete "
+        "these rows"
       )
   return nan_marks + marks
 
 
 def _are_tags_of_words(counts: "collections.Counter[str]", rows: Sequence[reading.TableRow], spec: TableSpec) -> bool:
-  """Returns whether labels are tags of entities, each of a text of one word."""
+  """Returns whether labels are entity tags, each of a text with one word."""
   if "O" not in counts or not all(name == "O" or re.match("[BI]-.", name) for name in counts) or len(spec.texts) > 1:
     return False
   return all(len(str(row.fields.get(spec.texts[0])).split()) <= 1 for row in rows[:1000])
@@ -170,7 +173,7 @@ def _are_tags_of_words(counts: "collections.Counter[str]", rows: Sequence[readin
 def _labelled(
   spec: TableSpec, counts: "collections.Counter[str]", rows: Sequence[reading.TableRow], where: str
 ) -> TableSpec:
-  """A label that no name says to be a target."""
+  """Decides the kind of a label column whose name does not mark it as a target."""
   numbers = {name: x for name in counts if (x := values.number(name)) is not None}
   are_whole = all(x.is_integer() for x in numbers.values())
   commas = [name for name in counts if has_comma(name)]
@@ -179,15 +182,15 @@ def _labelled(
       f"{where}: column {spec.label!r} has {commas[0]!r} ({counts[commas[0]]:,} rows), a number with a comma; write"
       " a decimal point, 0.5 and not 0,5, and no commas between thousands"
     )
-  # A few others are faults, whose lines are named when the rows are read.
+  # A few other values are errors, which name their lines when the rows are read.
   mostly = sum(counts[name] for name in numbers) >= (1 - MOST_MISSING) * sum(counts.values())
   if mostly and (not are_whole or spec.label.lower() in _SCORES and len(numbers) > 10):
     return dataclasses.replace(spec, kind="score")
   if len(numbers) == len(counts):
     if len(counts) > _MOST_WHOLE_NUMBERS:
       raise UserError(
-        f"{where}: column {spec.label!r} has {len(counts):,} different whole numbers; give"
-        f" --config.data.labels={NUMBER} to have the model tell a number, or list the classes"
+        f"{where}: column {spec.label!r} has {len(counts):,} different whole numbers; give "
+        f"--config.data.labels={NUMBER} to predict a number, or list the classes in --config.data.labels"
       )
   elif _are_tags_of_words(counts, rows, spec):
     raise UserError(
@@ -197,20 +200,20 @@ def _labelled(
     )
   elif len(counts) > _MOST_CLASSES or (total := sum(counts.values())) >= 10 and 2 * len(counts) > total:
     raise UserError(
-      f"{where}: column {spec.label!r} has {len(counts):,} different labels in {sum(counts.values()):,} rows, too many"
-      f" for classes; give --config.data.labels={TEXT} to have the model write them, --config.data.columns=label=COLUMN"
-      " for another column, or list the classes in --config.data.labels"
+      f"{where}: column {spec.label!r} has {len(counts):,} different labels in {sum(counts.values()):,} rows, "
+      f"too many for classes; give --config.data.labels={TEXT} to generate them, "
+      "--config.data.columns=label=COLUMN for another column, or list the classes in --config.data.labels"
     )
   return _with_classes(spec, counts, where)
 
 
 def has_comma(name: str) -> bool:
-  """Returns whether a name is a number with a comma, as "0,5" or "1,000"."""
+  """Returns whether a name is a number with a comma, such as "0,5" or "1,000"."""
   return bool(re.fullmatch(r"[+-]?\d+(,\d+)+(\.\d+)?", name.strip()))
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:
-  """Names of classes in an order that does not depend on that of the rows: numbers by value, others by alphabet."""
+  """Sorts class names independently of the row order: numbers by value, others alphabetically."""
   names = list(names)
   numeric = all(values.number(name) is not None for name in names)
   return tuple(sorted(names, key=(lambda name: (values.number(name), name)) if numeric else None))
@@ -220,7 +223,7 @@ def _with_classes(spec: TableSpec, counts: "collections.Counter[str]", where: st
   names = ordered(counts)
   if len(names) < 2:
     raise UserError(
-      f"{where}: all labels in column {spec.label!r} are {names[0]!r}; a classifier needs rows of two classes at least"
+      f"{where}: all labels in column {spec.label!r} are {names[0]!r}; a classifier needs rows of at least two classes"
     )
   folded: dict[str | float, str] = {}
   for name in names:
@@ -228,10 +231,10 @@ def _with_classes(spec: TableSpec, counts: "collections.Counter[str]", where: st
     value = {"false": 0.0, "true": 1.0}.get(name.casefold(), value)
     key = _appearance(name) if value is None else value
     if earlier_name := folded.get(key):
-      difference = "are one value"
+      difference = "have the same value"
       if value is None:
         is_case = earlier_name.casefold() == name.casefold()
-        difference = "differ in upper case alone" if is_case else "look alike and are other characters"
+        difference = "differ only in case" if is_case else "look alike but contain other characters"
       shown = [ascii(x) if difference.startswith("look") else repr(x) for x in (earlier_name, name)]
       raise UserError(
         f"{where}: column {spec.label!r} has the labels {shown[0]} ({counts[earlier_name]:,} rows) and {shown[1]}"
@@ -242,7 +245,7 @@ def _with_classes(spec: TableSpec, counts: "collections.Counter[str]", where: st
 
 
 def _appearance(name: str) -> str:
-  """A name without what is not seen: upper case, how accents are composed, and characters of no width.
+  """Returns a name without invisible differences: case, the composition of accents, zero-width characters.
 
   In:  "Cafe\\u0301", "caf\\u00e9\\u200b"
   Out: "caf\\u00e9", "caf\\u00e9"
@@ -254,7 +257,7 @@ def _appearance(name: str) -> str:
 def _with_given(
   spec: TableSpec, counts: "collections.Counter[str]", classes: tuple[str, ...], labels: str, where: str
 ) -> TableSpec:
-  """The classes that the user lists; labels 0, 1, ... are their numbers where none of their names is there."""
+  """Sets the classes that the user lists; labels 0, 1, ... are their indices if no label is a class name."""
   unknown = [name for name in counts if _named(name, classes) is None]
   numbered = len(unknown) == len(counts) and all(_placed(name, classes) is not None for name in counts)
   if unknown and not numbered:
@@ -264,7 +267,7 @@ def _with_given(
     )
   if len(counts) < 2:
     raise UserError(
-      f"{where}: all labels in column {spec.label!r} are {next(iter(counts))!r}; give rows of two classes"
+      f"{where}: all labels in column {spec.label!r} are {next(iter(counts))!r}; add rows of another class"
     )
   return dataclasses.replace(spec, kind="class", classes=classes)
 
@@ -274,7 +277,7 @@ def _with_tags(
 ) -> TableSpec:
   if labels in (NUMBER, TEXT):
     raise UserError(
-      f"config.data.labels={labels}: the table has a tag for each word; leave it {AUTO}, or list the tags"
+      f"config.data.labels={labels}: the table has a tag for each word; set it to {AUTO}, or list the tags"
     )
   counts: collections.Counter[str] = collections.Counter()
   for row in rows:
@@ -286,13 +289,13 @@ def _with_tags(
     return dataclasses.replace(spec, classes=classes)
   if len(counts) > 200 or not counts:
     raise UserError(
-      f"{where}: column {spec.label!r} has {len(counts):,} different tags; give another,"
-      " --config.data.columns=words=COLUMN,tags=COLUMN"
+      f"{where}: column {spec.label!r} has {len(counts):,} different tags; name another column, "
+      "--config.data.columns=words=COLUMN,tags=COLUMN"
     )
   if len(counts) < 2:
-    raise UserError(f"{where}: all tags in column {spec.label!r} are {next(iter(counts))!r}; give rows with others")
+    raise UserError(f"{where}: all tags in column {spec.label!r} are {next(iter(counts))!r}; add rows with other tags")
   names = ordered(counts)
-  if "O" in names:  # first, as in most sets of tags
+  if "O" in names:  # first, as in most tag sets
     names = ("O", *(name for name in names if name != "O"))
   try:
     postprocessors.mark_entities(names)
@@ -302,24 +305,24 @@ def _with_tags(
 
 
 def class_number(value: object, spec: TableSpec, *, where: str) -> int:
-  """The number of a row's class.
+  """Returns the index of a row's class.
 
   Raises:
-    UserError: it is none of the classes; lists them.
+    UserError: the label is not a class; the message lists the classes.
   """
   name = values.label(values.plain(value))
   for class_index in (_named(name, spec.classes), _placed(name, spec.classes)):
     if class_index is not None:
       return class_index
   raise UserError(
-    f"{where}: {spec.label} is {name[:60]!r}, which is no class of the table that is trained on:"
-    f" {', '.join(spec.classes[:20])}{did_you_mean(name, spec.classes)}; correct the row, or list all classes in"
-    " config.data.labels when training"
+    f"{where}: {spec.label} is {name[:60]!r}, which is not a class of the training table: "
+    f"{', '.join(spec.classes[:20])}{did_you_mean(name, spec.classes)}; correct the row, or list all classes in "
+    "config.data.labels when training"
   )
 
 
 def _named(name: str, classes: Sequence[str]) -> int | None:
-  """The number of the class of a name, or of its value: 1 is 1.0; None: there is none, or several."""
+  """Returns the index of the class with this name or numeric value (1 is 1.0), or None unless exactly one matches."""
   if name in classes:
     return classes.index(name)
   value = values.number(name)
@@ -330,7 +333,7 @@ def _named(name: str, classes: Sequence[str]) -> int | None:
 
 
 def _placed(name: str, classes: Sequence[str]) -> int | None:
-  """The number that a label is, where no class is named by a number; None: it is none."""
+  """Returns the class index that a label is, if no class name is a number; None otherwise."""
   value = values.number(name)
   if value is None or not value.is_integer() or any(values.number(class_name) is not None for class_name in classes):
     return None
@@ -338,7 +341,7 @@ def _placed(name: str, classes: Sequence[str]) -> int | None:
 
 
 def named(spec: TableSpec, names: Sequence[str]) -> str:
-  """Describes the columns that were taken, for the start of a run."""
+  """Describes the selected columns, for the log at the start of a run."""
   text = " and ".join(f"`{name}`" for name in spec.texts)
   description = f"{'texts' if len(spec.texts) > 1 else 'text'}: {text}"
   if spec.candidates:

@@ -1,4 +1,4 @@
-"""Examples that a Python program passes: dicts, a `datasets.Dataset` or a DataFrame, as rows of a table."""
+"""Examples from a Python program (dicts, a `datasets.Dataset` or a DataFrame) as rows of a table."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,15 +8,15 @@ from t2t.data.tables import reading, values
 
 
 def keep(examples: Any, *, where: str) -> str:
-  """Keeps examples in memory; returns their name, which stands in the place of config.data.files.
+  """Keeps examples in memory; returns their name, which replaces config.data.files.
 
   Args:
-    examples: an iterable of dicts; a `datasets.Dataset`, whose numbers of classes become their names; a DataFrame of
-      pandas or polars; or a table of pyarrow.
-    where: what the user passed them as, for messages.
+    examples: an iterable of dicts; a `datasets.Dataset`, whose class indices become names; a pandas or polars
+      DataFrame; or a pyarrow table.
+    where: name of the argument, for messages.
 
   Raises:
-    UserError: they are something else, or none.
+    UserError: the examples have another type, or there are none.
   """
   names = _class_names(examples)
   rows = []
@@ -46,7 +46,7 @@ def _rows(examples: Any, where: str) -> Iterable[Any]:
 
 
 def _class_names(examples: Any) -> dict[str, tuple[str, ...]]:
-  """Column -> names of its classes, or of those in its lists, as the features of a `datasets.Dataset` have them."""
+  """Returns column -> class names from the features of a `datasets.Dataset`, also for columns of lists."""
   names_by_column = {}
   features = getattr(examples, "features", None)
   for column, feature in features.items() if isinstance(features, Mapping) else ():
@@ -57,7 +57,7 @@ def _class_names(examples: Any) -> dict[str, tuple[str, ...]]:
 
 
 def _named(value: Any, names: tuple[str, ...] | None) -> Any:
-  """A number of a class as its name, also in a list; -1, which marks a missing one, as None."""
+  """Replaces class indices by names, also in a list; -1, which marks a missing class, becomes None."""
   if names is None:
     return value
   if isinstance(value, list):

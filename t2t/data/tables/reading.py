@@ -1,4 +1,4 @@
-"""Rows of a user's table, from files or from the memory of a Python program, each with the place that messages name."""
+"""Reads rows of user tables, from files or from memory; each row has its location for messages."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import functools
@@ -12,9 +12,9 @@ from t2t.data.sources import tables, text_files
 
 
 class TableRow(NamedTuple):
-  """A row of a table.
+  """Row of a table.
 
-  fields: column -> value: text, or what JSON and Parquet have.
+  fields: column -> value: text, or a JSON or Parquet value.
   where: file and line, for messages: "train.tsv, line 7".
   """
 
@@ -25,8 +25,8 @@ class TableRow(NamedTuple):
 class _RowsInMemory(NamedTuple):
   """Rows in memory.
 
-  argument: which the user passed them as: "examples".
-  names: column -> its classes in their order, where that is known.
+  argument: name of the argument: "examples".
+  names: column -> its classes in order, if known.
   """
 
   rows: tuple[TableRow, ...]
@@ -42,11 +42,11 @@ def keep(rows: Sequence[Mapping[str, Any]], *, where: str, names: Mapping[str, t
 
   Args:
     rows: of a table.
-    where: what the user passed them as, for messages.
-    names: column -> its classes in their order, where that is known.
+    where: name of the argument, for messages.
+    names: column -> its classes in order, if known.
 
   Returns:
-    Their name, in place of a glob of files: it has a digest of what they hold.
+    A name that replaces a glob of files; it contains a digest of the rows.
   """
   digest = hashlib.sha256(json.dumps(names, sort_keys=True).encode())
   for row in rows:
@@ -59,7 +59,7 @@ def keep(rows: Sequence[Mapping[str, Any]], *, where: str, names: Mapping[str, t
 
 
 def class_names(patterns: str, column: str) -> tuple[str, ...]:
-  """Classes of a column of rows in memory, in their order, where the program that passed them has said them."""
+  """Returns the classes of a column of rows in memory, in order, if they are known."""
   return _rows_in_memory[patterns].names.get(column, ()) if patterns in _rows_in_memory else ()
 
 
@@ -71,27 +71,27 @@ def described(patterns: str, *, key: str = "config.data.files=") -> str:
 
 
 def find(patterns: str, *, where: str) -> tuple[str, ...]:
-  """The files of a table, sorted; of rows in memory none.
+  """Returns the files of a table, sorted; () for rows in memory.
 
   Args:
-    patterns: comma-separated globs, or what `keep` returned.
+    patterns: comma-separated globs, or the result of `keep`.
     where: the configuration key, for messages.
 
   Raises:
-    UserError: a pattern that matches no file, or a file that is no table.
+    UserError: a pattern matches no file, or a file is not a table.
   """
   return () if DataConfig.is_in_memory(patterns) else text_files.find_files(patterns, where=where)
 
 
 def read(patterns: str, *, where: str) -> list[TableRow]:
-  """All rows of a table, in the order of its files and lines.
+  """Reads all rows of a table, in the order of files and lines.
 
   Args:
     patterns: see `find`.
     where: see `find`.
 
   Raises:
-    UserError: see `find`; a file that cannot be read, or has no row; rows that another process has had in memory.
+    UserError: see `find`; a file cannot be read or has no rows; or the rows were in the memory of another process.
   """
   if DataConfig.is_in_memory(patterns):
     if patterns not in _rows_in_memory:
@@ -102,29 +102,29 @@ def read(patterns: str, *, where: str) -> list[TableRow]:
     return list(_rows_in_memory[patterns].rows)
   rows = _read(patterns, stamp(patterns, where=where), where)
   if not rows:
-    raise UserError(f"{where}={patterns}: has no row; give a table with a line of names and a row below it at least")
+    raise UserError(f"{where}={patterns}: has no row; give a table with a line of names and at least one row below it")
   return rows
 
 
 @functools.lru_cache(maxsize=2)
 def _read(patterns: str, stamps: Any, where: str) -> list[TableRow]:
-  del stamps  # of files that have changed
+  del stamps  # cache key: changes with the files
   return [TableRow(row.values, row.location) for row in tables.read_rows(find(patterns, where=where), where=where)]
 
 
 def forget() -> None:
-  """Gives back the memory of rows that have become examples; a file may change until the next run of this process."""
+  """Frees rows that have become examples; files may change before the next run in this process."""
   _read.cache_clear()
   text_files.sizes.cache_clear()
 
 
 def names_of(rows: Iterable[TableRow]) -> list[str]:
-  """All columns, in the order in which they first occur."""
+  """Returns all columns, in the order of their first occurrence."""
   return list(dict.fromkeys(name for row in rows for name in row.fields))
 
 
 def stamp(patterns: str, *, where: str) -> tuple[Any, ...]:
-  """Returns names, sizes and times of files, which tell whether they have changed."""
+  """Returns names, sizes and modification times of files, to detect changes."""
   if not patterns or DataConfig.is_in_memory(patterns):
     return ()
   paths = find(patterns, where=where)

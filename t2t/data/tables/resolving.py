@@ -1,4 +1,4 @@
-"""From what a user says of a table to a config that says all: columns, classes, prefix, lengths."""
+"""Resolves the settings of a table to a complete config: columns, classes, prefix, lengths."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -17,26 +17,28 @@ from t2t.data.tables.spec import TASK, TableSpec, default_prefix, from_dict
 from t2t.losses import answered_by_heads
 from t2t.runtime import hosts
 
-_MEASURED = 1_000  # rows whose lengths are counted
-_FIT = 0.99  # share of them that is not cut
-_LONGEST = 512  # positions, unless config.data says more
-_SHORTEST_SPAN, _SPAN = 208, 384  # positions of a window of a context; BERT's are the latter
+_MEASURED = 1_000  # rows whose lengths are measured
+_FIT = 0.99  # share of rows that must not be cut
+_LONGEST = 512  # maximum number of positions, unless config.data sets more
+_SHORTEST_SPAN, _SPAN = 208, 384  # positions of a context window; BERT uses the latter
 _SPECIAL = 3  # [CLS] and [SEP], or EOS
 
 
 def find(data: DataConfig) -> TableSpec:
-  """The specification of the table that `data` names.
+  """Returns the spec of the table that `data` names.
 
   Raises:
-    UserError: no table, or columns or labels that cannot be told apart; says what to type.
+    UserError: there is no table, or its columns or labels are ambiguous; the message gives a setting.
   """
   files = next((source.files for source in data.source_list if source.files and not source.name), "")
   if not files:
-    raise UserError(f"config.data.labels={data.labels}: config.data.files is empty; give the table, train.tsv")
+    raise UserError(
+      f"config.data.labels={data.labels}: config.data.files is empty; give the table, --config.data.files=train.tsv"
+    )
   if data.has_tasks:
     other_source = data.source_list[0]
     key = "config.data.sources" if other_source.name else f"config.data.mixture={data.source_list[-1].mixture}"
-    raise UserError(f"config.data.labels={data.labels}: config.data.files is one table; leave out {key}")
+    raise UserError(f"config.data.labels={data.labels}: a table cannot be mixed with other data; leave out {key}")
   where = reading.described(files)
   rows = reading.read(files, where="config.data.files")
   spec = columns.Finder(rows, columns=data.columns, labels=data.labels, where=where).spec()
@@ -47,35 +49,35 @@ def find(data: DataConfig) -> TableSpec:
 
 
 def with_table(data: DataConfig) -> DataConfig:
-  """The data with its table as the task `TASK`, for all that read registered tasks; other data as it is."""
+  """Returns the data config with its table as the registered task `TASK`; other data is unchanged."""
   if not data.labels:
     return data
   return dataclasses.replace(data.reading(mixture=TASK), table=find(data).to_dict(), **_UNTYPED)
 
 
-# What is said by `DataConfig.table` once the table is read.
+# Keys that `DataConfig.table` replaces once the table is read.
 _UNTYPED = {"labels": "", "columns": "", "prefix": "", "train_split": "train", "eval_split": "validation"}
 
 
 def spec_of(data: DataConfig) -> TableSpec | None:
-  """The specification of the table that is read; None: it is none."""
+  """Returns the spec of the table, or None if the data is not a table."""
   return from_dict(data.table) if data.table else None
 
 
 def make_task(data: DataConfig) -> seqio.Task:
-  """The task of a table; see `task.make`."""
+  """Returns the task of a table; see `task.make`."""
   return task.make(from_dict(data.table), malformed=data.max_bad_record_fraction)
 
 
 def resolved(config: Config, vocabulary: Any) -> Config:
-  """The run with its table as a task, with lengths where they are 0, and what it measures by; says what was taken.
+  """Resolves a run on a table: sets its task, its lengths and its evaluation method, and logs them.
 
   Args:
     config: of a run with config.data.labels or config.data.table.
-    vocabulary: () -> seqio's of the run.
+    vocabulary: function that returns the seqio vocabulary of the run.
 
   Raises:
-    UserError: see `find`; a label that the model cannot write.
+    UserError: see `find`; or the model cannot generate a label.
   """
   if not config.data.vocabulary:
     raise UserError(
@@ -94,9 +96,9 @@ def resolved(config: Config, vocabulary: Any) -> Config:
   by_heads = answered_by_heads(loss) or not (loss or config.model.kind.is_generative)
   if spec.kind == "text" and by_heads:
     raise UserError(
-      f"{reading.described(spec.files)}: column {spec.label!r} has texts to be written, which"
-      f" {f'config.train.loss={loss}' if config.model.kind.is_generative else 'an encoder alone'} does not; start from"
-      " an encoder-decoder or a decoder, or give --config.data.labels=auto with a column of classes"
+      f"{reading.described(spec.files)}: column {spec.label!r} has texts to generate, which "
+      f"{f'config.train.loss={loss}' if config.model.kind.is_generative else 'an encoder'} cannot do; start from "
+      "an encoder-decoder or a decoder, or give --config.data.labels=auto with a column of classes"
     )
   table = examples.load(spec, malformed=config.data.max_bad_record_fraction)
   if is_new:
@@ -111,11 +113,11 @@ def resolved(config: Config, vocabulary: Any) -> Config:
       lines.append("the labels are numbers, read as classes; --config.data.labels=number reads them as a score")
     if by_heads and not config.model.kind.is_generative and vocabularies.cls_id(vocabulary()) is None:
       lines.append(
-        "the head reads the mean of all tokens, because the vocabulary has no [CLS]: `t2t convert --to hf` will refuse"
-        " this model, since transformers has none like it"
+        "the head reads the mean of all tokens, because the vocabulary has no [CLS]: `t2t convert --to hf` will "
+        "refuse this model, because transformers has no equivalent"
       )
     if spec.prefix and config.model.kind.is_generative:
-      lines.append(f"inputs begin with {spec.prefix!r}, which infer, eval and t2t.load add by themselves")
+      lines.append(f"inputs begin with {spec.prefix!r}, which infer, eval and t2t.load add automatically")
     hosts.log_once("\n  ".join(lines))
   reading.forget()
   if not by_heads:
@@ -126,26 +128,26 @@ def resolved(config: Config, vocabulary: Any) -> Config:
 
 
 def _encode(text: str, data: DataConfig, vocabulary: seqio.Vocabulary) -> list[int]:
-  """Ids of a text as training reads it: letters of control tokens are text, unless config.data.special_tokens."""
+  """Encodes a text as training does: control tokens in it are text, unless config.data.special_tokens is set."""
   return vocabularies.encode_text(vocabulary, text, special_tokens="all" if data.special_tokens else "none")
 
 
 def _check_writable(spec: TableSpec, data: DataConfig, vocabulary: seqio.Vocabulary) -> None:
-  """Refuses classes that the vocabulary writes alike: the model could not tell them apart."""
+  """Refuses classes with equal token ids, which the model could not distinguish."""
   written: dict[tuple[int, ...], str] = {}
   for name in spec.classes if spec.kind == "class" else ():
     ids = tuple(_encode(name, data, vocabulary))
     if ids in written or not ids:
       written_as = f"as {written[ids]!r}" if ids in written else "as nothing"
       raise UserError(
-        f"{reading.described(spec.files)}: the model's vocabulary writes the label {name!r} {written_as}; rename it, or"
-        " have a head answer: --config.train.loss=heads"
+        f"{reading.described(spec.files)}: the model's vocabulary encodes the label {name!r} {written_as}; "
+        "rename it, or train a head: --config.train.loss=heads"
       )
     written[ids] = name
 
 
 def identity(table: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the settings of a table that a position in the data belongs to.  Folders may move."""
+  """Returns the table settings that a saved data position depends on; folders may move."""
   read = {key: x for key, x in table.items() if key not in ("files", "eval_files") and (key != "label_is" or x)}
   settings = {f"data.table.{key}": list(x) if isinstance(x, tuple) else x for key, x in read.items()}
   files = table["files"]
@@ -155,7 +157,7 @@ def identity(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def on_disk(table: Mapping[str, str]) -> dict[str, str]:
-  """Keys of config.data whose files are not rows in memory -> the files."""
+  """Returns the config.data keys with files on disk -> the files."""
   return {key: files for key, files in table.items() if files and not DataConfig.is_in_memory(files)}
 
 
@@ -163,7 +165,7 @@ def on_disk(table: Mapping[str, str]) -> dict[str, str]:
 
 
 def _with_lengths(config: Config, spec: TableSpec, table: examples.Table, vocabulary: Any, *, by_heads: bool) -> Config:
-  """Lengths of inputs and targets that are 0 as the first rows need them; a label is never cut."""
+  """Sets input and target lengths that are 0 to what the first rows need; a label is never cut."""
   data = config.data
   rows = [*table.train[:_MEASURED], *table.held_out[:_MEASURED]] if table.train else table.held_out[:_MEASURED]
   count = functools.cache(lambda text: len(_encode(text, data, vocabulary())))
@@ -174,8 +176,8 @@ def _with_lengths(config: Config, spec: TableSpec, table: examples.Table, vocabu
     targets = _rounded(longest or _percentile(written), 8, _LONGEST)
   elif not by_heads and longest > targets:
     raise UserError(
-      f"config.data.targets_length={targets}: the longest label has {longest} tokens, and would be cut; give {longest}"
-      " or more, or leave it 0"
+      f"config.data.targets_length={targets}: the longest label has {longest} tokens and would be cut; give "
+      f"{longest} or more, or 0"
     )
   inputs = data.inputs_length
   if not inputs:
@@ -183,7 +185,7 @@ def _with_lengths(config: Config, spec: TableSpec, table: examples.Table, vocabu
     most = config.model.max_length or 0
     room = _room(config, targets, by_heads=by_heads)
     target_length = _rounded(_percentile(needed), 16, _LONGEST)
-    if spec.kind == "span" and by_heads:  # which is asked of windows, and has a shortest one
+    if spec.kind == "span" and by_heads:  # contexts are cut into windows of at least this length
       target_length = min(max(target_length, _SHORTEST_SPAN), _SPAN)
     inputs = min(target_length, room) if room else target_length
     cut = sum(n > inputs for n in needed)
@@ -191,13 +193,14 @@ def _with_lengths(config: Config, spec: TableSpec, table: examples.Table, vocabu
     windows = spec.kind == "span" and by_heads
     tail = f"; {cut:,} of the first {len(needed):,} are longer, and cut" if cut and not windows else ""
     hosts.log_once(
-      f"config.data.inputs_length={inputs}{why}, targets_length={targets}: the longest has {max(needed)}{tail}"
+      f"config.data.inputs_length={inputs}{why}, targets_length={targets}: the longest input has {max(needed)} "
+      f"tokens{tail}"
     )
   return config.with_(data={"inputs_length": inputs, "targets_length": targets})
 
 
 def _room(config: Config, targets: int, *, by_heads: bool) -> int:
-  """Positions for inputs; 0: any number."""
+  """Returns the number of positions for inputs; 0: unlimited."""
   most = config.model.most_positions
   if not most:
     return 0
@@ -205,7 +208,7 @@ def _room(config: Config, targets: int, *, by_heads: bool) -> int:
 
 
 def _tokens(row: examples.Example, spec: TableSpec, count: Any, *, are_apart: bool) -> int:
-  """Tokens that a model reads of an example."""
+  """Returns the number of tokens that a model reads of an example."""
   if spec.kind == "choice" and (are_apart or "candidates" in row):
     shared = sum(map(count, row["parts"])) + _SPECIAL + 1
     return sum(shared + count(candidate) for candidate in row["candidates"])

@@ -1,4 +1,4 @@
-"""Specification of a table as a task; the checkpoint's config keeps it, and every command reads it there."""
+"""Spec of a table as a task, stored in the checkpoint's config, where every command reads it."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -13,19 +13,19 @@ KINDS = ("class", "score", "tags", "span", "choice", "text")
 
 @dataclasses.dataclass(frozen=True)
 class TableSpec:
-  """A table as a task.
+  """Spec of a table as a task.
 
-  kind: one of `KINDS`: a class, a number, a tag for each word, a part of a context, one of several candidates, a text.
-  texts: columns with text, in the order in which they are read; of a span the question and the context.
-  label: column with the answer; "" in a table to predict on.
-  candidates: of a choice the column with a list of them, or a column for each.
-  classes: names of the classes, or of the tags, by number.
-  prefix: text in front of the inputs of a model that writes.
-  start: of a span the column with the first character of the answer; "": the answers say it, or it is searched.
-  no_answer: of a span, whether a context may have no answer.
-  counts_from: of a choice the number of the first candidate in the label, 0 or 1.
-  label_is: of a choice "number", "letter", "key" (name of a candidate) or "text"; "": any of them, row by row.
-  files, eval_files: as config.data has them; "examples:DIGEST" are rows that a Python program has passed.
+  kind: one of `KINDS`: a class, a number, a tag for each word, a span of a context, one of several candidates, a text.
+  texts: text columns, in reading order; for a span the question and the context.
+  label: label column; "" in a table without labels.
+  candidates: for a choice the column with a list of candidates, or a column for each.
+  classes: names of the classes or tags, by index.
+  prefix: text in front of the inputs of a generative model.
+  start: for a span the column with the start character of the answer; "": it is in the answers, or searched.
+  no_answer: for a span, whether a context may have no answer.
+  counts_from: for a choice the number of the first candidate in the label, 0 or 1.
+  label_is: for a choice "number", "letter", "key" (name of a candidate) or "text"; "": any of them, row by row.
+  files, eval_files: as in config.data; "examples:DIGEST" names rows that a Python program has passed.
   """
 
   kind: str
@@ -42,21 +42,21 @@ class TableSpec:
   eval_files: str = ""
 
   def to_dict(self) -> dict[str, Any]:
-    """The specification as JSON has it."""
+    """Returns the spec as a JSON object."""
     return {name: list(x) if isinstance(x, tuple) else x for name, x in dataclasses.asdict(self).items()}
 
   @property
   def columns(self) -> tuple[str, ...]:
-    """Columns that a model reads: all but the label."""
+    """Columns that a model reads: all except the label."""
     return (*self.texts, *self.candidates)
 
   @property
   def head(self) -> str:
-    """Name of the head that answers; it can stand in the path of a parameter."""
+    """Name of the task head; it may be part of a parameter path."""
     return TASK
 
   def inputs(self, texts: Sequence[str], candidates: Sequence[str] = ()) -> str:
-    """The text that a model that writes reads; a prefix that is typed already is not repeated.
+    """Returns the input text of a generative model; a prefix that the text already has is not repeated.
 
     In:  ["It is great."], prefix "review: "
     Out: "review: It is great."
@@ -65,7 +65,7 @@ class TableSpec:
     Out: "premise: It rained. hypothesis: It is wet."
 
     Args:
-      texts: one of each of the columns `texts`; a single one may be the whole text.
+      texts: one for each of the columns `texts`; a single text may be the whole input.
       candidates: of a choice.
     """
     words = [texts[0] if texts[0].startswith(self.prefix) else f"{self.prefix}{texts[0]}"]
@@ -76,16 +76,16 @@ class TableSpec:
 
 
 def from_dict(saved: Mapping[str, Any], *, where: str = "config.data.table") -> TableSpec:
-  """The specification that `TableSpec.to_dict` has written.
+  """Reads a spec written by `TableSpec.to_dict`.
 
   Raises:
-    UserError: another version of t2t has written it, or a value has another type.
+    UserError: a newer version of t2t has written it, or a value has the wrong type.
   """
   if not isinstance(saved, Mapping):
-    raise UserError(f"{where}={str(saved)[:40]!r}: must be a mapping")
+    raise UserError(f"{where}={str(saved)[:40]!r}: must be a mapping; copy the checkpoint again")
   fields_by_name = {field.name: field for field in dataclasses.fields(TableSpec)}
   if unknown := sorted(set(saved) - set(fields_by_name)):
-    raise UserError(f"{where}: has {unknown[0]!r}, which this version of t2t does not know; upgrade t2t")
+    raise UserError(f"{where}: has the key {unknown[0]!r}, which this version of t2t cannot read; upgrade t2t")
   values = {name: tuple(x) if isinstance(x, list | tuple) else x for name, x in saved.items()}
   for name, field in fields_by_name.items():
     expected_type = field.type if field.type in (str, bool, int) else tuple
@@ -98,7 +98,7 @@ def from_dict(saved: Mapping[str, Any], *, where: str = "config.data.table") -> 
 
 
 def shown(column: str) -> str:
-  """A column's name as text in front of its text.
+  """Returns a column name as the text in front of the column's text.
 
   In:  "text_a"
   Out: "text a"
@@ -107,7 +107,7 @@ def shown(column: str) -> str:
 
 
 def default_prefix(kind: str, texts: Sequence[str], typed_prefix: str) -> str:
-  """The text in front of a model's inputs: T5's format without the name of a task, which a table does not have.
+  """Returns the prefix of inputs: T5's format without a task name, which a table does not have.
 
   In:  "class", ["premise", "hypothesis"], ""         Out: "premise: "
   In:  "class", ["premise", "hypothesis"], "cb"       Out: "cb premise: "
@@ -117,8 +117,8 @@ def default_prefix(kind: str, texts: Sequence[str], typed_prefix: str) -> str:
 
   Args:
     kind: of the table.
-    texts: its columns with text.
-    typed_prefix: config.data.prefix; "": none is given; "none": there is none.
+    texts: its text columns.
+    typed_prefix: config.data.prefix; "": choose a prefix; "none": no prefix.
   """
   typed_prefix = typed_prefix.strip()
   if typed_prefix == "none":

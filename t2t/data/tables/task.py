@@ -1,4 +1,4 @@
-"""A table as a seqio task, which is trained, evaluated and reported as registered tasks are; it is not registered."""
+"""Table as a seqio task, trained, evaluated and reported like a registered task, without registration."""
 
 from collections.abc import Sequence
 import functools
@@ -17,7 +17,7 @@ _SPLITS = ("train", "validation")
 
 
 def make(spec: TableSpec, *, malformed: float = 0.0) -> seqio.Task:
-  """The task of a table, with the splits "train" and "validation"; without files it has the second alone.
+  """Returns the task of a table with the splits "train" and "validation"; without training files only the latter.
 
   Args:
     spec: of the table.
@@ -48,17 +48,17 @@ def make(spec: TableSpec, *, malformed: float = 0.0) -> seqio.Task:
   )
 
 
-_SHUFFLE_BUFFER = 16  # rows are shuffled as a whole where they are read; this parts windows of one context
+_SHUFFLE_BUFFER = 16  # rows are already shuffled as a whole; this separates windows of one context
 
 
 @seqio.map_over_dataset
 def with_constants(features: dict[str, tf.Tensor], *, constants: dict[str, Any]) -> dict[str, tf.Tensor]:
-  """An example with what is the same for all: the name of its head, the classes, the text that stands for no answer."""
+  """Adds the constant features: the name of the head, the classes, the text for "no answer"."""
   return features | {name: tf.constant(value) for name, value in constants.items()}
 
 
 def metrics(spec: TableSpec) -> list[task_metrics.Metric]:
-  """Functions (targets, predictions) -> metrics by name, by the kind of the answer."""
+  """Returns functions (targets, predictions) -> metrics by name, for the kind of the table."""
   return {
     "class": lambda: [task_metrics.accuracy, task_metrics.occurring_class_f1],
     "score": lambda: [task_metrics.pearson, task_metrics.spearman],
@@ -72,7 +72,7 @@ def metrics(spec: TableSpec) -> list[task_metrics.Metric]:
 
 
 def _postprocess(spec: TableSpec, rows: Sequence[examples_lib.Example]) -> postprocessors.Postprocess:
-  """Text -> the value that metrics compare; see `answers`."""
+  """Returns the function text -> value that metrics compare; see `postprocessors`."""
   options = max((len(row["candidates"]) for row in rows), default=0) if spec.kind == "choice" else 0
   return {
     "class": lambda: postprocessors.label(spec.classes),
@@ -84,14 +84,14 @@ def _postprocess(spec: TableSpec, rows: Sequence[examples_lib.Example]) -> postp
   }[spec.kind]()
 
 
-# Features of an example by kind, beside those of all kinds: texts, numbers, and lists of either.
+# Features of an example by type: texts, lists of texts, lists of numbers.
 _TEXTS = ("inputs", "targets", "row", "id", "question", "context")
 _TEXT_LISTS = ("parts", "words", "answers", "answer_texts", "candidates", "options")
 _NUMBER_LISTS = ("tags", "answer_starts")
 
 
 def _columns(rows: Sequence[examples_lib.Example]) -> dict[str, Any]:
-  """Feature -> NumPy array [rows], or a pair (values, first value of each row and one more) of lists."""
+  """Returns feature -> NumPy array [rows]; for lists a pair (values, row splits [rows + 1])."""
   arrays: dict[str, Any] = {}
   for name in rows[0]:
     cells = [row[name] for row in rows]
@@ -111,7 +111,7 @@ def _splits(lists: Sequence[Sequence[Any]]) -> np.ndarray:
 
 
 def _dataset(columns: dict[str, dict[str, Any]], split: str, shuffle_files: bool, seed: int | None = None):
-  """Returns one pass over a split, in the order of its rows; streams shuffle windows of them."""
+  """Returns one pass over a split, in row order; the reader shuffles windows of it."""
   del shuffle_files, seed
   tensors = {
     name: tf.RaggedTensor.from_row_splits(tf.constant(x[0], tf.string if x[0].dtype == object else None), x[1])

@@ -1,4 +1,4 @@
-"""Reads single values of a table: labels, numbers, words, answers."""
+"""Parses cells of a table: labels, numbers, words, answers."""
 
 import ast
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class UnreadableCell(ValueError):
-  """A value that cannot be read; its message says why, and what to give."""
+  """Cell that cannot be read; the message says why, and what to give."""
 
 
 def plain(value: Any) -> Any:
-  """A value as JSON has it, also in lists and dicts: NumPy's and decimal numbers as Python's, UTF-8 as text."""
+  """Converts a value to JSON types, also in lists and dicts: NumPy and decimal numbers, UTF-8 bytes."""
   if isinstance(value, str):
     return value
   if hasattr(value, "tolist") and not isinstance(value, bytes):
@@ -35,14 +35,14 @@ def plain(value: Any) -> Any:
 
 
 def is_missing(value: Any) -> bool:
-  """Returns whether a value is null, NaN, or nothing but white space."""
+  """Returns whether a value is null, NaN, or only white space."""
   if value is None or isinstance(value, float) and math.isnan(value):
     return True
   return isinstance(value, str) and not value.strip()
 
 
 def number(value: Any) -> float | None:
-  """A finite number; None: it is none."""
+  """Parses a finite number; returns None for anything else."""
   if isinstance(value, bool) or not isinstance(value, int | float | str | decimal.Decimal) or "_" in str(value):
     return None
   try:
@@ -72,7 +72,7 @@ _NO_NUMBERS = ("nan", "n/a", "na", "<na>", "null", "none", "inf", "infinity", "?
 
 
 def label(value: Any) -> str:
-  """The name of a class, without white space around it; a whole number has no decimals.
+  """Returns a class name without white space around it; whole numbers have no decimals.
 
   In:  " positive ", 3, 1.0, True
   Out: "positive", "3", "1", "true"
@@ -85,7 +85,7 @@ def label(value: Any) -> str:
 
 
 def text(value: Any) -> str | None:
-  """A text without white space around it; None: it is not there, or neither text nor number."""
+  """Returns a text without white space around it, "" if it is missing, None if it is neither text nor number."""
   if is_missing(value):
     return ""
   if isinstance(value, str):
@@ -94,12 +94,12 @@ def text(value: Any) -> str | None:
 
 
 def words(value: Any) -> list[str] | None:
-  """Words or tags of a text: a list, a list as `parsed` reads it, or words with white space between them.
+  """Parses the words or tags of a text: a list, a list as `parsed` reads it, or words separated by white space.
 
   In:  ["Ann", "won"], '["Ann", "won"]', "['Ann' 'won']", "Ann won"
   Out: ["Ann", "won"]
 
-  None: it is none of these, or the list has something else than texts and numbers, such as null.
+  Returns None for other values, and for lists with elements other than texts and numbers, such as null.
   """
   items = parsed(value) if isinstance(value, str) else value
   if isinstance(items, list | tuple):
@@ -109,7 +109,7 @@ def words(value: Any) -> list[str] | None:
 
 
 def tags(value: Any) -> list[str] | None:
-  """Tags as `words` reads them, with -1 for null and NaN.
+  """Parses tags as `words` does, with -1 for null and NaN.
 
   In:  ["B-PER", None], "B-PER O"
   Out: ["B-PER", "-1"], ["B-PER", "O"]
@@ -121,7 +121,7 @@ def tags(value: Any) -> list[str] | None:
 
 
 def parsed(value: str) -> Any:
-  """A cell that holds a list or an object as JSON, Python or NumPy writes it; any other text as it is.
+  """Parses a cell with a list or an object in JSON, Python or NumPy syntax; returns other text unchanged.
 
   In:  '["It", "is"]', "['It', 'is']", "['It' 'is']", "[3 0]", "It is"
   Out: ["It", "is"], ["It", "is"], ["It", "is"], [3, 0], "It is"
@@ -141,7 +141,7 @@ def parsed(value: str) -> Any:
 
 
 def is_broken_list(value: Any) -> bool:
-  """Returns whether a cell begins as a list does and is none: one that is cut off, or abridged as NumPy prints it."""
+  """Returns whether a cell begins like a list but is not one: cut off, or abridged as NumPy prints it."""
   return isinstance(value, str) and value.lstrip().startswith("[") and isinstance(parsed(value), str)
 
 
@@ -150,7 +150,7 @@ _BETWEEN = re.compile(r"\s*,\s*|\s+")
 
 
 def _python_list(text: str) -> list[Any] | None:
-  """A list of texts or numbers as Python or NumPy prints it; None: it is none.
+  """Parses a list of texts or numbers as Python or NumPy prints it; returns None for anything else.
 
   `ast.literal_eval` alone reads NumPy's ['It' 'is'] as ['Itis'].
   """
@@ -175,22 +175,22 @@ def _python_list(text: str) -> list[Any] | None:
 
 
 def answers(value: Any, start: Any) -> tuple[list[str], list[int | None]]:
-  """Texts and first characters of the answers to a question.
+  """Returns the texts and start characters of the answers to a question.
 
   In:  {"text": ["Ann"], "answer_start": [4]};  "Ann";  ["Ann", "Ann Lee"];  [{"text": "Ann", "answer_start": 4}]
   Out: (["Ann"], [4]);  (["Ann"], [None]);  (["Ann", "Ann Lee"], [None, None]);  (["Ann"], [4])
 
   Args:
-    value: of the column of answers.
-    start: of the column of first characters; None: there is none.
+    value: cell of the answer column.
+    start: cell of the column of start characters; None: there is no such column.
 
   Raises:
-    Unreadable: the answers are no texts, or a first character is no whole number.
+    UnreadableCell: the answers are not texts, or a start character is not a whole number.
   """
   if is_missing(value):
     return [], []
   if is_broken_list(value):
-    raise UnreadableCell(f'{value[:40]!r} begins as a list and is none; give a list as JSON has it, ["a", "b"]')
+    raise UnreadableCell(f'{value[:40]!r} begins like a list but is not one; give a JSON list, ["a", "b"]')
   shown, value = value, parsed(value) if isinstance(value, str) else value
   if isinstance(value, Mapping):
     texts = plain(value.get("text", value.get("texts")))
@@ -209,7 +209,7 @@ def answers(value: Any, start: Any) -> tuple[list[str], list[int | None]]:
 
 
 def _starts(raw_starts: Any, number: int) -> list[int | None]:
-  """The first character of each of `number` answers, None where it is not given."""
+  """Returns the start character of each of `number` answers, None if it is not given."""
   if is_missing(raw_starts) or not number:
     return [None] * number
   raw_starts = parsed(raw_starts) if isinstance(raw_starts, str) else raw_starts
@@ -230,7 +230,7 @@ def _whole_number(start: Any) -> int:
 
 
 def looks_headerless(names: Sequence[str], rows: Sequence["TableRow"]) -> bool:
-  """Returns whether the names of a table's columns are values of them: its first line is an example."""
+  """Returns whether column names are values of the table, so that its first line is an example."""
   for name in names:
     cells = [row.fields.get(name) for row in rows[:1000]]
     is_value = number(name) is not None or any(isinstance(x, str) and x == name for x in cells)

@@ -159,7 +159,7 @@ def test_phrases_of_own_files_are_hidden_whole(tmp_path, pack):
     ({"entities": [[-1, 3]]}, r"line 3: .*\[-1, 3\] marks no part"),
     ({"entities": [[0, 3, "PER"]]}, r"line 3: .*\[0, 3, 'PER'\] marks nothing; give \[start, end\]"),
     ({"entities": ["ab"]}, "line 3: .*'ab' marks nothing"),
-    ({"entities": {"0": 3}}, r"line 3: field 'entities' is no list; .* set config.data.annotations"),
+    ({"entities": {"0": 3}}, r"line 3: field 'entities' is not a list; .* set config.data.annotations"),
     ({"marks": []}, "line 3: has no field 'entities'; it has 'text', 'marks'; set config.data.annotations"),
   ],
 )
@@ -185,7 +185,7 @@ def test_text_without_marks_is_refused(tmp_path):
   """Of other kinds of files, and of a task's source."""
   (tmp_path / "a.txt").write_text(f"{TEXT}\n" * 50)
   source = sources.FileSource({"train": (str(tmp_path / "a.txt"),)}, annotations="entities")
-  with pytest.raises(UserError, match="a.txt: marks phrases in no text, .*JSON lines with a field 'entities'"):
+  with pytest.raises(UserError, match="a.txt: has no annotated phrases, .*JSON lines with a field 'entities'"):
     next(_records(source))
   plain = tf.data.Dataset.from_tensors({"text": TEXT, "id": 1})
   with pytest.raises(UserError, match="no field 'entities', .* there are: text, id"):

@@ -175,22 +175,22 @@ def check(data):
     (
       {"a.en.txt": "a\nb\nc\n", "a.fr.txt": "a\nb\n"},
       {"translation": ".en.txt=.fr.txt"},
-      r"a.en.txt, line 3: has no line beside it in .*/a.fr.txt",
+      r"a.en.txt, line 3: has no counterpart in .*/a.fr.txt",
     ),
     (
       {"a.en.txt": "a\nb\n", "a.fr.txt": "a\nb\nc\nd\n"},
       {"translation": ".en.txt=.fr.txt"},
-      r"a.fr.txt, line 3: has no line beside it in .*/a.en.txt",
+      r"a.fr.txt, line 3: has no counterpart in .*/a.en.txt",
     ),
     ({"a.en.txt": "a\n"}, {"translation": ".en.txt=.fr.txt"}, r"^config.data.translation=.*a.fr.txt: cannot be read"),
     ({"a.en.txt": "a\n"}, {"translation": ".eng.txt=.fr.txt"}, r"name does not end in '.eng.txt', as config.data"),
     ({"a.tsv": "a\tb\n"}, {"translation": ".en.txt=.fr.txt"}, r"^config.data.translation=.*: is for .* side"),
     ({"a.txt": "a\n"}, {}, "a.txt: has no translations; config.data.translation=translation names a field of JSON"),
-    ({"a.tsv": "a\tb\na\n"}, {}, r"a.tsv, line 2: 1 column\(s\), separated by tabs; a text and its translation"),
-    ({"a.tsv": "a\tb\na\tb\tc\n"}, {}, r"a.tsv, line 2: 3 column\(s\)"),
+    ({"a.tsv": "a\tb\na\n"}, {}, r"a.tsv, line 2: has no tab; give two columns, a text and its translation"),
+    ({"a.tsv": "a\tb\na\tb\tc\n"}, {}, r"a.tsv, line 2: has 3 columns, separated by tabs"),
     ({"a.jsonl": '{"text": "a", "translation": "b"}\n{"text": "a"}\n'}, {}, "line 2: has no field 'translation'"),
     ({"a.jsonl": '{"text": "a", "translation": 3}\n'}, {}, "line 1: field 'translation' is a number, not a string"),
-    ({"a.tsv": "a\tb\n"}, {"objective": "masked_lm"}, "a.tsv: has texts and their translations, which the objective"),
+    ({"a.tsv": "a\tb\n"}, {"objective": "masked_lm"}, "a.tsv: has texts and translations, which only the objective"),
   ],
 )  # fmt: skip
 def test_files_without_translations(tmp_path, files, keys, message):
@@ -210,7 +210,7 @@ def test_lines_are_counted_before_training(tmp_path):
     [f"{tmp_path}/a.en.txt"], field="text", translation=".en.txt=.fr.txt", where="config.data.files", most=most
   )
   check_files(5)
-  with pytest.raises(UserError, match="a.en.txt, line 3: has no line beside it"):
+  with pytest.raises(UserError, match="a.en.txt, line 3: has no counterpart"):
     check_files(6)
 
 

@@ -1,4 +1,4 @@
-"""Text that is bad, files that end too soon, disks that fail for a moment: counted, waited for, and named."""
+"""Malformed records, truncated files and temporary disk errors are counted, retried and named."""
 
 import builtins
 import dataclasses
@@ -50,7 +50,7 @@ def batches(folder: pathlib.Path, pattern: str, **options):
 
 
 def spoiled(folder: pathlib.Path, name: str) -> pathlib.Path:
-  """A file of 40 texts, of which the one with "number 7" is malformed."""
+  """Writes a file of 40 texts; the record with "number 7" is malformed."""
   path = pathlib.Path(test_file_sources.write(folder, name, TEXTS))
   if name.endswith(".parquet"):
     pa.parquet.write_table(pa.table({"text": [None if "number 7 " in text else text for text in TEXTS]}), path)
@@ -71,7 +71,7 @@ def spoiled(folder: pathlib.Path, name: str) -> pathlib.Path:
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.jsonl.gz", "a.csv", "a.parquet", "a.tfrecord"])
 def test_a_malformed_record_is_told_and_left_out_if_it_may_be(name, tmp_path, capfd):
-  """All others are there, in training as well; without the key it is an error with file and line or record."""
+  """The other records are kept, also in training; without the key the error names file and line or record."""
   path = spoiled(tmp_path, name)
   places = {"a.txt": "line 15", "a.csv": "line 9", "a.jsonl": "line 8", "a.jsonl.gz": "line 8"}
   place = f"{path}, {places.get(name, 'record 8')}"
@@ -80,7 +80,7 @@ def test_a_malformed_record_is_told_and_left_out_if_it_may_be(name, tmp_path, ca
   expected = [text for text in TEXTS if "number 7 " not in text]
   assert texts(path, malformed=0.001) == expected
   assert (
-    f"left out, malformed record 1 of {15 if name == 'a.txt' else 8}: config.data.files: {place}"
+    f"skipped malformed record 1 of {15 if name == 'a.txt' else 8}: config.data.files: {place}"
     in capfd.readouterr().err
   )
   source = sources.FileSource({"train": (str(path),)}, malformed=0.001)
@@ -89,16 +89,16 @@ def test_a_malformed_record_is_told_and_left_out_if_it_may_be(name, tmp_path, ca
 
 
 def test_too_many_malformed_records_end_it(tmp_path, capfd):
-  """A share of those read, of a thousand at least; not each is told."""
+  """The limit is a share of the records read, of at least a thousand; only some are logged."""
   (tmp_path / "a.jsonl").write_bytes(b"".join(b"[]\n" if i % 10 == 0 else GOOD for i in range(3_000)))
   assert len(texts(tmp_path / "a.jsonl", malformed=0.11)) == 2_700
-  assert 10 < capfd.readouterr().err.count("left out") < 30
+  assert 10 < capfd.readouterr().err.count("skipped malformed record") < 30
   with pytest.raises(UserError, match=r"line 501: .*\n51 of the 501 records .*max_bad_record_fraction=0.05 allows"):
     texts(tmp_path / "a.jsonl", malformed=0.05)
 
 
 def test_what_is_odd_but_text(tmp_path):
-  """A byte order mark, ends of lines of Windows, and NUL, which is a character."""
+  """A byte order mark, Windows line ends and NUL characters are accepted."""
   (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntw\0o\r\n\r\nthree")
   assert texts(tmp_path / "a.txt") == ["one", "tw\0o", "three"]
   (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + GOOD.strip() + b"\r\n" + GOOD)
@@ -106,17 +106,17 @@ def test_what_is_odd_but_text(tmp_path):
 
 
 def test_lines_without_end(tmp_path, monkeypatch):
-  """A long line is one malformed record, of which no more is kept than may be; one that never ends is no text."""
+  """A line that is too long is one malformed record, kept only in part; an endless line is not text."""
   monkeypatch.setattr(text_files, "_LONGEST_LINE", 3 * 2**20)
   bomb = b" " * 9_000_000
   for name in ("a.txt", "a.txt.gz"):
     write = gzip.compress if name.endswith("gz") else bytes
     (tmp_path / name).write_bytes(write(b"one\n" + bomb + b"\ntwo\n" + b"x" * 3_000_000))
     assert [len(text) for text in texts(tmp_path / name, malformed=0.1)] == [3, 3, 3_000_000]
-    with pytest.raises(UserError, match=r"line 2: has 9,000,00\d bytes, and a line may have 3,145,728"):
+    with pytest.raises(UserError, match=r"line 2: has 9,000,00\d bytes; the limit for a line is 3,145,728"):
       texts(tmp_path / name)
   monkeypatch.setattr(text_files, "_ENDLESS", 3 * 2**20)
-  with pytest.raises(UserError, match=r"a.txt.gz: is no text after line 1: no line ends within"):
+  with pytest.raises(UserError, match=r"a.txt.gz: is not text after line 1: no line ends within"):
     texts(tmp_path / "a.txt.gz", malformed=0.1)
 
 
@@ -124,25 +124,25 @@ def test_lines_without_end(tmp_path, monkeypatch):
 
 
 def test_a_parquet_file_whose_record_of_a_column_is_spoiled(tmp_path):
-  """Pyarrow ends the process where it is asked for that record; found by benchmarks/fuzz.py."""
+  """pyarrow would crash the process when it reads that record; found by benchmarks/fuzz.py."""
   path = shutil.copy(folders.TESTS / "spoiled" / "histogram.parquet", tmp_path)
   with pytest.raises(UserError, match=r"histogram.parquet: row group 0 cannot be read \(Definition level histogram"):
     texts(path, malformed=0.5)
 
 
 def test_a_large_row_group_is_read_if_its_text_is_small(tmp_path, monkeypatch):
-  """The other columns do not count; a text beyond the bound is refused."""
+  """Other columns do not count; a text beyond the limit is refused."""
   path, name = tmp_path / "a.parquet", "a.parquet"
   pa.parquet.write_table(pa.table({"text": ["a", "b"], "other": ["x" * 5_000, "y" * 5_000]}), path, compression="none")
   monkeypatch.setattr(parquet_files, "_LARGEST_ROW_GROUP", 500)
   assert texts(path) == ["a", "b"]
   monkeypatch.setattr(parquet_files, "_LARGEST_ROW_GROUP", 5)
-  with pytest.raises(UserError, match=rf"{name}: row group 0 cannot be read \(is said to have \d+ bytes of 'text'"):
+  with pytest.raises(UserError, match=rf"{name}: row group 0 cannot be read \(declares \d+ bytes of 'text'"):
     texts(path)
 
 
 def test_a_length_that_no_record_has(tmp_path):
-  """No room is made for what a header says."""
+  """No memory is allocated for a length in a header."""
   length = struct.pack("<Q", 2**62)
   (tmp_path / "a.tfrecord").write_bytes(length + tfrecords._checksum(length) + b"x" * 50)
   with pytest.raises(UserError, match="a.tfrecord: truncated or corrupt TFRecord after record 0 .*4,611,686"):
@@ -152,7 +152,7 @@ def test_a_length_that_no_record_has(tmp_path):
 @pytest.mark.exhaustive_from(4)
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.zst", "a.txt.bz2", "a.txt.xz", "a.tfrecord", "a.parquet"])
 def test_a_file_that_ends_too_soon_ends_the_run(name, tmp_path, monkeypatch):
-  """Where no scan has come so far: the file is named, in one sentence."""
+  """In a part that no scan has read, the error is one sentence that names the file."""
   monkeypatch.setattr(file_validation, "READ_WHOLE_BYTES", 0)
   monkeypatch.setattr(file_validation, "SAMPLED_RECORDS", 5)
   draws = random.Random(0)
@@ -161,7 +161,7 @@ def test_a_file_that_ends_too_soon_ends_the_run(name, tmp_path, monkeypatch):
   if ".txt." in name:
     path.write_bytes(test_file_sources.compressed(name, "\n".join(long).encode()))
   elif name.endswith(".parquet"):
-    # Without checksums other letters among those of a text are not seen.
+    # Without checksums, changed letters of a text are not detected.
     table = pa.table({"text": long})
     pa.parquet.write_table(table, path, row_group_size=7, write_page_checksum=True)
   else:
@@ -177,12 +177,12 @@ def test_a_file_that_ends_too_soon_ends_the_run(name, tmp_path, monkeypatch):
 
 
 def test_a_file_that_is_away_for_a_moment(tmp_path, monkeypatch):
-  """It is opened again and read on from where it was; for ever, it is named."""
+  """The file is opened again and read from the same position; a permanent error names it."""
   path = test_file_sources.write(tmp_path, "a.jsonl", TEXTS)
   opened, fails = [], 2
 
   class Flaky:
-    """A file whose fifth line cannot be read."""
+    """File whose fifth line cannot be read."""
 
     def __init__(self, file):
       self.file, self.count = file, 0
@@ -214,7 +214,7 @@ def test_a_file_that_is_away_for_a_moment(tmp_path, monkeypatch):
 
 
 def test_an_error_of_the_pipeline_is_itself(tmp_path, monkeypatch):
-  """Not one of TensorFlow's with a hundred lines; with the place in Python that raised it."""
+  """The error keeps its Python traceback, without TensorFlow's hundred lines."""
   test_file_sources.write(tmp_path, "a.txt", TEXTS)
   iterator = batches(tmp_path, "a.txt")
 
@@ -229,7 +229,7 @@ def test_an_error_of_the_pipeline_is_itself(tmp_path, monkeypatch):
   assert raised.value.__suppress_context__
 
 
-# ---- Anything --------------------------------------------------------------------------------------------------------
+# ---- Arbitrary bytes -------------------------------------------------------------------------------------------------
 
 _FUZZ = hypothesis.settings(
   max_examples=int(os.environ.get("T2T_FUZZ_EXAMPLES", 25)), deadline=None, derandomize=True, database=None
@@ -256,7 +256,7 @@ def anywhere(tmp_path_factory):
   st.floats(0, 1) | st.just(1.0),
 )
 def test_any_bytes_in_any_format(anywhere, name, changes, kept):
-  """Files with some bytes changed, and cut off: read, or refused by a sentence that names the file."""
+  """Truncated files and files with changed bytes are read, or refused with an error that names the file."""
   content = bytearray(whole(name))
   for place, value in changes:
     content[int(place * len(content))] = value
@@ -271,7 +271,7 @@ def test_any_bytes_in_any_format(anywhere, name, changes, kept):
 
 @pytest.mark.slow
 def test_malformed_records_count_on_when_a_run_does(tmp_path, monkeypatch):
-  """Of what all starts together have read: a run that is stopped often is no more patient than one that is not."""
+  """The tally continues after a resume, so that frequent restarts do not allow more malformed records."""
   monkeypatch.setattr(bad_records, "_LEAST_RECORDS", 1)
   test_file_sources.write(tmp_path, "a.jsonl", TEXTS)
   first = batches(tmp_path, "*.jsonl", max_bad_record_fraction=0.3, num_streams=2)

@@ -1,4 +1,4 @@
-"""Benchmarks as released: every layout, shards and shuffling, what is wrong with a file, and the real counts."""
+"""Released benchmark files: layouts, shards, shuffling, errors, and the record counts of the real files."""
 
 import json
 
@@ -41,7 +41,7 @@ def plain(value):
 
 
 def records(source, split, **options):
-  """As Python values, in the order of the file."""
+  """Returns records as Python values, in the order of the file."""
   dataset = source.get_dataset(split, **({"shuffle": False} | options))
   return [plain(record) for record in dataset.as_numpy_iterator()]
 
@@ -79,7 +79,7 @@ WSC = {
 
 
 def test_lines_with_texts(tmp_path):
-  """Fields and a label by name; the file's own number; AX-b writes it as a string, and its file may lie anywhere."""
+  """Fields and labels are read by name; AX-b has its index as a string, and its file may be in any folder."""
   write(tmp_path / "CB" / "val.jsonl", CB, {key: CB[key] for key in CB if key != "label"})
   assert records(source("cb", tmp_path, labels=NLI), "validation") == [
     {"premise": "It rains.", "hypothesis": "It is wet.", "label": 2, "idx": 4, "training": False},
@@ -96,13 +96,13 @@ def test_lines_with_texts(tmp_path):
 
 @pytest.mark.parametrize(("value", "label"), [(True, 1), (False, 0), (1, 1), ("True", 1), ("0", 0), (None, -1)])
 def test_labels_by_name_and_by_number(tmp_path, value, label):
-  """All the ways in which the releases write them."""
+  """Labels are read in every form of the releases."""
   write(tmp_path / "BoolQ" / "train.jsonl", {"passage": "a", "question": "b", "idx": 0, "label": value})
   assert records(source("boolq", tmp_path), "train")[0]["label"] == label
 
 
 def test_multirc(tmp_path):
-  """A record for each answer."""
+  """There is one record for each answer."""
   write(tmp_path / "MultiRC" / "train.jsonl", MULTIRC)
   found = records(source("multirc", tmp_path), "train")
   assert found[1] == {
@@ -117,7 +117,7 @@ def test_multirc(tmp_path):
 
 
 def test_record(tmp_path):
-  """A record for each query; entities and answers once each."""
+  """There is one record for each query, with unique entities and answers."""
   write(tmp_path / "ReCoRD" / "test.jsonl", RECORD)
   first, second = records(source("record", tmp_path, labels=()), "test")
   assert first == {
@@ -132,7 +132,7 @@ def test_record(tmp_path):
 
 
 def test_wsc(tmp_path):
-  """The noun is written as in the text."""
+  """The noun is spelled as in the text."""
   write(tmp_path / "WSC" / "train.jsonl", WSC)
   (found,) = records(source("wsc", tmp_path), "train")
   assert found["span1_text"] == "the dog"
@@ -170,7 +170,7 @@ GLUE = {
 
 @pytest.mark.parametrize("name", GLUE)
 def test_tables(tmp_path, name):
-  """Columns by their names in the header, quotes as they are."""
+  """Columns are found by their header names; quotes are kept."""
   folder, lines, expected = GLUE[name]
   write(tmp_path / folder / "train.tsv", *lines)
   labels = () if name == "stsb" else TWO
@@ -179,7 +179,7 @@ def test_tables(tmp_path, name):
 
 
 def test_rows_of_a_table(tmp_path):
-  """Numbered behind the header; tests have no label; QQP's broken rows are left out, other broken rows are an error."""
+  """Rows are numbered below the header; broken rows are skipped in QQP, and are an error elsewhere."""
   write(tmp_path / "RTE" / "test.tsv", "index\tsentence1\tsentence2", "0\ta\tb", "1\tc\td")
   found = records(source("rte", tmp_path, benchmark="glue", labels=TWO), "test")
   assert [(record["idx"], record["label"], record["sentence2"]) for record in found] == [(0, -1, "b"), (1, -1, "d")]
@@ -190,7 +190,7 @@ def test_rows_of_a_table(tmp_path):
 
 
 def test_splits_of_tables(tmp_path):
-  """MNLI's two validation sets, MRPC's own file names, and the diagnostic set."""
+  """MNLI has two validation sets, MRPC has its own file names, and the diagnostic set is a test split."""
   write(tmp_path / "MNLI" / "dev_matched.tsv", *GLUE["mnli"][1])
   write(tmp_path / "MNLI" / "dev_mismatched.tsv", *GLUE["mnli"][1], "1\tC.\tD.\tone\tone")
   write(tmp_path / "MRPC" / "msr_paraphrase_train.txt", *GLUE["mrpc"][1])
@@ -215,14 +215,14 @@ SQUAD = {
 
 
 def test_squad_without_an_answer(tmp_path):
-  """A file of questions alone has lists of the same types."""
+  """A file with only unanswered questions has lists of the same types."""
   write(tmp_path / "test.json", {"data": [{"paragraphs": [SQUAD["data"][0]["paragraphs"][1]]}]})
   given = source("", tmp_path, benchmark="squad", labels=()).get_dataset("test").element_spec["answers"]
   assert {name: spec.dtype.name for name, spec in given.items()} == {"text": "string", "answer_start": "int32"}
 
 
 def test_squad(tmp_path):
-  """A record for each question, all its answers along; any other file is a split of its own name."""
+  """There is one record for each question, with all answers; any other file is a split with its own name."""
   for name in ("dev-v1.1", "mine"):
     write(tmp_path / f"{name}.json", SQUAD)
   squad = source("", tmp_path, benchmark="squad", labels=())
@@ -243,7 +243,7 @@ def many(tmp_path, number):
 
 
 def test_files_are_splits(tmp_path):
-  """The split "validation" is val.jsonl, under both names; other files are splits too, and those of training say so."""
+  """val.jsonl is the split "validation" under both names; other files are splits too, and "training" is set."""
   for stem in ("val", "train", "train32", "dev32"):
     write(tmp_path / "CB" / f"{stem}.jsonl", {**CB, "idx": len(stem)})
   cb = source("cb", tmp_path, labels=NLI)
@@ -262,7 +262,7 @@ def test_files_are_splits(tmp_path):
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(("number", "num_shards"), [(11, 1), (11, 4), (3, 3), (2, 5), (1, 1)])
 def test_shards_share_out_the_records(tmp_path, number, num_shards, shuffle):
-  """Every record is in one shard, once, in every epoch; none has more than one more than another."""
+  """Every record is in exactly one shard in every epoch; shard sizes differ by at most one."""
   cb = many(tmp_path, number)
   for repeat in (1, 2):
     shards = []
@@ -275,7 +275,7 @@ def test_shards_share_out_the_records(tmp_path, number, num_shards, shuffle):
 
 
 def test_each_epoch_has_its_own_order(tmp_path):
-  """The seed says which; without shuffling it is that of the file."""
+  """The seed determines the order; without shuffling it is the order of the file."""
   cb = many(tmp_path, 40)
   order = lambda **options: [record["idx"] for record in records(cb, "train", **options)]
   assert order() == [*range(40)]
@@ -285,13 +285,13 @@ def test_each_epoch_has_its_own_order(tmp_path):
 
 
 def test_a_file_that_changes_is_read_again(tmp_path):
-  """What is in memory belongs to the file as it was."""
+  """The cache is invalidated when the file changes."""
   assert many(tmp_path, 3).num_input_examples("train") == 3
   assert many(tmp_path, 4).num_input_examples("train") == 4
 
 
 def test_tfds_has_the_same_fields(tmp_path):
-  """A record from TFDS has all the fields that one from a file has."""
+  """Records from TFDS have all fields of records from files."""
   write(tmp_path / "MultiRC" / "train.jsonl", MULTIRC)
   there = source("multirc", tmp_path)
   with tfds.testing.mock_data(num_examples=2):
@@ -303,19 +303,19 @@ def test_tfds_has_the_same_fields(tmp_path):
   assert first["training"]
 
 
-# ---- What is wrong ---------------------------------------------------------------------------------------------------
+# ---- Errors ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
   ("name", "line", "message"),
   [
     ("cb", '{"premise": "a"', r"line 2: not JSON \(.*column 16\)"),
-    ("cb", [1], r"line 2: is a list where an object"),
+    ("cb", [1], r"line 2: is a list, not an object"),
     ("cb", {"premise": "a", "idx": 0}, r"line 2: has no field 'hypothesis'; it has 'premise', 'idx'"),
     ("cb", {**CB, "premise": 3}, r"line 2: field 'premise' is a number, not a string"),
     ("cb", {**CB, "premise": "\ud800"}, r"line 2: field 'premise' is not valid Unicode"),
-    ("cb", {**CB, "label": "maybe"}, r"line 2: label 'maybe' is none of entailment, contradiction, neutral"),
-    ("cb", {**CB, "label": 3}, r"line 2: label 3 is none of"),
+    ("cb", {**CB, "label": "maybe"}, r"line 2: label 'maybe' is not one of entailment, contradiction, neutral"),
+    ("cb", {**CB, "label": 3}, r"line 2: label 3 is not one of"),
     ("cb", {**CB, "idx": None}, r"line 2: field 'idx' is null, not a number"),
     ("cb", {key: CB[key] for key in CB if key != "idx"}, r"line 2: has no field 'idx'"),
     ("multirc", {"idx": 0, "passage": "text"}, r"line 2: field 'passage' is a string, not an object"),
@@ -324,7 +324,7 @@ def test_tfds_has_the_same_fields(tmp_path):
   ],
 )
 def test_bad_lines(tmp_path, name, line, message):
-  """File, line, what is wrong there, and the key that led there."""
+  """The error names the config key, the file, the line and the fault."""
   folder, good = {"cb": ("CB", CB), "multirc": ("MultiRC", MULTIRC), "wsc": ("WSC", WSC)}[name]
   write(tmp_path / folder / "train.jsonl", good, line)
   with pytest.raises(UserError, match=r"^config\.data\.benchmark_dirs\.superglue: .*train\.jsonl, " + message):
@@ -336,13 +336,13 @@ def test_bad_lines(tmp_path, name, line, message):
   [
     (["index\tsentence1\tlabel"], r"line 1: has no column 'sentence2'; it has 'index', 'sentence1', 'label'"),
     (["index\tsentence1\tsentence2\tlabel", "0\ta"], r"line 2: has 2 column\(s\), the header 4: index, sentence1"),
-    (["index\tsentence1\tsentence2\tlabel", "0\ta\tb\tmaybe"], r"line 2: label 'maybe' is none of zero, one"),
-    (["index\tsentence1\tsentence2\tlabel"], r"holds no record"),
+    (["index\tsentence1\tsentence2\tlabel", "0\ta\tb\tmaybe"], r"line 2: label 'maybe' is not one of zero, one"),
+    (["index\tsentence1\tsentence2\tlabel"], r"contains no record"),
     ([], r"line 1: has no column"),
   ],
 )
 def test_bad_rows(tmp_path, lines, message):
-  """The same for tables."""
+  """The error names the file and the line of a table."""
   write(tmp_path / "RTE" / "train.tsv", *lines)
   with pytest.raises(UserError, match=r"^config\.data\.benchmark_dirs\.glue: .*train\.tsv[,:] " + message):
     source("rte", tmp_path, benchmark="glue", labels=TWO).num_input_examples("train")
@@ -352,19 +352,19 @@ def test_bad_rows(tmp_path, lines, message):
   ("content", "message"),
   [
     ('{\n"data" 1}', r"line 2: not JSON \(.*column 8\): \"data\" 1}"),
-    ("[]", r"is a list where an object with a field 'data' belongs"),
+    ("[]", r"is a list, not an object with a field 'data'"),
     ('{"data": [{"paragraphs": [{"qas": []}, {"qas": [{}]}]}]}', r"article 1, paragraph 2: has no field 'id'"),
   ],
 )
 def test_bad_articles(tmp_path, content, message):
-  """The same for SQuAD, whose files are one object."""
+  """The error names the article and the paragraph."""
   write(tmp_path / "train-v1.1.json", content)
   with pytest.raises(UserError, match=r"^config\.data\.benchmark_dirs\.squad: .*train-v1\.1\.json[,:] " + message):
     source("", tmp_path, benchmark="squad", labels=()).num_input_examples("train")
 
 
 def test_bytes_that_are_no_text(tmp_path):
-  """The line is named."""
+  """The error names the line."""
   write(tmp_path / "CB" / "train.jsonl", CB)
   with (tmp_path / "CB" / "train.jsonl").open("ab") as file:
     file.write(b'{"premise": "\xff"}\n')
@@ -373,28 +373,28 @@ def test_bytes_that_are_no_text(tmp_path):
 
 
 def test_files_that_are_not_there(tmp_path):
-  """What was looked for, what is there, and what to set."""
+  """The error names the expected file, the existing files and the key to set."""
   with pytest.raises(UserError, match=r"config\.data\.benchmark_dirs\.superglue=/no/such: no such folder"):
     source("cb", "/no/such").file("train")
   write(tmp_path / "COPA" / "val.jsonl", "")
-  with pytest.raises(UserError, match=r"has no folder CB, from which super_glue_cb is read; it holds COPA; .*tasks"):
+  with pytest.raises(UserError, match=r"has no folder CB for super_glue_cb; it contains COPA; .*tasks"):
     source("cb", tmp_path).file("train")
   with pytest.raises(
     UserError,
-    match=r"super_glue_copa has no split 'train', which would be .*COPA/train\.jsonl; its splits there are"
-    r" validation, val; name one of them as --config\.data\.train_split",
+    match=r"super_glue_copa has no split 'train', because there is no file .*COPA/train\.jsonl; its splits are"
+    r" validation, val; set --config\.data\.train_split",
   ):
     source("copa", tmp_path).file("train")
 
 
 def test_tfds_without_the_data(tmp_path, monkeypatch):
-  """The folder's key is named."""
+  """The error names the key of the folder."""
   monkeypatch.setattr(tfds, "load", lambda *_, **__: 1 / 0)
   with pytest.raises(UserError, match=r"cannot provide super_glue/cb:1\.0\.2 \(division by zero\); set config\.data"):
     benchmark_files.BenchmarkSource("super_glue", "cb", tfds="super_glue/cb:1.0.2", labels=NLI).get_dataset("train")
 
 
-# ---- The real files --------------------------------------------------------------------------------------------------
+# ---- Real files ------------------------------------------------------------------------------------------------------
 
 COUNTS = {
   "boolq": {"validation": 3270, "test": 3245},
@@ -412,7 +412,7 @@ COUNTS = {
 @needs_shared
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts_of_superglue(name):
-  """All records of the released files, and no label but the known."""
+  """The released files have all of their records, and only known labels."""
   labels = NLI if name == "cb" else ("entailment", "not_entailment") if name in ("rte", "axb", "axg") else BOOLEAN
   real = source(name, SHARED / "superglue", labels=labels)
   assert {split: real.num_input_examples(split) for split in COUNTS[name]} == COUNTS[name]
@@ -420,7 +420,7 @@ def test_counts_of_superglue(name):
 
 @needs_shared
 def test_counts_of_other_releases():
-  """The few-shot sets, by the names of their files, and the English part of XQuAD."""
+  """The counts are right for the few-shot sets, by file name, and for the English part of XQuAD."""
   few_shot = lambda name: source(name, SHARED / "superglue_fewshot", labels=() if name == "record" else BOOLEAN)
   assert [few_shot(name).num_input_examples("train32") for name in ("boolq", "multirc", "record")] == [32, 154, 32]
   assert source("", SHARED / "xquad", benchmark="squad", labels=()).num_input_examples("xquad.en") == 1190

@@ -1,4 +1,4 @@
-"""Text to translate: translation memories, both directions of a pair, and tags that say the language to write."""
+"""Translation data: translation memories, both directions of a pair, and language tags."""
 
 import gzip
 import io
@@ -22,7 +22,7 @@ PAIRS = [(f"word {i} of it", f"mot {i} de la") for i in range(300)]
 
 
 def tmx_text(units, *, head=""):
-  """A file as translation memories export it."""
+  """Returns a file as translation memories export it."""
   inside = lambda unit: "".join(f'<tuv xml:lang="{name}"><seg>{text}</seg></tuv>' for name, text in unit.items())
   body = "\n".join(f'<tu tuid="{i}"><note>seg</note>{inside(unit)}</tu>' for i, unit in enumerate(units))
   header = '<header creationtool="x" segtype="sentence" srclang="en" o-tmf="x" datatype="plaintext" adminlang="en"/>'
@@ -35,9 +35,9 @@ def data_of(**fields):
 
 
 def examples(data, split="train"):
-  """Inputs and targets of the examples as text."""
+  """Returns inputs and targets of the examples as text."""
   task = pipeline.load_task(data)
-  text = lambda ids: bytes((ids[:-1] - 3).astype(np.uint8)).decode()  # EOS is behind each
+  text = lambda ids: bytes((ids[:-1] - 3).astype(np.uint8)).decode()  # without EOS at the end
   found = pipeline.task_examples(data, "encoder_decoder", task, split=split).as_numpy_iterator()
   return [(text(example["inputs"]), text(example["targets"])) for example in found]
 
@@ -50,7 +50,7 @@ def units(text):
 
 
 def test_units_of_a_file():
-  """The docstring's: codes are left out and what they mark stays; a note is no text; entities of XML are read."""
+  """The example of the docstring: codes are removed and their text stays; notes are not text; XML entities are read."""
   red = 'A <bpt i="1">&lt;b></bpt>red<ept i="1">&lt;/b></ept> <hi>house</hi> &amp;\n more.<ph>{1}<sub>alt</sub></ph>'
   assert units(tmx_text([{"en": red, "fr": "Une maison."}, {}, {"de": "Ü"}])) == [
     {"en": "A red house & more.", "fr": "Une maison."},
@@ -63,19 +63,19 @@ def test_units_of_a_file():
 @pytest.mark.parametrize(
   ("head", "text", "message"),
   [
-    ('<!DOCTYPE tmx [<!ENTITY a "b">]>', "&a;", r"line 2: declares the entity 'a', and entities of a file are not"),
+    ('<!DOCTYPE tmx [<!ENTITY a "b">]>', "&a;", r"line 2: declares the entity 'a', and declared entities are not"),
     ('<!DOCTYPE tmx [<!ENTITY a SYSTEM "file:///etc/hostname">]>', "&a;", "line 2: declares the entity 'a'"),
     ('<!DOCTYPE tmx [<!ENTITY % a SYSTEM "file:///etc/hostname"> %a;]>', "b", "line 2: declares the entity 'a'"),
-    ('<!DOCTYPE tmx SYSTEM "tmx14.dtd">', "&a;", "line 2: uses the entity 'a', which it does not have"),
+    ('<!DOCTYPE tmx SYSTEM "tmx14.dtd">', "&a;", "line 2: uses the undeclared entity 'a'"),
     ("", "&a;", "line 2: undefined entity"),
     ("", "a</tuv>", "line 2: mismatched tag"),
   ],
 )
 def test_what_a_file_declares_is_not_read(tmp_path, head, text, message):
-  """Neither files that it names nor what would become a billion characters."""
+  """Declared entities are refused, whether they name files or expand to a billion characters."""
   (tmp_path / "a.tmx").write_text(tmx_text([{"en": "b", "fr": text}], head=head))
   with pytest.raises(
-    UserError, match=rf"config.data.files: .*a.tmx: truncated or no TMX after unit \d \(XML, {message}"
+    UserError, match=rf"config.data.files: .*a.tmx: truncated or invalid TMX after unit \d \(XML, {message}"
   ):
     pipeline.load_task(data_of(files=f"{tmp_path}/a.tmx", field="en", translation="fr"))
 
@@ -87,11 +87,11 @@ def test_a_dtd_that_is_named_is_not_looked_for():
 
 
 def test_units_are_read_as_they_come(tmp_path, monkeypatch):
-  """Not the whole file first; a unit that never ends is refused."""
+  """The file is parsed in blocks; a unit that never ends is refused."""
   (tmp_path / "a.tmx.gz").write_bytes(gzip.compress(tmx_text([{"en": "a" * 9}] * 50_000).encode())[:-2_000])
   found = text_files.units(f"{tmp_path}/a.tmx.gz", where="x")
   assert next(found) == (1, b'{"en": "aaaaaaaaa"}')
-  with pytest.raises(UserError, match=r"a.tmx.gz: truncated or no TMX after unit \d+ \("):
+  with pytest.raises(UserError, match=r"a.tmx.gz: truncated or invalid TMX after unit \d+ \("):
     list(found)
   monkeypatch.setattr(tmx, "_LARGEST_UNIT", 20)
   assert len(units(tmx_text([{"en": "a" * 9, "fr": "b" * 9}] * 3))) == 3
@@ -109,7 +109,7 @@ def test_a_language_is_found_by_its_name_or_its_only_kind():
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("ending", ["tmx", "tmx.gz"])
 def test_pairs_of_a_memory(tmp_path, ending):
-  """Of two of its languages; units that lack one are left out. Of one alone it is text."""
+  """Two languages of a memory give pairs, without incomplete units; a single language gives text."""
   found = [{"en-US": first, "fr": second, "de": "x"} for first, second in PAIRS] + [{"en-US": "alone"}, {"fr": "seul"}]
   text = tmx_text(found).encode()
   (tmp_path / f"a.{ending}").write_bytes(gzip.compress(text) if ending.endswith("gz") else text)
@@ -152,7 +152,7 @@ def written(tmp_path):
 
 
 def test_both_directions_with_tags(tmp_path):
-  """Each pair twice, and what is held out in one direction is in the other."""
+  """Each pair occurs in both directions, and held-out pairs are held out in both."""
   options = {"language": "en,fr", "language_tags": "<2{target}>"}
   data = data_of(files=written(tmp_path), both_directions=True, **options)
   train, held_out = examples(data), examples(data, "validation")
@@ -166,7 +166,7 @@ def test_both_directions_with_tags(tmp_path):
 
 
 def test_token_types_stay_with_their_language(tmp_path):
-  """Of a swapped pair the first text has the second language's."""
+  """In a swapped pair the first text has the token type of the second language."""
   data = data_of(files=written(tmp_path), both_directions=True, objective="translation_lm")
   task = pipeline.load_task(data)
   found = list(pipeline.task_examples(data, "encoder_only", task, split="train").as_numpy_iterator())
@@ -202,7 +202,7 @@ def test_tags_that_nothing_reads():
 
 
 def test_a_position_is_kept_in_both_directions(tmp_path, monkeypatch):
-  """Stopped after any step, a run goes on with the same examples."""
+  """A run stopped after any step resumes with the same examples."""
   for name, size in (("_EXAMPLES_OF_WINDOW", 8), ("_MIXED_ALONE", 12)):
     monkeypatch.setattr(f"t2t.data.example_windows.{name}", size)
   data = data_of(files=written(tmp_path), both_directions=True, shuffle_buffer=5)
@@ -214,7 +214,7 @@ def test_a_position_is_kept_in_both_directions(tmp_path, monkeypatch):
 
 
 def test_two_texts_are_compared(tmp_path):
-  """LaBSE's: each text of a row by itself, as of tasks of pairs."""
+  """LaBSE encodes each text of a row separately, as in tasks of pairs."""
   data = data_of(files=written(tmp_path), objective="translation_ranking")
   task = pipeline.load_task(data)
   assert set(task.output_features) == set(sentence_pairs.FEATURES)
@@ -224,7 +224,7 @@ def test_two_texts_are_compared(tmp_path):
 
 @pytest.mark.exhaustive
 def test_a_model_learns_to_translate_from_files(tmp_path):
-  """The command, from a memory in both directions with tags, and what it is asked afterwards."""
+  """The command trains on a memory in both directions with tags, and the model translates."""
   (tmp_path / "a.tmx").write_text(tmx_text([{"en": first, "fr": second} for first, second in PAIRS]))
   model = "--config=t5_1_1_small --config.model.vocab_size=384 --config.model.embed_dim=16 --config.model.num_heads=2"
   model += " --config.model.head_dim=8 --config.model.mlp_dim=32 --config.model.num_encoder_layers=1"

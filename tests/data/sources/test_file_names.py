@@ -1,4 +1,4 @@
-"""Files are found by the names that people give: globs, literal names, links, folders; each file is read once."""
+"""File patterns: globs, literal names, links and folders; each file is read once."""
 
 import gzip
 import os
@@ -15,7 +15,7 @@ def found(folder, patterns: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ["[a].txt", "a[1].txt", "a{b}.txt", "what?.txt", "a*.txt", "one, two.txt", "!x.txt"])
 def test_a_literal_name_is_itself(name, tmp_path):
-  """Though it would match something else as a glob; two of them are separated by a comma."""
+  """A name that would match something else as a glob is literal; a comma separates two names."""
   for other in (name, "a.txt", "a1.txt", "plain.txt"):
     (tmp_path / other).write_text("text\n")
   assert found(tmp_path, f"{tmp_path}/{name}") == [name]
@@ -31,7 +31,7 @@ def test_brackets_of_a_folder_are_letters_where_no_class_matches(tmp_path):
 
 
 def test_each_file_is_found_once(tmp_path, capfd):
-  """Through linked folders, links that lead round, two globs, and two spellings."""
+  """Linked folders, cyclic links, two globs and two spellings give each file once."""
   (tmp_path / "a").mkdir()
   (tmp_path / "a" / "x.txt").write_text("text\n")
   (tmp_path / "a" / ".hidden.txt").write_text("text\n")
@@ -75,7 +75,7 @@ def test_folders_and_files_in_each_others_place(tmp_path):
   ],
 )
 def test_a_name_that_does_not_fit_its_content(name, content, message, tmp_path):
-  """The advice is one that helps: never iconv for a file that is compressed."""
+  """The advice fits the content: never iconv for a compressed file."""
   (tmp_path / name).write_bytes(content)
   with pytest.raises(UserError, match=message) as raised:
     list(text_files.read_texts(str(tmp_path / name), field="text"))
@@ -84,5 +84,5 @@ def test_a_name_that_does_not_fit_its_content(name, content, message, tmp_path):
 
 @pytest.mark.parametrize(("name", "step"), [("a.zip", "unzip"), ("a.tar.gz", "tar -xf"), ("a.xlsx", "as CSV")])
 def test_what_is_not_read_has_a_step(name, step):
-  with pytest.raises(UserError, match=f"do not know how to read this file; .*{step}.*must end in .txt"):
+  with pytest.raises(UserError, match=f"unknown file format; .*{step}.*must end in .txt"):
     text_files.kind(name)

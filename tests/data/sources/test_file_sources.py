@@ -1,4 +1,4 @@
-"""Reading files, sharding them, and every way in which they can be bad."""
+"""Reading files, sharding them, and errors in them."""
 
 import bz2
 import csv
@@ -27,7 +27,7 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def write(folder: pathlib.Path, name: str, texts) -> str:
-  """Writes texts in the format that the name says."""
+  """Writes texts in the format of the file name."""
   path = folder / name
   lines = "".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(texts))
   if name.endswith(".txt"):
@@ -51,7 +51,7 @@ def write(folder: pathlib.Path, name: str, texts) -> str:
 
 
 def compressed(name: str, content: bytes) -> bytes:
-  """Content as the end of a name says."""
+  """Returns the content, compressed by the end of the name."""
   if name.endswith(".zst"):
     sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, "zstd") as file:
@@ -67,7 +67,7 @@ def read(source, split="train", *, shard=0, num_shards=1):
 
 
 def test_all_formats_in_one_list(tmp_path):
-  """Each format holds a part of the texts; together, in tf.data and in plain Python, they are all there once."""
+  """Each format contains a part of the texts; tf.data and plain Python read each text once."""
   names = ["a.txt", "b.jsonl", "c.jsonl.gz", "d.parquet", "e.tfrecord-00000-of-00001", "f.csv", "g.csv.gz"]
   names += ["h.jsonl.zst", "i.jsonl.bz2", "j.jsonl.xz"]
   for number, name in enumerate(names):
@@ -82,7 +82,7 @@ def test_all_formats_in_one_list(tmp_path):
 
 @pytest.mark.parametrize("num_files", [1, 3, 40])
 def test_shards_share_out_the_records(tmp_path, num_files):
-  """Every record is in exactly one shard, and shards of few files are equal to within a record per file."""
+  """Every record is in exactly one shard; shards of few files differ by at most one record per file."""
   for number in range(num_files):
     write(tmp_path, f"{number:02}.jsonl", TEXTS[number::num_files])
   source = sources.FileSource({"train": text_files.find_files(f"{tmp_path}/*.jsonl")})
@@ -127,7 +127,7 @@ GOOD = b'{"text": "good"}\n'
   ],
 )
 def test_a_bad_record_is_named(tmp_path, name, content, message):
-  """The same file and line before training (scan) and, of what no scan has seen, while training (tf.data)."""
+  """The scan names file and line, and so does training (tf.data) for records that no scan has read."""
   path = tmp_path / name
   if content is None:
     value = tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"x"]))
@@ -153,11 +153,11 @@ def test_truncated_and_corrupt_files(tmp_path):
     ("short.jsonl.gz", whole[:-20], r"short.jsonl.gz: truncated or corrupt gzip after line \d+"),
     ("not.jsonl.gz", GOOD, "not.jsonl.gz: is not compressed, and its name ends in .gz; rename it to .*not.jsonl"),
     ("bad.tfrecord", b"x" * 100, "bad.tfrecord: truncated or corrupt TFRecord after record 0"),
-    # One letter of a text that is otherwise whole.
+    # One changed letter of an intact text.
     (
       "flip.tfrecord",
       good.replace(b"number 7", b"number 8"),
-      "flip.tfrecord, record 8: its checksum is not that of its bytes",
+      "flip.tfrecord, record 8: its checksum does not match its bytes",
     ),
     ("bad.parquet", b"x" * 100, "bad.parquet: not a readable Parquet file"),
   ]:
@@ -179,12 +179,12 @@ def test_parquet_columns(tmp_path):
 
 def test_globs_that_match_nothing(tmp_path):
   write(tmp_path, "a.txt", TEXTS)
-  with pytest.raises(UserError, match=rf"no file matches {tmp_path}/x/\*.txt; the nearest folder.* holds a.txt"):
+  with pytest.raises(UserError, match=rf"no file matches {tmp_path}/x/\*.txt; the nearest folder.* contains a.txt"):
     text_files.find_files(f"{tmp_path}/*.txt,{tmp_path}/x/*.txt")
   with pytest.raises(UserError, match="is a folder; give a glob"):
     text_files.find_files(str(tmp_path))
   (tmp_path / "a.docx").write_text("")
-  with pytest.raises(UserError, match="a.docx: do not know how to read this file; the name must end in .txt"):
+  with pytest.raises(UserError, match="a.docx: unknown file format; the name must end in .txt"):
     text_files.find_files(f"{tmp_path}/a.docx")
   with pytest.raises(UserError, match="config.data.files is empty"):
     text_files.find_files(" , ")
@@ -192,7 +192,7 @@ def test_globs_that_match_nothing(tmp_path):
 
 def test_an_empty_corpus(tmp_path):
   (tmp_path / "a.txt").write_text("\n \n")
-  with pytest.raises(UserError, match="no text in .*a.txt: every record"):
+  with pytest.raises(UserError, match="no text in .*a.txt: all records"):
     file_validation.scan((str(tmp_path / "a.txt"),), field="text")
 
 
@@ -207,7 +207,7 @@ def test_a_scan_is_remembered_until_the_file_changes(tmp_path):
 
 
 def test_a_scan_is_of_one_field(tmp_path):
-  """Another field of the same files has other texts, and no part of what was remembered."""
+  """Another field of the same files has other texts and another cache entry."""
   lines = [json.dumps({"title": text[:5], "text": text if index % 2 else ""}) for index, text in enumerate(TEXTS)]
   (tmp_path / "a.jsonl").write_text("\n".join(lines))
   path = str(tmp_path / "a.jsonl")
@@ -216,7 +216,7 @@ def test_a_scan_is_of_one_field(tmp_path):
 
 
 def test_prose():
-  """Sentences stay, code and markup go."""
+  """Sentences stay; code and markup are removed."""
   docstring = """Returns the :class:`~numpy.ndarray` of sums along `axis` of the array.
 
     >>> add(1, 2)
@@ -242,7 +242,7 @@ def test_documents_of_a_file(tmp_path):
 
 
 def test_installed_documentation(tmp_path, monkeypatch):
-  """One small package stands for all: two splits without a text in common, and a second call reads nothing."""
+  """A small package has two disjoint splits, and a second call reads nothing."""
   monkeypatch.setattr(docs_corpus, "PACKAGES", {"optax": "optax"})
   monkeypatch.setattr(docs_corpus.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "none")})
   source = sources.DocumentationSource()

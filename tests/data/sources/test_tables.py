@@ -1,4 +1,4 @@
-"""Tables: CSV, TSV, JSON lines and Parquet become the same records, or an error with file and line."""
+"""CSV, TSV, JSON lines and Parquet give the same records, or an error with file and line."""
 
 import csv
 import gzip
@@ -24,7 +24,7 @@ ROWS = [
 
 
 def written(path: pathlib.Path, rows) -> str:
-  """Writes a table as the standard library or pyarrow does, in the format that the name says."""
+  """Writes a table with the standard library or pyarrow, in the format of the file name."""
   if path.name.endswith(".parquet"):
     pa.parquet.write_table(pa.Table.from_pylist(list(rows)), path)
     return str(path)
@@ -54,7 +54,7 @@ def test_each_format_gives_the_same_records(name, tmp_path):
 @hypothesis.settings(max_examples=50, deadline=None, derandomize=True, database=None)
 @hypothesis.given(st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=4), st.sampled_from(",;\t|"))
 def test_what_pythons_csv_writes_is_read(tmp_path_factory, rows, delimiter):
-  """Any text in any field, with line breaks and quotes."""
+  """Any text in any field is read, with line breaks and quotes."""
   path = tmp_path_factory.getbasetemp() / "any.csv"
   with path.open("w", newline="", encoding="utf-8") as file:
     try:
@@ -68,7 +68,7 @@ def test_rows_have_the_line_that_they_begin_in(tmp_path):
   (tmp_path / "a.csv").write_bytes(b'\xef\xbb\xbf,id,text\r\n0,1,"two\r\nlines"\r\n\r\n1,2,b\r\n')
   rows = list(tables.read_rows([str(tmp_path / "a.csv")]))
   assert [(row.number, dict(row.values)) for row in rows] == [
-    (2, {"id": "1", "text": "two\r\nlines"}),  # without the nameless row numbers of pandas
+    (2, {"id": "1", "text": "two\r\nlines"}),  # without the nameless index column of pandas
     (5, {"id": "2", "text": "b"}),
   ]
   assert rows[1].location == f"{tmp_path}/a.csv, line 5"
@@ -81,7 +81,7 @@ def test_rows_have_the_line_that_they_begin_in(tmp_path):
   ("said", "header"), [(b"sep=;", b"a;b,c"), (b"\xef\xbb\xbfsep=,\r", b"a,b;c"), (b"SEP=\t", b"a\tb,c")]
 )
 def test_a_line_in_front_of_the_header_may_say_what_separates(said, header, tmp_path):
-  """As Excel writes it, and reads it again."""
+  """The line `sep=` of Excel sets the separator."""
   names = [b"a", header[2:]]
   (tmp_path / "a.csv").write_bytes(b"\n".join([said, header, header[1:2].join([b"1", b'" ""x"""']), b""]))
   (row,) = tables.read_rows([str(tmp_path / "a.csv")])
@@ -90,7 +90,7 @@ def test_a_line_in_front_of_the_header_may_say_what_separates(said, header, tmp_
 
 
 def test_narrow_numbers_of_parquet_have_the_digits_of_their_type(tmp_path):
-  """The shortest that are the same number there."""
+  """Floats are read as the shortest decimal of their type."""
   columns = {"a": pa.array([0.1, None, 3.0], pa.float32()), "b": pa.array([0.1, 1e-7, 2.5], pa.float64())}
   pa.parquet.write_table(pa.table(columns | {"c": pa.array(np.float16([0.1, 1, 2]))}), tmp_path / "a.parquet")
   rows = [dict(row.values) for row in tables.read_rows([str(tmp_path / "a.parquet")])]
@@ -98,7 +98,7 @@ def test_narrow_numbers_of_parquet_have_the_digits_of_their_type(tmp_path):
 
 
 def test_quotes_in_a_table_of_tabs_are_letters(tmp_path):
-  """Except where another program has put them around a field and doubled those within."""
+  """Quotes around a whole field, with doubled inner quotes, are removed."""
   (tmp_path / "a.tsv").write_text('text\tlabel\n"a ""b"""\tx\n"so" it began\ty\nan "\tz\n')
   assert [row["text"] for row in values(tmp_path / "a.tsv")] == ['a "b"', '"so" it began', 'an "']
 
@@ -109,10 +109,10 @@ def test_quotes_in_a_table_of_tabs_are_letters(tmp_path):
     (
       "a.csv",
       b"a,b\n1,2\n1,2,3\n",
-      r"line 3: has 3 field\(s\), separated by commas, and the header has 2; put a",
+      r"line 3: has 3 fields, separated by commas, but the header has 2 fields; put a",
     ),
     ("a.csv", b'a,b\n1,2\n3,"x\n5,6\n', "line 3: a quote is opened here and never closed"),
-    ("a.csv", b'a,b\n"x"y,2\n', "line 2: a quote stands within a quoted field; double it"),
+    ("a.csv", b'a,b\n"x"y,2\n', "line 2: a quote is inside a quoted field; double it"),
     ("a.csv", b"a,a\n1,2\n", "line 1: the header names 'a' 2 times"),
     ("a.csv", b"a,,c\n1,2,3\n", "line 1: column 2 of the header has no name"),
     ("a.csv", b"", "is empty; the first line must name the columns"),
@@ -121,15 +121,19 @@ def test_quotes_in_a_table_of_tabs_are_letters(tmp_path):
     ("a.csv", b"PK\x03\x04\0\0\xff\n", "line 1: not valid UTF-8.*Excel workbook.*save the workbook as CSV"),
     ("a.csv", gzip.compress(b"a\n1\n", mtime=0), "is compressed with gzip, .* rename it to .*a.csv.gz"),
     ("a.csv.gz", b"a\n1\n", "is not compressed, .* rename it to .*a.csv$"),
-    ("a.tsv", b"a\tb\n1\n", r"line 2: has 1 field\(s\), separated by tabs.*write the table as CSV"),
-    ("a.csv", b'a,b\n1, "x"\n', "line 2: a quote stands behind a comma and a space.*take out the space"),
-    ("a.csv", b'a,b\n1, "x, y"\n', "line 2: a quote stands behind a comma and a space"),
-    ("a.csv", b'a; "b"\n1;2\n', "line 1: a quote stands behind a semicolon and a space"),
-    ("a.csv", b"sep=!\na!b\n", "line 1: 'sep=!': columns are separated by commas, semicolons, tabs, bars"),
+    ("a.tsv", b"a\tb\n1\n", r"line 2: has no tabs, but the header has 2 fields; .*write the table as CSV"),
+    ("a.csv", b'a,b\n1, "x"\n', "line 2: a quote follows a comma and a space.*remove the space"),
+    ("a.csv", b'a,b\n1, "x, y"\n', "line 2: a quote follows a comma and a space"),
+    ("a.csv", b'a; "b"\n1;2\n', "line 1: a quote follows a semicolon and a space"),
+    (
+      "a.csv",
+      b"sep=!\na!b\n",
+      "line 1: 'sep=!': this separator is not supported; separate columns by commas, semicolons, tabs, bars",
+    ),
     ("a.csv", b"sep=;\n", "is empty; the first line must name the columns"),
-    ("a.csv", b"sep=;\na;b\n1\n", r"line 3: has 1 field\(s\), separated by semicolons"),
-    ("a.jsonl", b'{"a": 1, "b": 2}\n{"a": 1, "a": 2}\n', "line 2: not JSON .'a' comes twice in an object; give each"),
-    ("a.json", b'[{"a": 1},\n{"b": {"a": 1, "a": 2}}]\n', "line 2: not JSON .'a' comes twice in an object"),
+    ("a.csv", b"sep=;\na;b\n1\n", r"line 3: has no semicolons, but the header has 2 fields"),
+    ("a.jsonl", b'{"a": 1, "b": 2}\n{"a": 1, "a": 2}\n', "line 2: not JSON .'a' is repeated in an object; give each"),
+    ("a.json", b'[{"a": 1},\n{"b": {"a": 1, "a": 2}}]\n', "line 2: not JSON .'a' is repeated in an object"),
     ("a.jsonl", b'{"a": 1}\n[1]\n', "line 2: is a JSON list, not an object"),
     ("a.json", b'[\n {"a": 1},\n {"a":', "line 3: not JSON"),
     ("a.txt", b"a\n", "is not a table; give .csv, .tsv, .jsonl or .parquet"),
@@ -148,5 +152,5 @@ def test_tables_that_do_not_go_together(tmp_path, monkeypatch):
   with pytest.raises(UserError, match="a.csv: has no column 'other', which .*b.csv has; its columns are 'text'"):
     tables.columns(paths)
   monkeypatch.setattr(tables, "_LARGEST", 10)
-  with pytest.raises(UserError, match="a table is held in memory, and may have 10"):
+  with pytest.raises(UserError, match="a table is read into memory, and the limit is 10"):
     values(paths[0])

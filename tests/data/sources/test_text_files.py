@@ -1,4 +1,4 @@
-"""Texts in every type that writers of Parquet give to strings, in objects within objects, and in lists."""
+"""Texts in every Parquet string type, in nested objects, and in lists."""
 
 import dataclasses
 import json
@@ -32,14 +32,14 @@ def read(path, field: str, malformed: float = 0.0) -> list[str]:
   return list(text_files.read_texts(str(path), field=field, tally=bad_records.Tally(malformed)))
 
 
-# pandas: string, large_string, dictionary of a category; polars: large_string, string_view, dictionary of Categorical
-# and Enum; with bytes in place of strings, binary.
+# pandas writes string, large_string and dictionaries (categories); polars writes large_string, string_view and
+# dictionaries (Categorical and Enum). Binary types have bytes in place of strings.
 _TYPES = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
 
 
 @pytest.mark.parametrize("kind", _TYPES, ids=str)
 def test_every_type_of_text_in_parquet(kind, tmp_path):
-  """As a column, in a struct, in a list, and with a dictionary of its values; a null is a malformed record."""
+  """Texts are read from a column, a struct, a list and a dictionary type; a null is a malformed record."""
   plain = pa.array(TEXTS, kind)
   in_struct = pa.StructArray.from_arrays([plain, pa.array(range(4))], ["text", "n"])
   lists = pa.array([[text, None, text] for text in TEXTS], pa.list_(kind))
@@ -94,7 +94,7 @@ def test_a_column_that_is_not_text(field, message, tmp_path):
   ],
 )
 def test_the_path_to_a_text(name, field, text, tmp_path):
-  """The same rule in JSON lines and in Parquet; a name that is there as it stands goes first."""
+  """JSON lines and Parquet use the same rule; a literal field name has priority."""
   record = {"meta": {"text": "deep"}, "messages": MESSAGES, "lines": ["a", "b"]}
   record |= (
     {"dotted.name": "literal", "dotted": {"name": "within"}} if name == "a.jsonl" else {"dotted.name": "literal"}
@@ -110,7 +110,11 @@ def test_the_path_to_a_text(name, field, text, tmp_path):
   ("record", "field", "message"),
   [
     ({"messages": MESSAGES}, "text", "has no field 'text'; it has 'messages'; .*, for example 'messages.content'"),
-    ({"messages": MESSAGES}, "messages", "is a list of objects with 'role', 'content'.*'messages.content' in place"),
+    (
+      {"messages": MESSAGES},
+      "messages",
+      "is a list of objects with 'role', 'content'.*give 'messages.content' for the text",
+    ),
     ({"messages": MESSAGES}, "messages.9.content", "has no field 'messages.9.content'"),
     ({"text": None}, "text", "'text' is null; remove the record, or .*--config.data.max_bad_record_fraction"),
     ({"text": ["a", 3]}, "text", "is a list with a number, not of strings"),
@@ -127,7 +131,7 @@ def test_advice_on_a_record_that_is_not_read_helps(record, field, message, tmp_p
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["a.jsonl.zst", "a.csv"])
 def test_a_run_goes_on_at_the_very_next_row(name, tmp_path):
-  """Positions are arithmetic in each format."""
+  """A saved position is exact in every format."""
   data = DataConfig(vocabulary="bytes", inputs_length=32, targets_length=16, num_streams=2, files=f"{tmp_path}/{name}")
   test_file_sources.write(tmp_path, name, test_file_sources.TEXTS)
   data = dataclasses.replace(data, field="text", shuffle_buffer=4)

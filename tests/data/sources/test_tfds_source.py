@@ -1,4 +1,4 @@
-"""Data sets that TFDS downloads: a server that is away for a moment, and one that stays away."""
+"""Downloads of TFDS: a server that is unavailable for a moment, and one that stays unavailable."""
 
 import contextlib
 import http.server
@@ -15,7 +15,7 @@ from t2t.data.sources import tfds_source
 
 
 class Downloaded(tfds.core.GeneratorBasedBuilder):
-  """A line of text of a server."""
+  """Data set with a line of text from a server."""
 
   VERSION = tfds.core.Version("1.0.0")
   pkg_dir_path = epath.Path(__file__).parent
@@ -34,7 +34,7 @@ class Downloaded(tfds.core.GeneratorBasedBuilder):
 
 @pytest.fixture
 def source(tmp_path, monkeypatch):
-  """Of the data set, of which TFDS has nothing; waits between tries take no time, and are noted."""
+  """Returns a source without data in TFDS; waits between retries are recorded and take no time."""
   monkeypatch.setattr(tfds_source.seqio.utils, "_TFDS_DATA_DIR_OVERRIDE", str(tmp_path))
   source = tfds_source.TfdsSource("downloaded:1.0.0", ("train",))
   source.waits = []
@@ -45,7 +45,7 @@ def source(tmp_path, monkeypatch):
 
 @contextlib.contextmanager
 def server(*statuses):
-  """Its address; answers with these, one after another, and then with a text."""
+  """Yields the address of a server that answers with these statuses, one after another, and then with a text."""
   left = list(statuses)
 
   class Handler(http.server.BaseHTTPRequestHandler):
@@ -74,7 +74,7 @@ def test_a_server_that_is_away_for_a_moment_is_asked_again(source, monkeypatch):
 
 
 def test_without_a_network_it_is_an_error_soon(source, monkeypatch):
-  """It says what was asked for, how often and what came of it, and what to do instead; TFDS is as it was."""
+  """The error names the URL, the number of attempts, the reason and the remedy; TFDS's settings are restored."""
   with socket.socket() as closed:
     closed.bind(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{closed.getsockname()[1]}/file.txt"
@@ -83,6 +83,6 @@ def test_without_a_network_it_is_an_error_soon(source, monkeypatch):
     source.waits.clear()
     with pytest.raises(UserError, match="cannot provide downloaded:1.0.0") as error:
       ask("train")
-    assert f"({url} was asked for 7 times: [Errno 111] Connection refused); set config.data.files" in str(error.value)
+    assert f"({url} failed 7 times: [Errno 111] Connection refused); set config.data.files" in str(error.value)
     assert 5 < sum(source.waits) < 20
-  assert tfds_source.downloader.MAX_RETRIES == 10  # which is TFDS's own
+  assert tfds_source.downloader.MAX_RETRIES == 10  # the default of TFDS
