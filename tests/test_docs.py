@@ -73,7 +73,8 @@ def test_a_page_begins_with_its_purpose_and_a_command(path):
   """The first paragraph is prose, and a command comes before the second heading."""
   beginning = path.read_text().partition("\n## ")[0].partition("\n")[2].strip()
   assert re.match(r"[\w`]", beginning), beginning[:80]
-  assert re.search(r"^(?:```(?:sh|python)| {4}(?:t2t|python|make|pip|import|\.venv))", beginning, re.MULTILINE), path.name
+  command = r"^(?:```(?:sh|python)| {4}(?:t2t|python|make|pip|import|\.venv))"
+  assert re.search(command, beginning, re.MULTILINE), path.name
 
 
 def test_a_page_for_the_site():

@@ -135,7 +135,8 @@ def test_each_host_compares_its_own_files(tmp_path, capfd):
   path = tmp_path / "second" / "b.txt"
   path.write_text(path.read_text().replace("number 7 ", "number 8 "))
   iterator("first", 0, 1).restore(state, step=0)
-  with pytest.raises(UserError, match="config.data.files differ from the files .*: b.txt has changed content of the same size"):
+  changed = "config.data.files differ from the files .*: b.txt has changed content of the same size"
+  with pytest.raises(UserError, match=changed):
     iterator("second", 2, 3).restore(state, step=0)
   with pytest.raises(UserError, match="config.data.files differ from the files .*: their content, on this host"):
     iterator("second", 3).restore(state, step=0)
@@ -175,7 +176,7 @@ def test_what_is_held_out_and_what_was_released_counts_as_well(key, tmp_path, ca
   batches().restore(state, step=0)
   path = tmp_path / ("held_out.txt" if key == "eval_files" else "CB/val.jsonl")
   path.write_text(path.read_text().replace("1", "2"))
-  named = f"config.data.{key} are not those .*: {path.relative_to(tmp_path)} has another content"
+  named = f"config.data.{key} differ from the files .*: {path.relative_to(tmp_path)} has changed content"
   with pytest.raises(UserError, match=named):
     batches().restore(state, step=0)
   batches(allow_changed_files=True).restore(state, step=0)
