@@ -124,7 +124,7 @@ def at(stages: Sequence[Stage], step: int) -> int:
 
 
 def own_rate(stage: StageConfig) -> dict[str, object]:
-  """Returns the learning-rate settings of a stage: key of config.optimizer -> value; {}: the run's schedule continues."""
+  """Returns a stage's learning-rate settings: key of config.optimizer -> value; {}: the run's schedule continues."""
   return {key.partition(".")[2]: value for key, value in stage.changes.items() if key.startswith("optimizer.")}
 
 
