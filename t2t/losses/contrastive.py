@@ -113,7 +113,7 @@ class Contrastive:
     if len(vector_heads) != 1:
       names = ", ".join(head.name for head in vector_heads) or "none"
       raise UserError(
-        f"config.train.loss=contrastive: needs exactly one head of kind vector, and config.model.heads has {names}; give"
+        f"config.train.loss=contrastive: needs exactly one vector head, and config.model.heads has {names}; give"
         ' config.model.heads={"name": "text", "kind": "vector", "num_classes": 0}'
       )
     if run.data.pack:
