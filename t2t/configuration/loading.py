@@ -323,7 +323,7 @@ def _check_key(argument: str, key: str, *, there: Sequence[str], mappings: Seque
     return
   keys = [path.removeprefix(f"{key}.") for path in there if path.startswith(f"{key}.")]
   if keys and "." not in key:
-    raise UserError(f"{argument}: {key} is a section; give --config.{key}.KEY=VALUE with a KEY of {', '.join(keys)}")
+    raise UserError(f"{argument}: {key} is a section; give --config.{key}.KEY=VALUE; a KEY is one of {', '.join(keys)}")
   for mapping in mappings:
     if f"{key}.".startswith(f"{mapping}.") and mapping in _RECORDS:
       fields = [field.name for field in dataclasses.fields(_RECORDS[mapping])]

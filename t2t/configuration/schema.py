@@ -217,7 +217,7 @@ class DataConfig:
       key = "columns" if self.columns else "prefix"
       raise UserError(
         f"config.data.{key}={getattr(self, key)}: applies to tables only, and config.data.labels is empty. Give "
-        "--config.data.labels=auto."
+        "--config.data.labels=auto"
       )
     if not self.translation:
       raise UserError(

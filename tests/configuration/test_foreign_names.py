@@ -69,7 +69,7 @@ def test_options_by_names_of_other_frameworks():
     model.generate(["a"], num_beams=2)
   with pytest.raises(UserError, match="Hugging Face's top_k is top"):
     model.fill(["a"], top_k=2)
-  with pytest.raises(UserError, match="device_map: load has no such option; its options are checkpoint, task"):
+  with pytest.raises(UserError, match="device_map: load has no such option; accepted options: checkpoint, task"):
     t2t.load("x", device_map="auto")
   with pytest.raises(UserError, match="Hugging Face's train_dataset is examples"):
     t2t.train(t2t.config("tiny"), "x", train_dataset=[])
@@ -90,5 +90,5 @@ def test_options_by_names_of_other_frameworks():
 )
 def test_partial_restores_as_t5x_has_them(value, options):
   """With what says the same here."""
-  with pytest.raises(UserError, match=re.escape(f"is written as T5X has it; give {options}")):
+  with pytest.raises(UserError, match=re.escape(f"is in T5X's syntax; give {options}")):
     records(override(load_config("tiny"), [f"--config.init.rename={value}"]))

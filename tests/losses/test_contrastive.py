@@ -324,13 +324,13 @@ def config_of(*arguments, name="tiny_simcse"):
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    (("--config.model.heads=()",), "has none of kind vector; give config.model.heads={"),
+    (("--config.model.heads=()",), "has none; give config.model.heads={"),
     (("--config.data.pack=True",), "config.data.pack=True: config.train.loss=contrastive compares one pair"),
     (("--config.contrastive.temperature=0.0",), "config.contrastive.temperature=0.0: must be above 0"),
     (("--config.contrastive.margin=-0.1",), "config.contrastive.margin=-0.1: must be 0 or more"),
     (("--config.contrastive.similarity=euclid",), "similarity=euclid: there are cosine and dot"),
-    (("--config.train.batch_size=1",), "config.train.batch_size=1: there is nothing to tell a pair from"),
-    (("--config.train.microbatches=2",), "the loss contrastive compares the rows of a whole batch"),
+    (("--config.train.batch_size=1",), "config.train.batch_size=1: a pair needs other pairs of the batch as negatives"),
+    (("--config.train.microbatches=2",), "the loss contrastive compares all rows of a batch"),
   ],
 )
 def test_what_cannot_be_compared_is_refused(arguments, message):
@@ -390,7 +390,7 @@ def test_a_run_on_own_text(tmp_path, capsys):
   assert {path.split("/")[0] for path in toy.flat(state.frozen_params)} == {"head"}
   assert "heads/text/pooler" in toy.flat(state.params)
   said = capsys.readouterr().out
-  assert "chance         2.7726 (finds all texts of the batch equally near)" in said
+  assert "chance         2.7726 (gives all texts of the batch the same similarity)" in said
   lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
   held_out = [line["eval/loss"] for line in lines if "eval/loss" in line]
   assert np.isfinite(held_out).all() and 0 <= lines[-1]["eval/accuracy"] <= 1

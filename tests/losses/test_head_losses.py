@@ -427,7 +427,9 @@ def test_what_is_not_read_is_not_trained():
 def test_a_model_without_heads_answers_nothing():
   """The message says what would make one."""
   config = records(load_config("tiny_bert")).with_(train={"loss": "heads"})
-  with pytest.raises(UserError, match=r"loss=heads: the model has no head that answers; give config.data.mixture"):
+  with pytest.raises(
+    UserError, match=r"loss=heads: no head of config.model.heads can be trained. Give config.data.mixture"
+  ):
     recipe.make(config)
 
 

@@ -307,9 +307,9 @@ def test_unigram_loss_is_the_entropy_of_the_targets():
 @pytest.mark.parametrize(
   ("times", "what", "loss"),
   [
-    (10, "knows how often each token occurs in these 40 targets", np.log(4)),
+    (10, "predicts each token by its frequency in these 40 targets", np.log(4)),
     # Each token occurs 8 times among the 35 others; 0.01 is added to all 6.
-    (9, "knows how often each token occurs in the others of these 36 targets", np.log(35.06 / 8.01)),
+    (9, "predicts each token by its frequency in the others of these 36 targets", np.log(35.06 / 8.01)),
   ],
 )
 def test_a_unigram_model_of_few_targets_is_one_of_the_others(times, what, loss):

@@ -84,7 +84,7 @@ def check(dictionary: str, rate: float, *, objective: str, reads_text: bool) -> 
   if not dictionary:
     raise UserError(
       f"config.data.switching_rate={rate}: has no effect, because config.data.dictionary is empty. Give "
-      "--config.data.dictionary=FILE.tsv."
+      "--config.data.dictionary=FILE.tsv"
     )
   if not reads_text:
     raise UserError(

@@ -143,15 +143,15 @@ def check_fit(lengths: Sequence[SpanLengths], inputs_length: int, targets_length
   if longest.targets > targets_length:
     raise UserError(
       f"config.data.targets_length={targets_length} is too short: inputs_length={inputs_length} holds "
-      f"{longest.raw} tokens of text, whose targets have {longest.targets} tokens. Set "
-      f"config.data.targets_length={longest.targets}."
+      f"{longest.raw} tokens of text, whose targets have {longest.targets} tokens; set "
+      f"config.data.targets_length={longest.targets}"
     )
   spans = max(kind.spans for kind in lengths)
   if spans > extra_ids:
     raise UserError(
       f"config.data.extra_ids={extra_ids}: inputs_length={inputs_length} gives {spans} noise spans, which need a "
-      f"sentinel each. Set config.data.extra_ids={spans} (and enough config.model.vocab_size) or a shorter "
-      "config.data.inputs_length."
+      f"sentinel each; set config.data.extra_ids={spans} (and enough config.model.vocab_size) or a shorter "
+      "config.data.inputs_length"
     )
 
 

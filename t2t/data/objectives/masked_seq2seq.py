@@ -82,8 +82,8 @@ def mass_in_place(
   if longest > sequence_length["targets"]:
     raise UserError(
       f"config.data.targets_length={sequence_length['targets']} is too short: {longest - 1} of the {length} text "
-      f"tokens of inputs_length={sequence_length['inputs']} are targets, followed by EOS. Set "
-      f"config.data.targets_length={longest}."
+      f"tokens of inputs_length={sequence_length['inputs']} are targets, followed by EOS; set "
+      f"config.data.targets_length={longest}"
     )
   dataset = chunking.cut(dataset, length=length, merge_documents=merge_documents)
 

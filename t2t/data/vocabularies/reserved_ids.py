@@ -144,7 +144,7 @@ def sentinel_ids(vocabulary: seqio.Vocabulary, count: int) -> list[int]:
   if count > num_sentinels(vocabulary):
     raise UserError(
       f"config.data.extra_ids: {count} sentinels are needed, but the vocabulary has {num_sentinels(vocabulary)}. "
-      f"Set config.data.extra_ids={count} or more, or shorten config.data.inputs_length."
+      f"Set config.data.extra_ids={count} or more, or shorten config.data.inputs_length"
     )
   return [vocabulary.vocab_size - 1 - i for i in range(count)]
 

@@ -78,7 +78,7 @@ def test_rates_and_draws(dictionary):
     ("red\trouge\nhouse\n", "line 2: 'house' is not a word, a tab and its translation"),
     ("red\trouge\tx\n", "line 1: 'red.trouge.tx' is not a word"),
     ("red\t\n", "line 1: 'red' is not a word, a tab"),
-    ("red house\tmaison rouge\n", "line 1: 'red house' is not one word"),
+    ("red house\tmaison rouge\n", "line 1: 'red house' is not a single word"),
     ("\n\n", "has no words"),
     (b"r\xe9d\trouge\n", r"not valid UTF-8 \(byte 2\)"),
     (None, "cannot be read"),
@@ -123,10 +123,10 @@ def test_own_files_are_switched(tmp_path, dictionary):
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
-    ({"switching_rate": 0.0}, "config.data.switching_rate=0.0: of the words .* must be above 0"),
+    ({"switching_rate": 0.0}, "config.data.switching_rate=0.0: must be above 0"),
     ({"switching_rate": 1.5}, "config.data.switching_rate=1.5: .* at most 1"),
-    ({"dictionary": ""}, "config.data.switching_rate=0.5: by which words"),
-    ({"objective": "annotated_masked_lm"}, "words are replaced in texts alone"),
+    ({"dictionary": ""}, "config.data.switching_rate=0.5: has no effect, because config.data.dictionary is empty"),
+    ({"objective": "annotated_masked_lm"}, "works only with objectives of plain text"),
   ],
 )
 def test_keys_that_do_not_go_together(tmp_path, dictionary, fields, message):

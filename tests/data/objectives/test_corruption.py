@@ -161,7 +161,9 @@ def test_lengths_of_several_kinds_of_noise():
   extra_ids = int(str(e.value).split("set config.data.extra_ids=")[1].split()[0])
   kinds = corruption.check_mixture(512, targets_length, noise=noise, extra_ids=extra_ids, mode_length=5)
   assert kinds[0] == corruption.span_lengths(507, **T5)
-  with pytest.raises(UserError, match="inputs_length=7: 5 tokens of the mode, .* need 8"):
+  with pytest.raises(
+    UserError, match="inputs_length=7: too short for 5 mode tokens, .* set config.data.inputs_length=8"
+  ):
     corruption.check_mixture(7, 114, noise=noise, extra_ids=28, mode_length=5)
 
 

@@ -154,11 +154,11 @@ def test_phrases_of_own_files_are_hidden_whole(tmp_path, pack):
   ("record", "message"),
   [
     ({"entities": [[0, 3], [2, 7]]}, r"a.jsonl, line 3: field 'entities': \[0, 3\] and \[2, 7\] overlap"),
-    ({"entities": [[48, 52]]}, r"line 3: field 'entities': \[48, 52\] marks no part of its text, which has 51 charact"),
-    ({"entities": [[4, 4]]}, r"line 3: .*\[4, 4\] marks no part"),
-    ({"entities": [[-1, 3]]}, r"line 3: .*\[-1, 3\] marks no part"),
-    ({"entities": [[0, 3, "PER"]]}, r"line 3: .*\[0, 3, 'PER'\] marks nothing; give \[start, end\]"),
-    ({"entities": ["ab"]}, "line 3: .*'ab' marks nothing"),
+    ({"entities": [[48, 52]]}, r"line 3: field 'entities': \[48, 52\] is not a part of the text, which has 51 ch"),
+    ({"entities": [[4, 4]]}, r"line 3: .*\[4, 4\] is not a part"),
+    ({"entities": [[-1, 3]]}, r"line 3: .*\[-1, 3\] is not a part"),
+    ({"entities": [[0, 3, "PER"]]}, r"line 3: .*\[0, 3, 'PER'\] is not a range; give \[start, end\]"),
+    ({"entities": ["ab"]}, "line 3: .*'ab' is not a range"),
     ({"entities": {"0": 3}}, r"line 3: field 'entities' is no list; .* set config.data.annotations"),
     ({"marks": []}, "line 3: has no field 'entities'; it has 'text', 'marks'; set config.data.annotations"),
   ],
@@ -209,7 +209,7 @@ def test_a_task_of_ones_own(tmp_path):
   with pytest.raises(tf.errors.OpError) as raised:
     list(entity_masking.tokenize(wrong, feature))
   message = str(sources.user_error(raised.value))
-  assert message.startswith(f"entities of the text '{TEXT[:40]}...': [0, 99] marks no part of its text, which has 51")
+  assert message.startswith(f"entities of the text '{TEXT[:40]}...': [0, 99] is not a part of the text, which has 51")
 
 
 def test_corpora_have_the_objectives_of_text():

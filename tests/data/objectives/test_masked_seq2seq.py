@@ -121,7 +121,9 @@ def test_mass_in_place():
     filled = [tokens.get(i, token) for i, token in enumerate(each["inputs"][:-1])]
     assert filled == list(range(filled[0], filled[0] + len(filled)))
     assert len(each["inputs"]) <= 16 and len(each["target_places"]) == len(each["targets"])
-  with pytest.raises(UserError, match=r"targets_length=8 is too short: of the 15 tokens .*set .*targets_length=9"):
+  with pytest.raises(
+    UserError, match=r"targets_length=8 is too short: 8 of the 15 text tokens .*set .*targets_length=9"
+  ):
     examples(masked_seq2seq.mass_in_place, [3, 4], targets=8)
 
 

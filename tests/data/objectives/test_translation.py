@@ -215,12 +215,12 @@ def test_lines_are_counted_before_training(tmp_path):
 
 
 def test_an_empty_key_and_a_vocabulary_of_pairs(tmp_path):
-  with pytest.raises(UserError, match="config.data.translation is empty: give the name of a field"):
+  with pytest.raises(UserError, match="config.data.translation is empty. Give a field of"):
     data_of(translation="")
   (tmp_path / "a.tsv").write_text("a\tb\n")
   assert command.main(["vocab", "train", "--input", f"{tmp_path}/a.tsv", "--size", "9", "--output", "x"]) == 2
   plain = tf.data.Dataset.from_tensors({"en": "a", "fr": "b"})
-  with pytest.raises(UserError, match="no field 'first'; pairs of texts are .* there are: en, fr"):
+  with pytest.raises(UserError, match="no field 'first'; pairs of texts need .* fields: en, fr"):
     objectives.preprocessors("translation_lm")[0].func(plain, {"inputs": seqio.Feature(seqio.ByteVocabulary())})
 
 

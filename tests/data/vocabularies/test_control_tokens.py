@@ -286,7 +286,7 @@ def test_which_control_tokens_of_a_prompt_are_meant(tmp_path):
 
 
 def test_a_lone_surrogate_is_named(vocabulary):
-  with pytest.raises(UserError, match=r"character 3 of the text is '\\ud800', one half of a character"):
+  with pytest.raises(UserError, match=r"character 3 of the text is '\\ud800', a lone surrogate"):
     vocabularies.encode_text(vocabulary, "ab\ud800")
 
 

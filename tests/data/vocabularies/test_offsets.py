@@ -92,5 +92,5 @@ def test_any_text(vocabulary, text):
 
 def test_a_vocabulary_of_ones_own():
   """What would do is said."""
-  with pytest.raises(UserError, match="does not say where in a text its tokens stand.*SentencePiece"):
+  with pytest.raises(UserError, match="has no token offsets.*SentencePiece"):
     offsets.tokens_of(seqio.PassThroughVocabulary(5), "a")

@@ -358,7 +358,7 @@ def test_equal_by_content(wordpiece, tmp_path, gpt2):
   ("name", "content", "message"),
   [
     ("vocab.txt", "", "vocab.txt: is empty"),
-    ("vocab.txt", "[PAD]\n[UNK]\n[SEP]\na\nb\na\n", "line 4 and line 6 are the same piece, 'a'"),
+    ("vocab.txt", "[PAD]\n[UNK]\n[SEP]\na\nb\na\n", "line 4 and line 6 are the same token, 'a'"),
     ("vocab.txt", "a\nb\n", r"it has no \[PAD\] and no \[UNK\] and no \[SEP\]"),
     ("vocab.txt", b"\xff\xfe", "vocab.txt is not UTF-8 text"),
     ("encoder.json", "{}", "vocab.bpe is missing; a BPE vocabulary needs it beside encoder.json"),
@@ -383,14 +383,16 @@ def test_pieces_and_merges_that_do_not_fit(tmp_path):
   ids = json.loads(path.read_text())
   merges = (tmp_path / "vocab.bpe").read_text()
   (tmp_path / "vocab.bpe").write_text(merges + "x y\n")
-  with pytest.raises(UserError, match="line 7 of vocab.bpe merges no two pieces of encoder.json into one: 'x y'"):
+  with pytest.raises(UserError, match="line 7 of vocab.bpe does not merge two tokens of encoder.json into one: 'x y'"):
     vocabularies.load(str(path))
   (tmp_path / "vocab.bpe").write_text(merges)
   path.write_text(json.dumps({piece: i for piece, i in ids.items() if piece != "a"}))
-  with pytest.raises(UserError, match="encoder.json is no BPE vocabulary: it must map pieces to the ids 0, 1, 2"):
+  with pytest.raises(UserError, match="encoder.json is not a BPE vocabulary: it must map tokens to the ids 0, 1, 2"):
     vocabularies.load(str(path))
   path.write_text(json.dumps({piece if piece != "!" else "!!": i for piece, i in ids.items()}))
-  with pytest.raises(UserError, match="no byte-level BPE vocabulary.*1 of the 256 bytes have no piece.*tokenizer.json"):
+  with pytest.raises(
+    UserError, match="not a byte-level BPE vocabulary.*1 of the 256 bytes have no token.*tokenizer.json"
+  ):
     vocabularies.load(str(path))
 
 
@@ -406,7 +408,7 @@ def test_sentinels_inside(tmp_path):
 
 def test_a_vocabulary_without_an_end(tmp_path):
   tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [])).save(str(tmp_path / "tokenizer.json"))
-  with pytest.raises(UserError, match="has no end-of-text piece"):
+  with pytest.raises(UserError, match="has no end-of-text token"):
     vocabularies.load(str(tmp_path))
 
 

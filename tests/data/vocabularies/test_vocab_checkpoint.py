@@ -42,8 +42,11 @@ def test_what_the_checkpoint_says_is_right_and_else_its_copy(tmp_path):
   check = lambda given, noted: vocabularies.check_saved(given, kept, noted=noted, spec="X")
   check(own, vocabularies.digest(own))
   check(other, "")
-  for given, noted, remedy in ((own, "", "go on with its own"), (other, vocabularies.digest(own), "bring the old one")):
-    with pytest.raises(UserError, match=f"config.data.vocabulary=X: this run was begun with another .*; {remedy}"):
+  for given, noted, remedy in (
+    (own, "", "use the run's vocabulary"),
+    (other, vocabularies.digest(own), "restore the original vocabulary"),
+  ):
+    with pytest.raises(UserError, match=f"config.data.vocabulary=X: this run started with another .*; {remedy}"):
       check(given, noted)
   (tmp_path / "kept" / "vocabulary.json").write_text("{")
   check(own, vocabularies.digest(own))
@@ -61,7 +64,7 @@ def test_a_few_other_pieces_are_told_and_many_refused(tmp_path):
     own, wordpiece(f"{hash(tuple(pieces))}-vocab.txt", pieces), where="W", by_ids=("embed/table", "head")
   )
   assert compare(pieces) == ""
-  assert "0 of 50 ids stand for other pieces" in compare([*pieces, "more"])
+  assert "0 of 50 ids have other tokens" in compare([*pieces, "more"])
   assert "(id 10 is ' new', not ' word5'): 1 of 50 ids" in compare([*pieces[:10], "new", *pieces[11:]])
   with pytest.raises(
     UserError, match=r"W: was trained with another vocabulary .*: 44 of 50 ids .*init.reinit=embed/table,head$"
@@ -94,7 +97,7 @@ def test_another_vocabulary_under_the_same_name_is_refused(tmp_path, capsys):
   capsys.readouterr()
   assert command.main([*arguments, more]) == 2
   said = capsys.readouterr().err
-  assert "this run was begun with another vocabulary (" in said and f"vocabulary={run / 'vocabulary'}" in said
+  assert "this run started with another vocabulary (" in said and f"vocabulary={run / 'vocabulary'}" in said
   assert {path.name: path.read_bytes() for path in (run / "vocabulary").iterdir()} == kept
   assert command.main([*arguments, more, f"--config.data.vocabulary={run / 'vocabulary'}"]) == 0
   assert {path.name: path.read_bytes() for path in (run / "vocabulary").iterdir()} == kept

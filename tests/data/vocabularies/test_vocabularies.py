@@ -58,7 +58,7 @@ def test_bytes_alone_take_their_sentinels_from_the_last_ids():
 
 
 def test_more_sentinels_than_there_are():
-  with pytest.raises(UserError, match="3 sentinels are needed, the vocabulary has 2"):
+  with pytest.raises(UserError, match="3 sentinels are needed, but the vocabulary has 2"):
     vocabularies.sentinel_ids(vocabularies.load("bytes", extra_ids=2), 3)
 
 
@@ -71,7 +71,9 @@ def test_an_id_beyond_the_embedding():
 def test_files_that_are_no_vocabulary(tmp_path):
   with pytest.raises(UserError, match="nowhere.model: no such file"):
     vocabularies.load(str(tmp_path / "nowhere.model"))
-  with pytest.raises(UserError, match=r"a folder with no vocabulary in it; looked for \*.model, tokenizer.json, vocab"):
+  with pytest.raises(
+    UserError, match=r"this folder contains no vocabulary; looked for \*.model, tokenizer.json, vocab"
+  ):
     vocabularies.load(str(tmp_path))
   (tmp_path / "text.model").write_text("not a model")
   with pytest.raises(UserError, match="text.model: not a SentencePiece model"):
@@ -134,11 +136,11 @@ def test_a_model_that_needs_no_pad(tmp_path):
 
 
 def test_a_model_without_pad_or_eos(tmp_path):
-  with pytest.raises(UserError, match='has no pad piece and id 0 is ".*"; padding must be id 0'):
+  with pytest.raises(UserError, match='has no pad token and id 0 is ".*"; padding must be id 0'):
     vocabularies.load(trained(tmp_path, pad_id=-1, unk_id=5, bos_id=-1, eos_id=6))
   with pytest.raises(UserError, match="pads with id 3"):
     vocabularies.load(trained(tmp_path, pad_id=3))
-  with pytest.raises(UserError, match="has no EOS piece"):
+  with pytest.raises(UserError, match="has no EOS token"):
     vocabularies.load(trained(tmp_path, pad_id=0, unk_id=1, eos_id=-1, bos_id=-1))
 
 
@@ -167,7 +169,7 @@ def test_what_masks_begins_and_separates(tmp_path):
   assert of(masked) == [4, 3, 5, None]
   assert of(bert(tmp_path)) == [5, 0, 3, 4]
   assert of(vocabularies.load("bytes", extra_ids=0)) == [258, 0, None, None]
-  with pytest.raises(UserError, match=r"neither a \[MASK\] or <mask> piece nor sentinels.*config.data.extra_ids=1"):
+  with pytest.raises(UserError, match=r"neither a \[MASK\] or <mask> token nor sentinels.*config.data.extra_ids=1"):
     vocabularies.mask_id(vocabularies.load(t5.sentencepiece_model_file, extra_ids=0))
 
 

@@ -96,7 +96,9 @@ def test_wordpiece(tmp_path, capsys):
     vocab.main(argv)
   with pytest.raises(UserError, match=r"--size 30000: too large for this text; the largest that works is \d+"):
     vocab.main([*argv, "--overwrite", "--size", "30000"])
-  with pytest.raises(UserError, match=r"--size 10: too small, special pieces and single characters alone are \d+"):
+  with pytest.raises(
+    UserError, match=r"--size 10: too small, because special tokens and single characters alone are \d+"
+  ):
     vocab.main([*argv, "--overwrite", "--size", "10"])
 
 
@@ -188,7 +190,7 @@ def test_a_vocabulary_is_extended(tmp_path, capsys, kind, size):
   assert all(piece.strip() in " ".join(DOMAIN) for piece in after[size:])
   assert len(new.encode(DOMAIN[0])) < 0.7 * len(old.encode(DOMAIN[0]))
   assert new.decode(new.encode(TEXT[0])) == old.decode(old.encode(TEXT[0]))
-  with pytest.raises(UserError, match=f"--size {size}: .* has {size} pieces already; give more"):
+  with pytest.raises(UserError, match=f"--size {size}: .* already has {size} tokens; give more"):
     vocab.main([*argv, "--size", str(size), "--overwrite"])
   with pytest.raises(UserError, match=r"--size 9000: too large for this text; the largest that works is \d+"):
     vocab.main([*argv, "--size", "9000", "--overwrite"])
@@ -214,7 +216,7 @@ def test_all_lines_of_documents_extend_it(tmp_path, kind):
 
 def test_pieces_that_come_of_merges_are_not_extended(tmp_path):
   assert vocab.main(argv_for(tmp_path, "--size", "300", "--type", "bpe")) == 0
-  with pytest.raises(UserError, match="--extend .*: only WordPiece .* and SentencePiece's unigram models can"):
+  with pytest.raises(UserError, match="--extend .*: only WordPiece .* and SentencePiece unigram models can"):
     vocab.main(argv_for(tmp_path, "--extend", str(tmp_path / "vocabulary"), "--size", "400", "--overwrite"))
 
 
