@@ -143,7 +143,7 @@ class SubwordVocabulary(control_tokens.FileVocabulary):
 
   @property
   def special_ids(self) -> frozenset[int]:
-    """Returns ids of the file that no text has: special tokens, reserved tokens ([unused0]), and ids without a token."""
+    """Returns ids of the file that no text has: special tokens, reserved ones ([unused0]), and ids without a token."""
     return self._file.special_ids
 
   def token_texts(self, *, errors: str = "replace") -> list[str]:
