@@ -204,7 +204,7 @@ def chunks_run(batch, *, with_gradients):
 @pytest.mark.parametrize("with_gradients", [False, True])
 @pytest.mark.parametrize(("num_weights", "num_chunks"), [(0, 0), (1, 1), (10, 1), (11, 2), (100, 10)])
 def test_only_what_has_weight_is_projected(with_gradients, num_weights, num_chunks):
-  """The loss computes only as many chunks of 10 positions, of 10 chunks, as weighted tokens fill."""
+  """The number of computed chunks (of 10, with 10 positions each) depends only on the number of weighted tokens."""
   weights, targets = np.zeros(100, np.float32), np.ones((4, 25), np.int32)
   weights[np.random.default_rng(0).permutation(100)[:num_weights]] = 1.0
   weights = jnp.asarray(weights.reshape(4, 25))
