@@ -443,7 +443,10 @@ class OptimizerConfig:
 
   name: str = key("adafactor", "optimizer: adafactor, adamw, lamb, lion, muon, sgd, stable_adamw")
   learning_rate: float = key(0.01, "peak of the learning-rate schedule", least=0.0)
-  schedule: str = key("t5_inverse_sqrt", "or inverse_sqrt,cosine,linear,constant,wsd,slanted_triangle,one_cycle")
+  schedule: str = key(
+    "t5_inverse_sqrt",
+    "learning-rate schedule; or inverse_sqrt, cosine, linear, constant, wsd, slanted_triangle, one_cycle",
+  )
   warmup_steps: int = key(10_000, "updates before the learning rate decays", least=0)
   warmup_ratio: float = key(
     0.0, "warmup as a fraction of all steps, from 0 to 1; 0: use warmup_steps", least=0.0, most=1.0

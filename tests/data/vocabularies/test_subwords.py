@@ -412,7 +412,7 @@ def test_a_vocabulary_without_an_end(tmp_path):
 
 
 def test_a_piece_and_an_id_that_none_has(tmp_path):
-  """An id without text, as in a corrupted file, has no effect and allocates no table."""
+  """A token outside the byte alphabet is its own text; an implausibly large id is refused."""
   made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
   made.pre_tokenizer, made.decoder = tokenizers.pre_tokenizers.ByteLevel(), tokenizers.decoders.ByteLevel()
   special, alphabet = ["<pad>", "</s>", "<unk>"], sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -425,5 +425,5 @@ def test_a_piece_and_an_id_that_none_has(tmp_path):
   content["model"]["vocab"]["\u051f"] = 2**31
   path = tmp_path / "tokenizer.json"
   path.write_text(json.dumps(content))
-  with pytest.raises(UserError, match="tokenizer.json: its largest id is 2,147,483,648; the largest vocabularies"):
+  with pytest.raises(UserError, match="tokenizer.json: its largest id is 2,147,483,648, which is not plausible"):
     vocabularies.load(str(path), extra_ids=0)
