@@ -190,9 +190,9 @@ class DataConfig:
   special_tokens: bool = key(
     False, "parse control tokens such as [MASK] and <extra_id_0> in records; False: plain text"
   )
-  inputs_length: int = key(512, "positions", least=1)
+  inputs_length: int = key(512, "input positions per example", least=1)
   targets_length: int = key(
-    114, "decoder positions; 512 inputs give 114 targets at the default density and span length", least=1
+    114, "target positions; 512 inputs give 114 targets at the default density and span length", least=1
   )
   noise_density: float = key(0.0, "fraction of tokens to mask, from 0 to 1; 0: the objective's published value (0.15)")
   mean_noise_span_length: float = key(0.0, "mean span length in tokens; 0: the objective's published value (3)")
@@ -384,7 +384,7 @@ def _named(mapping: str, name: str, values: Any, record: type) -> Any:
 class TrainConfig:
   """Settings of training and its machines."""
 
-  steps: int = key(1_000, "updates", least=1)
+  steps: int = key(1_000, "number of updates", least=1)
   epochs: float = key(0.0, "passes over the examples of the mixture's tasks, instead of steps; 0: use steps")
   batch_size: int = key(128, "examples per update, over all devices", least=1)
   microbatches: int = key(

@@ -186,7 +186,7 @@ def test_keys_of_files_are_refused_where_none_are_read(key):
   with pytest.raises(UserError, match=message):
     typed(f"--config.data.{key}")
   source = "--config.data.sources.a.mixture=docs_span_corruption"
-  with pytest.raises(UserError, match=r"which config.data.sources \(a\) says itself"):
+  with pytest.raises(UserError, match=r"and config.data.sources \(a\) defines it"):
     typed("--config.data.mixture=", source, f"--config.data.{key}")
 
 

@@ -165,7 +165,7 @@ def compare_start(trained: seqio.Vocabulary, configured: seqio.Vocabulary, *, wh
     raise UserError(
       f"{summary}: {num_changed:,} of {len(pairs):,} ids have other tokens, whose embeddings would be wrong. Use "
       "the checkpoint's vocabulary (config.init.use_model_config=True without config.data.vocabulary), match "
-      "tokens (config.init.transfer_vocab=True), or initialize fresh embeddings "
-      f"(config.init.reinit={','.join(by_ids)})."
+      "tokens (config.init.transfer_vocab=True), or initialize fresh embeddings: "
+      f"config.init.reinit={','.join(by_ids)}"
     )
   return f"{summary}: {num_changed:,} of {len(pairs):,} ids have other tokens"

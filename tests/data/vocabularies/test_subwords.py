@@ -365,7 +365,7 @@ def test_equal_by_content(wordpiece, tmp_path, gpt2):
     ("tokenizer.json", "hello", "tokenizer.json is not JSON"),
     ("tokenizer.json", "[" * 10_000, "tokenizer.json is not JSON .maximum recursion depth"),
     ("tokenizer.json", '{"a": ' + "9" * 5_000 + "}", "tokenizer.json is not JSON"),
-    ("tokenizer.json", "[1]", "tokenizer.json holds no JSON object"),
+    ("tokenizer.json", "[1]", "tokenizer.json contains no JSON object"),
     ("tokenizer.json", '{"a": 1}', 'it has no "model".*encoder.json or vocab.json'),
     ("tokenizer.json", '{"model": {"type": "Quantum"}}', "cannot read it"),
   ],

@@ -89,7 +89,7 @@ def test_files_that_are_no_vocabulary(tmp_path):
 def test_a_model_with_sentinels_inside():
   """A trap: sentinels in the model, and added ones after them."""
   path = shared("nanodo_cc_all.32000.100extra_with_bos/sentencepiece.model")
-  with pytest.raises(UserError, match="already contains 100 sentinel pieces"):
+  with pytest.raises(UserError, match="already contains 100 sentinels"):
     vocabularies.load(path)
 
 
@@ -100,7 +100,7 @@ def test_a_folder_holds_one_vocabulary(tmp_path):
   assert vocabularies.load(str(tmp_path)) == vocabularies.load(path)
   pathlib.Path(path).rename(tmp_path / "one.model")
   (tmp_path / "two.model").write_bytes((tmp_path / "one.model").read_bytes())
-  with pytest.raises(UserError, match=r"has 2 of \*.model; give one of them, for example .*one.model"):
+  with pytest.raises(UserError, match=r"contains 2 of \*.model; give one of them, for example .*one.model"):
     vocabularies.load(str(tmp_path))
   for name in ("one.model", "two.model"):
     (tmp_path / name).unlink()

@@ -231,7 +231,7 @@ def test_one_signal_ends_training_at_once(number, tmp_path):
   command = [sys.executable, "-m", "t2t", "vocab", "train", "--input", f"{tmp_path}/a.txt", "--size", "8000"]
   options = {"stderr": subprocess.PIPE, "text": True}
   with subprocess.Popen([*command, "--output", str(tmp_path / "v")], **options) as child:
-    while "training a SentencePiece vocabulary of 8,000 pieces on" not in (line := child.stderr.readline()):
+    while "training a SentencePiece vocabulary of 8,000 tokens on" not in (line := child.stderr.readline()):
       assert line
     child.send_signal(number)
     assert child.wait() == -number
