@@ -124,7 +124,7 @@ def test_sources_are_typed_by_name():
 @pytest.mark.parametrize(
   ("others", "message"),
   [
-    ({"a": {"rename": ("encoder",)}}, "config.init.others.a.checkpoint is empty; give the checkpoint"),
+    ({"a": {"rename": ("encoder",)}}, "config.init.others.a.checkpoint is empty; give the path of a checkpoint"),
     ({"a": {"checkpoint": "runs/a"}}, "config.init.others.a.rename=: must name the parts of the model"),
     ({"a": {"checkpoint": "runs/a", "rename": (".",)}}, "config.init.others.a.rename=.: must name the parts"),
     (

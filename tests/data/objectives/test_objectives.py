@@ -408,7 +408,7 @@ def test_examples_fit_and_are_what_the_table_says(name, pack):
 def test_an_unknown_objective_names_the_nearest():
   with pytest.raises(UserError, match="span_corupt.*did you mean span_corruption"):
     objectives.preprocessors("span_corupt")
-  with pytest.raises(UserError, match="zzz: no such objective. There are: annotated_masked_lm, bart, "):
+  with pytest.raises(UserError, match="zzz: no such objective. Give one of: annotated_masked_lm, bart, "):
     objectives.output_features("zzz", seqio.ByteVocabulary())
 
 
@@ -421,9 +421,9 @@ def test_noise_is_the_published_unless_given():
   assert keywords("masked_lm", pack=True) == {**keywords("masked_lm"), "merge_documents": False}
   for name in ("masked_lm", "whole_word_masked_lm", "span_masked_lm", "bert_style"):
     assert keywords(name)["noise_density"] == 0.15
-  with pytest.raises(UserError, match="config.data.mean_noise_span_length=3.0: .*masked_lm has none.*=0.0"):
+  with pytest.raises(UserError, match="config.data.mean_noise_span_length=3.0: has no effect with .*masked_lm; .*=0.0"):
     objectives.preprocessors("masked_lm", mean_noise_span_length=3.0)
-  with pytest.raises(UserError, match="config.data.noise_density=0.2: .*causal_lm has none"):
+  with pytest.raises(UserError, match="config.data.noise_density=0.2: has no effect with .*causal_lm"):
     objectives.preprocessors("causal_lm", noise_density=0.2)
   with pytest.raises(UserError, match="config.data.noise_density=1.5"):
     objectives.preprocessors("masked_lm", noise_density=1.5)
@@ -450,7 +450,7 @@ def test_which_objective_fits_which_architecture():
   with pytest.raises(UserError) as error:
     objectives.check_fits("masked_lm", "decoder_only")
   assert str(error.value).startswith(
-    "config.data.objective=masked_lm does not fit config.model.architecture=decoder_only; these do: causal_lm, drop_to"
+    "config.data.objective=masked_lm does not fit config.model.architecture=decoder_only; give one of: causal_lm, drop"
   )
   objectives.check_fits("masked_lm", "encoder_only")
   assert {name for name, each in objectives.OBJECTIVES.items() if "encoder_only" in each.architectures} == {
