@@ -1,1 +1,1 @@
-"""Config: the declaration of every key, and what reads, checks and overrides them."""
+"""Config: declares every key, and reads, checks and overrides values."""

@@ -1,4 +1,4 @@
-"""Names that Hugging Face, T5X and MaxText give to settings and options, and the names that they have here."""
+"""Translates names of settings and options of Hugging Face, T5X and MaxText to names of t2t."""
 
 from collections.abc import Callable, Iterable, Sequence
 import functools
@@ -21,7 +21,7 @@ _HUGGING_FACE = {
   "train_batch_size": "train.batch_size, over all devices",
   "per_device_eval_batch_size": "eval.batch_size, over all devices",
   "eval_batch_size": "eval.batch_size, over all devices",
-  "gradient_accumulation_steps": "train.microbatches, in which train.batch_size is cut",
+  "gradient_accumulation_steps": "train.microbatches, the number of parts of train.batch_size",
   "num_warmup_steps": "optimizer.warmup_steps",
   "adam_beta1": "optimizer.b1",
   "adam_beta2": "optimizer.b2",
@@ -57,7 +57,7 @@ _HUGGING_FACE = {
   "report_to": "logging.tracker",
   "mlm_probability": "data.noise_density",
   "generation_num_beams": "eval.num_beams",
-  "resume_from_checkpoint": "--workdir, which the same command again goes on in",
+  "resume_from_checkpoint": "--workdir; repeat the command with the same workdir to resume",
   "hidden_size": "model.embed_dim",
   "d_model": "model.embed_dim",
   "n_embd": "model.embed_dim",
@@ -97,7 +97,7 @@ _T5X = {
   "num_microbatches": "train.microbatches",
   "base_learning_rate": "optimizer.learning_rate",
   "emb_dim": "model.embed_dim",
-  "assignment_map": "init.rename=THEIRS=OURS; init.reinit for what begins fresh",
+  "assignment_map": "init.rename=THEIRS=OURS; init.reinit for fresh parameters",
 }
 _MAXTEXT = {
   "per_device_batch_size": "train.batch_size, over all devices",
@@ -134,7 +134,7 @@ _MAXTEXT = {
   "packing": "data.pack",
 }
 _NAMES = {"Hugging Face": _HUGGING_FACE, "T5X": _T5X, "MaxText": _MAXTEXT}
-# Options of commands and functions: their names there -> here; the first counts that the command or function has.
+# Options of commands and functions: foreign name -> names here, of which the first existing option is used.
 _OPTIONS = {
   "Hugging Face": {
     "num_beams": ("beam",),
@@ -164,7 +164,7 @@ _OPTIONS = {
 
 
 def translated(name: str) -> str:
-  """Returns the end of an error that translates a name of another framework; "" if there is no translation.
+  """Returns the end of an error that translates a name of another framework; "" for an unknown name.
 
   In:  "adam_beta1"
   Out: "; Hugging Face's adam_beta1 is config.optimizer.b1"
@@ -177,15 +177,15 @@ def translated(name: str) -> str:
 
 
 def translated_option(name: str, known: Iterable[str], *, dashes: str = "") -> str:
-  """Returns the end of an error that translates an option's name of another framework; "" if there is no translation.
+  """Returns the end of an error that translates an option of another framework; "" for an unknown name.
 
   In:  "num_beams", the options of `t2t infer`, dashes="--"
   Out: "; Hugging Face's num_beams is --beam"
 
   Args:
-    name: that was given.
-    known: names of the options that the command or function has.
-    dashes: before an option's name.
+    name: the unknown option.
+    known: names of the options of the command or function.
+    dashes: prefix of an option's name.
   """
   name, known = name.lstrip("-").replace("-", "_"), set(known)
   for framework, names in _OPTIONS.items():
@@ -195,7 +195,7 @@ def translated_option(name: str, known: Iterable[str], *, dashes: str = "") -> s
 
 
 def translating(function: _Door) -> _Door:
-  """Has a function refuse options that it does not have by a UserError, with the option's name here if there is one."""
+  """Wraps a function to raise UserError for unknown options, with t2t's name of a foreign option."""
   kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
   known = [parameter.name for parameter in inspect.signature(function).parameters.values() if parameter.kind in kinds]
   known = [name for name in known if name != "self"]
@@ -205,14 +205,14 @@ def translating(function: _Door) -> _Door:
     for name in options:
       if name not in known:
         near = translated_option(name, known) or did_you_mean(name, known)
-        raise UserError(f"{name}: {function.__name__} has no such option{near}; its options are {', '.join(known)}")
+        raise UserError(f"{name}: {function.__name__} has no such option{near}; accepted options: {', '.join(known)}")
     return function(*args, **options)
 
   return call  # type: ignore[return-value]
 
 
 def t5x_pairs(value: Sequence[object]) -> list[str]:
-  """The options that say what pairs of T5X's `assignment_map` say: (pattern, where it is there, or None: fresh).
+  """Converts pairs of T5X's `assignment_map` to options; a pair is (pattern, path in the checkpoint or None: fresh).
 
   In:  ((r"^.*decoder.*$", None), ("encoder", "body"))
   Out: ["--config.init.reinit=decoder", "--config.init.rename=body=encoder"]
@@ -224,7 +224,7 @@ def t5x_pairs(value: Sequence[object]) -> list[str]:
     return []
   plain = lambda pattern: re.sub(r"/?(\(?\.\*\)?)?\$?$", "", re.sub(r"^\^?(\(?\.\*\)?)?", "", str(pattern)))
   fresh = [plain(ours) or "." for ours, theirs in pairs if theirs is None]
-  # The group that stands behind a path is the rest of it, which parts move by themselves.
+  # init.rename keeps the rest of a path, which T5X matches by a group at the end.
   without_group = lambda path: re.sub(r"/?\\\d$", "", str(path))
   moved = [f"{without_group(theirs)}={plain(ours)}" for ours, theirs in pairs if theirs is not None]
   options = [f"--config.init.reinit={','.join(fresh)}"] if fresh else []

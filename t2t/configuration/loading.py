@@ -1,4 +1,4 @@
-"""Configs: found by name or path, their keys overridden, and made the records that the library takes."""
+"""Loads configs by name or path, applies overrides, and converts them to typed records."""
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
@@ -36,28 +36,28 @@ from t2t.runtime import imports
 
 T = TypeVar("T", bound=DataclassRecord)
 
-_STAGES = "stages"  # which is no section but a list of mappings
+_STAGES = "stages"  # a list of mappings, not a section
 
-# Keys that a user's config of its own may lack, as all of config.data.
+# Keys that a user's complete config may lack, in addition to all of config.data.
 _LATER = ("init.reinit", "init.rename", "init.resize", "init.transfer_vocab", "init.others", "mesh.physical_layout")
 
-# Mappings whose names have keys of their own, and the record of those.
+# Mappings whose entries have keys, and the record of one entry.
 _RECORDS = {"data.sources": SourceConfig, "init.others": InitSource}
 
 
 def flat(saved: Mapping[str, object]) -> dict[str, object]:
-  """A config as config.json has it, in one mapping.
+  """Flattens a config of config.json to one mapping.
 
   In:  {"train": {"steps": 5}, "stages": []}
   Out: {"train.steps": 5, "stages": []}
   """
   sections = {name: values for name, values in saved.items() if isinstance(values, Mapping)}
   flat_values = {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
-  return flat_values | {name: values for name, values in saved.items() if name not in sections}  # stages are a list
+  return flat_values | {name: values for name, values in saved.items() if name not in sections}  # `stages` is a list
 
 
 def saved_config(saved: Mapping[str, object]) -> ConfigDict:
-  """A config as it was saved, to be changed; keys that there were not yet have their defaults."""
+  """Returns a saved config as an editable ConfigDict; keys of later versions get their defaults."""
   config = default.get_config().copy_and_resolve_references()
   as_tuples = lambda values: {key: tuple(x) if isinstance(x, list) else x for key, x in values.items()}
   sections: dict[str, Any] = renamed_keys.with_current_keys(saved)
@@ -78,7 +78,7 @@ def _nearest(name: str, known: list[str]) -> str:
 
 
 def _shipped() -> dict[str, tuple[str, str | None]]:
-  """Name -> (module, size) of the configs that come with t2t; a family's module says its SIZES."""
+  """Returns name -> (module, size) of the shipped configs; a module with SIZES has one config per size."""
   names: dict[str, tuple[str, str | None]] = {}
   package = importlib.import_module("t2t.configs")
   assert package.__file__ is not None
@@ -92,12 +92,12 @@ def _shipped() -> dict[str, tuple[str, str | None]]:
 
 
 def config_names() -> list[str]:
-  """The configs that come with t2t."""
+  """Lists the shipped configs."""
   return list(_shipped())
 
 
 def families() -> str:
-  """The configs that come with t2t, of a family as "bert_*", in lines that are indented, for messages."""
+  """Returns the shipped configs as indented lines for messages; several sizes become "bert_*"."""
   begins = [name.removesuffix(size or "") for name, (_, size) in _shipped().items()]
   both = zip(begins, _shipped(), strict=True)
   names = dict.fromkeys(f"{begin}*" if begins.count(begin) > 1 else name for begin, name in both)
@@ -105,35 +105,39 @@ def families() -> str:
 
 
 def load_config(spec: str) -> ConfigDict:
-  """The config that `spec` names: a shipped one (`tiny`, `t5_1_1_small`) or a file with `get_config()`.
+  """Loads a shipped config (`tiny`, `t5_1_1_small`) or a file that defines `get_config()`.
 
   Args:
     spec: a name, or the path of a .py file; `FILE.py:ARGUMENT` calls `get_config(ARGUMENT)`.
 
   Raises:
-    UserError: no such config (lists the nearest), or the file fails (says where).
+    UserError: the config does not exist (lists the nearest), or the file fails (gives the line).
   """
   path, _, argument = spec.partition(":")
   if not path.endswith(".py"):
     shipped = _shipped()
     if spec not in shipped:
       raise UserError(
-        f"--config {spec}: no such config{_nearest(spec, list(shipped))};"
-        " give one of those that `t2t train --help` lists, or the path of a .py file"
+        f"--config {spec}: no such config{_nearest(spec, list(shipped))}; give a name that `t2t train --help` "
+        "lists, or the path of a .py file"
       )
     module, size = shipped[spec]
     return importlib.import_module(module).get_config(*([size] if size else []))
   if not pathlib.Path(path).is_file():
-    raise UserError(f"--config {path}: no such file; those that come with t2t (see --help):\n{families()}")
+    raise UserError(
+      f"--config {path}: no such file; give one, or a config that comes with t2t (see --help):\n{families()}"
+    )
   try:
     module = imports.file_module(path, "t2t_user_config")
     if not callable(getattr(module, "get_config", None)):
-      raise UserError(f"--config {path}: defines no get_config(), which returns the config")
+      raise UserError(
+        f"--config {path}: does not define get_config(); add a function get_config() that returns the config"
+      )
     config = module.get_config(argument) if argument else module.get_config()
   except UserError:
     raise
   except Exception as error:
-    # Whatever the user's file raises is told with the line of that file that raised it.
+    # Errors in the user's file are reported with the line of that file.
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     where = f"{path}, line {lines[-1]}" if lines else path
     raise UserError(f"--config {where}: {type(error).__name__}: {error}") from error
@@ -142,25 +146,25 @@ def load_config(spec: str) -> ConfigDict:
   return config
 
 
-# A key that is typed -> one that would say the same in another way, and has no say then.
+# Overridden key -> mutually exclusive key, which is reset to 0.
 _INSTEAD = {"train.steps": "train.epochs", "optimizer.warmup_steps": "optimizer.warmup_ratio"}
 
 
 def _check_one_of(key: str, instead: str, arguments: Sequence[str]) -> None:
-  """Refuses two typed keys of which one has no effect beside the other; 0 leaves it to the other."""
+  """Refuses two mutually exclusive overrides; a value of 0 selects the other key."""
   typed = {}
   for argument in arguments:
     name, _, value = argument.removeprefix("--config.").partition("=")
     if name in (key, instead) and value.strip("0.") != "":
       typed[name] = argument
   if len(typed) == 2:
-    raise UserError(f"{typed[key]} and {typed[instead]}: the second is read in place of the first; give one of them")
+    raise UserError(f"{typed[key]} and {typed[instead]} are mutually exclusive; give one of them")
 
 
 def for_architecture(spec: str, config: ConfigDict) -> None:
-  """Changes a config whose model has become a checkpoint's to the recipe that its file has for that architecture.
+  """Adapts a config to its checkpoint's architecture, by the function `for_architecture(config)` of the config's file.
 
-  A file that has one for several has a function `for_architecture(config)`, which looks at config.model.architecture.
+  A config file with recipes for several architectures defines this function, which reads config.model.architecture.
   """
   name = "t2t_user_config" if spec.partition(":")[0].endswith(".py") else _shipped()[spec][0]
   adapt = getattr(sys.modules[name], "for_architecture", None)
@@ -179,10 +183,10 @@ def _optional_keys() -> list[str]:
 
 
 def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
-  """`config` with `--config.SECTION.KEY=VALUE` applied, locked; several values are separated by commas.
+  """Applies `--config.SECTION.KEY=VALUE` to a config and locks it; several values are separated by commas.
 
   Raises:
-    UserError: an unknown key (names the nearest), a value of another type, or anything else on the command line.
+    UserError: an unknown key (names the nearest), a value of another type, or an unexpected argument.
   """
   arguments = renamed_keys.current_arguments(arguments)
   config.lock()
@@ -214,7 +218,7 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
     if match:
       _check_key(argument, match[1], there=[*keys, *named], mappings=mappings, known=[*keys, *mappings])
       if not re.fullmatch(r"[\w.-]+", name := argument.partition("=")[0]):
-        raise UserError(f"{name}: no such key; a key is of letters, digits and _")
+        raise UserError(f"{name}: no such key; a key has only letters, digits and _")
   for argument in arguments:
     if argument.startswith(f"--config.{_STAGES}="):
       stages.check_typed(argument.partition("=")[2])
@@ -233,17 +237,17 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
     mine = next((argument for argument in arguments if argument.startswith(f"--config.{name}.")), None)
     if mine and not _is_used(values.config, name):
       loss = values.config.train.loss or "cross_entropy"
-      raise UserError(f"{mine}: config.train.loss={loss} does not read it; add --config.train.loss={name}")
+      raise UserError(f"{mine}: has no effect with config.train.loss={loss}; add --config.train.loss={name}")
   return values.config
 
 
 def overridden(spec: str, arguments: list[str], *, prepare: Callable[[ConfigDict], None] | None = None) -> ConfigDict:
-  """The config that `spec` names with its keys overridden.
+  """Loads a config and applies overrides.
 
   Args:
     spec: see `load_config`.
     arguments: see `override`.
-    prepare: changes the config before that; its architecture may be another then.
+    prepare: changes the loaded config first, possibly its architecture.
 
   Raises:
     UserError: see `load_config` and `override`.
@@ -256,14 +260,14 @@ def overridden(spec: str, arguments: list[str], *, prepare: Callable[[ConfigDict
 
 
 def check_of_files(config: ConfigDict, arguments: Sequence[str]) -> None:
-  """Refuses a typed key that says how files become examples, where registered tasks say it themselves.
+  """Refuses overrides for converting files to examples if only registered tasks are read.
 
   Args:
-    config: a whole one: what reads files may not be added to it any more.
-    arguments: what was typed for it, see `override`.
+    config: a complete config; sources of files cannot be added later.
+    arguments: overrides of it, see `override`.
 
   Raises:
-    UserError: the key, and what would be right.
+    UserError: names the key and the alternatives.
   """
   data = config.data
   in_stages = {key for stage in config[_STAGES] if isinstance(stage, Mapping) for key in stage}
@@ -271,7 +275,7 @@ def check_of_files(config: ConfigDict, arguments: Sequence[str]) -> None:
     return
   if any(key.startswith(("data.files", "data.sources")) for key in in_stages) or not (data.mixture or data.sources):
     return
-  # Of registered masked language models it says how much of a text is guessed, which the FLOPs depend on.
+  # For registered tasks of masked language models, noise_density determines the FLOPs.
   kind = ARCHITECTURES.get(config.model.architecture)
   allowed = {"noise_density"} if kind is not None and not kind.is_generative else set()
   named = f"config.data.mixture={data.mixture}" if data.mixture else f"config.data.sources ({', '.join(data.sources)})"
@@ -281,13 +285,13 @@ def check_of_files(config: ConfigDict, arguments: Sequence[str]) -> None:
       continue
     if data[key] != getattr(DataConfig, key):
       raise UserError(
-        f"{argument}: says how config.data.files become examples, which {named} says itself; leave it out, name another"
-        " task (`t2t tasks` lists them), or give --config.data.mixture= with files and a vocabulary"
+        f"{argument}: applies to config.data.files only, and {named} defines it. Leave it out, name another task "
+        "(`t2t tasks` lists them), or give --config.data.mixture= with files and a vocabulary."
       )
 
 
 def _is_used(config: ConfigDict, section: str) -> bool:
-  """Whether a run reads an optional section: an adapter's always, a loss's if it is the run's loss."""
+  """Returns True if a run reads an optional section: always for an adapter, for a loss if it is selected."""
   return config.train.loss == section or is_adapter(section)
 
 
@@ -296,7 +300,7 @@ def _value(config: ConfigDict, key: str) -> Any:
 
 
 def _add_names(config: ConfigDict, mappings: Sequence[str], arguments: Sequence[str]) -> list[str]:
-  """Makes room for what is typed as --config.MAPPING.NAME, whatever the name; the keys of all names that there are."""
+  """Adds entries for overrides --config.MAPPING.NAME; returns the keys of all entries."""
   for argument in arguments:
     match = re.match(r"--config\.(\w+\.\w+)\.(\w+)(?:=|$)", argument)
     if match and match[1] in mappings and match[1] not in _RECORDS and match[2] not in _value(config, match[1]):
@@ -314,29 +318,29 @@ def _add_names(config: ConfigDict, mappings: Sequence[str], arguments: Sequence[
 
 
 def _check_key(argument: str, key: str, *, there: Sequence[str], mappings: Sequence[str], known: Sequence[str]) -> None:
-  """Refuses a key that is not `there`, and says what would be right: one of those that are `known`, or optional."""
+  """Refuses a key that is not in `there`; the error suggests keys of `known` or optional keys."""
   if key in there:
     return
   keys = [path.removeprefix(f"{key}.") for path in there if path.startswith(f"{key}.")]
   if keys and "." not in key:
-    raise UserError(f"{argument}: {key} is a section; give --config.{key}.KEY=VALUE, KEY one of {', '.join(keys)}")
+    raise UserError(f"{argument}: {key} is a section; give --config.{key}.KEY=VALUE; a KEY is one of {', '.join(keys)}")
   for mapping in mappings:
     if f"{key}.".startswith(f"{mapping}.") and mapping in _RECORDS:
       fields = [field.name for field in dataclasses.fields(_RECORDS[mapping])]
       near = _nearest(key.rpartition(".")[2], fields) if key.count(".") > mapping.count(".") + 1 else ""
       raise UserError(
-        f"{argument}: give --config.{mapping}.NAME.KEY=VALUE; a NAME is of letters, digits and _, a KEY is"
-        f" {', '.join(fields)}{near}"
+        f"{argument}: give --config.{mapping}.NAME.KEY=VALUE; a NAME has letters, digits and _, a KEY is one of "
+        f"{', '.join(fields)}{near}"
       )
     if f"{key}.".startswith(f"{mapping}."):
-      raise UserError(f"{argument}: give --config.{mapping}.NAME=VALUE; a NAME is of letters, digits and _")
+      raise UserError(f"{argument}: give --config.{mapping}.NAME=VALUE; a NAME has letters, digits and _")
   raise UserError(
     f"--config.{key}: no such key{instead_of(key, [*known, *_optional_keys()])}; `t2t train --help all` lists all keys"
   )
 
 
 def instead_of(key: str, known: Sequence[str]) -> str:
-  """Returns the end of an error about an unknown key: the same key of another section, a translation, or the nearest.
+  """Returns the end of an error about an unknown key: the key in another section, a translation, or the nearest.
 
   Args:
     key: "train.learning_rate", or without a section.
@@ -345,7 +349,7 @@ def instead_of(key: str, known: Sequence[str]) -> str:
   section, _, field = key.rpartition(".")
   near = difflib.get_close_matches(key, dict.fromkeys(known), n=3, cutoff=0.5)
   same = [candidate for candidate in known if candidate.rpartition(".")[2] == field]
-  # A misspelt section, or a field of the right section, is nearer than an equal field of another section.
+  # A misspelt section, or a similar key of the right section, is nearer than an equal key of another section.
   sections = {candidate.rpartition(".")[0] for candidate in known}
   is_near = section and near and (section not in sections or near[0].startswith(f"{section}."))
   if len(same) == 1 and not is_near:
@@ -354,7 +358,7 @@ def instead_of(key: str, known: Sequence[str]) -> str:
 
 
 def _listed(config: ConfigDict, keys: list[str], argument: str) -> str:
-  """An option whose values are separated by commas, as people write it, in the form that config_flags reads.
+  """Converts comma-separated values of an option to the tuple syntax of config_flags.
 
   In:  --config.init.rename=.,a=b
   Out: --config.init.rename=('.', 'a=b')
@@ -373,12 +377,12 @@ def _listed(config: ConfigDict, keys: list[str], argument: str) -> str:
 
 
 def records(config: ConfigDict) -> Config:
-  """The config as the records that the library takes.
+  """Converts a config to typed records.
 
-  Files of one's own, and sources, take the place of whatever mixture a config names.
+  config.data.files and config.data.sources override the mixture of a config.
 
   Raises:
-    UserError: a section or a key that there is not, or one that is missing; a value that the model cannot have.
+    UserError: an unknown or missing section or key, or a value that the model does not accept.
   """
   config = renamed_keys.current_config(config)
   known = [*SECTIONS, *OPTIONAL, _STAGES]
@@ -396,22 +400,22 @@ def records(config: ConfigDict) -> Config:
 
 
 def _check_numbers(value: Any, key: str, cls: type | None = None) -> None:
-  """Refuses NaN and infinities wherever they stand, and True and False where the record `cls` has a number."""
+  """Refuses NaN and infinities at any depth, and bools in numeric fields of the record `cls`."""
   if isinstance(value, Mapping | ConfigDict):
     kinds = {field.name: field.type for field in dataclasses.fields(cls)} if cls is not None else {}
     for name, item in value.items():
       if isinstance(item, bool) and kinds.get(name) in (int, float):
-        raise UserError(f"{key}.{name}={item}: must be a number; give one")
+        raise UserError(f"{key}.{name}={item}: must be a number, not True or False")
       _check_numbers(item, f"{key}.{name}")
   elif isinstance(value, tuple | list):
     for number, item in enumerate(value):
       _check_numbers(item, f"{key}[{number}]")
   elif isinstance(value, float) and not math.isfinite(value):
-    raise UserError(f"{key}={value}: must be a finite number; give one")
+    raise UserError(f"{key}={value}: must be a finite number")
 
 
 def _t5x_pairs(values: Sequence[Any]) -> list[str]:
-  """Options for pairs that are written as in T5X; []: values are patterns."""
+  """Returns the options for T5X's (pattern, pattern) pairs; [] if `values` are patterns."""
   if all(isinstance(value, str) and not value.endswith("=None") for value in values):
     return []
   from t2t.configuration import foreign_names
@@ -433,14 +437,14 @@ def _record(config: ConfigDict, name: str, cls: type[T]) -> T:
     raise UserError(f"config.{name}.{missing[0]} is missing; start from `t2t.configs.default.get_config()`")
   for key in (field.name for field in fields if field.type == tuple[str, ...] and field.name in config[name]):
     if name == "init" and (pairs := _t5x_pairs(config[name][key])):
-      raise UserError(f"config.init.{key}={config[name][key]}: is written as T5X has it; give {' '.join(pairs)}")
+      raise UserError(f"config.init.{key}={config[name][key]}: is in T5X's syntax; give {' '.join(pairs)}")
     if not all(isinstance(text, str) for text in config[name][key]):
-      raise UserError(f"config.{name}.{key}={config[name][key]}: must be texts, separated by commas")
+      raise UserError(f"config.{name}.{key}={config[name][key]}: must be strings, separated by commas")
   return cls(**config[name])
 
 
 def _translated(key: str) -> str:
-  """Returns the key of t2t for one that another library has; "" if none is known."""
+  """Returns the end of an error with t2t's key for a key of another library; "" for an unknown key."""
   from t2t.configuration import foreign_names
 
   return foreign_names.translated(key)

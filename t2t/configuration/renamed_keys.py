@@ -1,4 +1,4 @@
-"""Earlier names of config keys, read from command lines, config files, checkpoints and workdirs of older versions."""
+"""Translates earlier names of config keys in command lines, config files, checkpoints and workdirs."""
 
 from collections.abc import Mapping, Sequence
 import functools
@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from t2t.runtime import console
 
-# Earlier key -> key.
+# Earlier key -> current key.
 RENAMED = {
   "checkpoint.every": "checkpoint.save_interval_steps",
   "checkpoint.keep": "checkpoint.max_to_keep",
@@ -48,7 +48,7 @@ RENAMED = {
   "train.hosts": "train.num_processes",
   "train.stall_factor": "train.hang_timeout_factor",
 }
-# Key -> earlier value -> value.
+# Current key -> earlier value -> current value.
 _VALUES = {
   "eval.method": {"write": "generate"},
   "nan_policy.on_nonfinite": {"back": "rollback"},
@@ -59,13 +59,13 @@ _SECTIONS = {
   for old, new in ((old.partition(".")[0], new.partition(".")[0]) for old, new in RENAMED.items())
   if old != new
 }
-_STAGE = {"share": "fraction"}  # keys of an entry of config.stages
-# Mappings whose entries have keys of their own -> the section of these keys.
+_STAGE = {"share": "fraction"}  # earlier -> current key of an entry of config.stages
+# Mapping whose entries have keys -> section of these keys.
 _ENTRIES = {"init.others": "init"}
 
 
 def current_key(key: str) -> str:
-  """Returns the present name of a key.
+  """Returns the current name of a key.
 
   In:  data.superglue_dir
   Out: data.benchmark_dirs.superglue
@@ -83,12 +83,12 @@ def current_key(key: str) -> str:
 
 
 def current_value(key: str, value: object) -> object:
-  """Returns the present spelling of a value of a key, which has its present name."""
+  """Returns the current spelling of a value; `key` has its current name."""
   return _VALUES.get(key, {}).get(value, value) if isinstance(value, str) else value
 
 
 def with_current_keys(saved: Mapping[str, object]) -> dict[str, object]:
-  """Returns a saved config, of config.json or a checkpoint, with the present names of its keys.
+  """Returns a saved config, of config.json or a checkpoint, with current names of its keys.
 
   In:  {"data": {"mixture": "super_glue", "superglue_dir": "SuperGLUE", "glue_dir": ""}}
   Out: {"data": {"mixture": "super_glue", "benchmark_dirs": {"superglue": "SuperGLUE"}}}
@@ -108,7 +108,7 @@ def with_current_keys(saved: Mapping[str, object]) -> dict[str, object]:
 
 
 def current_stage(stage: object) -> object:
-  """Returns an entry of config.stages with the present names of its keys."""
+  """Returns an entry of config.stages with current names of its keys."""
   if not isinstance(stage, Mapping | ConfigDict):
     return stage
   current = {key: _STAGE.get(key, current_key(key)) if isinstance(key, str) else key for key in stage}
@@ -116,9 +116,9 @@ def current_stage(stage: object) -> object:
 
 
 def current_config(config: ConfigDict) -> ConfigDict:
-  """Returns a config whose stages and entries of mappings have present names, and prints each renamed key once.
+  """Returns a config with current names in stages and entries of mappings; prints each renamed key once.
 
-  Its other keys are renamed where they are set: see `accept_earlier_names`.
+  Other keys are renamed on assignment: see `accept_earlier_names`.
   """
   config = config.copy_and_resolve_references()
   with config.unlocked():
@@ -137,7 +137,7 @@ def current_config(config: ConfigDict) -> ConfigDict:
 
 
 def _reported(where: str, entry: Any, current: Any) -> Any:
-  """Returns the present form of an entry, and prints each renamed key once."""
+  """Returns the current form of an entry, and prints each renamed key once."""
   if isinstance(entry, Mapping | ConfigDict):
     for old, new in zip(entry, current, strict=True):
       if old != new:
@@ -146,7 +146,7 @@ def _reported(where: str, entry: Any, current: Any) -> Any:
 
 
 def _put(config: dict[str, Any], key: str, value: Any) -> None:
-  """Sets a key, or the entry of a mapping that an earlier key became."""
+  """Sets a key, or an entry of the mapping that replaced an earlier key."""
   section, name, *entry = key.split(".")
   present = config.setdefault(section, {})
   if entry:
@@ -167,13 +167,13 @@ def _current_entry(section: str, entry: Any) -> Any:
 
 @functools.cache
 def _tell(old: str, new: str) -> None:
-  console.tell(f"config.{old} is now config.{new}; the earlier name still works: change it")
+  console.tell(f"config.{old} is now config.{new}; the earlier name still works. Change it to config.{new}.")
 
 
 def current_arguments(arguments: Sequence[str]) -> list[str]:
-  """Returns options `--config.KEY=VALUE` or `--config.KEY VALUE` with present names; prints each renamed key once."""
+  """Returns options `--config.KEY=VALUE` or `--config.KEY VALUE` with current names; prints each renamed key once."""
   current: list[str] = []
-  key = ""  # of the option before, if its value follows
+  key = ""  # key of the previous option, if its value is the next argument
   for argument in arguments:
     match = re.fullmatch(r"(--(?:no)?config\.)([\w.]+)(=?)(.*)", argument, re.DOTALL)
     if match is None:
@@ -197,10 +197,10 @@ def _reported_value(key: str, value: str) -> str:
 
 
 class _EarlierNames(ConfigDict):
-  """A mapping whose keys are also read and set by their earlier names."""
+  """A mapping whose keys can be read and set by earlier names."""
 
   _section = ""
-  _earlier: Mapping[str, str] = {}  # earlier key -> key
+  _earlier: Mapping[str, str] = {}  # earlier key -> current key
 
   def _current(self, key: str) -> str:
     if key not in self._earlier or key in self._fields:
@@ -219,7 +219,7 @@ class _EarlierNames(ConfigDict):
     if not self._section and current in _CLASSES and isinstance(value, ConfigDict):
       value = _CLASSES[current]({name: value[name] for name in value})
     if current != key and isinstance(value, Mapping | ConfigDict) and isinstance(self._fields.get(current), ConfigDict):
-      self[current].update(value)  # a section under its earlier name, as ConfigDict.update sets it
+      self[current].update(value)  # merges a section set by its earlier name, as ConfigDict.update does
     else:
       super().__setitem__(current, current_value(f"{self._section}.{current}", value))
 
@@ -242,7 +242,7 @@ def _earlier_in(section: str) -> dict[str, str]:
 
 
 def _class(name: str, section: str, earlier: Mapping[str, str]) -> type[ConfigDict]:
-  """Returns a class that `copy` and `pickle` find in this module."""
+  """Returns a module-level class, because `copy` and `pickle` find classes by name."""
   names = {"_section": section, "_earlier": earlier, "__module__": __name__}
   return globals().setdefault(name, type(name, (_EarlierNames,), names))
 
@@ -255,5 +255,5 @@ _Root = _class("_Root", "", _SECTIONS)
 
 
 def accept_earlier_names(config: ConfigDict) -> ConfigDict:
-  """Returns a config whose sections and keys are also read and set by their earlier names, as old config files do."""
+  """Returns a config whose sections and keys can be read and set by earlier names, as in old config files."""
   return _Root({name: _CLASSES[name](x) if name in _CLASSES else x for name, x in config.items()})

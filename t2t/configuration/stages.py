@@ -1,7 +1,7 @@
-"""Stages: a run in parts, one after another, each with data, lengths, batches or rates of its own (`config.stages`).
+"""Stages: consecutive parts of a run, each with its data, lengths, batch sizes or learning rates (`config.stages`).
 
-One optimizer, whose state and count of steps go on from stage to stage, and one model: what a stage changes is told
-apart here from what it cannot.
+All stages share one model and one optimizer, whose state and step count continue. This module separates keys that a
+stage can change from keys of the whole run.
 """
 
 import ast
@@ -21,11 +21,11 @@ from t2t.configuration.schema import Config, SourceConfig, StageConfig, read_sta
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-  """A part of a run.
+  """A stage of a run.
 
-  name: "" of a run that has no stages.
-  begin, end: steps made when it begins and when it ends.
-  config: that of the run, changed as the stage has it.
+  name: "" if the run has no stages.
+  begin, end: numbers of finished steps at its begin and end.
+  config: config of the run with the changes of the stage.
   """
 
   name: str
@@ -35,79 +35,81 @@ class Stage:
 
   @property
   def described(self) -> str:
-    """'stage short, steps 1 to 900', for messages; "" of a run that has no stages."""
+    """Describes the stage for messages: 'stage short, steps 1 to 900'; "" if the run has no stages."""
     return f"stage {self.name}, steps {self.begin + 1} to {self.end}" if self.name else ""
 
   @property
   def own(self) -> Mapping[str, object]:
-    """What differs between the stages, as this one has it, by key: {"data.inputs_length": 128}."""
+    """Returns keys that differ between stages -> values in this stage: {"data.inputs_length": 128}."""
     return next((stage.changes for stage in self.config.stages if stage.name == self.name), {})
 
   @property
   def changes(self) -> str:
-    """What differs between the stages, as this one has it: "data.inputs_length=128", for messages."""
+    """Describes `own` for messages: "data.inputs_length=128"."""
     return ", ".join(f"{key}={value}" for key, value in self.own.items() if not isinstance(value, Mapping))
 
   def with_(self, **sections: Mapping[str, object]) -> "Stage":
-    """The same stage with some keys of its config changed, see `Config.with_`."""
+    """Returns the stage with some keys of its config changed, see `Config.with_`."""
     return dataclasses.replace(self, config=self.config.with_(**sections))
 
   @contextlib.contextmanager
   def error_context(self) -> Generator[None]:
-    """Adds the name of the stage to errors of its config.
+    """Prefixes errors of the block with the stage's name.
 
     Raises:
-      UserError: whatever the block raises.
+      UserError: an error of the block.
     """
     try:
       yield
     except UserError as error:
-      if not self.name or str(error).startswith("config.stages, "):  # of a stage whose name is told already
+      if not self.name or str(error).startswith("config.stages, "):  # the error already names the stage
         raise
       raise UserError(f"config.stages, {self.name}: {error}") from error
 
 
 _RATE = ("learning_rate", "schedule", "warmup_steps", "warmup_ratio", "warmup_fraction", "init_lr_divisor")
 _RATE += ("end_lr_fraction", "decay_fraction", "decay_shape")
-# What a stage may change of the sections that have more keys; of config.model all that changes no parameter.
+# Keys that a stage may change, for sections with further keys; of config.model all keys that change no parameter.
 _MAY = {
   "train": ("batch_size", "microbatches", "loss", "z_loss", "label_smoothing", "logits_chunk_tokens"),
   "optimizer": _RATE,
 }
-# Why it may not change others.
+# Reasons why a stage may not change other keys.
 _WHY = {
-  "data.vocabulary": "the model has one embedding, of one vocabulary",
-  "data.extra_ids": "the model has one embedding, of one vocabulary",
-  "data.task_modules": "all stages' tasks are registered at the start; name all modules in config.data.task_modules",
-  "data.num_streams": "every stage's data is read in the same parts",
-  "train.steps": "a stage has steps or fraction",
-  "train.epochs": "a stage has steps or fraction",
-  "train.seed": "it is of the run",
-  "optimizer": f"its state goes on from stage to stage; a stage may have a rate of its own: {', '.join(_RATE)}",
-  "train": f"it is of the run; a stage may change {', '.join(_MAY['train'])}",
-  "mesh": "parameters are laid out over the devices once",
-  "init": "parameters come from there once, before the first stage",
+  "data.vocabulary": "the model has one embedding, for one vocabulary",
+  "data.extra_ids": "the model has one embedding, for one vocabulary",
+  "data.task_modules": "tasks of all stages are registered at the start; name all modules in config.data.task_modules",
+  "data.num_streams": "all stages read the data in the same streams",
+  "train.steps": "give steps or fraction of the stage instead",
+  "train.epochs": "give steps or fraction of the stage instead",
+  "train.seed": "the run has one seed",
+  "optimizer": f"its state continues from stage to stage; a stage may change {', '.join(_RATE)}",
+  "train": f"it applies to the whole run; a stage may change {', '.join(_MAY['train'])}",
+  "mesh": "parameters are sharded over devices once",
+  "init": "parameters are initialized once, before the first stage",
 }
-_CHANGED = ("data", "train", "optimizer", "model")  # sections
+_CHANGED = ("data", "train", "optimizer", "model")  # sections that a stage may change
 
 
 def of(config: Config) -> tuple[Stage, ...]:
-  """The stages of a run in order; of one that says none, one, which is all of it.
+  """Returns the stages of a run in order; one stage with all steps if config.stages is empty.
 
   Raises:
-    UserError: stages that leave no steps or ask for too many, a key that no stage can change (says why), or a value
-      that it cannot have.
+    UserError: stages have too few or too many steps, a key that no stage can change (gives the reason), or an invalid
+      value.
   """
   if not config.stages:
     return (Stage("", 0, config.train.steps, config),)
   names = [stage.name for stage in config.stages]
   if twice := next((name for name in names if names.count(name) > 1), None):
-    raise UserError(f"config.stages: two of them have the name {twice!r}")
+    raise UserError(f"config.stages: two stages have the name {twice!r}; give each a name of its own")
   for name in names:
-    if not re.fullmatch(r"\w+", name):  # as of sources; it is typed, and stands in messages and pictures
-      raise UserError(f"config.stages: {name!r}: a stage's name is of letters, digits and _")
+    if not re.fullmatch(r"\w+", name):  # the name is typed, and part of messages and plots
+      raise UserError(f"config.stages: {name!r}: a stage's name has only letters, digits and _")
   if config.train.epochs:
-    raise UserError(f"config.train.epochs={config.train.epochs}: with config.stages give config.train.steps")
+    raise UserError(
+      f"config.train.epochs={config.train.epochs}: has no effect with config.stages; give config.train.steps"
+    )
   stages = [
     Stage(x.name, begin, end, _changed(config, x)) for x, begin, end in bounds(config.stages, config.train.steps)
   ]
@@ -117,33 +119,33 @@ def of(config: Config) -> tuple[Stage, ...]:
 
 
 def at(stages: Sequence[Stage], step: int) -> int:
-  """Number of the stage that made `step`, from 0; of step 0 the first."""
+  """Returns the index of the stage that made `step`; 0 for step 0."""
   return next((number for number, stage in enumerate(stages) if step <= stage.end), len(stages) - 1)
 
 
 def own_rate(stage: StageConfig) -> dict[str, object]:
-  """What a stage says of its learning rate: key of config.optimizer -> value; {}: the run's schedule goes on."""
+  """Returns a stage's learning-rate settings: key of config.optimizer -> value; {}: the run's schedule continues."""
   return {key.partition(".")[2]: value for key, value in stage.changes.items() if key.startswith("optimizer.")}
 
 
 def bounds(stages: Sequence[StageConfig], total: int) -> list[tuple[StageConfig, int, int]]:
-  """Each stage with the steps that are made when it begins and when it ends.
+  """Returns each stage with the numbers of finished steps at its begin and end.
 
   Args:
     stages, total: see `_steps`.
 
   Raises:
-    UserError: see there.
+    UserError: see `_steps`.
   """
   ends = list(itertools.accumulate(_steps(stages, total)))
   return list(zip(stages, [0, *ends], ends, strict=False))
 
 
 def saved_bounds(saved: Mapping[str, object]) -> list[tuple[StageConfig, int, int]]:
-  """`bounds` of the stages that a config has as it was saved; none where it has none.
+  """Returns `bounds` of the stages of a saved config; [] without stages.
 
   Raises:
-    UserError: see there.
+    UserError: see `bounds`.
   """
   sections: Mapping[str, Any] = saved
   stages = read_stages(sections.get("stages", ()))
@@ -151,39 +153,43 @@ def saved_bounds(saved: Mapping[str, object]) -> list[tuple[StageConfig, int, in
 
 
 def _steps(stages: Sequence[StageConfig], total: int) -> list[int]:
-  """How many steps each stage has; a share that is less than a step is none.
+  """Returns the number of steps of each stage; a fraction of less than one step gives 0.
 
   Args:
-    stages: the stages of a run that has some.
+    stages: a nonempty list of stages.
     total: steps of the run.
 
   Raises:
-    UserError: they are not those of the run.
+    UserError: the sum is not `total`.
   """
   step_counts = [stage.steps or int(stage.fraction * total + 1e-6) for stage in stages]
   unspecified = [number for number, stage in enumerate(stages) if not stage.steps and not stage.fraction]
   if len(unspecified) > 1:
     named = ", ".join(stages[number].name for number in unspecified)
-    raise UserError(f"config.stages: {named} say neither steps nor fraction; one of them may, and has what is left")
+    raise UserError(
+      f"config.stages: {named} have neither steps nor fraction; only one stage may omit both, and has the "
+      "remaining steps"
+    )
   if unspecified:
     step_counts[unspecified[0]] = total - sum(step_counts)
     if step_counts[unspecified[0]] < 1:
       raise UserError(
-        f"config.stages: {stages[unspecified[0]].name} has {step_counts[unspecified[0]]} steps, what the"
-        f" others leave of the {total} of config.train.steps; it must have at least one"
+        f"config.stages: {stages[unspecified[0]].name} has {step_counts[unspecified[0]]} steps, which remain of "
+        f"config.train.steps={total}; it must have at least one. Raise config.train.steps or shorten other "
+        "stages."
       )
   elif math.isclose(sum(stage.fraction for stage in stages), 1.0) and all(stage.fraction for stage in stages):
-    step_counts[-1] += total - sum(step_counts)  # what is left of steps that do not divide
+    step_counts[-1] += total - sum(step_counts)  # remainder of rounding fractions down
   if sum(step_counts) != total:
     raise UserError(
-      f"config.stages: {' + '.join(map(str, step_counts))} = {sum(step_counts)} steps, and config.train.steps={total};"
-      " leave steps and fraction of one stage out, and it has what the others leave"
+      f"config.stages: {' + '.join(map(str, step_counts))} = {sum(step_counts)} steps, but "
+      f"config.train.steps={total}. Leave steps and fraction of one stage out; it has the remaining steps."
     )
   return step_counts
 
 
 def _changed(config: Config, stage: StageConfig) -> Config:
-  """The run as it is in a stage; its optimizer's section is the run's, see `own_rate`."""
+  """Returns the config of a stage, except the optimizer section: see `own_rate`."""
   where = f"config.stages, {stage.name}"
   sections: dict[str, dict[str, Any]] = {}
   for key, value in stage.changes.items():
@@ -197,7 +203,7 @@ def _changed(config: Config, stage: StageConfig) -> Config:
     sections.setdefault(section, {})[name] = _typed(f"{where}: {key}", value, getattr(getattr(config, section), name))
   sections.pop("optimizer", None)
   if data := sections.get("data"):
-    # Who names one of these means it in place of the others.
+    # A stage that sets one of these keys replaces the others.
     read = ("files", "mixture", "sources")
     if chosen := [key for key in read if data.get(key)]:
       sections["data"] = {key: type(getattr(config.data, key))() for key in read if key not in chosen} | data
@@ -208,7 +214,7 @@ def _changed(config: Config, stage: StageConfig) -> Config:
 
 
 def _check_key(config: Config, key: str, where: str) -> None:
-  """Refuses a key that there is not, or that no stage can change."""
+  """Refuses a key that does not exist or that no stage can change."""
   section, _, name = key.partition(".")
   there = {**{field.name: getattr(config, field.name) for field in dataclasses.fields(config)}, **config.sections}
   known = [
@@ -225,12 +231,16 @@ def _check_key(config: Config, key: str, where: str) -> None:
     raise UserError(f"{where}: {key}: no such key{did_you_mean(key, [*known, 'name', 'steps', 'fraction'])}")
   if key != field and field in known:
     raise UserError(f"{where}: {key}: no such key{did_you_mean(key, known)}")
-  why = _WHY.get(field) or _WHY.get(section) or "it is of the run; a stage changes keys of " + ", ".join(_CHANGED)
+  why = (
+    _WHY.get(field)
+    or _WHY.get(section)
+    or "it applies to the whole run; a stage changes keys of " + ", ".join(_CHANGED)
+  )
   raise UserError(f"{where}: {key} cannot change from stage to stage: {why}")
 
 
 def _with_entry(mapping: Mapping[str, Any], key: str, value: Any, where: str) -> dict[str, Any]:
-  """A mapping of config.data with one more entry, or with one that is changed: sources.NAME.rate, folders.NAME."""
+  """Adds or changes one entry of a mapping of config.data: sources.NAME.rate, benchmark_dirs.NAME."""
   name, _, field = key.partition(".")
   if not field:
     return {**mapping, name: value}
@@ -244,7 +254,7 @@ def _with_entry(mapping: Mapping[str, Any], key: str, value: Any, where: str) ->
 
 
 def _typed(where: str, value: Any, like: Any) -> Any:
-  """The value as the key has it, where that is the same: 1 of a rate is 1.0."""
+  """Converts a value to the key's type if that is lossless: 1 to 1.0 for a float."""
   if isinstance(like, float) and type(value) is int:
     return float(value)
   if isinstance(like, tuple) and isinstance(value, list):
@@ -252,12 +262,12 @@ def _typed(where: str, value: Any, like: Any) -> Any:
   if isinstance(like, Mapping) and isinstance(value, Mapping):
     return dict(value)
   if type(value) is not type(like):
-    raise UserError(f"{where}={value!r}: must be {type(like).__name__}, as {like!r} is")
+    raise UserError(f"{where}={value!r}: must be {type(like).__name__}, such as {like!r}")
   return value
 
 
 def _each_says_all(config: Config, stages: Sequence[Stage]) -> tuple[StageConfig, ...]:
-  """The stages, each of which says whatever differs between them and from the run's sections."""
+  """Returns the stages with every value that differs between them or from the config's sections."""
   everywhere = [config, *(stage.config for stage in stages)]
   completed = []
   for stage_config, stage in zip(config.stages, stages, strict=True):
@@ -277,7 +287,7 @@ def _value(config: Config, section: str, field: dataclasses.Field) -> Any:
 
 
 def _plain(value: Any) -> Any:
-  """Records as mappings, as they are typed and saved."""
+  """Converts records to mappings, as in config files."""
   if isinstance(value, Mapping):
     return {key: _plain(x) for key, x in value.items()}
   if isinstance(value, tuple):
@@ -286,18 +296,18 @@ def _plain(value: Any) -> Any:
 
 
 def check_typed(value: str) -> None:
-  """Refuses stages that are no mappings as Python writes them, of which absl would tell what is wrong with a tuple."""
+  """Refuses `--config.stages` in invalid Python syntax, because absl's message would be about a tuple."""
   try:
-    ast.literal_eval(value.replace("\n", " ").strip() or "()")  # a stage a line, as one may type them
+    ast.literal_eval(value.replace("\n", " ").strip() or "()")  # newlines between stages are allowed
   except (SyntaxError, ValueError) as error:
     raise UserError(
-      f"--config.stages={value}: cannot be read ({getattr(error, 'msg', 'it is no list of mappings')}); give a"
+      f"--config.stages={value}: cannot be read ({getattr(error, 'msg', 'not a list of mappings')}); give a"
       f""" mapping for each stage, --config.stages='{{"name": "short", "fraction": 0.9}}, {{"name": "long"}}'"""
     ) from error
 
 
 def check_overrides(config: ConfigDict, arguments: Sequence[str]) -> None:
-  """Refuses a key that is typed for the run, and that every stage says itself, so that it would change nothing."""
+  """Refuses an override that has no effect because every stage sets the key."""
   stages = [stage for stage in config.stages if isinstance(stage, Mapping)]
   if any(argument.startswith("--config.stages") for argument in arguments):
     return
@@ -306,6 +316,6 @@ def check_overrides(config: ConfigDict, arguments: Sequence[str]) -> None:
     if all(key in stage for stage in stages):
       values = ", ".join(f"{stage.get('name', number)}: {stage[key]!r}" for number, stage in enumerate(stages, start=1))
       raise UserError(
-        f"{argument}: every stage of this config says it itself ({values}); give the stages anew (docs/stages.md), or"
-        f" add --config.stages='()' for a run in one"
+        f"{argument}: has no effect, because every stage of this config sets it ({values}). Give new stages "
+        "(docs/stages.md), or add --config.stages='()' for a run without stages."
       )

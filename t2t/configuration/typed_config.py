@@ -1,4 +1,4 @@
-"""A config whose values are checked where they are assigned, with a sentence that says what would be right."""
+"""A ConfigDict that checks values on assignment; errors name the accepted values."""
 
 from collections.abc import Mapping
 import os
@@ -12,21 +12,21 @@ from t2t.configuration import loading
 
 
 class _NoSuchKey(UserError, AttributeError):
-  """A key that does not exist was set."""
+  """Raised for assignment to an unknown key."""
 
 
 class _OtherType(UserError, TypeError):
-  """A key was set to a value of another type."""
+  """Raised for a value of the wrong type."""
 
 
 class TypedConfig(ConfigDict):
-  """A ConfigDict that takes paths and NumPy's numbers, and refuses unknown keys and values of another type by key."""
+  """A ConfigDict that accepts paths and NumPy numbers, and refuses unknown keys and values of another type."""
 
   def __setattr__(self, attribute: str, value: Any) -> None:
     """Sets a key as `ConfigDict` does.
 
     Raises:
-      UserError: the key does not exist, or the value is not of its type.
+      UserError: the key does not exist, or the value has another type.
     """
     try:
       super().__setattr__(attribute, value)
@@ -41,13 +41,13 @@ class TypedConfig(ConfigDict):
     """Sets a key as `ConfigDict` does.
 
     Raises:
-      UserError: the value is not of the key's type.
+      UserError: the value has another type.
     """
     value = plain(value)
     before = self._fields.get(key)
     name = f"config.{self._section}.{key}" if self._section else f"config.{key}"
     if value is None and isinstance(before, bool | int | float | str | tuple):
-      raise _OtherType(f"{name}=None: {_wanted(before)}; the value now is {before!r}")
+      raise _OtherType(f"{name}=None: {_wanted(before)}; the current value is {before!r}")
     try:
       super().__setitem__(key, value)
     except TypeError as error:
@@ -57,12 +57,12 @@ class TypedConfig(ConfigDict):
     super().__setstate__(state)
     object.__setattr__(self, "_section", state.get("_section", ""))
 
-  _section = ""  # of a config that is made anew
+  _section = ""  # default for a new config
 
 
 def typed(config: ConfigDict, section: str = "") -> TypedConfig:
-  """The same config with its assignments checked, from now on and in all sections."""
-  # ConfigDict makes every mapping within it a ConfigDict, and not one of its own class.
+  """Turns on checks of assignments, in place, in all sections of a config."""
+  # ConfigDict converts nested mappings to plain ConfigDicts, so their class is changed afterwards.
   object.__setattr__(config, "__class__", TypedConfig)
   object.__setattr__(config, "_section", section)
   for name, value in config.items():
@@ -73,7 +73,7 @@ def typed(config: ConfigDict, section: str = "") -> TypedConfig:
 
 
 def plain(value: object) -> object:
-  """A value as the command line knows it: NumPy's numbers are Python's, and paths are texts."""
+  """Converts NumPy numbers to Python numbers and paths to strings, at any depth."""
   if isinstance(value, ConfigDict):
     return value
   if isinstance(value, np.generic | np.ndarray):
@@ -95,9 +95,9 @@ def _wanted(before: Any) -> str:
 
 
 def _remedy(before: Any, value: Any) -> str:
-  """The value that was probably meant."""
+  """Returns the end of an error with the value that was probably meant."""
   if isinstance(before, str) and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
-    return f"; several are separated by commas: {','.join(value)!r}"
+    return f"; separate several values by commas: {','.join(value)!r}"
   if isinstance(before, tuple) and isinstance(value, str):
     return f"; give {tuple(value.split(','))!r}"
   if isinstance(before, bool):

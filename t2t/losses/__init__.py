@@ -1,4 +1,4 @@
-"""Losses: what training makes smaller, one file for each."""
+"""Training losses, one file per loss; `make` builds the loss of a config."""
 
 import dataclasses
 
@@ -40,11 +40,11 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class LossRow:
-  """Facts on a loss that are known before its file is imported.
+  """Facts about a loss that are needed before its file is imported.
 
-  path: of its class, a `Loss`.
-  answered_by_heads: whether a batch has what heads are asked.
-  compares_texts: whether a batch has pairs of texts.
+  path: import path of its `Loss` class.
+  answered_by_heads: whether its batches have labels for heads.
+  compares_texts: whether its batches have pairs of texts.
   """
 
   path: str
@@ -52,7 +52,7 @@ class LossRow:
   compares_texts: bool = False
 
 
-# config.train.loss -> the loss of a run; a file is imported when a config names its loss
+# config.train.loss -> loss; its file is imported on first use.
 _ROWS = {
   "contrastive": LossRow("t2t.losses.contrastive:Contrastive", compares_texts=True),
   "cross_entropy": LossRow("t2t.losses.cross_entropy:CrossEntropy"),
@@ -62,7 +62,7 @@ _ROWS = {
 }
 LOSSES: LazyTable[type[Loss]] = LazyTable({name: row.path for name, row in _ROWS.items()})
 
-# Section of the config, which no other loss has -> its record
+# Optional config section of a loss -> its record.
 SECTIONS = {
   "electra": "t2t.losses.electra:ElectraConfig",
   "contrastive": "t2t.losses.contrastive:ContrastiveConfig",
@@ -70,35 +70,35 @@ SECTIONS = {
 
 
 def answered_by_heads(name: str) -> bool:
-  """Whether a batch of this loss has what heads are asked."""
+  """Returns True if batches of the loss have labels for heads."""
   return name in _ROWS and _ROWS[name].answered_by_heads
 
 
 def compares_texts(name: str) -> bool:
-  """Whether a batch of this loss has pairs of texts."""
+  """Returns True if batches of the loss have pairs of texts."""
   return name in _ROWS and _ROWS[name].compares_texts
 
 
 def without_auxiliary(loss: Loss) -> Loss:
-  """The loss without the terms that layers return."""
+  """Returns the loss without the auxiliary terms of layers."""
   return dataclasses.replace(loss, auxiliary=AuxiliaryTerms())
 
 
 def make(run: Config) -> Loss:
-  """The loss that a config names.
+  """Builds the loss that a config names.
 
   Raises:
-    UserError: there is none of that name; or it cannot be cut into the microbatches that are asked for.
+    UserError: the name is unknown, or the loss does not support microbatches.
   """
   name = run.train.loss or "cross_entropy"
   if name not in LOSSES:
     raise UserError(
-      f"config.train.loss={name}: no such loss{did_you_mean(name, LOSSES)}; there are {', '.join(LOSSES)}"
+      f"config.train.loss={name}: no such loss{did_you_mean(name, LOSSES)}; give one of {', '.join(LOSSES)}"
     )
   loss = LOSSES[name].from_config(run)
   if run.train.microbatches > 1 and not loss.supports_microbatching:
     raise UserError(
-      f"config.train.microbatches={run.train.microbatches}: the loss {name} compares the rows of a whole batch, which"
-      " cannot be cut; set it to 1, and config.train.batch_size to what fits"
+      f"config.train.microbatches={run.train.microbatches}: the loss {name} compares all rows of a batch, so a "
+      "batch cannot be split. Set it to 1, and lower config.train.batch_size to what fits in memory."
     )
   return loss

@@ -1,4 +1,4 @@
-"""Terms that layers return, in a loss: each with its coefficient and a weight of the whole batch."""
+"""Auxiliary terms of layers, added to a loss, each with a coefficient and the weight of the whole batch."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -17,12 +17,12 @@ from t2t.models.config import TransformerConfig
 
 @dataclasses.dataclass(frozen=True)
 class AuxiliaryTerms:
-  """The terms of a model's layers, beside a loss's own.
+  """The auxiliary terms of a model's layers, added to the terms of a loss.
 
-  model: shape of the model; None: what its layers return is left out.
-  sides: its stacks that the loss runs.
-  prompt: positions of a learned prompt, in front of the text of the first side.
-  prefix: of the terms' names, where a loss runs several models.
+  model: shape of the model; None: auxiliary terms are ignored.
+  sides: stacks of the model that the loss runs.
+  prompt: positions of a learned prompt before the text of the first side.
+  prefix: prefix of the terms' names, for a loss that runs several models.
   """
 
   model: TransformerConfig | None = None
@@ -32,11 +32,11 @@ class AuxiliaryTerms:
 
   @classmethod
   def from_config(cls, run: Config, *, only_states: bool) -> "AuxiliaryTerms":
-    """Makes the terms of a run.
+    """Builds the terms of a run.
 
     Args:
-      run: its config.
-      only_states: whether the loss runs `ModelProtocol.hidden_states` and not `hidden`.
+      run: config of the run.
+      only_states: whether the loss calls `ModelProtocol.hidden_states` instead of `hidden`.
     """
     kind = run.model.kind
     sides = (kind.answers,) if only_states else kind.sides
@@ -44,11 +44,10 @@ class AuxiliaryTerms:
 
   @property
   def rows(self) -> Mapping[str, Term]:
-    """Returns the terms of the layers, by name."""
     return {} if self.model is None else self.model.feed_forward_class.terms(self.model)
 
   def weights(self, batch: Batch) -> dict[str, jax.Array]:
-    """The weight of each term, over all layers; see `Loss.weights`."""
+    """Returns the weight of each term, over all layers; see `Loss.weights`."""
     rows = self.rows
     if not rows:
       return {}
@@ -74,22 +73,22 @@ class AuxiliaryTerms:
     batch: Batch,
     weights: Mapping[str, jax.Array],
   ) -> tuple[dict[str, jax.Array], Outputs]:
-    """A loss's own terms and metrics, with those of its layers.
+    """Adds terms and metrics of the layers to those of a loss.
 
     Args:
-      terms, metrics: its own.
-      aux: what the model returned.
-      batch: model features, of a part of a batch.
-      weights: of the whole batch.
+      terms, metrics: terms and metrics of the loss.
+      aux: auxiliary outputs of the model.
+      batch: model features of the batch or of one microbatch.
+      weights: weights of the whole batch.
 
     Raises:
-      ValueError: layers return other terms than their class declares, or one with the name of a loss's own.
+      ValueError: layers return undeclared terms, or a term with a name that the loss uses.
     """
     rows = self.rows
     if self.model is not None and set(rows) != set(aux.terms):
       raise ValueError(
-        f"config.model.feed_forward={self.model.feed_forward}: its layers return the terms {sorted(aux.terms)}, but"
-        f" `terms` of its class declares {sorted(rows)}"
+        f"config.model.feed_forward={self.model.feed_forward}: its layers return the terms {sorted(aux.terms)}, "
+        f"but `terms` of its class declares {sorted(rows)}"
       )
     term_weights = self.weights(batch)
     added = {self.prefix + name: (term, aux.terms[name]) for name, term in rows.items()}

@@ -1,4 +1,4 @@
-"""Token losses as sums with weights: divided once, by the weight of the whole batch, however it was cut."""
+"""Token cross-entropy as weighted sums, normalized by the weight of the whole batch over all microbatches."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -23,28 +23,28 @@ from t2t.models.flops import model_flops
 
 @dataclasses.dataclass(frozen=True)
 class CrossEntropyConfig:
-  """What is added to the cross-entropy, and how it is computed.  The defaults stand in configs/default.py."""
+  """Settings of the cross-entropy. configs/default.py has the defaults."""
 
-  z_loss: float  # times log(Z)**2: keeps the logits near zero (Mesh-TensorFlow; T5 1.1 used 1e-4)
-  label_smoothing: float  # share of the target distribution spread evenly over the vocabulary
-  logits_chunk_tokens: int  # target positions per batch shard whose logits exist at one time
+  z_loss: float  # coefficient of log(Z)**2; keeps logits near zero (Mesh-TensorFlow; T5 1.1 used 1e-4)
+  label_smoothing: float  # fraction of the target distribution spread evenly over the vocabulary
+  logits_chunk_tokens: int  # target positions per batch shard with logits in memory at one time
 
 
 def token_cross_entropy(
   logits: jax.Array, targets: jax.Array, *, z_loss: float = 0.0, label_smoothing: float = 0.0
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Cross-entropy of each target, what z-loss adds to it, and how right it is to predict the likeliest token.
+  """Computes cross-entropy, z-loss and accuracy of each target.
 
   Args:
     logits: [..., vocab]; the softmax is taken in float32.
     targets: int [...].
     z_loss: coefficient of log(Z)**2.
-    label_smoothing: share of the target distribution spread evenly over the whole vocabulary.  The entropy of the
-      smoothed distribution is not subtracted: a perfect prediction has a loss above zero.
+    label_smoothing: fraction of the target distribution spread evenly over the vocabulary. The entropy of the smoothed
+      distribution is not subtracted: a perfect prediction has a loss above zero.
 
   Returns:
-    float32 [...] in nats; float32 [...]; float32 [...]: 1 where the target alone is the likeliest token, 1/k where it
-    is one of k that tie, else 0.
+    cross-entropy, float32 [...] in nats; z-loss, float32 [...]; accuracy, float32 [...]: 1 if the target alone is the
+    likeliest token, 1/k if k tokens tie, else 0.
   """
   logits = logits.astype(jnp.float32)
   log_z = jax.nn.logsumexp(logits, axis=-1)
@@ -52,7 +52,7 @@ def token_cross_entropy(
   loss = log_z - (1.0 - label_smoothing) * target_logit
   if label_smoothing:
     loss = loss - label_smoothing * jnp.mean(logits, axis=-1)
-  # The maximum is there already, for log(Z); an argmax would cost more than to count the tokens that have it.
+  # log(Z) already needs the maximum; an argmax would cost more than counting the tokens that tie.
   most = jnp.max(logits, axis=-1)
   number = jnp.sum(logits == most[..., None], axis=-1, dtype=jnp.float32)
   right = jnp.where(target_logit >= most, 1.0 / jnp.maximum(number, 1.0), 0.0)
@@ -60,10 +60,10 @@ def token_cross_entropy(
 
 
 def _target_logit(logits: jax.Array, targets: jax.Array) -> jax.Array:
-  """The logit of each target; 0 where a target is no index."""
+  """Returns the logit of each target; 0 for a target outside the vocabulary."""
   if cpu_ops.is_fast(logits) and sharding.is_alone():
     return cpu_ops.select(logits, targets)
-  # A comparison instead of a gather: it stays on the shard that holds that part of the vocabulary.
+  # A comparison runs on the shard with that part of the vocabulary; a gather would not.
   is_target = targets[..., None] == jnp.arange(logits.shape[-1])
   return jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
 
@@ -77,7 +77,7 @@ def _chunk_loss(
   weights: jax.Array,
   positions: jax.Array | None = None,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array | None]]:
-  """Summed loss of [tokens, embed]; [cross-entropy, z-loss, number right] as sums; a token drawn for each, if any."""
+  """Returns the summed loss of [tokens, embed]; sums of cross-entropy, z-loss, accuracy; and sampled tokens."""
   logits = sharding.shard(logits_fn(hidden), None, "vocab")
   loss, z_term, right = token_cross_entropy(
     logits, targets, z_loss=config.z_loss, label_smoothing=config.label_smoothing
@@ -91,9 +91,9 @@ def _chunk_loss(
 
 
 def _drawn(seed: jax.Array, logits: jax.Array, positions: jax.Array) -> jax.Array:
-  """A token of each softmax, int32 [tokens], by Gumbel's trick.
+  """Samples a token from each softmax, int32 [tokens], by the Gumbel trick.
 
-  The mesh does not change which, unless there are microbatches and copies of the parameters: each draws for its rows.
+  Samples do not depend on the mesh, unless a run has both microbatches and copies of the parameters.
   """
   key = jax.random.key(seed, impl="threefry2x32")
   noise = jax.vmap(lambda i: jax.random.gumbel(jax.random.fold_in(key, i), logits.shape[-1:]))(positions)
@@ -101,7 +101,7 @@ def _drawn(seed: jax.Array, logits: jax.Array, positions: jax.Array) -> jax.Arra
 
 
 def _chunks(config: CrossEntropyConfig, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-  """[shards, tokens, ...] -> [chunks, shards, chunk, ...]: each chunk is spread over all shards."""
+  """Reshapes [shards, tokens, ...] to [chunks, shards, chunk, ...], so that all shards work on each chunk."""
   tokens = arrays[0].shape[1]
   num_chunks = -(-tokens // config.logits_chunk_tokens)
   size = -(-tokens // num_chunks)
@@ -115,33 +115,35 @@ def _chunks(config: CrossEntropyConfig, *arrays: jax.Array) -> tuple[jax.Array, 
 
 
 def _grid(shape: tuple[int, ...]) -> tuple[int, int]:
-  """In how many parts the mesh splits rows and positions of [batch, length, ...]."""
+  """Returns the numbers of shards of rows and of positions of [batch, length, ...]."""
   columns = sharding.num_shards("length")
   return sharding.num_shards("batch"), 1 if shape[1] % columns else columns
 
 
 def _by_shard(x: jax.Array) -> jax.Array:
-  """[batch, length, ...] -> [shards, tokens, ...]: what each device holds of the batch's rows and of their length."""
+  """Reshapes [batch, length, ...] to [shards, tokens, ...]: the tokens on each device."""
   rows, columns = _grid(x.shape)
   split = x.reshape(rows, x.shape[0] // rows, columns, x.shape[1] // columns, *x.shape[2:])
   return jnp.moveaxis(split, 2, 1).reshape(rows * columns, -1, *x.shape[2:])
 
 
 def _whole(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-  """What `_by_shard` has made of an array of this shape, as it was."""
+  """Inverts `_by_shard`, for an array of this shape."""
   rows, columns = _grid(shape)
   split = x.reshape(rows, columns, shape[0] // rows, shape[1] // columns, *shape[2:])
   return jnp.moveaxis(split, 1, 2).reshape(shape)
 
 
 def _weighted_first(weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """An order of each shard's tokens, [shards, tokens], with those that count first; and how many count, at most."""
+  """Returns an order of each shard's tokens, [shards, tokens], weighted tokens first, and their maximum number per
+  shard.
+  """
   counts = weights != 0
   return jnp.argsort(~counts, axis=1, stable=True), sharding.most_of_copies(jnp.max(jnp.sum(counts, axis=1)))
 
 
 def _loop(body, carry, chunks, num_used: jax.Array | None):
-  """`jax.lax.scan`; given `num_used`, over that many chunks, with zeros for what the rest would yield."""
+  """Runs `jax.lax.scan`; with `num_used`, over that many chunks, with zeros as outputs of the others."""
   if num_used is None:
     return jax.lax.scan(body, carry, chunks)
   at = lambda index: jax.tree.map(lambda x: x[index], chunks)
@@ -156,7 +158,7 @@ def _loop(body, carry, chunks, num_used: jax.Array | None):
 
 
 def _prepared(config: CrossEntropyConfig, sparse: bool, *arrays: jax.Array):
-  """The chunks of arrays, the third of which are weights; how many are used, if not all; and the order, if changed."""
+  """Returns the chunks of arrays, the third of them weights; the number of chunks to run; the order of tokens."""
   arrays = tuple(_by_shard(x) for x in arrays)
   if not sparse:
     return _chunks(config, *arrays), None, None
@@ -167,7 +169,7 @@ def _prepared(config: CrossEntropyConfig, sparse: bool, *arrays: jax.Array):
 
 
 def _unchunked(x: jax.Array, shape: tuple[int, ...], order: jax.Array | None) -> jax.Array:
-  """[chunks, shards, chunk, ...], what was made of the chunks of an array, in its shape and its order."""
+  """Reshapes outputs [chunks, shards, chunk, ...] to the original shape and order."""
   rows, columns = _grid(shape)
   merged = jnp.moveaxis(x, 0, 1).reshape(rows * columns, -1, *x.shape[3:])[:, : shape[0] * shape[1] // (rows * columns)]
   if order is not None:
@@ -187,7 +189,9 @@ def _summed(
   seed: jax.Array | None,
   positions: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-  """Loss and sums (see `_chunk_loss`) of [batch, length, embed] by chunks; `sparse` skips what has no weight."""
+  """Computes loss and sums of [batch, length, embed] in chunks, see `_chunk_loss`; `sparse` skips tokens without
+  weight.
+  """
 
   def body(total, chunk):
     loss, (sums, drawn) = jax.vmap(functools.partial(_chunk_loss, config, seed, logits_fn))(*chunk)
@@ -200,8 +204,8 @@ def _summed(
 
 
 def _summed_forward(config, sparse, logits_fn, hidden, targets, weights, seed, positions):
-  # The loss is a sum, so that its gradient is known up to one factor as soon as the logits are: each chunk yields
-  # loss and gradients at once, its logits are computed once (not again in the backward pass) and never kept.
+  # The loss is a sum, so each chunk's gradient is known up to one factor. Each chunk yields loss and gradients at once.
+  # Its logits are computed once (not again in the backward pass) and never stored.
   def of_shard(hidden, *arrays):
     loss_fn = lambda f, h: _chunk_loss(config, seed, f, h, *arrays)
     loss, vjp, (sums, drawn) = jax.vjp(loss_fn, logits_fn, hidden, has_aux=True)
@@ -213,7 +217,7 @@ def _summed_forward(config, sparse, logits_fn, hidden, targets, weights, seed, p
     total = jax.tree.map(lambda a, b: a + jnp.sum(b, axis=0), total, outputs)
     return (total, by_shard(jax.tree.map(jnp.add, gradient, weights_gradient))), (hidden_gradient, drawn)
 
-  # Each batch shard sums its own gradient of the projection; they meet once, after the last chunk.
+  # Each batch shard sums its gradient of the projection; shards are summed once, after the last chunk.
   by_shard = lambda tree: jax.tree.map(lambda x: sharding.shard(x, "tokens", *["any"] * (x.ndim - 1)), tree)
   arrays: Any = (hidden, targets, weights) if seed is None else (hidden, targets, weights, positions)
   chunks, num_used, order = _prepared(config, sparse, *arrays)
@@ -222,14 +226,14 @@ def _summed_forward(config, sparse, logits_fn, hidden, targets, weights, seed, p
   ((loss, sums), gradient), (hidden_gradient, drawn) = _loop(body, start, chunks, num_used)
   gradient = jax.tree.map(lambda g, w: jnp.sum(g, axis=0).astype(w.dtype), gradient, logits_fn)
   drawn = None if drawn is None else _unchunked(drawn, targets.shape, order)
-  # The barrier has the sum over shards made now: put off, each device would hold its whole part of it through the
+  # The barrier forces the sum over shards here. Otherwise each device would hold its unreduced gradient through the
   # backward pass of the decoder.
   residuals = jax.lax.optimization_barrier((gradient, _unchunked(hidden_gradient, hidden.shape, order)))
   return (loss, sums, drawn), residuals
 
 
 def _summed_backward(config, sparse, residuals, cotangents):
-  # The sums are metrics, and what is drawn is drawn (see `token_sums`): nothing is asked for their gradient.
+  # Metric sums and sampled tokens have no gradient (see `token_sums`).
   del config, sparse
   return *jax.tree.map(lambda x: (x * cotangents[0]).astype(x.dtype), residuals), None, None, None, None
 
@@ -238,16 +242,16 @@ _summed.defvjp(_summed_forward, _summed_backward)
 
 
 def _is_sparse(batch: Batch) -> bool:
-  """Whether much of a batch has no weight: in masked language models, and behind a prefix."""
+  """Returns True if many tokens have no weight: masked language models, and prefix language models."""
   return predicted_side(batch) == "encoder" or "decoder_causal_attention" in batch
 
 
 @dataclasses.dataclass(frozen=True)
 class CrossEntropy:
-  """Cross-entropy of the targets where they count, plus the z-loss: language models of every kind.
+  """Cross-entropy of weighted targets plus the z-loss, for language models of every kind.
 
   The vocabulary projection runs over chunks of tokens: logits of a whole batch never exist, forward or backward.
-  Where much of a batch has no weight, in masked language models and behind a prefix, it runs on the rest alone.
+  In masked and prefix language models, tokens without weight are skipped.
   Metrics: loss (nats per target, without z-loss), z_loss, accuracy.
   """
 
@@ -260,28 +264,25 @@ class CrossEntropy:
 
   @classmethod
   def from_config(cls, run: Config) -> "CrossEntropy":
-    """The loss of a run."""
     config = CrossEntropyConfig(run.train.z_loss, run.train.label_smoothing, run.train.logits_chunk_tokens)
     return cls(config, AuxiliaryTerms.from_config(run, only_states=False))
 
   def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> ModelProtocol:
-    """The model alone."""
     return transformer.build(config, rngs)
 
   def untrained_params(self, model: TransformerConfig) -> tuple[str, ...]:
-    """Nothing: a gradient reaches the whole model."""
+    """Returns no patterns: the loss trains the whole model."""
     del model
     return ()
 
   def weights(self, batch: Batch) -> Weights:
-    """How much of the targets counts."""
     target_weight = {"loss": jnp.sum(batch[f"{predicted_side(batch)}_loss_weights"].astype(jnp.float32))}
     return target_weight | self.auxiliary.weights(batch)
 
   def __call__(
     self, module: ModelProtocol, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
   ) -> tuple[dict[str, jax.Array], Outputs]:
-    """See `Loss`; held out, the loss is that of the targets themselves, whatever training smooths."""
+    """Computes the loss, see `Loss`; evaluation has no label smoothing."""
     hidden = module.hidden(batch, dropout_key=key if train else None)
     config = self.config if train else dataclasses.replace(self.config, label_smoothing=0.0)
     side = predicted_side(batch)
@@ -295,24 +296,21 @@ class CrossEntropy:
     return self.auxiliary.joined(terms, metrics, hidden.aux, batch, weights)
 
   def flops(self, config: TransformerConfig, *, batch_size: int, lengths: Mapping[str, int], predicted: float) -> float:
-    """The model's."""
     return model_flops(config, batch_size=batch_size, lengths=lengths, predicted=predicted)
 
   def baselines(self, batches: Sequence[Batch], vocab_size: int) -> Sequence[Baseline]:
-    """Of a unigram model."""
     return [unigram(batches, vocab_size)]
 
   def chance(self, values: Mapping[str, float], *, batch_size: int, vocab_size: int) -> Mapping[str, Baseline]:
-    """See `Loss`: every token has the same probability."""
     del values, batch_size
     return {"loss": uniform(vocab_size)}
 
 
 def uniform(vocab_size: int) -> Baseline:
-  """The loss of a model that gives every token the same probability."""
+  """Returns the loss of a model that gives every token the same probability."""
   cause = (
-    "every token has the same probability, whatever the input; look at config.optimizer.learning_rate, which may be too"
-    " low to learn or so high that activations saturate, and at config.train.freeze"
+    "every token has the same probability, whatever the input; check config.optimizer.learning_rate, which may "
+    "be too low to learn or so high that activations saturate, and config.train.freeze"
   )
   knows = f"gives each of {vocab_size:,} tokens the same probability"
   return Baseline("uniform", math.log(vocab_size), knows, cause=cause)
@@ -328,18 +326,18 @@ def token_sums(
   sparse: bool,
   draw: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-  """The summed loss of all tokens, which has a gradient; sums for metrics, and tokens drawn, which have none.
+  """Computes the differentiable summed loss of all tokens, sums for metrics, and sampled tokens.
 
   Args:
-    config: what is added, and how many tokens have logits at one time.
-    logits_fn: of the vocabulary.
+    config: settings of the loss, and number of tokens with logits at one time.
+    logits_fn: maps hidden states to logits of the vocabulary.
     hidden: [batch, length, embed].
     targets, weights: int and float32 [batch, length].
-    sparse: whether much of the weights is 0, and is to be skipped.
-    draw: a key: a token is drawn from each softmax, where there is a weight.
+    sparse: whether to skip tokens with weight 0.
+    draw: key for sampling a token from the softmax of each weighted token; None: no sampling.
 
   Returns:
-    float32 []; float32 [3]: cross-entropy, z-loss, number of targets that are the likeliest token; and what was drawn,
+    loss, float32 []; sums of cross-entropy, z-loss and accuracy, float32 [3], without gradient; and sampled tokens,
     int32 [batch, length], or None.
   """
   seed = None if draw is None else jax.random.bits(draw, dtype=jnp.uint32)
@@ -349,13 +347,13 @@ def token_sums(
 
 
 def share_of_weights(batches: Sequence[Batch]) -> float:
-  """Which part of the last positions has its logits computed: 1 unless much of a batch is skipped.
+  """Returns the fraction of positions with computed logits: 1 unless tokens without weight are skipped.
 
   Args:
-    batches: with decoder_loss_weights (or those of an encoder), [batch, length].
+    batches: with decoder_loss_weights or encoder_loss_weights, [batch, length].
   """
   if f"{predicted_side(batches[0])}_loss_weights" not in batches[0]:
-    return 0.0  # heads are asked, and no tokens predicted
+    return 0.0  # only heads predict
   if not _is_sparse(batches[0]):
     return 1.0
   weights = [batch[f"{predicted_side(batch)}_loss_weights"] for batch in batches]
@@ -363,34 +361,34 @@ def share_of_weights(batches: Sequence[Batch]) -> float:
 
 
 def unigram_loss(batches: Sequence[Batch], vocab_size: int) -> jax.Array:
-  """Loss of the best model that knows only how often each token occurs: the entropy of the targets' own frequencies.
+  """Returns the loss of the best unigram model: the entropy of the targets' token frequencies.
 
   Args:
-    batches: with decoder_target_tokens and decoder_loss_weights (or those of an encoder), [batch, length].
-    vocab_size: largest id plus one, or more.
+    batches: with decoder_target_tokens and decoder_loss_weights, or those of an encoder, [batch, length].
+    vocab_size: at least the largest id plus one.
 
   Returns:
-    float32 [], nats per target token.  No unigram model does better on these targets, whatever it was fitted on.
+    float32 [], nats per target token; a lower bound for every unigram model on these targets.
   """
   return _entropy(_counts(batches, vocab_size))
 
 
 def unigram(batches: Sequence[Batch], vocab_size: int) -> Baseline:
-  """The loss of a unigram model: `unigram_loss`, or where targets are few, a model of the other targets for each.
+  """Returns the loss of a unigram model: `unigram_loss`, or for few targets a leave-one-out estimate.
 
-  The frequencies of few targets fit these far better than a model that was fitted on other text does.
+  The frequencies of few targets fit these targets far better than frequencies of other text.
   """
   weights = [batch[f"{predicted_side(batch)}_loss_weights"] for batch in batches]
   number = sum(int(jnp.sum(x > 0)) for x in weights)
   counts = _counts(batches, vocab_size)
   is_exact = number >= _OFTEN * int(jnp.sum(counts > 0))
   loss = _entropy(counts) if is_exact else _left_out(counts, _occurrences(batches, vocab_size))
-  knows = f"knows how often each token occurs in {'these' if is_exact else 'the others of these'} {number:,} targets"
-  cause = "the model knows how often tokens occur and ignores its input; give more steps, or another learning rate"
+  knows = f"predicts each token by its frequency in {'these' if is_exact else 'the others of these'} {number:,} targets"
+  cause = "the model predicts token frequencies and ignores its input; give more steps, or another learning rate"
   return Baseline("unigram model", float(loss), knows, is_exact, cause)
 
 
-_OFTEN = 10  # times that a token occurs on average, where how often says something of it
+_OFTEN = 10  # occurrences per distinct token, on average, for reliable frequencies
 
 
 def _entropy(counts: jax.Array) -> jax.Array:
@@ -398,12 +396,12 @@ def _entropy(counts: jax.Array) -> jax.Array:
   return -jnp.sum(jax.scipy.special.xlogy(shares, shares))
 
 
-# Added to each token's number of occurrences.
+# Pseudo-counts to try.
 _SMOOTHING = (0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 def _left_out(counts: jax.Array, occurrences: jax.Array) -> jax.Array:
-  """Loss of the unigram model of all targets but the one that it predicts, with the best additive smoothing.
+  """Returns the leave-one-out loss of the unigram model, with the best additive smoothing.
 
   Args:
     counts: weight of each token, float32 [vocab_size].
@@ -416,13 +414,13 @@ def _left_out(counts: jax.Array, occurrences: jax.Array) -> jax.Array:
 
 
 def _occurrences(batches: Sequence[Batch], vocab_size: int) -> jax.Array:
-  """Number of targets of each id that count, float32 [vocab_size]."""
+  """Returns the number of weighted targets of each id, float32 [vocab_size]."""
   weights = lambda batch: f"{predicted_side(batch)}_loss_weights"
   return _counts([{**batch, weights(batch): batch[weights(batch)] > 0} for batch in batches], vocab_size)
 
 
 def _counts(batches: Sequence[Batch], vocab_size: int) -> jax.Array:
-  """How much weight each id has as a target, float32 [vocab_size]."""
+  """Returns the total weight of each id as a target, float32 [vocab_size]."""
   counts = jnp.zeros(vocab_size, jnp.float32)
   for batch in batches:
     side = predicted_side(batch)

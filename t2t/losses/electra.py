@@ -1,6 +1,6 @@
-"""ELECTRA (Clark et al. 2020): a small generator replaces tokens, and the model says of each whether it was replaced.
+"""ELECTRA (Clark et al. 2020): a small generator replaces tokens, and the model predicts which tokens were replaced.
 
-Both are trained in one step; the tokens are drawn on the device, from the generator's own softmax.
+One step trains both models; replacements are sampled on the device from the generator's softmax.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,32 +27,32 @@ from t2t.models.heads import VocabularyHead
 from t2t.models.stack import Stack
 from t2t.models.transformer import EncoderOnly
 
-HEAD = "replaced"  # of the discriminator
+HEAD = "replaced"  # name of the discriminator's head
 PREDICTS, POSITIONS = ("replaced", "tokens"), ("all", "masked")
 
 
 @dataclasses.dataclass(frozen=True)
 class ElectraConfig:
-  """The generator of ELECTRA, and what its discriminator is asked: `config.electra`, which no other loss has.
+  """Settings of ELECTRA's generator and of the discriminator's task: `config.electra`.
 
-  The generator's sizes are by default those of the base model's.  The paper's ablations (Clark et al. 2020, section
-  3.4), but for the copying of "all-tokens MLM": "ELECTRA 15%" is positions=masked, "replace MLM" predicts=tokens and
-  positions=masked, "all-tokens MLM" predicts=tokens.
+  Default sizes of the generator are for the base model. The ablations of Clark et al. 2020, section 3.4, are
+  "ELECTRA 15%": positions=masked; "replace MLM": predicts=tokens and positions=masked; "all-tokens MLM", without its
+  copy mechanism: predicts=tokens.
   """
 
   embed_dim: int = 256  # width of the generator
-  num_heads: int = 4  # of the generator, each as wide as the discriminator's
-  mlp_dim: int = 1024  # of the generator
-  num_layers: int = 12  # of the generator
-  generator_weight: float = 1.0  # times the generator's loss, a mean over masked tokens
-  discriminator_weight: float = 50.0  # times the discriminator's, a mean over the tokens that it is asked about
-  share_embeddings: bool = True  # tokens, positions and segments have one vector for both
-  predicts: str = "replaced"  # the discriminator, whether each token was replaced; or tokens, which one stood there
-  positions: str = "all"  # that the discriminator is asked about; or masked, those alone
+  num_heads: int = 4  # attention heads of the generator, each as wide as the discriminator's
+  mlp_dim: int = 1024  # feed-forward width of the generator
+  num_layers: int = 12  # layers of the generator
+  generator_weight: float = 1.0  # weight of the generator's loss, a mean over masked tokens
+  discriminator_weight: float = 50.0  # weight of the discriminator's loss, a mean over its predicted tokens
+  share_embeddings: bool = True  # share embeddings of tokens, positions and segments between both models
+  predicts: str = "replaced"  # task of the discriminator: replaced, yes or no per token; tokens, the original
+  positions: str = "all"  # tokens that the discriminator predicts: all, or masked
 
 
 def generator_config(model: TransformerConfig, electra: ElectraConfig) -> TransformerConfig:
-  """The shape of the generator: the discriminator's, but for the sizes that `config.electra` has."""
+  """Returns the config of the generator: the discriminator's, with the sizes of `config.electra`."""
   width = model.embedding_dim or model.embed_dim
   return dataclasses.replace(
     model,
@@ -69,7 +69,7 @@ def generator_config(model: TransformerConfig, electra: ElectraConfig) -> Transf
 
 
 class Generator(nnx.Module):
-  """A masked language model that may read and write with the embedding of another, which is passed to it."""
+  """A masked language model with its own embedding, or the embedding of the discriminator."""
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, shares_embeddings: bool):
     self.gradient_dtype = config.gradient_dtype
@@ -82,7 +82,7 @@ class Generator(nnx.Module):
     self.head = VocabularyHead(config, rngs)
 
   def hidden(self, batch: Batch, discriminator: EncoderOnly, *, dropout_key: jax.Array | None) -> Hidden:
-    """Hidden states, [batch, length, embed], with what layers return beside."""
+    """Returns hidden states, [batch, length, embed], with auxiliary outputs."""
     if self.embed is not None:
       x = self.embed.project(discriminator.look_up(batch, embed=self.embed))
     else:
@@ -92,14 +92,14 @@ class Generator(nnx.Module):
     return discriminator.read(x, batch, encoder=self.encoder, dropout_key=dropout_key)
 
   def logits_fn(self, embed: layers.Embed) -> LogitsFn:
-    """[..., embed] -> float32 logits [..., vocab]."""
+    """Returns the function from [..., embed] to float32 logits [..., vocab]."""
     return self.head.logits_fn(embed if self.embed is None else self.embed)
 
 
 class Pair(nnx.Module):
-  """Generator and discriminator.  As a model of tokens it is its generator.
+  """Generator and discriminator; `hidden` and `logits` are the generator's.
 
-  The embedding is the discriminator's, which is what is kept; the generator gets its arrays.
+  A shared embedding belongs to the discriminator, the part that is kept; it is passed to the generator.
   """
 
   def __init__(self, config: TransformerConfig, electra: ElectraConfig, rngs: nnx.Rngs):
@@ -108,59 +108,59 @@ class Pair(nnx.Module):
     self.generator = Generator(generator_config(config, electra), rngs, shares_embeddings=shares)
 
   def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> jax.Array:
-    """The generator's hidden states."""
+    """Returns the generator's hidden states."""
     return self.hidden(batch, dropout_key=dropout_key).x
 
   def hidden(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> Hidden:
-    """The generator's, with what layers return beside."""
+    """Returns the generator's hidden states, with auxiliary outputs."""
     return self.generator.hidden(batch, self.discriminator, dropout_key=dropout_key)
 
   def logits_fn(self) -> LogitsFn:
-    """The generator's."""
+    """Returns the generator's `logits_fn`."""
     return self.generator.logits_fn(self.discriminator.embed)
 
   def logits(self, hidden: jax.Array) -> jax.Array:
-    """float32 [batch, length, vocab] of the generator's hidden states."""
+    """Returns the generator's logits, float32 [batch, length, vocab]."""
     return sharding.shard(self.logits_fn()(hidden), "batch", "length", "vocab")
 
 
 @dataclasses.dataclass(frozen=True)
 class Electra:
-  """Two terms: of the generator, over masked tokens; of the discriminator, over all real ones.
+  """The loss of ELECTRA: a generator term over masked tokens and a discriminator term over real tokens.
 
-  Those that the discriminator's layers return have their own names, and the generator's generator_NAME.
-  Metrics: loss and accuracy (the discriminator's), generator_loss, generator_accuracy, replaced (share of real tokens).
+  Auxiliary terms of the discriminator's layers keep their names; the generator's are called generator_NAME.
+  Metrics: loss and accuracy (discriminator), generator_loss, generator_accuracy, replaced (fraction of real tokens).
   """
 
   config: ElectraConfig
   tokens: CrossEntropyConfig
   auxiliary: AuxiliaryTerms = AuxiliaryTerms()
   supports_microbatching: ClassVar[bool] = True
-  unit: ClassVar[str] = "nats per token, which is the one that stood there or not"
-  part: ClassVar[str] = "discriminator"  # the generator is thrown away
+  unit: ClassVar[str] = "nats per token, for replaced or original"
+  part: ClassVar[str] = "discriminator"  # the generator is discarded after training
 
   @property
   def heads(self) -> tuple[str, ...]:
-    """The detector, if it is asked."""
     return (HEAD,) if self.config.predicts == "replaced" else ()
 
   @classmethod
   def from_config(cls, run: Config) -> "Electra":
-    """The loss of a run.
+    """Builds the loss of a run.
 
     Raises:
-      UserError: a model or an objective that it is not for, or a generator larger than its discriminator.
+      UserError: the model does not fit the loss, or the generator is larger than the discriminator.
     """
     model, electra, train = run.model, run.electra, run.train
     if electra is None:
       raise UserError("config.train.loss=electra: config.electra is missing; start from a config such as electra_small")
     if model.kind.is_generative:
       raise UserError(
-        f"config.train.loss=electra: reads in both directions, but config.model.architecture={model.architecture}"
+        "config.train.loss=electra: needs a bidirectional encoder, but "
+        f"config.model.architecture={model.architecture}; give encoder_only"
       )
     for key, known in (("predicts", PREDICTS), ("positions", POSITIONS)):
       if getattr(electra, key) not in known:
-        raise UserError(f"config.electra.{key}={getattr(electra, key)}: there are {' and '.join(known)}")
+        raise UserError(f"config.electra.{key}={getattr(electra, key)}: no such value; give {' or '.join(known)}")
     sizes = {
       "embed_dim": "embed_dim",
       "num_heads": "num_heads",
@@ -170,13 +170,13 @@ class Electra:
     for key, theirs in sizes.items():
       if not 0 < getattr(electra, key) <= getattr(model, theirs):
         raise UserError(
-          f"config.electra.{key}={getattr(electra, key)}: the generator must not be larger than its discriminator,"
-          f" config.model.{theirs}={getattr(model, theirs)}; the paper's have a quarter to a half"
+          f"config.electra.{key}={getattr(electra, key)}: the generator must not be larger than its "
+          f"discriminator, config.model.{theirs}={getattr(model, theirs)}; the paper uses a quarter to a half"
         )
     if electra.predicts == "replaced" and HeadConfig(HEAD, 1, "detector") not in model.heads:
       listing = ", ".join(f"{head.name} ({head.kind}, {head.num_classes})" for head in model.heads) or "none"
       raise UserError(
-        f"config.train.loss=electra: config.model.heads has no detector {HEAD!r} of one score, but {listing}; give"
+        f"config.train.loss=electra: config.model.heads has no detector {HEAD!r} with one score, but {listing}; give"
         f' config.model.heads={{"name": "{HEAD}", "kind": "detector", "num_classes": 1}}'
       )
     tokens = CrossEntropyConfig(train.z_loss, train.label_smoothing, train.logits_chunk_tokens)
@@ -184,27 +184,26 @@ class Electra:
 
   @property
   def _generator_auxiliary(self) -> AuxiliaryTerms:
-    """The terms of the generator's layers."""
     model = self.auxiliary.model and generator_config(self.auxiliary.model, self.config)
     return dataclasses.replace(self.auxiliary, model=model, prompt=0, prefix="generator_")
 
   def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Module:
-    """Both models."""
+    """Builds generator and discriminator."""
     return Pair(config, self.config, rngs)
 
   def untrained_params(self, model: TransformerConfig) -> tuple[str, ...]:
-    """Nothing besides heads."""
+    """Returns no patterns: every parameter but unused heads is trained."""
     del model
     return ()
 
   def _asked(self, batch: Batch) -> jax.Array:
-    """The positions that the discriminator is asked about, float32 [batch, length]."""
+    """Returns the weights of positions that the discriminator predicts, float32 [batch, length]."""
     if self.config.positions == "masked":
       return batch["encoder_loss_weights"].astype(jnp.float32)
     return real_positions(batch, "encoder").astype(jnp.float32)
 
   def weights(self, batch: Batch) -> Weights:
-    """How many tokens were masked, and how many the discriminator is asked about."""
+    """Returns the numbers of masked tokens and of tokens that the discriminator predicts."""
     masked = jnp.sum(batch["encoder_loss_weights"].astype(jnp.float32))
     counts = {"generator": masked, "discriminator": jnp.sum(self._asked(batch))}
     return counts | self.auxiliary.weights(batch) | self._generator_auxiliary.weights(batch)
@@ -212,25 +211,24 @@ class Electra:
   def __call__(
     self, module: Pair, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
   ) -> tuple[dict[str, jax.Array], Outputs]:
-    """See `Loss`."""
-    assert key is not None  # the generator's tokens are drawn at evaluation, too
+    assert key is not None  # evaluation samples tokens, too
     draw, *keys = jax.random.split(key, 3)
     generator_key, discriminator_key = keys if train else (None, None)
     tokens = self.tokens if train else dataclasses.replace(self.tokens, label_smoothing=0.0)
     masked, targets = batch["encoder_loss_weights"].astype(jnp.float32), batch["encoder_target_tokens"]
     real = real_positions(batch, "encoder")
 
-    # ---- The generator -------------------------------------------------------
+    # ---- The generator -----------------------------------------------------------------------------------------------
     hidden = module.hidden(batch, dropout_key=generator_key)
     summed, sums, drawn = token_sums(tokens, module.logits_fn(), hidden.x, targets, masked, sparse=True, draw=draw)
     generator = self.config.generator_weight * summed / jnp.maximum(weights["generator"], 1.0)
 
-    # ---- The discriminator ---------------------------------------------------
+    # ---- The discriminator -------------------------------------------------------------------------------------------
     assert drawn is not None  # because of `draw`
     corrupted = jnp.where(masked > 0, drawn, targets)
     replaced = (corrupted != targets).astype(jnp.float32)
     position_weights = self._asked(batch)
-    # Which positions are real is known, whatever was drawn: the id of padding as well.
+    # Segments mark real positions even if a sampled token has the id of padding.
     segments = batch.get("encoder_segment_ids", real.astype(jnp.int32))
     changed = dict(batch) | {"encoder_input_tokens": corrupted, "encoder_segment_ids": segments}
     read = module.discriminator.hidden(changed, dropout_key=discriminator_key)
@@ -238,7 +236,7 @@ class Electra:
     if self.config.predicts == "replaced":
       scores = module.discriminator.head_logits(HEAD, seen)[..., 0]
       summed = jnp.sum(position_weights * (jax.nn.softplus(scores) - replaced * scores))
-      # A score of 0 is a tie of both answers.
+      # A score of 0 is a tie.
       says = jnp.where(scores == 0, 0.5, (scores > 0) == (replaced > 0))
       loss, right = summed, jnp.sum(position_weights * says)
     else:
@@ -260,7 +258,7 @@ class Electra:
     return self.auxiliary.joined(terms, metrics, read.aux, batch, weights)
 
   def flops(self, config: TransformerConfig, *, batch_size: int, lengths: Mapping[str, int], predicted: float) -> float:
-    """Of both models: the generator's logits are those of masked tokens."""
+    """Returns FLOPs of both models; the generator computes logits of masked tokens only."""
     discriminator_share = {"replaced": 0.0, "tokens": 1.0 if self.config.positions == "all" else predicted}[
       self.config.predicts
     ]
@@ -268,30 +266,30 @@ class Electra:
     return sum(model_flops(model, batch_size=batch_size, lengths=lengths, predicted=share) for model, share in both)
 
   def baselines(self, batches: Sequence[Batch], vocab_size: int) -> Sequence[Baseline]:
-    """Of who says of every token how often tokens are masked; nothing where tokens are predicted."""
+    """Returns the loss of predicting the rate of masked tokens; [] if the discriminator predicts tokens."""
     del vocab_size
     if self.config.predicts == "tokens":
       return []
     weights = [self.weights(batch) for batch in batches]
     share = float(sum(w["generator"] for w in weights)) / max(float(sum(w["discriminator"] for w in weights)), 1.0)
-    return [Baseline("constant", _entropy(share), "says of each token how often one is masked", cause=_CAUSE)]
+    return [Baseline("constant", _entropy(share), "predicts the rate of masked tokens for every token", cause=_CAUSE)]
 
   def chance(self, values: Mapping[str, float], *, batch_size: int, vocab_size: int) -> Mapping[str, Baseline]:
-    """See `Loss`: the discriminator says the same of every token, or every token has the same probability."""
+    """Returns losses of constant outputs, see `Loss`: equal scores of all tokens, or equal probabilities."""
     del batch_size
     baselines = {"generator_loss": uniform(vocab_size)}
     if self.config.predicts == "tokens":
       return baselines | {"loss": uniform(vocab_size)}
-    # Of all tokens it is asked about, which are all real ones, or the masked ones alone.
+    # The metric `replaced` is over all real tokens, so it does not apply to masked positions alone.
     if self.config.positions == "all":
-      knows = "says of each token how often one was replaced"
+      knows = "predicts the rate of replaced tokens for every token"
       baselines["loss"] = Baseline("constant", _entropy(values.get("replaced", 0.0)), knows, cause=_CAUSE)
     return baselines
 
 
 _CAUSE = (
-  "the discriminator says the same of every token; give a lower config.optimizer.learning_rate, a longer warm-up, or a"
-  " smaller generator (config.electra.embed_dim)"
+  "the discriminator gives every token the same score; give a lower config.optimizer.learning_rate, a longer "
+  "warm-up, or a smaller generator (config.electra.embed_dim)"
 )
 
 

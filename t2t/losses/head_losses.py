@@ -1,6 +1,6 @@
-"""What heads answer: classes, numbers, tags, spans, and which of several candidates; beside masked tokens or alone.
+"""Losses of heads: classes, scores, tags, spans and choices, alone or together with masked tokens.
 
-Beside masked tokens the boundaries of spans are asked as well, see span_boundary.py.
+Together with masked tokens, boundary heads are trained as well, see span_boundary.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,16 +25,16 @@ from t2t.models.architecture import Batch, predicted_side, segments_of, sides
 from t2t.models.config import ANSWERED_HEADS, ASKED_HEADS, HeadConfig, TransformerConfig
 from t2t.models.flops import model_flops
 
-_NOT_THERE = -1e30  # as a logit
+_NOT_THERE = -1e30  # logit of padding
 
 
 class HeadTargets(NamedTuple):
-  """What a batch asks of one head.
+  """Labels of one head in a batch.
 
-  at: bool [batch, length], where it answers.
-  targets: int32 there: the class; the bits of a float32 score; 1 for a right candidate; 1 where a span starts plus 2
-    where it ends, whether an answer or, of a boundary head, masked.
-  groups: int there: positions of a row with the same number are one example's.
+  at: bool [batch, length], positions with a label.
+  targets: int32 labels: a class; the bits of a float32 score; 1 for a right candidate; or for spans 1 at the start plus
+    2 at the end, of an answer or (boundary heads) of masked tokens.
+  groups: int32 [batch, length]; positions of a row with the same number belong to one example.
   """
 
   at: jax.Array
@@ -43,7 +43,7 @@ class HeadTargets(NamedTuple):
 
 
 def asked_of(batch: Batch, number: int) -> HeadTargets:
-  """What a batch asks of the head of this number in the model's config."""
+  """Returns the labels of the head with this index in the model's config."""
   side = sides(batch)[0]
   positions = batch[f"{side}_answer_heads"] == number + 1
   return HeadTargets(positions, batch[f"{side}_answer_targets"], batch[f"{side}_answer_groups"])
@@ -53,20 +53,20 @@ def asked_of(batch: Batch, number: int) -> HeadTargets:
 
 
 class HeadLoss(NamedTuple):
-  """Of each position, float32 [batch, length]: what it adds to the loss, and to the number of right answers."""
+  """Contributions of each position to the loss and to the number of right answers, float32 [batch, length]."""
 
   loss: jax.Array
   right: jax.Array
 
 
 def _starts_group(head_targets: HeadTargets) -> jax.Array:
-  """bool [batch, length]: the first position of each group; their numbers rise along a row."""
+  """Returns the first position of each group, bool [batch, length]; group numbers increase along a row."""
   groups = jnp.where(head_targets.at, head_targets.groups, 0)
   return groups > jnp.pad(jax.lax.cummax(groups, axis=1)[:, :-1], [(0, 0), (1, 0)])
 
 
 def _over_group(reduce: Callable, head_targets: HeadTargets, at: jax.Array, x: jax.Array) -> jax.Array:
-  """Of each position `reduce`, a segment function, of `x` where `at` in its group; [batch, length] each."""
+  """Reduces `x` over the positions `at` of each group by a segment function; returns [batch, length]."""
   empty = 0.0 if reduce is jax.ops.segment_sum else _NOT_THERE
   groups = jnp.cumsum(_starts_group(head_targets), axis=1)
   of_row = lambda x, groups: reduce(x, groups, num_segments=len(x) + 1)[groups]
@@ -82,7 +82,7 @@ def _max(head_targets: HeadTargets, at: jax.Array, x: jax.Array) -> jax.Array:
 
 def _logsumexp(head_targets: HeadTargets, at: jax.Array, x: jax.Array) -> jax.Array:
   most = _max(head_targets, at, x)
-  # No number of another group, or of what does not count, becomes infinite on the way.
+  # Masking keeps values of other groups and padding from becoming infinite.
   return jnp.log(jnp.maximum(_sum(head_targets, at, jnp.exp(jnp.where(at, x - most, 0.0))), 1e-30)) + most
 
 
@@ -91,22 +91,22 @@ def _one_each(head_targets: HeadTargets) -> jax.Array:
 
 
 def _class(logits: jax.Array, head_targets: HeadTargets) -> HeadLoss:
-  """Cross-entropy of the class; right is the likeliest one, and of k that tie each counts 1/k."""
+  """Computes the cross-entropy of classes; the accuracy is 1/k if k classes tie."""
   log_p = jax.nn.log_softmax(logits)
   is_target = jnp.where(head_targets.at, head_targets.targets, 0)[..., None] == jnp.arange(logits.shape[-1])
   at, of_target = _one_each(head_targets), jnp.sum(jnp.where(is_target, log_p, 0.0), axis=-1)
   is_best = logits >= jnp.max(logits, axis=-1, keepdims=True)
-  right = jnp.any(is_best & is_target, axis=-1) / jnp.maximum(jnp.sum(is_best, axis=-1), 1)  # NaN is none
+  right = jnp.any(is_best & is_target, axis=-1) / jnp.maximum(jnp.sum(is_best, axis=-1), 1)  # NaN is never right
   return HeadLoss(-at * of_target, at * right)
 
 
 def scores_of(targets: jax.Array) -> jax.Array:
-  """The float32 numbers whose bits int32 targets are."""
+  """Returns int32 targets as the float32 numbers with the same bits."""
   return jax.lax.bitcast_convert_type(targets, jnp.float32)
 
 
 def _score(logits: jax.Array, head_targets: HeadTargets) -> HeadLoss:
-  """Squared error; right is what is no more than 0.5 from the target."""
+  """Computes the squared error; a score within 0.5 of the target is right."""
   error = jnp.where(head_targets.at, logits[..., 0] - scores_of(head_targets.targets), 0.0)
   return HeadLoss(jnp.square(error), _one_each(head_targets) * (jnp.abs(error) <= 0.5))
 
@@ -116,17 +116,17 @@ def _right(head_targets: HeadTargets) -> jax.Array:
 
 
 def _one_for_each_right(head_targets: HeadTargets) -> jax.Array:
-  """Right candidates of an example share in one."""
+  """Returns weights of right candidates, which sum to 1 per example."""
   right = _right(head_targets)
   number = _sum(head_targets, right, jnp.ones(right.shape))
   return jnp.where(right, 1.0 / jnp.maximum(number, 1), 0.0)
 
 
 def _choice(logits: jax.Array, head_targets: HeadTargets) -> HeadLoss:
-  """Minus the log-probability that one of the right candidates has, by a softmax over those of the example."""
+  """Computes the negative log-probability of the right candidates under a softmax over the example's candidates."""
   scores, units = logits[..., 0], _one_for_each_right(head_targets)
   total, right = (_logsumexp(head_targets, at, scores) for at in (head_targets.at, _right(head_targets)))
-  # Of the candidates that tie for the best score the share that is right.
+  # The accuracy is the fraction of right candidates among those that tie for the best score.
   is_best = head_targets.at & (scores >= _max(head_targets, head_targets.at, scores))
   best, best_right = (
     _sum(head_targets, at, jnp.ones(scores.shape)) for at in (is_best, is_best & _right(head_targets))
@@ -139,9 +139,9 @@ def _starts(head_targets: HeadTargets) -> jax.Array:
 
 
 def _span(logits: jax.Array, head_targets: HeadTargets) -> HeadLoss:
-  """Half of the cross-entropy of the first position, and half of that of the last, each over the example's.
+  """Computes the mean cross-entropy of the first and the last position, over the positions of the example.
 
-  Source: Devlin et al. 2019, section 4.2; halves as in transformers.
+  Source: Devlin et al. 2019, section 4.2; the mean as in transformers.
   """
   bounds = _starts(head_targets), (head_targets.at & (head_targets.targets >= 2)).astype(jnp.float32)
   loss, is_right = jnp.zeros(head_targets.at.shape), []
@@ -151,17 +151,17 @@ def _span(logits: jax.Array, head_targets: HeadTargets) -> HeadLoss:
     loss += 0.5 * jnp.where(is_bound > 0, total - scores, 0.0)
     is_best = head_targets.at & (scores >= _max(head_targets, head_targets.at, scores))
     number = _sum(head_targets, is_best, jnp.ones(scores.shape))
-    is_right.append(is_bound * is_best / jnp.maximum(number, 1.0))  # of k bounds that tie each counts 1/k
+    is_right.append(is_bound * is_best / jnp.maximum(number, 1.0))  # 1/k if k positions tie
   return HeadLoss(loss, is_right[0] * _max(head_targets, head_targets.at, is_right[1]))
 
 
 @dataclasses.dataclass(frozen=True)
 class _HeadKind:
-  """How a kind of head is scored.
+  """Scoring of one kind of head.
 
-  measure: logits [batch, length, classes] of what is asked.
-  units: float32 [batch, length], what the sum of losses is divided by, added up.
-  baseline: the loss of who knows how often each answer is right, of the whole batch: (sum, number of units).
+  measure: maps logits [batch, length, classes] and labels to loss and accuracy.
+  units: float32 [batch, length]; their sum divides the summed loss.
+  baseline: the loss of predicting label frequencies, as a mean over batches.
   """
 
   measure: Callable[[jax.Array, HeadTargets], HeadLoss]
@@ -189,7 +189,7 @@ def _variance(batch_targets: Sequence[HeadTargets], classes: int) -> jax.Array:
 
 
 def _chance(units: Callable[[HeadTargets], jax.Array], batch_targets: Sequence[HeadTargets]) -> jax.Array:
-  """Of who takes any: the mean logarithm of how many there are."""
+  """Returns the loss of a uniform choice: the mean logarithm of the number of candidates."""
   total, number = 0.0, 0.0
   for head_targets in batch_targets:
     weights = units(head_targets)
@@ -210,14 +210,14 @@ _KINDS = {
 
 
 def _units(head: HeadConfig, head_targets: HeadTargets) -> jax.Array:
-  """What the sum of a head's losses is divided by, added up: float32 [batch, length]."""
+  """Returns the units of a head, float32 [batch, length]; their sum divides the summed loss."""
   if head.kind == "boundary":
     return span_boundary.units(head_targets.at, head_targets.targets, head.num_classes)
   return _KINDS[head.kind].units(head_targets)
 
 
 def _number_of_examples(head_targets: HeadTargets) -> jax.Array:
-  """How many groups are asked something."""
+  """Returns the number of groups with labels of a head."""
   return jnp.sum(_starts_group(head_targets).astype(jnp.float32))
 
 
@@ -227,13 +227,13 @@ def _number_of_examples(head_targets: HeadTargets) -> jax.Array:
 def answers(
   module: transformer.Transformer, states: jax.Array, batch: Batch, name: str, *, dropout_key: jax.Array | None = None
 ) -> jax.Array:
-  """Logits of a head at every position, float32 [batch, length, classes].
+  """Computes logits of a head at every position, float32 [batch, length, classes].
 
   Args:
     module: the model.
-    states: of its last layer, or of every layer; see `ModelProtocol.states`.
+    states: states of the last layer, or of every layer; see `ModelProtocol.states`.
     batch: model features.
-    name: of the head.
+    name: name of the head.
     dropout_key: None at evaluation.
   """
   head = module.heads[name]
@@ -244,19 +244,19 @@ def answers(
 
 
 def all_answers(module: transformer.Transformer, batch: Batch, names: Sequence[str]) -> dict[str, jax.Array]:
-  """`answers` of several heads, by name."""
+  """Computes `answers` of several heads, by name."""
   states = module.states(batch, every_layer=reads_every_layer(module.config))
   return {name: answers(module, states, batch, name) for name in names}
 
 
 def without_tokens(model: TransformerConfig) -> tuple[str, ...]:
-  """Patterns of what is idle where no tokens are predicted; see `Loss.untrained_params`."""
+  """Returns patterns of parameters that are unused if no tokens are predicted; see `Loss.untrained_params`."""
   has_own = model.vocabulary_head and (model.logits_transform or not model.tied_logits)
   return (*(("^head/",) if has_own else ()), *(("^decoder/",) if model.kind.has_encoder_and_decoder else ()))
 
 
 def reads_every_layer(model: TransformerConfig) -> bool:
-  """Whether one of the heads does."""
+  """Returns True if a head of the model reads every layer."""
   return any(head.layers == "mix" for head in model.heads)
 
 
@@ -265,12 +265,12 @@ def reads_every_layer(model: TransformerConfig) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class HeadLosses:
-  """A term for each head of the model that a batch asks, and with `tokens` one for the tokens that are predicted.
+  """Loss terms: one per head with labels, and with `tokens` one term for predicted tokens.
 
-  A head's term is the mean over its answers, times the share of the batch's examples that it is asked: of a mixture of
-  tasks each example counts alike, and of a task alone the term is its mean.
+  A head's term is its mean loss times the fraction of the batch's examples with labels for it. Therefore every example
+  of a mixture counts alike.
 
-  Metrics: loss and accuracy, of the tokens if there are any, else of all heads; with several terms those of each head.
+  Metrics: loss and accuracy, of the tokens if any, else of all heads; with several terms also per head.
   """
 
   config: TransformerConfig
@@ -281,48 +281,46 @@ class HeadLosses:
 
   @classmethod
   def from_config(cls, run: Config) -> "HeadLosses":
-    """The loss of a run.
+    """Builds the loss of a run.
 
     Raises:
-      UserError: the model has no head that could be asked.
+      UserError: no head of the model can be trained.
     """
     beside_tokens = run.train.loss == "tokens_and_heads"
     if not any(head.kind in (ASKED_HEADS if beside_tokens else ANSWERED_HEADS) for head in run.model.heads):
       raise UserError(
-        f"config.train.loss={run.train.loss}: the model has no head that answers; give config.data.mixture a task with"
-        " options, whose head is made for it, or config.model.heads one of your own"
+        f"config.train.loss={run.train.loss}: no head of config.model.heads can be trained. Give "
+        "config.data.mixture a task with options, which adds its head, or add a head to config.model.heads."
       )
     tokens = CrossEntropy.from_config(run).config if beside_tokens else None
     return cls(run.model, tokens, AuxiliaryTerms.from_config(run, only_states=True))
 
   @property
   def unit(self) -> str:
-    """Of the metric "loss"."""
+    """Returns the unit of the metric "loss"."""
     return "per answer" if self.tokens is None else CrossEntropy.unit
 
   @property
   def heads(self) -> tuple[str, ...]:
-    """All that can be asked."""
+    """Lists all heads that the loss can train."""
     return tuple(head.name for _, head in self._asked)
 
   @property
   def _asked(self) -> list[tuple[int, HeadConfig]]:
-    # The tokens of spans are in a batch where tokens are predicted.
+    # Boundary heads need the masked tokens, which a batch has only if tokens are predicted.
     kinds = ANSWERED_HEADS if self.tokens is None else ASKED_HEADS
     return [(number, head) for number, head in enumerate(self.config.heads) if head.kind in kinds]
 
   def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> transformer.Transformer:
-    """The model alone."""
     return transformer.build(config, rngs)
 
   def untrained_params(self, model: TransformerConfig) -> tuple[str, ...]:
-    """Where no tokens are predicted the head over the vocabulary, and a decoder that answers nothing."""
     if self.tokens is not None:
       return ()
     return without_tokens(model)
 
   def weights(self, batch: Batch) -> Weights:
-    """Answers of each head, times all examples over its own; all examples; and tokens that count."""
+    """Returns units of each head times all examples over its examples; all examples; and the weight of tokens."""
     head_units, examples = {}, {}
     for number, head in self._asked:
       head_targets = asked_of(batch, number)
@@ -338,7 +336,6 @@ class HeadLosses:
   def __call__(
     self, module: transformer.Transformer, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
   ) -> tuple[dict[str, jax.Array], Outputs]:
-    """See `Loss`."""
     dropout_key: Any = key
     body_key, *keys = (
       jax.random.split(dropout_key, len(self.config.heads) + 1) if train else [None] * (len(self.config.heads) + 1)
@@ -361,7 +358,7 @@ class HeadLosses:
       terms[head.name] = summed / jnp.maximum(weights[head.name], 1e-8)
       metrics[f"{head.name}_loss"] = WeightedSum(loss, units)
       metrics[f"{head.name}_accuracy"] = WeightedSum(right, units)
-      # Of the whole batch, of which this may be a part; of one head each answer counts alike, in whatever batch it is.
+      # Uses weights of the whole batch, because this may be a microbatch. With one head every answer counts alike.
       share = weights["examples"] / jnp.maximum(weights[head.name], 1e-8) if len(self._asked) > 1 else 1.0
       added.append((loss * share, right * share, units * share))
     if self.tokens is None:
@@ -374,7 +371,7 @@ class HeadLosses:
     return self.auxiliary.joined(terms, metrics, outputs.aux, batch, weights)
 
   def _of_tokens(self, train: bool) -> CrossEntropyConfig:
-    """What is added to the loss of tokens: held out, it is that of the targets themselves."""
+    """Returns settings of the token loss; evaluation has no label smoothing."""
     assert self.tokens is not None
     return self.tokens if train else dataclasses.replace(self.tokens, label_smoothing=0.0)
 
@@ -390,14 +387,14 @@ class HeadLosses:
     return terms | {"tokens": summed / jnp.maximum(weights["tokens"], 1.0)}, of_tokens | metrics
 
   def flops(self, config: TransformerConfig, *, batch_size: int, lengths: Mapping[str, int], predicted: float) -> float:
-    """The model's, with the logits of the tokens that are predicted, once more by each head that does."""
+    """Returns FLOPs of the model with logits of predicted tokens, and again for each boundary head."""
     predicted = predicted if self.tokens is not None else 0.0
     sizes = {"batch_size": batch_size, "lengths": lengths, "predicted": predicted}
     again = [span_boundary.flops(config, **sizes) for _, head in self._asked if head.kind == "boundary"]
     return model_flops(config, **sizes) + sum(again)
 
   def baselines(self, batches: Sequence[Batch], vocab_size: int) -> Sequence[Baseline]:
-    """Of who knows how often each answer is right."""
+    """Returns the loss of predicting label frequencies."""
     if self.tokens is not None:
       return [unigram(batches, vocab_size)]
     total, number = 0.0, 0.0
@@ -406,11 +403,10 @@ class HeadLosses:
       examples = sum(_number_of_examples(head_targets) for head_targets in batch_targets)
       total += examples * _KINDS[head.kind].baseline(batch_targets, head.num_classes)
       number += examples
-    knows = "knows how often each answer is right"
+    knows = "predicts each answer by its frequency"
     return [Baseline("constant", float(total / jnp.maximum(number, 1.0)), knows, cause=_CAUSE)]
 
   def chance(self, values: Mapping[str, float], *, batch_size: int, vocab_size: int) -> Mapping[str, Baseline]:
-    """See `Loss`: every class has the same probability."""
     del values, batch_size
     class_heads = {head.name: head for _, head in self._asked if head.kind in ("class", "tag")}
     alone = self.tokens is None and len(self._asked) == 1
@@ -425,6 +421,6 @@ class HeadLosses:
 
 
 _CAUSE = (
-  "the answer is the same for every text; give a lower config.optimizer.learning_rate or a longer warm-up, begin from a"
-  " trained model (config.init.checkpoint), or look whether labels and texts belong together"
+  "the answer is the same for every text; give a lower config.optimizer.learning_rate or a longer warm-up, start "
+  "from a trained model (config.init.checkpoint), or check whether labels belong to their texts"
 )

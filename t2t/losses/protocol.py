@@ -1,4 +1,4 @@
-"""What a loss is: terms, each with a denominator of its own, so that a batch may be cut and counts as one."""
+"""The protocol of losses: terms with separate denominators, so that microbatches sum to the loss of the batch."""
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
@@ -13,18 +13,17 @@ from t2t.metrics import Outputs
 from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
 
-LogitsFn = Callable[[jax.Array], jax.Array]  # a pytree that holds its weights: [..., embed] -> [..., vocab]
-Weights = Mapping[str, jax.Array]  # term -> float32 [], what it is divided by
+LogitsFn = Callable[[jax.Array], jax.Array]  # a pytree with its weights: [..., embed] -> [..., vocab]
+Weights = Mapping[str, jax.Array]  # term -> its denominator, float32 []
 
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
-  """The loss of who has learned nothing, or next to nothing.
+  """The loss of a trivial predictor.
 
-  knows: what that is, in a few words.
-  is_exact: whether a model that knows no more, fitted on other text, has the same loss, so that a loss that stays there
-    is recognized.
-  cause: of a loss that stays there, and what to try.
+  knows: description of the predictor, a verb phrase.
+  is_exact: whether such a predictor has the same loss on other text, so that a plateau at this loss is recognized.
+  cause: likely cause of a plateau at this loss, and a remedy.
   """
 
   name: str
@@ -35,13 +34,13 @@ class Baseline:
 
 
 class Loss(DataclassRecord, Protocol):
-  """What training makes smaller.
+  """A training loss.
 
-  supports_microbatching: whether each row's loss depends on that row alone; if not, there can be no microbatches.
-  heads: those of the model, by name, that it makes something of; others are not trained.
-  unit: what the metric "loss" is a number of, in a few words.
-  part: where, in what it builds, the model is that is evaluated, converted and decoded: a prefix of paths; "": all.
-  auxiliary: terms that the model's layers return, which it adds to its own.
+  supports_microbatching: whether each row's loss depends on that row alone.
+  heads: names of the model's heads that the loss trains.
+  unit: unit of the metric "loss", in a few words.
+  part: path prefix, in the built module, of the model that is evaluated, converted and decoded; "": all.
+  auxiliary: auxiliary terms of the model's layers, added to the loss.
   """
 
   supports_microbatching: bool
@@ -52,49 +51,49 @@ class Loss(DataclassRecord, Protocol):
 
   @classmethod
   def from_config(cls, run: Config) -> "Loss":
-    """The loss of a run, made once for training and evaluation.
+    """Builds the loss of a run, for training and evaluation.
 
     Raises:
-      UserError: the run's settings do not go with the loss.
+      UserError: the run's settings do not fit the loss.
     """
 
   def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Module:
-    """All that is trained: the model, and whatever the loss needs beside it."""
+    """Builds the trained module: the model, and further modules that the loss needs."""
 
   def untrained_params(self, model: TransformerConfig) -> tuple[str, ...]:
-    """Patterns over the paths of parameters that it makes nothing of, besides heads: they are not trained."""
+    """Returns path patterns of parameters that the loss does not use, besides heads; they are frozen."""
 
   def weights(self, batch: Batch) -> Weights:
-    """What each term is divided by, of a whole batch, however it is cut afterwards; from the batch alone."""
+    """Returns the denominator of each term for a whole batch, from the batch alone."""
 
   def __call__(
     self, module: nnx.Module, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
   ) -> tuple[dict[str, jax.Array], Outputs]:
-    """The terms, each a sum over the rows of `batch` divided by its weight: those of all parts of a batch just add up.
+    """Returns the terms, each a sum over rows divided by its weight; terms of microbatches add up.
 
     Args:
-      module: what `build` made.
-      batch: model features, [rows, length]; all of a batch, or a part of it.
-      weights: of the whole batch.
-      key: of what is drawn: dropout in training, and whatever a loss samples.
-      train: whether there is dropout, and what only training has, as label smoothing.
+      module: result of `build`.
+      batch: model features, [rows, length]; a batch or a microbatch.
+      weights: weights of the whole batch.
+      key: random key of dropout and of samples of the loss.
+      train: whether to apply dropout and label smoothing.
 
     Returns:
-      What the gradient is of, by name; and metrics, which have none, "loss" and "accuracy" among them.  Where the batch
-      has features carried/SIDE/NAME, those of the next step are among the metrics, by the same names.
+      Terms with gradients, by name; and metrics without gradients, including "loss" and "accuracy". If the batch has
+      features carried/SIDE/NAME, the metrics have their values for the next step under the same names.
     """
 
   def flops(self, config: TransformerConfig, *, batch_size: int, lengths: Mapping[str, int], predicted: float) -> float:
-    """Of a step; see `models.flops.model_flops`."""
+    """Returns the FLOPs of a training step; see `models.flops.model_flops`."""
 
   def baselines(self, batches: Sequence[Batch], vocab_size: int) -> Sequence[Baseline]:
-    """What the metric "loss" comes to on these batches without having learned anything."""
+    """Returns values of the metric "loss" on these batches for trivial predictors."""
 
   def chance(self, values: Mapping[str, float], *, batch_size: int, vocab_size: int) -> Mapping[str, Baseline]:
-    """Losses of a model whose output is the same for every input, exact for any batch, by the name of the metric.
+    """Returns losses of a constant output, exact for any batch, by name of the metric.
 
     Args:
       values: metrics of one training step.
       batch_size: rows of a training batch.
-      vocab_size: of the model.
+      vocab_size: size of the model's vocabulary.
     """

@@ -1,4 +1,4 @@
-"""The span boundary objective: what stood in a masked span, told by the two states beside it (Joshi et al. 2020)."""
+"""Span boundary objective (Joshi et al. 2020): predicts masked tokens from the two hidden states beside the span."""
 
 from collections.abc import Mapping
 
@@ -12,14 +12,14 @@ from t2t.models.config import HeadConfig, TransformerConfig
 
 
 def bounds(at: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Where the boundaries of each token's span are, and its place in it; of tokens of no span any numbers of the row.
+  """Returns the boundary positions of each token's span, and its offset in it; arbitrary positions outside spans.
 
   In:  at [[F, T, T, F, T, F]], targets [[0, 1, 2, 0, 3, 0]]
   Out: left [[0, 0, 0, 0, 3, 3]], right [[3, 3, 3, 5, 5, 5]], places [[0, 0, 1, 2, 0, 1]]
 
   Args:
     at: bool [batch, length].
-    targets: int there, 1 where a span starts plus 2 where it ends.
+    targets: int [batch, length], in spans 1 at the start plus 2 at the end.
   """
   length = at.shape[1]
   position = jnp.broadcast_to(jnp.arange(length), at.shape)
@@ -29,7 +29,7 @@ def bounds(at: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array, jax
 
 
 def units(at: jax.Array, targets: jax.Array, num_places: int) -> jax.Array:
-  """float32 [batch, length], 1 at each token that is predicted: behind the first `num_places` of a span none is."""
+  """Returns 1 at each predicted token, float32 [batch, length]: the first `num_places` tokens of a span."""
   return (at & (bounds(at, targets)[2] < num_places)).astype(jnp.float32)
 
 
@@ -42,14 +42,14 @@ def sums(
   at: jax.Array,
   targets: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-  """The summed loss of all tokens of spans, and sums for metrics, as of `token_sums`.
+  """Computes the summed loss of tokens in spans, and sums for metrics, as `token_sums` does.
 
   Args:
-    config: of the tokens beside it.
+    config: settings of the token loss.
     module: the model.
-    head: of kind boundary.
+    head: a head of kind boundary.
     hidden: [batch, length, embed].
-    batch: model features, with the tokens that stood there.
+    batch: model features, with the original tokens as targets.
     at, targets: see `bounds`.
   """
   left, right, places = bounds(at, targets)
@@ -62,12 +62,12 @@ def sums(
 
 
 def flops(config: TransformerConfig, *, batch_size: int, lengths: Mapping[str, int], predicted: float) -> float:
-  """Of a step's forward and backward pass of one head; see `models.flops.model_flops`.
+  """Returns FLOPs of one head for a training step, forward and backward; see `models.flops.model_flops`.
 
   Args:
     config: shape of the model.
-    batch_size, lengths: as there.
-    predicted: share of the positions that stand in spans.
+    batch_size, lengths: see `model_flops`.
+    predicted: fraction of positions in spans.
   """
   width = config.embedding_dim or config.embed_dim
   read = 2 * config.embed_dim + task_heads.POSITION_WIDTH

@@ -72,10 +72,10 @@ def test_what_is_no_path_is_a_sentence(path):
     ("train.steps", "10", "config.train.steps='10': must be an integer; give 10"),
     ("train.steps", 10.0, "config.train.steps=10.0: must be an integer; give 10"),
     ("train.steps", 10.5, "config.train.steps=10.5: must be an integer$"),
-    ("train.steps", None, "config.train.steps=None: must be an integer; the value now is"),
+    ("train.steps", None, "config.train.steps=None: must be an integer; the current value is"),
     ("optimizer.learning_rate", "1e-3", "must be a number; give 0.001"),
     ("data.pack", "true", "must be True or False; give True"),
-    ("data.files", ["a.txt", "b.txt"], "must be a text; several are separated by commas: 'a.txt,b.txt'"),
+    ("data.files", ["a.txt", "b.txt"], "must be a text; separate several values by commas: 'a.txt,b.txt'"),
     ("eval.tasks", "a", r"config.eval.tasks='a': must be a tuple; give \('a',\)"),
   ],
 )

@@ -124,12 +124,12 @@ def test_sources_are_typed_by_name():
 @pytest.mark.parametrize(
   ("others", "message"),
   [
-    ({"a": {"rename": ("encoder",)}}, "config.init.others.a.checkpoint is empty; give the checkpoint"),
+    ({"a": {"rename": ("encoder",)}}, "config.init.others.a.checkpoint is empty; give the path of a checkpoint"),
     ({"a": {"checkpoint": "runs/a"}}, "config.init.others.a.rename=: must name the parts of the model"),
     ({"a": {"checkpoint": "runs/a", "rename": (".",)}}, "config.init.others.a.rename=.: must name the parts"),
     (
       {name: {"checkpoint": "runs/a", "rename": (part,)} for name, part in (("a", "encoder"), ("b", "x=encoder/norm"))},
-      "config.init.others.b.rename: encoder/norm is taken from config.init.others.a, too; name it once",
+      "config.init.others.b.rename: encoder/norm is already loaded from config.init.others.a; name it once",
     ),
     (
       {"a": {"checkpoint": "runs/a", "rename": ("encodr",)}},

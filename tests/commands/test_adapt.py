@@ -301,7 +301,7 @@ def made(*arguments, **model):
 def test_a_run_has_one_adapter():
   """Two sections are refused in one line."""
   arguments = ["--config.lora.rank=4", "--config.houlsby.bottleneck=8"]
-  with pytest.raises(UserError, match="config.lora and config.houlsby: a run adapts its model in one way"):
+  with pytest.raises(UserError, match="config.lora and config.houlsby: a run uses at most one adapter"):
     records(override(default.get_config(), arguments))
 
 

@@ -182,11 +182,11 @@ def typed(*arguments):
 @pytest.mark.parametrize("key", ["objective=prefix_lm", "objective=nonsense", "noise_density=0.5", "field=body"])
 def test_keys_of_files_are_refused_where_none_are_read(key):
   """A registered task says itself how it is made; typed they would change nothing."""
-  message = rf"^--config.data.{key}: says how config.data.files become examples, which config.data.mixture=docs_span_"
+  message = rf"^--config.data.{key}: applies to config.data.files only, and config.data.mixture=docs_span_"
   with pytest.raises(UserError, match=message):
     typed(f"--config.data.{key}")
   source = "--config.data.sources.a.mixture=docs_span_corruption"
-  with pytest.raises(UserError, match=r"which config.data.sources \(a\) says itself"):
+  with pytest.raises(UserError, match=r"and config.data.sources \(a\) defines it"):
     typed("--config.data.mixture=", source, f"--config.data.{key}")
 
 
@@ -218,10 +218,10 @@ def test_a_config_in_python_may_be_given_its_files_later():
   [
     ("--config.train.step=7", r"--config.train.step: no such key; nearest: train.steps"),
     ("--config.electra.head_dim=2", r"no such key; nearest: electra.embed_dim, electra.mlp_dim"),
-    ("--config.electra.mlp_dim=16", r"mlp_dim=16: config.train.loss=cross_entropy does not read it; add --config.tr"),
+    ("--config.electra.mlp_dim=16", r"mlp_dim=16: has no effect with config.train.loss=cross_entropy; add --config.tr"),
     ("--config.trian.steps=7", r"--config.trian.steps: no such key; nearest: train.steps"),
     ("--config.steps=7", r"--config.steps: no such key"),
-    ("--config.init=runs/x", r"init is a section; give --config.init.KEY=VALUE, KEY one of checkpoint, parameters"),
+    ("--config.init=runs/x", r"init is a section; give --config.init.KEY=VALUE; a KEY is one of checkpoint"),
     ("--config.train.steps=many", r"config.train.steps"),
     ("--config.train.steps=1.5", r"config.train.steps"),
     ("--config.data.pack=perhaps", r"config.data.pack"),
@@ -235,8 +235,8 @@ def test_a_config_in_python_may_be_given_its_files_later():
     ("--batch-size", r"did you mean --config.(train|eval).batch_size or --config.(train|eval).batch_size\?"),
     ("--stpes=7", r"unknown option --stpes=7; did you mean --config.train.steps\?"),
     ("--zebra=7", r"unknown option --zebra=7; `--help` lists them"),
-    ("--config.lora.rank}2", r"--config.lora.rank}2: no such key; a key is of"),
-    ("--config.train.steps[}=2", r"--config.train.steps\[}: no such key; a key is of"),
+    ("--config.lora.rank}2", r"--config.lora.rank}2: no such key; a key has only letters"),
+    ("--config.train.steps[}=2", r"--config.train.steps\[}: no such key; a key has only letters"),
     ("tiny", r"unexpected argument 'tiny'"),
     (
       "--config.data.benchmark_dir.glue=x",
@@ -245,11 +245,11 @@ def test_a_config_in_python_may_be_given_its_files_later():
     ("--config.data.benchmark_dirs=x", r"--config.data.benchmark_dirs=x: give --config.data.benchmark_dirs.NAME=VALUE"),
     (
       "--config.data.benchmark_dirs.a.b=x",
-      r"a.b=x: give .*benchmark_dirs.NAME=VALUE; a NAME is of letters",
+      r"a.b=x: give .*benchmark_dirs.NAME=VALUE; a NAME has letters",
     ),
     (
       "--config.data.benchmark_dirs.a-b=x",
-      r"a-b=x: give .*benchmark_dirs.NAME=VALUE; a NAME is of letters",
+      r"a-b=x: give .*benchmark_dirs.NAME=VALUE; a NAME has letters",
     ),
   ],
 )
@@ -262,7 +262,7 @@ def test_what_cannot_be_applied_is_refused(argument, message):
 @pytest.mark.parametrize("value", ["(1,)", "{}", "('a', None)"])
 def test_texts_that_are_none_are_refused(value):
   """Before any of the files that read them takes them for what they are not."""
-  with pytest.raises(UserError, match=r"config.optimizer.param_groups=\(.*\): must be texts, separated by commas"):
+  with pytest.raises(UserError, match=r"config.optimizer.param_groups=\(.*\): must be strings, separated by commas"):
     records(loaded(f"--config.optimizer.param_groups={value}"))
 
 
@@ -322,8 +322,8 @@ def test_a_config_file_takes_an_argument(tmp_path):
     ("def get_config(:\n", r"mine.py.*SyntaxError.*line 1"),
     ("from t2t.configs import default\ndef get_config():\n  config = default.get_config()\n  config.train.stpes = 3\n",
      r"(?s)mine.py, line 4: .*stpes"),
-    ("", r"mine.py: defines no get_config\(\)"),
-    ("get_config = 1\n", r"mine.py: defines no get_config\(\)"),
+    ("", r"mine.py: does not define get_config\(\)"),
+    ("get_config = 1\n", r"mine.py: does not define get_config\(\)"),
     ("def get_config():\n  return {}\n", r"returned dict; it must return a ConfigDict"),
   ],
   ids=["import", "call", "syntax", "unknown-key", "empty", "no-function", "type"],

@@ -1,4 +1,4 @@
-"""Settings by the names of other frameworks, or of other types, are refused with what they are here."""
+"""Translation of names of other frameworks in errors about config keys and options."""
 
 import inspect
 import re
@@ -13,7 +13,7 @@ from t2t.configuration.loading import all_keys, load_config, override, records
 
 
 def test_every_translation_is_a_key():
-  """Or --workdir; and none of them is a key here already, by its full name."""
+  """Every translation is a key or --workdir."""
   keys = all_keys()
   for names in foreign_names._NAMES.values():
     for name, said in names.items():
@@ -34,13 +34,12 @@ def test_every_translation_is_a_key():
   ],
 )
 def test_names_of_other_frameworks_on_the_command_line(argument, message):
-  """With and without a section."""
   with pytest.raises(UserError, match=re.escape(message)):
     override(load_config("tiny"), [argument])
 
 
 def test_names_of_other_frameworks_in_python():
-  """Where a config is made, and where one of its keys is set."""
+  """Foreign names in `t2t.config`, and in attributes of a config."""
   with pytest.raises(UserError, match="Hugging Face's num_train_epochs is config.train.epochs"):
     t2t.config("tiny", train={"num_train_epochs": 3})
   with pytest.raises(UserError, match=re.escape("did you mean optimizer={'learning_rate': 0.1}?")):
@@ -58,7 +57,7 @@ def test_names_of_other_frameworks_in_python():
 
 @pytest.mark.slow
 def test_options_by_names_of_other_frameworks():
-  """Of functions and of commands; each translation is an option of one of them."""
+  """Foreign names of options of functions and commands."""
   model = t2t.load(str(trained.workdir("decoder_only")))
   functions = [t2t.load, t2t.train, *(getattr(type(model), name) for name in ("generate", "fill", "embed"))]
   options = {name for each in functions for name in inspect.signature(each).parameters}
@@ -69,7 +68,7 @@ def test_options_by_names_of_other_frameworks():
     model.generate(["a"], num_beams=2)
   with pytest.raises(UserError, match="Hugging Face's top_k is top"):
     model.fill(["a"], top_k=2)
-  with pytest.raises(UserError, match="device_map: load has no such option; its options are checkpoint, task"):
+  with pytest.raises(UserError, match="device_map: load has no such option; accepted options: checkpoint, task"):
     t2t.load("x", device_map="auto")
   with pytest.raises(UserError, match="Hugging Face's train_dataset is examples"):
     t2t.train(t2t.config("tiny"), "x", train_dataset=[])
@@ -89,6 +88,5 @@ def test_options_by_names_of_other_frameworks():
   ],
 )
 def test_partial_restores_as_t5x_has_them(value, options):
-  """With what says the same here."""
-  with pytest.raises(UserError, match=re.escape(f"is written as T5X has it; give {options}")):
+  with pytest.raises(UserError, match=re.escape(f"is in T5X's syntax; give {options}")):
     records(override(load_config("tiny"), [f"--config.init.rename={value}"]))

@@ -1,4 +1,4 @@
-"""Numbers that are none, or beyond what makes sense, are refused by the name that the user gave them by."""
+"""NaN, infinite and meaningless numbers are refused by the name of their option or key."""
 
 import dataclasses
 import pathlib
@@ -18,7 +18,7 @@ from t2t.models.config import TransformerConfig
 
 NO_NUMBERS = ("nan", "inf", "-inf", "1e400")
 
-# option -> the command that has it, as far as it must be typed before its options are looked at
+# Option -> its command, with the arguments that the parser needs first.
 OPTIONS = {
   "length_penalty": ["infer", "--checkpoint", "c", "--beam", "2"],
   "temperature": ["infer", "--checkpoint", "c"],
@@ -31,7 +31,7 @@ OPTIONS = {
   "poll": ["launch", "tpu-vm", "--name", "a"],
 }
 
-# Values that are finite and mean nothing.
+# Finite but meaningless values.
 MEANINGLESS = {
   ("--seed", "-1"): ["infer", "--checkpoint", "c"],
   ("--seed", "4294967296"): ["infer", "--checkpoint", "c"],
@@ -72,7 +72,7 @@ def test_an_option_that_means_nothing(option, value, capsys):
 
 
 def test_every_option_with_a_fraction_is_checked():
-  """None of the commands, the launchers among them, takes what Python takes for a float."""
+  """No command, launcher or benchmark has an option with type=float."""
   root = pathlib.Path(t2t.__file__).parents[1]
   files = [*root.glob("t2t/commands/*.py"), *root.glob("t2t/runtime/*.py"), *root.glob("launch/*.py")]
   files += root.glob("benchmarks/*.py")
@@ -81,7 +81,7 @@ def test_every_option_with_a_fraction_is_checked():
 
 
 def _number_keys():
-  """Keys whose records have a number, with what it is."""
+  """Yields numeric keys with their types."""
   sections = SECTIONS | dict(OPTIONAL)
   for section, values in options.keys_by_section().items():
     kinds = {field.name: field.type for field in dataclasses.fields(sections[section])}
@@ -91,12 +91,13 @@ def _number_keys():
 
 
 def test_every_key_that_is_no_number():
-  """NaN and infinities by their key, in stages as well; True and False where a whole number is wanted."""
+  """NaN and infinities in floats, also in stages, and bools in integers."""
   keys = dict(_number_keys())
   assert len(keys) > 80 and sum(kind is float for kind in keys.values()) > 25
   for key, kind in keys.items():
     section, name = key.split(".")
-    for value in (float("nan"), float("inf")) if kind is float else (True,):  # a ConfigDict makes 1.0 of the other
+    # a ConfigDict converts True in a float to 1.0
+    for value in (float("nan"), float("inf")) if kind is float else (True,):
       config = default.get_config()
       with config.unlocked(), config.ignore_type():
         config[section] = config.get(section) or {}
@@ -110,7 +111,7 @@ def test_every_key_that_is_no_number():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), True, "4", None], ids=str)
 def test_how_text_is_written(value):
-  """By the name of the argument, whatever it has to do with the others."""
+  """Decoding arguments are checked independently of each other."""
   for field in dataclasses.fields(decoding.DecodeConfig):
     if field.type in (int, float):
       with pytest.raises(UserError, match=f"^{field.name}={value}: must be a (whole|finite) number"):

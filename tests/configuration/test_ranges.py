@@ -1,4 +1,4 @@
-"""Options of commands that take a whole number refuse others as they are parsed, before any file is read."""
+"""Integer options of commands are checked while parsing, before any file is read."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Earlier names of config keys: typed, in a config file, in a saved config and in a run's folder."""
+"""Earlier names of config keys: on the command line, in config files, in saved configs and in workdirs."""
 
 import copy
 import json
@@ -12,7 +12,7 @@ from t2t.configuration import renamed_keys
 from t2t.configuration.loading import load_config, override, records, saved_config
 from t2t.configuration.schema import SECTIONS
 
-# Earlier key -> a value that no default has, as it is typed.
+# Earlier key -> an argument that differs from the default.
 _VALUES = {
   "checkpoint.every": "7",
   "checkpoint.keep": "8",
@@ -54,7 +54,7 @@ _VALUES = {
 
 @pytest.fixture(autouse=True)
 def tell_again():
-  """A renamed key is printed once in a process."""
+  """Resets the cache that prints each renamed key once per process."""
   renamed_keys._tell.cache_clear()
 
 
@@ -82,7 +82,7 @@ def test_every_renamed_key_has_a_value_here():
 
 @pytest.mark.parametrize(("old", "value"), _VALUES.items())
 def test_an_earlier_key_that_is_typed(old, value, capfd):
-  """It sets what the present key sets, and the message gives the present key."""
+  """An earlier key sets the current key, which the message names."""
   new, present = current(old, value)
   before = records(typed())
   config = typed(f"--config.{old}={value}")
@@ -91,13 +91,13 @@ def test_an_earlier_key_that_is_typed(old, value, capfd):
   assert config != load_config("tiny") and records(load_config("tiny")) == before
 
 
-# Config files have had a mapping for these since they had any of the other keys.
+# Config files of these versions already had the mapping.
 _IN_FILES = {old: value for old, value in _VALUES.items() if not old.endswith("_dir")}
 
 
 @pytest.mark.parametrize(("old", "value"), _IN_FILES.items())
 def test_an_earlier_key_in_a_config_file(old, value, tmp_path, capfd):
-  """It is read and set as an attribute of what `default.get_config()` returns."""
+  """An earlier key can be read and set as an attribute of `default.get_config()`."""
   new, present = current(old, value)
   expected = typed(f"--config.{new}={present}")
   (tmp_path / "mine.py").write_text(
@@ -125,7 +125,7 @@ def test_a_config_file_updates_a_section_by_its_earlier_name():
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda config: pickle.loads(pickle.dumps(config))])
 def test_a_copy_reads_earlier_names(copied):
-  """t2t.train copies a config; processes that Beam starts get a pickled one."""
+  """`t2t.train` copies a config; Beam's processes receive a pickled one."""
   config = copied(default.get_config())
   config.checkpoint.every = 5
   assert config.checkpoint.save_interval_steps == 5 and config.is_locked
@@ -133,7 +133,7 @@ def test_a_copy_reads_earlier_names(copied):
 
 @pytest.mark.parametrize(("old", "value"), _VALUES.items())
 def test_an_earlier_key_in_a_saved_config(old, value):
-  """A checkpoint's config, and config.json, with the values that JSON gives."""
+  """Configs of checkpoints and config.json, with JSON values."""
   new, present = current(old, value)
   expected = records(typed(f"--config.{new}={present}"))
   saved = json.loads(json.dumps(expected.to_dict()))
@@ -172,7 +172,7 @@ def test_a_key_that_never_was_names_the_present_ones():
 
 
 def test_a_value_that_follows_its_key(capfd):
-  """--config.KEY VALUE, as config_flags reads it too."""
+  """config_flags also accepts --config.KEY VALUE."""
   arguments = ["--config.numbers.not_finite", "back", "--config.eval.method=write", "--workdir", "back"]
   assert renamed_keys.current_arguments(arguments) == [
     *("--config.nan_policy.on_nonfinite", "rollback", "--config.eval.method=generate", "--workdir", "back")

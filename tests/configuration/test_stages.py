@@ -1,4 +1,4 @@
-"""Stages: what one may change, where its data begin, and that a run with some goes on bit for bit wherever it stops."""
+"""Stages: keys that they may change, the begin of their data, and bit-exact resumption at every step."""
 
 import dataclasses
 import itertools
@@ -24,7 +24,7 @@ from t2t.data import example_windows, position_migration, shard_order, train_dat
 from t2t.training import schedules, stage_program
 
 small, files, register = test_example_windows.small, test_example_windows.files, test_example_windows.register
-text = test_train.text  # the fixture, as the three above are
+text = test_train.text  # the fixture, as the three above
 
 
 def config_of(*found, name="tiny", overrides=()):
@@ -36,7 +36,7 @@ def config_of(*found, name="tiny", overrides=()):
 SHORT, LONG = {"name": "short", "fraction": 0.9, "data.inputs_length": 32}, {"name": "long", "train.batch_size": 8}
 
 
-# ---- What a config says ----------------------------------------------------------------------------------------------
+# ---- Config ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_without_stages_is_one():
@@ -67,7 +67,7 @@ def test_steps_are_said_as_numbers_or_shares_or_are_what_is_left(said, ends):
 
 @pytest.mark.parametrize(("total", "ends"), [(1, [1]), (2, [1, 2]), (4, [3, 4]), (1_000_000, [900_000, 1_000_000])])
 def test_a_run_of_few_steps_has_what_stages_it_can(total, ends):
-  """A try of two steps sees both; of one step the last."""
+  """A run of two steps has both stages; a run of one step has the last."""
   assert [stage.end for stage in stages.of(config_of(SHORT, LONG, overrides=[f"--config.train.steps={total}"]))] == ends
 
 
@@ -80,7 +80,7 @@ def test_a_stage_is_the_run_but_for_what_it_changes():
 
 
 def test_the_config_of_any_stage_has_all_stages():
-  """A checkpoint is saved with the config of its stage, and whoever reads it finds the others from there."""
+  """A checkpoint is saved with the config of its stage, from which a reader gets the others."""
   heads = ({"name": "a", "num_classes": 3},)
   found = stages.of(
     config_of({**SHORT, "data.sources": {"a": {"files": "a.txt", "rate": 2.0}}}, LONG | {"model.heads": heads})
@@ -93,7 +93,7 @@ def test_the_config_of_any_stage_has_all_stages():
 
 
 def test_a_source_is_changed_by_its_keys():
-  """What is not said of it stays."""
+  """Keys that are not changed keep their values."""
   options = [
     "--config.data.sources.a.files=a.txt",
     "--config.data.sources.a.rate=1",
@@ -113,26 +113,26 @@ def test_a_source_is_changed_by_its_keys():
     ([{"fraction": 1.0}, {}], "2 has 0 steps"),
     ([{"steps": 10}, {"fraction": 0.5}, {"fraction": 0.5}], "10 \\+ 50 \\+ 50 = 110 steps"),
     ([{"fraction": 0.5}, {"fraction": 0.5}, {"steps": 30}], "50 \\+ 50 \\+ 30 = 130 steps"),
-    ([{}, {}], "1, 2 say neither steps nor fraction"),
-    ([{"name": "a", "fraction": 0.5}, {"name": "a"}], "two of them have the name 'a'"),
-    ([{"name": "a b/c", "fraction": 0.5}, {}], "'a b/c': a stage's name is of letters, digits and _"),
+    ([{}, {}], "1, 2 have neither steps nor fraction"),
+    ([{"name": "a", "fraction": 0.5}, {"name": "a"}], "two stages have the name 'a'"),
+    ([{"name": "a b/c", "fraction": 0.5}, {}], "'a b/c': a stage's name has only letters, digits and _"),
     ([{"steps": 3, "fraction": 0.1}, {}], "leave one of them out"),
-    ([{"steps": 0.5}, {}], "steps=0.5: must be a number of steps"),
-    ([{"fraction": 1.5}, {}], "fraction=1.5: must be from 0 to 1"),
+    ([{"steps": 0.5}, {}], "steps=0.5: must be an integer of at least 1"),
+    ([{"fraction": 1.5}, {}], "fraction=1.5: must be a fraction of config.train.steps, from 0 to 1"),
     ([{"step": 3}, {}], "stage 1: step: no such key; did you mean steps"),
-    ([{"steps": 0}, {}], "steps=0: must be a number of steps, at least 1"),
-    (["short"], "'short' is no mapping.*Python has it"),
-    ([{3: 4}], "stage 1: 3: a key is a text"),
-    ([{"data.sources": {"a": 3}}], "data.sources.a=3: must be a mapping, of files"),
+    ([{"steps": 0}, {}], "steps=0: must be an integer of at least 1"),
+    (["short"], "'short' is not a mapping.*in Python syntax"),
+    ([{3: 4}], "stage 1: 3: a key must be a string"),
+    ([{"data.sources": {"a": 3}}], "data.sources.a=3: must be a mapping with keys files"),
     ([{"data.input_length": 3}], "data.input_length: no such key.*data.inputs_length"),
     ([{"inputs_length": 3}], "inputs_length: no such key.*data.inputs_length"),
     ([{"data.inputs_length": "32"}], "data.inputs_length='32': must be int"),
     ([{"data.vocabulary": "x"}], "data.vocabulary cannot change.*one embedding"),
-    ([{"optimizer.name": "lamb"}], "optimizer.name cannot change.*rate of its own"),
-    ([{"optimizer.b1": 0.5}], "optimizer.b1 cannot change.*its state goes on"),
-    ([{"mesh.fsdp": 2}], "mesh.fsdp cannot change.*laid out"),
+    ([{"optimizer.name": "lamb"}], "optimizer.name cannot change.*a stage may change learning_rate"),
+    ([{"optimizer.b1": 0.5}], "optimizer.b1 cannot change.*its state continues"),
+    ([{"mesh.fsdp": 2}], "mesh.fsdp cannot change.*sharded over devices once"),
     ([{"train.seed": 2}], "train.seed cannot change"),
-    ([{"train.steps": 2, "fraction": 0.5}, {}], "train.steps cannot change.*has steps or fraction"),
+    ([{"train.steps": 2, "fraction": 0.5}, {}], "train.steps cannot change.*give steps or fraction"),
     (
       [{"checkpoint.save_interval_steps": 2}],
       "checkpoint.save_interval_steps cannot change.*data, train, optimizer, model",
@@ -158,16 +158,18 @@ def test_a_stage_has_the_same_parameters(key):
 
 
 def test_what_is_typed_for_the_run_has_a_say_in_some_stage():
-  """Or who types it is told that it changes nothing."""
+  """An override without effect in every stage is refused."""
   stage = {"fraction": 0.5, "data.inputs_length": 32}
   typed = ["--config.data.inputs_length=48"]
   assert [x.config.data.inputs_length for x in stages.of(config_of(stage, {}, overrides=typed))] == [32, 48]
-  with pytest.raises(UserError, match=r"inputs_length=48: every stage of this config says it itself \(1: 32, 2: 16\)"):
+  with pytest.raises(
+    UserError, match=r"inputs_length=48: has no effect, because every stage of this config sets it \(1: 32, 2: 16\)"
+  ):
     config_of(stage, {"data.inputs_length": 16}, overrides=typed)
   assert config_of(stage, {"data.inputs_length": 16}, overrides=["--config.stages=()", *typed]).stages == ()
 
 
-# ---- The rate --------------------------------------------------------------------------------------------------------
+# ---- Learning rate ---------------------------------------------------------------------------------------------------
 
 RATE = ("--config.train.steps=100", "--config.optimizer.schedule=cosine", "--config.optimizer.warmup_steps=10")
 
@@ -180,7 +182,7 @@ def test_one_schedule_goes_over_all_stages():
 
 
 def test_a_stage_may_have_a_rate_of_its_own():
-  """As if it were a run of its own; the stages around it have what the run's schedule says of their steps."""
+  """The stage's schedule is that of a separate run; other stages follow the run's schedule."""
   own = {"optimizer.schedule": "linear", "optimizer.learning_rate": 0.5, "optimizer.warmup_steps": 4}
   config = config_of({"steps": 30}, {"steps": 20, **own}, {}, overrides=RATE)
   whole = schedules.make_schedule(config.optimizer, 100)
@@ -210,7 +212,7 @@ def test_a_stage_that_a_run_of_few_steps_has_not_has_no_rate(name):
 
 @pytest.mark.parametrize(("size", "warmup", "rates"), [("base", 3e9, (8e-4, 3e-4)), ("large", 2e9, (5e-4, 5e-5))])
 def test_modern_bert_has_the_rates_that_were_published(size, warmup, rates):
-  """Warner et al. 2024, section 2.2.2: tokens of the warm-up, the rate of the first phase and that of those behind."""
+  """Warner et al. 2024, section 2.2.2: tokens of warmup, and learning rates of the first and later phases."""
   config = config_of(*load_config(f"modern_bert_{size}").stages, name=f"modern_bert_{size}")
   schedule, run = schedules.of_run(config), stages.of(config)
   assert config.optimizer.warmup_steps * config.train.batch_size * 1_024 == pytest.approx(warmup, rel=0.01)
@@ -218,11 +220,11 @@ def test_modern_bert_has_the_rates_that_were_published(size, warmup, rates):
   np.testing.assert_allclose(found, [rates[0], rates[1], rates[1]], rtol=1e-5)
 
 
-# ---- The data --------------------------------------------------------------------------------------------------------
+# ---- Data ------------------------------------------------------------------------------------------------------------
 
 
 def staged(data, *changes, ends=(4, 9, 14), left_out=lambda begin, end: 0):
-  """The batches of a run over `data`, whose stages change it so."""
+  """Returns batches of a run over `data` with these changes per stage."""
   config = records(load_config("tiny")).with_(
     train={"steps": ends[-1], "batch_size": 8, "seed": 1}, data=dataclasses.asdict(data) | {"mixture": ""}
   )
@@ -243,7 +245,7 @@ CHANGES = {
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("kind", CHANGES)
 def test_stopped_after_every_step(files, kind):
-  """Boundaries among them: the position is that of the stage which has made the last step."""
+  """Stopping at a boundary saves the position of the stage that made the last step."""
   whole, states, iterator = [], [], staged(files, *CHANGES[kind], ends=(2, 4, 6))
   for step in range(1, 7):
     whole += test_example_windows.take(iterator, 1)
@@ -257,14 +259,14 @@ def test_stopped_after_every_step(files, kind):
 
 
 def by_stream(batches, name):
-  """Rows of the feature that each of the two streams has yielded."""
+  """Returns the rows of a feature from each of the two streams."""
   parts = [np.split(batch[name], 2) for batch in batches]
   return [np.concatenate(rows) for rows in zip(*parts, strict=True)]
 
 
 @pytest.mark.exhaustive
 def test_larger_batches_are_of_the_very_next_rows(files):
-  """As a ramp of the batch size has it: nothing is read twice, and nothing passed over."""
+  """With growing batch sizes, no row is repeated or skipped."""
   found = test_example_windows.take(staged(files, {}, {"train.batch_size": 16}, {"train.batch_size": 32}), 14)
   whole = test_example_windows.take(test_example_windows.batches(files), 4 + 2 * 5 + 4 * 5)
   for name in whole[0]:
@@ -278,7 +280,7 @@ def test_streams_divide_the_batches_of_all_stages(files):
 
 
 def numbers_in(batch):
-  """Of texts that begin with a number of four digits, those that are in a batch of bytes."""
+  """Returns the four-digit numbers at the start of texts in a batch of bytes."""
   both = np.concatenate([batch["encoder_input_tokens"], batch["decoder_target_tokens"]], axis=1)
   texts = (bytes(int(token) - 3 if token >= 3 else 32 for token in row) for row in both)
   return {int(found) for text in texts for found in re.findall(rb"(?<!\d)\d{4}(?!\d)", text)}
@@ -286,7 +288,7 @@ def numbers_in(batch):
 
 @pytest.mark.exhaustive
 def test_a_stage_of_other_lengths_reads_on(tmp_path):
-  """No text that an earlier stage has read comes again in the same epoch."""
+  """No text of an earlier stage is repeated in the same epoch."""
   (tmp_path / "a.txt").write_text("\n".join(f"{number:04d} {'x' * 50}" for number in range(6000)))
   data = DataConfig(
     files=f"{tmp_path}/a.txt",
@@ -315,7 +317,7 @@ def test_other_files_are_read_from_their_beginning(files, tmp_path):
 
 
 class Numbered:
-  """Pieces of records of all lengths, of which their weights say nothing; a record is its piece and its number."""
+  """Shards with records of random lengths, unrelated to their weights; a record is (shard, number)."""
 
   def read(self, piece):
     random = np.random.default_rng(piece.shard)
@@ -331,7 +333,7 @@ class Numbered:
 @pytest.mark.parametrize("old", [1000, 3000, 50_000])
 @pytest.mark.parametrize("new", [1000, 7000, 200_000])
 def test_what_is_left_of_an_epoch_is_what_was_not_read(old, new):
-  """Record by record, whatever the size of a window: pieces are gone through in the same order."""
+  """Records continue exactly for every window size, because the order of shards is the same."""
   share = tuple(shard_order.Piece(number, weight=10_000.0 + number) for number in range(20))
   plan = types.SimpleNamespace(task=types.SimpleNamespace(name="a"), seed=1, train=True)
   both = [
@@ -346,13 +348,13 @@ def test_what_is_left_of_an_epoch_is_what_was_not_read(old, new):
     read = {record for x in found[0][:number] for record in x.records}
     again = {record for x in rest for record in x.records}
     assert not read & again
-    begun = len(found[1]) - len(rest)  # of which all but the last were needed
+    begun = len(found[1]) - len(rest)  # of these, all but the last are needed
     assert begun == 0 or read & set(found[1][begun - 1].records)
 
 
 @pytest.mark.exhaustive
 def test_all_stages_have_one_vocabulary(register):
-  """Tasks may have one themselves, where config.data.vocabulary is empty."""
+  """Tasks may define vocabularies if config.data.vocabulary is empty."""
   first, second = register("in_bytes"), register("in_others")
   for name, extra_ids in ((first, 0), (second, 8)):
     features = dict.fromkeys(("inputs", "targets"), seqio.Feature(seqio.ByteVocabulary(extra_ids=extra_ids)))
@@ -368,19 +370,19 @@ def test_all_stages_have_one_vocabulary(register):
 
 @pytest.mark.exhaustive
 def test_batches_are_left_out_of_the_stage_that_they_are_of(files, tmp_path):
-  """A run that goes back from the second stage to the first passes over what it had taken of both."""
+  """A rollback from the second stage to the first skips consumed batches of both."""
   (tmp_path / "c.txt").write_text("\n".join(f"other {text}" for text in test_example_windows.TEXTS))
   changes = {}, {"data.files": f"{tmp_path}/c.txt"}
   whole = test_example_windows.take(staged(files, *changes, ends=(4, 9)), 8)
   left = staged(files, *changes, ends=(4, 9), left_out=lambda begin, end: 2 if begin == 4 else 0)
   test_example_windows.take(left, 2)
-  left.leave_out(2, 6)  # of steps 3 to 6 two are of the first stage
+  left.leave_out(2, 6)  # steps 3 to 6 include two of the first stage
   found = test_example_windows.take(left, 4)
   test_example_windows.assert_same(found[:2], test_example_windows.take(test_example_windows.batches(files), 6)[4:])
   test_example_windows.assert_same(found[2:], whole[6:8])
 
 
-# ---- The whole command -----------------------------------------------------------------------------------------------
+# ---- Command line ----------------------------------------------------------------------------------------------------
 
 SAID = (
   '--config.stages={"name": "short", "steps": 4, "data.inputs_length": 32, "data.targets_length": 12},'
@@ -401,13 +403,13 @@ def arguments(text, workdir, *options):
 
 @pytest.mark.exhaustive
 def test_a_run_with_stages_is_the_same_run_wherever_it_stops(text, tmp_path, capsys, monkeypatch):
-  """Losses to the last bit; replayed in both stages; read by other commands as its stage has it."""
+  """Losses are bit-identical; replay works in both stages; other commands read the stage's config."""
   whole, parts = tmp_path / "whole", tmp_path / "parts"
   assert command.main(arguments(text, whole, SAID)) == 0
   err = capsys.readouterr().err
   assert "stage short, steps 1 to 4" in err and "stage long, steps 5 to 7" in err
   rows_found = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
-  assert [row["step"] for row in rows_found if "eval/loss" in row] == [4, 7]  # a stage is measured where it ends
+  assert [row["step"] for row in rows_found if "eval/loss" in row] == [4, 7]  # evaluation at the end of each stage
   losses = test_train.losses(whole)
   assert list(losses) == [1, 2, 3, 4, 5, 6, 7]
   for step in (4, 6):
@@ -425,14 +427,14 @@ def test_a_run_with_stages_is_the_same_run_wherever_it_stops(text, tmp_path, cap
   # Checkpoints are saved with the config of their stage.
   assert command.main(["checkpoint", "diff", *(str(whole / "checkpoints" / step) for step in "47")]) == 0
   assert "data.inputs_length" in capsys.readouterr().out
-  # A boundary that is behind the run stays where it was; one that is before it may move.
+  # Past boundaries are fixed; future ones may move.
   moved = SAID.replace('"steps": 4', '"steps": 3')
   assert command.main(arguments(text, whole, moved)) == 2
   assert (
     "step 7 is of stage long, steps 4 to 7, and was of stage long, which began at step 5" in capsys.readouterr().err
   )
   assert command.main(arguments(text, whole, SAID, "--config.train.steps=8")) == 0
-  # A run that began without is told how it goes on as it did.
+  # The error for a run that started without stages gives the argument to resume it.
   assert command.main(arguments(text, parts, "--config.train.steps=1")) == 0
   assert command.main(arguments(text, parts, SAID)) == 2
   assert "the run began without stages: --config.stages='()' goes on as it did" in capsys.readouterr().err

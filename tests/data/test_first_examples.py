@@ -472,5 +472,5 @@ def test_all_of_a_text_may_be_noise(small, tmp_path, objective):
   side = "encoder" if objective == "masked_lm" else "decoder"
   counted = batch[f"{side}_target_tokens"][batch[f"{side}_loss_weights"] > 0]
   assert set(counted.tolist()) - {3} == set(range(5, 14))
-  with pytest.raises(UserError, match="noise_density=1.0: .* below 1 for spans"):
+  with pytest.raises(UserError, match="noise_density=1.0: .* below 1 for noise spans"):
     pipeline.load_task(dataclasses.replace(data, objective="span_corruption"))

@@ -50,7 +50,9 @@ def test_languages_that_say_nothing_are_refused(named, message):
 
 
 def test_a_language_is_said_of_each_source():
-  with pytest.raises(UserError, match="config.data.language=en: with config.data.sources give .*NAME.language"):
+  with pytest.raises(
+    UserError, match="config.data.language=en: has no effect beside config.data.sources. Give .*NAME.language"
+  ):
     dataclasses.replace(sources(a={}), language="en").parts()
 
 

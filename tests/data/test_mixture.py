@@ -316,12 +316,20 @@ def test_files_that_moved_are_the_same_and_others_are_not(small, data, tmp_path)
     ({"a": {}}, {"alpha": 1.5}, "config.data.alpha=1.5: must be from 0"),
     ({"a": {}}, {"repeat_warning_epochs": -1.0}, "config.data.repeat_warning_epochs=-1.0: must be a number of passes"),
     ({"a": {}}, {"mixing_unit": "bytes"}, "config.data.mixing_unit='bytes': give examples or tokens"),
-    ({"a": {"files": ""}}, {}, "config.data.sources.a.files='' and .*: give one of them"),
-    ({"a": {"mixture": "x"}}, {}, "config.data.sources.a.files='a.txt' and .*: give one of them"),
-    ({"a": {"files": "", "mixture": "x", "field": "y"}}, {}, "config.data.sources.a.field=y: is of files"),
-    ({"a": {}}, {"files": "x.txt"}, "config.data.files=x.txt: with config.data.sources give config.data.sources.NAME"),
-    ({"a": {}}, {"train_split": "all"}, "config.data.train_split=all: config.data.sources.a has files"),
-    ({"a": {}}, {"cache_dir": "c"}, "config.data.cache_dir=c: holds tasks, and config.data.sources.a has files"),
+    ({"a": {"files": ""}}, {}, "config.data.sources.a.files='' and .*: give exactly one of them"),
+    ({"a": {"mixture": "x"}}, {}, "config.data.sources.a.files='a.txt' and .*: give exactly one of them"),
+    ({"a": {"files": "", "mixture": "x", "field": "y"}}, {}, "config.data.sources.a.field=y: applies to files only"),
+    (
+      {"a": {}},
+      {"files": "x.txt"},
+      "config.data.files=x.txt: has no effect beside config.data.sources. Give config.data.sources.NAME",
+    ),
+    ({"a": {}}, {"train_split": "all"}, "config.data.train_split=all: config.data.sources.a reads files"),
+    (
+      {"a": {}},
+      {"cache_dir": "c"},
+      "config.data.cache_dir=c: contains cached tasks, and config.data.sources.a reads files",
+    ),
   ],
 )
 def test_what_cannot_be_mixed_is_refused(named, changes, message):
@@ -372,15 +380,15 @@ def test_text_that_makes_no_example_is_refused(small, data, tmp_path):
 
 @pytest.mark.parametrize("name", ["en-us", "a b", ""])
 def test_a_source_is_named_as_tasks_are(name):
-  with pytest.raises(UserError, match=f"'{name}': a source's name is of letters, digits and _"):
+  with pytest.raises(UserError, match=f"'{name}': not a valid source name; use letters, digits and _"):
     DataConfig(sources={name: {"files": "x.txt"}})
-  with pytest.raises(UserError, match="a NAME is of letters, digits and _"):
+  with pytest.raises(UserError, match="a NAME has letters, digits and _"):
     override(load_config("tiny_t5"), [f"--config.data.sources.{name}.files=x.txt"])
 
 
 def test_keys_that_there_are_not_are_refused():
   """With the nearest; on the command line and in a file."""
-  with pytest.raises(UserError, match=r"NAME.KEY=VALUE; a NAME is .*, a KEY is files, .*; nearest: files"):
+  with pytest.raises(UserError, match=r"NAME.KEY=VALUE; a NAME has .*, a KEY is one of files, .*; nearest: files"):
     override(load_config("tiny_t5"), ["--config.data.sources.en.fils=x"])
   with pytest.raises(UserError, match="give --config.data.sources.NAME.KEY=VALUE"):
     override(load_config("tiny_t5"), ["--config.data.sources.en=x"])

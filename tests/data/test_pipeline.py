@@ -302,10 +302,10 @@ def test_a_vocabulary_that_does_not_fit_the_model(data):
 def test_an_objective_of_another_architecture(data):
   """The message lists those that would do."""
   with pytest.raises(
-    UserError, match="config.data.objective=masked_lm does not fit .*=decoder_only; these do: causal_lm"
+    UserError, match="config.data.objective=masked_lm does not fit .*=decoder_only; give one of: causal_lm"
   ):
     check(dataclasses.replace(data, objective="masked_lm"), architecture="decoder_only")
-  with pytest.raises(UserError, match="span_corruption does not fit .*=encoder_only; these do: .*masked_lm"):
+  with pytest.raises(UserError, match="span_corruption does not fit .*=encoder_only; give one of: .*masked_lm"):
     check(data, architecture="encoder_only")
 
 

@@ -1,4 +1,4 @@
-"""Contrastive losses: which text goes with which, by all texts of the batch, on whatever devices they are."""
+"""Contrastive losses: values, gradients, meshes, text vectors, examples and whole runs."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ LENGTH = 12
 
 
 class Ids(seqio.PassThroughVocabulary):
-  """Ids that stand for themselves: 0 pads, 1 is EOS, 9 is a full stop."""
+  """Maps ids to themselves: 0 is padding, 1 EOS, 9 a full stop."""
 
   special_ids = frozenset({0, 1})
   bos_id = 0
@@ -45,7 +45,7 @@ class Ids(seqio.PassThroughVocabulary):
 
 
 class Letters(Ids):
-  """Words of one letter: "a" is 5, "b" 6, ..."""
+  """Encodes words of one letter: "a" is 5, "b" 6, ..."""
 
   def _encode_tf(self, text):
     return tf.strings.unicode_decode(tf.strings.regex_replace(text, " ", ""), "UTF-8") - ord("a") + 5
@@ -65,7 +65,7 @@ def of_rows(**columns):
 
 @functools.cache
 def batch_of(number=8, *, architecture="encoder_only", same=False):
-  """So many rows of two texts of random tokens, which are the same in every third row, or in all."""
+  """Returns rows of two texts of random tokens, equal in every third row or, with `same`, in all."""
   random, examples = np.random.default_rng(0), []
   for row in range(number):
     first, second = (random.integers(10, 40, random.integers(2, 6)) for _ in range(2))
@@ -83,7 +83,7 @@ def batch_of(number=8, *, architecture="encoder_only", same=False):
 
 
 def loss_of(kind="bert", head=HEAD, **fields):
-  """(parameters, batch) -> (loss, metrics) and gradient; parameters; the loss; (parameters, batch) -> vectors."""
+  """Returns (parameters, batch) -> (loss, metrics) and gradient; parameters; loss; (parameters, batch) -> vectors."""
   config = dataclasses.replace(toy.KINDS[kind], heads=(head,))
   graphdef, params = toy.split(toy.model(config))
   loss = contrastive.Contrastive(ContrastiveConfig(**fields), head)
@@ -96,11 +96,11 @@ def loss_of(kind="bert", head=HEAD, **fields):
   return jax.jit(jax.value_and_grad(compute, has_aux=True)), params, loss, vectors
 
 
-# ---- What it costs ---------------------------------------------------------------------------------------------------
+# ---- Values ----------------------------------------------------------------------------------------------------------
 
 
 def by_hand(vectors, *, similarity, temperature, margin, symmetric):
-  """Mean loss and share of right ones, of float64 [rows, 2, width], in loops."""
+  """Computes mean loss and accuracy of float64 [rows, 2, width] in loops."""
   first, second = vectors.astype(np.float64).swapaxes(0, 1)
   if similarity == "cosine":
     first, second = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (first, second))
@@ -126,7 +126,7 @@ def by_hand(vectors, *, similarity, temperature, margin, symmetric):
   ids=["simcse", "labse", "quick_thought"],
 )
 def test_it_is_its_formula(fields):
-  """A softmax over the second texts of all rows, and with `symmetric` over the first ones."""
+  """The loss is a softmax over the second texts of all rows, and with `symmetric` over the first texts."""
   compute, params, _, vectors = loss_of(**fields)
   batch = batch_of()
   (loss, metrics), _ = compute(params, batch)
@@ -139,7 +139,7 @@ def test_it_is_its_formula(fields):
 
 @pytest.mark.exhaustive
 def test_a_row_of_padding_is_no_negative():
-  """It changes neither the loss nor the gradient; and the gradient of a batch with one is of numbers."""
+  """Padding changes neither loss nor gradient, and gradients of a batch with padding are finite."""
   compute, params, loss, _ = loss_of(symmetric=True)
   batch = batch_of()
   longer = {name: jnp.pad(x, [(0, 2), (0, 0)]) for name, x in batch.items()}
@@ -154,7 +154,7 @@ def test_a_row_of_padding_is_no_negative():
 
 
 def test_chance_knows_of_the_margin():
-  """As the formula has it where all vectors are the same."""
+  """Chance level equals the loss of equal vectors."""
   _, _, loss, _ = loss_of(margin=0.3, temperature=0.5)
   fields = dict(similarity="cosine", temperature=0.5, margin=0.3, symmetric=False)
   (baseline,) = loss.baselines([batch_of()], 40)
@@ -164,7 +164,7 @@ def test_chance_knows_of_the_margin():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("mesh_shape", [{"data": 8}, {"data": 4, "tensor": 2}])
 def test_the_mesh_changes_nothing(mesh_shape):
-  """A pair on each of eight devices is told from those of the other seven."""
+  """A pair on each of eight devices is compared with the pairs of the other seven."""
   compute, params, *_ = loss_of(symmetric=True, margin=0.1)
   (expected, _), expected_gradient = compute(params, batch_of())
   mesh = sharding.make_mesh(mesh_shape)
@@ -176,7 +176,7 @@ def test_the_mesh_changes_nothing(mesh_shape):
 
 
 def test_the_gradient_of_a_row_reaches_all_second_texts():
-  """Of the first row on the first of eight devices: the second texts of all others, and of the first ones its own."""
+  """The first row's gradient reaches all second texts, but no other first text."""
   vectors = jnp.asarray(np.random.default_rng(0).normal(size=(8, 2, 4)), jnp.float32)
   mesh = sharding.make_mesh({"data": 8})
   with jax.set_mesh(mesh):
@@ -187,7 +187,7 @@ def test_the_gradient_of_a_row_reaches_all_second_texts():
 
 
 def test_dropout_makes_two_vectors_of_one_text():
-  """In training, and not in evaluation."""
+  """Dropout applies in training only."""
   config = dataclasses.replace(toy.KINDS["bert"], heads=(HEAD,), dropout_rate=0.1)
   model, loss = toy.model(config), contrastive.Contrastive(ContrastiveConfig(), HEAD)
   vectors = jax.jit(lambda model, batch, key: loss.vectors(model, batch, key=key).x)
@@ -196,11 +196,11 @@ def test_dropout_makes_two_vectors_of_one_text():
   assert np.all(np.any(np.abs(dropped[:, 0] - dropped[:, 1]) > 1e-3, axis=-1))
 
 
-# ---- What is compared ------------------------------------------------------------------------------------------------
+# ---- Vectors of texts ------------------------------------------------------------------------------------------------
 
 
 def test_what_is_read_of_a_text():
-  """The docstring's example, and a text that is not there."""
+  """The docstring's example, and an absent text."""
   hidden, segments = jnp.array([[1.0, 3.0, 5.0, 0.0]])[..., None], jnp.array([[1, 1, 2, 0]])
   for reads, expected in {"first": [1, 5, 0], "last": [3, 5, 0], "mean": [2, 5, 0]}.items():
     assert task_heads.read_texts(hidden, segments, number=3, reads=reads)[0, :, 0].tolist() == expected
@@ -209,7 +209,7 @@ def test_what_is_read_of_a_text():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["bert", "t5_1_1", "gpt2"])
 def test_texts_of_a_pair_do_not_see_each_other(kind):
-  """Each has the vector that it has alone; of an encoder, of one before a decoder, and of a decoder's last position."""
+  """Each text has the vector that it has alone, in an encoder, an encoder-decoder and a decoder."""
   config = toy.KINDS[kind]
   head = dataclasses.replace(HEAD, reads="last" if config.kind.is_decoder_only else "mean", num_classes=5)
   *_, params, _, vectors = loss_of(kind, head)
@@ -230,7 +230,7 @@ def test_texts_of_a_pair_do_not_see_each_other(kind):
 
 
 def test_a_vector_without_a_projection_is_the_pooler():
-  """Of the model's width: tanh(first W + b), as BERT's pooler, which it may begin with."""
+  """The vector is tanh(first W + b), as in BERT's pooler, which can initialize it."""
   _, params, _, vectors = loss_of()
   own = params["heads"]["text"]
   assert sorted(own) == ["pooler", "pooler_bias"]
@@ -242,7 +242,7 @@ def test_a_vector_without_a_projection_is_the_pooler():
 
 
 def test_a_vector_as_it_is_read_is_no_hindrance_to_other_losses():
-  """It has no parameter that could be idle."""
+  """A vector head without parameters has none that could stay untrained."""
   head = dataclasses.replace(HEAD, pooler="")
   config = records(override(load_config("tiny_bert"), ["--config.train.loss=cross_entropy"]))
   made = recipe.make(config.with_(model={"heads": (head,)}))
@@ -254,7 +254,6 @@ def test_a_vector_as_it_is_read_is_no_hindrance_to_other_losses():
 
 
 def test_sentences():
-  """The docstring's example."""
   found = sentence_pairs.sentences(tf.constant([3, 4, 9, 5, 9, 9, 6, 7]), tf.constant(np.arange(200) == 9))
   assert found.to_list() == [[3, 4, 9], [5, 9, 9], [6, 7]]
 
@@ -284,7 +283,7 @@ def test_two_texts_in_one_row():
   ],
 )
 def test_examples_of_the_objectives(objective, tokens, expected):
-  """Those of the docstrings; a document of one sentence has no neighbours."""
+  """The docstrings' examples; a document of one sentence has no pairs."""
   features = objectives.output_features(objective, Ids())
   made = getattr(sentence_pairs, objective)(of_rows(targets=[tokens, [3, 9]]), {"inputs": 12}, features)
   assert [each["inputs"] for each in lists(made)] == expected
@@ -292,7 +291,7 @@ def test_examples_of_the_objectives(objective, tokens, expected):
 
 
 def test_two_texts_of_a_record():
-  """The docstring's example, and how a task is made of a format."""
+  """The docstring's example, and a task from a format."""
   texts = tf.data.Dataset.from_tensor_slices({"first": ["a b", "a"], "second": ["c", ""]})
   assert lists(sentence_pairs.encode(texts, sentence_pairs.output_features(Letters()))) == [
     {"first": [5, 6], "second": [7]}
@@ -307,14 +306,14 @@ def test_two_texts_of_a_record():
 
 
 def test_published_comparisons():
-  """Each config has its own; LaBSE's margin is in both directions."""
+  """Each published config has its settings; LaBSE's margin applies in both directions."""
   of = lambda name: recipe.make(records(load_config(name))).loss.config
   assert of("labse_base") == contrastive.ContrastiveConfig(margin=0.3, symmetric=True)
   assert of("quick_thought_base") == contrastive.ContrastiveConfig(similarity="dot", temperature=1.0)
   assert of("simcse_base") == contrastive.ContrastiveConfig()
 
 
-# ---- A run -----------------------------------------------------------------------------------------------------------
+# ---- Whole runs ------------------------------------------------------------------------------------------------------
 
 
 def config_of(*arguments, name="tiny_simcse"):
@@ -324,17 +323,16 @@ def config_of(*arguments, name="tiny_simcse"):
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    (("--config.model.heads=()",), "has none of kind vector; give config.model.heads={"),
+    (("--config.model.heads=()",), "has none; give config.model.heads={"),
     (("--config.data.pack=True",), "config.data.pack=True: config.train.loss=contrastive compares one pair"),
     (("--config.contrastive.temperature=0.0",), "config.contrastive.temperature=0.0: must be above 0"),
     (("--config.contrastive.margin=-0.1",), "config.contrastive.margin=-0.1: must be 0 or more"),
     (("--config.contrastive.similarity=euclid",), "similarity=euclid: there are cosine and dot"),
-    (("--config.train.batch_size=1",), "config.train.batch_size=1: there is nothing to tell a pair from"),
-    (("--config.train.microbatches=2",), "the loss contrastive compares the rows of a whole batch"),
+    (("--config.train.batch_size=1",), "config.train.batch_size=1: a pair needs other pairs of the batch as negatives"),
+    (("--config.train.microbatches=2",), "the loss contrastive compares all rows of a batch"),
   ],
 )
 def test_what_cannot_be_compared_is_refused(arguments, message):
-  """Before anything is built."""
   with pytest.raises(UserError) as error:
     recipe.make(config_of(*arguments))
   assert message in str(error.value)
@@ -356,14 +354,14 @@ def test_what_cannot_be_compared_is_refused(arguments, message):
   ],
 )
 def test_data_and_loss_must_fit(arguments, message):
-  """Texts are compared where there are two, and where dropout alone tells them apart it must."""
+  """The contrastive loss needs pairs of texts, and `same_text_twice` needs dropout."""
   with pytest.raises(UserError) as error:
     train_data.check(config_of(*arguments))
   assert message in str(error.value)
 
 
 def test_what_is_planned_is_what_is_read(tmp_path):
-  """The features of a batch, by the recipe, which asks no task, and by the pipeline."""
+  """The recipe's features equal those of the pipeline."""
   (tmp_path / "text.txt").write_text("One two three. Four five six. Seven eight nine.\n" * 40)
   config = config_of(
     f"--config.data.files={tmp_path}/text.txt", f"--config.data.eval_files={tmp_path}/text.txt",
@@ -376,7 +374,7 @@ def test_what_is_planned_is_what_is_read(tmp_path):
 
 @pytest.mark.exhaustive
 def test_a_run_on_own_text(tmp_path, capsys):
-  """Neighbouring sentences of files: the loss falls below chance, and what is not read is not trained."""
+  """Trains on neighbouring sentences of files: the loss falls below chance, and unused parameters stay unchanged."""
   text = "".join(f"The {a} is {b}. It has seen the {a} of {b}.\n" for a in "abcdefgh" for b in "ijklmnop")
   (tmp_path / "text.txt").write_text(text)
   config = config_of(
@@ -390,7 +388,7 @@ def test_a_run_on_own_text(tmp_path, capsys):
   assert {path.split("/")[0] for path in toy.flat(state.frozen_params)} == {"head"}
   assert "heads/text/pooler" in toy.flat(state.params)
   said = capsys.readouterr().out
-  assert "chance         2.7726 (finds all texts of the batch equally near)" in said
+  assert "chance         2.7726 (gives all texts of the batch the same similarity)" in said
   lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
   held_out = [line["eval/loss"] for line in lines if "eval/loss" in line]
   assert np.isfinite(held_out).all() and 0 <= lines[-1]["eval/accuracy"] <= 1

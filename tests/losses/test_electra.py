@@ -1,4 +1,4 @@
-"""ELECTRA: a generator that is trained beside the model, and tokens drawn on the device."""
+"""ELECTRA: a generator trained together with the model, and tokens sampled on the device."""
 
 import dataclasses
 
@@ -46,7 +46,7 @@ def loss_of(**changed) -> electra.Electra:
 
 
 def batch_of(rows=8):
-  """Rows of one token to all; a third of the tokens is masked."""
+  """Returns rows with one text each; a third of the tokens is masked."""
   batch = toy.batch([8, 1, 5, 3, 8, 2, 7, 4] * (rows // 8), (1,) * rows, padded_to=(8, 8), architecture="encoder_only")
   real = batch["encoder_target_tokens"] > 0
   masked = (np.arange(batch["encoder_target_tokens"].size).reshape(real.shape) % 3 == 0) & real
@@ -70,7 +70,7 @@ def gradient(loss, pair, batch, key=0):
 
 @pytest.mark.exhaustive
 def test_both_are_trained_and_each_parameter_counts():
-  """A gradient for every parameter of both models, the shared embedding's from both."""
+  """Every parameter of both models has a gradient; a shared embedding has gradients from both."""
   grads, metrics = gradient(loss_of(), pair_of(loss_of()), batch_of())
   for path, leaf in toy.flat(nnx.to_pure_dict(grads)).items():
     assert float(jnp.max(jnp.abs(leaf))) > 0, path
@@ -85,7 +85,7 @@ def test_both_are_trained_and_each_parameter_counts():
 )
 @pytest.mark.parametrize("share_embeddings", [True, False])
 def test_what_stands_in_front_is_the_discriminators(adapters, share_embeddings):
-  """The generator writes what it wrote; all that is added learns."""
+  """Adapters change only the discriminator; all added parameters are trained."""
   loss = loss_of(share_embeddings=share_embeddings)
   pair, batch = pair_of(loss), batch_of()
   adapted = adapters_lib.adapt(pair, adapters, nnx.Rngs(toy.key(1)))
@@ -99,7 +99,7 @@ def test_what_stands_in_front_is_the_discriminators(adapters, share_embeddings):
 
 @pytest.mark.exhaustive
 def test_the_formula():
-  """Loss of masked tokens by the generator; and of all real tokens, whether they are what was there."""
+  """Compares with the generator's loss at masked tokens, and the discriminator's at all real tokens."""
   loss, batch = loss_of(), batch_of()
   pair = pair_of(loss)
   terms, metrics = loss(pair, batch, loss.weights(batch), key=jax.random.key(7), train=False)
@@ -127,7 +127,7 @@ def test_the_formula():
 
 
 def test_the_id_of_padding_may_be_drawn():
-  """It hides nothing: the discriminator sees all that was real, and is asked about it."""
+  """A sampled padding id does not mask a position of the discriminator."""
   loss, batch = loss_of(), batch_of()
   graphdef, params = toy.split(pair_of(loss))
   params["generator"]["head"]["bias"] = params["generator"]["head"]["bias"].at[0].set(1e3)
@@ -144,7 +144,7 @@ def test_the_id_of_padding_may_be_drawn():
 
 
 def test_the_two_models_drop_for_themselves(monkeypatch):
-  """With keys of their own, which is not that of the tokens that are drawn."""
+  """Both dropout keys differ from each other and from the sampling key."""
   keys, loss, batch = toy.dropout_keys(monkeypatch), loss_of(), batch_of()
   pair, key = pair_of(loss, dataclasses.replace(MODEL, dropout_rate=0.1)), jax.random.key(7)
   jax.block_until_ready(jax.jit(lambda pair: loss(pair, batch, loss.weights(batch), key=key, train=True)[0])(pair))
@@ -158,7 +158,7 @@ def test_the_two_models_drop_for_themselves(monkeypatch):
   "changed", [{"positions": "masked"}, {"predicts": "tokens"}, {"share_embeddings": False}], ids=lambda x: next(iter(x))
 )
 def test_ablations_are_settings(changed):
-  """Each trains all that it has."""
+  """Each ablation trains all of its parameters."""
   loss = loss_of(**changed)
   model = dataclasses.replace(MODEL, logits_transform=True, heads=()) if "predicts" in changed else MODEL
   grads, _ = gradient(loss, pair_of(loss, model), batch_of())
@@ -169,7 +169,7 @@ def test_ablations_are_settings(changed):
 
 
 def stepped(shape, microbatches):
-  """Parameters and metrics after a step of plain gradient descent."""
+  """Returns parameters and metrics after one step of gradient descent."""
   loss, batch = loss_of(), batch_of(16)
   one = shape == {"data": 1}
   mesh = sharding.make_mesh(shape, devices=jax.devices()[:1] if one else None)
@@ -184,7 +184,7 @@ def stepped(shape, microbatches):
 
 @pytest.mark.exhaustive
 def test_a_mesh_draws_what_one_device_draws():
-  """And trains as it does."""
+  """A mesh also gives the same update."""
   (alone, expected), (spread, found) = stepped({"data": 1}, 1), stepped({"data": 2, "fsdp": 2, "tensor": 2}, 1)
   assert found == pytest.approx(expected, rel=1e-4)
   toy.assert_trees_close(spread, alone, rtol=1e-4, atol=1e-5)
@@ -192,16 +192,16 @@ def test_a_mesh_draws_what_one_device_draws():
 
 @pytest.mark.exhaustive
 def test_microbatches_have_the_weights_of_the_whole_batch():
-  """What is drawn differs with the cut; how many tokens are masked, and how many there are, does not."""
+  """Samples depend on microbatches; the numbers of masked and of all tokens do not."""
   _, whole = stepped({"data": 1}, 1)
   _, cut_up = stepped({"data": 1}, 4)
   assert cut_up["tokens"] == whole["tokens"]
-  assert cut_up["generator_loss"] == pytest.approx(whole["generator_loss"], rel=1e-4)  # without dropout the same
+  assert cut_up["generator_loss"] == pytest.approx(whole["generator_loss"], rel=1e-4)  # equal without dropout
 
 
 @pytest.mark.exhaustive
 def test_a_generator_may_stay_as_it_is():
-  """Frozen, its term has no gradient, and that is no mistake; where nothing has one it is."""
+  """A frozen generator needs no gradient; a loss without any gradient is an error."""
   loss, batch = loss_of(share_embeddings=False), batch_of()
   graphdef, params = nnx.split(pair_of(loss), graph=False)
   params = nnx.to_pure_dict(params)
@@ -218,7 +218,6 @@ def test_a_generator_may_stay_as_it_is():
 
 @pytest.mark.exhaustive
 def test_evaluation_draws_the_same_again():
-  """By the step alone."""
   loss, batch = loss_of(), batch_of()
   mesh = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
   tx, _ = optimizers.make_optimizer(toy.optimizer_config(), 10)
@@ -236,8 +235,8 @@ def test_evaluation_draws_the_same_again():
   [
     ("electra", {"mlp_dim": 9_999}, "config.electra.mlp_dim=9999: the generator must not be larger"),
     ("electra", {"num_heads": 0}, "config.electra.num_heads=0"),
-    ("model", {"heads": ()}, "config.model.heads has no detector 'replaced' of one score, but none"),
-    ("model", {"heads": ({"name": "replaced", "num_classes": 1},)}, r"of one score, but replaced \(class, 1\)"),
+    ("model", {"heads": ()}, "config.model.heads has no detector 'replaced' with one score, but none"),
+    ("model", {"heads": ({"name": "replaced", "num_classes": 1},)}, r"with one score, but replaced \(class, 1\)"),
     ("electra", {"predicts": "words"}, "config.electra.predicts=words: there are replaced and tokens"),
     ("model", {"architecture": "decoder_only", "num_decoder_layers": 3, "num_encoder_layers": 0}, "both directions"),
     ("train", {"loss": "electr"}, "config.train.loss=electr: no such loss; did you mean electra?"),
@@ -260,7 +259,7 @@ def test_it_needs_its_section():
 
 
 def test_the_published_generators():
-  """A third or a quarter of the width, as many layers; what is typed changes nothing else."""
+  """Generators have a third or a quarter of the width and all layers; an override changes only its key."""
   for name, ratio in (("electra_small", 4), ("electra_base", 3), ("electra_large", 4)):
     run = records(override(load_config(name), ["--config.electra.num_heads=1"]))
     generator = electra.generator_config(run.model, run.electra)
@@ -270,7 +269,7 @@ def test_the_published_generators():
 
 @pytest.mark.exhaustive
 def test_the_command(tmp_path, capsys):
-  """A run of both, resumed; of its checkpoint the discriminator is kept, written for transformers and read back."""
+  """Trains and resumes both models, and exports and imports the discriminator of a checkpoint."""
   lines = [f"the quick brown fox jumps over lazy dog {i} and sees {3 * i} wizards" for i in range(400)]
   (tmp_path / "text.txt").write_text("\n".join(lines))
   small = {"vocab_size": 384, "embed_dim": 16, "num_heads": 2, "head_dim": 8, "mlp_dim": 32, "num_encoder_layers": 2}
@@ -299,11 +298,11 @@ def test_the_command(tmp_path, capsys):
   asked = ["eval", "--config=finetune_docs_match", f"--checkpoint={tmp_path}/run", f"--workdir={tmp_path}/eval"]
   assert command.main(asked) == 2
   assert "is a discriminator" in capsys.readouterr().err
-  # Both, in a run of its own.
+  # A run with both models.
   again = [each.replace("/run", "/again") for each in train]
   assert command.main([*again, "--config.train.steps=1", f"--config.init.checkpoint={tmp_path}/run"]) == 0
   assert "starting from the parameters of" in capsys.readouterr().err
-  # What it has learned, in a model of masked tokens.
+  # Initialization of a masked language model.
   warm = [
     "train",
     *options,

@@ -1,4 +1,4 @@
-"""What heads are asked in a batch, and what the answers cost: the same however examples lie in rows."""
+"""Losses of heads, independent of the layout of examples in rows."""
 
 import dataclasses
 import functools
@@ -36,7 +36,7 @@ FEATURES = ("inputs", "token_types", "texts", "answer_heads", "answer_targets")
 
 
 class Vocabulary(seqio.PassThroughVocabulary):
-  """Ids that stand for themselves; 0 pads."""
+  """Maps ids to themselves; 0 is padding."""
 
   bos_id = 0
 
@@ -45,7 +45,7 @@ class Vocabulary(seqio.PassThroughVocabulary):
 
 
 def example(kind, random, reads):
-  """One that asks a head of this kind: texts of random tokens, and a random answer."""
+  """Returns an example for a head of this kind, with random texts and labels."""
   number = 2 if kind == "choice" else 1
   lengths = random.integers(2, 6, number)
   tokens = random.integers(3, 40, lengths.sum())
@@ -73,7 +73,7 @@ def example(kind, random, reads):
 
 
 def batch_of(examples, architecture, *, pack):
-  """Model features of examples, [rows, LENGTH]."""
+  """Returns model features of examples, [rows, LENGTH]."""
   signature = dict.fromkeys(FEATURES, tf.TensorSpec([None], tf.int32))
   dataset = tf.data.Dataset.from_generator(lambda: iter(examples), output_signature=signature)
   rows = feature_converters.convert(
@@ -85,7 +85,7 @@ def batch_of(examples, architecture, *, pack):
 
 @functools.cache
 def asked(architecture, seed=0, number=2):
-  """So many examples of each kind, in a random order, packed and alone."""
+  """Returns `number` examples of each kind in random order, packed and unpacked."""
   random, reads = np.random.default_rng(seed), "last" if architecture == "decoder_only" else "first"
   examples = [example(head.kind, random, reads) for head in HEADS for _ in range(number)]
   examples = [examples[i] for i in random.permutation(len(examples))]
@@ -97,7 +97,7 @@ def with_heads(name, heads=HEADS, **fields):
 
 
 def loss_of(config, *, tokens=None):
-  """(parameters, batch, weights or None) -> (loss, metrics), and parameters that tell rows apart."""
+  """Returns (parameters, batch, weights or None) -> (loss, metrics), and parameters that give distinct rows."""
   graphdef, params = toy.split(toy.model(config))
   random = np.random.default_rng(1)
   params["heads"] = jax.tree.map(lambda x: x + 0.3 * jnp.asarray(random.normal(size=x.shape), x.dtype), params["heads"])
@@ -116,7 +116,7 @@ def loss_of(config, *, tokens=None):
 
 @pytest.mark.exhaustive
 def test_the_example_of_the_converter():
-  """The literal arrays of its docstring."""
+  """The docstring's arrays."""
   examples = [
     {"inputs": [8, 9, 4], "token_types": [0, 0, 0], "texts": [0, 0, 0]}
     | {"answer_heads": [1, 0, 0], "answer_targets": [5, 0, 0]},
@@ -140,7 +140,7 @@ def test_the_example_of_the_converter():
 @pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("value", [0.0, -0.0, 3.25, -1e-30, 1e30, float(np.float32(0.1))])
 def test_bits_of_a_score_come_through(value):
-  """Negative ones, too, whose sign is the highest bit; 0.0 is all zeros, as padding is."""
+  """Negative scores set the highest bit; 0.0 has all bits zero, like padding."""
   one = {name: [0, 0] for name in FEATURES} | {"inputs": [5, 6], "answer_heads": [1, 0]}
   one["answer_targets"] = [int(np.float32(value).view(np.int32)), 0]
   batch = batch_of([one], "encoder_only", pack=True)
@@ -151,7 +151,7 @@ def test_bits_of_a_score_come_through(value):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["bert", "t5_1_1", "gpt2", "prefix_lm"])
 def test_packed_equals_unpacked(name):
-  """Loss, gradients and every metric of ten examples of five kinds, in ten rows or in half as many."""
+  """Loss, gradients and every metric of ten examples of five kinds do not depend on packing."""
   config = with_heads(name)
   alone, packed = asked(config.architecture)
   side = config.kind.answers
@@ -162,7 +162,7 @@ def test_packed_equals_unpacked(name):
   np.testing.assert_allclose(loss, expected, rtol=1e-5)
   toy.assert_trees_close(gradient, expected_gradient, atol=1e-5)
   toy.assert_trees_close({n: x.value() for n, x in metrics.items()}, {n: x.value() for n, x in theirs.items()})
-  # A bias that is added to all candidates, or to all positions, changes no softmax.
+  # A bias added to all candidates or positions does not change a softmax.
   idle = ("heads/cause/projection_bias", "heads/answer/projection_bias")
   assert all(np.any(x) for path, x in toy.flat(gradient).items() if path.startswith("heads/") and path not in idle)
 
@@ -170,7 +170,7 @@ def test_packed_equals_unpacked(name):
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("name", ["gpt2", "prefix_lm"])
 def test_a_text_that_is_answered_is_a_prefix(name):
-  """A prefix language model sees all of its own text from everywhere, as it is trained and as it is asked."""
+  """A prefix language model attends bidirectionally to the whole text, in training and in inference."""
   kind = example("choice", np.random.default_rng(0), "last")
   number = len(kind["inputs"])
   trained = batch_of([kind], "decoder_only", pack=False)
@@ -188,7 +188,7 @@ def test_a_text_that_is_answered_is_a_prefix(name):
 
 @pytest.mark.exhaustive
 def test_parts_of_a_batch_add_up():
-  """Cut in rows, however unevenly the answers lie; each part is divided by what the whole batch has."""
+  """Microbatches with uneven labels sum to the loss of the whole batch."""
   config = with_heads("bert")
   batch, _ = asked("encoder_only")
   compute, params, loss = loss_of(config)
@@ -206,7 +206,7 @@ def test_parts_of_a_batch_add_up():
 
 @pytest.mark.exhaustive
 def test_what_a_head_alone_measures_does_not_depend_on_the_batch():
-  """Of tags each counts, in however many batches of unequal sentences they come."""
+  """Every tag counts alike, independent of batches with sentences of different lengths."""
   config = with_heads("bert", heads=tuple(head for head in HEADS if head.kind == "tag"))
   random = np.random.default_rng(3)
   batch = batch_of([example("tag", random, "first") for _ in range(5)], "encoder_only", pack=False)
@@ -221,7 +221,7 @@ def test_what_a_head_alone_measures_does_not_depend_on_the_batch():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("mesh_shape", [{"data": 8}, {"data": 4, "tensor": 2}, {"fsdp": 2, "sequence": 4}])
 def test_the_mesh_changes_nothing(mesh_shape):
-  """Rows on eight devices, or parts of rows."""
+  """Rows, or parts of rows, are distributed over eight devices."""
   batch = asked("encoder_only", number=8)[0]
   config = with_heads("bert")
   compute, params, _ = loss_of(config)
@@ -234,7 +234,7 @@ def test_the_mesh_changes_nothing(mesh_shape):
   toy.assert_trees_close(gradient, expected_gradient, atol=1e-5, rtol=1e-4)
 
 
-# ---- What each kind costs --------------------------------------------------------------------------------------------
+# ---- Losses of each kind ---------------------------------------------------------------------------------------------
 
 
 def logsumexp(x):
@@ -242,7 +242,7 @@ def logsumexp(x):
 
 
 def by_hand(head, logits, targets):
-  """Of one example, from the logits where it is asked: the loss, how many answers, how many are right."""
+  """Computes loss, number of answers and number of right answers of one example from its logits."""
   if head.kind in ("class", "tag"):
     loss = sum(logsumexp(row) - row[target] for row, target in zip(logits, targets, strict=True))
     return loss, len(targets), np.sum(logits.argmax(-1) == targets)
@@ -260,7 +260,7 @@ def by_hand(head, logits, targets):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(3))
 def test_each_term_is_its_formula(seed):
-  """A mean over answers for each head, weighted by its share of the examples; right answers are counted."""
+  """Each head's loss is a mean over answers, weighted by its fraction of examples."""
   config = with_heads("bert")
   batch, _ = asked("encoder_only", seed=seed)
   graphdef, _ = toy.split(toy.model(config))
@@ -284,7 +284,7 @@ def test_each_term_is_its_formula(seed):
 
 @pytest.mark.exhaustive
 def test_one_of_several_right_candidates_is_enough():
-  """Their probabilities add up; together they count as one answer."""
+  """Probabilities of several right candidates are added, and count as one answer."""
   one = {name: [0, 0, 0] for name in FEATURES} | {"inputs": [5, 6, 7], "texts": [0, 1, 2]}
   one |= {"answer_heads": [3, 3, 3], "answer_targets": [1, 0, 1]}
   config = with_heads("bert")
@@ -300,7 +300,7 @@ def test_one_of_several_right_candidates_is_enough():
 
 @pytest.mark.exhaustive
 def test_examples_of_a_mixture_count_alike():
-  """Three of one task and one of another: the second has a quarter of the loss, however many tokens it tags."""
+  """With three examples of one task and one of another, the second task has a quarter of the loss."""
   random = np.random.default_rng(0)
   examples = [example("class", random, "first") for _ in range(3)] + [example("tag", random, "first")]
   compute, params, _ = loss_of(with_heads("bert"))
@@ -312,7 +312,7 @@ def test_examples_of_a_mixture_count_alike():
 
 @pytest.mark.exhaustive
 def test_a_head_that_is_not_asked_costs_nothing():
-  """And has a gradient of zeros: no numbers that are none."""
+  """A head without labels has zero gradients, not NaN."""
   batch = batch_of([example("class", np.random.default_rng(0), "first")], "encoder_only", pack=False)
   compute, params, _ = loss_of(with_heads("bert"))
   (loss, _), gradient = compute(params, batch)
@@ -322,12 +322,12 @@ def test_a_head_that_is_not_asked_costs_nothing():
 
 @pytest.mark.parametrize("kind", ["class", "score", "choice", "tag", "span"])
 def test_a_loss_needs_memory_for_its_positions_alone(kind):
-  """Not for each pair of them: four times the length, four times the numbers that are made on the way."""
+  """Memory is linear, not quadratic, in the length."""
   (head,) = (head for head in HEADS if head.kind == kind)
   loss = head_losses.HeadLosses(toy.encoder(heads=(head,)), None)
 
   def scored(hidden: jax.Array) -> jax.Array:
-    """Of a model whose states are its logits, and whose heads read all positions."""
+    """Returns logits of a model whose states are its logits, with heads that read all positions."""
     ones = jnp.ones(hidden.shape[:2], jnp.int32)
     batch = {f"encoder_{name}": ones for name in ("answer_heads", "answer_targets", "answer_groups", "input_tokens")}
     model = types.SimpleNamespace(
@@ -347,7 +347,7 @@ def test_a_loss_needs_memory_for_its_positions_alone(kind):
 
 @pytest.mark.exhaustive
 def test_constant_answers():
-  """The loss of who knows how often each is right: entropy, variance, and chance among candidates."""
+  """The baseline is the entropy, variance, or chance among candidates."""
   batch, _ = asked("encoder_only", number=4)
   for kind, expected in (("class", np.log(3)), ("choice", np.log(2)), ("score", 4.0)):
     place = [head.kind for head in HEADS].index(kind)
@@ -356,11 +356,11 @@ def test_constant_answers():
     assert 0 < found.loss <= expected + 1e-5
 
 
-# ---- What is read ----------------------------------------------------------------------------------------------------
+# ---- Inputs of heads -------------------------------------------------------------------------------------------------
 
 
 def test_a_mean_is_of_the_own_text():
-  """Of each segment, without padding, at each of its positions."""
+  """The mean is over the segment without padding, at each of its positions."""
   hidden = np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32)
   segments = np.array([[1, 1, 2, 2, 2], [1, 0, 0, 0, 0]])
   found = task_heads.mean_of_segments(jnp.asarray(hidden), jnp.asarray(segments))
@@ -372,7 +372,7 @@ def test_a_mean_is_of_the_own_text():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["bert", "t5_1_1", "gpt2", "albert"])
 def test_every_layer(name):
-  """What was embedded, and what came out of each layer; the last is what the model gives."""
+  """States are the embedding and the output of each layer; the last is the model's output."""
   config = toy.KINDS[name]
   model, batch = toy.model(config), toy.batch(architecture=config.architecture)
   states = model.states(batch, every_layer=True)
@@ -390,7 +390,7 @@ def test_every_layer(name):
 
 @pytest.mark.exhaustive
 def test_a_mix_of_layers_is_weighed():
-  """scale * sum of softmax(weights) * states, which begins as their mean; the gradient reaches weights and scale."""
+  """The mix is scale * sum of softmax(weights) * states, initially their mean; weights and scale have gradients."""
   head = HeadConfig("topic", 3, layers="mix", reads="mean", pooler="")
   config = with_heads("bert", (head,))
   batch, _ = asked("encoder_only")
@@ -410,11 +410,11 @@ def test_a_mix_of_layers_is_weighed():
   assert np.all(gradient["mix"] != 0) and gradient["mix_scale"] != 0
 
 
-# ---- A run -----------------------------------------------------------------------------------------------------------
+# ---- Whole runs ------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_not_read_is_not_trained():
-  """The head over the vocabulary, and a decoder that answers nothing; weight decay would wear them away."""
+  """An unused vocabulary head or decoder is frozen, because weight decay would shrink it."""
   for name in ("bert", "t5_1_1"):
     config = records(load_config("tiny"))
     config = dataclasses.replace(config, model=with_heads(name)).with_(train={"loss": "heads"})
@@ -425,14 +425,16 @@ def test_what_is_not_read_is_not_trained():
 
 
 def test_a_model_without_heads_answers_nothing():
-  """The message says what would make one."""
+  """The message names a remedy."""
   config = records(load_config("tiny_bert")).with_(train={"loss": "heads"})
-  with pytest.raises(UserError, match=r"loss=heads: the model has no head that answers; give config.data.mixture"):
+  with pytest.raises(
+    UserError, match=r"loss=heads: no head of config.model.heads can be trained. Give config.data.mixture"
+  ):
     recipe.make(config)
 
 
 def test_what_the_held_out_loss_is_a_number_of():
-  """Tokens where some are predicted, else answers."""
+  """The unit is a token if tokens are predicted, else an answer."""
   config = with_heads("bert")
   assert head_losses.HeadLosses(config, None).unit == "per answer"
   assert head_losses.HeadLosses(config, losses.CrossEntropyConfig(0.0, 0.0, 8)).unit == "nats per target token"
@@ -441,7 +443,7 @@ def test_what_the_held_out_loss_is_a_number_of():
 @pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("name", ["bert", "t5_1_1", "gpt2"])
 def test_flops_are_those_of_the_side_that_answers(name):
-  """A decoder that answers nothing computes nothing."""
+  """An unused decoder has no FLOPs."""
   config = with_heads(name)
   sizes = {"batch_size": 2, "lengths": {config.kind.answers: 8}, "predicted": 0.0}
   found = head_losses.HeadLosses(config, None).flops(config, **sizes)

@@ -27,7 +27,7 @@ TIED, UNTIED = (toy.config(num_encoder_layers=1, num_decoder_layers=1, tied_logi
   seed=strategies.integers(0, 100),
 )
 def test_token_cross_entropy_is_its_formula(z_loss, label_smoothing, scale, seed):
-  """-sum(q log p) with q one-hot, a share of it spread over the vocabulary; z-loss is z_loss * log(Z)**2."""
+  """The loss is -sum(q log p) with a smoothed one-hot q; z-loss is z_loss * log(Z)**2."""
   random = np.random.default_rng(seed)
   logits, targets = scale * random.normal(size=(2, 3, 7)), random.integers(0, 7, (2, 3))
   log_z = np.log(np.sum(np.exp(logits - logits.max(-1, keepdims=True)), -1)) + logits.max(-1)
@@ -43,14 +43,14 @@ def test_token_cross_entropy_is_its_formula(z_loss, label_smoothing, scale, seed
 
 @pytest.mark.slow
 def test_cross_entropy_of_uniform_logits():
-  """Without knowledge the loss is log(vocab); in bfloat16 as well, for it is computed in float32."""
+  """The loss is log(vocab), in bfloat16 as well, because it is computed in float32."""
   loss, _, _ = losses.token_cross_entropy(jnp.full((1, 1000), 7, jnp.bfloat16), jnp.array([3]))
   assert loss.dtype == jnp.float32
   np.testing.assert_allclose(loss, [np.log(1000)], rtol=1e-6)
 
 
 def plain_loss(graphdef, batch, config):
-  """The loss as one would write it with all logits at hand, for JAX to differentiate."""
+  """Computes the loss from all logits at once, differentiated by JAX."""
   side = "encoder" if "encoder_target_tokens" in batch else "decoder"
 
   def loss(params):
@@ -73,13 +73,13 @@ def plain_loss(graphdef, batch, config):
   ids=["untied-5", "untied-all", "tied-4"],
 )
 def test_chunked_loss_equals_the_plain_one(model_config, logits_chunk_tokens):
-  """Loss, metrics and every parameter's gradient, whether or not the chunks divide the 12 positions."""
+  """Compares loss, metrics and every gradient, for chunks that divide the 12 positions and chunks that do not."""
   graphdef, params = toy.split(toy.model(model_config))
   batch = toy.batch()
   batch["decoder_loss_weights"] *= jnp.array([[1.0], [0.25]])
   config = toy.loss_config(z_loss=0.05, label_smoothing=0.1, logits_chunk_tokens=logits_chunk_tokens)
   chunked = lambda params: toy.summed_loss(config)(nnx.merge(graphdef, params), batch, None)
-  # Squared, so that the gradient which comes from outside is not 1.
+  # Squared, so that the incoming gradient is not 1.
   squared = lambda loss: lambda params: loss(params) ** 2 / 100
   (value, metrics), gradient = jax.jit(
     lambda params: (chunked(params), jax.grad(squared(lambda p: chunked(p)[0]))(params))
@@ -99,14 +99,14 @@ def test_chunked_loss_equals_the_plain_one(model_config, logits_chunk_tokens):
   np.testing.assert_allclose(metrics["accuracy"].total, right.sum(), rtol=1e-5)
 
 
-# One layer each: the loss is what is looked at.
+# One layer each suffices for tests of the loss.
 ENCODER = toy.encoder(num_encoder_layers=1, biases=True)
 PREFIX = toy.decoder(num_decoder_layers=1, bidirectional_prefix=True, tied_logits=True)
 SPARSE_CONFIG = toy.loss_config(z_loss=0.05, label_smoothing=0.1, logits_chunk_tokens=6)
 
 
 def weights(kind, shape):
-  """Of each target: all the same, none, one in five with another number each, or all of one row alone."""
+  """Returns weights of targets: all equal, all zero, one in five random, or one row only."""
   random = np.random.default_rng(0)
   uneven = random.uniform(0.1, 2.0, shape) * (random.random(shape) < 0.2)
   one_row = np.zeros(shape)
@@ -116,9 +116,9 @@ def weights(kind, shape):
 
 @functools.cache
 def sparse_and_plain(config, mesh_shape=()):
-  """Functions of (parameters, batch) to loss and gradients: by the chunks that have weight, and with all logits.
+  """Returns functions of (parameters, batch) to loss and gradients: sparse chunks, and all logits.
 
-  What is compiled on one mesh is for no other.
+  A function compiled on one mesh cannot run on another.
   """
   graphdef, params = toy.split(toy.model(config))
   loss_fn = toy.summed_loss(SPARSE_CONFIG)
@@ -137,7 +137,7 @@ def eight_rows(config, kind):
 @pytest.mark.parametrize("kind", ["all", "none", "uneven", "one-row"])
 @pytest.mark.parametrize("config", [ENCODER, PREFIX], ids=["encoder", "prefix"])
 def test_loss_of_what_has_weight_equals_the_plain_one(config, kind):
-  """Masked language models and prefixes skip most positions; loss and gradients do not change."""
+  """Sparse chunks, used for masked language models and prefixes, change neither loss nor gradients."""
   batch = eight_rows(config, kind)
   sparse, plain, params = sparse_and_plain(config)
   (loss, gradient), (expected, expected_gradient) = sparse(params, batch), plain(params, batch)
@@ -155,7 +155,7 @@ MESHES = [{"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}, {"fsdp": 2, "sequenc
 @pytest.mark.parametrize("mesh_shape", MESHES, ids=["8", "2-2-2", "2-4"])
 @pytest.mark.parametrize("config", [ENCODER, PREFIX], ids=["encoder", "prefix"])
 def test_loss_of_what_has_weight_does_not_depend_on_the_mesh(config, mesh_shape):
-  """Shards with much, little and no weight go through as many chunks as the fullest."""
+  """Shards with different numbers of weighted tokens run as many chunks as the fullest shard."""
   _, plain, params = sparse_and_plain(config)
   mesh = sharding.make_mesh(mesh_shape)
   for kind in ("uneven", "one-row"):
@@ -171,7 +171,7 @@ def test_loss_of_what_has_weight_does_not_depend_on_the_mesh(config, mesh_shape)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Counting:
-  """Hidden states that are given, and a head that notes each time when it is run."""
+  """Returns given hidden states, and a head that counts its calls."""
 
   given: jax.Array
   table: jax.Array
@@ -189,7 +189,7 @@ class Counting:
 
 
 def chunks_run(batch, *, with_gradients):
-  """How many chunks of 10 positions a loss, or its gradient, projects to the vocabulary."""
+  """Counts the chunks of 10 positions that a loss, or its gradient, projects to the vocabulary."""
   runs, random = [], np.random.default_rng(0)
   hidden, table = random.normal(size=(4, 25, 3)), random.normal(size=(3, 7))
   model = Counting(hidden.astype(np.float32), table.astype(np.float32), lambda: runs.append(0))
@@ -204,7 +204,7 @@ def chunks_run(batch, *, with_gradients):
 @pytest.mark.parametrize("with_gradients", [False, True])
 @pytest.mark.parametrize(("num_weights", "num_chunks"), [(0, 0), (1, 1), (10, 1), (11, 2), (100, 10)])
 def test_only_what_has_weight_is_projected(with_gradients, num_weights, num_chunks):
-  """Of 100 positions in chunks of 10 so many chunks are computed as the weights fill, wherever they stand."""
+  """The number of computed chunks (of 10, with 10 positions each) depends only on the number of weighted tokens."""
   weights, targets = np.zeros(100, np.float32), np.ones((4, 25), np.int32)
   weights[np.random.default_rng(0).permutation(100)[:num_weights]] = 1.0
   weights = jnp.asarray(weights.reshape(4, 25))
@@ -216,7 +216,7 @@ def test_only_what_has_weight_is_projected(with_gradients, num_weights, num_chun
 
 
 def test_share_of_weights_is_what_is_projected():
-  """3 of 8 positions where most is skipped; all where each target has its weight."""
+  """3 of 8 positions in a sparse batch; all if every target has weight."""
   weights = np.array([[0, 1, 0, 0], [0.5, 0, 0, 2.0]])
   masked = {"encoder_target_tokens": np.ones((2, 4)), "encoder_loss_weights": weights}
   behind = {"decoder_loss_weights": weights, "decoder_causal_attention": np.ones((2, 4))}
@@ -226,7 +226,7 @@ def test_share_of_weights_is_what_is_projected():
 
 @pytest.mark.exhaustive
 def test_positions_without_weight_do_not_count():
-  """With all weights zero, loss and gradients are zero, not NaN."""
+  """With zero weights, loss and gradients are zero, not NaN."""
   graphdef, params = toy.split(toy.model(UNTIED))
   batch = toy.batch() | {"decoder_loss_weights": jnp.zeros((2, 6))}
   loss_fn = toy.summed_loss(toy.loss_config())
@@ -240,7 +240,7 @@ def test_positions_without_weight_do_not_count():
 
 @pytest.mark.exhaustive
 def test_bfloat16_loss_is_summed_in_float32():
-  """Loss and gradients of a bfloat16 model are float32, and near those of a float32 model."""
+  """Loss and gradients of a bfloat16 model are float32, and close to those of a float32 model."""
   batch = toy.batch()
 
   def loss_and_gradient(dtype):
@@ -259,7 +259,7 @@ def test_bfloat16_loss_is_summed_in_float32():
 
 @pytest.mark.exhaustive
 def test_gradients_that_are_summed_in_float32():
-  """Of a bfloat16 model: no matrix has gradients that were rounded on the way, and the embedding never has."""
+  """In a bfloat16 model, gradients of matrices and of the embedding are accumulated without rounding."""
   batch = toy.batch()
 
   def is_rounded(gradient_dtype):
@@ -277,7 +277,7 @@ def test_gradients_that_are_summed_in_float32():
 
 
 def largest_logits(logits_chunk_tokens):
-  """How many rows of the vocabulary's length the biggest array of a loss and its gradient has, in any order of axes."""
+  """Returns the number of vocabulary-length rows in the largest array of loss and gradient, for any order of axes."""
   graphdef, params = toy.split(toy.model(toy.config(vocab_size=53, num_encoder_layers=1, num_decoder_layers=1)))
   batch = toy.batch((5,) * 8, (7,) * 8, padded_to=(5, 8))
   loss_fn = toy.summed_loss(toy.loss_config(logits_chunk_tokens=logits_chunk_tokens))
@@ -290,13 +290,13 @@ def largest_logits(logits_chunk_tokens):
 
 @pytest.mark.exhaustive
 def test_logits_of_the_whole_batch_never_exist():
-  """With chunks of 4 tokens no array holds 64 rows of logits; the largest is the projection itself, [embed, vocab]."""
+  """With chunks of 4 tokens no array has 64 rows of logits; the largest is the projection, [embed, vocab]."""
   assert largest_logits(logits_chunk_tokens=4) == 16
-  assert largest_logits(logits_chunk_tokens=64) == 64  # the look into the program does find them where they are
+  assert largest_logits(logits_chunk_tokens=64) == 64  # control: the search finds them if they exist
 
 
 def test_unigram_loss_is_the_entropy_of_the_targets():
-  """Shares 1/2, 1/4, 1/4 over two batches: 1.5 bits; a target of weight zero does not count."""
+  """Fractions 1/2, 1/4, 1/4 over two batches give 1.5 bits; a target of weight zero does not count."""
   batches = [
     {"decoder_target_tokens": np.array([[1, 1]]), "decoder_loss_weights": np.array([[1.0, 1.0]])},
     {"decoder_target_tokens": np.array([[2, 3, 4]]), "decoder_loss_weights": np.array([[1.0, 1.0, 0.0]])},
@@ -307,13 +307,13 @@ def test_unigram_loss_is_the_entropy_of_the_targets():
 @pytest.mark.parametrize(
   ("times", "what", "loss"),
   [
-    (10, "knows how often each token occurs in these 40 targets", np.log(4)),
+    (10, "predicts each token by its frequency in these 40 targets", np.log(4)),
     # Each token occurs 8 times among the 35 others; 0.01 is added to all 6.
-    (9, "knows how often each token occurs in the others of these 36 targets", np.log(35.06 / 8.01)),
+    (9, "predicts each token by its frequency in the others of these 36 targets", np.log(35.06 / 8.01)),
   ],
 )
 def test_a_unigram_model_of_few_targets_is_one_of_the_others(times, what, loss):
-  """It has not seen the token that it predicts, as a model that was fitted on other text."""
+  """The leave-one-out model has not seen the token that it predicts, as a model of other text."""
   targets = np.tile([[1, 2, 3, 4]], (1, times))
   batches = [{"decoder_target_tokens": targets, "decoder_loss_weights": np.full(targets.shape, 0.1)}]
   found = losses.unigram(batches, vocab_size=6)
@@ -322,7 +322,7 @@ def test_a_unigram_model_of_few_targets_is_one_of_the_others(times, what, loss):
 
 @pytest.mark.slow
 def test_a_unigram_model_of_few_targets_is_no_better_than_one_that_knows_all():
-  """Of tokens drawn by Zipf's law: above their entropy and near it, where their own frequencies are far below it."""
+  """For tokens from Zipf's law, the loss is slightly above the true entropy; the sample entropy is far below."""
   shares = 1 / np.arange(1, 1_001)
   shares /= shares.sum()
   targets = np.random.default_rng(0).choice(1_000, size=(1, 3_000), p=shares)
@@ -333,7 +333,7 @@ def test_a_unigram_model_of_few_targets_is_no_better_than_one_that_knows_all():
 
 
 def test_evaluation_takes_the_loss_of_training(monkeypatch):
-  """A loss may refuse a model without dropout, which is what evaluation reads: it is not made again."""
+  """Evaluation reuses the training loss, because some losses refuse the evaluation model without dropout."""
   run = records(load_config("tiny_t5")).with_(model={"vocab_size": 384, "dropout_rate": 0.1})
   made = recipe.make(run)
   monkeypatch.setattr(losses, "make", lambda run: pytest.fail(f"made again, of dropout_rate={run.model.dropout_rate}"))

@@ -1,4 +1,4 @@
-"""SpanBERT's second loss: which tokens are asked of the boundaries of spans, and what that costs."""
+"""The span boundary objective: data, loss and whole runs."""
 
 import dataclasses
 import functools
@@ -34,7 +34,7 @@ LENGTH = 24
 
 
 class Vocabulary(seqio.PassThroughVocabulary):
-  """Ids that stand for themselves; 0 pads, 1 is EOS, 37 a mask; with `framed` 38 is [CLS] and 39 [SEP]."""
+  """Maps ids to themselves; 0 is padding, 1 EOS, 37 a mask; with `framed` 38 is [CLS] and 39 [SEP]."""
 
   mask_id, bos_id = 37, 1
 
@@ -48,7 +48,7 @@ class Vocabulary(seqio.PassThroughVocabulary):
 
 
 def masked(lengths, *, framed=True, seed=1, noise_density=0.3):
-  """Examples of the objective, of texts of random tokens that are so long."""
+  """Returns examples of the objective from random texts of these lengths."""
   random = np.random.default_rng(seed)
   rows = tf.ragged.constant([random.integers(3, 37, length).tolist() for length in lengths], tf.int32)
   dataset = tf.data.Dataset.from_tensor_slices(rows).map(lambda row: {"targets": row})
@@ -66,7 +66,7 @@ def masked(lengths, *, framed=True, seed=1, noise_density=0.3):
 
 @functools.cache
 def batches(seed=1):
-  """Ten texts in rows of their own, and packed."""
+  """Returns ten texts, unpacked and packed."""
   lengths = np.random.default_rng(seed).integers(5, LENGTH - 2, 10)
 
   def batch(pack):
@@ -86,7 +86,7 @@ def with_head(name="bert", head=HEAD, **fields):
 
 
 def loss_of(config, **fields):
-  """(parameters, batch, weights or None) -> (loss, metrics) with gradients, parameters that are not zero, the loss."""
+  """Returns (parameters, batch, weights or None) -> (loss, metrics) with gradients, nonzero parameters, the loss."""
   graphdef, params = toy.split(toy.model(config))
   random = np.random.default_rng(1)
   params["heads"] = jax.tree.map(lambda x: x + 0.2 * jnp.asarray(random.normal(size=x.shape), x.dtype), params["heads"])
@@ -101,7 +101,7 @@ def loss_of(config, **fields):
 
 
 def spans_of(chosen):
-  """(first, last) of each run."""
+  """Returns (first, last) of each run."""
   edges = np.diff(np.concatenate([[0], chosen.astype(int), [0]]))
   return list(zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1, strict=True))
 
@@ -110,7 +110,7 @@ def spans_of(chosen):
 
 
 def test_the_examples_of_the_docstrings():
-  """Their arrays; of what is drawn with some seed."""
+  """The docstrings' arrays, for some seed."""
   flags = lambda *bits: tf.constant([bool(bit) for bit in bits])
   heads, targets = masking.asked_spans(flags(1, 0, 1, 1, 0, 1, 0))
   assert heads.numpy().tolist() == [0, 0, 1, 1, 0, 1, 0] and targets.numpy().tolist() == [0, 0, 1, 2, 0, 3, 0]
@@ -140,7 +140,7 @@ def test_the_examples_of_the_docstrings():
 @pytest.mark.exhaustive
 @hypothesis.given(st.lists(st.booleans(), min_size=1, max_size=20))
 def test_a_span_is_asked_where_something_stands_on_both_sides(bits):
-  """Each run by itself, and nothing else; the loss finds the same boundaries again."""
+  """Each run is one span, and the loss finds the same boundaries."""
   chosen = np.array(bits)
   heads, targets = (x.numpy() for x in masking.asked_spans(tf.constant(chosen)))
   expected = np.zeros_like(heads)
@@ -156,7 +156,7 @@ def test_a_span_is_asked_where_something_stands_on_both_sides(bits):
 
 
 def test_examples_are_one_segment():
-  """Between [CLS] and [SEP] all that is masked is asked for; without them not what begins a text."""
+  """With [CLS] and [SEP] all masked tokens are predicted; without them not the ones at the start of a text."""
   for example in masked([LENGTH - 2] * 200):
     assert example["targets"][[0, -1]].tolist() == [38, 39] and np.sum(example["targets"] >= 37) == 2
     np.testing.assert_array_equal(example["answer_heads"], example["loss_weights"])
@@ -176,7 +176,7 @@ def _without_the_first(chosen):
 
 
 def by_hand(config, params, hidden, batch):
-  """Losses of all tokens that are asked, and how many are right: span by span."""
+  """Computes losses of all predicted tokens and the number of right ones, span by span."""
   own, table = params["heads"]["sbo"], params["embed"]["table"]
   gelu = functools.partial(jax.nn.gelu, approximate=False)
 
@@ -190,7 +190,7 @@ def by_hand(config, params, hidden, batch):
     for first, last in spans_of(heads > 0):
       for place in range(min(last - first + 1, config.heads[0].num_classes)):
         read = np.concatenate([hidden[row, first - 1], hidden[row, last + 1], own["positions"][place]])
-        scale = config.embed_dim**-0.5  # of a table whose entries have standard deviation 1
+        scale = config.embed_dim**-0.5  # of a table with standard deviation 1
         logits = np.asarray(scale * layer("second", layer("first", read)) @ table.T + own["bias"])
         target = batch["encoder_target_tokens"][row, first + place]
         found.append(np.log(np.exp(logits).sum()) - logits[target])
@@ -200,14 +200,14 @@ def by_hand(config, params, hidden, batch):
 
 @pytest.mark.exhaustive
 def test_it_is_the_formula():
-  """The mean over the tokens of spans, beside the mean over all tokens; with the metrics of each."""
+  """The loss is the mean over tokens in spans plus the mean over all masked tokens; both have metrics."""
   config, batch = with_head(), batches()[0]
   compute, params, loss = loss_of(config, z_loss=0.0)
   (total, (terms, metrics)), _ = compute(params, batch)
   model = nnx.merge(toy.split(toy.model(config))[0], params)
   found, right = by_hand(config, params, np.asarray(model.states(batch)), batch)
   asked = int(jnp.sum(batch["encoder_answer_heads"]))
-  assert 20 < len(found) < asked  # some spans are longer than the head has places
+  assert 20 < len(found) < asked  # some spans exceed the number of places
   assert loss.weights(batch)["sbo"] == len(found)
   np.testing.assert_allclose(terms["sbo"], found.mean(), rtol=1e-5)
   np.testing.assert_allclose(metrics["sbo_loss"].value(), found.mean(), rtol=1e-5)
@@ -221,7 +221,7 @@ def test_it_is_the_formula():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["bert", "albert", "modern_bert"])
 def test_packed_equals_unpacked(name):
-  """Loss, gradients and metrics; a gradient reaches every parameter of the head."""
+  """Loss, gradients and metrics are equal; every parameter of the head has a gradient."""
   config, (alone, packed) = with_head(name), batches()
   assert len(packed["encoder_input_tokens"]) < len(alone["encoder_input_tokens"]) == 10
   compute, params, _ = loss_of(config)
@@ -236,7 +236,6 @@ def test_packed_equals_unpacked(name):
 
 @pytest.mark.exhaustive
 def test_parts_of_a_batch_add_up():
-  """Each divided by what the whole batch has."""
   compute, params, loss = loss_of(with_head())
   batch, _ = batches()
   (expected, _), expected_gradient = compute(params, batch)
@@ -250,7 +249,7 @@ def test_parts_of_a_batch_add_up():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("mesh_shape", [{"data": 4, "tensor": 2}, {"fsdp": 2, "sequence": 4}])
 def test_the_mesh_changes_nothing(mesh_shape):
-  """Boundaries may stand on another device than what is between them."""
+  """Boundaries may be on another device than the span."""
   batch = {name: x[:8] for name, x in batches()[0].items()}
   compute, params, _ = loss_of(with_head())
   (expected, _), expected_gradient = compute(params, batch)
@@ -264,7 +263,7 @@ def test_the_mesh_changes_nothing(mesh_shape):
 
 @pytest.mark.exhaustive
 def test_logits_of_a_whole_batch_never_exist():
-  """Nor is anything of the size length times length made to find boundaries."""
+  """The search for boundaries creates no array of size length times length, either."""
   config, batch = with_head(attention_window=1), batches()[0]
   rows, length = batch["encoder_input_tokens"].shape
   compute, params, loss = loss_of(config, logits_chunk_tokens=16)
@@ -279,7 +278,7 @@ def test_logits_of_a_whole_batch_never_exist():
 
 
 def test_flops_count_the_second_projection():
-  """That of the tokens in spans, and the two layers in front."""
+  """FLOPs include the projection of tokens in spans, and the two layers before it."""
   config = with_head()
   sizes = {"batch_size": 2, "lengths": {"encoder": 10}, "predicted": 0.5}
   plain = losses.CrossEntropy(toy.loss_config()).flops(config, **sizes)
@@ -287,11 +286,11 @@ def test_flops_count_the_second_projection():
   assert more == 6 * 2 * 10 * 0.5 * (232 * 16 + 16 * 16 + 16 * 40)
 
 
-# ---- A run -----------------------------------------------------------------------------------------------------------
+# ---- Whole runs ------------------------------------------------------------------------------------------------------
 
 
 def test_it_is_learned_beside_tokens_alone():
-  """Fine-tuned, the model has another head; alone there is nothing to compare the boundaries' guesses with."""
+  """The loss needs masked tokens; a fine-tuned model has another head."""
   config = records(load_config("tiny_spanbert"))
   assert recipe.make(config).idle_heads == ()
   with pytest.raises(UserError, match="train.loss=heads: the model has no head that answers"):
@@ -302,7 +301,7 @@ def test_it_is_learned_beside_tokens_alone():
 
 
 def test_an_objective_that_asks_no_head_is_refused():
-  """Where the loss is made of what heads answer; the message names objectives that ask."""
+  """An objective without heads is refused for losses of heads; the message names objectives with heads."""
   config = train_data.resolved(records(load_config("tiny_spanbert")).with_(data={"mixture": "docs_masked_lm"}))
   with pytest.raises(UserError, match="docs_masked_lm: its examples ask no head, .* span_masked_lm_sbo, masked_lm_nsp"):
     train_data.check(config)
@@ -310,7 +309,7 @@ def test_an_objective_that_asks_no_head_is_refused():
 
 @pytest.mark.exhaustive
 def test_what_is_planned_is_what_is_read():
-  """The shapes of a batch, from the recipe alone and from the pipeline; own files have the head without being asked."""
+  """The recipe's features equal those of the pipeline; files get the head automatically."""
   config = train_data.resolved(records(load_config("tiny_spanbert"))).with_(train={"batch_size": 8})
   batch = next(train_data.batches(stages.of(config), sharding.make_mesh({"fsdp": 8}), num_streams=None))
   planned = recipe.batch(config)
@@ -322,7 +321,7 @@ def test_what_is_planned_is_what_is_read():
 
 @pytest.mark.exhaustive
 def test_a_run_on_own_text(tmp_path, capsys):
-  """On a mesh, in microbatches: both losses are written and fall, and what is shown are masked tokens."""
+  """Trains on a mesh with microbatches: both losses are logged and fall, and samples are masked tokens."""
   text = "the quick brown fox jumps over the lazy dog and runs away from it again\n" * 300
   (tmp_path / "text.txt").write_text(text)
   config = override(

@@ -197,7 +197,7 @@ def test_two_keys_of_which_one_has_no_effect_are_refused(first, second):
   """In either order; 0 leaves the word to the other."""
   options = [f"--config.{first}", f"--config.{second}"]
   for given in (options, options[::-1]):
-    with pytest.raises(UserError, match=f"{first} and --config.{second}: the second is read in place of the first"):
+    with pytest.raises(UserError, match=f"{first} and --config.{second} are mutually exclusive; give one of them"):
       override(load_config("tiny_t5"), given)
   name = second.partition("=")[0]
   config = override(load_config("tiny_t5"), [options[0], f"--config.{name}=0.0"])

@@ -1,8 +1,8 @@
-"""The small models in tests/golden: folders as transformers writes them, and what transformers computes with them.
+"""Writes the small models in tests/golden: folders in transformers' format, and transformers' outputs for them.
 
-  PYTHONPATH=tests python tests/parity/golden.py        writes them anew, where torch and transformers are installed
+  PYTHONPATH=tests python tests/parity/golden.py        rewrites them; needs torch and transformers
 
-Those who have neither test against these files (tests/test_convert_huggingface.py).
+tests/test_convert_huggingface.py compares with these files, so it needs neither library.
 """
 
 import pathlib
@@ -19,7 +19,7 @@ from t2t.models.config import TransformerConfig
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "golden"
 
-# Each size is another one, and all are as small as they can be: the files lie in the repository.
+# Sizes differ from each other, and are minimal, because the files are in the repository.
 _T5 = dict(vocab_size=41, embed_dim=6, num_heads=3, head_dim=4, mlp_dim=10, num_encoder_layers=2, num_decoder_layers=1)
 _T5 |= dict(relative_position_buckets=8, relative_position_max_distance=7, norm_epsilon=1e-3)
 _DECODER = dict(vocab_size=41, embed_dim=6, num_heads=3, head_dim=4, mlp_dim=10, num_decoder_layers=2)
@@ -56,7 +56,7 @@ HALF = ("llama3",)  # stored as bfloat16, in several files
 
 
 def batch(name: str) -> dict[str, np.ndarray]:
-  """Rows of several lengths."""
+  """Returns rows of several lengths."""
   architecture = CONFIGS[name]["architecture"]
   inputs = (4, 9, 1) if architecture == "encoder_only" else (3, 5, 1)
   made = toy.batch(inputs, (3, 1, 4), padded_to=(max(inputs) + 1, 5), architecture=architecture)
@@ -68,7 +68,7 @@ def batch(name: str) -> dict[str, np.ndarray]:
 
 
 def inputs(features: transformer.Batch) -> dict[str, torch.Tensor]:
-  """What their model is called with."""
+  """Returns the arguments of the transformers model."""
   if "decoder_input_tokens" not in features or "encoder_input_tokens" not in features:
     return parity.inputs(features)
   return dict(
@@ -79,7 +79,7 @@ def inputs(features: transformer.Batch) -> dict[str, torch.Tensor]:
 
 
 def expected(theirs: torch.nn.Module, features: dict[str, np.ndarray], eos_id: int) -> dict[str, np.ndarray]:
-  """What their model computes: logits, and where it writes, what it writes greedily and with four beams."""
+  """Computes the transformers model's logits and, for generative models, greedy and four-beam output."""
   with torch.no_grad():
     found = {"logits": theirs(**inputs(features))[0].numpy()}
   if "decoder_input_tokens" in features:
@@ -88,7 +88,7 @@ def expected(theirs: torch.nn.Module, features: dict[str, np.ndarray], eos_id: i
 
 
 def write(name: str) -> None:
-  """One folder."""
+  """Writes one folder."""
   folder = FOLDER / name
   config = TransformerConfig(**(CONFIGS[name] | dict(dtype="float32")))
   features = batch(name)
@@ -98,7 +98,7 @@ def write(name: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     half = dict(max_shard_size=1_500) if name in HALF else {}
     (pair.theirs.to(torch.bfloat16) if half else pair.theirs).save_pretrained(folder, **half)
-  # As whoever reads it finds it.
+  # Reload, because readers load the saved precision.
   numbers = expected(parity.load(folder, CLASSES.get(name, "")), features, eos_id)
   np.savez_compressed(folder / "expected.npz", eos_id=eos_id, **numbers, **features)
 

@@ -1,6 +1,6 @@
-"""What the comparisons share: another implementation with our parameters, and how its numbers are set against ours.
+"""Shared comparisons: another implementation with the same parameters, and comparison of its outputs.
 
-The parameters go there and back through `t2t.convert`, so that its tables are proved right by the numbers.
+Parameters are converted in both directions by `t2t.convert`, so equal outputs also prove its tables.
 """
 
 from collections.abc import Callable
@@ -24,18 +24,18 @@ from t2t.models.config import HeadConfig, TransformerConfig
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install -r tests/parity-requirements.txt")
 transformers = pytest.importorskip("transformers", reason="needs transformers: tests/parity-requirements.txt")
-# Of models this small threads mostly wait for each other, at full speed: a third of the CPU time of these tests.
+# For models this small, threads mostly spin; one thread saves a third of the tests' CPU time.
 torch.set_num_threads(1)
 
-Inputs = Callable[[transformer.Batch], dict[str, torch.Tensor]]  # what their model is called with
+Inputs = Callable[[transformer.Batch], dict[str, torch.Tensor]]  # arguments of the transformers model
 
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-  """Our model and theirs, with the same parameters.
+  """A t2t model and a transformers model with the same parameters.
 
-  folder: theirs, as transformers saved it.
-  places: each of their tensors -> what it is in ours.
+  folder: the transformers model, saved by transformers.
+  places: tensor of transformers -> parameter of t2t.
   """
 
   config: TransformerConfig
@@ -47,25 +47,25 @@ class Pair:
 
   @property
   def model(self) -> nnx.Module:
-    """Ours."""
+    """Returns the t2t model."""
     return nnx.merge(self.graphdef, self.params)
 
   def as_theirs(self, name: str, params: dict[str, np.ndarray]) -> np.ndarray:
-    """Their parameter `name`, or the gradient of it, from all of ours."""
+    """Converts t2t's parameters or gradients to the transformers parameter `name`."""
     place = self.places[name]
     return place.theirs_of(params[path] if place.layer is None else params[path][place.layer] for path in place.ours)
 
 
 def exported(config: TransformerConfig, folder: pathlib.Path, *, dtype: str = "float32") -> pathlib.Path:
-  """A folder for transformers, with random parameters."""
+  """Exports a model with random parameters for transformers."""
   huggingface.save(foreign.in_memory(config, foreign.random_params(config)), folder, dtype=dtype)
   return folder
 
 
 def load(folder: pathlib.Path, model_class: str = "") -> torch.nn.Module:
-  """The model in a folder as transformers has it, of the class that its config.json names."""
+  """Loads a folder with transformers, by the class in its config.json."""
   name = model_class or json.loads((folder / "config.json").read_text())["architectures"][0]
-  # What they do not find would be random, what they do not expect would be lost.
+  # Missing keys would be random, unexpected ones would be lost.
   model, report = getattr(transformers, name).from_pretrained(
     folder, attn_implementation="eager", dtype="float32", output_loading_info=True
   )
@@ -74,12 +74,12 @@ def load(folder: pathlib.Path, model_class: str = "") -> torch.nn.Module:
 
 
 def pair(config: TransformerConfig, folder: pathlib.Path, *, model_class: str = "") -> Pair:
-  """Our model with random parameters, written for transformers, loaded and saved by it, and read again.
+  """Exports a model with random parameters, loads and saves it with transformers, and imports it again.
 
   Args:
-    config: shape of ours.
-    folder: to write into.
-    model_class: theirs, if it is not that of the exported folder.
+    config: shape of the t2t model.
+    folder: output folder.
+    model_class: class in transformers, if it is not that of the exported folder.
   """
   theirs = load(exported(config, folder / "ours"), model_class)
   theirs.save_pretrained(folder / "theirs")
@@ -91,7 +91,7 @@ def pair(config: TransformerConfig, folder: pathlib.Path, *, model_class: str = 
   family, model, _, _ = settings_lib.written_as(config, "")
   assert model == config
   places = huggingface.written(family, config)
-  # Of a bias that they hold twice they read the copy.
+  # If a bias is stored twice, transformers reads the copy.
   parameters = dict(theirs.named_parameters(remove_duplicate=False))
   read = {original: copy for copy, original in family.copies.items() if copy in parameters}
   renamed = {read.get(name, name) if name.endswith(".bias") else name: place for name, place in places.items()}
@@ -100,32 +100,32 @@ def pair(config: TransformerConfig, folder: pathlib.Path, *, model_class: str = 
 
 
 def with_roberta_ids(batch: transformer.Batch, padding: int) -> transformer.Batch:
-  """The same with another padding id, which is no token's; their positions count what is not padding by its id."""
+  """Replaces the padding id by an unused one, because RoBERTa counts positions of other ids."""
   tokens = batch["encoder_input_tokens"]
   segments = batch.get("encoder_segment_ids", (tokens > 0).astype(jnp.int32))
-  # Id 1 ends no sequence then; ours go by segment ids.
+  # Then no sequence ends in id 1; t2t uses segment ids.
   moved = jnp.where(segments > 0, jnp.where(tokens == toy.EOS, 2, tokens), padding)
   others = {name: x for name, x in batch.items() if name != "encoder_token_types"}
   return others | {"encoder_segment_ids": segments, "encoder_input_tokens": moved}
 
 
 def side(batch: transformer.Batch) -> str:
-  """Whose targets a batch has."""
+  """Returns the side with targets."""
   return "encoder" if "encoder_target_tokens" in batch else "decoder"
 
 
 def real(batch: transformer.Batch, which: str | None = None) -> np.ndarray:
-  """bool [batch, length], false for padding."""
+  """Returns bool [batch, length], False for padding."""
   return np.asarray(real_positions(batch, which or side(batch)))
 
 
 def as_torch(x: jax.Array) -> torch.Tensor:
-  """Whole numbers as torch wants them."""
+  """Converts integers for torch."""
   return torch.tensor(np.array(x), dtype=torch.long)
 
 
 def of_both_sides(batch: transformer.Batch) -> dict[str, torch.Tensor]:
-  """What their encoder-decoder is called with."""
+  """Returns the arguments of a transformers encoder-decoder."""
   return dict(
     input_ids=as_torch(batch["encoder_input_tokens"]),
     attention_mask=as_torch(batch["encoder_input_tokens"] > 0),
@@ -134,7 +134,7 @@ def of_both_sides(batch: transformer.Batch) -> dict[str, torch.Tensor]:
 
 
 def inputs(batch: transformer.Batch) -> dict[str, torch.Tensor]:
-  """What their models of one stack are called with."""
+  """Returns the arguments of a transformers encoder or decoder."""
   features = {"input_ids": as_torch(batch[f"{side(batch)}_input_tokens"]), "attention_mask": as_torch(real(batch))}
   if "encoder_token_types" in batch:
     features["token_type_ids"] = as_torch(batch["encoder_token_types"])
@@ -142,13 +142,13 @@ def inputs(batch: transformer.Batch) -> dict[str, torch.Tensor]:
 
 
 def assert_same_hidden_states(pair: Pair, batch: transformer.Batch, *, pooled: bool = False) -> None:
-  """Of all positions that are not padding; and what the pooler makes of the first."""
+  """Compares hidden states without padding, and with `pooled` the pooler's output."""
   hidden = jax.jit(lambda model, batch: model(batch))(pair.model, batch)
   with torch.no_grad():
     expected = pair.theirs.base_model(**inputs(batch))
   at = real(batch)
   theirs = expected.last_hidden_state.numpy()[at]
-  # Of the largest, as of logits below.
+  # Relative to the largest value, as for logits below.
   np.testing.assert_allclose(np.asarray(hidden)[at], theirs, atol=1e-4 * max(1.0, np.abs(theirs).max()))
   if pooled:
     found = huggingface.open_foreign(str(pair.folder)).pooler
@@ -159,17 +159,17 @@ def assert_same_hidden_states(pair: Pair, batch: transformer.Batch, *, pooled: b
 
 
 def assert_same_logits(pair: Pair, batch: transformer.Batch, inputs: Inputs = inputs) -> None:
-  """Of all positions that are not padding."""
+  """Compares logits without padding."""
   with torch.no_grad():
     expected = pair.theirs(**inputs(batch))[0].numpy()
   at = real(batch)
-  # Of the largest logit: theirs in float32 are up to 1.2e-4 from theirs in float64 where that is 5, on some processors.
+  # Relative to the largest logit: on some processors, transformers' float32 and float64 logits differ by 1.2e-4 at 5.
   tolerance = 1e-4 * max(1.0, np.abs(expected[at]).max())
   np.testing.assert_allclose(np.asarray(toy.logits(pair.model, batch))[at], expected[at], atol=tolerance)
 
 
 def assert_same_loss_and_gradients(pair: Pair, batch: transformer.Batch, inputs: Inputs = inputs) -> None:
-  """The mean loss over the targets that count, and the gradient of every parameter."""
+  """Compares the mean loss over weighted targets, and the gradient of every parameter."""
   loss_fn = toy.summed_loss(toy.loss_config(z_loss=0.0, logits_chunk_tokens=16))
 
   def mean_loss(params):
@@ -188,18 +188,18 @@ def assert_same_loss_and_gradients(pair: Pair, batch: transformer.Batch, inputs:
 
 
 def assert_same_gradients(pair: Pair, gradient: dict) -> None:
-  """Of every parameter, once theirs has gone backward."""
+  """Compares all gradients after the backward pass of the transformers model."""
   flat, parameters = toy.flat(gradient), dict(pair.theirs.named_parameters(remove_duplicate=False))
   assert pair.places.keys() <= parameters.keys()
   for name in pair.places:
     found, other = pair.as_theirs(name, flat), parameters[name].grad
     other = np.zeros_like(found) if other is None else other.numpy()
-    # Six layers with norms of queries and keys are 1.1e-4 apart in float32 on some processors.
+    # Six layers with QK-norm differ by 1.1e-4 in float32 on some processors.
     np.testing.assert_allclose(found, other, atol=2e-4 * max(1.0, np.abs(other).max()), err_msg=name)
 
 
 def ending(pair: Pair, batch: transformer.Batch) -> int:
-  """A token that some of the texts come to early, and some late or not at all: EOS, so that lengths differ."""
+  """Returns a token that occurs early, late or never in the outputs; as EOS it gives different lengths."""
   texts = foreign.writes(pair.graphdef, pair.params, batch, num_beams=1, eos_id=-1)
   is_token = texts == np.arange(1, pair.config.vocab_size)[:, None, None]
   lengths = np.where(np.any(is_token, axis=-1), np.argmax(is_token, axis=-1) + 1, foreign.MAX_LENGTH)
@@ -209,12 +209,12 @@ def ending(pair: Pair, batch: transformer.Batch) -> int:
 def writes(
   theirs: torch.nn.Module, batch: transformer.Batch, *, num_beams: int, eos_id: int, min_length: int = 0
 ) -> np.ndarray:
-  """What their model writes, greedily or by beam search, as `foreign.writes`: int [batch, max_length]."""
+  """Generates with transformers, greedily or by beam search, as `foreign.writes` does: int [batch, max_length]."""
   if "encoder_input_tokens" in batch:
     tokens, prompts = np.asarray(batch["encoder_input_tokens"]), real(batch, "encoder")
     start = 1
   else:
-    # Theirs have the padding on the left.
+    # transformers pads on the left.
     tokens, prompts = np.asarray(batch["decoder_input_tokens"]), np.asarray(batch["decoder_causal_attention"]) > 0
     order = np.argsort(prompts, axis=1, kind="stable")
     tokens, prompts = (np.take_along_axis(x, order, axis=1) for x in (tokens, prompts))
@@ -233,13 +233,13 @@ def writes(
     eos_token_id=eos_id,
     **options,
   ).numpy()[:, start:]
-  # With beams they fill up with EOS.
+  # With beams, transformers fills up with EOS.
   ended = np.cumsum(written == eos_id, axis=1) - (written == eos_id) > 0
   return np.pad(np.where(ended, 0, written), [(0, 0), (0, foreign.MAX_LENGTH - written.shape[1])])
 
 
 def assert_writes_the_same(pair: Pair, batch: transformer.Batch, *, num_beams: int) -> None:
-  """Greedily or by beam search, token for token; some texts end before the last position, and some do not."""
+  """Compares generated tokens, greedy or by beam search; some texts end before the last position, others do not."""
   eos_id = ending(pair, batch)
   found = foreign.writes(pair.graphdef, pair.params, batch, num_beams=num_beams, eos_id=eos_id)
   expected = writes(pair.theirs, batch, num_beams=num_beams, eos_id=eos_id)

@@ -1,6 +1,6 @@
-"""`t2t infer` and `t2t embed` on folders of Hugging Face's against its own pipelines and hidden states.
+"""`t2t infer` and `t2t embed` on Hugging Face folders against its pipelines and hidden states.
 
-Runs where torch and transformers are installed (tests/parity-requirements.txt).
+Needs torch and transformers (tests/parity-requirements.txt).
 """
 
 import json
@@ -23,7 +23,7 @@ TEXTS = ["a [MASK] dog.", "[MASK] foxs [MASK] b", "x y z a b c d e f g h i j [MA
 
 
 def folder(path: pathlib.Path, **fields) -> pathlib.Path:
-  """A BERT with random parameters, and its words beside it."""
+  """Writes a BERT with random parameters, and its vocabulary."""
   parity.exported(TransformerConfig(**(presets.bert("base") | SHAPE | fields)), path)
   (path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
   (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", "do_lower_case": True}))
@@ -42,7 +42,7 @@ def rows(path: pathlib.Path) -> list[dict]:
 
 
 def test_fillings_are_those_of_their_pipeline(tmp_path):
-  """The same tokens with the same probabilities, whatever stands around a blank, several in one text, too."""
+  """The same tokens with the same probabilities, in any context, also with several masks."""
   source = folder(tmp_path)
   found = rows(run("infer", source, [{"inputs": text} for text in TEXTS], "--top=5", output="out.jsonl"))
   tokenizer = transformers.BertTokenizer(str(source / "vocab.txt"))
@@ -57,7 +57,7 @@ def test_fillings_are_those_of_their_pipeline(tmp_path):
 
 
 def test_classes_of_pairs_are_those_of_their_model(tmp_path):
-  """Texts framed as their tokenizer frames a pair, and the softmax of their logits."""
+  """Texts framed as a pair by the transformers tokenizer, and the softmax of the logits."""
   head = HeadConfig("task", 3, labels=("no", "perhaps", "yes"))
   source = folder(tmp_path, heads=(head,), vocabulary_head=False)
   found = rows(run("infer", source, [{"parts": pair} for pair in PAIRS], output="out.jsonl"))
@@ -71,7 +71,7 @@ def test_classes_of_pairs_are_those_of_their_model(tmp_path):
 
 @pytest.mark.parametrize("pool", ["mean", "first", "last"])
 def test_vectors_are_of_their_hidden_states(pool, tmp_path):
-  """Of every layer, what was embedded first."""
+  """Every layer, including the embedding."""
   source = folder(tmp_path)
   path = run("embed", source, [{"parts": pair} for pair in PAIRS], f"--pool={pool}", "--layer=all", output="out.npy")
   tokenizer, model = transformers.BertTokenizer(str(source / "vocab.txt")), parity.load(source)

@@ -1,6 +1,6 @@
 """t2t's BART against Hugging Face's, with the same random weights.
 
-Runs where torch and transformers are installed (tests/parity-requirements.txt).
+Needs torch and transformers (tests/parity-requirements.txt).
 """
 
 import foreign
@@ -15,14 +15,14 @@ import toy
 from t2t.models import presets
 from t2t.models.config import TransformerConfig
 
-# Every size is another one, and none is a power of two or what transformers would take by itself.
+# Sizes differ from each other, from powers of two, and from transformers' defaults.
 SHAPE = dict(vocab_size=53, embed_dim=18, num_heads=3, head_dim=6, mlp_dim=28, max_length=40)
 SHAPE |= dict(num_encoder_layers=3, num_decoder_layers=2, dtype="float32", dropout_rate=0.0)
 FAMILIES = {
   "bart": presets.bart("base") | SHAPE,
   "bart-scaled": presets.bart("base") | SHAPE | dict(scale_embedding=True, mlp_activation="relu"),
 }
-START = 2  # what their decoder is given first
+START = 2  # first token of the transformers decoder
 
 
 @pytest.fixture(scope="module", params=list(FAMILIES))
@@ -39,7 +39,6 @@ def batch(request):
 
 
 def test_encoder_output_and_logits_are_theirs(pair, batch):
-  """At every position that is not padding."""
   encoded = jax.jit(lambda model, batch: model.states(batch))(pair.model, batch)
   with torch.no_grad():
     expected = pair.theirs(**parity.of_both_sides(batch)).encoder_last_hidden_state.numpy()
@@ -55,14 +54,14 @@ def test_loss_and_gradients_are_theirs(pair, batch):
 
 @pytest.mark.parametrize("num_beams", [1, 4])
 def test_what_is_written_is_theirs(pair, num_beams):
-  """Greedily and with four beams, token for token, behind the id that theirs starts with."""
+  """Greedy and four-beam output after transformers' start token."""
   batch = toy.batch((5, 9, 1, 7, 8, 3), (1,) * 6, padded_to=(9, 1))
   batch["decoder_input_tokens"] = jnp.full((6, 1), START, jnp.int32)
   parity.assert_writes_the_same(pair, batch, num_beams=num_beams)
 
 
 def test_the_bare_model_is_the_same(pair, tmp_path):
-  """Released BARTs are saved without what stands on them: logits are then those of the embedding."""
+  """Released BARTs have no logits head; the embedding then gives the logits."""
   pair.theirs.model.save_pretrained(tmp_path)
   found = parity.huggingface.open_foreign(str(tmp_path))
   assert found.model == pair.config

@@ -1,4 +1,4 @@
-"""An encoder-decoder that begins as BERT on both sides, against Hugging Face's, which is put together by itself."""
+"""An encoder-decoder initialized from BERT on both sides, against Hugging Face's combined model."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ BERT = TransformerConfig(
   | dict(dtype="float32", dropout_rate=0.0, norm_epsilon=1e-3)
 )
 OURS = dataclasses.replace(BERT, architecture="encoder_decoder", num_decoder_layers=3)
-# ours of the cross-attention -> theirs
+# cross-attention of t2t -> of transformers
 CROSS = {
   **{f"cross_attention/{name}": f"crossattention.self.{name}.weight" for name in ("query", "key", "value")},
   **{f"cross_attention/{name}_bias": f"crossattention.self.{name}.bias" for name in ("query", "key", "value")},
@@ -31,7 +31,7 @@ CROSS = {
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-  """Our parameters and their model: BERT's on both sides, and the same random attention between them."""
+  """Returns t2t's parameters and the transformers model: BERT on both sides, with the same random cross-attention."""
   folder = parity.exported(BERT, tmp_path_factory.mktemp("bert"))
   theirs = parity.transformers.EncoderDecoderModel.from_encoder_decoder_pretrained(
     str(folder), str(folder), encoder_attn_implementation="eager", decoder_attn_implementation="eager"
@@ -53,7 +53,7 @@ def both(tmp_path_factory):
 
 @pytest.mark.parametrize("typed", [False, True])
 def test_logits_are_theirs(both, typed):
-  """With and without a second part of the inputs, of texts of different lengths."""
+  """With and without a second segment of the inputs, for texts of different lengths."""
   params, theirs = both
   batch = toy.batch((17, 9, 12), (8, 13, 5), padded_to=(17, 13))
   if typed:

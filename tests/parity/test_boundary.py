@@ -1,6 +1,6 @@
-"""SpanBERT's second loss against PyTorch's modules put together as the paper says (Joshi et al. 2020, section 3.2).
+"""Span boundary objective against PyTorch modules composed as in the paper (Joshi et al. 2020, section 3.2).
 
-Transformers has no model with this head; here its layers are torch's own, with the same random weights.
+transformers has no model with this head; the layers are torch's, with the same random weights.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from t2t.models.config import HeadConfig
 from t2t.models.task_heads import POSITION_WIDTH
 
 PLACES = 3
-# Of each row (first, last) of its spans, one of them longer than there are places.
+# (first, last) of each row's spans; one has more tokens than places.
 SPANS = (((1, 4), (7, 7)), ((2, 3),), ((1, 1), (5, 6), (8, 9)))
 LENGTH = 12
 
@@ -41,7 +41,7 @@ class Boundary(torch.nn.Module):
     return table @ self.second_norm(gelu(self.second(hidden))) + self.bias
 
 
-# Their parameter -> ours, whose matrices are transposed.
+# torch parameter -> t2t parameter, whose matrices are transposed.
 NAMES = {
   "positions.weight": "positions",
   "first.weight": "first",
@@ -59,7 +59,7 @@ MATRICES = ("first.weight", "second.weight")
 
 @pytest.fixture(scope="module")
 def ours():
-  """A model with random parameters, a batch that asks its head, and its loss."""
+  """Returns a model with random parameters, a batch for its head, and its loss."""
   config = dataclasses.replace(toy.KINDS["bert"], heads=(HeadConfig("sbo", PLACES, "boundary"),), init_scale=0.02)
   graphdef, params = toy.split(toy.model(config))
   random = np.random.default_rng(3)
@@ -76,7 +76,7 @@ def ours():
 
 
 def test_logits_loss_and_gradients_are_theirs(ours):
-  """Of every token in a span up to the last place, and of every parameter, the model's below the head included."""
+  """Every token in a span up to the last place, and every parameter, including the model's."""
   graphdef, params, batch, loss = ours
   config = loss.config
   theirs = Boundary(config.embed_dim, config.vocab_size, config.norm_epsilon)
@@ -120,7 +120,7 @@ def test_logits_loss_and_gradients_are_theirs(ours):
     np.testing.assert_allclose(flat[NAMES[name]], wanted, atol=1e-4, err_msg=name)
     assert np.abs(wanted).max() > 1e-3, name
 
-  # What torch says of the states is brought down to the parameters below the head by ours; the table has both parts.
+  # t2t propagates torch's gradients of the states to the parameters below the head; the table has both parts.
   _, back = jax.vjp(states, params)
   below = toy.flat(back(jnp.asarray(hidden.grad.numpy()))[0])
   below["embed/table"] = below["embed/table"] + table.grad.numpy()

@@ -1,4 +1,4 @@
-"""What t2t says of how transformers reads config.json, checked against the version that is installed, 4 or 5."""
+"""Claims of t2t about how transformers reads config.json, checked against the installed version, 4 or 5."""
 
 import json
 
@@ -28,7 +28,7 @@ IS_5 = int(transformers.__version__.split(".")[0]) >= 5
   ],
 )
 def test_dense_act_fn_overrules_feed_forward_proj(settings):
-  """In both versions; and t2t reads the activation that they use."""
+  """In both versions; t2t reads the same activation."""
   theirs = transformers.T5Config.from_dict(dict(settings))
   ours = settings_lib.read_fields(settings_lib.FAMILIES["t5"], {"model_type": "t5", **settings})["mlp_activation"]
   names = {"gelu": ("gelu", "gated_gelu_exact"), "gelu_new": ("gelu_tanh", "gated_gelu"), "silu": ("", "gated_silu")}
@@ -41,7 +41,7 @@ def base(**settings):
 
 
 def test_versions_read_different_bases_of_rotary_positions():
-  """The one in a dict (5) or alone (4), so that two that differ are refused."""
+  """Version 5 reads a dict, 4 a single value; files with different values are refused."""
   inside = {"rope_theta": 1e4, "rope_type": "default"}
   assert base(rope_theta=5e5, rope_parameters=dict(inside)) == (1e4 if IS_5 else 5e5)
   assert base(rope_theta=5e5, rope_scaling=dict(inside)) == (1e4 if IS_5 else 5e5)
@@ -49,7 +49,7 @@ def test_versions_read_different_bases_of_rotary_positions():
 
 
 def test_versions_read_different_kinds_of_layers_of_a_modern_bert():
-  """layer_types (5) or every how many (4)."""
+  """Version 5 reads layer_types, 4 the interval."""
   settings = json.loads((golden.FOLDER / "modern_bert" / "config.json").read_text())
   types = ["full_attention", "sliding_attention"] * 2
   config = transformers.ModernBertConfig.from_dict(settings | {"layer_types": types, "global_attn_every_n_layers": 3})
@@ -62,7 +62,6 @@ def test_versions_read_different_kinds_of_layers_of_a_modern_bert():
 
 
 def test_gemma_reads_hidden_act_alone_and_gelu_is_the_approximation_in_5():
-  """As the note and the refusal say."""
   shape, x = dict(hidden_size=4, intermediate_size=4), torch.linspace(-3, 3, 50)
   act = lambda **names: modeling_gemma.GemmaMLP(transformers.GemmaConfig(**names, **shape)).act_fn(x)
   exact = torch.allclose(act(hidden_act="gelu"), torch.nn.functional.gelu(x), atol=1e-6)
@@ -71,7 +70,7 @@ def test_gemma_reads_hidden_act_alone_and_gelu_is_the_approximation_in_5():
 
 
 def test_an_untied_head_that_is_the_embedding_is_left_out_by_transformers_5(tmp_path):
-  """Which ties a T5 whatever its config says; 4 draws a head of its own, and saves it."""
+  """Version 5 ties a T5 regardless of its config; 4 creates and saves a separate head."""
   shape = dict(vocab_size=40, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, tie_word_embeddings=False)
   transformers.T5ForConditionalGeneration(transformers.T5Config(**shape)).save_pretrained(tmp_path)
   assert ("lm_head.weight" in foreign.safetensors(tmp_path)) != IS_5
@@ -82,7 +81,7 @@ def test_an_untied_head_that_is_the_embedding_is_left_out_by_transformers_5(tmp_
 
 @pytest.mark.parametrize("pad", [0, 3])
 def test_a_roberta_whose_vocabulary_pads_otherwise_has_the_same_logits(pad, tmp_path):
-  """transformers counts its positions from the padding id, wherever that is."""
+  """transformers counts positions from the padding id, for any padding id."""
   config = huggingface.open_foreign(str(golden.FOLDER / "roberta")).model
   pieces = ["<s>", "</s>", "<unk>", "<mask>", *"abcdefgh"]
   pieces.insert(pad, "<pad>")

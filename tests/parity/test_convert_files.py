@@ -1,6 +1,6 @@
-"""Weights as files: against the library of safetensors in both directions, and the command that frees pickled ones.
+"""Weight files: against the safetensors library in both directions, and the command that converts pickled files.
 
-Runs where torch and transformers are installed (tests/parity-requirements.txt), which bring the library along.
+Needs torch and transformers (tests/parity-requirements.txt), which install safetensors.
 """
 
 import pathlib
@@ -33,7 +33,7 @@ DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "F64
 
 @pytest.mark.parametrize("dtype", list(DTYPES))
 def test_what_the_library_writes_is_read(dtype, tmp_path):
-  """Bit for bit, in every dtype that parameters come in."""
+  """Bit-exact for every dtype of parameters."""
   expected = {name: x.astype(DTYPES[dtype]) for name, x in TENSORS.items()}
   safetensors.numpy.save_file(expected, tmp_path / "model.safetensors", metadata={"format": "pt"})
   found = ours.read_header(epath.Path(tmp_path / "model.safetensors"))
@@ -45,7 +45,7 @@ def test_what_the_library_writes_is_read(dtype, tmp_path):
 
 @pytest.mark.parametrize("dtype", list(DTYPES))
 def test_what_is_written_the_library_reads(dtype, tmp_path):
-  """Bit for bit, tensor by tensor."""
+  """Bit-exact, tensor by tensor."""
   with ours.SafetensorsWriter(
     epath.Path(tmp_path / "x.safetensors"), {name: x.shape for name, x in TENSORS.items()}, dtype=dtype
   ) as writer:
@@ -67,7 +67,7 @@ def test_a_buffer_of_another_dtype_stands_in_nobody_s_way(tmp_path):
 
 @pytest.mark.parametrize("length", [0, 5, 8, 30, -1])
 def test_what_the_library_finds_cut_off(length, tmp_path):
-  """So do we, and say what to do."""
+  """t2t also detects it, and the message gives a remedy."""
   path = tmp_path / "model.safetensors"
   safetensors.numpy.save_file(TENSORS, path)
   path.write_bytes(path.read_bytes()[:length])
@@ -79,7 +79,7 @@ def test_what_the_library_finds_cut_off(length, tmp_path):
 
 @pytest.mark.parametrize("name", ["t5", "t5_1_1", "bert"])
 def test_the_command_for_pickled_weights_works(name, tmp_path):
-  """It is in the message; what it leaves is read, with the same parameters."""
+  """The message contains the command, whose output has the same parameters."""
   source = tmp_path / "a folder"
   source.mkdir()
   folder = golden.FOLDER / name
@@ -98,7 +98,7 @@ def test_the_command_for_pickled_weights_works(name, tmp_path):
 
 
 def test_the_command_keeps_two_tensors_apart(tmp_path):
-  """transformers 4 would have saved one of them alone."""
+  """transformers 4 would save only one of them."""
   (tmp_path / "config.json").write_text((golden.FOLDER / "t5" / "config.json").read_text())
   weights = {name: torch.tensor(np.array(x)) for name, x in foreign.safetensors(golden.FOLDER / "t5").items()}
   other = {"decoder.embed_tokens.weight": weights["shared.weight"] + 1}
@@ -113,7 +113,7 @@ def test_the_command_keeps_two_tensors_apart(tmp_path):
 
 @pytest.mark.parametrize("name", list(golden.CONFIGS))
 def test_every_class_that_fits_loads_the_exported_folder(name, tmp_path):
-  """AutoModel and its like choose it by config.json; with another precision, in several files."""
+  """AutoModel and similar classes choose it by config.json; also with another precision, in several files."""
   made = huggingface.open_foreign(str(golden.FOLDER / name))
   huggingface.save(made, epath.Path(tmp_path / "out"), dtype="bfloat16", max_shard_bytes=1_000)
   auto = {"encoder_decoder": "AutoModelForSeq2SeqLM", "decoder_only": "AutoModelForCausalLM"}

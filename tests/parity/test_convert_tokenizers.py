@@ -1,6 +1,6 @@
-"""The tokenizer of an exported folder, as transformers' AutoTokenizer loads it, gives the ids of t2t's vocabulary.
+"""The tokenizer of an exported folder, loaded by AutoTokenizer, gives the ids of t2t's vocabulary.
 
-Runs where torch and transformers are installed (tests/parity-requirements.txt).
+Needs torch and transformers (tests/parity-requirements.txt).
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ def sentencepiece_model(prefix, **options):
 
 
 def sentencepiece_bpe(folder):
-  """As Llama 2's: bytes for what has no piece, <unk> 0, <s> 1, </s> 2."""
+  """A model like Llama 2's: byte tokens, <unk> 0, <s> 1, </s> 2."""
   return sentencepiece_model(
     folder / "tokenizer",
     model_type="bpe",
@@ -76,7 +76,7 @@ def cased(folder):
 
 
 def albert(folder):
-  """As ALBERT's: [CLS] and [SEP] are BOS and EOS of the model."""
+  """A model like ALBERT's: [CLS] and [SEP] are its BOS and EOS."""
   return sentencepiece_model(
     folder / "spiece",
     vocab_size=150,
@@ -92,7 +92,7 @@ def albert(folder):
 
 
 def albert_small(folder):
-  """As ALBERT's are published: small letters, which the tokenizer.json beside the model makes."""
+  """A model like the published ALBERT's: the tokenizer.json beside it lowercases."""
   albert(folder)
   transformers.AlbertTokenizer.from_pretrained(str(folder)).save_pretrained(folder)
   (found,) = vocabulary_files.found_in(epath.Path(folder))
@@ -101,7 +101,7 @@ def albert_small(folder):
 
 
 def bert_json(folder):
-  """As transformers saves BERT's today, in one file."""
+  """A BERT tokenizer as saved by current transformers, in one file."""
   wordpiece(folder)
   transformers.BertTokenizer.from_pretrained(str(folder)).save_pretrained(folder / "saved")
   assert not (folder / "saved" / "vocab.txt").exists()
@@ -124,7 +124,7 @@ def roberta(folder):
 
 
 def tokenizer_json(folder):
-  """As Llama 3's: byte-level, in one file."""
+  """A byte-level tokenizer like Llama 3's, in one file."""
   trained = tokenizers.ByteLevelBPETokenizer()
   special = ["<|begin_of_text|>", "<|end_of_text|>"]
   trained.train_from_iterator(TEXT, vocab_size=400, special_tokens=special, show_progress=False)
@@ -133,7 +133,7 @@ def tokenizer_json(folder):
 
 
 def modern_bert(folder):
-  """As ModernBERT's: byte-level, with BERT's special pieces."""
+  """A byte-level tokenizer like ModernBERT's, with BERT's special tokens."""
   trained = tokenizers.ByteLevelBPETokenizer()
   special = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
   trained.train_from_iterator(TEXT, vocab_size=400, special_tokens=special, show_progress=False)
@@ -142,7 +142,7 @@ def modern_bert(folder):
 
 
 def xlm_roberta(folder):
-  """As XLM-R's: SentencePiece's ids plus one, behind four of its own, which transformers alone knows."""
+  """A model like XLM-R's: SentencePiece's ids plus one, after four ids known only to transformers."""
   sentencepiece_model(
     folder / "sentencepiece.bpe",
     vocab_size=150,
@@ -154,7 +154,7 @@ def xlm_roberta(folder):
 
 T5, GPT2, LLAMA = presets.t5_1_1("small"), presets.gpt2("small"), presets.llama2("7b")
 BERT, ROBERTA, MODERN_BERT = presets.bert("base"), presets.roberta("base"), presets.modern_bert("base")
-# name -> (family, what makes the vocabulary or where it lies, sentinels)
+# name -> (family, function or path of the vocabulary, sentinels)
 CASES = {
   "t5": (T5, unigram, 100),
   "t5-published": (T5, SHARED / "t5_spiece" / "spiece.model", 100),
@@ -193,9 +193,9 @@ TINY = dict(embed_dim=6, num_heads=3, head_dim=2, mlp_dim=4, dtype="float32")
 
 
 def exported(name, folder, *, more_rows=7):
-  """A small model of the family with that vocabulary, written for transformers; and the vocabulary.
+  """Exports a small model of the family with that vocabulary; returns both.
 
-  more_rows: of the embedding beyond the vocabulary's ids, as published models have.
+  more_rows: embedding rows beyond the vocabulary's ids, as in published models.
   """
   fields, made, extra_ids = CASES[name]
   spec = made
@@ -220,7 +220,7 @@ def case(request, tmp_path_factory):
 
 
 def test_their_tokenizer_gives_our_ids(case):
-  """Of odd texts, and of what is decoded."""
+  """Ids of difficult texts, and decoded text."""
   folder, vocabulary = case
   tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
   for text in SENTENCES:
@@ -229,7 +229,7 @@ def test_their_tokenizer_gives_our_ids(case):
 
 
 def test_their_special_ids_are_ours(case):
-  """Padding and EOS, in the tokenizer and in the model's config; and each sentinel by its name."""
+  """Padding and EOS, in the tokenizer and in the model's config; and each sentinel by name."""
   folder, vocabulary = case
   tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
   config = json.loads((folder / "config.json").read_text())
@@ -242,7 +242,7 @@ def test_their_special_ids_are_ours(case):
 
 
 def test_their_tokenizer_frames_texts_as_heads_read_them(case):
-  """Of an encoder alone, with token types where its model takes them; decoders are told of otherwise."""
+  """Framing by an encoder's tokenizer, with token types if the model uses them; decoders have none."""
   folder, vocabulary = case
   tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
   model = huggingface.open_foreign(str(folder)).model
@@ -252,7 +252,7 @@ def test_their_tokenizer_frames_texts_as_heads_read_them(case):
   for texts in ([SENTENCES[0]], SENTENCES[3:5]):
     expected, found = asks({"parts": texts}).features, tokenizer(*texts)
     assert found["input_ids"] == expected["inputs"].tolist()
-    if isinstance(vocabulary, seqio.ByteVocabulary):  # of whose tokenizer there are no types
+    if isinstance(vocabulary, seqio.ByteVocabulary):  # no token types in this tokenizer
       assert "token_type_ids" not in found
       continue
     assert ("token_type_ids" in found) == (model.segment_types > 1)
@@ -260,7 +260,7 @@ def test_their_tokenizer_frames_texts_as_heads_read_them(case):
 
 
 def test_what_their_tokenizer_gives_goes_into_their_model(case):
-  """As it is: no feature that the model does not know."""
+  """The model accepts every feature of the tokenizer."""
   folder, _ = case
   features = transformers.AutoTokenizer.from_pretrained(folder)("a text", return_tensors="pt")
   model = transformers.AutoModel.from_pretrained(folder)
@@ -270,7 +270,7 @@ def test_what_their_tokenizer_gives_goes_into_their_model(case):
 
 
 def test_the_folder_is_read_again(case):
-  """With the same ids, by t2t as by transformers, and after transformers has saved it."""
+  """Ids are equal in t2t and in transformers, also after transformers saved the folder."""
   folder, vocabulary = case
   again = folder.parent / "again"
   transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(again)
@@ -289,8 +289,8 @@ ENCODERS = [name for name, (fields, _, _) in CASES.items() if fields["architectu
 
 @pytest.mark.parametrize("name", ENCODERS)
 def test_their_pipeline_fills_masks_as_t2t_does(name, tmp_path):
-  """The tokenizer names its mask and the longest text, and both give the same tokens the same probabilities."""
-  # Their tokenizer of bytes cannot decode an id without a name.
+  """The tokenizer has the mask and the maximum length, and both give the same probabilities."""
+  # transformers' byte tokenizer cannot decode an id without a name.
   folder, vocabulary = exported(name, tmp_path, more_rows=0 if CASES[name][1] == "bytes" else 7)
   found = huggingface.open_foreign(str(folder))
   fill = transformers.pipeline("fill-mask", model=str(folder), top_k=50)
@@ -302,12 +302,12 @@ def test_their_pipeline_fills_masks_as_t2t_does(name, tmp_path):
   learned = found.model.positions == "learned"
   assert fill.tokenizer.model_max_length == (POSITIONS if learned else LENGTHS["inputs_length"])
   model = t2t.load(str(folder))
-  # Their SentencePiece begins text behind a mask with a space also where there is none.
+  # transformers' SentencePiece inserts a space after a mask.
   texts = ("[MASK] fox", "a [MASK] b") + (() if name.endswith("unigram") else ("a  [MASK], b",))
   for text in texts:
     (expected,) = model.fill([text], top=3)
     theirs = fill(text.replace("[MASK]", fill.tokenizer.mask_token))
-    # Theirs gives rows beyond the vocabulary, too.
+    # transformers also returns embedding rows beyond the vocabulary.
     scores = {each["token"]: each["score"] for each in theirs}
     for each in expected["fillings"][0]:
       np.testing.assert_allclose(scores[each["id"]], each["probability"], rtol=1e-3, err_msg=text)

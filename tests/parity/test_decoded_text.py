@@ -1,7 +1,7 @@
-"""Decoded text is that of the `tokenizers` library's `decode`, for each kind of tokenizer.json and its decoder.
+"""Decoded text equals `decode` of the `tokenizers` library, for each kind of tokenizer.json and decoder.
 
-t2t differs in one thing on purpose: as seqio's vocabularies, it decodes up to the first EOS, which ends what a model
-writes.  Texts that spell EOS are encoded as text here, as t2t encodes all text.
+The only intended difference: t2t decodes up to the first EOS, as seqio's vocabularies do. Texts that spell EOS are
+encoded as text here, as t2t encodes all text.
 """
 
 import json
@@ -139,7 +139,7 @@ def pair(request, tmp_path_factory):
 
 
 def test_decoded_text_is_the_librarys(pair):
-  """Of odd texts; of ids as the published tokenizer gives them, up to EOS; and as transformers decodes."""
+  """Difficult texts, ids of the published tokenizer up to EOS, and transformers' decoding."""
   theirs, ours = pair
   wrapped = PreTrainedTokenizerFast(tokenizer_object=theirs)
   for text in odd_texts():
@@ -153,7 +153,7 @@ def test_decoded_text_is_the_librarys(pair):
 
 
 def test_any_ids(pair):
-  """Also parts of characters, and pieces in an order that no text gives."""
+  """Also parts of characters, and tokens in arbitrary order."""
   theirs, ours = pair
   drawn = random.Random(1)
   for _ in range(300):
@@ -163,14 +163,14 @@ def test_any_ids(pair):
 
 
 def test_letters_are_encoded_as_the_library_does_without_special_tokens(pair):
-  """What `encode_special_tokens` gives, where the model itself has no piece for the letters."""
+  """Equal to `encode_special_tokens`, unless the model has a token for the letters."""
   theirs, ours = pair
   theirs.encode_special_tokens = True
   try:
     special = set(ours.special_ids) - {ours.unk_id}
     for text in odd_texts():
       expected = theirs.encode(text, add_special_tokens=False).ids
-      # An unknown character and the letters of the unknown piece have one id.
+      # An unknown character and the letters of the unknown token have the same id.
       if not set(expected) & special and "unk" not in text.lower():
         assert vocabularies.encode_text(ours, text) == expected
   finally:

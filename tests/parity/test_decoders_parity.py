@@ -1,7 +1,7 @@
 """t2t's GPT-2, MPT (for ALiBi), Llama, Mistral, Gemma and Qwen 3 (for QK-norm) against Hugging Face's, with the same
 random weights.
 
-Runs where torch and transformers are installed (tests/parity-requirements.txt).
+Needs torch and transformers (tests/parity-requirements.txt).
 """
 
 import parity
@@ -11,7 +11,7 @@ import toy
 from t2t.models import presets
 from t2t.models.config import TransformerConfig
 
-# Every size is another one, and none is a power of two or what transformers would take by itself.
+# Sizes differ from each other, from powers of two, and from transformers' defaults.
 SHAPE = dict(vocab_size=53, embed_dim=18, num_heads=6, head_dim=4, mlp_dim=28, num_decoder_layers=3, dtype="float32")
 SHAPE |= dict(norm_epsilon=1e-3, max_length=60)
 GEMMA = dict(norm_offset=True, scale_embedding=True, tied_logits=True, mlp_activation="gated_gelu")
@@ -21,17 +21,17 @@ FAMILIES = {
   # Its heads fill its width.
   "gpt2": presets.gpt2("small") | SHAPE | dict(head_dim=3),
   "gpt2-untied": presets.gpt2("small") | SHAPE | dict(head_dim=3, tied_logits=False),
-  # Half of its heads' slopes lie between the others'.
+  # Half of its heads' slopes are between the others'.
   "mpt": presets.mpt("7b") | SHAPE | dict(head_dim=3, mlp_dim=72),
   "llama": presets.llama2("7b") | SHAPE,
   "llama-grouped-tied": presets.llama2("7b") | SHAPE | dict(num_kv_heads=2, tied_logits=True),
   "llama-grouped-far": presets.llama3("8b") | SHAPE | dict(num_kv_heads=3),
-  # Prompts and what follows are longer than the window.
+  # Prompts and continuations are longer than the window.
   "mistral": presets.llama2("7b") | SHAPE | dict(num_kv_heads=2, attention_window=4),
   "gemma": presets.llama2("7b") | SHAPE | GEMMA | dict(num_kv_heads=1),
-  # Local, global, local, global; soft-caps that bend what goes through them.
+  # Local, global, local, global; soft-caps that change the values.
   "gemma2": presets.llama2("7b") | SHAPE | GEMMA2 | dict(attention_softcap=2.0, logits_softcap=3.0, num_kv_heads=3),
-  # Local, local, global, twice: two bases.
+  # Local, local, global, twice; two bases.
   "gemma3": presets.llama2("7b")
   | SHAPE
   | GEMMA2
@@ -55,17 +55,16 @@ def batch(request):
 
 
 def test_hidden_states_and_logits_are_theirs(pair, batch):
-  """At every position that is not padding."""
   parity.assert_same_hidden_states(pair, batch)
   parity.assert_same_logits(pair, batch)
 
 
 def test_loss_and_gradients_are_theirs(pair, batch):
-  """The mean loss over the targets behind a prompt, and the gradient of every parameter."""
+  """The mean loss over targets after a prompt, and the gradient of every parameter."""
   parity.assert_same_loss_and_gradients(pair, batch)
 
 
 def test_what_is_written_is_theirs(pair):
-  """Behind prompts of several lengths with four beams, token for token; greedily T5 and BART are compared."""
+  """After prompts of several lengths with four beams; T5 and BART cover greedy decoding."""
   batch = toy.batch((5, 9, 1, 7, 8, 3), (1,) * 6, padded_to=(9, 1), architecture="decoder_only")
   parity.assert_writes_the_same(pair, batch, num_beams=4)

@@ -35,7 +35,7 @@ def batch():
 
 
 def test_hidden_states_and_scores_are_theirs(pair, batch):
-  """At every position that is not padding; also of the model without its head."""
+  """Also for the model without its head."""
   parity.assert_same_hidden_states(pair, batch)
   model, at = pair.model, parity.real(batch)
   with torch.no_grad():
@@ -45,7 +45,7 @@ def test_hidden_states_and_scores_are_theirs(pair, batch):
 
 
 def test_the_bare_model_there_and_back(pair, tmp_path):
-  """What is fine-tuned has no detector."""
+  """A fine-tuned model has no detector."""
   bare = dataclasses.replace(pair.config, heads=())
   theirs = parity.load(parity.exported(bare, tmp_path / "ours"))
   assert type(theirs).__name__ == "ElectraModel"
@@ -57,7 +57,7 @@ def test_the_bare_model_there_and_back(pair, tmp_path):
 
 
 def their_generator(config, ours, shared):
-  """transformers' masked language model with the parameters of our generator, and the embedding that it shares."""
+  """Returns transformers' masked language model with the parameters of t2t's generator and the shared embedding."""
   theirs = transformers.ElectraForMaskedLM(
     transformers.ElectraConfig(
       vocab_size=config.vocab_size,
@@ -99,7 +99,7 @@ def their_generator(config, ours, shared):
 
 
 def test_loss_and_gradients_are_theirs(pair, batch, monkeypatch):
-  """Of both models in one step, on the same corrupted tokens; the shared embedding's are of both."""
+  """Both models in one step, on the same corrupted tokens; gradients of a shared embedding are sums."""
   loss = electra.Electra(SMALL, toy.loss_config(z_loss=0.0, logits_chunk_tokens=16))
   ours = loss.build(pair.config, nnx.Rngs(5))
   params = nnx.to_pure_dict(nnx.split(ours, graph=False)[1])

@@ -1,6 +1,6 @@
 """t2t's BERT, RoBERTa, XLM-R, DistilBERT, ALBERT and ModernBERT against Hugging Face's, with the same random weights.
 
-Runs where torch and transformers are installed (tests/parity-requirements.txt).
+Needs torch and transformers (tests/parity-requirements.txt).
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ import toy
 from t2t.models import presets
 from t2t.models.config import TransformerConfig
 
-# Every size is another one, and none is a power of two or what transformers would take by itself.
+# Sizes differ from each other, from powers of two, and from transformers' defaults.
 SHAPE = dict(vocab_size=53, embed_dim=18, num_heads=3, head_dim=6, mlp_dim=28, num_encoder_layers=3)
 SHAPE |= dict(dtype="float32", dropout_rate=0.0, norm_epsilon=1e-3)
 NSP = {"name": "nsp", "num_classes": 2, "labels": ("next", "random")}
@@ -28,9 +28,9 @@ FAMILIES = {
   | SHAPE
   | dict(num_encoder_layers=5, attention_window=4, rotary_base=9_000.0, local_rotary_base=700.0, max_length=50),
 }
-# family -> the id of padding
+# family -> padding id
 PADDING = {"roberta": 1, "xlm-roberta": 1}
-# Theirs, if it is not what ours is written as.
+# Class in transformers, if it differs from that of the exported folder.
 CLASSES = {"xlm-roberta": "XLMRobertaForMaskedLM"}
 
 
@@ -58,11 +58,11 @@ def batch(request, family):
 
 
 def test_hidden_states_and_logits_are_theirs(family, pair, batch):
-  """At every position that is not padding; and what a class head makes of their pooler, where there is one."""
+  """Also the pooled output for a class head, if the model has a pooler."""
   parity.assert_same_hidden_states(pair, batch, pooled=bool(pair.config.heads))
   parity.assert_same_logits(pair, batch)
 
 
 def test_loss_and_gradients_are_theirs(pair, batch):
-  """The mean loss over what was masked, and the gradient of every parameter."""
+  """The mean loss over masked tokens, and the gradient of every parameter."""
   parity.assert_same_loss_and_gradients(pair, batch)

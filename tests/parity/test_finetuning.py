@@ -1,4 +1,4 @@
-"""Fine-tuning itself against transformers: the same checkpoint, the same batches, the same AdamW, the same losses."""
+"""Fine-tuning against transformers: the same checkpoint, batches and AdamW give the same losses."""
 
 import json
 import pathlib
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def save_theirs(folder: pathlib.Path, labels: tuple[str, ...]) -> None:
-  """A classifier of theirs with random weights of odd shapes, and BERT's vocabulary beside it."""
+  """Writes a transformers classifier with random weights of odd shapes, and BERT's vocabulary."""
   config = transformers.BertConfig(
     vocab_size=30_522,
     hidden_size=18,
@@ -46,7 +46,7 @@ def save_theirs(folder: pathlib.Path, labels: tuple[str, ...]) -> None:
 
 
 def arguments(folder: pathlib.Path, task: str) -> list[str]:
-  """What a user types behind --config finetune_superglue; rates and steps for a run that is short."""
+  """Returns the arguments after --config finetune_superglue, with rates and steps for a short run."""
   return [
     f"--config.init.checkpoint={folder}",
     f"--config.data.mixture=super_glue_{task}",
@@ -68,7 +68,7 @@ def arguments(folder: pathlib.Path, task: str) -> list[str]:
 
 
 def batches(typed: list[str], folder: pathlib.Path):
-  """Those of the command: the order of data is a function of the config alone."""
+  """Returns the command's batches; the order of data depends only on the config."""
   config = load_config("finetune_superglue")
   pretrained.adopt(config, pretrained.read_source(str(folder)))
   for_architecture("finetune_superglue", config)
@@ -77,7 +77,7 @@ def batches(typed: list[str], folder: pathlib.Path):
 
 
 def their_losses(folder: pathlib.Path, found) -> list[float]:
-  """Of each step, by torch's AdamW: no decay of norms and biases, a warm-up over 3 steps, then down to nothing."""
+  """Returns the losses with torch's AdamW: no decay of norms and biases, 3 warmup steps, linear decay to 0."""
   model = parity.load(folder).train()
   plain = lambda name: not any(part in name for part in ("bias", "LayerNorm"))
   groups = [
@@ -108,7 +108,7 @@ def their_losses(folder: pathlib.Path, found) -> list[float]:
 
 
 def test_the_curve_of_the_loss_is_theirs(tmp_path):
-  """Within 1e-3 at each of 30 steps, in which the loss moves by far more."""
+  """Within 1e-3 at each of 30 steps, while the loss changes by far more."""
   theirs, workdir = tmp_path / "theirs", tmp_path / "run"
   save_theirs(theirs, LABELS)
   typed = arguments(theirs, "cb")

@@ -1,6 +1,6 @@
-"""t2t's heads against Hugging Face's model classes for tasks, with the same random weights: logits, loss, gradients.
+"""t2t's heads against Hugging Face's task classes, with the same random weights: logits, loss, gradients.
 
-Runs where torch and transformers are installed (tests/parity-requirements.txt).
+Needs torch and transformers (tests/parity-requirements.txt).
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from t2t.losses import head_losses
 from t2t.models import presets, transformer
 from t2t.models.config import HeadConfig, TransformerConfig
 
-# Every size is another one, and none is a power of two or what transformers would take by itself.
+# Sizes differ from each other, from powers of two, and from transformers' defaults.
 SHAPE = dict(vocab_size=53, embed_dim=18, num_heads=3, head_dim=6, mlp_dim=28, dtype="float32", dropout_rate=0.0)
 SHAPE |= dict(norm_epsilon=1e-3, max_length=40)
 ENCODER = SHAPE | dict(num_encoder_layers=3)
@@ -49,13 +49,13 @@ BODIES = {
   "qwen3": presets.llama3("8b") | SHAPE | dict(num_decoder_layers=2, num_kv_heads=1, qk_norm=True),
 }
 LABELS = ("no", "rather not", "perhaps", "yes", "what?")
-# What their classes have that a head of the kind has not by itself.
+# Settings of transformers' classes that differ from the defaults of a head.
 ROBERTA, ELECTRA = dict(drops_inputs=True), dict(drops_inputs=True, pooler="gelu")
 MODERN_BERT, SCORE = dict(pooler="norm"), dict(bias=False)
 
 
 class Case(NamedTuple):
-  """A class of theirs: what our model is called, and its head."""
+  """A transformers class, with t2t's model name and head."""
 
   body: str
   head: HeadConfig
@@ -135,13 +135,13 @@ def pair(case, tmp_path_factory):
 
 
 class Asked(NamedTuple):
-  """A batch that asks the head, and the same for their model.
+  """A batch with labels for the head, and the same for transformers.
 
-  batch: ours.
-  inputs: theirs.
-  logits: what is answered, of their output.
-  loss: of their output.
-  at: where ours answers, in the order of their logits.
+  batch: t2t's batch.
+  inputs: transformers' arguments.
+  logits: maps transformers' output to logits.
+  loss: maps transformers' output to the loss.
+  at: positions of t2t's answers, in the order of transformers' logits.
   """
 
   batch: transformer.Batch
@@ -152,7 +152,7 @@ class Asked(NamedTuple):
 
 
 def features(batch: transformer.Batch, at, targets, groups=1) -> transformer.Batch:
-  """A batch with what is asked: head 1 at those places."""
+  """Returns a batch with labels of head 1 at these positions."""
   answer = {name: np.zeros(parity.real(batch).shape, np.int32) for name in ("heads", "targets", "groups")}
   for name, values in (("heads", 1), ("targets", targets), ("groups", groups)):
     answer[name][at] = values
@@ -172,7 +172,7 @@ def a_batch(body: str) -> transformer.Batch:
 
 
 def asks_texts(case: Case, theirs: torch.nn.Module) -> Asked:
-  """Of a text a class or a number: at its first position, or its last in a decoder."""
+  """Labels texts with a class or a score: at the first position, or the last in a decoder."""
   batch, rows = a_batch(case.body), np.arange(4)
   is_decoder = parity.side(batch) == "decoder"
   at = (rows, parity.real(batch).sum(1) - 1 if is_decoder else np.zeros(4, int))
@@ -191,14 +191,14 @@ def asks_texts(case: Case, theirs: torch.nn.Module) -> Asked:
   else:
     logits = lambda out: out.logits
   if is_decoder:
-    # They find the last position by its id; what is fed behind the last is the last target, which none reads.
+    # transformers finds the last position by id; the next input is the last target, which is not used.
     theirs.config.pad_token_id = 0
     inputs["input_ids"] = inputs["input_ids"] * inputs["attention_mask"]
   return Asked(features(batch, at, targets), inputs | {key: labels}, logits, lambda out: out.loss, at)
 
 
 def asks_tokens(case: Case, theirs: torch.nn.Module) -> Asked:
-  """Of every second token a class."""
+  """Labels every second token with a class."""
   del theirs
   batch = a_batch(case.body)
   asked = parity.real(batch) & (np.arange(parity.real(batch).shape[1]) % 2 == 0)
@@ -211,7 +211,7 @@ def asks_tokens(case: Case, theirs: torch.nn.Module) -> Asked:
 
 
 def asks_spans(case: Case, theirs: torch.nn.Module) -> Asked:
-  """Of each text where an answer starts and ends; one is a single token."""
+  """Labels start and end of an answer in each text; one is a single token."""
   del theirs
   batch = a_batch(case.body)
   real = parity.real(batch)
@@ -222,7 +222,7 @@ def asks_spans(case: Case, theirs: torch.nn.Module) -> Asked:
   both = lambda out: torch.stack([out.start_logits, out.end_logits], -1)
 
   def loss(out):
-    # Theirs is over padding as well, whose states mean nothing: those are taken out.
+    # transformers' scores include padding, which is masked here.
     scores = both(out).masked_fill(~torch.tensor(real)[..., None], -1e30)
     entropy = torch.nn.functional.cross_entropy
     return (entropy(scores[..., 0], torch.tensor(starts)) + entropy(scores[..., 1], torch.tensor(ends))) / 2
@@ -231,7 +231,7 @@ def asks_spans(case: Case, theirs: torch.nn.Module) -> Asked:
 
 
 def asks_choices(case: Case, theirs: torch.nn.Module) -> Asked:
-  """Of two examples which of two candidates: theirs in a row each, ours packed in one row for each example."""
+  """Labels two examples with two candidates: a row each in transformers, one packed row per example in t2t."""
   del theirs
   batch = a_batch(case.body)
   inputs = {name: x.reshape(2, 2, -1) for name, x in parity.inputs(batch).items()} | {"labels": torch.tensor([1, 0])}
@@ -260,7 +260,7 @@ def asked(case, pair):
 
 
 def test_logits_loss_and_gradients_are_theirs(case, pair, asked):
-  """Of what is asked; the loss of a pre-training class is that of its tokens besides; of every parameter."""
+  """Logits, loss (including tokens for a pre-training class), and the gradient of every parameter."""
   found = CASES[case]
   loss = head_losses.HeadLosses(
     pair.config, toy.loss_config(z_loss=0.0, logits_chunk_tokens=16) if found.pretrains else None
@@ -284,7 +284,7 @@ def test_logits_loss_and_gradients_are_theirs(case, pair, asked):
 
 
 def test_a_folder_comes_back_bit_for_bit(pair, tmp_path):
-  """Every tensor and none more, and what config.json says of the head."""
+  """Exactly the same tensors, and the head's settings in config.json."""
   huggingface.save(huggingface.open_foreign(str(pair.folder)), epath.Path(tmp_path / "again"))
   expected, found = foreign.safetensors(pair.folder), foreign.safetensors(tmp_path / "again")
   assert found.keys() == expected.keys()
@@ -294,5 +294,5 @@ def test_a_folder_comes_back_bit_for_bit(pair, tmp_path):
   keys = ("architectures", "id2label", "label2id", "problem_type", "classifier_dropout", "classifier_dropout_prob")
   theirs, ours = read(pair.folder), read(tmp_path / "again")
   for key in (*keys, "classifier_pooling", "t2t_head"):
-    # Each leaves out some that the class does not look at, or that are what it would take.
+    # Each omits some keys that the class ignores, or that equal its defaults.
     assert key not in ours or key not in theirs or ours[key] == theirs[key], key

@@ -1,6 +1,6 @@
-"""Adapters that t2t writes on top of models that it writes, as PEFT reads them; and PEFT's own, as t2t reads them.
+"""Adapters and models exported by t2t, read by PEFT; and PEFT's adapters, read by t2t.
 
-Runs where torch, transformers and peft are installed (tests/parity-requirements.txt).
+Needs torch, transformers and peft (tests/parity-requirements.txt).
 """
 
 import dataclasses
@@ -43,14 +43,14 @@ INPUTS = {"t5_1_1": parity.of_both_sides}
 
 
 def ours(config, params, batch):
-  """Logits of our model with these parameters."""
+  """Returns logits of the t2t model with these parameters."""
   return np.asarray(toy.logits(nnx.merge(foreign.graphdef(config), foreign.nested(params)), batch))
 
 
 def read_by_peft(base, folder):
-  """The model with an adapter of a folder on top of it; a warning is a failure."""
+  """Loads a model with an adapter from a folder; a warning is an error."""
   with warnings.catch_warnings():
-    warnings.simplefilter("error", UserWarning)  # of keys that are missing, or that nothing reads
+    warnings.simplefilter("error", UserWarning)  # about missing and unexpected keys
     return peft.PeftModel.from_pretrained(base, folder).eval()
 
 
@@ -71,7 +71,7 @@ VARIANTS = {"rslora": dict(rslora=True), "dora": dict(dora=True)}
   ("kind", "variant"), [("t5_1_1", ""), ("llama", ""), ("bert", ""), ("t5_1_1", "rslora"), ("llama", "dora")]
 )
 def test_what_t2t_writes_gives_the_same_logits_in_peft(kind, variant, tmp_path):
-  """`from_pretrained` of the adapter on top of the exported base, which it is far from."""
+  """`from_pretrained` of the adapter with the exported base; the adapter's effect is large."""
   config = KINDS[kind]
   params = foreign.random_params(config)
   base = parity.load(parity.exported(config, tmp_path / "base"))
@@ -90,7 +90,7 @@ def test_what_t2t_writes_gives_the_same_logits_in_peft(kind, variant, tmp_path):
 
 @pytest.mark.parametrize("kind", ["t5_1_1", "llama", "gpt2"])
 def test_what_peft_writes_gives_the_same_logits_in_t2t(kind, tmp_path):
-  """Of adapters that its own code made, with its own names; the targets are its defaults."""
+  """Adapters of PEFT's code, with its names and default targets."""
   config = KINDS[kind]
   params = foreign.random_params(config)
   base = parity.load(parity.exported(config, tmp_path / "base"))
@@ -112,7 +112,7 @@ def test_what_peft_writes_gives_the_same_logits_in_t2t(kind, tmp_path):
 @pytest.mark.parametrize("targets", [Ia3Config().targets, ("attention/", "mlp/")], ids=["paper", "all"])
 @pytest.mark.parametrize("kind", ["t5_1_1", "llama", "gpt2", "bert"])
 def test_vectors_that_t2t_writes_give_the_same_logits_in_peft(kind, targets, tmp_path):
-  """(IA)3, of what matrices write and of what they read, biases included."""
+  """(IA)3 on outputs and on inputs of matrices, biases included."""
   config, adapters = KINDS[kind], {"ia3": Ia3Config(targets=targets)}
   params = foreign.random_params(config)
   base = parity.load(parity.exported(config, tmp_path / "base"))
@@ -129,7 +129,7 @@ def test_vectors_that_t2t_writes_give_the_same_logits_in_peft(kind, targets, tmp
 
 @pytest.mark.parametrize("kind", ["t5_1_1", "llama", "gpt2", "bert"])
 def test_vectors_that_peft_writes_give_the_same_logits_in_t2t(kind, tmp_path):
-  """(IA)3 of the modules that are its defaults, of BERT the ends of both branches, and read back as it is written."""
+  """(IA)3 on the default modules, for BERT the ends of both branches; exported files equal the imported ones."""
   config = KINDS[kind]
   params = foreign.random_params(config)
   base = parity.load(parity.exported(config, tmp_path / "base"))
@@ -154,19 +154,19 @@ FRONTS = {
 
 
 def theirs_behind(model, kind, batch):
-  """Logits of the text alone: a decoder of theirs has some of the prompt in front of them."""
+  """Returns logits of the text alone: PEFT's decoders also return logits of the prompt."""
   found = theirs(model, kind, batch)
   return found[:, -batch["decoder_input_tokens"].shape[1] :]
 
 
 IN_FRONT = [(kind, front) for kind in ("t5_1_1", "llama", "gpt2") for front in FRONTS]
-# A bias by distance, and windows.
+# A distance bias, and windows.
 IN_FRONT += [("mpt", "prompt"), ("mpt", "prefix"), ("mistral", "prompt"), ("mistral", "prefix"), ("gemma2", "prefix")]
 
 
 @pytest.mark.parametrize(("kind", "front"), IN_FRONT)
 def test_what_t2t_puts_in_front_gives_the_same_logits_in_peft(kind, front, tmp_path):
-  """A prompt, a prefix, and a prefix that a network makes; positions lie behind them in both."""
+  """A prompt, a prefix, and a prefix network; both shift positions."""
   config, adapters = KINDS[kind], {"prompt" if front == "prompt" else "prefix": FRONTS[front](kind)}
   params = foreign.random_params(config)
   base = parity.load(parity.exported(config, tmp_path / "base"))
@@ -187,7 +187,7 @@ def test_what_t2t_puts_in_front_gives_the_same_logits_in_peft(kind, front, tmp_p
 @pytest.mark.parametrize("front", ["prompt", "prefix", "made"])
 @pytest.mark.parametrize("kind", ["t5_1_1", "even_t5", "llama", "gpt2"])
 def test_what_peft_puts_in_front_gives_the_same_logits_in_t2t(kind, front, tmp_path):
-  """As its own code makes and saves it, by its defaults; two of an even number of decoder layers share theirs."""
+  """Created and saved by PEFT's code with its defaults; pairs of decoder layers share theirs."""
   config = dataclasses.replace(KINDS["t5_1_1"], num_decoder_layers=2) if kind == "even_t5" else KINDS[kind]
   params = foreign.random_params(config)
   base = parity.load(parity.exported(config, tmp_path / "base"))
@@ -198,9 +198,9 @@ def test_what_peft_puts_in_front_gives_the_same_logits_in_t2t(kind, front, tmp_p
     settings = peft.PromptTuningConfig(**options)
   else:
     sizes = {"token_dim": config.kv_heads * config.head_dim, "num_attention_heads": config.kv_heads}
-    if config.num_kv_heads:  # of which theirs makes the sizes by itself
+    if config.num_kv_heads:  # sizes that PEFT computes by itself
       sizes = {}
-    if config.kind.has_encoder_and_decoder:  # theirs takes the encoder's number
+    if config.kind.has_encoder_and_decoder:  # PEFT uses the encoder's number
       sizes["num_layers"] = config.num_decoder_layers
     settings = peft.PrefixTuningConfig(**options, **sizes, prefix_projection=front == "made", encoder_hidden_size=7)
   with warnings.catch_warnings():
@@ -217,7 +217,7 @@ def test_what_peft_puts_in_front_gives_the_same_logits_in_t2t(kind, front, tmp_p
 
 
 def test_a_prefix_with_a_head_gives_the_same_logits_in_peft(tmp_path):
-  """P-tuning v2 of BERT, SEQ_CLS: pooler and classifier lie in the folder, and read the text's first token in both."""
+  """P-tuning v2 of BERT, SEQ_CLS: pooler and classifier are in the folder, and read the first text token in both."""
   config, adapters = KINDS["bert_class"], {"prefix": PrefixConfig(length=5, hidden=0)}
   arrays = shared.random_adapter(config, adapters)
   peft_lib.save(config, adapters, shared.tensors(arrays), {}, epath.Path(tmp_path / "adapter"), where="RUN")
@@ -231,7 +231,7 @@ def test_a_prefix_with_a_head_gives_the_same_logits_in_peft(tmp_path):
 
 
 def test_a_head_is_written_for_their_class(tmp_path):
-  """Of BERT, SEQ_CLS: its pooler and its classifier lie in the folder, and are found."""
+  """BERT, SEQ_CLS: pooler and classifier are in the folder, and PEFT finds them."""
   config = KINDS["bert_class"]
   arrays = shared.random_adapter(config, {"lora": LORA})
   peft_lib.save(config, {"lora": LORA}, shared.tensors(arrays), {}, epath.Path(tmp_path / "adapter"), where="RUN")

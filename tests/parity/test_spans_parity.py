@@ -1,6 +1,6 @@
-"""Windows of contexts, where answers stand in them, and the best spans, as transformers and its run_qa have them.
+"""Windows of contexts, positions of answers, and best spans, as in transformers and its run_qa.
 
-Runs where transformers is installed (tests/parity-requirements.txt).
+Needs transformers (tests/parity-requirements.txt).
 """
 
 import json
@@ -24,7 +24,7 @@ HEAD = HeadConfig("span", 2, "span")
 
 @pytest.fixture(scope="module")
 def questions():
-  """(question, context, first character of the answer, answer) of the English part of XQuAD."""
+  """Returns (question, context, first character of the answer, answer) of the English part of XQuAD."""
   if not XQUAD.exists() or not TOKENIZER.exists():
     pytest.skip(f"{XQUAD} or {TOKENIZER} is not there")
   paragraphs = [each for article in json.loads(XQUAD.read_text())["data"] for each in article["paragraphs"]]
@@ -53,7 +53,7 @@ def windows(vocabulary, question, context, answer, length):
 
 
 def run_qa(features, sequence_ids, index, start, end):
-  """Where run_qa.py of transformers finds an answer in a window, but for what goes on into [SEP] at its end."""
+  """Finds an answer in a window as transformers' run_qa.py does, except answers that extend into [SEP]."""
   offsets = features["offset_mapping"][index]
   inside = [i for i, sequence in enumerate(sequence_ids) if sequence == 1]
   first, last = inside[0], inside[-1]
@@ -69,7 +69,7 @@ def run_qa(features, sequence_ids, index, start, end):
 
 @pytest.mark.parametrize("length", [384, 200])
 def test_windows_are_theirs(questions, ours, theirs, length):
-  """Ids, token types, characters and answers of every window of every question."""
+  """Ids, token types, character offsets and answers of every window of every question."""
   number = 0
   for question, context, start, answer in questions:
     found = windows(ours, question, context, (start, start + len(answer)), length)
@@ -99,7 +99,7 @@ def test_windows_are_theirs(questions, ours, theirs, length):
 
 
 def postprocess_qa_predictions(context, offsets, logits, null):
-  """As utils_qa.py of transformers has it, for one question: windows' offsets and logits -> (text, null or not)."""
+  """Implements transformers' utils_qa.py for one question: windows' offsets and logits -> (text, null or not)."""
   prelim, min_null = [], None
   for own, scores in zip(offsets, logits, strict=True):
     starts, ends = scores[:, 0], scores[:, 1]
@@ -135,7 +135,7 @@ def postprocess_qa_predictions(context, offsets, logits, null):
 
 @pytest.mark.parametrize("null", [False, True])
 def test_the_best_span_is_theirs(questions, ours, null):
-  """Of random logits for each window; theirs must not look at other tokens first, which cannot be answers."""
+  """For random logits; transformers must not rank other tokens first, which cannot be answers."""
   random, withheld = np.random.default_rng(0), 0
   for question, context, *_ in questions:
     found = windows(ours, question, context, None, 250)
@@ -157,7 +157,7 @@ def test_the_best_span_is_theirs(questions, ours, null):
     asked = np.concatenate([own[each.head_mask > 0] for each, own in zip(found, logits, strict=True)])
     text, log_p = head_predictor.answer(HEAD, example, asked)
     assert text == expected
-    # With a likely [CLS] theirs looks at a start and an end less, and at a span less.
+    # With a likely [CLS], transformers considers one start, end and span less.
     assert null or np.exp(log_p) == pytest.approx(probability, rel=1e-6)
     withheld += not text
   assert (0.1 < withheld / len(questions) < 0.9) if null else not withheld

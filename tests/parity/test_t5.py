@@ -1,6 +1,6 @@
 """t2t's T5, mT5, ByT5 and UL2 against Hugging Face's T5, with the same random weights.
 
-Runs where torch and transformers are installed (tests/parity-requirements.txt).
+Needs torch and transformers (tests/parity-requirements.txt).
 """
 
 import functools
@@ -16,7 +16,7 @@ import toy
 from t2t.models import presets
 from t2t.models.config import TransformerConfig
 
-# Every size is another one, and none is a power of two or what transformers would take by itself.
+# Sizes differ from each other, from powers of two, and from transformers' defaults.
 SHAPE = dict(vocab_size=53, embed_dim=20, num_heads=3, head_dim=6, mlp_dim=28)
 SHAPE |= dict(num_encoder_layers=3, num_decoder_layers=2, dtype="float32", norm_epsilon=1e-3)
 SHAPE |= dict(relative_position_buckets=12, relative_position_max_distance=100)
@@ -27,7 +27,7 @@ FAMILIES = {
   "byt5": presets.byt5("small") | dict(num_encoder_layers=4),
   "ul2": presets.ul2("20b"),
 }
-# Longer than the 100 positions from which on all share a bucket, with padding; and short.
+# Longer than the 100 positions after which all share a bucket, with padding; and short.
 LENGTHS = {
   "long": ((150, 131), (140, 137), (151, 145)),
   "short": ((5, 9, 1), (3, 1, 6), (9, 7)),
@@ -46,7 +46,6 @@ def batch(request):
 
 
 def test_encoder_output_and_logits_are_theirs(pair, batch):
-  """At every position that is not padding."""
   encoded = jax.jit(lambda model, batch: model.states(batch))(pair.model, batch)
   with torch.no_grad():
     expected = pair.theirs(**parity.of_both_sides(batch)).encoder_last_hidden_state.numpy()
@@ -62,14 +61,14 @@ def test_loss_and_gradients_are_theirs(pair, batch):
 
 @pytest.mark.parametrize("num_beams", [1, 4])
 def test_what_is_written_is_theirs(pair, num_beams):
-  """Greedily and with four beams, token for token."""
+  """Greedy and four-beam output."""
   batch = toy.batch((5, 9, 1, 7, 8, 3), (1,) * 6, padded_to=(9, 1))
   parity.assert_writes_the_same(pair, batch, num_beams=num_beams)
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
 def test_the_least_length_is_theirs(pair, num_beams):
-  """Token for token, with an EOS that the first text would begin with."""
+  """EOS is a token with which the first text would begin."""
   batch = toy.batch((5, 9, 1, 7, 8, 3), (1,) * 6, padded_to=(9, 1))
   writes = functools.partial(foreign.writes, pair.graphdef, pair.params, batch, num_beams=num_beams)
   options = dict(eos_id=int(writes(eos_id=-1)[0, 0]), min_length=4)

@@ -1,6 +1,6 @@
-"""Files with two tensors for what t2t's model has once: what transformers reads, and what t2t says of it.
+"""Files with two tensors for one parameter of t2t: which one transformers reads, and t2t's messages.
 
-Runs with transformers 4 and 5, which differ: each note is checked against the version that is installed.
+Versions 4 and 5 of transformers differ: each note is checked against the installed version.
 """
 
 import json
@@ -35,7 +35,7 @@ HEADS = [case for case in COPIES if case not in EMBEDDINGS + BIASES]
 
 @pytest.fixture
 def folder(tmp_path):
-  """A function: the golden model of a name with tensors changed by `change`, and config.json's keys by others."""
+  """Returns a function that copies a golden model, with tensors changed by `change`, and other keys in config.json."""
 
   def made(name, change, **settings):
     path = tmp_path / f"{name}{len(list(tmp_path.iterdir()))}"
@@ -43,7 +43,7 @@ def folder(tmp_path):
     found = {key: np.asarray(x, np.float32) for key, x in foreign.safetensors(golden.FOLDER / name).items()}
     foreign.write_safetensors(path / "model.safetensors", change(found))
     config = json.loads((golden.FOLDER / name / "config.json").read_text())
-    rope = config.get("rope_parameters") or {}  # which transformers 4 does not read
+    rope = config.get("rope_parameters") or {}  # ignored by transformers 4
     config |= {"rope_theta": rope.get("full_attention", rope)["rope_theta"]} if rope else {}
     config |= {"rope_local_base_freq": rope["sliding_attention"]["rope_theta"]} if "sliding_attention" in rope else {}
     (path / "config.json").write_text(json.dumps(config | {"dtype": "float32", "torch_dtype": "float32"} | settings))
@@ -87,22 +87,22 @@ def notes(path):
 
 
 def added(copy, original, *, differs):
-  """Adds the copy of a tensor, with other numbers or with the same."""
+  """Adds a copy of a tensor, with equal or different values."""
   return lambda found: found | {copy: (np.float32(0.5) - found[original]) if differs else found[original]}
 
 
 @pytest.mark.parametrize("case", COPIES, ids=lambda case: f"{case[0]}-{case[1]}")
 def test_a_copy_with_the_same_numbers_changes_nothing(case, folder):
-  """Of every tensor that some checkpoints hold twice."""
+  """Every tensor that some checkpoints have twice."""
   name, copy, original = case
-  untied = {"tie_word_embeddings": False} if name == "mt5" else {}  # with True transformers 4 scales its logits
+  untied = {"tie_word_embeddings": False} if name == "mt5" else {}  # with True, transformers 4 scales its logits
   path = folder(name, added(copy, original, differs=False), **untied)
   np.testing.assert_allclose(our_logits(path, name), their_logits(path, name), atol=1e-4)
 
 
 @pytest.mark.parametrize("case", EMBEDDINGS, ids=lambda case: f"{case[0]}-{case[1]}")
 def test_a_stack_with_an_embedding_of_its_own_is_refused(case, folder):
-  """transformers 5 keeps it apart; 4 takes one of the two for both."""
+  """transformers 5 keeps it separate; 4 uses one of the two for both."""
   name, copy, original = case
   path = folder(name, added(copy, original, differs=True))
   assert f"{copy} differs from {original} (" in (said := refusal(path)) and "transformers 5 keeps both" in said
@@ -114,7 +114,7 @@ def test_a_stack_with_an_embedding_of_its_own_is_refused(case, folder):
 
 
 def test_embeddings_of_both_stacks_without_a_shared_one(folder):
-  """The same, they are the embedding; different, they are refused by their names."""
+  """Equal ones are the embedding; different ones are refused by name."""
   encoder, decoder = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
 
   def change(differs):
@@ -134,7 +134,7 @@ def test_embeddings_of_both_stacks_without_a_shared_one(folder):
 
 @pytest.mark.parametrize("case", HEADS, ids=lambda case: case[0])
 def test_a_matrix_of_logits_that_the_config_ties(case, folder):
-  """Kept, as 5 does, and the note says what 4 does; T5 scales what is tied, so that another matrix is refused."""
+  """The matrix is kept, as in version 5, with a note about 4; T5 scales tied logits, so its matrix is refused."""
   name, copy, original = case
   tied = folder(name, added(copy, original, differs=True), tie_word_embeddings=True)
   without = folder(name, lambda found: {key: x for key, x in found.items() if key != copy}, tie_word_embeddings=True)
@@ -153,7 +153,7 @@ def test_a_matrix_of_logits_that_the_config_ties(case, folder):
 
 @pytest.mark.parametrize("case", HEADS, ids=lambda case: case[0])
 def test_a_matrix_of_logits_that_is_not_there(case, folder):
-  """Untied by config.json: refused, but for T5s, whose embedding transformers 5 takes, unscaled."""
+  """Refused if config.json unties it, except for T5s, for which transformers 5 uses the unscaled embedding."""
   name, copy, _ = case
   path = folder(name, lambda found: {key: x for key, x in found.items() if key != copy}, tie_word_embeddings=False)
   settings = json.loads((path / "config.json").read_text())
@@ -172,7 +172,7 @@ def test_a_matrix_of_logits_that_is_not_there(case, folder):
 
 @pytest.mark.parametrize("case", BIASES, ids=lambda case: case[0])
 def test_two_biases_of_logits(case, folder):
-  """Tied they are refused; untied the copy is kept, as transformers 5 does, and the note says what 4 does."""
+  """Refused if tied; untied, the copy is kept, as in transformers 5, with a note about 4."""
   name, copy, original = case
   family = family_of(name)
   head = next(each for each, ours in family.names.items() if ours == "head/projection")
@@ -201,7 +201,7 @@ def test_two_biases_of_logits(case, folder):
 
 
 def test_weights_that_lie_there_twice(folder):
-  """transformers reads model.safetensors where shards lie beside it, as the message says."""
+  """transformers prefers model.safetensors to shards beside it, as the message states."""
   path = folder("gpt2", dict)
   shard = lambda change: foreign.write_safetensors(
     path / "model-00001-of-00001.safetensors", change(foreign.safetensors(golden.FOLDER / "gpt2"))

@@ -230,7 +230,7 @@ def test_every_run_leaves_its_report():
   assert run.history[0]["flops_per_step"] > 0
   found = check((workdir / written.NAME).read_text()).text
   assert "step 2 of 2" in found and "held-out loss" in found and "config.train.batch_size" in found
-  assert "knows how often each token occurs in the others of these 48 targets" in found
+  assert "predicts each token by its frequency in the others of these 48 targets" in found
 
 
 def test_a_report_that_fails_ends_no_run(tmp_path, monkeypatch, capsys):

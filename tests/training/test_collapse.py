@@ -38,7 +38,7 @@ _THREE = -0.13 * math.log(0.13) - 0.87 * math.log(0.87)
       (),
       "",
       {"loss": _THREE, "replaced": 0.13, "generator_loss": 5.0},
-      "the discriminator says the same of every token",
+      "the discriminator gives every token the same score",
     ),
   ],
 )

@@ -1,4 +1,4 @@
-"""What text is made into for pre-training: the table of objectives, and what its rows are made of."""
+"""Pre-training objectives: the registry, and functions that convert text to examples."""
 
 from t2t.data.objectives.registry import (
   OBJECTIVES,

@@ -1,4 +1,4 @@
-"""Switching codes: words of a text are replaced by their translations in a dictionary, before any objective."""
+"""Code switching: replaces words of texts by translations from a dictionary, before any objective."""
 
 from collections.abc import Mapping, Sequence
 import functools
@@ -16,29 +16,29 @@ from t2t.storage import gcs
 
 Features = dict[str, tf.Tensor]
 
-# Letters with their marks, which Python's \w has not: vowels of Hindi and Thai, accents that are characters of their
-# own; and what joins two letters of a word, or keeps them apart.
+# Letters with marks that Python's \w lacks (vowels of Hindi and Thai, combining accents), and joiners between two
+# letters of a word.
 _MARKS = "".join(filter(lambda x: unicodedata.category(x).startswith("M"), map(chr, range(0x300, 0x1F000))))
 _WORD = re.compile(rf"\w[\w{_MARKS}\u200c\u200d]*")
 
 
 def read_dictionary(path: str) -> Mapping[str, tuple[str, ...]]:
-  """Word -> its translations, of a TSV with a word and a translation in each line.
+  """Reads a dictionary, word -> its translations, from a TSV with a word and a translation per line.
 
   In:  "red<tab>rouge", "house<tab>maison", "house<tab>casa"
   Out: {"red": ("rouge",), "house": ("maison", "casa")}
 
   Raises:
-    UserError: it cannot be read, or a line is no such pair; names the line.
+    UserError: the file cannot be read, or a line is not such a pair (gives the line).
   """
   return _parsed(_content(path), f"config.data.dictionary={path}")
 
 
 def named(path: str) -> str:
-  """A dictionary by its name and what it holds.
+  """Returns the name and content hash of a dictionary, for fingerprints.
 
   Raises:
-    UserError: it cannot be read.
+    UserError: the file cannot be read.
   """
   return f"{path.rsplit('/', 1)[-1]} ({hashlib.sha256(_content(path)).hexdigest()[:12]})"
 
@@ -66,47 +66,50 @@ def _parsed(content: bytes, location: str) -> Mapping[str, tuple[str, ...]]:
       raise UserError(f"{location}, line {number}: {line.strip()!r} is not a word, a tab and its translation")
     if not _WORD.fullmatch(columns[0]):
       raise UserError(
-        f"{location}, line {number}: {columns[0]!r} is not one word, and one word after another is replaced"
+        f"{location}, line {number}: {columns[0]!r} is not a single word; only single words are replaced. Remove "
+        "the line."
       )
     dictionary.setdefault(columns[0], []).append(columns[1])
   if not dictionary:
-    raise UserError(f"{location}: has no words; give a word, a tab and its translation in each line")
+    raise UserError(f"{location}: has no words; give a word, a tab and its translation on each line")
   return {word: tuple(dict.fromkeys(translations)) for word, translations in dictionary.items()}
 
 
 def check(dictionary: str, rate: float, *, objective: str, reads_text: bool) -> None:
-  """Whether a dictionary and a rate go together, and with an objective.
+  """Checks that dictionary, rate and objective fit together.
 
   Raises:
-    UserError: they do not; names the configuration key.
+    UserError: they do not fit; names the config key.
   """
   if not dictionary:
-    raise UserError(f"config.data.switching_rate={rate}: by which words? config.data.dictionary is empty")
+    raise UserError(
+      f"config.data.switching_rate={rate}: has no effect, because config.data.dictionary is empty. Give "
+      "--config.data.dictionary=FILE.tsv"
+    )
   if not reads_text:
     raise UserError(
-      f"config.data.dictionary={dictionary}: words are replaced in texts alone, and config.data.objective={objective}"
-      " reads more; leave it empty"
+      f"config.data.dictionary={dictionary}: works only with objectives of plain text, and "
+      f"config.data.objective={objective} reads annotations or pairs; leave it empty"
     )
   if not 0 < rate <= 1:
     raise UserError(
-      f"config.data.switching_rate={rate}: of the words of config.data.dictionary must be above 0 and at most 1, or set"
-      " config.data.dictionary to nothing"
+      f"config.data.switching_rate={rate}: must be above 0 and at most 1; or set config.data.dictionary to nothing"
     )
 
 
 def switch(text: str, draws: np.ndarray, *, dictionary: Mapping[str, Sequence[str]], rate: float) -> str:
-  """A text with translations in place of some of its words; what the dictionary does not have stays.
+  """Replaces some words of a text by their translations; other words stay unchanged.
 
   In:  "The red house.", draws [[0.9, 0.1, 0.2], [0, 0, 0.9]], {"red": ["rouge"], "house": ["maison", "casa"]}, rate 0.5
   Out: "The rouge casa."
 
-  A word is looked up as it stands, then in lower case; its translation stands as the dictionary has it.
+  A word is looked up unchanged, then in lower case; its translation is inserted as in the dictionary.
 
   Args:
     text: words are runs of letters with their marks, digits and underscores.
-    draws: [2, words or more], of each word uniform in [0, 1): whether it is replaced, and by which translation.
+    draws: [2, at least the number of words], uniform in [0, 1): whether to replace a word, and by which translation.
     dictionary: see `read_dictionary`.
-    rate: probability of each word that the dictionary has.
+    rate: probability of replacing a word that the dictionary contains.
   """
   number = -1
 
@@ -123,22 +126,22 @@ def switch(text: str, draws: np.ndarray, *, dictionary: Mapping[str, Sequence[st
 
 
 def code_switching(dataset: tf.data.Dataset, *, dictionary: str, rate: float) -> tf.data.Dataset:
-  """Replaces words of texts by their translations; stands in front of an objective's preprocessors.
+  """Replaces words of texts by translations; runs before an objective's preprocessors.
 
   In:  {"text": "the red house"}            dictionary "red<tab>rouge", "house<tab>maison", rate 0.5
   Out: {"text": "the rouge house"}
 
-  Each epoch switches other words.
+  Each epoch replaces other words.
 
   Args:
-    dataset: {"text": string} and what else there is.
+    dataset: {"text": string} and further features.
     dictionary: path of a TSV, see `read_dictionary`.
-    rate: probability with which a word that the dictionary has is replaced.
+    rate: probability of replacing a word that the dictionary contains.
 
   Raises:
-    UserError: a dictionary that cannot be used.
+    UserError: the dictionary is invalid.
 
-  Source: words replaced by a dictionary, as in Qin et al. 2020 (CoSDA-ML).
+  Source: word replacement by a dictionary, Qin et al. 2020 (CoSDA-ML).
   """
   translations = read_dictionary(dictionary)
 
@@ -148,7 +151,7 @@ def code_switching(dataset: tf.data.Dataset, *, dictionary: str, rate: float) ->
   @seqio.map_over_dataset(num_seeds=1)
   def switched(features: Features, seed: tf.Tensor) -> Features:
     text = features["text"]
-    # Between two words is at least a character.
+    # At least one character separates two words.
     most = tf.strings.length(text) // 2 + 1
     draws = tf.random.stateless_uniform([2, most], seed)
     switched_text = tf.numpy_function(in_python, [text, draws], tf.string, stateful=False)

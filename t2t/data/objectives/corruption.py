@@ -1,6 +1,6 @@
-"""What pre-training objectives do to one sequence of ids: tensors and stateless seeds in, tensors out.
+"""Corruption of one sequence of token ids: takes tensors and stateless seeds, returns tensors.
 
-registry.py applies these to datasets; which tokens a masked language model has to predict is in masking.py.
+registry.py applies these functions to datasets; masking.py chooses the predicted tokens of masked language models.
 """
 
 from collections.abc import Sequence
@@ -13,39 +13,40 @@ from t2t import UserError
 Features = dict[str, tf.Tensor]
 
 
-# ---- How long things are ---------------------------------------------------------------------------------------------
+# ---- Lengths ---------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class SpanLengths:
-  """Lengths that belong together, all in tokens; inputs and targets include EOS."""
+  """Lengths of one example in tokens; inputs and targets include EOS."""
 
-  raw: int  # tokens of text that one example holds
+  raw: int  # tokens of text in one example
   inputs: int
   targets: int
-  spans: int  # noise spans, so also sentinels in inputs and in targets
+  spans: int  # noise spans, equal to the sentinels in inputs and in targets
 
 
 def span_counts(length: int, *, noise_density: float, mean_noise_span_length: float) -> tuple[int, int]:
-  """(noise tokens, noise spans) in `length` tokens, both at least 1, and at least one token that is not noise.
+  """Returns (noise tokens, noise spans) for `length` tokens: both at least 1, with at least one token that is not
+  noise.
 
   In:  568, 0.15, 3.0
   Out: (85, 28)
   """
-  length = max(length, 2)  # a single token is treated as if there were a second, which is then cut off
+  length = max(length, 2)  # a second token is assumed for a single token, and cut off later
   noise_tokens = min(max(round(length * noise_density), 1), length - 1)
-  # Each noise span follows a span of text, so that there cannot be more of them than there are tokens of either kind.
+  # Each noise span follows a text span, so spans cannot exceed the tokens of either kind.
   spans = min(max(round(noise_tokens / mean_noise_span_length), 1), length - noise_tokens)
   return noise_tokens, spans
 
 
 def span_lengths(inputs_length: int, *, noise_density: float, mean_noise_span_length: float) -> SpanLengths:
-  """The most text whose inputs, corrupted, fit in `inputs_length`, and how long its targets are.
+  """Returns lengths for the most text whose corrupted inputs fit in `inputs_length`.
 
   In:  512, 0.15, 3.0
   Out: SpanLengths(raw=568, inputs=512, targets=114, spans=28)
 
-  Inputs are the text that is left, a sentinel for each noise span and EOS; targets the noise, as many sentinels, EOS.
+  Inputs are the remaining text, one sentinel per noise span and EOS. Targets are the noise, as many sentinels and EOS.
 
   Source: the arithmetic of T5's C4 span corruption (Raffel et al. 2020, section 3.3.4).
   """
@@ -55,19 +56,19 @@ def span_lengths(inputs_length: int, *, noise_density: float, mean_noise_span_le
     return SpanLengths(raw, max(raw, 2) - noise + spans + 1, noise + spans + 1, spans)
 
   raw = 1
-  # Inputs never get shorter as text is added: of one more token, noise takes at most one, and a span then adds one.
+  # Inputs never shrink as text grows: one more token adds at most one noise token, and then a span.
   while lengths(raw + 1).inputs <= inputs_length:
     raw += 1
-  # At density 0.5 both halves are equal and rounding may make targets the longer by one; T5 keeps targets the shorter.
+  # At density 0.5 rounding may make targets longer than inputs by one; T5 keeps targets shorter.
   if noise_density == 0.5 and lengths(raw).targets > lengths(raw).inputs and raw > 1:
     raw -= 1
   return lengths(raw)
 
 
 def check_noise(noise_density: float, mean_noise_span_length: float | None = None) -> None:
-  """Densities lie between 0 and 1, and spans hold at least a token.
+  """Checks that a density is between 0 and 1, and a mean span length at least 1.
 
-  A density of 1, of which a model predicts all tokens, is for noise without spans: text stands between these.
+  Noise without spans may have density 1, so that all tokens are predicted; noise spans need text between them.
 
   Raises:
     UserError: names the configuration key and the published value.
@@ -75,21 +76,21 @@ def check_noise(noise_density: float, mean_noise_span_length: float | None = Non
   all_is_noise = noise_density == 1 and mean_noise_span_length is None
   if not 0 < noise_density < 1 and not all_is_noise:
     raise UserError(
-      f"config.data.noise_density={noise_density}: must lie between 0 and 1"
-      + (", and be below 1 for spans of noise" if noise_density == 1 else "")
-      + "; T5 has 0.15"
+      f"config.data.noise_density={noise_density}: must be between 0 and 1"
+      + (", and below 1 for noise spans" if noise_density == 1 else "")
+      + "; T5 uses 0.15"
     )
   if mean_noise_span_length is not None and mean_noise_span_length < 1:
-    raise UserError(f"config.data.mean_noise_span_length={mean_noise_span_length}: must be 1 or more; T5 has 3.0")
+    raise UserError(f"config.data.mean_noise_span_length={mean_noise_span_length}: must be at least 1; T5 uses 3.0")
 
 
 def check_lengths(
   inputs_length: int, targets_length: int, *, noise_density: float, mean_noise_span_length: float, extra_ids: int
 ) -> SpanLengths:
-  """`span_lengths`, having seen that targets fit and that there are sentinels enough.
+  """Returns `span_lengths` after checking that targets fit and sentinels suffice.
 
   Raises:
-    UserError: names the configuration key and a value that would do.
+    UserError: names the config key and a valid value.
   """
   check_noise(noise_density, mean_noise_span_length)
   return check_mixture(
@@ -105,23 +106,24 @@ def check_mixture(
   extra_ids: int,
   mode_length: int = 0,
 ) -> list[SpanLengths]:
-  """`check_lengths` of several kinds of noise at once: the values that the error names do for all of them.
+  """Runs `check_lengths` for several kinds of noise; errors give values that fit all kinds.
 
   Args:
     inputs_length: tokens, EOS included.
     targets_length: tokens, EOS included.
     noise: noise_density and mean_noise_span_length of each kind.
-    extra_ids: how many sentinels there are.
-    mode_length: tokens in front of the inputs that say which kind it is; `SpanLengths.inputs` leaves them out.
+    extra_ids: number of sentinels.
+    mode_length: mode tokens before the inputs, which `SpanLengths.inputs` leaves out.
 
   Raises:
-    UserError: names the configuration key and a value that would do.
+    UserError: names the config key and a valid value.
   """
   shortest = mode_length + 3
   if inputs_length < shortest:
-    mode = f"{mode_length} tokens of the mode, " if mode_length else ""
+    mode = f"{mode_length} mode tokens, " if mode_length else ""
     raise UserError(
-      f"config.data.inputs_length={inputs_length}: {mode}one token, a sentinel and EOS need {shortest}; T5 has 512"
+      f"config.data.inputs_length={inputs_length}: too short for {mode}one token, a sentinel and EOS; set "
+      f"config.data.inputs_length={shortest} or more (T5 uses 512)"
     )
   lengths = [
     span_lengths(inputs_length - mode_length, noise_density=density, mean_noise_span_length=mean)
@@ -132,24 +134,24 @@ def check_mixture(
 
 
 def check_fit(lengths: Sequence[SpanLengths], inputs_length: int, targets_length: int, *, extra_ids: int) -> None:
-  """Whether targets fit and there are sentinels enough, of several kinds of noise at once.
+  """Checks that targets fit and sentinels suffice, for several kinds of noise.
 
   Raises:
-    UserError: names the configuration key and a value that would do.
+    UserError: names the config key and a valid value.
   """
   longest = max(lengths, key=lambda kind: kind.targets)
   if longest.targets > targets_length:
     raise UserError(
-      f"config.data.targets_length={targets_length} is too short: inputs_length={inputs_length} holds"
-      f" {longest.raw} tokens of text, whose targets are {longest.targets} long;"
-      f" set config.data.targets_length={longest.targets}"
+      f"config.data.targets_length={targets_length} is too short: inputs_length={inputs_length} holds "
+      f"{longest.raw} tokens of text, whose targets have {longest.targets} tokens; set "
+      f"config.data.targets_length={longest.targets}"
     )
   spans = max(kind.spans for kind in lengths)
   if spans > extra_ids:
     raise UserError(
-      f"config.data.extra_ids={extra_ids}: inputs_length={inputs_length} makes {spans} noise spans, each with a"
-      f" sentinel of its own; set config.data.extra_ids={spans} (and room in config.model.vocab_size)"
-      " or a shorter config.data.inputs_length"
+      f"config.data.extra_ids={extra_ids}: inputs_length={inputs_length} gives {spans} noise spans, which need a "
+      f"sentinel each; set config.data.extra_ids={spans} (and enough config.model.vocab_size) or a shorter "
+      "config.data.inputs_length"
     )
 
 
@@ -157,17 +159,17 @@ def check_fit(lengths: Sequence[SpanLengths], inputs_length: int, targets_length
 
 
 def random_partition(num_items: tf.Tensor, num_parts: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-  """Splits `num_items` into `num_parts` of at least one item, every way equally likely.
+  """Splits `num_items` into `num_parts` nonempty parts; all partitions are equally likely.
 
   In:  num_items 5, num_parts 3
-  Out: [1, 3, 1]                            cuts behind items 1 and 4, drawn from the places 1..4
+  Out: [1, 3, 1]                            cuts after items 1 and 4, drawn from the positions 1..4
 
   Args:
     num_items: int32 scalar, at least `num_parts`.
     num_parts: int32 scalar, at least 1.
     seed: int [2], stateless.
   """
-  # The first num_parts - 1 places of a random order are the cuts.
+  # The first num_parts - 1 positions of a random permutation are the cuts.
   places = tf.argsort(tf.random.stateless_uniform([num_items - 1], seed)) + 1
   cuts = tf.sort(places[: num_parts - 1])
   return tf.concat([cuts, [num_items]], 0) - tf.concat([[0], cuts], 0)
@@ -180,7 +182,7 @@ def noise_mask(
   noise_density: float | tf.Tensor,
   mean_noise_span_length: float | tf.Tensor,
 ) -> tf.Tensor:
-  """Which tokens are noise: spans of text and of noise take turns, text first, their lengths drawn at random.
+  """Draws a noise mask: text spans and noise spans of random lengths alternate, starting with text.
 
   In:  length 8, noise_density 0.4, mean_noise_span_length 1.5
   Out: [F, F, T, F, F, F, T, T]             3 noise tokens in 2 spans, [1, 2]; 5 others in [2, 3]
@@ -188,8 +190,8 @@ def noise_mask(
   Args:
     length: int32 scalar, at least 1; a single token is never noise.
     seeds: two of int [2], stateless.
-    noise_density: part of the tokens that is noise; a float or float64 scalar.
-    mean_noise_span_length: tokens; a float or float64 scalar.  Infinite, all noise is one span, the end of the text.
+    noise_density: fraction of noise tokens; a float or float64 scalar.
+    mean_noise_span_length: tokens; a float or float64 scalar. Infinity: one noise span at the end of the text.
 
   Returns:
     bool [length].
@@ -197,7 +199,7 @@ def noise_mask(
   Source: Raffel et al. 2020, section 3.1.4, with the random partition of T5's code.
   """
   padded = tf.maximum(length, 2)
-  # The same numbers as `span_counts`: tf.round and Python's round both round halves to even, and both count in float64.
+  # Equals `span_counts`: tf.round and Python's round both round halves to even, in float64.
   noise_tokens = tf.cast(tf.round(tf.cast(padded, tf.float64) * noise_density), tf.int32)
   noise_tokens = tf.clip_by_value(noise_tokens, 1, padded - 1)
   spans = tf.cast(tf.round(tf.cast(noise_tokens, tf.float64) / mean_noise_span_length), tf.int32)
@@ -205,13 +207,13 @@ def noise_mask(
   noise_spans = random_partition(noise_tokens, spans, seeds[0])
   text_spans = random_partition(padded - noise_tokens, spans, seeds[1])
   span_ends = tf.cumsum(tf.reshape(tf.stack([text_spans, noise_spans], 1), [-1]))
-  # Token i lies in the span whose number is how many spans have ended by then; odd numbers are noise.
+  # The span of token i is the number of spans that end before it; odd numbers are noise.
   span_of_token = tf.searchsorted(span_ends, tf.range(length), side="right")
   return span_of_token % 2 == 1
 
 
 def spans_to_sentinels(tokens: tf.Tensor, mask: tf.Tensor, *, first_sentinel: int) -> tf.Tensor:
-  """Puts one sentinel in place of each run of masked tokens, counting down from `first_sentinel`.
+  """Replaces each run of masked tokens by one sentinel; sentinel ids decrease from `first_sentinel`.
 
   In:  tokens [7, 8, 9, 4, 5], mask [F, T, T, F, T], first_sentinel 99
   Out: [7, 99, 4, 98]
@@ -234,10 +236,10 @@ def corrupt_spans(
   noise_density: float | tf.Tensor = 0.15,
   mean_noise_span_length: float | tf.Tensor = 3.0,
 ) -> Features:
-  """Inputs without the noise spans, and targets with nothing else; sentinels say which span goes where.
+  """Returns inputs without noise spans, and targets with only noise spans; sentinels link both.
 
   In:  [3, 4, 5, 6, 7, 8], noise_density 0.3, first_sentinel 99
-  Out: {"inputs": [3, 4, 5, 6, 99], "targets": [99, 7, 8]}              2 noise tokens in 1 span, which is the last
+  Out: {"inputs": [3, 4, 5, 6, 99], "targets": [99, 7, 8]}              2 noise tokens in 1 span, at the end
 
   Args:
     tokens: int32 [length].
@@ -253,11 +255,11 @@ def corrupt_spans(
   }
 
 
-# ---- One draw of noise -----------------------------------------------------------------------------------------------
+# ---- Independent noise -----------------------------------------------------------------------------------------------
 
 
 def noise_count(length: tf.Tensor, noise_density: float) -> tf.Tensor:
-  """How many of `length` tokens are noise: the share rounded, at least 1 unless there are none.
+  """Returns the number of noise tokens: the rounded fraction of `length`, at least 1 if `length` is.
 
   In:  length 10, noise_density 0.15
   Out: 2                                    1.5, and halves are rounded to even
@@ -267,7 +269,7 @@ def noise_count(length: tf.Tensor, noise_density: float) -> tf.Tensor:
 
 
 def lowest(keys: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-  """True at the `count` lowest keys; of equal ones the first.
+  """Returns True at the `count` lowest keys; the first of equal keys wins.
 
   In:  keys [0.3, 0.1, 0.9, 0.1], count 2
   Out: [F, T, F, T]
@@ -276,7 +278,7 @@ def lowest(keys: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
 
 
 def random_mask(length: tf.Tensor, seed: tf.Tensor, *, noise_density: float) -> tf.Tensor:
-  """True at `noise_count` places, each set of them equally likely.
+  """Returns True at `noise_count` random positions; all sets of positions are equally likely.
 
   In:  length 6, noise_density 0.3
   Out: [F, T, F, F, T, F]
@@ -284,16 +286,16 @@ def random_mask(length: tf.Tensor, seed: tf.Tensor, *, noise_density: float) -> 
   return lowest(tf.random.stateless_uniform([length], seed), noise_count(length, noise_density))
 
 
-# ---- Continuing a text -----------------------------------------------------------------------------------------------
+# ---- Text continuation -----------------------------------------------------------------------------------------------
 
 
 def random_prefix(tokens: tf.Tensor, seed: tf.Tensor) -> Features:
-  """Splits a text at a random point into what is given and what is to be written.
+  """Splits a text at a random point into inputs and targets.
 
   In:  [3, 4, 5, 6, 7]
   Out: {"inputs": [3, 4], "targets": [5, 6, 7]}             split point 2, drawn from 1..4
 
-  A single token is written with nothing given.
+  A single token becomes the target of empty inputs.
 
   Source: Raffel et al. 2020, section 3.2.3; Liu et al. 2018; Dong et al. 2019 (UniLM).
   """
@@ -305,7 +307,7 @@ def random_prefix(tokens: tf.Tensor, seed: tf.Tensor) -> Features:
 def fill_in_the_middle(
   tokens: tf.Tensor, seed: tf.Tensor, *, marks: tuple[int, int, int], eos_id: int, suffix_first: bool = False
 ) -> tf.Tensor:
-  """Moves a random middle part of a text to its end, so that writing on from left to right fills the gap.
+  """Moves a random middle part of a text to its end, so that left-to-right generation fills the gap.
 
   In:  [3, 4, 5, 6, 7], marks (97, 98, 99), eos_id 1        cut into [3], [4, 5], [6, 7]
   Out: [97, 3, 98, 6, 7, 99, 4, 5, 1]
@@ -314,12 +316,12 @@ def fill_in_the_middle(
   Args:
     tokens: int32 [length].
     seed: int [2], stateless.
-    marks: ids that stand before the prefix, the suffix and the middle.
-    eos_id: ends the middle: there the text meets the suffix.
-    suffix_first: the suffix comes before the prefix, marked so that both orders train one another (the paper's SPM,
-      in the variant for joint training).
+    marks: ids that precede the prefix, the suffix and the middle.
+    eos_id: id after the middle, where the text meets the suffix.
+    suffix_first: whether the suffix precedes the prefix, with marks that let both orders train one another (the
+      paper's SPM, in the variant for joint training).
 
-  Source: Bavarian et al. 2022, section 3; cut between tokens, where the paper cuts between characters.
+  Source: Bavarian et al. 2022, section 3; cut between tokens, whereas the paper cuts between characters.
   """
   cuts = tf.sort(tf.random.stateless_uniform([2], seed, 0, tf.size(tokens) + 1, tf.int32))
   prefix, middle, suffix = tokens[: cuts[0]], tokens[cuts[0] : cuts[1]], tokens[cuts[1] :]
@@ -329,11 +331,11 @@ def fill_in_the_middle(
   return tf.concat([before, prefix, behind, suffix, between, middle, [eos_id]], 0)
 
 
-# ---- Noise whose target is the whole text ----------------------------------------------------------------------------
+# ---- Denoising of the whole text -------------------------------------------------------------------------------------
 
 
 def mask_tokens(tokens: tf.Tensor, seed: tf.Tensor, *, mask_id: int, noise_density: float) -> tf.Tensor:
-  """Puts the mask in place of random tokens.
+  """Replaces random tokens by the mask.
 
   In:  [3, 4, 5, 6, 7, 8], mask_id 99, noise_density 0.3
   Out: [3, 99, 5, 6, 99, 8]
@@ -344,7 +346,7 @@ def mask_tokens(tokens: tf.Tensor, seed: tf.Tensor, *, mask_id: int, noise_densi
 
 
 def delete_tokens(tokens: tf.Tensor, seed: tf.Tensor, *, noise_density: float) -> tf.Tensor:
-  """Leaves random tokens out; the model must also find where.
+  """Deletes random tokens, so that the model must also find their positions.
 
   In:  [3, 4, 5, 6, 7, 8], noise_density 0.3
   Out: [3, 5, 6, 8]
@@ -357,19 +359,19 @@ def delete_tokens(tokens: tf.Tensor, seed: tf.Tensor, *, noise_density: float) -
 def infill(
   tokens: tf.Tensor, seed: tf.Tensor, *, mask_id: int, noise_density: float = 0.3, mean_noise_span_length: float = 3.0
 ) -> tf.Tensor:
-  """Puts one mask in place of each random span; the lengths are Poisson, and a length of 0 inserts a mask.
+  """Replaces each random span by one mask; lengths are Poisson, and length 0 inserts a mask.
 
   In:  [3, 4, 5, 6, 7, 8, 9, 10], mask_id 99, noise_density 0.5
   Out: [3, 99, 6, 7, 99, 10]                4 noise tokens in 2 spans, [4, 5] and [8, 9]
 
-  Spans are drawn until they hold `noise_count` tokens, and the last is cut to that.  As many masks are inserted at
-  most as the others make the text shorter, so that no input is longer than its text.
+  Spans are drawn until they have `noise_count` tokens; the last one is cut. Insertions are limited to the tokens that
+  other masks save, so that inputs are never longer than the text.
 
   Source: Lewis et al. 2020 (BART), section 2.2, text infilling.
   """
   length_seed, order_seed = tf.unstack(tf.random.split(seed))
   noise = noise_count(tf.size(tokens), noise_density)
-  # One draw for each token of noise, and some for draws of 0; should they not be enough, the last takes the rest.
+  # One draw per noise token, and more for draws of 0; if they do not suffice, the last span takes the rest.
   draws = tf.random.stateless_poisson([noise + 8], length_seed, mean_noise_span_length, tf.int32)
   ends = tf.concat([tf.minimum(tf.cumsum(draws), noise)[:-1], [noise]], 0)
   starts = tf.concat([[0], ends[:-1]], 0)
@@ -377,16 +379,16 @@ def infill(
   insertions = spans == 0
   room = noise - tf.math.count_nonzero(spans, dtype=tf.int32)
   spans = tf.boolean_mask(spans, ~insertions | (tf.cumsum(tf.cast(insertions, tf.int32)) <= room))
-  # Spans and the tokens that are left, in a random order: each says how much of the text it stands for.
+  # Spans and remaining tokens in random order, with the number of text tokens of each.
   num_spans, num_left = tf.size(spans), tf.size(tokens) - noise
   order = tf.argsort(tf.random.stateless_uniform([num_spans + num_left], order_seed))
   sizes = tf.gather(tf.concat([spans, tf.ones([num_left], tf.int32)], 0), order)
-  places = tf.minimum(tf.cumsum(sizes, exclusive=True), tf.size(tokens) - 1)  # an insertion may come last
+  places = tf.minimum(tf.cumsum(sizes, exclusive=True), tf.size(tokens) - 1)  # an insertion may be last
   return tf.where(order < num_spans, mask_id, tf.gather(tokens, places))
 
 
 def permute_sentences(tokens: tf.Tensor, seed: tf.Tensor, *, sentence_ends: tf.Tensor) -> tf.Tensor:
-  """Puts the sentences in a random order.
+  """Permutes the sentences randomly.
 
   In:  [3, 4, 9, 5, 9, 6, 7]                where 9 ends a sentence
   Out: [5, 9, 6, 7, 3, 4, 9]
@@ -394,15 +396,15 @@ def permute_sentences(tokens: tf.Tensor, seed: tf.Tensor, *, sentence_ends: tf.T
   Args:
     tokens: int32 [length].
     seed: int [2], stateless.
-    sentence_ends: bool [vocab_size], the ids that end a sentence; of several in a row the last one does.  What follows
-      the last end is a sentence too.
+    sentence_ends: bool [vocab_size], ids that end a sentence; the last of several consecutive ends counts. Text after
+      the last end is a sentence, too.
 
   Source: Lewis et al. 2020 (BART), section 2.2, sentence permutation.
   """
   ends = tf.gather(sentence_ends, tokens)
   last = ends & ~tf.concat([ends[1:], [False]], 0)
   sentence = tf.cumsum(tf.cast(last, tf.int32), exclusive=True)
-  keys = tf.random.stateless_uniform([tf.size(tokens)], seed)  # there are no more sentences than tokens
+  keys = tf.random.stateless_uniform([tf.size(tokens)], seed)  # at most one sentence per token
   return tf.gather(tokens, tf.argsort(tf.gather(keys, sentence), stable=True))
 
 
@@ -415,7 +417,7 @@ def permute_and_infill(
   noise_density: float = 0.3,
   mean_noise_span_length: float = 3.0,
 ) -> tf.Tensor:
-  """Permutes the sentences, then infills: the noise that BART was trained with.
+  """Permutes the sentences, then infills: the noise of BART.
 
   In:  [3, 4, 9, 5, 9, 6, 7]                where 9 ends a sentence, mask_id 99, noise_density 0.4
   Out: [5, 9, 6, 99, 9]                     [7, 3, 4] is the span
@@ -434,7 +436,7 @@ def permute_and_infill(
 
 
 def rotate(tokens: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-  """Lets the text begin at a random token; what stood before it follows at the end.
+  """Rotates the text to start at a random token.
 
   In:  [3, 4, 5, 6, 7]
   Out: [6, 7, 3, 4, 5]
@@ -445,7 +447,7 @@ def rotate(tokens: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 def shuffle(tokens: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-  """Puts the tokens in a random order.
+  """Permutes the tokens randomly.
 
   In:  [3, 4, 5, 6]
   Out: [5, 3, 6, 4]
@@ -455,11 +457,11 @@ def shuffle(tokens: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
   return tf.gather(tokens, tf.argsort(tf.random.stateless_uniform([tf.size(tokens)], seed)))
 
 
-# ---- One contiguous part ---------------------------------------------------------------------------------------------
+# ---- One contiguous fragment -----------------------------------------------------------------------------------------
 
 
 def fragment(candidates: tf.Tensor, seed: tf.Tensor, *, noise_density: float = 0.5) -> tf.Tensor:
-  """True at `noise_count` candidates that follow one another, each run of them equally likely.
+  """Returns True at `noise_count` consecutive candidates; all such runs are equally likely.
 
   In:  candidates [F, T, T, T, T, F]
   Out: [F, F, T, T, F, F]
@@ -472,7 +474,7 @@ def fragment(candidates: tf.Tensor, seed: tf.Tensor, *, noise_density: float = 0
 
 
 def mask_fragment(tokens: tf.Tensor, seed: tf.Tensor, *, mask_id: int, noise_density: float = 0.5) -> Features:
-  """Puts masks in place of the tokens of one contiguous part, which is the target.
+  """Replaces the tokens of one contiguous fragment by masks; the fragment is the target.
 
   In:  [3, 4, 5, 6, 7, 8], mask_id 99
   Out: {"inputs": [3, 4, 99, 99, 99, 8], "targets": [5, 6, 7]}

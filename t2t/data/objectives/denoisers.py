@@ -1,4 +1,4 @@
-"""UL2's mixture of denoisers: span corruption whose rate and lengths are drawn for each example."""
+"""UL2's mixture of denoisers: span corruption with a random rate and span length per example."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -15,11 +15,11 @@ Features = dict[str, tf.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Denoiser:
-  """One of the seven tasks that UL2 mixes."""
+  """A denoising task of UL2, which mixes seven."""
 
-  mode: str  # text in front of the inputs
+  mode: str  # text before the inputs
   noise_density: float
-  mean_noise_span_length: float  # infinite: one span, which ends the text
+  mean_noise_span_length: float  # infinity: one span at the end of the text
 
 
 R_DENOISERS = (Denoiser("[NLU]", 0.15, 3.0), Denoiser("[NLU]", 0.15, 8.0))
@@ -40,21 +40,21 @@ def ul2(
   denoisers: Sequence[Denoiser] = R_DENOISERS + S_DENOISERS + X_DENOISERS,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
-  """Span corruption with a denoiser drawn for each example, all equally likely, and its mode in front of the inputs.
+  """Corrupts spans with a uniformly drawn denoiser per example, and prepends its mode to the inputs.
 
   In:  {"targets": [3, 4, 5, 6, 7, 8]}      S_DENOISERS, [50, 51] the ids of its mode and 99 the last id
   Out: {"inputs": [50, 51, 3, 4, 5, 6, 99], "targets": [99, 7, 8]}        EOS is added by the next preprocessor
 
-  Each example holds as much text as its own denoiser needs to fill the inputs.  The modes are the texts of the
-  released checkpoints for the paper's [R], [S] and [X]; a vocabulary without pieces for them spells them.
+  Each example has as much text as its denoiser needs to fill the inputs. The modes are those in the released
+  checkpoints, for the paper's [R], [S] and [X]; a vocabulary without such tokens spells them out.
 
-  Args and errors: as in `span_corruption`, T5's draw of one part of a long document included; the targets of each
-  denoiser must fit.
+  Args and errors: see `span_corruption`, including one part per epoch of a long document; targets of every denoiser
+  must fit.
 
   Source: Tay et al. 2023, section 3.1.2 and table 1.
   """
   vocabulary = output_features["targets"].vocabulary
-  # Not text of a record: where the vocabulary has a piece for it, it is that piece.
+  # The mode is not text of a record, so it may be a control token of the vocabulary.
   published = vocabularies.as_published(vocabulary)
   modes = [list(published.encode(denoiser.mode)) for denoiser in denoisers]
   lengths = corruption.check_mixture(

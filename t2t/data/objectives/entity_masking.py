@@ -1,4 +1,4 @@
-"""Masked language modelling of annotated phrases: what a record marks in its text is hidden as a whole (ERNIE)."""
+"""Entity-level masked language modelling: masks annotated phrases as a whole (ERNIE)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,22 +13,22 @@ from t2t.data.vocabularies import offsets
 
 Features = dict[str, tf.Tensor]
 
-_SHOWN = 40  # characters of a text that a message names a record by
+_SHOWN = 40  # characters of a text in messages
 
 
 def checked(ranges: Sequence[Sequence[int]], length: int, *, location: str) -> np.ndarray:
-  """Ranges of characters in the order of the text, int32 [n, 2]; each has a character, and no two have the same.
+  """Sorts and checks character ranges; returns int32 [n, 2] of nonempty ranges without overlaps.
 
   In:  [[7, 12], [0, 3]], length 12
   Out: [[0, 3], [7, 12]]
 
   Args:
-    ranges: first character and the one behind the last of each.
+    ranges: [start, end) of each phrase.
     length: characters of the text.
-    location: which record it is, for messages.
+    location: description of the record, for messages.
 
   Raises:
-    UserError: what is no such range, stands outside of the text, or overlaps another.
+    UserError: a range is malformed, outside the text, or overlaps another.
   """
   for marked_range in ranges:
     is_range = (
@@ -36,34 +36,34 @@ def checked(ranges: Sequence[Sequence[int]], length: int, *, location: str) -> n
     )
     if not is_range or not all(isinstance(x, int | np.integer) and not isinstance(x, bool) for x in marked_range):
       raise UserError(
-        f"{location}: {marked_range!r} marks nothing; give [start, end] of each phrase, counted in characters"
+        f"{location}: {marked_range!r} is not a range; give [start, end] of each phrase, counted in characters"
       )
   sorted_ranges = np.array(sorted(tuple(map(int, marked_range)) for marked_range in ranges), np.int64).reshape(-1, 2)
   for start, end in sorted_ranges.tolist():
     if not 0 <= start < end <= length:
-      raise UserError(f"{location}: [{start}, {end}] marks no part of its text, which has {length} characters")
+      raise UserError(
+        f"{location}: [{start}, {end}] is not a part of the text, which has {length} characters; fix the range"
+      )
   for (first, behind), (start, end) in zip(sorted_ranges[:-1].tolist(), sorted_ranges[1:].tolist(), strict=True):
     if start < behind:
-      raise UserError(
-        f"{location}: [{first}, {behind}] and [{start}, {end}] overlap; a character is of one phrase at most"
-      )
+      raise UserError(f"{location}: [{first}, {behind}] and [{start}, {end}] overlap; keep one of them")
   return sorted_ranges.astype(np.int32)
 
 
 def unit_starts(starts: np.ndarray, ends: np.ndarray, ranges: np.ndarray, starts_word: np.ndarray) -> np.ndarray:
-  """Where phrases start, and words where there is none, the first token among them: bool [tokens].
+  """Returns where units start, bool [tokens]: phrases, and words outside phrases. The first token always starts a unit.
 
   In:  starts [0, 4, 8, 12], ends [3, 7, 11, 14] of "the New Yorker" in four tokens, ranges [[4, 14]],
        starts_word [T, T, T, F]
   Out: [T, T, F, F]
 
   Args:
-    starts, ends: int [tokens], the characters of each token.
-    ranges: of phrases, see `checked`; a token that has a character of one is part of it, of two of the first, and white
-      space, an empty range, where it stands within one.
+    starts, ends: int [tokens], character range of each token.
+    ranges: ranges of phrases, see `checked`. A token belongs to the first phrase with which it shares a character; an
+      empty range (white space) belongs to the phrase around it.
     starts_word: bool [tokens].
   """
-  phrase = np.searchsorted(ranges[:, 1], starts, side="right")  # the first that ends behind where the token starts
+  phrase = np.searchsorted(ranges[:, 1], starts, side="right")  # the first phrase that ends after the token's start
   begins = np.append(ranges[:, 0], np.iinfo(np.int32).max)[phrase]
   phrase = np.where(begins < ends, phrase, -1)
   before = np.concatenate([[-2], phrase[:-1]])
@@ -71,21 +71,21 @@ def unit_starts(starts: np.ndarray, ends: np.ndarray, ranges: np.ndarray, starts
 
 
 def tokenize(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
-  """Text to ids, without EOS, and 1 where a phrase starts, or a word where there is none; no documents without a token.
+  """Tokenizes text without EOS, with 1 at starts of phrases and of words outside phrases; drops empty documents.
 
   In:  {"text": "a bc d", "entities": [[2, 6]]}           with "a" 5, " bc" 6 and " d" 7
   Out: {"targets": [5, 6, 7], "starts": [1, 1, 0]}
 
   Raises:
-    UserError: a source without annotations, a vocabulary that does not say where its tokens stand; of a record, ranges
-      outside of its text, or that overlap.
+    UserError: the source has no annotations, the vocabulary gives no token offsets, or ranges of a record are outside
+      its text or overlap.
   """
   vocabulary = output_features["targets"].vocabulary
   if "entities" not in dataset.element_spec:
     field_names = ", ".join(dataset.element_spec)
     raise UserError(
-      "config.data.objective=annotated_masked_lm: the source's records have no field 'entities', the first character of"
-      f" each phrase and that behind its last, [n, 2]; there are: {field_names}"
+      "config.data.objective=annotated_masked_lm: records of the source have no field 'entities' with [start, "
+      f"end] of each phrase, [n, 2]; fields: {field_names}. Name the field by config.data.annotations."
     )
   starts_word = vocabularies.starts_word(vocabulary)
 
@@ -113,7 +113,7 @@ def tokenize(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Featu
 def whole_units(
   candidates: tf.Tensor, starts: tf.Tensor, seed: tf.Tensor, *, noise_density: float = 0.15
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Chooses phrases and words as `masking.whole_words`; each is the group: masked, replaced or kept as a whole.
+  """Chooses phrases and words as `masking.whole_words` does; each unit is masked, replaced or kept as a whole.
 
   In:  candidates [F, T, T, T, T, T, F], starts [T, T, F, T, T, F, T], noise_density 0.5
   Out: ([F, T, T, F, F, F, F], [0, 1, 1, 2, 3, 3, 4])       the unit of tokens 1 and 2
@@ -130,17 +130,17 @@ def annotated_masked_lm(
   noise_density: float = 0.15,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
-  """Phrases and entities that a record marks are hidden as a whole, and what is in none by words.
+  """Masks annotated phrases and entities as a whole, and other text by words.
 
   In:  {"targets": [3, 4, 5, 6, 7], "starts": [1, 1, 0, 0, 1]}          with 99 as mask and EOS 1
   Out: {"inputs": [3, 99, 99, 99, 7, 1], "targets": [3, 4, 5, 6, 7, 1], "loss_weights": [0, 1, 1, 1, 0, 0]}
 
-  Phrases and words are drawn alike, as long as they fit in the count of tokens.  A phrase that a piece's end cuts is
-  two; one that is longer than the count is hidden where nothing else is.
+  Phrases and words are equally likely, as long as they fit in the number of tokens to mask. A phrase at a chunk
+  boundary is split in two. A phrase longer than this number is masked only if nothing else is.
 
-  Args: as in `masking.masked_lm`; `tokenize` yields the dataset.
+  Args: see `masking.masked_lm`; `tokenize` yields the dataset.
 
-  Source: Sun et al. 2019 (ERNIE), section 3.2, whose three stages of training are one here: what is marked decides.
+  Source: Sun et al. 2019 (ERNIE), section 3.2; its three training stages are one here, determined by the annotations.
   """
   options = {"noise_density": noise_density, "merge_documents": merge_documents}
   return masking.masked_lm(dataset, sequence_length, output_features, choose=whole_units, **options)

@@ -1,4 +1,4 @@
-"""Filling in the middle: a part of a text is moved behind what stood around it."""
+"""Fill in the middle: moves a part of a text to its end."""
 
 from collections.abc import Mapping
 import functools
@@ -19,22 +19,22 @@ def fill_in_the_middle(
   *,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
-  """Half of the pieces as in `causal_lm`, the others with a middle part moved to the end, marked in two ways.
+  """Keeps half of the chunks as in `causal_lm`; in the others moves a middle part to the end, in two orders.
 
   In:  {"targets": [3, 4, 5, 6, 7]}         with [99, 98, 97] as marks and EOS 1, kinds drawn 0, 2 and 3
   Out: {"targets": [3, 4, 5, 6, 7]}
        {"targets": [99, 3, 98, 6, 7, 97, 4, 5, 1]}          PSM, a quarter
        {"targets": [99, 98, 6, 7, 97, 3, 4, 5, 1]}          SPM, a quarter
 
-  The marks are the vocabulary's own where it has pieces for them, <fim_prefix> or the like, else the first three
-  sentinels.  Every token of a document comes out once in each epoch, and the EOS behind a middle besides.
+  The marks are the vocabulary's, such as <fim_prefix>, if it has them, else the first three sentinels. Every token of a
+  document occurs once per epoch, in addition to the EOS after a middle.
 
-  Args: as in `span_corruption`; the documents have EOS.
+  Args: see `span_corruption`; documents have EOS.
 
   Raises:
-    UserError: no room, or fewer than three sentinels.
+    UserError: a length is too short, or there are fewer than three sentinels.
 
-  Source: Bavarian et al. 2022, section 3; a rate of 0.5 and both orders alike are its defaults.
+  Source: Bavarian et al. 2022, section 3, with its default rate of 0.5 and equally likely orders.
   """
   vocabulary = output_features["targets"].vocabulary
   move = functools.partial(corruption.fill_in_the_middle, marks=_middle_marks(vocabulary), eos_id=vocabulary.eos_id)

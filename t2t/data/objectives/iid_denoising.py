@@ -1,6 +1,6 @@
-"""Noise drawn token by token, whose targets are what it took out: the other strategies that T5 was compared with.
+"""Independent token noise with the removed tokens as targets: the alternatives that T5 was compared with.
 
-The functions of one sequence take `mask`, which of its tokens are noise.
+Functions of one sequence take `mask`, True at noise tokens.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ Features = dict[str, tf.Tensor]
 
 
 def drop(tokens: tf.Tensor, mask: tf.Tensor) -> Features:
-  """Inputs are the text without its noise, and targets the noise; nothing says where it was.
+  """Returns the text without noise as inputs, and the noise as targets, without marks of its positions.
 
   In:  tokens [3, 4, 5, 6, 7], mask [F, T, T, F, T]
   Out: {"inputs": [3, 6], "targets": [4, 5, 7]}
@@ -28,12 +28,12 @@ def drop(tokens: tf.Tensor, mask: tf.Tensor) -> Features:
 
 
 def replace_runs(tokens: tf.Tensor, mask: tf.Tensor, *, first_sentinel: int) -> Features:
-  """A sentinel of its own in place of each run of noise in the inputs, and of each run of text in the targets.
+  """Replaces each run of noise in inputs, and each run of text in targets, by a sentinel.
 
   In:  tokens [3, 4, 5, 6, 7, 8], mask [F, T, T, F, T, F], first_sentinel 99
-  Out: {"inputs": [3, 99, 6, 98, 8], "targets": [99, 4, 5, 98, 7, 97]}      the last sentinel: the text goes on
+  Out: {"inputs": [3, 99, 6, 98, 8], "targets": [99, 4, 5, 98, 7, 97]}      the last sentinel: more text
 
-  A text that begins with noise would number its sentinels differently on both sides.
+  A text that begins with noise would have different sentinel numbers in inputs and targets.
   """
   return {
     "inputs": corruption.spans_to_sentinels(tokens, mask, first_sentinel=first_sentinel),
@@ -42,7 +42,7 @@ def replace_runs(tokens: tf.Tensor, mask: tf.Tensor, *, first_sentinel: int) -> 
 
 
 def replace_each(tokens: tf.Tensor, mask: tf.Tensor, *, first_sentinel: int) -> Features:
-  """A sentinel of its own in place of each token of noise, neighbours or not, and in the targets in front of it.
+  """Replaces each noise token in inputs by its own sentinel; targets are pairs of sentinel and token.
 
   In:  tokens [3, 4, 5, 6, 7, 8], mask [F, T, T, F, T, F], first_sentinel 99
   Out: {"inputs": [3, 99, 98, 6, 97, 8], "targets": [99, 4, 98, 5, 97, 7]}
@@ -53,7 +53,7 @@ def replace_each(tokens: tf.Tensor, mask: tf.Tensor, *, first_sentinel: int) -> 
 
 
 def later_mask(length: tf.Tensor, seed: tf.Tensor, *, noise_density: float) -> tf.Tensor:
-  """`corruption.random_mask` whose first token is never noise, as in `corruption.noise_mask`.
+  """Draws `corruption.random_mask` without noise at the first token, as in `corruption.noise_mask`.
 
   In:  length 6, noise_density 0.3
   Out: [F, T, F, F, T, F]
@@ -73,15 +73,15 @@ def drop_tokens(
   noise_density: float = 0.15,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
-  """Random tokens are left out of the inputs, and the targets are those tokens; see `drop`.
+  """Drops random tokens from the inputs; the targets are those tokens; see `drop`.
 
   In:  {"targets": [3, 4, 5, 6, 7, 8]}      noise_density 0.3
   Out: {"inputs": [3, 5, 6, 8], "targets": [4, 7]}          EOS is added by the next preprocessor
 
-  Exactly `corruption.noise_count` tokens are noise, where T5 tosses a coin for each, so that inputs are full: 512 hold
-  601 tokens of text, whose targets are 91 long.
+  Exactly `corruption.noise_count` tokens are noise, so that inputs are full; T5 draws each token independently. 512
+  inputs hold 601 tokens of text, with 91 targets.
 
-  Args and errors: as in `span_corruption`, T5's draw of one part of a long document included.
+  Args and errors: see `span_corruption`, including one part per epoch of a long document.
 
   Source: Raffel et al. 2020, section 3.3.2 and table 5, "drop corrupted tokens".
   """
@@ -110,15 +110,15 @@ def iid_span_corruption(
   noise_density: float = 0.15,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
-  """`span_corruption` whose spans are what random tokens happen to make, most of one token; see `replace_runs`.
+  """Corrupts spans that are runs of random tokens, mostly of one token; see `replace_runs`.
 
   In:  {"targets": [3, 4, 5, 6, 7, 8]}      noise_density 0.5, 99 the last id
   Out: {"inputs": [3, 99, 6, 98, 8], "targets": [99, 4, 5, 98, 7, 97]}      EOS is added by the next preprocessor
 
-  Examples fit however the tokens fall: 512 inputs hold 511 tokens of text, and are full where no two of the noise are
-  neighbours; the targets are 156 long then.
+  Examples always fit: 512 inputs hold 511 tokens of text. They are full, with 156 targets, if no two noise tokens are
+  neighbours.
 
-  Args and errors: as in `drop_tokens`.
+  Args and errors: see `drop_tokens`.
 
   Source: Raffel et al. 2020, section 3.3.2 and table 5, "replace corrupted spans".
   """
@@ -148,16 +148,16 @@ def iid_token_corruption(
   noise_density: float = 0.15,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
-  """Each random token has a sentinel of its own, neighbours too, so that the inputs are as long as the text.
+  """Replaces each random token by its own sentinel, so that inputs are as long as the text; see `replace_each`.
 
   In:  {"targets": [3, 4, 5, 6, 7, 8]}      noise_density 0.5, 99 the last id
   Out: {"inputs": [3, 99, 98, 6, 97, 8], "targets": [99, 4, 98, 5, 97, 7]}  EOS is added by the next preprocessor
 
-  512 inputs hold 511 tokens of text, whose targets are 155 long.
+  512 inputs hold 511 tokens of text, with 155 targets.
 
-  Args and errors: as in `drop_tokens`.
+  Args and errors: see `drop_tokens`.
 
-  Source: `iid_span_corruption` with runs that are not merged, which Raffel et al. 2020, section 3.3.2, merge.
+  Source: `iid_span_corruption` without the merging of runs in Raffel et al. 2020, section 3.3.2.
   """
 
   def sizes(raw: int) -> tuple[int, int, int]:
@@ -177,7 +177,6 @@ def iid_token_corruption(
 
 
 def _noise(raw: int, noise_density: float) -> int:
-  """`corruption.noise_count`, of Python's numbers."""
   return max(round(raw * noise_density), 1)
 
 
@@ -192,19 +191,21 @@ def _take_out(
   noise_density: float,
   merge_documents: bool,
 ) -> tf.data.Dataset:
-  """Cuts documents into pieces that fit, draws the noise of each, and divides it.
+  """Cuts documents into chunks that fit, draws noise for each, and splits chunks into inputs and targets.
 
   Args:
-    dataset, sequence_length, output_features, merge_documents: as in `span_corruption`.
-    draw: length, seed -> which tokens are noise.
-    divide: tokens, noise -> inputs and targets.
-    sizes: tokens of a piece -> the most inputs, targets and sentinels that it makes, EOS included; never less of more.
-    noise_density: part of the tokens that is noise.
+    dataset, sequence_length, output_features, merge_documents: see `span_corruption`.
+    draw: maps length and seed to a noise mask.
+    divide: maps tokens and mask to inputs and targets.
+    sizes: maps tokens of a chunk to maximum inputs, targets and sentinels, EOS included; monotonic.
+    noise_density: fraction of noise tokens.
   """
   vocabulary = output_features["targets"].vocabulary
   inputs_length, targets_length = sequence_length["inputs"], sequence_length["targets"]
   if inputs_length < 3:
-    raise UserError(f"config.data.inputs_length={inputs_length}: two tokens and EOS need 3; T5 has 512")
+    raise UserError(
+      f"config.data.inputs_length={inputs_length}: too short for two tokens and EOS; set it to 3 or more (T5 uses 512)"
+    )
   raw = 2
   while sizes(raw + 1)[0] <= inputs_length:
     raw += 1

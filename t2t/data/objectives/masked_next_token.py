@@ -1,8 +1,8 @@
-"""Objectives of a decoder alone whose rows say who sees whom: hidden tokens read both ways, or text from left to right.
+"""Objectives of a decoder with an attention mask per row: bidirectional masked tokens, or left-to-right text.
 
-Both yield the same features, so that they are sources of one run on the same files: rows of one and of the other share
-a batch (GPT-BERT, Charpentier & Samuel 2024).  What stands in "inputs" is read one place later, behind BOS, so that the
-state at each place predicts the token behind what was read there, whether it is masked or not yet read.
+Both yield the same features, so one run can mix them as sources on the same files, with rows of both in one batch
+(GPT-BERT, Charpentier & Samuel 2024). "inputs" are shifted right by one, after BOS, so the state at each position
+predicts the next token, masked or not yet read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,24 +24,24 @@ def masked_next_token(
   noise_density: float = 0.15,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
-  """Some tokens are hidden, all see each other, and the state in front of a hidden token predicts it.
+  """Masks some tokens in bidirectional text; the state before a masked token predicts it.
 
   In:  {"targets": [3, 4, 5, 6, 1]}         with 99 as mask and EOS 1
   Out: {"inputs": [3, 99, 5, 6, 1], "targets": [3, 4, 5, 6, 1], "loss_weights": [0, 1, 0, 0, 0],
         "both_ways": [1, 1, 1, 1, 1]}       read as [BOS, 3, 99, 5, 6], where the state of 3 predicts 4
 
-  Of the hidden tokens 80 % are masks, 10 % other tokens and 10 % as they were, as in `masking.masked_lm`.  The model
-  needs config.model.bidirectional_prefix.
+  80 % of the chosen tokens become masks, 10 % random tokens, and 10 % stay, as in `masking.masked_lm`. The model needs
+  config.model.bidirectional_prefix.
 
   Args:
     dataset: {"targets": int32 [n]}, documents with EOS.
-    sequence_length: maximum length of "targets", which all features have.
-    output_features: its "targets" has the vocabulary.
-    noise_density: part of the tokens of text that is hidden.
-    merge_documents: as in `causal_lm`, EOS between documents included.
+    sequence_length: maximum length of "targets" and of all other features.
+    output_features: "targets" has the vocabulary.
+    noise_density: fraction of text tokens to mask.
+    merge_documents: see `causal_lm`; EOS separates documents.
 
   Raises:
-    UserError: a vocabulary without mask and sentinels.
+    UserError: the vocabulary has neither a mask nor sentinels.
 
   Source: Charpentier & Samuel 2024 (GPT-BERT), section 2; BehnamGhader et al. 2024 (LLM2Vec), section 2.1.
   """
@@ -64,13 +64,13 @@ def masked_next_token(
 def next_token(
   dataset: tf.data.Dataset, sequence_length: Mapping[str, int], *, merge_documents: bool = True
 ) -> tf.data.Dataset:
-  """`causal_lm`, as a row beside those of `masked_next_token`.
+  """Formats `causal_lm` as rows that can be mixed with rows of `masked_next_token`.
 
   In:  {"targets": [3, 4, 5, 6, 1]}
   Out: {"inputs": [3, 4, 5, 6, 1], "targets": [3, 4, 5, 6, 1], "loss_weights": [1, 1, 1, 1, 1],
         "both_ways": [0, 0, 0, 0, 0]}
 
-  Args: as in `masked_next_token`.
+  Args: see `masked_next_token`.
   """
 
   def beside(features: Features) -> Features:

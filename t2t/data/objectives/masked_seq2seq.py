@@ -1,4 +1,4 @@
-"""Objectives of an encoder with a decoder that say more of their targets: where their loss counts, where they stand."""
+"""Encoder-decoder objectives whose targets have loss weights or positions."""
 
 from collections.abc import Mapping
 
@@ -20,17 +20,17 @@ def bert_style_masked_only(
   noise_density: float = 0.15,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
-  """The noise of `masking.bert_style`, and the whole text as targets, whose loss counts what was hidden alone.
+  """Corrupts inputs by `masking.hide`, with the whole text as targets and loss only at corrupted tokens.
 
   In:  {"targets": [3, 4, 5, 6, 7, 8]}      noise_density 0.3, with 99 as mask and EOS 1
   Out: {"inputs": [3, 99, 5, 6, 7, 4, 1], "targets": [3, 4, 5, 6, 7, 8, 1], "loss_weights": [0, 1, 0, 0, 0, 1, 0]}
 
-  The decoder is given what stands before each token, hidden or not, as by `bert_style`: the loss alone differs, and a
-  model does not learn to copy the text, nor where it ends.
+  The decoder reads all previous tokens, as in `bert_style`. Only the loss differs: the model learns neither to copy
+  text nor to end it.
 
-  Pieces fit both lengths, which should be the same: the longer is not filled.
+  Chunks fit both lengths; set them equal, because the longer one is not filled.
 
-  Args: as in `span_corruption`, T5's draw of one part of a long document included.
+  Args: see `span_corruption`, including one part per epoch of a long document.
   """
   vocabulary = output_features["targets"].vocabulary
   mask_id, ordinary_ids = vocabularies.mask_id(vocabulary), vocabularies.ordinary_ids(vocabulary)
@@ -60,18 +60,18 @@ def mass_in_place(
   noise_density: float = 0.5,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
-  """`mass` whose decoder is told where in the text the fragment stands: it writes each token at its own position.
+  """Masks a fragment as `mass` does, with the fragment's positions in the text as decoder positions.
 
   In:  {"targets": [3, 4, 5, 6, 7, 8]}      with 99 as mask and EOS 1
   Out: {"inputs": [3, 4, 99, 99, 99, 8, 1], "targets": [5, 6, 7, 1], "target_places": [2, 3, 4, 5]}
 
-  What starts the decoder stands in the place of MASS's mask, at the position of the first token.  A model whose
-  positions are relative or rotary knows distances alone, and learns the same by `mass`.
+  The decoder's start token, at the position of the first target, replaces MASS's mask. Relative or rotary positions
+  encode distances only, so such a model learns the same from `mass`.
 
-  Args: as in `span_corruption`, T5's draw of one part of a long document included.
+  Args: see `span_corruption`, including one part per epoch of a long document.
 
   Raises:
-    UserError: targets that do not fit their length.
+    UserError: targets do not fit.
 
   Source: Song et al. 2019 (MASS), section 3.2 and figure 1.
   """
@@ -81,9 +81,9 @@ def mass_in_place(
   longest = max(round(length * noise_density), 1) + 1
   if longest > sequence_length["targets"]:
     raise UserError(
-      f"config.data.targets_length={sequence_length['targets']} is too short: of the {length} tokens of"
-      f" inputs_length={sequence_length['inputs']}, {longest - 1} are written, with EOS behind them; set"
-      f" config.data.targets_length={longest}"
+      f"config.data.targets_length={sequence_length['targets']} is too short: {longest - 1} of the {length} text "
+      f"tokens of inputs_length={sequence_length['inputs']} are targets, followed by EOS; set "
+      f"config.data.targets_length={longest}"
     )
   dataset = chunking.cut(dataset, length=length, merge_documents=merge_documents)
 

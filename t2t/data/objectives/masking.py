@@ -1,7 +1,7 @@
-"""Masked language modelling: which tokens are to be predicted, and what stands in their place.
+"""Masked language modelling: chooses the tokens to predict, and replaces them.
 
-The functions that choose tokens take `candidates`, which of them may be chosen, and `starts`, where words start, and
-return which are chosen and in which group each token is: what replaces a token is drawn once for each group.
+Functions that choose tokens take `candidates`, tokens that may be chosen, and `starts`, tokens that start a word. They
+return the chosen tokens and the group of each token; all tokens of a group are masked, replaced or kept alike.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,21 +15,21 @@ from t2t.data import vocabularies
 from t2t.data.objectives import chunking, corruption
 
 _CONTINUE = 0.8  # 1 - p of SpanBERT's geometric span lengths
-_LONGEST_SPAN = 10  # words; the mean of lengths up to it is 3.8
+_LONGEST_SPAN = 10  # words; lengths up to it have a mean of 3.8
 _LONGEST_NGRAM = 3  # words (Lan et al. 2020, section 3.1)
 
 
 def frame(
   tokens: tf.Tensor, seed: tf.Tensor, *, begin: Sequence[int], end: Sequence[int], two_segments: bool
 ) -> tf.Tensor:
-  """Puts special tokens around a text, and with `two_segments` in half of the cases `end` also at a random point.
+  """Adds special tokens around a text; with `two_segments`, half of the texts have `end` also at a random point.
 
   In:  [3, 4, 5, 6, 7], begin [101], end [102]
   Out: [101, 3, 4, 5, 6, 7, 102]
        [101, 3, 4, 102, 5, 6, 7, 102]       two_segments, cut point 2, drawn from 1..4
 
-  The second form is BERT's [CLS] A [SEP] B [SEP] with B what follows A: without a next-sentence task it is there to
-  train the embedding of the second segment.  A single token stays one segment.
+  The second form is BERT's [CLS] A [SEP] B [SEP], where B continues A. Without a next-sentence task, it only trains the
+  embedding of the second segment. A single token stays one segment.
 
   Source: Devlin et al. 2019, section 3.
   """
@@ -44,13 +44,13 @@ def frame(
 
 
 def special_ids(vocabulary: seqio.Vocabulary) -> tuple[list[int], list[int]]:
-  """What stands before and behind a text: [CLS] and [SEP] where the vocabulary has them, else nothing and EOS."""
+  """Returns ids before and after a text: [CLS] and [SEP] if the vocabulary has both, else none and EOS."""
   cls_id, sep_id = vocabularies.cls_id(vocabulary), vocabularies.sep_id(vocabulary)
   return ([], [vocabulary.eos_id]) if cls_id is None or sep_id is None else ([cls_id], [sep_id])
 
 
 def is_one_of(tokens: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-  """Which tokens have one of the ids, which are ascending.
+  """Returns True at tokens in `ids`, which are ascending.
 
   In:  tokens [3, 101, 5], ids [3, 4, 5, 6]
   Out: [T, F, T]
@@ -60,14 +60,14 @@ def is_one_of(tokens: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
   return tf.gather(ids, places) == tokens
 
 
-# ---- Which tokens ----------------------------------------------------------------------------------------------------
+# ---- Choice of tokens ------------------------------------------------------------------------------------------------
 
 
 def words(candidates: tf.Tensor, starts: tf.Tensor) -> tf.Tensor:
-  """The number of the word that each token belongs to; what is no candidate is a word of its own.
+  """Returns the index of each token's word; a token that is no candidate is a separate word.
 
   In:  candidates [F, T, T, T, T, F], starts [T, F, F, T, F, T]
-  Out: [0, 1, 1, 2, 2, 3]                   the first piece of a text starts a word, whatever `starts` says
+  Out: [0, 1, 1, 2, 2, 3]                   the first candidate always starts a word
   """
   behind_candidate = tf.concat([[False], candidates[:-1]], 0)
   return tf.cumsum(tf.cast(starts | ~candidates | ~behind_candidate, tf.int32)) - 1
@@ -76,12 +76,12 @@ def words(candidates: tf.Tensor, starts: tf.Tensor) -> tf.Tensor:
 def random_tokens(
   candidates: tf.Tensor, starts: tf.Tensor, seed: tf.Tensor, *, noise_density: float = 0.15
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Chooses single tokens: exactly `corruption.noise_count` of the candidates.
+  """Chooses single tokens: exactly `corruption.noise_count` candidates.
 
   In:  candidates [F, T, T, T, T, F], noise_density 0.3
   Out: ([F, F, F, T, F, F], [0, 1, 2, 3, 4, 5])             chosen tokens, groups
 
-  Source: Devlin et al. 2019, section 3.1; drawn anew in each epoch, as in RoBERTa (Liu et al. 2019, section 4.1).
+  Source: Devlin et al. 2019, section 3.1; new choices in each epoch, as in RoBERTa (Liu et al. 2019, section 4.1).
   """
   del starts
   count = corruption.noise_count(tf.math.count_nonzero(candidates, dtype=tf.int32), noise_density)
@@ -92,14 +92,15 @@ def random_tokens(
 def whole_words(
   candidates: tf.Tensor, starts: tf.Tensor, seed: tf.Tensor, *, noise_density: float = 0.15
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Chooses words with all of their pieces, in a random order as long as they fit in the count of single tokens.
+  """Chooses whole words in random order, as long as they fit in the number of tokens of `random_tokens`.
 
   In:  candidates [F, T, T, T, T, T, F], starts [T, T, F, T, T, F, T], noise_density 0.5
   Out: ([F, T, T, F, F, F, F], [0, 1, 2, 3, 4, 5, 6])       the word of tokens 1 and 2
 
-  Where every word is longer than the count, one is chosen nevertheless.
+  If every word is longer than this number, one word is chosen.
 
-  Source: whole-word masking as added to BERT's code in 2019: the words are chosen together, their replacements are not.
+  Source: whole-word masking as added to BERT's code in 2019. Tokens of a word are chosen together, but replaced
+  independently.
   """
   length = tf.size(candidates)
   word = words(candidates, starts)
@@ -108,7 +109,7 @@ def whole_words(
   order = tf.argsort(tf.where(sizes > 0, tf.random.stateless_uniform([length], seed), 2.0))
   sizes = tf.gather(sizes, order)
   chosen = tf.zeros([length], tf.bool)
-  for _ in range(2):  # a round ends before the first word that is too long; another fills most of what that left
+  for _ in range(2):  # a round stops at the first word that does not fit; the second fills most of the rest
     spare = budget - tf.reduce_sum(tf.where(chosen, sizes, 0))
     fits = ~chosen & (sizes > 0) & (sizes <= spare)
     chosen |= fits & (tf.cumsum(tf.where(fits, sizes, 0)) <= spare)
@@ -119,18 +120,18 @@ def whole_words(
 def word_spans(
   candidates: tf.Tensor, starts: tf.Tensor, seed: tf.Tensor, *, noise_density: float = 0.15
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Chooses spans of words until they hold `corruption.noise_count` tokens; the last is cut to that.
+  """Chooses spans of words until they have `corruption.noise_count` tokens; the last span is cut.
 
   In:  candidates [F, T, T, T, T, T, F], starts [T, T, F, T, T, T, T], noise_density 0.6
   Out: ([F, T, T, T, F, F, F], [0, 1, 1, 1, 2, 2, 2])       the span of the words [1, 2] and [3]
 
-  The text is divided into spans, each of so many words as a geometric draw says (p = 0.2, from 1 to 10, mean 3.8),
-  and they are taken in a random order.  The span is the group: it is masked, replaced or kept as a whole.
+  The text is divided into spans with geometric numbers of words (p = 0.2, from 1 to 10, mean 3.8), which are taken in
+  random order. A span is a group: it is masked, replaced or kept as a whole.
 
   Source: Joshi et al. 2020 (SpanBERT), section 3.1.
   """
   length_seed, order_seed = tf.unstack(tf.random.split(seed))
-  # The inverse of the distribution function of a geometric draw that is no longer than the longest.
+  # The inverse distribution function of the truncated geometric distribution.
   uniform = tf.random.stateless_uniform([tf.size(candidates)], length_seed) * (1 - _CONTINUE**_LONGEST_SPAN)
   spans = tf.minimum(1 + tf.cast(tf.math.log(1 - uniform) / math.log(_CONTINUE), tf.int32), _LONGEST_SPAN)
   return _spans(candidates, starts, spans, order_seed, noise_density)
@@ -139,7 +140,7 @@ def word_spans(
 def word_ngrams(
   candidates: tf.Tensor, starts: tf.Tensor, seed: tf.Tensor, *, noise_density: float = 0.15
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """As `word_spans`, of one, two or three words: the probability of n is as 1 / n.
+  """Chooses spans as `word_spans` does, of one to three words; the probability of n words is proportional to 1 / n.
 
   In:  candidates [F, T, T, T, T, T, F], starts [T, T, F, T, T, T, T], noise_density 0.6
   Out: ([F, T, T, T, F, F, F], [0, 1, 1, 1, 2, 2, 2])       two words, and the third
@@ -157,12 +158,12 @@ def word_ngrams(
 def one_fragment(
   candidates: tf.Tensor, starts: tf.Tensor, seed: tf.Tensor, *, noise_density: float = 0.5
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Chooses tokens that follow one another, as many as `corruption.noise_count` says.
+  """Chooses one run of `corruption.noise_count` consecutive tokens.
 
   In:  candidates [F, T, T, T, T, F]
   Out: ([F, F, T, T, F, F], [0, 1, 2, 3, 4, 5])
 
-  Source: Song et al. 2019 (MASS), section 3.2, for an encoder alone.
+  Source: Song et al. 2019 (MASS), section 3.2, applied to an encoder.
   """
   del starts
   return corruption.fragment(candidates, seed, noise_density=noise_density), tf.range(tf.size(candidates))
@@ -171,7 +172,7 @@ def one_fragment(
 def _spans(
   candidates: tf.Tensor, starts: tf.Tensor, spans: tf.Tensor, order_seed: tf.Tensor, noise_density: float
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Chooses spans of so many words, in a random order, until they hold enough tokens."""
+  """Chooses spans with the given numbers of words, in random order, until they have enough tokens."""
   length = tf.size(candidates)
   span_of_word = tf.searchsorted(tf.cumsum(spans), tf.range(length), side="right")
   groups = tf.gather(span_of_word, words(candidates, starts))
@@ -180,7 +181,7 @@ def _spans(
   return corruption.lowest(tf.where(candidates, keys, 2.0), count), groups
 
 
-# ---- What stands in their place --------------------------------------------------------------------------------------
+# ---- Replacement -----------------------------------------------------------------------------------------------------
 
 
 def replace(
@@ -194,20 +195,20 @@ def replace(
   mask_rate: float = 0.8,
   random_rate: float = 0.1,
 ) -> tf.Tensor:
-  """Of the chosen groups of tokens 80 % become masks and 10 % random tokens, and 10 % stay as they are.
+  """Replaces chosen groups: 80 % become masks, 10 % random tokens, and 10 % stay unchanged.
 
   In:  tokens [3, 4, 5, 6, 7], chosen [F, T, T, T, F], groups [0, 1, 2, 3, 4], mask_id 99
-  Out: [3, 99, 8, 6, 7]                     a mask, a random token, and one that stays
+  Out: [3, 99, 8, 6, 7]                     a mask, a random token, and an unchanged token
 
   Args:
     tokens: int32 [length].
     chosen: bool [length].
-    groups: int32 [length], less than `length`; tokens of a group have the same fate.
+    groups: int32 [length], below `length`; tokens of a group are treated alike.
     seed: int [2], stateless.
     mask_id: id of the mask.
-    ordinary_ids: int32 [n], the ids that random tokens are drawn from.
-    mask_rate: share of the groups that become masks.
-    random_rate: share of the groups that become random tokens, each token its own.
+    ordinary_ids: int32 [n], the ids of random tokens.
+    mask_rate: fraction of groups that become masks.
+    random_rate: fraction of groups that become random tokens, drawn independently.
 
   Source: Devlin et al. 2019, section 3.1.
   """
@@ -221,7 +222,7 @@ def replace(
 def bert_style(
   tokens: tf.Tensor, seed: tf.Tensor, *, mask_id: int, ordinary_ids: tf.Tensor, noise_density: float = 0.15
 ) -> tf.Tensor:
-  """T5's variant of BERT's noise, whose target is the whole text: 90 % masks and 10 % random tokens.
+  """Applies T5's variant of BERT's noise, with the whole text as target: 90 % masks and 10 % random tokens.
 
   In:  [3, 4, 5, 6, 7, 8], mask_id 99, noise_density 0.3
   Out: [3, 99, 5, 6, 7, 4]
@@ -234,7 +235,7 @@ def bert_style(
 def hide(
   tokens: tf.Tensor, seed: tf.Tensor, *, mask_id: int, ordinary_ids: tf.Tensor, noise_density: float = 0.15
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """`bert_style`, and which tokens it has hidden.
+  """Applies `bert_style`, and returns which tokens it replaced.
 
   In:  [3, 4, 5, 6, 7, 8], mask_id 99, noise_density 0.3
   Out: [3, 99, 5, 6, 7, 4], [F, T, F, F, F, T]
@@ -247,7 +248,7 @@ def hide(
   return inputs, chosen
 
 
-# ---- The objective of an encoder alone -------------------------------------------------------------------------------
+# ---- Masked language modelling of an encoder -------------------------------------------------------------------------
 
 
 def masked_lm(
@@ -260,33 +261,33 @@ def masked_lm(
   noise_density: float = 0.15,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
-  """BERT's objective for an encoder alone: some tokens are hidden, and the loss counts those.
+  """Masks some tokens for an encoder, with loss only at these tokens (BERT).
 
   In:  {"targets": [3, 4, 5, 6, 7]}         with 99 as mask and EOS 1
   Out: {"inputs": [3, 99, 5, 6, 7, 1], "targets": [3, 4, 5, 6, 7, 1], "loss_weights": [0, 1, 0, 0, 0, 0]}
 
-  Where the vocabulary has [CLS] and [SEP], the text stands between them instead of before EOS; and where its [CLS] is
-  no BOS (BERT's, not RoBERTa's), half of the examples have two segments, see `frame`.
+  [CLS] and [SEP] enclose the text if the vocabulary has both; otherwise EOS follows it. If [CLS] is not BOS (BERT, not
+  RoBERTa), half of the examples have two segments, see `frame`.
 
   Args:
-    dataset: {"targets": int32 [n]} without EOS; "starts", 1 where a word starts, if not the vocabulary says so.
-    sequence_length: maximum length of "inputs", special tokens included; that of "targets" must not be shorter.
-    output_features: its "targets" has the vocabulary.
-    choose: `random_tokens`, `whole_words` or `word_spans`: which tokens are to be predicted.
-    two_segments: False: each example is one segment, whatever the vocabulary.
-    noise_density: part of the tokens of text that is.
-    merge_documents: as in `span_corruption`, but that all of a long document comes out in each epoch.
+    dataset: {"targets": int32 [n]} without EOS; optional "starts", 1 where a word starts, else from the vocabulary.
+    sequence_length: maximum length of "inputs", special tokens included; "targets" must not be shorter.
+    output_features: "targets" has the vocabulary.
+    choose: chooses the tokens: `random_tokens`, `whole_words`, `word_spans` or similar.
+    two_segments: False: every example is one segment.
+    noise_density: fraction of text tokens to predict.
+    merge_documents: see `span_corruption`; but every token of a long document occurs in each epoch.
 
   Raises:
-    UserError: lengths that do not fit, or a vocabulary without mask and sentinels.
+    UserError: lengths do not fit, or the vocabulary has neither a mask nor sentinels.
 
   Source: Devlin et al. 2019, section 3.1.
   """
   vocabulary = output_features["targets"].vocabulary
   if sequence_length["targets"] < sequence_length["inputs"]:
     raise UserError(
-      f"config.data.targets_length={sequence_length['targets']}: targets stand token by token beside the inputs;"
-      f" set config.data.targets_length={sequence_length['inputs']}"
+      f"config.data.targets_length={sequence_length['targets']}: masked language models need one target per "
+      f"input; set config.data.targets_length={sequence_length['inputs']}"
     )
   mask_id = vocabularies.mask_id(vocabulary)
   begin, end = special_ids(vocabulary)
@@ -299,7 +300,7 @@ def masked_lm(
   def corrupt(features: corruption.Features, seeds: Sequence[tf.Tensor]) -> corruption.Features:
     tokens = frame(features["targets"], seeds[0], begin=begin, end=end, two_segments=two_segments)
     candidates = is_one_of(tokens, ordinary_ids)
-    if "starts" in features:  # special tokens stand for themselves
+    if "starts" in features:  # a special token is a separate word
       around = {"begin": [1] * len(begin), "end": [1] * len(end)}
       starts = frame(features["starts"], seeds[0], two_segments=two_segments, **around) > 0
     else:
@@ -311,26 +312,26 @@ def masked_lm(
   return corrupt(dataset)
 
 
-# ---- What the boundaries of spans are asked --------------------------------------------------------------------------
+# ---- Labels of the span boundary objective ---------------------------------------------------------------------------
 
 
 def asked_spans(chosen: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """Which tokens a boundary head is asked for, and where their spans start (1) and end (2; of a single token 3).
+  """Returns the tokens that a boundary head predicts, and span bounds: 1 at starts, 2 at ends, 3 at single tokens.
 
   In:  chosen [T, F, T, T, F, T, F]
-  Out: [0, 0, 1, 1, 0, 1, 0], [0, 0, 1, 2, 0, 3, 0]         the first span has nothing on its left
+  Out: [0, 0, 1, 1, 0, 1, 0], [0, 0, 1, 2, 0, 3, 0]         the first span has no left boundary
 
-  Spans that stand side by side are one, as in SpanBERT's code, so that no boundary is masked; a span at the end of the
-  text is not asked for where no special token stands beside it.
+  Adjacent spans are merged, as in SpanBERT's code, so that no boundary token is masked. A span at the end of the text
+  is skipped unless a special token follows it.
 
   Args:
-    chosen: bool [length], the masked tokens of a text with its special tokens.
+    chosen: bool [length], masked tokens of a text with special tokens.
   """
   size = tf.size(chosen)
   before, behind = tf.concat([[False], chosen[:-1]], 0), tf.concat([chosen[1:], [False]], 0)
   starts, ends = chosen & ~before, chosen & ~behind
   span = tf.cumsum(tf.cast(starts, tf.int32))
-  # Spans are numbered from 1; where there is none the first or last token is of none.
+  # Spans are numbered from 1; 0 if the first or last token is in no span.
   first = tf.where(chosen[:1], 1, 0)
   last = tf.where(chosen[-1:], span[-1:], 0)
   is_predicted = chosen & (span != first) & (span != last)
@@ -346,14 +347,14 @@ def masked_spans(
   noise_density: float = 0.15,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
-  """SpanBERT's objective: spans of words are hidden, and their tokens asked for twice; see `asked_spans`.
+  """Masks spans of words, whose tokens are predicted twice (SpanBERT); see `asked_spans`.
 
   In:  {"targets": [3, 4, 5, 6, 7]}         with 99 as mask and EOS 1
   Out: {"inputs": [3, 99, 99, 6, 7, 1], "targets": [3, 4, 5, 6, 7, 1], "loss_weights": [0, 1, 1, 0, 0, 0],
         "token_types": [0, 0, 0, 0, 0, 0], "texts": [0, 0, 0, 0, 0, 0], "answer_heads": [0, 1, 1, 0, 0, 0],
         "answer_targets": [0, 1, 2, 0, 0, 0]}
 
-  Args: as in `masked_lm`; each example is one segment.
+  Args: see `masked_lm`; each example is one segment.
 
   Source: Joshi et al. 2020, section 3.
   """

@@ -1,4 +1,4 @@
-"""Two texts and how they belong together, beside masked tokens: what BERT, ALBERT and StructBERT are trained on."""
+"""Masked language modelling with a sentence-pair task: BERT's NSP, ALBERT's SOP and StructBERT's structure task."""
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
@@ -13,20 +13,20 @@ from t2t.models.config import HeadConfig
 
 Features = dict[str, tf.Tensor]
 
-_GROUP = 1024  # pieces among which a text from elsewhere is drawn: a long article is a few hundred
-_SENTENCE = 1  # the kind of a second text that ends a sentence and begins in it
-_OTHER_KIND = 16  # tokens by which a text may be longer or shorter, rather than begin or end in another way
-_SHUFFLED = 0.05  # share of the trigrams (Wang et al. 2020, section 3.2)
+_GROUP = 1024  # chunks from which a random second text is drawn; a long article has a few hundred
+_SENTENCE = 1  # kind of a second text inside a single sentence, up to its end
+_OTHER_KIND = 16  # tokens of length difference that outweigh another kind
+_SHUFFLED = 0.05  # fraction of trigrams (Wang et al. 2020, section 3.2)
 
 
 @dataclasses.dataclass(frozen=True)
 class SentencePairTask:
-  """What is asked of two texts.
+  """A classification task on two texts, A and B.
 
-  head: its classes are these arrangements, by number.
-  arrangements: "next", B behind A as it was; "swapped", A behind B; "random", B of another document.  All are as
-    frequent.
-  shuffles_words: whether the order of some words is to be found again, too.
+  head: the head, whose classes are the arrangements in order.
+  arrangements: "next", B follows A; "swapped", A follows B; "random", B is from another document. All are equally
+    likely.
+  shuffles_words: whether the model also restores the order of shuffled words.
   """
 
   head: HeadConfig
@@ -45,17 +45,17 @@ STRUCTURE = SentencePairTask(  # Wang et al. 2020 (StructBERT), section 3
 
 
 def cuts(ends: tf.Tensor, *, length: int) -> tf.Tensor:
-  """Where a document is divided: each piece is as many whole sentences as fit, or a part of one that does not.
+  """Returns the bounds of a document's chunks: each has as many whole sentences as fit, or a part of one sentence.
 
   In:  [F, F, T, F, T, F, F, F, F, F, F, T, F], length 5
-  Out: [0, 5, 10, 13]                       two sentences, what fits of a third, and what is left
+  Out: [0, 5, 10, 13]                       two sentences, the part of a third that fits, and the rest
 
   Args:
-    ends: bool [tokens], which end a sentence.
-    length: of a piece at most.
+    ends: bool [tokens], True at the end of a sentence.
+    length: maximum length of a chunk.
   """
   size = tf.size(ends, tf.int64)
-  # Behind each sentence, and nothing before the first.
+  # Positions after each sentence, and 0.
   behind = tf.concat([tf.zeros([1], tf.int64), tf.where(ends)[:, 0] + 1], 0)
 
   def step(splits: tf.Tensor) -> tf.Tensor:
@@ -74,14 +74,14 @@ def cuts(ends: tf.Tensor, *, length: int) -> tf.Tensor:
 
 
 def _of_documents(dataset: tf.data.Dataset, *, length: int, ends_sentence: tf.Tensor) -> tf.data.Dataset:
-  """Pieces of documents, none of two, with a number that tells the documents apart.
+  """Cuts documents into chunks of a single document each, with the document's number.
 
   In:  {"targets": [1, 2, 3]}, {"targets": [4, 5]}          length 2
-  Out: {"targets": [1, 2], "document": x}, {"targets": [4, 5], "document": y}        a single token is no two texts
+  Out: {"targets": [1, 2], "document": x}, {"targets": [4, 5], "document": y}        single tokens are dropped
 
-  A piece ends with a sentence where one ends in it, as its first text will: else it would tell which of them comes
-  last.  The number is a fingerprint of the tokens: several epochs of a small corpus follow each other here, and the
-  copies of a document are one.
+  A chunk ends at a sentence end if it has one, as its first text does; otherwise the ends would reveal the order. The
+  number is a fingerprint of the tokens, because several epochs of a small corpus can be mixed here. Copies of a
+  document have the same number.
   """
 
   def cut(features: Features) -> Features:
@@ -96,10 +96,10 @@ def _of_documents(dataset: tf.data.Dataset, *, length: int, ends_sentence: tf.Te
 
 
 def halves(tokens: tf.Tensor, seed: tf.Tensor, *, ends_sentence: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """Divides a piece of text behind a sentence that is drawn, or anywhere if none ends in it.
+  """Splits a chunk after a random sentence, or anywhere if no sentence ends in it.
 
-  In:  [3, 4, 9, 5, 6, 9, 7], of which 9 ends a sentence
-  Out: [3, 4, 9], [5, 6, 9, 7]              or behind the second
+  In:  [3, 4, 9, 5, 6, 9, 7], where 9 ends a sentence
+  Out: [3, 4, 9], [5, 6, 9, 7]              or after the second sentence
   """
   ends = tf.gather(ends_sentence, tokens[:-1])
   keys = tf.random.stateless_uniform([tf.size(tokens) - 1], seed) + tf.cast(ends, tf.float32)
@@ -108,16 +108,16 @@ def halves(tokens: tf.Tensor, seed: tf.Tensor, *, ends_sentence: tf.Tensor) -> t
 
 
 def with_others(group: Features, seed: tf.Tensor) -> Features:
-  """Beside each second text one of another document that is as long, both cut to the shorter; where none is, nothing.
+  """Adds a text of another document to each second text, both cut to the shorter length; empty if there is none.
 
   In:  {"second": [[5, 5], [6], [7, 7, 7]], "document": [0, 0, 1], "kind": [0, 0, 0]}
-  Out: {"second": [[5, 5], [6], [7, 7]], "other": [[7, 7], [7], [5, 5]], and what else there is}
+  Out: {"second": [[5, 5], [6], [7, 7]], "other": [[7, 7], [7], [5, 5]], and further features}
 
-  A text is drawn among those that are nearest in length, of the same kind if one is near: whichever of the two is
-  taken, the lengths are the same, and an end of a sentence is as likely.
+  The text is drawn among those nearest in length, of the same kind if possible. Therefore neither the length nor the
+  end of a text reveals its class.
 
   Args:
-    group: of so many pieces, ragged; "kind" says how a second text begins and ends.
+    group: features of several chunks, ragged; "kind" encodes how a second text begins and ends.
     seed: int [2], stateless.
   """
   second, document, kind = group["second"], group["document"], group["kind"]
@@ -125,7 +125,7 @@ def with_others(group: Features, seed: tf.Tensor) -> Features:
   is_other = document[:, None] != document[None, :]
   distances = tf.abs(sizes[:, None] - sizes[None, :])
   distances += _OTHER_KIND * tf.cast(kind[:, None] != kind[None, :], tf.float32)
-  # What is drawn is less than a token: it decides among equals.
+  # The noise is below one token, so it only breaks ties.
   keys = distances + tf.random.stateless_uniform([number, number], seed)
   chosen = tf.argmin(tf.where(is_other, keys, tf.float32.max), axis=1, output_type=tf.int32)
   has_other = tf.reduce_any(is_other, axis=1)
@@ -139,7 +139,7 @@ def with_others(group: Features, seed: tf.Tensor) -> Features:
 
 
 def _beginnings(texts: tf.RaggedTensor, lengths: tf.Tensor) -> tf.RaggedTensor:
-  """So many tokens of each text."""
+  """Returns the first `lengths` tokens of each text."""
   is_kept = tf.ragged.range(texts.row_lengths()).flat_values < tf.repeat(lengths, texts.row_lengths())
   return tf.RaggedTensor.from_row_lengths(tf.boolean_mask(texts.flat_values, is_kept), lengths)
 
@@ -148,10 +148,10 @@ def _beginnings(texts: tf.RaggedTensor, lengths: tf.Tensor) -> tf.RaggedTensor:
 
 
 def shuffle_trigrams(tokens: tf.Tensor, may_move: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """Shuffles some runs of three tokens; one in twenty of those that could be.
+  """Shuffles runs of three tokens, 5 % of the movable ones.
 
   In:  [3, 4, 5, 6, 7, 8], may_move [T, T, T, F, T, T]
-  Out: [5, 3, 4, 6, 7, 8], [T, T, T, F, F, F]               tokens, and which were in a run
+  Out: [5, 3, 4, 6, 7, 8], [T, T, T, F, F, F]               tokens, and whether they were in a shuffled run
 
   Source: Wang et al. 2020 (StructBERT), section 3.2, with K = 3.
   """
@@ -165,7 +165,7 @@ def shuffle_trigrams(tokens: tf.Tensor, may_move: tf.Tensor, seed: tf.Tensor) ->
   keys = tf.where(is_movable, tf.random.stateless_uniform([runs], choose_seed), 2.0)
   count = tf.minimum(corruption.noise_count(number, _SHUFFLED), number)
   chosen = tf.gather(corruption.lowest(keys, count), run)
-  # Within a chosen run by what is drawn, else as it was; a run's numbers lie between those of its neighbours.
+  # Random keys in chosen runs, positions elsewhere; keys of a run are between keys of its neighbours.
   drawn = 3.0 * (tf.cast(run, tf.float32) + tf.random.stateless_uniform([length], order_seed))
   order = tf.argsort(tf.where(chosen, drawn, tf.cast(tf.range(length) + start, tf.float32)))
   return tf.gather(tokens, order), chosen
@@ -184,36 +184,36 @@ def masked_pairs(
   noise_density: float = 0.15,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
-  """Two texts of one document, or of two, some of their tokens hidden; and which class their arrangement is.
+  """Combines two texts of one or two documents, masks some tokens, and labels the arrangement.
 
   In:  {"targets": [3, 4, 9, 5, 6]}, {"targets": [7, 8]}    with [CLS] 101, [SEP] 102 and [MASK] 103; 9 ends a sentence
   Out: {"inputs": [101, 3, 103, 9, 102, 8, 102], "targets": [101, 3, 4, 9, 102, 8, 102],
         "loss_weights": [0, 0, 1, 0, 0, 0, 0], "token_types": [0, 0, 0, 0, 0, 1, 1], "texts": [0, 0, 0, 0, 0, 0, 0],
         "answer_heads": [1, 0, 0, 0, 0, 0, 0], "answer_targets": [1, 0, 0, 0, 0, 0, 0]}        "random" of NEXT
 
-  A text from elsewhere is the second half of a piece of another document among the 1,024 pieces around it, one as long
-  as the text that it displaces; where none is, the longer of the two is cut, whichever is taken, for else the length of
-  an example would tell its class.  Where the pieces are all of one document, the pair is "next".  BERT's code puts back
-  what a random text displaced, and makes one example in ten a short one; here each piece is one example.
+  A random second text is the second half of a chunk of another document, from the 1,024 neighbouring chunks, with about
+  the length of the text that it replaces. If the lengths differ, the longer one is cut in either case; otherwise the
+  length would reveal the class. If all chunks are from one document, the class is "next". BERT's code also reuses the
+  replaced text and shortens one example in ten; here each chunk is one example.
 
   Args:
     dataset: {"targets": int32 [n]} without EOS.
-    sequence_length: of "inputs", special tokens included; that of "targets" must not be shorter.
-    output_features: its "targets" has the vocabulary.
-    task: what is asked.
-    choose: which tokens are hidden, see `masking`.
-    noise_density: part of the tokens of text that is.
-    merge_documents: not used: a text ends where its document does.
+    sequence_length: maximum length of "inputs", special tokens included; "targets" must not be shorter.
+    output_features: "targets" has the vocabulary.
+    task: the sentence-pair task.
+    choose: chooses the masked tokens, see `masking`.
+    noise_density: fraction of text tokens to predict.
+    merge_documents: unused; a text never crosses documents.
 
   Raises:
-    UserError: lengths that do not fit, or a vocabulary without a mask.
+    UserError: lengths do not fit, or the vocabulary has no mask.
   """
   del merge_documents
   vocabulary = output_features["targets"].vocabulary
   if sequence_length["targets"] < sequence_length["inputs"]:
     raise UserError(
-      f"config.data.targets_length={sequence_length['targets']}: targets stand token by token beside the inputs;"
-      f" set config.data.targets_length={sequence_length['inputs']}"
+      f"config.data.targets_length={sequence_length['targets']}: masked language models need one target per "
+      f"input; set config.data.targets_length={sequence_length['inputs']}"
     )
   around = special_tokens.Framing.of(vocabulary, "encoder_only")
   length = sequence_length["inputs"]
@@ -227,7 +227,7 @@ def masked_pairs(
   @seqio.map_over_dataset(num_seeds=1)
   def divide(features: Features, seed: tf.Tensor) -> Features:
     first, second = halves(features["targets"], seed, ends_sentence=ends_sentence)
-    # Behind a sentence or in one, and to the end of one or not: a model sees that of a text and of what is before it.
+    # Encodes whether the second text begins at a sentence, and whether it ends with one, which a model can see.
     begins, ends = tf.unstack(tf.cast(tf.gather(ends_sentence, tf.stack([first[-1], second[-1]])), tf.int32))
     return {"first": first, "second": second, "document": features["document"], "kind": 2 * begins + ends}
 
@@ -268,7 +268,7 @@ def masked_pairs(
 
   parts = divide(_of_documents(dataset, length=room, ends_sentence=ends_sentence))
   if "swapped" in task.arrangements:
-    # A sentence alone has no order: its end would tell which half of it comes last.
+    # Halves of a single sentence are dropped: the sentence end would reveal their order.
     parts = parts.filter(lambda features: features["kind"] != _SENTENCE)
   if has_random:
     parts = draw(parts.ragged_batch(_GROUP)).unbatch()

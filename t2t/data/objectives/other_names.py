@@ -1,4 +1,4 @@
-"""Names that other libraries and papers have for the objectives of `table.OBJECTIVES`, for messages."""
+"""Names of `registry.OBJECTIVES` in other libraries and papers, for error messages."""
 
 import re
 
@@ -60,5 +60,5 @@ _OTHER_NAMES = {
 
 
 def name_here(name: str) -> str:
-  """The name of the objective that others call so, in any spelling; "" where nothing is known."""
+  """Returns the name of an objective for a foreign name in any spelling; "" for an unknown name."""
   return _OTHER_NAMES.get(re.sub(r"[\W_]+", "_", name.lower()).strip("_"), "")

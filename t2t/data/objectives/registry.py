@@ -1,11 +1,16 @@
 """Pre-training objectives as seqio preprocessors: functions from tf.data.Dataset to tf.data.Dataset.
 
-An objective turns documents, {"text": string} and for entity_masking.py the marked entities, into examples that fit the
-sequence lengths: {"inputs", "targets"} for any model with a decoder, and with it the features of masked_seq2seq.py
-for one with an encoder, too; {"targets"} alone for text that is simply continued, for an encoder alone {"inputs",
-"targets", "loss_weights"} of one length, for a decoder alone these and the features of masked_next_token.py, and what
-sentence_pairs.py says of pairs of texts; all int32 [n].  To add one, write
-what it does to a sequence in corruption.py or masking.py, and its preprocessor and its row of `OBJECTIVES` here.
+An objective converts documents, {"text": string}, to examples that fit the sequence lengths; all features are int32
+[n]. entity_masking.py also reads marked entities. The features depend on the model:
+
+- any model with a decoder: {"inputs", "targets"}, or {"targets"} for plain text;
+- encoder and decoder: also the features of masked_seq2seq.py;
+- an encoder: {"inputs", "targets", "loss_weights"} of one length;
+- a decoder: also the features of masked_next_token.py;
+- pairs of texts: the features of sentence_pairs.py.
+
+To add an objective, write its transformation of one sequence in corruption.py or masking.py, and its preprocessor and
+entry of `OBJECTIVES` here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,18 +43,16 @@ def span_corruption(
   mean_noise_span_length: float = 3.0,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
-  """T5's objective: spans of the text are taken out of the inputs, and the targets are those spans.
+  """Replaces spans of the inputs by sentinels, with the spans as targets (T5).
 
-  With `merge_documents`, as T5: documents are concatenated and cut into pieces that fill the inputs to the last token
-  (568 raw tokens for 512), whatever document they belong to; next to nothing is spent on padding, and the model sees
-  documents meet without a mark.  T5 concatenates 128 documents; here it is 128 pieces of documents no longer than an
-  example, which is the same for short documents, and for long ones gives the first example after 70 thousand
-  tokens at most and not after 128 books.  Of a document of more than 65,536 tokens one part of that length is drawn in
-  each epoch, as T5 does: the rest of a book is left for other epochs.
+  With `merge_documents`, as in T5, documents are concatenated and cut into chunks that fill the inputs completely (568
+  raw tokens for 512). Almost no padding is needed, and documents meet without a separator. T5 concatenates 128
+  documents; this function concatenates 128 chunks no longer than an example. Short documents give the same result; long
+  ones give the first example after at most 70 thousand tokens, not after 128 books. In each epoch, one part of 65,536
+  tokens is drawn from a longer document, as in T5.
 
-  Without `merge_documents` each document is cut on its own, the whole of it, examples are as long as their documents,
-  and the feature converter packs several into one sequence with segment ids, so that attention never crosses from one
-  document into another.
+  Without `merge_documents`, each document is cut separately and completely. The feature converter packs several
+  examples into one row with segment ids, so that attention never crosses documents.
 
   In:  {"targets": [3, 4, 5, 6, 7]}         with sequence_length {"inputs": 6, "targets": 3} and 99 as the last id
   Out: {"inputs": [3, 4, 5, 6, 99], "targets": [99, 7]}           EOS is added by the next preprocessor
@@ -57,8 +60,8 @@ def span_corruption(
   Args:
     dataset: {"targets": int32 [n]} without EOS.
     sequence_length: maximum lengths of "inputs" and "targets", EOS included.
-    output_features: its "targets" has the vocabulary that sentinels are taken from.
-    noise_density: part of the tokens that is taken out.
+    output_features: "targets" has the vocabulary with the sentinels.
+    noise_density: fraction of tokens that are removed.
     mean_noise_span_length: tokens.
     merge_documents: see above.
 
@@ -93,17 +96,17 @@ def span_corruption(
 def causal_lm(
   dataset: tf.data.Dataset, sequence_length: Mapping[str, int], *, merge_documents: bool = True
 ) -> tf.data.Dataset:
-  """Text as it stands, each document with EOS behind it, in pieces of exactly the length of the targets.
+  """Cuts text with EOS after each document into chunks of exactly the targets' length.
 
   In:  {"targets": [3, 4, 1]}, {"targets": [5, 6, 7, 1]}    with sequence_length {"targets": 5} and EOS 1
   Out: {"targets": [3, 4, 1, 5, 6]}, {"targets": [7, 1]}
 
-  The last piece of a group of documents, or of a document that stays apart, is what is left.  Every token of a document
-  comes out once in each epoch, however long it is.
+  The last chunk of a group of documents, or of a separate document, is the remainder. Every token of a document occurs
+  once per epoch.
 
-  Args: as in `span_corruption`; the documents have EOS.
+  Args: see `span_corruption`; documents have EOS.
 
-  Source: Radford et al. 2018 (GPT); Brown et al. 2020, section 2.1, for the joined documents.
+  Source: Radford et al. 2018 (GPT); Brown et al. 2020, section 2.1, for joining documents.
   """
   length = chunking.room(sequence_length, {"targets": 0})
   return chunking.cut(dataset, length=length, merge_documents=merge_documents, whole_documents=True)
@@ -112,16 +115,16 @@ def causal_lm(
 def prefix_lm(
   dataset: tf.data.Dataset, sequence_length: Mapping[str, int], *, merge_documents: bool = True
 ) -> tf.data.Dataset:
-  """The beginning of a piece of text as inputs, the rest as targets; see `corruption.random_prefix`.
+  """Splits chunks at a random point into inputs and targets; see `corruption.random_prefix`.
 
   In:  {"targets": [3, 4, 5, 6, 7]}         with sequence_length {"inputs": 8, "targets": 7}
   Out: {"inputs": [3, 4], "targets": [5, 6, 7]}             EOS is added by the next preprocessor
 
-  A piece is so long that it fits wherever it is split: both lengths should be the same, the longer is not filled.
+  A chunk fits for every split; set both lengths equal, because the longer one is not filled.
 
-  Args: as in `span_corruption`, T5's draw of one part of a long document included.
+  Args: see `span_corruption`, including one part per epoch of a long document.
   """
-  # Both sides end in EOS; together they are then as long as either may be, so that two fill a decoder's sequence.
+  # Both sides end in EOS; together they are then as long as either may be, so that a decoder's row holds both.
   length = chunking.room(sequence_length, {"inputs": 2, "targets": 2}, shortest=2)
   dataset = chunking.cut(dataset, length=length, merge_documents=merge_documents)
 
@@ -140,12 +143,12 @@ def mass(
   noise_density: float = 0.5,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
-  """A contiguous half of the text is masked token by token, and is the target; see `corruption.mask_fragment`.
+  """Masks a contiguous half of the text token by token; it is the target; see `corruption.mask_fragment`.
 
   In:  {"targets": [3, 4, 5, 6, 7, 8]}      with 99 as mask
   Out: {"inputs": [3, 4, 99, 99, 99, 8], "targets": [5, 6, 7]}            EOS is added by the next preprocessor
 
-  Args: as in `span_corruption`, T5's draw of one part of a long document included.
+  Args: see `span_corruption`, including one part per epoch of a long document.
   """
   mask_id = vocabularies.mask_id(output_features["targets"].vocabulary)
   chunking.room(sequence_length, {"targets": 1})
@@ -161,7 +164,7 @@ def mass(
   return corrupt(dataset)
 
 
-# what a noise may have to know of the vocabulary
+# Facts about the vocabulary that a noise function may need.
 _FACTS: dict[str, Callable[[seqio.Vocabulary], Any]] = {
   "mask_id": vocabularies.mask_id,
   "ordinary_ids": vocabularies.ordinary_ids,
@@ -179,21 +182,19 @@ def denoising(
   merge_documents: bool = True,
   **options: float,
 ) -> tf.data.Dataset:
-  """The corrupted text as inputs, and the whole text as targets.
+  """Returns corrupted text as inputs, and the whole text as targets.
 
   In:  {"targets": [3, 4, 5, 6, 7, 8]}      masks as noise, with 99 as mask
   Out: {"inputs": [3, 99, 5, 6, 99, 8], "targets": [3, 4, 5, 6, 7, 8]}    EOS is added by the next preprocessor
 
-  Pieces fit both lengths, which should be the same: the longer is not filled.
+  Chunks fit both lengths; set them equal, because the longer one is not filled.
 
   Args:
-    dataset: as in `span_corruption`.
-    sequence_length: as there.
-    output_features: as there.
-    noise: makes the inputs of ids and a seed, given `facts` and `options`; they are not longer than the ids.
+    dataset, sequence_length, output_features: see `span_corruption`.
+    noise: maps ids and a seed to inputs that are not longer, given `facts` and `options`.
     facts: keys of `_FACTS`.
-    merge_documents: as there, T5's draw of one part of a long document included.
-    **options: noise_density and mean_noise_span_length, where the noise has them.
+    merge_documents: see `span_corruption`, including one part per epoch of a long document.
+    **options: noise_density and mean_noise_span_length, if the noise has them.
   """
   vocabulary = output_features["targets"].vocabulary
   corrupt_tokens = functools.partial(noise, **{fact: _FACTS[fact](vocabulary) for fact in facts}, **options)
@@ -207,25 +208,25 @@ def denoising(
   return corrupt(dataset)
 
 
-# ---- The table -------------------------------------------------------------------------------------------------------
+# ---- The registry ----------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-  """What an objective is for, what its examples have, and how they are made."""
+  """An objective: supported architectures, features of its examples, and its preprocessors."""
 
   architectures: tuple[str, ...]
   features: tuple[str, ...]
-  make: Callable[..., list[Preprocessor]]  # given merge_documents, and noise_density and the like as in `published`
+  make: Callable[..., list[Preprocessor]]  # takes merge_documents, and the keys of `published`
   published: Mapping[str, float] = dataclasses.field(default_factory=dict)
-  sentinels: int = 100  # enough at T5's 512 tokens
-  heads: tuple[HeadConfig, ...] = ()  # that it asks; the first heads of its model
+  sentinels: int = 100  # sufficient at T5's 512 tokens
+  heads: tuple[HeadConfig, ...] = ()  # heads that it trains; the first heads of its model
   annotated: bool = False  # whether records mark phrases in their text, "entities", int [n, 2]
   parallel: bool = False  # whether records are texts and their translations, "first" and "second"
 
 
 def _imported(name: str | Callable) -> Callable:
-  """Imports a function of this package, "module.function": few runs need more than one objective."""
+  """Imports a function of this package, "module.function", on demand: few runs need more than one objective."""
   if callable(name):
     return name
   module, _, function = name.partition(".")
@@ -235,7 +236,7 @@ def _imported(name: str | Callable) -> Callable:
 def _with_eos(
   preprocessor: str | Preprocessor, *, first: str | Preprocessor = chunking.tokenize, **fixed
 ) -> Callable[..., list[Preprocessor]]:
-  """Text to ids, the preprocessor, and EOS behind what it made."""
+  """Returns tokenization, the preprocessor, and EOS after its features."""
   return lambda **options: [
     _imported(first),
     functools.partial(_imported(preprocessor), **fixed, **options),
@@ -244,7 +245,7 @@ def _with_eos(
 
 
 def _of_documents_with_eos(preprocessor: str | Preprocessor) -> Callable[..., list[Preprocessor]]:
-  """Text to ids, EOS behind each document, and the preprocessor."""
+  """Returns tokenization, EOS after each document, and the preprocessor."""
   return lambda **options: [
     chunking.tokenize,
     seqio.preprocessors.append_eos,
@@ -253,17 +254,17 @@ def _of_documents_with_eos(preprocessor: str | Preprocessor) -> Callable[..., li
 
 
 def _of_ids(preprocessor: str, *, first: str | Preprocessor = chunking.tokenize) -> Callable[..., list[Preprocessor]]:
-  """Text to ids, and the preprocessor."""
+  """Returns tokenization and the preprocessor."""
   return lambda **options: [_imported(first), functools.partial(_imported(preprocessor), **options)]
 
 
 _ENCODER_DECODER, _DECODERS, _ENCODER = ("encoder_decoder",), ("encoder_decoder", "decoder_only"), ("encoder_only",)
 _TEXT, _PAIR, _ALIGNED = ("targets",), ("inputs", "targets"), ("inputs", "targets", "loss_weights")
-_IDS = ("inputs", "targets")  # features that are ids of the vocabulary
+_IDS = ("inputs", "targets")  # features with ids of the vocabulary
 _T5 = {"noise_density": 0.15, "mean_noise_span_length": 3.0}
 _BERT = {"noise_density": 0.15}
 _MASS = {"noise_density": 0.5}
-# Half of 512 tokens in short spans take more sentinels than T5's 100; the 32,128 rows of its embedding hold these, too.
+# 512 tokens at density 0.5 in short spans need more than T5's 100 sentinels; its embedding of 32,128 rows has room.
 _MANY = 127
 _BART = {"noise_density": 0.3, "mean_noise_span_length": 3.0}
 
@@ -293,11 +294,11 @@ def _in_place(preprocessor: str, beside: str, published: Mapping[str, float]) ->
 
 
 def _class_head(name: str, *labels: str) -> HeadConfig:
-  # transformers' heads for pre-training have no dropout.
+  # transformers' pre-training heads have no dropout.
   return HeadConfig(name, len(labels), "class", labels, reads="first", dropout_rate=0.0)
 
 
-# Classes are arrangements of two texts, see `sentences.SentencePairTask`.
+# Classes are arrangements of two texts, see `nsp_sop.SentencePairTask`.
 NSP = _class_head("nsp", "next", "random")
 SOP = _class_head("sop", "in order", "swapped")
 STRUCTURE = _class_head("structure", "next", "previous", "random")
@@ -308,7 +309,7 @@ def _with_sentences(task: str, head: HeadConfig, choose: str) -> Objective:
   return Objective(_ENCODER, (*_ALIGNED, *feature_spec.ANSWERED[1:]), make, _BERT, heads=(head,))
 
 
-# As many tokens of a span as in the command of SpanBERT's authors.
+# Number of predicted tokens per span, from the command of SpanBERT's authors.
 _BOUNDARIES = HeadConfig("sbo", 15, "boundary")
 
 
@@ -384,7 +385,7 @@ OBJECTIVES: dict[str, Objective] = {
 }
 
 
-# Those of text alone, which any corpus has.
+# Objectives of plain text, which any corpus has.
 OF_TEXT = tuple(name for name, objective in OBJECTIVES.items() if not (objective.annotated or objective.parallel))
 
 
@@ -395,7 +396,9 @@ def _objective(name: str) -> Objective:
     canonical_name = other_names.name_here(name)
     spelled = name.lower().replace("-", "_") if name.lower().replace("-", "_") in OBJECTIVES else canonical_name
     hint = f"; give {spelled}." if spelled else did_you_mean(name, OBJECTIVES) or "."
-    raise UserError(f"config.data.objective={name}: no such objective{hint} There are: {', '.join(sorted(OBJECTIVES))}")
+    raise UserError(
+      f"config.data.objective={name}: no such objective{hint} Give one of: {', '.join(sorted(OBJECTIVES))}"
+    )
   return OBJECTIVES[name]
 
 
@@ -410,26 +413,28 @@ def preprocessors(
   tags: Sequence[str] = ("", ""),
   pack: bool = False,
 ) -> list[Preprocessor]:
-  """The preprocessors of an objective, for a seqio task whose source yields {"text": string}.
+  """Returns the preprocessors of an objective, for a seqio task whose source yields {"text": string}.
 
   Args:
     name: a key of `OBJECTIVES`.
-    noise_density: part of the tokens that is noise; 0 is the published one.
-    mean_noise_span_length: tokens; 0 is the published one.
-    dictionary: file of words and translations that `code_switching.code_switching` puts in their place; "": none.
-    switching_rate: with which probability they do.
-    both_directions, tags: of texts and their translations, see `pairs.directed`.
-    pack: examples are kept apart because the feature converter packs them.
+    noise_density: fraction of noise tokens; 0: the published value.
+    mean_noise_span_length: tokens; 0: the published value.
+    dictionary: file of words and translations for `code_switching.code_switching`; "": none.
+    switching_rate: probability of replacing a word of the dictionary.
+    both_directions, tags: for texts with translations, see `sentence_pairs.directed`.
+    pack: whether documents stay separate, because the feature converter packs examples.
 
   Raises:
-    UserError: no such objective, which names the nearest; or a number that it has not, or not in that range; a
-      dictionary for what is not text alone.
+    UserError: the objective does not exist (gives the nearest), a number does not apply or is out of range, or a
+      dictionary is given for an objective that does not read plain text.
   """
   objective = _objective(name)
   options = dict(objective.published)
   for key, value in {"noise_density": noise_density, "mean_noise_span_length": mean_noise_span_length}.items():
     if value and key not in objective.published:
-      raise UserError(f"config.data.{key}={value}: config.data.objective={name} has none; set config.data.{key}=0.0")
+      raise UserError(
+        f"config.data.{key}={value}: has no effect with config.data.objective={name}; set config.data.{key}=0.0"
+      )
     if value:
       options[key] = value
   if options:
@@ -443,37 +448,37 @@ def preprocessors(
   if both_directions and not objective.parallel:
     reading = ", ".join(objective_name for objective_name, candidate in OBJECTIVES.items() if candidate.parallel)
     raise UserError(
-      f"config.data.both_directions=True: is of texts and their translations, which config.data.objective={name} does"
-      f" not read; these do: {reading}"
+      f"config.data.both_directions=True: needs texts with translations, which config.data.objective={name} does "
+      f"not read. Give an objective that does: {reading}."
     )
   if both_directions or any(tags):
     steps.insert(0, functools.partial(_imported("sentence_pairs.directed"), tags=tags, both_directions=both_directions))
   for step in steps:
-    step.objective = name  # what `of` finds, also where a cache takes the place of the first
+    step.objective = name  # read by `of`, also if a cache replaces the first preprocessors
   return steps
 
 
 def of(task: seqio.Task | seqio.Mixture) -> set[str]:
-  """The objectives that a task, or the tasks of a mixture, were made with by `preprocessors`; empty if by none."""
+  """Returns the objectives of a task, or of a mixture's tasks, built by `preprocessors`; empty if there are none."""
   tasks = task.tasks if isinstance(task, seqio.Mixture) else [task]
   marks = {getattr(preprocessor, "objective", None) for subtask in tasks for preprocessor in subtask.preprocessors}
   return marks - {None}
 
 
 def ends_inputs(name: str) -> bool:
-  """Whether EOS stands behind what a model is given; text that is continued, or read in place, is given nothing.
+  """Returns True if EOS ends the inputs of an objective; objectives without separate inputs have none.
 
   Raises:
-    UserError: no such objective; names the nearest.
+    UserError: the objective does not exist; gives the nearest.
   """
   return "inputs" in _objective(name).features and _objective(name).features != feature_spec.NEXT_TOKENS
 
 
 def output_features(name: str, vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:
-  """The output features that a task with this objective is registered with.
+  """Returns the output features for registering a task with this objective.
 
   Raises:
-    UserError: no such objective; names the nearest.
+    UserError: the objective does not exist; gives the nearest.
   """
   text = seqio.Feature(vocabulary, add_eos=True)
   numbers = seqio.Feature(seqio.PassThroughVocabulary(2), add_eos=False)
@@ -481,60 +486,62 @@ def output_features(name: str, vocabulary: seqio.Vocabulary) -> dict[str, seqio.
 
 
 def heads_of(name: str) -> tuple[HeadConfig, ...]:
-  """The heads that an objective asks, in the order in which its examples number them.
+  """Returns the heads that an objective trains, in the order of their numbers in examples.
 
   Raises:
-    UserError: no such objective; names the nearest.
+    UserError: the objective does not exist; gives the nearest.
   """
   return _objective(name).heads
 
 
 def needs_other_documents(name: str) -> bool:
-  """Returns True if a class of an objective's examples is made of two documents.
+  """Returns True if a class of an objective's examples combines two documents.
 
   Raises:
-    UserError: no such objective; names the nearest.
+    UserError: the objective does not exist; gives the nearest.
   """
   return any("random" in head.labels for head in _objective(name).heads)
 
 
 def is_annotated(name: str) -> bool:
-  """Whether an objective reads what records mark in their text, "entities", int [n, 2].
+  """Returns True if an objective reads marked phrases of records, "entities", int [n, 2].
 
   Raises:
-    UserError: no such objective; names the nearest.
+    UserError: the objective does not exist; gives the nearest.
   """
   return _objective(name).annotated
 
 
 def is_parallel(name: str) -> bool:
-  """Whether an objective reads texts and their translations, "first" and "second".
+  """Returns True if an objective reads texts with translations, "first" and "second".
 
   Raises:
-    UserError: no such objective; names the nearest.
+    UserError: the objective does not exist; gives the nearest.
   """
   return _objective(name).parallel
 
 
 def t5_features(name: str) -> dict[str, seqio.Feature]:
-  """`output_features` in T5's vocabulary, with as many sentinels as the objective needs at 512 tokens."""
+  """Returns `output_features` for T5's vocabulary, with the sentinels that the objective needs at 512 tokens."""
   return output_features(name, vocabularies.t5_vocabulary(extra_ids=_objective(name).sentinels))
 
 
 def check_fits(name: str, architecture: str, *, where: str = "") -> None:
-  """Whether a model can be trained with an objective.
+  """Checks that an architecture can be trained with an objective.
 
   Args:
     name: a key of `OBJECTIVES`.
-    architecture: of the model.
-    where: what names the task or mixture that was made with the objective; "": the config names it itself.
+    architecture: config.model.architecture.
+    where: description of the task or mixture of the objective, for messages; "": the config names the objective.
 
   Raises:
-    UserError: it cannot; names the objectives that do.
+    UserError: the objective does not fit; gives objectives that do.
   """
   if architecture not in _objective(name).architectures:
     fitting = sorted(
       objective_name for objective_name, objective in OBJECTIVES.items() if architecture in objective.architectures
     )
     subject = f"{where}: its objective {name}" if where else f"config.data.objective={name}"
-    raise UserError(f"{subject} does not fit config.model.architecture={architecture}; these do: {', '.join(fitting)}")
+    raise UserError(
+      f"{subject} does not fit config.model.architecture={architecture}; give one of: {', '.join(fitting)}"
+    )

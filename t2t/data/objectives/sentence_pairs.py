@@ -1,7 +1,7 @@
-"""Pairs of texts for a contrastive loss: neighbouring sentences, the same text twice, and two texts of a record.
+"""Pairs of texts for a contrastive loss: neighbouring sentences, the same text twice, or two texts of a record.
 
-Both texts of a pair stand in one row, as two that do not see each other: the feature converter gives each its own
-segment and positions that start anew.
+Both texts of a pair share one row without attention between them: the feature converter gives each a segment id, and
+restarts positions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,21 +16,21 @@ from t2t.data.objectives import chunking, masking
 
 Features = dict[str, tf.Tensor]
 
-# Of each token: which part of its text it belongs to, and which text it is of.
+# Per-token features: the token's part of its text, and the index of its text.
 FEATURES = ("inputs", "token_types", "texts")
 
-_SHORTEST = 4  # tokens of a sentence: abbreviations and the numbers of lists end as sentences do
+_SHORTEST = 4  # minimum tokens of a sentence; excludes abbreviations and list numbers, which look like sentence ends
 
 
 def sentences(tokens: tf.Tensor, sentence_ends: tf.Tensor) -> tf.RaggedTensor:
-  """The sentences of a text; a single one that is not ended, too.
+  """Splits a text into sentences; the last one may be unfinished.
 
   In:  [3, 4, 9, 5, 9, 9, 6, 7]             where 9 ends a sentence
   Out: [[3, 4, 9], [5, 9, 9], [6, 7]]
 
   Args:
     tokens: int32 [length].
-    sentence_ends: bool [vocab_size]; of several ends in a row the last one counts, as in `permute_sentences`.
+    sentence_ends: bool [vocab_size]; the last of several consecutive ends counts, as in `permute_sentences`.
   """
   ends = tf.gather(sentence_ends, tokens)
   last = ends & ~tf.concat([ends[1:], [False]], 0)
@@ -41,16 +41,16 @@ def sentences(tokens: tf.Tensor, sentence_ends: tf.Tensor) -> tf.RaggedTensor:
 def together(
   dataset: tf.data.Dataset, sequence_length: Mapping[str, int], output_features: Mapping[str, seqio.Feature]
 ) -> tf.data.Dataset:
-  """Two texts in one row, each framed as one that is read alone, and cut to half of the row where it is longer.
+  """Joins two texts in one row, each with special tokens, and cut to half of the row.
 
   In:  {"first": [3, 4, 5], "second": [6, 7]}                 with [CLS] 101 and [SEP] 102
   Out: {"inputs": [101, 3, 4, 5, 102, 101, 6, 7, 102], "token_types": [0, 0, 0, 0, 0, 0, 0, 0, 0],
         "texts": [0, 0, 0, 0, 0, 1, 1, 1, 1]}
 
-  In a vocabulary without these EOS stands behind each.
+  In a vocabulary without [CLS] and [SEP], EOS follows each text.
 
   Raises:
-    UserError: no room for two texts.
+    UserError: the length is too short for two texts.
   """
   begin, end = masking.special_ids(output_features["inputs"].vocabulary)
   most = chunking.room(sequence_length, {"inputs": 2 * (len(begin) + len(end))}, shortest=2) // 2
@@ -71,7 +71,7 @@ def _of_sentences(
   output_features: Mapping[str, seqio.Feature],
   pair: Callable[[tf.RaggedTensor], tuple[tf.RaggedTensor, tf.RaggedTensor]],
 ) -> tf.data.Dataset:
-  """Pairs of the sentences of documents, without those of which one is too short to say anything."""
+  """Returns pairs of sentences of a document, without pairs that have a short sentence."""
   ends = tf.constant(vocabularies.ends_sentence(output_features["inputs"].vocabulary))
 
   def paired(features: Features) -> Features:
@@ -90,19 +90,19 @@ def neighbouring_sentences(
   *,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
-  """Each sentence of a document and the one behind it.
+  """Pairs each sentence of a document with the next one.
 
   In:  {"targets": [3, 4, 5, 9, 6, 7, 8, 9, 2, 9, 5, 6, 7, 8]}          where 9 ends a sentence, with EOS 1
   Out: {"inputs": [3, 4, 5, 9, 1, 6, 7, 8, 9, 1], "token_types": [0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-        "texts": [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]}              a sentence of two tokens says nothing
+        "texts": [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]}              sentences of two tokens are dropped
 
   Args:
     dataset: {"targets": int32 [n]} without EOS.
-    sequence_length: maximum length of "inputs", of both sentences.
-    output_features: its "inputs" has the vocabulary.
-    merge_documents: changes nothing; no pair is of two documents.
+    sequence_length: maximum length of "inputs", for both sentences.
+    output_features: "inputs" has the vocabulary.
+    merge_documents: no effect; a pair never crosses documents.
 
-  Source: Logeswaran & Lee 2018 (Quick-Thought), section 3; it looks for the sentence before as well.
+  Source: Logeswaran & Lee 2018 (Quick-Thought), section 3, which also predicts the previous sentence.
   """
   del merge_documents
   return _of_sentences(dataset, sequence_length, output_features, lambda texts: (texts[:-1], texts[1:]))
@@ -115,13 +115,13 @@ def same_text_twice(
   *,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
-  """Each sentence of a document twice: in training dropout makes two vectors of it.
+  """Pairs each sentence of a document with itself; dropout gives two different vectors in training.
 
   In:  {"targets": [3, 4, 5, 9, 6, 7]}      where 9 ends a sentence, with EOS 1
   Out: {"inputs": [3, 4, 5, 9, 1, 3, 4, 5, 9, 1], "token_types": [0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-        "texts": [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]}              a sentence of two tokens says nothing
+        "texts": [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]}              sentences of two tokens are dropped
 
-  Args: as in `neighbouring_sentences`.
+  Args: see `neighbouring_sentences`.
 
   Source: Gao et al. 2021 (SimCSE), section 3.
   """
@@ -135,16 +135,16 @@ def same_text_twice(
 def directed(
   dataset: tf.data.Dataset, *, tags: Sequence[str] = ("", ""), both_directions: bool = False
 ) -> tf.data.Dataset:
-  """Tags in front of the first text; with `both_directions` each pair also the other way round.
+  """Prepends tags to first texts; with `both_directions` adds each pair in reverse order.
 
   In:  {"first": "Red.", "second": "Rouge."}          tags "<2fr>" and "<2en>", both directions
   Out: {"first": "<2fr> Red.", "second": "Rouge.", "swapped": 0}
        {"first": "<2en> Rouge.", "second": "Red.", "swapped": 1}
 
   Args:
-    dataset: {"first", "second": string}; pairs of which one is blank are left out.
-    tags: of pairs as they are, and of swapped ones; "": none.
-    both_directions: see above.
+    dataset: {"first", "second": string}; pairs with a blank text are dropped.
+    tags: tags of original and of reversed pairs; "": none.
+    both_directions: whether to add reversed pairs.
 
   Source: tags as in Johnson et al. 2017, section 3.
   """
@@ -165,7 +165,7 @@ def directed(
 
 
 def encode(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
-  """Two texts to ids; a pair is left out of which one has none.
+  """Tokenizes two texts; drops pairs with an empty text.
 
   In:  {"first": "a b", "second": "c"}, {"first": "a", "second": ""}    with a vocabulary of "a" 5, "b" 6 and "c" 7
   Out: {"first": [5, 6], "second": [7]}
@@ -175,8 +175,8 @@ def encode(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature
   if missing := [name for name in names if name not in dataset.element_spec]:
     field_names = ", ".join(dataset.element_spec)
     raise UserError(
-      f'the source\'s records have no field {missing[0]!r}; pairs of texts are "first" and "second", which'
-      f" `preprocessors.pairs` makes of two fields; there are: {field_names}"
+      f'records of the source have no field {missing[0]!r}; pairs of texts need "first" and "second", which '
+      f"`preprocessors.pairs` makes of two fields; fields: {field_names}"
     )
   ids = lambda features: {
     name: x if name == "swapped" else tf.cast(vocabulary.encode_tf(x), tf.int32)
@@ -188,17 +188,17 @@ def encode(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature
 
 
 def preprocessors(*formats: Callable[..., tf.data.Dataset], **options) -> list[Callable[..., tf.data.Dataset]]:
-  """The preprocessors of a seqio task whose pairs are of two texts: the formats, one after another, then tokens.
+  """Returns the preprocessors of a seqio task of text pairs: formats, tokenization, and `together`.
 
   Args:
-    *formats: `preprocessors.pairs`, or your own that yield "first" and "second".
-    **options: arguments of the first.
+    *formats: `preprocessors.pairs`, or functions that yield "first" and "second".
+    **options: arguments of the first format.
   """
   first, *other_formats = formats
   return [functools.partial(first, **options), *other_formats, encode, together]
 
 
 def output_features(vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:
-  """The output features that a task of pairs is registered with."""
+  """Returns the output features for registering a task of text pairs."""
   plain = seqio.Feature(seqio.PassThroughVocabulary(2), add_eos=False)
   return {"inputs": seqio.Feature(vocabulary, add_eos=True)} | dict.fromkeys(FEATURES[1:], plain)

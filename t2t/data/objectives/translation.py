@@ -1,4 +1,4 @@
-"""What is learnt from texts beside their translations: to translate, and to guess in each what is hidden."""
+"""Objectives of parallel texts: translation, and masked language modelling of both texts (TLM)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,18 +13,18 @@ Features = dict[str, tf.Tensor]
 
 
 def translation(dataset: tf.data.Dataset, *, merge_documents: bool = True) -> tf.data.Dataset:
-  """The second text is what is to be written, given the first: a translation, an answer, a summary.
+  """Returns the first text as inputs and the second as targets: a translation, an answer, a summary.
 
   In:  {"first": [3, 4, 5], "second": [6, 7]}
-  Out: {"inputs": [3, 4, 5], "targets": [6, 7]}             EOS is added by the next preprocessor, which cuts as well
+  Out: {"inputs": [3, 4, 5], "targets": [6, 7]}             the next preprocessor trims and adds EOS
 
   Args:
     dataset: {"first", "second": int32 [n]} without EOS.
-    merge_documents: changes nothing; an example is one pair.
+    merge_documents: no effect; an example is one pair.
 
-  A decoder alone reads both in one row, and its loss counts the second.
+  A decoder reads both in one row, with loss at the second text.
 
-  Source: Raffel et al. 2020, section 2.3; of a decoder alone Radford et al. 2018, section 3.3.
+  Source: Raffel et al. 2020, section 2.3; for a decoder Radford et al. 2018, section 3.3.
   """
   del merge_documents
   return dataset.map(lambda features: {"inputs": features["first"], "targets": features["second"]})
@@ -38,29 +38,30 @@ def translation_lm(
   noise_density: float = 0.15,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
-  """`masking.masked_lm` of two texts that see each other: what is hidden in one may be read in the other.
+  """Masks tokens of two texts that attend to each other, see `masking.masked_lm`.
 
   In:  {"first": [3, 4, 5], "second": [6, 7]}         noise_density 0.4, [CLS] 101, [SEP] 102 and 99 as mask
   Out: {"inputs": [101, 3, 99, 5, 102, 101, 99, 7, 102], "targets": [101, 3, 4, 5, 102, 101, 6, 7, 102],
         "loss_weights": [0, 0, 1, 0, 0, 0, 1, 0, 0], "token_types": [0, 0, 0, 0, 0, 1, 1, 1, 1],
         "input_places": [0, 1, 2, 3, 4, 0, 1, 2, 3]}
 
-  Of a pair that was swapped, see `pairs.directed`, the first text has type 1 and the second 0.
+  In reversed pairs, see `sentence_pairs.directed`, the first text has type 1 and the second 0.
 
-  Each text is framed as one that is read alone, in a vocabulary without [CLS] and [SEP] by EOS behind it.  Positions
-  start anew at the second, so that words which mean the same stand at like positions, where positions are learned.
-  Token types say of which text, so of which language, a token is: with config.model.segment_types=2 they are the
-  paper's language embeddings.  Of texts that do not fit the longer one is cut first.
+  Each text has its special tokens, or EOS in a vocabulary without [CLS] and [SEP]. Positions restart at the second
+  text, so that learned positions of corresponding words are similar. Token types give the text, and so the language:
+  with config.model.segment_types=2 they are the paper's language embeddings. If texts do not fit, the longer one is cut
+  first.
 
   Args:
     dataset: {"first", "second": int32 [n]} without EOS.
-    sequence_length: maximum length of "inputs", of both texts; that of "targets" must not be shorter.
-    output_features: its "targets" has the vocabulary, of both languages.
-    noise_density: part of the tokens of both that is hidden.
-    merge_documents: changes nothing; a row is one pair, or with config.data.pack several that do not see each other.
+    sequence_length: maximum length of "inputs", for both texts; "targets" must not be shorter.
+    output_features: "targets" has the vocabulary of both languages.
+    noise_density: fraction of tokens of both texts that are masked.
+    merge_documents: no effect; a row is one pair, or with config.data.pack several pairs without attention between
+      them.
 
   Raises:
-    UserError: lengths that do not fit, or a vocabulary without mask and sentinels.
+    UserError: lengths do not fit, or the vocabulary has neither a mask nor sentinels.
 
   Source: Lample & Conneau 2019 (XLM), section 3.4 and figure 1.
   """
@@ -68,8 +69,8 @@ def translation_lm(
   vocabulary = output_features["targets"].vocabulary
   if sequence_length["targets"] < sequence_length["inputs"]:
     raise UserError(
-      f"config.data.targets_length={sequence_length['targets']}: targets stand token by token beside the inputs;"
-      f" set config.data.targets_length={sequence_length['inputs']}"
+      f"config.data.targets_length={sequence_length['targets']}: masked language models need one target per "
+      f"input; set config.data.targets_length={sequence_length['inputs']}"
     )
   begin, end = masking.special_ids(vocabulary)
   room = chunking.room(sequence_length, {"inputs": 2 * (len(begin) + len(end))}, shortest=2)

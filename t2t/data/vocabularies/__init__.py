@@ -1,4 +1,4 @@
-"""Vocabularies: found and loaded, saved beside a model, asked for the ids that mean something, trained."""
+"""Vocabularies: loading, saving beside a model, special ids, and training."""
 
 import os
 
@@ -41,8 +41,8 @@ from t2t.data.vocabularies.reserved_ids import (
 )
 from t2t.data.vocabularies.vocab_checkpoint import check_same, check_saved, compare_start, digest, save, saved_extra_ids
 
-# tf.data encodes several texts at once already; threads of the library's own would compete with those, and it warns
-# when a process that has had them forks.
+# tf.data already encodes several texts in parallel. Threads of the library would compete with it, and the library warns
+# if a process with such threads forks.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Text that ids add to the text of the ids before them: the whole, and token by token."""
+"""Decodes the text that ids add to the text of previous ids, as a whole or token by token."""
 
 from collections.abc import Iterator, Sequence
 import os
@@ -7,34 +7,34 @@ import seqio
 
 from t2t.data.vocabularies import reserved_ids as ids_lib
 
-_CONTEXT = 16  # ids before a continuation that are decoded with it
-_UNFINISHED = "\ufffd"  # how a part of a character is decoded
+_CONTEXT = 16  # previous ids decoded together with a continuation
+_UNFINISHED = "\ufffd"  # decoded form of an incomplete character
 
 
 def decode_continuation(vocabulary: seqio.Vocabulary, prefix_ids: Sequence[int], ids: Sequence[int]) -> str:
-  """Returns the text that `ids` add behind `prefix_ids`, with its leading space.
+  """Returns the text that `ids` add after `prefix_ids`, with its leading space.
 
   In:  " of" as prefix, " the", " number" in T5's vocabulary
   Out: " the number"                        `decode` alone gives "the number"
 
-  The text of the prefix and this text, joined, are the text of all ids.  Padding, BOS, EOS, [CLS] and [SEP] have no
-  text, and a text begins anew behind each.
+  The text of the prefix plus this text is the text of all ids. Padding, BOS, EOS, [CLS] and [SEP] have no text, and a
+  new text starts after each.
 
   Args:
-    vocabulary: of both.
-    prefix_ids: of the prompt; empty: the continuation begins a text.
-    ids: of the continuation.
+    vocabulary: vocabulary of both.
+    prefix_ids: ids of the prompt; empty: the continuation starts a text.
+    ids: ids of the continuation.
   """
   return "".join(_decoded(vocabulary, *run)[0] for run in _runs(vocabulary, prefix_ids, ids) if run is not None)
 
 
 def continuation_texts(vocabulary: seqio.Vocabulary, prefix_ids: Sequence[int], ids: Sequence[int]) -> list[str]:
-  """Returns the text that each of `ids` adds; joined, they are `decode_continuation`.
+  """Returns the text that each id adds; concatenated, the texts are `decode_continuation`.
 
   In:  [] as prefix, the bytes 72, 105, 195, 169 of "Hié"
-  Out: ["H", "i", "", "é"]                  a character is the text of the last of its tokens
+  Out: ["H", "i", "", "é"]                  a character is the text of its last token
 
-  Args: as in `decode_continuation`.
+  Args: see `decode_continuation`.
   """
   texts = []
   for run in _runs(vocabulary, prefix_ids, ids):
@@ -45,7 +45,7 @@ def continuation_texts(vocabulary: seqio.Vocabulary, prefix_ids: Sequence[int], 
 def _runs(
   vocabulary: seqio.Vocabulary, prefix_ids: Sequence[int], ids: Sequence[int]
 ) -> Iterator[tuple[list[int], list[int]] | None]:
-  """Yields ids of one text with those before them, and None for each id that frames a text."""
+  """Yields ids of each text with their preceding ids, and None for each framing id."""
   framing = ids_lib.framing_ids(vocabulary)
   prefix = [int(i) for i in prefix_ids]
   begin = next((index + 1 for index in reversed(range(len(prefix))) if prefix[index] in framing), 0)
@@ -61,7 +61,7 @@ def _runs(
 
 
 def _decoded(vocabulary: seqio.Vocabulary, prefix: list[int], ids: list[int]) -> tuple[str, list[int], str, str]:
-  """Returns what `ids` add to the text of `prefix`, the context that they are decoded with, and both texts."""
+  """Returns the text that `ids` add to `prefix`, the context used for decoding, and the texts before and after."""
   context = prefix[-_CONTEXT:]
   before = vocabulary.decode(context)
   if not before.strip() or _UNFINISHED in before:
@@ -71,7 +71,7 @@ def _decoded(vocabulary: seqio.Vocabulary, prefix: list[int], ids: list[int]) ->
 
 
 def _added(vocabulary: seqio.Vocabulary, prefix: list[int], ids: list[int]) -> list[str]:
-  """Returns the text that each of `ids` adds to the text of `prefix`; no id frames a text."""
+  """Returns the text that each id adds to the text of `prefix`; there are no framing ids."""
   if not ids:
     return []
   whole_text, context, before, text = _decoded(vocabulary, prefix, ids)
@@ -80,7 +80,7 @@ def _added(vocabulary: seqio.Vocabulary, prefix: list[int], ids: list[int]) -> l
 
 
 def _by_window(vocabulary: seqio.Vocabulary, context: list[int], ids: list[int]) -> list[str]:
-  """Decodes each token with the few before it, in linear time."""
+  """Decodes each token with a few previous tokens, in linear time."""
   everything = [*context, *ids]
   begin, context_end, texts = 0, len(context), []
   before = vocabulary.decode(context)
@@ -91,7 +91,7 @@ def _by_window(vocabulary: seqio.Vocabulary, context: list[int], ids: list[int])
       texts.append("")
       continue
     texts.append(text[len(os.path.commonprefix([before, text])) :])
-    if texts[-1].strip():  # white space alone is no context: decoders take it off the beginning of a text
+    if texts[-1].strip():  # white space is no context, because decoders strip it at the start of a text
       begin, context_end = context_end, end
       before = vocabulary.decode(everything[begin:context_end])
     else:
@@ -100,7 +100,7 @@ def _by_window(vocabulary: seqio.Vocabulary, context: list[int], ids: list[int])
 
 
 def _by_prefixes(vocabulary: seqio.Vocabulary, context: list[int], ids: list[int], before: str, text: str) -> list[str]:
-  """Decodes each beginning of the ids, where what follows changes the text of what stands before it."""
+  """Decodes each prefix of the ids, for vocabularies whose later ids change the text of earlier ids."""
   ends = [len(os.path.commonprefix([before, text]))]
   for number in range(1, len(ids)):
     num_common = len(os.path.commonprefix([vocabulary.decode([*context, *ids[:number]]), text]))

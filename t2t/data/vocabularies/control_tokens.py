@@ -1,7 +1,7 @@
-"""Control tokens that a text spells: which there are, and the ids of a text that only contains their letters.
+"""Control tokens that a text spells: finds them, and encodes their letters as text.
 
-Published tokenizers read "[MASK]" or "<extra_id_0>" in a text as the control token of that name.  In a corpus these are
-letters: read as control tokens, "[PAD]" has no loss and "[MASK]" becomes a target.
+Published tokenizers read "[MASK]" or "<extra_id_0>" in a text as the control token of that name. In a corpus these are
+letters. Read as control tokens, "[PAD]" would have no loss, and "[MASK]" would become a target.
 """
 
 import collections
@@ -19,8 +19,8 @@ import tensorflow as tf
 
 from t2t import UserError
 
-# Pieces with a meaning of their own, the first that a vocabulary has. [SEP] before </s> and <|endoftext|>: a
-# vocabulary of the BERT family may hold those from the text of another (ModernBERT), never the other way round.
+# Special tokens by function; the first that a vocabulary has is used. [SEP] precedes </s> and <|endoftext|>, because a
+# vocabulary of the BERT family may contain these as text (ModernBERT), never the reverse.
 NAMES = {
   "pad": ("[PAD]", "<pad>", "<|pad|>", "<|finetune_right_pad_id|>", "<|padding|>"),
   "eos": ("[SEP]", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "[EOS]"),
@@ -30,45 +30,45 @@ NAMES = {
   "cls": ("[CLS]", "<cls>"),
   "sep": ("[SEP]", "<sep>"),
 }
-# How a user says which spelled control tokens of a prompt are meant: none, those that stand for missing text, or all.
+# Control tokens to accept in a prompt: none, those for missing text (sentinels and masks), or all.
 CHOICES = ("none", "blanks", "all")
 
 _NAMED = frozenset(name for names in NAMES.values() for name in names)
 _BLANKS = frozenset(NAMES["mask"])
-# Turns of a dialogue, places kept for later; other pieces that a user defined are text of his corpus.
+# Dialogue turns and reserved tokens; other user-defined tokens are text of a corpus.
 _PATTERN = re.compile(r"<\|.*\|>|<(?:start|end)_of_[a-z]+>|<unused_?[0-9]+>|\[unused[0-9]+\]")
 _SENTINEL = re.compile(r"▁?<extra_id_[0-9]+>")
-MARK = "\ufdd0"  # before the name of a control token where it is meant; a noncharacter, which no text contains
-# A noncharacter for one character of a name: with it the letters are no control token.  As many characters as before,
-# so that positions in a text stay right.
+MARK = "\ufdd0"  # precedes the name of an intended control token; a noncharacter, which no text contains
+# Noncharacters that replace one character of a name, so that it spells no control token. The number of characters, and
+# so every position in the text, stays the same.
 _PROTECTED = {character: chr(0xFDD1 + number) for number, character in enumerate("<[|{(_@#$&*~!%^+=-/:;?.")}
 _PLAIN = {protected: character for character, protected in _PROTECTED.items()}
 _ANY_PROTECTED = re.compile(f"[{''.join(_PLAIN)}]")
 
 
-# ---- Which there are -------------------------------------------------------------------------------------------------
+# ---- Names -----------------------------------------------------------------------------------------------------------
 
 
 def control_tokens(vocabulary: seqio.Vocabulary) -> dict[str, int]:
   """Returns the control tokens that a text can spell, by name -> id.
 
-  In:  T5's 32,000 pieces and 100 sentinels
-  Out: {"<extra_id_99>": 32000, ..., "<extra_id_0>": 32099}     "</s>" in a text is text: SentencePiece sees to it
+  In:  T5's 32,000 tokens and 100 sentinels
+  Out: {"<extra_id_99>": 32000, ..., "<extra_id_0>": 32099}     SentencePiece reads "</s>" in a text as text
 
-  Bytes have none.  SentencePiece's pieces that a user defined are text, except for sentinels, turns of a dialogue and
-  names such as [MASK]; special tokens of a tokenizer.json are control tokens.
+  Byte vocabularies have none. User-defined SentencePiece tokens are text, except sentinels, dialogue turns and names
+  such as [MASK]. Special tokens of a tokenizer.json are control tokens.
   """
   reader = _reader(vocabulary)
   return {} if reader is None else dict(reader.names)
 
 
 def is_blank(name: str) -> bool:
-  """Returns True if a control token stands for missing text: a sentinel or a mask."""
+  """Returns True if a control token represents missing text: a sentinel or a mask."""
   return name in _BLANKS or _SENTINEL.fullmatch(name) is not None
 
 
 def count(vocabulary: seqio.Vocabulary, texts: Iterable[str]) -> dict[str, int]:
-  """Counts the control tokens that texts spell, by name, the most frequent first; names that are not there are absent.
+  """Counts the control tokens that texts spell, by name, in decreasing frequency; only names that occur.
 
   In:  BERT's vocabulary, ["a [PAD] [PAD]", "[MASK]"]
   Out: {"[PAD]": 2, "[MASK]": 1}
@@ -84,25 +84,25 @@ def count(vocabulary: seqio.Vocabulary, texts: Iterable[str]) -> dict[str, int]:
 
 
 def encode_text(vocabulary: seqio.Vocabulary, text: str, *, special_tokens: str = "none") -> list[int]:
-  """Returns the ids of a text, in which letters that spell a control token are text.
+  """Encodes a text; letters that spell a control token are text, unless `special_tokens` accepts it.
 
   In:  BERT's vocabulary, "a [MASK]"
   Out: the ids of "a", "[", "mask", "]"; with special_tokens "blanks" or "all" of "a", "[MASK]"
 
   Args:
-    vocabulary: of any kind; one of the user's own class encodes as it does.
+    vocabulary: any vocabulary; a custom class uses its own `encode`.
     text: valid Unicode.
-    special_tokens: "none"; "blanks": sentinels and masks are control tokens; "all": all control tokens are.
+    special_tokens: accepted control tokens: "none", "blanks" (sentinels and masks), or "all".
 
   Raises:
-    UserError: no such choice, or a lone surrogate in the text, which is no character.
+    UserError: special_tokens is unknown, or the text has a lone surrogate.
   """
   try:
     text.encode()
   except UnicodeEncodeError as error:
     raise UserError(
-      f"character {error.start + 1} of the text is {text[error.start]!r}, one half of a character (a lone surrogate);"
-      " write the whole character"
+      f"character {error.start + 1} of the text is {text[error.start]!r}, a lone surrogate (half a character); "
+      "write the whole character"
     ) from error
   reader = _reader(vocabulary)
   if reader is None:
@@ -119,20 +119,20 @@ def _accepted(reader: "Reader", special_tokens: str) -> frozenset[str]:
 
 
 def as_text(vocabulary: seqio.Vocabulary) -> seqio.Vocabulary:
-  """Returns an equal vocabulary that encodes letters as text, whatever they spell."""
+  """Returns an equal vocabulary that encodes names of control tokens as text."""
   return _variant(vocabulary, _AsText)
 
 
 def as_formatted(vocabulary: seqio.Vocabulary) -> seqio.Vocabulary:
-  """Returns an equal vocabulary that reads spelled control tokens as such, except where `protect` was applied.
+  """Returns an equal vocabulary that reads names of control tokens as such, except where `protect` was applied.
 
-  For texts that a task's format makes of records, to which it adds control tokens: those of the records are protected.
+  A task's format adds control tokens to records; the records' own text is protected before.
   """
   return _variant(vocabulary, _AsFormatted)
 
 
 def as_published(vocabulary: seqio.Vocabulary) -> seqio.Vocabulary:
-  """Returns the vocabulary that `as_text` or `as_formatted` was given; other vocabularies as they are."""
+  """Returns the original of a vocabulary from `as_text` or `as_formatted`; other vocabularies unchanged."""
   return getattr(vocabulary, "_published", vocabulary)
 
 
@@ -152,7 +152,7 @@ def _class_of(base: type, kind: type) -> type:
 
 
 class _Variant:
-  """A vocabulary that encodes otherwise than the published tokenizer; all else is as in the published one."""
+  """A vocabulary that differs from the published tokenizer only in its encoding."""
 
   _published: seqio.Vocabulary
 
@@ -161,7 +161,7 @@ class _Variant:
     return _reader(self._published)
 
   def __getstate__(self):
-    # Which vocabularies seqio calls equal, and what they are copied by.
+    # The state determines equality in seqio, and copies.
     state = self._published.__getstate__()
     return state if isinstance(state, dict) else dict(state or {})
 
@@ -169,7 +169,7 @@ class _Variant:
     return _variant, (self._published, type(self).__mro__[1])
 
   def _model_context(self):
-    return self._published._model_context()  # an embedded vocabulary makes its model when it is first needed
+    return self._published._model_context()  # an embedded vocabulary creates its model on first use
 
   @property
   def sentencepiece_model_file(self) -> str:
@@ -177,7 +177,7 @@ class _Variant:
 
 
 class _AsText(_Variant):
-  """Letters are text."""
+  """Encodes names of control tokens as text."""
 
   def _encode(self, s: str | bytes) -> list[int]:
     return self._reader.encode(string_of(s), accept=frozenset())
@@ -190,7 +190,7 @@ class _AsText(_Variant):
 
 
 class _AsFormatted(_Variant):
-  """Spelled control tokens are meant, protected ones are text."""
+  """Encodes names as control tokens, and protected names as text."""
 
   def _encode(self, s: str | bytes) -> list[int]:
     return self._reader.encode(string_of(s), accept=self._reader.names, protected=True)
@@ -204,7 +204,7 @@ class _AsFormatted(_Variant):
 
 
 def string_of(text: str | bytes) -> str:
-  """Returns a text that may be in UTF-8."""
+  """Decodes UTF-8 bytes; returns a string unchanged."""
   return text.decode(errors="replace") if isinstance(text, bytes) else text
 
 
@@ -212,10 +212,10 @@ def string_of(text: str | bytes) -> str:
 
 
 def protect(vocabularies: Sequence[seqio.Vocabulary]) -> Callable[[tf.Tensor], tf.Tensor] | None:
-  """Returns what replaces a character of each spelled control token, string of any shape; None: none can be spelled.
+  """Returns a function that protects names of control tokens in strings of any shape; None if there are no names.
 
   In:  "a [MASK] b"
-  Out: "a ?MASK] b", with a noncharacter for "?"; `plain` gives the text back
+  Out: "a ?MASK] b", with a noncharacter for "?"; `plain` restores the text
   """
   names = sorted({name for vocabulary in vocabularies for name in control_tokens(vocabulary)})
   groups: dict[tuple[str, str], list[str]] = collections.defaultdict(list)
@@ -239,7 +239,7 @@ def protect(vocabularies: Sequence[seqio.Vocabulary]) -> Callable[[tf.Tensor], t
 
 
 def plain(texts: tf.Tensor) -> tf.Tensor:
-  """Returns texts without protection, string of any shape."""
+  """Removes protection from texts, string of any shape."""
   pattern = f"[{''.join(_PLAIN)}]"
 
   def restored() -> tf.Tensor:
@@ -252,12 +252,12 @@ def plain(texts: tf.Tensor) -> tf.Tensor:
 
 
 def unprotected(text: str) -> str:
-  """Returns a text without protection; see `plain`."""
+  """Removes protection from a text; see `plain`."""
   return _ANY_PROTECTED.sub(lambda match: _PLAIN[match[0]], text)
 
 
 def _any_of(names: Collection[str]) -> str:
-  """A pattern of literals, the longest first; sentinels as one."""
+  """Returns a pattern of literals, longest first; sentinels are merged."""
   numbered = {re.fullmatch(r"(.*extra_id_)[0-9]+>", name) for name in names} - {None}
   alone = [name for name in names if not re.fullmatch(r".*extra_id_[0-9]+>", name)]
   alternatives = [re.escape(name) for name in sorted(alone, key=len, reverse=True)]
@@ -267,20 +267,20 @@ def _any_of(names: Collection[str]) -> str:
   return "|".join(alternatives)
 
 
-# ---- Readers: how a kind of vocabulary is kept from seeing control tokens --------------------------------------------
+# ---- Readers: encoding of each kind of vocabulary without control tokens ---------------------------------------------
 
 
 class Reader:
-  """Encoder of one kind of vocabulary.
+  """Encoder for one kind of vocabulary.
 
-  names: the control tokens that a text can spell, and their ids.
+  names: control tokens that a text can spell, and their ids.
   """
 
   names: Mapping[str, int]
 
   @functools.cached_property
   def literal(self) -> re.Pattern:
-    """Any of the names."""
+    """Returns a pattern that matches any of the names."""
     return re.compile(_any_of(self.names) if self.names else r"(?!)")
 
   @functools.cached_property
@@ -289,16 +289,16 @@ class Reader:
 
   def spells(self, text: str) -> bool:
     """Returns True if a text contains one of the names."""
-    # Characters are found ten times as fast as a pattern.
+    # A character test is ten times as fast as a pattern.
     return any(first in text for first in self._firsts) and self.literal.search(text) is not None
 
   @functools.cached_property
   def unusual(self) -> str:
-    """Regular expression of the texts that the fast TensorFlow path cannot encode: a name, or protection."""
+    """Returns a regular expression of texts that the fast TensorFlow path cannot encode: with names or protection."""
     return f"(?s).*(?:{self.literal.pattern}|[{''.join(_PLAIN)}]).*" if self.names else "(?!)"
 
   def encode(self, text: str, *, accept: Collection[str], protected: bool = False) -> list[int]:
-    """Ids of a text; names in `accept` are control tokens, except for protected ones, which are text."""
+    """Encodes a text; unprotected names in `accept` are control tokens, others are text."""
     if not accept or not self.spells(text):
       return self._encode_text(unprotected(text) if protected else text)
     return self._encode_mixed(text, accept, protected)
@@ -306,15 +306,15 @@ class Reader:
   def encode_with_offsets(
     self, text: str, *, accept: Collection[str], protected: bool = False
   ) -> list[tuple[int, int, int]]:
-    """(id, start, end) of each token, in characters."""
+    """Returns (id, start, end) of each token, in characters."""
     raise NotImplementedError
 
   def encode_tf(self, texts: tf.Tensor) -> tf.Tensor:
-    """Ids of texts, string [] or [batch]; letters are text."""
+    """Encodes texts, string [] or [batch]; names are text."""
     raise NotImplementedError
 
   def encode_formatted_tf(self, texts: tf.Tensor, encode: Callable[[bytes], list[int]]) -> tf.Tensor:
-    """Ids of texts, string [] or [batch], by `encode`."""
+    """Encodes texts, string [] or [batch], by `encode`."""
     raise NotImplementedError
 
   def _encode_text(self, text: str) -> list[int]:
@@ -325,30 +325,30 @@ class Reader:
 
 
 class FileVocabulary(seqio.Vocabulary):
-  """A vocabulary of a kind that seqio does not have, see subwords.py.
+  """A vocabulary of a kind that seqio lacks, see subwords.py.
 
-  files: what it is read from.
+  files: files of the vocabulary.
   """
 
   files: Sequence[epath.Path]
 
   def reader(self) -> Reader:
-    """Returns what encodes its texts without control tokens."""
+    """Returns an encoder for texts without control tokens."""
     raise NotImplementedError
 
 
 def by_python(texts: tf.Tensor, encode: Callable[[bytes], list[int]]) -> tf.Tensor:
-  """int32 [length] of a scalar; of a batch [batch, (length)], ragged."""
+  """Encodes in Python: int32 [length] for a scalar; ragged [batch, (length)] for a batch."""
 
   def encode_one(text: bytes | np.ndarray) -> np.ndarray:
-    # TensorFlow hands over bytes in a graph, and outside of one an array that holds them.
+    # TensorFlow passes bytes in a graph, and an array with bytes in eager mode.
     return np.array(encode(np.asarray(text, object).item()), np.int32)
 
   def batch(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ids = [encode(text) for text in texts]
     return np.array(sum(ids, []), np.int32), np.cumsum([0, *map(len, ids)], dtype=np.int64)
 
-  # Stateless: the ids are a function of the text, and tf.data may rewrite what it knows to be that.
+  # Stateless, because ids are a function of the text; tf.data can then optimize the call.
   if texts.shape.rank == 1:
     flat, splits = tf.numpy_function(batch, [texts], [tf.int32, tf.int64], stateful=False)
     return tf.RaggedTensor.from_row_splits(tf.ensure_shape(flat, [None]), tf.ensure_shape(splits, [None]))
@@ -356,7 +356,7 @@ def by_python(texts: tf.Tensor, encode: Callable[[bytes], list[int]]) -> tf.Tens
 
 
 def _reader(vocabulary: seqio.Vocabulary) -> Reader | None:
-  """None: of a kind that has no control tokens in its texts (bytes), or of the user's own."""
+  """Returns None for vocabularies without control tokens in texts (bytes), and for custom classes."""
   vocabulary = as_published(vocabulary)
   if isinstance(vocabulary, FileVocabulary):
     return vocabulary.reader()
@@ -371,8 +371,9 @@ _Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
 
 
 class _SentencePieces(Reader):
-  """Three models: the published one; one in which control tokens are pieces that no text has; and one in which their
-  pieces have a mark in front."""
+  """Encodes with three models: the published one; one in which control tokens never match; and one in which they need a
+  mark.
+  """
 
   def __init__(self, model: bytes):
     self._model = model
@@ -435,7 +436,7 @@ class _SentencePieces(Reader):
     places = []
     for i, start, end in sentencepiece_offsets(self._published, text):
       name = self._control.get(i)
-      # Full-width letters that are normalized to a name are text.
+      # Full-width letters that normalize to a name are text.
       if name in accept and name in text[start:end]:
         places.append(start + text[start:end].rindex(name))
     text = unprotected(text) if protected else text
@@ -446,25 +447,25 @@ class _SentencePieces(Reader):
 
 
 def unmarked(position: int, marks: Sequence[int]) -> int:
-  """Returns a position of a text with marks as one of the text without; `marks`: where they stand."""
+  """Converts a position in a text with marks to the text without; `marks` are their positions."""
   return position - sum(mark < position for mark in marks)
 
 
 def sentencepiece_offsets(processor: sentencepiece.SentencePieceProcessor, text: str) -> list[tuple[int, int, int]]:
-  """Returns (id, start, end) of each piece, in characters of the text."""
-  # The library's are in bytes of UTF-8.
+  """Returns (id, start, end) of each token, in characters of the text."""
+  # The library returns UTF-8 byte offsets.
   encoded = processor.encode(text, out_type="serialized_proto")
   character = [number for number, letter in enumerate(text) for _ in letter.encode()] + [len(text)]
   tokens = []
   for piece in sentencepiece_pb2.SentencePieceText.FromString(encoded).pieces:
     start, is_empty = character[piece.begin], piece.begin == piece.end
-    # A part of a character (a piece for one byte of it) is the whole.
+    # A token for one byte of a character covers the whole character.
     tokens.append((piece.id, start, start if is_empty else character[piece.end - 1] + 1))
   return tokens
 
 
 def is_control(piece: str) -> bool:
-  """Returns True if a piece is named as control tokens are."""
+  """Returns True if a token has the name of a control token."""
   name = piece.removeprefix("▁")
   return name in _NAMED or _PATTERN.fullmatch(name) is not None or _SENTINEL.fullmatch(name) is not None
 

@@ -1,4 +1,4 @@
-"""A vocabulary with more pieces than it had: its ids stay, and behind them stands what text of a domain needs."""
+"""Extends a vocabulary by tokens for text of a domain; ids of existing tokens do not change."""
 
 from collections.abc import Callable, Sequence
 import functools
@@ -18,22 +18,22 @@ from t2t.runtime import cache_folder
 
 
 def extend(lines: Sequence[str], *, given: str, size: int, output_dir: str | pathlib.Path) -> pathlib.Path:
-  """Writes a vocabulary with the pieces of another, in their order, and behind them the most frequent new ones.
+  """Writes a vocabulary with the tokens of another, in order, followed by the most frequent new tokens.
 
-  New are those pieces of a vocabulary trained on the text that the other has not: of WordPiece in the order of their
-  merges, of SentencePiece by their probability in the text, with which they stand beside the old ones.
+  New tokens come from a vocabulary trained on the text: for WordPiece in order of merges, for SentencePiece with
+  their log-probability in the text as the score.
 
   Args:
     lines: text.
-    given: the other vocabulary, as `reserved_ids.load` takes it: WordPiece or SentencePiece's unigram model.
-    size: number of pieces, those of the other included.
-    output_dir: local folder; made if it is not there.
+    given: the vocabulary to extend, as for `reserved_ids.load`: WordPiece or a SentencePiece unigram model.
+    size: number of tokens, existing ones included.
+    output_dir: local folder; created if missing.
 
   Returns:
     The path of vocab.txt or spiece.model.
 
   Raises:
-    UserError: another kind of vocabulary, one that is as large already, or text that has not so many new pieces.
+    UserError: the vocabulary has another kind or is already as large, or the text has too few new tokens.
   """
   vocabulary = reserved_ids.load(given, extra_ids=0)
   if kind_of(given) == "sentencepiece":
@@ -46,7 +46,7 @@ def extend(lines: Sequence[str], *, given: str, size: int, output_dir: str | pat
   old = [vocabulary.tokenizer.id_to_token(i) for i in range(vocabulary.vocab_size)]
   train = functools.partial(_wordpieces, cased=not vocabulary.tokenizer.normalizer.lowercase)
   new = _new_pieces(lines, old, train, size)
-  for file in vocabulary.files[1:]:  # its settings
+  for file in vocabulary.files[1:]:  # tokenizer settings
     cache_folder.write_atomically(pathlib.Path(output_dir) / file.name, file.read_bytes())
   path = pathlib.Path(output_dir) / "vocab.txt"
   cache_folder.write_atomically(path, "".join(f"{piece}\n" for piece in (*old, *new)).encode())
@@ -54,10 +54,10 @@ def extend(lines: Sequence[str], *, given: str, size: int, output_dir: str | pat
 
 
 def kind_of(given: str) -> str:
-  """wordpiece or sentencepiece.
+  """Returns "wordpiece" or "sentencepiece".
 
   Raises:
-    UserError: it is neither, and cannot be extended.
+    UserError: the vocabulary has another kind, which cannot be extended.
   """
   vocabulary = reserved_ids.load(given, extra_ids=0)
   if isinstance(vocabulary, subwords.SubwordVocabulary) and vocabulary.files[0].suffix == ".txt":
@@ -66,8 +66,8 @@ def kind_of(given: str) -> str:
   if isinstance(vocabulary, seqio.SentencePieceVocabulary) and _proto(vocabulary).trainer_spec.model_type == unigram:
     return "sentencepiece"
   raise UserError(
-    f"--extend {given}: only WordPiece (vocab.txt) and SentencePiece's unigram models can be extended; the pieces of"
-    " others come of merges"
+    f"--extend {given}: only WordPiece (vocab.txt) and SentencePiece unigram models can be extended, because "
+    "tokens of other kinds depend on merges; train a new vocabulary instead"
   )
 
 
@@ -90,10 +90,10 @@ def _sentencepieces(lines: Sequence[str], size: int, folder: str) -> dict[str, f
 def _new_pieces(
   lines: Sequence[str], old: Sequence[str], train: Callable[..., dict[str, float]], size: int
 ) -> dict[str, float]:
-  """As many pieces as are wanted that are not among the old, with their scores, of ever larger vocabularies."""
+  """Returns the wanted number of new tokens with their scores, from vocabularies of increasing size."""
   num_wanted, old_pieces, requested_size, most = size - len(old), set(old), size, 0
   if num_wanted < 1:
-    raise UserError(f"--size {size}: the vocabulary that is extended has {len(old)} pieces already; give more")
+    raise UserError(f"--size {size}: the vocabulary to extend already has {len(old)} tokens; give more")
   while True:
     try:
       with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""How a vocabulary divides the text of a language: into how many pieces, and what of it is unknown."""
+"""Statistics of tokenization in a language: tokens per word, and the unknown rate."""
 
 from collections.abc import Iterable
 import dataclasses
@@ -10,13 +10,13 @@ from t2t.data.vocabularies import control_tokens
 
 @dataclasses.dataclass(frozen=True)
 class Division:
-  """What text became.
+  """Counts for a tokenized text.
 
-  characters: spaces between words included.
-  words: what white space parts; of a script without it, as Thai's, a word is a line, and says little.
+  characters: includes spaces between words.
+  words: parts between white space; not meaningful in scripts without it, such as Thai, where a line is one word.
   pieces: ids, without EOS.
-  unknown: of them.
-  split: words of more than one piece.
+  unknown: unknown ids.
+  split: words of more than one token.
   """
 
   lines: int = 0
@@ -28,40 +28,40 @@ class Division:
 
   @property
   def pieces_per_word(self) -> float:
-    """Fertility (Rust et al. 2021): 1 where every word is a piece."""
+    """Returns the fertility (Rust et al. 2021): 1 if every word is one token."""
     return self.pieces / max(self.words, 1)
 
   @property
   def characters_per_piece(self) -> float:
-    """By how much a sequence of pieces is shorter than one of characters."""
+    """Returns the compression relative to a sequence of characters."""
     return self.characters / max(self.pieces, 1)
 
   @property
   def unknown_rate(self) -> float:
-    """Share of the pieces."""
+    """Returns the fraction of unknown tokens."""
     return self.unknown / max(self.pieces, 1)
 
   @property
   def split_rate(self) -> float:
-    """Share of the words that are more than one piece (Rust et al. 2021, "continued words")."""
+    """Returns the fraction of words with more than one token (Rust et al. 2021, "continued words")."""
     return self.split / max(self.words, 1)
 
 
 def measure(vocabulary: seqio.Vocabulary, lines: Iterable[str]) -> Division:
-  """Divides lines of text, without white space around them.
+  """Counts tokens of lines of text without surrounding white space.
 
-  In:  "a bc", of a vocabulary of the pieces " a", " b" and "c"
+  In:  "a bc", in a vocabulary with the tokens " a", " b" and "c"
   Out: 4 characters, 2 words, 3 pieces, 0 unknown, 1 split
   """
   encode = control_tokens.as_text(vocabulary).encode
-  sizes: dict[str, int] = {}  # word -> its pieces: a text has few of many
+  sizes: dict[str, int] = {}  # word -> number of its tokens; few distinct words are frequent
   number = characters = words = pieces = unknown = split = 0
   for line in lines:
     ids = encode(line)
     line_words = line.split()
     for word in line_words:
       if word not in sizes:
-        # Of byte-level BPE a word is another at the beginning of a text than behind a space, where most words stand.
+        # Byte-level BPE encodes a word differently at the beginning of a text and after a space.
         sizes[word] = min(len(encode(text)) for text in (word, f" {word}"))
       split += sizes[word] > 1
     if len(sizes) > _REMEMBERED:

@@ -1,4 +1,4 @@
-"""Where in a text its tokens stand: ids with the characters that each is made of."""
+"""Token offsets: ids of a text with the character range of each."""
 
 from typing import NamedTuple
 
@@ -10,10 +10,10 @@ from t2t.data.vocabularies import control_tokens
 
 
 class Tokens(NamedTuple):
-  """Ids of a text, and for each the characters of the Python string from `starts` up to `ends`; int32 [tokens].
+  """Ids of a text, with the character range [start, end) of each in the Python string; int32 [tokens].
 
-  White space in front of a word, which is part of some vocabularies' pieces, is left out of the characters; a piece of
-  white space alone, or of nothing, is an empty range.
+  Ranges exclude surrounding white space, which some vocabularies include in tokens. A token of white space alone, or of
+  nothing, has an empty range.
   """
 
   ids: np.ndarray
@@ -22,17 +22,17 @@ class Tokens(NamedTuple):
 
 
 def tokens_of(vocabulary: seqio.Vocabulary, text: str) -> Tokens:
-  """The ids of `vocabulary.encode(text)`, and where in the text they stand.
+  """Returns the ids of `vocabulary.encode(text)` with their offsets.
 
   In:  "Où es-tu?" in T5's vocabulary
   Out: [411, 23063, 3, 15, 7, 18, 17, 76, 58], [0, 1, 3, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
   Args:
-    vocabulary: of bytes, of a SentencePiece model, WordPiece or byte-level BPE.
+    vocabulary: bytes, SentencePiece, WordPiece or byte-level BPE.
     text: valid Unicode.
 
   Raises:
-    UserError: a vocabulary of the user's own class.
+    UserError: the vocabulary has a custom class.
   """
   if hasattr(vocabulary, "encode_with_offsets"):
     tokens = vocabulary.encode_with_offsets(text)
@@ -43,8 +43,8 @@ def tokens_of(vocabulary: seqio.Vocabulary, text: str) -> Tokens:
     tokens = [(i, *range_) for i, range_ in zip(vocabulary.encode(text), byte_ranges, strict=True)]
   else:
     raise UserError(
-      f"config.data.vocabulary: {type(vocabulary).__name__} does not say where in a text its tokens stand, and what"
-      " is asked are parts of the text; use bytes, SentencePiece, WordPiece or byte-level BPE"
+      f"config.data.vocabulary: {type(vocabulary).__name__} has no token offsets, which spans of text need; use "
+      "bytes, SentencePiece, WordPiece or byte-level BPE"
     )
   ids, starts, ends = (np.array(column, np.int32) for column in zip(*tokens, strict=True)) if tokens else _NOTHING
   spaces = np.array([*(character.isspace() for character in text), False])
@@ -55,7 +55,7 @@ _NOTHING = (np.zeros(0, np.int32),) * 3
 
 
 def _without_spaces(spaces: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Ranges without white space at their ends."""
+  """Strips white space from both ends of ranges."""
   starts, ends = starts.copy(), ends.copy()
   while (inner := (starts < ends) & spaces[np.minimum(starts, len(spaces) - 1)]).any():
     starts += inner

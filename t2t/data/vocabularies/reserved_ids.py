@@ -1,4 +1,4 @@
-"""Vocabularies: loading and checking them, and what their ids mean: sentinels, masks, words, ends of sentences."""
+"""Loads and checks vocabularies, and finds ids with a function: sentinels, masks, word starts, sentence ends."""
 
 import json
 import pathlib
@@ -15,24 +15,24 @@ from t2t import UserError
 from t2t.data.vocabularies import control_tokens
 from t2t.storage import gcs, vocabulary_files
 
-DOCS_SIZE = 4096  # with 100 sentinels 4,196 ids: an embedding of 33 x 128 = 4,224 rows holds them
+DOCS_SIZE = 4096  # with 100 sentinels 4,196 ids, which fit an embedding of 33 x 128 = 4,224 rows
 _SENTENCE_END = re.compile(r"""[.!?…。！？؟।][\"'”’»)\]]*\s*$|\n\s*$""")
-_DOCS_CHARACTERS = 4_000_000  # what the small vocabulary is trained on: 4 s on two cores, and more changes few pieces
+_DOCS_CHARACTERS = 4_000_000  # training text of the docs vocabulary: 4 s on two cores; more text changes few tokens
 
 
 def load(spec: str, *, extra_ids: int = 100) -> seqio.Vocabulary:
-  """The vocabulary that `spec` names, with `extra_ids` sentinels behind its own ids.
+  """Loads the vocabulary that `spec` names, with `extra_ids` sentinels after its ids.
 
   Args:
-    spec: "bytes" (UTF-8 bytes after pad, EOS and unknown, as ByT5), or the path or URL of a vocabulary's file, or of
-      the folder of a published model, see `vocabulary_files.found_in`.
-    extra_ids: number of sentinels; the last id is <extra_id_0> and they count down from there.
+    spec: "bytes" (UTF-8 bytes after pad, EOS and unknown, as in ByT5), or the path or URL of a vocabulary file or of a
+      published model's folder, see `vocabulary_files.found_in`.
+    extra_ids: number of sentinels; the last id is <extra_id_0>, and numbers increase with decreasing ids.
 
   Raises:
-    UserError: no such file, not a vocabulary, one that holds sentinels already, or lacks what it needs.
+    UserError: the file does not exist, is no vocabulary, already has sentinels, or lacks a required token.
   """
   if extra_ids < 0:
-    raise UserError(f"config.data.extra_ids={extra_ids}: the number of sentinels cannot be negative; T5 has 100")
+    raise UserError(f"config.data.extra_ids={extra_ids}: the number of sentinels must not be negative; T5 uses 100")
   if not spec:
     raise UserError(f"config.data.vocabulary is empty: {_WHAT_TO_GIVE}")
   if spec == "bytes":
@@ -60,18 +60,18 @@ def load(spec: str, *, extra_ids: int = 100) -> seqio.Vocabulary:
 
 
 _WHAT_TO_GIVE = (
-  'give "bytes", or the path of a SentencePiece .model file, of a WordPiece vocab.txt, of a tokenizer.json, or of the'
-  " encoder.json or vocab.json of a BPE vocabulary"
+  'give "bytes", or the path of a SentencePiece .model file, of a WordPiece vocab.txt, of a tokenizer.json, or '
+  "of the encoder.json or vocab.json of a BPE vocabulary"
 )
 
 
 def _file_in(folder: epath.Path, where: str) -> epath.Path:
   paths = vocabulary_files.found_in(folder)
   if len(paths) > 1:
-    raise UserError(f"{where}: has {len(paths)} of *{paths[0].suffix}; give one of them, for example {paths[0]}")
+    raise UserError(f"{where}: contains {len(paths)} of *{paths[0].suffix}; give one of them, for example {paths[0]}")
   if not paths:
     endings = ", ".join(vocabulary_files.KINDS)
-    raise UserError(f"{where}: is a folder with no vocabulary in it; looked for {endings}")
+    raise UserError(f"{where}: this folder contains no vocabulary; looked for {endings}")
   return paths[0]
 
 
@@ -84,34 +84,35 @@ def _check_model(path: epath.Path, extra_ids: int, where: str) -> None:
     model = sentencepiece.SentencePieceProcessor(model_proto=content)
     pieces = [model.id_to_piece(i) for i in range(model.get_piece_size())]
   except (RuntimeError, UnicodeDecodeError) as error:
-    raise UserError(f"{where}: not a SentencePiece model; `t2t vocab train` makes one") from error
+    raise UserError(f"{where}: not a SentencePiece model; `t2t vocab train` trains one") from error
   sentinels = [i for i, piece in enumerate(pieces) if vocabulary_files.SENTINEL.fullmatch(piece)]
   if sentinels and extra_ids:
     raise UserError(
-      f"{where}: the model already contains {len(sentinels)} sentinel pieces"
-      f" ({pieces[sentinels[0]]} has id {sentinels[0]});"
-      f" {extra_ids} more behind them would give each sentinel two ids."
-      " Give a model without sentinels, as T5's is published"
+      f"{where}: the model already contains {len(sentinels)} sentinels ({pieces[sentinels[0]]} has id "
+      f"{sentinels[0]}). Adding {extra_ids} would give each sentinel two ids. Set config.data.extra_ids=0, or "
+      "give a model without sentinels, as T5's is published."
     )
-  # Llama's has no pad piece; id 0 is its unknown piece, which text never has since unknown characters are bytes.
+  # Llama has no pad token. Its id 0 is the unknown token, which never occurs, because unknown characters become bytes.
   free = model.is_unknown(0) or model.is_control(0)
   if model.pad_id() != seqio.vocabularies.PAD_ID and not (model.pad_id() < 0 and free):
-    reason = f'has no pad piece and id 0 is "{pieces[0]}"' if model.pad_id() < 0 else f"pads with id {model.pad_id()}"
-    raise UserError(f"{where}: the model {reason}; padding must be id 0 (train it with pad_id=0, as `t2t vocab train`)")
+    reason = f'has no pad token and id 0 is "{pieces[0]}"' if model.pad_id() < 0 else f"pads with id {model.pad_id()}"
+    raise UserError(
+      f"{where}: the model {reason}; padding must be id 0. Train it with pad_id=0, as `t2t vocab train` does."
+    )
   if model.pad_id() < 0 and model.is_unknown(0) and not any(model.is_byte(i) for i in range(len(pieces))):
     logging.warning("%s: id 0 is both padding and %s: unknown characters of the text are not learned", where, pieces[0])
   if model.eos_id() < 0:
-    raise UserError(f"{where}: the model has no EOS piece; targets must end in one (`t2t vocab train` makes </s> id 1)")
+    raise UserError(f"{where}: the model has no EOS token, which must end targets. `t2t vocab train` makes </s> id 1.")
 
 
 def check(vocabulary: seqio.Vocabulary, model_vocab_size: int) -> None:
-  """Every id must have a row in the embedding.
+  """Checks that every id has a row in the embedding.
 
   Raises:
-    UserError: the largest id is beyond it; says which size would do.
+    UserError: the largest id has none; gives a sufficient size.
   """
   if vocabulary.vocab_size > model_vocab_size:
-    # Rows in multiples of 128 fill the lanes of a TPU's matrix unit and divide over any usual mesh.
+    # Multiples of 128 rows fill the lanes of a TPU's matrix unit and divide evenly over usual meshes.
     fits = -(-vocabulary.vocab_size // 128) * 128
     raise UserError(
       f"config.model.vocab_size={model_vocab_size} is too small: the vocabulary's largest id is"
@@ -121,10 +122,10 @@ def check(vocabulary: seqio.Vocabulary, model_vocab_size: int) -> None:
 
 
 def num_sentinels(vocabulary: seqio.Vocabulary) -> int:
-  """How many sentinels there are: those that were added, or of bytes alone the last 100 ids, as in ByT5.
+  """Returns the number of sentinels: the added ones, or for plain bytes the last 100 ids, as in ByT5.
 
-  UTF-8 never uses the bytes 0xF5 to 0xFF, and the rest of the last 100 only inside characters that are rare in most
-  text (Xue et al. 2022, section 3.1).
+  UTF-8 never uses the bytes 0xF5 to 0xFF. Others of the last 100 occur only in characters that are rare in most text
+  (Xue et al. 2022, section 3.1).
   """
   if isinstance(vocabulary, seqio.ByteVocabulary) and not vocabulary.extra_ids:
     return 100
@@ -132,9 +133,9 @@ def num_sentinels(vocabulary: seqio.Vocabulary) -> int:
 
 
 def sentinel_ids(vocabulary: seqio.Vocabulary, count: int) -> list[int]:
-  """Ids of <extra_id_0>, <extra_id_1>, ...: they count down from the vocabulary's last id.
+  """Returns ids of <extra_id_0>, <extra_id_1>, ..., which decrease from the vocabulary's last id.
 
-  In:  T5's 32,000 pieces and 100 sentinels, count 3
+  In:  T5's 32,000 tokens and 100 sentinels, count 3
   Out: [32099, 32098, 32097]
 
   Raises:
@@ -142,19 +143,19 @@ def sentinel_ids(vocabulary: seqio.Vocabulary, count: int) -> list[int]:
   """
   if count > num_sentinels(vocabulary):
     raise UserError(
-      f"config.data.extra_ids: {count} sentinels are needed, the vocabulary has {num_sentinels(vocabulary)};"
-      f" set config.data.extra_ids={count} or more, or shorten config.data.inputs_length"
+      f"config.data.extra_ids: {count} sentinels are needed, but the vocabulary has {num_sentinels(vocabulary)}. "
+      f"Set config.data.extra_ids={count} or more, or shorten config.data.inputs_length"
     )
   return [vocabulary.vocab_size - 1 - i for i in range(count)]
 
 
 def pads_with_zero(vocabulary: seqio.Vocabulary) -> bool:
-  """Whether id 0 is padding; in GPT-2 it stands for "!", in RoBERTa for <s>."""
+  """Returns True if id 0 is padding; in GPT-2 it is "!", in RoBERTa <s>."""
   return vocabulary.pad_id == 0
 
 
 def bos_id(vocabulary: seqio.Vocabulary) -> int:
-  """The id that decoder inputs start with: the vocabulary's own BOS, else 0 where it pads (T5), else EOS (GPT-2)."""
+  """Returns the first decoder input: the vocabulary's BOS, else 0 if 0 is padding (T5), else EOS (GPT-2)."""
   vocabulary_bos = None if isinstance(vocabulary, seqio.ByteVocabulary) else vocabulary.bos_id
   if vocabulary_bos is not None and vocabulary_bos >= 0:
     return vocabulary_bos
@@ -162,22 +163,22 @@ def bos_id(vocabulary: seqio.Vocabulary) -> int:
 
 
 def mask_id(vocabulary: seqio.Vocabulary) -> int:
-  """The id that hides a token: the vocabulary's own [MASK] or <mask>, else <extra_id_0>.
+  """Returns the id of the mask: [MASK] or <mask>, else <extra_id_0>.
 
   Raises:
-    UserError: there is neither.
+    UserError: the vocabulary has neither.
   """
   token_id = find_mask_id(vocabulary)
   if token_id is None:
     raise UserError(
-      "config.data.vocabulary: has neither a [MASK] or <mask> piece nor sentinels, and masking needs one id;"
-      " set config.data.extra_ids=1 or more, and <extra_id_0> is it"
+      "config.data.vocabulary: has neither a [MASK] or <mask> token nor sentinels, and masking needs one. Set "
+      "config.data.extra_ids=1 or more; <extra_id_0> is then the mask."
     )
   return token_id
 
 
 def find_mask_id(vocabulary: seqio.Vocabulary) -> int | None:
-  """`mask_id`, or None where the vocabulary has no such id."""
+  """Returns `mask_id`, or None if the vocabulary has no such id."""
   token_id = _own_id(vocabulary, "mask")
   if token_id is not None:
     return token_id
@@ -185,44 +186,44 @@ def find_mask_id(vocabulary: seqio.Vocabulary) -> int | None:
 
 
 def cls_id(vocabulary: seqio.Vocabulary) -> int | None:
-  """The id that BERT's inputs start with ([CLS], in RoBERTa <s>), if there is one."""
+  """Returns the id at the start of BERT's inputs ([CLS], in RoBERTa <s>), or None."""
   return _own_id(vocabulary, "cls")
 
 
 def sep_id(vocabulary: seqio.Vocabulary) -> int | None:
-  """The id that ends each text of BERT's inputs ([SEP], in RoBERTa </s>), if there is one."""
+  """Returns the id at the end of each text of BERT's inputs ([SEP], in RoBERTa </s>), or None."""
   return _own_id(vocabulary, "sep")
 
 
 def starts_with_bos(vocabulary: seqio.Vocabulary) -> bool:
-  """Whether BOS stands in the place of [CLS] (RoBERTa), and is not a [CLS] that is called BOS (ALBERT)."""
+  """Returns True if BOS serves as [CLS] (RoBERTa); False for a [CLS] that is declared as BOS (ALBERT)."""
   token_id, names = cls_id(vocabulary), control_tokens.NAMES["cls"]
   return token_id is not None and token_id == bos_id(vocabulary) and token_texts(vocabulary)[token_id] not in names
 
 
 def framing_ids(vocabulary: seqio.Vocabulary) -> set[int]:
-  """Ids that stand around a text and are no part of it: padding, BOS, EOS, [CLS], [SEP]."""
+  """Returns ids that frame a text without being part of it: padding, BOS, EOS, [CLS], [SEP]."""
   return {vocabulary.pad_id, vocabulary.eos_id, bos_id(vocabulary), cls_id(vocabulary), sep_id(vocabulary)} - {None}
 
 
 def _own_id(vocabulary: seqio.Vocabulary, kind: str) -> int | None:
-  """The id of a piece by what it is for, a key of `control_tokens.NAMES`."""
+  """Returns the id of a token by its function, a key of `control_tokens.NAMES`, or None."""
   if not isinstance(vocabulary, seqio.SentencePieceVocabulary):
     return getattr(vocabulary, f"{kind}_id", None)
   model, names = vocabulary.tokenizer, control_tokens.NAMES[kind]
-  # What the model does not have it calls unknown.
+  # The model returns the unknown id for a missing token.
   token_ids = [model.piece_to_id(piece) for piece in names if model.piece_to_id(piece) != model.unk_id()]
   return token_ids[0] if token_ids else None
 
 
 def token_texts(vocabulary: seqio.Vocabulary, *, errors: str = "replace") -> list[str]:
-  """What each id stands for, with a space in front where a word starts; special ids and sentinels by their names.
+  """Returns the text of each id, with a leading space if it starts a word; special ids and sentinels have their names.
 
-  In:  T5's 32,000 pieces and 100 sentinels
+  In:  T5's 32,000 tokens and 100 sentinels
   Out: [0] "<pad>", [1] "</s>", [3] " ", [8774] " Hello", [32099] "<extra_id_0>"
 
-  A part of a character (byte-level BPE and bytes) is the replacement character, U+FFFD; with errors "surrogateescape"
-  each is another.
+  A part of a character (byte-level BPE and bytes) is U+FFFD, the replacement character; with errors="surrogateescape"
+  it is a distinct surrogate.
   """
   if isinstance(vocabulary, seqio.SentencePieceVocabulary):
     pieces = vocabulary.tokenizer.id_to_piece(list(range(vocabulary.vocab_size)))
@@ -235,7 +236,7 @@ def token_texts(vocabulary: seqio.Vocabulary, *, errors: str = "replace") -> lis
 
 
 def special_ids(vocabulary: seqio.Vocabulary) -> set[int]:
-  """Ids that no text has: padding, EOS, unknown, mask, what the vocabulary keeps for later, and added sentinels."""
+  """Returns ids that no text has: padding, EOS, unknown, mask, reserved ids, and added sentinels."""
   if isinstance(vocabulary, seqio.SentencePieceVocabulary):
     model = vocabulary.tokenizer
     special = {
@@ -253,10 +254,10 @@ def special_ids(vocabulary: seqio.Vocabulary) -> set[int]:
 
 
 def starts_word(vocabulary: seqio.Vocabulary) -> np.ndarray:
-  """For each id, bool [vocab_size]: a word starts with it; special ids and sentinels are words of their own.
+  """Returns which ids start a word, bool [vocab_size]; special ids and sentinels are separate words.
 
-  White space separates words, and in a WordPiece vocabulary punctuation as well, as in BERT's whole-word masking.  The
-  first piece of a text may lack the space: it starts a word, whatever this says.
+  White space separates words; in a WordPiece vocabulary also punctuation, as in BERT's whole-word masking. The first
+  token of a text always starts a word, even without a space.
   """
   starts = np.array([text[:1].isspace() for text in token_texts(vocabulary)])
   starts[list(special_ids(vocabulary))] = True
@@ -264,47 +265,49 @@ def starts_word(vocabulary: seqio.Vocabulary) -> np.ndarray:
 
 
 def ends_sentence(vocabulary: seqio.Vocabulary) -> np.ndarray:
-  """For each id, bool [vocab_size]: it ends in . ! ? or their like, and quotes or brackets, or in a line break."""
+  """Returns which ids end a sentence, bool [vocab_size]: . ! ? or similar, with closing quotes or brackets, or a line
+  break.
+  """
   ends = np.array([_SENTENCE_END.search(text) is not None for text in token_texts(vocabulary)])
   ends[list(special_ids(vocabulary))] = False
   return ends
 
 
 def ordinary_ids(vocabulary: seqio.Vocabulary) -> np.ndarray:
-  """The ids that text is made of, int32 and ascending: neither special ids nor sentinels."""
+  """Returns the ids of text, int32 and ascending: neither special ids nor sentinels."""
   special = special_ids(vocabulary)
-  # Bytes without added sentinels take them from their last ids.
+  # Bytes without added sentinels use their last ids as sentinels.
   text_ids = vocabulary.vocab_size - num_sentinels(vocabulary) if vocabulary.extra_ids == 0 else vocabulary.vocab_size
   return np.array([i for i in range(text_ids) if i not in special], np.int32)
 
 
 def t5_vocabulary(*, extra_ids: int = 100) -> seqio.SentencePieceVocabulary:
-  """T5's 32,000 pieces and `extra_ids` sentinels; the bucket that holds them is read when the vocabulary is used."""
+  """Returns T5's vocabulary, 32,000 tokens and `extra_ids` sentinels; it is read from its bucket on first use."""
   return _PublishedVocabulary("gs://t5-data/vocabs/cc_all.32000/sentencepiece.model", extra_ids=extra_ids)
 
 
 class _PublishedVocabulary(seqio.SentencePieceVocabulary):
-  """A vocabulary that a registered task names and not the user: who cannot reach it is told what to give instead."""
+  """A vocabulary that a registered task names, with an error that suggests alternatives if it cannot be read."""
 
-  # Here seqio reads the model, whatever asked for it; nothing public comes before.
+  # seqio reads the model here on every access; there is no public method to override.
   def _model_context(self):
     try:
       return super()._model_context()
     except (tf.errors.OpError, OSError) as error:
       reason = str(error).partition("error details: ")[2].partition("\n")[0] or str(error)
       raise UserError(
-        f"the task's vocabulary, {self.sentencepiece_model_file}, cannot be read ({reason}); set config.data.vocabulary"
-        " to a copy of it, or to another"
+        f"the task's vocabulary, {self.sentencepiece_model_file}, cannot be read ({reason}). Set "
+        "config.data.vocabulary to a copy of it, or to another vocabulary."
       ) from error
 
 
 class _DocsVocabulary(seqio.SentencePieceVocabulary):
-  """The vocabulary of the embedded default: its model is trained when it is first needed, not when a task names it."""
+  """The vocabulary of the embedded default; its model is trained on first use, not when a task names it."""
 
   def __init__(self, *, extra_ids: int):
     super().__init__("docs/spiece.model", extra_ids=extra_ids)
 
-  # Here seqio reads the model, from the file that it was made with and no other can be given.
+  # seqio reads the model here, always from the file of its constructor.
   def _model_context(self):
     if self._model is None:
       self._sentencepiece_model_file = str(_docs_model())
@@ -323,7 +326,7 @@ def _docs_model() -> pathlib.Path:
     return path
   lines = docs_corpus.files()["train"].read_text().splitlines()
   texts, characters = [], 0
-  # Every third document, so that all packages have a say.
+  # Every third document, so that all packages are included.
   for line in [*lines[0::3], *lines[1::3], *lines[2::3]]:
     if characters >= _DOCS_CHARACTERS:
       break
@@ -333,9 +336,9 @@ def _docs_model() -> pathlib.Path:
 
 
 def docs_vocabulary(*, extra_ids: int = 100) -> seqio.SentencePieceVocabulary:
-  """The SentencePiece vocabulary of the installed documentation, 4,096 pieces and `extra_ids` sentinels.
+  """Returns the SentencePiece vocabulary of the installed documentation, 4,096 tokens and `extra_ids` sentinels.
 
-  It costs nothing until it is used; the first use on a machine reads the documentation and trains the model (about
-  10 s), later ones load it from the cache folder.
+  The first use on a machine reads the documentation and trains the model (about 10 s). Later uses load it from the
+  cache folder.
   """
   return _DocsVocabulary(extra_ids=extra_ids)

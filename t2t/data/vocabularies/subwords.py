@@ -1,6 +1,6 @@
-"""WordPiece and byte-level BPE vocabularies from the files that BERT, GPT-2, RoBERTa, Llama 3 and their like come with.
+"""WordPiece and byte-level BPE vocabularies from the files of BERT, GPT-2, RoBERTa, Llama 3 and others.
 
-The ids are those of the published tokenizers, token for token; the work is done by the `tokenizers` library.
+Ids equal the ids of the published tokenizers exactly; the `tokenizers` library does the work.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -23,20 +23,21 @@ from t2t.storage import gcs, vocabulary_files
 _BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _BPE_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<|endoftext|>")
 SENTINEL = re.compile(r"\s*<extra_id_([0-9]{1,6})>")
-_BYTE = re.compile("<0x[0-9A-F]{2}>")  # piece of a byte, for characters without a piece
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # token of a byte, for characters without a token
 _UNUSED = re.compile(r"\[unused[0-9]+\]|madeupword[0-9]+")
 
 
 class SubwordVocabulary(control_tokens.FileVocabulary):
-  """The vocabulary of a vocab.txt (WordPiece), of pieces with merges (byte-level BPE) or of a tokenizer.json.
+  """The vocabulary of a vocab.txt (WordPiece), of tokens with merges (byte-level BPE) or of a tokenizer.json.
 
-  The file is read when it is first needed. Texts are encoded as they are: nothing is cut and no [CLS], [SEP] or BOS is
-  added. A special piece that is spelled out in the text ("[MASK]", "<|endoftext|>") gives its id, as in the published
-  tokenizers; `control_tokens` encodes these letters as text, which all reading of data does.
+  The file is read on first use. Texts are encoded without truncation, [CLS], [SEP] or BOS. A special token spelled in
+  the text ("[MASK]", "<|endoftext|>") gives its id, as in the published tokenizers. All reading of data instead uses
+  `control_tokens`, which encodes these letters as text.
 
   Args:
-    path: a file `vocabulary_files.is_subword_file` knows; of pieces and merges one, the other lies beside it.
-    extra_ids: number of sentinels behind the file's ids; the last id is <extra_id_0> and they count down from there.
+    path: a file accepted by `vocabulary_files.is_subword_file`; for tokens and merges one file, beside the other.
+    extra_ids: number of sentinels after the file's ids; the last id is <extra_id_0>, and numbers increase with
+      decreasing ids.
 
   Source: Wu et al. 2016 and Devlin et al. 2019 (WordPiece); Radford et al. 2019, section 2.2 (byte-level BPE).
   """
@@ -51,9 +52,9 @@ class SubwordVocabulary(control_tokens.FileVocabulary):
     sentinels = [piece for piece in file.ids if SENTINEL.fullmatch(piece)]
     if sentinels and self.extra_ids:
       raise UserError(
-        f"config.data.vocabulary={self._path}: already contains {len(sentinels)} sentinels"
-        f" ({sentinels[0]} has id {file.ids[sentinels[0]]}); {self.extra_ids} more behind them would give each two ids."
-        " Set config.data.extra_ids=0, or give the spiece.model that has none"
+        f"config.data.vocabulary={self._path}: already contains {len(sentinels)} sentinels ({sentinels[0]} has "
+        f"id {file.ids[sentinels[0]]}). Adding {self.extra_ids} would give each two ids. Set "
+        "config.data.extra_ids=0, or give the spiece.model without sentinels."
       )
     return file
 
@@ -61,13 +62,13 @@ class SubwordVocabulary(control_tokens.FileVocabulary):
     """Reads the file now.
 
     Raises:
-      UserError: no such file, or it cannot be used; says what is wrong with it.
+      UserError: the file does not exist or is invalid; gives the reason.
     """
     _ = self._file
 
   @property
   def files(self) -> list[epath.Path]:
-    """What is read: the file, its merges if it has them, and the tokenizer_config.json beside it if there is one."""
+    """Lists the file, its merges and its tokenizer_config.json, as far as they exist."""
     return vocabulary_files.files_of(epath.Path(self._path).expanduser())
 
   def __reduce__(self):
@@ -81,21 +82,21 @@ class SubwordVocabulary(control_tokens.FileVocabulary):
     try:
       return self._file.special == other._file.special and self._file.content == other._file.content
     except UserError:
-      return False  # a task may name a file that this machine has not
+      return False  # a task may name a file that this machine lacks
 
   def __str__(self) -> str:
     return f"SubwordVocabulary(file={self._path}, extra_ids={self.extra_ids})"
 
-  # ---- Ids -----------------------------------------------------------------
+  # ---- Ids -----------------------------------------------------------------------------------------------------------
 
   @property
   def tokenizer(self) -> tokenizers.Tokenizer:
-    """The library's object, of the file's own ids."""
+    """Returns the object of the `tokenizers` library, with the file's ids."""
     return self._file.tokenizer
 
   @property
   def content(self) -> str:
-    """The tokenizer as JSON."""
+    """Returns the tokenizer as JSON."""
     return self._file.content
 
   @property
@@ -104,12 +105,12 @@ class SubwordVocabulary(control_tokens.FileVocabulary):
 
   @property
   def eos_id(self) -> int:
-    """[SEP], </s>, <|endoftext|> or their like."""
+    """Returns the id of [SEP], </s>, <|endoftext|> or similar."""
     return self._file.special["eos"]
 
   @property
   def pad_id(self) -> int:
-    """The padding piece; without one 0 if no text has id 0, else EOS."""
+    """Returns the padding id; without one 0 if no text has id 0, else EOS."""
     token_id = self._file.special["pad"]
     if token_id is not None:
       return token_id
@@ -117,55 +118,55 @@ class SubwordVocabulary(control_tokens.FileVocabulary):
 
   @property
   def bos_id(self) -> int | None:
-    """<s>, <|begin_of_text|> or their like."""
+    """Returns the id of <s>, <|begin_of_text|> or similar."""
     return self._file.special["bos"]
 
   @property
   def unk_id(self) -> int | None:
-    """What stands for text that no pieces make up; byte-level BPE needs none."""
+    """Returns the id of unknown text; byte-level BPE needs none."""
     return self._file.special["unk"]
 
   @property
   def mask_id(self) -> int | None:
-    """[MASK] or <mask>."""
+    """Returns the id of [MASK] or <mask>."""
     return self._file.special["mask"]
 
   @property
   def cls_id(self) -> int | None:
-    """[CLS], in RoBERTa <s>."""
+    """Returns the id of [CLS], in RoBERTa <s>."""
     return self._file.special["cls"]
 
   @property
   def sep_id(self) -> int | None:
-    """[SEP], in RoBERTa </s>."""
+    """Returns the id of [SEP], in RoBERTa </s>."""
     return self._file.special["sep"]
 
   @property
   def special_ids(self) -> frozenset[int]:
-    """Own ids that no text has: special pieces, those kept for later ([unused0]), numbers without a piece."""
+    """Returns ids of the file that no text has: special tokens, reserved ones ([unused0]), and ids without a token."""
     return self._file.special_ids
 
   def token_texts(self, *, errors: str = "replace") -> list[str]:
-    """What each own id stands for, with a space in front where a word starts; special pieces by their names.
+    """Returns the text of each id of the file, with a space if it starts a word; special tokens by name.
 
     Args:
-      errors: what becomes of parts of characters, as `bytes.decode` takes it; "surrogateescape": each is another.
+      errors: handling of parts of characters, as in `bytes.decode`; "surrogateescape" gives distinct surrogates.
     """
     return [text.encode(errors="surrogateescape").decode(errors=errors) for text in self._file.texts]
 
   def reader(self) -> "_Subwords":
-    """Returns what encodes its texts without control tokens."""
+    """Returns an encoder for texts without control tokens."""
     return _reader(self.content, self.special_ids, self.extra_ids)
 
-  # ---- Encoding ------------------------------------------------------------
+  # ---- Encoding ------------------------------------------------------------------------------------------------------
 
   def _encode_own(self, texts: Sequence[str]) -> list[list[int]]:
-    # The batch call without offsets is the library's fastest, for a single text, too.
+    # The batch call without offsets is the library's fastest, even for a single text.
     encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     return [encoding.ids for encoding in encodings]
 
   def _parts(self, text: str) -> Iterator[tuple[int, int, int | None]]:
-    """(start, end, id) of each sentinel that is spelled out, and of what stands between them, whose id is None."""
+    """Yields (start, end, id) of each spelled sentinel, and of the text between sentinels, with id None."""
     end = 0
     for match in SENTINEL.finditer(text) if self.extra_ids and "<extra_id_" in text else ():
       if int(match[1]) < self.extra_ids:
@@ -182,7 +183,7 @@ class SubwordVocabulary(control_tokens.FileVocabulary):
     return ids
 
   def encode_with_offsets(self, text: str) -> list[tuple[int, int, int]]:
-    """The ids of `encode`, each with the characters of the text that it stands for: (id, start, end)."""
+    """Returns the ids of `encode` with their character ranges: (id, start, end)."""
     tokens = []
     for start, end, sentinel in self._parts(text):
       if sentinel is not None:
@@ -195,17 +196,17 @@ class SubwordVocabulary(control_tokens.FileVocabulary):
     return tokens
 
   def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
-    """int32 [length] of a scalar; of a batch [batch, (length)], ragged."""
+    """Encodes int32 [length] for a scalar; ragged [batch, (length)] for a batch."""
 
     def encode(text: bytes | np.ndarray) -> np.ndarray:
-      # TensorFlow hands over bytes in a graph, and outside of one an array that holds them.
+      # TensorFlow passes bytes in a graph, and an array with bytes in eager mode.
       return np.array(self._encode(np.asarray(text, object).item()), np.int32)
 
     def encode_batch(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
       ids = [self._encode(text) for text in texts]
       return np.array(sum(ids, []), np.int32), np.cumsum([0, *map(len, ids)], dtype=np.int64)
 
-    # Stateless: the ids are a function of the text, and tf.data may rewrite what it knows to be that.
+    # Stateless, because ids are a function of the text; tf.data can then optimize the call.
     if s.shape.rank == 1:
       flat, splits = tf.numpy_function(encode_batch, [s], [tf.int32, tf.int64], stateful=False)
       return tf.RaggedTensor.from_row_splits(tf.ensure_shape(flat, [None]), tf.ensure_shape(splits, [None]))
@@ -213,18 +214,18 @@ class SubwordVocabulary(control_tokens.FileVocabulary):
     ids.set_shape([None])
     return ids
 
-  # ---- Decoding ------------------------------------------------------------
+  # ---- Decoding ------------------------------------------------------------------------------------------------------
 
   def decode(self, ids) -> str:
-    """Returns the text up to the first EOS, as the library decodes it without special tokens; sentinels by name.
+    """Decodes up to the first EOS, without special tokens, as the library does; sentinels have their names.
 
-    The library leaves out masks and unknown pieces where its file calls them special; `decode_named` names them.  Ids
+    The library omits masks and unknown tokens if its file declares them as special; `decode_named` names them. Ids
     beyond the last one have no text.
     """
     return self._decode(self._up_to_eos(ids))
 
   def decode_named(self, ids) -> str:
-    """Returns the text up to the first EOS, with masks and unknown pieces by their names; other ids beyond are unknown.
+    """Decodes up to the first EOS, with names of masks and unknown tokens; ids beyond the last one are unknown.
 
     In:  the ids of "a", [MASK], [UNK], [SEP]
     Out: "a [MASK] [UNK]"
@@ -232,7 +233,7 @@ class SubwordVocabulary(control_tokens.FileVocabulary):
     return self._decode(self._up_to_eos(ids), named=True)
 
   def _up_to_eos(self, ids) -> list[int]:
-    # The base class makes sentinels unknown ids.
+    # The base class would convert sentinels to unknown ids.
     ids = np.asarray(ids).tolist()
     return ids[: ids.index(self.eos_id)] if self.eos_id in ids else ids
 
@@ -242,7 +243,7 @@ class SubwordVocabulary(control_tokens.FileVocabulary):
     def end_run():
       if run:
         text = self.tokenizer.decode(run, skip_special_tokens=not named)
-        # Some decoders take the space off what they believe to be the beginning of the text.
+        # Some decoders strip the space at the start of each part.
         lacks_space = shown and self._file.texts[run[0]].startswith(" ") and not text.startswith(" ")
         shown.append(f" {text}" if lacks_space else text)
         run.clear()
@@ -250,7 +251,7 @@ class SubwordVocabulary(control_tokens.FileVocabulary):
     for i in ids:
       if self._file.size <= i < self.vocab_size:
         end_run()
-        # With the space that `encode` takes off again.
+        # Adds the space that `encode` strips.
         shown.append(f"{' ' if shown else ''}<extra_id_{self.vocab_size - 1 - i}>")
         continue
       if not 0 <= i < self._file.size:
@@ -261,7 +262,7 @@ class SubwordVocabulary(control_tokens.FileVocabulary):
     return "".join(shown)
 
   def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
-    """The same in TensorFlow: int [..., length] -> string [...]."""
+    """Decodes in TensorFlow: int [..., length] -> string [...]."""
     return self._decode_tf(ids)
 
   def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
@@ -281,15 +282,15 @@ class SubwordVocabulary(control_tokens.FileVocabulary):
 
 @dataclasses.dataclass(frozen=True)
 class _File:
-  """What a vocabulary's files say."""
+  """Content of a vocabulary's files."""
 
   tokenizer: tokenizers.Tokenizer
   content: str  # the tokenizer as JSON
-  ids: dict[str, int]  # of every piece
+  ids: dict[str, int]  # id of every token
   size: int
   special: dict[str, int | None]  # by the keys of `control_tokens.NAMES`
   special_ids: frozenset[int]
-  unseen_ids: frozenset[int]  # special, and not shown in decoded text
+  unseen_ids: frozenset[int]  # special, and omitted in decoded text
   texts: tuple[str, ...]
 
 
@@ -298,7 +299,7 @@ def _read(spec: str) -> _File:
   where = f"config.data.vocabulary={spec}"
   path = epath.Path(spec).expanduser()
   if not path.exists():
-    raise UserError(f"{where}: no such file")
+    raise UserError(f"{where}: no such file; check the path")
   pieces, merges = vocabulary_files.pieces_and_merges(path)
   if merges is not None:
     tokenizer = _byte_level_bpe(pieces, merges, where)
@@ -310,7 +311,7 @@ def _read(spec: str) -> _File:
 
 
 def _settings(path: epath.Path) -> dict:
-  """The tokenizer_config.json beside a file, if there is a readable one."""
+  """Returns the tokenizer_config.json beside a file; {} if there is none."""
   settings = path.parent / vocabulary_files.SETTINGS
   return _json(settings, f"config.data.vocabulary={settings}") if settings.exists() else {}
 
@@ -327,35 +328,37 @@ def _text(path: epath.Path, where: str) -> str:
 def _json(path: epath.Path, where: str) -> dict:
   try:
     content = json.loads(_text(path, where))
-  except (ValueError, RecursionError) as error:  # or one in another by the thousand, or a number of as many digits
+  except (ValueError, RecursionError) as error:  # also too deeply nested, or a number with too many digits
     raise UserError(f"{where}: {path.name} is not JSON ({error})") from error
   if not isinstance(content, dict):
-    raise UserError(f"{where}: {path.name} holds no JSON object")
+    raise UserError(f"{where}: {path.name} contains no JSON object")
   return content
 
 
 def _wordpiece(path: epath.Path, where: str) -> tokenizers.Tokenizer:
-  # Not splitlines(): a piece may be one of the characters that it takes for line ends.
+  # splitlines() would also split at tokens that are Unicode line separators.
   pieces = _text(path, where).removesuffix("\n").split("\n")
   if pieces == [""]:
-    raise UserError(f"{where}: is empty; a vocab.txt has one piece a line, [PAD] first")
+    raise UserError(f"{where}: is empty; a vocab.txt has one token per line, [PAD] first")
   ids = {piece: i for i, piece in enumerate(pieces)}
   missing = [piece for piece in ("[PAD]", "[UNK]", "[SEP]") if piece not in ids]
   if missing:
-    raise UserError(f"{where}: not a WordPiece vocabulary: it has no {' and no '.join(missing)}, as BERT's has")
+    raise UserError(
+      f"{where}: not a WordPiece vocabulary, because it has no {' and no '.join(missing)}; compare BERT's vocab.txt"
+    )
   if len(ids) < len(pieces):
     first = next(i for i, piece in enumerate(pieces) if ids[piece] != i)
     raise UserError(
-      f"{where}: line {first + 1} and line {ids[pieces[first]] + 1} are the same piece, {pieces[first]!r};"
-      " an id is a line's number, each piece must stand once"
+      f"{where}: line {first + 1} and line {ids[pieces[first]] + 1} are the same token, {pieces[first]!r}; "
+      "remove one, because a token's id is its line number"
     )
   settings = _settings(path)
   lower_case = settings.get("do_lower_case")
   if lower_case is None:
-    # An uncased vocabulary has no piece that text with capitals could give, [UNK] and the like apart.
+    # An uncased vocabulary has no token with capitals, except special tokens.
     lower_case = not any(piece != piece.lower() for piece in pieces if not re.fullmatch(r"\[.+\]", piece))
   tokenizer = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100))
-  # Unless the settings say otherwise, accents are stripped where capitals are, as BERT does.
+  # By default, accents are stripped if text is lowercased, as in BERT.
   tokenizer.normalizer = normalizers.BertNormalizer(
     lowercase=lower_case,
     strip_accents=settings.get("strip_accents"),
@@ -373,22 +376,23 @@ def _byte_level_bpe(pieces_path: epath.Path, merges_path: epath.Path, where: str
       raise UserError(f"{where}: {path.name} is missing; a BPE vocabulary needs it beside {other_path.name}")
   ids = _json(pieces_path, where)
   if not ids or sorted(ids.values(), key=str) != sorted(range(len(ids)), key=str):
-    raise UserError(f"{where}: {pieces_path.name} is no BPE vocabulary: it must map pieces to the ids 0, 1, 2, ...")
+    raise UserError(f"{where}: {pieces_path.name} is not a BPE vocabulary: it must map tokens to the ids 0, 1, 2, ...")
   lacking = [character for character in pre_tokenizers.ByteLevel.alphabet() if character not in ids]
   if lacking or any(piece.endswith("</w>") for piece in ids):
     raise UserError(
-      f"{where}: {pieces_path.name} is no byte-level BPE vocabulary, as GPT-2's and RoBERTa's:"
-      f" {f'{len(lacking)} of the 256 bytes have no piece' if lacking else 'words end in </w>'}."
+      f"{where}: {pieces_path.name} is not a byte-level BPE vocabulary, as GPT-2's and RoBERTa's are:"
+      f" {f'{len(lacking)} of the 256 bytes have no token' if lacking else 'words end in </w>'}."
       " Give the tokenizer.json of this model"
     )
   merges = []
   for number, line in enumerate(_text(merges_path, where).split("\n"), 1):
     if line and not (number == 1 and line.startswith("#version")):
       pair = tuple(line.split(" "))
-      # The library would take part of this, and panic at the rest.
+      # The library would accept some of these lines, and panic at others.
       if len(pair) != 2 or any(piece not in ids for piece in (*pair, "".join(pair))):
         raise UserError(
-          f"{where}: line {number} of {merges_path.name} merges no two pieces of {pieces_path.name} into one: {line!r}"
+          f"{where}: line {number} of {merges_path.name} does not merge two tokens of {pieces_path.name} into "
+          f"one: {line!r}"
         )
       merges.append(pair)
   tokenizer = tokenizers.Tokenizer(models.BPE(ids, merges))
@@ -396,7 +400,7 @@ def _byte_level_bpe(pieces_path: epath.Path, merges_path: epath.Path, where: str
   tokenizer.decoder = decoders.ByteLevel()
   tokenizer.add_special_tokens([piece for piece in _BPE_SPECIAL if piece in ids])
   if "<mask>" in ids:
-    # It stands for a word and the space before it (RoBERTa).
+    # The mask replaces a word and the space before it (RoBERTa).
     tokenizer.add_special_tokens([tokenizers.AddedToken("<mask>", lstrip=True, normalized=False)])
   return tokenizer
 
@@ -405,27 +409,29 @@ def _tokenizer_json(path: epath.Path, where: str) -> tokenizers.Tokenizer:
   content = _json(path, where)
   if "model" not in content:
     raise UserError(
-      f'{where}: is not a tokenizer.json, it has no "model"; the pieces of a BPE vocabulary must be called'
-      f" {' or '.join(vocabulary_files.MERGES)}, with {' or '.join(vocabulary_files.MERGES.values())} beside them"
+      f'{where}: not a tokenizer.json, because it has no "model"; the tokens of a BPE vocabulary must be in a file'
+      f" {' or '.join(vocabulary_files.MERGES)}, beside {' or '.join(vocabulary_files.MERGES.values())}"
     )
   try:
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
   except Exception as error:  # the library raises nothing narrower
     raise UserError(f"{where}: tokenizers {tokenizers.__version__} cannot read it: {error}") from error
-  # How long an example is and what fills it is the pipeline's business.
+  # Truncation and padding belong to the data pipeline.
   tokenizer.no_truncation()
   tokenizer.no_padding()
   return tokenizer
 
 
-_MOST_IDS = 2**24  # and for each there is a text
+_MOST_IDS = 2**24  # memory limit: each id has a text
 
 
 def _summarise(tokenizer: tokenizers.Tokenizer, settings: dict, where: str) -> _File:
   ids = tokenizer.get_vocab(with_added_tokens=True)
   size = max(ids.values(), default=0) + 1
   if size > _MOST_IDS:
-    raise UserError(f"{where}: its largest id is {size - 1:,}; the largest vocabularies have a million pieces")
+    raise UserError(
+      f"{where}: its largest id is {size - 1:,}, which is not plausible; the largest vocabularies have a million tokens"
+    )
 
   def special(kind: str) -> int | None:
     configured = settings.get(f"{kind}_token")
@@ -435,9 +441,9 @@ def _summarise(tokenizer: tokenizers.Tokenizer, settings: dict, where: str) -> _
   named = {kind: special(kind) for kind in control_tokens.NAMES}
   if named["eos"] is None:
     eos_names = " ".join(control_tokens.NAMES["eos"])
-    raise UserError(f"{where}: has no end-of-text piece; targets must end in one: {eos_names}")
+    raise UserError(f"{where}: has no end-of-text token, which must end targets; add one of: {eos_names}")
   if named["mask"] is not None and named["cls"] is None:
-    # RoBERTa: the ends of a text are the ends of BERT's.
+    # RoBERTa: its BOS and EOS have the function of [CLS] and [SEP].
     named |= {"cls": named["bos"], "sep": named["eos"]}
   added = tokenizer.get_added_tokens_decoder()
   special_ids = {i for i, token in added.items() if token.special} | {i for i in named.values() if i is not None}
@@ -460,7 +466,7 @@ def _summarise(tokenizer: tokenizers.Tokenizer, settings: dict, where: str) -> _
 def _texts(
   ids: dict[str, int], size: int, special_ids: frozenset[int], added: frozenset[int], content: dict
 ) -> tuple[str, ...]:
-  """What each id stands for, with a space in front where a word starts; bytes of parts of characters as surrogates."""
+  """Returns the text of each id, with a leading space if it starts a word; parts of characters are surrogates."""
   prefix = content["model"].get("continuing_subword_prefix")
   is_wordpiece = content["model"]["type"] == "WordPiece"
   byte_level = '"ByteLevel"' in json.dumps([content["pre_tokenizer"], content["decoder"]])
@@ -471,7 +477,8 @@ def _texts(
       texts[i] = piece
     elif is_wordpiece:
       texts[i] = piece.removeprefix(prefix) if piece.startswith(prefix) else f" {piece}"
-    elif byte_level and byte_of.keys() >= set(piece):  # else as it stands, as tokenizers' ByteLevel decodes it
+    # other tokens are unchanged, as in the library's ByteLevel decoder
+    elif byte_level and byte_of.keys() >= set(piece):
       texts[i] = bytes(byte_of[character] for character in piece).decode(errors="surrogateescape")
     else:
       texts[i] = piece.replace("▁", " ")
@@ -479,20 +486,20 @@ def _texts(
 
 
 def _byte_of_character() -> dict[str, int]:
-  """How byte-level BPE writes bytes as characters: those that print as themselves, the rest from U+0100 on."""
+  """Returns the byte of each character in byte-level BPE: printable bytes keep theirs, others start at U+0100."""
   printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
   unprintable = [byte for byte in range(256) if byte not in printable]
   return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(unprintable)}
 
 
-# ---- Texts without control tokens ------------------------------------------------------------------------------------
+# ---- Encoding without control tokens ---------------------------------------------------------------------------------
 
 
 class _Subwords(control_tokens.Reader):
-  """Two tokenizers: the published one, and one in which the names of control tokens have a mark in front.
+  """Encodes with two tokenizers: the published one, and one in which names of control tokens start with a mark.
 
-  A Unigram model reads the letters "<0x0A>" as the piece of this byte, which SentencePiece does not.  For texts with
-  such letters there is a third, in which pieces of bytes have the mark, too.
+  A Unigram model, unlike SentencePiece, reads the letters "<0x0A>" as the token of this byte. For texts with such
+  letters there is a third tokenizer, in which byte tokens start with the mark, too.
   """
 
   def __init__(self, content: str, special_ids: Collection[int], extra_ids: int):
@@ -524,7 +531,7 @@ class _Subwords(control_tokens.Reader):
   @functools.cache  # noqa: B019 - readers are few, and kept
   def _tokenizer(self, *, is_text: bool, marks_bytes: bool = False) -> tokenizers.Tokenizer:
     tokenizer = self._marked_tokenizer(marks_bytes)
-    # Letters are text even with the mark in front.
+    # With this option, even marked names are text.
     tokenizer.encode_special_tokens = is_text
     return tokenizer
 
@@ -544,12 +551,12 @@ class _Subwords(control_tokens.Reader):
     if "merges" in model:
       prefix = model.get("continuing_subword_prefix") or ""
       pairs = [(merge, merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
-      # Of letters that would be merged into a control token.
+      # Drops merges that would create a control token from letters.
       model["merges"] = [merge for merge, (a, b) in pairs if not {a, b, a + b.removeprefix(prefix)} & names.keys()]
     normalizer = self._published.normalizer
     for token in content["added_tokens"]:
       if name := names.get(token["content"]):
-        # Where the normalizer would drop the mark, the name is found before it.
+        # If the normalizer would drop the mark, the name is matched before normalization.
         keeps = normalizer is None or control_tokens.MARK in normalizer.normalize_str(name)
         token |= {"content": name, "normalized": token["normalized"] and keeps}
     content["post_processor"] = _without_special(content.get("post_processor"))
@@ -562,7 +569,7 @@ class _Subwords(control_tokens.Reader):
     return control_tokens.by_python(texts, encode)
 
   def _encode_text(self, text):
-    # The batch call without offsets is the library's fastest, for a single text, too.
+    # The batch call without offsets is the library's fastest, even for a single text.
     ids = self._text.encode_batch_fast([text], add_special_tokens=False)[0].ids
     if self._bytes and not self._bytes.keys().isdisjoint(ids) and self._spells_bytes(text):
       return [i for i, _, _ in self._tokens(text, is_text=True)]
@@ -577,7 +584,7 @@ class _Subwords(control_tokens.Reader):
 
   def encode_with_offsets(self, text, *, accept, protected=False):
     tokens, end = [], 0
-    # Sentinels behind the file's own ids are not known to the library.
+    # The library does not know added sentinels.
     for match in SENTINEL.finditer(text) if self._sentinels else ():
       name = match[0].strip()
       if name in accept and name in self._sentinels:
@@ -587,7 +594,7 @@ class _Subwords(control_tokens.Reader):
     return tokens + self._part(text[end:], end, accept, protected)
 
   def _part(self, text: str, offset: int, accept: Collection[str], protected: bool) -> list[tuple[int, int, int]]:
-    """Tokens of a part of a text without sentinels of ours."""
+    """Encodes a part of a text without added sentinels."""
     places = []
     if accept and self.spells(text):
       encoding = self._published.encode(text, add_special_tokens=False)
@@ -604,7 +611,7 @@ class _Subwords(control_tokens.Reader):
     ]
 
   def _tokens(self, text: str, *, is_text: bool) -> list[tuple[int, int, int]]:
-    """(id, start, end) of each token of a text with marks; `is_text`: names with a mark are text, too."""
+    """Returns (id, start, end) of each token of a text with marks; with `is_text`, marked names are text, too."""
     bytes_of = list(self._bytes) if self._bytes and self._spells_bytes(text) else []
     tokenizer = self._tokenizer(is_text=is_text, marks_bytes=bool(bytes_of))
     encoding = tokenizer.encode(text, add_special_tokens=False)
@@ -620,7 +627,7 @@ class _Subwords(control_tokens.Reader):
 
 
 def _without_special(processor: dict | None) -> dict | None:
-  """Returns the part of a post-processor that trims offsets and adds no token."""
+  """Returns the part of a post-processor that trims offsets but adds no token."""
   if processor is None or processor["type"] in ("ByteLevel", "RobertaProcessing"):
     return processor
   if processor["type"] == "Sequence":

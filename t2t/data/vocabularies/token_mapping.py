@@ -1,4 +1,4 @@
-"""Two vocabularies side by side: which pieces of one the other has, and of what the rest would be made in it."""
+"""Maps the tokens of one vocabulary to tokens of another, for transferring embeddings."""
 
 import collections
 
@@ -8,20 +8,20 @@ from t2t.data.vocabularies import reserved_ids
 
 
 def old_pieces(trained: seqio.Vocabulary, configured: seqio.Vocabulary) -> list[list[int]]:
-  """For each id of `configured`, its piece in `trained`: the same piece, else those that spell it; [] of neither.
+  """Maps each id of `configured` to ids of `trained`: the same token, else the tokens that spell it, else [].
 
   In:  trained "[UNK]", "heart", "card", "##io", "##logy"; configured the same and "cardiology", "##iology", "[MASK]"
   Out: [0], [1], [2], [3], [4], [2, 3, 4], [3, 4], []
 
-  A piece that starts a word is tokenised as text is; one that goes on with it is the longest pieces that do, from the
-  left, which is WordPiece's way and near that of others.  Special pieces and sentinels are found by their names.
+  A token that starts a word is tokenized as text. A token inside a word is split into the longest tokens from the left,
+  as in WordPiece and nearly as in other vocabularies. Special tokens and sentinels are matched by name.
 
   Source: Gee et al. 2022 (Fast Vocabulary Transfer), section 3.
   """
   ours, theirs = (
     reserved_ids.token_texts(vocabulary, errors="surrogateescape") for vocabulary in (configured, trained)
   )
-  # Several ids may have one text, and are told apart by their order.
+  # Ids with the same text are matched in order.
   places: dict[str, collections.deque[int]] = collections.defaultdict(collections.deque)
   for old, text in enumerate(theirs):
     places[text].append(old)
@@ -40,12 +40,12 @@ def old_pieces(trained: seqio.Vocabulary, configured: seqio.Vocabulary) -> list[
 
 
 def _has_parts(text: str) -> bool:
-  """Whether bytes of it are no whole character."""
+  """Returns True if a text contains parts of characters."""
   return any("\udc80" <= character <= "\udcff" for character in text)
 
 
 def _longest_first(text: str, pieces: dict[str, int]) -> list[int]:
-  """The longest pieces from the left; [] where a character is none.
+  """Splits a text into the longest tokens from the left; [] if a character has no token.
 
   In:  "iology", {"io": 3, "i": 5, "logy": 4}
   Out: [3, 4]

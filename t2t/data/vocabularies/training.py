@@ -1,4 +1,4 @@
-"""Training vocabularies on text of one's own: SentencePiece, WordPiece, byte-level BPE; the command `t2t vocab`."""
+"""Trains vocabularies on text: SentencePiece, WordPiece, byte-level BPE; used by `t2t vocab`."""
 
 import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,8 +17,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from t2t import UserError
 from t2t.runtime import cache_folder, console
 
-_ALPHABET_SIZE = 1000  # characters that get a piece in any case, the most frequent; BERT's uncased vocabulary has 997
-_COVERAGE = 0.9995  # T5's, with which mT5 has scripts of thousands of characters
+_ALPHABET_SIZE = 1000  # most frequent characters that always get a token; BERT's uncased vocabulary has 997
+_COVERAGE = 0.9995  # as in T5, and in mT5 with its scripts of thousands of characters
 
 
 def train_sentencepiece(
@@ -31,27 +31,27 @@ def train_sentencepiece(
   byte_fallback: bool = False,
   symbols: Sequence[str] = (),
 ) -> pathlib.Path:
-  """Trains a unigram model that T5 can use (pad 0, </s> 1, <unk> 2, no BOS, no sentinels) and writes spiece.model.
+  """Trains a unigram model in T5's format (pad 0, </s> 1, <unk> 2, no BOS, no sentinels) and writes spiece.model.
 
   Args:
-    texts: documents; long ones are cut into pieces of at most 4,000 bytes at spaces.
-    size: number of pieces, the three special ones included, and the 256 bytes if there are.
-    output_dir: local folder; made if it is not there.
-    max_sentences: at most so many lines are used, from the beginning.
-    character_coverage: part of the text whose characters get a piece, the most frequent ones; None: `coverage_for` it.
-    symbols: each is one piece, whether or not the text has it, as the tags of config.data.language_tags.
-    byte_fallback: a character without a piece is spelled in the bytes of its UTF-8 instead of being unknown.
+    texts: documents; long ones are split at spaces into at most 4,000 bytes.
+    size: number of tokens, including the three special ones and 256 bytes if any.
+    output_dir: local folder; created if missing.
+    max_sentences: maximum number of lines, from the beginning.
+    character_coverage: fraction of the text covered by characters with a token; None: `coverage_for` it.
+    symbols: strings that are always one token, such as the tags of config.data.language_tags.
+    byte_fallback: whether a character without a token becomes UTF-8 bytes instead of unknown.
 
   Returns:
     The path of the model.
 
   Raises:
-    UserError: no text, or more pieces asked for than the text can give; says the largest number that works.
+    UserError: there is no text, or too little for the size; gives the largest possible size.
 
-  Source: Kudo 2018 (unigram), Raffel et al. 2020 section 2.2.1 (the special pieces).
+  Source: Kudo 2018 (unigram), Raffel et al. 2020 section 2.2.1 (special tokens).
   """
   if size < 4:
-    raise UserError(f"--size {size}: a vocabulary needs room for pad, </s>, <unk> and at least one piece")
+    raise UserError(f"--size {size}: too small for pad, </s>, <unk> and at least one token; give 4 or more")
   model = io.BytesIO()
   lines = list(sentences(texts, max_sentences))
   if not lines:
@@ -59,7 +59,7 @@ def train_sentencepiece(
   if character_coverage is None:
     character_coverage = coverage_for(count_characters(lines), size=size)
   try:
-    with _announced(f"training a SentencePiece vocabulary of {size:,} pieces on {len(lines):,} lines"):
+    with _announced(f"training a SentencePiece vocabulary of {size:,} tokens on {len(lines):,} lines"):
       sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines),
         model_writer=model,
@@ -74,7 +74,7 @@ def train_sentencepiece(
         bos_id=-1,
         pad_piece="<pad>",
         max_sentence_length=_MAX_LINE_BYTES + 1,
-        # The default 1,000,000 suits corpora of gigabytes; a small vocabulary of a small corpus needs far fewer seeds.
+        # The default of 1,000,000 suits gigabytes of text; a small vocabulary of a small corpus needs far fewer seeds.
         seed_sentencepiece_size=min(1_000_000, max(20 * size, 50_000)),
         train_extremely_large_corpus=False,
         minloglevel=2,
@@ -87,7 +87,7 @@ def train_sentencepiece(
 
 
 def count_characters(lines: Iterable[str]) -> collections.Counter[str]:
-  """How often each character occurs, as SentencePiece reads it: in its normal form, spaces included."""
+  """Counts characters after SentencePiece's normalization, spaces included."""
   normalizer = sentencepiece.SentencePieceNormalizer(rule_name="nmt_nfkc")
   characters = collections.Counter()
   for line in lines:
@@ -96,14 +96,14 @@ def count_characters(lines: Iterable[str]) -> collections.Counter[str]:
 
 
 def coverage_for(characters: Mapping[str, int], *, size: int) -> float:
-  """The part of a text whose characters should get a piece.
+  """Returns the fraction of a text whose characters should get a token.
 
   In:  {"a": 99_996, "V": 4}, size 100
-  Out: 1.0                                  T5's 0.9995 would leave out V
+  Out: 1.0                                  T5's 0.9995 would exclude V
 
-  All of an alphabet: 0.9995 of English novels leaves out the capitals V and K.  Of scripts of thousands of characters
-  0.9995, or if that is more the part that the thousand most frequent characters make up; and of no alphabet much more
-  than half of the pieces.
+  An alphabet is covered completely, because 0.9995 of English novels excludes the capitals V and K. Scripts of
+  thousands of characters have 0.9995, or the fraction of the thousand most frequent characters if that is more.
+  Characters use at most about half of the tokens.
 
   Args:
     characters: see `count_characters`.
@@ -120,7 +120,7 @@ _MAX_LINE_BYTES = 4000
 
 
 def sentences(texts: Iterable[str], max_sentences: int):
-  """Lines that the trainer takes whole; it would silently drop those that are longer than its limit."""
+  """Yields lines short enough for the trainer, which silently drops longer ones."""
   count = 0
   for text in texts:
     for line in text.splitlines():
@@ -141,10 +141,10 @@ def sentences(texts: Iterable[str], max_sentences: int):
 
 @contextlib.contextmanager
 def _announced(activity: str):
-  """Tells when training begins and ends; the libraries' own progress is hundreds of lines.
+  """Prints when training begins and ends; the libraries' own progress output has hundreds of lines.
 
-  They come back to Python only when they are done, so that Python's handlers would let Ctrl-C wait for that: in the
-  block a signal ends the process at once.  Nothing is written before the end.
+  The libraries return to Python only at the end, so Python's handlers would delay Ctrl-C. In the block a signal ends
+  the process at once. No file is written before the end.
   """
   main = threading.current_thread() is threading.main_thread()
   before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM) if main}
@@ -154,7 +154,7 @@ def _announced(activity: str):
     yield
   finally:
     for number, handler in before.items():
-      if handler is not None:  # one that was not set from Python
+      if handler is not None:  # a handler that was not set from Python
         signal.signal(number, handler)
   console.tell(f"{activity}: done in {time.monotonic() - began:.0f} s")
 
@@ -167,8 +167,8 @@ def _trainer_error(error: Exception, size: int) -> UserError:
   required = re.search(r"smaller than required_chars\. (\d+) vs (\d+)", message)
   if required:
     return UserError(
-      f"--size {size}: too small, the characters of this text alone need {required.group(2)};"
-      " take at least a few times that, or lower --character_coverage"
+      f"--size {size}: too small, because the characters of this text alone need {required.group(2)} tokens. "
+      "Give several times as many, or lower --character_coverage."
     )
   return UserError(f"--size {size}: SentencePiece could not train on this text: {message.splitlines()[0]}")
 
@@ -181,22 +181,22 @@ def train_wordpiece(
   max_sentences: int = 1_000_000,
   cased: bool = False,
 ) -> pathlib.Path:
-  """Trains a WordPiece vocabulary that BERT can use ([PAD] 0, then [UNK], [CLS], [SEP], [MASK]), writes vocab.txt.
+  """Trains a WordPiece vocabulary in BERT's format ([PAD] 0, then [UNK], [CLS], [SEP], [MASK]) and writes vocab.txt.
 
   Args:
     texts: documents.
-    size: number of pieces, the five special ones included.
-    output_dir: local folder; made if it is not there.
-    max_sentences: at most so many lines are used, from the beginning.
-    cased: keep capitals and accents.
+    size: number of tokens, the five special ones included.
+    output_dir: local folder; created if missing.
+    max_sentences: maximum number of lines, from the beginning.
+    cased: whether to keep capitals and accents.
 
   Returns:
     The path of vocab.txt.
 
   Raises:
-    UserError: no text, more pieces asked for than the text can give, or fewer than its characters need.
+    UserError: there is no text, too little for the size, or the size is too small for its characters.
 
-  Source: Wu et al. 2016; the pieces are merged by frequency, as in BPE.
+  Source: Wu et al. 2016; tokens are merged by frequency, as in BPE.
   """
   tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
   tokenizer.normalizer = normalizers.BertNormalizer(lowercase=not cased)
@@ -208,8 +208,8 @@ def train_wordpiece(
   alphabet = [character for character, _ in sorted(characters.items(), key=lambda item: (-item[1], item[0]))]
   alphabet = [character for character in alphabet if not character.isspace()][:_ALPHABET_SIZE]
   inner = [f"##{c}" for c in sorted(alphabet) if len(tokenizer.pre_tokenizer.pre_tokenize_str(f"a{c}")) == 1]
-  # The trainer would number the inner letters as they come out of a hash table, another way in each process, and
-  # settle ties by those numbers: named as if they were special they come first and in order.
+  # The trainer would number inner letters in the order of a hash table, which varies between processes, and break ties
+  # by these numbers. Declared as special tokens, they come first and in order.
   special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
   trainer = trainers.WordPieceTrainer(
     vocab_size=size,
@@ -232,15 +232,15 @@ def train_bpe(
 
   Args:
     texts: documents.
-    size: number of pieces, the special ones and the bytes included.
-    output_dir: local folder; made if it is not there.
-    max_sentences: at most so many lines are used, from the beginning.
+    size: number of tokens, special tokens and bytes included.
+    output_dir: local folder; created if missing.
+    max_sentences: maximum number of lines, from the beginning.
 
   Returns:
     The path of tokenizer.json.
 
   Raises:
-    UserError: no text, more pieces asked for than the text can give, or fewer than the 256 bytes need.
+    UserError: there is no text, too little for the size, or the size is too small for the 256 bytes.
 
   Source: Radford et al. 2019, section 2.2.
   """
@@ -260,17 +260,17 @@ def train_bpe(
 
 
 def quotas(sizes: Mapping[str, int], *, alpha: float, most: int) -> dict[str, int]:
-  """How many lines of each language a vocabulary is trained on: its size to the power of alpha, as sources are drawn.
+  """Returns the number of training lines per language, proportional to its size to the power of alpha.
 
   In:  {"en": 10_000, "sw": 100}, alpha 0.5, most 1_100
-  Out: {"en": 1_000, "sw": 100}             with alpha 0.3 {"en": 879, "sw": 221}: lines of sw count twice and more
+  Out: {"en": 1_000, "sw": 100}             with alpha 0.3 {"en": 879, "sw": 221}: lines of sw are repeated
 
   Args:
     sizes: language -> lines.
-    alpha: 1: as it is; 0: all alike.
-    most: lines of all together; those there are, if they are fewer.
+    alpha: 1: proportional to size; 0: equal.
+    most: maximum number of lines of all languages.
 
-  Source: Conneau & Lample 2019 (XLM), section 3.1, with 0.5; Conneau et al. 2020 (XLM-R) have 0.3.
+  Source: Conneau & Lample 2019 (XLM), section 3.1, with 0.5; Conneau et al. 2020 (XLM-R) use 0.3.
   """
   weights = {name: size**alpha for name, size in sizes.items()}
   total = min(most, sum(sizes.values()))
@@ -278,7 +278,7 @@ def quotas(sizes: Mapping[str, int], *, alpha: float, most: int) -> dict[str, in
 
 
 def drawn(lines: Iterable[str], *, size: int, quota: int) -> Iterator[str]:
-  """So many of the lines, spread over all of them; where there are fewer, each as often as it takes.
+  """Yields `quota` lines, spread evenly over the text; lines repeat if there are fewer.
 
   In:  ["a", "b", "c", "d"], size 4, quota 2; 6
   Out: ["b", "d"]; ["a", "b", "b", "c", "d", "d"]
@@ -289,7 +289,7 @@ def drawn(lines: Iterable[str], *, size: int, quota: int) -> Iterator[str]:
 
 
 def whole_documents(texts: Iterable[str], max_sentences: int) -> Iterator[str]:
-  """Documents as they are, since byte-level BPE has pieces for line breaks, until there are enough lines."""
+  """Yields whole documents, because byte-level BPE has tokens for line breaks, until there are enough lines."""
   lines = 0
   for text in texts:
     if lines >= max_sentences:
@@ -307,7 +307,7 @@ def _train(tokenizer: tokenizers.Tokenizer, trainer, documents: Iterable[str], s
       empty = False
       yield document
 
-  with _announced(f"training a vocabulary of {size:,} pieces"):
+  with _announced(f"training a vocabulary of {size:,} tokens"):
     tokenizer.train_from_iterator(noted(), trainer)
   if empty:
     raise UserError("--input: there is no text to train a vocabulary on")
@@ -315,4 +315,6 @@ def _train(tokenizer: tokenizers.Tokenizer, trainer, documents: Iterable[str], s
   if vocab_size < size:
     raise UserError(f"--size {size}: too large for this text; the largest that works is {vocab_size}")
   if vocab_size > size:
-    raise UserError(f"--size {size}: too small, special pieces and single characters alone are {vocab_size}")
+    raise UserError(
+      f"--size {size}: too small, because special tokens and single characters alone are {vocab_size}; give more"
+    )

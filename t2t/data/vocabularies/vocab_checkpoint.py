@@ -1,4 +1,4 @@
-"""The vocabulary that is kept beside a model, and whether another is the same: by content, whatever it is called."""
+"""Saves a vocabulary beside a model, and compares vocabularies by content."""
 
 from collections.abc import Sequence
 import hashlib
@@ -10,15 +10,15 @@ from t2t import UserError
 from t2t.data.vocabularies import control_tokens, reserved_ids
 from t2t.storage import vocabulary_files
 
-# Of the ids of a checkpoint's vocabulary so many may stand for other pieces where its embedding is taken: BERT's has
-# 994 unused ones of 30,522, which are there to be given away.
+# Maximum fraction of ids with other tokens for keeping an embedding; BERT has 994 unused tokens of 30,522, intended for
+# replacement.
 _OTHER_PIECES = 0.1
 
 
 def save(vocabulary: seqio.Vocabulary, folder: epath.Path) -> None:
   """Copies a vocabulary's files to `folder`, next to the model; `reserved_ids.load` reads them.
 
-  A vocabulary of the user's own class is left where it is.
+  A vocabulary of a custom class is not copied.
   """
   name_and_files = _files(vocabulary)
   if name_and_files is None:
@@ -26,7 +26,7 @@ def save(vocabulary: seqio.Vocabulary, folder: epath.Path) -> None:
   name, files = name_and_files
   folder.mkdir(parents=True, exist_ok=True)
   record = vocabulary_files.Record(name, vocabulary.extra_ids).content()
-  # The record last: a folder without it was not written to its end.
+  # The record is written last, so that an incomplete folder has none.
   for name, content in {**files, vocabulary_files.RECORD: record}.items():
     part = folder / f"{name}.part"
     part.write_bytes(content)
@@ -34,7 +34,7 @@ def save(vocabulary: seqio.Vocabulary, folder: epath.Path) -> None:
 
 
 def _files(vocabulary: seqio.Vocabulary) -> tuple[str, dict[str, bytes]] | None:
-  """What `vocabulary_files.Record` calls it, and name -> content of its files; None: it is of the user's own class."""
+  """Returns the name for `vocabulary_files.Record`, and name -> content of the files; None for a custom class."""
   if isinstance(vocabulary, seqio.ByteVocabulary):
     return "bytes", {}
   if isinstance(vocabulary, seqio.SentencePieceVocabulary):
@@ -46,36 +46,37 @@ def _files(vocabulary: seqio.Vocabulary) -> tuple[str, dict[str, bytes]] | None:
 
 
 def saved_extra_ids(folder: epath.Path) -> int | None:
-  """How many sentinels the vocabulary in a folder of `save` has; None: there is no such folder."""
+  """Returns the number of sentinels of a vocabulary saved by `save`; None if there is none."""
   has_record = (folder / vocabulary_files.RECORD).exists()
   return vocabulary_files.read_record(folder).extra_ids if has_record else None
 
 
 def digest(vocabulary: seqio.Vocabulary) -> str:
-  """The same of vocabularies that make the same ids of any text, whatever their files are called and wherever they lie.
+  """Returns a hash that is equal for vocabularies with equal ids for every text, independent of file names and
+  locations.
 
-  It is "" of one of the user's own class.
+  The hash of a custom class is "".
   """
   name_and_files = _files(vocabulary)
   if name_and_files is None:
     return ""
   hasher = hashlib.blake2b(f"{vocabulary.extra_ids}".encode(), digest_size=8)
-  # In the order in which they are read: pieces, merges, settings.
+  # In reading order: tokens, merges, settings.
   for content in name_and_files[1].values():
     hasher.update(hashlib.blake2b(content).digest())
   return hasher.hexdigest()
 
 
 def check_same(trained: seqio.Vocabulary, configured: seqio.Vocabulary, *, spec: str) -> None:
-  """Whether a model reads the words that it was trained with.
+  """Checks that a model uses the vocabulary of its training.
 
   Args:
     trained: the vocabulary of the checkpoint.
-    configured: the one that the config names.
-    spec: what the config names it with.
+    configured: the vocabulary of the config.
+    spec: config.data.vocabulary.
 
   Raises:
-    UserError: they differ; names the first id whose pieces do.
+    UserError: they differ; gives the first id with different tokens.
   """
   if difference := _difference(trained, configured):
     raise UserError(
@@ -85,7 +86,7 @@ def check_same(trained: seqio.Vocabulary, configured: seqio.Vocabulary, *, spec:
 
 
 def _difference(trained: seqio.Vocabulary, configured: seqio.Vocabulary) -> str:
-  """Returns a sentence on how the run's vocabulary differs from the checkpoint's; "" if it does not."""
+  """Describes how the run's vocabulary differs from the checkpoint's; "" if it does not."""
   ours, theirs = reserved_ids.token_texts(trained), reserved_ids.token_texts(configured)
   if ours == theirs:
     return ""
@@ -102,20 +103,20 @@ def _difference(trained: seqio.Vocabulary, configured: seqio.Vocabulary) -> str:
 
 
 def check_saved(configured: seqio.Vocabulary, folder: epath.Path, *, noted: str, spec: str) -> None:
-  """Whether a run goes on with the vocabulary that it began with, before its copy of it is written anew.
+  """Checks that a resumed run has the vocabulary that it started with, before its copy is rewritten.
 
   Args:
-    configured: the one that the config names.
-    folder: where the run keeps its own, see `save`.
-    noted: `digest` of what its last checkpoint was trained with; "": it does not say, and what is kept counts.
-    spec: what the config names it with.
+    configured: the vocabulary of the config.
+    folder: folder with the run's copy, see `save`.
+    noted: `digest` of the vocabulary of the last checkpoint; "": unknown, and the copy is compared.
+    spec: config.data.vocabulary.
 
   Raises:
-    UserError: it is another.
+    UserError: the vocabulary differs.
   """
   now = digest(configured)
   if not now or now == noted:
-    return  # of an own class nothing is known, and a copy that somebody has changed is mended
+    return  # custom classes cannot be compared, and a modified copy is rewritten
   try:
     extra_ids = saved_extra_ids(folder)
     saved_copy = None if extra_ids is None else reserved_ids.load(str(folder), extra_ids=extra_ids)
@@ -129,31 +130,31 @@ def check_saved(configured: seqio.Vocabulary, folder: epath.Path, *, noted: str,
   if saved_digest == now or saved_copy is None and not noted:
     return
   if saved_copy is None:
-    difference, remedy = f"its copy in {folder} is not the one either", "bring the old one back"
+    difference, remedy = f"its copy in {folder} differs, too", "restore the original vocabulary"
   else:
-    difference = _difference(saved_copy, configured) or "the same pieces, but other scores, merges or rules"
-    remedy = f"go on with its own, --config.data.vocabulary={folder}"
+    difference = _difference(saved_copy, configured) or "the same tokens, but other scores, merges or rules"
+    remedy = f"use the run's vocabulary, --config.data.vocabulary={folder}"
   raise UserError(
-    f"config.data.vocabulary={spec}: this run was begun with another vocabulary ({difference}); {remedy}"
-    f" --config.data.extra_ids={configured.extra_ids if saved_copy is None else saved_copy.extra_ids}, or begin another"
-    " --workdir"
+    f"config.data.vocabulary={spec}: this run started with another vocabulary ({difference}); {remedy} "
+    f"--config.data.extra_ids={configured.extra_ids if saved_copy is None else saved_copy.extra_ids}, or start a "
+    "run in another --workdir"
   )
 
 
 def compare_start(trained: seqio.Vocabulary, configured: seqio.Vocabulary, *, where: str, by_ids: Sequence[str]) -> str:
-  """What is to be said of a model that goes on in another vocabulary, whose embedding it keeps; "": nothing.
+  """Describes the differences for a model that keeps its embedding with another vocabulary; "" if there are none.
 
   Args:
     trained: the vocabulary of the checkpoint.
-    configured: the one of the run.
-    where: what the user named the checkpoint with, for messages.
-    by_ids: what the model has a row of for each id, as config.init.reinit names it.
+    configured: the vocabulary of the run.
+    where: name of the checkpoint, for messages.
+    by_ids: parameters with one row per id, as for config.init.reinit.
 
   Raises:
-    UserError: more ids stand for other pieces than a few that were given away.
+    UserError: more ids have other tokens than a few replaced ones.
   """
   if not digest(trained) or not digest(configured):
-    return ""  # of the user's own class
+    return ""  # a custom class
   difference = _difference(trained, configured)
   if not difference:
     return ""
@@ -162,9 +163,9 @@ def compare_start(trained: seqio.Vocabulary, configured: seqio.Vocabulary, *, wh
   summary = f"{where}: was trained with another vocabulary than the run's ({difference})"
   if num_changed > _OTHER_PIECES * len(pairs):
     raise UserError(
-      f"{summary}: {num_changed:,} of {len(pairs):,} ids stand for other pieces, whose embeddings would be taken; take"
-      " the checkpoint's vocabulary, config.init.use_model_config=True without config.data.vocabulary, or find them by"
-      " their"
-      f" pieces, config.init.transfer_vocab=True, or have them begin fresh, config.init.reinit={','.join(by_ids)}"
+      f"{summary}: {num_changed:,} of {len(pairs):,} ids have other tokens, whose embeddings would be wrong. Use "
+      "the checkpoint's vocabulary (config.init.use_model_config=True without config.data.vocabulary), match "
+      "tokens (config.init.transfer_vocab=True), or initialize fresh embeddings: "
+      f"config.init.reinit={','.join(by_ids)}"
     )
-  return f"{summary}: {num_changed:,} of {len(pairs):,} ids stand for other pieces"
+  return f"{summary}: {num_changed:,} of {len(pairs):,} ids have other tokens"

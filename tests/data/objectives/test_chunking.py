@@ -1,4 +1,4 @@
-"""From documents to pieces: the docstrings' arrays, and nothing lost on the way."""
+"""From documents to chunks: the docstrings' examples, and no lost tokens."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,6 @@ def lists(dataset):
 
 
 def test_docstring_examples(monkeypatch):
-  """What the docstrings show is what the functions do."""
   assert lists(chunking.concatenate(rows([1, 2], [3], [4, 5]), group=2)) == [
     {"targets": [1, 2, 3]},
     {"targets": [4, 5]},
@@ -35,7 +34,7 @@ def test_docstring_examples(monkeypatch):
 
 
 def test_text_to_ids():
-  """Documents without a token are left out."""
+  """Documents without a token are dropped."""
   documents = tf.data.Dataset.from_tensor_slices({"text": ["ab", "", "c"]})
   features = {"targets": seqio.Feature(seqio.ByteVocabulary())}
   assert lists(chunking.tokenize(documents, features)) == [{"targets": [100, 101]}, {"targets": [102]}]
@@ -48,7 +47,7 @@ def test_documents_apart_are_cut_on_their_own():
 
 @pytest.mark.parametrize("merge", [True, False])
 def test_kinds_have_their_lengths(merge):
-  """Each piece is as long as its kind, but for the last of a document or of a group, and no token is lost."""
+  """Each chunk has the length of its kind, except the last of a document or group; no token is lost."""
   documents = [list(range(100 * i, 100 * i + length)) for i, length in enumerate((1, 2, 3, 50, 7))]
   with seqio.utils.map_seed_manager(3):
     found = lists(chunking.cut_into_kinds(rows(*documents), lengths=(2, 3, 5), merge_documents=merge))
@@ -62,7 +61,7 @@ def test_kinds_have_their_lengths(merge):
 
 @pytest.mark.slow
 def test_kinds_are_equally_likely():
-  """Also where they hold different amounts of text; and the docstring's example is among them."""
+  """Kinds are equally likely although their lengths differ; the docstring's example occurs."""
   with seqio.utils.map_seed_manager(0):
     found = lists(chunking.cut_into_kinds(rows(*[[1] * 900] * 10), lengths=(2, 3, 10), merge_documents=False))
   counts = np.bincount([piece["kind"] for piece in found]) / len(found)

@@ -1,4 +1,4 @@
-"""Words replaced by a dictionary: literal texts, rates, files and tasks, and dictionaries that cannot be used."""
+"""Code switching: literal texts, rates, files, tasks, and invalid dictionaries."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ def switched(texts, **options):
 
 
 def test_docstring_examples(dictionary):
-  """Words, their translations, and what stays: marks, and what the dictionary does not have."""
+  """Words of the dictionary are replaced; combining marks and other words stay."""
   words = code_switching.read_dictionary(dictionary)
   assert words == {"red": ("rouge",), "house": ("maison", "casa"), "Paris": ("Lutèce",)}
   draws = np.array([[0.9, 0.1, 0.2], [0, 0, 0.9]])
@@ -42,14 +42,14 @@ def test_docstring_examples(dictionary):
 
 
 def test_words_are_found_as_they_stand(dictionary):
-  """In lower case, too; parts of words are none, and the text around is as it was."""
+  """Lower case is tried, too; parts of words do not match, and the surrounding text is unchanged."""
   texts = ["RED, Paris; paris", "  redden\tred\n(red)  ", "", "日本 red 日本", "Red House"]
   assert switched(texts, dictionary=dictionary, rate=1.0)[:4] == [
     "rouge, Lutèce; paris", "  redden\trouge\n(rouge)  ", "", "日本 rouge 日本"]  # fmt: skip
 
 
 def test_marks_belong_to_their_letters():
-  """Of Hindi and Thai, and accents that stand by themselves: no word is another with a mark behind it."""
+  """In Hindi, in Thai and with combining accents, a word does not match a word with a mark after it."""
   words = {"हिन्दी": ("Hindi",), "ภาษาที่": ("language",), "cafe": ("house",)}
   switched = lambda text: code_switching.switch(text, np.zeros([2, 20]), dictionary=words, rate=1.0)
   assert switched("हिन्दी, ภาษาที่ cafe") == "Hindi, language house"
@@ -62,7 +62,7 @@ def test_words_with_marks_are_read(tmp_path):
 
 
 def test_rates_and_draws(dictionary):
-  """Each word by itself, all translations alike; the same seed gives the same text, another another."""
+  """Words are drawn independently, translations uniformly; a seed determines the text."""
   options = {"dictionary": dictionary, "rate": 0.3}
   found = switched(["house " * 200] * 40, **options)
   words = " ".join(found).split()
@@ -78,14 +78,14 @@ def test_rates_and_draws(dictionary):
     ("red\trouge\nhouse\n", "line 2: 'house' is not a word, a tab and its translation"),
     ("red\trouge\tx\n", "line 1: 'red.trouge.tx' is not a word"),
     ("red\t\n", "line 1: 'red' is not a word, a tab"),
-    ("red house\tmaison rouge\n", "line 1: 'red house' is not one word"),
+    ("red house\tmaison rouge\n", "line 1: 'red house' is not a single word"),
     ("\n\n", "has no words"),
     (b"r\xe9d\trouge\n", r"not valid UTF-8 \(byte 2\)"),
     (None, "cannot be read"),
   ],
 )
 def test_a_dictionary_that_cannot_be_used(tmp_path, content, message):
-  """With its line."""
+  """The message has the line."""
   path = tmp_path / "words.tsv"
   if content is not None:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -101,7 +101,7 @@ def data_of(tmp_path, **fields):
 
 
 def test_own_files_are_switched(tmp_path, dictionary):
-  """In front of the objective; a position in the data belongs to the dictionary and its rate, if there is one."""
+  """The dictionary and its rate are part of the data's fingerprint."""
   data = data_of(tmp_path, dictionary=dictionary)
   vocabulary = vocabularies.load("bytes")
   made = pipeline.task_examples(data, "decoder_only", pipeline.load_task(data), split="train")
@@ -123,10 +123,10 @@ def test_own_files_are_switched(tmp_path, dictionary):
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
-    ({"switching_rate": 0.0}, "config.data.switching_rate=0.0: of the words .* must be above 0"),
+    ({"switching_rate": 0.0}, "config.data.switching_rate=0.0: must be above 0"),
     ({"switching_rate": 1.5}, "config.data.switching_rate=1.5: .* at most 1"),
-    ({"dictionary": ""}, "config.data.switching_rate=0.5: by which words"),
-    ({"objective": "annotated_masked_lm"}, "words are replaced in texts alone"),
+    ({"dictionary": ""}, "config.data.switching_rate=0.5: has no effect, because config.data.dictionary is empty"),
+    ({"objective": "annotated_masked_lm"}, "works only with objectives of plain text"),
   ],
 )
 def test_keys_that_do_not_go_together(tmp_path, dictionary, fields, message):
@@ -136,7 +136,7 @@ def test_keys_that_do_not_go_together(tmp_path, dictionary, fields, message):
 
 @pytest.mark.parametrize("sources", [{}, {"docs": {"mixture": "docs_causal_lm"}}])
 def test_registered_tasks_are_not_switched(tmp_path, dictionary, sources):
-  """Whoever asks for it is told: the words would stay as they are."""
+  """An error says that the dictionary would have no effect."""
   data = data_of(tmp_path, dictionary=dictionary, files="", sources=sources)
   data = dataclasses.replace(data, mixture="" if sources else "docs_causal_lm")
   with pytest.raises(UserError, match=r"config.data.dictionary=.*: words are replaced in files only, and .*docs"):
@@ -144,7 +144,7 @@ def test_registered_tasks_are_not_switched(tmp_path, dictionary, sources):
 
 
 def test_a_task_that_switches_is_repeatable(tmp_path, dictionary):
-  """A registered one, whose preprocessors are looked at before training, and which is known by its objective."""
+  """A registered task with code switching passes the check of determinism, and has its objective."""
   features = objectives.output_features("causal_lm", vocabularies.load("bytes"))
   source = seqio.FunctionDataSource(
     lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices({"text": ["the red house"] * 40}),

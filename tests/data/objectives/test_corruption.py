@@ -1,4 +1,4 @@
-"""Noise on one sequence: literal ids, T5's arithmetic, and what must hold for any length."""
+"""Corruption of one sequence: literal ids, T5's arithmetic, and invariants for any length."""
 
 import functools
 import math
@@ -19,7 +19,7 @@ LENGTHS = (1, 2, 3, 4, 5, 7, 20, 50, 333)
 
 
 def draw(function, *arguments, number=300, **keywords):
-  """What `function` makes of its arguments with each of `number` seeds, run as a preprocessor runs it."""
+  """Returns the results of `function` for `number` seeds, run as in a preprocessor."""
   dataset = tf.data.Dataset.range(number).map(
     lambda i: function(*arguments, tf.stack([tf.cast(i, tf.int32), 7]), **keywords)
   )
@@ -28,18 +28,17 @@ def draw(function, *arguments, number=300, **keywords):
 
 
 def text(length):
-  """Ids from 100 on, each once."""
+  """Returns distinct ids from 100 on."""
   return tf.range(100, 100 + length)
 
 
 def test_t5_lengths():
-  """568 raw tokens become 512 and 114, as in T5."""
+  """568 raw tokens become 512 inputs and 114 targets, as in T5."""
   assert corruption.span_lengths(512, **T5) == corruption.SpanLengths(raw=568, inputs=512, targets=114, spans=28)
   assert corruption.span_counts(568, **T5) == (85, 28)
 
 
 def test_docstring_examples_of_spans():
-  """What the docstrings show is what the functions do."""
   sentinels = corruption.spans_to_sentinels(
     tf.constant([7, 8, 9, 4, 5]), tf.constant([False, True, True, False, True]), first_sentinel=99
   )
@@ -50,25 +49,25 @@ def test_docstring_examples_of_spans():
 
 
 def test_the_mask_of_a_seed_is_fixed():
-  """Noise is drawn statelessly: these seeds give these spans, today and after a restart."""
+  """Noise is stateless: these seeds always give these spans."""
 
   def draw(seeds):
     return corruption.noise_mask(tf.constant(8), seeds, noise_density=0.4, mean_noise_span_length=1.5)
 
   np.testing.assert_array_equal(draw(SEEDS), draw(SEEDS))
   drawn = {tuple(draw((tf.constant([i, 1]), tf.constant([i, 2]))).numpy().tolist()) for i in range(40)}
-  assert (False, False, True, False, False, False, True, True) in drawn  # the docstring's
-  assert len(drawn) == 2 * 4  # 3 noise tokens in 2 spans, times 5 others in 2 spans: every way, and no other
+  assert (False, False, True, False, False, False, True, True) in drawn  # the docstring's example
+  assert len(drawn) == 2 * 4  # 3 noise tokens in 2 spans, times 5 others in 2 spans: all combinations
 
 
 def test_partitions_are_all_reached():
-  """5 items in 3 parts: all 6 ways, each part at least 1."""
+  """5 items in 3 parts: all 6 partitions, each part at least 1."""
   ways = {tuple(corruption.random_partition(5, 3, tf.constant([i, 7])).numpy().tolist()) for i in range(60)}
   assert ways == {(1, 1, 3), (1, 3, 1), (3, 1, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1)}
 
 
 def restored(inputs, targets):
-  """The text of span corruption: each sentinel of the inputs replaced by what follows it in the targets."""
+  """Returns the text of span corruption, with each sentinel of the inputs replaced by its span in the targets."""
   spans = {}
   for token in targets:
     if token > 9000:
@@ -84,7 +83,7 @@ def restored(inputs, targets):
 @hypothesis.settings(max_examples=25, deadline=None)
 @hypothesis.given(length=st.integers(1, 700), seed=st.integers(0, 2**30), density=st.sampled_from([0.15, 0.3, 0.5]))
 def test_inputs_and_targets_hold_the_text(length, seed, density):
-  """Sentinels replaced by the spans of the other side give the text back, and the lengths are as counted."""
+  """Replacing sentinels by the spans restores the text, and the lengths are as computed."""
   tokens = np.arange(1, length + 1, dtype=np.int32)
   seeds = (tf.constant([seed, 0]), tf.constant([seed, 1]))
   out = corruption.corrupt_spans(tf.constant(tokens), seeds, first_sentinel=9999, noise_density=density)
@@ -99,7 +98,7 @@ def test_inputs_and_targets_hold_the_text(length, seed, density):
 
 
 def test_an_infinite_span_is_the_end_of_the_text():
-  """UL2's S-denoising: the last quarter, whatever the seeds."""
+  """UL2's S-denoising masks the last quarter for any seed."""
   for length in (2, 3, 10, 100):
     kinds = {
       "noise_density": tf.constant(0.25, tf.float64),
@@ -121,7 +120,7 @@ def test_an_infinite_span_is_the_end_of_the_text():
   shorter=st.integers(0, 599),
 )
 def test_no_piece_is_longer_than_the_full_one(inputs_length, density, mean, shorter):
-  """What is left over at the end of a document fits as well: nothing is ever trimmed."""
+  """Remainders of documents fit as well, so that nothing is trimmed."""
   arguments = {"noise_density": density, "mean_noise_span_length": mean}
   full = corruption.span_lengths(inputs_length, **arguments)
   length = max(1, full.raw - shorter)
@@ -142,14 +141,14 @@ def test_no_piece_is_longer_than_the_full_one(inputs_length, density, mean, shor
   ],
 )
 def test_lengths_that_do_not_work(arguments, message):
-  """Each names its key and what would do."""
+  """Each message names its key and a valid value."""
   given = {"inputs_length": 512, "targets_length": 114, "extra_ids": 100, **T5, **arguments}
   with pytest.raises(UserError, match=message):
     corruption.check_lengths(given.pop("inputs_length"), given.pop("targets_length"), **given)
 
 
 def test_lengths_of_several_kinds_of_noise():
-  """The error's values do for all of them, and the mode's tokens come off the inputs."""
+  """The error's values fit all kinds, and mode tokens reduce the inputs."""
   noise = [(0.15, 3.0), (0.5, 3.0)]
   with pytest.raises(
     UserError, match="targets_length=114 is too short.*set config.data.targets_length=(?P<n>[0-9]+)"
@@ -161,11 +160,13 @@ def test_lengths_of_several_kinds_of_noise():
   extra_ids = int(str(e.value).split("set config.data.extra_ids=")[1].split()[0])
   kinds = corruption.check_mixture(512, targets_length, noise=noise, extra_ids=extra_ids, mode_length=5)
   assert kinds[0] == corruption.span_lengths(507, **T5)
-  with pytest.raises(UserError, match="inputs_length=7: 5 tokens of the mode, .* need 8"):
+  with pytest.raises(
+    UserError, match="inputs_length=7: too short for 5 mode tokens, .* set config.data.inputs_length=8"
+  ):
     corruption.check_mixture(7, 114, noise=noise, extra_ids=28, mode_length=5)
 
 
-# ---- One draw of noise -----------------------------------------------------------------------------------------------
+# ---- Independent noise -----------------------------------------------------------------------------------------------
 
 
 def test_docstring_examples_of_draws():
@@ -173,19 +174,19 @@ def test_docstring_examples_of_draws():
   np.testing.assert_array_equal(corruption.lowest(tf.constant([0.3, 0.1, 0.9, 0.1]), 2), [False, True, False, True])
   masks = draw(corruption.random_mask, 6, noise_density=0.3)
   assert [False, True, False, False, True, False] in masks
-  assert len({tuple(mask) for mask in masks}) == 15  # every way to choose 2 of 6
+  assert len({tuple(mask) for mask in masks}) == 15  # all choices of 2 of 6
 
 
 def test_noise_counts():
-  """The share of the tokens, at least one of them and never more than there are."""
+  """The count is the rounded fraction, at least one, and at most the number of tokens."""
   counted = {n: int(corruption.noise_count(n, 0.15)) for n in (0, 1, 2, 6, 10, 11, 100, 512)}
   assert counted == {0: 0, 1: 1, 2: 1, 6: 1, 10: 2, 11: 2, 100: 15, 512: 77}
 
 
 # ---- Each kind of noise ----------------------------------------------------------------------------------------------
 
-ENDS = np.arange(10_000) % 10 == 9  # the ids that end a sentence
-# name -> (function, the docstring's input, keywords, and its output)
+ENDS = np.arange(10_000) % 10 == 9  # ids that end a sentence
+# Name -> (function, the docstring's input, options, the docstring's output).
 EXAMPLES = {
   "random_prefix": (corruption.random_prefix, [3, 4, 5, 6, 7], {}, {"inputs": [3, 4], "targets": [5, 6, 7]}),
   "prefix, suffix, middle": (
@@ -240,7 +241,7 @@ EXAMPLES = {
 @pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_docstring_examples(name):
-  """A seed gives what the docstring shows, the same seed gives it again, and others give something else."""
+  """Some seed gives the docstring's output, reproducibly, and others differ."""
   function, tokens, keywords, expected = EXAMPLES[name]
   drawn = draw(function, tf.constant(tokens), number=2_000, **keywords)
   assert expected in drawn
@@ -263,7 +264,7 @@ def test_every_split_is_reached():
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_the_middle_fills_the_gap(length):
-  """Both orders hold the text: the middle belongs between what stands after the marks of prefix and suffix."""
+  """Both orders contain the text: the middle belongs between prefix and suffix."""
   before, behind, between, eos = marks = (1, 2, 3, 4)
   move = functools.partial(corruption.fill_in_the_middle, marks=marks[:3], eos_id=eos)
   for out in draw(move, text(length), number=50):
@@ -292,7 +293,7 @@ def test_masks_and_deletions_keep_the_count(length, density):
 
 
 def fills(inputs, tokens):
-  """Whether the masks of the inputs can be filled, with nothing or with any number of tokens, to give the text."""
+  """Returns True if the inputs' masks can be filled with any numbers of tokens to give the text."""
   parts, part = [], []
   for token in [*inputs, MASK]:
     if token == MASK:
@@ -319,7 +320,7 @@ def fills(inputs, tokens):
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("density, mean", [(0.3, 3.0), (0.15, 1.0), (0.9, 10.0)])
 def test_infilled_masks_stand_for_the_missing_tokens(length, density, mean):
-  """Exactly the budget is missing, in order, and the inputs are never longer than the text."""
+  """Exactly the noise is missing, in order, and inputs are never longer than the text."""
   tokens = text(length).numpy().tolist()
   noise = int(corruption.noise_count(length, density))
   keywords = {"mask_id": MASK, "noise_density": density, "mean_noise_span_length": mean}
@@ -331,23 +332,23 @@ def test_infilled_masks_stand_for_the_missing_tokens(length, density, mean):
 
 
 def test_infilling_draws_poisson_lengths():
-  """Over 100,000 tokens: spans 3 tokens long on average, and a twentieth of them inserted masks."""
+  """In 100,000 tokens, spans have a mean of 3 tokens, and a twentieth of the masks are insertions."""
   tokens, inserted, masks, missing = tf.range(1, 2001), 0, 0, 0
   for out in draw(corruption.infill, tokens, number=50, mask_id=MASK):
     masks += out.count(MASK)
     missing += 600
-    # A mask whose neighbours are neighbours in the text hides nothing.
+    # A mask between neighbours of the text hides nothing.
     inserted += sum(
       middle == MASK and left != MASK and right == left + 1
       for left, middle, right in zip(out, out[1:], out[2:], strict=False)
     )
   assert abs(missing / masks - 3.0) < 0.06
-  # Of seven neighbours six are text: 1,400 tokens to 211 masks.
+  # Six of seven neighbours are text: 1,400 tokens to 211 masks.
   assert abs(inserted / masks - math.exp(-3) * (1400 / 1611) ** 2) < 0.01
 
 
 def sentences(tokens):
-  """Split behind each id that ends a sentence, of several in a row behind the last."""
+  """Splits after each id that ends a sentence; of several consecutive ends, after the last."""
   found = [[]]
   for i, token in enumerate(tokens):
     found[-1].append(token)
@@ -359,7 +360,7 @@ def sentences(tokens):
 @hypothesis.settings(max_examples=40, deadline=None)
 @hypothesis.given(tokens=st.lists(st.integers(1, 30), min_size=1, max_size=60), seed=st.integers(0, 2**30))
 def test_sentences_are_permuted_whole(tokens, seed):
-  """Each sentence comes once and in one piece, what follows the last end too."""
+  """Each sentence occurs once and whole, including text after the last end."""
   out = corruption.permute_sentences(tf.constant(tokens), tf.constant([seed, 1]), sentence_ends=ENDS)
   out = out.numpy().tolist()
   left = sorted(sentences(tokens), key=len, reverse=True)
@@ -384,7 +385,7 @@ def test_every_order_of_sentences_is_reached():
     tuple(out) for out in draw(corruption.permute_sentences, tf.constant([1, 9, 2, 3, 9, 9, 4]), sentence_ends=ENDS)
   }
   assert len(orders) == 6
-  assert all(order[order.index(2) :][:4] == (2, 3, 9, 9) for order in orders)  # two ends in a row end one sentence
+  assert all(order[order.index(2) :][:4] == (2, 3, 9, 9) for order in orders)  # two consecutive ends end one sentence
 
 
 @pytest.mark.parametrize("length", LENGTHS)

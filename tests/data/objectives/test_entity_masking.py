@@ -1,4 +1,4 @@
-"""Phrases that records mark in their text: where they stand in tokens, hidden as a whole, and what is refused."""
+"""Annotated phrases: token positions, masking as a whole, and invalid annotations."""
 
 import json
 
@@ -21,7 +21,7 @@ ENTITIES = [[24, 28], [0, 7], [11, 19]]  # in any order
 
 
 class Vocabulary(seqio.PassThroughVocabulary):
-  """Ids that stand for themselves: 1 is EOS, 99 a mask; from 50 on they start a word."""
+  """Maps ids to themselves: 1 is EOS, 99 a mask; ids from 50 on start a word."""
 
   special_ids, mask_id, cls_id, sep_id, bos_id = frozenset({0, 1, 99}), 99, None, None, 1
 
@@ -38,7 +38,7 @@ def flags(*bits):
 
 @pytest.mark.exhaustive
 def test_the_examples_of_the_docstrings():
-  """Their arrays; of what is drawn with some seed."""
+  """The docstrings' arrays, for some seed."""
   np.testing.assert_array_equal(entity_masking.checked([[7, 12], [0, 3]], 12, location=""), [[0, 3], [7, 12]])
   places = np.array([0, 4, 8, 12]), np.array([3, 7, 11, 14])
   starts = entity_masking.unit_starts(*places, np.array([[4, 14]]), np.array([True, True, True, False]))
@@ -62,11 +62,11 @@ def test_the_examples_of_the_docstrings():
 
 
 def test_text_to_ids():
-  """The docstring's: three pieces, of which the last two are a phrase."""
+  """The docstring's three tokens, of which the last two are a phrase."""
   pieces = ["a", " bc", " d"]
 
   class Words(seqio.ByteVocabulary):
-    """Whole words as ids from 5 on, in the place of bytes."""
+    """Encodes whole words as ids from 5 on."""
 
   def tokens_of(vocabulary, text):
     assert isinstance(vocabulary, Words) and text == "".join(pieces)
@@ -82,7 +82,7 @@ def test_text_to_ids():
 
 @hypothesis.given(st.data())
 def test_tokens_of_a_phrase_are_a_unit(data):
-  """Those that have one of its characters, whether or not token and phrase end together; others start as words do."""
+  """A token belongs to a phrase if it shares a character; other units start as words do."""
   size = data.draw(st.integers(1, 20))
   bounds = lambda most: sorted(data.draw(st.sets(st.integers(0, size), max_size=most)) | {0, size})
   cuts = bounds(8)
@@ -99,7 +99,7 @@ def test_tokens_of_a_phrase_are_a_unit(data):
     assert found[i] == (first if own is not None else words[i] or i == 0 or of[i - 1] is not None)
 
 
-# ---- Own files -------------------------------------------------------------------------------------------------------
+# ---- Files -----------------------------------------------------------------------------------------------------------
 
 
 def data_of(path, **fields):
@@ -124,7 +124,7 @@ def examples(data):
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("pack", [False, True])
 def test_phrases_of_own_files_are_hidden_whole(tmp_path, pack):
-  """All bytes of a phrase or none, with one fate; words beside it by themselves; white space in front counts."""
+  """All bytes of a phrase are treated alike; other words are independent; leading white space is included."""
   record = {"body": f"  {TEXT}", "marks": [[a + 2, b + 2] for a, b in ENTITIES]}
   path = write(tmp_path / "a.jsonl", *[record] * 300)
   found = examples(data_of(path, field="body", annotations="marks", pack=pack))
@@ -135,7 +135,7 @@ def test_phrases_of_own_files_are_hidden_whole(tmp_path, pack):
     targets = example["targets"]
     at = "".join(chr(max(x - 3, 0)) for x in targets).find(TEXT)
     if at < 0:
-      continue  # a piece of joined records that has none as a whole
+      continue  # a chunk of joined records without a whole phrase
     for start, end in ENTITIES:
       own = slice(at + start, at + end)
       hidden = example["loss_weights"][own]
@@ -154,17 +154,17 @@ def test_phrases_of_own_files_are_hidden_whole(tmp_path, pack):
   ("record", "message"),
   [
     ({"entities": [[0, 3], [2, 7]]}, r"a.jsonl, line 3: field 'entities': \[0, 3\] and \[2, 7\] overlap"),
-    ({"entities": [[48, 52]]}, r"line 3: field 'entities': \[48, 52\] marks no part of its text, which has 51 charact"),
-    ({"entities": [[4, 4]]}, r"line 3: .*\[4, 4\] marks no part"),
-    ({"entities": [[-1, 3]]}, r"line 3: .*\[-1, 3\] marks no part"),
-    ({"entities": [[0, 3, "PER"]]}, r"line 3: .*\[0, 3, 'PER'\] marks nothing; give \[start, end\]"),
-    ({"entities": ["ab"]}, "line 3: .*'ab' marks nothing"),
+    ({"entities": [[48, 52]]}, r"line 3: field 'entities': \[48, 52\] is not a part of the text, which has 51 ch"),
+    ({"entities": [[4, 4]]}, r"line 3: .*\[4, 4\] is not a part"),
+    ({"entities": [[-1, 3]]}, r"line 3: .*\[-1, 3\] is not a part"),
+    ({"entities": [[0, 3, "PER"]]}, r"line 3: .*\[0, 3, 'PER'\] is not a range; give \[start, end\]"),
+    ({"entities": ["ab"]}, "line 3: .*'ab' is not a range"),
     ({"entities": {"0": 3}}, r"line 3: field 'entities' is not a list; .* set config.data.annotations"),
     ({"marks": []}, "line 3: has no field 'entities'; it has 'text', 'marks'; set config.data.annotations"),
   ],
 )
 def test_a_record_that_marks_nothing_is_named(tmp_path, record, message):
-  """With file, line and field."""
+  """The message has file, line and field."""
   good = {"text": TEXT, "entities": ENTITIES}
   path = write(tmp_path / "a.jsonl", good, good, {"text": TEXT} | record, good)
   source = sources.FileSource({"train": (str(path),)}, annotations="entities")
@@ -182,13 +182,13 @@ def _records(source):
 
 
 def test_text_without_marks_is_refused(tmp_path):
-  """Of other kinds of files, and of a task's source."""
+  """Sources without annotations are refused: other kinds of files, and a task's source."""
   (tmp_path / "a.txt").write_text(f"{TEXT}\n" * 50)
   source = sources.FileSource({"train": (str(tmp_path / "a.txt"),)}, annotations="entities")
   with pytest.raises(UserError, match="a.txt: has no annotated phrases, .*JSON lines with a field 'entities'"):
     next(_records(source))
   plain = tf.data.Dataset.from_tensors({"text": TEXT, "id": 1})
-  with pytest.raises(UserError, match="no field 'entities', .* there are: text, id"):
+  with pytest.raises(UserError, match="no field 'entities' .* fields: text, id"):
     entity_masking.tokenize(plain, {"targets": seqio.Feature(seqio.ByteVocabulary())})
 
 
@@ -196,7 +196,7 @@ def test_text_without_marks_is_refused(tmp_path):
 
 
 def test_a_task_of_ones_own(tmp_path):
-  """Ranges as [n, 2], or ragged; a record that is wrong is named by its text."""
+  """Ranges may be [n, 2] or ragged; an error names the record by its text."""
   feature = {"targets": seqio.Feature(seqio.ByteVocabulary(), add_eos=True)}
   ranges = tf.ragged.constant([ENTITIES, []], ragged_rank=1, inner_shape=(2,), dtype=tf.int64)
   records = tf.data.Dataset.from_tensor_slices({"text": [TEXT, "b c"], "entities": ranges})
@@ -209,11 +209,11 @@ def test_a_task_of_ones_own(tmp_path):
   with pytest.raises(tf.errors.OpError) as raised:
     list(entity_masking.tokenize(wrong, feature))
   message = str(sources.user_error(raised.value))
-  assert message.startswith(f"entities of the text '{TEXT[:40]}...': [0, 99] marks no part of its text, which has 51")
+  assert message.startswith(f"entities of the text '{TEXT[:40]}...': [0, 99] is not a part of the text, which has 51")
 
 
 def test_corpora_have_the_objectives_of_text():
-  """All but those that need marks or translations."""
+  """Corpora support all objectives except those with annotations or translations."""
   assert set(objectives.OBJECTIVES) - set(objectives.OF_TEXT) == {
     *("annotated_masked_lm", "text_to_text", "translation_lm", "translation", "translation_ranking")
   }

@@ -1,4 +1,4 @@
-"""Noise drawn token by token: literal ids, T5's own functions, and texts that come out whole."""
+"""Independent token noise: literal ids, T5's functions, and restored texts."""
 
 import hypothesis
 from hypothesis import strategies as st
@@ -22,7 +22,7 @@ def divided(function, tokens=TOKENS, mask=MASK, **keywords):
 
 
 def examples(name, *documents, inputs=512, targets=512, vocab_size=900, extra_ids=100, **options):
-  """What the preprocessors of an objective make of documents; the last ids are sentinels, 1 is EOS."""
+  """Returns the examples of an objective from documents; the last ids are sentinels, 1 is EOS."""
 
   class Ids(seqio.PassThroughVocabulary):
     def __init__(self):
@@ -53,7 +53,7 @@ def test_docstring_examples():
     iid_denoising.later_mask(6, tf.constant([seed, 7]), noise_density=0.3).numpy().tolist() for seed in range(100)
   ]
   assert [False, True, False, False, True, False] in drawn
-  assert len({tuple(mask) for mask in drawn}) == 10  # every way to choose 2 of the last 5
+  assert len({tuple(mask) for mask in drawn}) == 10  # all choices of 2 of the last 5
   assert iid_denoising.later_mask(1, tf.constant([0, 7]), noise_density=0.3).numpy().tolist() == [False]
 
 
@@ -67,14 +67,14 @@ def test_docstring_examples():
   ],
 )
 def test_docstring_examples_of_datasets(name, density, expected):
-  """With EOS behind them, under some draw; each draws its own."""
+  """The docstrings' examples plus EOS, for some seed."""
   options = {"noise_density": density, "vocab_size": 89, "extra_ids": 11}
   found = examples(name, *[TOKENS] * 400, inputs=16, targets=18, **options)
   assert expected in found and len({str(each) for each in found}) >= 10
 
 
 def t5(function, tokens, mask, sentinel):
-  """What the function of that name in t5.data.preprocessors is documented to do, in plain Python."""
+  """Implements the documented behaviour of the function in t5.data.preprocessors, in plain Python."""
   if function == "drop_noise_tokens":
     return [token for token, noise in zip(tokens, mask, strict=True) if not noise]
   if function == "drop_nonnoise_tokens":
@@ -100,7 +100,7 @@ masks = st.lists(st.booleans(), min_size=1, max_size=30)
 @hypothesis.settings(max_examples=60, deadline=None)
 @hypothesis.given(masks)
 def test_noise_and_text_are_divided_as_by_t5(mask):
-  """Its four functions, number for number, also where a text begins with noise."""
+  """Equal to T5's four functions, also for texts that begin with noise."""
   tokens = list(range(100, 100 + len(mask)))
   expected = lambda *names: {
     side: t5(name, tokens, mask, 99) for side, name in zip(("inputs", "targets"), names, strict=True)
@@ -108,7 +108,7 @@ def test_noise_and_text_are_divided_as_by_t5(mask):
   assert divided(iid_denoising.drop, tokens, mask) == expected("drop_noise_tokens", "drop_nonnoise_tokens")
   spans = expected("noise_span_to_unique_sentinel", "nonnoise_span_to_unique_sentinel")
   assert divided(iid_denoising.replace_runs, tokens, mask, first_sentinel=99) == spans
-  # Where no two of the noise are neighbours, a sentinel for each token is one for each span.
+  # Without neighbouring noise tokens, one sentinel per token equals one per span.
   alone = [noise and not mask[i - 1] for i, noise in enumerate(mask)]
   alone[0] = False
   each, runs = (
@@ -119,7 +119,7 @@ def test_noise_and_text_are_divided_as_by_t5(mask):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_full_examples_and_what_they_hold(name):
-  """T5's length: inputs of 512 tokens, targets as long as the docstring says, and all of the text in both."""
+  """512 inputs have the docstring's number of targets, and both contain the whole text."""
   text = list(range(100, 700))
   length = {"drop_tokens": 601, "iid_span_corruption": 511, "iid_token_corruption": 511}[name]
   longest = {"drop_tokens": 91, "iid_span_corruption": 156, "iid_token_corruption": 155}[name]
@@ -133,10 +133,10 @@ def test_full_examples_and_what_they_hold(name):
   assert max(len(example["inputs"]) for example in found) <= 512
   with pytest.raises(UserError, match=f"targets_length={longest - 1} is too short.*targets_length={longest}"):
     examples(name, text, targets=longest - 1)
-  if name != "iid_span_corruption":  # which is full where no two are neighbours: seldom, of 77
+  if name != "iid_span_corruption":  # full only without neighbouring noise, which is rare for 77 tokens
     assert {(len(e["inputs"]), len(e["targets"])) for e in found} == {(512, longest)}
   if name != "drop_tokens":
-    with pytest.raises(UserError, match=r"extra_ids=60: inputs_length=512 makes 7[78] noise spans.*extra_ids=7[78]"):
+    with pytest.raises(UserError, match=r"extra_ids=60: inputs_length=512 gives 7[78] noise spans.*extra_ids=7[78]"):
       examples(name, text, extra_ids=60)
   with pytest.raises(UserError, match="config.data.inputs_length=2"):
     examples(name, text, inputs=2)
@@ -146,7 +146,7 @@ def test_full_examples_and_what_they_hold(name):
 @pytest.mark.parametrize("density", [0.15, 0.5, 0.9])
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_longer_than_its_length(name, density):
-  """Pieces of any length, whatever is drawn; a single token, too."""
+  """Chunks of any length fit for every draw, including a single token."""
   documents = [list(range(100, 100 + length)) for length in (1, 2, 3, 5, 33, 40)] * 8
   found = examples(name, *documents, inputs=21, targets=400, noise_density=density, extra_ids=99)
   assert all(len(example["inputs"]) <= 21 and example["targets"] for example in found)
@@ -155,7 +155,7 @@ def test_nothing_is_longer_than_its_length(name, density):
 
 
 def test_one_side_restores_the_other():
-  """Each sentinel of the inputs, replaced by what follows it in the targets, gives the text back."""
+  """Replacing each sentinel of the inputs by its targets restores the text."""
   for seed in range(40):
     tokens = tf.range(100, 140)
     mask = iid_denoising.later_mask(40, tf.constant([seed, 3]), noise_density=0.4)
@@ -172,14 +172,14 @@ def test_one_side_restores_the_other():
 
 
 def test_noise_is_counted_as_it_is_drawn():
-  """Lengths are worked out in Python, noise is drawn in TensorFlow."""
+  """Python's count for lengths equals TensorFlow's count for noise."""
   for length in range(1, 200):
     for density in (0.05, 0.15, 0.5):
       assert iid_denoising._noise(length, density) == int(corruption.noise_count(length, density))
 
 
 def test_bytes_have_sentinels_for_short_texts():
-  """The preprocessors with a real vocabulary: the first sentinel is its last id."""
+  """With a real vocabulary, the first sentinel is the last id."""
   vocabulary = vocabularies.load("bytes", extra_ids=20)
   dataset = tf.data.Dataset.from_tensors({"text": "one two three"})
   features = objectives.output_features("iid_token_corruption", vocabulary)

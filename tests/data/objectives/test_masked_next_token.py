@@ -1,4 +1,4 @@
-"""Rows of one batch that are read both ways or from left to right: examples, batches, what models see, whole runs."""
+"""Batches with bidirectional and left-to-right rows: examples, batches, attention, whole runs."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ def examples(name, *documents, length=16, seed=0, **options):
 
 
 def batch(found, *, length=8, pack=False, vocabulary=None):
-  """The model features of examples, as arrays of all rows."""
+  """Returns the model features of examples, as arrays of all rows."""
   names = tuple(found[0])
   lengths = feature_converters.feature_lengths("decoder_only", names, inputs_length=1, targets_length=length)
   signature = {name: tf.TensorSpec([None], tf.int32) for name in names}
@@ -51,7 +51,7 @@ def batch(found, *, length=8, pack=False, vocabulary=None):
 
 @pytest.mark.exhaustive
 def test_examples_are_as_documented():
-  """The docstrings' own; EOS is never hidden, and of what is 80 % are masks and a tenth stays."""
+  """The docstrings' examples; EOS is never masked; 80 % of chosen tokens are masks and a tenth stays."""
   text = [3, 4, 5, 6, 1]
   ones, zeros = [1] * 5, [0] * 5
   assert examples("next_token", text) == [
@@ -63,7 +63,7 @@ def test_examples_are_as_documented():
   hidden = [(x, y) for each in found for x, y, w in zip(each["inputs"], text, each["loss_weights"], strict=True) if w]
   assert len(hidden) == len(found) and all(y != 1 for _, y in hidden)
   assert abs(np.mean([x == 99 for x, _ in hidden]) - 0.8) < 0.03
-  assert 0.1 < np.mean([x == y for x, y in hidden]) < 0.15  # a tenth, and random tokens that are by chance the same
+  assert 0.1 < np.mean([x == y for x, y in hidden]) < 0.15  # a tenth, plus random tokens that are equal by chance
 
 
 PACKED = [
@@ -73,7 +73,7 @@ PACKED = [
 
 
 def test_a_batch_is_as_documented():
-  """Packed, the converter's own example, with BOS 0; unpacked, a row each."""
+  """Packed rows are the converter's example, with BOS 0; unpacked, each example has a row."""
   found = {name: x.tolist() for name, x in batch(PACKED, pack=True).items()}
   assert found == {
     "decoder_input_tokens": [[0, 3, 99, 5, 0, 6, 7, 0]],
@@ -90,7 +90,7 @@ def test_a_batch_is_as_documented():
 
 
 def test_from_left_to_right_it_is_causal_lm():
-  """Token for token what a decoder alone gets of causal_lm, and that nothing is read both ways."""
+  """Tokens equal those of causal_lm for a decoder, without bidirectional attention."""
   texts = [[3, 4, 5, 1], [6, 1]]
   plain = batch([{"targets": text} for text in texts])
   beside = batch(examples("next_token", *texts))
@@ -98,11 +98,11 @@ def test_from_left_to_right_it_is_causal_lm():
   jax.tree.map(np.testing.assert_array_equal, plain, beside)
 
 
-# ---- Who sees whom ---------------------------------------------------------------------------------------------------
+# ---- Attention -------------------------------------------------------------------------------------------------------
 
 
 def seen(row, model=MODEL):
-  """bool [query, key]: whether the state at each place changes with what is read at another."""
+  """Returns bool [query, key]: whether a position's state depends on another position's input."""
   features = {name: jnp.asarray(x[None]) for name, x in row.items()}
   built = toy.model(model)
 
@@ -118,7 +118,7 @@ def seen(row, model=MODEL):
 
 @pytest.mark.exhaustive
 def test_each_row_sees_as_it_says():
-  """Both ways but for padding, or what stands before; of a packed row each text what it says, and its own alone."""
+  """Each text of a row attends as its features say, only to itself, and not to padding."""
   both, causal = ({name: x[i] for name, x in batch(PACKED, length=5).items()} for i in range(2))
   assert seen(both)[:4, :4].all() and not seen(both)[:4, 4].any()
   np.testing.assert_array_equal(seen(causal)[:3, :3], np.tri(3, dtype=bool))
@@ -128,7 +128,7 @@ def test_each_row_sees_as_it_says():
 
 
 def test_a_hidden_token_is_not_seen():
-  """Nothing that the model reads has it: another in its place changes the targets, and no input."""
+  """Changing a masked token changes the targets, but no input."""
   one, other = PACKED[0], PACKED[0] | {"targets": [3, 8, 5, 1]}
   a, b = batch([one]), batch([other])
   differ = {name for name in a if (a[name] != b[name]).any()}
@@ -155,7 +155,7 @@ def arguments(tmp_path, *more):
 
 @pytest.mark.exhaustive
 def test_two_objectives_on_the_same_files_are_one_batch(tmp_path, capsys):
-  """A hybrid run: rows of both kinds, of the same text; the last lines fill blanks and go on with a beginning."""
+  """A hybrid run mixes both kinds of rows; afterwards the model fills masks and continues prompts."""
   files = text(tmp_path / "text.txt")
   both = [
     *(f"--config.data.sources.causal.files={files}", "--config.data.sources.causal.objective=next_token"),
@@ -174,14 +174,14 @@ def test_two_objectives_on_the_same_files_are_one_batch(tmp_path, capsys):
   out = capsys.readouterr().out
   lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
   assert all(np.isfinite(line.get("train/loss", 0.0)) for line in lines)
-  # A prompt is read as it was: from left to right, and does not end in EOS.
+  # A prompt is read from left to right, without EOS.
   source = pretrained.read_source(str(tmp_path / "run"))
   assert pretrained.reads_causally(source) and not pretrained.ends_prompts(source)[0]
   assert re.search(r"input +.*\[1\]", out) and re.search(r"input  +[^\[\n]+\n", out)
 
 
 def test_a_source_of_text_alone_is_refused_beside_them(tmp_path, capsys):
-  """causal_lm says of no row who sees whom; next_token does."""
+  """causal_lm has no attention features, so it cannot be mixed; next_token can."""
   files = text(tmp_path / "text.txt")
   both = [
     *(f"--config.data.sources.causal.files={files}", "--config.data.sources.causal.objective=causal_lm"),
@@ -195,7 +195,7 @@ def test_a_source_of_text_alone_is_refused_beside_them(tmp_path, capsys):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_prompt_is_read_as_it_says(causal):
-  """What decoding gives for the next token is what the whole row gives, both ways or from left to right."""
+  """Decoding gives the same next token as the whole row, bidirectional or not."""
   framing = prompt_features.PromptFraming(bos_id=0, eos_id=1, pad_id=0, causal=causal)
   prompts = [[5, 6, 7, 8], [9, 10]]
   model = toy.model(MODEL)
@@ -216,7 +216,7 @@ def test_a_prompt_is_read_as_it_says(causal):
 
 
 def test_what_they_are_for():
-  """A decoder alone; a prompt does not end in EOS, for no text did before its end."""
+  """Only decoders are supported; a prompt has no EOS, as in training."""
   for name in ("next_token", "masked_next_token"):
     with pytest.raises(UserError, match=f"{name} does not fit"):
       objectives.check_fits(name, "encoder_only")

@@ -1,4 +1,4 @@
-"""Targets whose loss counts in places, or that stand in their text's places: examples, batches, and what models see."""
+"""Targets with loss weights or positions: examples, batches, and model outputs."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 class Ids(seqio.PassThroughVocabulary):
-  """Ids that stand for themselves: 0 pads, 1 is EOS, 99 the mask, and 3 to 8 are ordinary."""
+  """Maps ids to themselves: 0 is padding, 1 EOS, 99 the mask, and 3 to 8 are ordinary."""
 
   mask_id, pad_id, bos_id, special_ids = 99, 0, 0, {*range(100)} - {*range(3, 9)}
 
@@ -36,7 +36,7 @@ def examples(preprocessor, *documents, inputs=16, targets=16, seed=0, **options)
 
 
 def batch(found, *, inputs=8, targets=6, pack=False):
-  """The model features of examples."""
+  """Returns the model features of examples."""
   lengths = feature_converters.feature_lengths(
     "encoder_decoder", tuple(found[0]), inputs_length=inputs, targets_length=targets
   )
@@ -46,11 +46,11 @@ def batch(found, *, inputs=8, targets=6, pack=False):
   return [{name: x.tolist() for name, x in row.items()} for row in converted.as_numpy_iterator()]
 
 
-# ---- Loss on what was hidden -----------------------------------------------------------------------------------------
+# ---- Loss at masked tokens -------------------------------------------------------------------------------------------
 
 
 def test_masked_only():
-  """The docstring's example; whatever was hidden has a loss, nothing else has, and targets are the text."""
+  """The docstring's example; exactly the corrupted tokens have a loss, and targets are the text."""
   text = [3, 4, 5, 6, 7, 8]
   found = examples(masked_seq2seq.bert_style_masked_only, *[text] * 3_000, noise_density=0.3)
   example = {"inputs": [3, 99, 5, 6, 7, 4, 1], "targets": [*text, 1], "loss_weights": [0, 1, 0, 0, 0, 1, 0]}
@@ -70,7 +70,7 @@ def test_masked_only():
 
 
 def test_weights_of_a_batch():
-  """A weight of 0 is no padding, packed or not, and seqio's other features are as they would be without weights."""
+  """A weight of 0 is not padding, packed or unpacked, and other features do not depend on weights."""
   found = [
     {"inputs": [3, 99, 5, 1], "targets": [3, 4, 5, 1], "loss_weights": [0, 1, 0, 0]},
     {"inputs": [99, 1], "targets": [6, 1], "loss_weights": [1, 0]},
@@ -86,7 +86,7 @@ def test_weights_of_a_batch():
 
 
 def test_only_what_was_hidden_is_learned():
-  """Targets without a weight change neither loss nor count; those with one do."""
+  """Targets without weight change neither loss nor count."""
   model = toy.model(toy.KINDS["t5_1_1"])
   rows = toy.batch()
   weights = jnp.zeros_like(rows["decoder_loss_weights"]).at[:, 1].set(1.0)
@@ -100,11 +100,11 @@ def test_only_what_was_hidden_is_learned():
   assert value(targets) == value(targets.at[:, 0].set(7)) != value(targets.at[:, 1].set(7))
 
 
-# ---- A fragment at its own positions ---------------------------------------------------------------------------------
+# ---- A fragment at its positions -------------------------------------------------------------------------------------
 
 
 def test_mass_in_place():
-  """The docstring's example, and the paper's figure: of eight words the third to the sixth are written, there."""
+  """The docstring's example, and the paper's figure: the third to the sixth of eight words, at these positions."""
   found = examples(masked_seq2seq.mass_in_place, *[[3, 4, 5, 6, 7, 8]] * 60)
   assert {"inputs": [3, 4, 99, 99, 99, 8, 1], "targets": [5, 6, 7, 1], "target_places": [2, 3, 4, 5]} in found
   figure = {
@@ -114,19 +114,21 @@ def test_mass_in_place():
   }
   assert figure in examples(masked_seq2seq.mass_in_place, *[list(range(11, 19))] * 60)
   (row,) = batch([figure], inputs=9)
-  assert row["decoder_input_tokens"] == [0, 13, 14, 15, 16, 1]  # what starts the decoder, in the mask's place
+  assert row["decoder_input_tokens"] == [0, 13, 14, 15, 16, 1]  # the start token, at the position of the mask
   assert row["decoder_positions"] == [2, 3, 4, 5, 6, 0]
   for each in examples(masked_seq2seq.mass_in_place, *[list(range(10, 10 + n)) for n in (1, 2, 3, 9, 14, 15, 40)] * 9):
     tokens = dict(zip(each["target_places"], each["targets"][:-1], strict=False))
     filled = [tokens.get(i, token) for i, token in enumerate(each["inputs"][:-1])]
     assert filled == list(range(filled[0], filled[0] + len(filled)))
     assert len(each["inputs"]) <= 16 and len(each["target_places"]) == len(each["targets"])
-  with pytest.raises(UserError, match=r"targets_length=8 is too short: of the 15 tokens .*set .*targets_length=9"):
+  with pytest.raises(
+    UserError, match=r"targets_length=8 is too short: 8 of the 15 text tokens .*set .*targets_length=9"
+  ):
     examples(masked_seq2seq.mass_in_place, [3, 4], targets=8)
 
 
 def test_packed_positions():
-  """The converter's docstring: weights and positions together, each example with its own."""
+  """The converter's docstring: weights and positions of each example."""
   found = [
     {"inputs": [8, 9, 9, 1], "targets": [6, 4, 1], "loss_weights": [1, 1, 0], "target_places": [1, 2, 3]},
     {"inputs": [9, 1], "targets": [5, 1], "loss_weights": [1, 0], "target_places": [0, 1]},
@@ -137,7 +139,7 @@ def test_packed_positions():
 
 
 def test_fragments():
-  """The docstrings' examples; every run of candidates is drawn, and the encoder's objective hides one."""
+  """The docstrings' examples; every run of candidates occurs, and the encoder's objective masks one."""
   candidates = tf.constant([False, True, True, True, True, False])
   seeds = [tf.constant([seed, 3]) for seed in range(60)]
   drawn = {tuple(corruption.fragment(candidates, seed).numpy().astype(int).tolist()) for seed in seeds}
@@ -145,7 +147,7 @@ def test_fragments():
   chosen, groups = masking.one_fragment(candidates, candidates, seeds[0])
   np.testing.assert_array_equal(chosen, corruption.fragment(candidates, seeds[0]))
   np.testing.assert_array_equal(groups, range(6))
-  # A special token amid the text belongs to no fragment, and parts none.
+  # A special token inside the text belongs to no fragment, but splits none.
   parted = tf.constant([True, True, False, True])
   assert {tuple(corruption.fragment(parted, seed).numpy().astype(int).tolist()) for seed in seeds} >= {(0, 1, 0, 1)}
   assert objectives.OBJECTIVES["fragment_masked_lm"].published == {"noise_density": 0.5}
@@ -157,7 +159,7 @@ def moved(rows, by):
 
 
 def test_who_knows_where_a_fragment_stands():
-  """Learned positions do, with logits that are those of the place; relative ones know distances alone."""
+  """Learned positions change the logits; relative ones do not."""
   rows = toy.batch()
   relative, learned = toy.model(toy.KINDS["t5_1_1"]), toy.model(toy.KINDS["bart"])
   for model, knows in ((relative, False), (learned, True)):
@@ -167,7 +169,7 @@ def test_who_knows_where_a_fragment_stands():
 
 
 def test_a_fragment_is_written_where_it_was_learned():
-  """Decoding starts at the first of the positions, and gives the logits of teacher forcing."""
+  """Decoding starts at the first position, and equals teacher forcing."""
   model, rows = toy.model(toy.KINDS["bart"]), toy.batch()
   rows = moved(rows, 2) | {"decoder_input_tokens": rows["decoder_input_tokens"].at[:, 0].set(0)}
   expected = toy.logits(model, rows)
@@ -178,14 +180,14 @@ def test_a_fragment_is_written_where_it_was_learned():
   assert tokens.tolist() == [0] * len(tokens)
 
 
-# ---- A run -----------------------------------------------------------------------------------------------------------
+# ---- Whole runs ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("pack", [False, True])
 @pytest.mark.parametrize("objective", ["mass_in_place", "bert_style_masked_only"])
 def test_a_plan_has_the_features_of_the_batches(tmp_path, objective, pack):
-  """Of the user's files, of registered tasks by their names, and of what a module registers."""
+  """Features of files, of registered tasks, and of tasks in modules."""
   from t2t.configuration.loading import load_config, records
 
   path = tmp_path / "text.txt"

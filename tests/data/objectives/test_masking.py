@@ -1,4 +1,4 @@
-"""Masked language modelling: literal ids, exact budgets, whole words and spans, and the shares of what replaces."""
+"""Masked language modelling: literal ids, exact counts, whole words and spans, and rates of replacement."""
 
 import hypothesis
 from hypothesis import strategies as st
@@ -16,12 +16,12 @@ CHOICES = {
   "whole_words": masking.whole_words,
   "word_spans": masking.word_spans,
 }
-# Ids below 3 are special; from 50 on they start a word; 99 is the last.
+# Ids below 3 are special; ids from 50 on start a word; 99 is the last.
 ORDINARY = np.arange(3, 99, dtype=np.int32)
 
 
 def draw(function, *arguments, number=300, **keywords):
-  """What `function` makes of its arguments with each of `number` seeds, run as a preprocessor runs it."""
+  """Returns the results of `function` for `number` seeds, run as in a preprocessor."""
   dataset = tf.data.Dataset.range(number).map(
     lambda i: function(*arguments, tf.stack([tf.cast(i, tf.int32), 7]), **keywords)
   )
@@ -35,7 +35,7 @@ def flags(zeros_and_ones):
 
 @pytest.mark.slow
 def test_framed_text():
-  """The docstring's: one segment, or two that a separator divides at any point, in half of the cases."""
+  """The docstring's examples: one segment, or two with a separator at any point in half of the cases."""
   tokens, one = tf.range(3, 8), [101, 3, 4, 5, 6, 7, 102]
   assert draw(masking.frame, tokens, begin=[101], end=[102], two_segments=False) == [one] * 300
   drawn = draw(masking.frame, tokens, begin=[101], end=[102], two_segments=True)
@@ -49,7 +49,7 @@ def test_framed_text():
 
 @pytest.mark.exhaustive
 def test_docstring_examples():
-  """What the docstrings show is what the functions do, with some seed."""
+  """The docstrings' examples, for some seed."""
   assert masking.is_one_of(tf.constant([3, 101, 5]), np.array([3, 4, 5, 6], np.int32)).numpy().tolist() == [1, 0, 1]
   np.testing.assert_array_equal(masking.words(flags([0, 1, 1, 1, 1, 0]), flags([1, 0, 0, 1, 0, 1])), [0, 1, 1, 2, 2, 3])
   drawn = draw(masking.random_tokens, flags([0, 1, 1, 1, 1, 0]), flags([0] * 6), noise_density=0.3)
@@ -75,7 +75,7 @@ tokens_of_text = st.lists(st.sampled_from([0, 1, 5, 6, 7, 50, 51, 52]), min_size
 @hypothesis.settings(max_examples=40, deadline=None)
 @hypothesis.given(tokens=tokens_of_text, seed=st.integers(0, 2**30), density=st.sampled_from([0.15, 0.5, 1.0]))
 def test_budgets_and_candidates(name, tokens, seed, density):
-  """Only candidates are chosen, as many as the count says; whole words stay within it, unless none would fit."""
+  """Only candidates are chosen, in the exact number; whole words do not exceed it unless no word fits."""
   tokens = tf.constant(tokens)
   candidates, starts = masking.is_one_of(tokens, ORDINARY), tokens >= 50
   chosen, groups = CHOICES[name](candidates, starts, tf.constant([seed, 0]), noise_density=density)
@@ -97,7 +97,7 @@ def test_budgets_and_candidates(name, tokens, seed, density):
       assert len(set(words[chosen])) == 1
   if name == "word_spans":
     assert (np.diff(groups) >= 0).all() and all(len(set(groups[words == word])) == 1 for word in set(words))
-    # At most one of the spans is chosen in part.
+    # At most one span is cut.
     cut = [g for g in set(groups[chosen]) if (chosen != candidates)[groups == g].any()]
     assert len(cut) <= 1
 
@@ -105,17 +105,17 @@ def test_budgets_and_candidates(name, tokens, seed, density):
 @pytest.mark.slow
 @pytest.mark.parametrize("share_of_starts", [0.7, 0.2])
 def test_words_nearly_fill_the_budget(share_of_starts):
-  """Of 75 tokens less than one is left unused, with subwords as with bytes, whose words are five long."""
+  """Words leave less than one of 75 tokens unused on average, with subwords and with bytes (words of five)."""
   starts = np.random.default_rng(0).random(500) < share_of_starts
   counts = [sum(chosen) for chosen, _ in draw(masking.whole_words, flags([1] * 500), tf.constant(starts))]
   assert max(counts) == 75 and np.mean(counts) > 74
 
 
 def test_span_lengths_are_geometric():
-  """SpanBERT's: mean 3.8 words, none longer than 10, every length there is."""
+  """SpanBERT's lengths: mean 3.8 words, at most 10, and all lengths occur."""
   lengths = []
   for _, groups in draw(masking.word_spans, flags([1] * 400), flags([1] * 400), number=100):
-    lengths += np.bincount(groups)[:-1].tolist()  # the last is cut by the end of the text
+    lengths += np.bincount(groups)[:-1].tolist()  # the last span is cut by the end of the text
   assert set(lengths) == set(range(1, 11))
   assert abs(np.mean(lengths) - 3.8) < 0.08
   shares = np.bincount(lengths) / len(lengths)
@@ -123,14 +123,14 @@ def test_span_lengths_are_geometric():
 
 
 def shares(out, tokens, chosen):
-  """Shares of masks, of other tokens and of kept ones among the chosen."""
+  """Returns the fractions of masks, other tokens and kept tokens among the chosen."""
   out, tokens = out[chosen], tokens[chosen]
   masks, kept = (out == 99).mean(), (out == tokens).mean()
   return masks, 1 - masks - kept, kept
 
 
 def test_eighty_ten_ten():
-  """Over 10,000 chosen tokens; the random ones are ordinary ids, all of them."""
+  """For 10,000 chosen tokens; random tokens are ordinary ids, and all of these occur."""
   tokens, chosen = np.full(20_000, 200, np.int32), np.arange(20_000) % 2 == 0
   replace = lambda groups, **rates: masking.replace(
     tokens, chosen, groups, tf.constant([1, 2]), mask_id=99, ordinary_ids=ORDINARY, **rates
@@ -141,16 +141,16 @@ def test_eighty_ten_ten():
   assert set(out) - {99, 200} == set(ORDINARY.tolist())
   out = replace(tf.range(20_000), mask_rate=0.9, random_rate=0.1)
   np.testing.assert_allclose(shares(out, tokens, chosen), (0.9, 0.1, 0.0), atol=0.01)
-  # The draw is one for each group: ten tokens of a group are masked, replaced or kept together.
+  # One draw per group: ten tokens of a group are masked, replaced or kept together.
   out = replace(tf.range(20_000) // 10).reshape(-1, 5, 2)[:, :, 0]
   fates = np.where(out == 99, 0, np.where(out == 200, 2, 1))
   assert (fates == fates[:, :1]).all()
   np.testing.assert_allclose(np.bincount(fates[:, 0]) / len(fates), (0.8, 0.1, 0.1), atol=0.03)
-  assert (np.diff(out[fates[:, 0] == 1]) != 0).any()  # but each draws a token of its own
+  assert (np.diff(out[fates[:, 0] == 1]) != 0).any()  # but random tokens are independent
 
 
 def examples(vocabulary, *, inputs=16, targets=16, tokens=None, number=40, choose=masking.random_tokens, seed=0):
-  """What `masked_lm` makes of `number` copies of a document."""
+  """Returns the results of `masked_lm` for `number` copies of a document."""
   tokens = tf.range(3, 8) if tokens is None else tf.constant(tokens)
   documents = tf.data.Dataset.range(number).map(lambda _: {"targets": tokens})
   with seqio.utils.map_seed_manager(seed):
@@ -165,7 +165,7 @@ def examples(vocabulary, *, inputs=16, targets=16, tokens=None, number=40, choos
 
 
 class Ids(seqio.PassThroughVocabulary):
-  """Ids that stand for themselves: 0 pads, 1 is EOS, and those that are named."""
+  """Maps ids to themselves: 0 is padding, 1 EOS; further special ids are arguments."""
 
   def __init__(self, *, cls_id=None, sep_id=None, mask_id=None, bos_id=None, extra_ids=0):
     super().__init__(100 - extra_ids, eos_id=1)
@@ -183,7 +183,7 @@ class Ids(seqio.PassThroughVocabulary):
 
 @pytest.mark.exhaustive
 def test_masked_language_modelling():
-  """The docstring's example, with EOS where there is no [SEP]; targets are the text, weights say where to look."""
+  """The docstring's example, with EOS without [SEP]; targets are the text, weights mark chosen tokens."""
   found = examples(Ids(extra_ids=1), number=300)
   expected = {"inputs": [3, 99, 5, 6, 7, 1], "targets": [3, 4, 5, 6, 7, 1], "loss_weights": [0, 1, 0, 0, 0, 0]}
   assert expected in found
@@ -194,7 +194,7 @@ def test_masked_language_modelling():
 
 @pytest.mark.parametrize("choose", CHOICES.values(), ids=CHOICES)
 def test_special_tokens_are_never_chosen(choose):
-  """Neither those around the text nor those in it, and no random token is one."""
+  """Special tokens around and inside the text are never chosen, nor used as random tokens."""
   vocabulary = Ids(cls_id=97, sep_id=98, mask_id=99, extra_ids=0)
   text = [5, 97, 50, 6, 98, 51, 2, 7, 52, 53, 1, 9]
   for example in examples(vocabulary, tokens=text, choose=choose, number=100):
@@ -209,7 +209,7 @@ def test_special_tokens_are_never_chosen(choose):
 @pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("length", [1, 2, 3, 12, 13, 14, 40])
 def test_lengths_and_segments(length):
-  """Nothing is lost, nothing is longer than the inputs, and [CLS] text [SEP] has a second part in half of the cases."""
+  """No token is lost, lengths fit, and half of the examples with [CLS] have a second segment."""
   bert, roberta = Ids(cls_id=97, sep_id=98, mask_id=99), Ids(cls_id=97, sep_id=98, mask_id=99, bos_id=97)
   text = [3 + i % 40 for i in range(length)]
   for vocabulary in (bert, roberta, Ids(mask_id=99)):
@@ -228,7 +228,7 @@ def test_lengths_and_segments(length):
 
 
 def test_each_epoch_draws_its_own_noise():
-  """The text comes back with other tokens hidden, as seqio repeats before it preprocesses."""
+  """Repeated texts have other masks, because seqio repeats before preprocessing."""
   found = examples(Ids(mask_id=99), tokens=[3 + i for i in range(15)])
   assert len({tuple(example["loss_weights"]) for example in found}) > 20
 
@@ -243,7 +243,7 @@ def test_what_does_not_work():
 
 
 def test_bytes_have_whole_words():
-  """Each word is hidden or shown whole, with the space before it."""
+  """Words, with the space before them, are masked completely or not at all."""
   vocabulary = vocabularies.load("bytes", extra_ids=1)
   text = "a fox or two ran off to the far end of the old mill"
   starts = [i for i, letter in enumerate(text) if letter == " "]

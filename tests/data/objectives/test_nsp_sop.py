@@ -1,4 +1,4 @@
-"""Two texts and how they belong together: the docstrings' arrays, and that each arrangement is what it says."""
+"""Sentence-pair tasks: the docstrings' arrays, and correct labels for each arrangement."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ SEED = [3, 5]
 
 
 class Vocabulary(seqio.PassThroughVocabulary):
-  """Ids that stand for themselves: 0 pads, 1 is EOS, 9 a full stop, 96 a mask, 97 [CLS] and 98 [SEP]."""
+  """Maps ids to themselves: 0 is padding, 1 EOS, 9 a full stop, 96 a mask, 97 [CLS] and 98 [SEP]."""
 
   special_ids = frozenset({0, 1, 96, 97, 98})
   mask_id, cls_id, sep_id, bos_id = 96, 97, 98, 1
@@ -39,7 +39,7 @@ class Vocabulary(seqio.PassThroughVocabulary):
 
 
 def documents(number=40, seed=0):
-  """Of random lengths; the tokens of document d are all from a range of its own, and rise."""
+  """Returns documents of random lengths; tokens of each are increasing, in a range of its own."""
   random = np.random.default_rng(seed)
   rows = [np.arange(10, 10 + random.integers(1, 60)) for _ in range(number)]
   dataset = tf.data.Dataset.from_tensor_slices(tf.ragged.constant([row.tolist() for row in rows], tf.int32))
@@ -65,7 +65,7 @@ def halves_of(example):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("task", [nsp_sop.NEXT, nsp_sop.ORDER, nsp_sop.STRUCTURE], ids=lambda task: task.head.name)
 def test_arrangements_are_what_their_class_says(task):
-  """B goes on where A ends, or the other way round, or neither; all about as often."""
+  """B continues A, A continues B, or neither; all are about equally frequent."""
   found, _ = pairs(task)
   counts = np.zeros(len(task.arrangements))
   for example in found:
@@ -83,7 +83,7 @@ def test_arrangements_are_what_their_class_says(task):
 
 
 def test_a_text_from_elsewhere_is_of_another_document():
-  """The docstring's arrays; never of the same document, and where there is no other, there is nothing."""
+  """The docstring's arrays; never from the same document, and empty if there is no other."""
   second = tf.ragged.constant([[5, 5], [6], [7, 7, 7]], dtype=tf.int32)
   group = {"second": second, "document": tf.constant([0, 0, 1]), "kind": tf.constant([0, 0, 0])}
   made = nsp_sop.with_others(group, SEED)
@@ -93,7 +93,7 @@ def test_a_text_from_elsewhere_is_of_another_document():
 
 
 def test_a_text_from_elsewhere_is_of_the_same_kind():
-  """If one is near in length; any of those that are alike."""
+  """The same kind is preferred if its length is close; ties are random."""
   second = tf.RaggedTensor.from_row_lengths(tf.repeat(tf.range(10, 15), [8, 9, 8, 10, 40]), [8, 9, 8, 10, 40])
   group = {"second": second, "document": tf.range(5), "kind": tf.constant([0, 0, 1, 0, 1])}
   assert [row[0] for row in nsp_sop.with_others(group, SEED)["other"].to_list()][0] == 11
@@ -103,7 +103,7 @@ def test_a_text_from_elsewhere_is_of_the_same_kind():
 
 
 def test_a_document_alone_has_no_other():
-  """Its pairs are all "next": there is nothing to draw."""
+  """All pairs of a single document are "next"."""
   feature = seqio.Feature(Vocabulary(), add_eos=True)
   dataset = tf.data.Dataset.from_tensors({"targets": tf.range(10, 90)})
   made = nsp_sop.masked_pairs(dataset, {"inputs": 16, "targets": 16}, {"targets": feature}, task=nsp_sop.NEXT)
@@ -111,7 +111,7 @@ def test_a_document_alone_has_no_other():
 
 
 def test_a_copy_of_a_document_is_the_same_document():
-  """Epochs of a small corpus follow each other in a window: what is "random" is of neither copy."""
+  """Epochs of a small corpus are adjacent in a window; a "random" text is from neither copy."""
   dataset = tf.data.Dataset.from_tensor_slices(tf.reshape(tf.range(10, 90), [4, 20])).repeat(20)
   feature = seqio.Feature(Vocabulary(), add_eos=True)
   made = nsp_sop.masked_pairs(
@@ -127,17 +127,17 @@ def test_a_copy_of_a_document_is_the_same_document():
     assert ((first[0] - 10) // 20 != (second[0] - 10) // 20) == example["answer_targets"][0]
 
 
-# ---- What is told apart without reading ------------------------------------------------------------------------------
+# ---- Cues that could reveal the class --------------------------------------------------------------------------------
 
 
 @functools.cache
 def shapes(task, length, share=0.6):
-  """Classes of many examples; how long examples, A and B are; and whether A and B end a sentence.
+  """Returns classes of many examples; lengths of example, A and B; and whether A and B end a sentence.
 
-  Of the documents the last do not tell sentences apart, and the first so many do.
+  A fraction `share` of the documents has sentences; the others have none.
   """
   random = np.random.default_rng(7)
-  number = 14 * length  # about 4,000 pieces
+  number = 14 * length  # about 4,000 chunks
   sizes = np.where(random.random(number) < 0.5, random.integers(10, 100, number), random.integers(100, 800, number))
   tokens = random.integers(10, 90, sizes.sum()).astype(np.int32)
   ends = np.cumsum(random.integers(8, 30, len(tokens))) - 1
@@ -161,7 +161,7 @@ def shapes(task, length, share=0.6):
 
 
 def advantage(labels, seen):
-  """How much more often than the most frequent class the class is right that is most frequent for what is seen."""
+  """Returns the accuracy gain over the majority class from a classifier that knows `seen`."""
   half = len(labels) // 2
   counts = np.zeros((seen.max() + 1, labels.max() + 1))
   np.add.at(counts, (seen[:half], labels[:half]), 1)
@@ -177,7 +177,7 @@ def advantage(labels, seen):
   ids=lambda each: str(each) if isinstance(each, int) else each.head.name,
 )
 def test_lengths_do_not_tell_the_class(task, length):
-  """Of the example, or of either text, in documents short and long."""
+  """Lengths of the example and of either text, in short and long documents."""
   labels, *lengths, _, _ = shapes(task, length)
   assert len(labels) > 3000 and max(advantage(labels, seen) for seen in lengths) < 0.03
 
@@ -185,27 +185,27 @@ def test_lengths_do_not_tell_the_class(task, length):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("task", [nsp_sop.NEXT, nsp_sop.ORDER, nsp_sop.STRUCTURE], ids=lambda task: task.head.name)
 def test_ends_of_sentences_do_not_tell_the_class(task):
-  """Nor do they with the length of the example, of which most that are short end with their document."""
+  """Nor together with the example's length; most short examples end with their document."""
   labels, size, _, _, *ends = shapes(task, 64, 0.6 if task is nsp_sop.NEXT else 1.0)
   assert advantage(labels, ends[0] + 2 * ends[1] + 4 * (size > 60)) < 0.03
 
 
 def test_a_text_is_divided_behind_a_sentence():
-  """If one ends in it; else anywhere, and neither half is empty."""
+  """A random sentence end if there is one, else any point; neither half is empty."""
   ends = tf.range(20) == 9
   halves = lambda tokens, seed: [
     x.numpy().tolist() for x in nsp_sop.halves(tf.constant(tokens), seed, ends_sentence=ends)
   ]
   found = {tuple(halves([3, 4, 9, 5, 6, 9, 7], [1, seed])[0]) for seed in range(20)}
   assert found == {(3, 4, 9), (3, 4, 9, 5, 6, 9)}
-  anywhere = [halves([3, 4, 5, 9], [1, seed]) for seed in range(20)]  # the last ends the text itself
+  anywhere = [halves([3, 4, 5, 9], [1, seed]) for seed in range(20)]  # the last full stop ends the text
   assert {len(first) for first, _ in anywhere} == {1, 2, 3} and all(a + b == [3, 4, 5, 9] for a, b in anywhere)
 
 
 @hypothesis.given(strategies.lists(strategies.booleans(), max_size=80), strategies.integers(1, 20))
 @hypothesis.settings(max_examples=50)
 def test_pieces_are_whole_sentences(ends, length):
-  """As many as fit; a longer one is cut, and nothing is left out."""
+  """Chunks have as many sentences as fit; a longer one is cut, and no token is lost."""
   splits = nsp_sop.cuts(tf.constant(ends, tf.bool), length=length).numpy().tolist()
   assert (splits[0], splits[-1]) == (0, len(ends)) and splits == sorted(set(splits))
   behind = {i + 1 for i, end in enumerate(ends) if end}
@@ -216,13 +216,13 @@ def test_pieces_are_whole_sentences(ends, length):
 
 
 def test_the_pieces_of_the_docstring():
-  """Sentences of three and two tokens, one of seven, and what is left."""
+  """Sentences of three, two and seven tokens, and a remainder."""
   ends = np.isin(np.arange(13), (2, 4, 11))
   assert nsp_sop.cuts(tf.constant(ends), length=5).numpy().tolist() == [0, 5, 10, 13]
 
 
 def test_every_token_comes_out():
-  """Of pieces in order: documents are cut, and nothing is left out but a single token."""
+  """Documents are cut in order; only single tokens are dropped."""
   found, rows = pairs(nsp_sop.ORDER)
   tokens = np.concatenate([np.concatenate(halves_of(example)) for example in found])
   expected = np.concatenate([row[: len(row) - (len(row) % 21 == 1)] for row in rows])
@@ -230,7 +230,7 @@ def test_every_token_comes_out():
 
 
 def test_trigrams_are_shuffled():
-  """One in twenty of those that may move, within themselves; all else stays where it is."""
+  """Shuffles 5 % of the movable trigrams; other tokens stay."""
   tokens, may_move = tf.range(100, 400), tf.range(300) % 50 != 7
   moved_to, where = (x.numpy() for x in nsp_sop.shuffle_trigrams(tokens, may_move, SEED))
   assert where.sum() == 3 * round(0.05 * sum(all((i + k) % 50 != 7 for k in range(3)) for i in range(0, 300, 3)))
@@ -243,7 +243,7 @@ def test_trigrams_are_shuffled():
 
 @pytest.mark.exhaustive
 def test_the_order_of_words_has_a_loss():
-  """Where words were shuffled the token that stood there is to be predicted, masked or not."""
+  """Tokens in shuffled trigrams are predicted, masked or not."""
   found, _ = pairs(nsp_sop.STRUCTURE, length=64)
   plain, _ = pairs(dataclasses.replace(nsp_sop.STRUCTURE, shuffles_words=False), length=64)
   share = lambda examples: sum(x["loss_weights"].sum() for x in examples) / sum(len(x["inputs"]) for x in examples)
@@ -253,7 +253,7 @@ def test_the_order_of_words_has_a_loss():
 
 
 def test_short_ngrams_are_more_frequent():
-  """One word 6 times in 11, two 3 times, three twice; as many tokens as single ones would be."""
+  """N-grams have one, two or three words in the ratio 6 : 3 : 2; the number of tokens is exact."""
   candidates = tf.constant([False] + [True] * 2000 + [False])
   chosen, groups = masking.word_ngrams(candidates, candidates, SEED)
   assert tf.math.count_nonzero(chosen) == 300
@@ -261,7 +261,7 @@ def test_short_ngrams_are_more_frequent():
   np.testing.assert_allclose(sizes / sizes.sum(), np.array([6, 3, 2]) / 11, atol=0.04)
 
 
-# ---- A run -----------------------------------------------------------------------------------------------------------
+# ---- Whole runs ------------------------------------------------------------------------------------------------------
 
 
 def run(objective="masked_lm_nsp", **train):
@@ -270,7 +270,7 @@ def run(objective="masked_lm_nsp", **train):
 
 
 def test_a_run_has_the_head_that_its_objective_asks():
-  """First of all, and the loss that learns it; the config's own head of that name stays as it is."""
+  """The objective's head is the first and is trained; a head of that name in the config stays unchanged."""
   config = train_data.resolved(run())
   assert config.train.loss == "tokens_and_heads" and config.model.heads == (nsp_sop.NEXT.head,)
   own = dataclasses.replace(nsp_sop.NEXT.head, reads="mean")
@@ -280,7 +280,7 @@ def test_a_run_has_the_head_that_its_objective_asks():
 
 @pytest.mark.parametrize("name", ["albert_base", "bert_nsp_base", "spanbert_base", "struct_bert_base"])
 def test_configs_have_the_heads_of_their_objectives(name):
-  """All of them, with their classes in the objective's order: a config cannot ask t2t.data."""
+  """Configs list the classes in the objective's order, because they cannot import t2t.data."""
   config = records(load_config(name))
   assert config.model.heads == objectives.heads_of(config.data.objective)
 
@@ -297,14 +297,13 @@ def test_configs_have_the_heads_of_their_objectives(name):
   ],
 )
 def test_what_an_objective_cannot_ask(changes, message):
-  """Before anything is built."""
   with pytest.raises(UserError, match=message):
     train_data.resolved(run().with_(**changes))
 
 
 @pytest.mark.exhaustive
 def test_what_is_planned_is_what_is_read():
-  """The shapes of a batch, from the recipe alone and from the pipeline; and both terms have a denominator."""
+  """The recipe's features equal those of the pipeline, and both terms have a denominator."""
   config = train_data.resolved(run()).with_(train={"batch_size": 8})
   mesh = sharding.make_mesh({"fsdp": 8})
   batch = next(train_data.batches(stages.of(config), mesh, num_streams=None))
@@ -318,7 +317,7 @@ def test_what_is_planned_is_what_is_read():
 
 
 def test_objectives_with_heads_are_those_of_the_table():
-  """Each says which head it asks, and no other objective asks any."""
+  """Exactly these objectives have heads."""
   asks = {name: [head.name for head in objectives.heads_of(name)] for name in objectives.OBJECTIVES}
   assert {name: heads for name, heads in asks.items() if heads} == {
     "masked_lm_nsp": ["nsp"],

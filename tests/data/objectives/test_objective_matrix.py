@@ -1,4 +1,4 @@
-"""The benchmark that crosses architectures with objectives: what its cells have in common."""
+"""The benchmark of architectures and objectives."""
 
 import pytest
 import toy
@@ -18,7 +18,6 @@ def architecture(matrix, row):
 
 
 def test_every_architecture_has_objectives_and_every_objective_an_architecture(matrix):
-  """None was forgotten when another was added."""
   names = {architecture(matrix, row) for row in matrix.ARCHITECTURES}
   assert names == {name for objective in matrix.OBJECTIVES.values() for name in objective.architectures}
 
@@ -27,7 +26,7 @@ def test_every_architecture_has_objectives_and_every_objective_an_architecture(m
   "objective", [name for name in objectives.OF_TEXT if "targets" in objectives.OBJECTIVES[name].features]
 )
 def test_cells_have_as_many_positions(matrix, objective):
-  """Batches of one objective hold as many positions for every architecture, to less than a sequence."""
+  """Batches of an objective have the same number of positions for every architecture, up to one sequence."""
   for row in matrix.ARCHITECTURES:
     if architecture(matrix, row) not in matrix.OBJECTIVES[objective].architectures:
       continue
@@ -36,12 +35,12 @@ def test_cells_have_as_many_positions(matrix, objective):
     assert model.architecture == architecture(matrix, row)
     lengths = pipeline.model_lengths(records(config).data, model.architecture)
     if "inputs" not in matrix.OBJECTIVES[objective].features:
-      lengths.pop("encoder", None)  # of padding, but for one token
+      lengths.pop("encoder", None)  # padding, except one token
     assert 0 <= 2_592 - config.train.batch_size * sum(lengths.values()) < sum(lengths.values())
 
 
 def test_results_are_told_objective_by_objective(matrix, tmp_path):
-  """A line for each cell that was run, in the order of the tables, and a picture."""
+  """Writes a line per cell in the order of the tables, and an image."""
   found = dict(held_out_loss=1.5, unigram_loss=3.25, steps_per_second=10.0, tokens=12_345, curve={1: 3.0, 2: 1.5})
   results = {"prefix_lm/prefix_lm": found, "prefix_lm/span_corruption": found, "encoder_decoder/span_corruption": found}
   lines = matrix.table(results).splitlines()[2:]
@@ -55,7 +54,6 @@ def test_results_are_told_objective_by_objective(matrix, tmp_path):
 
 
 def test_patterns_that_fit_nothing_are_an_error(matrix, tmp_path):
-  """Before anything is written."""
   with pytest.raises(UserError, match="no cell fits --architectures encoder_only --objectives span_corruption"):
     matrix.main(["--architectures=encoder_only", "--objectives=span_corruption", f"--output={tmp_path}/out"])
   assert not (tmp_path / "out").exists()

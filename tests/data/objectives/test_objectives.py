@@ -1,4 +1,4 @@
-"""Objectives on datasets: the docstrings' arrays, lengths that are never exceeded, and what the table says."""
+"""Objectives on datasets: the docstrings' arrays, maximum lengths, and the registry."""
 
 import functools
 import inspect
@@ -17,7 +17,7 @@ from t2t.data.objectives import chunking, corruption, denoisers, fill_in_the_mid
 
 T5 = {"noise_density": 0.15, "mean_noise_span_length": 3.0}
 ALL = sorted(objectives.OBJECTIVES)
-WHOLE_TEXT = [  # whose targets are the text
+WHOLE_TEXT = [  # targets are the text
   "bart",
   "bert_style",
   "deshuffling",
@@ -27,7 +27,7 @@ WHOLE_TEXT = [  # whose targets are the text
   "token_deletion",
   "token_masking",
 ]
-WEIGHTED = ["bert_style_masked_only", "masked_next_token", "next_token"]  # and all of an encoder alone
+WEIGHTED = ["bert_style_masked_only", "masked_next_token", "next_token"]  # and every objective of an encoder
 WITHOUT_NOISE = ["causal_lm", "next_token", "s_denoising", "neighbouring_sentences", "same_text_twice", "text_to_text"]
 WITHOUT_NOISE += ["translation", "translation_ranking"]
 PERMUTED = ["deshuffling", "document_rotation", "sentence_permutation"]
@@ -43,7 +43,7 @@ def lists(dataset):
 
 
 class Ids(seqio.PassThroughVocabulary):
-  """Ids that stand for themselves: 0 pads, 1 is EOS, the last are sentinels, 9 is a full stop."""
+  """Maps ids to themselves: 0 is padding, 1 EOS, 9 a full stop; the last ids are sentinels."""
 
   special_ids = frozenset({0, 1})
 
@@ -65,13 +65,13 @@ def features(**options):
 
 
 def drawn(preprocessor, tokens, sequence_length, *, number=400, seed=0, **options):
-  """What a preprocessor makes of many copies of a document."""
+  """Returns the results of a preprocessor for many copies of a document."""
   with seqio.utils.map_seed_manager(seed):
     return lists(preprocessor(rows(*[tokens] * number), sequence_length, features(), merge_documents=False, **options))
 
 
 def made(name, *, texts, inputs_length=64, targets_length=64, seed=0, vocabulary=None, **options):
-  """The examples of a task with this objective."""
+  """Returns the examples of a task with this objective."""
   vocabulary = vocabulary or vocabularies.load("bytes", extra_ids=40)
   task = seqio.Task(
     "made",
@@ -90,14 +90,13 @@ def made(name, *, texts, inputs_length=64, targets_length=64, seed=0, vocabulary
 
 @pytest.mark.slow
 def test_span_corruption():
-  """The docstring's example."""
   out = objectives.span_corruption(rows([3, 4, 5, 6, 7]), {"inputs": 6, "targets": 3}, features())
   assert lists(out) == [{"inputs": [3, 4, 5, 6, 99], "targets": [99, 7]}]
 
 
 @pytest.mark.slow
 def test_every_example_is_full_when_documents_merge():
-  """Short documents are joined: all examples but the last hold 568 tokens; apart, each holds its document."""
+  """Joined short documents fill all examples but the last with 568 tokens; separate ones stay separate."""
   documents = [[5] * 71 for _ in range(24)]  # 3 x 568
   lengths = {"inputs": 512, "targets": 114}
   merged = lists(objectives.span_corruption(rows(*documents), lengths, features(extra_ids=100, vocab_size=900)))
@@ -112,7 +111,7 @@ def test_every_example_is_full_when_documents_merge():
 
 @pytest.mark.slow
 def test_one_part_of_a_long_document_is_drawn(monkeypatch):
-  """As T5 does, where documents are joined; documents that stay apart come out whole."""
+  """Joined documents are sampled as in T5; separate documents stay whole."""
   monkeypatch.setattr(chunking, "MAX_DOCUMENT", 50)
   lengths = {"inputs": 20, "targets": 10}
   for merge in (True, False):
@@ -127,7 +126,6 @@ def test_one_part_of_a_long_document_is_drawn(monkeypatch):
 
 
 def test_ul2_puts_the_mode_in_front():
-  """The docstring's example."""
   out = drawn(
     denoisers.ul2, [3, 4, 5, 6, 7, 8], {"inputs": 12, "targets": 6}, number=1, denoisers=denoisers.S_DENOISERS
   )
@@ -136,7 +134,7 @@ def test_ul2_puts_the_mode_in_front():
 
 @pytest.mark.exhaustive
 def test_ul2_mixes_seven_denoisers_equally():
-  """Told apart by mode, length of the text and number of sentinels, each fills its inputs and restores its text."""
+  """Each denoiser, identified by mode, length and sentinels, fills its inputs and restores its text."""
   length, vocab_size, text = 300, 5_000, 2_000
   modes = {"[NLU]": 10, "[S2S]": 11, "[NLG]": 12}
 
@@ -170,7 +168,7 @@ def test_ul2_mixes_seven_denoisers_equally():
         last.append(token)
     restored = [token for given in inputs for token in spans.get(given, [given])]
     assert restored == list(range(restored[0], restored[0] + len(restored)))
-    if restored[-1] < 100 + text - 1:  # not what was left at the end of the document
+    if restored[-1] < 100 + text - 1:  # excludes remainders of documents
       signature = (mode, len(inputs) + 1, len(targets) + 1, len(sentinels))
       match = [
         i
@@ -180,12 +178,12 @@ def test_ul2_mixes_seven_denoisers_equally():
       assert len(match) == 1
       counts[match[0]] += 1
   assert counts.sum() > 1_000
-  # The last piece of a document is left out above, which is more often a long one.
+  # Excluding the last chunks favours short ones.
   np.testing.assert_allclose(counts / counts.sum(), 1 / 7, atol=0.04)
 
 
 def test_modes_of_any_length_leave_room_for_the_text():
-  """A vocabulary may spell one in more pieces than another: no example is longer than the inputs, EOS included."""
+  """Modes with different numbers of tokens never make inputs too long, EOS included."""
   modes = {"[NLU]": [10], "[S2S]": [11, 12, 13, 14], "[NLG]": [15, 16]}
 
   class Modes(Ids):
@@ -205,7 +203,7 @@ def test_modes_of_any_length_leave_room_for_the_text():
 
 @pytest.mark.slow
 def test_ul2_needs_room_for_all_its_denoisers():
-  """T5's lengths do not do; the error says what would."""
+  """T5's lengths do not fit; the error gives a sufficient one."""
   arguments = {"texts": ["some text"], "inputs_length": 128, "vocabulary": vocabularies.load("bytes", extra_ids=100)}
   assert made("r_denoising", targets_length=40, **arguments)
   with pytest.raises(
@@ -217,7 +215,7 @@ def test_ul2_needs_room_for_all_its_denoisers():
     made("x_denoising", targets_length=128, **{**arguments, "vocabulary": vocabularies.load("bytes", extra_ids=20)})
 
 
-# ---- Text that is continued ------------------------------------------------------------------------------------------
+# ---- Text continuation -----------------------------------------------------------------------------------------------
 
 
 def test_causal_lm():
@@ -232,7 +230,7 @@ def test_causal_lm():
 
 @pytest.mark.slow
 def test_fill_in_the_middle():
-  """The docstring's examples, in the shares that it says."""
+  """The docstring's examples, with the documented frequencies."""
   found = drawn(fill_in_the_middle.fill_in_the_middle, [3, 4, 5, 6, 7], {"targets": 12}, number=800)
   found = [example["targets"] for example in found]
   for row in ([3, 4, 5, 6, 7], [99, 3, 98, 6, 7, 97, 4, 5, 1], [99, 98, 6, 7, 97, 3, 4, 5, 1]):
@@ -240,12 +238,12 @@ def test_fill_in_the_middle():
   plain = np.mean([row == [3, 4, 5, 6, 7] for row in found])
   suffix_first = np.mean([row[:2] == [99, 98] for row in found])
   assert abs(plain - 0.5) < 0.06
-  assert abs(suffix_first - (0.25 + 0.25 / 6)) < 0.05  # an empty prefix looks like it: 11 of 36 pairs of cuts, near 0
+  assert abs(suffix_first - (0.25 + 0.25 / 6)) < 0.05  # an empty prefix looks the same: 11 of 36 pairs of cuts, near 0
   assert len({tuple(row) for row in found}) > 20
 
 
 def test_pieces_of_the_vocabulary_mark_the_middle():
-  """Where it has them, as Code Llama's."""
+  """Marks of Code Llama's vocabulary."""
   marks = {40: " <PRE>", 41: " <MID>", 42: " <SUF>"}
   out = fill_in_the_middle.fill_in_the_middle(rows(*[[3, 4, 5]] * 50), {"targets": 12}, features(pieces=marks))
   marks = {token for example in lists(out) for token in example["targets"]} - {3, 4, 5, 1}
@@ -254,7 +252,7 @@ def test_pieces_of_the_vocabulary_mark_the_middle():
 
 
 def test_prefix_lm():
-  """The docstring's example; a piece fits wherever it is split."""
+  """The docstring's example; a chunk fits for every split."""
   prefix_lm = lambda dataset, lengths, _, **options: objectives.prefix_lm(dataset, lengths, **options)
   found = drawn(prefix_lm, [3, 4, 5, 6, 7], {"inputs": 8, "targets": 7})
   assert {"inputs": [3, 4], "targets": [5, 6, 7]} in found
@@ -263,17 +261,17 @@ def test_prefix_lm():
   assert [len(example["inputs"] + example["targets"]) for example in found] == [5, 1]
 
 
-DOCUMENTS: list[list[int]] = []  # what the datasets of `of_documents` hold
+DOCUMENTS: list[list[int]] = []  # documents in the datasets of `of_documents`
 
 
 @functools.cache
 def of_documents(name, merge):
-  """What an objective makes of `DOCUMENTS`: built once, since that takes longer than to read it."""
+  """Returns the dataset of an objective from `DOCUMENTS`, cached because building takes longer than reading."""
   signature = {"targets": tf.TensorSpec([None], tf.int32)}
   dataset = tf.data.Dataset.from_generator(
     lambda: ({"targets": np.array(document, np.int32)} for document in DOCUMENTS), output_signature=signature
   )
-  _, *steps = objectives.preprocessors(name, pack=not merge)  # the first makes tokens of text
+  _, *steps = objectives.preprocessors(name, pack=not merge)  # the first step tokenizes
   with seqio.utils.map_seed_manager(0):
     for step in steps:
       fitting = {"sequence_length": {"targets": 3_000}, "output_features": features()}
@@ -286,7 +284,7 @@ def arguments_of(step) -> set[str]:
 
 
 def in_order(tokens):
-  """A piece of `fill_in_the_middle` as the text it was made of; its marks are 99, 98 and 97."""
+  """Returns the original text of a chunk of `fill_in_the_middle`; its marks are 99, 98 and 97."""
   if tokens[0] != 99:
     return tokens
   assert tokens[-1] == 1
@@ -307,7 +305,7 @@ LENGTHS = strategies.integers(1, 7_000) | strategies.sampled_from([65_535, 65_53
 @hypothesis.example("causal_lm", True, [300_001, 7])
 @hypothesis.example("causal_lm", True, [3] * 200 + [70_000])
 def test_all_of_a_text_that_is_continued_comes_out(name, merge, lengths):
-  """Every token of every document once and in order, and EOS where a document ends and nowhere else."""
+  """Every token of every document occurs once and in order, with EOS exactly at ends of documents."""
   DOCUMENTS[:] = [[10 + (13 * i + number) % 80 for i in range(length)] for number, length in enumerate(lengths)]
   found = [
     tokens for each in of_documents(name, merge).as_numpy_iterator() for tokens in in_order(each["targets"].tolist())
@@ -315,21 +313,20 @@ def test_all_of_a_text_that_is_continued_comes_out(name, merge, lengths):
   assert found == [token for document in DOCUMENTS for token in [*document, 1]]
 
 
-# ---- Noise and the text ----------------------------------------------------------------------------------------------
+# ---- Noise and text --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_mass():
-  """The docstring's example; half of what fits the inputs must fit the targets."""
+  """The docstring's example; half of the inputs must fit the targets."""
   found = drawn(objectives.mass, [3, 4, 5, 6, 7, 8], {"inputs": 8, "targets": 4})
   assert {"inputs": [3, 4, 99, 99, 99, 8], "targets": [5, 6, 7]} in found
   found = drawn(objectives.mass, [3] * 20, {"inputs": 16, "targets": 4}, number=1)
-  assert [len(example["inputs"]) for example in found] == [6, 6, 6, 2]  # of 7 tokens 4 would be masked
+  assert [len(example["inputs"]) for example in found] == [6, 6, 6, 2]  # 7 tokens would give 4 masks
   assert max(len(example["targets"]) for example in found) <= 4
 
 
 def test_denoising():
-  """The docstring's example."""
   noise = {"noise": corruption.mask_tokens, "facts": ("mask_id",), "noise_density": 0.3}
   found = drawn(objectives.denoising, [3, 4, 5, 6, 7, 8], {"inputs": 8, "targets": 8}, **noise)
   assert {"inputs": [3, 99, 5, 6, 99, 8], "targets": [3, 4, 5, 6, 7, 8]} in found
@@ -341,7 +338,7 @@ TEXTS = ["Oh. ", "a", "No! Yes? Well.", "ab", "One two three. Four five, six? Se
 @pytest.mark.exhaustive_from(6)
 @pytest.mark.parametrize("name", WHOLE_TEXT)
 def test_targets_are_the_text(name):
-  """All of it, in order, with EOS; permutations keep the tokens, the others lose or hide the published share."""
+  """Targets are the whole text with EOS; permutations keep the tokens, other noise removes the published fraction."""
   vocabulary = vocabularies.load("bytes", extra_ids=40)
   found = made(name, texts=TEXTS, pack=True)
   text = [token for example in found for token in example["targets"][:-1]]
@@ -361,16 +358,16 @@ def test_targets_are_the_text(name):
   assert any(example["inputs"] != example["targets"] for example in found)
 
 
-# ---- All of them -----------------------------------------------------------------------------------------------------
+# ---- All objectives --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-  ("name", "pack"),  # whether documents stay apart is the business of what cuts them, which many share
+  ("name", "pack"),  # separation depends only on the cutting function, shared by many
   [*((name, False) for name in ALL), *((name, True) for name in ("span_corruption", "causal_lm", "masked_lm", "bart"))],
 )
 def test_examples_fit_and_are_what_the_table_says(name, pack):
-  """Features, types and lengths: no example is so long that seqio would cut it."""
+  """Checks features, types and lengths: no example is long enough for seqio to trim it."""
   objective = objectives.OBJECTIVES[name]
   letters = "abcdefgh. ij klm? nop"
   texts = ["".join(letters[(i * k) % len(letters)] for k in range(1, 1 + size)) for i, size in enumerate(
@@ -380,7 +377,7 @@ def test_examples_fit_and_are_what_the_table_says(name, pack):
   if objective.parallel:
     records = {"first": texts, "second": texts[::-1]}
   vocabulary = vocabularies.load("bytes", extra_ids=40)
-  # Made with room to spare, but for the preprocessors: what they make is seen uncut.
+  # Extra room shows the preprocessors' output untrimmed.
   task = seqio.Task(
     "all",
     source=seqio.FunctionDataSource(
@@ -396,9 +393,9 @@ def test_examples_fit_and_are_what_the_table_says(name, pack):
   found = lists(dataset)
   longest = {feature: max(len(example[feature]) for example in found) for feature in objective.features}
   assert all(1 <= length <= 64 for length in longest.values())
-  if name == "prefix_lm":  # both sides together are as long as either may be
+  if name == "prefix_lm":  # both sides together have the length of one
     longest = {"both": max(len(example["inputs"]) + len(example["targets"]) for example in found)}
-  # And the room is used, but where pairs are of sentences that are shorter.
+  # The room is used, except for pairs of short sentences.
   assert max(longest.values()) == 64 or "texts" in objective.features
   if objective.features == ("inputs", "targets"):
     assert all(example[key][-1] == 1 and 1 not in example[key][:-1] for example in found for key in objective.features)
@@ -411,12 +408,12 @@ def test_examples_fit_and_are_what_the_table_says(name, pack):
 def test_an_unknown_objective_names_the_nearest():
   with pytest.raises(UserError, match="span_corupt.*did you mean span_corruption"):
     objectives.preprocessors("span_corupt")
-  with pytest.raises(UserError, match="zzz: no such objective. There are: annotated_masked_lm, bart, "):
+  with pytest.raises(UserError, match="zzz: no such objective. Give one of: annotated_masked_lm, bart, "):
     objectives.output_features("zzz", seqio.ByteVocabulary())
 
 
 def test_noise_is_the_published_unless_given():
-  """0 is the objective's own; a number that it has not is refused, as is one out of range."""
+  """0 selects the published value; inapplicable and invalid numbers are refused."""
   keywords = lambda *a, **k: objectives.preprocessors(*a, **k)[1].keywords
   assert keywords("mass")["noise_density"] == 0.5
   assert keywords("bart")["noise_density"] == 0.3 and keywords("bart")["mean_noise_span_length"] == 3.0
@@ -424,9 +421,9 @@ def test_noise_is_the_published_unless_given():
   assert keywords("masked_lm", pack=True) == {**keywords("masked_lm"), "merge_documents": False}
   for name in ("masked_lm", "whole_word_masked_lm", "span_masked_lm", "bert_style"):
     assert keywords(name)["noise_density"] == 0.15
-  with pytest.raises(UserError, match="config.data.mean_noise_span_length=3.0: .*masked_lm has none.*=0.0"):
+  with pytest.raises(UserError, match="config.data.mean_noise_span_length=3.0: has no effect with .*masked_lm; .*=0.0"):
     objectives.preprocessors("masked_lm", mean_noise_span_length=3.0)
-  with pytest.raises(UserError, match="config.data.noise_density=0.2: .*causal_lm has none"):
+  with pytest.raises(UserError, match="config.data.noise_density=0.2: has no effect with .*causal_lm"):
     objectives.preprocessors("causal_lm", noise_density=0.2)
   with pytest.raises(UserError, match="config.data.noise_density=1.5"):
     objectives.preprocessors("masked_lm", noise_density=1.5)
@@ -434,7 +431,7 @@ def test_noise_is_the_published_unless_given():
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_table_is_consistent(name):
-  """What an objective yields is what its architectures take."""
+  """An objective's features match its architectures."""
   objective = objectives.OBJECTIVES[name]
   assert set(objective.architectures) <= {"encoder_decoder", "decoder_only", "encoder_only"}
   encodes = objective.architectures == ("encoder_only",)
@@ -453,7 +450,7 @@ def test_which_objective_fits_which_architecture():
   with pytest.raises(UserError) as error:
     objectives.check_fits("masked_lm", "decoder_only")
   assert str(error.value).startswith(
-    "config.data.objective=masked_lm does not fit config.model.architecture=decoder_only; these do: causal_lm, drop_to"
+    "config.data.objective=masked_lm does not fit config.model.architecture=decoder_only; give one of: causal_lm, drop"
   )
   objectives.check_fits("masked_lm", "encoder_only")
   assert {name for name, each in objectives.OBJECTIVES.items() if "encoder_only" in each.architectures} == {
@@ -481,7 +478,7 @@ def task(name, preprocessors):
 
 
 def test_tasks_know_their_objectives():
-  """Also behind preprocessors of one's own, in mixtures of mixtures, and after seqio changed the vocabulary."""
+  """Also after custom preprocessors, in nested mixtures, and after seqio changed the vocabulary."""
   plain = task("plain", [seqio.preprocessors.append_eos])
   spans = task("spans", [seqio.preprocessors.append_eos, *objectives.preprocessors("span_corruption")])
   prefix = task("prefix", objectives.preprocessors("prefix_lm"))

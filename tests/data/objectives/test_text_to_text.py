@@ -1,4 +1,4 @@
-"""Prompts and answers from files of one's own: what a model gets of them, and that it learns the answers alone."""
+"""Prompts and answers from files: model features, and loss only on answers."""
 
 import json
 
@@ -32,7 +32,7 @@ def of_bytes(tokens):
 @pytest.mark.parametrize("kind", ["tsv", "jsonl"])
 @pytest.mark.parametrize("pack", [False, True])
 def test_a_decoder_has_a_loss_on_the_answer_alone(tmp_path, kind, pack):
-  """The prompt is read in the same row; a plan knows the features."""
+  """The prompt is in the same row; the recipe's features are equal."""
   data = DataConfig(**written(tmp_path, kind), inputs_length=24, targets_length=12, pack=pack)
   (batch,) = pipeline.eval_rows(data, "decoder_only", batch_size=4, max_batches=1)
   weights, targets = batch["decoder_loss_weights"] > 0, batch["decoder_target_tokens"]
@@ -57,7 +57,7 @@ def test_an_encoder_reads_the_prompt(tmp_path):
 
 @pytest.mark.exhaustive
 def test_the_command(tmp_path, capsys):
-  """Files of pairs, and a model that goes on behind a prompt; text alone is refused."""
+  """Trains on pairs and continues prompts; plain text is refused."""
   keys = written(tmp_path, "jsonl")
   arguments = [
     *("train", "--config=tiny_gpt", "--config.model.vocab_size=384", "--config.model.num_decoder_layers=1"),

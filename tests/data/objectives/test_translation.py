@@ -1,4 +1,4 @@
-"""Texts beside their translations: what is hidden in them, the files that they come from, and what they teach."""
+"""Texts with translations: masking, file formats, and training."""
 
 import collections
 import gzip
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 
 class Ids(seqio.PassThroughVocabulary):
-  """Ids that stand for themselves: 0 pads, [CLS] 101 and [SEP] 102, or as in XLM </s> for both; 99 is the mask."""
+  """Maps ids to themselves: 0 is padding, [CLS] 101 and [SEP] 102, or both </s> as in XLM; 99 is the mask."""
 
   mask_id, pad_id, bos_id = 99, 0, 101
 
@@ -49,7 +49,7 @@ def examples(*documents, vocabulary=None, inputs=16, targets=16, **options):
 
 
 def test_the_docstrings_example():
-  """Under some draw; two of five tokens are hidden, of either text or of both, and no special token."""
+  """For some seed; two of five tokens are masked, in either or both texts, but no special token."""
   found = examples(*[([3, 4, 5], [6, 7])] * 400, noise_density=0.4)
   assert {
     "inputs": [101, 3, 99, 5, 102, 101, 99, 7, 102],
@@ -62,7 +62,7 @@ def test_the_docstrings_example():
     inputs, targets, weights = (np.array(each[name]) for name in ("inputs", "targets", "loss_weights"))
     assert weights.sum() == 2 and not weights[targets > 100].any()
     np.testing.assert_array_equal(inputs[weights == 0], targets[weights == 0])
-  assert len({tuple(each["loss_weights"]) for each in found}) == 10  # every two of five
+  assert len({tuple(each["loss_weights"]) for each in found}) == 10  # all choices of two of five
 
 
 def test_the_papers_figure():
@@ -80,7 +80,7 @@ def test_the_papers_figure():
 
 
 def test_what_does_not_fit_is_cut():
-  """The longer text first, so that both stay; the row is full."""
+  """The longer text is cut first, so that both remain; the row is full."""
   (found,) = examples(([3] * 3, [5] * 30))
   assert [found["targets"].count(token) for token in (3, 5, 101, 102)] == [3, 9, 2, 2]
   (found,) = examples(([3] * 30, [5] * 31))
@@ -92,7 +92,7 @@ def test_what_does_not_fit_is_cut():
 
 
 def test_what_the_model_gets():
-  """Positions and token types are the task's, packed or not; both texts of a pair see each other and no other pair."""
+  """Positions and token types are the task's, packed or not; only the texts of one pair attend to each other."""
   found = examples(([3, 4, 5], [6, 7]), ([8], [9]))
   lengths = feature_converters.feature_lengths("encoder_only", tuple(found[0]), inputs_length=16, targets_length=16)
   signature = {name: tf.TensorSpec([None], tf.int32) for name in found[0]}
@@ -115,7 +115,7 @@ PAIRS = [(f"word {i} of it", f"mot {i} de la") for i in range(300)]
 
 
 def write(folder, kind):
-  """The pairs as files of a kind; the config keys that name them."""
+  """Writes the pairs as files of a kind; returns the config keys that name them."""
   if kind == "tsv":
     (folder / "a.tsv").write_text("".join(f"{first}\t{second}\n" for first, second in PAIRS))
     return {"files": f"{folder}/a.tsv"}
@@ -134,7 +134,7 @@ def data_of(**fields):
 
 
 def texts(data, split):
-  """The pairs of a split as its examples have them: bytes, each text with EOS behind it."""
+  """Returns the pairs of a split from its examples: bytes, each text followed by EOS."""
   task = pipeline.load_task(data)
   found = [x["targets"] for x in pipeline.task_examples(data, "encoder_only", task, split=split).as_numpy_iterator()]
   decoded = [bytes(np.where(x == 1, 10, x - 3).astype(np.uint8)).decode() for x in found]
@@ -144,7 +144,7 @@ def texts(data, split):
 @pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("kind", ["tsv", "json", "aligned"])
 def test_pairs_of_files(tmp_path, kind):
-  """Two columns, two fields, or lines of two files: the same pairs, some of them held out, and resumed as others."""
+  """Two columns, two fields, or two files give the same pairs, some held out, and resume."""
   data = data_of(**write(tmp_path, kind))
   held_out = texts(data, "validation")
   assert 1 <= len(held_out) < 20
@@ -194,7 +194,7 @@ def check(data):
   ],
 )  # fmt: skip
 def test_files_without_translations(tmp_path, files, keys, message):
-  """With file, line and what would be right, before training."""
+  """The message has file, line and remedy, before training."""
   for name, text in files.items():
     (tmp_path / name).write_text(text)
   first = min(files)
@@ -203,7 +203,7 @@ def test_files_without_translations(tmp_path, files, keys, message):
 
 
 def test_lines_are_counted_before_training(tmp_path):
-  """Of files that are not too large; of others while they are read."""
+  """Small files are checked before training; others while they are read."""
   for language, lines in {"en": 3, "fr": 2}.items():
     (tmp_path / f"a.{language}.txt").write_text("a\n" * lines)
   check_files = lambda most: bitext.check(
@@ -215,18 +215,18 @@ def test_lines_are_counted_before_training(tmp_path):
 
 
 def test_an_empty_key_and_a_vocabulary_of_pairs(tmp_path):
-  with pytest.raises(UserError, match="config.data.translation is empty: give the name of a field"):
+  with pytest.raises(UserError, match="config.data.translation is empty. Give a field of"):
     data_of(translation="")
   (tmp_path / "a.tsv").write_text("a\tb\n")
   assert command.main(["vocab", "train", "--input", f"{tmp_path}/a.tsv", "--size", "9", "--output", "x"]) == 2
   plain = tf.data.Dataset.from_tensors({"en": "a", "fr": "b"})
-  with pytest.raises(UserError, match="no field 'first'; pairs of texts are .* there are: en, fr"):
+  with pytest.raises(UserError, match="no field 'first'; pairs of texts need .* fields: en, fr"):
     objectives.preprocessors("translation_lm")[0].func(plain, {"inputs": seqio.Feature(seqio.ByteVocabulary())})
 
 
 @pytest.mark.parametrize("pack", [False, True])
 def test_a_plan_has_the_features_of_the_batches(tmp_path, pack):
-  """Without reading the data; positions, too."""
+  """The recipe's features, including positions, need no data."""
   data = data_of(**write(tmp_path, "tsv"), pack=pack)
   config = records(load_config("tiny_bert")).with_(data=vars(data) | {"mixture": ""}, train={"batch_size": 4})
   rows = pipeline.eval_rows(data, "encoder_only", batch_size=4, max_batches=1)[0]
@@ -236,7 +236,7 @@ def test_a_plan_has_the_features_of_the_batches(tmp_path, pack):
 
 
 def test_learned_positions_start_anew():
-  """A model with learned positions reads them; both texts see each other."""
+  """Learned positions are used; both texts attend to each other."""
   model = toy.model(toy.KINDS["bert"])
   tokens = np.array([[5, 6, 7, 8, 9, 10]])
   batch = {"encoder_input_tokens": tokens, "encoder_positions": np.array([[0, 1, 2, 0, 1, 2]])}
@@ -246,11 +246,11 @@ def test_learned_positions_start_anew():
   assert np.abs(restarted[0, 0] - other[0, 0]).max() > 1e-5
 
 
-# ---- What it teaches -------------------------------------------------------------------------------------------------
+# ---- Training --------------------------------------------------------------------------------------------------------
 
 
 def cipher_pairs(*, num_words=100, length=8):
-  """Words of the documentation, eight at a time, and the same in a cipher: each word is always the same other one."""
+  """Returns texts of eight words of the documentation, and the same in a word cipher."""
   texts = (json.loads(line)["text"] for line in docs_corpus.files()["train"].read_text().splitlines())
   texts = [re.findall("[a-z]+", text.lower()) for text in texts]
   words = [word for word, _ in collections.Counter(word for text in texts for word in text).most_common(num_words)]
@@ -264,7 +264,7 @@ def cipher_pairs(*, num_words=100, length=8):
 
 @pytest.mark.exhaustive
 def test_a_translation_beside_a_text_helps(tmp_path):
-  """By `t2t train`'s loop: hidden words of one language are read in the other, and guessed where it is covered."""
+  """Masked words are predicted from the other language, and guessed if it is hidden."""
   words, pairs = cipher_pairs()
   (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]) + "\n")
   (tmp_path / "train.tsv").write_text("\n".join(pairs[:5_000]) + "\n")
@@ -285,7 +285,7 @@ def test_a_translation_beside_a_text_helps(tmp_path):
   graphdef = nnx.split(recipe.make(run).model_fn(toy.key()), graph=False)[0]
 
   def accuracy(change):
-    """Of the hidden words of the first text."""
+    """Returns the accuracy for masked words of the first text."""
     right = total = 0
     for batch in rows:
       likeliest = np.argmax(toy.logits(state.model(graphdef), batch | change(batch)), -1)

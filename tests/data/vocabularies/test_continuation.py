@@ -1,4 +1,4 @@
-"""The text of a continuation: joined to the text before it, it reads as the text of all ids does."""
+"""The text of a continuation, concatenated to the previous text, is the text of all ids."""
 
 import json
 
@@ -13,7 +13,7 @@ TEXT = [f"the number {i} of things, in naïve 日本語 text isn't \U0001f600" f
 
 
 def llama(folder):
-  """As Llama 2's: Metaspace, and a piece for each byte of a character that has none."""
+  """A tokenizer like Llama 2's: Metaspace, and byte tokens for unknown characters."""
   made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", byte_fallback=True))
   steps = [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
   made.normalizer = tokenizers.normalizers.Sequence(steps)
@@ -62,7 +62,7 @@ TEXTS = strategies.one_of(
 @settings(max_examples=40)
 @given(TEXTS, strategies.integers(0, 40))
 def test_a_prompt_and_its_continuation_are_the_text_of_both(vocabulary, text, cut):
-  """Token by token too, and where a character is several tokens."""
+  """Also token by token, and for characters of several tokens."""
   ids = [i for i in vocabulary.encode(text) if i not in vocabularies.framing_ids(vocabulary)]
   before, after = ids[:cut], ids[cut:]
   texts = continuation.continuation_texts(vocabulary, before, after)
@@ -100,7 +100,7 @@ def test_a_text_begins_anew_behind_what_frames_it(vocabulary):
 
 
 def test_a_character_of_several_tokens(tmp_path):
-  """Is the text of the last of them; one that is not finished is U+FFFD at the end, as it is decoded."""
+  """The character is the text of its last token; an incomplete one at the end is U+FFFD, as decoded."""
   vocabulary = subwords.SubwordVocabulary(llama(tmp_path))
   ids = list(vocabulary.encode("a \u3042b"))
   texts = [vocabulary.tokenizer.id_to_token(i) for i in ids]
@@ -112,7 +112,7 @@ def test_a_character_of_several_tokens(tmp_path):
 
 
 def test_long_texts_take_linear_time(vocabulary):
-  """Counted in ids that are decoded: some for each token, not the whole text for each."""
+  """The number of decoded ids per token is constant."""
   ids = list(vocabulary.encode("the number of things " * 200))
   decoded = 0
 

@@ -1,4 +1,4 @@
-"""Letters that spell a control token: text where records are read, control tokens where they are meant."""
+"""Letters that spell a control token: text in records, control tokens where intended."""
 
 import json
 import pickle
@@ -47,7 +47,7 @@ def unigram(folder):
 
 
 def bpe_with_bytes(folder):
-  """Of a piece for each byte, and control pieces, as Llama 2 and Gemma."""
+  """A tokenizer with byte tokens and control tokens, like Llama 2's and Gemma's."""
   return sentencepiece_model(
     folder,
     model_type="bpe",
@@ -83,7 +83,7 @@ def llama3(folder):
 
 
 def unigram_json(folder):
-  """As T5's tokenizer.json: control tokens lie in the model, where full-width letters find them, too."""
+  """A tokenizer.json like T5's: control tokens are in the model, and full-width letters match them, too."""
   made = tokenizers.Tokenizer(tokenizers.models.Unigram())
   made.normalizer = tokenizers.normalizers.NFKC()
   made.pre_tokenizer, made.decoder = tokenizers.pre_tokenizers.Metaspace(), tokenizers.decoders.Metaspace()
@@ -133,7 +133,7 @@ TEXTS = TEXTS.map("".join)
 @settings(max_examples=25)
 @given(TEXTS)
 def test_letters_are_text(vocabulary, text):
-  """No control token comes of a text, in Python as in a graph, and offsets are of the same ids."""
+  """A text gives no control token, in Python and in a graph, and offsets have the same ids."""
   encoded = vocabularies.as_text(vocabulary)
   ids = list(encoded.encode(text))
   assert not set(ids) & control_ids(vocabulary)
@@ -161,7 +161,7 @@ def test_all_control_tokens_are_those_of_the_published_tokenizer(vocabulary, tex
 @settings(max_examples=25)
 @given(TEXTS, TEXTS)
 def test_what_a_record_spells_is_text_beside_what_a_format_writes(vocabulary, record, written):
-  """Protected letters are text, those around them what they spell; protection keeps the number of characters."""
+  """Protected letters are text, other names are control tokens; protection keeps the number of characters."""
   protect = vocabularies.protect([vocabulary])
   shown = tf.constant(record) if protect is None else protect(tf.constant(record))
   assert vocabularies.plain(shown).numpy().decode() == record
@@ -176,7 +176,7 @@ def test_what_a_record_spells_is_text_beside_what_a_format_writes(vocabulary, re
 
 
 def test_a_text_comes_back(vocabulary):
-  """Where the vocabulary has a piece for each character."""
+  """Vocabularies with a token for each character restore the text."""
   encoded = vocabularies.as_text(vocabulary)
   for text in ("[PAD]", "a <extra_id_0> b", "</s>", "<|endoftext|> x", "<start_of_turn>"):
     ids = list(encoded.encode(text))
@@ -189,7 +189,7 @@ def test_a_text_comes_back(vocabulary):
 def test_a_batch_is_as_its_texts(vocabulary):
   texts = ["the number", "a [MASK] <extra_id_0> b", ""]
   if isinstance(vocabulary, seqio.ByteVocabulary):
-    return  # seqio's takes texts of one length
+    return  # seqio's decoder needs texts of one length
   for encoded in (vocabularies.as_text(vocabulary), vocabularies.as_formatted(vocabulary)):
     assert encoded.encode_tf(tf.constant(texts)).to_list() == [list(encoded.encode(text)) for text in texts]
 
@@ -205,7 +205,7 @@ def test_they_are_the_same_vocabulary(vocabulary):
 
 
 def test_words_of_wordpiece(tmp_path):
-  """As BERT's basic tokenizer divides them, which is not told never to split them."""
+  """BERT's basic tokenizer splits them without a list of tokens to keep."""
   vocabulary = vocabularies.load(wordpiece(tmp_path), extra_ids=0)
   texts = vocabularies.token_texts(vocabulary)
   ids = vocabularies.encode_text(vocabulary, "the [PAD]")
@@ -214,7 +214,7 @@ def test_words_of_wordpiece(tmp_path):
 
 
 def test_pieces_that_a_user_defined_are_text(tmp_path):
-  """Tags and words are there to be found in his text; only what is a control token by its meaning is not."""
+  """User-defined tags and words are matched in text; names of control tokens are not."""
   path = training.train_sentencepiece(
     TEXT, size=60, output_dir=tmp_path, character_coverage=0.99, symbols=["<2en>", "[URL]", "[MASK]"]
   )
@@ -226,7 +226,7 @@ def test_pieces_that_a_user_defined_are_text(tmp_path):
 
 
 def test_letters_of_a_byte_are_text(tmp_path):
-  """As SentencePiece reads them, by a tokenizer.json of the same pieces, which alone would take them for the byte."""
+  """A tokenizer.json reads the letters of a byte as SentencePiece does; alone it would read the byte token."""
   path = sentencepiece_model(
     tmp_path,
     vocab_size=320,
@@ -267,7 +267,7 @@ def test_counts(tmp_path):
 
 
 def test_which_control_tokens_of_a_prompt_are_meant(tmp_path):
-  """Blanks are, unless the user says otherwise; those that frame a text are not."""
+  """Sentinels and masks are accepted by default; framing tokens are not."""
   vocabulary = vocabularies.load(wordpiece(tmp_path), extra_ids=2)
   text, texts = "the [MASK] <extra_id_0> [PAD]", vocabularies.token_texts(vocabulary)
   names = set(vocabularies.control_tokens_of(vocabulary)) - {"[UNK]"}
@@ -286,7 +286,7 @@ def test_which_control_tokens_of_a_prompt_are_meant(tmp_path):
 
 
 def test_a_lone_surrogate_is_named(vocabulary):
-  with pytest.raises(UserError, match=r"character 3 of the text is '\\ud800', one half of a character"):
+  with pytest.raises(UserError, match=r"character 3 of the text is '\\ud800', a lone surrogate"):
     vocabularies.encode_text(vocabulary, "ab\ud800")
 
 
@@ -319,7 +319,7 @@ def data_of(folder, vocabulary, **options):
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("objective", ["causal_lm", "next_token"])
 def test_files(tmp_path, objective):
-  """A corpus that contains the letters has no control token, unless the config says that they are meant."""
+  """A corpus with such letters has no control token, unless the config accepts them."""
   spec = wordpiece(tmp_path)
   for special_tokens in (False, True):
     data = data_of(tmp_path, spec, extra_ids=5, objective=objective, special_tokens=special_tokens)
@@ -343,7 +343,7 @@ def with_a_blank(dataset):
 
 @pytest.mark.slow
 def test_a_format_that_writes_sentinels(tmp_path):
-  """What the format wrote is a sentinel, the same letters of the record are text; and the texts are as they were."""
+  """The format's sentinel is a token, the same letters in the record are text; texts are unchanged."""
   vocabulary = vocabularies.load(wordpiece(tmp_path), extra_ids=5)
   records = [{"text": LINE}, {"text": "the number"}]
   source = seqio.FunctionDataSource(
@@ -361,7 +361,7 @@ def test_a_format_that_writes_sentinels(tmp_path):
     output_features={"inputs": feature, "targets": feature},
   )
   found = raw_text.guarded(raw_text.guarded(task))
-  assert len(found.preprocessors) == 5  # once
+  assert len(found.preprocessors) == 5  # protected only once
   lengths = {"inputs": 99, "targets": 99}
   examples = list(found.get_dataset(lengths, "train", shuffle=False).as_numpy_iterator())
   blank = vocabularies.sentinel_ids(vocabulary, 1)[0]
@@ -372,12 +372,12 @@ def test_a_format_that_writes_sentinels(tmp_path):
       assert own == [blank]
   assert raw_text.spelled(task, split="train") == {"[PAD]": 1, "<extra_id_0>": 1, "[MASK]": 1}
   plain = next(task.get_dataset(lengths, "train", shuffle=False).as_numpy_iterator())
-  assert plain["inputs"].tolist().count(blank) == 2  # what it was
+  assert plain["inputs"].tolist().count(blank) == 2  # the earlier behaviour
 
 
 @pytest.mark.slow
 def test_a_run_of_an_older_version_goes_on_and_is_told(tmp_path, monkeypatch, capsys):
-  """Its position says nothing of the letters; one that says it is held to it."""
+  """A position without information about control tokens resumes with a message; others must match."""
   import jax
 
   from t2t import sharding
@@ -404,7 +404,7 @@ def test_a_run_of_an_older_version_goes_on_and_is_told(tmp_path, monkeypatch, ca
 
 @pytest.mark.exhaustive
 def test_the_published_vocabularies():
-  """Of files that nobody here wrote: T5's, BERT's, GPT-2's and one with sentinels inside."""
+  """Published files: T5's, BERT's, GPT-2's, and one with sentinels."""
   root = folders.SHARED / "data" / "tokenizers"
   if not root.exists():
     pytest.skip(f"{root} is not there")

@@ -1,4 +1,4 @@
-"""How vocabularies divide languages: the numbers of `t2t vocab report`, and how much of each they are trained on."""
+"""Fertility: statistics of `t2t vocab report`, and shares of languages in training text."""
 
 import json
 
@@ -13,7 +13,7 @@ from t2t.data.vocabularies import fertility, training
 
 
 class Pieces(seqio.PassThroughVocabulary):
-  """A piece for each word of "a"s, and one for each other letter; "?" is unknown."""
+  """A vocabulary with one token for each word of "a"s, and for each other letter; "?" is unknown."""
 
   unk_id = 2
 
@@ -22,7 +22,7 @@ class Pieces(seqio.PassThroughVocabulary):
 
 
 def test_numbers_by_hand():
-  """aaa | b c | a | ? ?: six pieces of four words, two of which are split."""
+  """aaa | b c | a | ? ?: six tokens in four words, two of which are split."""
   found = fertility.measure(Pieces(10), ["aaa bc", "a ??"])
   assert found == fertility.Division(lines=2, characters=10, words=4, pieces=6, unknown=2, split=2)
   assert (found.pieces_per_word, found.split_rate, found.unknown_rate) == (1.5, 0.5, 2 / 6)
@@ -31,14 +31,14 @@ def test_numbers_by_hand():
 
 
 def test_bytes_by_hand():
-  """Of bytes each is a piece, whatever the script; and none unknown."""
+  """Each byte is a token in every script, and none is unknown."""
   found = fertility.measure(vocabularies.load("bytes", extra_ids=0), ["ab é"])
   assert (found.pieces, found.characters, found.unknown, found.split) == (5, 4, 0, 2)
 
 
 @pytest.fixture
 def text(tmp_path):
-  """A language with much text, and one with little that has letters of its own."""
+  """A language with much text, and another with little text and a different alphabet."""
   for name, number, letters in (("en", 900, "abcdefghinorst"), ("sw", 30, "agikmnuwyzñž")):
     draw = np.random.default_rng(number)
     words = ["".join(draw.choice(list(letters), size)) for size in draw.integers(3, 9, 60)]
@@ -59,7 +59,7 @@ def report(text, vocabulary, capsys, *options):
 
 
 def test_a_lower_alpha_gives_a_small_language_more_pieces(text, capsys):
-  """Conneau et al. 2020, section 5.2: what the exponent of a vocabulary is for; and the table says it in 80 columns."""
+  """Conneau et al. 2020, section 5.2: the effect of the exponent; the table has 80 columns."""
   found = {}
   for alpha in ("1", "0"):
     vocabulary = train(text, alpha, "--alpha", alpha, "--size", "120")
@@ -73,7 +73,7 @@ def test_a_lower_alpha_gives_a_small_language_more_pieces(text, capsys):
 
 
 def test_unknown_characters_and_bytes(text, capsys):
-  """A vocabulary of one language does not know the other's letters, unless it spells them."""
+  """A vocabulary of one language does not have the other's letters, except as bytes."""
   rates = {}
   for name, options in {"plain": (), "bytes": ("--byte_fallback",)}.items():
     size = "70" if name == "plain" else "330"
@@ -93,7 +93,7 @@ def test_every_type_takes_languages(text, kind, capsys):
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
 def test_documents_of_many_lines_are_of_all_languages(text, kind, capsys):
-  """As many lines as are asked for, of each language: not the first one's alone."""
+  """The limit of lines applies per language."""
   for name in ("en", "sw"):
     lines = (text / f"{name}.txt").read_text().splitlines() * 40
     records = (json.dumps({"text": "\n".join(lines[i : i + 20])}) for i in range(0, 1200, 20))
@@ -106,7 +106,7 @@ def test_documents_of_many_lines_are_of_all_languages(text, kind, capsys):
 
 
 def test_a_word_of_bpe_is_that_behind_a_space(tmp_path):
-  """As most words stand; at the beginning of a text it is another, of letters."""
+  """Most words follow a space; at the start of a text the same word has other tokens."""
   lines = ["a dog a dog a dog a dog"] * 50
   vocabulary = vocabularies.load(str(training.train_bpe(lines, size=262, output_dir=tmp_path)), extra_ids=0)
   found = fertility.measure(vocabulary, lines)
@@ -114,7 +114,7 @@ def test_a_word_of_bpe_is_that_behind_a_space(tmp_path):
 
 
 def test_a_tag_is_one_piece(text):
-  """Before a text as in it, whose pieces are the same; of other types it is refused."""
+  """A tag is one token at the start of a text and inside; other vocabulary types refuse tags."""
   vocabulary = vocabularies.load(train(text, "tags", "--size", "120", "--symbols", "<2en>,<2sw>"), extra_ids=0)
   plain, tagged = vocabulary.encode("a bcd"), vocabulary.encode("<2sw> a bcd")
   assert len(tagged) <= len(plain) + 2 and tagged[-len(plain) :] == plain

@@ -1,4 +1,4 @@
-"""Where tokens stand in a text: the ids are those of `encode`, the characters those that each piece is made of."""
+"""Token offsets: ids of `encode`, with the characters of each token."""
 
 import ast
 import inspect
@@ -19,7 +19,7 @@ FILES = {"wordpiece": "bert_uncased/vocab.txt", "bpe": "gpt2/encoder.json", "sen
 
 @pytest.fixture(scope="module", params=["bytes", *FILES])
 def vocabulary(request):
-  """One of each kind, with five sentinels."""
+  """Returns one vocabulary of each kind, with five sentinels."""
   spec = shared(FILES[request.param]) if request.param in FILES else "bytes"
   return vocabularies.load(spec, extra_ids=5)
 
@@ -31,7 +31,7 @@ def pieces(vocabulary, text):
 
 
 def test_words_and_parts_of_words(vocabulary):
-  """Without the space in front of a word, which some vocabularies make part of its piece."""
+  """Offsets exclude the space before a word, which some vocabularies include in its token."""
   text = "Ann  lives in Paris."
   found = [piece for piece in pieces(vocabulary, text) if piece]
   words = list(text.replace(" ", "")) if isinstance(vocabulary, seqio.ByteVocabulary) else text[:-1].split()
@@ -44,14 +44,13 @@ def test_words_and_parts_of_words(vocabulary):
   [("Où est-il ?", "Où"), ("naïve café", "café"), ("日本語 x", "日本語"), ("a 😀 b", "😀"), ("ﬁn ①", "ﬁn")],
 )
 def test_offsets_count_characters(vocabulary, text, own):
-  """Of the Python string, not bytes, and of the text as it was before accents went and letters became small."""
+  """Offsets count characters of the Python string, before normalization."""
   found, start = offsets.tokens_of(vocabulary, text), text.index(own)
   inside = (found.starts >= start) & (found.ends <= start + len(own)) & (found.ends > found.starts)
   assert (found.starts[inside].min(), found.ends[inside].max()) == (start, start + len(own))
 
 
 def test_docstring_example():
-  """What stands there is what comes out."""
   t5 = vocabularies.load(shared(FILES["sentencepiece"]))
   lines = inspect.getdoc(offsets.tokens_of).split("\n")
   expected = next(line for line in lines if line.startswith("Out:")).removeprefix("Out:")
@@ -60,7 +59,7 @@ def test_docstring_example():
 
 
 def test_sentinels_stand_where_they_are_spelled_out(vocabulary):
-  """In the vocabularies that read them in text; to bytes they are letters."""
+  """Sentinels are tokens in vocabularies that read them in text; for bytes they are letters."""
   text = "Thank you <extra_id_0> me to <extra_id_4> week"
   found = offsets.tokens_of(vocabulary, text)
   for number in (0, 4):
@@ -72,7 +71,7 @@ def test_sentinels_stand_where_they_are_spelled_out(vocabulary):
     assert text[found.starts[place] : found.ends[place]] == f"<extra_id_{number}>"
 
 
-# What breaks tokenizers: combining marks, ligatures, scripts, joiners, spaces of all kinds, special pieces spelled out.
+# Difficult input: combining marks, ligatures, scripts, joiners, all kinds of spaces, special tokens.
 _PARTS = "a|É|e\u0301|\u0301| |\xa0|\t|\n|ﬃ|½|日本|😀|\u200d|İ|ß|\x00|\ufeff|가|\u1100\u1161|\u3000|x's|...|[SEP]"
 ODD = strategies.text(strategies.characters(exclude_categories=["Cs"]), max_size=12) | strategies.lists(
   strategies.sampled_from([*_PARTS.split("|"), "<extra_id_1>", " <extra_id_9>"]), max_size=10
@@ -81,7 +80,7 @@ ODD = strategies.text(strategies.characters(exclude_categories=["Cs"]), max_size
 
 @hypothesis.given(ODD)
 def test_any_text(vocabulary, text):
-  """The same ids, ranges inside the text that do not go back, and no white space at their ends."""
+  """Ids are equal; ranges are inside the text, monotonic, and without surrounding white space."""
   found = offsets.tokens_of(vocabulary, text)
   assert found.ids.tolist() == list(vocabulary.encode(text))
   assert (found.starts >= 0).all() and (found.starts <= found.ends).all() and (found.ends <= len(text)).all()
@@ -91,6 +90,6 @@ def test_any_text(vocabulary, text):
 
 
 def test_a_vocabulary_of_ones_own():
-  """What would do is said."""
-  with pytest.raises(UserError, match="does not say where in a text its tokens stand.*SentencePiece"):
+  """The message gives alternatives."""
+  with pytest.raises(UserError, match="has no token offsets.*SentencePiece"):
     offsets.tokens_of(seqio.PassThroughVocabulary(5), "a")

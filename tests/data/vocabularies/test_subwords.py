@@ -1,4 +1,4 @@
-"""WordPiece and byte-level BPE: the ids of the published tokenizers, and files that are none."""
+"""WordPiece and byte-level BPE: ids of the published tokenizers, and invalid files."""
 
 import json
 import pathlib
@@ -19,9 +19,8 @@ from t2t.data.vocabularies import subwords
 
 TOKENIZERS = folders.SHARED / "data" / "tokenizers"
 
-# Text, then the ids that the reference tokenizers, written in Python, give it: BERT's uncased and GPT-2's. From
-# Wikipedia and RTE, and what breaks tokenizers: accents, scripts, emoji, control characters, spaces, endless words,
-# special pieces spelled out.
+# Text, and its ids in the reference Python tokenizers: BERT's uncased and GPT-2's. From Wikipedia and RTE, with
+# difficult input: accents, scripts, emoji, control characters, spaces, long words, special tokens.
 # fmt: off
 GOLDEN = [
   (
@@ -138,13 +137,13 @@ def shared(name):
 
 @pytest.fixture
 def wordpiece(tmp_path):
-  """A folder with a small vocab.txt."""
+  """Returns a folder with a small vocab.txt."""
   (tmp_path / "vocab.txt").write_text("\n".join(WORDPIECE) + "\n")
   return tmp_path
 
 
 def write_bpe(folder, *, special=(), pieces="encoder.json", merges="vocab.bpe"):
-  """Byte-level pieces and merges: the bytes, " the", "cat" and what they are made from, and `special` in front."""
+  """Writes byte-level tokens and merges: the bytes, " the", "cat" with its parts, and `special` first."""
   made = [("c", "a"), ("ca", "t"), ("Ġ", "t"), ("Ġt", "h"), ("Ġth", "e")]
   names = [*special, *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in made)]
   if not special:
@@ -156,7 +155,7 @@ def write_bpe(folder, *, special=(), pieces="encoder.json", merges="vocab.bpe"):
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory):
-  """A vocabulary in GPT-2's files, of 262 ids."""
+  """Returns a vocabulary in GPT-2's files, with 262 ids."""
   return subwords.SubwordVocabulary(write_bpe(tmp_path_factory.mktemp("gpt2")), extra_ids=3)
 
 
@@ -171,7 +170,7 @@ def roberta(folder):
 
 @pytest.mark.parametrize(("text", "bert", "gpt2"), GOLDEN)
 def test_ids_are_those_of_the_reference(text, bert, gpt2):
-  """BERT's and GPT-2's own, token for token; in a graph as outside of one, with sentinels as without."""
+  """Exact ids of BERT and GPT-2, in a graph and in eager mode, with and without sentinels."""
   for extra_ids in (0, 100):
     for name, ids in (("bert_uncased/vocab.txt", bert), ("gpt2/encoder.json", gpt2)):
       vocabulary = vocabularies.load(shared(name), extra_ids=extra_ids)
@@ -182,7 +181,7 @@ def test_ids_are_those_of_the_reference(text, bert, gpt2):
 
 @given(strategies.text().filter(lambda text: not re.search(r"<\|endoftext\|>|<extra_id_[0-2]>", text)))
 def test_byte_level_bpe_loses_nothing(gpt2, text):
-  """Any text comes back, but for EOS, which ends it, and spaces beside sentinels."""
+  """Any text is restored, except EOS, which ends it, and spaces beside sentinels."""
   assert gpt2.decode(gpt2.encode(text)) == text
   assert gpt2.decode_tf(gpt2.encode_tf(tf.constant(text))).numpy().decode() == text
 
@@ -193,7 +192,7 @@ def test_byte_level_bpe_merges_what_its_file_says(gpt2):
 
 
 def test_a_piece_that_is_made_of_no_bytes(tmp_path):
-  """It stands for itself, as the library decodes it."""
+  """The token is its own text, as the library decodes it."""
   path = pathlib.Path(write_bpe(tmp_path))
   pieces = json.loads(path.read_text())
   path.write_text(json.dumps(pieces | {"˗x": len(pieces)}))
@@ -209,7 +208,7 @@ def test_wordpiece_takes_the_longest_pieces(wordpiece):
 
 
 def test_capitals_count_where_the_vocabulary_has_any(wordpiece):
-  """By the pieces, unless the settings beside them say so."""
+  """Tokens determine case handling unless the settings do."""
   cased, settings = wordpiece / "cased-vocab.txt", wordpiece / "tokenizer_config.json"
   cased.write_text("\n".join([*WORDPIECE, "The", "á"]))
   vocabulary = vocabularies.load(str(cased), extra_ids=0)
@@ -222,7 +221,7 @@ def test_capitals_count_where_the_vocabulary_has_any(wordpiece):
 
 
 def test_nothing_is_added_and_nothing_cut(tmp_path):
-  """A tokenizer.json may say otherwise; its ids are those of the text alone."""
+  """Truncation and special tokens of a tokenizer.json do not apply."""
   tokenizer = tokenizers.Tokenizer.from_file(bpe_json(tmp_path))
   tokenizer.enable_truncation(3)
   tokenizer.enable_padding(length=9)
@@ -233,14 +232,14 @@ def test_nothing_is_added_and_nothing_cut(tmp_path):
 
 
 def bpe_json(folder):
-  """RoBERTa's files as a tokenizer.json."""
+  """Writes RoBERTa's files as a tokenizer.json."""
   vocabulary = subwords.SubwordVocabulary(roberta(folder))
   vocabulary.tokenizer.save(str(folder / "tokenizer.json"))
   return str(folder / "tokenizer.json")
 
 
 def test_special_ids(wordpiece, tmp_path, gpt2):
-  """Who pads, ends, masks and separates, in the three families."""
+  """Special ids of the three families."""
   ids = lambda v: [v.pad_id, v.eos_id, v.bos_id, v.unk_id, v.mask_id, v.cls_id, v.sep_id]
   assert ids(vocabularies.load(str(wordpiece))) == [0, 4, None, 2, 5, 3, 4]
   assert ids(gpt2) == [261, 261, None, None, None, None, None]
@@ -249,7 +248,7 @@ def test_special_ids(wordpiece, tmp_path, gpt2):
 
 
 def test_settings_name_the_special_pieces(tmp_path):
-  """A chat model ends its turns in another piece; which one stands beside its tokenizer.json."""
+  """A chat model has another EOS, declared beside its tokenizer.json."""
   path = bpe_json(tmp_path)
   settings = {"eos_token": {"content": "<unk>"}, "pad_token": "</s>", "bos_token": None}
   (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -258,7 +257,7 @@ def test_settings_name_the_special_pieces(tmp_path):
 
 
 def test_a_mask_takes_the_space_before_it(tmp_path):
-  """RoBERTa's <mask> stands for a word and its space."""
+  """RoBERTa's <mask> replaces a word and its space."""
   vocabulary = vocabularies.load(roberta(tmp_path), extra_ids=0)
   assert [vocabulary.token_texts()[i] for i in vocabulary.encode("a <mask> the")] == ["a", "<mask>", " the"]
 
@@ -267,7 +266,7 @@ def test_a_mask_takes_the_space_before_it(tmp_path):
 
 
 def test_sentinels_lie_behind_the_own_ids(gpt2):
-  """They count down from the last id, in text as in ids, and spaces around them come back."""
+  """Their ids decrease from the last id, in text and ids; spaces around them are restored."""
   assert gpt2.vocab_size == 262 + 3 and vocabularies.sentinel_ids(gpt2, 2) == [264, 263]
   text = "the cat <extra_id_0> the <extra_id_2>, <extra_id_1> <extra_id_0>"
   ids = gpt2.encode(text)
@@ -283,7 +282,7 @@ def test_decoding_stops_at_eos_and_hides_what_no_text_has(wordpiece):
   last = vocabulary.vocab_size - 1
   ids = [first, the, mask, last, cat, vocabulary.vocab_size + 5, unknown, pad, end, cat]
   assert vocabulary.decode_named(ids) == "the [MASK] <extra_id_0> cat [UNK] [UNK]"
-  shown = "the <extra_id_0> cat"  # as transformers' skip_special_tokens=True, which leaves out unknown pieces
+  shown = "the <extra_id_0> cat"  # as transformers' skip_special_tokens=True, which omits unknown tokens
   assert vocabulary.decode(ids) == shown and vocabulary.decode(np.array(ids)) == shown
   batch = tf.constant([ids, [cat] + [pad] * 9])
   assert vocabulary.decode_tf(batch).numpy().tolist() == [shown.encode(), b"cat"]
@@ -294,7 +293,7 @@ def test_decoding_stops_at_eos_and_hides_what_no_text_has(wordpiece):
 
 
 def test_a_dataset_resumes_where_it_was(gpt2, tmp_path):
-  """Encoded in several threads, in order, and saved by its position."""
+  """Encodes in several threads, in order, and resumes from a saved position."""
   texts = [f"the cat {i}" * (1 + i % 7) for i in range(60)]
   options = tf.data.Options()
   options.deterministic = True
@@ -318,7 +317,7 @@ def test_a_batch_is_ragged(gpt2):
 
 
 def test_seqio_tokenizes_and_converts(gpt2):
-  """A task's preprocessors and seqio's own find nothing missing."""
+  """A task's preprocessors and seqio's need nothing else."""
   feature = seqio.Feature(vocabulary=gpt2, add_eos=True)
   dataset = tf.data.Dataset.from_tensors({"targets": "the cat"})
   dataset = seqio.preprocessors.tokenize(dataset, {"targets": feature}, copy_pretokenized=False)
@@ -334,7 +333,7 @@ def test_text_that_is_not_utf8(gpt2):
 
 
 def test_equal_by_content(wordpiece, tmp_path, gpt2):
-  """Two copies of a file are one vocabulary; a file that is not there equals only itself, and is not read before."""
+  """Two copies of a file are equal; a missing file equals only itself, and is not read earlier."""
   copy = tmp_path / "copy"
   copy.mkdir()
   (copy / "vocab.txt").write_bytes((wordpiece / "vocab.txt").read_bytes())
@@ -351,14 +350,14 @@ def test_equal_by_content(wordpiece, tmp_path, gpt2):
     nowhere.encode("a")
 
 
-# ---- Files that are none ---------------------------------------------------------------------------------------------
+# ---- Invalid files ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
   ("name", "content", "message"),
   [
     ("vocab.txt", "", "vocab.txt: is empty"),
-    ("vocab.txt", "[PAD]\n[UNK]\n[SEP]\na\nb\na\n", "line 4 and line 6 are the same piece, 'a'"),
+    ("vocab.txt", "[PAD]\n[UNK]\n[SEP]\na\nb\na\n", "line 4 and line 6 are the same token, 'a'"),
     ("vocab.txt", "a\nb\n", r"it has no \[PAD\] and no \[UNK\] and no \[SEP\]"),
     ("vocab.txt", b"\xff\xfe", "vocab.txt is not UTF-8 text"),
     ("encoder.json", "{}", "vocab.bpe is missing; a BPE vocabulary needs it beside encoder.json"),
@@ -366,7 +365,7 @@ def test_equal_by_content(wordpiece, tmp_path, gpt2):
     ("tokenizer.json", "hello", "tokenizer.json is not JSON"),
     ("tokenizer.json", "[" * 10_000, "tokenizer.json is not JSON .maximum recursion depth"),
     ("tokenizer.json", '{"a": ' + "9" * 5_000 + "}", "tokenizer.json is not JSON"),
-    ("tokenizer.json", "[1]", "tokenizer.json holds no JSON object"),
+    ("tokenizer.json", "[1]", "tokenizer.json contains no JSON object"),
     ("tokenizer.json", '{"a": 1}', 'it has no "model".*encoder.json or vocab.json'),
     ("tokenizer.json", '{"model": {"type": "Quantum"}}', "cannot read it"),
   ],
@@ -383,19 +382,21 @@ def test_pieces_and_merges_that_do_not_fit(tmp_path):
   ids = json.loads(path.read_text())
   merges = (tmp_path / "vocab.bpe").read_text()
   (tmp_path / "vocab.bpe").write_text(merges + "x y\n")
-  with pytest.raises(UserError, match="line 7 of vocab.bpe merges no two pieces of encoder.json into one: 'x y'"):
+  with pytest.raises(UserError, match="line 7 of vocab.bpe does not merge two tokens of encoder.json into one: 'x y'"):
     vocabularies.load(str(path))
   (tmp_path / "vocab.bpe").write_text(merges)
   path.write_text(json.dumps({piece: i for piece, i in ids.items() if piece != "a"}))
-  with pytest.raises(UserError, match="encoder.json is no BPE vocabulary: it must map pieces to the ids 0, 1, 2"):
+  with pytest.raises(UserError, match="encoder.json is not a BPE vocabulary: it must map tokens to the ids 0, 1, 2"):
     vocabularies.load(str(path))
   path.write_text(json.dumps({piece if piece != "!" else "!!": i for piece, i in ids.items()}))
-  with pytest.raises(UserError, match="no byte-level BPE vocabulary.*1 of the 256 bytes have no piece.*tokenizer.json"):
+  with pytest.raises(
+    UserError, match="not a byte-level BPE vocabulary.*1 of the 256 bytes have no token.*tokenizer.json"
+  ):
     vocabularies.load(str(path))
 
 
 def test_sentinels_inside(tmp_path):
-  """The trap: ids of its own sentinels, and ours behind them."""
+  """A trap: sentinels in the file, and added ones after them."""
   tokenizer = tokenizers.Tokenizer.from_file(bpe_json(tmp_path))
   tokenizer.add_special_tokens(["<extra_id_0>"])
   tokenizer.save(str(tmp_path / "tokenizer.json"))
@@ -406,12 +407,12 @@ def test_sentinels_inside(tmp_path):
 
 def test_a_vocabulary_without_an_end(tmp_path):
   tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [])).save(str(tmp_path / "tokenizer.json"))
-  with pytest.raises(UserError, match="has no end-of-text piece"):
+  with pytest.raises(UserError, match="has no end-of-text token"):
     vocabularies.load(str(tmp_path))
 
 
 def test_a_piece_and_an_id_that_none_has(tmp_path):
-  """As in a file of which a few bytes are others: what no text has stands for itself, and no table is made for it."""
+  """A token outside the byte alphabet is its own text; an implausibly large id is refused."""
   made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
   made.pre_tokenizer, made.decoder = tokenizers.pre_tokenizers.ByteLevel(), tokenizers.decoders.ByteLevel()
   special, alphabet = ["<pad>", "</s>", "<unk>"], sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -424,5 +425,5 @@ def test_a_piece_and_an_id_that_none_has(tmp_path):
   content["model"]["vocab"]["\u051f"] = 2**31
   path = tmp_path / "tokenizer.json"
   path.write_text(json.dumps(content))
-  with pytest.raises(UserError, match="tokenizer.json: its largest id is 2,147,483,648; the largest vocabularies"):
+  with pytest.raises(UserError, match="tokenizer.json: its largest id is 2,147,483,648, which is not plausible"):
     vocabularies.load(str(path), extra_ids=0)

@@ -1,4 +1,4 @@
-"""A run goes on in the words that it began with, and who starts from a checkpoint hears where its words are others."""
+"""A run resumes with its vocabulary, and initialization from a checkpoint compares vocabularies."""
 
 import json
 import pathlib
@@ -26,7 +26,7 @@ def load(spec: str, *, extra_ids: int = 100):
 
 
 def test_a_digest_is_of_the_content_alone(tmp_path):
-  """Moved, and loaded from where a run keeps its own; not of other pieces, nor of another number of sentinels."""
+  """The digest is equal after moving files, also in the run's copy; it depends on tokens and number of sentinels."""
   path = made(tmp_path / "a", TEXT)
   first = vocabularies.digest(load(path))
   vocabularies.save(load(path), epath.Path(tmp_path / "kept"))
@@ -36,14 +36,17 @@ def test_a_digest_is_of_the_content_alone(tmp_path):
 
 
 def test_what_the_checkpoint_says_is_right_and_else_its_copy(tmp_path):
-  """A copy that somebody has changed is mended; of an older checkpoint, which says nothing, the copy counts."""
+  """A modified copy is rewritten; for an older checkpoint without digest, the copy is compared."""
   own, other, kept = load(made(tmp_path / "a", TEXT)), load(made(tmp_path / "b", OTHER)), epath.Path(tmp_path / "kept")
   vocabularies.save(other, kept)
   check = lambda given, noted: vocabularies.check_saved(given, kept, noted=noted, spec="X")
   check(own, vocabularies.digest(own))
   check(other, "")
-  for given, noted, remedy in ((own, "", "go on with its own"), (other, vocabularies.digest(own), "bring the old one")):
-    with pytest.raises(UserError, match=f"config.data.vocabulary=X: this run was begun with another .*; {remedy}"):
+  for given, noted, remedy in (
+    (own, "", "use the run's vocabulary"),
+    (other, vocabularies.digest(own), "restore the original vocabulary"),
+  ):
+    with pytest.raises(UserError, match=f"config.data.vocabulary=X: this run started with another .*; {remedy}"):
       check(given, noted)
   (tmp_path / "kept" / "vocabulary.json").write_text("{")
   check(own, vocabularies.digest(own))
@@ -52,7 +55,7 @@ def test_what_the_checkpoint_says_is_right_and_else_its_copy(tmp_path):
 
 
 def test_a_few_other_pieces_are_told_and_many_refused(tmp_path):
-  """As unused ones that were given away, and as those of another text; more of them behind are told, too."""
+  """A few replaced tokens give a message, many an error; additional tokens are reported, too."""
   vocabulary = lambda name, pieces: tmp_path.joinpath(name).write_text("\n".join(pieces)) and str(tmp_path / name)
   pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(45))]
   wordpiece = lambda name, pieces: load(vocabulary(name, pieces), extra_ids=0)
@@ -61,7 +64,7 @@ def test_a_few_other_pieces_are_told_and_many_refused(tmp_path):
     own, wordpiece(f"{hash(tuple(pieces))}-vocab.txt", pieces), where="W", by_ids=("embed/table", "head")
   )
   assert compare(pieces) == ""
-  assert "0 of 50 ids stand for other pieces" in compare([*pieces, "more"])
+  assert "0 of 50 ids have other tokens" in compare([*pieces, "more"])
   assert "(id 10 is ' new', not ' word5'): 1 of 50 ids" in compare([*pieces[:10], "new", *pieces[11:]])
   with pytest.raises(
     UserError, match=r"W: was trained with another vocabulary .*: 44 of 50 ids .*init.reinit=embed/table,head$"
@@ -70,7 +73,7 @@ def test_a_few_other_pieces_are_told_and_many_refused(tmp_path):
 
 
 def test_sentinels_that_are_missing_are_named_with_their_key(tmp_path):
-  """Both sizes, the checkpoint's first, and what to type."""
+  """The message has both sizes, the checkpoint's first, and the option to set."""
   path = made(tmp_path / "a", TEXT)
   trained, given = (load(path, extra_ids=number) for number in (100, 0))
   said = vocabularies.compare_start(trained, given, where="W", by_ids=("embed/table",))
@@ -80,7 +83,7 @@ def test_sentinels_that_are_missing_are_named_with_their_key(tmp_path):
 
 @pytest.mark.slow
 def test_another_vocabulary_under_the_same_name_is_refused(tmp_path, capsys):
-  """Where the run goes on, whose copy of its own stays and serves, and where another starts from its parameters."""
+  """Refused for resuming, which keeps the run's copy, and for initializing another run."""
   vocabulary, run = tmp_path / "vocabulary", tmp_path / "run"
   made(vocabulary, TEXT)
   (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": 5 * text}) + "\n" for text in TEXT))
@@ -94,11 +97,11 @@ def test_another_vocabulary_under_the_same_name_is_refused(tmp_path, capsys):
   capsys.readouterr()
   assert command.main([*arguments, more]) == 2
   said = capsys.readouterr().err
-  assert "this run was begun with another vocabulary (" in said and f"vocabulary={run / 'vocabulary'}" in said
+  assert "this run started with another vocabulary (" in said and f"vocabulary={run / 'vocabulary'}" in said
   assert {path.name: path.read_bytes() for path in (run / "vocabulary").iterdir()} == kept
   assert command.main([*arguments, more, f"--config.data.vocabulary={run / 'vocabulary'}"]) == 0
   assert {path.name: path.read_bytes() for path in (run / "vocabulary").iterdir()} == kept
   new = [*arguments, f"--config.init.checkpoint={run}", "--workdir", str(tmp_path / "new")]
-  new += [f"--config.data.vocabulary={made(tmp_path / 'other', OTHER)}"]  # seqio remembers what it read of a path
+  new += [f"--config.data.vocabulary={made(tmp_path / 'other', OTHER)}"]  # seqio caches by path
   assert command.main(new) == 2
   assert "was trained with another vocabulary than the run's (id " in capsys.readouterr().err

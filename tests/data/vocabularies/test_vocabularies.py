@@ -1,4 +1,4 @@
-"""Loading and checking vocabularies, and what their ids mean."""
+"""Loading and checking vocabularies, and special ids."""
 
 import pathlib
 
@@ -25,7 +25,7 @@ def shared(name):
 
 
 def trained(tmp_path, **options):
-  """A SentencePiece model as some other trainer might have made it."""
+  """Trains a SentencePiece model with other settings."""
   prefix = tmp_path / "other"
   options = {"vocab_size": 60} | options
   sentencepiece.SentencePieceTrainer.train(
@@ -35,7 +35,7 @@ def trained(tmp_path, **options):
 
 
 def test_sentinels_count_down_from_the_last_id():
-  """<extra_id_0> is T5's 32,099, and text and ids agree on it."""
+  """<extra_id_0> is T5's 32,099, and text and ids agree."""
   vocabulary = vocabularies.load(shared("t5_spiece/spiece.model"), extra_ids=100)
   assert vocabulary.vocab_size == 32_100
   assert vocabularies.sentinel_ids(vocabulary, 3) == [32099, 32098, 32097]
@@ -51,14 +51,14 @@ def test_bytes():
 
 
 def test_bytes_alone_take_their_sentinels_from_the_last_ids():
-  """ByT5 adds no ids: its 100 sentinels are the last byte ids, 258 and down."""
+  """ByT5 adds no ids: its 100 sentinels are the last byte ids, from 258 down."""
   vocabulary = vocabularies.load("bytes", extra_ids=0)
   assert vocabularies.num_sentinels(vocabulary) == 100
   assert vocabularies.sentinel_ids(vocabulary, 2) == [258, 257]
 
 
 def test_more_sentinels_than_there_are():
-  with pytest.raises(UserError, match="3 sentinels are needed, the vocabulary has 2"):
+  with pytest.raises(UserError, match="3 sentinels are needed, but the vocabulary has 2"):
     vocabularies.sentinel_ids(vocabularies.load("bytes", extra_ids=2), 3)
 
 
@@ -71,13 +71,15 @@ def test_an_id_beyond_the_embedding():
 def test_files_that_are_no_vocabulary(tmp_path):
   with pytest.raises(UserError, match="nowhere.model: no such file"):
     vocabularies.load(str(tmp_path / "nowhere.model"))
-  with pytest.raises(UserError, match=r"a folder with no vocabulary in it; looked for \*.model, tokenizer.json, vocab"):
+  with pytest.raises(
+    UserError, match=r"this folder contains no vocabulary; looked for \*.model, tokenizer.json, vocab"
+  ):
     vocabularies.load(str(tmp_path))
   (tmp_path / "text.model").write_text("not a model")
   with pytest.raises(UserError, match="text.model: not a SentencePiece model"):
     vocabularies.load(str(tmp_path / "text.model"))
   model = pathlib.Path(trained(tmp_path))
-  model.write_bytes(model.read_bytes().replace("▁".encode(), b"\xffaa", 1))  # a piece that is no UTF-8
+  model.write_bytes(model.read_bytes().replace("▁".encode(), b"\xffaa", 1))  # a token that is not UTF-8
   with pytest.raises(UserError, match="other.model: not a SentencePiece model"):
     vocabularies.load(str(model))
   with pytest.raises(UserError, match='config.data.vocabulary is empty: give "bytes"'):
@@ -85,20 +87,20 @@ def test_files_that_are_no_vocabulary(tmp_path):
 
 
 def test_a_model_with_sentinels_inside():
-  """The trap: ids of its own sentinels, and ours behind them."""
+  """A trap: sentinels in the model, and added ones after them."""
   path = shared("nanodo_cc_all.32000.100extra_with_bos/sentencepiece.model")
-  with pytest.raises(UserError, match="already contains 100 sentinel pieces"):
+  with pytest.raises(UserError, match="already contains 100 sentinels"):
     vocabularies.load(path)
 
 
 def test_a_folder_holds_one_vocabulary(tmp_path):
-  """A SentencePiece model goes before the files that Hugging Face makes from it."""
+  """A SentencePiece model is preferred to the files that Hugging Face converts from it."""
   path = trained(tmp_path, pad_id=0, unk_id=1, eos_id=2, bos_id=-1)
   (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[SEP]\na\n")
   assert vocabularies.load(str(tmp_path)) == vocabularies.load(path)
   pathlib.Path(path).rename(tmp_path / "one.model")
   (tmp_path / "two.model").write_bytes((tmp_path / "one.model").read_bytes())
-  with pytest.raises(UserError, match=r"has 2 of \*.model; give one of them, for example .*one.model"):
+  with pytest.raises(UserError, match=r"contains 2 of \*.model; give one of them, for example .*one.model"):
     vocabularies.load(str(tmp_path))
   for name in ("one.model", "two.model"):
     (tmp_path / name).unlink()
@@ -106,7 +108,7 @@ def test_a_folder_holds_one_vocabulary(tmp_path):
 
 
 def test_a_tokenizer_that_makes_small_letters_goes_before_its_model(tmp_path):
-  """As ALBERT's; one that does not, and XLM-R's pieces, whose ids are not the model's, are passed over."""
+  """The tokenizer.json is preferred for ALBERT; not for others, nor for XLM-R, whose ids are not the model's."""
   trained(tmp_path, pad_id=0, unk_id=1, eos_id=2, bos_id=-1)
   made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[PAD]": 0, "[UNK]": 1, "[SEP]": 2, "a": 3}, "[UNK]"))
   found = lambda: [path.name for path in vocabulary_files.found_in(epath.Path(tmp_path))]
@@ -123,7 +125,7 @@ def test_a_tokenizer_that_makes_small_letters_goes_before_its_model(tmp_path):
 
 
 def test_a_model_that_needs_no_pad(tmp_path):
-  """Llama's models: id 0 is the unknown piece, or a control piece, and pads as well."""
+  """Llama's models: id 0 is unknown, or a control token, and also padding."""
   for i, options in enumerate(({}, {"byte_fallback": True}, {"unk_id": 2, "bos_id": 0, "eos_id": 1})):
     (tmp_path / str(i)).mkdir()
     path = trained(tmp_path / str(i), pad_id=-1, vocab_size=320, **options)
@@ -134,19 +136,19 @@ def test_a_model_that_needs_no_pad(tmp_path):
 
 
 def test_a_model_without_pad_or_eos(tmp_path):
-  with pytest.raises(UserError, match='has no pad piece and id 0 is ".*"; padding must be id 0'):
+  with pytest.raises(UserError, match='has no pad token and id 0 is ".*"; padding must be id 0'):
     vocabularies.load(trained(tmp_path, pad_id=-1, unk_id=5, bos_id=-1, eos_id=6))
   with pytest.raises(UserError, match="pads with id 3"):
     vocabularies.load(trained(tmp_path, pad_id=3))
-  with pytest.raises(UserError, match="has no EOS piece"):
+  with pytest.raises(UserError, match="has no EOS token"):
     vocabularies.load(trained(tmp_path, pad_id=0, unk_id=1, eos_id=-1, bos_id=-1))
 
 
-# ---- What ids mean ---------------------------------------------------------------------------------------------------
+# ---- Special ids -----------------------------------------------------------------------------------------------------
 
 
 def bert(folder):
-  """A WordPiece vocabulary: 12 pieces and 2 sentinels."""
+  """A WordPiece vocabulary: 12 tokens and 2 sentinels."""
   pieces = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", ".", "!", "'"]
   (folder / "vocab.txt").write_text("\n".join(pieces))
   return vocabularies.load(str(folder / "vocab.txt"), extra_ids=2)
@@ -167,12 +169,12 @@ def test_what_masks_begins_and_separates(tmp_path):
   assert of(masked) == [4, 3, 5, None]
   assert of(bert(tmp_path)) == [5, 0, 3, 4]
   assert of(vocabularies.load("bytes", extra_ids=0)) == [258, 0, None, None]
-  with pytest.raises(UserError, match=r"neither a \[MASK\] or <mask> piece nor sentinels.*config.data.extra_ids=1"):
+  with pytest.raises(UserError, match=r"neither a \[MASK\] or <mask> token nor sentinels.*config.data.extra_ids=1"):
     vocabularies.mask_id(vocabularies.load(t5.sentencepiece_model_file, extra_ids=0))
 
 
 def test_what_gpt2_pads_and_begins_with():
-  """Its id 0 is an exclamation mark; it has <|endoftext|> and nothing else."""
+  """GPT-2's id 0 is an exclamation mark; its only special token is <|endoftext|>."""
   vocabulary = vocabularies.load(shared("gpt2"), extra_ids=1)
   assert not vocabularies.pads_with_zero(vocabulary) and vocabularies.token_texts(vocabulary)[0] == "!"
   assert vocabularies.bos_id(vocabulary) == vocabulary.pad_id == 50256
@@ -200,7 +202,7 @@ def test_words_and_sentences_of_bytes():
 
 @pytest.mark.parametrize("name", ["t5_spiece/spiece.model", "gpt2/encoder.json", "bert_uncased/vocab.txt"])
 def test_words_of_a_text(name):
-  """Cut where words start, a sentence falls into its words; in BERT's, punctuation into its own."""
+  """Word starts split a sentence into words; in BERT's vocabulary also punctuation."""
   vocabulary = vocabularies.load(shared(name))
   texts, starts = vocabularies.token_texts(vocabulary), vocabularies.starts_word(vocabulary)
   words = []

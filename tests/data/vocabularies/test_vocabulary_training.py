@@ -1,4 +1,4 @@
-"""Training vocabularies, by function and by command."""
+"""Training of vocabularies, by function and by command."""
 
 import json
 import random
@@ -23,7 +23,7 @@ def argv_for(folder, *options):
 
 
 def test_sentencepiece(tmp_path, capsys):
-  """The command writes a model that `load` takes, shows three lines, and does not overwrite."""
+  """The command writes a model that `load` reads, prints three lines, and does not overwrite."""
   argv = argv_for(tmp_path, "--size", "80")
   assert vocab.main(argv) == 0
   shown = capsys.readouterr().out.splitlines()
@@ -41,7 +41,7 @@ def test_sentencepiece(tmp_path, capsys):
 
 
 def test_every_letter_of_an_alphabet_has_a_piece(tmp_path, capsys):
-  """However rare; given a lower coverage, the summary says what is unknown."""
+  """Rare letters are covered; with lower coverage, the summary reports unknown ones."""
   argv = argv_for(tmp_path, "--size", "80")
   (tmp_path / "names.txt").write_text("Vienna\nKansas")
   assert vocab.main(argv) == 0
@@ -58,7 +58,7 @@ def test_every_letter_of_an_alphabet_has_a_piece(tmp_path, capsys):
 
 
 def test_coverage_follows_the_alphabet():
-  """All of a small one, which the docstring's is; of a large one the thousand most frequent, and no less than T5."""
+  """A small alphabet, as in the docstring, is covered completely; a large one to at least T5's coverage."""
   assert training.coverage_for({"a": 99_996, "V": 4}, size=100) == 1.0
   flat = {chr(i): 1 for i in range(4_000)}
   assert training.coverage_for(flat, size=32_000) == 0.9995
@@ -68,7 +68,7 @@ def test_coverage_follows_the_alphabet():
 
 
 def test_byte_fallback(tmp_path, capsys):
-  """Characters that the text has not are spelled in bytes, for TensorFlow as well, and come back."""
+  """Characters outside the training text become bytes, also in TensorFlow, and are restored."""
   argv = argv_for(tmp_path, "--size", "340", "--byte_fallback")
   assert vocab.main(argv) == 0
   vocabulary = vocabularies.load(str(tmp_path / "vocabulary"), extra_ids=10)
@@ -96,7 +96,9 @@ def test_wordpiece(tmp_path, capsys):
     vocab.main(argv)
   with pytest.raises(UserError, match=r"--size 30000: too large for this text; the largest that works is \d+"):
     vocab.main([*argv, "--overwrite", "--size", "30000"])
-  with pytest.raises(UserError, match=r"--size 10: too small, special pieces and single characters alone are \d+"):
+  with pytest.raises(
+    UserError, match=r"--size 10: too small, because special tokens and single characters alone are \d+"
+  ):
     vocab.main([*argv, "--overwrite", "--size", "10"])
 
 
@@ -123,7 +125,7 @@ def test_cased_wordpiece(tmp_path):
 
 
 def test_bpe(tmp_path, capsys):
-  """Every byte has a piece, so that any text comes back; line breaks are learned."""
+  """Every byte has a token, so any text is restored; line breaks are learned."""
   argv = argv_for(tmp_path, "--type", "bpe", "--size", "300")
   assert vocab.main(argv) == 0
   shown = capsys.readouterr().out
@@ -168,14 +170,14 @@ def test_long_lines_are_cut_and_not_dropped():
   assert all(len(line.encode()) <= 4000 for line in lines) and " ".join(lines).split() == text.split()
 
 
-# ---- More pieces -----------------------------------------------------------------------------------------------------
+# ---- Extension -------------------------------------------------------------------------------------------------------
 
 DOMAIN = [f"cardiomyopathy and endocarditis of patient {i}: cardiomyopathy, endocarditis" for i in range(100)]
 
 
 @pytest.mark.parametrize(("kind", "size"), [("wordpiece", 90), ("sentencepiece", 80)])
 def test_a_vocabulary_is_extended(tmp_path, capsys, kind, size):
-  """The old ids stand for what they stood for; the new pieces are of the text, which has fewer tokens by them."""
+  """Old ids keep their tokens; new tokens come from the text, which then has fewer tokens."""
   assert vocab.main(argv_for(tmp_path, "--size", str(size), "--type", kind)) == 0
   (tmp_path / "domain.txt").write_text("\n".join(DOMAIN))
   given, out = tmp_path / "vocabulary", tmp_path / "longer"
@@ -188,7 +190,7 @@ def test_a_vocabulary_is_extended(tmp_path, capsys, kind, size):
   assert all(piece.strip() in " ".join(DOMAIN) for piece in after[size:])
   assert len(new.encode(DOMAIN[0])) < 0.7 * len(old.encode(DOMAIN[0]))
   assert new.decode(new.encode(TEXT[0])) == old.decode(old.encode(TEXT[0]))
-  with pytest.raises(UserError, match=f"--size {size}: .* has {size} pieces already; give more"):
+  with pytest.raises(UserError, match=f"--size {size}: .* already has {size} tokens; give more"):
     vocab.main([*argv, "--size", str(size), "--overwrite"])
   with pytest.raises(UserError, match=r"--size 9000: too large for this text; the largest that works is \d+"):
     vocab.main([*argv, "--size", "9000", "--overwrite"])
@@ -201,7 +203,7 @@ def test_a_vocabulary_is_extended(tmp_path, capsys, kind, size):
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
 def test_all_lines_of_documents_extend_it(tmp_path, kind):
-  """Not as many lines as there are documents."""
+  """Lines are counted, not documents."""
   assert vocab.main(argv_for(tmp_path, "--size", "90", "--type", kind)) == 0
   first = "\n".join(["the text of the beginning of it"] * 60)
   records = [first] * 3 + ["\n".join(DOMAIN)] * 3
@@ -214,14 +216,14 @@ def test_all_lines_of_documents_extend_it(tmp_path, kind):
 
 def test_pieces_that_come_of_merges_are_not_extended(tmp_path):
   assert vocab.main(argv_for(tmp_path, "--size", "300", "--type", "bpe")) == 0
-  with pytest.raises(UserError, match="--extend .*: only WordPiece .* and SentencePiece's unigram models can"):
+  with pytest.raises(UserError, match="--extend .*: only WordPiece .* and SentencePiece unigram models can"):
     vocab.main(argv_for(tmp_path, "--extend", str(tmp_path / "vocabulary"), "--size", "400", "--overwrite"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_one_signal_ends_training_at_once(number, tmp_path):
-  """Though SentencePiece looks at no signal of Python's; what is going on was told before."""
+  """A signal ends training at once although SentencePiece ignores Python's handlers; the start was printed before."""
   draws = random.Random(0)
   with (tmp_path / "a.txt").open("w") as file:
     for _ in range(60_000):
@@ -229,7 +231,7 @@ def test_one_signal_ends_training_at_once(number, tmp_path):
   command = [sys.executable, "-m", "t2t", "vocab", "train", "--input", f"{tmp_path}/a.txt", "--size", "8000"]
   options = {"stderr": subprocess.PIPE, "text": True}
   with subprocess.Popen([*command, "--output", str(tmp_path / "v")], **options) as child:
-    while "training a SentencePiece vocabulary of 8,000 pieces on" not in (line := child.stderr.readline()):
+    while "training a SentencePiece vocabulary of 8,000 tokens on" not in (line := child.stderr.readline()):
       assert line
     child.send_signal(number)
     assert child.wait() == -number
