@@ -106,7 +106,7 @@ def read(path: str, *, field: str = "", form: Form = TEXTS) -> Iterator[Line]:
       text, _ = _taken(dict(values), field or form.field, location(path, number), form, named=bool(field))
       yield Line(number, text if text.strip() else "", values)
     if not number:
-      raise UserError(f"{location(path)}: has no row; give at least one below the column names")
+      raise UserError(f"{location(path)} has no row; give at least one below the column names")
     return
   as_json = _is_json(path, field, form)
   with _open_input(path) as file:
@@ -120,7 +120,7 @@ def read(path: str, *, field: str = "", form: Form = TEXTS) -> Iterator[Line]:
         text, other_fields = _parsed(text, field or form.field, where, form, named=bool(field))
       yield Line(number, text if text.strip() else "", other_fields)
   if not number:
-    raise UserError(f"{location(path)}: is empty; give at least one line")
+    raise UserError(f"{location(path)} is empty; give at least one line")
 
 
 def _table_rows(path: str, read: Sequence[str]) -> Iterator[dict[str, Any]]:

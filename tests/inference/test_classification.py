@@ -258,19 +258,19 @@ def test_two_processes_answer_as_one_does(several, run, tmp_path):
     ({"inputs": "a"}, ("--head=copa",), "line 1: has no 'candidates' for the head copa"),
     ({"inputs": "a", "candidates": "b"}, ("--head=copa",), "line 1: field 'candidates' is \"b\"; give a list"),
     ({"inputs": "a", "candidates": []}, ("--head=copa",), "line 1: field 'candidates' is []; give a list"),
-    ({"inputs": "a", "candidates": ["b"] * 40}, ("--head=copa",), "line 1: has 40 'candidates', and in 72 tokens"),
+    ({"inputs": "a", "candidates": ["b"] * 40}, ("--head=copa",), "line 1: has 40 'candidates', but 72 tokens"),
     ({"parts": ["a", 3]}, ("--head=pair",), "line 1: field 'parts' is [\"a\", 3]; give a list"),
     ({"text": "a"}, ("--head=pair",), "line 1: has no field 'inputs'"),
-    ({"inputs": "a"}, (), "; say which by --head"),
-    ({"inputs": "a"}, ("--head=pairs",), "--head pairs: --checkpoint"),
+    ({"inputs": "a"}, (), "has several heads; give --head with one of "),
+    ({"inputs": "a"}, ("--head=pairs",), "--head pairs: unknown in --checkpoint"),
     ({"inputs": "a"}, ("--head=pair", "--beam=4"), "is asked by its head and writes nothing"),
     ({"inputs": "a"}, ("--head=pair", "--top=4"), "fills no blanks"),
     (
       {"inputs": "a"},
       ("--head=pair", "--inputs_length=100"),
-      "--inputs_length 100: the model has learned 80",
+      "--inputs_length 100: the model has only 80",
     ),
-    ({"inputs": "x" * 90}, ("--head=pair", "--strict"), "line 1: 19 of its 91 tokens do not fit into the 72 tokens"),
+    ({"inputs": "x" * 90}, ("--head=pair", "--strict"), "line 1: 19 of its 91 tokens do not fit (limit: 72 tokens)"),
   ],
 )
 def test_what_cannot_be_asked(line, others, message, several, run, tmp_path):
@@ -296,7 +296,7 @@ def test_a_head_that_says_no_number():
   params["heads"]["pair"]["projection_bias"] = np.array([0.0, np.nan], np.float32)
   asks = head_predictor.Answerer(config, graphdef, sharding.make_mesh({"data": -1}), pad_id=0, batch_size=2)
   given = {"inputs": [3, 4], "token_types": [0, 0], "texts": [0, 0], "answer_heads": [1, 0]}
-  with pytest.raises(UserError, match="the head pair says what is no number: its training had gone wrong"):
+  with pytest.raises(UserError, match="head pair produced NaN or Inf; use a different checkpoint"):
     asks.logits(params, head, [given])
 
 
@@ -396,4 +396,4 @@ def test_replaced_tokens_are_no_fillings(run, tmp_path):
   config["model"] |= {"heads": [{"name": "replaced", "num_classes": 1, "kind": "detector"}]}
   path.write_text(json.dumps(config))
   code, _, said = run(copy, ["[MASK]"], name="in.txt")
-  assert code == 2 and "is a discriminator: it says which tokens were replaced" in said
+  assert code == 2 and "is a discriminator: it detects replaced tokens" in said

@@ -459,8 +459,8 @@ def test_log_likelihood_is_the_sum_over_what_counts(kind, monkeypatch):
     (dict(temperature=1.0, top_p=0.0), "top_p=0.0: must be above 0 and at most 1"),
     (dict(temperature=1.0, top_p=1.5), "top_p=1.5: must be above 0"),
     (dict(length_penalty_form="gmnt"), "length_penalty_form='gmnt': known are gnmt, power.*did you mean gnmt"),
-    (dict(num_beams=4, temperature=0.7), "num_beams=4 and temperature=0.7: beam search draws nothing"),
-    (dict(top_k=5), "top_k=5 and temperature=0.0: without a temperature nothing is drawn; set temperature=1"),
+    (dict(num_beams=4, temperature=0.7), "num_beams=4 and temperature=0.7: beam search does not sample"),
+    (dict(top_k=5), "top_k=5 and temperature=0.0: needs sampling; set temperature=1"),
   ],
 )
 def test_bad_options_are_refused(options, message):
@@ -473,11 +473,11 @@ def test_what_cannot_be_streamed_or_drawn_is_refused():
   """Beams are known at the end; chance needs a key."""
   model, batch = example()
   graphdef, _ = toy.split(model)
-  with pytest.raises(UserError, match="num_beams=4: what beams write is known only at the end"):
+  with pytest.raises(UserError, match="num_beams=4: beam search cannot stream, because its result is known only at the end"):
     decoding.make_stream(graphdef, model.config, BEAMS, eos_id=1, tokens_per_call=1)
   with pytest.raises(UserError, match="tokens_per_call=0"):
     decoding.make_stream(graphdef, model.config, FREE, eos_id=1, tokens_per_call=0)
-  with pytest.raises(UserError, match="temperature=1.0: tokens are drawn, which needs a random key"):
+  with pytest.raises(UserError, match="temperature=1.0: sampling needs a random key"):
     decode(model, batch, toy.EOS, config=DecodeConfig(2, temperature=1.0))
 
 
@@ -485,9 +485,9 @@ def test_positions_that_were_not_learned_are_refused():
   """A decoder alone reads all it wrote but the last token; an encoder-decoder has two sequences; others have no end."""
   gpt, t5 = toy.KINDS["gpt2"], toy.KINDS["shared_everything"]  # 40 positions
   decoding.check_positions(gpt, 30, 11)
-  with pytest.raises(UserError, match="max_length=12 behind a prompt of 30 tokens: .* 40 positions .* max_length=11"):
+  with pytest.raises(UserError, match="max_length=12 after a prompt of 30 tokens: .* 40 positions .* max_length=11"):
     decoding.check_positions(gpt, 30, 12)
-  with pytest.raises(UserError, match="prompts may have up to 40 tokens"):
+  with pytest.raises(UserError, match="shorten the prompt to at most 40 tokens"):
     decoding.check_positions(gpt, 41, 1)
   decoding.check_positions(t5, 40, 40)
   for lengths, name in (((41, 1), "inputs_length=41"), ((1, 41), "max_length=41")):

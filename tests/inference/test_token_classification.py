@@ -201,24 +201,24 @@ def test_a_line_without_a_context_or_a_question(marked, run):
     (
       {"inputs": "b a", "words": ["a", "b"]},
       ("--head=ner",),
-      "line 1: its text has not all 'words', one after another",
+      "line 1: its text does not contain all 'words' in order",
     ),
-    ({"inputs": "a", "tags": [0]}, ("--head=ner",), "line 1: has a field 'tags', which the output has of its own"),
+    ({"inputs": "a", "tags": [0]}, ("--head=ner",), "line 1: has a field 'tags', which is reserved for the output"),
     (
       {"parts": ["a"]},
       ("--head=ner",),
       "a tag head reads one text, 'inputs', or a list, 'words'",
     ),
-    ({"inputs": "a" * 300}, ("--head=ner", "--strict"), "line 1: 45 of its 301 tokens do not fit into the 256 tokens"),
+    ({"inputs": "a" * 300}, ("--head=ner", "--strict"), "line 1: 45 of its 301 tokens do not fit (limit: 256 tokens)"),
     ({"inputs": "a"}, ("--head=ner", "--no_answer=yes"), "--no_answer yes: ner is a tag head"),
     ({"context": "a"}, ("--head=span",), "line 1: has no field 'question'"),
-    ({"question": "a"}, ("--head=span",), "line 1: has no 'context' for the head span to find the answer in"),
+    ({"question": "a"}, ("--head=span",), "line 1: has no 'context' for the head span; give a .jsonl file"),
     ({"question": "a", "context": ["b"]}, ("--head=span",), "line 1: field 'context' is [\"b\"], not a string"),
     ({"question": "a", "context": "b", "best": 1}, ("--head=span",), "line 1: has a field 'best'"),
     (
       {"question": "a" * 80, "context": "b"},
       ("--head=span", "--strict"),
-      "line 1: 16 of its 83 tokens do not fit into the 64 tokens of the question",
+      "line 1: 16 of its 83 tokens do not fit (limit: 64 tokens of the question)",
     ),
     (
       {"question": "a", "context": "b"},
@@ -285,11 +285,11 @@ def test_the_page_is_answered_as_a_line(marked, run):
     assert found["prediction"] == row["prediction"] or head == "ner" and found["tags"] == row["tags"]
   for fields, message in (
     ({"question": "Who?"}, "the request: has no 'context'"),
-    ({"context": "Bob."}, "question: there is nothing to read"),
+    ({"context": "Bob."}, "question: is empty; give a text"),
     ({"question": "Who?", "context": 3}, "field 'context' is 3, not a string"),
-    ({"question": "Who?", "context": "Bob.", "inputs": "a"}, "'inputs': no such option; there are question, context"),
+    ({"question": "Who?", "context": "Bob.", "inputs": "a"}, "'inputs': unknown field; known are question, context"),
   ):
     with pytest.raises(UserError, match=message):
       extractor.parse(json.dumps(fields).encode())
-  with pytest.raises(UserError, match="empty context: give the text that the answer is looked for in"):
+  with pytest.raises(UserError, match="empty context: give the text with the answer"):
     list(extractor.generate(extractor.parse(b'{"question": "Who?", "context": " "}')))

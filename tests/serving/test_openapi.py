@@ -19,18 +19,19 @@ ask = test_server.ask
 
 # Options that have nothing to do with each other, which no schema tells; the message names both.
 _TOGETHER = (
-  "beams find the likeliest text",
+  "beam search does not sample",
   "only for beam search",
-  "takes the likeliest token each time",
-  "which is max_length",
-  "of texts that are not drawn",
-  "which is n, or leave it out",
+  "is greedy decoding",
+  "the value of max_length",
+  "several texts need sampling",
+  "the value of n, or leave it out",
   "or echo as well",
   "leave it out",
   "leave out stream",
-  "there is no",  # a model or an adapter of that name
+  "model: unknown",
+  ": unknown name",  # an adapter
   "no adapter is loaded",
-  "are the most at a time",
+  "; split the request",
   "room for",
 )
 

@@ -50,7 +50,7 @@ def mode(page, name):
   page.do(f"document.querySelector('[name=mode][value={name}]').click()")
 
 
-ANSWERED = "document.getElementById('write').textContent === 'Write' && document.querySelector('article .facts')"
+ANSWERED = "document.getElementById('write').textContent === 'Generate' && document.querySelector('article .facts')"
 
 
 def test_by_keyboard_alone(writes):
@@ -126,7 +126,7 @@ def test_attention_is_drawn(writes):
   page.do("document.getElementById('picture').focus()")
   page.press("ArrowRight")
   said = page.do("document.getElementById('cell').textContent")
-  assert said.startswith("(start) (1) looks at o (2): ") and said.endswith("%")
+  assert said.startswith("(start) (1) attends to o (2): ") and said.endswith("%")
   assert page.do("document.getElementById('picture').getContext('2d').getImageData(0, 0, 400, 300).data.some((x) => x)")
   assert page.said == []
 

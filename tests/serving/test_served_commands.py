@@ -75,16 +75,16 @@ def test_blanks_are_filled_over_http(tmp_path):
   assert filled[0] == {"cut": 12} and len(filled[-1]["fillings"][0]) == 4 and filled[-1]["tokens"] == 48
   expected = row(checkpoint, {"inputs": "the [MASK] fox" + "x" * 50}, tmp_path, "--top=4")
   assert filled[-1]["prediction"] == expected["prediction"]
-  assert without[-1] == {"error": "no blank: write [MASK] where a word is to be filled in"}
-  assert status == 400 and "'beam': no such option; there are inputs" in json.loads(refused)["error"]
+  assert without[-1] == {"error": "no blank: put [MASK] in place of each missing word"}
+  assert status == 400 and "'beam': unknown field; known are inputs" in json.loads(refused)["error"]
 
 
 @pytest.mark.parametrize(
   ("body", "message"),
   [
-    (b"[]", "no JSON object"),
-    (b"{}", "nothing to read"),
-    (b'{"inputs": " "}', "nothing to read"),
+    (b"[]", "not a JSON object"),
+    (b"{}", "inputs: is empty; give a text"),
+    (b'{"inputs": " "}', "inputs: is empty; give a text"),
     (b'{"inputs": 3}', "inputs: is a number; give a text"),
     (b'{"parts": "a", "candidates": ["b"]}', "field 'parts' is \"a\"; give a list"),
     (b'{"inputs": "a"}', "the request: has no 'candidates'"),
