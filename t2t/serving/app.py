@@ -199,7 +199,7 @@ class Application:
   async def _answer(self, endpoint: Endpoint, request: Request) -> Response:
     parsed = await run_in_threadpool(endpoint.parse, await _body(request))
     if self.ending:
-      raise routes.Busy("the server is shutting down; retry after it has restarted")
+      raise routes.Busy(f"{request.scope['path'][:80]}: the server is shutting down; retry after it has restarted")
     # Requests take a place only once they are complete, so that slow uploads do not block others.
     if not self.places.acquire(blocking=False):
       raise routes.Busy(f"{MAX_REQUESTS} requests are already pending; retry in a moment")
@@ -274,7 +274,9 @@ async def _body(request: Request) -> bytes:
   if (coding := headers.get("Content-Encoding", "identity")) != "identity":
     raise HTTPException(415, f"Content-Encoding: is {coding[:40]}; send the JSON uncompressed")
   if "Content-Length" not in headers:
-    raise HTTPException(411, "Content-Length: is missing; send the number of bytes")
+    raise HTTPException(
+      411, f"Content-Length: is missing; send the number of bytes, at most {request_schema.MAX_BODY:,}"
+    )
   length = int(headers["Content-Length"])
   if length > request_schema.MAX_BODY:
     raise request_schema.TooLarge(

@@ -209,18 +209,22 @@ class Completions:
         "best_of", f"best_of: is {found['best_of']}; give {n}, the value of n, or leave it out"
       )
     if not max_tokens and not echo:
-      raise request_schema.FieldError("max_tokens", "max_tokens: is 0; give 1 or more, or echo as well")
+      raise request_schema.FieldError("max_tokens", f"max_tokens: is {max_tokens}; give 1 or more, or echo as well")
     if (total := max_tokens * n * len(found["prompt"])) > _MAX_TOKENS:
       said = f"{len(found['prompt'])} prompts with {n} choices of {max_tokens:,} tokens are {total:,} tokens"
       raise request_schema.FieldError("max_tokens", f"max_tokens: {said}, more than {_MAX_TOKENS:,}; split the request")
     if echo:
       self._check_echo()
     if stream and logprobs is not None:
-      raise request_schema.FieldError("logprobs", "logprobs: not supported for streams; leave out stream, or logprobs")
+      raise request_schema.FieldError(
+        "logprobs", "logprobs: not supported with stream=true; leave out stream, or logprobs"
+      )
     if stream and echo:
-      raise request_schema.FieldError("echo", "echo: not supported for streams; leave out stream, or echo")
+      raise request_schema.FieldError("echo", "echo: not supported with stream=true; leave out stream, or echo")
     if "stream_options" in found and not stream:
-      raise request_schema.FieldError("stream_options", "stream_options: only for streams; set stream, or leave it out")
+      raise request_schema.FieldError(
+        "stream_options", "stream_options: only supported with stream=true; set it, or leave out stream_options"
+      )
     drawing = {"temperature": temperature, "top_p": found.get("top_p", 1.0)} if temperature else {}
     decode = decoding.DecodeConfig(max_length=max(1, max_tokens), **drawing)
     # One forward pass gives the log-probabilities of the prompt and the next token.

@@ -126,7 +126,7 @@ class Field:
     if reason := encoding.unpaired_surrogate(text):
       raise self._error(reason)
     if self.filled and not text.strip():
-      raise self._error("is empty; give a text")
+      raise self._error(f"is {shown(text)}; give a text that is not empty")
     return text
 
   def _check_strings(self, value: Any) -> list[str]:
@@ -149,7 +149,7 @@ class Field:
       raise self._error(f"is {shown(value)}; give a string, a list of strings, or lists of token ids")
     self._check_number(found, "prompts")
     if not all(found):
-      raise self._error("is empty; give token ids")
+      raise self._error(f"is {shown(value)}; give token ids, no list of them empty")
     for token in (token for each in found for token in each):
       if token < 0 or (self.ids and token >= self.ids):
         raise self._error(f"has the token id {str(token)[:40]}; the ids of this model are 0 to {self.ids - 1}")
@@ -245,7 +245,7 @@ def read(body: bytes) -> dict[str, Any]:
   try:
     found = json.loads(body, object_pairs_hook=_object, parse_int=_integer)
   except RecursionError:
-    raise UserError("the request is nested too deeply; use at most three levels") from None
+    raise UserError("request: is nested too deeply; use at most three levels") from None
   except FieldError:
     raise
   except ValueError as error:

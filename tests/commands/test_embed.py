@@ -170,8 +170,8 @@ def test_the_output_of_another_run_is_refused(run, tmp_path):
   assert run()[0] == 0
   before = (tmp_path / "out.npy").read_bytes()
   for others, how, message in (
-    (("--pool=last",), {}, "--pool last, it was mean"),
-    (("--layer=0",), {}, "--layer 0, it was 1"),
+    (("--pool=last",), {}, "--pool last, previously mean"),
+    (("--layer=0",), {}, "--layer 0, previously 1"),
     ((), {"texts": [*TEXTS, "more"]}, "in.txt have changed since it was started"),
     ((), {"texts": ["other", *TEXTS[1:]]}, "belongs to another input"),
   ):
@@ -192,7 +192,7 @@ def test_the_output_of_another_run_is_refused(run, tmp_path):
     (("--output=gs://b/out.npy",), "must be a local file"),
     (("--input=-",), "--input -: a file of vectors says how many"),
     (("--beam=3",), "unknown option --beam=3"),
-    (("--inputs_length=81",), "--inputs_length 81: the model has learned 80 positions"),
+    (("--inputs_length=81",), "--inputs_length 81: the model has only 80 positions"),
     (("--strict",), "line 3: empty line"),
     (("--probe=docs_match",), "--probe reads a task and writes a table"),
   ],

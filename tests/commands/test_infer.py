@@ -315,7 +315,12 @@ REFUSED = {
   "beams": (lambda *_: ("--beam", "2"), ["--beam 2, previously 1", "--length_penalty 0.6, previously None"]),
   "seed": (
     lambda *_: ("--temperature", "1", "--top_k", "5", "--top_p", "0.5", "--seed", "4"),
-    ["--temperature 1.0, previously 0.0", "--top_k 5, previously", "--top_p 0.5, previously", "--seed 4, previously None"],
+    [
+      "--temperature 1.0, previously 0.0",
+      "--top_k 5, previously",
+      "--top_p 0.5, previously",
+      "--seed 4, previously None",
+    ],
   ),
   "checkpoint": (another_checkpoint, ["--checkpoint", "copy/checkpoints/2", "previously"]),
   "input": (another_input, ["line 3 differs from", "other.txt, line 3"]),

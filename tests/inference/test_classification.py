@@ -227,7 +227,7 @@ def test_resumed_at_any_byte_equals_uninterrupted(several, run, tmp_path):
     assert run(several, lines, "--head=pair")[0] == 0
     assert (tmp_path / "out.jsonl").read_bytes() == whole
   code, _, said = run(several, lines, "--head=stsb")
-  assert code == 2 and "--head stsb, it was pair" in said
+  assert code == 2 and "--head stsb, previously pair" in said
 
 
 @pytest.mark.exhaustive

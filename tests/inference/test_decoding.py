@@ -473,7 +473,9 @@ def test_what_cannot_be_streamed_or_drawn_is_refused():
   """Beams are known at the end; chance needs a key."""
   model, batch = example()
   graphdef, _ = toy.split(model)
-  with pytest.raises(UserError, match="num_beams=4: beam search cannot stream, because its result is known only at the end"):
+  with pytest.raises(
+    UserError, match="num_beams=4: beam search cannot stream, because its result is known only at the end"
+  ):
     decoding.make_stream(graphdef, model.config, BEAMS, eos_id=1, tokens_per_call=1)
   with pytest.raises(UserError, match="tokens_per_call=0"):
     decoding.make_stream(graphdef, model.config, FREE, eos_id=1, tokens_per_call=0)
@@ -491,7 +493,7 @@ def test_positions_that_were_not_learned_are_refused():
     decoding.check_positions(gpt, 41, 1)
   decoding.check_positions(t5, 40, 40)
   for lengths, name in (((41, 1), "inputs_length=41"), ((1, 41), "max_length=41")):
-    with pytest.raises(UserError, match=f"{name}: the model has learned 40 positions"):
+    with pytest.raises(UserError, match=f"{name}: the model has only 40 positions"):
       decoding.check_positions(t5, *lengths)
   for kind in ("t5_1_1", "llama"):
     decoding.check_positions(toy.KINDS[kind], 1_000, 1_000)

@@ -174,7 +174,7 @@ def test_whether_there_may_be_no_answer(marked, run):
   code, others, _ = run(marked, lines, "--head=span", "--no_answer=no", output="others.jsonl")
   assert code == 0 and all("null" not in row and row["prediction"] == row["best"][0]["text"] for row in others)
   code, _, said = run(marked, lines, "--head=span", "--no_answer=no")
-  assert code == 2 and "--no_answer no, it was yes" in said
+  assert code == 2 and "--no_answer no, previously yes" in said
 
 
 def test_a_line_without_a_context_or_a_question(marked, run):

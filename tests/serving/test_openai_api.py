@@ -223,7 +223,7 @@ def test_targets_are_scored(kind, ports):
   for wrong, message in (
     ({"inputs": inputs, "targets": ["a"]}, "targets: there are 1 for 3 inputs"),
     ({"inputs": ["x" * 200], "targets": ["a"]}, "the maximum of this model; shorten it"),
-    ({"inputs": ["a"], "targets": [" "]}, "targets: is empty; give a text"),
+    ({"inputs": ["a"], "targets": [" "]}, 'targets: is " "; give a text that is not empty'),
     ({"inputs": ["a"], "targets": ["b\udc00"]}, "targets: is not valid Unicode"),
   ):
     status, _, content = ask(ports[kind], "POST", "/score", wrong)
@@ -445,23 +445,26 @@ def test_pieces_of_words_join_to_the_text(tmp_path):
 
 REFUSED = {
   "prompt": ({}, "prompt: is missing; give a text"),
-  "prompt ": ({"prompt": " "}, "prompt: is empty; give a text"),
+  "prompt ": ({"prompt": " "}, 'prompt: is " "; give a text that is not empty'),
   "prompts": ({"prompt": [1, "a"]}, 'prompt: is [1, "a"]; give a string, a list of strings, or lists of token ids'),
   "ids": ({"prompt": [[5, 6], [True]]}, "give a string, a list of strings, or lists of token ids"),
   "unknown": ({"prompt": [5, 9_999]}, "prompt: has the token id 9999; the ids of this model are 0 to 358"),
-  "none": ({"prompt": [[]]}, "prompt: is empty; give token ids"),
+  "none": ({"prompt": [[]]}, "prompt: is [[]]; give token ids, no list of them empty"),
   "half": ({"prompt": "ab\ud800"}, "prompt: is not valid Unicode: character 3, \\ud800, is an unpaired surrogate"),
   "many": ({"prompt": ["a"] * 17}, "prompt: has 17 strings; give 1 to 16"),
   "long": ({"prompt": "x" * 60}, "prompt: has 61 tokens, more than 48, the maximum of this model"),
   "twice": (b'{"prompt": "a", "prompt": "b"}', "'prompt': is given twice; give it once"),
   "infinite": (b'{"prompt": "a", "temperature": 1e400}', "temperature: is inf; give 0 to 2"),
   "digits": (b'{"prompt": "a", "seed": ' + b"9" * 5_000 + b"}", "seed: is Infinity; give a whole number"),
-  "deep": (b'{"prompt": ' + b"[" * 100_000 + b"}", "the request is nested too deeply"),
+  "deep": (b'{"prompt": ' + b"[" * 100_000 + b"}", "request: is nested too deeply"),
   "bytes": (b'{"prompt": "\xff"}', "the request is not JSON: 'utf-8' codec can't decode byte 0xff"),
   "suffix": ({"prompt": "a", "suffix": "b"}, 'suffix: is "b"; leave it out. Only empty'),
   "logit_bias": ({"prompt": "a", "logit_bias": {"5": -100}}, 'logit_bias: is {"5": -100}; leave it out. Only empty'),
   "max_completion_tokens": ({"prompt": "a", "max_tokens": 3, "max_completion_tokens": 4}, "but max_tokens is 3"),
-  "stream_options": ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options: only for streams"),
+  "stream_options": (
+    {"prompt": "a", "stream_options": {"include_usage": True}},
+    "stream_options: only supported with stream=true",
+  ),
   "stream_options.include_usage": (
     {"prompt": "a", "stream": True, "stream_options": {"include_usage": 1}},
     "stream_options.include_usage: is 1; give true or false",
@@ -478,7 +481,10 @@ REFUSED = {
     {"prompt": "a", "echo": True},
     "echo: not supported, because this model reads the prompt in its encoder; leave it out; POST",
   ),
-  "max_tokens ": ({"prompt": ["a"] * 2, "n": 16, "max_tokens": 1024}, "32,768 tokens, more than 16,384; split the request"),
+  "max_tokens ": (
+    {"prompt": ["a"] * 2, "n": 16, "max_tokens": 1024},
+    "32,768 tokens, more than 16,384; split the request",
+  ),
   "max_token": ({"prompt": "a", "max_token": 3}, "did you mean"),
 }
 

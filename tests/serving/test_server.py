@@ -176,8 +176,8 @@ def test_requests_wait_for_each_other():
 REFUSED = {
   b"{": "not JSON",
   b"[]": "not a JSON object",
-  b'{"inputs": ""}': "inputs: is empty; give a text",
-  b'{"inputs": " \\n"}': "inputs: is empty; give a text",
+  b'{"inputs": ""}': 'inputs: is ""; give a text that is not empty',
+  b'{"inputs": " \\n"}': r'inputs: is " \n"; give a text that is not empty',
   b"{}": "inputs: is missing; give a text",
   b'{"inputs": "\\ud800"}': "inputs: is not valid Unicode: character 1, \\ud800, is an unpaired surrogate",
   b'{"inputs": "a", "beam": 2, "length_penalty": NaN}': "length_penalty: is nan; give -10 to 10",
