@@ -1,7 +1,6 @@
 """Speed and memory of `t2t convert` on this machine.
 
-  python benchmarks/convert.py                                      # T5 1.1 large: 3.1 GB, three times on the
-  disk
+  python benchmarks/convert.py                                      # T5 1.1 large: 3.1 GB, three times on the disk
   python benchmarks/convert.py --config t5_1_1_small --folder /mnt/disk
   python benchmarks/convert.py --config llama2_7b --dtype=bfloat16 --folder /mnt/disk
 

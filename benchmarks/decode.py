@@ -1,10 +1,8 @@
 """Speed of text generation on this machine.
 
-  python benchmarks/decode.py                                  # T5 1.1 small, 16 x 128 inputs, 64 new tokens,
-  greedy
+  python benchmarks/decode.py                                  # T5 1.1 small, 16 x 128 inputs, 64 new tokens, greedy
   python benchmarks/decode.py --num_beams=4
-  python benchmarks/decode.py --config t5_1_1_base --batch_size=128 --new_tokens=128              # on an
-  accelerator
+  python benchmarks/decode.py --config t5_1_1_base --batch_size=128 --new_tokens=128              # on an accelerator
 
 The model has random weights. It reads random ids without padding, as the prompt if it is decoder-only. EOS is disabled,
 so every sequence gets all its tokens. The first run compiles and is not counted; later runs are timed separately. The

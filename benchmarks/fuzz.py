@@ -1,7 +1,6 @@
 """Feeds corrupted files to every reader of foreign files, and counts the outcomes.
 
-  python benchmarks/fuzz.py [READER ...] [--inputs 100000] [--seed 0] [--seconds 10] [--memory 4] [--keep
-  FOLDER]
+  python benchmarks/fuzz.py [READER ...] [--inputs 100000] [--seed 0] [--seconds 10] [--memory 4] [--keep FOLDER]
 
 An input is a valid file with bytes changed, removed, repeated, or replaced by extreme numbers, or with extreme values
 in its JSON. A reader may return data, or raise a UserError. Every other outcome counts as a crash and is kept: another

@@ -1,9 +1,7 @@
 """Errors of bfloat16 gradients relative to float32: on one device, and summed over many devices.
 
-  python benchmarks/gradients.py                       # every parameter of each architecture, 64 sequences of
-  512
-  python benchmarks/gradients.py --over_devices        # 16 to 1,024 devices' gradients, in the orders of
-  networks
+  python benchmarks/gradients.py                       # every parameter of each architecture, 64 sequences of 512
+  python benchmarks/gradients.py --over_devices        # 16 to 1,024 devices' gradients, in the orders of networks
 
 The first computes the same gradient twice: with `model.dtype` bfloat16 and float32, after a few steps in float32. Token
 frequencies are as uneven as those of words (Zipf 1949). "adding" is the error of the sum over the batch alone: relative

@@ -1,7 +1,6 @@
 """Kills a command repeatedly at random moments, and compares its final output with that of an uninterrupted run.
 
-  python benchmarks/kill.py [COMMAND] [--kills 100] [--processes 2] [--bucket] [--seed 0] [--workdir FOLDER]
-  [--json]
+  python benchmarks/kill.py [COMMAND] [--kills 100] [--processes 2] [--bucket] [--seed 0] [--workdir FOLDER] [--json]
     [--config.KEY=VALUE ...]
 
 COMMAND is train (the default), convert, vocab, eval, superglue, infer or cache (which needs Apache Beam). Each run is

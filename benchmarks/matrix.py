@@ -1,8 +1,7 @@
 """Architectures crossed with objectives, as in T5's comparison: every cell is trained on the same number of positions.
 
   python benchmarks/matrix.py                                   # all cells: about half an hour on two cores
-  python benchmarks/matrix.py --architectures encoder_decoder,prefix_lm --objectives 'span*,prefix_lm' --steps
-  300
+  python benchmarks/matrix.py --architectures encoder_decoder,prefix_lm --objectives 'span*,prefix_lm' --steps 300
 
 Each cell is a `t2t train` of tiny_t5 with the same text, vocabulary, width, depth, optimizer and steps. Batches have
 the same number of positions (inputs and targets together). Prints a table, writes matrix.json and curves of the

@@ -1,8 +1,7 @@
 """Overhead of fault tolerance: the guards of each step, and a save with its checksums.
 
   python benchmarks/overhead.py                                                  # tiny: the guards of each step
-  python benchmarks/overhead.py --saves --config t5_1_1_small --config.optimizer.name=adamw
-  --config.train.batch_size=8
+  python benchmarks/overhead.py --saves --config t5_1_1_small --config.optimizer.name=adamw --config.train.batch_size=8
 
 Guards run at each step: squared gradient norms by parameter group instead of the total norm (compiled both ways), the
 loss watch, the watchdog, and, on a bucket's emulator, renewals of the lease. Blocks of steps with and without guards

@@ -1,9 +1,7 @@
 """Speed of the input pipeline on the host, without a model.
 
-  python benchmarks/pipeline.py [--files GLOB] [--vocabulary MODEL] [--batch_size 128] [--seconds 20] [--pack]
-  [--json]
-  python benchmarks/pipeline.py --sources 5      # the same files as a mixture of 5 sources, relative to one
-  source
+  python benchmarks/pipeline.py [--files GLOB] [--vocabulary MODEL] [--batch_size 128] [--seconds 20] [--pack] [--json]
+  python benchmarks/pipeline.py --sources 5      # the same files as a mixture of 5 sources, relative to one source
 
 Counts non-padding tokens of inputs and targets of the real `train_batches`, after a warm-up. Without --files it reads
 ../shared/data/wikipedia with the T5 vocabulary if it exists, otherwise the installed documentation. With --json the

@@ -1,7 +1,6 @@
 """Cycles of TPU attention kernels by block size, from libtpu's schedules; needs no TPU.
 
-  .venv-tpu/bin/python benchmarks/schedules.py                                  # T5's attention on every
-  generation
+  .venv-tpu/bin/python benchmarks/schedules.py                                  # T5's attention on every generation
   .venv-tpu/bin/python benchmarks/schedules.py splash --chips v5e v6e --head_dim 128
   .venv-tpu/bin/python benchmarks/schedules.py distance --chips v5e --blocks 512x512 512x1024 --causal
 

@@ -299,7 +299,7 @@ def _options(allowed: str) -> Response:
 
 
 def _cut() -> str:
-  return f"the server shut down {END_SECONDS:.0f} s after a signal"
+  return f"the server shut down {END_SECONDS:.0f} s after a signal, before the answer was complete; retry"
 
 
 def _failed(error: Exception) -> str:
