@@ -81,7 +81,7 @@ def expected(architecture, texts, *, pool, longest=48):
 def test_vectors_are_pooled_states(architecture, pool, run, tmp_path):
   """Of any architecture: of each text alone, whatever stands beside it; float32, and not numbers of an empty line."""
   code, said = run("--pool", pool, "--layer", "all", architecture=architecture)
-  assert code == 0 and "lines          18 (3 empty, 3 cut to 48 tokens)" in said and "vectors        " in said
+  assert code == 0 and "lines          18 (3 empty, 3 truncated to 48 tokens)" in said and "vectors        " in said
   found = np.load(tmp_path / "out.npy")
   layers = expected(architecture, [text for text in TEXTS if text], pool=pool)
   assert found.dtype == np.float32 and found.shape == (18, 2, 16)

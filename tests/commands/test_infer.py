@@ -129,7 +129,7 @@ def test_a_row_for_each_line_in_their_order(architecture, run, tmp_path):
   assert all(row["score"] < 0 for row in rows if "error" not in row)
   # A model of two steps may find the end the likeliest thing to write.
   blanks = ", 10 without a blank" if architecture == "encoder_decoder" else ""
-  counted = rf"lines          12 \(2 empty, (\d+ with an empty prediction, )?1 cut to 48 tokens{blanks}\)"
+  counted = rf"lines          12 \(2 empty, (\d+ with an empty prediction, )?1 truncated to 48 tokens{blanks}\)"
   assert re.search(counted, said) and "out.jsonl" in said
   backwards = text_file(tmp_path, reversed(TEXTS), "backwards.txt")
   _, again, _ = run(architecture=architecture, source=backwards, output=tmp_path / "backwards.jsonl")
