@@ -258,7 +258,7 @@ def check_text(text: Any, field: str, where: str) -> None:
     UserError: the field is not a string, or not valid Unicode.
   """
   if not isinstance(text, str):
-    raise UserError(f"{where}: field {field!r} is {json.dumps(text)[:60]}, not a string; put it in quotes")
+    raise UserError(f"{where}: field {field!r} is {json.dumps(text)[:60]}, not a string; give a string")
   if reason := encoding.unpaired_surrogate(text):  # possible as a JSON escape
     raise UserError(f"{where}: field {field!r} {reason}")
 
@@ -462,8 +462,8 @@ def check_run(path: str, run: Mapping[str, Any]) -> None:
     )
   if any(before.get(name) != run.get(name) for name in _OF_LINES):
     raise UserError(
-      f"--output {path}: belongs to another input: the lines of {run['input']} have changed since it was "
-      f"started; {_start_anew(path)}"
+      f"--output {path}: belongs to another input: the lines of {run['input']} differ from its recorded "
+      f"lines; {_start_anew(path)}"
     )
 
 

@@ -150,7 +150,7 @@ class Tabled:
     texts = [tables.text(fields[name]) for name in self._spec.texts]
     for name, text in zip(self._spec.texts, texts, strict=True):
       if text is None:
-        raise UserError(f"{where}: {name} is {str(fields[name])[:40]!r}, not a text; put it in quotes")
+        raise UserError(f"{where}: {name} is {str(fields[name])[:40]!r}, not a text; give a text")
     return texts
 
   def _candidates(self, fields: Mapping[str, Any], where: str) -> list[str]:

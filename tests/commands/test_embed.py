@@ -172,7 +172,7 @@ def test_the_output_of_another_run_is_refused(run, tmp_path):
   for others, how, message in (
     (("--pool=last",), {}, "--pool last, previously mean"),
     (("--layer=0",), {}, "--layer 0, previously 1"),
-    ((), {"texts": [*TEXTS, "more"]}, "in.txt have changed since it was started"),
+    ((), {"texts": [*TEXTS, "more"]}, "in.txt differ from its recorded lines"),
     ((), {"texts": ["other", *TEXTS[1:]]}, "belongs to another input"),
   ):
     code, said = run(*others, **how)
