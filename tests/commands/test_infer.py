@@ -243,7 +243,7 @@ def test_beams_write_a_token_at_least():
   config = text_generation.decode_config
   assert [config(max_length=4, beam=beam).min_length for beam in (1, 4)] == [0, 1]
   assert config(max_length=4, beam=4, min_length=0).min_length == 0
-  with pytest.raises(UserError, match="--min_length 5: give 0 to 4"):
+  with pytest.raises(UserError, match="--min_length 5: must be 0 to 4, the value of --max_length"):
     config(max_length=4, min_length=5)
 
 
