@@ -179,7 +179,7 @@ def test_the_output_of_another_run_is_refused(run, tmp_path):
     assert code == 2 and message in said and "to start over" in said
     assert (tmp_path / "out.npy").read_bytes() == before
   (tmp_path / "out.npy.run.json").unlink()
-  assert "no out.npy.run.json beside it" in run()[1]
+  assert "exists without its record out.npy.run.json" in run()[1]
 
 
 @pytest.mark.parametrize(
