@@ -1,4 +1,4 @@
-"""Prints the coverage of each package of t2t, from a report by `coverage json`."""
+"""Prints the coverage of each package of t2t from the output of `coverage json`."""
 
 import collections
 import json
@@ -7,7 +7,7 @@ import sys
 
 
 def main(path: str) -> None:
-  """Prints statements and per cent of packages two levels deep; modules beside the packages are the row t2t."""
+  """Prints statements and coverage of packages up to two levels deep; modules outside packages are in the row t2t."""
   counts: collections.defaultdict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
   for name, file in json.loads(pathlib.Path(path).read_text())["files"].items():
     for package in ("/".join(pathlib.PurePath(name).parts[:-1][:2]), "total"):

@@ -1,11 +1,11 @@
-"""Runs every ```sh block of Markdown files, top to bottom, in one shell, and stops at the first that fails.
+"""Runs every ```sh block of Markdown files in order, in one shell, and stops at the first failure.
 
-A block that stands on two pages is run once.  What cannot be run here (it asks a cloud, or has names that the reader
-is to replace) is an indented block, which nobody runs.
+A block on two pages runs once. Commands that cannot run here (because they need a cloud, or contain placeholders) are
+in indented blocks, which are skipped.
 
-Of its `t2t` commands each would spend a third of its time on loading TensorFlow and JAX.  A process that has loaded
-them forks for each command, and gives it the shell's arguments, folder, environment and terminal.  `make train`, which
-comes first, starts as everybody's does.
+A `t2t` command would spend a third of its time on importing TensorFlow and JAX. Therefore one process imports them and
+forks for each command, with the shell's arguments, folder, environment and terminal. `make train`, which comes first,
+starts normally.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ import tempfile
 import time
 
 _LOADED = ("orbax.checkpoint", "t2t.training.train", "t2t.data.pipeline", "t2t.evaluation", "t2t.inference.predictor")
-# In the background it is the process that `kill $!` ends, as a command is.
+# A background command is a single process, so that `kill $!` ends it.
 _COMMAND = 't2t() {{ if [ "$BASHPID" = "$$" ]; then {here} "$@"; else exec {here} "$@"; fi; }}'
 
 
 def blocks_of(*paths: str) -> dict[str, str]:
-  """Each ```sh block, in order and once, and the first file that has it."""
+  """Returns each ```sh block, in order and without duplicates, with the first file that has it."""
   found: dict[str, str] = {}
   for path in paths:
     for block in re.findall(r"^```sh\n(.*?)^```$", pathlib.Path(path).read_text(), re.DOTALL | re.MULTILINE):
@@ -36,14 +36,14 @@ def blocks_of(*paths: str) -> dict[str, str]:
 
 
 def run(*paths: str) -> int:
-  """The exit status of the first block that fails, or 0."""
+  """Returns the exit status of the first block that fails, or 0."""
   blocks = blocks_of(*paths)
   if not blocks:
-    print(f"{' '.join(paths)}: no ```sh block found", file=sys.stderr)
+    print(f"{' '.join(paths)}: has no ```sh block", file=sys.stderr)
     return 1
   # The tests have run already, with the same command.
   script = "\n".join(f": {path}\n{block}" for block, path in blocks.items() if block.strip() != "make test")
-  # Each trains for a few steps: programs that are compiled as they are take less time than ones that are optimised.
+  # Runs are short, so compiling without optimization is faster in total.
   flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
   environment = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()}
   with tempfile.TemporaryDirectory() as folder:
@@ -59,7 +59,7 @@ def run(*paths: str) -> int:
 
 
 def serve(address: str) -> None:
-  """Loads what all commands load, and forks for each that is asked for."""
+  """Imports the modules of all commands, and forks for each request."""
   import importlib
 
   from jax._src import xla_bridge
@@ -68,9 +68,9 @@ def serve(address: str) -> None:
 
   for name in _LOADED:
     importlib.import_module(name)
-  # Functions that read data are as the programs above: to optimise them is a ninth of a command's CPU time.
+  # Optimizing tf.data functions would take a ninth of a command's CPU time.
   sys.modules["tensorflow"].config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-  assert not xla_bridge.backends_are_initialized()  # whose threads no fork takes along
+  assert not xla_bridge.backends_are_initialized()  # because threads do not survive a fork
   with socket.socket(socket.AF_UNIX) as server:
     server.bind(address)
     server.listen()
@@ -91,7 +91,7 @@ def serve(address: str) -> None:
         os.close(descriptor)
       ended = os.pidfd_open(process)
       if ended not in select.select([ended, connection], [], [])[0]:
-        os.kill(process, signal.SIGTERM)  # who asked for it was ended
+        os.kill(process, signal.SIGTERM)  # the client has ended
       os.close(ended)
       _, status = os.waitpid(process, 0)
       with contextlib.suppress(BrokenPipeError), connection:
@@ -99,13 +99,13 @@ def serve(address: str) -> None:
 
 
 def ask(address: str, *arguments: str) -> int:
-  """The exit status of a command.
+  """Returns the exit status of a command.
 
   Raises:
     OSError: the process that runs it has ended.
   """
   with socket.socket(socket.AF_UNIX) as connection:
-    for _ in range(600):  # it may be loading still
+    for _ in range(600):  # while the server is still importing
       with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
         connection.connect(address)
         break

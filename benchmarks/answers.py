@@ -1,9 +1,9 @@
-"""One task, three ways to answer it, for the three architectures: written, ranked, and by a head.
+"""Three prediction methods on one task, for the three architectures: generation, ranking, and a head.
 
   python benchmarks/answers.py --output runs/answers            # about half an hour on two cores
 
-Which package a docstring is of (docs_package): each tiny model is pre-trained on the documentation of this
-machine, and fine-tuned twice, to write the answer and to give it by a head.  Prints a table, which the README has.
+The task is the package of a docstring (docs_package). Each tiny model is pre-trained on the documentation of this
+machine, and fine-tuned twice: to generate the answer, and to predict it with a head. Prints the table of the README.
 """
 
 import argparse
@@ -20,10 +20,10 @@ MODELS = {"encoder-decoder": "tiny_t5", "decoder": "tiny_llama", "encoder": "tin
 
 
 def command(*arguments: str) -> None:
-  """A t2t command, as a user types it.
+  """Runs a t2t command in this process.
 
   Raises:
-    SystemExit: it failed, and has said why.
+    SystemExit: the command failed.
   """
   code = t2t.main(list(arguments))
   if code:
@@ -31,7 +31,7 @@ def command(*arguments: str) -> None:
 
 
 def finetuned(folder: pathlib.Path, loss: str, steps: int) -> pathlib.Path:
-  """The folder of a model that was fine-tuned to answer so."""
+  """Fine-tunes a model with this loss and returns its folder."""
   command(
     *("train", "--config", "finetune_docs_package", "--workdir", str(folder / loss)),
     *(f"--config.init.checkpoint={folder / 'pretrained'}", f"--config.train.loss={loss}"),
@@ -46,7 +46,7 @@ def finetuned(folder: pathlib.Path, loss: str, steps: int) -> pathlib.Path:
 
 
 def accuracy(checkpoint: pathlib.Path, method: str) -> float:
-  """Of the held-out examples, in percent."""
+  """Returns the accuracy on held-out examples, in percent."""
   folder = checkpoint / f"by_{method}"
   command(
     *("eval", "--config", "finetune_docs_package", "--checkpoint", str(checkpoint), "--workdir", str(folder)),
@@ -57,10 +57,15 @@ def accuracy(checkpoint: pathlib.Path, method: str) -> float:
 
 
 def main() -> None:
-  """The command."""
+  """Runs the benchmark."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("runs/answers"), help="resumed if there")
-  parser.add_argument("--steps", type=int, default=600, help="of fine-tuning")
+  parser.add_argument(
+    "--output",
+    type=pathlib.Path,
+    default=pathlib.Path("runs/answers"),
+    help="folder for runs and results; resumed if it exists",
+  )
+  parser.add_argument("--steps", type=int, default=600, help="fine-tuning steps")
   parser.add_argument("--pretraining_steps", type=int, default=500)
   options = parser.parse_args()
   accuracies: dict[str, dict[str, float]] = {}

@@ -1,10 +1,10 @@
-"""Attention's kernels of this machine against the formula: how far off results and gradients are, and how fast.
+"""Attention kernels of this machine against the formula: errors of results and gradients, and times.
 
   python benchmarks/attention.py                                     # T5 base, 512/114 tokens, on a GPU
 
-Each row is one attention of T5, forward and backward, on what `dispatch.choose` takes for it and plain, in bfloat16.
-Errors are ||x - y|| / ||y|| against the formula in float32 from the same rounded numbers; where keys are padding, their
-gradients must be zero, and are checked apart.  Times are medians of calls, inputs in turn from several sets.
+Each row is one attention of T5, forward and backward in bfloat16, with the kernel of `dispatch.choose` or plain. Errors
+are ||x - y|| / ||y|| against the formula in float32 on the same rounded inputs. Gradients of padding keys must be zero,
+and have their own column. Times are medians of calls that cycle through several sets of inputs.
 """
 
 import argparse
@@ -25,9 +25,9 @@ from t2t.models.masks import AttentionMask
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """One attention: lengths of queries and keys, and what is known of who sees whom.
+  """An attention: lengths of queries and keys, and the mask.
 
-  hidden: "" or "padding" at the ends of rows, or "packed": three texts in a row.
+  hidden: "", "padding" at the ends of rows, or "packed": three texts in a row.
   """
 
   name: str
@@ -53,7 +53,7 @@ def _mask(case: Case, batch: int) -> AttentionMask:
   if case.hidden == "packed":
     segments = jnp.broadcast_to(jnp.repeat(jnp.arange(1, 4), -(-keys // 3))[:keys], (batch, keys))
     return AttentionMask(segments, segments, causal=case.causal)
-  # Of some rows all is there, of the last nothing.
+  # Padding grows from none in the first row to the whole row in the last.
   real = jnp.maximum(keys - 37 * jnp.arange(batch), 0).at[0].set(keys)
   real = (jnp.arange(keys) < real[:, None]).astype(jnp.int32)
   return AttentionMask(jnp.ones((batch, queries), jnp.int32) if queries != keys else real, real, padded=True)
@@ -70,7 +70,7 @@ def _inputs(case: Case, batch: int, heads: int, head_dim: int, seed: int) -> tup
 
 
 def _attend(case: Case, mask: AttentionMask, kernel: str, dtype: jnp.dtype):
-  """Result and gradients of queries, keys, values and the bias by distance."""
+  """Returns a function that computes the result and the gradients of queries, keys, values and relative bias."""
 
   def run(query, key, value, cotangent, distances):
     def attend(query, key, value, distances):
@@ -91,11 +91,11 @@ def _off(actual: jax.Array, expected: jax.Array) -> float:
 
 
 def measure(case: Case, *, batch: int, heads: int, head_dim: int, calls: int) -> list[dict]:
-  """A row for the kernel and one for plain."""
+  """Returns a row for the chosen kernel and one for plain."""
   small = min(batch, 8)
   mask, inputs = _mask(case, small), _inputs(case, small, heads, head_dim, 0)
   query, key = inputs[:2]
-  if mask.query_segments is not None:  # what padding asks is nobody's, and nothing comes back to it
+  if mask.query_segments is not None:  # results of padding queries are unused, so their gradients are zero
     is_text = mask.query_segments[:, None, :, None] > 0
     inputs = (*inputs[:3], jnp.where(is_text, inputs[3], 0), inputs[4])
   bias = "distance" if case.biased else ""
@@ -127,13 +127,13 @@ def measure(case: Case, *, batch: int, heads: int, head_dim: int, calls: int) ->
 
 
 def main() -> None:
-  """The command."""
+  """Runs the benchmark."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--batch", type=int, default=128, help="rows, where times are taken")
+  parser.add_argument("--batch", type=int, default=128, help="rows of a batch, for the times")
   parser.add_argument("--heads", type=int, default=12)
   parser.add_argument("--head_dim", type=int, default=64)
-  parser.add_argument("--calls", type=int, default=20, help="that are timed")
-  parser.add_argument("--append", metavar="FILE", help="append each row to a file, as JSON")
+  parser.add_argument("--calls", type=int, default=20, help="number of timed calls")
+  parser.add_argument("--append", metavar="FILE", help="append each row to this file, as JSON")
   options = parser.parse_args()
   sizes = {"batch": options.batch, "heads": options.heads, "head_dim": options.head_dim}
   for case in CASES:

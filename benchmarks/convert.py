@@ -4,9 +4,9 @@
   python benchmarks/convert.py --config t5_1_1_small --folder /mnt/disk
   python benchmarks/convert.py --config llama2_7b --dtype=bfloat16 --folder /mnt/disk
 
-Writes a model with random weights as a Hugging Face folder in several files, and converts it to t2t and back; each
-conversion is a process of its own, as a user would start it.  The peak is that of the process (ru_maxrss); what it
-takes before it converts anything is in the first row.  In the end both folders must be the same, byte for byte.
+Writes a model with random weights as a sharded Hugging Face folder, and converts it to t2t and back. Each conversion
+runs in a separate process. The peak is that of the process (ru_maxrss); the first row has the peak without a
+conversion. Both Hugging Face folders must be equal, byte for byte.
 """
 
 import filecmp
@@ -28,11 +28,11 @@ from t2t.commands.options import config_parser, parse
 from t2t.convert import huggingface, lazy_tensors
 from t2t.models.config import TransformerConfig
 
-_SHARD = 1_000_000_000  # bytes; smaller than transformers' own, so that there are several
+_SHARD = 1_000_000_000  # bytes; below transformers' default, so that there are several
 
 
 def random_model(model: TransformerConfig) -> lazy_tensors.Foreign:
-  """A checkpoint that is on no disk: each parameter is drawn when it is read."""
+  """Returns a checkpoint whose parameters are generated when they are read."""
   parameters = {}
   for index, (path, x) in enumerate(lazy_tensors.expected(model).items()):
     stacked = "/layers/" in path
@@ -48,24 +48,24 @@ def _draw(seed: tuple[int, int], shape: tuple[int, ...]) -> np.ndarray:
 
 
 def run(*arguments: str) -> tuple[float, float]:
-  """Seconds and peak bytes of one `t2t convert`."""
+  """Runs `t2t convert`; returns its seconds and peak bytes."""
   started = time.perf_counter()
   process = subprocess.Popen([sys.executable, "-m", "t2t", "convert", *arguments], stdout=subprocess.DEVNULL)
   _, status, usage = os.wait4(process.pid, 0)
-  process.returncode = os.waitstatus_to_exitcode(status)  # so that it is not waited for again
+  process.returncode = os.waitstatus_to_exitcode(status)  # prevents a second wait
   if process.returncode:
-    raise UserError(f"t2t convert {' '.join(arguments)} failed; see above")
-  # Linux counts in kilobytes, macOS in bytes.
+    raise UserError(f"t2t convert {' '.join(arguments)} failed; see its output above")
+  # ru_maxrss is in kilobytes on Linux, and in bytes on macOS.
   return time.perf_counter() - started, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1_024)
 
 
 def size(folder: pathlib.Path) -> int:
-  """Bytes of a folder's files."""
+  """Returns the size of a folder's files in bytes."""
   return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def measure(model: TransformerConfig, folder: pathlib.Path, *, dtype: str) -> dict:
-  """Converts a random model there and back; `folder` is empty."""
+  """Converts a random model there and back in an empty folder."""
   foreign = random_model(model)
   theirs, ours, back = (folder / name for name in ("hf", "t2t", "hf_again"))
   huggingface.save(foreign, epath.Path(theirs), dtype=dtype, max_shard_bytes=_SHARD)
@@ -93,11 +93,11 @@ def measure(model: TransformerConfig, folder: pathlib.Path, *, dtype: str) -> di
 
 
 def main(argv: list[str]) -> None:
-  """The command."""
+  """Runs the benchmark."""
   parser = config_parser("python benchmarks/convert.py", __doc__)
   parser.set_defaults(config="t5_1_1_large")
-  parser.add_argument("--dtype", default="float32", help="of the Hugging Face folders")
-  parser.add_argument("--folder", help="where there is room for it; default: that of temporary files")
+  parser.add_argument("--dtype", default="float32", help="dtype of the Hugging Face folders")
+  parser.add_argument("--folder", help="folder with enough space; default: the folder of temporary files")
   parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
   options, config = parse(parser, argv)
   with tempfile.TemporaryDirectory(prefix="t2t_convert_", dir=options.folder) as folder:
@@ -110,7 +110,7 @@ def main(argv: list[str]) -> None:
   for name, row in result["rows"].items():
     speed = f"{row['bytes_per_second'] / 1e9:.2f}" if row["bytes_per_second"] else ""
     print(f"{name:<20}{row['seconds']:>9.1f}{speed:>8}{row['peak_bytes'] / 1e9:>9.2f}")
-  print("there and back: " + ("the same, byte for byte" if result["identical"] else "NOT THE SAME"))
+  print("round trip: " + ("identical, byte for byte" if result["identical"] else "NOT IDENTICAL"))
   if options.json:
     print(json.dumps({"config": options.config} | result))
 

@@ -1,13 +1,13 @@
-"""Speed of writing text on this machine.
+"""Speed of text generation on this machine.
 
   python benchmarks/decode.py                                  # T5 1.1 small, 16 x 128 inputs, 64 new tokens, greedy
   python benchmarks/decode.py --num_beams=4
   python benchmarks/decode.py --config t5_1_1_base --batch_size=128 --new_tokens=128              # on an accelerator
 
-The model has random weights and reads random ids without padding (a decoder alone reads them as its prompt); nothing
-ends a sequence, so that every one gets all its tokens.  Runs are timed one by one after the first, which compiles: the
-best says what the program can do, the median what this machine gave it.  A step is a new token of every sequence, with
-its share of reading the inputs; of beams only the best one's tokens are counted.
+The model has random weights. It reads random ids without padding, as the prompt if it is decoder-only. EOS is disabled,
+so every sequence gets all its tokens. The first run compiles and is not counted; later runs are timed separately. The
+best shows the program's speed, the median that of this machine under load. A step is one new token of every sequence,
+including its share of reading the inputs. With beams, only tokens of the best beam count.
 """
 
 import json
@@ -31,7 +31,7 @@ from t2t.training import mesh_selection
 
 
 def random_batch(model_config: TransformerConfig, *, batch_size: int, inputs_length: int) -> dict[str, np.ndarray]:
-  """Inputs of random tokens."""
+  """Returns random input tokens."""
   tokens = np.random.default_rng(0).integers(2, model_config.vocab_size, (batch_size, inputs_length), np.int32)
   if model_config.architecture == "encoder_decoder":
     return {"encoder_input_tokens": tokens}
@@ -39,10 +39,10 @@ def random_batch(model_config: TransformerConfig, *, batch_size: int, inputs_len
 
 
 def start(config: Config, decode_config: decoding.DecodeConfig, *, batch_size: int, inputs_length: int):
-  """Compiles what writes text to random inputs.
+  """Compiles the decoding of random inputs.
 
   Returns:
-    A function that writes and returns `decoding.Decoded`, when it has ended; and the seconds that compiling took.
+    A function that decodes, waits and returns `decoding.Decoded`; and the seconds of compilation.
   """
   model_config = config.model
   decoding.check_positions(model_config, inputs_length, decode_config.max_length)
@@ -63,7 +63,7 @@ def start(config: Config, decode_config: decoding.DecodeConfig, *, batch_size: i
 
 
 def measure(config: Config, decode_config: decoding.DecodeConfig, *, batch_size: int, inputs_length: int, runs: int):
-  """Times `decoding.decode` on the devices that are here."""
+  """Times `decoding.decode` on the devices of this machine."""
   write, compiled = start(config, decode_config, batch_size=batch_size, inputs_length=inputs_length)
   seconds = []
   for _ in range(runs + 1):
@@ -85,19 +85,22 @@ def measure(config: Config, decode_config: decoding.DecodeConfig, *, batch_size:
 
 
 def main(argv: list[str]) -> None:
-  """The command."""
+  """Runs the benchmark."""
   parser = config_parser("python benchmarks/decode.py", __doc__)
   parser.set_defaults(config="t5_1_1_small")
   parser.add_argument("--batch_size", type=int, default=16, help="sequences")
-  parser.add_argument("--inputs_length", type=int, default=128, help="tokens that are read")
-  parser.add_argument("--new_tokens", type=int, default=64, help="tokens that are written for each sequence")
+  parser.add_argument("--inputs_length", type=int, default=128, help="input tokens of each sequence")
+  parser.add_argument("--new_tokens", type=int, default=64, help="new tokens of each sequence")
   parser.add_argument("--num_beams", type=int, default=1, help="1: greedy")
-  parser.add_argument("--temperature", type=numeric.number(0), default=0.0, help="above 0: tokens are drawn")
-  parser.add_argument("--top_k", type=int, default=0, help="draw among so many likeliest; 0: all")
+  parser.add_argument("--temperature", type=numeric.number(0), default=0.0, help="above 0: sampling")
+  parser.add_argument("--top_k", type=int, default=0, help="sample from the k likeliest tokens; 0: all")
   parser.add_argument(
-    "--top_p", type=numeric.number(0, 1, above=True), default=1.0, help="draw among the likeliest with this probability"
+    "--top_p",
+    type=numeric.number(0, 1, above=True),
+    default=1.0,
+    help="sample from the likeliest tokens with this total probability",
   )
-  parser.add_argument("--runs", type=int, default=5, help="runs that are timed")
+  parser.add_argument("--runs", type=int, default=5, help="number of timed runs")
   parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
   options, config = parse(parser, argv)
   memory.keep_freed_memory()

@@ -1,19 +1,19 @@
-"""What ELECTRA's body has learned, and BERT's of the same size, after the same training FLOPs.
+"""Quality of the hidden states of ELECTRA, and of BERT of the same size, after equal training FLOPs.
 
   python benchmarks/electra.py --data FOLDER              # three arms, two seeds: about an hour of CPU time
   python benchmarks/electra.py --data FOLDER --arms BERT,ELECTRA --steps 10000 --seeds 3
 
-FOLDER has encyclopedia articles as train-*.jsonl.gz and validation-*.jsonl.gz, JSON lines with a "text" in which a
-line "Section::::History." is a heading.  The last two train files are not trained on: the probes are.
+FOLDER has encyclopedia articles as train-*.jsonl.gz and validation-*.jsonl.gz: JSON lines with a "text" in which a line
+"Section::::History." is a heading. The last two train files are used for the probes only.
 
-Each arm is a `t2t train` of tiny_bert or tiny_electra on the same text and batches, with as many steps as cost the same
-FLOPs, as t2t counts them, generator included.  Their losses say nothing of each other.  So at several points of
-training the body is frozen and two linear classifiers read the states of all its layers, on articles held out:
+Each arm is a `t2t train` of tiny_bert or tiny_electra on the same text and batches. Steps are chosen for equal FLOPs,
+as t2t counts them, including the generator. Losses of the arms are not comparable. Therefore, at several points of
+training, two linear classifiers are trained on the frozen states of all layers and tested on held-out articles:
 
-  capitals  of a word, in text without capitals, whether it had one: half of the words had
-  section   of the beginning of a section, under which of five headings it stands
+  capitals  for a word in lower-cased text, whether it was capitalized; half of the words were
+  section   for the beginning of a section, its heading out of five
 
-Prints a table, writes electra.json and electra.png; the same command again goes on where it stopped.
+Prints a table, writes electra.json and electra.png; the same command resumes an interrupted run.
 """
 
 import argparse
@@ -54,7 +54,7 @@ from t2t.runtime import memory
 from t2t.training import mesh_selection, metric_writers, recipe
 from t2t.training.train import train
 
-# name -> (config, where the discriminator's loss counts, colour)
+# name -> (config, positions of the discriminator's loss, colour)
 ARMS = {
   "BERT": ("tiny_bert", None, "#1f5fa8"),
   "ELECTRA": ("tiny_electra", "all", "#c8442e"),
@@ -62,12 +62,12 @@ ARMS = {
 }
 SECTIONS = ("History", "Reception", "Production", "Plot", "Development")
 PROBES = {
-  "capitals": "which words had a capital (accuracy, %)",
-  "section": "which heading it stands under (accuracy, %)",
+  "capitals": "capitalized words (accuracy, %)",
+  "section": "heading of a section (accuracy, %)",
 }
-_VOCABULARY = 4_096  # pieces
-_LENGTH = 64  # positions of a paragraph that is probed
-_WORDS = 4_000  # that the probe is trained on, and as many that it is tested on
+_VOCABULARY = 4_096  # tokens
+_LENGTH = 64  # tokens of a probed paragraph
+_WORDS = 4_000  # number of words for training a probe, and as many for testing
 _PARAGRAPHS = (1_200, 600)
 
 
@@ -75,19 +75,22 @@ _PARAGRAPHS = (1_200, 600)
 
 
 def shards(folder: pathlib.Path) -> tuple[list[str], list[str], list[str]]:
-  """Files to pre-train on, to train probes on, and held out.
+  """Returns the files for pre-training, for training probes, and for testing.
 
   Raises:
-    UserError: they are not there.
+    UserError: files are missing.
   """
   split_files = [sorted(str(path) for path in folder.glob(f"{split}-*.jsonl.gz")) for split in ("train", "validation")]
   if len(split_files[0]) < 3 or not split_files[1]:
-    raise UserError(f"--data {folder}: needs three or more train-*.jsonl.gz and a validation-*.jsonl.gz")
+    raise UserError(
+      f"--data {folder}: has too few files; give a folder with three or more train-*.jsonl.gz and a "
+      "validation-*.jsonl.gz"
+    )
   return split_files[0][:-2], split_files[0][-2:], split_files[1]
 
 
 def texts(files: Sequence[str]) -> Iterator[str]:
-  """The articles."""
+  """Yields the articles."""
   for file in files:
     with gzip.open(file, "rt", encoding="utf-8") as lines:
       for line in lines:
@@ -95,7 +98,7 @@ def texts(files: Sequence[str]) -> Iterator[str]:
 
 
 def arm_config(arm: str, folder: pathlib.Path, vocabulary: str, *, seed: int) -> ConfigDict:
-  """The config of an arm; its steps are set by `with_budget`."""
+  """Returns the config of an arm; `with_budget` sets its steps."""
   name, positions, _ = ARMS[arm]
   config = load_config(name)
   if positions:
@@ -107,7 +110,7 @@ def arm_config(arm: str, folder: pathlib.Path, vocabulary: str, *, seed: int) ->
   config.data.vocabulary, config.data.extra_ids = vocabulary, 0
   config.model.vocab_size = _VOCABULARY
   config.train.seed = seed
-  config.train.batch_size = 8  # so little compute is better spent on more steps than on larger ones
+  config.train.batch_size = 8  # with a small budget, more steps help more than larger batches
   config.optimizer.scale_by_parameter = False
   config.optimizer.learning_rate = 2e-3
   config.optimizer.schedule = "linear"
@@ -119,13 +122,13 @@ def arm_config(arm: str, folder: pathlib.Path, vocabulary: str, *, seed: int) ->
 
 
 def step_flops(config: ConfigDict) -> float:
-  """FLOPs of a training step, as t2t counts them."""
+  """Returns the FLOPs of a training step, as t2t counts them."""
   run = records(config)
   return recipe.make(run).flops(predicted=recipe.share_predicted(run))
 
 
 def with_budget(config: ConfigDict, flops: float, *, points: int) -> ConfigDict:
-  """The config with as many steps as cost `flops`, to less than `points` steps, and so many checkpoints on the way."""
+  """Sets the steps that cost `flops` (rounded to a multiple of `points`), and `points` checkpoints."""
   every = max(1, round(flops / step_flops(config) / points))
   config.train.steps = every * points
   config.optimizer.warmup_steps = config.train.steps // 10
@@ -136,7 +139,7 @@ def with_budget(config: ConfigDict, flops: float, *, points: int) -> ConfigDict:
 
 
 def pretrain(config: ConfigDict, workdir: pathlib.Path) -> dict[str, dict[int, float]]:
-  """Trains, quietly, what is left of a run; its held-out metrics by step."""
+  """Trains the remaining steps of a run without output; returns its held-out metrics by step."""
   metrics = epath.Path(workdir) / "metrics.jsonl"
   if not _is_run_of(config, workdir):
     shutil.rmtree(workdir, ignore_errors=True)
@@ -144,7 +147,7 @@ def pretrain(config: ConfigDict, workdir: pathlib.Path) -> dict[str, dict[int, f
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
       state = train(records(config), str(workdir))
     if int(state.step) < config.train.steps:
-      raise UserError(f"{workdir}: stopped at step {int(state.step)}; the same command again goes on from there")
+      raise UserError(f"{workdir}: stopped at step {int(state.step)}; rerun the same command to resume")
   names = ("loss", "accuracy", "generator_loss", "generator_accuracy", "replaced")
   curves = {name: metric_writers.read_metrics(metrics, f"eval/{name}") for name in names}
   return {name: curve for name, curve in curves.items() if curve}
@@ -155,12 +158,12 @@ def _is_run_of(config: ConfigDict, workdir: pathlib.Path) -> bool:
     return False
   wanted = json.loads(json.dumps(records(config).to_dict()))
   had = json.loads((workdir / "config.json").read_text())
-  wanted["data"]["num_streams"] = had["data"]["num_streams"]  # what was chosen for 0
+  wanted["data"]["num_streams"] = had["data"]["num_streams"]  # the value chosen for 0
   return wanted == had
 
 
 def baselines(config: ConfigDict) -> dict[str, float]:
-  """What the held-out loss comes to without learning."""
+  """Returns the held-out losses of trivial baselines."""
   run = records(config)
   batches = data_pipeline.eval_rows(
     run.data, run.model.architecture, batch_size=run.train.batch_size, max_batches=run.eval.batches
@@ -173,12 +176,12 @@ def baselines(config: ConfigDict) -> dict[str, float]:
 
 @dataclasses.dataclass(frozen=True)
 class Paragraphs:
-  """What a probe is trained or tested on.
+  """Examples for training or testing probes.
 
-  texts: as they were written.
+  texts: original text.
   tokens: int32 [paragraphs, length].
-  sections: int [paragraphs], in SECTIONS.
-  words: (paragraph, position of the first piece, the word without capitals, whether it had one), as many of each.
+  sections: int [paragraphs], indices of SECTIONS.
+  words: (paragraph, position of the first token, lower-cased word, whether it was capitalized), balanced.
   """
 
   texts: list[str]
@@ -188,7 +191,7 @@ class Paragraphs:
 
 
 def paragraphs(articles: Iterator[str], vocabulary: Any, *, most: int, words: int, seed: int = 0) -> Paragraphs:
-  """The first long paragraph of each section whose heading is one of SECTIONS."""
+  """Selects the first long paragraph of each section with a heading in SECTIONS."""
   passages = []
   for article in articles:
     for title, body in re.findall(r"^Section::::(.*)\.\n((?:(?!Section::::).*\n)*)", article + "\n", re.MULTILINE):
@@ -206,7 +209,7 @@ def paragraphs(articles: Iterator[str], vocabulary: Any, *, most: int, words: in
       pieces = vocabulary.encode(word)
       if len(ids) + len(pieces) >= _LENGTH:
         break
-      # A sentence's first word has its capital from the full stop; so has what is quoted.
+      # Excludes words at the start of sentences and quotations, which are always capitalized.
       if word.isalpha() and len(word) > 1 and previous not in '.!?:"“':
         seen[word[0].isupper()].append((row, len(ids), word.lower(), word[0].isupper()))
       ids += pieces
@@ -220,7 +223,7 @@ def paragraphs(articles: Iterator[str], vocabulary: Any, *, most: int, words: in
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _states(config: TransformerConfig, graphdef: nnx.GraphDef, params: Params, tokens: jax.Array) -> list[jax.Array]:
-  """The embedding's output and that of each layer, [rows, length, embed]."""
+  """Returns the output of the embedding and of each layer, [rows, length, embed]."""
   batch = {"encoder_input_tokens": tokens}
   states = []
   for layer in range(config.num_encoder_layers):
@@ -233,7 +236,7 @@ def _states(config: TransformerConfig, graphdef: nnx.GraphDef, params: Params, t
 
 
 def read(config: TransformerConfig, params: Params, texts: Paragraphs) -> dict[str, np.ndarray]:
-  """What the probes read: of each word the states at its first piece, of each paragraph their mean."""
+  """Returns inputs of the probes: for each word the states at its first token, for each paragraph the mean states."""
   one_layer = dataclasses.replace(config, num_encoder_layers=1, heads=(), dropout_rate=0.0)
   abstract = jax.eval_shape(lambda key: transformer.build(one_layer, nnx.Rngs(key)), jax.random.key(0))
   graphdef = nnx.split(abstract, graph=False)[0]
@@ -257,7 +260,7 @@ def read(config: TransformerConfig, params: Params, texts: Paragraphs) -> dict[s
 
 
 def labels(texts: Paragraphs) -> dict[str, np.ndarray]:
-  """What the probes are to say."""
+  """Returns the targets of the probes."""
   return {"section": texts.sections, "capitals": np.asarray([capital for *_, capital in texts.words])}
 
 
@@ -266,7 +269,7 @@ def _classifier() -> Any:
 
 
 def probe(config: TransformerConfig, params: Params, fitted: Paragraphs, tested: Paragraphs) -> dict[str, float]:
-  """The share of right answers of each probe."""
+  """Returns the accuracy of each probe."""
   inputs, test_inputs = read(config, params, fitted), read(config, params, tested)
   right, expected = labels(fitted), labels(tested)
   return {
@@ -276,7 +279,7 @@ def probe(config: TransformerConfig, params: Params, fitted: Paragraphs, tested:
 
 
 def without_model(fitted: Paragraphs, tested: Paragraphs) -> dict[str, float]:
-  """The same of who knows no context: of each word how it was mostly written; of a paragraph which words it has."""
+  """Returns the accuracy without context: most frequent spelling of each word, and bag of words of each paragraph."""
   counts: collections.Counter[str] = collections.Counter()
   for _, _, word, capital in fitted.words:
     counts[word] += 1 if capital else -1
@@ -292,7 +295,7 @@ def without_model(fitted: Paragraphs, tested: Paragraphs) -> dict[str, float]:
 
 
 def probe_run(config: ConfigDict, workdir: pathlib.Path, fitted: Paragraphs, tested: Paragraphs) -> dict[str, Any]:
-  """Step -> probes of a run's checkpoints, and of its parameters before the first step; kept in probes.json."""
+  """Probes a run's checkpoints and its initial parameters, by step; caches results in probes.json."""
   path = workdir / "probes.json"
   results = json.loads(path.read_text()) if path.exists() else {}
   run = records(config)
@@ -313,11 +316,11 @@ def probe_run(config: ConfigDict, workdir: pathlib.Path, fitted: Paragraphs, tes
   return results
 
 
-# ---- What came out ---------------------------------------------------------------------------------------------------
+# ---- Results ---------------------------------------------------------------------------------------------------------
 
 
 def _mean(runs: list[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
-  """FLOPs and the mean over seeds of a probe, or of the held-out loss as a share of its baseline."""
+  """Returns FLOPs and the mean over seeds of a probe, or of the held-out loss relative to its baseline."""
   curves = [_curve(run, name) for run in runs]
   return curves[0][0], np.mean([values for _, values in curves], axis=0)
 
@@ -332,9 +335,9 @@ def _curve(run: dict[str, Any], name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw(results: dict[str, Any], path: pathlib.Path) -> None:
-  """Both probes and the held-out loss against training FLOPs: each seed, and their mean."""
+  """Plots both probes and the held-out loss against training FLOPs: each seed, and their mean."""
   figure = matplotlib.figure.Figure(figsize=(11.5, 3.9), dpi=110, layout="constrained")
-  panels = {**PROBES, "loss": "held-out loss as a share of\nits own baseline's"}
+  panels = {**PROBES, "loss": "held-out loss relative to\nits own baseline"}
   for axis, (name, label) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
     for arm, runs in results["arms"].items():
       colour = ARMS[arm][2]
@@ -344,7 +347,7 @@ def draw(results: dict[str, Any], path: pathlib.Path) -> None:
       axis.plot(flops / 1e12, mean, color=colour, linewidth=1.8, marker="o", markersize=3, label=arm)
     if name in PROBES:
       level = 100 * results["without_model"][name]
-      words = {"capitals": "each word as mostly written", "section": "bag of words"}[name]
+      words = {"capitals": "most frequent spelling of each word", "section": "bag of words"}[name]
       axis.axhline(level, color="#8a8a8a", linestyle="--", linewidth=0.9)
       axis.annotate(words, (1, level), xycoords=("axes fraction", "data"), fontsize=7, color="#6a6a6a", ha="right")
     else:
@@ -361,7 +364,7 @@ def draw(results: dict[str, Any], path: pathlib.Path) -> None:
 
 
 def table(results: dict[str, Any]) -> str:
-  """A line for each arm: what it cost, and what its body has learned at the end."""
+  """Formats a line for each arm: its cost, and the accuracy of its probes at the end."""
   head = f"{'arm':<32}{'steps':>7}{'FLOPs':>10}{'capitals':>16}{'section':>16}{'loss/baseline':>17}{'accuracy':>10}"
   lines = [head, "-" * len(head)]
   for arm, runs in results["arms"].items():
@@ -388,23 +391,27 @@ def _untrained(results: dict[str, Any], name: str) -> float:
 
 
 def main(argv: list[str]) -> None:
-  """The command."""
+  """Runs the benchmark."""
   parser = argparse.ArgumentParser(
     prog="python benchmarks/electra.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument("--data", required=True, type=pathlib.Path, help="folder of the articles, see above")
+  parser.add_argument("--data", required=True, type=pathlib.Path, help="folder with the articles, see above")
   parser.add_argument(
     "--arms", default=",".join(ARMS), help=f"comma-separated, of {', '.join(ARMS)}".replace("%", "%%")
   )
-  parser.add_argument("--steps", type=int, default=3_000, help="of ELECTRA; the others have as many as cost the same")
-  parser.add_argument("--points", type=int, default=5, help="of training at which bodies are probed")
+  parser.add_argument(
+    "--steps", type=int, default=3_000, help="steps of ELECTRA; the other arms have as many as cost the same"
+  )
+  parser.add_argument("--points", type=int, default=5, help="number of checkpoints to probe")
   parser.add_argument("--seeds", type=int, default=2, help="runs of each arm")
-  parser.add_argument("--output", default="runs/electra", type=pathlib.Path, help="for results, picture and workdirs")
+  parser.add_argument(
+    "--output", default="runs/electra", type=pathlib.Path, help="folder for results, picture and workdirs"
+  )
   options = parser.parse_args(argv)
   arms = options.arms.split(",")
   for arm in arms:
     if arm not in ARMS:
-      raise UserError(f"--arms {arm}: no such arm; there are {', '.join(ARMS)}")
+      raise UserError(f"--arms {arm}: unknown arm; known are {', '.join(ARMS)}")
   for name in ("steps", "points", "seeds"):
     if getattr(options, name) < 1:
       raise UserError(f"--{name} {getattr(options, name)}: must be 1 or more")
@@ -429,7 +436,7 @@ def main(argv: list[str]) -> None:
   }
   config = lambda arm, seed: arm_config(arm, options.data, str(vocabulary_file), seed=seed)
   budget = options.steps * step_flops(config("ELECTRA", 0))
-  # Seed by seed, so that what there is can be compared at any time.
+  # Seed by seed, so that arms are comparable at any time.
   for seed in range(options.seeds):
     for arm in arms:
       workdir = options.output / f"{arm.replace(' ', '_').rstrip('%')}_{seed}"

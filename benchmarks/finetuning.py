@@ -1,12 +1,12 @@
-"""What pre-training is worth: fine-tuning from a checkpoint, and the same model from scratch on the same examples.
+"""Value of pre-training: fine-tuning from a checkpoint, and training the same model from scratch on the same examples.
 
   python benchmarks/finetuning.py                                 # pre-trains tiny_t5 first, then six runs
   python benchmarks/finetuning.py --checkpoint runs/tiny --task docs_match --steps 400
   python benchmarks/finetuning.py --config.optimizer.learning_rate=0.02
 
-Each run is a `t2t train` of the config finetune_TASK; those of one seed see the same batches, with and without the
-checkpoint's parameters.  The documents of the held-out examples were held out in pre-training, too.  Prints a table,
-writes finetuning.json and finetuning.png; the same command again goes on where it stopped.
+Each run is a `t2t train` of the config finetune_TASK. Both runs of a seed read the same batches. The documents of the
+held-out examples were held out in pre-training, too. Prints a table, writes finetuning.json and finetuning.png; the
+same command resumes an interrupted benchmark.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from t2t.runtime import memory
 from t2t.training import metric_writers
 from t2t.training.train import train
 
-# Task -> its metric.
+# Metric of each task.
 TASKS = {"docs_summary": "rougeLsum", "docs_match": "accuracy"}
 # Whether a run starts from the checkpoint's parameters, and its colour.
 ARMS = {"pre-trained": (True, "#1f5fa8"), "from scratch": (False, "#c8442e")}
@@ -41,7 +41,7 @@ Curves = dict[str, dict[int, float]]  # metric -> step -> value
 
 
 def pretrain(workdir: pathlib.Path) -> None:
-  """Trains tiny_t5 for twice its steps, or what is left of them."""
+  """Trains the remaining steps of tiny_t5, with twice its default number of steps."""
   config = load_config("tiny_t5")
   config.train.steps *= 2
   if config.train.steps not in metric_writers.read_metrics(epath.Path(workdir) / "metrics.jsonl", "eval/loss"):
@@ -50,14 +50,14 @@ def pretrain(workdir: pathlib.Path) -> None:
 
 
 def run_config(task: str, source: str, arm: str, *, seed: int, steps: int, overrides: list[str]) -> ConfigDict:
-  """The config of one run.
+  """Returns the config of a run.
 
   Args:
     task: a key of `TASKS`.
     source: a workdir or checkpoint.
     arm: a key of `ARMS`.
-    seed: of the order of the data, and of the parameters that start from scratch.
-    steps: of the run; 0: as many as the config has.
+    seed: of the data order, and of the initial parameters of runs from scratch.
+    steps: of the run; 0: as in the config.
     overrides: "--config.SECTION.KEY=VALUE".
   """
   config = load_config(f"finetune_{task}")
@@ -75,7 +75,7 @@ def run_config(task: str, source: str, arm: str, *, seed: int, steps: int, overr
 
 
 def run(config: ConfigDict, workdir: pathlib.Path) -> Curves:
-  """Fine-tunes once, quietly, unless that has been done; what its metrics say at each evaluation."""
+  """Fine-tunes without output, unless the run is complete; returns its metrics."""
   metrics = epath.Path(workdir) / "metrics.jsonl"
   done = config.train.steps in metric_writers.read_metrics(metrics, "eval/loss")
   if not (done and _is_run_of(config, workdir)):
@@ -88,10 +88,10 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> Curves:
 
 
 def _is_run_of(config: ConfigDict, workdir: pathlib.Path) -> bool:
-  """Whether the run in a workdir had this config."""
+  """Returns True if the run in a workdir had this config."""
   wanted = json.loads(json.dumps(resolved(records(config)).to_dict()))
   had = json.loads((workdir / "config.json").read_text())
-  wanted["data"]["num_streams"] = had["data"]["num_streams"]  # what was chosen for 0
+  wanted["data"]["num_streams"] = had["data"]["num_streams"]  # the value chosen for 0
   return wanted == had
 
 
@@ -101,11 +101,11 @@ def _quietly():
     yield
 
 
-# ---- What came out ---------------------------------------------------------------------------------------------------
+# ---- Results ---------------------------------------------------------------------------------------------------------
 
 
 def summary(runs: list[Curves], name: str) -> dict[str, tuple[float, float]]:
-  """Mean and standard deviation over runs of a metric's last value and of its best."""
+  """Returns mean and standard deviation over runs of a metric's last and best value."""
   best = min if name == "loss" else max
   last = [list(curves[name].values())[-1] for curves in runs]
   bests = [best(curves[name].values()) for curves in runs]
@@ -116,7 +116,7 @@ def summary(runs: list[Curves], name: str) -> dict[str, tuple[float, float]]:
 
 
 def table(results: dict[str, list[Curves]], task: str) -> str:
-  """A line for each metric and arm, and how soon the one overtakes the other."""
+  """Formats a line for each metric and arm, and the step at which pre-training overtakes."""
   seeds = min(len(runs) for runs in results.values())
   head = f"{f'{task}, {seeds} seed(s)':<38}{'final':>18}{'best':>18}"
   lines = [head, "-" * len(head)]
@@ -128,13 +128,13 @@ def table(results: dict[str, list[Curves]], task: str) -> str:
 
 
 def _overtaken(results: dict[str, list[Curves]]) -> str:
-  """How many steps the pre-trained model needs for what the other ends with."""
+  """Describes how many steps the pre-trained model needs for the final loss of the other."""
   started, scratch = (_mean(results[arm], "loss") for arm in ARMS)
   end = min(scratch.values())
   steps = [step for step, loss in started.items() if loss <= end]
   if not steps:
-    return f"the pre-trained model never reaches the loss of the other, {end:.3f}"
-  return f"the best loss from scratch, {end:.3f}, is passed after {steps[0]} of {max(scratch)} steps when pre-trained"
+    return f"the pre-trained model never reaches the loss from scratch, {end:.3f}"
+  return f"pre-trained: reaches the best loss from scratch, {end:.3f}, after {steps[0]} of {max(scratch)} steps"
 
 
 def _mean(runs: list[Curves], name: str) -> dict[int, float]:
@@ -142,7 +142,7 @@ def _mean(runs: list[Curves], name: str) -> dict[int, float]:
 
 
 def draw(results: dict[str, list[Curves]], task: str, path: pathlib.Path) -> None:
-  """Held-out loss and metric against steps: each seed, and their mean."""
+  """Plots held-out loss and metric against steps: each seed, and their mean."""
   figure = matplotlib.figure.Figure(figsize=(8.4, 3.4), dpi=110, layout="constrained")
   labels = {"loss": "held-out loss (nats per target token)", TASKS[task]: f"held-out {TASKS[task]} (%)"}
   for axis, (name, label) in zip(figure.subplots(1, len(labels)), labels.items(), strict=True):
@@ -163,28 +163,28 @@ def draw(results: dict[str, list[Curves]], task: str, path: pathlib.Path) -> Non
 
 
 def main(argv: list[str]) -> None:
-  """The command."""
+  """Runs the benchmark."""
   parser = argparse.ArgumentParser(
     prog="python benchmarks/finetuning.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument("--task", default="docs_summary", help=f"one of {', '.join(TASKS)}")
-  parser.add_argument("--checkpoint", help="a workdir that t2t trained in; without it, tiny_t5 is pre-trained")
+  parser.add_argument("--checkpoint", help="workdir of `t2t train`; default: pre-trains tiny_t5")
   parser.add_argument("--seeds", type=int, default=3, help="runs of each arm")
-  parser.add_argument("--steps", type=int, default=0, help="of each run; 0: as finetune_TASK has")
+  parser.add_argument("--steps", type=int, default=0, help="steps of each run; 0: as in finetune_TASK")
   parser.add_argument("--workdir", default="runs/finetuning", help="folder for results, picture and the runs' workdirs")
   options, overrides = parser.parse_known_args(argv)
   if options.task not in TASKS:
-    raise UserError(f"--task {options.task}: no such task; there are {', '.join(TASKS)}")
+    raise UserError(f"--task {options.task}: unknown task; known are {', '.join(TASKS)}")
   if options.seeds < 1:
     raise UserError(f"--seeds {options.seeds}: must be 1 or more")
   memory.keep_freed_memory()
   workdir = pathlib.Path(options.workdir)
   source = options.checkpoint or str(workdir / "tiny_t5")
   if not options.checkpoint:
-    print("pre-training tiny_t5, if that is not done yet", file=sys.stderr, flush=True)
+    print("pre-training tiny_t5 (resumed or skipped if it exists)", file=sys.stderr, flush=True)
     pretrain(pathlib.Path(source))
   results: dict[str, list[Curves]] = {}
-  # Seed by seed, so that what there is can be compared at any time.
+  # Seed by seed, so that arms are comparable at any time.
   for seed in range(options.seeds):
     for arm in ARMS:
       config = run_config(options.task, source, arm, seed=seed, steps=options.steps, overrides=overrides)

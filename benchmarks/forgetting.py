@@ -1,13 +1,13 @@
-"""What a model forgets of one task while it learns another, and what five ways to keep it cost.
+"""Catastrophic forgetting: accuracy on an old task while a new one is learned, with five methods.
 
   python benchmarks/forgetting.py                        # three seeds of each: 10 to 20 minutes on two cores
   python benchmarks/forgetting.py --seeds 1 --workdir runs/once
 
-Trains a small T5 on one question about a line of letters (two_questions.py), and from it on another question about the
-same letters, by `t2t train` as one types it: as it is, held near the old parameters (L2-SP; EWC, by `t2t fisher` of the
-old task), with one old example in ten (replay), and with narrow matrices alone trained (LoRA).  Both questions are
-measured as it learns.  Writes forgetting.md, with the table and how it came about, forgetting.png and forgetting.json;
-the same command again goes on where it stopped.
+Trains a small T5 on one question about a line of letters (two_questions.py), and then on another question about the
+same letters, with `t2t train`. The methods are: plain fine-tuning; a penalty for distance from the old parameters
+(L2-SP; EWC, with `t2t fisher` of the old task); one old example in ten (replay); and low-rank adapters (LoRA). Both
+questions are evaluated during training. Writes forgetting.md with the table and the commands, forgetting.png and
+forgetting.json; the same command resumes an interrupted benchmark.
 """
 
 import argparse
@@ -36,9 +36,9 @@ from t2t.training import metric_writers
 OLD, NEW = "colour", "shape"
 _TASKS = pathlib.Path(__file__).with_name("two_questions.py")
 _STEPS, _OLD_STEPS, _EVERY = 300, 300, 50
-_EXAMPLES = 1_024  # that the Fisher information is of
+_EXAMPLES = 1_024  # examples for the Fisher information
 
-# Of both tasks: a model of 0.2 million parameters, and a plain AdamW.
+# Options of both tasks: a model of 0.2 million parameters, and a plain AdamW.
 _MODEL = [
   "--config=t5_1_1_small",
   "--config.model.embed_dim=64",
@@ -70,11 +70,11 @@ _MODEL = [
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-  """One way to learn the new task.
+  """A method of learning the new task.
 
-  mixture: that is trained on.
+  mixture: of the training examples.
   colour, line: in the picture.
-  options: of `t2t train` besides; {fisher} is the old task's Fisher information.
+  options: further options of `t2t train`; {fisher} is the old task's Fisher information.
   """
 
   mixture: str
@@ -84,7 +84,7 @@ class Arm:
 
 
 _ALONE = f"{NEW}_alone"
-# Strengths were chosen on seed 0, which is not among those that are told of.
+# Strengths were tuned on seed 0, which is excluded from the results.
 ARMS = {
   "nothing": Arm(_ALONE, "#555555", "-"),
   "L2-SP": Arm(_ALONE, "#c8442e", "--", ("--config.optimizer.param_groups=.: anchor=20",)),
@@ -102,17 +102,17 @@ Curves = dict[str, dict[int, float]]  # OLD and NEW -> step -> accuracy
 
 
 def old_arguments(workdir: pathlib.Path, seed: int) -> list[str]:
-  """What one types to train the old task."""
+  """Returns the command that trains the old task."""
   return _arguments(workdir, f"{OLD}_alone", seed=seed, steps=_OLD_STEPS)
 
 
 def fisher_arguments(old: pathlib.Path, out: pathlib.Path) -> list[str]:
-  """What one types for its Fisher information."""
+  """Returns the command for the Fisher information of the old task."""
   return ["fisher", str(old), "--output", str(out), "--examples", str(_EXAMPLES), "--task_modules", str(_TASKS)]
 
 
 def new_arguments(workdir: pathlib.Path, arm: str, old: pathlib.Path, fisher: pathlib.Path, *, seed: int) -> list[str]:
-  """What one types to train the new task from it, in one of the ways."""
+  """Returns the command that trains the new task with one of the methods."""
   init_arguments = [f"--config.init.checkpoint={old}", *(option.format(fisher=fisher) for option in ARMS[arm].options)]
   return [*_arguments(workdir, ARMS[arm].mixture, seed=seed + 100, steps=_STEPS), *init_arguments]
 
@@ -125,10 +125,10 @@ def _arguments(workdir: pathlib.Path, mixture: str, *, seed: int, steps: int) ->
 
 
 def run(arguments: list[str], out: pathlib.Path) -> float:
-  """Runs a command, quietly, unless the same was run to its end before; how many seconds it took.
+  """Runs a command without output, unless it was completed before; returns its seconds.
 
   Raises:
-    UserError: it failed; says what it said.
+    UserError: the command failed; includes the end of its output.
   """
   done = out.with_name(f"{out.name}.done.json")
   if done.exists() and (record := json.loads(done.read_text()))["arguments"] == arguments and out.exists():
@@ -138,20 +138,22 @@ def run(arguments: list[str], out: pathlib.Path) -> float:
   with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
     code = command.main(arguments)
   if code:
-    raise UserError(f"t2t {shlex.join(arguments)}: ended with {code}\n{output.getvalue()[-2_000:]}")
+    raise UserError(
+      f"t2t {shlex.join(arguments)}: exited with {code}; fix the error and rerun\n{output.getvalue()[-2_000:]}"
+    )
   seconds = time.monotonic() - started
   done.write_text(json.dumps({"arguments": arguments, "seconds": seconds}) + "\n")
   return seconds
 
 
 def accuracies(workdir: pathlib.Path) -> Curves:
-  """Of both tasks, in percent, at each step at which a run measured them."""
+  """Returns the accuracies of both tasks in percent, by step."""
   read = lambda name: metric_writers.read_metrics(epath.Path(workdir) / "metrics.jsonl", f"eval/{name}/accuracy")
   return {task: read(task) or read(f"{task}_held_out") for task in (OLD, NEW)}
 
 
 def seed_curves(workdir: pathlib.Path, seed: int) -> tuple[dict[str, Curves], dict[str, float]]:
-  """The curves of all arms from one old run, which is their step 0, and the seconds of each command."""
+  """Returns the curves of all arms, with the old run as step 0, and the seconds of each command."""
   old, fisher = workdir / f"old_{seed}", workdir / f"fisher_{seed}"
   seconds = {
     "old task": run(old_arguments(old, seed), old),
@@ -168,11 +170,11 @@ def seed_curves(workdir: pathlib.Path, seed: int) -> tuple[dict[str, Curves], di
   return curves_by_arm, seconds
 
 
-# ---- What came out ---------------------------------------------------------------------------------------------------
+# ---- Results ---------------------------------------------------------------------------------------------------------
 
 
 def table(results: dict[str, list[Curves]]) -> str:
-  """Markdown: of each arm the mean and spread of both accuracies in the end, and of their mean."""
+  """Formats a Markdown table of final accuracies: mean and spread of both tasks, and of their mean."""
   lines = [f"| | old task ({OLD}) | new task ({NEW}) | mean of both |", "|---|---|---|---|"]
   for arm, runs in results.items():
     last = np.array([[list(curves[task].values())[-1] for task in (OLD, NEW)] for curves in runs])
@@ -183,7 +185,7 @@ def table(results: dict[str, list[Curves]]) -> str:
 
 
 def draw(results: dict[str, list[Curves]], path: pathlib.Path) -> None:
-  """Accuracy of the old task and of the new one against steps: each seed, and their mean."""
+  """Plots the accuracies of the old and of the new task against steps: each seed, and their mean."""
   figure = matplotlib.figure.Figure(figsize=(9.0, 3.9), dpi=120, layout="constrained", facecolor="white")
   axes = figure.subplots(1, 2, sharey=True)
   titles = {OLD: f"old task ({OLD}), learned before step 0", NEW: f"new task ({NEW})"}
@@ -214,7 +216,7 @@ def _commit() -> str:
 
 
 def page(results: dict[str, list[Curves]], seconds: list[dict[str, float]], typed: list[str], *, commit: str) -> str:
-  """What docs/forgetting.md has."""
+  """Returns the Markdown page of the results."""
   total = sum(sum(timings.values()) for timings in seconds)
   mean = {name: np.mean([timings[name] for timings in seconds]) for name in seconds[0]}
   times = ", ".join(f"{name} {value:.0f}" for name, value in mean.items())
@@ -246,11 +248,11 @@ def _shown(arm: str) -> list[str]:
 
 
 def main(argv: list[str]) -> None:
-  """The command."""
+  """Runs the benchmark."""
   parser = argparse.ArgumentParser(
     prog="python benchmarks/forgetting.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument("--seeds", type=int, default=3, help="old runs, and from each one run of every arm")
+  parser.add_argument("--seeds", type=int, default=3, help="number of old runs, each followed by one run of every arm")
   parser.add_argument(
     "--workdir", default="runs/forgetting", help="folder for the page, picture and the runs' workdirs"
   )

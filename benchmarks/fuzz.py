@@ -1,10 +1,10 @@
-"""Gives every reader of foreign files spoiled ones, and counts what comes of them.
+"""Feeds corrupted files to every reader of foreign files, and counts the outcomes.
 
   python benchmarks/fuzz.py [READER ...] [--inputs 100000] [--seed 0] [--seconds 10] [--memory 4] [--keep FOLDER]
 
-An input is a good file with bytes changed, cut out, doubled, or replaced by numbers of which readers are afraid, and
-with numbers of its JSON made absurd.  A reader may give what it read, or end with the one error that a user sees.
-Everything else counts as a crash: another exception, more than --seconds, more than --memory GiB; it is kept.
+An input is a valid file with bytes changed, removed, repeated, or replaced by extreme numbers, or with extreme values
+in its JSON. A reader may return data, or raise a UserError. Every other outcome counts as a crash and is kept: another
+exception, more than --seconds, or more than --memory GiB.
 """
 
 import argparse
@@ -71,11 +71,11 @@ _VALUES = (
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-  """What reads, and good files for it.
+  """A reader, and valid files for it.
 
-  write: folder -> writes them.
-  read: folder -> reads them, to the end.
-  must_refuse: whether it knows every changed bit.
+  write: writes the files in a folder.
+  read: reads all files of a folder.
+  must_refuse: whether it must detect every changed bit.
   """
 
   write: Callable[[pathlib.Path], object]
@@ -110,10 +110,10 @@ def _vocabulary(kind: str, name: str) -> Reader:
   size = {"sentencepiece": 34, "wordpiece": 60, "bpe": 280}[kind]
 
   def read(folder: pathlib.Path) -> None:
-    # What was read from a path is not read from there again.
+    # Vocabularies are cached by path, so each is read from a new path.
     with tempfile.TemporaryDirectory(dir=folder.parent) as elsewhere:
       reserved_ids.load(shutil.copy(folder / name, elsewhere)).encode("some text")
-    seqio.vocabularies._load_model_internal.cache_clear()  # which would keep every model that was ever read
+    seqio.vocabularies._load_model_internal.cache_clear()  # would keep every model in memory
 
   return Reader(lambda folder: train(test_file_sources.TEXTS * 3, size=size, output_dir=folder), read)
 
@@ -136,7 +136,7 @@ READERS = {
   "parquet": _texts("a.parquet"),
   "tfrecord": _texts("a.tfrecord"),
   "hugging_face": Reader(_hugging_face, lambda folder: foreign.read(huggingface.open_foreign(str(folder / "model")))),
-  "t5x_zarr": Reader(  # scanned, which is a quarter of the arrays, and so of the seconds
+  "t5x_zarr": Reader(  # scanned, with a quarter of the arrays, to save time
     lambda folder: t5x_files.write(folder / "model", t5x_files.scanned(t5x_files.parameters(), axis=1)),
     lambda folder: foreign.read(t5x.open_foreign(str(folder / "model"))),
   ),
@@ -154,7 +154,7 @@ READERS = {
 
 
 def spoil(content: bytes, draw: random.Random) -> bytes:
-  """A file with one to four faults."""
+  """Returns a file with one to four faults."""
   spoiled = bytearray(content)
   for _ in range(draw.choice((1, 1, 2, 4))):
     at, length = draw.randrange(len(spoiled) + 1), draw.choice((1, 1, 2, 8, 64, 1000))
@@ -175,7 +175,7 @@ def spoil(content: bytes, draw: random.Random) -> bytes:
         spoiled[at : at + size] = number.to_bytes(size, draw.choice(("little", "big")))
       case 6:
         spoiled[at:at] = draw.randbytes(length)
-      case 7:  # of JSON
+      case 7:  # in JSON
         tokens = [match.span() for match in re.finditer(rb'-?[0-9.]+|"[^"]*"', bytes(spoiled[:20_000]))]
         if tokens:
           begin, end = draw.choice(tokens)
@@ -184,7 +184,7 @@ def spoil(content: bytes, draw: random.Random) -> bytes:
 
 
 class _TooLong(BaseException):
-  """Seconds have passed; no reader takes it for an error of its own."""
+  """Time limit exceeded; a BaseException, so that no reader catches it."""
 
 
 def _alarm(*_) -> None:
@@ -192,7 +192,7 @@ def _alarm(*_) -> None:
 
 
 def fuzz(name: str, *, inputs: int, seed: int, seconds: float, keep: pathlib.Path) -> dict[str, object]:
-  """Counts by outcome, and the slowest."""
+  """Returns counts by outcome, and the slowest time."""
   reader, draw, counts = READERS[name], random.Random(f"{name} {seed}"), collections.Counter()
   folder = pathlib.Path(tempfile.mkdtemp(prefix="t2t_fuzz_", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
   os.environ["T2T_CACHE_DIR"] = str(folder / "cache")
@@ -201,10 +201,10 @@ def fuzz(name: str, *, inputs: int, seed: int, seconds: float, keep: pathlib.Pat
   reader.write(good)
   reader.read(good)
   paths = [path for path in sorted(good.rglob("*")) if path.is_file() and path.stat().st_size]
-  # Of Orbax's marker only that it is there says something.
+  # Orbax's marker has no content that matters.
   paths = [path for path in paths if path.name != manifest.COMMITTED]
   kinds: collections.Counter[str] = collections.Counter()
-  last = keep / f"{name}_last"  # what brought down the process is found here
+  last = keep / f"{name}_last"  # kept if the process is killed
   keep.mkdir(parents=True, exist_ok=True)
   slowest, shown, stderr = 0.0, time.monotonic(), io.StringIO()
   for number in range(inputs):
@@ -250,7 +250,7 @@ def fuzz(name: str, *, inputs: int, seed: int, seconds: float, keep: pathlib.Pat
 
 
 def fuzz_overrides(*, inputs: int, seed: int) -> dict[str, object]:
-  """The same of what is typed behind --config.KEY=, up to the program that would be compiled."""
+  """Fuzzes --config.KEY= values, up to building the training program; returns counts by outcome."""
   draw, counts = random.Random(seed), collections.Counter()
   keys = [key for key, _ in _leaves(config_lib.load_config("tiny").to_dict())]
   kinds: collections.Counter[str] = collections.Counter()
@@ -279,22 +279,24 @@ def _leaves(tree: dict, prefix: str = "") -> list[tuple[str, object]]:
 
 
 def main() -> int:
-  """A line for each reader; 0 if none crashed."""
+  """Prints a line for each reader; returns 0 if none crashed."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("readers", nargs="*", metavar="READER", help=f"default: all, {', '.join(READERS)}, overrides")
+  parser.add_argument(
+    "readers", nargs="*", metavar="READER", help=f"reader; default: all: {', '.join(READERS)}, overrides"
+  )
   parser.add_argument("--inputs", type=int, default=100_000)
   parser.add_argument("--seed", type=int, default=0)
-  parser.add_argument("--seconds", type=numeric.number(0, above=True), default=10, help="that one input may take")
+  parser.add_argument("--seconds", type=numeric.number(0, above=True), default=10, help="time limit of one input")
   parser.add_argument(
     "--memory",
     type=numeric.number(0, above=True),
     default=4,
-    help="GiB that the process may allocate beyond what it has",
+    help="GiB that the process may additionally allocate",
   )
-  parser.add_argument("--keep", type=pathlib.Path, default="fuzzed", help="folder of what crashed")
+  parser.add_argument("--keep", type=pathlib.Path, default="fuzzed", help="folder for inputs that crashed")
   arguments = parser.parse_args()
   if unknown := set(arguments.readers) - READERS.keys() - {"overrides"}:
-    parser.error(f"no reader {', '.join(unknown)}; there are {', '.join(READERS)} and overrides")
+    parser.error(f"unknown reader {', '.join(unknown)}; known are {', '.join(READERS)} and overrides")
   signal.signal(signal.SIGALRM, _alarm)
   crashed = 0
   for name in arguments.readers or [*READERS, "overrides"]:

@@ -1,15 +1,15 @@
-"""How far gradients in bfloat16 are from those in float32: of one device, and added up over many.
+"""Errors of bfloat16 gradients relative to float32: on one device, and summed over many devices.
 
   python benchmarks/gradients.py                       # every parameter of each architecture, 64 sequences of 512
   python benchmarks/gradients.py --over_devices        # 16 to 1,024 devices' gradients, in the orders of networks
 
-The first computes the same gradient twice, of tokens that are as unevenly frequent as words (Zipf 1949): `model.dtype`
-bfloat16 against float32, after a few steps in float32.  "adding" is what is wrong with the sum over the batch: against
-the gradients of its sequences, each computed in bfloat16 by itself and then added in float64.
+The first computes the same gradient twice: with `model.dtype` bfloat16 and float32, after a few steps in float32. Token
+frequencies are as uneven as those of words (Zipf 1949). "adding" is the error of the sum over the batch alone: relative
+to the gradients of its sequences, each computed in bfloat16 and then summed in float64.
 
-The second trains a small language model on the source code of Python, in bytes, takes the gradient of each of 1,024
-sequences as a device's part, and adds up these parts in float32, and in bfloat16 as a ring does it (each device adds
-its part to what it was sent), as the two rings of a square torus do, and as a tree does.
+The second trains a small language model on the source code of Python, in bytes. The gradients of 1,024 sequences are
+the parts of as many devices. The parts are summed in float32, and in bfloat16 in the order of a ring (each device adds
+its part to the partial sum that it receives), of the two rings of a square torus, and of a tree.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from t2t.models.config import TransformerConfig
 from t2t.param_tree import path_name
 from t2t.runtime import memory
 
-# Wide enough for every part of a family, and small enough for a minute each on two cores.
+# Wide enough for every part of a family; takes a minute each on two cores.
 _SMALL = dict(vocab_size=4_096, embed_dim=64, num_heads=2, head_dim=32, mlp_dim=128, dropout_rate=0.0)
 _FAMILIES: Mapping[str, dict[str, Any]] = {
   "t5_1_1": presets.t5_1_1("small"),
@@ -47,14 +47,14 @@ _LOSS = losses.CrossEntropyConfig(z_loss=1e-4, label_smoothing=0.0, logits_chunk
 
 
 def _small(fields: dict[str, Any], **changed: Any) -> TransformerConfig:
-  """A model of a family with two layers in each stack."""
+  """Returns a small model of a family with two layers in each stack."""
   layers = {key: min(fields[key], 2) for key in ("num_encoder_layers", "num_decoder_layers")}
   heads = dict(num_kv_heads=1 if fields["num_kv_heads"] else 0, embedding_dim=32 if fields["embedding_dim"] else 0)
   return TransformerConfig(**(fields | _SMALL | layers | heads | changed))
 
 
 def _batch(architecture: str, *, rows: int, length: int, vocab_size: int) -> dict[str, np.ndarray]:
-  """Tokens with frequencies of 1 / rank; half of a sequence is its second part, and a decoder's prefix."""
+  """Returns tokens with frequencies of 1 / rank; the first half of a sequence is a decoder's prefix."""
   random, ranks = np.random.default_rng(0), np.arange(1, vocab_size)
   tokens = random.choice(ranks, (rows, length), p=(1 / ranks) / np.sum(1 / ranks)).astype(np.int32)
   half = np.broadcast_to(np.arange(length) < length // 2, tokens.shape).astype(np.int32)
@@ -70,7 +70,7 @@ def _batch(architecture: str, *, rows: int, length: int, vocab_size: int) -> dic
 
 
 def _gradient_of(config: TransformerConfig, weight: float) -> Callable[[dict, dict], dict]:
-  """(parameters, batch) -> gradient of the summed loss over `weight`."""
+  """Returns a function of (parameters, batch): the gradient of the summed loss over `weight`."""
   loss = losses.CrossEntropy(_LOSS)
   graphdef = nnx.split(jax.eval_shape(lambda: transformer.build(config, nnx.Rngs(0))), graph=False)[0]
 
@@ -96,14 +96,14 @@ def _flat(tree: dict) -> dict[str, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class Error:
-  """Of one gradient: the norm of what is wrong over the norm of what is right; of all, and of the worst row."""
+  """Relative error of a gradient: norm of the error over norm of the gradient, for all values and for the worst row."""
 
   relative: float
   worst_row: float
 
 
 def error(actual: np.ndarray, right: np.ndarray) -> Error:
-  """Of arrays [..., features]; rows that hardly count, below a hundredth of the root mean square, are left out."""
+  """Returns the error of arrays [..., features]; ignores rows with norms below 0.01 of the root mean square."""
   wrong = actual - right
   norms = np.linalg.norm(np.atleast_2d(right), axis=-1)
   counts = norms > 0.01 * math.sqrt(np.mean(np.square(norms)))
@@ -115,7 +115,7 @@ def error(actual: np.ndarray, right: np.ndarray) -> Error:
 
 
 def of_families(names: list[str], *, rows: int, length: int, steps: int) -> Iterator[tuple[str, str, Error, Error]]:
-  """Family, parameter, and the error of its gradient in bfloat16: all of it, and what comes of adding."""
+  """Yields family, parameter, total error of its gradient in bfloat16, and error of the sum over the batch."""
   for name in names:
     config = _small(_FAMILIES[name])
     batch = _batch(config.architecture, rows=rows, length=length, vocab_size=config.vocab_size)
@@ -133,7 +133,7 @@ def of_families(names: list[str], *, rows: int, length: int, steps: int) -> Iter
       added = {path: added[path] + gradient for path, gradient in row_gradients.items()}
     norm = math.sqrt(sum(np.sum(np.square(gradient)) for gradient in right.values()))
     for path, gradient in right.items():
-      # A bias of keys has no gradient but rounding errors.
+      # A bias of keys has no gradient except rounding errors.
       if np.linalg.norm(gradient) > 1e-6 * norm:
         yield name, path, error(actual[path], gradient), error(actual[path], added[path])
 
@@ -142,25 +142,25 @@ def of_families(names: list[str], *, rows: int, length: int, steps: int) -> Iter
 
 
 def ring(parts: jax.Array) -> jax.Array:
-  """The sum of [devices, ...] in their dtype, one after another: what a reduce-scatter over a ring makes of a chunk."""
+  """Sums [devices, ...] in their dtype one after another, like a reduce-scatter over a ring."""
   return jax.lax.scan(lambda total, part: (total + part, None), parts[0], parts[1:])[0]
 
 
 def torus(parts: jax.Array) -> jax.Array:
-  """The same along the two sides of a square, one after the other."""
+  """Sums along the two sides of a square, one after the other."""
   side = math.isqrt(parts.shape[0])
   return ring(jax.vmap(ring)(parts.reshape(side, side, *parts.shape[1:])))
 
 
 def tree(parts: jax.Array) -> jax.Array:
-  """The same in pairs, then pairs of pairs."""
+  """Sums in pairs, then pairs of pairs."""
   while parts.shape[0] > 1:
     parts = parts[0::2] + parts[1::2]
   return parts[0]
 
 
 def _source_code(rows: int, length: int) -> np.ndarray:
-  """Bytes of Python's own library, [rows, length], from all over it."""
+  """Returns random excerpts of Python's standard library as bytes, [rows, length]."""
   files = sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py"))
   text = np.frombuffer(b"".join(path.read_bytes() for path in files), np.uint8)
   starts = np.random.default_rng(0).integers(0, len(text) - length, rows)
@@ -174,7 +174,7 @@ def _rows_batch(tokens: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def over_devices(*, steps: int, most: int = 1_024) -> Iterator[tuple[int, int, str, float, str, float]]:
-  """Steps trained, devices, how gradients are added, error of all, the parameter that is worst, and its error."""
+  """Yields training steps, devices, method of summation, total error, the worst parameter, and its error."""
   config = _small(_FAMILIES["llama2"], vocab_size=256, dtype="bfloat16", gradient_dtype="float32")
   gradient, params, tx = _gradient_of(config, 64 * 128), _params(config), _adam(3e-3)
   state = tx.init(params)
@@ -207,13 +207,15 @@ def over_devices(*, steps: int, most: int = 1_024) -> Iterator[tuple[int, int, s
 
 
 def main() -> None:
-  """The command."""
+  """Runs the benchmark."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--family", choices=list(_FAMILIES), nargs="*", default=list(_FAMILIES))
   parser.add_argument("--rows", type=int, default=64)
   parser.add_argument("--length", type=int, default=512)
-  parser.add_argument("--over_devices", action="store_true", help="add up the gradients of many devices instead")
-  parser.add_argument("--steps", type=int, help="of training before; 10, and for --over_devices 300")
+  parser.add_argument("--over_devices", action="store_true", help="sum the gradients of many devices instead")
+  parser.add_argument(
+    "--steps", type=int, help="training steps before measuring; default: 10, and 300 for --over_devices"
+  )
   options = parser.parse_args()
   memory.keep_freed_memory()
   jax.config.update("jax_default_matmul_precision", "highest")

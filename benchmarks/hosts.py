@@ -1,10 +1,9 @@
-"""What each host of a large run asks of the files it trains on, and what it saves of where it stands: by simulation.
+"""File accesses and saved data state of each host of a large run, simulated in one process.
 
   python benchmarks/hosts.py [--files 5000] [--batch_size 2048] [--hosts 1,16,256] [--json]
 
-Makes so many small files, and then does in one process what each host would do: deals out the streams, opens what its
-own streams read in an epoch, and writes the position of each.  Files are counted where they are opened.  With --json
-the last line is one JSON object.
+Writes small files and simulates each host: it assigns the streams, reads an epoch of the host's own streams, and
+measures the saved position of each. File opens are counted. With --json the last line is one JSON object.
 """
 
 import argparse
@@ -23,7 +22,7 @@ from t2t.data.sources import text_files
 
 @contextlib.contextmanager
 def counted_opens():
-  """How often each file is opened."""
+  """Counts how often each file is opened."""
   opened: collections.Counter[str] = collections.Counter()
   plain = text_files._open_decompressed
 
@@ -39,7 +38,7 @@ def counted_opens():
 
 
 def measure(data: DataConfig, *, hosts: int, batch_size: int) -> dict[str, float]:
-  """Opens, seconds and bytes of the busiest of a few hosts, and of all."""
+  """Returns opens, seconds and bytes of the busiest of a few hosts, and of all."""
   per_host = batch_size // hosts
   host_rows = {host: {(host * per_host, (host + 1) * per_host)} for host in range(hosts)}
   number = batch_iterator.choose_num_streams(host_rows, batch_size=batch_size)
@@ -58,7 +57,7 @@ def measure(data: DataConfig, *, hosts: int, batch_size: int) -> dict[str, float
     seconds.append(time.monotonic() - started)
     opens.append(sum(opened.values()))
     distinct.append(len(opened))
-  # What a host reads of the held-out text: its streams' share of it.
+  # The host's share of the held-out text.
   held_out = pipeline._eval_streams(batch_size)
   own_held_out = len(batch_iterator.host_streams(host_rows[0], batch_size=batch_size, num_streams=held_out))
   position = example_windows.beginning(plan) + 10**6
@@ -78,7 +77,7 @@ def measure(data: DataConfig, *, hosts: int, batch_size: int) -> dict[str, float
 
 
 def main() -> None:
-  """Reads the flags, measures, prints."""
+  """Runs the benchmark."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--files", type=int, default=5000)
   parser.add_argument("--batch_size", type=int, default=2048)
@@ -92,9 +91,7 @@ def main() -> None:
     data = DataConfig(files=f"{folder}/*.txt", vocabulary="bytes", inputs_length=64, targets_length=18)
     started = time.monotonic()
     task = pipeline.load_task(data)
-    print(
-      f"{task.name}: {arguments.files} files found, asked for and looked through in {time.monotonic() - started:.1f} s"
-    )
+    print(f"{task.name}: {arguments.files} files listed, checked and scanned in {time.monotonic() - started:.1f} s")
     results = [measure(data, hosts=int(hosts), batch_size=arguments.batch_size) for hosts in arguments.hosts.split(",")]
   for result in results:
     print("\n" + "\n".join(f"  {name:<32}{value}" for name, value in result.items()))

@@ -1,14 +1,14 @@
-"""Kills a command again and again at random moments, and compares what it leaves with what it leaves when left alone.
+"""Kills a command repeatedly at random moments, and compares its final output with that of an uninterrupted run.
 
   python benchmarks/kill.py [COMMAND] [--kills 100] [--processes 2] [--bucket] [--seed 0] [--workdir FOLDER] [--json]
     [--config.KEY=VALUE ...]
 
-COMMAND is train (the default), convert, vocab, eval, superglue, infer or cache (which needs Apache Beam).  Each run is
-the real command on a tiny model, killed with SIGKILL a random time after its start until it has ended by itself; then
-another is begun, until there were as many kills.  With --processes one of them is killed, at random, and the others
-must end by themselves.  With --bucket the run's folder is on an emulator of Google Cloud Storage, and every other kill
-is one of the emulator's, which is away for some seconds, with all connections cut.  benchmarks/killed.py says what
-equal means.  With --json the last line is one JSON object.
+COMMAND is train (the default), convert, vocab, eval, superglue, infer or cache (which needs Apache Beam). Each run is
+the real command on a tiny model. SIGKILL ends it after a random time, and it is restarted until it completes; then the
+next run starts, until the number of kills is reached. With --processes a random process is killed, and the others must
+end without help. With --bucket the workdir is on an emulator of Google Cloud Storage; every other kill is an outage of
+the emulator for some seconds, with all connections cut. benchmarks/killed.py defines equality. With --json the last
+line is one JSON object.
 """
 
 import argparse
@@ -34,7 +34,7 @@ sys.path.insert(0, str(_ROOT / "tests"))
 
 import killed  # noqa: E402
 
-# After which peers end that hear nothing of one that was killed, and after which they must have.
+# Timeouts of peers of a killed process: to detect it, and to end.
 _LOST_SECONDS, _ENDED_SECONDS = 10, 120
 
 
@@ -42,7 +42,7 @@ _LOST_SECONDS, _ENDED_SECONDS = 10, 120
 class Attempt:
   """A command that runs in one or several processes until it ends or one of them is killed.
 
-  argv: what stands behind `t2t`.
+  argv: arguments of `t2t`.
   """
 
   argv: Sequence[str]
@@ -51,10 +51,10 @@ class Attempt:
   environment: dict[str, str]
 
   def run(self, kill_after: float | None, victim: int = 0) -> tuple[list[int], float]:
-    """The exit status of each process (-9: killed) and the seconds that it took.
+    """Returns the exit status of each process (-9: killed) and the elapsed seconds.
 
     Raises:
-      TimeoutExpired: a process whose peer was killed does not end.
+      TimeoutExpired: a process does not end after its peer was killed.
     """
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(_ROOT)} | self.environment
     where: list[list[str]] = [[]]
@@ -78,7 +78,7 @@ class Attempt:
     return statuses, time.monotonic() - started
 
   def said(self) -> str:
-    """The end of what each process wrote."""
+    """Returns the end of each process's output."""
     return "\n".join(self.log.with_suffix(f".{i}.log").read_text()[-2000:] for i in range(self.processes))
 
 
@@ -89,13 +89,13 @@ def _free_port() -> int:
 
 
 def differences(actual: killed.Outcome, expected: killed.Outcome) -> list[str]:
-  """What a killed command has left otherwise than one that was left alone."""
+  """Returns the differences between an interrupted and an uninterrupted run."""
   missing, more = sorted(expected.keys() - actual.keys()), sorted(actual.keys() - expected.keys())
   changed = [name for name in expected if name in actual and not np.array_equal(expected[name], actual[name])]
   lines = [f"{name}: {_steps(actual[name], expected[name])}" for name in changed if name in ("metrics.jsonl", "events")]
   for kind, names in (("missing", missing), ("too many", more), ("other", changed)):
     if names:
-      lines.append(f"{len(names)} of {len(expected)} {kind}, {names[0]} first")
+      lines.append(f"{len(names)} of {len(expected)} {kind}, first {names[0]}")
   return lines
 
 
@@ -104,22 +104,22 @@ def _steps(actual: list[tuple[int, float]], expected: list[tuple[int, float]]) -
   if steps == wanted:
     return "other losses"
   twice = sorted({step for step in steps if steps.count(step) > 1})
-  return f"steps {sorted(set(wanted) - set(steps))} are missing, {twice} are there more than once"
+  return f"steps {sorted(set(wanted) - set(steps))} are missing, {twice} are duplicated"
 
 
 def main() -> int:
-  """Kills, compares, prints; 0 if nothing differs."""
+  """Runs the benchmark; returns 0 if nothing differs."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("command", nargs="?", choices=killed.COMMANDS, default="train")
   parser.add_argument("--kills", type=int, default=100)
   parser.add_argument("--processes", type=int, default=1)
-  parser.add_argument("--bucket", action="store_true", help="of train: its folder is on an emulator of gs://")
-  parser.add_argument("--seed", type=int, default=0, help="of the moments")
-  parser.add_argument("--workdir", help="where the runs are kept; default: a folder that goes afterwards")
+  parser.add_argument("--bucket", action="store_true", help="put the workdir on an emulator of gs:// (only for train)")
+  parser.add_argument("--seed", type=int, default=0, help="seed of the random moments")
+  parser.add_argument("--workdir", help="folder that keeps the runs; default: a temporary folder")
   parser.add_argument("--json", action="store_true")
   arguments, overrides = parser.parse_known_args()
   if arguments.bucket and arguments.command != "train":
-    parser.error("--bucket: train alone has its folder there")
+    parser.error(f"--bucket: only for train, not {arguments.command}; leave it out")
   if arguments.command == "cache":
     killed.need_beam()
   folder = pathlib.Path(arguments.workdir or tempfile.mkdtemp(prefix="t2t_kill_"))
@@ -142,7 +142,7 @@ def main() -> int:
 
 
 def _kill(arguments: argparse.Namespace, overrides: list[str], folder: pathlib.Path, gcs) -> dict[str, object]:
-  """The numbers that are printed at the end."""
+  """Runs the commands; returns the numbers printed at the end."""
   tested = killed.COMMANDS[arguments.command]
   killed.prepare(folder)
   environment = gcs.environment() if gcs else {}
@@ -153,10 +153,10 @@ def _kill(arguments: argparse.Namespace, overrides: list[str], folder: pathlib.P
     return Attempt(argv, arguments.processes, folder / name, environment)
 
   def outcome(name: str) -> killed.Outcome:
-    if gcs:  # what was there when it was looked at before, and is gone
+    if gcs:  # removes the copy of an earlier state
       shutil.rmtree(folder / name / "out", ignore_errors=True)
     for path in gcs.sizes(f"{name}/") if gcs else ():
-      if path.endswith("/"):  # what TensorFlow takes for a folder
+      if path.endswith("/"):  # folder marker of TensorFlow
         continue
       local = folder / path
       local.parent.mkdir(parents=True, exist_ok=True)
@@ -180,21 +180,21 @@ def _kill(arguments: argparse.Namespace, overrides: list[str], folder: pathlib.P
     runs += 1
     killed_run, fresh = attempt(name), True
     while True:
-      # The first third of a run is start-up, where there is little to break.
+      # The first third of a run is start-up, with little to break.
       after = moments.uniform(0.3 * usual, 1.1 * usual) if kills < arguments.kills else None
       if gcs and after and kills % 2:
         seconds = moments.uniform(1, 20)
         statuses, _ = _run_without(gcs, killed_run, after, seconds)
         kills += 1
-        what_happened = f"the bucket was away for {seconds:.1f} s after {after:.1f} s"
+        what_happened = f"the bucket was unavailable for {seconds:.1f} s after {after:.1f} s"
       else:
         statuses, seconds = killed_run.run(after, victim=moments.randrange(arguments.processes))
-        # The first run compiled what the others find compiled, perhaps while the machine did something else.
+        # The first run is slower, because it fills the compilation cache; other work on the machine may slow it, too.
         usual = min(usual, seconds) if not any(statuses) and fresh else usual
         kills += -9 in statuses
         what_happened = f"killed after {after:.1f} s" if after else "left alone"
       print(f"run {runs}, kill {kills}: {what_happened}, exit status {', '.join(map(str, statuses))}", flush=True)
-      # What was killed between its last file and its end says that all is there already.
+      # A command killed after its last file reports that everything exists already.
       ended = all(status == 0 for status in statuses)
       ended = ended or (all(status == 2 for status in statuses) and not differences(outcome(name), expected))
       went_on = -9 in statuses or (gcs and all(status in (0, 2, 75) for status in statuses))
@@ -215,7 +215,7 @@ def _kill(arguments: argparse.Namespace, overrides: list[str], folder: pathlib.P
 
 
 def _run_without(gcs, attempt: Attempt, after: float, seconds: float) -> tuple[list[int], float]:
-  """A run during which the bucket cuts all connections, and takes none for a while."""
+  """Runs with an outage of the bucket: connections are cut, and refused for a while."""
 
   def away() -> None:
     gcs.away_until = time.monotonic() + seconds

@@ -1,7 +1,7 @@
-"""Commands that benchmarks/kill.py kills, on a model and texts of no size, and what of each must come out the same.
+"""Commands that benchmarks/kill.py kills, on a tiny model and tiny texts, and the outputs that must be equal.
 
-Of a training run: every array of the last checkpoint bit for bit, every step of metrics.jsonl and of the event files
-once, and each loss.  Of the other commands: every file that they leave, by name and content, and no other file.
+For a training run: every array of the last checkpoint bit for bit, and each loss in metrics.jsonl and the event files,
+without duplicates. For other commands: every file that they write, by name and content, and no other file.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from tensorboardX.proto import event_pb2
-import trained  # of the tests; kill.py has their folder on the path
+import trained  # in tests/; kill.py has added it to sys.path
 
 from t2t.storage import tfrecord
 
@@ -35,20 +35,20 @@ _MODEL = (
   "--config.eval.num_logged_samples=0",
 )
 _TRAIN = ("--config.train.steps=40", "--config.eval.every=20", "--config.checkpoint.save_interval_steps=3")
-# Too long to be answered before the first kill, short enough for a hundred runs.
+# Enough for the first kill to interrupt it, few enough for a hundred runs.
 _LINES = 200
 
-# What is compared by name: a number, a digest or an array.
+# Compared values by name: a number, a digest or an array.
 Outcome = Mapping[str, object]
 
 
 @dataclasses.dataclass(frozen=True)
 class Killed:
-  """A command that may be killed anywhere, and is then run again.
+  """A command that may be killed at any time, and is then rerun.
 
-  arguments: folder of what `prepare` made, and of the output -> what stands behind `t2t`.
-  outcome: folder of the output -> what is compared.
-  trains: whether it starts from a model that is to be trained first.
+  arguments: returns the arguments of `t2t` for the folder of `prepare` and the output.
+  outcome: returns the compared values of an output folder.
+  trains: whether it needs a trained model.
   """
 
   arguments: Callable[[pathlib.Path, str], list[str]]
@@ -57,9 +57,9 @@ class Killed:
 
 
 def need_beam() -> None:
-  """Ends the process where `t2t cache` cannot run."""
+  """Exits the process if `t2t cache` cannot run."""
   if importlib.util.find_spec("apache_beam") is None:
-    sys.exit("t2t cache needs Apache Beam: pip install -e '.[cache]'; in a checkout .venv-beam of make beam has it")
+    sys.exit("t2t cache needs Apache Beam: run pip install -e '.[cache]', or use .venv-beam of make beam")
 
 
 def prepare(folder: pathlib.Path) -> None:
@@ -85,7 +85,7 @@ def prepare(folder: pathlib.Path) -> None:
 
 
 def model(folder: pathlib.Path) -> list[str]:
-  """The command that trains what the others start from."""
+  """Returns the command that trains the model for the others."""
   return [*_train(folder, str(folder / "model")), "--config.train.steps=3"]
 
 
@@ -113,14 +113,17 @@ def _superglue(folder: pathlib.Path, output: str) -> list[str]:
 
 
 def training(output: pathlib.Path) -> Outcome:
-  """Arrays of the last checkpoint by name; "metrics.jsonl" and "events": (step, loss) of each; {} before the first."""
+  """Returns the arrays of the last checkpoint by name, and (step, loss) pairs of metrics.jsonl and events.
+
+  Returns {} before the first checkpoint.
+  """
   steps = [int(path.name) for path in (output / "checkpoints").glob("*") if path.name.isdigit()]
-  if not steps:  # as where the bucket was away at the start, which is refused
+  if not steps:  # if the bucket was unavailable at the start
     return {}
   folder = output / "checkpoints" / str(max(steps)) / "state"
-  logging.set_verbosity(logging.ERROR)  # Orbax looks for a file that a step of ours has elsewhere
+  logging.set_verbosity(logging.ERROR)  # Orbax warns about a file that t2t saves elsewhere
   with ocp.PyTreeCheckpointer() as checkpointer:
-    # Whatever devices they were on.
+    # Independent of their devices.
     as_numpy = jax.tree.map(
       lambda _: ocp.RestoreArgs(restore_type=np.ndarray), checkpointer.metadata(folder).item_metadata.tree
     )
@@ -131,7 +134,7 @@ def training(output: pathlib.Path) -> Outcome:
   outcome["metrics.jsonl"] = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
   outcome["events"] = [
     (event.step, value.simple_value)
-    for path in sorted((output / "tensorboard").glob("*tfevents*"))  # as TensorBoard does
+    for path in sorted((output / "tensorboard").glob("*tfevents*"))  # as in TensorBoard
     for event in map(event_pb2.Event.FromString, tfrecord.read(io.BytesIO(path.read_bytes())))
     for value in event.summary.value
     if value.tag == "train/loss"
@@ -140,7 +143,7 @@ def training(output: pathlib.Path) -> Outcome:
 
 
 def files(output: pathlib.Path) -> Outcome:
-  """Digest of each file by its path, beside the output, too: whatever a killed command left there is seen."""
+  """Returns the digest of each file by its path; includes files beside the output, to detect leftovers."""
   parent = str(output.parent)
   contents = {
     path: path.read_bytes().replace(parent.encode(), b"") for path in sorted(output.parent.rglob("*")) if path.is_file()
@@ -149,12 +152,12 @@ def files(output: pathlib.Path) -> Outcome:
 
 
 def cache(output: pathlib.Path) -> Outcome:
-  """As `files`, but "examples" are those of all record files together, and t2t.json is without the cache's own name.
+  """Returns `files` with the sorted examples of all record files, and t2t.json without the cache's id.
 
-  Beam draws anew each time into which file an example goes, and an example's features have no order of their own;
-  each time a cache is written it gets another name.
+  Beam assigns examples to files at random, and the features of an example have no order. Each cache has a new
+  id.
   """
-  from tensorflow.core.example import example_pb2  # and TensorFlow with it, of which the other commands need nothing
+  from tensorflow.core.example import example_pb2  # imports TensorFlow, which other commands do not need
 
   outcome = dict(files(output))
   paths = sorted(output.rglob("*.tfrecord-*"))
@@ -168,11 +171,11 @@ def cache(output: pathlib.Path) -> Outcome:
 
 
 def _leaderboard(output: pathlib.Path) -> Outcome:
-  """What SuperGLUE's site is given, the table, every prediction, and the model."""
+  """Returns SuperGLUE's submission, the table, every prediction, and the model."""
   with zipfile.ZipFile(output / "super_glue.zip") as archive:
     inside = {f"super_glue.zip/{name}": archive.read(name) for name in archive.namelist()}
   digests = {name: digest for name, digest in files(output).items() if name.endswith(("results.json", ".jsonl"))}
-  measured = [name for name in digests if name.endswith("metrics.jsonl")]  # with times: by `training`
+  measured = [name for name in digests if name.endswith("metrics.jsonl")]  # has times; compared by `training`
   return inside | {name: digests[name] for name in digests if name not in measured} | training(output / "finetune")
 
 

@@ -1,10 +1,10 @@
-"""Whether a model learns as well when its layers multiply in 8 bits.
+"""Loss of models whose layers multiply in 8 bits, compared with bfloat16.
 
   python benchmarks/low_precision.py                              # tiny_t5, three kinds, two seeds: 20 minutes
   python benchmarks/low_precision.py --config tiny_gpt --seeds 3 --config.train.steps=2000
 
-Each arm is a `t2t train` with activations in bfloat16, on the same batches from the same parameters: products in
-bfloat16, in int8 and in fp8.  On a CPU that is slower, not faster: what is measured is the loss.
+Each arm is a `t2t train` with activations in bfloat16, on the same batches and initial parameters: matrix products in
+bfloat16, in int8 and in fp8. Only the loss is measured, because 8 bits are slower, not faster, on a CPU.
 
 Prints a table; writes low_precision.json and low_precision.png.
 """
@@ -26,14 +26,14 @@ from t2t.training import metric_writers
 # config.model.quantization -> name, colour
 ARMS = {"": ("bfloat16", "#1f5fa8"), "int8": ("int8", "#c8442e"), "fp8": ("fp8", "#e39a3b")}
 _LOG = "log.txt"
-_SMOOTH = 25  # steps that a point of the curve is the mean of
+_SMOOTH = 25  # steps averaged in a point of the curve
 
 
 def train(workdir: pathlib.Path, config: str, overrides: list[str]) -> tuple[dict[int, float], float]:
-  """Losses of the steps of a run, which goes on where it stopped, and its held-out loss.
+  """Trains a run, or resumes it; returns its losses by step and its held-out loss.
 
   Raises:
-    UserError: it failed.
+    UserError: the run failed.
   """
   workdir.mkdir(parents=True, exist_ok=True)
   command = [sys.executable, "-m", "t2t", "train", "--config", config, "--workdir", str(workdir), *overrides]
@@ -47,7 +47,7 @@ def train(workdir: pathlib.Path, config: str, overrides: list[str]) -> tuple[dic
 
 
 def draw(curves: dict[str, list[dict[int, float]]], path: pathlib.Path) -> None:
-  """The loss over the steps, and how far the arms with fewer bits are above the first, seed by seed."""
+  """Plots the loss against steps, and the difference of the 8-bit arms to bfloat16, for each seed."""
   figure = matplotlib.figure.Figure(figsize=(9.5, 3.8), dpi=110, layout="constrained")
   losses, differences = figure.subplots(1, 2)
   smooth = lambda curve: np.convolve([curve[step] for step in sorted(curve)], np.ones(_SMOOTH) / _SMOOTH, "valid")
@@ -59,7 +59,10 @@ def draw(curves: dict[str, list[dict[int, float]]], path: pathlib.Path) -> None:
       if kind:
         differences.plot(steps, values - smooth(curves[""][seed]), color=colour, linewidth=1, label=label)
   differences.axhline(0, color=ARMS[""][1], linewidth=1)
-  for axis, title in ((losses, "training loss, nats a target"), (differences, "above bfloat16's on the same batches")):
+  for axis, title in (
+    (losses, "training loss (nats per target)"),
+    (differences, "difference to bfloat16 on the same batches"),
+  ):
     axis.set_title(title, fontsize=9, loc="left")
     axis.set_xlabel(f"step (means of {_SMOOTH})", fontsize=8)
     axis.tick_params(labelsize=8)
@@ -69,23 +72,23 @@ def draw(curves: dict[str, list[dict[int, float]]], path: pathlib.Path) -> None:
 
 
 def main(argv: list[str]) -> None:
-  """The command."""
+  """Runs the benchmark."""
   parser = argparse.ArgumentParser("python benchmarks/low_precision.py", description=__doc__)
   parser.formatter_class = argparse.RawDescriptionHelpFormatter
-  parser.add_argument("--config", default="tiny_t5", help="what is trained")
+  parser.add_argument("--config", default="tiny_t5", help="config to train")
   parser.add_argument("--seeds", type=int, default=2, help="runs of each kind")
   parser.add_argument(
-    "--output", type=pathlib.Path, default=pathlib.Path("runs/low_precision"), help="of runs, and results"
+    "--output", type=pathlib.Path, default=pathlib.Path("runs/low_precision"), help="folder for runs and results"
   )
   options, overrides = parser.parse_known_args(argv)
   curves: dict[str, list[dict[int, float]]] = {kind: [] for kind in ARMS}
   held_out: dict[str, list[float]] = {kind: [] for kind in ARMS}
-  print("| products | held-out loss, nats a target | above bfloat16's |\n|---|---|---|", flush=True)
+  print("| products | held-out loss (nats per target) | difference to bfloat16 |\n|---|---|---|", flush=True)
   for kind, (name, _) in ARMS.items():
     for seed in range(options.seeds):
       fixed = ["--config.train.log_every=1", "--config.model.dtype=bfloat16", f"--config.model.quantization={kind}"]
       workdir = options.output / options.config / f"{name}_{seed}"
-      print(f"{name}, seed {seed}: trains, see {workdir / _LOG}", file=sys.stderr)
+      print(f"{name}, seed {seed}: training, log in {workdir / _LOG}", file=sys.stderr)
       curve, loss = train(workdir, options.config, [*fixed, f"--config.train.seed={seed}", *overrides])
       curves[kind].append(curve)
       held_out[kind].append(loss)

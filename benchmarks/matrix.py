@@ -1,12 +1,12 @@
-"""Architectures crossed with objectives, as in T5's comparison: every cell trained on the same number of positions.
+"""Architectures crossed with objectives, as in T5's comparison: every cell is trained on the same number of positions.
 
   python benchmarks/matrix.py                                   # all cells: about half an hour on two cores
   python benchmarks/matrix.py --architectures encoder_decoder,prefix_lm --objectives 'span*,prefix_lm' --steps 300
 
-Each cell is a `t2t train` of tiny_t5: the same text, vocabulary, width, depth, optimizer and steps, and batches
-of the same number of positions (inputs and targets together).  Prints a table, writes matrix.json and curves of the
-held-out loss, matrix.png.  A held-out loss is comparable within an objective: other objectives have other targets,
-which the loss of the unigram model on those targets tells.
+Each cell is a `t2t train` of tiny_t5 with the same text, vocabulary, width, depth, optimizer and steps. Batches have
+the same number of positions (inputs and targets together). Prints a table, writes matrix.json and curves of the
+held-out loss, matrix.png. Held-out losses are comparable within an objective only, because targets differ; the unigram
+loss on the same targets gives the scale.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from t2t.runtime import amounts, memory
 from t2t.training import metric_writers
 from t2t.training.train import train
 
-# Rows of T5's table (Raffel et al. 2020, table 2), and encoders.  Fields of tiny_t5's model.
+# Rows of T5's table (Raffel et al. 2020, table 2), and encoders. Fields of tiny_t5's model.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
   "encoder_decoder": {},
   "shared": {"share_stacks": True},
@@ -41,23 +41,23 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
   "language_model": {"architecture": "decoder_only", "num_encoder_layers": 0},
   "encoder_only": {"architecture": "encoder_only", "num_decoder_layers": 0},
 }
-# Those that predict tokens: what pairs of texts cost is not told by token.
+# Objectives with token targets; losses of text pairs are not per token.
 _FOUND = {name: objectives.OBJECTIVES[name] for name in objectives.OF_TEXT}
 OBJECTIVES = {name: objective for name, objective in _FOUND.items() if "targets" in objective.features}
-# Read both ways by those alone that can.
+# Objectives for decoders with bidirectional prefixes only.
 _BOTH_WAYS = ("masked_next_token",)
-# Lengths of objectives whose targets are not as long as their inputs.
+# Lengths of objectives whose targets are shorter than their inputs.
 _LENGTHS = {"span_corruption": (128, 34), "r_denoising": (128, 48), "mass": (128, 66), "mass_in_place": (128, 66)}
 _LENGTHS |= {"iid_span_corruption": (128, 40), "iid_token_corruption": (128, 40), "drop_tokens": (128, 24)}
 
 
 def _alone(features: tuple[str, ...]) -> bool:
-  """Whether a decoder's row is as long as its targets."""
+  """Returns True if a decoder's row is as long as its targets."""
   return "inputs" not in features or "both_ways" in features
 
 
 def fits(row: str, objective: str) -> bool:
-  """Whether an architecture can be trained on an objective."""
+  """Returns True if an architecture supports an objective."""
   fields = ARCHITECTURES[row]
   if objective in _BOTH_WAYS and not fields.get("bidirectional_prefix"):
     return False
@@ -65,7 +65,7 @@ def fits(row: str, objective: str) -> bool:
 
 
 def cell(row: str, objective: str, *, steps: int, positions: int) -> ConfigDict:
-  """The config of one cell."""
+  """Returns the config of a cell."""
   config = load_config("tiny_t5")
   config.model.update(ARCHITECTURES[row])
   config.data.mixture = f"docs_{objective}"
@@ -83,7 +83,7 @@ def cell(row: str, objective: str, *, steps: int, positions: int) -> ConfigDict:
 
 
 def run(config: ConfigDict, workdir: pathlib.Path) -> dict[str, Any]:
-  """Trains one cell, quietly; what its metrics say."""
+  """Trains a cell without output; returns its metrics."""
   shutil.rmtree(workdir, ignore_errors=True)
   started = time.monotonic()
   with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -107,7 +107,7 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def draw(results: dict[str, dict[str, Any]], path: pathlib.Path) -> None:
-  """One panel for each objective, one curve for each architecture."""
+  """Plots a panel for each objective, with a curve for each architecture."""
   panels = sorted({key.split("/")[1] for key in results}, key=list(OBJECTIVES).index)
   columns = min(4, len(panels))
   lines = -(-len(panels) // columns)
@@ -138,7 +138,7 @@ def draw(results: dict[str, dict[str, Any]], path: pathlib.Path) -> None:
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-  """A line for each cell, objective by objective."""
+  """Formats a line for each cell, objective by objective."""
   head = f"{'objective':<22}{'architecture':<17}{'held-out':>9}{'unigram':>9}{'steps/s':>9}{'tokens':>10}"
   lines = [head, "-" * len(head)]
   for objective in OBJECTIVES:
@@ -153,14 +153,14 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def main(argv: list[str]) -> None:
-  """The command."""
+  """Runs the benchmark."""
   parser = argparse.ArgumentParser(
     prog="python benchmarks/matrix.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument("--architectures", default="*", help=f"patterns, comma-separated; of {', '.join(ARCHITECTURES)}")
   parser.add_argument("--objectives", default="*", help="patterns, comma-separated; `t2t tasks` lists docs_OBJECTIVE")
-  parser.add_argument("--steps", type=int, default=200, help="of each cell")
-  parser.add_argument("--positions", type=int, default=2_592, help="of a batch, inputs and targets together")
+  parser.add_argument("--steps", type=int, default=200, help="steps of each cell")
+  parser.add_argument("--positions", type=int, default=2_592, help="positions of a batch, inputs and targets together")
   parser.add_argument(
     "--output", default="runs/matrix", help="folder for matrix.json, matrix.png and the cells' workdirs"
   )
@@ -174,8 +174,8 @@ def main(argv: list[str]) -> None:
   ]
   if not cells:
     raise UserError(
-      f"no cell fits --architectures {options.architectures} --objectives {options.objectives};"
-      f" objectives are {', '.join(OBJECTIVES)}"
+      f"--architectures {options.architectures} --objectives {options.objectives}: no cell matches; objectives "
+      f"are {', '.join(OBJECTIVES)}"
     )
   memory.keep_freed_memory()
   output = pathlib.Path(options.output)
@@ -190,7 +190,7 @@ def main(argv: list[str]) -> None:
       file=sys.stderr,
       flush=True,
     )
-    # After each cell: an interrupted run keeps what it has.
+    # After each cell, so that an interrupted run keeps its results.
     (output / "matrix.json").write_text(json.dumps(results, indent=1))
     draw(results, output / "matrix.png")
   print(table(results))

@@ -1,16 +1,16 @@
-"""What it costs that a run cannot be lost: the guards of each step, and a save with its checksums.
+"""Overhead of fault tolerance: the guards of each step, and a save with its checksums.
 
   python benchmarks/overhead.py                                                  # tiny: the guards of each step
   python benchmarks/overhead.py --saves --config t5_1_1_small --config.optimizer.name=adamw --config.train.batch_size=8
 
-Guards are what watches each step: the gradient's squares by place instead of its norm alone (compiled both ways), the
-watch over losses, the watchdog, and, on a bucket's emulator, the lease's renewals.  Blocks of steps with and without
-alternate in one process; each pair gives a ratio, and the median of the pairs is told, with its quartiles; what the
-compiled programs differ by no other work on the machine can spoil.
+Guards run at each step: squared gradient norms by parameter group instead of the total norm (compiled both ways), the
+loss watch, the watchdog, and, on a bucket's emulator, renewals of the lease. Blocks of steps with and without guards
+alternate in one process. Each pair gives a ratio; the median and quartiles of the pairs are printed. The difference of
+the compiled programs does not depend on other work on the machine.
 
---saves: blocks of which the first step is followed by a save, against blocks without.  The stall is what the loop's
-thread waits (finite values checked, arrays copied, files begun); the rest happens beside the steps that follow, and
-costs them what the machine has no cores for.  Then the checkpoint is verified and restored.
+--saves compares blocks in which a save follows the first step with blocks without a save. The stall is the time that
+the training loop waits (check for finite values, copy of the arrays, start of the files). The rest runs in the
+background, and slows the next steps if the machine has no free cores. Then the checkpoint is verified and restored.
 """
 
 import contextlib
@@ -45,18 +45,18 @@ from t2t.training.callbacks import (
   nan_policy,  # noqa: E402
 )
 
-_CALLS = 5_000  # of what takes microseconds
+_CALLS = 5_000  # for calls that take microseconds
 
 
 @dataclasses.dataclass
 class Training:
-  """A state, and a batch that it is trained on."""
+  """A training state and its batch."""
 
   state: Any
   batch: Any
 
   def block(self, step: Any, steps: int) -> float:
-    """Seconds that so many steps take."""
+    """Returns the seconds of several steps."""
     started = time.perf_counter()
     for _ in range(steps):
       self.state, self.metrics = step(self.state, self.batch, jax.random.key(1))
@@ -70,12 +70,12 @@ def _told(name: str, ratios: list[float]) -> None:
 
 
 def _cost(step: Any, training: Training) -> dict[str, float]:
-  """XLA's count of a program's work."""
+  """Returns XLA's cost analysis of a program."""
   return step.lower(training.state, training.batch, jax.random.key(1)).compile().cost_analysis()
 
 
 def _each(call: Any) -> float:
-  """Seconds of all threads of this process that one of many calls takes."""
+  """Returns the CPU seconds of one call, over all threads of this process."""
   started = time.process_time()
   for number in range(_CALLS):
     call(number)
@@ -83,7 +83,7 @@ def _each(call: Any) -> float:
 
 
 def guards(config: Config, mesh: jax.sharding.Mesh, *, pairs: int, steps: int) -> None:
-  """Prints what is paid at every step, as a share of a step."""
+  """Prints the cost of the guards, as a share of a step."""
   program = recipe.make(config).build(mesh)
   batch = jax.device_put(step_benchmark.random_batch(config), sharding.batch_sharding(mesh))
   guarded = program.train_step
@@ -100,7 +100,9 @@ def guards(config: Config, mesh: jax.sharding.Mesh, *, pairs: int, steps: int) -
       seconds[step_function].append(training.block(step_function, steps) / steps)
   step = min(seconds[plain])
   print(f"{'a step':<44}{1e3 * step:>8.1f} ms  at best")
-  _told("squares by place instead of the norm", [a / b for a, b in zip(seconds[guarded], seconds[plain], strict=True)])
+  _told(
+    "squared norms by group, not the total norm", [a / b for a, b in zip(seconds[guarded], seconds[plain], strict=True)]
+  )
   for quantity in ("flops", "bytes accessed"):
     more = _cost(guarded, training)[quantity] / _cost(plain, training)[quantity] - 1
     print(f"{'the same, ' + quantity + ' of the program':<44}{100 * more:>8.3f} %")
@@ -112,18 +114,18 @@ def guards(config: Config, mesh: jax.sharding.Mesh, *, pairs: int, steps: int) -
     {},
   )
   values = {"loss": 1.0, "grad_norm": 1.0}
-  _share("the watch, with a window of 128 losses", _each(lambda n: watch.judge(n, values, squares, {})), step)
+  _share("the loss watch, with a window of 128", _each(lambda n: watch.judge(n, values, squares, {})), step)
   with watchdog.Watchdog(10.0).running() as watched:
-    _share("the watchdog, its thread included", _each(lambda n: watched.step()), step)
-  _share("the lease, of a bucket", *_renewal())
+    _share("the watchdog, including its thread", _each(lambda n: watched.step()), step)
+  _share("the lease of a bucket", *_renewal())
 
 
 def _share(name: str, seconds: float, of: float) -> None:
-  print(f"{name:<44}{100 * seconds / of:>8.3f} %   {1e6 * seconds:.0f} us of the machine's time")
+  print(f"{name:<44}{100 * seconds / of:>8.3f} %   {1e6 * seconds:.0f} us of CPU time")
 
 
 def _renewal() -> tuple[float, float]:
-  """Seconds of this process that a renewal takes, the emulator's among them, and the seconds between two."""
+  """Returns the CPU seconds of a renewal, including the emulator, and the seconds between two renewals."""
   import fake_gcs
 
   with contextlib.ExitStack() as stack:
@@ -139,7 +141,7 @@ def _renewal() -> tuple[float, float]:
 
 
 def saves(config: Config, mesh: jax.sharding.Mesh, *, pairs: int, steps: int) -> None:
-  """Prints what a save costs the loop, and what it takes to verify and restore it."""
+  """Prints the cost of a save for the training loop, and the times to verify and restore it."""
   program = recipe.make(config).build(mesh)
   batch = jax.device_put(step_benchmark.random_batch(config), sharding.batch_sharding(mesh))
   training = Training(program.init()(jax.random.key(0)), batch)
@@ -169,7 +171,7 @@ def saves(config: Config, mesh: jax.sharding.Mesh, *, pairs: int, steps: int) ->
     print(f"{'a step':<44}{step_seconds:>8.2f} s   median of {len(without)} blocks of {steps}")
     print(f"{'the checkpoint':<44}{size / 1e9:>8.2f} GB")
     stall = statistics.median(stalls)
-    print(f"{'the loop waits for a save':<44}{stall:>8.2f} s   {stall / step_seconds:.2f} steps")
+    print(f"{'stall of the training loop by a save':<44}{stall:>8.2f} s   {stall / step_seconds:.2f} steps")
     lost = statistics.median(extra)
     print(f"{'a block is longer with a save':<44}{lost:>8.2f} steps")
     every = config.checkpoint.save_interval_steps
@@ -178,7 +180,7 @@ def saves(config: Config, mesh: jax.sharding.Mesh, *, pairs: int, steps: int) ->
     started = time.perf_counter()
     hashed = manifest._checksums(path, manifest._sizes(path))
     seconds = time.perf_counter() - started
-    print(f"{'its checksums alone':<44}{seconds:>8.2f} s   {len(hashed)} files")
+    print(f"{'checksums only':<44}{seconds:>8.2f} s   {len(hashed)} files")
     started = time.perf_counter()
     verify.check(path)
     checked = time.perf_counter()
@@ -189,12 +191,12 @@ def saves(config: Config, mesh: jax.sharding.Mesh, *, pairs: int, steps: int) ->
 
 
 def main(argv: list[str]) -> None:
-  """The command."""
+  """Runs the benchmark."""
   parser = config_parser("python benchmarks/overhead.py", __doc__)
   parser.set_defaults(config="tiny")
   parser.add_argument("--saves", action="store_true", help="measure saves instead of the guards of each step")
-  parser.add_argument("--pairs", type=int, default=20, help="blocks with, and as many without")
-  parser.add_argument("--steps", type=int, default=10, help="of each block")
+  parser.add_argument("--pairs", type=int, default=20, help="number of blocks with, and as many without")
+  parser.add_argument("--steps", type=int, default=10, help="steps of each block")
   options, config = parse(parser, argv)
   memory.keep_freed_memory()
   config = records(config)

@@ -1,13 +1,13 @@
-"""t2t beside transformers on this machine's CPU: training steps and decoding, one after the other in one process.
+"""Comparison with transformers on this machine's CPU: training steps and decoding, alternating in one process.
 
   make .venv-parity/installed && .venv-parity/bin/python benchmarks/peers.py
   .venv-parity/bin/python benchmarks/peers.py t5 greedy --dtype bfloat16 --rounds 9
 
 A training step is forward, backward and AdamW's update, without dropout: T5 1.1 small on 8 x 512/114 random tokens,
-BERT base on 8 x 128, GPT-2 small on 2 x 512.  greedy and beams (4) write 64 tokens to each of 16 x 128 random ones with
-T5 1.1 small; nothing ends a sequence.  Parameters of both are float32 in training; in bfloat16 t2t multiplies in it,
-as its configs say, and transformers under torch.autocast, and for decoding with parameters of bfloat16.  After a round
-that is not counted both run in turn; the ratios are of medians and of bests.
+BERT base on 8 x 128, GPT-2 small on 2 x 512. greedy and beams (4) generate 64 tokens for each of 16 inputs of 128
+random tokens with T5 1.1 small; EOS is disabled. Parameters are float32 in training. For bfloat16, t2t computes in
+bfloat16 as its configs do, and transformers uses torch.autocast, or bfloat16 parameters for decoding. The first round
+is not counted; then both alternate. Ratios are those of medians and of bests.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def _t5() -> transformers.PreTrainedModel:
 
 
 def _peer_step(work: str, config: Config, dtype: str) -> Callable[[], object]:
-  """One step of transformers' model of the same size on a batch of the same shapes."""
+  """Returns a training step of transformers' model of the same size and batch shapes."""
   numbers = np.random.default_rng(0)
   tokens = lambda *shape: torch.from_numpy(numbers.integers(1, 30_000, shape))
   rows, inputs, targets = config.train.batch_size, config.data.inputs_length, config.data.targets_length
@@ -99,7 +99,7 @@ def _peer_write(beams: int, dtype: str) -> Callable[[], object]:
 
 
 def both(work: str, dtype: str) -> tuple[Callable[[], object], Callable[[], object], int]:
-  """t2t's run of the work, transformers', and the tokens of each: read and predicted, or written."""
+  """Returns t2t's and transformers' run of the work, and its number of tokens (read and predicted, or generated)."""
   if work in _BEAMS:
     beams = _BEAMS[work]
     decode_config = decoding.DecodeConfig(_NEW_TOKENS, num_beams=beams, temperature=0.0, top_k=0, top_p=1.0)
@@ -111,7 +111,7 @@ def both(work: str, dtype: str) -> tuple[Callable[[], object], Callable[[], obje
 
 
 def compare(work: str, dtype: str, rounds: int) -> dict:
-  """Seconds of both, in turn, and what is made of them."""
+  """Runs both in turn; returns speeds and ratios."""
   ours, theirs, tokens = both(work, dtype)
   seconds = ([], [])
   for _ in range(rounds + 1):
@@ -129,16 +129,16 @@ def compare(work: str, dtype: str, rounds: int) -> dict:
 
 
 def main(argv: list[str]) -> None:
-  """The command."""
+  """Runs the benchmark."""
   kind = argparse.RawDescriptionHelpFormatter
   parser = argparse.ArgumentParser("python benchmarks/peers.py", description=__doc__, formatter_class=kind)
-  parser.add_argument("work", nargs="*", metavar="WORK", help=f"of {', '.join(WORK)}; default: all")
-  parser.add_argument("--dtype", choices=(*_DTYPES, "both"), default="both", help="in which is multiplied")
-  parser.add_argument("--rounds", type=int, default=5, help="runs of each that are timed")
+  parser.add_argument("work", nargs="*", metavar="WORK", help=f"work to run; default: all: {', '.join(WORK)}")
+  parser.add_argument("--dtype", choices=(*_DTYPES, "both"), default="both", help="dtype of matrix products")
+  parser.add_argument("--rounds", type=int, default=5, help="number of timed runs of each")
   options = parser.parse_args(argv)
   for work in options.work:
     if work not in WORK:
-      parser.error(f"{work!r}: no such work; there are {', '.join(WORK)}")
+      parser.error(f"{work!r}: unknown work; known are {', '.join(WORK)}")
   memory.keep_freed_memory()
   transformers.logging.set_verbosity_error()
   torch.manual_seed(0)

@@ -1,14 +1,14 @@
-"""How fast the host makes batches, apart from any model.
+"""Speed of the input pipeline on the host, without a model.
 
   python benchmarks/pipeline.py [--files GLOB] [--vocabulary MODEL] [--batch_size 128] [--seconds 20] [--pack] [--json]
-  python benchmarks/pipeline.py --sources 5      # the same files as so many sources, mixed: how fast beside one
+  python benchmarks/pipeline.py --sources 5      # the same files as a mixture of 5 sources, relative to one source
 
-Counts tokens of inputs and targets that are not padding, of the real `train_batches`, after a warm-up.  Without --files
-it reads ../shared/data/wikipedia with the T5 vocabulary if that is there, else the installed documentation.  With
---json the last line is one JSON object.
+Counts non-padding tokens of inputs and targets of the real `train_batches`, after a warm-up. Without --files it reads
+../shared/data/wikipedia with the T5 vocabulary if it exists, otherwise the installed documentation. With --json the
+last line is one JSON object.
 
-With --sources the files are dealt out to as many sources, drawn by their sizes to the power of 0.3, and both ways of
-reading them alternate, four times each.
+With --sources the files are split into sources, mixed by size to the power of 0.3. Both ways of reading alternate, four
+times each.
 """
 
 import argparse
@@ -34,18 +34,18 @@ _T5 = str(_SHARED / "tokenizers" / "t5_spiece" / "spiece.model")
 
 
 def measure(data: DataConfig, *, batch_size: int, seconds: float) -> dict[str, float]:
-  """Tokens/s of the pipeline, the time to its first batch, and the size of its state."""
+  """Returns the pipeline's tokens/s, the time to its first batch, and the size of its state."""
   started = time.monotonic()
   mesh = sharding.make_mesh({"data": 1, "fsdp": -1, "tensor": 1})
   batches = pipeline.train_batches(data, "encoder_decoder", mesh, batch_size=batch_size, seed=0)
   next(batches)
   first_batch_seconds = time.monotonic() - started
-  for _ in range(4):  # what was prefetched while the first batch was on its way
+  for _ in range(4):  # batches prefetched while the first was computed
     next(batches)
   tokens = positions = steps = 0
   started = time.monotonic()
   while time.monotonic() - started < seconds:
-    # Rows as they leave tf.data: counting on the device would measure the device.
+    # Rows from tf.data: counting on the device would measure the device.
     for features in batches.next_rows().values():
       for name in ("encoder_input_tokens", "decoder_target_tokens"):
         tokens += int(np.count_nonzero(features[name]))
@@ -64,10 +64,10 @@ def measure(data: DataConfig, *, batch_size: int, seconds: float) -> dict[str, f
 
 
 def compare(data: DataConfig, number: int, *, batch_size: int, seconds: float) -> dict[str, float]:
-  """Speed of one source, of so many, and the median of the ratios, of pairs that alternate."""
+  """Returns the speeds of one source and of several, and the median ratio of alternating pairs."""
   files = text_files.find_files(data.files)
   if len(files) < number:
-    raise UserError(f"--sources {number}: there are {len(files)} file(s); give more, or fewer sources")
+    raise UserError(f"--sources {number}: more than the {len(files)} file(s); give more files, or fewer sources")
   named = {f"part{i}": {"files": ",".join(files[i::number])} for i in range(number)}
   ways = {"one": data, "several": dataclasses.replace(data, files="", sources=named, alpha=0.3)}
   speeds: dict[str, list[float]] = {name: [] for name in ways}
@@ -80,18 +80,16 @@ def compare(data: DataConfig, number: int, *, batch_size: int, seconds: float) -
 
 
 def main() -> None:
-  """Reads the flags, measures, prints."""
+  """Runs the benchmark."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--files", default="", help="globs, comma-separated; default: see above")
-  parser.add_argument(
-    "--vocabulary", default="", help='"bytes" or a SentencePiece model; default: T5\'s, if it is there'
-  )
+  parser.add_argument("--vocabulary", default="", help='"bytes" or a SentencePiece model; default: T5\'s, if it exists')
   parser.add_argument("--field", default="text")
   parser.add_argument("--batch_size", type=int, default=128)
   parser.add_argument("--seconds", type=numeric.number(0, above=True), default=20.0)
   parser.add_argument("--num_streams", type=int, default=0)
-  parser.add_argument("--pack", action="store_true", help="documents apart, packed with segment ids")
-  parser.add_argument("--sources", type=int, default=0, help="as how many sources the files are read besides")
+  parser.add_argument("--pack", action="store_true", help="pack separate documents with segment ids")
+  parser.add_argument("--sources", type=int, default=0, help="number of sources for the comparison")
   parser.add_argument("--json", action="store_true")
   arguments = parser.parse_args()
 
@@ -105,7 +103,7 @@ def main() -> None:
   data = dataclasses.replace(data, pack=arguments.pack, num_streams=arguments.num_streams)
   options = {"batch_size": arguments.batch_size, "seconds": arguments.seconds}
   if arguments.sources and not files:
-    raise UserError("--sources: give --files")
+    raise UserError("--sources: needs files; give --files")
   result = compare(data, arguments.sources, **options) if arguments.sources else measure(data, **options)
   print(f"{files or 'installed documentation'}, {'packed' if data.pack else 'merged'}, on {jax.devices()[0].platform}:")
   for name, value in result.items():

@@ -1,12 +1,11 @@
-"""How far `t2t plan` is off: the step that it predicts for runs whose step time was published.
+"""Error of `t2t plan`: predicted step times of runs whose step time was published.
 
   python benchmarks/prediction.py --programs /tmp/programs --markdown docs/prediction.md
 
-Each run is compiled as t2t would train it (the [tpu] extra, no TPU; one to ten minutes each, longest what offloads;
-once: programs are kept).
-It is t2t's program that is held against MaxText's time, so that the error has both in it: the rule of
-t2t/planning/roofline.py, and what the two do differently.  The rule's constants are older than this table; who changes
-them does so on the runs called "fit", and says what comes of it on those called "test".
+Each run is compiled as t2t would train it, which needs the [tpu] extra but no TPU. That takes one to ten minutes each,
+longest with offloading; programs are kept. t2t's program is compared with MaxText's time, so the error includes both
+the rule of t2t/planning/roofline.py and the differences between the programs. The rule's constants are older than this
+table. Tune them on the runs called "fit" only, and report the effect on the runs called "test".
 """
 
 import argparse
@@ -32,12 +31,13 @@ _TABLE = "AI-Hypercomputer/maxtext, README, table of performance; batch and rema
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """A run that was published.
+  """A published run.
 
-  half: "fit", "test", or "loose": its table names neither batch nor remat policy, which are taken from scripts nearby.
+  half: "fit", "test", or "loose". The source of a loose run gives neither batch nor remat policy; these are
+    from related scripts.
   seconds: of a step.
-  rows: of the whole batch.
-  remat: as near to the published one as names of t2t's come; {flag: value} more in `others`.
+  rows: global batch size.
+  remat: closest policy with t2t's names; `others` has further flags.
   """
 
   half: str
@@ -94,8 +94,8 @@ RUNS = (
 )  # fmt: skip
 
 
-# Of t2t's flags those that the recipes do not have: with them programs wait less than those that were measured.  Two
-# are set to false, and one is left at what libtpu itself has, which is a number.
+# t2t's flags that the recipes do not set; they reduce waiting relative to the measured programs. Two are set to false,
+# and a numeric one keeps libtpu's default.
 _NOT_THEIRS = ("xla_enable_async_all_reduce", "xla_tpu_enable_async_collective_fusion_fuse_all_reduce")
 _LEFT_OUT = "xla_jf_crs_combiner_threshold_in_bytes"
 
@@ -105,7 +105,7 @@ def _program(run: Run, folder: pathlib.Path) -> pathlib.Path:
 
 
 def _compiled(run: Run, folder: pathlib.Path):
-  """Configuration, mesh, counted program and bytes of a run; its program is kept in the folder."""
+  """Returns config, mesh, operation counts and bytes of a run; keeps its program in the folder."""
   parser = config_parser("prediction", "")
   devices = list(aot_compile.devices(run.topology))
   flags = ["--config", run.config, f"--config.mesh.{run.mesh}={len(devices)}", f"--config.train.batch_size={run.rows}"]
@@ -117,7 +117,7 @@ def _compiled(run: Run, folder: pathlib.Path):
   if not path.exists():
     compiled = aot_compile.compile_step(config, mesh)
     if compiled.text is None:
-      raise UserError(f"{run.what}, {run.topology}: {compiled.total / 1e9:.1f} GB a chip")
+      raise UserError(f"{run.what}, {run.topology}: does not compile, needs {compiled.total / 1e9:.1f} GB a chip")
     path.with_suffix(".json").write_text(json.dumps({"total": compiled.total}))
     path.write_text(compiled.text)
   counted = aot_compile.counted(path.read_text(), config, mesh)
@@ -125,7 +125,7 @@ def _compiled(run: Run, folder: pathlib.Path):
 
 
 def predict(run: Run, folder: pathlib.Path) -> dict:
-  """What the plan says of a run, beside what was published."""
+  """Returns the plan's prediction of a run, and the published values."""
   config, mesh, counted, total = _compiled(run, folder)
   kind = mesh.devices.flat[0].device_kind
   chip, peak = accelerators.CHIPS[kind], accelerators.peak_flops(kind)
@@ -147,7 +147,7 @@ def predict(run: Run, folder: pathlib.Path) -> dict:
 
 
 def table(rows: list[dict]) -> str:
-  """Markdown."""
+  """Formats the predictions in Markdown."""
   lines = [
     "| half | model | chips | batch | kept, not computed again | published | predicted | error | bound by |",
     "|---|---|---|---|---|---|---|---|---|",
@@ -170,35 +170,43 @@ def table(rows: list[dict]) -> str:
 
 
 def _refused(too_large: list[str]) -> str:
-  """Markdown about runs that libtpu does not compile as t2t has them."""
+  """Formats the runs that libtpu refuses to compile, in Markdown."""
   if not too_large:
     return ""
-  return "\n".join(["", "", "More than libtpu compiles, as t2t has them:", "", *(f"- {line}" for line in too_large)])
+  return "\n".join(["", "", "Too large for libtpu, as t2t trains them:", "", *(f"- {line}" for line in too_large)])
 
 
-_HEAD = """# What `t2t plan` predicts, and what was measured
+_HEAD = """# Step times that `t2t plan` predicts, beside published ones
 
-Made by `python benchmarks/prediction.py --programs DIR --markdown docs/prediction.md` (t2t's own program for each run,
-compiled by libtpu; the times were published by others, for MaxText's programs on real TPUs).  The constants of
-`t2t/planning/roofline.py` are older than this table; who changes them does so on the runs called "fit", and "test" are
-held out.  Two lines of the rule are younger.  What is sent hides behind what is computed meanwhile and no more: that
-changed none of these rows, whose products take longer than their links, and is what makes others wait.  TPUs' kernels
-of attention take the cycles that libtpu schedules for them, at no discount, as fits "fit" best: it was four fifths of
-the peak before, and of splash attention backward what a causal mask leaves out was counted, too.  "loose": the
-published table names neither batch nor remat policy, so that these are no test of anything but the order of magnitude.
-Gigabytes stand where the plan counts more of them than a chip has: it says that such a program does not fit, though
-libtpu compiles it.  Runs of the benchmark that are not in the table were not compiled yet.
+This page shows how far the predicted step times of `t2t plan` are from measured ones. Compile the programs and make the
+table with
+
+    python benchmarks/prediction.py --programs DIR --markdown docs/prediction.md
+
+libtpu compiled t2t's own program for each run. Others published the times, for MaxText's programs on real TPUs.
+
+- "fit": the constants of `t2t/planning/roofline.py` may be changed on these runs.
+- "test": held-out runs.
+- "loose": the published table names neither batch nor remat policy, so these rows test the order of magnitude only.
+
+The constants are older than this table. Two rules are younger. Communication hides behind simultaneous computation
+only, which changed no row here. Attention kernels on TPUs take the cycles of libtpu's schedules without a discount, as
+fits "fit" best. Earlier versions took four fifths of the peak, and counted masked blocks in the backward pass of splash
+attention.
+
+A size in gigabytes means that the plan counts more than a chip has: it reports that such a program does not fit, though
+libtpu compiles it. Benchmark runs without a row were not compiled yet.
 
 """
 
 
 def main() -> None:
-  """The command."""
+  """Runs the benchmark."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--programs", required=True, help="folder where compiled programs are kept")
-  parser.add_argument("--markdown", help="also write the table to this file")
-  parser.add_argument("--only", default="", help="runs whose model and topology have this in them")
-  parser.add_argument("--no_compiling", action="store_true", help="only runs whose program is in the folder")
+  parser.add_argument("--programs", required=True, help="folder for compiled programs")
+  parser.add_argument("--markdown", help="file that the table is also written to")
+  parser.add_argument("--only", default="", help="select runs whose model and topology contain this text")
+  parser.add_argument("--no_compiling", action="store_true", help="skip runs without a program in the folder")
   options = parser.parse_args()
   folder = pathlib.Path(options.programs)
   folder.mkdir(parents=True, exist_ok=True)

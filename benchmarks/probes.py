@@ -1,10 +1,10 @@
-"""What the layers of models know of a task: `t2t embed --layer all --probe TASK` of several checkpoints, in a picture.
+"""Linear probes of each layer of several checkpoints, in one picture: `t2t embed --layer all --probe TASK`.
 
   python benchmarks/probes.py --checkpoints runs/tiny_bert --task docs_match
   python benchmarks/probes.py --checkpoints runs/bert,runs/roberta,gs://BUCKET/t5 --task glue_sst2_v002 \
     --config.data.benchmark_dirs.glue=GLUE
 
-Prints a table for each checkpoint, writes probes.json and probes.png; numbers that are there already are taken.
+Prints a table for each checkpoint, writes probes.json and probes.png; results in probes.json are reused.
 """
 
 import argparse
@@ -27,10 +27,10 @@ _COLOURS = ("#1f5fa8", "#c8442e", "#3c8d40", "#8a5fb0", "#b8860b")
 
 
 def draw(results: dict[str, probes.Probe], path: pathlib.Path) -> None:
-  """Accuracy against the layer, as a share of all layers where models have different numbers of them.
+  """Plots accuracy against the layer, or against the relative depth if models have different numbers of layers.
 
   Args:
-    results: name of a checkpoint -> what came out.
+    results: by name of the checkpoint.
     path: of the picture.
   """
   figure = matplotlib.figure.Figure(figsize=(5.6, 3.4), dpi=110, layout="constrained")
@@ -41,8 +41,8 @@ def draw(results: dict[str, probes.Probe], path: pathlib.Path) -> None:
     colour = _COLOURS[i % len(_COLOURS)]
     axis.plot(layers, list(result.accuracy.values()), color=colour, marker="o", markersize=3, linewidth=1.6, label=name)
   first = next(iter(results.values()))
-  axis.axhline(first.constant, color="#888888", linewidth=0.9, linestyle="--", label="always the most frequent")
-  axis.set_xlabel("layer; 0 is what was embedded" if same else "layer, as a share of all", fontsize=8)
+  axis.axhline(first.constant, color="#888888", linewidth=0.9, linestyle="--", label="most frequent class")
+  axis.set_xlabel("layer; 0 is the embedding" if same else "relative depth of the layer", fontsize=8)
   axis.set_ylabel(f"{first.split} accuracy (%)", fontsize=8)
   axis.tick_params(labelsize=7)
   axis.grid(alpha=0.25)
@@ -53,7 +53,7 @@ def draw(results: dict[str, probes.Probe], path: pathlib.Path) -> None:
 
 
 def probe(checkpoint: str, options: argparse.Namespace, overrides: list[str]) -> probes.Probe:
-  """What comes out for one checkpoint.
+  """Probes a checkpoint.
 
   Raises:
     UserError: see `probes.probe`.
@@ -66,15 +66,15 @@ def probe(checkpoint: str, options: argparse.Namespace, overrides: list[str]) ->
 
 
 def main(argv: list[str]) -> None:
-  """The command."""
+  """Runs the benchmark."""
   parser = argparse.ArgumentParser(
     prog="python benchmarks/probes.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument("--checkpoints", required=True, help="workdirs or checkpoints, separated by commas")
   parser.add_argument("--task", default="docs_match", help="of classes")
-  parser.add_argument("--pool", default="mean", choices=tuple(embedding.POOLS), help="of a text's tokens")
-  parser.add_argument("--examples", type=int, default=5_000, help="of each split at most")
-  parser.add_argument("--workdir", default="runs/probes", help="folder for numbers and picture")
+  parser.add_argument("--pool", default="mean", choices=tuple(embedding.POOLS), help="pooling of a text's tokens")
+  parser.add_argument("--examples", type=int, default=5_000, help="maximum examples of each split")
+  parser.add_argument("--workdir", default="runs/probes", help="folder for results and picture")
   options, overrides = parser.parse_known_args(argv)
   if options.examples < 2:
     raise UserError(f"--examples {options.examples}: must be 2 or more")

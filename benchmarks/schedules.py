@@ -1,12 +1,12 @@
-"""How many cycles TPUs' attention kernels take in blocks of different sizes, by libtpu's own schedules; no TPU is used.
+"""Cycles of TPU attention kernels by block size, from libtpu's schedules; needs no TPU.
 
   .venv-tpu/bin/python benchmarks/schedules.py                                  # T5's attention on every generation
   .venv-tpu/bin/python benchmarks/schedules.py splash --chips v5e v6e --head_dim 128
   .venv-tpu/bin/python benchmarks/schedules.py distance --chips v5e --blocks 512x512 512x1024 --causal
 
-A kernel of one block of queries and one of keys is a straight line of instruction bundles, one a cycle, so long as what
-it reads comes in time.  Each row has the bundles of the forward kernel, those of all backward ones, and both for each
-512 x 512 pairs of the features that fill 128 lanes; a mask that skips whole blocks skips more of small ones.
+A kernel for one block of queries and one of keys is a straight sequence of instruction bundles, one per cycle if its
+inputs arrive in time. Each row has the bundles of the forward kernel, of all backward kernels, and of both per 512 x
+512 pairs, for the features that fill 128 lanes. A mask that skips whole blocks skips more of small ones.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 
-# Read when libtpu is loaded.
+# libtpu reads this when it is loaded.
 _DUMPS = pathlib.Path(tempfile.mkdtemp(prefix="schedules"))
 os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={_DUMPS} --xla_jf_dump_llo_text=true"
 
@@ -37,7 +37,7 @@ _PAIRS = 512 * 512
 
 
 def bundles(kernel: str, device: jax.Device, block: tuple[int, int], options: argparse.Namespace) -> tuple[int, int]:
-  """Bundles of a block, forward and backward; the lengths are such that there are several blocks of each."""
+  """Returns the bundles of a block, forward and backward; lengths are chosen for several blocks of each."""
   for path in _DUMPS.iterdir():
     path.unlink()
   where = jax.sharding.NamedSharding(jax.sharding.Mesh(np.array([device]), ("data",)), jax.sharding.PartitionSpec())
@@ -67,14 +67,14 @@ def bundles(kernel: str, device: jax.Device, block: tuple[int, int], options: ar
 
 
 def main(argv: list[str]) -> None:
-  """The command."""
+  """Runs the benchmark."""
   kind = argparse.RawDescriptionHelpFormatter
   parser = argparse.ArgumentParser("python benchmarks/schedules.py", description=__doc__, formatter_class=kind)
   parser.add_argument("kernel", nargs="?", choices=("distance", "splash"), default="distance")
   parser.add_argument("--chips", nargs="+", choices=tuple(_CHIPS), default=tuple(_CHIPS), help="generations")
   parser.add_argument("--blocks", nargs="+", default=_BLOCKS, metavar="QUERIESxKEYS", help="default: %(default)s")
   parser.add_argument("--head_dim", type=int, default=64, help="features of a head; default: %(default)s")
-  parser.add_argument("--causal", action="store_true", help="no query sees a key to its right")
+  parser.add_argument("--causal", action="store_true", help="causal mask")
   options = parser.parse_args(argv)
   columns = f"{'chip':<8}{'block':<12}{'forward':>9}{'backward':>10}{'per 512 x 512':>15}{'compiling':>11}"
   print(columns, flush=True)
@@ -83,11 +83,11 @@ def main(argv: list[str]) -> None:
     for text in options.blocks:
       block = tuple(map(int, text.split("x")))
       started = time.monotonic()
-      # What t2t chooses is what is looked into here.
+      # Overrides t2t's choice of block sizes.
       splash.bounds = relative_bias_attention.blocks_for = lambda *_, block=block, **__: block
       try:
         forward, backward = bundles(options.kernel, device, block, options)
-      except Exception as error:  # of the compiler, as a rule of too little memory
+      except Exception as error:  # of the compiler, usually out of memory
         print(f"{chip:<8}{text:<12}{str(error).splitlines()[0][:58]}", flush=True)
         continue
       total_cycles = (forward + backward) * _PAIRS / (block[0] * block[1])

@@ -1,11 +1,10 @@
-"""What a sentence task teaches: encoders trained on next sentences and on the order of sentences, each asked both.
+"""Transfer between sentence tasks: encoders trained on next sentences and on sentence order, each tested on both.
 
   python benchmarks/sentences.py --data wikipedia --vocabulary vocab.txt --output runs/sentences
 
-Lan et al. (2020, table 5) found that who is trained to tell the next sentence from a random one does not learn to tell
-which of two comes first (52.0 %, no better than chance), and that the other way round much carries over (78.9 %).  A
-head is asked the other's question as it stands: what it calls a next sentence it should call in order, and what it
-calls random swapped.
+Lan et al. (2020, table 5) found little transfer from next sentences to sentence order (52.0 %, near chance), and much
+in the other direction (78.9 %). A head is tested on the other task without training: next counts as in order, and
+random counts as swapped.
 """
 
 import argparse
@@ -33,7 +32,7 @@ TASKS = {"next": "masked_lm_nsp", "order": "masked_lm_sop"}
 
 
 def run_config(options: argparse.Namespace, objective: str) -> Config:
-  """A tiny encoder on pairs of texts."""
+  """Returns the config of a tiny encoder on pairs of texts."""
   config = load_config(options.config)
   typed = [
     f"--config.data.files={options.data}/train*",
@@ -55,7 +54,7 @@ def run_config(options: argparse.Namespace, objective: str) -> Config:
 
 
 def accuracy(run: Config, folder: pathlib.Path, objective: str) -> float:
-  """Of a trained model, asked by the held-out pairs of an objective; between 0 and 1."""
+  """Returns the accuracy of a trained model on the held-out pairs of an objective, from 0 to 1."""
   mesh = sharding.make_mesh({"data": -1})
   source = pretrained.read_source(str(folder))
   loaded = pretrained.load(source, mesh)
@@ -74,14 +73,19 @@ def accuracy(run: Config, folder: pathlib.Path, objective: str) -> float:
 
 
 def main() -> None:
-  """The command."""
+  """Runs the benchmark."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   add = parser.add_argument
-  add("--data", required=True, help="folder with train* and validation*, as config.data.files takes them")
-  add("--vocabulary", required=True, help="with [CLS] and [SEP]: BERT's vocab.txt")
+  add("--data", required=True, help="folder with train* and validation* files for config.data.files")
+  add("--vocabulary", required=True, help="vocabulary with [CLS] and [SEP]: BERT's vocab.txt")
   add("--vocab_size", type=int, default=30_592, help="rows of the embedding")
-  add("--output", type=pathlib.Path, default=pathlib.Path("runs/sentences"), help="resumed if it is there")
-  add("--config", default="tiny_modern_bert", help="of the encoder")
+  add(
+    "--output",
+    type=pathlib.Path,
+    default=pathlib.Path("runs/sentences"),
+    help="folder for runs and results; resumed if it exists",
+  )
+  add("--config", default="tiny_modern_bert", help="config of the encoder")
   add("--steps", type=int, default=4_000)
   add("--batch_size", type=int, default=32)
   add("--length", type=int, default=64, help="tokens of a pair")

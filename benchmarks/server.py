@@ -1,15 +1,15 @@
-"""The page's server under many clients at once: what it answers, what it refuses, and whether anything is lost.
+"""Load test of `t2t infer --server`: answers, refusals, and lost or wrong responses under many clients.
 
   python benchmarks/server.py                                  # 200 clients for two minutes
   python benchmarks/server.py --seconds 30 --clients 50
 
-A small T5 with random weights writes behind the server of `t2t infer --server`, in a process of its own.  Most clients
-ask it for a few tokens; others send a byte a second, bodies that are too large, requests that are none, read nothing of
-the answer, or leave in the midst of it.  Every answer that came whole is compared with what the same request got while
-nothing else was asked.  Clients and the server share this machine: latencies are those of a full queue.
+A small T5 with random weights runs in a separate process with `t2t infer --server`. Most clients request a few tokens.
+Others send a byte per second, bodies that are too large, or malformed requests, do not read the response, or disconnect
+during it. Every complete response is compared with the response to the same request on an idle server. Clients and
+server share this machine, so latencies are those of a full queue.
 
-Printed are lines of JSON: how many requests of each kind had which answer, latencies, the server's memory, threads and
-open files before and after, and `lost` and `wrong`, which must be 0.
+Prints JSON lines: answers of each kind of client, latencies, and the server's memory, threads and open files before and
+after. `lost` and `wrong` must be 0.
 """
 
 import argparse
@@ -40,7 +40,7 @@ _KINDS = ("asks",) * 12 + ("beams", "slow", "large", "malformed", "deaf", "leave
 
 
 def checkpoint(folder: pathlib.Path) -> str:
-  """A folder of a model with random weights, which reads and writes bytes."""
+  """Writes a byte-level model with random weights; returns its folder."""
   from etils import epath
   from flax import nnx, traverse_util
   import jax
@@ -70,7 +70,7 @@ def checkpoint(folder: pathlib.Path) -> str:
 
 
 def usage(pid: int) -> dict[str, float]:
-  """Memory in MB, threads and open files of a process; nothing where the system does not tell."""
+  """Returns memory in MB, threads and open files of a process; {} if the system does not provide them."""
   try:
     status = pathlib.Path(f"/proc/{pid}/status").read_text()
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
@@ -84,7 +84,7 @@ def usage(pid: int) -> dict[str, float]:
 
 
 class Clients:
-  """Asks a server in many ways, and notes what comes of it."""
+  """Clients of many kinds, with counts of their answers."""
 
   def __init__(self, port: int):
     self.port = port
@@ -101,7 +101,7 @@ class Clients:
         self.seconds[kind].append(seconds)
 
   def ask(self, body: dict) -> tuple[int, list[dict]]:
-    """Status and events of a request."""
+    """Returns status and events of a request."""
     connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=310)
     try:
       connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
@@ -111,7 +111,7 @@ class Clients:
       connection.close()
 
   def run(self, until: float, seed: int) -> None:
-    """One client, until a time."""
+    """Runs one client until a time."""
     draws = random.Random(seed)
     kind = _KINDS[seed % len(_KINDS)]
     while time.monotonic() < until:
@@ -160,7 +160,7 @@ class Clients:
       while time.monotonic() < until:
         connection.sendall(b"X")
         time.sleep(1.0)
-    return "held on to the end"
+    return "connected until the end"
 
   def _large(self, draws: random.Random, until: float) -> str:
     size = draws.choice([150_000, 900_000, 30_000_000])
@@ -201,13 +201,13 @@ class Clients:
 
 
 def measure(folder: pathlib.Path, *, clients: int, seconds: float) -> dict:
-  """Starts the server, lets clients ask it for so long, and ends it."""
+  """Starts the server, runs the clients for some seconds, and stops it."""
   run = checkpoint(folder)
   started = subprocess.Popen([sys.executable, "-c", _SERVER, run], stdout=subprocess.PIPE, text=True)
   try:
     line = started.stdout.readline()
     pool = Clients(int(line.split(":")[2].split("/")[0]))
-    for text in _INPUTS:  # alone: programs are compiled, and what is right is known
+    for text in _INPUTS:  # on an idle server: compiles the programs, and records the expected answers
       for options in ({}, {"beam": 2}):
         events = pool.ask({"inputs": text, "max_length": 8} | options)[1]
         pool.expected[json.dumps([text, options])] = events[-1]["prediction"]
@@ -222,11 +222,11 @@ def measure(folder: pathlib.Path, *, clients: int, seconds: float) -> dict:
       most = {name: max(value, most.get(name, 0)) for name, value in usage(started.pid).items()}
     for thread in threads:
       thread.join(320)
-    time.sleep(20.0)  # what is slow is cut off by now
+    time.sleep(20.0)  # slow clients are disconnected by now
     after = usage(started.pid)
     status, events = pool.ask({"inputs": _INPUTS[0], "max_length": 8})
     still = status == 200 and events[-1]["prediction"] == pool.expected[json.dumps([_INPUTS[0], {}])]
-    # Ended while it writes: the answer that is under way gets a last event.
+    # Stops it while it generates: the pending answer gets a last event.
     last = []
     late = threading.Thread(target=lambda: last.extend(pool.ask({"inputs": "a", "max_length": 1_000})[1]))
     late.start()
@@ -261,7 +261,7 @@ def measure(folder: pathlib.Path, *, clients: int, seconds: float) -> dict:
 
 
 def main() -> None:
-  """The command."""
+  """Runs the benchmark."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--seconds", type=numeric.number(0, above=True), default=120.0)
   parser.add_argument("--clients", type=int, default=200)

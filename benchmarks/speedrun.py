@@ -1,11 +1,11 @@
-"""How well a model reads after so many minutes on this machine, from scratch: the project's speed run.
+"""Speed run of the project: quality of a model trained from scratch in a few minutes on this machine.
 
-  python benchmarks/speedrun.py                                        # three seeds of the tiny config as it is
+  python benchmarks/speedrun.py                                        # three seeds of the default tiny config
   python benchmarks/speedrun.py --name narrow --config.model.mlp_dim=256 --config.train.steps=1500
 
-Each seed is a `t2t train` of its own on the installed documentation, timed from its start to its end, and counts if it
-ends within --seconds.  It is measured by its loss on all held-out text, in nats for each byte that was masked: so
-vocabularies may differ.  Objective, density and lengths of spans may not, for some blanks are easier than others.
+Each seed is a separate `t2t train` on the installed documentation, timed from start to end; it counts if it ends within
+--seconds. The metric is the loss on all held-out text, in nats per masked byte, so vocabularies may differ. Objective,
+density and lengths of spans must not differ, because some blanks are easier than others.
 
 Prints a row of the table in docs/first_minutes.md, which any command may beat.
 """
@@ -29,12 +29,12 @@ from t2t.data import pipeline, train_data, vocabularies
 from t2t.runtime import numeric
 from t2t.training import mesh_selection, metric_writers
 
-_ALL = 1_000  # held-out batches: more than there are
+_ALL = 1_000  # held-out batches; more than exist
 _LOG = "log.txt"
 
 
 def bytes_per_target(name: str, overrides: list[str]) -> float:
-  """How many masked bytes stand for each target of the held-out text; sentinels and EOS are targets, too.
+  """Returns the number of masked bytes per target of the held-out text; sentinels and EOS are targets, too.
 
   Raises:
     UserError: the vocabulary is neither SentencePiece's nor of bytes.
@@ -45,14 +45,14 @@ def bytes_per_target(name: str, overrides: list[str]) -> float:
   mesh, _ = mesh_selection.make(run)
   vocabulary = pipeline.vocabulary(run.data)
   if not isinstance(vocabulary, seqio.SentencePieceVocabulary | seqio.ByteVocabulary):
-    raise UserError("config.data.vocabulary: the bytes of its tokens are not known; give SentencePiece's, or bytes")
+    raise UserError("config.data.vocabulary: the bytes of its tokens are unknown; give a SentencePiece model, or bytes")
   lengths = _lengths(vocabulary)
   targets = np.concatenate([np.asarray(x["decoder_target_tokens"]) for x in train_data.eval_batches(run, mesh)])
   return float(lengths[targets].sum() / (targets != vocabulary.pad_id).sum())
 
 
 def _lengths(vocabulary: seqio.Vocabulary) -> np.ndarray:
-  """Bytes that each id stands for; none for what frames the text."""
+  """Returns the number of bytes of each id; 0 for special ids."""
   lengths = np.ones(vocabulary.vocab_size, np.int64)
   if isinstance(vocabulary, seqio.SentencePieceVocabulary):
     model = vocabulary.tokenizer
@@ -64,7 +64,7 @@ def _lengths(vocabulary: seqio.Vocabulary) -> np.ndarray:
 
 
 def train(workdir: pathlib.Path, config: str, overrides: list[str]) -> tuple[float, float]:
-  """Seconds of a whole run, and its held-out loss in nats a target."""
+  """Trains a whole run; returns its seconds and its held-out loss in nats per target."""
   shutil.rmtree(workdir, ignore_errors=True)
   workdir.mkdir(parents=True)
   command = [sys.executable, "-m", "t2t", "train", "--config", config, "--workdir", str(workdir), *overrides]
@@ -79,27 +79,29 @@ def train(workdir: pathlib.Path, config: str, overrides: list[str]) -> tuple[flo
 
 
 def main(argv: list[str]) -> None:
-  """The command."""
+  """Runs the benchmark."""
   parser = argparse.ArgumentParser("python benchmarks/speedrun.py", description=__doc__)
   parser.formatter_class = argparse.RawDescriptionHelpFormatter
   parser.add_argument("--config", default="tiny", help="the recipe")
-  parser.add_argument("--name", help="of what is tried, in the table; without: the overrides, or none: as it is")
+  parser.add_argument("--name", help="name in the table; default: the overrides")
   parser.add_argument("--seeds", type=int, default=3, help="runs")
   parser.add_argument(
-    "--seconds", type=numeric.number(0, above=True), default=240.0, help="that a run may take, start and end included"
+    "--seconds", type=numeric.number(0, above=True), default=240.0, help="time limit of a run, including start and end"
   )
-  parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/speedrun"), help="of the runs")
+  parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/speedrun"), help="folder for the runs")
   options, overrides = parser.parse_known_args(argv)
   tried = " ".join(argument.removeprefix("--config.") for argument in overrides)
-  name = options.name or tried or "as it is"
+  name = options.name or tried or "default config"
   folder = options.workdir / re.sub(r"[^\w.=-]+", "_", name)
   size = bytes_per_target(options.config, overrides)
   losses, times = [], []
   for seed in range(options.seeds):
     run_options = [*overrides, f"--config.train.seed={seed}", f"--config.eval.batches={_ALL}"]
-    print(f"seed {seed}: trains up to {options.seconds:.0f} s, see {folder / str(seed) / _LOG}", file=sys.stderr)
+    print(
+      f"seed {seed}: training for up to {options.seconds:.0f} s, log in {folder / str(seed) / _LOG}", file=sys.stderr
+    )
     seconds, loss = train(folder / str(seed), options.config, run_options)
-    print(f"seed {seed}: {loss:.4f} nats a target, {loss / size:.4f} a byte, {seconds:.0f} s", flush=True)
+    print(f"seed {seed}: {loss:.4f} nats per target, {loss / size:.4f} per byte, {seconds:.0f} s", flush=True)
     losses.append(loss / size)
     times.append(seconds)
   spread = f" ± {statistics.stdev(losses):.4f}" if len(losses) > 1 else ""

@@ -1,12 +1,12 @@
-"""Speed of the training step on this machine.  `t2t plan` says what it takes on a TPU that is not there.
+"""Speed of the training step on this machine. `t2t plan` predicts it for TPUs without one.
 
   python benchmarks/train_step.py                                    # T5 1.1 small, 8 x 512/114 on a CPU
   python benchmarks/train_step.py --config t5_1_1_base --config.train.batch_size=128        # on an accelerator
 
-The step is the one that `t2t train` runs: forward, backward and update, metrics included; the batch is random ids
-without padding.  Steps are timed one by one after two that are not counted: the best says what the program can do, the
-median what this machine gave it.  On chips that accelerators.py knows, what the plan's rule makes of the program stands
-beside it.  benchmarks/results/ has what was measured.
+The step is that of `t2t train`: forward, backward and update, including metrics, on a batch of random ids without
+padding. The first two steps are not counted; later steps are timed separately. The best shows the program's speed, the
+median that of this machine under load. On chips in accelerators.py, the result includes the step time that the plan
+predicts for the program. benchmarks/results/ has earlier measurements.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ from t2t.training import mesh_selection, recipe
 
 
 def random_batch(config: Config) -> dict[str, np.ndarray]:
-  """Random tokens, of which as many are to be predicted as in training."""
+  """Returns random tokens, with as many predicted positions as in training."""
   rng = np.random.default_rng(0)
   share = recipe.share_predicted(config)
   batch = {}
@@ -56,7 +56,7 @@ def random_batch(config: Config) -> dict[str, np.ndarray]:
 
 
 def where_time_goes(run: Callable[[], object], *, steps: int) -> dict[str, tuple[float, float]]:
-  """Instruction of the program -> milliseconds of a step on the first device, and how often it runs; longest first."""
+  """Returns milliseconds per step on the first device and number of runs, by HLO instruction, longest first."""
   durations: dict[str, list[float]] = {}
   with tempfile.TemporaryDirectory() as folder:
     with jax.profiler.trace(folder):
@@ -84,11 +84,11 @@ class Running:
   batch: dict
   state: object
   step: jax.stages.Compiled
-  seconds: float  # that compiling took
+  seconds: float  # of compilation
   key: jax.Array = dataclasses.field(default_factory=lambda: jax.random.key(1))
 
   def __call__(self) -> dict:
-    """One more step; its metrics, when it has ended."""
+    """Runs a step and waits; returns its metrics."""
     self.state, values = self.step(self.state, self.batch, self.key)
     jax.block_until_ready((self.state, values))
     return values
@@ -108,12 +108,12 @@ def start(config: Config) -> Running:
 
 
 def tokens_per_step(config: Config) -> int:
-  """Inputs and targets of a batch."""
+  """Returns the number of input and target tokens of a batch."""
   return config.train.batch_size * sum(recipe.lengths(config).values())
 
 
 def measure(config: Config, *, steps: int, profile: str = "") -> dict:
-  """Times the step on the devices that are here; with `profile`, writes what takes how long to that file."""
+  """Times the step on this machine's devices; `profile` is a file for the time of each instruction."""
   running = start(config)
   share = losses.share_of_weights([jax.device_get(running.batch)])
   device = jax.devices()[0]
@@ -155,7 +155,7 @@ def measure(config: Config, *, steps: int, profile: str = "") -> dict:
 
 
 def provenance(argv: list[str]) -> dict:
-  """What a result is of no use without: the command, the commit, the versions."""
+  """Returns the command, the commit and the versions, which make a result reproducible."""
   root = pathlib.Path(__file__).resolve().parent.parent
   commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
   return {
@@ -167,20 +167,27 @@ def provenance(argv: list[str]) -> dict:
 
 
 def main(argv: list[str]) -> None:
-  """The command."""
+  """Runs the benchmark."""
   parser = config_parser("python benchmarks/train_step.py", __doc__)
   parser.set_defaults(config="t5_1_1_small")
-  parser.add_argument("--steps", type=int, default=5, help="steps that are timed")
+  parser.add_argument("--steps", type=int, default=5, help="number of timed steps")
   parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-  parser.add_argument("--profile", metavar="FILE", default="", help="write what takes how long, and the program beside")
-  parser.add_argument("--append", metavar="FILE", help="and append it to a file, with command, commit and versions")
+  parser.add_argument(
+    "--profile",
+    metavar="FILE",
+    default="",
+    help="file for the time of each instruction; the program is written beside it",
+  )
+  parser.add_argument(
+    "--append", metavar="FILE", help="append the result to this file, with command, commit and versions"
+  )
   options, config = parse(parser, argv)
   typed = " ".join(argv)
   memory.keep_freed_memory()
   if config.train.xla_flags:
     xla_flags.apply()
   if jax.default_backend() == "cpu":
-    # What a CPU can do in an afternoon, and the size that others were measured at.
+    # Sizes that a CPU handles, and that other frameworks were measured with.
     if "config.train.batch_size" not in typed:
       config.train.batch_size = 8
     if "config.train.logits_chunk_tokens" not in typed and config.model.architecture != "encoder_only":

@@ -1,11 +1,11 @@
-"""Tasks for benchmarks/forgetting.py: two questions about the same things, with the same words for answers.
+"""Tasks for benchmarks/forgetting.py: two questions about the same letters, with the same words as answers.
 
   colour things: k q d m r y b  ->  third     most of the things have the third colour
   shape things: k q d m r y b   ->  first     most of the things have the first shape
 
-Things are letters; each has one of four colours and one of four shapes, drawn once.  One model can answer both
-questions, by their first word; one that learns the second alone has no reason to keep the first.  Tasks that end in
-_held_out have no examples to train on: in a mixture they are measured, and nothing else.
+Things are letters; each has a fixed random colour and shape, out of four each. The first word selects the question, so
+one model can answer both; training on the second alone gives no reason to keep the first. Tasks with the suffix
+_held_out have no training examples: a mixture only evaluates them.
 """
 
 import functools
@@ -19,13 +19,13 @@ from t2t.data import postprocessors, preprocessors, vocabularies
 from t2t.evaluation import task_metrics
 
 QUESTIONS, KINDS = ("colour", "shape"), ("first", "second", "third", "fourth")
-_THINGS, _SHOWN = np.array(list(string.ascii_lowercase)), 7  # in all, and in an example
+_THINGS, _SHOWN = np.array(list(string.ascii_lowercase)), 7  # in total, and in an example
 _SIZES = {"train": 4_096, "validation": 256}
 _TEXT = seqio.Feature(vocabularies.load("bytes", extra_ids=0), add_eos=True)
 
 
 def _drawn(question: str, split: str) -> tuple[np.ndarray, np.ndarray]:
-  """Lines of things, and the kind of most of them; no other is that of as many."""
+  """Returns lines of things, and the most frequent kind of each; lines with ties are excluded."""
   of_thing = np.random.default_rng(QUESTIONS.index(question)).permutation(len(_THINGS)) % len(KINDS)
   random = np.random.default_rng(10 + list(_SIZES).index(split))
   drawn = random.integers(len(_THINGS), size=(4 * _SIZES[split], _SHOWN))
@@ -58,5 +58,5 @@ for _question in QUESTIONS:
 
 seqio.MixtureRegistry.add("colour_alone", [("colour", 1.0), ("shape_held_out", 1.0)])
 seqio.MixtureRegistry.add("shape_alone", [("shape", 1.0), ("colour_held_out", 1.0)])
-# Every tenth example is an old one.
+# A tenth of the examples is from the old task.
 seqio.MixtureRegistry.add("shape_with_colour", [("shape", 0.9), ("colour", 0.1)])

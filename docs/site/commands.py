@@ -1,6 +1,6 @@
 """Wraps the commands of the pages at 80 columns, the width of a page's column: `python docs/site/commands.py`.
 
-A command is one in a block of sh, or one that stands indented; it is broken between its options, with a backslash.
+A command is in a block of sh, or indented. It is broken between options, with a backslash.
 """
 
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 WIDTH = 80
-_INDENTED = "    "  # of a block of code in Markdown
-_MORE = "  "  # of the lines after the first of a command
-# An option and its value stay together; quotes hold a word together, and $(...).
+_INDENTED = "    "  # of a Markdown code block
+_MORE = "  "  # of the continuation lines of a command
+# An option and its value stay together, as do quoted words and $(...).
 _WORD = re.compile(r"""(?:\$\([^()]*\)|"[^"]*"|'[^']*'|\\.|[^\s"'\\])+""")
 _COMMANDS = re.compile(
   r"^(?:t2t|gcloud|kubectl|gsutil|git|make|pip|python3?|curl|ssh|scp|export|sbatch|srun|docker|[A-Z_]+=\S)[ =]?"
@@ -20,12 +20,12 @@ _COMMANDS = re.compile(
 
 
 def pages() -> list[pathlib.Path]:
-  """The README and the pages of docs/."""
+  """Returns the README and the pages of docs/."""
   return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def wrapped(text: str) -> str:
-  """A page with each of its commands that is wider than 80 columns wrapped anew; others stay as they are."""
+  """Returns a page with the commands that are wider than 80 columns wrapped; other text is unchanged."""
   lines, found, fence = text.split("\n"), [], ""
   while lines:
     line = lines.pop(0)
@@ -48,7 +48,7 @@ def wrapped(text: str) -> str:
 def _broken(command: list[str], indent: str) -> list[str]:
   joined = " ".join(line.strip().removesuffix("\\").strip() for line in command)
   if "#" in joined.replace("'#", "").replace("$#", "") or "<<" in joined:
-    return command  # with a comment, or text that follows
+    return command  # with a comment or a here-document
   made, line = [], ""
   for word in _words(joined):
     more = f"{line} {word}" if line else word
@@ -61,7 +61,7 @@ def _broken(command: list[str], indent: str) -> list[str]:
 
 
 def _words(command: str) -> Iterator[str]:
-  """The words of a command, an option without `=` together with its value."""
+  """Yields the words of a command; an option without `=` includes its value."""
   words = _WORD.findall(command)
   while words:
     word = words.pop(0)
@@ -70,12 +70,12 @@ def _words(command: str) -> Iterator[str]:
 
 
 def _is_open(code: str) -> bool:
-  """Whether a line has a comment, or ends within quotes: neither can be broken."""
+  """Returns True if a line has a comment or an open quote, and therefore cannot be broken."""
   return "#" in code or code.count("'") % 2 == 1 or code.count('"') % 2 == 1
 
 
 def too_wide(text: str) -> list[str]:
-  """The commands' lines that have more than one word and are wider than a page's column."""
+  """Returns the command lines with several words that are wider than a page's column."""
   found, fence = [], ""
   for line in text.split("\n"):
     if line.startswith("```"):

@@ -1,8 +1,8 @@
-"""How Sphinx makes the documents: `make docs`.
+"""Sphinx configuration of the documents: `make docs`.
 
-Pages are Markdown that reads well without this.  What is added here: the order of the pages, from the index; the keys
-of the config, from the code; what the cells of notebooks print, which are run; a plain twin of each page, PAGE.md
-beside PAGE.html; and llms.txt, which lists these.
+Pages are Markdown that also reads well on GitHub. The build adds the order of the pages (from the index), the config
+keys (from the code) and the output of notebook cells. It also writes a Markdown copy of each page, PAGE.md beside
+PAGE.html, and llms.txt, which lists the copies.
 """
 
 import functools
@@ -29,13 +29,13 @@ nitpicky = True
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 suppress_warnings = []
-highlight_language = "none"  # of indented blocks; the others say what they are
+highlight_language = "none"  # for indented blocks; fenced blocks name their language
 
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
-nb_execution_timeout = 600  # of a cell, on a machine that is shared
+nb_execution_timeout = 600  # per cell, on a shared machine
 nb_execution_in_temp = True
-nb_output_stderr = "remove"  # progress, and what libraries have to say
+nb_output_stderr = "remove"  # progress and messages of libraries
 
 copybutton_prompt_text = r"^\$ |^>>> |^\.\.\. "
 copybutton_prompt_is_regexp = True
@@ -55,7 +55,7 @@ html_theme_options = {
   "show_navbar_depth": 1,
   "show_toc_level": 2,
   "navigation_with_keys": False,
-  # The bar at the side has what another one at the top would repeat.
+  # The sidebar has everything that a top bar would repeat.
   "navbar_start": [],
   "navbar_center": [],
   "navbar_end": [],
@@ -67,7 +67,7 @@ html_theme_options = {
 
 @functools.cache
 def _page(name: str) -> str:
-  """A page as the site has it, but for the order of the pages."""
+  """Returns a page for the site, without the hidden toctree."""
   text = pages.for_site((pages.DOCS / f"{name}.md").read_text())
   return text.replace(keys.MARK, keys.markdown()) if keys.MARK in text else text
 
@@ -83,7 +83,7 @@ def _read(app, name: str, source: list[str]) -> None:
 
 
 def _twin(text: str, folder: pathlib.Path) -> str:
-  """A page whose pictures, and files to take, are where the site has them."""
+  """Rewrites the paths of pictures and downloads to their location on the site."""
 
   def moved(found: re.Match) -> str:
     path = found.group(1)
@@ -94,7 +94,7 @@ def _twin(text: str, folder: pathlib.Path) -> str:
 
 
 def _write_twins(app, error: Exception | None) -> None:
-  """PAGE.md of every page, and llms.txt."""
+  """Writes PAGE.md of every page, and llms.txt."""
   if error is not None or app.builder.name != "html":
     return
   folder = pathlib.Path(app.outdir)
@@ -109,18 +109,18 @@ def _write_twins(app, error: Exception | None) -> None:
 
 
 def _cells(app) -> pathlib.Path:
-  """Where notebooks lie that have been run, and their pictures."""
+  """Returns the folder of executed notebooks and their pictures."""
   return pathlib.Path(app.outdir) / "_cells"
 
 
 def _keep_cells(app) -> None:
-  """In the folder of the site, for MyST-NB would have them among the pages; those of the last time are gone."""
+  """Stores executed notebooks in the site's folder, not among the pages (MyST-NB's default); removes older ones."""
   shutil.rmtree(_cells(app), ignore_errors=True)
   app.env.mystnb_config = app.env.mystnb_config.copy(output_folder=str(_cells(app)))
 
 
 def setup(app) -> None:
-  """Called by Sphinx."""
-  app.connect("builder-inited", _keep_cells, priority=900)  # after MyST-NB's own
+  """Connects the handlers; called by Sphinx."""
+  app.connect("builder-inited", _keep_cells, priority=900)  # after MyST-NB's handler
   app.connect("source-read", _read)
   app.connect("build-finished", _write_twins)

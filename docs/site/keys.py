@@ -1,38 +1,38 @@
-"""The page of config keys, from what `t2t train --help all` prints."""
+"""Generates the page of config keys from the data of `t2t train --help all`."""
 
 from ml_collections import ConfigDict
 
 from t2t.commands import options
 from t2t.configuration.schema import FIRST, comments, is_adapter
 
-# In config_keys.md: where the tables stand.
+# Placeholder of the tables in config_keys.md.
 MARK = "<!-- the tables of keys -->"
 
 _ABOUT = {
-  "data": "Text, and what is made of it.",
+  "data": "Text and its preprocessing.",
   "train": "The run: steps, batches, the loss.",
-  "optimizer": "How parameters move.",
-  "eval": "What is measured, and when.",
-  "checkpoint": "What is saved.",
-  "nan_policy": "Losses and gradients that are not finite, or jump.",
-  "init": "Where training starts.",
+  "optimizer": "Parameter updates.",
+  "eval": "Evaluation: metrics and their frequency.",
+  "checkpoint": "Checkpoints and their frequency.",
+  "nan_policy": "Handling of NaN, Inf and spikes in losses and gradients.",
+  "init": "Initial parameters.",
   "mesh": "Devices along each axis.",
-  "logging": "What is told beside metrics.jsonl: a tracker, texts and histograms.",
-  "model": "The shape of the model.",
+  "logging": "Logging beside metrics.jsonl: a tracker, texts and histograms.",
+  "model": "The architecture and size of the model.",
 }
 
 
 def markdown() -> str:
-  """A table for each section: key, default, what it says."""
+  """Returns a table for each section: key, default, description."""
   helps, parts = comments(), []
   for section, values in options.keys_by_section().items():
-    parts.append(f"## {section}\n\n{_about(section)}\n\n| key | default | what it is |\n|---|---|---|")
+    parts.append(f"## {section}\n\n{_about(section)}\n\n| key | default | description |\n|---|---|---|")
     for key, value in values.items():
       name = f"config.{section}.{key}" + (".NAME" if isinstance(value, ConfigDict) else "")
       shown = "" if isinstance(value, ConfigDict) else options.shown(value)
       parts.append(f"| `{name}` | {_code(shown)} | {_escaped(helps.get(f'{section}.{key}', ''))} |")
     parts.append("")
-  parts.append(f"## stages\n\n| key | what it is |\n|---|---|\n| `config.stages` | {_escaped(helps['stages'])} |")
+  parts.append(f"## stages\n\n| key | description |\n|---|---|\n| `config.stages` | {_escaped(helps['stages'])} |")
   return "\n".join(parts)
 
 
@@ -49,7 +49,7 @@ def _code(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-  """Text of a comment in a cell of a table: nothing in it is a mark but what stands in `backquotes`."""
+  """Escapes the text of a comment for a table cell; only `backquotes` keep their meaning."""
   parts = text.split("`") if text.count("`") % 2 == 0 else [text]
   return "`".join(part.replace("|", "\\|") if i % 2 else _plain(part) for i, part in enumerate(parts))
 

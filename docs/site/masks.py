@@ -1,4 +1,4 @@
-"""Pictures of who sees whom, drawn from `AttentionMask.allowed`, which attention itself reads.
+"""Draws pictures of attention masks from `AttentionMask.allowed`, which attention itself uses.
 
 .venv/bin/python docs/site/masks.py            # writes docs/pictures/masks/NAME.svg
 """
@@ -25,14 +25,14 @@ _TWO_TEXTS = _row(1, 1, 1, 1, 2, 2, 2, 0)
 
 # Name -> title, the mask, queries and keys.
 MASKS: Mapping[str, tuple[str, AttentionMask, int, int]] = {
-  "both_ways": ("an encoder: each sees all", AttentionMask(_row(*[1] * 8), _row(*[1] * 8)), 8, 8),
+  "both_ways": ("encoder: bidirectional attention", AttentionMask(_row(*[1] * 8), _row(*[1] * 8)), 8, 8),
   "padding": (
-    "an encoder, two places of padding",
+    "encoder with two padding positions",
     AttentionMask(_row(1, 1, 1, 1, 1, 1, 0, 0), _row(1, 1, 1, 1, 1, 1, 0, 0)),
     8,
     8,
   ),
-  "causal": ("causal: each sees what is before it", AttentionMask(causal=True), 8, 8),
+  "causal": ("causal: no query sees later keys", AttentionMask(causal=True), 8, 8),
   "cross": (
     "cross-attention: targets see all inputs",
     AttentionMask(_row(*[1] * 5), _row(1, 1, 1, 1, 1, 1, 0, 0)),
@@ -40,13 +40,13 @@ MASKS: Mapping[str, tuple[str, AttentionMask, int, int]] = {
     8,
   ),
   "prefix": (
-    "prefix LM: the first four see each other",
+    "prefix LM with a prefix of four",
     AttentionMask(prefix=_row(1, 1, 1, 1, 0, 0, 0, 0), causal=True),
     8,
     8,
   ),
-  "window": ("a window of two, both ways", AttentionMask(window=2), 8, 8),
-  "causal_window": ("causal, in a window of two", AttentionMask(causal=True, window=2), 8, 8),
+  "window": ("bidirectional window of two", AttentionMask(window=2), 8, 8),
+  "causal_window": ("causal window of two", AttentionMask(causal=True, window=2), 8, 8),
   "packed": (
     "two texts packed in a causal row",
     AttentionMask(_TWO_TEXTS, _TWO_TEXTS, causal=True),
@@ -59,18 +59,18 @@ MASKS: Mapping[str, tuple[str, AttentionMask, int, int]] = {
     8,
     8,
   ),
-  "front": ("a learned prefix of two in front", AttentionMask(causal=True, front=2), 6, 8),
+  "front": ("learned prefix of two", AttentionMask(causal=True, front=2), 6, 8),
 }
 
 
 def allowed(name: str) -> np.ndarray:
-  """bool [query, key]."""
+  """Returns the mask, bool [query, key]."""
   _, mask, queries, keys = MASKS[name]
   return np.broadcast_to(np.asarray(mask.allowed(queries, keys)), (1, 1, queries, keys))[0, 0]
 
 
 def draw(name: str) -> str:
-  """The picture of a mask."""
+  """Returns the picture of a mask."""
   title, mask, queries, keys = MASKS[name]
   seen, left, top = allowed(name), 34, 44
   front = mask.front
@@ -89,19 +89,19 @@ def draw(name: str) -> str:
       if sees:
         parts.append(f'<circle cx="{x + _CELL / 2:g}" cy="{y + _CELL / 2:g}" r="3" fill="#fff"/>')
   height = top + queries * _CELL
-  parts.append(svg.text(left, height + 18, "down: who asks; across: who is seen", colour=svg.SOFT, size=11))
+  parts.append(svg.text(left, height + 18, "rows: queries; columns: keys", colour=svg.SOFT, size=11))
   return svg.picture(270, height + 28, parts, title=title, about=_said(seen))
 
 
 def _said(seen: np.ndarray) -> str:
   said: Sequence[str] = [
-    f"{query} sees {', '.join(map(str, np.flatnonzero(row))) or 'none'}" for query, row in enumerate(seen)
+    f"query {query} sees keys {', '.join(map(str, np.flatnonzero(row))) or 'none'}" for query, row in enumerate(seen)
   ]
   return "; ".join(said)
 
 
 def main() -> int:
-  """Draws all."""
+  """Draws all pictures."""
   return svg.write(FOLDER, MASKS, draw)
 
 

@@ -1,4 +1,4 @@
-"""Pictures of what each of eight devices holds, asked of t2t/sharding.py.
+"""Draws pictures of the shards that eight devices hold, computed by t2t/sharding.py.
 
 .venv/bin/python docs/site/meshes.py           # writes docs/pictures/meshes/NAME.svg
 """
@@ -30,7 +30,7 @@ _Part = tuple[slice, slice]
 
 
 def held(name: str) -> tuple[list[_Part], list[_Part]]:
-  """Of each device the part of a batch, [batch, length], and that of a matrix, [embed, mlp], both 8 x 8."""
+  """Returns each device's shard of a batch, [batch, length], and of a matrix, [embed, mlp], both 8 x 8."""
   mesh = sharding.make_mesh(MESHES[name], devices=jax.devices()[:DEVICES])
   with jax.set_mesh(mesh):
     batch = jax.jit(lambda x: sharding.shard(x, "batch", "length"))(jnp.zeros((_SIZE, _SIZE))).sharding
@@ -48,7 +48,7 @@ def _whole(part: tuple) -> _Part:
 
 
 def draw(name: str) -> str:
-  """The picture of a mesh."""
+  """Returns the picture of a mesh."""
   sizes = " x ".join(f"{axis} {size}" for axis, size in MESHES[name].items())
   parts, said = [svg.text(8, 20, sizes)], []
   for column in range(DEVICES):
@@ -70,7 +70,7 @@ def draw(name: str) -> str:
 
 
 def main() -> int:
-  """Draws all."""
+  """Draws all pictures."""
   jax.config.update("jax_platforms", "cpu")
   jax.config.update("jax_num_cpu_devices", DEVICES)
   return svg.write(FOLDER, MESHES, draw)

@@ -1,14 +1,14 @@
-"""Pages whose code is run when the documents are built, and shown with what it printed.
+"""Pages whose Python blocks are executed in the build, and shown with their output.
 
-Such a page is Jupytext's Markdown, in which a python block is a cell: GitHub and programs read it as any other page.
-MyST-NB runs notebooks of another form, of MyST's, which is made of it here.
+Such a page is Jupytext Markdown with a python block for each cell, readable like any other page. It is converted here
+to the format of MyST-NB.
 """
 
 from collections.abc import Mapping, Sequence
 import re
 from typing import Any
 
-# Stands on each such page.
+# Every such page contains it.
 MARK = "<!-- Each python block is a cell, and is run when the documents are built. -->"
 _BLOCK = re.compile(r'^```python(?: alt="([^"\n]*)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 _FRONT = "---\nfile_format: mystnb\nkernelspec:\n  name: python3\n---\n\n"
@@ -16,12 +16,12 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def is_notebook(text: str) -> bool:
-  """Whether a page's code is run."""
+  """Returns True if a page's code is executed."""
   return MARK in text
 
 
 def as_myst(text: str) -> str:
-  """A page as MyST-NB runs it; `alt` of a block says what its picture shows."""
+  """Returns a page in MyST-NB's format; `alt` of a block is the alternative text of its picture."""
 
   def cell(found: re.Match) -> str:
     alt, code = found.groups()
@@ -32,11 +32,11 @@ def as_myst(text: str) -> str:
 
 
 def with_outputs(text: str, cells: Sequence[Mapping[str, Any]]) -> str:
-  """A page with what its cells printed, as text.
+  """Returns a page with the output of its cells as text.
 
   Args:
     text: the page.
-    cells: of the notebook that was run, as nbformat has them.
+    cells: of the executed notebook, in nbformat.
   """
   outputs = iter([_printed(cell["outputs"]) for cell in cells if cell["cell_type"] == "code"])
 
@@ -49,7 +49,7 @@ def with_outputs(text: str, cells: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _printed(outputs: Sequence[Mapping[str, Any]]) -> str:
-  """What a cell wrote to standard output, and its value."""
+  """Returns the standard output of a cell, and its value."""
   texts = []
   for output in outputs:
     if output.get("name") == "stdout":

@@ -1,4 +1,4 @@
-"""Pictures of what each objective makes of one text: asked of t2t's own preprocessors, as `t2t tasks show` asks them.
+"""Draws pictures of each objective on one text, with t2t's own preprocessors, like `t2t tasks show`.
 
 .venv/bin/python docs/site/objectives.py       # writes docs/pictures/objectives/NAME.svg
 """
@@ -18,22 +18,22 @@ from t2t.configuration.schema import DataConfig
 from t2t.data import objectives, pipeline, task_resolution, vocabularies
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "pictures" / "objectives"
-# Each piece occurs once, so that it can be told where a piece of an example was.
+# Each token occurs once, so that its origin is unambiguous.
 SENTENCES = ("The mill stood by a river .", "Did its wheel turn all day ?", "At night nobody slept !")
 TRANSLATION = "Die Mühle lag am Fluss ."
 TEXT = " ".join(SENTENCES)
 _PHRASES = ("mill", "a river")
-_MODES = ("[NLU]", "[S2S]", "[NLG]")  # UL2's, in front of its inputs
+_MODES = ("[NLU]", "[S2S]", "[NLG]")  # UL2's mode tokens at the start of inputs
 _LENGTH = 40
-_COPIES = 8  # of the text, of which an objective makes examples that differ
+_COPIES = 8  # of the text, which give different examples
 _WIDTH = 560
 
 
-# ---- What is asked ---------------------------------------------------------------------------------------------------
+# ---- Examples --------------------------------------------------------------------------------------------------------
 
 
 def _vocabulary(folder: pathlib.Path, *, masks: bool) -> str:
-  """Whose pieces are the words above: with [CLS], [SEP] and [MASK] as BERT's, or as T5's."""
+  """Writes a vocabulary of the words above, like BERT's with `masks`, otherwise like T5's; returns its path."""
   words = list(dict.fromkeys(f"{TEXT} {TRANSLATION}".split()))
   if masks:
     path = folder / "vocab.txt"
@@ -56,7 +56,7 @@ def _vocabulary(folder: pathlib.Path, *, masks: bool) -> str:
 
 
 def _text(folder: pathlib.Path, name: str) -> str:
-  """A file with the text as this objective reads it."""
+  """Writes the text in the format of this objective; returns its path."""
   if objectives.is_parallel(name):
     path = folder / "pairs.tsv"
     path.write_text(f"{SENTENCES[0]}\t{TRANSLATION}\n" * _COPIES)
@@ -71,9 +71,9 @@ def _text(folder: pathlib.Path, name: str) -> str:
 
 
 def example(name: str) -> tuple[Mapping[str, Any], Sequence[str]]:
-  """What an objective makes of the text, feature by feature, and the piece of each id.
+  """Returns an objective's example of the text by feature, and the token of each id.
 
-  Of some copies of the text the first is taken in which something was moved or hidden.
+  Selects the first example in which a token was moved or masked.
   """
   objective = objectives.OBJECTIVES[name]
   with tempfile.TemporaryDirectory() as temporary:
@@ -86,7 +86,7 @@ def example(name: str) -> tuple[Mapping[str, Any], Sequence[str]]:
       vocabulary=_vocabulary(folder, masks="decoder_only" not in objective.architectures),
       inputs_length=_LENGTH,
       targets_length=_LENGTH,
-      pack=True,  # texts are not joined
+      pack=True,  # keeps texts separate
     )
     architecture = objective.architectures[0]
     task = pipeline.load_task(data, architecture)
@@ -96,21 +96,21 @@ def example(name: str) -> tuple[Mapping[str, Any], Sequence[str]]:
 
 
 def _is_shown(example: Mapping[str, Any]) -> int:
-  """Whether an example shows an objective: 0 where the text stands as it was."""
+  """Returns 1 if an example shows the objective, 0 if the text is unchanged."""
   read, asked = (example[key].tolist() if key in example else [] for key in ("inputs", "targets"))
   if "target_places" in example or not (read and asked):
-    return int(asked[:-1] != sorted(asked[:-1]))  # ids rise along the text; EOS is last
+    return int(asked[:-1] != sorted(asked[:-1]))  # ids ascend along the text; EOS is last
   if len(read) == len(asked):
     return int(read != asked)
   return 1
 
 
-# ---- How it is drawn -------------------------------------------------------------------------------------------------
+# ---- Drawing ---------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
 def _tints() -> dict[str, str]:
-  """Word -> the tint of its sentence."""
+  """Returns the tint of each word's sentence."""
   found = {word: svg.TINTS[number] for number, words in enumerate(SENTENCES) for word in words.split()}
   return {word: svg.TINTS[3] for word in TRANSLATION.split()} | found
 
@@ -125,7 +125,7 @@ def _box(piece: str, *, original: str = "", loss: bool = False, dim: bool = Fals
 
 
 def draw(name: str) -> str:
-  """The picture of an objective."""
+  """Returns the picture of an objective."""
   features, texts = example(name)
   before = SENTENCES[0] if objectives.is_parallel(name) else TEXT
   rows = [("text", [_box(word) for word in before.split()])]
@@ -159,7 +159,7 @@ def draw(name: str) -> str:
 
 
 def main() -> int:
-  """Draws all."""
+  """Draws all pictures."""
   return svg.write(FOLDER, sys.argv[1:] or objectives.OBJECTIVES, draw)
 
 

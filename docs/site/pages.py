@@ -1,6 +1,6 @@
-"""Which pages the documents have, in which order, and what they link to: read off docs/index.md, without Sphinx.
+"""Pages of the documents, their order and their links, read from docs/index.md without Sphinx.
 
-python docs/site/pages.py          # the files whose commands `make readme` runs behind the README's, in order
+python docs/site/pages.py          # the files whose commands `make readme` runs after the README's, in order
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,18 +9,18 @@ import re
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
-# A heading of the index that pages come under which it does not name.
+# Heading for pages without a link in the index.
 _REST = "More"
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _CODE = re.compile(r"^```.*?^```$|^(?: {4}[^\n]*\n)+|`[^`\n]*`", re.DOTALL | re.MULTILINE)
-# Pages that others write, and that may be linked before they are there.
+# Pages that may be linked before they exist.
 COMING = ("gin.md", "server.md", "trackers.md")
-# What a reader of GitHub is pointed to, and a reader of the built documents finds in a page of them.
+# Files on GitHub that are pages of the site.
 _AS_PAGES = {"../README.md": "index.md"}
 
 
 def sections() -> dict[str, list[str]]:
-  """Heading of the index -> the pages that are linked under it, without .md; at the end those that no heading has."""
+  """Returns the pages linked under each heading of the index, without .md; pages without a link come last."""
   found, seen = {}, {"index"}
   for part in re.split(r"^## ", (DOCS / "index.md").read_text(), flags=re.MULTILINE)[1:]:
     heading, _, text = part.partition("\n")
@@ -32,12 +32,12 @@ def sections() -> dict[str, list[str]]:
 
 
 def in_order() -> list[str]:
-  """All pages but the index."""
+  """Returns all pages but the index."""
   return [name for names in sections().values() for name in names]
 
 
 def links(text: str) -> Iterator[tuple[str, str]]:
-  """Path and anchor of each link and picture that names no other host."""
+  """Yields path and anchor of each link or picture without a host."""
   for target in _LINK.findall(_CODE.sub("", text)):
     if not re.match(r"\w+:", target):
       path, _, anchor = target.partition("#")
@@ -45,13 +45,13 @@ def links(text: str) -> Iterator[tuple[str, str]]:
 
 
 def anchors(text: str) -> set[str]:
-  """Those of the headings, as GitHub makes them."""
+  """Returns the anchors of the headings, as GitHub generates them."""
   headings = re.findall(r"^#+ (.*)$", _CODE.sub("", text.replace("`", "")), re.MULTILINE)
   return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def for_site(text: str) -> str:
-  """Markdown as the site has it: what stands outside of docs/ is a page of the site, a file to take, or only named."""
+  """Returns Markdown for the site: files outside docs/ become pages, downloads or plain text."""
 
   def link(found: re.Match) -> str:
     label, path, anchor = found.groups()
@@ -65,7 +65,7 @@ def for_site(text: str) -> str:
 
 
 def listed(texts: Mapping[str, str]) -> str:
-  """A line for each page: its title, its plain twin and how it begins.
+  """Formats a line for each page: its title, its Markdown copy and its first sentence.
 
   Args:
     texts: page -> its Markdown.
@@ -85,7 +85,7 @@ def _title(text: str) -> str:
 
 
 def _beginning(text: str) -> str:
-  """The first sentence, without marks."""
+  """Returns the first sentence without markup."""
   paragraphs = text.partition("\n")[2].strip("\n").split("\n\n")
   first = next(part for part in paragraphs if re.match(r"[\w`*\[]", part))
   plain = re.sub(r"\[([^\[\]]*)\]\([^()]*\)", r"\1", " ".join(first.split())).replace("**", "")

@@ -1,1 +1,1 @@
-"""A model that writes: decoding, batches of prompts, files of lines."""
+"""Inference: decoding, batch prediction and resumable output files."""

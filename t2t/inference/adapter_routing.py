@@ -1,4 +1,4 @@
-"""Several adapters of one model, or the tasks that it tells apart, of which each line says which is asked."""
+"""Routes each input line to one of several adapters, or to one task of a multi-task checkpoint."""
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
@@ -10,28 +10,28 @@ from t2t.inference import batch_inference, jsonl_io
 from t2t.param_tree import Params
 
 FIELD = jsonl_io.ADAPTER
-BASE = ""  # the name of the model itself
+BASE = ""  # the base model
 
 
 def named(value: Any, names: Sequence[str], where: str) -> str:
-  """The adapter that a line asks for.
+  """Returns the adapter that a line selects.
 
   Args:
-    value: of its field; None: it has none.
-    names: of the adapters, and `BASE` where the model itself can be asked.
-    where: what a message calls the line.
+    value: of the line's adapter field; None if the line lacks it.
+    names: of the adapters; includes `BASE` if the base model may be selected.
+    where: location of the line, for messages.
 
   Raises:
-    UserError: there is none of that name; or the line says none, and the model itself cannot be asked.
+    UserError: the name is unknown, or is missing where the base model cannot be selected.
   """
   known = ", ".join(filter(None, names))
   if value is None:
     if BASE not in names:
-      raise UserError(f"{where}: says no {FIELD!r}, and the model by itself cannot be asked; name one of {known}")
+      raise UserError(f"{where}: has no {FIELD!r}, and the base model cannot be used without one; give one of {known}")
     return BASE
   if not isinstance(value, str) or not value or value not in names:
     near = did_you_mean(str(value), list(filter(None, names)))
-    problem = f"there is none of that name; known are {known}{near}" if known else "no adapter is loaded"
+    problem = f"unknown name; known are {known}{near}" if known else "no adapter is loaded; leave the field out"
     raise UserError(f"{where}: {FIELD} {str(value)[:60]!r}: {problem}")
   return value
 
@@ -39,24 +39,24 @@ def named(value: Any, names: Sequence[str], where: str) -> str:
 def named_models(
   source: pretrained.Source, adapters: Mapping[str, pretrained.Source], *, itself: bool = True
 ) -> dict[str, pretrained.Source]:
-  """What a line may name: name -> model, `BASE` that of a line that names none.
+  """Returns the models that a line may select, by name; `BASE` is the model for lines without a name.
 
   Args:
     source: the checkpoint.
-    adapters: on top of it, or its tasks.
-    itself: whether it can be asked without an adapter; one that tells tasks apart cannot.
+    adapters: adapters of the checkpoint, or its tasks.
+    itself: whether the base model may be selected; a checkpoint with several tasks is never selected without one.
   """
   return ({BASE: source} if itself and not source.tasks else {}) | dict(adapters)
 
 
 class Choosing:
-  """The way of several models that are alike but for their adapters; see `batch_inference.Way`.
+  """Serves several models that differ only in their adapters; implements `batch_inference.Way`.
 
-  Lines of one adapter are batched together; what is drawn for a line does not depend on the others.
+  Lines with the same adapter are batched together. The samples of a line do not depend on other lines.
 
   Args:
-    ways: name -> how it is asked; `BASE` is the model itself. Those of one structure may be the same.
-    options: name -> what rows depend on besides.
+    ways: adapter name -> way; `BASE` is the base model. Models of one structure may share a way.
+    options: adapter name -> further values that rows depend on.
   """
 
   def __init__(self, ways: Mapping[str, batch_inference.Way], options: Mapping[str, Any]):
@@ -66,7 +66,7 @@ class Choosing:
     self.pairs = all(way.pairs for way in ways.values())
     self.longest = max(way.longest for way in ways.values())
     cut_to = {way.cut_to for way in ways.values()}
-    self.cut_to = cut_to.pop() if len(cut_to) == 1 else "tokens of its adapter"
+    self.cut_to = cut_to.pop() if len(cut_to) == 1 else "the maximum of its adapter"
     self.form = dataclasses.replace(first.form, may=(FIELD,))
     adapter_options = {name: {FIELD: options[name]} if name in options else {} for name in ways}
     self.options = first.options | {
@@ -77,11 +77,10 @@ class Choosing:
     return named(line.others.get(FIELD), list(self._ways), where)
 
   def check(self, line: jsonl_io.Line, where: str) -> None:
-    """See `batch_inference.Way`; and whether there is the adapter that it names."""
+    """Checks the adapter name of the line, then the line itself."""
     self._ways[self._name(line, where)].check(line, where)
 
   def read(self, line: jsonl_io.Line) -> batch_inference.EncodedLine:
-    """See `batch_inference.Way`."""
     name = self._name(line)
     encoded_line = self._ways[name].read(line)
     return encoded_line if encoded_line.error else dataclasses.replace(encoded_line, given=[name, encoded_line.given])
@@ -94,7 +93,7 @@ class Choosing:
     numbers: Sequence[int],
     done: batch_inference.Done | None,
   ) -> list[dict[str, Any]]:
-    """Those of one adapter after those of another; `params` has the parameters of each by its name."""
+    """Answers the lines adapter by adapter; `params` has the parameters of each adapter by its name."""
     rows: list[dict[str, Any]] = [{}] * len(inputs)
     for name in dict.fromkeys(name for name, _ in inputs):
       mine = [index for index, (adapter_name, _) in enumerate(inputs) if adapter_name == name]
@@ -109,16 +108,16 @@ class Choosing:
 def ways_of(
   sources: Mapping[str, pretrained.Source], make_way: Callable[[pretrained.Source], batch_inference.Way]
 ) -> dict[str, batch_inference.Way]:
-  """A way for each model; those of one structure, asked alike, have one, and with it its compiled programs.
+  """Returns a way for each model; models with the same structure and settings share a way and its compiled programs.
 
   Args:
     sources: name -> checkpoint.
-    make_way: how a checkpoint is asked.
+    make_way: builds the way of a checkpoint.
   """
   by_structure: dict[str, batch_inference.Way] = {}
   ways = {}
   for name, source in sources.items():
-    # What a way is made of: the model, what adapts it, and how its run says that it is asked.
+    # The values that a way depends on: model, adapters, loss and data settings.
     data, loss = source.run["data"], source.run.get("train", {}).get("loss")
     settings = [data.get(key) for key in ("inputs_length", "objective", "mixture", "files", "table")]
     key = repr((source.model, source.adapters, loss, settings[:3], bool(settings[3]), settings[4]))

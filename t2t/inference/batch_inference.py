@@ -1,4 +1,4 @@
-"""A row for each line of a file, in their order, resumable at any byte, whatever a model is asked of each."""
+"""Runs a model over an input file and writes one row for each line, in order and resumable at any byte."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,34 +18,34 @@ from t2t.inference import jsonl_io
 from t2t.param_tree import Params
 from t2t.runtime import amounts, hosts, preemption
 
-# Batches whose lines are read, sorted by length and written together: more of them leave fewer rows of a batch empty,
-# fewer lose less when a run is killed.
+# Number of batches that are read, sorted by length and written together. A larger window leaves fewer padding rows in a
+# batch, a smaller one loses less work when a run is killed.
 _WINDOW = 8
 
-# What is wrong with a line -> what the summary calls such lines.
+# Error of a line -> description of such lines in the summary.
 EMPTY = "empty line"
 NO_BLANK = "no blank"
 NO_CONTEXT = "empty context"
 _CALLED = {EMPTY: "empty", NO_BLANK: "without a blank", NO_CONTEXT: "without a context"}
 
 _FILLS = """
-The model has learned to fill blanks and nothing else: put <extra_id_0>,
-<extra_id_1>, ... where words are missing, or fine-tune it on what you ask."""
+The model was only trained to fill blanks: put <extra_id_0>, <extra_id_1>, ...
+where words are missing, or fine-tune it on your task."""
 
-Done = Callable[[int, int], None]  # of lines and tokens, after each batch
+Done = Callable[[int, int], None]  # numbers of lines and tokens, after each batch
 
 
-# ---- What is asked ---------------------------------------------------------------------------------------------------
+# ---- Interface -------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class EncodedLine:
-  """A line as a model reads it.
+  """A line as model input.
 
-  given: what the model is given, as JSON takes it; None where nothing can be asked.
-  tokens: how many it is, those that were cut included.
-  cut: how many were.
-  error: why nothing can be asked; a key of `_CALLED`.
+  given: model input as JSON; None if the line cannot be used.
+  tokens: number of tokens before truncation.
+  cut: number of tokens removed by truncation.
+  error: reason that the line cannot be used; a key of `_CALLED`.
   """
 
   given: Any
@@ -55,16 +55,16 @@ class EncodedLine:
 
 
 class Way(Protocol):
-  """What a model is asked of each line, on every host.
+  """A kind of inference, run on every host.
 
-  asks: what is asked, as the page knows it: the kind of a head, "fill", ...
-  unit: what is counted beside lines: "tokens", "new tokens".
-  longest: tokens at most that the model reads at a time.
-  cut_to: what the summary says that lines are cut to: "72 tokens".
+  asks: kind, as the web page names it: the kind of a head, "fill", ...
+  unit: counted beside lines: "tokens", "new tokens".
+  longest: maximum number of tokens that the model reads at a time.
+  cut_to: length limit in words, for the summary: "72 tokens".
   form: of lines and rows.
-  pairs: whether a line's texts may be more than one: the model was trained to read several apart.
-  options: what rows depend on besides checkpoint and input, by the names of the command's options.
-  nothing: fields of the row of a line that cannot be asked.
+  pairs: whether a line may have several texts, because the model was trained on separate texts.
+  options: values that rows depend on besides checkpoint and input, by the names of the command's options.
+  nothing: fields of the row of a line that cannot be used.
   """
 
   asks: str
@@ -77,51 +77,51 @@ class Way(Protocol):
   nothing: Mapping[str, Any]
 
   def check(self, line: jsonl_io.Line, where: str) -> None:
-    """Whether a line has what is needed.
+    """Checks that a line has the required fields.
 
     Raises:
-      UserError: it has not; begins with `where`.
+      UserError: a field is missing; the message begins with `where`.
     """
 
   def read(self, line: jsonl_io.Line) -> EncodedLine:
-    """A line, which has been checked, as the model reads it."""
+    """Converts a checked line to model input."""
 
   def answer(
     self, params: Params, inputs: Sequence[Any], *, numbers: Sequence[int], done: Done | None
   ) -> list[dict[str, Any]]:
-    """The fields of each row beside those of its line.
+    """Returns the predicted fields of each row.
 
     Args:
       params: nested dict.
-      inputs: of each line what `EncodedLine` has.
-      numbers: of the lines, from 0; what is drawn for a line depends on its number.
+      inputs: `EncodedLine.given` of each line.
+      numbers: line numbers, from 0; sampling for a line depends only on its number.
       done: called after each batch.
     """
 
 
 class RowOutput(Protocol):
-  """Where rows are written to; see `jsonl_io.Output`."""
+  """Destination of rows; see `jsonl_io.Output`."""
 
   done: int
 
   def beside(
     self, lines: Iterable[jsonl_io.Line], *, where: str, form: jsonl_io.Form
   ) -> Iterator[tuple[jsonl_io.Line, jsonl_io.Row | None]]:
-    """Each line with the row that is there for it, if there is one."""
+    """Yields each line with its stored row, or None."""
 
   def write(self, rows: Iterable[jsonl_io.Row]) -> None:
-    """Appends rows."""
+    pass
 
 
-# ---- A file ----------------------------------------------------------------------------------------------------------
+# ---- Files -----------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class InferenceJob:
-  """What is to be done; the options of the command say what each means.
+  """Settings of a run; see the options of the command.
 
-  called: what the rows are, in a word.
-  blank: the beginning of what stands in each text that the model was trained on; "": of nothing that is known.
+  called: noun for the rows, for the summary.
+  blank: prefix of the blanks in the training texts; "" if unknown.
   """
 
   input: str
@@ -142,18 +142,18 @@ def run(
   open_output: Callable[[str, Mapping[str, Any]], AbstractContextManager[RowOutput]] = jsonl_io.output,
   load: Callable[[], Params] | None = None,
 ) -> None:
-  """Writes a row for each line of the input, or those that are missing in the output.
+  """Writes one row for each line of the input; resumes an incomplete output.
 
   Args:
     source: the checkpoint.
     mesh: on which its parameters are loaded.
-    way: how it is asked.
-    job: files.
-    open_output: (path, what its rows depend on) -> where they are written to.
-    load: what gives the parameters that `way` is called with; None: those of the checkpoint.
+    way: kind of inference.
+    job: files and options.
+    open_output: opens the output, from its path and the values that its rows depend on.
+    load: returns the parameters that `way` is called with; None: the parameters of the checkpoint.
 
   Raises:
-    UserError: input, output or options cannot be used; before any work on a device, unless it is a line that comes
+    UserError: input, output or options cannot be used. Raised before any work on a device, except for lines that come
       through a pipe.
   """
   load = load or (lambda: pretrained.load(source, mesh).params)
@@ -166,27 +166,29 @@ def run(
   total = None if job.input == jsonl_io.PIPE else _count(read(), job)
 
   counts = _Counts(job.blank)
-  resume_note = "none is kept" if job.output == jsonl_io.PIPE else "the same command goes on from there"
-  far = lambda: f"{max(counts.lines, output.done):,}{f' of {total:,}' if total else ''} lines are done; {resume_note}"
+  resume_note = (
+    "nothing is kept on standard output" if job.output == jsonl_io.PIPE else "rerun the same command to resume"
+  )
+  far = lambda: f"finished {max(counts.lines, output.done):,}{f' of {total:,}' if total else ''} lines; {resume_note}"
   with open_output(job.output, _run(source, way, job)) as output, preemption.leaving(far):
-    # ---- Where it goes on --------------------------------------------------
+    # ---- Resume ------------------------------------------------------------------------------------------------------
     called = jsonl_io.location(job.input).removeprefix("--input: ")
     stored_rows = lambda: output.beside(read(), where=called, form=way.form)
     if output.done and total is not None:
-      for _ in stored_rows():  # says what does not belong together before the model is loaded
+      for _ in stored_rows():  # raises for rows of another input before the model is loaded
         pass
     if output.done == total:
-      print(f"{job.output} is complete: {total:,} lines; nothing is left to do", file=sys.stderr)
+      print(f"{job.output} is complete: {total:,} lines; nothing left to do", file=sys.stderr)
       hosts.share(None)
       return
     if output.done:
-      print(f"{job.output} has {output.done:,} lines; going on from there", file=sys.stderr)
+      print(f"{job.output} has {output.done:,} lines; resuming after them", file=sys.stderr)
     hosts.share("load")
     params = load()
 
     # ---- Windows -----------------------------------------------------------
-    # A window begins at the same line in every run: its batches, and with them each digit of the scores, are the same
-    # in a run that was interrupted as in one that was not.
+    # A window begins at the same line in every run. Batches, and therefore all digits of the scores, are equal in
+    # interrupted and uninterrupted runs.
     size = job.batch_size * _WINDOW
     with _LineProgress(total, way.unit) as progress:
       try:
@@ -207,11 +209,11 @@ def run(
 
 
 def _follow(load: Callable[[], Params], way: Way) -> None:
-  """What all processes but the first do: its share of each window that the first one, which alone reads, has read."""
+  """Runs on all processes except the first: answers the windows that the first process reads and shares."""
   if hosts.share(None) is None:
     return
   params = load()
-  with preemption.leaving(lambda: "what is written is kept; the same command goes on from there"):
+  with preemption.leaving(lambda: "rows written so far are kept; rerun the same command to resume"):
     _answer_windows(params, way)
 
 
@@ -222,15 +224,15 @@ def _answer_windows(params: Params, way: Way) -> None:
 
 
 def _check_adapter(line: jsonl_io.Line, way: Way, where: str) -> None:
-  """Refuses a line that asks for an adapter where there is none: the model itself would answer in its name."""
+  """Rejects a line that selects an adapter when no adapter is loaded; otherwise the base model would answer it."""
   field = jsonl_io.ADAPTER
   if field in line.others and field not in way.form.may:
     named = str(line.others[field])[:60]
-    raise UserError(f"{where}: asks for the {field} {named!r}, and none is loaded; give --adapter {named}=RUN")
+    raise UserError(f"{where}: selects the {field} {named!r}, but none is loaded; give --adapter {named}=RUN")
 
 
 def _checked(input_lines: Iterable[jsonl_io.Line], job: InferenceJob, way: Way) -> Iterator[jsonl_io.Line]:
-  """The lines, if the model can be asked of them, with `--strict` only such as can be answered as they are."""
+  """Yields the lines after checking them; `--strict` also rejects empty lines, lines without blanks, and truncation."""
   for line in input_lines:
     where = jsonl_io.location(job.input, line.number)
     if line.text:
@@ -239,11 +241,13 @@ def _checked(input_lines: Iterable[jsonl_io.Line], job: InferenceJob, way: Way) 
     if job.strict:
       encoded_line = _encoded(line, way)
       if encoded_line.error:
-        raise UserError(f"{where}: {encoded_line.error}; without --strict its row has null and this error")
+        raise UserError(
+          f"{where}: {encoded_line.error}. Fix the line, or leave out --strict to write a row with null and this error"
+        )
       if encoded_line.cut:
         raise UserError(
-          f"{where}: {encoded_line.cut:,} of its {encoded_line.tokens:,} tokens do not fit into the {way.cut_to} that"
-          " the model reads; shorten it, give another --inputs_length, or leave out --strict, and it is cut"
+          f"{where}: {encoded_line.cut:,} of its {encoded_line.tokens:,} tokens do not fit (limit: {way.cut_to}). "
+          "Shorten the line, raise --inputs_length, or leave out --strict to truncate it"
         )
     yield line
 
@@ -257,25 +261,25 @@ def _count(input_lines: Iterable[jsonl_io.Line], job: InferenceJob) -> int:
   for line in input_lines:
     number, texts = line.number, texts + bool(line.text)
   if not texts:
-    raise UserError(f"{jsonl_io.location(job.input)} has nothing but empty lines")
+    raise UserError(f"{jsonl_io.location(job.input)}: all lines are empty; give at least one line with text")
   return number
 
 
 def make_mesh(tensor: int) -> jax.sharding.Mesh:
-  """All devices, each `tensor` of which share one copy of the model.
+  """Returns a mesh of all devices in which groups of `tensor` devices share one copy of the model.
 
   Raises:
-    UserError: it does not divide them.
+    UserError: `tensor` does not divide the number of devices.
   """
   devices = jax.device_count()
   if tensor < 1 or devices % tensor:
     works = [number for number in range(1, devices + 1) if devices % number == 0]
-    raise UserError(f"--tensor {tensor}: does not divide {devices} device(s); sizes that would do: {works}")
+    raise UserError(f"--tensor {tensor}: does not divide {devices} device(s); give one of {works}")
   return sharding.make_mesh({"data": -1, "tensor": tensor})
 
 
 def _run(source: pretrained.Source, way: Way, job: InferenceJob) -> dict[str, Any]:
-  """What the rows depend on, by the names of the options; the size of a batch is none of it."""
+  """Returns the values that rows depend on, by option name; the batch size is not one of them."""
   task = {"task": source.task} if source.task else {}
   field = job.field or way.form.field
   return {"checkpoint": str(source.path), **task, "input": job.input, "field": field, **way.options}
@@ -289,12 +293,12 @@ def _windows(pairs: Iterator, size: int) -> Iterator[list]:
 def _answers(
   window: Sequence[jsonl_io.Line], way: Way, params: Params, progress: "_LineProgress"
 ) -> list[dict[str, Any]]:
-  """The fields that each line's row has beside those of the input."""
+  """Returns the fields of each line's row except those from the input."""
   encoded_lines = [_encoded(line, way) for line in window]
   usable_inputs = [encoded_line.given for encoded_line in encoded_lines if not encoded_line.error]
   answers: Sequence[dict[str, Any]] = [{}] * len(window)
   if usable_inputs:
-    # What is drawn for a line depends on its number: one that cannot be asked stands in its place as a copy of another.
+    # Sampling for a line depends on its number, so a copy of another input replaces an unusable line.
     inputs = [usable_inputs[0] if encoded_line.error else encoded_line.given for encoded_line in encoded_lines]
     first = window[0].number - 1
     hosts.share([first, inputs])
@@ -309,11 +313,11 @@ def _answers(
 
 
 def by_lines(done: Done, ends: Sequence[int]) -> Done:
-  """Counts lines where their parts are done: as many as their share of all parts is.
+  """Returns a callback that converts progress in parts to progress in lines, in proportion.
 
   Args:
     done: see `Way.answer`.
-    ends: of each line the number of parts up to its end.
+    ends: cumulative number of parts at the end of each line.
   """
   read = 0
 
@@ -327,7 +331,7 @@ def by_lines(done: Done, ends: Sequence[int]) -> Done:
 
 
 class _Counts:
-  """What the summary says of the output."""
+  """Statistics of the output for the summary."""
 
   def __init__(self, blank: str):
     self._blank = blank
@@ -338,7 +342,7 @@ class _Counts:
     for row in rows:
       self.lines += 1
       self.cut += "cut" in row
-      if self._blank:  # rows of vectors may have no texts
+      if self._blank:  # embedding rows have no texts
         self.without_blank += not row.get("error") and self._blank not in row["inputs"]
       text = row.get("prediction")
       self.unwritten += isinstance(text, str) and not text.strip()
@@ -347,15 +351,15 @@ class _Counts:
 
 
 def _summarise(counts: _Counts, progress: "_LineProgress", way: Way, job: InferenceJob) -> None:
-  """Prints what a person wants to know at the end; not among the rows."""
+  """Prints the summary, to stderr if the rows go to stdout."""
   file = sys.stderr if job.output == jsonl_io.PIPE else sys.stdout
   remarks = [f"{number:,} {_CALLED[error]}" for error, number in counts.errors.items() if number]
-  # A head that finds no answer gives none; a model that writes nothing may surprise.
+  # An empty prediction is normal for a head without an answer, but not for a generative model.
   remarks += [f"{counts.unwritten:,} with an empty prediction"] if counts.unwritten and way.asks == "write" else []
-  remarks += [f"{counts.cut:,} cut to {way.cut_to}"] if counts.cut else []
+  remarks += [f"{counts.cut:,} truncated to {way.cut_to}"] if counts.cut else []
   remarks += [f"{counts.without_blank:,} {_CALLED[NO_BLANK]}"] if counts.without_blank else []
   print(f"lines          {counts.lines:,}" + (f" ({', '.join(remarks)})" if remarks else ""), file=file)
-  speed = f"{progress.speed:,.0f}/s, compiling included"
+  speed = f"{progress.speed:,.0f}/s, including compilation"
   print(f"{way.unit:<14} {progress.tokens:,} in {amounts.duration(progress.seconds)} ({speed})", file=file)
   if job.output != jsonl_io.PIPE:
     print(f"{job.called:<14} {job.output}", file=file)
@@ -364,7 +368,7 @@ def _summarise(counts: _Counts, progress: "_LineProgress", way: Way, job: Infere
 
 
 class _LineProgress:
-  """Lines done, speed and time left: one line that changes on a terminal, a line now and then elsewhere."""
+  """Progress with speed and time left: a progress bar on a terminal, a line every ten seconds elsewhere."""
 
   _EVERY_SECONDS = 10.0
 
@@ -372,7 +376,7 @@ class _LineProgress:
     self._total, self._unit = total, unit
     self._lines = self._new_lines = self.tokens = 0
     self._started = self._printed = time.monotonic()
-    # Lines and seconds at the end of each batch: the first one compiles, and says little of those that follow.
+    # (lines, seconds) at the end of each batch. The first batch compiles, so its speed does not count.
     self._batches: list[tuple[int, float]] = []
     self._console = rich.console.Console(stderr=True)
     self._bar = None
@@ -392,15 +396,15 @@ class _LineProgress:
 
   @property
   def speed(self) -> float:
-    """Tokens per second, from the beginning."""
+    """Tokens per second since the start."""
     return self.tokens / max(time.monotonic() - self._started, 1e-9)
 
   def skip(self, number: int) -> None:
-    """So many lines needed no work."""
+    """Counts lines that needed no work."""
     self._lines += number
 
   def add(self, number: int, tokens: int) -> None:
-    """So many lines are done, with so many tokens."""
+    """Counts the lines and tokens of a finished batch."""
     self._lines, self._new_lines, self.tokens = self._lines + number, self._new_lines + number, self.tokens + tokens
     now = time.monotonic()
     self._batches = [*self._batches[-50:], (self._new_lines, now)]
@@ -418,7 +422,7 @@ class _LineProgress:
       self.say(text)
 
   def say(self, text: str) -> None:
-    """Prints a line of its own."""
+    """Prints a line without disturbing the progress bar."""
     if self._bar is not None:
       self._bar.console.print(text, highlight=False, markup=False)
     else:

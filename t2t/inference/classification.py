@@ -1,4 +1,4 @@
-"""What a head says of each line as a whole: its class, a number, or which of several candidates."""
+"""Predicts a class, a number or one of several candidates for each line, with a head."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,17 +14,17 @@ from t2t.param_tree import Params
 
 
 class HeadWay:
-  """The way of a model with heads, whatever is read and asked of a line; see `batch_inference.Way`.
+  """Base of the ways of models with heads; see `batch_inference.Way`.
 
   Args:
     source: the checkpoint.
-    mesh: on which its parameters are.
-    head: that is asked, see `choose_head`.
-    longest: tokens of a line, or of a window of its context, at most, special tokens included.
+    mesh: on which its parameters are loaded.
+    head: used for prediction; see `choose_head`.
+    longest: maximum number of tokens of a line, or of a window of its context, including special tokens.
     batch_size: lines or windows of a batch, over all devices.
 
   Raises:
-    UserError: there is no room for what the head is asked.
+    UserError: `longest` is too small for the fields that the head reads.
   """
 
   unit = "tokens"
@@ -45,7 +45,7 @@ class HeadWay:
     self.options: Mapping[str, Any] = {"inputs_length": longest, "head": head.name}
 
   def _encoded(self, example: Mapping[str, Any], extra: Mapping[str, Any]) -> batch_inference.EncodedLine:
-    """An example without an answer as the model reads it, and what its row is made of besides."""
+    """Converts an unlabelled example to model input; `extra` has the fields that only its row needs."""
     features, cut = self._converter(example)
     rows = [{name: x.tolist() for name, x in row.items()} for row in head_predictor.rows_of(features)]
     encoded = {"windows": rows} if "windows" in features else rows[0]
@@ -54,7 +54,7 @@ class HeadWay:
   def answer(
     self, params: Params, inputs: Sequence[Any], *, numbers: Sequence[int], done: batch_inference.Done | None
   ) -> list[dict[str, Any]]:
-    """What the head says, and how likely it and other answers are."""
+    """Returns the prediction of the head and the probabilities of the answers."""
     del numbers
     ends = np.cumsum([len(head_predictor.rows_of(example)) for example in inputs])
     logits = self._answerer.logits(params, self._head, inputs, on_batch=done and batch_inference.by_lines(done, ends))
@@ -62,7 +62,7 @@ class HeadWay:
 
 
 class Answering(HeadWay):
-  """The way of a model whose head answers for a line as a whole; see `HeadWay`."""
+  """The way of a head with one answer for a line; see `HeadWay`."""
 
   def __init__(self, source: pretrained.Source, mesh: jax.sharding.Mesh, *, head: HeadConfig, **options: Any):
     super().__init__(source, mesh, head=head, **options)
@@ -72,54 +72,52 @@ class Answering(HeadWay):
     self.nothing: Mapping[str, Any] = {"prediction": None} | ({} if head.kind == "score" else {"score": None})
 
   def check(self, line: jsonl_io.Line, where: str) -> None:
-    """See `batch_inference.Way`."""
     fields = line.others
     if "parts" in fields and not self.pairs and len(jsonl_io.texts(fields, "parts", where)) > 1:
       raise UserError(
-        f"{where}: has several 'parts', but the head {self._head.name} was trained on a text that its task had put"
-        " together, with the names of the parts; give it so in one text"
+        f"{where}: has several 'parts', but the head {self._head.name} was trained on single texts that its task "
+        "had joined. Join the parts, with their names, in one text"
       )
     if self._head.kind != "choice":
       return
     if "candidates" not in fields:
       raise UserError(
-        f"{where}: has no 'candidates' for the head {self._head.name} to choose among; give a .jsonl file with lines"
+        f"{where}: has no 'candidates' for the head {self._head.name}; give a .jsonl file with lines"
         ' like {"inputs": "...", "candidates": ["...", "..."]}'
       )
     number, most = len(jsonl_io.texts(fields, "candidates", where)), self._converter.most_candidates
     if number > most:
       raise UserError(
-        f"{where}: has {number:,} 'candidates', and in {self.longest:,} tokens there is room for {most:,}; give a"
-        " longer --inputs_length"
+        f"{where}: has {number:,} 'candidates', but {self.longest:,} tokens have room for {most:,}; raise "
+        "--inputs_length or remove candidates"
       )
 
   def read(self, line: jsonl_io.Line) -> batch_inference.EncodedLine:
-    """See `batch_inference.Way`."""
     parts = list(line.others.get("parts", [line.text]))
-    if not self.pairs:  # it was trained on the texts with their prefix
+    if not self.pairs:  # trained on texts with the task's prefix
       parts = [self._prefix.before(parts[0])]
     extra = {name: line.others[name] for name in self._converter.fields if name in line.others}
     return self._encoded({"inputs": parts[0], "parts": parts} | extra, extra)
 
 
 def choose_head(model: TransformerConfig, wanted: str, *, where: str) -> HeadConfig:
-  """The head that is asked.
+  """Returns the head to use.
 
   Args:
-    model: whose it is.
-    wanted: its name; "" where there is but one.
-    where: what the user named the model with, for messages.
+    model: config of the model.
+    wanted: name of the head; may be "" if the model has only one.
+    where: location of the model in messages.
 
   Raises:
-    UserError: there is none of that name, or there are several.
+    UserError: the name is unknown, or is missing where the model has several heads.
   """
   heads = {head.name: head for head in model.heads if head.kind in ANSWERED_HEADS}
   names = ", ".join(heads)
   if heads and wanted and wanted not in heads:
-    raise UserError(f"--head {wanted}: {where} has no such head; it has {names}{did_you_mean(wanted, heads)}")
+    raise UserError(f"--head {wanted}: unknown in {where}; known are {names}{did_you_mean(wanted, heads)}")
   if not heads:
-    does = "it writes: leave out --head" if model.is_generative else "`t2t embed` gives vectors"
-    raise UserError(f"{where} has no head to ask; fine-tune it on a task with config.train.loss=heads, or {does}")
+    does = "leave out --head to generate text" if model.is_generative else "run `t2t embed` for embeddings"
+    raise UserError(f"{where} has no head; fine-tune it on a task with config.train.loss=heads, or {does}")
   if not wanted and len(heads) > 1:
-    raise UserError(f"{where} has several heads: {names}; say which by --head")
+    raise UserError(f"{where} has several heads; give --head with one of {names}")
   return heads[wanted or next(iter(heads))]

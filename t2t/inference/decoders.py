@@ -1,4 +1,4 @@
-"""Decoders: the ways in which models generate text, rows of `models.config.DECODERS`."""
+"""Decoders: the text generation methods in `models.config.DECODERS`."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol
@@ -14,24 +14,24 @@ from t2t.models.config import TransformerConfig
 
 
 class Decoder(Protocol):
-  """A way to generate text; whether the model reads in both directions is the model's own.
+  """A text generation method, independent of the model's attention direction.
 
-  streams: whether tokens are final in the order of their positions, so that `decoding.make_stream` can show them.
+  streams: whether tokens become final from left to right, so that `decoding.make_stream` can return them early.
   """
 
   streams: ClassVar[bool]
 
   @staticmethod
   def check(config: TransformerConfig, prompt_length: int, max_length: int) -> None:
-    """Checks that a model has the positions that reading and writing need.
+    """Checks that the model has enough positions for the prompt and the output.
 
     Args:
       config: of the model.
-      prompt_length: tokens of the longest prompt, BOS included where a decoder alone reads it.
+      prompt_length: tokens of the longest prompt, including BOS for a decoder-only model.
       max_length: see `decoding.DecodeConfig`.
 
     Raises:
-      UserError: it has not.
+      UserError: the model has too few positions.
     """
 
   @staticmethod
@@ -42,9 +42,9 @@ class Decoder(Protocol):
 
     Args:
       prompts: token ids.
-      width: positions of the prompts, to which they are padded.
+      width: padded length of the prompts.
       architecture: of the model.
-      framing: of the vocabulary.
+      framing: special ids of the vocabulary.
       max_length: see `decoding.DecodeConfig`.
     """
 
@@ -52,11 +52,11 @@ class Decoder(Protocol):
   def decode(
     model: nnx.Module, batch: Batch, key: jax.Array | None, *, config: decoding.DecodeConfig, eos_id: int
   ) -> decoding.Decoded:
-    """Writes a text for each row; runs inside `jax.jit`. See `decoding.decode`."""
+    """Generates a text for each row; runs inside `jax.jit`. See `decoding.decode`."""
 
 
 class Autoregressive:
-  """Writes one token after another, each from those before it."""
+  """Generates tokens from left to right, each conditioned on the previous tokens."""
 
   streams = True
   check = staticmethod(decoding.check_positions)
@@ -66,6 +66,5 @@ class Autoregressive:
   def features(
     prompts: Sequence[Tokens], width: int, *, architecture: str, framing: PromptFraming, max_length: int
   ) -> dict[str, np.ndarray]:
-    """See `prompt_features`."""
-    del max_length  # room is made in the cache
+    del max_length  # the cache has room for the output
     return prompt_features(prompts, width, architecture=architecture, framing=framing)

@@ -1,4 +1,4 @@
-"""Writing targets token by token, greedily, by chance or by beam search; and how likely given targets are."""
+"""Autoregressive decoding (greedy, sampling, beam search) and log-likelihoods of given targets."""
 
 from collections.abc import Callable
 import dataclasses
@@ -16,37 +16,37 @@ from t2t.runtime import numeric
 
 LENGTH_PENALTY_FORMS = ("gnmt", "power")
 
-_LEARNED = "config.model.max_length, less those of config.prompt or config.prefix"
+_LEARNED = "config.model.max_length, less the positions of config.prompt or config.prefix"
 
-_BLOCK = 128  # what `largest` looks at together
-_CHUNK_TOKENS = 1_024  # target positions per batch shard whose logits exist at one time
+_BLOCK = 128  # block size in `largest`
+_CHUNK_TOKENS = 1_024  # target positions per batch shard with logits in memory at one time
 
 
 LEAST_TEMPERATURE = (
-  1e-3  # logits are divided by it: by less they become infinite, and the likeliest token is drawn anyway
+  1e-3  # divides the logits: smaller values give infinities, and would select the likeliest token anyway
 )
 
 
-MOST_BEAMS = 10_000  # more need memory for nothing
-MOST_PENALTY = 10  # of a length, either way: ((5 + 1,024) / 6) ** 10 is 2e22, and more is soon no float32
+MOST_BEAMS = 10_000  # more only waste memory
+MOST_PENALTY = 10  # absolute length penalty: ((5 + 1,024) / 6) ** 10 is 2e22, near the limit of float32
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodeConfig:
-  """How text is written: greedily by default, by chance with a temperature, by beam search with beams.
+  """Decoding options: greedy by default, sampling with a temperature, beam search with several beams.
 
   Raises:
-    UserError: a value that is out of range, or beams together with chance; names the option.
+    UserError: a value is out of range, or beam search is combined with sampling; names the option.
   """
 
-  max_length: int  # positions written at most, EOS included
-  min_length: int = 0  # tokens that are written before EOS may come
-  num_beams: int = 1  # sequences that are followed at once
-  temperature: float = 0.0  # 0: the likeliest token; otherwise tokens are drawn
-  top_k: int = 0  # draw among so many likeliest; 0: all
-  top_p: float = 1.0  # draw among the likeliest that have this probability together
-  length_penalty: float = 0.6  # beams: above 0 favours long sequences, below 0 short ones
-  vocab_size: int = 0  # ids below it may be written, which have a piece; 0: as many as the model has
+  max_length: int  # maximum number of new tokens, EOS included
+  min_length: int = 0  # minimum number of tokens before EOS
+  num_beams: int = 1  # 1: no beam search
+  temperature: float = 0.0  # 0: greedy decoding; above 0: sampling
+  top_k: int = 0  # sample from the k likeliest tokens; 0: all
+  top_p: float = 1.0  # sample from the likeliest tokens with this total probability
+  length_penalty: float = 0.6  # for beam search: above 0 favours long sequences, below 0 short ones
+  vocab_size: int = 0  # only ids below it are generated; 0: all ids of the model
   length_penalty_form: str = "gnmt"  # ((5 + length) / 6) ** penalty (Wu et al. 2016, T5's); "power": length ** penalty
 
   def __post_init__(self):
@@ -56,9 +56,7 @@ class DecodeConfig:
       numeric.check(name, getattr(self, name))
     numeric.check("length_penalty", self.length_penalty, -MOST_PENALTY, MOST_PENALTY)
     if 0 < self.temperature < LEAST_TEMPERATURE:
-      raise UserError(
-        f"temperature={self.temperature}: must be at least {LEAST_TEMPERATURE}, or 0, which takes the likeliest token"
-      )
+      raise UserError(f"temperature={self.temperature}: must be at least {LEAST_TEMPERATURE}, or 0 for greedy decoding")
     for option, least in (("max_length", 1), ("min_length", 0), ("num_beams", 1), ("temperature", 0), ("top_k", 0)):
       value = getattr(self, option)
       if not value >= least:
@@ -68,7 +66,7 @@ class DecodeConfig:
     if self.min_length > self.max_length:
       raise UserError(f"min_length={self.min_length}: must be at most max_length={self.max_length}")
     if not 0.0 < self.top_p <= 1.0:
-      raise UserError(f"top_p={self.top_p}: must be above 0 and at most 1, which is all tokens")
+      raise UserError(f"top_p={self.top_p}: must be above 0 and at most 1 (1 keeps all tokens)")
     if self.length_penalty_form not in LENGTH_PENALTY_FORMS:
       near = did_you_mean(self.length_penalty_form, LENGTH_PENALTY_FORMS)
       raise UserError(
@@ -76,18 +74,18 @@ class DecodeConfig:
       )
     if self.num_beams > 1 and self.temperature:
       raise UserError(
-        f"num_beams={self.num_beams} and temperature={self.temperature}: beam search draws nothing;"
-        " set temperature=0 to search, or num_beams=1 to draw"
+        f"num_beams={self.num_beams} and temperature={self.temperature}: beam search does not sample; set "
+        "temperature=0 for beam search, or num_beams=1 for sampling"
       )
     for option, default in (("top_k", 0), ("top_p", 1.0)):
       if getattr(self, option) != default and not self.temperature:
         raise UserError(
-          f"{option}={getattr(self, option)} and temperature={self.temperature}: without a temperature nothing is"
-          f" drawn; set temperature=1, or {option}={default}"
+          f"{option}={getattr(self, option)} and temperature={self.temperature}: needs sampling; set "
+          f"temperature=1, or {option}={default}"
         )
 
   def penalty(self, length: jax.Array | int) -> jax.Array | float:
-    """What the log-probability of a sequence of so many tokens, EOS included, is divided by."""
+    """Returns the divisor of a sequence's log-probability; `length` is its number of tokens, EOS included."""
     base = (5.0 + length) / 6.0 if self.length_penalty_form == "gnmt" else 1.0 * length
     return base**self.length_penalty
 
@@ -95,11 +93,11 @@ class DecodeConfig:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Decoded:
-  """What was written for each row of a batch.
+  """Generated sequences of a batch.
 
-  tokens: int32 [batch, beams, max_length], the best first; EOS included, 0 behind it.
-  scores: float32 [batch, beams], the sum of the log-probabilities that the model gives the tokens (whatever the
-    temperature), EOS included; of beams divided by the length penalty, and -inf where there are fewer texts than beams.
+  tokens: int32 [batch, beams, max_length], the best first; EOS included, 0 after it.
+  scores: float32 [batch, beams], sums of the model's log-probabilities of the tokens, EOS included. They ignore the
+    temperature; with beams they are divided by the length penalty, and -inf marks missing sequences.
   """
 
   tokens: jax.Array
@@ -109,15 +107,15 @@ class Decoded:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Stream:
-  """A text that is being written, one for each row of a batch.
+  """State of decoding in steps, for each row of a batch.
 
-  position: int [], how many tokens are written.
-  tokens: int32 [batch, max_length], EOS included, 0 behind it and where nothing is written yet.
+  position: int [], number of generated tokens.
+  tokens: int32 [batch, max_length], EOS included, 0 after it and at positions that are not generated yet.
   scores: float32 [batch], as in `Decoded`.
-  done: bool [batch], whether EOS was written.
-  last: int32 [batch], the token that the model reads next.
-  keys: random keys [batch], if tokens are drawn.
-  state: the model's.
+  done: bool [batch], whether EOS was generated.
+  last: int32 [batch], the next input token.
+  keys: random keys [batch], for sampling.
+  state: of the model.
   """
 
   position: jax.Array
@@ -130,51 +128,49 @@ class Stream:
 
 
 def check_positions(model_config: TransformerConfig, prompt_length: int, max_length: int) -> None:
-  """Checks that a model has as many positions as reading and writing will ask for.
+  """Checks that a model has enough positions for the prompt and the output.
 
   Args:
     model_config: of the model.
-    prompt_length: tokens of the longest input; of a decoder alone with the token that starts it.
+    prompt_length: tokens of the longest input, including the start token of a decoder-only model.
     max_length: see `DecodeConfig`.
 
   Raises:
-    UserError: it has not, or it writes no text at all.
+    UserError: the model has too few positions, or does not generate text.
   """
-  _ = model_config.text_decoder  # or there is none
+  _ = model_config.text_decoder  # raises if the model does not generate text
   most = model_config.most_positions
   if not most:
     return
   if model_config.kind.is_decoder_only:
-    # The last token that is written is not read.
+    # The last generated token is not an input.
     if prompt_length + max_length - 1 > most:
       left = most + 1 - prompt_length
-      right = f"max_length={left} is left" if left > 0 else f"prompts may have up to {most} tokens"
+      right = f"set max_length={left} or less" if left > 0 else f"shorten the prompt to at most {most} tokens"
       raise UserError(
-        f"max_length={max_length} behind a prompt of {prompt_length} tokens: the model has learned"
-        f" {most} positions ({_LEARNED}); {right}"
+        f"max_length={max_length} after a prompt of {prompt_length} tokens: the model has only {most} positions "
+        f"({_LEARNED}); {right}"
       )
     return
   for name, length in (("max_length", max_length), ("inputs_length", prompt_length)):
     if length > most:
-      raise UserError(
-        f"{name}={length}: the model has learned {most} positions ({_LEARNED}); give {name}={most} or less"
-      )
+      raise UserError(f"{name}={length}: the model has only {most} positions ({_LEARNED}); set {name}={most} or less")
 
 
-# ---- One token -------------------------------------------------------------------------------------------------------
+# ---- Single tokens ---------------------------------------------------------------------------------------------------
 
 
 def largest(x: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
-  """The largest of [..., size] and their indices, both [..., number], as `jax.lax.top_k`: of equals the first.
+  """Returns the largest values of [..., size] and their indices, both [..., number]; equal to `jax.lax.top_k`.
 
-  They lie in the blocks with the largest maxima, of which only as many are looked into: on a CPU a fifth of the time.
+  Searches only the blocks with the largest maxima, which takes a fifth of the time of `top_k` on a CPU.
   """
   size = x.shape[-1]
   if size <= number * _BLOCK:
     return jax.lax.top_k(x, number)
   padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -size % _BLOCK)], constant_values=-jnp.inf)
   blocks = padded.reshape(*x.shape[:-1], -1, _BLOCK)
-  # In their order, so that what is first among equals stays first.
+  # Sorted blocks keep the order of equal values.
   chosen = jnp.sort(jax.lax.top_k(jnp.max(blocks, axis=-1), number)[1], axis=-1)
   candidates = jnp.take_along_axis(blocks, chosen[..., None], axis=-2)
   values, places = jax.lax.top_k(candidates.reshape(*x.shape[:-1], -1), number)
@@ -183,18 +179,19 @@ def largest(x: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
 
 
 def nucleus(probabilities: jax.Array, top_p: float) -> jax.Array:
-  """Which are the fewest likeliest that have the probability `top_p` together, and those as likely as the last of them.
+  """Returns the mask of the smallest likeliest set with total probability `top_p`; ties with its last member are
+  included.
 
-  In:  [0.1, 0.5, 0.15, 0.25], 0.7
-  Out: [False, True, False, True]
+    In:  [0.1, 0.5, 0.15, 0.25], 0.7
+    Out: [False, True, False, True]
 
-  Args:
-    probabilities: float32 [..., size].
-    top_p: above 0; the one that crosses it is kept.
+    Args:
+      probabilities: float32 [..., size].
+      top_p: above 0; the value that crosses it is included.
 
-  Source: Holtzman et al. 2020.
+    Source: Holtzman et al. 2020.
   """
-  # Bisection for the least of them instead of a sort: as floats that are not negative are ordered, so are their bits.
+  # Bisects for the smallest member instead of sorting; non-negative floats have the same order as their bits.
   bits = jax.lax.bitcast_convert_type(probabilities, jnp.int32)
 
   def halve(_, bounds):
@@ -203,14 +200,14 @@ def nucleus(probabilities: jax.Array, top_p: float) -> jax.Array:
     enough = jnp.sum(jnp.where(bits >= middle, probabilities, 0.0), axis=-1, keepdims=True) >= top_p
     return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
 
-  # Never so many that the likeliest is not among them.
+  # The upper bound keeps the likeliest token in the set.
   low, above = jnp.zeros_like(bits[..., :1]), jnp.max(bits, axis=-1, keepdims=True) + 1
   low, _ = jax.lax.fori_loop(0, 31, halve, (low, above))
   return bits >= low
 
 
 def draw(logits: jax.Array, keys: jax.Array, config: DecodeConfig) -> jax.Array:
-  """A token for each row of float32 [batch, vocab], int32 [batch], with a random key for each, [batch]."""
+  """Samples a token id for each row, int32 [batch], from float32 [batch, vocab] with random keys [batch]."""
   indices = None
   scaled = logits / config.temperature
   if config.top_k:
@@ -222,9 +219,9 @@ def draw(logits: jax.Array, keys: jax.Array, config: DecodeConfig) -> jax.Array:
 
 
 def _may_come(logits: jax.Array, position: jax.Array, config: DecodeConfig, eos_id: int) -> jax.Array:
-  """Logits [..., vocab] without ids that have no piece, and without EOS while less than `min_length` are written.
+  """Masks logits [..., vocab] of ids outside the vocabulary, and of EOS before `min_length` tokens.
 
-  Probabilities of the others stay what the model gives them, as with transformers' `min_new_tokens`.
+  Probabilities of other ids are not renormalized, as with transformers' `min_new_tokens`.
   """
   if config.vocab_size:
     logits = jnp.where(jnp.arange(logits.shape[-1]) < config.vocab_size, logits, -jnp.inf)
@@ -234,18 +231,17 @@ def _may_come(logits: jax.Array, position: jax.Array, config: DecodeConfig, eos_
   return jnp.where(early, -jnp.inf, logits)
 
 
-# ---- One sequence for each row ---------------------------------------------------------------------------------------
+# ---- Greedy decoding and sampling ------------------------------------------------------------------------------------
 
 
 def _row_keys(key: jax.Array, batch_size: int) -> jax.Array:
-  """A key for each row, [batch]: those given, or drawn from a single one."""
+  """Returns a key for each row, [batch]; derives them from `key` if it is a single key."""
   return key if key.ndim else jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(batch_size))
 
 
 def _start(model: nnx.Module, batch: Batch, key: jax.Array | None, config: DecodeConfig) -> Stream:
-  """Before the first token."""
   if config.temperature and key is None:
-    raise UserError(f"temperature={config.temperature}: tokens are drawn, which needs a random key")
+    raise UserError(f"temperature={config.temperature}: sampling needs a random key; give one as `key`")
   last, state = model.start_decode(batch, config.max_length)
   batch_size = last.shape[0]
   return Stream(
@@ -260,7 +256,7 @@ def _start(model: nnx.Module, batch: Batch, key: jax.Array | None, config: Decod
 
 
 def _write(model: nnx.Module, stream: Stream, config: DecodeConfig, eos_id: int, end: jax.Array | int) -> Stream:
-  """Writes until `end` tokens stand, or every sequence has ended."""
+  """Generates tokens until position `end`, or until every sequence has ended."""
 
   def unfinished(stream):
     return (stream.position < end) & ~jnp.all(stream.done)
@@ -289,20 +285,20 @@ def _write(model: nnx.Module, stream: Stream, config: DecodeConfig, eos_id: int,
   return jax.lax.while_loop(unfinished, write, stream)
 
 
-# ---- Beams -----------------------------------------------------------------------------------------------------------
+# ---- Beam search -----------------------------------------------------------------------------------------------------
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Search:
-  """A beam search on its way: sequences that go on, with their log-probabilities, and those that have ended, scored.
+  """State of a beam search: running sequences with their log-probabilities, and ended sequences with their scores.
 
-  position: int [], how many tokens are written.
+  position: int [], number of generated tokens.
   running, ended: int32 [batch, beams, max_length], the best first.
-  sums, scores: float32 [batch, beams], of running and of ended; -inf where there is none.
-  done: bool [batch], whether no running sequence can reach a place among the ended.
-  last: int32 [batch, beams], the tokens that the model reads next.
-  state: the model's.
+  sums, scores: float32 [batch, beams], of running and of ended sequences; -inf for missing ones.
+  done: bool [batch], whether no running sequence can enter `ended`.
+  last: int32 [batch, beams], the next input tokens.
+  state: of the model.
   """
 
   position: jax.Array
@@ -316,18 +312,18 @@ class _Search:
 
 
 def _best(scores: jax.Array, number: int, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-  """The largest of [batch, size], [batch, number], and what stands there in arrays [batch, size, ...]."""
+  """Returns the largest of scores [batch, size], and the same entries of arrays [batch, size, ...]."""
   scores, places = jax.lax.top_k(scores, number)
   take = lambda x: jnp.take_along_axis(x, places.reshape(*places.shape, *[1] * (x.ndim - 2)), axis=1)
   return scores, *(take(x) for x in arrays)
 
 
 def _extend(model: nnx.Module, search: _Search, config: DecodeConfig, eos_id: int) -> _Search:
-  """Writes one token to every beam: of the 2 * beams likeliest continuations those go on that do not end."""
+  """Adds one token to every beam: keeps the best unfinished of the 2 * beams likeliest continuations."""
   batch_size, num_beams, max_length = search.running.shape
   number, length = 2 * num_beams, search.position + 1
   logits, state = model.decode_step(search.last, search.state)
-  # Of one beam there are no more among the likeliest of all.
+  # More continuations of one beam cannot be among the likeliest of all beams.
   allowed = _may_come(logits, search.position, config, eos_id)
   values, tokens = largest(allowed, min(number, logits.shape[-1]))
   values = values - jax.nn.logsumexp(logits, axis=-1, keepdims=True) + search.sums[..., None]
@@ -337,7 +333,7 @@ def _extend(model: nnx.Module, search: _Search, config: DecodeConfig, eos_id: in
   texts = jnp.take_along_axis(search.running, parents[..., None], axis=1)
   texts = jax.lax.dynamic_update_slice_in_dim(texts, tokens[..., None], search.position, axis=2)
 
-  # What is not among the best `beams` does not end: an ending is so likely only beside better continuations.
+  # An ended sequence below rank `beams` is dropped, because better continuations are still running.
   ends = (tokens == eos_id) | (length == max_length)
   counts = ends & (jnp.arange(number) < num_beams) & ~search.done[:, None]
   new = jnp.where(counts, sums / config.penalty(length), -jnp.inf)
@@ -345,7 +341,7 @@ def _extend(model: nnx.Module, search: _Search, config: DecodeConfig, eos_id: in
   scores, ended = _best(joined, num_beams, jnp.concatenate([search.ended, texts], axis=1))
 
   sums, running, last, parents = _best(jnp.where(ends, -jnp.inf, sums), num_beams, texts, tokens, parents)
-  # Sums only fall, so that none becomes better than divided by the largest penalty that lies ahead.
+  # Sums only decrease, so the largest penalty still ahead gives an upper bound of the score.
   longest = max_length if config.length_penalty > 0 else length + 1
   hopeless = sums[:, 0] / config.penalty(longest) <= scores[:, -1]
   return _Search(
@@ -361,7 +357,7 @@ def _extend(model: nnx.Module, search: _Search, config: DecodeConfig, eos_id: in
 
 
 def _search(model: nnx.Module, batch: Batch, config: DecodeConfig, eos_id: int) -> Decoded:
-  """Beam search; what it gives for a row does not depend on the other rows."""
+  """Beam search; the result of a row does not depend on other rows."""
   num_beams = config.num_beams
   first, state = model.start_decode(batch, config.max_length, num_beams=num_beams)
   empty = jnp.zeros((first.shape[0], num_beams, config.max_length), jnp.int32)
@@ -381,20 +377,20 @@ def _search(model: nnx.Module, batch: Batch, config: DecodeConfig, eos_id: int) 
   return Decoded(jnp.where(jnp.isfinite(search.scores)[..., None], search.ended, 0), search.scores)
 
 
-# ---- What others call ------------------------------------------------------------------------------------------------
+# ---- Public functions ------------------------------------------------------------------------------------------------
 
 
 def decode(
   model: nnx.Module, batch: Batch, key: jax.Array | None = None, *, config: DecodeConfig, eos_id: int
 ) -> Decoded:
-  """Writes a text for each row of a batch, or several with beams, as config.model.decoder says.
+  """Generates a text for each row of a batch, or several with beam search, with the method of config.model.decoder.
 
   Args:
     model: generates text.
     batch: the model's inputs, int [batch, length]; see `start_decode`.
-    key: random key, or one for each row, if there is a temperature: the same one, the same text.
-    config: how it is written.
-    eos_id: ends a sequence; what follows is 0.  -1: nothing does.
+    key: random key, or one for each row, for sampling; the same key gives the same text.
+    config: decoding options.
+    eos_id: ends a sequence; 0 follows it. -1: sequences never end early.
   """
   return model.config.text_decoder.decode(model, batch, key, config=config, eos_id=eos_id)
 
@@ -402,11 +398,11 @@ def decode(
 def decode_autoregressively(
   model: nnx.Module, batch: Batch, key: jax.Array | None = None, *, config: DecodeConfig, eos_id: int
 ) -> Decoded:
-  """Writes one token after another: greedily, by chance, or by beam search; see `decode` for the arguments.
+  """Generates tokens from left to right: greedily, by sampling, or by beam search; see `decode` for the arguments.
 
-  Beam search takes the 2 * beams likeliest continuations at each position.  Those that end in EOS are kept if they are
-  among the best `beams`; the likeliest others go on.  At `max_length` what goes on ends as it is.  It stops when no
-  running sequence can still come among the best.
+  Beam search takes the 2 * beams likeliest continuations at each position. A continuation with EOS is stored if it is
+  among the best `beams`; the likeliest others continue. Sequences that reach `max_length` end there. The search stops
+  when no running sequence can enter the best.
   """
   if config.num_beams > 1:
     return _search(model, batch, config, eos_id)
@@ -417,7 +413,7 @@ def decode_autoregressively(
 def make_decode(
   graphdef: nnx.GraphDef, config: DecodeConfig, *, eos_id: int
 ) -> Callable[[Params, Batch, jax.Array | None], Decoded]:
-  """The compiled `decode` of (params, batch, key); `params` is the nested dict of all parameters of the model."""
+  """Returns the compiled `decode` of (params, batch, key); `params` is the nested dict of all model parameters."""
   return jax.jit(
     lambda params, batch, key=None: decode(nnx.merge(graphdef, params), batch, key, config=config, eos_id=eos_id)
   )
@@ -426,24 +422,27 @@ def make_decode(
 def make_stream(
   graphdef: nnx.GraphDef, model_config: TransformerConfig, config: DecodeConfig, *, eos_id: int, tokens_per_call: int
 ) -> tuple[Callable[[Params, Batch, jax.Array | None], Stream], Callable[[Params, Stream], Stream]]:
-  """`decode` in pieces, for a page that shows text as it comes: what starts a `Stream`, and what advances it.
+  """Compiles `decode` in steps, for output that is shown while it is generated.
 
   Args:
     graphdef, model_config: of the model.
-    config: with one beam.
+    config: without beam search.
     eos_id: ends a sequence.
-    tokens_per_call: how many more tokens `advance` writes, unless all sequences have ended or are full.
+    tokens_per_call: number of tokens that one `advance` generates, unless all sequences end earlier.
 
   Returns:
-    start(params, batch, key) and advance(params, stream), both compiled.
+    start(params, batch, key), which returns a `Stream`, and advance(params, stream), both compiled.
   """
   if not model_config.text_decoder.streams:
     raise UserError(
-      f"config.model.decoder={model_config.decoder}: does not write from left to right, so that nothing can be"
-      " streamed; ask for the whole text"
+      f"config.model.decoder={model_config.decoder}: cannot stream, because it does not generate from left to "
+      "right; request the whole text"
     )
   if config.num_beams > 1:
-    raise UserError(f"num_beams={config.num_beams}: what beams write is known only at the end; stream with num_beams=1")
+    raise UserError(
+      f"num_beams={config.num_beams}: beam search cannot stream, because its result is known only at the end; set "
+      "num_beams=1"
+    )
   if tokens_per_call < 1:
     raise UserError(f"tokens_per_call={tokens_per_call}: must be at least 1")
 
@@ -456,11 +455,11 @@ def make_stream(
 
 
 def log_likelihood(model: ModelProtocol, batch: Batch) -> jax.Array:
-  """Sum of the log-probabilities of each row's targets where their loss counts, float32 [batch].
+  """Computes the log-probability of each row's targets, summed with their loss weights, float32 [batch].
 
   Args:
     model: of any architecture.
-    batch: its features, with decoder_target_tokens and decoder_loss_weights, or those of an encoder alone.
+    batch: with decoder_target_tokens and decoder_loss_weights, or the same features of an encoder-only model.
   """
   side = predicted_side(batch)
   hidden, logits_fn = model(batch), model.logits_fn()
@@ -485,5 +484,5 @@ def log_likelihood(model: ModelProtocol, batch: Batch) -> jax.Array:
 
 
 def make_log_likelihood(graphdef: nnx.GraphDef) -> Callable[[Params, Batch], jax.Array]:
-  """The compiled `log_likelihood` of (params, batch)."""
+  """Returns the compiled `log_likelihood` of (params, batch)."""
   return jax.jit(lambda params, batch: log_likelihood(nnx.merge(graphdef, params), batch))

@@ -1,4 +1,4 @@
-"""Vectors of texts: hidden states of a model of any architecture, pooled over positions, of one layer or of all."""
+"""Text embeddings: pooled hidden states of one layer or of all layers, for any architecture."""
 
 from collections.abc import Callable, Mapping, Sequence
 import functools
@@ -18,7 +18,7 @@ from t2t.param_tree import Params
 
 
 def _mean(states: jax.Array, real: jax.Array) -> jax.Array:
-  """Of all positions of a text, special tokens included."""
+  """Averages over all positions of a text, including special tokens."""
   share = real / jnp.maximum(jnp.sum(real, axis=-1, keepdims=True), 1)
   return jnp.einsum("bl,...ble->...be", share.astype(jnp.float32), states.astype(jnp.float32), precision="highest")
 
@@ -40,7 +40,7 @@ POOLS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {"mean": _mean, 
 
 
 def _vectors(graphdef: nnx.GraphDef, pool: str, layers: Sequence[int], params: Params, batch: Batch) -> jax.Array:
-  """float32 [batch, layers, embed]."""
+  """Computes embeddings, float32 [batch, layers, embed]."""
   model = nnx.merge(graphdef, params)
   last = num_layers(model.config)
   states = model.states(batch, every_layer=True) if tuple(layers) != (last,) else model.states(batch)[None]
@@ -50,19 +50,19 @@ def _vectors(graphdef: nnx.GraphDef, pool: str, layers: Sequence[int], params: P
 
 
 def num_layers(model: TransformerConfig) -> int:
-  """Of the side that is read; the state of this number is the last, and that of 0 what was embedded."""
+  """Returns the number of layers of the stack that is pooled; state 0 is the output of the embedding layer."""
   return model.num_encoder_layers if model.kind.answers == "encoder" else model.num_decoder_layers
 
 
 def layers_of(model: TransformerConfig, wanted: str) -> tuple[int, ...]:
-  """The numbers of the states that are wanted.
+  """Returns the numbers of the requested hidden states.
 
   Args:
-    model: whose they are.
-    wanted: a number, "all", or "" for the last.
+    model: config of the model.
+    wanted: a number, "all", or "" for the last layer.
 
   Raises:
-    UserError: there is no such layer.
+    UserError: the layer does not exist.
   """
   last = num_layers(model)
   if wanted == "all":
@@ -70,22 +70,22 @@ def layers_of(model: TransformerConfig, wanted: str) -> tuple[int, ...]:
   if not wanted:
     return (last,)
   if not wanted.isdecimal() or int(wanted) > last:
-    raise UserError(f"--layer {wanted}: give 0, which is what was embedded, to {last}, the last, or all")
+    raise UserError(f"--layer {wanted}: give 0 (embedding layer) to {last} (last layer), or all")
   return (int(wanted),)
 
 
 class Embedder:
-  """Reads texts with one model; each shape of a batch is compiled once.
+  """Computes embeddings with one model; compiles once for each batch shape.
 
-  Every host calls it with the same examples, and gets all vectors.
+  Every host calls it with the same examples, and gets all embeddings.
 
   Args:
     config: of the model.
-    graphdef: its structure.
-    mesh: on which its parameters lie.
+    graphdef: structure of the model.
+    mesh: on which its parameters are loaded.
     pool: a key of `POOLS`.
     layers: see `layers_of`.
-    pad_id: fills a row.
+    pad_id: padding token.
     batch_size: rows of a batch, over all devices.
   """
 
@@ -107,7 +107,7 @@ class Embedder:
   def vectors(
     self, params: Params, examples: Sequence[row_batches.Example], *, on_batch: batch_inference.Done | None = None
   ) -> np.ndarray:
-    """float32 [examples, layers, embed].
+    """Returns embeddings, float32 [examples, layers, embed].
 
     Args:
       params: nested dict.
@@ -115,27 +115,27 @@ class Embedder:
       on_batch: called after each batch.
 
     Raises:
-      UserError: they are not finite.
+      UserError: an embedding has NaN or Inf.
     """
     all_vectors = np.zeros((len(examples), *self._shape), np.float32)
     for indices, vectors in self._batches.run(self._program, params, examples, on_batch=on_batch):
       all_vectors[indices] = vectors[: len(indices)]
     if not np.isfinite(all_vectors).all():
-      raise UserError("--checkpoint: a vector is not finite: its training had gone wrong; take another")
+      raise UserError("--checkpoint: the model produced an embedding with NaN or Inf; use a different checkpoint")
     return all_vectors
 
 
 class Embedding:
-  """The way of a model that is asked for vectors; see `batch_inference.Way`.
+  """The way of `t2t embed`; see `batch_inference.Way`.
 
-  A text is framed as the model reads it in pre-training: [CLS] a [SEP], a EOS, or of a decoder alone BOS a.
+  Texts get the same special tokens as in pre-training: [CLS] a [SEP], a EOS, or BOS a for a decoder-only model.
 
   Args:
     source: the checkpoint.
-    mesh: on which its parameters are.
+    mesh: on which its parameters are loaded.
     pool: a key of `POOLS`.
     layer: see `layers_of`.
-    longest: tokens of a line at most, special tokens included.
+    longest: maximum number of tokens of a line, including special tokens.
     batch_size: lines of a batch, over all devices.
   """
 
@@ -166,10 +166,9 @@ class Embedding:
     self.options = {"inputs_length": longest, "pool": pool, "layer": layer or str(layers[0])}
 
   def check(self, line: jsonl_io.Line, where: str) -> None:
-    """Any text will do."""
+    """Accepts any text."""
 
   def read(self, line: jsonl_io.Line) -> batch_inference.EncodedLine:
-    """See `batch_inference.Way`."""
     features, cut = self._converter({"parts": line.others.get("parts", [line.text])})
     encoded = {name: features[name].tolist() for name in ("inputs", "token_types", "texts")}
     return batch_inference.EncodedLine(encoded, len(features["inputs"]) + cut, cut)
@@ -177,7 +176,7 @@ class Embedding:
   def answer(
     self, params: Params, inputs: Sequence[Any], *, numbers: Sequence[int], done: batch_inference.Done | None
   ) -> list[dict[str, Any]]:
-    """A vector, float32 in the shape that `shape` says."""
+    """Returns an embedding for each line, float32 of shape `self.shape`."""
     del numbers
     vectors = self._embedder.vectors(params, inputs, on_batch=done)
     return [{"vector": vector.reshape(self.shape)} for vector in vectors]

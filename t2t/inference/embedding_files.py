@@ -1,4 +1,4 @@
-"""Files of vectors, one for each line of an input, which the run that began one goes on with: .npy and .parquet."""
+"""Resumable files of embeddings, one for each input line: .npy and .parquet."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
@@ -16,18 +16,18 @@ import pyarrow.parquet
 from t2t.inference import jsonl_io
 
 ENDINGS = (".npy", ".parquet")
-_GROUP_BYTES = 1 << 26  # of vectors in a row group
+_GROUP_BYTES = 1 << 26  # embeddings in a row group
 
 
 class VectorFile:
-  """Vectors as an .npy file of all lines has them, appended as they are made: what is missing tells where to go on.
+  """An .npy file of the embeddings of all lines, written in order and resumed after the last complete embedding.
 
-  Until the last is there NumPy refuses to load the file.  Of a line without text a vector is not a number.
+  NumPy refuses to load the file until it is complete. The embedding of a line without text is NaN.
 
   Args:
     file: opened for reading and appending.
     path: of the file, for messages.
-    shape: of all vectors together.
+    shape: of all embeddings together.
   """
 
   def __init__(self, file: io.IOBase, path: str, shape: Sequence[int]):
@@ -40,13 +40,13 @@ class VectorFile:
   def beside(
     self, lines: Iterable[jsonl_io.Line], *, where: str, form: jsonl_io.Form
   ) -> Iterator[tuple[jsonl_io.Line, jsonl_io.Row | None]]:
-    """Each line, and whether there is a vector for it."""
-    del where, form  # the lines are those of before: `output` has seen to it
+    """Yields each line with a row that has only its number, or None if its embedding is missing."""
+    del where, form  # `output` has checked that the lines are unchanged
     for line in lines:
       yield line, {"line": line.number} if line.number <= self.done else None
 
   def write(self, rows: Iterable[jsonl_io.Row]) -> None:
-    """Appends vectors; when it returns, a killed run does not lose them."""
+    """Appends embeddings; they survive a killed run once this returns."""
     rows = list(rows)
     vectors = [self._empty if row["vector"] is None else row["vector"].astype("<f4", copy=False) for row in rows]
     if not self.done:
@@ -61,18 +61,18 @@ class VectorFile:
 def output(
   path: str, run: Mapping[str, Any], *, read: Callable[[], Iterable[jsonl_io.Line]], shape: Sequence[int]
 ) -> Iterator[VectorFile]:
-  """The vectors of a run, which no other can write to at the same time.
+  """Opens the embeddings of a run, locked against other processes.
 
-  A .parquet file can only be written as a whole: it is made, by row groups, of an .npy file beside it.
+  A .parquet file can only be written as a whole: it is converted at the end from an .npy file beside it.
 
   Args:
-    path: a local file; its ending says which.
-    run: what the vectors depend on.
-    read: gives the lines of the input, each of which has a vector.
-    shape: of the vector of a line.
+    path: a local file; its ending selects the format.
+    run: values that the embeddings depend on.
+    read: returns the lines of the input, one for each embedding.
+    shape: of one embedding.
 
   Raises:
-    UserError: it cannot be written, or belongs to another run or other lines.
+    UserError: the file cannot be written, or belongs to another run or other lines.
   """
   path = os.path.expanduser(path)
   total, digest = _summed(read())
@@ -98,7 +98,7 @@ def output(
 
 
 def _summed(lines: Iterable[jsonl_io.Line]) -> tuple[int, str]:
-  """How many lines there are, and a sum over their texts."""
+  """Returns the number of lines and a digest of their texts."""
   digest, number = hashlib.sha256(), 0
   for line in lines:
     number = line.number
@@ -107,7 +107,7 @@ def _summed(lines: Iterable[jsonl_io.Line]) -> tuple[int, str]:
 
 
 def _to_parquet(part: str, path: str, lines: Iterable[jsonl_io.Line]) -> None:
-  """Lines, their texts and vectors; with all layers a column for each."""
+  """Writes lines, texts and embeddings; all layers get one column each."""
   vectors = np.load(part, mmap_mode="r")
   names = ["vector"] if vectors.ndim == 2 else [f"layer_{i}" for i in range(vectors.shape[1])]
   vector = pa.list_(pa.float32(), vectors.shape[-1])

@@ -1,4 +1,4 @@
-"""What is shown of a model while it trains: held-out text, what it makes of it, and how sure it is."""
+"""Samples of the model during training: held-out text, predictions and the likeliest tokens."""
 
 from collections.abc import Collection, Sequence
 import functools
@@ -16,19 +16,19 @@ from t2t.models.architecture import Batch, predicted_side
 from t2t.models.config import ANSWERED_HEADS
 from t2t.training.train_state import TrainState
 
-NOTHING = "(end)"  # a guess that the blank ends here: the next sentinel, EOS
+NOTHING = "(end)"  # shown where the model predicts the end of the blank: the next sentinel or EOS
 
-Line = tuple[str, str]  # what it is, and the text; several in a row may be of one kind
+Line = tuple[str, str]  # label and text; an empty label repeats the label before it
 
 
 def show(graphdef: nnx.GraphDef, state: TrainState, batch: Batch, vocabulary: Any, *, number: int) -> list[list[Line]]:
-  """Of each of the first rows of a batch that have text, what is given, what the model makes of it, and what is right.
+  """Returns samples for the first rows of a batch that have text: input, prediction, likeliest tokens and truth.
 
   Args:
     graphdef, state: the model; every host takes part.
     batch: model features of any architecture.
-    vocabulary: seqio's; says which ids mean what.
-    number: rows; 0: none.
+    vocabulary: of seqio, with the special ids.
+    number: of rows; may be 0.
   """
   from t2t.data import vocabularies
 
@@ -39,7 +39,7 @@ def show(graphdef: nnx.GraphDef, state: TrainState, batch: Batch, vocabulary: An
   if any(name.endswith("answer_heads") for name in batch) and _has_answers(graphdef, state):
     return [_lines(*example) for example in samples.answered(graphdef, state, batch, **options)]
   if not any(name.endswith("target_tokens") for name in batch):
-    return []  # pairs of texts, which are compared
+    return []  # pairs of texts, without targets
   options |= dict(sentinel_ids=vocabularies.sentinel_ids(vocabulary, vocabularies.num_sentinels(vocabulary)))
   options |= dict(vocab_size=vocabulary.vocab_size)
   examples = samples.held_out(graphdef, state, batch, eos_id=vocabulary.eos_id, **options)
@@ -54,31 +54,31 @@ def _lines(input_text: str, prediction: str, right: str, *, guesses: Sequence[st
 
 
 def _has_answers(graphdef: nnx.GraphDef, state: TrainState) -> bool:
-  """Whether a head answers; one that is asked of the boundaries of spans guesses the masked tokens once more."""
+  """Returns True if a head predicts answers; span boundary heads only predict the masked tokens again."""
   model = jax.eval_shape(lambda state: state.model(graphdef), state)
   return any(head.kind in ANSWERED_HEADS for head in model.config.heads)
 
 
 def places_of(targets: np.ndarray, counts: np.ndarray, sentinel_ids: Collection[int] | None) -> list[np.ndarray]:
-  """Where the first token of each blank is predicted, int [blanks] of each row.
+  """Returns the position where the first token of each blank is predicted, int [blanks] of each row.
 
   In:  [["<X>", "cat", "<Y>", "the", EOS]], all of which count, sentinels {"<X>", "<Y>"}
   Out: [[1, 3]]
 
   Args:
     targets: int [rows, length].
-    counts: bool [rows, length], whose prediction is trained.
-    sentinel_ids: what stands before a blank's text in the targets; None: each token that counts is a blank.
+    counts: bool [rows, length], positions with a loss weight.
+    sentinel_ids: sentinels before each blank in the targets; None: each position that counts is a blank.
   """
   if sentinel_ids is None:
     return [np.flatnonzero(row) for row in counts]
   opened = np.isin(targets, list(sentinel_ids)) & counts
-  # What stood behind the last sentinel of a row that was cut is not there.
+  # A truncated row lacks the text of its last sentinel.
   return [np.flatnonzero(row) + 1 for row in opened[:, :-1] & counts[:, 1:]]
 
 
 def in_words(token: str) -> str:
-  """The text of a token in a list that has commas: in quotes, unless it has a letter or a digit."""
+  """Returns the text of a token for a list with commas: quoted, unless it has a letter or a digit."""
   text = token.strip()
   if not text:
     return "_"
@@ -86,7 +86,7 @@ def in_words(token: str) -> str:
 
 
 def in_percent(chance: float) -> str:
-  """A probability above 0, which no rounding makes 0."""
+  """Formats a probability above 0; never as 0%."""
   percent = f"{chance:.0%}"
   return "<1%" if percent == "0%" else percent
 
@@ -104,20 +104,20 @@ def likeliest(
   blanks: int = 3,
   guesses: int = 5,
 ) -> list[list[str]]:
-  """For each of the first rows, a line for each of its first blanks: "[1] the 12%, a 5%, its 3%".
+  """Returns a line for each of the first blanks, for each of the first rows: "[1] the 12%, a 5%, its 3%".
 
-  Each is what the model expects behind the true text of the blanks before it.
+  The model predicts each blank from the true text of the blanks before it.
 
   Args:
     graphdef, state: the model; every host takes part.
     batch: model features of any architecture.
-    vocabulary: turns ids into text.
+    vocabulary: decodes ids.
     sentinel_ids: of the first blank, the second, ...
-    hidden_ids: ids that end a blank, as sentinels do; where each masked token is one, it is none of either.
-    vocab_size: ids that have a piece; the model may have more.
-    number: rows.
-    blanks: of a row.
-    guesses: in a blank.
+    hidden_ids: special ids, which end a blank like sentinels; never predicted for single masked tokens.
+    vocab_size: number of ids with a token; the model may have more.
+    number: of rows.
+    blanks: number of blanks per row.
+    guesses: number of predictions per blank.
   """
   gather = lambda x: np.asarray(multihost_utils.process_allgather(x, tiled=True))
   side = predicted_side(batch)
@@ -163,13 +163,13 @@ def _guesses(
   vocab_size: int,
   number: int,
 ) -> tuple[jax.Array, jax.Array]:
-  """The likeliest tokens of places in rows, and their probabilities, [rows, places, number] each."""
+  """Returns the likeliest tokens at positions of rows, and their probabilities, [rows, positions, number] each."""
   model = state.model(graphdef)
   chances = jax.nn.softmax(model.logits(model(batch)[rows[:, None], positions]))
   never = samples.in_no_text(chances.shape[-1], vocab_size, ends if side == "encoder" else ())
   chances = jnp.where(never, 0.0, chances)
   of_ends = np.array([token for token in ends if token < chances.shape[-1]], np.int32)
-  if of_ends.size and side == "decoder":  # all of them are one guess
+  if of_ends.size and side == "decoder":  # counted as one prediction
     together = chances[..., of_ends].sum(-1)
     chances = chances.at[..., of_ends].set(0.0).at[..., of_ends[0]].set(together)
   return jax.lax.top_k(chances, number)

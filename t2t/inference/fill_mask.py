@@ -1,4 +1,4 @@
-"""Which tokens a masked language model finds likely in the blanks of each line."""
+"""Predicts the tokens in the blanks of each line, with a masked language model."""
 
 from collections.abc import Callable, Mapping, Sequence
 import functools
@@ -17,18 +17,18 @@ from t2t.models.architecture import Batch
 from t2t.param_tree import Params
 
 _BLANK = re.compile(r"\[MASK\]|<mask>|<extra_id_[0-9]+>")
-_FEWEST = 4  # places for blanks in a row; below this more cost next to nothing
+_FEWEST = 4  # minimum padded number of blanks per row; padding below this costs next to nothing
 
 
 class Blanks:
-  """Text with blanks as a model that predicts tokens reads it: a mask in place of each.
+  """Converts text with blanks to model input, with a mask token for each blank.
 
-  A blank is written [MASK], <mask> or <extra_id_0>, whichever of them the vocabulary has.
+  A blank is written [MASK], <mask> or <extra_id_0>, if the vocabulary has it.
 
   Args:
     vocabulary: of the model.
     architecture: of the model.
-    special_tokens: "all": other letters that spell control tokens are these, too; else they are text.
+    special_tokens: "all" also parses the names of other control tokens; otherwise they are plain text.
 
   Raises:
     UserError: the vocabulary has no mask.
@@ -38,7 +38,7 @@ class Blanks:
     from t2t.data import head_examples, vocabularies
 
     self._vocabulary, self._mask_id = vocabulary, vocabularies.mask_id(vocabulary)
-    # A blank is always one: without it there is nothing to fill.
+    # Blanks are always parsed; without them there is nothing to fill.
     self._encode = functools.partial(
       vocabularies.encode_text, vocabulary, special_tokens="all" if special_tokens == "all" else "blanks"
     )
@@ -47,11 +47,11 @@ class Blanks:
     names = {self._mask_id: vocabularies.token_texts(vocabulary)[self._mask_id].strip()}
     if vocabularies.num_sentinels(vocabulary):
       names = {vocabularies.sentinel_ids(vocabulary, 1)[0]: "<extra_id_0>"} | names
-    # Only such as the vocabulary itself finds in a text.
+    # Only names that the vocabulary itself parses.
     self._names = {token: name for token, name in names.items() if self._encode(name).count(token) == 1}
 
   def __call__(self, text: str, longest: int) -> tuple[list[int], int]:
-    """Ids with special tokens around them, cut to `longest`, and how many were cut."""
+    """Returns ids with special tokens, truncated to `longest`, and the number of truncated ids."""
     ids = self._ids(text)
     room = longest - len(self._begin) - len(self._end)
     return [*self._begin, *ids[:room], *self._end], max(0, len(ids) - room)
@@ -62,41 +62,41 @@ class Blanks:
       ids = self._encode(name.join(pieces))
       if ids.count(token) == len(pieces) - 1:
         return [self._mask_id if token_id == token else token_id for token_id in ids]
-    # A mask that is no text to the vocabulary.
+    # The vocabulary cannot parse its mask token.
     encoded = [self._encode(piece) for piece in pieces]
     return [*encoded[0], *(token for piece_ids in encoded[1:] for token in (self._mask_id, *piece_ids))]
 
   def places(self, ids: Sequence[int]) -> list[int]:
-    """Where the masks are."""
+    """Returns the positions of the masks."""
     return [index for index, token in enumerate(ids) if token == self._mask_id]
 
 
 def _likeliest(
   graphdef: nnx.GraphDef, top: int, most: int, params: Params, batch: Batch
 ) -> tuple[jax.Array, jax.Array]:
-  """Ids and log-probabilities of the likeliest tokens at the batch's "places", best first, [batch, places, top]."""
+  """Returns ids and log-probabilities of the likeliest tokens at batch["places"], best first, [batch, places, top]."""
   model, batch = nnx.merge(graphdef, params), dict(batch)
   places = batch.pop("places")
   hidden = jnp.take_along_axis(model(batch), places[..., None], axis=1)
   log_p = jax.nn.log_softmax(model.logits(hidden))
-  # The rows of the embedding behind the vocabulary stand for nothing.
+  # Embedding rows beyond the vocabulary have no token.
   values, ids = jax.lax.top_k(log_p[..., :most], top)
   return ids, values
 
 
 class Filling:
-  """The way of an encoder that predicts tokens; see `batch_inference.Way`.
+  """The way of a masked language model; see `batch_inference.Way`.
 
   Args:
     source: the checkpoint.
-    mesh: on which its parameters are.
-    top: fillings of each blank.
-    longest: tokens of a line at most, special tokens included.
+    mesh: on which its parameters are loaded.
+    top: number of predictions for each blank.
+    longest: maximum number of tokens of a line, including special tokens.
     batch_size: lines of a batch, over all devices.
     special_tokens: see `Blanks`.
 
   Raises:
-    UserError: there is no such number of fillings, or no mask.
+    UserError: `top` is out of range, or the vocabulary has no mask.
   """
 
   asks, unit = "fill", "tokens"
@@ -120,7 +120,7 @@ class Filling:
     self._vocabulary = pretrained.vocabulary(source)
     self._texts = vocabularies.token_texts(self._vocabulary)
     if not 1 <= top <= len(self._texts):
-      raise UserError(f"--top {top}: give 1 to {len(self._texts):,}, the size of the vocabulary")
+      raise UserError(f"--top {top}: must be 1 to {len(self._texts):,}, the size of the vocabulary")
     self.longest, self.cut_to = longest, f"{longest:,} tokens"
     self._blanks = Blanks(self._vocabulary, model.config.architecture, special_tokens=special_tokens)
     self._hidden = vocabularies.framing_ids(self._vocabulary)
@@ -131,10 +131,9 @@ class Filling:
     self.options = {"inputs_length": longest, "top": top} | prompt_builder.said(special_tokens)
 
   def check(self, line: jsonl_io.Line, where: str) -> None:
-    """Any text will do; one without a blank is answered with an error."""
+    """Accepts any text; a line without a blank gets an error in its row."""
 
   def read(self, line: jsonl_io.Line) -> batch_inference.EncodedLine:
-    """See `batch_inference.Way`."""
     ids, cut = self._blanks(line.text, self.longest)
     positions = _BLANK.search(line.text) and self._blanks.places(ids)
     return batch_inference.EncodedLine(ids, len(ids) + cut, cut, "" if positions else batch_inference.NO_BLANK)
@@ -142,7 +141,7 @@ class Filling:
   def answer(
     self, params: Params, inputs: Sequence[Any], *, numbers: Sequence[int], done: batch_inference.Done | None
   ) -> list[dict[str, Any]]:
-    """The text with the likeliest token in each blank, and of each blank the likeliest tokens."""
+    """Returns each text with its blanks filled, and the likeliest tokens of each blank."""
     del numbers
     places = [self._blanks.places(ids) for ids in inputs]
     rows: list[dict[str, Any]] = [{}] * len(inputs)
@@ -160,7 +159,7 @@ class Filling:
   ) -> dict[str, Any]:
     score = prompt_builder.rounded(float(log_p[: len(places), 0].sum()))
     if not np.isfinite(score):
-      raise UserError(f"--checkpoint: the score of a filling is {score}: its training had gone wrong; take another")
+      raise UserError(f"--checkpoint: the model produced {score} as the score of a filling; use a different checkpoint")
     filled = list(ids)
     for position, likeliest in zip(places, filling_ids, strict=False):
       filled[position] = int(likeliest[0])
@@ -176,5 +175,5 @@ class Filling:
 
 
 def _number(places: int) -> int:
-  """That `places` are padded to."""
+  """Returns the padded number of blanks."""
   return max(_FEWEST, 1 << (places - 1).bit_length())

@@ -1,4 +1,4 @@
-"""What heads say of examples: batches of like lengths, one program for each shape; and that as the answer of a task."""
+"""Predictions of heads: batches of similar lengths, one program per shape, and conversion of logits to answers."""
 
 from collections.abc import Callable, Sequence
 import functools
@@ -19,7 +19,7 @@ from t2t.param_tree import Params
 
 
 def rows_of(example: Example) -> Sequence[Example]:
-  """The rows that a model reads of an example: itself, or the windows of its context."""
+  """Returns the model rows of an example: the windows of its context, or the example itself."""
   return example.get("windows", [example])
 
 
@@ -28,15 +28,15 @@ def _logits(graphdef: nnx.GraphDef, name: str, params: Params, batch: Batch) -> 
 
 
 class Answerer:
-  """Asks the heads of one model; each shape of a batch is compiled once.
+  """Computes the logits of the heads of one model; compiles once for each batch shape.
 
-  Every host calls it with the same examples, and gets all answers.
+  Every host calls it with the same examples, and gets all logits.
 
   Args:
     config: of the model.
-    graphdef: its structure; parameters are given with each call, so that training can go on between calls.
-    mesh: on which the parameters lie.
-    pad_id: fills a row.
+    graphdef: structure of the model; each call takes the parameters, which may change during training.
+    mesh: on which the parameters are loaded.
+    pad_id: padding token.
     batch_size: rows of a batch, over all devices.
   """
 
@@ -49,16 +49,16 @@ class Answerer:
   def logits(
     self, params: Params, head: HeadConfig, examples: Sequence[Example], *, on_batch: Callable | None = None
   ) -> list[np.ndarray]:
-    """float32 [positions that are asked, classes] of each example; of several windows those of one after another.
+    """Returns float32 [answered positions, classes] of each example, concatenated over its windows.
 
     Args:
       params: nested dict.
-      head: that is asked.
-      examples: see `Example`; or with "windows", which are.
-      on_batch: called with the number of rows, see `rows_of`, and of their tokens after each batch.
+      head: used for prediction.
+      examples: see `Example`; an example with "windows" has several.
+      on_batch: called after each batch with the numbers of its rows and their tokens, see `rows_of`.
 
     Raises:
-      UserError: some are not finite.
+      UserError: a logit is NaN or Inf.
     """
     rows = [row for example in examples for row in rows_of(example)]
     row_logits: list[np.ndarray] = [np.zeros(0)] * len(rows)
@@ -66,9 +66,7 @@ class Answerer:
       for i, row in zip(indices, logits, strict=False):
         row_logits[i] = row[: len(rows[i]["inputs"])][np.asarray(rows[i]["answer_heads"]) > 0]
         if not np.isfinite(row_logits[i]).all():
-          raise UserError(
-            f"--checkpoint: the head {head.name} says what is no number: its training had gone wrong; take another"
-          )
+          raise UserError(f"--checkpoint: head {head.name} produced NaN or Inf; use a different checkpoint")
     of_rows = iter(row_logits)
     return [np.concatenate([next(of_rows) for _ in rows_of(example)]) for example in examples]
 
@@ -81,7 +79,7 @@ def _text(value: Any) -> str:
 
 
 def named(head: HeadConfig, number: int) -> str:
-  """The text of a class, or its number where it has none."""
+  """Returns the label of a class, or its number if the head has no labels."""
   return head.labels[number] if head.labels else str(number)
 
 
@@ -102,7 +100,7 @@ def _class(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str,
 def _choice(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
   del head
   if not len(logits):
-    return "", 0.0  # of an example none of whose candidates is mentioned
+    return "", 0.0  # the text mentions no candidate
   best = int(np.argmax(logits[:, 0]))
   return _text(_candidates(example)[best]), float(_log_softmax(logits[:, 0])[best])
 
@@ -117,7 +115,7 @@ def _score(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str,
 
 
 def _tags(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[list[str], np.ndarray]:
-  """The tag of each word and its log-probability; of words that are not asked O and 0."""
+  """Returns the tag and log-probability of each word; "O" and 0 for words without a prediction."""
   tags, log_p = ["O"] * len(example["words"]), np.zeros(len(example["words"]))
   for number, word_logits in zip(example["asked_words"], logits, strict=True):
     best = int(np.argmax(word_logits))
@@ -130,17 +128,17 @@ def _tag(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, f
   return " ".join(tags), float(log_p.sum())
 
 
-# As transformers' run_qa has them.
-_BEST = 20  # starts and ends of a window that are looked at
-_LONGEST = 30  # tokens of a span
+# Values of transformers' run_qa.
+_BEST = 20  # number of starts and of ends per window
+_LONGEST = 30  # maximum tokens of a span
 
 
 class _Spans(NamedTuple):
   """The best spans of all windows, likeliest first.
 
-  log_p: of each, and last of no answer where that may be.
+  log_p: log-probability of each span; the last is that of no answer, if the example allows it.
   starts, ends: bounds in characters.
-  nothing: whether there is no answer.
+  nothing: whether the prediction is no answer.
   """
 
   log_p: np.ndarray
@@ -150,7 +148,7 @@ class _Spans(NamedTuple):
 
 
 def _spans_of(window: Example, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Spans of a window, from the likeliest start with the likeliest end on: scores and bounds in characters."""
+  """Returns scores and character bounds of a window's spans, likeliest start and likeliest end first."""
   head_mask = np.asarray(window["answer_heads"]) > 0
   starts, ends = (np.asarray(window[name])[head_mask] for name in ("context_starts", "context_ends"))
   inside = starts >= 0
@@ -163,7 +161,7 @@ def _spans_of(window: Example, logits: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _spans(example: Example, logits: np.ndarray) -> _Spans:
-  """There is no answer where none of the windows has a better one, if the example has "no_answer"."""
+  """Combines the windows; predicts no answer if it beats every span and the example has "no_answer"."""
   numbers = [np.count_nonzero(window["answer_heads"]) for window in example["windows"]]
   window_spans, nothing = [], []
   for window, window_logits in zip(example["windows"], np.split(logits, np.cumsum(numbers)[:-1]), strict=True):
@@ -172,14 +170,14 @@ def _spans(example: Example, logits: np.ndarray) -> _Spans:
     nothing.append(float(window_logits[np.asarray(window["context_starts"])[head_mask] < 0].sum()))
   scores, starts, ends = (np.concatenate(column) for column in zip(*window_spans, strict=True))
   best = np.argsort(-scores, kind="stable")[:_BEST]
-  # The window that has most reason to hold an answer says whether there is one.
+  # The window with the lowest score of no answer decides, because it is the likeliest to contain one.
   withheld = [min(nothing)] if "no_answer" in example else []
   is_none = not len(best) or bool(withheld and withheld[0] > scores[best[0]])
   return _Spans(_log_softmax(np.array([*scores[best], *withheld])), starts[best], ends[best], is_none)
 
 
 def _span(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
-  """The best span of all windows; "no_answer" where that is better, and it is an answer."""
+  """Returns the best span of all windows, or "no_answer" if that is likelier."""
   del head
   best_spans = _spans(example, logits)
   if best_spans.nothing:
@@ -198,7 +196,7 @@ def _tied_choice(head: HeadConfig, example: Example, logits: np.ndarray) -> list
 
 
 def _tied_tags(head: HeadConfig, example: Example, logits: np.ndarray) -> list[str]:
-  """Tags in which each word takes the tags that are tied for it in turn."""
+  """Returns several tag sequences; each tied word takes its tied tags in turn."""
   tied = [ties.best(word_logits) for word_logits in logits]
   tags, tag_lines = ["O"] * len(example["words"]), []
   for number in ties.rounds([len(tied_classes) for tied_classes in tied], most=ties.MOST):
@@ -209,7 +207,7 @@ def _tied_tags(head: HeadConfig, example: Example, logits: np.ndarray) -> list[s
 
 
 def _tied_spans(head: HeadConfig, example: Example, logits: np.ndarray) -> list[str]:
-  """Spans that are as likely as the best, and no answer where that is; of all that were looked at."""
+  """Returns the spans tied with the best, including no answer; only among the spans in `_spans`."""
   del head
   best_spans = _spans(example, logits)
   if not len(best_spans.log_p):
@@ -250,7 +248,7 @@ def _score_fields(head: HeadConfig, example: Example, logits: np.ndarray) -> dic
 
 
 def _tag_fields(head: HeadConfig, example: Example, logits: np.ndarray) -> dict[str, Any]:
-  """The entities that tags mark, in characters of the text; one is as likely as its words' tags are together."""
+  """Returns the entities that the tags mark, in characters of the text; probabilities multiply over the words."""
   from t2t.data import postprocessors
 
   tags, log_p = _tags(head, example, logits)
@@ -263,13 +261,13 @@ def _tag_fields(head: HeadConfig, example: Example, logits: np.ndarray) -> dict[
 
 
 def _span_fields(head: HeadConfig, example: Example, logits: np.ndarray) -> dict[str, Any]:
-  """The answer and where in the context it is, the likeliest five, and with "no_answer" how likely there is none."""
+  """Returns the answer with its bounds in the context, the five likeliest spans, and the probability of no answer."""
   del head
   best_spans, context = _spans(example, logits), example["context"]
   probabilities = [_rounded(x) for x in np.exp(best_spans.log_p)]
   spans: dict[tuple[int, int], dict[str, Any]] = {}
   for start, end, probability in zip(best_spans.starts.tolist(), best_spans.ends.tolist(), probabilities, strict=False):
-    # Of windows that overlap two may have the same; the likelier stands first.
+    # Overlapping windows may repeat a span; the likelier comes first.
     spans.setdefault((start, end), {"text": context[start:end], "start": start, "end": end, "probability": probability})
   best = list(spans.values())[:_SHOWN]
   null = {"null": probabilities[-1]} if "no_answer" in example else {}
@@ -285,14 +283,14 @@ def _span_fields(head: HeadConfig, example: Example, logits: np.ndarray) -> dict
   }
 
 
-_SHOWN = 5  # spans of a row
+_SHOWN = 5  # spans in a row
 
 
-# ---- Kinds of heads --------------------------------------------------------------------------------------------------
+# ---- Functions by kind of head ---------------------------------------------------------------------------------------
 
 
 class _HeadFunctions(NamedTuple):
-  """How logits of a kind of head become `answer`, `fields` and `tied`, from the head, an example and the logits."""
+  """Converts a head's logits; the functions implement `answer`, `fields` and `tied`."""
 
   answer: Callable[[HeadConfig, Example, np.ndarray], tuple[str, float]]
   fields: Callable[[HeadConfig, Example, np.ndarray], dict[str, Any]]
@@ -309,18 +307,18 @@ KINDS: dict[str, _HeadFunctions] = {
 
 
 def answer(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
-  """What a head says of an example, as a model that writes would; and its log-probability, of a number 0.
+  """Returns the answer of a head as a text-to-text target, and its log-probability (0 for a number).
 
   Args:
-    head: that was asked.
+    head: used for prediction.
     example: with the fields of its task.
-    logits: [positions that are asked, classes]; of an example of several windows, those of one after another.
+    logits: [answered positions, classes], concatenated over the windows of the example.
   """
   return KINDS[head.kind].answer(head, example, logits)
 
 
 def tied(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, ...]:
-  """All answers that are as likely as `answer`, where there are several that differ; else none.
+  """Returns all answers tied with `answer` if they differ; otherwise none.
 
   Args: see `answer`.
   """
@@ -329,25 +327,25 @@ def tied(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, .
 
 
 def fields(head: HeadConfig, example: Example, logits: np.ndarray) -> dict[str, Any]:
-  """What a head says of a text, as the fields of a row.
+  """Returns the prediction of a head as the fields of a row.
 
   In:  a class head with the labels no and yes, {}, [[0.0, 1.0]]
   Out: {"prediction": "yes", "score": -0.313262, "probabilities": {"no": 0.268941, "yes": 0.731059}}
 
   Args:
-    head: that was asked.
-    example: of a choice its "candidates"; of tags "words", "asked_words", the "text" and the "places" of the words
-      there; of a span "context", "windows" and, where it may be none, "no_answer".
-    logits: [positions that are asked, classes]; of several windows those of one after another.
+    head: used for prediction.
+    example: a choice needs "candidates". Tags need "words", "asked_words", "text" and "places" of the words
+      there. A span needs "context", "windows" and, if no answer is allowed, "no_answer".
+    logits: [answered positions, classes], concatenated over the windows of the example.
   """
   return KINDS[head.kind].fields(head, example, logits)
 
 
-# ---- A batch's own ---------------------------------------------------------------------------------------------------
+# ---- Samples of a training batch -------------------------------------------------------------------------------------
 
 
 def _bounds(logits: np.ndarray) -> tuple[int, int]:
-  """Where the likeliest span of a window starts and ends: positions of the context from 1 on, (0, 0) for no answer."""
+  """Returns start and end of the likeliest span of a window: context positions from 1, or (0, 0) for no answer."""
   scores = logits[:, :1] + logits[:, 1]
   first, last = np.indices(scores.shape)
   fits = (first <= last) & (last - first < _LONGEST) & ((first > 0) | (last == 0))
@@ -356,12 +354,12 @@ def _bounds(logits: np.ndarray) -> tuple[int, int]:
 
 
 def sample(head: HeadConfig, logits: np.ndarray, targets: np.ndarray) -> tuple[str, str]:
-  """What a head says of an example of a batch, and what is right, as short texts.
+  """Returns prediction and truth of an example of a training batch, as short texts.
 
   Args:
-    head: that was asked.
-    logits: float32 [positions that are asked, classes].
-    targets: int32 there; see `head_losses.HeadTargets`.
+    head: used for prediction.
+    logits: float32 [answered positions, classes].
+    targets: int32 at these positions; see `head_losses.HeadTargets`.
   """
   if head.kind == "score":
     return f"{logits[0, 0]:.2f}", f"{float(head_losses.scores_of(targets)[0]):.2f}"

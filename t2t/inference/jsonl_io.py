@@ -1,4 +1,4 @@
-"""Lines in, lines out: inputs from a file or a pipe, and an output file that the run which began it goes on with."""
+"""Reads input lines and writes a resumable output file."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
@@ -15,7 +15,7 @@ from typing import Any
 from t2t import UserError
 from t2t.storage import compression, encoding, gcs
 
-PIPE = "-"  # standard input, or standard output
+PIPE = "-"  # path of standard input or output
 
 Row = dict[str, Any]
 
@@ -25,11 +25,11 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-  """One line of the input.
+  """A line of the input.
 
   number: from 1.
-  text: "" where there is nothing but white space.
-  others: what else a JSON object has.
+  text: "" if the line has only whitespace.
+  others: other fields of a JSON object.
   """
 
   number: int
@@ -39,15 +39,15 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-  """How lines and their rows are made up.
+  """Fields of input lines and their output rows.
 
-  field: of an object, where its text is.
-  lists: fields of an object that may have its texts in a list; they are its text, joined, then.
-  needs: fields of an object beside its text, without which nothing can be asked.
-  may: fields of an object that say how it is asked, and may be left out.
-  row_fields: fields of a row besides those that all rows may have.
-  reads: what is asked, for messages; "": any text.
-  columns: fields that an object has its texts in, as the table that the model was fine-tuned on; () if it was none.
+  field: of an object, with its text.
+  lists: fields that may have the texts as a list; joined, they replace the text.
+  needs: required fields besides the text.
+  may: optional fields that change the prediction.
+  row_fields: fields of a row besides those of all rows.
+  reads: reader of the text, for messages, such as "a tag head"; "": accepts any text.
+  columns: text columns of the table that the model was fine-tuned on; () without a table.
   """
 
   field: str = "inputs"
@@ -60,7 +60,7 @@ class Form:
 
 
 TEXTS = Form()
-ADAPTER = "adapter"  # field of an object that names one of several adapters
+ADAPTER = "adapter"  # field that selects one of several adapters
 
 
 _TABLES = re.compile(r"\.(csv|tsv|parquet)(\.\w+)?$", re.IGNORECASE)
@@ -68,7 +68,7 @@ _JSON = re.compile(r"\.json(\.\w+)?$", re.IGNORECASE)  # one list, or an object 
 
 
 def is_table(path: str) -> bool:
-  """Returns True if the name of a file is that of a table: .tsv, .csv or .parquet."""
+  """Returns True if the file name is that of a table: .tsv, .csv or .parquet."""
   return bool(_TABLES.search(path))
 
 
@@ -77,7 +77,7 @@ def _has_rows(path: str) -> bool:
 
 
 def location(path: str, number: int = 0) -> str:
-  """What a message calls a line of the input, or all of it."""
+  """Returns the name of a line of the input, or of the whole input, for messages."""
   name = "standard input" if path == PIPE else path
   if _has_rows(path) and number:
     return f"--input: {name}, row {number}"
@@ -85,27 +85,28 @@ def location(path: str, number: int = 0) -> str:
 
 
 def read(path: str, *, field: str = "", form: Form = TEXTS) -> Iterator[Line]:
-  """The lines of an input, one after another.
+  """Yields the lines of an input.
 
   Args:
-    path: a .txt file, with an input on each line, a .jsonl file, with an object on each, a .json list of objects, or a
-      .tsv, .csv or .parquet table with names of columns, each also compressed; local or gs://; "-" is standard input,
-      whose lines are text, or objects if there is a `field`, or more than a text is needed.
-    field: of an object, where its text is; "": where the form has it.
+    path: a .txt file with an input on each line, a .jsonl file with an object on each line, a .json list of
+      objects, or a .tsv, .csv or .parquet table with column names. Each may be compressed, and local or gs://.
+      "-" is standard input: its lines are objects if `field` is given or the form has further fields, otherwise
+      texts.
+    field: of an object, with its text; "": `form.field`.
     form: of the lines.
 
   Raises:
-    UserError: the input cannot be read or has no line; or a line, which it names, is not UTF-8, no object, or lacks
-      the field.
+    UserError: the input is unreadable or empty; or a line, which the message names, is not UTF-8, not an
+      object, or lacks the field.
   """
   number = 0
   if _has_rows(path):
     for number, values in enumerate(_table_rows(path, (field,) if field else (*form.columns, form.field)), 1):
-      # A table keeps all columns, also the one with the text.
+      # A table keeps all columns, including the text.
       text, _ = _taken(dict(values), field or form.field, location(path, number), form, named=bool(field))
       yield Line(number, text if text.strip() else "", values)
     if not number:
-      raise UserError(f"{location(path)} has no row; give at least one below the names of the columns")
+      raise UserError(f"{location(path)} has no row; give at least one below the column names")
     return
   as_json = _is_json(path, field, form)
   with _open_input(path) as file:
@@ -113,7 +114,7 @@ def read(path: str, *, field: str = "", form: Form = TEXTS) -> Iterator[Line]:
       where = location(path, number)
       text = _decoded(content, where)
       if number == 1:
-        text = text.removeprefix("\ufeff")  # a byte order mark, as Windows editors write
+        text = text.removeprefix("\ufeff")  # byte order mark of Windows editors
       other_fields: Mapping[str, Any] = {}
       if as_json and text.strip():
         text, other_fields = _parsed(text, field or form.field, where, form, named=bool(field))
@@ -123,20 +124,20 @@ def read(path: str, *, field: str = "", form: Form = TEXTS) -> Iterator[Line]:
 
 
 def _table_rows(path: str, read: Sequence[str]) -> Iterator[dict[str, Any]]:
-  """The rows of a table, with values as JSON has them; those of columns that are `read` are no bytes."""
+  """Yields the rows of a table with JSON values; the columns in `read` must not be bytes."""
   from t2t.data.sources import tables, text_files
 
   for row in tables.read_rows(text_files.find_files(path, where="--input"), where="--input"):
     if binary := [name for name in read if isinstance(row.values.get(name), bytes)]:
-      raise UserError(f"--input: {row.location}: column {binary[0]!r} is binary and not UTF-8; give text")
+      raise UserError(f"--input: {row.location}: column {binary[0]!r} is binary and not UTF-8; convert it to text")
     yield json.loads(json.dumps(dict(row.values), default=str))
 
 
 def made(number: int, value: str | Mapping[str, Any], *, form: Form, where: str) -> Line:
-  """The line that a text makes, or the fields of an object.
+  """Returns the line of a text, or of the fields of an object.
 
   Raises:
-    UserError: it is neither, or lacks a field; begins with `where`.
+    UserError: the value is neither, or lacks a field; the message begins with `where`.
   """
   if isinstance(value, str):
     check_text(value, form.field, where)
@@ -158,11 +159,11 @@ def _is_json(path: str, field: str, form: Form) -> bool:
   if not name.endswith(".txt"):
     packed = ", ".join(compression.FORMATS)
     raise UserError(
-      f"{location(path)}: give a .txt file, with an input on each line, a .jsonl file, with an object on each, or a"
-      f" table (.tsv, .csv, .parquet, .json), each also compressed ({packed}), or -"
+      f"{location(path)}: unknown file type; give .txt (an input on each line), .jsonl (an object on each line), "
+      f"a table (.tsv, .csv, .parquet, .json), one of these compressed ({packed}), or - for standard input"
     )
   if field:
-    raise UserError(f"--field {field}: {path} has lines of text and no fields; leave it out, or give a .jsonl file")
+    raise UserError(f"--field {field}: {path} has lines of text without fields; leave it out, or give a .jsonl file")
   return False
 
 
@@ -172,7 +173,7 @@ def _open_input(path: str) -> Iterator[io.IOBase]:
     yield sys.stdin.buffer
     return
   if not gcs.is_remote(path) and not os.path.exists(os.path.expanduser(path)):
-    raise UserError(f"{location(path)}: no such file")
+    raise UserError(f"{location(path)}: no such file; check the path")
   try:
     with gcs.open_binary(path) if gcs.is_remote(path) else open(os.path.expanduser(path), "rb") as file:
       yield compression.checked(file, path, where="--input")
@@ -190,16 +191,16 @@ def _decoded(content: bytes, where: str) -> str:
     raise UserError(f"{where}: {encoding.not_utf8(content, error)}") from error
 
 
-# What a row has of its own; see `row`.
+# Fields of a row that t2t writes; see `row`.
 _OWN = ("line", "inputs", "prediction", "score", "alternatives", "probabilities", "fillings", "vector", "cut", "error")
 
 
-# Those of all ways to ask.
+# Predicted fields of all ways.
 ROW_FIELDS = (*_OWN[2:], "probability", "tags", "words", "start", "end", "filled")
 
 
 def _parsed(text: str, field: str, where: str, form: Form, *, named: bool = False) -> tuple[str, Mapping[str, Any]]:
-  """The text of an object, and its other fields."""
+  """Returns the text of a JSON object, and its other fields."""
   shown = text if len(text) <= 60 else text[:60] + "..."
   try:
     value = json.loads(text)
@@ -207,23 +208,23 @@ def _parsed(text: str, field: str, where: str, form: Form, *, named: bool = Fals
     reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
     raise UserError(f"{where}: not JSON ({reason}): {shown}") from error
   if not isinstance(value, dict):
-    raise UserError(f'{where}: not an object: {shown}; each line must be like {{"{field}": "..."}}')
+    raise UserError(f'{where}: not an object: {shown}; write each line like {{"{field}": "..."}}')
   return _taken(value, field, where, form, named=named)
 
 
 def _taken(value: dict[str, Any], field: str, where: str, form: Form, *, named: bool) -> tuple[str, Mapping[str, Any]]:
-  """The text of an object, and its other fields; of the columns of a table all fields.
+  """Returns the text of an object and its other fields; for table columns, all fields.
 
   Args:
     value: the object.
-    field: where its text is, unless it has the columns of the form.
-    where: what a message calls the line.
+    field: with its text, unless the object has the columns of the form.
+    where: location of the line, for messages.
     form: of the lines.
-    named: whether the user has said the field.
+    named: whether the user gave the field.
   """
   if form.columns and not named and all(name in value for name in form.columns):
     if "line" in value:
-      raise UserError(f"{where}: has a field 'line', which the output has of its own; rename it")
+      raise UserError(f"{where}: has a field 'line', which is reserved for the output; rename it")
     column_values = (value[name] for name in form.columns)
     return " ".join(x if isinstance(x, str) else "" if x is None else json.dumps(x) for x in column_values), value
   for name in form.lists:
@@ -234,45 +235,45 @@ def _taken(value: dict[str, Any], field: str, where: str, form: Form, *, named: 
     lists = "".join(f", or a list, {name!r}" for name in form.lists)
     if form.columns and not named:
       raise UserError(
-        f"{where}: has no column {next(name for name in form.columns if name not in value)!r}; its columns are"
-        f" {field_names}. The model was trained on {', '.join(map(repr, form.columns))}: rename a column, or name the"
-        " one with the text by --field"
+        f"{where}: has no column {next(name for name in form.columns if name not in value)!r}; its columns are "
+        f"{field_names}. The model was trained on {', '.join(map(repr, form.columns))}: rename a column, or give "
+        "the text column with --field"
       )
     reads = f"; {form.reads} reads one text, {field!r}{lists}" if form.reads else ""
     raise UserError(
-      f"{where}: has no field {field!r}; its fields are {field_names}{reads}; name the one with the text by --field"
+      f"{where}: has no field {field!r}; its fields are {field_names}{reads}; give the text field with --field"
     )
   text = value.pop(field)
   check_text(text, field, where)
   reserved = [name for name in value if name in (*_OWN, *form.row_fields) and name not in form.lists]
   if reserved:
-    raise UserError(f"{where}: has a field {reserved[0]!r}, which the output has of its own; rename it")
+    raise UserError(f"{where}: has a field {reserved[0]!r}, which is reserved for the output; rename it")
   return text, value
 
 
 def check_text(text: Any, field: str, where: str) -> None:
-  """Whether a field of an object is a text.
+  """Checks that a field of an object is a text.
 
   Raises:
-    UserError: it is not, or no valid Unicode.
+    UserError: the field is not a string, or not valid Unicode.
   """
   if not isinstance(text, str):
-    raise UserError(f"{where}: field {field!r} is {json.dumps(text)[:60]}, not a string")
-  if reason := encoding.unpaired_surrogate(text):  # JSON can escape one
+    raise UserError(f"{where}: field {field!r} is {json.dumps(text)[:60]}, not a string; give a string")
+  if reason := encoding.unpaired_surrogate(text):  # possible as a JSON escape
     raise UserError(f"{where}: field {field!r} {reason}")
 
 
 def json_kind(value: Any) -> str:
-  """Returns the name of a value's type in JSON, with an article."""
+  """Returns the name of a value's JSON type, with an article."""
   kinds = {bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "a list", dict: "an object"}
   return kinds.get(type(value), "null")
 
 
 def texts(fields: Mapping[str, Any], name: str, where: str) -> list[str]:
-  """The texts that an object has in a field.
+  """Returns the texts of a list field of an object.
 
   Raises:
-    UserError: it is not a list of at least one text.
+    UserError: the field is not a non-empty list of texts.
   """
   items = fields[name]
   if not isinstance(items, list) or not items or not all(isinstance(text, str) for text in items):
@@ -283,18 +284,18 @@ def texts(fields: Mapping[str, Any], name: str, where: str) -> list[str]:
 
 
 def row(line: Line, answer: Mapping[str, Any]) -> Row:
-  """The row of the output for a line of the input.
+  """Returns the output row of an input line.
 
   In:  Line(3, "2 + 2 =", {"id": "a"}), {"prediction": "4", "score": -0.5}
   Out: {"line": 3, "inputs": "2 + 2 =", "prediction": "4", "score": -0.5, "id": "a"}
   """
-  # A table may have columns of these names; others may not, see `_taken`.
+  # Only a table may have columns with these names, see `_taken`.
   answer = {f"predicted_{name}" if name in line.others else name: x for name, x in answer.items()}
   return {"line": line.number, "inputs": line.text, **answer, **line.others}
 
 
 def _is_of(written_row: Row, line: Line, form: Form) -> bool:
-  # As text, since NaN, which Python's JSON has, does not equal itself.
+  # Compares JSON texts, because NaN does not equal itself.
   as_text = lambda fields: json.dumps(fields, sort_keys=True)
   own_names = (*_OWN, *form.row_fields)
   expected, output_names = (
@@ -309,14 +310,14 @@ def _is_of(written_row: Row, line: Line, form: Form) -> bool:
 
 
 class Output:
-  """Rows, one JSON object a line, in the order of the input; whatever happens, none is there twice or left out.
+  """Output rows as JSON lines, in the order of the input; no interruption duplicates or omits a row.
 
-  A file belongs to the run that began it, which it knows by `path`.run.json.
+  `path`.run.json records the run that a file belongs to.
 
   Args:
     file: opened for reading and appending, or standard output.
     path: of the file; "-" is standard output.
-    run: what the rows depend on, option -> value.
+    run: values that the rows depend on, by option.
   """
 
   def __init__(self, file: io.IOBase, path: str, run: Mapping[str, Any]):
@@ -331,21 +332,20 @@ class Output:
 
   @property
   def done(self) -> int:
-    """How many rows there are."""
     return self._done
 
   def _contents(self) -> Iterator[bytes]:
-    """The rows as they are in the file; one that was being written when the run was killed is none."""
+    """Yields the stored rows as bytes, without an incomplete last row of a killed run."""
     if self._path == PIPE:
       return
     with open(self._path, "rb") as file:
       yield from (content for content in file if content.endswith(b"\n"))
 
   def rows(self) -> Iterator[Row]:
-    """The rows that were there when the file was opened.
+    """Yields the rows that the file had when it was opened.
 
     Raises:
-      UserError: something else has written to the file.
+      UserError: the file was modified by something else.
     """
     for number, content in zip(range(1, self._done + 1), self._contents()):  # noqa: B905  it grows meanwhile
       try:
@@ -353,37 +353,37 @@ class Output:
       except ValueError:
         stored_row = None
       if not isinstance(stored_row, dict) or stored_row.get("line") != number or "inputs" not in stored_row:
-        raise UserError(f"--output {self._path}: line {number} is none that t2t wrote; {self._start_anew()}")
+        raise UserError(f"--output {self._path}: line {number} was not written by t2t; {self._start_anew()}")
       yield stored_row
 
   def beside(self, lines: Iterable[Line], *, where: str, form: Form = TEXTS) -> Iterator[tuple[Line, Row | None]]:
-    """Each line of the input with the row that is there for it, if there is one.
+    """Yields each line of the input with its stored row, or None.
 
     Args:
       lines: of the input.
-      where: what a message calls it.
+      where: location of the input, for messages.
       form: of its lines.
 
     Raises:
-      UserError: the rows are of another input.
+      UserError: the rows belong to another input.
     """
     rows = self.rows()
     for line in lines:
       stored_row = next(rows, None)
       if stored_row is not None and not _is_of(stored_row, line, form):
         raise UserError(
-          f"--output {self._path}: belongs to another input: its line {line.number} is not of {where},"
-          f" line {line.number}; {self._start_anew()}"
+          f"--output {self._path}: belongs to another input: line {line.number} differs from {where}, line "
+          f"{line.number}; {self._start_anew()}"
         )
       yield line, stored_row
     if next(rows, None) is not None:
       raise UserError(
-        f"--output {self._path}: belongs to another input: it has {self._done} lines, more than {where};"
-        f" {self._start_anew()}"
+        f"--output {self._path}: belongs to another input: it has {self._done} lines, more than {where}; "
+        f"{self._start_anew()}"
       )
 
   def write(self, rows: Iterable[Row]) -> None:
-    """Appends rows; when it returns, a killed run does not lose them."""
+    """Appends rows; they survive a killed run once this returns."""
     if not self._begun and self._path != PIPE:
       if not self._done:
         record_run(self._path, self._run)
@@ -396,14 +396,14 @@ class Output:
 
 
 def _start_anew(path: str) -> str:
-  return f"give another --output, or delete {path} to start anew"
+  return f"give another --output, or delete {path} to start over"
 
 
 def append(file: io.IOBase, content: bytes, *, path: str) -> None:
-  """Writes all of it.
+  """Writes all bytes to the file.
 
   Raises:
-    UserError: it cannot be written.
+    UserError: the file cannot be written.
   """
   remaining = memoryview(content)
   try:
@@ -414,14 +414,15 @@ def append(file: io.IOBase, content: bytes, *, path: str) -> None:
     raise
   except OSError as error:
     raise UserError(
-      f"--output {path}: cannot be written ({error.strerror}); the same command goes on when it can"
+      f"--output {path}: cannot be written ({error.strerror}); free space or fix the permissions, then rerun the "
+      "same command to resume"
     ) from error
 
 
-# ---- The run that an output belongs to -------------------------------------------------------------------------------
+# ---- Record of the run -----------------------------------------------------------------------------------------------
 
 
-# What the record of an output that has no texts says of those of its input.
+# Keys that describe the input of an output without texts.
 _OF_LINES = ("lines", "texts")
 
 
@@ -430,55 +431,55 @@ def _record(path: str) -> pathlib.Path:
 
 
 def record_run(path: str, run: Mapping[str, Any]) -> None:
-  """Says beside an output what it depends on."""
+  """Writes the values that an output depends on beside it."""
   part = _record(path).with_name(_record(path).name + ".part")
   part.write_text(json.dumps(run, indent=2) + "\n")
   part.replace(_record(path))
 
 
 def check_run(path: str, run: Mapping[str, Any]) -> None:
-  """Whether an output that is there is of this run.
+  """Checks that an existing output belongs to this run.
 
   Raises:
-    UserError: it is not: says what differs.
+    UserError: it does not; lists the differences.
   """
   try:
     before = json.loads(_record(path).read_text())
   except (OSError, ValueError):
     raise UserError(
-      f"--output {path}: exists, and no {_record(path).name} beside it says what made it;"
-      " give another --output, or delete it to start anew"
+      f"--output {path}: exists without its record {_record(path).name}; give another --output, or delete it to "
+      "start over"
     ) from None
   differences = [
-    f"--{name} {run.get(name)}, it was {before.get(name)}"
+    f"--{name} {run.get(name)}, previously {before.get(name)}"
     for name in run | before
     if name not in ("input", *_OF_LINES) and before.get(name) != run.get(name)  # lines themselves are compared
   ]
   if differences:
     raise UserError(
-      f"--output {path}: belongs to another run: {'; '.join(differences)}."
-      f" Give what it had to go on with it, or {_start_anew(path)}"
+      f"--output {path}: belongs to another run: {'; '.join(differences)}. Restore these values to resume it, or "
+      f"{_start_anew(path)}"
     )
   if any(before.get(name) != run.get(name) for name in _OF_LINES):
     raise UserError(
-      f"--output {path}: belongs to another input: the lines of {run['input']} are not those that it was begun with;"
-      f" {_start_anew(path)}"
+      f"--output {path}: belongs to another input: the lines of {run['input']} differ from its recorded "
+      f"lines; {_start_anew(path)}"
     )
 
 
 def _encoded(fields: Row) -> bytes:
   try:
     return (json.dumps(fields, ensure_ascii=False) + "\n").encode()
-  except UnicodeEncodeError:  # half of a surrogate pair in another field of the input, escaped as it was there
+  except UnicodeEncodeError:  # unpaired surrogate in another field, kept escaped
     return (json.dumps(fields) + "\n").encode()
 
 
 @contextlib.contextmanager
 def output(path: str, run: Mapping[str, Any]) -> Iterator[Output]:
-  """The output of a run, which no other can write to at the same time; "-" is standard output.
+  """Opens the output of a run, locked against other processes; "-" is standard output.
 
   Raises:
-    UserError: the file cannot be written, or belongs to another run: says what differs, and what to do.
+    UserError: the file cannot be written, or belongs to another run; lists the differences.
   """
   if path == PIPE:
     yield Output(sys.stdout.buffer, path, run)
@@ -488,21 +489,24 @@ def output(path: str, run: Mapping[str, Any]) -> Iterator[Output]:
 
 
 def check_local(path: str) -> None:
-  """Refuses an output on a bucket, before anything is read for it.
+  """Checks that an output is local, before the input is read.
 
   Raises:
-    UserError: it is on one.
+    UserError: the output is on a bucket.
   """
   if "://" in path:
-    raise UserError(f"--output {path}: must be a local file, since a bucket cannot append; copy it there afterwards")
+    raise UserError(
+      f"--output {path}: must be a local file, because a bucket cannot append; give a local path and copy the file "
+      "afterwards"
+    )
 
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[io.IOBase]:
-  """A local file, for reading and appending, that no other process writes to at the same time.
+  """Opens a local file for reading and appending, locked against other processes.
 
   Raises:
-    UserError: it cannot be written, or another does.
+    UserError: the file cannot be written, or is locked.
   """
   check_local(path)
   path = os.path.expanduser(path)
@@ -510,12 +514,12 @@ def opened(path: str) -> Iterator[io.IOBase]:
     pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
     file = open(path, "a+b", buffering=0)  # noqa: SIM115  closed below
   except OSError as error:
-    raise UserError(f"--output {path}: cannot be written ({error.strerror})") from error
+    raise UserError(f"--output {path}: cannot be written ({error.strerror}); give another path") from error
   with file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
       raise UserError(
-        f"--output {path}: another process is writing to it; wait for it, or give another --output"
+        f"--output {path}: another process is writing to it; wait until it ends, or give another --output"
       ) from None
     yield file

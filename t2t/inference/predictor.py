@@ -1,4 +1,4 @@
-"""Token sequences in, token sequences or scores out: batches of like lengths, one program for each shape."""
+"""Generates and scores token sequences: batches of similar lengths, one program per shape."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
@@ -15,25 +15,25 @@ from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import TransformerConfig
 from t2t.param_tree import Params
 
-_SMALLEST_BUCKET = 16  # positions; below this a longer batch costs next to nothing
+_SMALLEST_BUCKET = 16  # padding below this length costs next to nothing
 _NO_LIMIT = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-  """What was written for one prompt: token lists, best first, EOS left out; and their scores (see decoding.py)."""
+  """Generated token sequences of one prompt, best first and without EOS, and their scores (see decoding.py)."""
 
   tokens: list[list[int]]
   scores: list[float]
 
 
 def bucket(length: int, longest: int) -> int:
-  """The power of two that `length` is padded to, at least 16 and at most `longest`."""
+  """Returns the power of two that `length` is padded to, at least 16 and at most `longest`."""
   return min(max(_SMALLEST_BUCKET, 1 << (length - 1).bit_length()), longest)
 
 
 def _scored_lengths(pair: tuple[Tokens, Tokens], *, architecture: str, framing: PromptFraming) -> tuple[int, ...]:
-  """Positions that a pair takes: of encoder and decoder, or of the one row that a model of one stack reads."""
+  """Returns the positions of a pair: of encoder and decoder, or of the single row of a one-stack model."""
   prompt, target = (len(tokens) for tokens in pair)
   kind = ARCHITECTURES[architecture]
   if kind.has_encoder_and_decoder:
@@ -45,21 +45,22 @@ def _scored_lengths(pair: tuple[Tokens, Tokens], *, architecture: str, framing: 
 def scored_features(
   pairs: Sequence[tuple[Tokens, Tokens]], widths: Sequence[int], *, architecture: str, framing: PromptFraming
 ) -> dict[str, np.ndarray]:
-  """What a model is given to tell how likely each target is behind its prompt.
+  """Returns the features for scoring each target after its prompt.
 
   In:  [([7, 8, 1], [5, 1])], widths (4, 3), an encoder-decoder that starts with 0
   Out: {"encoder_input_tokens": [[7, 8, 1, 0]], "encoder_segment_ids": [[1, 1, 1, 0]],
         "decoder_input_tokens": [[0, 5, 0]], "decoder_target_tokens": [[5, 1, 0]],
         "decoder_loss_weights": [[1, 1, 0]]}
 
-  A decoder alone reads prompt and target in one row.  An encoder alone reads the prompt and a mask for each token of
-  the target, which it has to guess together.
+  A decoder-only model reads prompt and target in one row. An encoder-only model reads the prompt and a mask for
+  each
+  token of the target; it predicts them all at once.
 
   Args:
     pairs: prompt and target, token ids.
     widths: positions of the encoder and of the decoder, or of the one row.
     architecture: of the model.
-    framing: of the vocabulary.
+    framing: special ids of the vocabulary.
   """
   prompts, targets = [list(prompt) for prompt, _ in pairs], [list(target) for _, target in pairs]
   kind = ARCHITECTURES[architecture]
@@ -98,18 +99,18 @@ def scored_features(
 
 
 class Predictor:
-  """Writes and scores with one model; each shape of a batch is compiled once.
+  """Generates and scores with one model; compiles once for each batch shape.
 
   Every host calls it with the same sequences, and gets all results.
 
   Args:
     config: of the model.
-    graphdef: its structure; parameters are given with each call, so that training can go on between calls.
-    mesh: on which the parameters lie.
-    framing: the ids around a text.
-    decode: how text is written; None for a model that only scores.
+    graphdef: structure of the model; each call takes the parameters, which may change during training.
+    mesh: on which the parameters are loaded.
+    framing: special ids around a text.
+    decode: decoding options; None for scoring only.
     batch_size: rows of a batch, over all devices.
-    max_inputs: prompt tokens at most, EOS included.
+    max_inputs: maximum number of prompt tokens, EOS included.
   """
 
   def __init__(
@@ -139,7 +140,7 @@ class Predictor:
 
   @property
   def max_inputs(self) -> int:
-    """Prompt tokens at most, EOS included."""
+    """Maximum number of prompt tokens, EOS included."""
     return self._max_inputs
 
   def generate(
@@ -151,14 +152,14 @@ class Predictor:
     numbers: Sequence[int] | None = None,
     on_batch: Callable | None = None,
   ) -> list[Generation]:
-    """What the model writes for each prompt, in their order.
+    """Generates a text for each prompt, in order.
 
     Args:
       params: nested dict.
       prompts: token ids, `max_inputs` at most.
-      seed: of what is drawn.
-      numbers: of the prompts; a prompt draws by its number, whatever batch it is in. None: from 0 on.
-      on_batch: called with the number of prompts and of written tokens after each batch.
+      seed: of the samples.
+      numbers: of the prompts, from 0 by default; sampling depends on the number of a prompt, not on its batch.
+      on_batch: called with the numbers of prompts and of generated tokens after each batch.
     """
     extra = int(self._config.kind.is_decoder_only)
     widths = [bucket(len(prompt) + extra, self._max_inputs + extra) for prompt in prompts]
@@ -178,21 +179,21 @@ class Predictor:
       for i, beams, of_beams in zip(indices, tokens, scores, strict=True):
         generations[i] = Generation([self._trimmed(beam) for beam in beams], [float(score) for score in of_beams])
       if on_batch is not None:
-        ends = np.any(tokens[:, 0] == self._framing.eos_id, axis=1)  # or it was cut
+        ends = np.any(tokens[:, 0] == self._framing.eos_id, axis=1)  # the others reached max_length
         on_batch(len(indices), sum(len(generations[i].tokens[0]) for i in indices) + int(np.sum(ends)))
     return generations
 
   def log_likelihood(
     self, params: Params, pairs: Sequence[tuple[Tokens, Tokens]], *, on_batch: Callable | None = None
   ) -> np.ndarray:
-    """float32 [pairs]: the log-probability of each target behind its prompt, summed over its tokens."""
+    """Returns the log-probability of each target after its prompt, summed over its tokens, float32 [pairs]."""
     architecture, framing, most = self._config.architecture, self._framing, self._config.most_positions
     lengths = [_scored_lengths(pair, architecture=architecture, framing=framing) for pair in pairs]
     longest = max((max(pair_lengths) for pair_lengths in lengths), default=0)
     if most and longest > most:
       raise UserError(
-        f"a prompt and its answer have {longest} tokens together, but the model has learned {most} positions; set"
-        f" config.data.inputs_length={max(1, self._max_inputs - longest + most)}"
+        f"a prompt and its answer have {longest} tokens together, but the model has only {most} positions; set "
+        f"config.data.inputs_length={max(1, self._max_inputs - longest + most)}"
       )
     widths = [tuple(bucket(max(length, 1), most or _NO_LIMIT) for length in pair_lengths) for pair_lengths in lengths]
     log_p = np.zeros(len(pairs), np.float32)
@@ -214,7 +215,7 @@ class Predictor:
 
 
 def placed(features: Mapping[str, np.ndarray], rows: int, where: jax.sharding.Sharding) -> dict[str, jax.Array]:
-  """On the mesh, filled up to so many rows with copies of the first."""
+  """Places features on the mesh, padded to `rows` rows with copies of the first."""
 
   def put_on_mesh(x):
     x = np.concatenate([x, np.repeat(x[:1], rows - len(x), axis=0)])
@@ -224,12 +225,14 @@ def placed(features: Mapping[str, np.ndarray], rows: int, where: jax.sharding.Sh
 
 
 def gathered(x: jax.Array) -> np.ndarray:
-  """A global array, whole on every host."""
+  """Gathers a global array on every host."""
   return np.asarray(multihost_utils.process_allgather(x, tiled=True))
 
 
 def by_width(widths: Sequence, rows: int) -> Iterator[tuple]:
-  """(width, indices) of at most `rows` sequences of one width, the widest first: what does not fit fails early."""
+  """Yields (width, indices) of at most `rows` sequences of one width; the widest come first, to run out of memory
+  early.
+  """
   for width in sorted(set(widths), reverse=True):
     indices = [i for i, sequence_width in enumerate(widths) if sequence_width == width]
     for start in range(0, len(indices), rows):
@@ -237,14 +240,14 @@ def by_width(widths: Sequence, rows: int) -> Iterator[tuple]:
 
 
 def check_predicts_tokens(config: TransformerConfig, *, where: str) -> None:
-  """Whether a model has learned to say which token stands somewhere.
+  """Checks that a model was trained to predict tokens.
 
   Raises:
-    UserError: it is ELECTRA's discriminator, which has learned which were replaced.
+    UserError: the model is ELECTRA's discriminator, which only detects replaced tokens.
   """
   detectors = [head.name for head in config.heads if head.kind == "detector"]
   if detectors:
     raise UserError(
-      f"{where} is a discriminator: it says which tokens were {detectors[0]}, and knows nothing of which are likely;"
-      " start fine-tuning from it (config.init.checkpoint)"
+      f"{where} is a discriminator: it detects {detectors[0]} tokens and cannot predict tokens; use it to start "
+      "fine-tuning (config.init.checkpoint)"
     )

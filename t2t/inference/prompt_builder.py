@@ -1,4 +1,4 @@
-"""What a model is asked and what it answers: text to tokens and back, as in its training."""
+"""Converts texts to prompts as in training, and generated tokens to rows."""
 
 import dataclasses
 import math
@@ -10,20 +10,20 @@ from t2t.checkpoints import pretrained
 from t2t.configuration.schema import DataConfig
 from t2t.inference import predictor
 
-# Which letters of a prompt that spell control tokens are these: none, those of missing text, all.
+# Control tokens that are parsed in a prompt: none, only blanks, all.
 SPECIAL_TOKENS = ("none", "blanks", "all")
-_FILLING = "span_corruption"  # an objective; its tasks' names end in it
+_FILLING = "span_corruption"  # suffix of task names with this objective
 
 
 class Prompts:
-  """Texts as a model reads them.
+  """Converts texts to model input.
 
   Args:
     vocabulary: of the model.
     ends: whether EOS comes last, see `ends_prompts`.
-    longest: tokens at most, EOS included.
-    special_tokens: which letters that spell control tokens are these, see `vocabularies.encode_text`.
-    prefix: text in front of each that does not begin with it, see `prefix`.
+    longest: maximum number of tokens, EOS included.
+    special_tokens: control tokens that are parsed, see `vocabularies.encode_text`.
+    prefix: added to texts that lack it, see `prefix`.
   """
 
   def __init__(
@@ -34,26 +34,27 @@ class Prompts:
     self._room = longest - len(self._end)
 
   def __call__(self, text: str) -> tuple[list[int], int]:
-    """The tokens of a text, and how many of them were cut from its end."""
+    """Returns the tokens of a text, and the number of tokens truncated from its end."""
     tokens = self.prompt(text)
     return [*tokens[: self._room], *self._end], max(0, len(tokens) - self._room)
 
   def prompt(self, text: str) -> list[int]:
-    """Returns the tokens of an input, all of them, those of its prefix first."""
+    """Returns all tokens of an input, including its prefix."""
     return self.encode(self._prefix.before(text))
 
   def encode(self, text: str) -> list[int]:
-    """The tokens of a text, all of them, with nothing around them."""
+    """Returns all tokens of a text, without special tokens around them."""
     from t2t.data import vocabularies
 
     return vocabularies.encode_text(self._vocabulary, text, special_tokens=self._special_tokens)
 
 
 def special_tokens(source: pretrained.Source, requested: str) -> str:
-  """Returns which letters of an input that spell control tokens are these: `requested`, or if "" those of training.
+  """Returns which control tokens are parsed in an input: `requested`, or by default the same as in training.
 
-  A model of a table reads rows as its training read them. Of other models' training not all texts are known: they read
-  blanks.
+  A model of a table reads rows as in training. For other models, whose training texts are not all known, the
+  default
+  is "blanks".
   """
   data = source.run["data"]
   if requested or not data.get("table"):
@@ -62,22 +63,22 @@ def special_tokens(source: pretrained.Source, requested: str) -> str:
 
 
 def said(special_tokens: str) -> dict[str, str]:
-  """Returns the options that rows depend on, if they are not the default."""
+  """Returns the options that rows depend on, if not the default."""
   return {} if special_tokens == "blanks" else {"special_tokens": special_tokens}
 
 
 class TaskPrefix(NamedTuple):
-  """Text in front of each input that a model was fine-tuned on.
+  """Prefix of the inputs that a model was fine-tuned on.
 
-  text: "mnli hypothesis: "; "" where it is not known, or not one for all.
-  name: of the task, "mnli", behind which the fields of an input may come in any order; "": there is no name.
+  text: "mnli hypothesis: "; "" if unknown or different between inputs.
+  name: of the task ("mnli"), after which fields may come in any order; "" without a name.
   """
 
   text: str = ""
   name: str = ""
 
   def before(self, text: str) -> str:
-    """A text with the prefix in front, once.
+    """Returns the text with the prefix, which is added once.
 
     In:  "It is wet."
     Out: "mnli hypothesis: It is wet."
@@ -92,9 +93,9 @@ _TASK_AND_FIELD = re.compile(r"(\w+(?: \w+)*) \w+: ")
 
 
 def prefix(source: pretrained.Source) -> TaskPrefix:
-  """The prefix of the table or of the one task that a model was fine-tuned on.
+  """Returns the prefix of the table or single task that a model was fine-tuned on.
 
-  Of several tasks it is that of the one that is chosen, see `select_task`.
+  With several tasks, it is the prefix of the selected task, see `select_task`.
   """
   if table := source.run["data"].get("table"):
     return TaskPrefix(table["prefix"])
@@ -110,7 +111,7 @@ def prefix(source: pretrained.Source) -> TaskPrefix:
 
 
 def tasks_with_prefixes(source: pretrained.Source) -> tuple[str, ...]:
-  """Names of the tasks that a model was fine-tuned on in writing, where they are several with a prefix of each."""
+  """Returns the names of the text-to-text tasks of a model, if there are several with a single prefix."""
   from t2t.data import task_prefixes
 
   if pretrained.answers_by_heads(source) or not source.model.is_generative:
@@ -120,11 +121,11 @@ def tasks_with_prefixes(source: pretrained.Source) -> tuple[str, ...]:
 
 
 def ends_prompts(source: pretrained.Source, wanted: str = "") -> tuple[bool, str]:
-  """Whether EOS ends what a model is given, and why, in words for a person.
+  """Returns whether EOS ends a prompt, and the reason in words.
 
   Args:
     source: the checkpoint.
-    wanted: yes or no; empty: as in training, where an encoder always reads EOS.
+    wanted: "yes" or "no"; "": as in training, where an encoder always reads EOS.
   """
   ends, reason = (True, "it has an encoder")
   if source.model.kind.is_decoder_only:
@@ -137,7 +138,7 @@ def ends_prompts(source: pretrained.Source, wanted: str = "") -> tuple[bool, str
 
 
 def known_prefixes(source: pretrained.Source) -> tuple[str, ...]:
-  """What stood in front of the inputs of the tasks that the model was trained on, as far as its run says so."""
+  """Returns the prefixes of the inputs that the model was trained on, as far as its run records them."""
   from t2t.data import languages, task_prefixes, task_resolution
 
   data = source.run["data"]
@@ -156,13 +157,13 @@ def known_prefixes(source: pretrained.Source) -> tuple[str, ...]:
         prefix_texts += task_prefixes.of(
           task_resolution.named(merged["mixture"], modules=pretrained.task_modules(source)[0])
         )
-    except UserError:  # nobody asked for the module that would say it
+    except UserError:  # the task's module is not loaded
       continue
   return tuple(dict.fromkeys(prefix_texts))
 
 
 def blank(source: pretrained.Source) -> str:
-  """What stands in each input that the model was trained on, "<extra_id_", where that is all it was; or ""."""
+  """Returns "<extra_id_" if the model was only trained on inputs with such blanks, otherwise ""."""
   data = source.run["data"]
   named = data.get("objective", "") if data.get("files") else data.get("mixture", "")
   is_alone = not data.get("sources") and not source.run.get("stages")
@@ -170,53 +171,53 @@ def blank(source: pretrained.Source) -> str:
 
 
 def longest_prompt(source: pretrained.Source, *, inputs_length: int, max_length: int) -> int:
-  """Tokens of a prompt at most, EOS included.
+  """Returns the maximum number of prompt tokens, EOS included.
 
   Args:
     source: the checkpoint.
-    inputs_length: what the user wants; 0: as many as in training, if there are positions for them.
-    max_length: tokens to be written.
+    inputs_length: given by the user; 0: as in training, limited by the model's positions.
+    max_length: number of tokens to generate.
   """
   if inputs_length < 0:
-    raise UserError(f"--inputs_length {inputs_length}: must be at least 1; without it, as in training")
+    raise UserError(f"--inputs_length {inputs_length}: must be at least 1; leave it out to use the length of training")
   if inputs_length:
     return inputs_length
   trained = source.run["data"]["inputs_length"]
   if not source.asked.most_positions:
     return trained
-  # A decoder alone has BOS and the answer, but for its last token, in the same row.
+  # A decoder-only model has BOS and the answer, without its last token, in the same row.
   reserved = max_length if source.model.kind.is_decoder_only else 0
   return max(1, min(trained, source.asked.most_positions - reserved))
 
 
 def longest_text(source: pretrained.Source, *, inputs_length: int) -> int:
-  """Tokens of a text at most that is read and not answered in writing, special tokens included.
+  """Returns the maximum number of tokens of a text without generated output, special tokens included.
 
   Args:
     source: the checkpoint.
-    inputs_length: what the user wants; 0: as many as in training, if there are positions for them.
+    inputs_length: given by the user; 0: as in training, limited by the model's positions.
 
   Raises:
-    UserError: there are not so many positions.
+    UserError: the model has fewer positions.
   """
   longest, most = longest_prompt(source, inputs_length=inputs_length, max_length=0), source.asked.most_positions
   if most and longest > most:
-    raise UserError(f"--inputs_length {inputs_length}: the model has learned {most} positions; give no more")
+    raise UserError(f"--inputs_length {inputs_length}: the model has only {most} positions; give {most} or less")
   return longest
 
 
 def rounded(score: float) -> float:
-  """A float32 with the digits that count."""
+  """Rounds a float32 to its significant digits."""
   return float(f"{score:.6g}")
 
 
 def answer(generation: predictor.Generation, vocabulary) -> dict[str, Any]:
-  """What was written as fields of a row: the best, and with beams the others."""
+  """Returns generated text as fields of a row: the best, and with beam search the alternatives."""
   texts = [vocabulary.decode(tokens) for tokens in generation.tokens]
   scores = [rounded(score) for score in generation.scores]
   if not math.isfinite(scores[0]):
     raise UserError(
-      f"--checkpoint: the score of a prediction is {scores[0]}: its training had gone wrong; take another"
+      f"--checkpoint: the model produced {scores[0]} as the score of a prediction; use a different checkpoint"
     )
   row: dict[str, Any] = {"prediction": texts[0], "score": scores[0]}
   other_beams = zip(texts[1:], scores[1:], strict=True)

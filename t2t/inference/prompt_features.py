@@ -12,13 +12,13 @@ Tokens = Sequence[int]
 
 @dataclasses.dataclass(frozen=True)
 class PromptFraming:
-  """The ids that stand around a text.
+  """Special ids around a text.
 
-  bos_id: what a decoder is fed first.
+  bos_id: first input of a decoder.
   eos_id: ends a text.
-  pad_id: fills a row; what is padding is told by segment ids, so that it may be a token as well.
-  cls_id, sep_id, mask_id: of an encoder alone; None where the vocabulary has none.
-  causal: whether a decoder alone that can read both ways reads a prompt from left to right.
+  pad_id: fills a row; segment ids mark padding, so the id may also be a token.
+  cls_id, sep_id, mask_id: of an encoder-only model; None if the vocabulary lacks them.
+  causal: whether a decoder-only model with bidirectional prefixes reads the prompt from left to right.
   """
 
   bos_id: int
@@ -31,7 +31,7 @@ class PromptFraming:
 
 
 def framing(vocabulary, *, causal: bool = False) -> PromptFraming:
-  """The ids that a seqio vocabulary sets around a text."""
+  """Returns the special ids of a seqio vocabulary."""
   from t2t.data import vocabularies
 
   return PromptFraming(
@@ -46,7 +46,7 @@ def framing(vocabulary, *, causal: bool = False) -> PromptFraming:
 
 
 def padded(rows: Sequence[Tokens], width: int, value: int, dtype: type = np.int32) -> np.ndarray:
-  """[rows, width]: each sequence, and `value` behind it."""
+  """Pads sequences at the end with `value`, [rows, width]."""
   filled = np.full((len(rows), width), value, dtype)
   for row, tokens in zip(filled, rows, strict=True):
     row[: len(tokens)] = tokens
@@ -56,17 +56,17 @@ def padded(rows: Sequence[Tokens], width: int, value: int, dtype: type = np.int3
 def prompt_features(
   prompts: Sequence[Tokens], width: int, *, architecture: str, framing: PromptFraming
 ) -> dict[str, np.ndarray]:
-  """What a model is given to write from.
+  """Returns the features for generating from prompts.
 
   In:  [[7, 8, 1], [9, 1]], width 4, an encoder-decoder that starts with 0
   Out: {"encoder_input_tokens": [[7, 8, 1, 0], [9, 1, 0, 0]], "encoder_segment_ids": [[1, 1, 1, 0], [1, 1, 0, 0]],
         "decoder_input_tokens": [[0], [0]]}
 
   Args:
-    prompts: token ids, each at most `width` (a decoder alone: `width` - 1, since BOS comes first).
-    width: positions of the encoder, or of the decoder alone.
+    prompts: token ids, each at most `width` (decoder-only: `width` - 1, because BOS comes first).
+    width: positions of the encoder, or of a decoder-only model.
     architecture: encoder_decoder or decoder_only.
-    framing: of the vocabulary.
+    framing: special ids of the vocabulary.
   """
   if ARCHITECTURES[architecture].is_decoder_only:
     prompts = [[framing.bos_id, *prompt] for prompt in prompts]

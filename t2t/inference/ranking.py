@@ -1,4 +1,4 @@
-"""Ranks a few answers for each line by their log-probability: the classes of a table, or the candidates of a line."""
+"""Ranks the answers of each line by log-probability: the classes of a table, or the candidates of a line."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,14 +14,14 @@ from t2t.param_tree import Params
 
 
 class Ranking:
-  """The way of a model that writes one of a few answers; see `batch_inference.Way`.
+  """The way of a text-to-text model that ranks given answers; see `batch_inference.Way`.
 
   Args:
     source: the checkpoint.
-    mesh: on which its parameters are.
-    classes: the answers; none: each line has "candidates", of which "choice1", "choice2", ... are written.
-    longest: tokens of a line at most, EOS included.
-    ends_prompts: whether EOS ends what the model is given.
+    mesh: on which its parameters are loaded.
+    classes: the answers; if empty, each line has "candidates" and the answers are "choice1", "choice2", ...
+    longest: maximum number of tokens of a line, EOS included.
+    ends_prompts: whether EOS ends a prompt.
     batch_size: pairs of a line and an answer in a batch, over all devices.
     special_tokens: see `prompt_builder.special_tokens`.
   """
@@ -61,14 +61,13 @@ class Ranking:
     self.options = {"inputs_length": longest, "method": "rank"} | prompt_builder.said(special_tokens)
 
   def check(self, line: jsonl_io.Line, where: str) -> None:
-    """It has candidates, where there are no classes."""
+    """Checks that the line has candidates, if there are no classes."""
     if not self._classes:
       if "candidates" not in line.others:
-        raise UserError(f"{where}: has no 'candidates' to choose among; give {{'candidates': ['...', '...']}}")
+        raise UserError(f"{where}: has no 'candidates'; give {{'candidates': ['...', '...']}}")
       jsonl_io.texts(line.others, "candidates", where)
 
   def read(self, line: jsonl_io.Line) -> batch_inference.EncodedLine:
-    """See `batch_inference.Way`."""
     tokens, cut = self._prompts(line.text)
     encoded = {"inputs": tokens}
     if not self._classes:
@@ -78,7 +77,7 @@ class Ranking:
   def answer(
     self, params: Params, inputs: Sequence[Any], *, numbers: Sequence[int], done: batch_inference.Done | None
   ) -> list[dict[str, Any]]:
-    """The likeliest answer, and how likely each is among them."""
+    """Returns the likeliest answer and the probabilities of all answers."""
     del numbers
     options = [self._options(example) for example in inputs]
     encoded = {text: self._prompts.encode(text) for texts in options for text in texts}

@@ -1,4 +1,4 @@
-"""Batches of texts that a model reads and does not continue: an example in each row, a program for each shape."""
+"""Batches for models that read texts without generating: one example per row, one program per shape."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,17 +13,17 @@ from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
 from t2t.param_tree import Params
 
-Example = Mapping[str, Any]  # inputs; token_types, texts and answer_heads if they are not 0: int [length]
+Example = Mapping[str, Any]  # inputs; token_types, texts and answer_heads if not 0: int [length]
 
 
 def features_of(examples: Sequence[Example], width: int, *, side: str, pad_id: int) -> dict[str, np.ndarray]:
-  """A batch with one example in a row; texts of an example that do not see each other are segments.
+  """Returns a batch with one example per row; texts of an example that do not attend to each other are segments.
 
   In:  [{"inputs": [101, 7, 101, 8], "token_types": [0, 0, 0, 0], "texts": [0, 0, 1, 1]}], width 5, side "encoder"
   Out: {"encoder_input_tokens": [[101, 7, 101, 8, 0]], "encoder_segment_ids": [[1, 1, 2, 2, 0]],
         "encoder_positions": [[0, 1, 0, 1, 0]], "encoder_token_types": [[0, 0, 0, 0, 0]]}
 
-  A decoder has in place of token types decoder_causal_attention, 1 for every token: a prefix, as inputs are.
+  A decoder has decoder_causal_attention instead of token types: 1 for every token, a bidirectional prefix.
   """
   of_tokens = lambda name: [np.asarray(x.get(name, [0] * len(x["inputs"])), np.int32) for x in examples]
   segments_and_positions = [features_lib.texts_apart(np.ones_like(texts), texts) for texts in of_tokens("texts")]
@@ -41,16 +41,16 @@ def features_of(examples: Sequence[Example], width: int, *, side: str, pad_id: i
 
 
 class RowBatches:
-  """Runs programs on examples in batches of like lengths.
+  """Runs programs on examples in batches of similar lengths.
 
   Every host calls it with the same examples, and gets all results.
 
   Args:
     config: of the model.
-    mesh: on which the parameters lie.
-    pad_id: fills a row.
+    mesh: on which the parameters are loaded.
+    pad_id: padding token.
     batch_size: rows of a batch, over all devices.
-    longest: tokens of a row at most, where the model learned no number of positions; 0: any number.
+    longest: maximum number of tokens of a row, for models without learned positions; 0: unlimited.
   """
 
   def __init__(
@@ -71,13 +71,14 @@ class RowBatches:
     beside: Mapping[str, tuple[Sequence[Sequence[int]], Callable[[int], int]]] | None = None,
     on_batch: Callable[[int, int], None] | None = None,
   ) -> Iterator[tuple[list[int], Any]]:
-    """Yields the indices of the examples of a batch, and what a program computes of the batch, on the host.
+    """Yields the indices of the examples of a batch, and the program's output for the batch, on the host.
 
     Args:
       program: compiled once for each shape.
       params: nested dict.
       examples: see `Example`.
-      beside: name of a feature besides -> its numbers for each example, and what a number of them is padded to.
+      beside: further features: name -> values of each example, and a function from their number to its padded
+        size.
       on_batch: called with the number of examples and of their tokens after each batch.
     """
     beside = beside or {}

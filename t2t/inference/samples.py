@@ -1,4 +1,4 @@
-"""Shows what a model does with held-out text: blanks that it fills, text that it goes on with."""
+"""Samples of a model on held-out text: filled blanks and continuations."""
 
 from collections.abc import Collection, Sequence
 import functools
@@ -16,20 +16,21 @@ from t2t.models.architecture import Batch, predicted_side, real_positions
 from t2t.param_tree import join_frozen
 from t2t.training.train_state import TrainState
 
-Example = tuple[str, str, str]  # what is given, what the model makes of it, what was there
+Example = tuple[str, str, str]  # input, prediction, truth
 
-_PROMPT = 32  # tokens shown to a causal language model, tokens that it then writes, and those of either end of a text
+# tokens of a prompt and of a continuation for a causal language model, and of each end of a shortened text
+_PROMPT = 32
 
 
 class TextVocabulary(Protocol):
-  """What is needed of a seqio vocabulary."""
+  """The methods of a seqio vocabulary that samples need."""
 
   def decode(self, ids: Sequence[int]) -> str:
-    """Text of ids."""
+    pass
 
 
 def _spans(tokens: np.ndarray, sentinels: dict[int, int]) -> dict[int, list[int]]:
-  """Number of a blank -> the ids that stand behind its sentinel."""
+  """Returns the ids after the sentinel of each blank, by the number of the blank."""
   spans: dict[int, list[int]] = {}
   current = None
   for token in tokens.tolist():
@@ -52,14 +53,14 @@ def fill_in_the_blank(
   num_blanks: int = 3,
   context: int = 24,
 ) -> Example:
-  """The beginning of a span-corrupted example, as text with numbered blanks: input, prediction, truth.
+  """Returns the beginning of a span-corrupted example, with numbered blanks: input, prediction, truth.
 
   Args:
     inputs, prediction, targets: int [length] each, one unpacked example.
-    vocabulary: turns ids into text.
+    vocabulary: decodes ids.
     sentinel_ids: of the first blank, the second, ...
-    hidden_ids: not shown: padding, EOS, ...
-    num_blanks: how many blanks are shown.
+    hidden_ids: omitted: padding, EOS, ...
+    num_blanks: number of blanks shown.
     context: tokens shown before the first blank and after the last.
 
   In:  "the <extra_id_0> sat on <extra_id_1> mat",
@@ -105,15 +106,16 @@ def masked_tokens(
   vocabulary: TextVocabulary,
   hidden_ids: Collection[int],
 ) -> Example:
-  """The beginning of a masked example, with a numbered blank for each token whose loss counts.
+  """Returns the beginning of a masked example, with a numbered blank for each token with a loss weight.
 
   Args:
-    prediction, targets, weights: int [length] each; the likeliest tokens, the text, and 1 where it was to be guessed.
-    vocabulary: turns ids into text.
-    hidden_ids: not shown.
+    prediction, targets, weights: int [length] each: the likeliest tokens, the text, and 1 at predicted
+      positions.
+    vocabulary: decodes ids.
+    hidden_ids: omitted.
   """
   places = np.flatnonzero(weights)
-  # Blanks are numbers below zero: no vocabulary has such ids.
+  # Negative ids mark blanks; no vocabulary has such ids.
   blanks = [-1 - number for number in range(len(places))]
   inputs = np.array(targets)
   inputs[places] = blanks
@@ -135,13 +137,13 @@ def _text(tokens: Sequence[int], vocabulary: TextVocabulary) -> str:
 
 
 def named_text(vocabulary: TextVocabulary, tokens: Sequence[int]) -> str:
-  """Returns the text of ids as a person is shown it: masks and unknown pieces by their names, where it has such."""
+  """Returns the text of ids for display; masks and unknown tokens have names if the vocabulary has `decode_named`."""
   decode = getattr(vocabulary, "decode_named", vocabulary.decode)
   return decode([int(token) for token in tokens])
 
 
 def _shortened(tokens: np.ndarray, vocabulary: TextVocabulary, hidden_ids: Collection[int], *, end: int = 0) -> str:
-  """The first `_PROMPT` tokens as text, and the last `end` of them all."""
+  """Returns the first `_PROMPT` tokens as text, and the last `end` tokens."""
   tokens = [token for token in tokens.tolist() if token not in hidden_ids]
   if len(tokens) <= _PROMPT + end:
     return _text(tokens, vocabulary)
@@ -157,7 +159,7 @@ def answered(
   hidden_ids: Collection[int],
   number: int,
 ) -> list[Example]:
-  """What heads answer of the first example in each of the first rows that have one: text, answer, and what is right.
+  """Returns predictions of heads for the first example in each of the first rows: text, prediction, truth.
 
   Args: see `held_out`.
   """
@@ -192,28 +194,28 @@ def held_out(
   vocab_size: int,
   number: int,
 ) -> list[Example]:
-  """What the model makes of the first rows of a batch: masked tokens, blanks, or the text behind a beginning.
+  """Returns samples of the first rows of a batch: masked tokens, blanks, or continuations.
 
   Args:
     graphdef, state: the model; every host takes part.
-    batch: model features of any architecture; of packed rows the first sequence is shown.
-    vocabulary: turns ids into text.
+    batch: model features of any architecture; for packed rows the first sequence is shown.
+    vocabulary: decodes ids.
     sentinel_ids: of the first blank, the second, ...
-    hidden_ids: not shown: padding, EOS, ...
+    hidden_ids: omitted: padding, EOS, ...
     eos_id: ends a text.
-    vocab_size: ids that have a piece; the model may have more, and makes nothing of those.
-    number: rows.
+    vocab_size: number of ids with a token; the model may have more, which are never predicted.
+    number: of rows.
   """
   gather = lambda x: np.asarray(multihost_utils.process_allgather(x, tiled=True))
   host = {name: gather(x) for name, x in batch.items()}
   side = predicted_side(host)
   first = first_sequence(host, side)
-  # Where held-out text ends before a batch does, rows of nothing fill it; each stream's stand behind its own.
+  # Padding rows may be anywhere: each data stream fills its own part of the batch when held-out text ends.
   rows = np.flatnonzero(first.any(axis=1))[:number]
   if not rows.size:
     return []
   blanks = rows
-  if side == "decoder":  # of a row that is read both ways nothing is left to be written
+  if side == "decoder":  # a row that is bidirectional throughout has no continuation
     both_ways = host.get("decoder_causal_attention", np.zeros_like(first))
     blanks = rows[~np.any(first & (both_ways == 0), axis=1)[rows]]
   prompted_rows = np.setdiff1d(rows, blanks)
@@ -247,9 +249,9 @@ def _written(
   eos_id: int,
   vocab_size: int,
 ) -> list[Example]:
-  """`held_out` of those rows that a model writes."""
+  """Returns samples of the rows with generated text."""
   gather = lambda x: np.asarray(multihost_utils.process_allgather(x, tiled=True))
-  # Nothing is EOS from here on, which is hidden: id 0 may be a token.
+  # EOS, which is hidden, replaces padding, because id 0 may be a token.
   targets = np.where(first, host["decoder_target_tokens"], eos_id)
   has_inputs = "encoder_input_tokens" in host or "decoder_causal_attention" in host
   if "encoder_input_tokens" in host:
@@ -257,13 +259,13 @@ def _written(
     max_length = targets.shape[1]
   else:
     batch, inputs, targets, longest = _prompts(host, batch, targets, first=first, rows=rows, eos_id=eos_id)
-    # No more positions than in training: learned ones end there.
+    # Learned positions end at the length of training.
     max_length = min(_PROMPT, targets.shape[1] + 1 - longest)
   write = _writing(graphdef, decoding.DecodeConfig(max_length, vocab_size=vocab_size), eos_id=eos_id)
   params = join_frozen(state.params, state.frozen_params)
   written = gather(write(params, batch).tokens)[:, 0]
   written = np.where(np.cumsum(written == eos_id, axis=1) > 0, eos_id, written)
-  # Sentinels in the inputs alone are no blanks: they stand for masked tokens where a vocabulary has no mask.
+  # A sentinel is a blank only if inputs and targets have it; vocabularies without a mask token use sentinels as masks.
   blanks = set(sentinel_ids).intersection(*(x[rows].flatten().tolist() for x in (inputs, targets)))
   if has_inputs and blanks:
     return [
@@ -279,18 +281,18 @@ def _written(
 
 
 def first_sequence(host: dict[str, np.ndarray], side: str) -> np.ndarray:
-  """Where each row has the tokens of its first sequence, bool [batch, length]."""
+  """Returns the mask of the first sequence of each row, bool [batch, length]."""
   segments = host.get(f"{side}_segment_ids")
   return real_positions(host, side) if segments is None else segments == 1
 
 
 def in_no_text(model_vocab_size: int, vocab_size: int, special_ids: Collection[int]) -> np.ndarray:
-  """Which of a model's ids no token of a text has, bool [model_vocab_size]: special ones, and those without a piece."""
+  """Returns the mask of ids that no text contains, bool [model_vocab_size]: special ids and ids without a token."""
   ids = np.arange(model_vocab_size)
   return (ids >= vocab_size) | np.isin(ids, list(special_ids))
 
 
-# What follows is compiled once for a model, however often its samples are looked at.
+# Compiled once per model and reused for all later samples.
 _writing = functools.lru_cache(maxsize=2)(decoding.make_decode)
 
 
@@ -319,7 +321,7 @@ def _likeliest(
 def _prompts(
   host: dict[str, np.ndarray], batch: Batch, targets: np.ndarray, *, first: np.ndarray, rows: np.ndarray, eos_id: int
 ) -> tuple[Batch, np.ndarray, np.ndarray, int]:
-  """A batch to decode from, the prompts, what follows them, and how long the longest of `rows` is.
+  """Returns a batch of prompts, the prompts, their continuations, and the length of the longest prompt of `rows`.
 
   A prompt is the inputs, or else the beginning of a text, which is read from left to right.
   """
@@ -334,7 +336,7 @@ def _prompts(
   placed = jax.make_array_from_callback(prompt.shape, sharding, lambda index: prompt[index])
   prompt_names = ("decoder_input_tokens", "decoder_tasks")
   prompts = {name: batch[name] for name in prompt_names if name in batch} | {reads: placed}
-  # The input at position i is the target at i - 1, so that a prompt of n inputs has n - 1 targets.
+  # The input at position i is the target at i - 1, so a prompt of n inputs has n - 1 targets.
   lengths = np.maximum(prompt.sum(axis=1) - 1, 0)
   shown = columns < lengths[:, None]
   continuations = np.where(shown, eos_id, targets)

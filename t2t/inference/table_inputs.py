@@ -1,4 +1,4 @@
-"""Lines of a model that was fine-tuned on a table: their columns are found, and put together as in training."""
+"""Input lines for models fine-tuned on a table: finds their columns and formats them as in training."""
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
@@ -11,15 +11,15 @@ from t2t.checkpoints import pretrained
 from t2t.inference import batch_inference, jsonl_io
 from t2t.param_tree import Params
 
-if TYPE_CHECKING:  # it comes with TensorFlow
+if TYPE_CHECKING:  # imports TensorFlow
   from t2t.data import tables
 
 
 def spec_of(source: pretrained.Source) -> "tables.TableSpec | None":
-  """The table that a checkpoint was fine-tuned on; None: it was none.
+  """Returns the table that a checkpoint was fine-tuned on, or None.
 
   Raises:
-    UserError: another version of t2t has written it.
+    UserError: the table was saved by another version of t2t.
   """
   saved = source.run["data"].get("table")
   if not saved:
@@ -32,7 +32,7 @@ def spec_of(source: pretrained.Source) -> "tables.TableSpec | None":
 def around(
   source: pretrained.Source, make_way: Callable[[jax.sharding.Mesh], batch_inference.Way]
 ) -> Callable[[jax.sharding.Mesh], batch_inference.Way]:
-  """A way that also takes the columns of the checkpoint's table; of another checkpoint the way as it is."""
+  """Wraps a way to accept the columns of the checkpoint's table; returns it unchanged if there is no table."""
   spec = spec_of(source)
   if spec is None:
     return make_way
@@ -40,12 +40,12 @@ def around(
 
 
 class Tabled:
-  """The way of a model that was fine-tuned on a table; see `batch_inference.Way`.
+  """The way of a model fine-tuned on a table; see `batch_inference.Way`.
 
   Args:
-    way: how the model is asked of a text.
+    way: of the model for a formatted text.
     spec: of the table.
-    writes: whether the model is no encoder alone, and reads several texts put together in one.
+    writes: whether the model is generative, and therefore reads several texts joined in one.
   """
 
   def __init__(self, way: batch_inference.Way, spec: "tables.TableSpec", *, writes: bool):
@@ -63,11 +63,10 @@ class Tabled:
     self._is_tagged = spec.kind == "tags" and way.asks == "write"
 
   def check(self, line: jsonl_io.Line, where: str) -> None:
-    """Its columns are texts; and see `batch_inference.Way`."""
+    """Checks that the columns are texts, and then the formatted line."""
     self._way.check(self._inner(line, where), where)
 
   def read(self, line: jsonl_io.Line) -> batch_inference.EncodedLine:
-    """See `batch_inference.Way`."""
     inner = self._inner(line, f"line {line.number}")
     encoded_line = self._way.read(inner)
     if self._is_tagged and not encoded_line.error:
@@ -79,7 +78,7 @@ class Tabled:
   def answer(
     self, params: Params, inputs: Sequence[Any], *, numbers: Sequence[int], done: batch_inference.Done | None
   ) -> list[dict[str, Any]]:
-    """See `batch_inference.Way`; a number or tags that were written are read."""
+    """Returns the rows of the inner way; parses generated numbers and tags."""
     inner = [words_and_input[1] for words_and_input in inputs] if self._is_tagged else inputs
     rows = self._way.answer(params, inner, numbers=numbers, done=done)
     if self._way.asks != "write":
@@ -100,7 +99,7 @@ class Tabled:
     return row | {"prediction": postprocessors.number()(row["prediction"])}
 
   def _inner(self, line: jsonl_io.Line, where: str) -> jsonl_io.Line:
-    """The line as the model is asked: one text, or parts."""
+    """Formats the line for the inner way: one text, or parts."""
     spec, other_fields = self._spec, line.others
     if not line.text:
       return line
@@ -123,8 +122,8 @@ class Tabled:
     if len(texts) != len(spec.texts) and not (self._writes and line.text.startswith(spec.prefix)):
       number = len(spec.texts)
       raise UserError(
-        f"{where}: has {len(texts)} text(s), but the model reads {number}, the column{'s' * (number > 1)}"
-        f" {' and '.join(map(repr, spec.texts))}; give a .tsv, .csv, .jsonl or .parquet file that has them"
+        f"{where}: has {len(texts)} text(s), but the model reads {number}, the column{'s' * (number > 1)} "
+        f"{' and '.join(map(repr, spec.texts))}; give a .tsv, .csv, .jsonl or .parquet file with them"
       )
     if self._writes:
       return jsonl_io.Line(line.number, spec.inputs(texts), {})
@@ -135,23 +134,23 @@ class Tabled:
     return self._way.options.get("method") == "rank"
 
   def _question(self, line: jsonl_io.Line, texts: list[str], where: str) -> jsonl_io.Line:
-    """A question and its context, apart for a head."""
+    """Formats a question and its context; a head reads them separately."""
     if len(texts) < 2 and "context" in line.others:
       texts = [line.text, line.others["context"]]
     if len(texts) < 2 and not line.text.startswith(self._spec.prefix):
-      raise UserError(f"{where}: has no {self._spec.texts[1]!r} to find the answer in; give both columns")
+      raise UserError(f"{where}: has no {self._spec.texts[1]!r} with the answer; give both columns")
     if self._way.asks == "span":
       return jsonl_io.Line(line.number, texts[0], {"context": context_of(self._spec, line, texts[1])})
     return jsonl_io.Line(line.number, self._spec.inputs(texts), {})
 
   def _texts(self, fields: Mapping[str, Any], where: str) -> list[str]:
-    """The texts of a row; an empty one may be among several."""
+    """Returns the texts of a row; one of several may be empty."""
     from t2t.data import tables
 
     texts = [tables.text(fields[name]) for name in self._spec.texts]
     for name, text in zip(self._spec.texts, texts, strict=True):
       if text is None:
-        raise UserError(f"{where}: {name} is {str(fields[name])[:40]!r}, not a text")
+        raise UserError(f"{where}: {name} is {str(fields[name])[:40]!r}, not a text; give a text")
     return texts
 
   def _candidates(self, fields: Mapping[str, Any], where: str) -> list[str]:
@@ -163,16 +162,16 @@ class Tabled:
 
 
 def context_of(spec: "tables.TableSpec", line: jsonl_io.Line, text: str) -> str:
-  """The context of a line's column as it stands, since answers count its characters; without a column, `text`."""
+  """Returns the unmodified context column, because answers count its characters; `text` if the line has no column."""
   context = line.others.get(spec.texts[1])
   return context if isinstance(context, str) else text
 
 
 def words_of(spec: "tables.TableSpec", line: jsonl_io.Line, where: str) -> list[str]:
-  """The words of a line's column, or of its text.
+  """Returns the words of a line's column, or of its text.
 
   Raises:
-    UserError: the column has something else than words, such as null; begins with `where`.
+    UserError: the column has other values than words, such as null; the message begins with `where`.
   """
   from t2t.data import tables
   from t2t.data.head_examples import tags
@@ -183,7 +182,7 @@ def words_of(spec: "tables.TableSpec", line: jsonl_io.Line, where: str) -> list[
   words = tables.words(value)
   if words is None:
     raise UserError(
-      f"{where}: {spec.texts[0]} is {str(value)[:40]!r}; give a list of words without null, or words with spaces"
-      " between"
+      f"{where}: {spec.texts[0]} is {str(value)[:40]!r}; give a list of words without null, or words separated "
+      "by spaces"
     )
   return words

@@ -1,4 +1,4 @@
-"""Predictions beside the columns of the table that they are of, in a file of its own format."""
+"""Writes predictions as further columns of the input table, in its file format."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
@@ -11,7 +11,7 @@ from typing import Any
 from t2t import UserError
 from t2t.inference import jsonl_io
 
-# Columns that a table gets, in this order, and the fields of a row that they are of.
+# Columns added to a table, in this order, and their fields of a row.
 _FIELDS = {
   **{name: name for name in ("prediction", "probability", "tags", "start", "end")},
   "log_probability": "score",
@@ -21,12 +21,12 @@ _ROWS = ".rows.jsonl"
 
 
 def rows_path(output: str) -> str:
-  """The file beside a table that rows are appended to until all are there, and that a run goes on with."""
+  """Returns the path of the file beside a table that collects rows until all are complete; a run resumes from it."""
   return f"{output}{_ROWS}"
 
 
 def check(output: str, input_path: str) -> None:
-  """Refuses an output that would be written otherwise than named, or in the place of another file.
+  """Checks that the output can be written as named and replaces no other file.
 
   Args:
     output: path of the table to write.
@@ -37,25 +37,25 @@ def check(output: str, input_path: str) -> None:
   """
   path = pathlib.Path(os.path.expanduser(output))
   if path.exists() and os.path.realpath(path) == os.path.realpath(os.path.expanduser(input_path)):
-    raise UserError(f"--output {output}: is the input, which would be replaced; give another --output")
+    raise UserError(f"--output {output}: is also the input and would overwrite it; give another --output")
   if path.exists() and not pathlib.Path(os.path.expanduser(rows_path(output))).exists():
     raise UserError(
-      f"--output {output}: exists, and no {path.name}{_ROWS} beside it says what made it; give another --output, or"
-      " delete it to start anew"
+      f"--output {output}: exists without its rows file {path.name}{_ROWS}; give another --output, or delete it "
+      "to start over"
     )
   if pathlib.Path(output).suffix not in (".tsv", ".csv", ".parquet"):
-    raise UserError(f"--output {output}: tables are written uncompressed; give a .tsv, .csv, .parquet or .jsonl file")
+    raise UserError(f"--output {output}: tables cannot be compressed; give a .tsv, .csv, .parquet or .jsonl file")
 
 
 def write(output: str, inputs: Callable[[], Iterator[jsonl_io.Line]]) -> None:
-  """Writes the table, once all rows are there.
+  """Writes the table after all rows are complete.
 
   Args:
-    output: .tsv, .csv or .parquet; what stands there is replaced.
-    inputs: () -> the lines of the input, in order.
+    output: .tsv, .csv or .parquet; an existing file is replaced.
+    inputs: returns the lines of the input, in order.
 
   Raises:
-    UserError: it cannot be written.
+    UserError: the file cannot be written.
   """
   path = pathlib.Path(os.path.expanduser(output))
   names: dict[str, None] = {}
@@ -74,7 +74,9 @@ def write(output: str, inputs: Callable[[], Iterator[jsonl_io.Line]]) -> None:
       _write_text(part, ordered, records, tabs=path.suffix == ".tsv")
     part.replace(path)
   except OSError as error:
-    raise UserError(f"--output {output}: cannot be written ({error.strerror}); the same command goes on") from error
+    raise UserError(
+      f"--output {output}: cannot be written ({error.strerror}); fix it and rerun the same command"
+    ) from error
 
 
 def _pairs(
@@ -85,14 +87,14 @@ def _pairs(
 
 
 def _columns(line: jsonl_io.Line, row: Mapping[str, Any]) -> dict[str, Any]:
-  """The columns that a row of the table gets: of a class the probability of the one that is predicted."""
-  # As `jsonl_io.row` has named them.
+  """Returns the added columns of a row; a class has only the probability of the predicted class."""
+  # Names as in `jsonl_io.row`.
   values = {name: row.get(f"predicted_{name}" if name in line.others else name) for name in jsonl_io.ROW_FIELDS}
   if isinstance(values["probabilities"], Mapping):
     values["probability"] = values["probabilities"][values["prediction"]]
   elif isinstance(values["probabilities"], list):
     values["probability"] = max(values["probabilities"])
-  if values["tags"] is not None and isinstance(values["prediction"], list):  # entities, which the tags tell
+  if values["tags"] is not None and isinstance(values["prediction"], list):  # entities, which the tags already contain
     values["prediction"] = None
   if values["probability"] is not None:
     values["score"] = None
@@ -109,7 +111,7 @@ def _column_index(name: str) -> int:
 
 
 def _cell(value: Any, *, tabs: bool) -> str:
-  """A value as text; in a table of tabs it has no tabs and no line breaks."""
+  """Formats a value as text; with `tabs`, without tabs and line breaks."""
   if value is None:
     return ""
   if isinstance(value, list) and all(isinstance(x, str) and x.split() == [x] for x in value):
@@ -119,7 +121,7 @@ def _cell(value: Any, *, tabs: bool) -> str:
 
 
 def _write_text(path: pathlib.Path, names: Sequence[str], records: Iterator[Mapping[str, Any]], *, tabs: bool) -> None:
-  # Half of a surrogate pair, which JSON can escape, is written as it is escaped there.
+  # Unpaired surrogates, which JSON can escape, stay escaped.
   with open(path, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
     rows = ([_cell(record.get(name), tabs=tabs) for name in names] for record in records)
     for row in itertools.chain([names], rows):
@@ -127,7 +129,7 @@ def _write_text(path: pathlib.Path, names: Sequence[str], records: Iterator[Mapp
 
 
 def _quoted(text: str) -> str:
-  # Python's csv does not quote a carriage return that is no part of its line ends, and reads it as a line end.
+  # Python's csv writer does not quote carriage returns, but its reader ends a line at them.
   return '"' + text.replace('"', '""') + '"' if any(x in text for x in ',"\r\n') else text
 
 
@@ -138,7 +140,7 @@ def _write_parquet(path: pathlib.Path, names: Sequence[str], records: Iterator[M
   def column(values: Sequence[Any]) -> pa.Array:
     try:
       return pa.array(values)
-    except (pa.ArrowException, ValueError, TypeError, OverflowError):  # of several types, which Parquet has not
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):  # mixed types, which Parquet does not support
       texts = (None if value is None else _cell(value, tabs=False) for value in values)
       return pa.array([text and text.encode("utf-8", "backslashreplace").decode() for text in texts], pa.string())
 

@@ -1,4 +1,4 @@
-"""What a model writes for each line."""
+"""Generates text for each line."""
 
 from collections.abc import Mapping, Sequence
 import re
@@ -14,15 +14,15 @@ from t2t.runtime import numeric
 
 
 class Writing:
-  """The way of a model that writes; see `batch_inference.Way`.
+  """The way of a generative model; see `batch_inference.Way`.
 
   Args:
     source: the checkpoint.
-    mesh: on which its parameters are.
-    decode: how text is written.
-    seed: of what is drawn.
-    longest: tokens of a line at most, EOS included.
-    ends_prompts: whether EOS ends what the model is given.
+    mesh: on which its parameters are loaded.
+    decode: decoding options.
+    seed: of the samples.
+    longest: maximum number of tokens of a line, EOS included.
+    ends_prompts: whether EOS ends a prompt.
     batch_size: lines of a batch, over all devices.
     special_tokens: see `prompt_builder.special_tokens`.
   """
@@ -61,7 +61,7 @@ class Writing:
     self.options = {"inputs_length": longest, "max_length": decode.max_length, "beam": decode.num_beams}
     if decode.num_beams > 1:
       self.options["length_penalty"] = decode.length_penalty
-    # Only what departs from what outputs were written with before it could be chosen.
+    # Default values are omitted, so that older outputs can be resumed.
     if ends_prompts != source.model.kind.has_encoder_and_decoder:
       self.options["prompt_eos"] = "yes" if ends_prompts else "no"
     self.options |= prompt_builder.said(special_tokens)
@@ -74,10 +74,9 @@ class Writing:
       self.options |= {"top_k": decode.top_k, "top_p": decode.top_p, "seed": seed}
 
   def check(self, line: jsonl_io.Line, where: str) -> None:
-    """Any text will do."""
+    """Accepts any text."""
 
   def read(self, line: jsonl_io.Line) -> batch_inference.EncodedLine:
-    """See `batch_inference.Way`."""
     tokens, cut = self._prompts(line.text)
     encoded = {"inputs": tokens, "text": line.text} if BLANK.search(line.text) else tokens
     return batch_inference.EncodedLine(encoded, len(tokens) + cut, cut)
@@ -85,7 +84,7 @@ class Writing:
   def answer(
     self, params: Params, inputs: Sequence[Any], *, numbers: Sequence[int], done: batch_inference.Done | None
   ) -> list[dict[str, Any]]:
-    """Text, score, and with beams the others; of a text with blanks also the text with them filled."""
+    """Returns text and score, with beam search also alternatives; for a text with blanks also the filled text."""
     prompts = [prompt["inputs"] if isinstance(prompt, Mapping) else prompt for prompt in inputs]
     written = self._predictor.generate(params, prompts, seed=self._seed, numbers=numbers, on_batch=done)
     rows = [prompt_builder.answer(generation, self._vocabulary) for generation in written]
@@ -99,12 +98,12 @@ BLANK = re.compile(r"<extra_id_[0-9]+>")
 
 
 def filled(text: str, prediction: str) -> str:
-  """A text with its blanks filled by what a model of span corruption has written.
+  """Fills the blanks of a text with the prediction of a span corruption model.
 
   In:  "The default <extra_id_0> is None.", "<extra_id_0> value <extra_id_1> the <extra_id_2> of"
   Out: "The default value is None."
 
-  Blanks that the text does not have are left out; one that the model has not filled stays.
+  Blanks that the text lacks are ignored; a blank without a prediction stays.
   """
   names = BLANK.findall(prediction)
   texts = dict(zip(reversed(names), (part.strip() for part in reversed(BLANK.split(prediction)[1:])), strict=True))
@@ -126,13 +125,13 @@ def decode_config(
   top_p: float | None = None,
   top_k: int | None = None,
 ) -> decoding.DecodeConfig:
-  """How text is written, from the options of the command; None: not given.
+  """Returns the decoding options of the command's flags; None: flag not given.
 
-  Without `min_length`, beams write a token at least: the likeliest text of all is often the empty one, which no step
-  alone would choose, and a search finds (Stahlberg & Byrne 2019).
+  The default `min_length` for beam search is 1. The likeliest text is often empty; greedy decoding does not
+  choose it, but a search finds it (Stahlberg & Byrne 2019).
 
   Raises:
-    UserError: a value out of range, or options that have nothing to do with each other.
+    UserError: a value is out of range, or flags contradict each other.
   """
   counts = {"max_length": max_length, "min_length": min_length, "beam": beam, "top_k": top_k}
   for name, value in counts.items():
@@ -144,18 +143,18 @@ def decode_config(
   drawing = {name: value for name, value in drawing.items() if value is not None}
   if beam > 1 and drawing:
     name, value = next(iter(drawing.items()))
-    raise UserError(f"--beam {beam} and --{name} {value}: beams find the likeliest text, nothing is drawn; give one")
+    raise UserError(f"--beam {beam} and --{name} {value}: beam search does not sample; give only one of them")
   if not 1 <= beam <= decoding.MOST_BEAMS:
-    raise UserError(f"--beam {beam}: must be at least 1, which is no search, and at most {decoding.MOST_BEAMS:,}")
+    raise UserError(f"--beam {beam}: must be at least 1 (no beam search) and at most {decoding.MOST_BEAMS:,}")
   if length_penalty is not None and beam == 1:
     raise UserError(f"--length_penalty {length_penalty}: only for beam search; give --beam 4, or leave it out")
   if drawing:
     drawing = {"temperature": 1.0, **drawing}
     if not drawing["temperature"] and len(drawing) > 1:
-      raise UserError("--temperature 0 takes the likeliest token each time: leave out --top_p and --top_k, or raise it")
+      raise UserError("--temperature 0 is greedy decoding: leave out --top_p and --top_k, or give --temperature 1")
   if min_length is None:
     min_length = 1 if beam > 1 else 0
   elif not 0 <= min_length <= max_length:
-    raise UserError(f"--min_length {min_length}: give 0 to {max_length}, which is --max_length")
+    raise UserError(f"--min_length {min_length}: must be 0 to {max_length}, the value of --max_length")
   penalty = {} if length_penalty is None else {"length_penalty": length_penalty}
   return decoding.DecodeConfig(max_length=max_length, min_length=min_length, num_beams=beam, **penalty, **drawing)

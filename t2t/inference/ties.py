@@ -1,24 +1,24 @@
-"""Answers that are as good as the best one: scores that differ by less than their rounding are tied."""
+"""Tied answers: options with scores that differ from the best by less than rounding."""
 
 import math
 
 import numpy as np
 
-# Of the best score, or of 1 where that is smaller: float32 sums of one model differ by less between batch sizes, and
-# options that a model tells apart by more.
+# Relative to the best score, or absolute if that is below 1. Float32 sums of one model differ by less between batch
+# sizes, and distinct options differ by more.
 TOLERANCE = 1e-5
 
-MOST = 1_000  # alternatives of one answer
+MOST = 1_000  # maximum alternatives of one answer
 
 
 def best(scores: np.ndarray) -> np.ndarray:
-  """Indices of all scores that are as high as the highest, up to `TOLERANCE`, in rising order.
+  """Returns the indices of all scores equal to the highest up to `TOLERANCE`, in ascending order.
 
   In:  [1.0, 3.0, 3.000001, 2.0]
   Out: [1, 2]
 
   Args:
-    scores: [options], one at least, all finite.
+    scores: [options], at least one, all finite.
   """
   scores = np.asarray(scores, np.float64)
   most = float(np.max(scores))
@@ -26,7 +26,7 @@ def best(scores: np.ndarray) -> np.ndarray:
 
 
 def rounds(numbers: list[int], *, most: int) -> list[int]:
-  """Rounds in which every one of several ties is broken in each of its ways equally often, if so many are allowed.
+  """Returns round numbers in which each tied item uses each of its alternatives equally often, if `most` allows.
 
   In round r an item takes its alternative r modulo the number of its alternatives.
 
@@ -34,8 +34,8 @@ def rounds(numbers: list[int], *, most: int) -> list[int]:
   Out: [0, 1, 2, 3, 4, 5]
 
   Args:
-    numbers: of alternatives of each item that is tied.
-    most: number of rounds at most; where more are needed they are spread evenly.
+    numbers: of alternatives of each tied item.
+    most: maximum number of rounds; if more are needed, the rounds are evenly spaced.
   """
   needed = 1
   for number in numbers:

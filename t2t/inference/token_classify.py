@@ -1,4 +1,4 @@
-"""What a head says within each line: tags of its words, and spans of a context that answer a question."""
+"""Token-level predictions of heads: tags of words, and spans of a context that answer a question."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,18 +19,17 @@ class Tagging(classification.HeadWay):
   nothing: Mapping[str, Any] = {"prediction": None, "score": None, "tags": None}
 
   def check(self, line: jsonl_io.Line, where: str) -> None:
-    """Its words, if it has any, are those of its text."""
+    """Checks that the text contains the words of the line, if it has any."""
     if "words" not in line.others:
       return
     words = jsonl_io.texts(line.others, "words", where)
     if self._placed(line, words) is None:
       raise UserError(
-        f"{where}: its text has not all 'words', one after another; leave out the text, and it is the words with a"
-        " space between them"
+        f"{where}: its text does not contain all 'words' in order; leave out the text to use the words joined by spaces"
       )
 
   def read(self, line: jsonl_io.Line) -> batch_inference.EncodedLine:
-    """See `batch_inference.Way`; words that do not fit are not asked."""
+    """Converts a line to model input; words beyond the maximum length get no prediction."""
     from t2t.data.head_examples import tags
 
     words = line.others.get("words") or tags.split(line.text)
@@ -43,7 +42,7 @@ class Tagging(classification.HeadWay):
 
 
 class Extracting(classification.HeadWay):
-  """The way of a model with a span head, which may have `no_answer`; see `classification.HeadWay`."""
+  """The way of a model with a span head, with or without `no_answer`; see `classification.HeadWay`."""
 
   pairs = False
   form = jsonl_io.Form(field="question", needs=("context",), row_fields=("start", "end", "null", "probability", "best"))
@@ -58,16 +57,16 @@ class Extracting(classification.HeadWay):
     self.nothing: Mapping[str, Any] = dict.fromkeys(fields)
 
   def check(self, line: jsonl_io.Line, where: str) -> None:
-    """It has a context."""
+    """Checks that the line has a context."""
     if "context" not in line.others:
       raise UserError(
-        f"{where}: has no 'context' for the head {self._head.name} to find the answer in; give a .jsonl file with lines"
+        f"{where}: has no 'context' for the head {self._head.name}; give a .jsonl file with lines"
         ' like {"question": "...", "context": "..."}'
       )
     jsonl_io.check_text(line.others["context"], "context", where)
 
   def read(self, line: jsonl_io.Line) -> batch_inference.EncodedLine:
-    """See `batch_inference.Way`; a context is read in windows, whatever its length."""
+    """Converts a line to model input; a long context is split into windows."""
     context = line.others["context"]
     if not context.strip():
       return batch_inference.EncodedLine(None, error=batch_inference.NO_CONTEXT)
@@ -76,5 +75,5 @@ class Extracting(classification.HeadWay):
 
 
 def way_of(head: HeadConfig) -> Callable[..., batch_inference.Way]:
-  """The way that a head is asked in: of each word, of a context, or of a text as a whole."""
+  """Returns the class of ways for a head: of words, of a context, or of a whole text."""
   return {"tag": Tagging, "span": Extracting}.get(head.kind, classification.Answering)

@@ -1,4 +1,4 @@
-"""How likely each token of a text is behind those before it, and which others would have been."""
+"""Log-probabilities of each token of a text given the previous tokens, and the likeliest alternatives."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -17,18 +17,18 @@ from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
 from t2t.param_tree import Params
 
-TOP = 5  # likeliest tokens that are told of each position
-_CHUNK_TOKENS = 512  # positions whose logits exist at one time
-_ROWS_TOKENS = 2_048  # positions that are read together: attention's probabilities have the square of each row's
+TOP = 5  # number of likeliest tokens per position
+_CHUNK_TOKENS = 512  # positions with logits in memory at one time
+_ROWS_TOKENS = 2_048  # positions per batch; attention probabilities take memory quadratic in the row length
 _NO_LIMIT = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
 class Likelihoods:
-  """Of the tokens of one text.
+  """Log-probabilities of the tokens of one text.
 
   log_p: float32 [tokens], of each token.
-  ids, log_p_of: int32 and float32 [tokens, `TOP`], the likeliest at each place, the best first.
+  ids, log_p_of: int32 and float32 [tokens, `TOP`], the likeliest tokens at each position, best first.
   """
 
   log_p: np.ndarray
@@ -37,7 +37,9 @@ class Likelihoods:
 
 
 def _log_probabilities(graphdef: nnx.GraphDef, most: int, params: Params, batch: Batch) -> tuple[jax.Array, ...]:
-  """Log-probabilities of the targets, [batch, length], and ids and those of the likeliest, [batch, length, top]."""
+  """Returns log-probabilities of the targets, [batch, length], and ids and values of the likeliest, [batch, length,
+  top].
+  """
   model = nnx.merge(graphdef, params)
   hidden, logits_fn = model(batch), model.logits_fn()
   rows, length = hidden.shape[:2]
@@ -52,7 +54,7 @@ def _log_probabilities(graphdef: nnx.GraphDef, most: int, params: Params, batch:
   def score_chunk(chunk):
     hidden, targets = chunk
     log_p = jax.nn.log_softmax(logits_fn(hidden))
-    # The rows of the embedding behind the vocabulary stand for nothing.
+    # Embedding rows beyond the vocabulary have no token.
     values, ids = decoding.largest(log_p[..., :most], min(TOP, most))
     return jnp.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0], ids, values
 
@@ -61,14 +63,14 @@ def _log_probabilities(graphdef: nnx.GraphDef, most: int, params: Params, batch:
 
 
 class Teller:
-  """Tells of one model that writes; each shape of a batch is compiled once.
+  """Computes token log-probabilities with one generative model; compiles once for each batch shape.
 
   Args:
     config: of the model.
-    graphdef: its structure; parameters are given with each call.
-    mesh: on which the parameters lie.
-    framing: the ids around a text.
-    vocab_size: ids below it stand for something.
+    graphdef: structure of the model; each call takes the parameters.
+    mesh: on which the parameters are loaded.
+    framing: special ids around a text.
+    vocab_size: number of ids with a token.
   """
 
   def __init__(
@@ -84,11 +86,11 @@ class Teller:
     self._program = jax.jit(functools.partial(_log_probabilities, graphdef, min(vocab_size, config.vocab_size)))
 
   def __call__(self, params: Params, prompt: Sequence[int], targets: Sequence[Sequence[int]]) -> list[Likelihoods]:
-    """Of each target behind the one prompt; EOS is a token where it is one of the target's.
+    """Returns the log-probabilities of each target after the prompt; EOS counts if the target has it.
 
     Args:
       params: nested dict.
-      prompt: token ids; none, of a decoder alone that is told from its first token on.
+      prompt: token ids; empty to score a decoder-only model from its first token.
       targets: token ids of several texts.
     """
     reads_apart = self._config.kind.has_encoder_and_decoder
@@ -104,7 +106,7 @@ class Teller:
       for row, target in enumerate(batch_targets):
         results.append(Likelihoods(*(x[row, start : start + len(target)] for x in arrays)))
     if not all(np.isfinite(result.log_p).all() for result in results):
-      raise UserError("--checkpoint: a token's probability is no number: its training had gone wrong; take another")
+      raise UserError("--checkpoint: the model produced a token probability of NaN or Inf; use a different checkpoint")
     return results
 
   def _tell(
@@ -117,7 +119,7 @@ class Teller:
 
 
 def unique(texts: Sequence[str]) -> list[str]:
-  """Names of all tokens, no two alike.
+  r"""Returns a distinct name for each token.
 
   In:  ["a", "\\udce2", "a"], of which the second is the byte 0xe2, as `bytes.decode` escapes it
   Out: ["a", "bytes:\\xe2", "token_id:2"]
@@ -132,7 +134,7 @@ def unique(texts: Sequence[str]) -> list[str]:
 
 
 def pieces(decode: Any, ids: Sequence[int]) -> list[str]:
-  """What each token adds to the text of all of them, "" of one that ends within a character.
+  """Returns the part that each token adds to the decoded text; "" for a token that ends within a character.
 
   In:  [72, 105, 195, 169], of bytes that are "Hié"
   Out: ["H", "i", "", "é"]

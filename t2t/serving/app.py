@@ -1,4 +1,4 @@
-"""The application of the server: its paths, who is let in, and how answers and errors are sent."""
+"""ASGI application of the server: routes, access control, responses and errors."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -23,11 +23,11 @@ from t2t import UserError
 from t2t.serving import admission, connection, html_page, openai_api, openapi, request_schema, routes
 from t2t.serving.routes import Endpoint, Event, Service
 
-MAX_REQUESTS = 32  # at a time; all but one wait for the model, in 32 of the 40 threads of Starlette
-# For answers that are under way when the server is to end, and for them to say that they have not come to theirs.
+MAX_REQUESTS = 32  # concurrent requests, in 32 of Starlette's 40 threads; all but one wait for the model
+# Seconds for pending answers at shutdown, and then for their final errors.
 END_SECONDS, CUT_SECONDS = 10.0, 3.0
-_LINGER_BYTES = 64_000_000  # of the rest of a request that was refused
-# Of every response.
+_LINGER_BYTES = 64_000_000  # of the rest of a refused request
+# Sent with every response.
 HEADERS = {
   "Server": "t2t",
   "Cache-Control": "no-store",
@@ -35,7 +35,7 @@ HEADERS = {
   "Referrer-Policy": "no-referrer",
   "Cross-Origin-Resource-Policy": "same-origin",
 }
-# Error -> status; the first that fits.
+# Status by error; the first match counts.
 _STATUS = {request_schema.TooLarge: 413, openai_api.NotFound: 404, routes.Busy: 503, UserError: 400}
 
 
@@ -44,7 +44,7 @@ def _json(value: Mapping[str, Any], status: int = 200, headers: Mapping[str, str
 
 
 def _reading(make: Callable[[], Response]) -> Callable[[Request], Awaitable[Response]]:
-  """Returns a handler that runs in the event loop: threads would only compete with it for the interpreter."""
+  """Returns a handler that runs in the event loop, because a thread would only compete for the interpreter."""
 
   async def handle(request: Request) -> Response:
     del request
@@ -54,15 +54,16 @@ def _reading(make: Callable[[], Response]) -> Callable[[Request], Awaitable[Resp
 
 
 def _error(path: str, status: int, reason: str, cause: Exception | None = None) -> dict[str, Any]:
-  """Returns an error as clients of a path expect it."""
+  """Returns an error in the format of the path's clients."""
   return openai_api.error(status, reason, cause) if path.startswith("/v1/") else {"error": reason}
 
 
 class _Refusal(Response):
-  """An error, which ends the connection.
+  """An error response, which closes the connection.
 
-  A connection that is closed while data are on their way is reset, and the client never sees the answer.  Therefore the
-  rest of the request is read and dropped, up to a limit.
+  Closing a connection during an upload resets it, and the client never receives the response. Therefore the
+  rest of
+  the request is read and dropped, up to a limit.
   """
 
   def __init__(
@@ -73,7 +74,7 @@ class _Refusal(Response):
     super().__init__(content, status, headers, media_type="application/json")
 
   async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-    """Sends the error, and then takes the rest."""
+    """Sends the error, then drains the request."""
     await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
     await send({"type": "http.response.body", "body": self.body, "more_body": True})
     cycle, left = scope["state"]["connection"].cycle, _LINGER_BYTES
@@ -85,12 +86,12 @@ class _Refusal(Response):
 
 
 class _Stream(StreamingResponse):
-  """An answer that is sent as it comes.
+  """A streamed response.
 
   Args:
-    pieces: of the answer; closed when the client has left.
+    pieces: of the response; closed when the client disconnects.
     form: media type.
-    finish: called at the end, whatever has happened.
+    finish: always called at the end.
   """
 
   def __init__(self, pieces: Iterator[bytes], form: str, finish: Callable[[], None]):
@@ -98,7 +99,7 @@ class _Stream(StreamingResponse):
     self._pieces, self._finish = pieces, finish
 
   async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-    """Sends the pieces until the last, or until the client leaves."""
+    """Sends the pieces until the last, or until the client disconnects."""
     try:
       await super().__call__(scope, receive, send)
     finally:
@@ -107,7 +108,7 @@ class _Stream(StreamingResponse):
 
 
 class _Gate:
-  """Middleware that refuses requests by their head: HTTP that is not spoken here, and clients that are not let in."""
+  """Middleware that refuses requests by their head: unsupported HTTP, and clients without access."""
 
   def __init__(self, app: ASGIApp, let_in: admission.Admission):
     self._app, self._admission = app, let_in
@@ -116,25 +117,25 @@ class _Gate:
     path, request = scope["path"], Request(scope)
     refusal = self._admission.refusal(request.headers, asks=path != "/")
     if not scope["http_version"].startswith("1."):
-      refusal = 505, f"HTTP {scope['http_version']} is not spoken here; give HTTP 1.1"
+      refusal = 505, f"HTTP {scope['http_version']} is not supported; use HTTP 1.1"
     elif len(scope["raw_path"]) + len(scope["query_string"]) > connection.MAX_HEAD:
-      refusal = 414, f"the address is longer than {connection.MAX_HEAD:,} bytes"
+      refusal = 414, f"the URL is longer than {connection.MAX_HEAD:,} bytes; shorten it"
     elif sum(len(name) + len(value) for name, value in scope["headers"]) > connection.MAX_HEAD:
-      refusal = 431, f"the headers are longer than {connection.MAX_HEAD:,} bytes"
+      refusal = 431, f"the headers are longer than {connection.MAX_HEAD:,} bytes; shorten them"
     await (self._app if refusal is None else _Refusal(path, *refusal))(scope, receive, send)
 
 
 class Application:
-  """Answers requests to one service.
+  """Serves the HTTP requests of one service.
 
   Args:
-    service: answers.
-    let_in: who is let in.
+    service: computes the answers.
+    let_in: access control.
 
   Attributes:
-    places: of requests that are being answered.
+    places: semaphore of the concurrent requests.
     ending: whether new requests are refused.
-    cutting: whether those that are being answered end at once.
+    cutting: whether pending requests end at once.
   """
 
   def __init__(self, service: Service, let_in: admission.Admission):
@@ -172,7 +173,7 @@ class Application:
     name = request.path_params["name"]
     models = {each["id"]: each for each in self._models()["data"]}
     if name not in models:
-      raise openai_api.NotFound("model", f"model: there is no {name[:60]!r}; there are {', '.join(models)}")
+      raise openai_api.NotFound("model", f"model: unknown {name[:60]!r}; known are {', '.join(models)}")
     return _json(models[name])
 
   # ---- Errors --------------------------------------------------------------
@@ -181,27 +182,27 @@ class Application:
     path = request.scope["path"]
     if request.method == "OPTIONS" and path == "*":
       return _options("GET, HEAD, POST, OPTIONS")
-    hint = f"the page is at /, and programs give POST {' or '.join(self._endpoints)}"
+    hint = f"the page is at /; programs send POST {' or '.join(self._endpoints)}"
     if path.startswith("/v1/chat/"):
-      hint = "give POST /v1/completions, because no model here was trained on the turns of a chat"
-    return _Refusal(path, 404, f"nothing is at {path[:80]}; {hint}")
+      hint = "send POST /v1/completions, because no model here was trained on chats"
+    return _Refusal(path, 404, f"unknown path {path[:80]}; {hint}")
 
   async def _no_method(self, request: Request, error: HTTPException) -> Response:
     allowed = "POST, OPTIONS" if "POST" in error.headers["Allow"] else "GET, HEAD, OPTIONS"
     if request.method == "OPTIONS":
       return _options(allowed)
-    reason = f"{request.scope['path'][:80]} has no {request.method[:20]}; give {allowed}"
+    reason = f"{request.scope['path'][:80]} does not support {request.method[:20]}; use {allowed}"
     return _Refusal(request.scope["path"], 405, reason, headers={"Allow": allowed})
 
-  # ---- Answers -------------------------------------------------------------
+  # ---- Responses -----------------------------------------------------------------------------------------------------
 
   async def _answer(self, endpoint: Endpoint, request: Request) -> Response:
     parsed = await run_in_threadpool(endpoint.parse, await _body(request))
     if self.ending:
-      raise routes.Busy("the server ends")
-    # Requests that are still on their way take no place: they would keep others out.
+      raise routes.Busy(f"{request.scope['path'][:80]}: the server is shutting down; retry after it has restarted")
+    # Requests take a place only once they are complete, so that slow uploads do not block others.
     if not self.places.acquire(blocking=False):
-      raise routes.Busy(f"{MAX_REQUESTS} requests are waiting already; ask again in a moment")
+      raise routes.Busy(f"{MAX_REQUESTS} requests are already pending; retry in a moment")
     with contextlib.ExitStack() as stack:
       stack.callback(self.places.release)
       form, events = endpoint.form(parsed), endpoint.answer(parsed)
@@ -210,7 +211,7 @@ class Application:
       return await run_in_threadpool(self._whole, events, request.state.connection)
 
   def _whole(self, events: Iterator[Event], client: connection.Connection) -> Response:
-    """Returns the last event alone."""
+    """Returns the last event only."""
     answer: Event = {}
     with contextlib.closing(events):
       for event in events:
@@ -222,7 +223,7 @@ class Application:
     return _json(answer)
 
   def _pieces(self, events: Iterator[Event], form: str, path: str) -> Iterator[bytes]:
-    """Yields each event as it is sent, and an error as the last."""
+    """Yields each event encoded, and an error as the last event."""
     write = _line if form == routes.LINES else _server_sent
     with contextlib.closing(events):
       try:
@@ -238,7 +239,7 @@ class Application:
         yield write(_error(path, 500, _failed(error)))
 
   def wait_for_answers(self, seconds: float) -> int:
-    """Returns how many answers are still under way when no more time is left."""
+    """Waits for pending answers; returns the number that are still pending after `seconds`."""
     until = time.monotonic() + seconds
     held = 0
     while held < MAX_REQUESTS and self.places.acquire(timeout=max(0.0, until - time.monotonic())):
@@ -265,25 +266,31 @@ async def _hang_up(request: Request, error: Exception) -> None:
 
 async def _body(request: Request) -> bytes:
   headers = request.headers
-  # A form on another site can send text, but no JSON without being allowed to.
+  # A form on another site can send text, but sending JSON needs permission.
   if headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
     raise UserError("Content-Type: must be application/json")
   if "Transfer-Encoding" in headers:
     raise HTTPException(411, f"Transfer-Encoding: is {headers['Transfer-Encoding'][:40]}; send Content-Length instead")
   if (coding := headers.get("Content-Encoding", "identity")) != "identity":
-    raise HTTPException(415, f"Content-Encoding: is {coding[:40]}; send the JSON as it is")
+    raise HTTPException(415, f"Content-Encoding: is {coding[:40]}; send the JSON uncompressed")
   if "Content-Length" not in headers:
-    raise HTTPException(411, "Content-Length: is missing; send the number of bytes")
+    raise HTTPException(
+      411, f"Content-Length: is missing; send the number of bytes, at most {request_schema.MAX_BODY:,}"
+    )
   length = int(headers["Content-Length"])
   if length > request_schema.MAX_BODY:
-    raise request_schema.TooLarge(f"the request has {length:,} bytes; {request_schema.MAX_BODY:,} are the most")
+    raise request_schema.TooLarge(
+      f"the request has {length:,} bytes, more than {request_schema.MAX_BODY:,}; shorten it"
+    )
   try:
     async with asyncio.timeout_at(request.state.connection.until):
       content = await request.body()
   except TimeoutError:
-    raise HTTPException(408, f"the request did not come within {connection.READ_SECONDS:.0f} s") from None
+    raise HTTPException(
+      408, f"the request did not arrive within {connection.READ_SECONDS:.0f} s; send it again"
+    ) from None
   if len(content) < length:
-    raise UserError(f"the request ends after {len(content):,} of {length:,} bytes")
+    raise UserError(f"the request ends after {len(content):,} of {length:,} bytes (Content-Length); send it again")
   return content
 
 
@@ -292,11 +299,11 @@ def _options(allowed: str) -> Response:
 
 
 def _cut() -> str:
-  return f"the server has ended, {END_SECONDS:.0f} s after it was told to"
+  return f"the server shut down {END_SECONDS:.0f} s after a signal, before the answer was complete; retry"
 
 
 def _failed(error: Exception) -> str:
-  """Returns what a device raises, such as that it has no memory left, and prints it."""
+  """Returns a device error, such as out of memory, and prints it."""
   print(f"{type(error).__name__}: {error}", file=sys.stderr)
   return f"{type(error).__name__}: {str(error)[:300]}"
 
@@ -306,5 +313,5 @@ def _line(event: Event) -> bytes:
 
 
 def _server_sent(event: Event) -> bytes:
-  # A comment, which shows whether anybody is there.
+  # An SSE comment, which reveals whether the client is still connected.
   return b": waiting\n\n" if "state" in event else b"data: %s\n\n" % json.dumps(event).encode()

@@ -1,4 +1,4 @@
-"""What a model's attention looked at in one text: the map of one layer and head, for the page to show."""
+"""Attention maps: attention probabilities of one layer and head for one text, shown on the page."""
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
@@ -17,14 +17,14 @@ from t2t.models.config import TransformerConfig
 from t2t.param_tree import Params
 from t2t.serving import request_schema, routes
 
-# Tokens of each side, at most: a map has the square of them, and of all layers of a head one is computed.
+# Maximum tokens of each side: a map is quadratic in them, and each call computes all layers of a head.
 MOST = 128
 _NO_LIMIT = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionMapKey:
-  """Which map is asked for: a kind of attention of `Architecture.attentions`, a layer and a head, from 1 on."""
+  """Selects a map: a kind of `Architecture.attentions`, a layer and a head, both from 1."""
 
   which: str
   layer: int
@@ -32,25 +32,25 @@ class AttentionMapKey:
 
 
 def sizes(config: TransformerConfig, kinds: Sequence[str]) -> dict[str, dict[str, int]]:
-  """Of each kind of attention how many layers and heads there are."""
+  """Returns the numbers of layers and heads of each kind of attention."""
   layers = {"encoder": config.num_encoder_layers}
   return {kind: {"layers": layers.get(kind, config.num_decoder_layers), "heads": config.num_heads} for kind in kinds}
 
 
 def place_fields(kind: str, size: Mapping[str, int]) -> tuple[request_schema.Field, ...]:
-  """The fields that say which map, of one kind of attention."""
+  """Returns the request fields that select a map of one kind of attention."""
   return (
-    request_schema.Field("which", "string", "The kind of attention.", choices=(kind,), required=True),
-    request_schema.Field("layer", "integer", "From 1 on.", least=1, most=size["layers"], default=1),
-    request_schema.Field("head", "integer", "From 1 on.", least=1, most=size["heads"], default=1),
+    request_schema.Field("which", "string", "Kind of attention.", choices=(kind,), required=True),
+    request_schema.Field("layer", "integer", "Layer, from 1.", least=1, most=size["layers"], default=1),
+    request_schema.Field("head", "integer", "Head, from 1.", least=1, most=size["heads"], default=1),
   )
 
 
 def taken(values: dict[str, Any], of: Mapping[str, Mapping[str, int]]) -> AttentionMapKey:
-  """The place that a request's fields name, which are taken out of them.
+  """Removes the fields that select a map from a request, and returns the selection.
 
   Raises:
-    FieldError: there is none.
+    FieldError: a field is missing or invalid.
   """
   which_field = request_schema.Field("which", "string", "", choices=tuple(of), required=True)
   map_fields = {name: values.pop(name) for name in ("which", "layer", "head") if name in values}
@@ -63,18 +63,18 @@ REPLIES = routes.record(
   which=routes.TEXT,
   layer=routes.COUNT,
   head=routes.COUNT,
-  queries=routes.listed(routes.TEXT | {"description": "The tokens that look, one for each row."}),
-  keys=routes.listed(routes.TEXT | {"description": "The tokens that are looked at, one for each column."}),
+  queries=routes.listed(routes.TEXT | {"description": "Query tokens, one for each row."}),
+  keys=routes.listed(routes.TEXT | {"description": "Key tokens, one for each column."}),
   weights=routes.listed(routes.listed(routes.number(0) | {"maximum": 1})),
 )
 
 
 class Maps:
-  """Computes maps of one model, as it runs in training and without a cache.
+  """Computes attention maps of one model, with its training forward pass and without a cache.
 
   Args:
-    graphdef: of the model; parameters are given with each call.
-    mesh: on which they lie.
+    graphdef: of the model; each call takes the parameters.
+    mesh: on which they are loaded.
   """
 
   def __init__(self, graphdef: nnx.GraphDef, mesh: jax.sharding.Mesh):
@@ -84,13 +84,13 @@ class Maps:
   def __call__(
     self, params: Params, batch: Mapping[str, np.ndarray], map_key: AttentionMapKey, *, tokens: Mapping[str, list[str]]
   ) -> dict[str, Any]:
-    """The tokens and how much each looks at each, as `REPLIES` has it.
+    """Returns the tokens and attention probabilities, in the format of `REPLIES`.
 
     Args:
       params: nested dict.
       batch: model features of one text.
-      map_key: which map.
-      tokens: side -> what its positions are called, those of padding left out.
+      map_key: selects the map.
+      tokens: side -> names of its positions, without padding.
     """
     queries, keys = ("decoder", "encoder") if map_key.which == "cross" else (map_key.which, map_key.which)
     with jax.set_mesh(self._mesh):
@@ -100,10 +100,12 @@ class Maps:
       )
       attention = np.asarray(attention, np.float32)
     if not np.isfinite(attention).all():
-      raise UserError("--checkpoint: what attention says is no number: its training had gone wrong; take another")
+      raise UserError(
+        "--checkpoint: the model produced attention probabilities of NaN or Inf; use a different checkpoint"
+      )
     labels = []
     for axis, side in enumerate((queries, keys)):
-      # Learned positions stand in front, padding behind.
+      # Learned positions come first, padding last.
       in_front = attention.shape[axis] - batch[f"{side}_input_tokens"].shape[1]
       labels.append([*(f"[learned {number + 1}]" for number in range(in_front)), *tokens[side]])
     weights = attention[: len(labels[0]), : len(labels[1])]
@@ -120,16 +122,16 @@ def _map(graphdef: nnx.GraphDef, kind: str, params: Params, batch: Batch, layer:
 
 
 def named(ids: Sequence[int], texts: Sequence[str]) -> list[str]:
-  """What tokens are called, of what each id of the vocabulary stands for."""
+  """Returns the names of tokens; `texts` has the text of each vocabulary id."""
   return [texts[x] if x < len(texts) else f"[{x}]" for x in map(int, ids)]
 
 
 def width(length: int, config: TransformerConfig, side: str) -> int:
-  """Positions that so many tokens are padded to.
+  """Returns the padded length.
 
   Raises:
-    UserError: there are too many for a map.
+    UserError: the text is too long for a map.
   """
   if length > MOST:
-    raise UserError(f"the {side} reads {length:,} tokens; a map of attention has {MOST} at most: give a shorter text")
+    raise UserError(f"the {side} input has {length:,} tokens; an attention map has at most {MOST}; shorten the text")
   return predictor.bucket(length, min(MOST, config.most_positions or _NO_LIMIT))

@@ -1,4 +1,4 @@
-"""The limits of a connection that uvicorn does not have: how many there are, and how long a client may take."""
+"""Connection limits that uvicorn lacks: number of connections, and read and write deadlines."""
 
 import asyncio
 import json
@@ -10,58 +10,58 @@ from uvicorn.protocols.http import h11_impl
 
 MAX_CONNECTIONS = 128
 MAX_HEAD = 65_536  # bytes of a request line and headers
-# For a request to arrive, idling before it included; for a piece of the answer.
+# Deadlines for a request to arrive, including idle time before it, and for the client to read a piece of the response.
 READ_SECONDS, WRITE_SECONDS = 15.0, 5.0
-LINGER_SECONDS = 5.0  # for the rest of a request that was refused
+LINGER_SECONDS = 5.0  # for the rest of a refused request
 
 
 def refusal_headers(status: int) -> dict[str, str]:
-  """Returns the headers of an error, which ends the connection."""
+  """Returns the headers of an error, which closes the connection."""
   return {"Connection": "close"} | ({"Retry-After": "2"} if status == 503 else {})
 
 
 class Connection(h11_impl.H11Protocol):
-  """One client's connection, with deadlines.
+  """A client connection with deadlines.
 
-  until: when a request must have arrived, by the event loop's clock.
-  has_left: whether the client sends nothing more.
+  until: time by which a request must have arrived, on the event loop's clock.
+  has_left: whether the client has closed its sending side.
   """
 
   def __init__(self, *args: Any, **kwargs: Any):
     super().__init__(*args, **kwargs)
-    self.app_state = {"connection": self}  # the `state` of each request
+    self.app_state = {"connection": self}  # `state` of each request
     self.timeout_keep_alive = READ_SECONDS
     self.until, self.has_left, self._is_refused = 0.0, False, False
     self._writing: asyncio.TimerHandle | None = None
 
   def connection_made(self, transport: asyncio.Transport) -> None:
-    """Begins the time for the first request; refuses one connection too many."""
+    """Starts the deadline of the first request; refuses connections beyond the limit."""
     is_full = len(self.connections) >= MAX_CONNECTIONS
     super().connection_made(transport)
-    # Paused as soon as the client's side of the network is full, so that `pause_writing` begins the time.
+    # Pauses as soon as the network buffer is full, so that `pause_writing` starts the deadline.
     transport.set_write_buffer_limits(high=0)
     self.until = self.loop.time() + READ_SECONDS
     self.timeout_keep_alive_task = self.loop.call_later(READ_SECONDS, self.timeout_keep_alive_handler)
     if is_full:
       self.connections.discard(self)
-      self._write_refusal(503, "too many connections; ask again in a moment")
+      self._write_refusal(503, "too many connections; retry in a moment")
       transport.close()
 
   def data_received(self, data: bytes) -> None:
-    """Reads on; unlike uvicorn, the timer runs until the request's head is complete."""
+    """Handles data; unlike in uvicorn, the timer runs until the request's head is complete."""
     if not self._is_refused:
       self.conn.receive_data(data)
       self.handle_events()
 
   def on_response_complete(self) -> None:
-    """Begins the time for the next request, if the client may send one."""
+    """Starts the deadline of the next request, if the client may send one."""
     super().on_response_complete()
     self.until = self.loop.time() + READ_SECONDS
     if self.has_left and self.cycle.response_complete:
       self.transport.close()
 
   def eof_received(self) -> bool:
-    """Answers a client that only closed its sending side; returns whether the connection stays open."""
+    """Serves a client that closed only its sending side; returns whether the connection stays open."""
     self.has_left = True
     if self._is_refused or self.cycle is None or self.cycle.response_complete:
       return False
@@ -70,33 +70,33 @@ class Connection(h11_impl.H11Protocol):
     return True
 
   def connection_lost(self, exc: Exception | None) -> None:
-    """Frees the timers, and whoever answers."""
+    """Cancels the timers and wakes up pending writers."""
     self.has_left = True
     self.resume_writing()
     self._unset_keepalive_if_required()
     super().connection_lost(exc)
 
   def pause_writing(self) -> None:
-    """Begins the time in which a client must read."""
+    """Starts the deadline for the client to read."""
     super().pause_writing()
     self._writing = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
 
   def resume_writing(self) -> None:
-    """Ends the time in which a client must read."""
+    """Cancels the deadline for the client to read."""
     if self._writing is not None:
       self._writing.cancel()
       self._writing = None
     super().resume_writing()
 
   def shutdown(self) -> None:
-    """Hangs up on requests that have not arrived; the others are answered."""
+    """Closes connections with incomplete requests; the others are served first."""
     if self.cycle is not None and self.cycle.more_body and not self.cycle.response_complete:
       self.transport.close()
     else:
       super().shutdown()
 
   def send_400_response(self, msg: str) -> None:
-    """Refuses malformed HTTP in JSON, and drops the rest of it: see `app._Refusal`."""
+    """Refuses malformed HTTP with a JSON error, and drains the rest: see `app._Refusal`."""
     error = sys.exception()
     status = getattr(error, "error_status_hint", 400)
     if status == 431:

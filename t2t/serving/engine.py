@@ -1,4 +1,4 @@
-"""A model that writes, held ready: its parameters on the device, and its programs, for one request after another."""
+"""Engine of a served generative model: parameters and compiled programs, reused between requests."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
@@ -15,26 +15,26 @@ from t2t.inference import adapter_routing, decoding, predictor, prompt_builder, 
 from t2t.models.config import TransformerConfig
 from t2t.serving import attention_maps
 
-MAX_LENGTH = 1_024  # tokens that are written; the memory for it is taken from the device
-_LONGEST_TEXT = 2_048  # tokens that are told where positions are not learned: attention has the square of them
-_SMALLEST_ROOM = 64  # positions; shorter texts are written with the same program
+MAX_LENGTH = 1_024  # maximum new tokens; determines memory on the device
+_LONGEST_TEXT = 2_048  # maximum tokens of a scored text without learned positions; attention is quadratic in them
+_SMALLEST_ROOM = 64  # positions; shorter outputs use the same program
 
 
 def make_mesh(tensor: int) -> jax.sharding.Mesh:
-  """So many devices, over which a model is split; the others stay idle, since there is one row at a time.
+  """Returns a mesh of the first `tensor` devices; the others stay idle, because requests have only one row.
 
   Raises:
-    UserError: there are not so many.
+    UserError: there are fewer devices.
   """
   devices = jax.devices()
   if not 1 <= tensor <= len(devices):
-    raise UserError(f"--tensor {tensor}: there are {len(devices)} device(s)")
+    raise UserError(f"--tensor {tensor}: must be 1 to {len(devices)}, the number of devices")
   return sharding.make_mesh({"tensor": tensor}, devices=devices[:tensor])
 
 
 @dataclasses.dataclass(frozen=True)
 class PartialText:
-  """A text on its way: its tokens without EOS, whether EOS came, and the score so far, see `decoding.Decoded`."""
+  """A text during generation: tokens without EOS, whether EOS was generated, and the score, see `decoding.Decoded`."""
 
   tokens: list[int]
   ended: bool
@@ -43,11 +43,11 @@ class PartialText:
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-  """Tokens that a model reads before it writes.
+  """Tokens that a model reads before it generates.
 
-  start: the BOS or EOS with which a prompt of a decoder alone begins a text; none: the prompt does not say so.
-  tokens: ids behind the model's own BOS, with EOS where the model reads one behind each prompt.
-  ends_in_space: whether the text ended in white space that the vocabulary drops.
+  start: BOS or EOS at the start of a decoder-only prompt, if the prompt gives it.
+  tokens: ids after the model's own BOS, with EOS if the model's prompts end in it.
+  ends_in_space: whether the text ended in whitespace that the vocabulary drops.
   """
 
   start: tuple[int, ...]
@@ -61,14 +61,14 @@ class Prompt:
 
 
 class Ready:
-  """One model, with what lies on top of it; whoever uses it holds `device` meanwhile.
+  """A loaded model with its adapters; callers must hold the lock `device`.
 
   Args:
     source: its checkpoint.
-    adapters: that lie on top of it, see `multi_adapter.open_all`.
-    ends_prompts: whether EOS ends an input, see `prompt_builder.ends_prompts`.
-    inputs_length: tokens of an input at most; 0: as in training.
-    tensor: devices that the model is split over.
+    adapters: of the model, see `multi_adapter.open_all`.
+    ends_prompts: whether EOS ends a prompt, see `prompt_builder.ends_prompts`.
+    inputs_length: maximum tokens of a prompt; 0: as in training.
+    tensor: number of devices that share the model.
     special_tokens: see `prompt_builder.special_tokens`.
   """
 
@@ -90,13 +90,13 @@ class Ready:
     self.vocabulary = pretrained.vocabulary(source)
     self._framing = prompt_features.framing(self.vocabulary, causal=pretrained.reads_causally(source))
     sources = adapter_routing.named_models(source, adapters or {})
-    # Whichever is asked, what it is asked fits.
+    # Length limits hold for every adapter.
     shortest = min(sources.values(), key=lambda adapter_source: adapter_source.asked.most_positions)
     self._model_config = shortest.asked
     most = self.room(MAX_LENGTH)
     self.max_inputs = prompt_builder.longest_prompt(shortest, inputs_length=inputs_length, max_length=most)
     self.ends_prompts = ends_prompts
-    # Each adapter may have been fine-tuned on another table or task, whose prefix it was given.
+    # Adapters may have been fine-tuned on different tables or tasks, with different prefixes.
     self.prompts = {
       name: prompt_builder.Prompts(
         self.vocabulary,
@@ -110,7 +110,7 @@ class Ready:
     self._extra = int(source.model.kind.is_decoder_only)  # BOS
     self._model_config.text_decoder.check(self._model_config, self.max_inputs + self._extra, most)
     self._models = {name: pretrained.abstract(adapter_source, self._mesh) for name, adapter_source in sources.items()}
-    # Of models that are alike but for their numbers one has the programs.
+    # Models with the same structure share the programs of the first.
     self._alike = {
       name: next(
         other_name for other_name, other_model in self._models.items() if other_model.graphdef == model.graphdef
@@ -119,7 +119,7 @@ class Ready:
     }
     self.params = multi_adapter.load(source, adapters or {}, self._mesh)
     texts = vocabularies.token_texts(self.vocabulary)
-    # The rows of the embedding behind the vocabulary stand for nothing, and are written all the same.
+    # Embedding rows beyond the vocabulary have no token, but the model can generate them.
     behind = [f"[{number}]" for number in range(len(texts), source.model.vocab_size)]
     self.token_texts = texts + behind
     self.token_names = token_logprobs.unique(
@@ -130,7 +130,7 @@ class Ready:
     self._starts = {self._framing.bos_id, self._framing.eos_id} if source.model.kind.is_decoder_only else set()
     self._continuation = functools.partial(continuation.decode_continuation, self.vocabulary)
     self._continuation_texts = functools.partial(continuation.continuation_texts, self.vocabulary)
-    # A program for each choice of options; of those that were not used for long the memory is given back.
+    # One program per choice of options; the least recently used are freed.
     self._stream = functools.lru_cache(maxsize=16)(self._make_stream)
     self._beams = functools.lru_cache(maxsize=16)(self._make_beams)
     self._teller, self._maps = functools.cache(self._make_teller), functools.cache(self._make_maps)
@@ -138,31 +138,30 @@ class Ready:
 
   @property
   def names(self) -> list[str]:
-    """What a request may name; `adapter_routing.BASE` is the model itself."""
+    """Names of the adapters; `adapter_routing.BASE` is the base model."""
     return list(self._models)
 
   @property
   def config(self) -> TransformerConfig:
-    """Of the model, as it is asked."""
+    """Config of the model for inference."""
     return self._model_config
 
   @property
   def reads_causally(self) -> bool:
-    """Whether each token of a prompt is told behind those before it, as each that is written."""
+    """True if prompt tokens have log-probabilities, because each attends only to the tokens before it."""
     kind, both_ways = self.config.kind, self.config.bidirectional_prefix and not self._framing.causal
     return kind.is_decoder_only and not both_ways
 
   def decode(self, tokens: Sequence[int]) -> str:
-    """Their text."""
     return self.vocabulary.decode(list(tokens))
 
   def read(self, prompt: str | Sequence[int], adapter: str = "", *, as_given: bool = False) -> Prompt:
-    """A prompt's tokens, none of which is cut off.
+    """Returns all tokens of a prompt.
 
-    A text that is not `as_given` gets the prefix of the task that the adapter, or the model, was fine-tuned on.
+    Text gets the prefix of the adapter's (or model's) task, unless it is `as_given`.
 
-    A BOS or EOS that begins the prompt of a decoder alone, as an id or spelled out, takes the place of the model's own:
-    evaluation harnesses begin a text with either, whatever the model was trained to begin one with.
+    A BOS or EOS at the start of a decoder-only prompt, as an id or spelled out, replaces the model's own.
+    Evaluation harnesses start texts with either, whatever the model was trained with.
     """
     end = [self._framing.eos_id] if self.ends_prompts else []
     if isinstance(prompt, str):
@@ -178,7 +177,9 @@ class Ready:
     return Prompt(start, tokens if tokens[-1:] == end else tokens + end)
 
   def continued(self, prompt: Prompt, tokens: Sequence[int]) -> str:
-    """The text that tokens add to a prompt's, with the space that parts them; of an encoder-decoder their own text."""
+    """Returns the text that tokens add to a prompt, including the space between; for an encoder-decoder, their own
+    text.
+    """
     if not self.config.kind.is_decoder_only:
       return self.decode(tokens)
     text = self._continuation(prompt.tokens, tokens)
@@ -198,10 +199,10 @@ class Ready:
       texts[first] = texts[first].removeprefix(" ")
     return texts
 
-  # ---- Writing -------------------------------------------------------------
+  # ---- Generation ----------------------------------------------------------------------------------------------------
 
   def search(self, prompt: list[int], config: decoding.DecodeConfig, name: str) -> tuple[predictor.Generation, int]:
-    """What a beam search finds, and the length that there was room for."""
+    """Runs a beam search; returns the generation and the maximum length used."""
     config = self._within(config, self.room(config.max_length))
     beams = self._beams(config, self._alike[name])
     return beams.generate(self.params[name], [prompt])[0], config.max_length
@@ -209,7 +210,9 @@ class Ready:
   def write(
     self, prompt: list[int], config: decoding.DecodeConfig, name: str, *, seed: int, numbers: Sequence[int]
   ) -> Iterator[list[PartialText]]:
-    """The texts after each token, one for each number, by which a text draws; the last time they are whole."""
+    """Yields the texts after each token, one for each of `numbers`, which select the samples; the last texts are
+    complete.
+    """
     limit = self.room(config.max_length)
     begin, advance = self._stream(self._streamed(config), self._alike[name])
     params = self.params[name]
@@ -233,7 +236,7 @@ class Ready:
     return PartialText(written[:end], end < len(written), score)
 
   def is_new(self, prompt: list[int], config: decoding.DecodeConfig, name: str, *, rows: int = 1) -> bool:
-    """Whether what would write this has to be compiled; from now on it has been."""
+    """Returns True if generating this needs compilation, and records it as compiled."""
     searches = config.num_beams > 1
     config = self._within(config, self.room(config.max_length)) if searches else self._streamed(config)
     program = (self._alike[name], config, self._width(prompt), rows)
@@ -242,7 +245,7 @@ class Ready:
     return is_new
 
   def _streamed(self, config: decoding.DecodeConfig) -> decoding.DecodeConfig:
-    """With room for more than is asked for: the options' program then serves all lengths up to that."""
+    """Rounds the maximum length up, so that one program serves many lengths."""
     limit = self.room(config.max_length)
     room = self.room(max(_SMALLEST_ROOM, 1 << (limit - 1).bit_length()))
     return dataclasses.replace(self._within(config, limit), max_length=room)
@@ -262,12 +265,12 @@ class Ready:
       [prompt] * rows, self._width(prompt), architecture=architecture, framing=self._framing
     )
 
-  # ---- Looking at it -------------------------------------------------------
+  # ---- Analysis ------------------------------------------------------------------------------------------------------
 
   def text_likelihoods(
     self, prompt: Sequence[int], texts: Sequence[PartialText], name: str
   ) -> list[tuple[list[int], token_logprobs.Likelihoods]]:
-    """Of each text its tokens, EOS included where it came, and how likely they are behind the prompt."""
+    """Returns tokens (including EOS if generated) and log-probabilities of each text after the prompt."""
     ids = [[*row.tokens, *([self._framing.eos_id] if row.ended else [])] for row in texts]
     return list(zip(ids, self.tell(prompt, ids, name), strict=True))
 
@@ -278,7 +281,7 @@ class Ready:
     return self._teller(self._alike[name])(self.params[name], prompt, targets)
 
   def next_row(self, token_likelihoods: token_logprobs.Likelihoods) -> PartialText:
-    """The likeliest token at the last place that was told."""
+    """Returns the likeliest token at the last position."""
     token, log_p = int(token_likelihoods.ids[-1][0]), float(token_likelihoods.log_p_of[-1][0])
     return PartialText([], True, log_p) if token == self._framing.eos_id else PartialText([token], False, log_p)
 
@@ -289,13 +292,13 @@ class Ready:
   def attention_map(
     self, prompt: list[int], targets: list[int], map_key: attention_maps.AttentionMapKey, name: str
   ) -> dict[str, Any]:
-    """See `attention_maps.Maps`; what is read is the prompt, and behind what starts a text the targets.
+    """Returns an attention map of the prompt and the targets, see `attention_maps.Maps`.
 
     Raises:
       UserError: there are too many tokens.
     """
     config, kind = self._models[name].config, self.config.kind
-    pair = (prompt, [*targets, self._framing.eos_id])  # all but the last of which is read
+    pair = (prompt, [*targets, self._framing.eos_id])  # the last token is not an input
     named = lambda ids: attention_maps.named(ids, self.token_texts)
     tokens = {"encoder": named(prompt), "decoder": ["(start)", *named(targets)]}
     if not kind.has_encoder_and_decoder:
@@ -307,22 +310,22 @@ class Ready:
   def _make_maps(self, name: str) -> attention_maps.Maps:
     return attention_maps.Maps(self._models[name].graphdef, self._mesh)
 
-  # ---- Sizes ---------------------------------------------------------------
+  # ---- Lengths -------------------------------------------------------------------------------------------------------
 
   @property
   def longest_text(self) -> int:
-    """Tokens of a text at most that is read to tell how likely it is, of an encoder or a decoder."""
+    """Maximum tokens of a text for scoring, of an encoder or a decoder."""
     return self._model_config.most_positions or max(self.max_inputs, _LONGEST_TEXT)
 
   def room(self, max_length: int) -> int:
-    """`max_length`, or as many positions as the model has learned to write in."""
+    """Limits `max_length` to the positions that the model can generate."""
     most = self._model_config.most_positions
     if self.source.model.kind.is_decoder_only:
-      most //= 2  # the other half is the prompt's
+      most //= 2  # the other half is for the prompt
     return min(max_length, most) if most else max_length
 
   def _within(self, config: decoding.DecodeConfig, limit: int) -> decoding.DecodeConfig:
-    """How a text is written that has no more tokens, whose least number is not more, either."""
+    """Limits the lengths of a decoding config."""
     return dataclasses.replace(config, max_length=limit, min_length=min(config.min_length, limit))
 
   def _width(self, prompt: Sequence[int]) -> int:

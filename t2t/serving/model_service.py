@@ -1,4 +1,4 @@
-"""What stands behind the page of `t2t infer --server` of a model that does not write: it is asked as each line is."""
+"""Service of `t2t infer --server` for models that do not generate; requests are handled like lines of a file."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 import functools
@@ -20,10 +20,10 @@ from t2t.storage import encoding
 
 
 def facts(source: pretrained.Source, params: Params) -> dict[str, Any]:
-  """What the page says of any model."""
+  """Returns the facts that the page shows of any model."""
   number = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
   path = source.path
-  # By name: where it lies is nobody's business who opens the page.
+  # Only the name, because clients must not see the path.
   run, step = (path.parent.parent.name, path.name) if path.parent.name == "checkpoints" else (path.name, "")
   return {
     "architecture": source.model.architecture.replace("_", "-"),
@@ -34,19 +34,19 @@ def facts(source: pretrained.Source, params: Params) -> dict[str, Any]:
 
 
 def adapters_of(names: Iterable[str]) -> dict[str, Any]:
-  """The adapters that a request may name, as the page knows them."""
+  """Returns the adapters that a request may select, in the format of the page."""
   found = [name for name in names if name != adapter_routing.BASE]
   return {"adapters": found} if found else {}
 
 
 class Asker:
-  """A model that is asked as each line of a file is.
+  """Serves a model whose requests are handled like lines of a file.
 
   Args:
     source: its checkpoint.
-    make_way: how it is asked, on a mesh.
-    adapters: that lie on top of it, see `multi_adapter.open_all`; the way chooses among them.
-    tensor: devices that the model is split over.
+    make_way: builds its way on a mesh.
+    adapters: of the model, see `multi_adapter.open_all`; the way routes between them.
+    tensor: number of devices that share the model.
   """
 
   def __init__(
@@ -71,23 +71,19 @@ class Asker:
     self._sizes = attention_maps.sizes(source.model, (source.model.kind.answers,))
 
   def about(self) -> dict[str, Any]:
-    """What the page says of the model, and what it is asked."""
     found = facts(self._source, self._base) | adapters_of(self._adapters)
     head = {"head": self._way.options["head"]} if "head" in self._way.options else {}
     found |= head | {"asks": self._way.asks, "pairs": self._way.pairs, "max_inputs": self._way.longest}
     return found | {"attention": self._sizes}
 
   def endpoints(self) -> dict[str, Endpoint]:
-    """See `routes.Service`."""
     (which, size), form = next(iter(self._sizes.items())), _form_schema(self._way, list(self._adapters))
     place = request_schema.schema(attention_maps.place_fields(which, size))
     looked = form | {"properties": place["properties"] | form["properties"], "required": ["which", *form["required"]]}
     return {
-      "/generate": Endpoint(
-        "What the model answers; a line of JSON for each thing that happens.", self.parse, self.generate, form
-      ),
+      "/generate": Endpoint("Prediction of the model; one JSON line for each event.", self.parse, self.generate, form),
       "/attention": Endpoint(
-        f"How much each token looks at each other one, in one layer and head; of {attention_maps.MOST} tokens at most.",
+        f"Attention probabilities of one layer and head; at most {attention_maps.MOST} tokens.",
         self._parse_looked,
         self._look,
         looked,
@@ -99,17 +95,16 @@ class Asker:
 
   @property
   def models(self) -> list[str]:
-    """What `/v1/models` lists."""
     return [self.about()["checkpoint"], *self._adapters]
 
   def parse(self, body: bytes) -> jsonl_io.Line:
-    """The line that a JSON object makes, as one of a file.
+    """Returns the line of a JSON object, like a line of a file.
 
     In:  b'{"parts": ["a", "b"], "candidates": ["c", "d"]}'
     Out: Line(1, "a b", {"parts": ["a", "b"], "candidates": ["c", "d"]})
 
     Raises:
-      UserError: what cannot be used, and what would be right.
+      UserError: the request is invalid; says how to fix it.
     """
     return self._line(request_schema.read(body))
 
@@ -118,13 +113,13 @@ class Asker:
     known = tuple(dict.fromkeys((form.field, *form.lists, *form.needs, *form.may, *form.columns)))
     for name in given:
       if name not in known:
-        raise UserError(f"{name!r}: no such option; there are {', '.join(known)}")
+        raise UserError(f"{name!r}: unknown field; known are {', '.join(known)}")
     ways = [name for name in (form.field, *form.lists) if name in given]
     columns = [name for name in form.columns if name in given]
     own = [name for name in columns if name not in (form.field, *form.lists, *form.needs, *form.may)]
     if len(ways) + bool(own) > 1:
       both = " and ".join(repr(name) for name in (*ways, *own[:1]))
-      raise UserError(f"{both}: each has the text; give one of them")
+      raise UserError(f"{both}: both give the text; give only one of them")
     text = given.pop(form.field, None)
     for name in form.lists:
       if text is None and name in given:
@@ -139,13 +134,15 @@ class Asker:
     if text is not None and not isinstance(text, str):
       raise UserError(f"{called}: is {jsonl_io.json_kind(text)}; give a text")
     if text is None or not text.strip():
-      raise UserError(f"{called}: there is nothing to read; write something")
+      raise UserError(f"{called}: is empty; give a text")
     line = jsonl_io.Line(1, text, given)
     self._way.check(line, where)
     return line
 
   def generate(self, request: jsonl_io.Line) -> Iterator[Event]:
-    """What happens until it is answered, see `Writer.generate`; the last event has the fields of a row."""
+    """Yields events until the answer, see `text_predictor.WritingService.generate`; the last event has the fields of a
+    row.
+    """
     yield from routes.waiting(self._device)
     try:
       asked = self._way.read(request)
@@ -173,7 +170,7 @@ class Asker:
     yield from routes.waiting(self._device)
     try:
       asked, name = self._way.read(line), line.others.get(adapter_routing.FIELD, adapter_routing.BASE)
-      # Of a text without a blank there is a map as well.
+      # A text without a blank has a map, too.
       if asked.given is None:
         raise UserError(f"{asked.error}: {_HINTS[asked.error]}")
       example = _example(asked.given[1] if self._adapters and not asked.error else asked.given)
@@ -193,14 +190,14 @@ class Asker:
 
 
 def _example(given: Any) -> row_batches.Example:
-  """The row that a way has made of a line: ids with blanks, features, or the first of several windows."""
+  """Returns the row of a way's input: ids with blanks, features, or the first of several windows."""
   if isinstance(given, Mapping):
     return given["windows"][0] if "windows" in given else given
   return {"inputs": given}
 
 
 def _form_schema(way: batch_inference.Way, adapters: list[str]) -> dict[str, Any]:
-  """JSON Schema of a line's object."""
+  """Returns the JSON Schema of a line's object."""
   form = way.form
   text = request_schema.Field(form.field, "string", "The text.", filled=True).schema()
   several = {"type": "array", "items": {"type": "string"}, "minItems": 1}
@@ -210,15 +207,15 @@ def _form_schema(way: batch_inference.Way, adapters: list[str]) -> dict[str, Any
   column = {"type": ["string", "number", "array", "object"]}  # as in the table that the model was fine-tuned on
   properties |= {name: column for name in form.columns if name not in properties}
   found = {"type": "object", "properties": properties, "additionalProperties": False, "required": list(form.needs)}
-  if form.columns:  # as a row of its table, or a text
+  if form.columns:  # a row of its table, or a text
     return found | {"required": []}
   if not form.lists:
     return found | {"required": [form.field, *form.needs]}
   return found | {"anyOf": [{"required": [name]} for name in (form.field, *form.lists)]}
 
 
-# What is wrong with a text -> what would be right.
+# Instructions by error of a line.
 _HINTS = {
-  batch_inference.NO_BLANK: "write [MASK] where a word is to be filled in",
-  batch_inference.NO_CONTEXT: "give the text that the answer is looked for in",
+  batch_inference.NO_BLANK: "put [MASK] in place of each missing word",
+  batch_inference.NO_CONTEXT: "give the text with the answer",
 }

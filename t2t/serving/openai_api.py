@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: what programs that were written for OpenAI's API ask of a model, and get of it."""
+"""`POST /v1/completions`: an OpenAI-compatible endpoint."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
@@ -15,50 +15,54 @@ from t2t.serving import engine, request_schema, routes, scoring
 from t2t.serving.routes import Endpoint, Event
 
 _MAX_PROMPTS, _MAX_CHOICES, _MAX_STOPS = 16, 16, 4
-_MAX_TOKENS = _MAX_CHOICES * engine.MAX_LENGTH  # of a request: meanwhile all others wait
-_LENGTH = 16  # tokens, if a request does not say: OpenAI's
+_MAX_TOKENS = _MAX_CHOICES * engine.MAX_LENGTH  # of one request, during which all others wait
+_LENGTH = 16  # OpenAI's default of max_tokens
 
 
-_SCORE = "leave it out; POST /score says how likely given targets are behind their inputs"
+_SCORE = "leave it out; POST /score returns log-probabilities of given targets after their inputs"
 
 
 def _neutral(name: str, value: float) -> request_schema.Field:
-  return request_schema.Field(name, "number", f"Only {value}: nothing here is penalised.", value, value, nullable=True)
+  return request_schema.Field(
+    name, "number", f"Only {value}: penalties are not supported.", value, value, nullable=True
+  )
 
 
 FIELDS = (
+  request_schema.Field("prompt", "prompts", "Prompt: text, or token ids.", 1, _MAX_PROMPTS, required=True, filled=True),
+  request_schema.Field("model", "string", "One of GET /v1/models; default: the base model.", nullable=True),
   request_schema.Field(
-    "prompt", "prompts", "What the model reads: text, or token ids.", 1, _MAX_PROMPTS, required=True, filled=True
-  ),
-  request_schema.Field("model", "string", "One of GET /v1/models; without it the model itself.", nullable=True),
-  request_schema.Field(
-    "max_tokens", "integer", "Tokens at most; 0 only with echo.", 0, engine.MAX_LENGTH, nullable=True, default=_LENGTH
+    "max_tokens",
+    "integer",
+    "Maximum number of tokens; 0 only with echo.",
+    0,
+    engine.MAX_LENGTH,
+    nullable=True,
+    default=_LENGTH,
   ),
   request_schema.Field("max_completion_tokens", "integer", "As max_tokens.", 0, engine.MAX_LENGTH, nullable=True),
   request_schema.Field(
     "temperature",
     "number",
-    "0: the likeliest token each time.",
+    "Sampling temperature; 0: greedy decoding.",
     0,
     2,
     or_least=decoding.LEAST_TEMPERATURE,
     nullable=True,
     default=1,
   ),
+  request_schema.Field("top_p", "number", "See /generate; ignored at temperature 0.", 0, 1, above=True, nullable=True),
+  request_schema.Field("n", "integer", "Number of choices for each prompt.", 1, _MAX_CHOICES, nullable=True, default=1),
+  request_schema.Field("best_of", "integer", "Must equal n.", 1, _MAX_CHOICES, nullable=True),
+  request_schema.Field("stop", "strings", "The text ends before any of these strings.", 0, _MAX_STOPS, nullable=True),
   request_schema.Field(
-    "top_p", "number", "See /generate; nothing is drawn at temperature 0.", 0, 1, above=True, nullable=True
-  ),
-  request_schema.Field("n", "integer", "Choices for each prompt.", 1, _MAX_CHOICES, nullable=True, default=1),
-  request_schema.Field("best_of", "integer", "Only what n is.", 1, _MAX_CHOICES, nullable=True),
-  request_schema.Field("stop", "strings", "A text ends before any of these.", 0, _MAX_STOPS, nullable=True),
-  request_schema.Field(
-    "logprobs", "integer", "So many likeliest tokens at each place.", 0, token_logprobs.TOP, nullable=True
+    "logprobs", "integer", "Number of likeliest tokens for each position.", 0, token_logprobs.TOP, nullable=True
   ),
   request_schema.Field(
-    "echo", "boolean", "The prompt comes first, as the model read it.", nullable=True, default=False
+    "echo", "boolean", "Returns the prompt before the text, as the model read it.", nullable=True, default=False
   ),
   request_schema.Field(
-    "seed", "integer", "Of what is drawn; without it each time another.", 0, 2**32 - 1, nullable=True
+    "seed", "integer", "Random seed; default: a new one for each request.", 0, 2**32 - 1, nullable=True
   ),
   request_schema.Field(
     "stream", "boolean", "Server-sent events, each with more of the text.", nullable=True, default=False
@@ -70,18 +74,16 @@ FIELDS = (
     nullable=True,
     fields=(
       request_schema.Field(
-        "include_usage", "boolean", "A last event has usage, and no choices.", nullable=True, default=False
+        "include_usage", "boolean", "Adds a last event with usage and without choices.", nullable=True, default=False
       ),
       request_schema.Field(
-        "include_obfuscation", "boolean", "Only false: nothing is added.", choices=(False,), nullable=True
+        "include_obfuscation", "boolean", "Only false: obfuscation is not supported.", choices=(False,), nullable=True
       ),
     ),
   ),
-  request_schema.Field("user", "string", "Is not looked at.", nullable=True),
-  request_schema.Field(
-    "suffix", "string", "Only empty: nothing is inserted before a text.", choices=("",), nullable=True
-  ),
-  request_schema.Field("logit_bias", "object", "Only empty: no token is favoured.", nullable=True),
+  request_schema.Field("user", "string", "Has no effect.", nullable=True),
+  request_schema.Field("suffix", "string", "Only empty: insertion is not supported.", choices=("",), nullable=True),
+  request_schema.Field("logit_bias", "object", "Only empty: token biases are not supported.", nullable=True),
   _neutral("frequency_penalty", 0),
   _neutral("presence_penalty", 0),
 )
@@ -89,12 +91,12 @@ FIELDS = (
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """What is to be written; see `FIELDS`.
+  """A parsed request; see `FIELDS`.
 
-  adapter: that is asked, of the name that `model` has.
-  logprobs: None: none are told.
-  include_usage: whether a last event of a stream has it.
-  only_reads: whether the prompts are told in one pass, with the likeliest token behind each at most.
+  adapter: selected by `model`.
+  logprobs: None for no log-probabilities.
+  include_usage: whether a stream ends with an event of usage.
+  only_reads: whether one forward pass gives the log-probabilities and at most one new token.
   """
 
   prompts: list[engine.Prompt]
@@ -113,11 +115,11 @@ class Request:
 
 
 class NotFound(request_schema.FieldError):
-  """There is no such model."""
+  """An unknown model."""
 
 
 def error(status: int, message: str, cause: Exception | None = None) -> dict[str, Any]:
-  """An error as OpenAI's clients read it."""
+  """Returns an error in OpenAI's format."""
   kinds = {401: "authentication_error", 403: "permission_error", 404: "invalid_request_error"}
   kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
   param = cause.field if isinstance(cause, request_schema.FieldError) else None
@@ -154,11 +156,11 @@ _REPLIES = routes.record(
 
 
 class Completions:
-  """Answers as OpenAI's completions do.
+  """Serves OpenAI's completions.
 
   Args:
-    model: that writes.
-    name: by which it is called; its adapters have their own.
+    model: generative model.
+    name: of the base model; adapters have their own names.
   """
 
   def __init__(self, model: engine.Ready, *, name: str):
@@ -170,13 +172,12 @@ class Completions:
 
   @property
   def models(self) -> list[str]:
-    """Their names: the model's, if it can be asked by itself, and its adapters'."""
+    """Names of the models: the base model, if it may be selected, and the adapters."""
     return list(self._adapters)
 
   def endpoint(self) -> Endpoint:
-    """Returns the endpoint: its description, parser and answers."""
     return Endpoint(
-      "What the model writes, asked and answered as by OpenAI's API.",
+      "Generated text, in the format of OpenAI's API.",
       self.parse,
       self.answer,
       request_schema.schema(self._fields),
@@ -188,15 +189,15 @@ class Completions:
   # ---- Requests ------------------------------------------------------------
 
   def parse(self, body: bytes) -> Request:
-    """The request that a JSON object makes.
+    """Parses a JSON object.
 
     Raises:
-      FieldError: what cannot be used, and what would be right.
+      FieldError: the request is invalid; says how to fix it.
     """
     found = request_schema.check(request_schema.read(body), self._fields)
     if "model" not in found and adapter_routing.BASE not in self._ready.names:
       raise request_schema.FieldError(
-        "model", f"model: is missing, and there is no other; give one of {', '.join(self.models)}"
+        "model", f"model: is missing, and there is no base model; give one of {', '.join(self.models)}"
       )
     model = found.get("model", self.models[0])
     self.check_model(model)
@@ -205,26 +206,28 @@ class Completions:
     max_tokens = self._max_tokens(found)
     if found.get("best_of", n) != n:
       raise request_schema.FieldError(
-        "best_of", f"best_of: is {found['best_of']}; give {n}, which is n, or leave it out"
+        "best_of", f"best_of: is {found['best_of']}; give {n}, the value of n, or leave it out"
       )
     if not max_tokens and not echo:
-      raise request_schema.FieldError("max_tokens", "max_tokens: is 0; give 1 or more, or echo as well")
+      raise request_schema.FieldError("max_tokens", f"max_tokens: is {max_tokens}; give 1 or more, or echo as well")
     if (total := max_tokens * n * len(found["prompt"])) > _MAX_TOKENS:
-      said = f"{len(found['prompt'])} prompts with {n} choices of {max_tokens:,} tokens are {total:,}"
-      raise request_schema.FieldError("max_tokens", f"max_tokens: {said}; {_MAX_TOKENS:,} are the most at a time")
+      said = f"{len(found['prompt'])} prompts with {n} choices of {max_tokens:,} tokens are {total:,} tokens"
+      raise request_schema.FieldError("max_tokens", f"max_tokens: {said}, more than {_MAX_TOKENS:,}; split the request")
     if echo:
       self._check_echo()
     if stream and logprobs is not None:
       raise request_schema.FieldError(
-        "logprobs", "logprobs: are told of whole texts alone; leave out stream, or logprobs"
+        "logprobs", "logprobs: not supported with stream=true; leave out stream, or logprobs"
       )
     if stream and echo:
-      raise request_schema.FieldError("echo", "echo: comes with whole texts alone; leave out stream, or echo")
+      raise request_schema.FieldError("echo", "echo: not supported with stream=true; leave out stream, or echo")
     if "stream_options" in found and not stream:
-      raise request_schema.FieldError("stream_options", "stream_options: are of streams; give stream, or leave it out")
+      raise request_schema.FieldError(
+        "stream_options", "stream_options: only supported with stream=true; set it, or leave out stream_options"
+      )
     drawing = {"temperature": temperature, "top_p": found.get("top_p", 1.0)} if temperature else {}
     decode = decoding.DecodeConfig(max_length=max(1, max_tokens), **drawing)
-    # One pass over the prompt says how likely each token is, and which comes next.
+    # One forward pass gives the log-probabilities of the prompt and the next token.
     only_reads = echo and (not max_tokens or (max_tokens == 1 and not temperature))
     return Request(
       self._prompts(found["prompt"], self._adapters[model], told=max_tokens if only_reads else None, echo=echo),
@@ -243,31 +246,31 @@ class Completions:
     )
 
   def check_model(self, name: str) -> None:
-    """Returns True if the server has this model.
+    """Checks that the server has this model.
 
     Raises:
-      NotFound: there is none; says which there are.
+      NotFound: the model is unknown; lists the known models.
     """
     if name not in self._adapters:
       near = did_you_mean(name, self.models)
-      raise NotFound("model", f"model: there is no {name[:60]!r}; there are {', '.join(self.models)}{near}")
+      raise NotFound("model", f"model: unknown {name[:60]!r}; known are {', '.join(self.models)}{near}")
 
   def _max_tokens(self, found: Mapping[str, Any]) -> int:
     names = [name for name in ("max_tokens", "max_completion_tokens") if name in found]
     if len({found[name] for name in names}) > 1:
-      said = f"max_completion_tokens: is {found[names[1]]}, and max_tokens {found[names[0]]}"
-      raise request_schema.FieldError("max_completion_tokens", f"{said}; they are the same, so leave it out")
+      said = f"max_completion_tokens: is {found[names[1]]}, but max_tokens is {found[names[0]]}"
+      raise request_schema.FieldError("max_completion_tokens", f"{said}; leave one of them out")
     return found[names[0]] if names else _LENGTH
 
   def _prompts(
     self, given: Sequence[str | list[int]], adapter: str, *, told: int | None, echo: bool
   ) -> list[engine.Prompt]:
-    """Their tokens; with `told` they are read to tell how likely they are, and so many tokens behind them.
+    """Returns the tokens of the prompts; with `told` they are scored in one pass, with `told` more tokens.
 
-    With `echo` no prefix is put in front: its tokens would be counted among the client's own.
+    With `echo` no prefix is added, because its tokens would appear among the client's.
 
     Raises:
-      TooLong: one has more tokens than the model reads.
+      TooLong: a prompt has more tokens than the model reads.
     """
     prompts = [self._ready.read(each, adapter, as_given=echo) for each in given]
     most = self._ready.max_inputs if told is None else self._ready.longest_text - told
@@ -275,24 +278,28 @@ class Completions:
       if (number := len(prompt.tokens)) > most:
         behind = "" if told is None else " with echo" + (f" and max_tokens={told}" if told else "")
         raise scoring.TooLong(
-          "prompt", f"prompt: has {number:,} tokens; this model reads {most:,} at most{behind}; shorten it"
+          "prompt", f"prompt: has {number:,} tokens, more than {most:,}, the maximum of this model{behind}; shorten it"
         )
     return prompts
 
   def _check_echo(self) -> None:
     if self._ready.config.kind.has_encoder_and_decoder:
-      raise request_schema.FieldError("echo", f"echo: this model reads the prompt apart from what it writes; {_SCORE}")
+      raise request_schema.FieldError(
+        "echo", f"echo: not supported, because this model reads the prompt in its encoder; {_SCORE}"
+      )
     if not self._ready.reads_causally:
       raise request_schema.FieldError(
-        "echo", f"echo: this model reads prompts both ways, and tells no token of one; {_SCORE}"
+        "echo", f"echo: not supported, because this model reads prompts in both directions; {_SCORE}"
       )
     if self._ready.ends_prompts:
-      raise request_schema.FieldError("echo", f"echo: this model reads an end behind each prompt; {_SCORE}")
+      raise request_schema.FieldError(
+        "echo", f"echo: not supported, because this model reads EOS after each prompt; {_SCORE}"
+      )
 
   # ---- Answers -------------------------------------------------------------
 
   def answer(self, request: Request) -> Iterator[Event]:
-    """States while it waits and writes; the answer last, or pieces of it if it is streamed."""
+    """Yields states while waiting and generating; the answer comes last, or in pieces if streamed."""
     yield from routes.waiting(self._ready.device)
     try:
       head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
@@ -323,7 +330,7 @@ class Completions:
   def _write(
     self, prompt: engine.Prompt, request: Request, numbers: Sequence[int], head: Mapping[str, Any]
   ) -> Iterator[Event]:
-    """Writes until all texts have ended, or have what stops them; returns them."""
+    """Generates until all texts have ended or contain a stop string; returns them."""
     rows: list[engine.PartialText] = []
     stopped: dict[int, engine.PartialText] = {}
     sent = ["" for _ in numbers]
@@ -355,13 +362,13 @@ class Completions:
     *,
     last: bool,
   ) -> Iterator[Event]:
-    """What is new of a text, but for what may yet become another character, or the beginning of what stops it."""
+    """Yields the new part of a text, except an end that may still become another character or a stop string."""
     end = _cut(text, request.stop)
     whole = text if end is None else text[:end]
     safe = whole if last else whole[: len(whole) - _held_back(whole, request.stop)]
     if not safe.startswith(sent[index]):
-      if last:  # a vocabulary that writes a token otherwise once more have come
-        raise UserError("the text came out otherwise than it had begun; ask without stream")
+      if last:  # a token can change the text of earlier tokens
+        raise UserError("stream: a later token changed the text already sent; leave out stream")
       return
     new, sent[index] = safe[len(sent[index]) :], safe
     reason = _reason(row, end) if last else None
@@ -397,7 +404,7 @@ class Completions:
   def _choice(
     self, prompt: engine.Prompt, request: Request, row: engine.PartialText, odds: token_logprobs.Likelihoods | None
   ) -> tuple[dict[str, Any], int]:
-    """The text of a row with its tokens, and how many of them were written."""
+    """Returns the choice of a row, and its number of generated tokens."""
     before = len(prompt.ids) if request.echo else 0
     text, parts = self._ready.continued(prompt, row.tokens), []
     if request.echo or request.logprobs is not None or _cut(text, request.stop) is not None:
@@ -406,7 +413,7 @@ class Completions:
     end = _cut(text, request.stop, sum(map(len, parts[:before])))
     reason, written = _reason(row, end), len(row.tokens) + row.ended
     if end is not None:
-      # As many as begin before the end; the last of them may reach beyond it.
+      # Tokens that begin before the stop string; the last may extend beyond it.
       offsets = _offsets(parts)
       written = sum(offset < end for offset in offsets[before:])
       parts = [text[offset : min(offset + len(part), end)] for offset, part in zip(offsets, parts, strict=True)]
@@ -424,7 +431,7 @@ class Completions:
     parts: list[str],
     number: int,
   ) -> dict[str, Any]:
-    """An entry for each token, the end of a text included; of what begins the prompt, behind nothing, null."""
+    """Returns an entry for each token, including EOS; null for the start token of the prompt."""
     start, tokens = (list(prompt.start), prompt.tokens) if prompt else ([], [])
     ids = [*start, *tokens, *row.tokens, self._ready.vocabulary.eos_id][: len(parts)]
     nothing, names = [None] * len(start), self._ready.token_names
@@ -433,7 +440,7 @@ class Completions:
     for token, part, log_p, others, of_others in zip(
       ids[len(start) :], parts[len(start) :], own[len(start) :], odds.ids, odds.log_p_of, strict=False
     ):
-      # As OpenAI's: the token itself is among them, however unlikely it was.
+      # As in OpenAI's API, the token itself is included even if it is not among the likeliest.
       found = {names[int(x)]: float(y) for x, y in zip(others[:number], of_others, strict=False) if int(x) != token}
       found[names[token] if part in found else part] = log_p
       likeliest.append(dict(sorted(found.items(), key=lambda each: -each[1])))
@@ -451,13 +458,15 @@ def _offsets(parts: Sequence[str]) -> list[int]:
 
 
 def _cut(text: str, stop: Sequence[str], start: int = 0) -> int | None:
-  """Where the first of what stops a text begins, from `start` on; None: it is not there."""
+  """Returns the index of the first stop string from `start` on, or None."""
   places = [place for each in stop if (place := text.find(each, start)) >= 0]
   return min(places, default=None)
 
 
 def _held_back(text: str, stop: Sequence[str]) -> int:
-  """How many characters at a text's end may yet become others: of half a character, or of what stops it."""
+  """Returns the number of characters at the end that may still change: an incomplete character, or part of a stop
+  string.
+  """
   half = len(text) - len(text.rstrip("\ufffd"))
   begun = [size for each in stop for size in range(1, len(each)) if text.endswith(each[:size])]
   return max([half, *begun])
@@ -468,7 +477,7 @@ def _reason(row: engine.PartialText, end: int | None) -> str:
 
 
 def models(names: Sequence[str], created: int) -> dict[str, Any]:
-  """What `GET /v1/models` answers."""
+  """Returns the response of `GET /v1/models`."""
   return {
     "object": "list",
     "data": [{"id": name, "object": "model", "created": created, "owned_by": "t2t"} for name in names],

@@ -1,4 +1,4 @@
-"""What the server can be asked, as OpenAPI has it: made of what checks the requests."""
+"""OpenAPI document of the server, generated from the schemas that check the requests."""
 
 from collections.abc import Mapping
 from importlib import metadata
@@ -17,21 +17,21 @@ _OPENAI_ERROR = routes.record(
   )
 )
 _REFUSALS = {
-  "400": "What cannot be used, and what would be right.",
-  "401": "The token is missing or another.",
-  "403": "Another host's name, or a page of another site.",
-  "404": "There is no such path, or no such model.",
-  "408": "The request did not come in time.",
-  "413": "There is too much text.",
-  "503": "Too many wait, or the server ends; ask again.",
+  "400": "Invalid request; the error says how to fix it.",
+  "401": "The token is missing or wrong.",
+  "403": "Wrong host name, or a request from another site.",
+  "404": "Unknown path or model.",
+  "408": "The request did not arrive in time.",
+  "413": "Too much text.",
+  "503": "Too many pending requests, or the server is shutting down; retry.",
 }
 
-# path -> what it answers to GET
+# Descriptions of GET responses by path.
 _READ = {
-  "/about": "What model it is, and what it offers.",
+  "/about": "Facts and features of the model.",
   "/schema.json": "This.",
-  "/v1/models": "The names that a request to /v1/completions may have as its model.",
-  "/v1/models/{model}": "One of them.",
+  "/v1/models": "Names of the models for /v1/completions.",
+  "/v1/models/{model}": "A model of this server.",
 }
 
 
@@ -43,7 +43,7 @@ def _version() -> str:
 
 
 def document(found: Mapping[str, Endpoint]) -> dict[str, Any]:
-  """The OpenAPI document of a server's endpoints, by their paths."""
+  """Returns the OpenAPI document of a server's endpoints, by path."""
   json = {"application/json": {"schema": {"type": "object"}}}
   paths: dict[str, Any] = {
     path: {"get": {"summary": says, "responses": {"200": {"description": "JSON.", "content": json}}}}

@@ -1,6 +1,6 @@
-"""What a request to the server may say: one record for each field, by which it is checked and by which it is described.
+"""Schema of requests: one record per field, used to check requests and to describe them.
 
-The schema that `/schema.json` serves is made of the records that refuse a request, so that the two cannot part.
+`/schema.json` is generated from the records that check requests, so documentation and behaviour always agree.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from typing import Any
 from t2t import UserError, did_you_mean
 from t2t.storage import encoding, safe_read
 
-# What a request may ask for: a page is no place for more, and the memory for it is taken from the device.
+# Limits of a request, because larger ones take memory of the device.
 MAX_BODY = 1_000_000  # bytes
 _MAX_CHARACTERS, _MAX_TEXTS = 100_000, 256
 _MOST_DIGITS = 4_000
@@ -26,11 +26,11 @@ _TYPES: dict[str, tuple[Any, str]] = {
 
 
 class FieldError(UserError):
-  """A field of a request that cannot be used.
+  """An invalid field of a request.
 
   Args:
     field: its name.
-    message: what is wrong with it.
+    message: the problem and its solution.
   """
 
   def __init__(self, field: str, message: str):
@@ -39,27 +39,27 @@ class FieldError(UserError):
 
 
 class TooLarge(UserError):
-  """A request that would hold the model too long."""
+  """A request that would occupy the model for too long."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-  """One field of a request.
+  """A field of a request.
 
   name: in JSON.
-  kind: string, boolean, integer or number; strings: one, or a list of them; prompts: strings, or token ids of one text
-    or of several; object: with `fields` of its own.
-  says: what it is, for the schema.
-  least, most: of numbers; of a list of strings or prompts their number.  None: there is no bound.
-  above: `least` itself is too little.
-  or_least: 0 will do as well, or this much and more.
-  choices: the values that there are; empty: any.
-  required: it must be given.
-  filled: a string must have more than white space.
-  nullable: null is as leaving it out.
-  default: what stands for it; None: the text says.
+  kind: string, boolean, integer or number; strings: a string or a list; prompts: strings, or token ids of one
+    text or several; object: with `fields`.
+  says: description in the schema.
+  least, most: bounds of a number, or of the length of a list of strings or prompts; None: unbounded.
+  above: excludes `least` itself.
+  or_least: values are 0, or at least this.
+  choices: allowed values; empty: any.
+  required: must be given.
+  filled: a string must have more than whitespace.
+  nullable: null means not given.
+  default: value if not given; None: described in `says`.
   fields: of an object.
-  ids: token ids are below it; 0: there is no bound.
+  ids: upper bound of token ids (exclusive); 0: unbounded.
   """
 
   name: str
@@ -80,10 +80,10 @@ class Field:
   # ---- Checking ------------------------------------------------------------
 
   def check(self, value: Any) -> Any:
-    """The value, of its type.
+    """Returns the value in its type.
 
     Raises:
-      FieldError: it cannot be used; says what would be right.
+      FieldError: the value is invalid; says how to fix it.
     """
     if self.kind == "strings":
       return self._check_strings(value)
@@ -99,19 +99,19 @@ class Field:
       if not any(self.choices):
         raise self._error(f"is {shown(value, 60)}; leave it out. {self.says}")
       near = did_you_mean(str(value), [str(each) for each in self.choices])
-      raise self._error(f"is {shown(value, 60)}; there are {', '.join(map(str, self.choices))}{near}")
+      raise self._error(f"is {shown(value, 60)}; known are {', '.join(map(str, self.choices))}{near}")
     if self.kind == "string":
       return self._check_text(value)
     return value if self.kind == "boolean" else self._check_range(value)
 
   def _is_no_integer(self, value: Any) -> bool:
-    # As JSON Schema has it, 4.0 is one.
+    # As in JSON Schema, 4.0 is an integer.
     return self.kind == "integer" and isinstance(value, float) and not value.is_integer()
 
   def _check_range(self, value: float) -> float:
     if self.or_least is not None and 0 < value < self.or_least:
-      raise self._error(f"is {value}; give {self.or_least} to {self.most}, or 0 for the likeliest token")
-    # JSON has no such numbers, but Python's reader takes NaN, Infinity and 1e400.
+      raise self._error(f"is {value}; give {self.or_least} to {self.most}, or 0 for greedy decoding")
+    # JSON has no such numbers, but Python's parser accepts NaN, Infinity and 1e400.
     if isinstance(value, float) and not math.isfinite(value) and self.least is self.most is None:
       raise self._error(f"is {value}; give a finite number")
     low = self.least is not None and not (value > self.least if self.above else value >= self.least)
@@ -126,7 +126,7 @@ class Field:
     if reason := encoding.unpaired_surrogate(text):
       raise self._error(reason)
     if self.filled and not text.strip():
-      raise self._error("there is nothing to read; write something")
+      raise self._error(f"is {shown(text)}; give a text that is not empty")
     return text
 
   def _check_strings(self, value: Any) -> list[str]:
@@ -149,15 +149,15 @@ class Field:
       raise self._error(f"is {shown(value)}; give a string, a list of strings, or lists of token ids")
     self._check_number(found, "prompts")
     if not all(found):
-      raise self._error("there is nothing to read; give token ids")
+      raise self._error(f"is {shown(value)}; give token ids, no list of them empty")
     for token in (token for each in found for token in each):
       if token < 0 or (self.ids and token >= self.ids):
-        raise self._error(f"has the token id {str(token)[:40]}; this model has 0 to {self.ids - 1}")
+        raise self._error(f"has the token id {str(token)[:40]}; the ids of this model are 0 to {self.ids - 1}")
     return found
 
   def _check_object(self, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-      named = f" of {', '.join(each.name for each in self.fields)}" if self.fields else ", which is empty"
+      named = f" of {', '.join(each.name for each in self.fields)}" if self.fields else ", which must be empty"
       raise self._error(f"is {shown(value)}; give an object{named}")
     if value and not self.fields:
       raise self._error(f"is {shown(value)}; leave it out. {self.says}")
@@ -169,10 +169,10 @@ class Field:
   def _error(self, message: str) -> FieldError:
     return FieldError(self.name, f"{self.name}: {message}")
 
-  # ---- Describing ----------------------------------------------------------
+  # ---- Schema --------------------------------------------------------------------------------------------------------
 
   def schema(self) -> dict[str, Any]:
-    """Its JSON Schema."""
+    """Returns the JSON Schema of the field."""
     own: dict[str, Any] = {"type": self.kind}
     if self.choices:
       own = {"enum": list(self.choices)}
@@ -200,7 +200,7 @@ class Field:
 
 
 def schema(fields: Iterable[Field]) -> dict[str, Any]:
-  """JSON Schema of an object with these fields, and no others."""
+  """Returns the JSON Schema of an object with exactly these fields."""
   fields = tuple(fields)
   return {
     "type": "object",
@@ -211,15 +211,15 @@ def schema(fields: Iterable[Field]) -> dict[str, Any]:
 
 
 def check(given: Mapping[str, Any], fields: Sequence[Field]) -> dict[str, Any]:
-  """The fields of a request, each checked; what is null where it may be is left out.
+  """Checks the fields of a request; null fields that may be null are removed.
 
   Raises:
-    FieldError: one that there is none of, that cannot be used, or that is missing.
+    FieldError: a field is unknown, invalid or missing.
   """
   known = {field.name: field for field in fields}
   for name in given:
     if name not in known:
-      raise FieldError(name, f"{name[:60]!r}: no such option; there are {', '.join(known)}{did_you_mean(name, known)}")
+      raise FieldError(name, f"{name[:60]!r}: unknown field; known are {', '.join(known)}{did_you_mean(name, known)}")
   found = {
     name: known[name].check(value) for name, value in given.items() if value is not None or not known[name].nullable
   }
@@ -227,57 +227,57 @@ def check(given: Mapping[str, Any], fields: Sequence[Field]) -> dict[str, Any]:
     if field.required and field.name not in found:
       raise FieldError(
         field.name,
-        f"{field.name}: there is nothing to read; write something" if field.filled else f"{field.name}: is missing",
+        f"{field.name}: is missing; give a text" if field.filled else f"{field.name}: is missing; add it",
       )
   return found
 
 
-# ---- The object ------------------------------------------------------------------------------------------------------
+# ---- JSON ------------------------------------------------------------------------------------------------------------
 
 
 def read(body: bytes) -> dict[str, Any]:
-  """The fields of a JSON object.
+  """Returns the fields of a JSON object.
 
   Raises:
-    UserError: it is none.
-    TooLarge: there are more texts, or more characters in them, than may be.
+    UserError: the body is not a JSON object.
+    TooLarge: the object has too many texts or characters.
   """
   try:
     found = json.loads(body, object_pairs_hook=_object, parse_int=_integer)
   except RecursionError:
-    raise UserError("the request is nested too deep; every path has three levels at most") from None
+    raise UserError("request: is nested too deeply; use at most three levels") from None
   except FieldError:
     raise
   except ValueError as error:
     raise UserError(f"the request is not JSON: {error}") from None
   if not isinstance(found, dict):
-    raise UserError('the request is no JSON object; it must be like {"inputs": "..."}')
+    raise UserError('the request is not a JSON object; send one like {"inputs": "..."}')
   _check_size(found)
   return found
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  """A JSON object; of a name that is given twice each reader takes another value."""
+  """Returns a JSON object; refuses duplicate names, because parsers disagree on them."""
   if (name := safe_read.name_given_twice(pairs)) is not None:
     raise FieldError(name, f"{name[:60]!r}: is given twice; give it once")
   return dict(pairs)
 
 
 def _integer(digits: str) -> float:
-  """A whole number; one with more digits than Python reads is beyond every range."""
+  """Parses an integer; with more digits than Python parses, as a float outside every range."""
   return int(digits) if len(digits) < _MOST_DIGITS else float(digits)
 
 
 def shown(value: Any, most: int = 40) -> str:
-  """The beginning of a value as JSON."""
+  """Returns the beginning of a value as JSON."""
   try:
     return json.dumps(value)[:most]
   except RecursionError:
-    return "nested too deep"
+    return "nested too deeply"
 
 
 def _check_size(value: Any) -> None:
-  """Texts are made tokens of before most of them is cut away: 900 kB took 11 s."""
+  """Checks the size before tokenization, which precedes truncation: 900 kB took 11 s."""
   texts, waiting = [], [value]
   while waiting:
     each = waiting.pop()
@@ -287,6 +287,6 @@ def _check_size(value: Any) -> None:
       waiting += each.values() if isinstance(each, dict) else each if isinstance(each, list) else []
   if len(texts) > _MAX_TEXTS or sum(texts) > _MAX_CHARACTERS:
     raise TooLarge(
-      f"the request has {sum(texts):,} characters in {len(texts):,} texts; {_MAX_CHARACTERS:,} in {_MAX_TEXTS} are the"
-      " most; more is what `t2t infer --input FILE` is for"
+      f"the request has {sum(texts):,} characters in {len(texts):,} texts; the maximum is {_MAX_CHARACTERS:,} in "
+      f"{_MAX_TEXTS}. Use `t2t infer --input FILE` for more"
     )

@@ -1,4 +1,4 @@
-"""What stands behind a path of the server: how its requests are read, answered and described."""
+"""Endpoints of the server: parsing, answering and schemas of requests."""
 
 from collections.abc import Callable, Iterator, Mapping
 import dataclasses
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from t2t import UserError
 
-_LONGEST_WAIT = 300.0  # seconds until the model is free
+_LONGEST_WAIT = 300.0  # seconds until a pending request gives up
 
 Event = dict[str, Any]
 
@@ -17,16 +17,16 @@ LINES, WHOLE, EVENTS = "application/x-ndjson", "application/json", "text/event-s
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
-  """One path to which requests are sent.
+  """A path that accepts POST requests.
 
-  says: what it is for.
-  parse: the request that a body makes; raises a UserError of what cannot be used.
-  answer: what happens until a request is answered.
+  says: description.
+  parse: parses a body; raises a UserError if it is invalid.
+  answer: yields events until the request is answered.
   schema: JSON Schema of a request.
-  form: of an answer to a request: LINES, a line of JSON for each event; WHOLE, the last event alone; EVENTS, those that
-    have no "state" as server-sent events.
-  forms: those that there are.
-  replies: JSON Schema of what comes: of the last line, of the whole, of an event.
+  form: format of the response. LINES: a JSON line for each event; WHOLE: only the last event; EVENTS:
+    server-sent events, without events that have "state".
+  forms: possible values of `form`.
+  replies: JSON Schema of the last line, of the whole response, or of an event.
   """
 
   says: str
@@ -39,39 +39,39 @@ class Endpoint:
 
 
 class Service(Protocol):
-  """One model, which answers one request after another."""
+  """A model that answers one request at a time."""
 
   def about(self) -> Mapping[str, Any]:
-    """What the page says of the model, and what it offers."""
+    """Returns the facts that the page shows, and the features of the model."""
 
   def endpoints(self) -> Mapping[str, Endpoint]:
-    """What may be asked, by its path."""
+    """Returns the endpoints by path."""
 
   @property
   def models(self) -> list[str]:
-    """Names of what may be asked, its own first."""
+    """Names of the models for `/v1/models`, its own first."""
 
 
 class Busy(UserError):
-  """The model was not free for so long that it is better to ask again."""
+  """An error of requests that should be retried later."""
 
 
 def waiting(device: threading.Lock) -> Iterator[Event]:
-  """Takes the lock; meanwhile something is sent all the time, so that who has left is noticed."""
+  """Acquires the lock; meanwhile yields events regularly, so that a disconnected client is noticed."""
   until = time.monotonic() + _LONGEST_WAIT
   while not device.acquire(timeout=1.0):
     yield {"state": "waiting"}
     if time.monotonic() > until:
-      raise Busy(f"the model was not free for {_LONGEST_WAIT:.0f} s; ask again later")
+      raise Busy(f"the model was busy for {_LONGEST_WAIT:.0f} s; retry later")
 
 
 def number(least: float | None = None) -> dict[str, Any]:
-  """JSON Schema of a number."""
+  """Returns the JSON Schema of a number."""
   return {"type": "number"} | ({} if least is None else {"minimum": least})
 
 
 def or_null(schema: Mapping[str, Any]) -> dict[str, Any]:
-  """JSON Schema of the same, or null."""
+  """Returns the JSON Schema of the same type, or null."""
   return {"anyOf": [dict(schema), {"type": "null"}]}
 
 
@@ -80,10 +80,10 @@ COUNT = {"type": "integer", "minimum": 0}
 
 
 def record(says: str = "", /, **properties: Mapping[str, Any]) -> dict[str, Any]:
-  """JSON Schema of an object that may have these properties."""
+  """Returns the JSON Schema of an object with these optional properties."""
   return {"type": "object", "properties": properties} | ({"description": says} if says else {})
 
 
 def listed(items: Mapping[str, Any]) -> dict[str, Any]:
-  """JSON Schema of an array."""
+  """Returns the JSON Schema of an array."""
   return {"type": "array", "items": items}

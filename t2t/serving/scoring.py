@@ -1,4 +1,4 @@
-"""`POST /score`: how likely given targets are behind their inputs, as `t2t.load(...).score` says it."""
+"""`POST /score`: log-probabilities of given targets, equal to `t2t.load(...).score`."""
 
 from collections.abc import Iterator
 import dataclasses
@@ -8,18 +8,20 @@ from t2t.inference import adapter_routing
 from t2t.serving import engine, request_schema, routes
 from t2t.serving.routes import Endpoint, Event
 
-_MAX_PAIRS = 128  # what there may be of texts, see `request_schema.read`
+_MAX_PAIRS = 128  # limited by the number of texts, see `request_schema.read`
 
 FIELDS = (
   request_schema.Field(
-    "inputs", "strings", 'What the model reads, one for each target; "" of a decoder alone.', 1, _MAX_PAIRS
+    "inputs", "strings", 'Inputs, one for each target; may be "" for a decoder-only model.', 1, _MAX_PAIRS
   ),
-  request_schema.Field("targets", "strings", "What is written behind it.", 1, _MAX_PAIRS, required=True, filled=True),
-  request_schema.Field("adapter", "string", "The adapter that is asked; without it the model itself.", nullable=True),
+  request_schema.Field(
+    "targets", "strings", "Text to score after the input.", 1, _MAX_PAIRS, required=True, filled=True
+  ),
+  request_schema.Field("adapter", "string", "Adapter; default: the base model.", nullable=True),
 )
 
 _REPLIES = routes.record(
-  "An entry for each pair.",
+  "One entry for each pair.",
   scores=routes.listed(routes.number()),
   is_greedy=routes.listed({"type": "boolean"}),
   tokens=routes.listed(routes.listed(routes.TEXT)),
@@ -33,17 +35,17 @@ class TooLong(request_schema.FieldError):
 
 @dataclasses.dataclass(frozen=True)
 class ScoringRequest:
-  """Token ids of each pair, the ends of prompt and target included, and the adapter that is asked."""
+  """Token ids of each pair, including EOS of prompt and target, and the selected adapter."""
 
   pairs: list[tuple[list[int], list[int]]]
   adapter: str
 
 
 class Scoring:
-  """Scores with a model that writes.
+  """Scores targets with a generative model.
 
   Args:
-    model: that is asked.
+    model: used for scoring.
   """
 
   def __init__(self, model: engine.Ready):
@@ -52,9 +54,8 @@ class Scoring:
     self._fields = (needed, *FIELDS[1:])
 
   def endpoint(self) -> Endpoint:
-    """Returns the endpoint: its description, parser and answers."""
     return Endpoint(
-      "The log-probability of each target behind its input, in nats, summed over its tokens.",
+      "Log-probability of each target given its input, in nats, summed over its tokens.",
       self.parse,
       self.answer,
       request_schema.schema(self._fields),
@@ -64,25 +65,23 @@ class Scoring:
     )
 
   def parse(self, body: bytes) -> ScoringRequest:
-    """The request that a JSON object makes.
+    """Parses a JSON object.
 
     In:  b'{"inputs": ["2 + 2 ="], "targets": ["4"]}'
 
     Raises:
-      FieldError: what cannot be used, and what would be right.
+      FieldError: the request is invalid; says how to fix it.
     """
     request_fields = request_schema.check(request_schema.read(body), self._fields)
     inputs, targets, adapter = request_fields["inputs"], request_fields["targets"], request_fields.get("adapter", "")
     adapter_routing.named(adapter or None, self._ready.names, "the request")
     if len(inputs) != len(targets):
-      message = f"targets: there are {len(targets)}, and {len(inputs)} inputs"
-      raise request_schema.FieldError(
-        "targets", f"{message}; there is no target without its input, so give as many of each"
-      )
+      message = f"targets: there are {len(targets)} for {len(inputs)} inputs"
+      raise request_schema.FieldError("targets", f"{message}; give one target for each input")
     return ScoringRequest([self._pair(*pair, adapter) for pair in zip(inputs, targets, strict=True)], adapter)
 
   def _pair(self, input_text: str, target_text: str, adapter: str) -> tuple[list[int], list[int]]:
-    """Token ids of an input and its target.
+    """Returns the token ids of an input and its target.
 
     Raises:
       TooLong: they have more tokens than the model reads.
@@ -96,12 +95,12 @@ class Scoring:
       limits = [("inputs", len(prompt) + len(target), longest)]
     for name, number, most in limits:
       if number > most:
-        message = f"{name}: has {number:,} tokens" + ("" if reads_apart else ", the target's included")
-        raise TooLong(name, f"{message}; this model reads {most:,} at most; shorten it")
+        message = f"{name}: has {number:,} tokens" + ("" if reads_apart else " including the target")
+        raise TooLong(name, f"{message}, more than {most:,}, the maximum of this model; shorten it")
     return prompt, target
 
   def answer(self, request: ScoringRequest) -> Iterator[Event]:
-    """States while it waits; the answer last."""
+    """Yields states while waiting and scoring; the answer comes last."""
     yield from routes.waiting(self._ready.device)
     try:
       reply: dict[str, list[Any]] = {"scores": [], "is_greedy": [], "tokens": [], "token_logprobs": []}

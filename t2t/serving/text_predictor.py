@@ -1,4 +1,4 @@
-"""What a model that writes answers behind the page: texts, how sure it was of their tokens, and what it looked at."""
+"""Service of `t2t infer --server` for generative models: texts, token probabilities and attention maps."""
 
 from collections.abc import Iterator
 import dataclasses
@@ -12,45 +12,49 @@ from t2t.serving import attention_maps, engine, model_service, openai_api, reque
 from t2t.serving.routes import Endpoint, Event
 
 _MAX_BEAMS, MAX_ROWS, _MAX_TOP_K = 16, 16, 1_000_000
-_LENGTH = 64  # that is written at most, if a request does not say
+_LENGTH = 64  # default of max_length
 
 
 # ---- Requests --------------------------------------------------------------------------------------------------------
 
-_ADAPTER = request_schema.Field("adapter", "string", "The adapter that is asked; without it the model itself.")
+_ADAPTER = request_schema.Field("adapter", "string", "Adapter; default: the base model.")
 
-# option of `t2t infer`, or what is asked for besides
+# Options of `t2t infer`, and further ones.
 _OPTIONS = (
+  request_schema.Field("max_length", "integer", "Maximum number of new tokens.", 1, engine.MAX_LENGTH, default=_LENGTH),
   request_schema.Field(
-    "max_length", "integer", "Tokens that are written at most.", 1, engine.MAX_LENGTH, default=_LENGTH
+    "min_length", "integer", "Minimum number of tokens before the text may end; 1 with beams.", 0, engine.MAX_LENGTH
   ),
-  request_schema.Field("min_length", "integer", "Tokens before the text may end; with beams 1.", 0, engine.MAX_LENGTH),
-  request_schema.Field("beam", "integer", "Beams of a search for the likeliest text.", 1, _MAX_BEAMS, default=1),
+  request_schema.Field("beam", "integer", "Number of beams; above 1: beam search.", 1, _MAX_BEAMS, default=1),
   request_schema.Field(
-    "length_penalty", "number", "Of beams: larger writes more.", -decoding.MOST_PENALTY, decoding.MOST_PENALTY
+    "length_penalty",
+    "number",
+    "For beams: larger values favour longer texts.",
+    -decoding.MOST_PENALTY,
+    decoding.MOST_PENALTY,
   ),
   request_schema.Field(
     "temperature",
     "number",
-    "Tokens are drawn, the likely ones more often below 1.",
+    "Samples with this temperature; below 1 favours likely tokens.",
     0,
     100,
     or_least=decoding.LEAST_TEMPERATURE,
   ),
   request_schema.Field(
-    "top_p", "number", "Draws among the likeliest that have this probability together.", 0, 1, above=True
+    "top_p", "number", "Samples from the likeliest tokens with this total probability.", 0, 1, above=True
   ),
-  request_schema.Field("top_k", "integer", "Draws among so many likeliest; 0: all.", 0, _MAX_TOP_K),
-  request_schema.Field("seed", "integer", "Of what is drawn.", 0, 2**32 - 1, default=0),
+  request_schema.Field("top_k", "integer", "Samples from the k likeliest tokens; 0: all.", 0, _MAX_TOP_K),
+  request_schema.Field("seed", "integer", "Random seed of sampling.", 0, 2**32 - 1, default=0),
 )
 _MORE = (
-  request_schema.Field("n", "integer", "So many texts are drawn, side by side.", 1, MAX_ROWS, default=1),
+  request_schema.Field("n", "integer", "Number of sampled texts.", 1, MAX_ROWS, default=1),
   request_schema.Field(
-    "token_probabilities", "boolean", "The last line says how likely each token was.", default=False
+    "token_probabilities", "boolean", "Adds the probability of each token to the last line.", default=False
   ),
 )
 FIELDS = (
-  request_schema.Field("inputs", "string", "What the model reads.", required=True, filled=True),
+  request_schema.Field("inputs", "string", "Prompt of the model.", required=True, filled=True),
   _ADAPTER,
   *_OPTIONS,
   *_MORE,
@@ -59,13 +63,13 @@ FIELDS = (
 
 @dataclasses.dataclass(frozen=True)
 class WritingRequest:
-  """What is to be written.
+  """A parsed generation request.
 
-  adapter: the one that writes; "": the model itself.
-  decode: how; its lengths are those that were asked for, whatever the model has room for.
-  seed: of what is drawn.
-  n: how many texts are drawn.
-  token_probabilities: whether it is told how likely each token was.
+  adapter: selected adapter; "" for the base model.
+  decode: decoding options, with the requested lengths.
+  seed: of the samples.
+  n: number of sampled texts.
+  token_probabilities: whether to return the probability of each token.
   """
 
   inputs: str
@@ -77,13 +81,13 @@ class WritingRequest:
 
 
 def parse(body: bytes) -> WritingRequest:
-  """The request that a JSON object makes.
+  """Parses a JSON object.
 
   In:  b'{"inputs": "2 + 2 =", "beam": 4}'
-  Out: Request("2 + 2 =", DecodeConfig(max_length=64, min_length=1, num_beams=4))
+  Out: WritingRequest("2 + 2 =", DecodeConfig(max_length=64, min_length=1, num_beams=4))
 
   Raises:
-    UserError: what cannot be used, and what would be right.
+    UserError: the request is invalid; says how to fix it.
   """
   request_fields = request_schema.check(request_schema.read(body), FIELDS)
   request_options = {
@@ -92,19 +96,19 @@ def parse(body: bytes) -> WritingRequest:
   inputs = request_fields.pop("inputs")
   try:
     decode = text_generation.decode_config(**({"max_length": _LENGTH} | request_fields))
-  except UserError as error:  # options that have nothing to do with each other, called as those of the command
+  except UserError as error:  # contradictory options, with the names of the command's flags
     raise UserError(str(error).replace("--", "")) from None
   if request_options.get("n", 1) > 1 and not decode.temperature:
     raise UserError(
-      f"n {request_options['n']}: of texts that are not drawn there is one; give temperature 1, or beam"
-      f" {request_options['n']}"
+      f"n {request_options['n']}: several texts need sampling or beams; give temperature 1, or beam "
+      f"{request_options['n']}"
     )
   return WritingRequest(inputs, decode, **request_options)
 
 
 @dataclasses.dataclass(frozen=True)
 class Looked:
-  """A map of attention that is asked for, of a text and what is written behind it."""
+  """A parsed request of an attention map, for a prompt and a text after it."""
 
   map_key: attention_maps.AttentionMapKey
   inputs: str
@@ -112,10 +116,10 @@ class Looked:
   adapter: str
 
 
-# ---- The service -----------------------------------------------------------------------------------------------------
+# ---- Service ---------------------------------------------------------------------------------------------------------
 
 _TEXT_REPLY = routes.record(
-  "The last line; before it come lines with a state, and of a text that is not searched the text so far.",
+  "The last line; earlier lines have a state, or (without beam search) the text so far.",
   prediction=routes.TEXT,
   score=routes.number(),
   tokens=routes.COUNT,
@@ -133,11 +137,11 @@ _TEXT_REPLY = routes.record(
 
 
 class WritingService:
-  """The service of a model that writes, see `routes.Service`.
+  """The service of a generative model, see `routes.Service`.
 
   Args:
     model: on the devices.
-    defaults: how text is written unless the page says otherwise.
+    defaults: decoding options that the page shows first.
   """
 
   def __init__(self, model: engine.Ready, *, defaults: decoding.DecodeConfig):
@@ -148,11 +152,10 @@ class WritingService:
     self._completions = openai_api.Completions(self._ready, name=named)
 
   def about(self) -> dict[str, Any]:
-    """What the page says of the model, and what it offers."""
     defaults = self._defaults
     mode = "beam" if defaults.num_beams > 1 else "sample" if defaults.temperature else "greedy"
     shown = {"mode": mode, "max_length": defaults.max_length}
-    if defaults.min_length != (mode == "beam"):  # what a request gets that does not say
+    if defaults.min_length != (mode == "beam"):  # default of a request
       shown["min_length"] = defaults.min_length
     if mode == "beam":
       shown |= {"beam": defaults.num_beams, "length_penalty": defaults.length_penalty}
@@ -173,21 +176,20 @@ class WritingService:
     )
 
   def endpoints(self) -> dict[str, Endpoint]:
-    """See `routes.Service`."""
     kinds = [
       request_schema.schema((*self._looked_fields(kind), *attention_maps.place_fields(kind, size)))
       for kind, size in self._sizes.items()
     ]
     return {
       "/generate": Endpoint(
-        "What the model writes; a line of JSON for each thing that happens.",
+        "Generated text; one JSON line for each event.",
         self.parse,
         self.generate,
         request_schema.schema(FIELDS),
         replies=_TEXT_REPLY,
       ),
       "/attention": Endpoint(
-        f"How much each token looks at each other one, in one layer and head; of {attention_maps.MOST} tokens at most.",
+        f"Attention probabilities of one layer and head; at most {attention_maps.MOST} tokens.",
         self._parse_looked,
         self._look,
         {"oneOf": kinds},
@@ -201,22 +203,22 @@ class WritingService:
 
   @property
   def models(self) -> list[str]:
-    """What `/v1/models` lists."""
     return self._completions.models
 
   def parse(self, body: bytes) -> WritingRequest:
-    """See `parse`; and whether there is the adapter that it names."""
+    """Parses a request, and checks its adapter."""
     request = parse(body)
     adapter_routing.named(request.adapter or None, self._ready.names, "the request")
     return request
 
-  # ---- Texts ---------------------------------------------------------------
+  # ---- Texts ---------------------------------------------------------------------------------------------------------
 
   def generate(self, request: WritingRequest) -> Iterator[Event]:
-    """What happens until the text is written; each event has the whole text so far.
+    """Yields events until the text is complete; each has the whole text so far.
 
-    The last one has "ended", whether the model came to the end; before it come any number of {"state": "waiting"},
-    {"state": "compiling"}, {"state": "searching"} and {"prediction": text, "tokens": number, "tokens_per_second": ...}.
+    The last event has "ended", true if the model generated EOS. Earlier events are {"state": "waiting"},
+    {"state": "compiling"}, {"state": "searching"} and {"prediction": text, "tokens": number,
+    "tokens_per_second": ...}.
     """
     yield from routes.waiting(self._ready.device)
     try:
@@ -251,12 +253,12 @@ class WritingService:
     for number, rows in enumerate(written, 1):
       event = _event(self._ready.decode(rows[0].tokens), min(number, len(rows[0].tokens) + rows[0].ended))
       if first is None:
-        first = time.monotonic()  # before it came the prompt, and perhaps the compiler
+        first = time.monotonic()  # excludes the prompt and compilation
       else:
         event["tokens_per_second"] = (number - 1) * len(rows) / (time.monotonic() - first)
       if number == limit or all(row.ended for row in rows):
         break
-      # Half of a character that is made of several bytes.
+      # Drops an incomplete multi-byte character.
       yield event | {"prediction": event["prediction"].rstrip("\ufffd")}
     texts = [_event(self._ready.decode(row.tokens), len(row.tokens) + row.ended) for row in rows]
     for text, row in zip(texts, rows, strict=True):
@@ -267,7 +269,7 @@ class WritingService:
   def _tell(
     self, prompt: list[int], request: WritingRequest, rows: list[engine.PartialText], texts: list[dict[str, Any]]
   ) -> Iterator[Event]:
-    """Adds to each text how likely its tokens were, if that is asked for."""
+    """Adds token probabilities to each text, if requested."""
     if not request.token_probabilities:
       return
     yield {"state": "telling"}
@@ -299,8 +301,8 @@ class WritingService:
   # ---- Attention -----------------------------------------------------------
 
   def _looked_fields(self, kind: str) -> tuple[request_schema.Field, ...]:
-    inputs = request_schema.Field("inputs", "string", "What the model reads.", required=True, filled=True)
-    targets = request_schema.Field("targets", "string", "What is written behind it, as far as it is read.", default="")
+    inputs = request_schema.Field("inputs", "string", "Prompt of the model.", required=True, filled=True)
+    targets = request_schema.Field("targets", "string", "Text after the prompt, as far as it is read.", default="")
     return (inputs, _ADAPTER) if kind == "encoder" else (inputs, targets, _ADAPTER)
 
   def _parse_looked(self, body: bytes) -> Looked:

@@ -1,4 +1,4 @@
-"""The benchmark that compares ELECTRA with BERT: the same compute for all arms, and what the probes ask."""
+"""ELECTRA benchmark: equal compute for all arms, and the examples of the probes."""
 
 import pathlib
 
@@ -42,7 +42,7 @@ def articles(tmp_path):
 
 
 def test_arms_cost_the_same(electra, articles):
-  """All have the same compute, to less than half a step at each point; ELECTRA has the fewest steps."""
+  """Compute is equal up to half a step per checkpoint; ELECTRA has the fewest steps."""
   configs = {arm: electra.arm_config(arm, articles, "vocab.txt", seed=0) for arm in electra.ARMS}
   budget = 1_000 * electra.step_flops(configs["ELECTRA"])
   for config in configs.values():
@@ -53,14 +53,13 @@ def test_arms_cost_the_same(electra, articles):
 
 
 def test_probes_are_trained_on_other_files(electra, articles):
-  """No file is of two kinds."""
   pre_trained, probed, held_out = electra.shards(articles)
   assert [pathlib.Path(file).name for file in pre_trained] == ["train-0.jsonl.gz"]
   assert len({*pre_trained, *probed, *held_out}) == 4
 
 
 def test_words_are_asked_about_where_they_stand(electra, vocabulary, monkeypatch):
-  """A word's position is that of its first piece; what begins a sentence is not asked about, nor other sections."""
+  """Positions are those of first tokens; words at the start of sentences and in other sections are excluded."""
   monkeypatch.setattr(electra, "_LENGTH", 80)
   article = _ARTICLE.replace(
     "In 1237", "In it, the house of the Lord, of the Lord, of the Lord, in 1237" + 99 * " so it was"
@@ -77,7 +76,7 @@ def test_words_are_asked_about_where_they_stand(electra, vocabulary, monkeypatch
 
 @pytest.mark.exhaustive
 def test_states_of_all_layers_end_with_the_model_s(electra):
-  """Layers run one by one make what the model makes."""
+  """Running layers one by one equals the model."""
   fields = presets.bert("base") | dict(vocab_size=64, embed_dim=16, num_heads=2, head_dim=8, mlp_dim=32)
   config = TransformerConfig(**fields | dict(num_encoder_layers=3, dtype="float32", dropout_rate=0.0, max_length=16))
   model = transformer.build(config, nnx.Rngs(0))
@@ -92,7 +91,7 @@ def test_states_of_all_layers_end_with_the_model_s(electra):
 
 
 def test_results_are_told(electra, tmp_path):
-  """A line for each arm, with the spread over seeds, and a picture."""
+  """The table has a line for each arm, with the spread over seeds; a picture is written."""
 
   def run(right):
     probes = {"0": {"capitals": 0.5, "section": 0.2}, "100": {"capitals": right, "section": 0.4}}

@@ -1,4 +1,4 @@
-"""The benchmark of what is forgotten: two questions that one model can answer, arms that differ in one thing."""
+"""Forgetting benchmark: two questions for one model, and arms that differ in one setting."""
 
 import collections
 import json
@@ -18,7 +18,7 @@ def forgetting():
 
 
 def examples(forgetting, name, split):
-  """Things and the answer."""
+  """Returns pairs of things and answer."""
   task = task_resolution.named(name, modules=(str(forgetting._TASKS),))
   return [
     (each["inputs_pretokenized"].decode(), each["targets_pretokenized"].decode())
@@ -28,7 +28,7 @@ def examples(forgetting, name, split):
 
 @pytest.mark.exhaustive
 def test_the_questions_are_of_the_same_things(forgetting):
-  """And their answers agree no more often than by chance; what is held out was not trained on, and is no training."""
+  """Answers of the questions agree by chance only; held-out examples are disjoint from training examples."""
   old, new = (examples(forgetting, name, "validation") for name in (forgetting.OLD, forgetting.NEW))
   assert len(old) == len(new) == 256
   assert examples(forgetting, f"{forgetting.OLD}_held_out", "validation") == old
@@ -39,11 +39,11 @@ def test_the_questions_are_of_the_same_things(forgetting):
   assert "train" not in task_resolution.named(f"{forgetting.OLD}_held_out", modules=()).splits
   for things, answer in old[:20]:
     assert answer in ("first", "second", "third", "fourth") and things.startswith(f"{forgetting.OLD} things: ")
-  registry.load(str(forgetting._TASKS))  # again, as a command does that runs in the same process
+  registry.load(str(forgetting._TASKS))  # again, like a second command in the same process
 
 
 def test_arms_differ_in_one_thing(forgetting, tmp_path):
-  """The same checkpoint, seed and steps; a mixture, or how parameters move."""
+  """Arms share checkpoint, seed and steps; they differ in the mixture, the penalty or the adapter."""
   make = lambda arm: forgetting.new_arguments(tmp_path / "new", arm, tmp_path / "old", tmp_path / "f", seed=2)
   plain = set(make("nothing"))
   assert f"--config.init.checkpoint={tmp_path / 'old'}" in plain and "--config.train.seed=102" in plain
@@ -54,7 +54,7 @@ def test_arms_differ_in_one_thing(forgetting, tmp_path):
 
 
 def test_page_and_picture(forgetting, tmp_path):
-  """Means and spreads of what came last, and how it came about."""
+  """The page has means and spreads of the final values, and the command."""
   run = lambda old, new: {"colour": {0: 90.0, 10: old}, "shape": {0: 25.0, 10: new}}
   results = {"nothing": [run(20.0, 90.0), run(40.0, 94.0)], "EWC": [run(80.0, 70.0), run(80.0, 70.0)]}
   told = forgetting.page(results, [{"old task": 10.0, "EWC": 20.0}] * 2, ["--seeds", "2"], commit="abc")
@@ -68,7 +68,7 @@ def test_page_and_picture(forgetting, tmp_path):
 
 @pytest.mark.exhaustive
 def test_runs_and_goes_on(forgetting, tmp_path, monkeypatch, capsys):
-  """All commands of a seed, a few steps of each; what is done is not done again."""
+  """Runs all commands of a seed with few steps; a second run skips them."""
   for name, value in {"_STEPS": 2, "_OLD_STEPS": 2, "_EVERY": 1, "_EXAMPLES": 8}.items():
     monkeypatch.setattr(forgetting, name, value)
   monkeypatch.setattr(forgetting, "_MODEL", [*forgetting._MODEL, "--config.eval.max_examples=8"])
@@ -85,7 +85,7 @@ def test_runs_and_goes_on(forgetting, tmp_path, monkeypatch, capsys):
 
 
 def test_what_cannot_be_run(forgetting, tmp_path):
-  """Before anything is trained."""
+  """The error comes before any training."""
   with pytest.raises(UserError, match="--seeds 0: must be 1 or more"):
     forgetting.main(["--seeds=0", f"--workdir={tmp_path}/out"])
   assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""The speed run counts the bytes that were masked, and the seconds of whole runs."""
+"""Speed run: counts masked bytes, and times whole runs."""
 
 import json
 import pathlib
@@ -24,7 +24,7 @@ WORDS = ("one", "two", "three", "four", "seventeen", "naïve", "eleven", "twelve
 
 @pytest.fixture(scope="module")
 def overrides(tmp_path_factory):
-  """A vocabulary, and text to train on and hold out."""
+  """A vocabulary, and texts for training and evaluation."""
   folder = tmp_path_factory.mktemp("text")
   random = np.random.default_rng(0)
   text = [" ".join(random.choice(WORDS, 40)) for _ in range(200)]
@@ -53,7 +53,7 @@ def overrides(tmp_path_factory):
 
 @pytest.mark.exhaustive
 def test_masked_bytes_are_those_of_the_text(overrides):
-  """Text with the blanks filled in again is the text: its bytes are those shown and those masked."""
+  """Filling the blanks restores the text, so masked bytes are its bytes minus the shown ones."""
   per_target = speedrun.bytes_per_target("t5_1_1_small", overrides)
   config = override(load_config("t5_1_1_small"), [*overrides, "--config.eval.batches=1000"])
   run = train_data.resolved(records(config))
@@ -66,7 +66,7 @@ def test_masked_bytes_are_those_of_the_text(overrides):
       *(np.asarray(batch[f"{x}_tokens"]) for x in ("encoder_input", "decoder_target")), strict=True
     ):
       if not row.any():
-        continue  # the last batch is filled up
+        continue  # padding of the last batch
       targets += np.count_nonzero(row)
       spans = {}
       for token in row[row > 1].tolist():
@@ -74,21 +74,21 @@ def test_masked_bytes_are_those_of_the_text(overrides):
       filled = [x for token in inputs[inputs > 1].tolist() for x in spans.get(token, [token])]
       shown = [token for token in inputs[inputs > 1].tolist() if token not in sentinels]
       masked += len(vocabulary.decode(filled).encode())
-      # Pieces, not text: what was between blanks may begin inside a word.
+      # Tokens, not text: a part between blanks may begin inside a word.
       masked -= sum(len(vocabulary.tokenizer.id_to_piece(x).replace("\u2581", " ").encode()) for x in shown)
       masked += vocabulary.tokenizer.id_to_piece(filled[0]).startswith("\u2581")
   assert per_target == pytest.approx(masked / targets, rel=1e-9)
 
 
 def test_a_vocabulary_of_unknown_bytes_is_refused(overrides, tmp_path):
-  """WordPiece drops what is between words: how many bytes a token stands for, nobody knows."""
+  """WordPiece drops spaces, so the bytes of a token are unknown."""
   (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
   with pytest.raises(UserError, match="bytes of its tokens"):
     speedrun.bytes_per_target("t5_1_1_small", [*overrides, f"--config.data.vocabulary={tmp_path}/vocab.txt"])
 
 
 def test_a_run_is_timed_and_read(overrides, tmp_path, capsys, monkeypatch):
-  """The row of the table is the mean over the seeds of the last held-out loss, divided by bytes."""
+  """The row has the mean over seeds of the last held-out loss, divided by bytes."""
   commands = []
 
   def run(command, stdout, stderr):

@@ -98,9 +98,12 @@ def test_a_task_that_is_not_read_stays_as_it_was(architecture, tmp_path, capsys)
   [
     (("--input", "in.txt"), "--task is missing: .*tells tasks apart.* one of poems, news"),
     (("--input", "in.txt", "--task", "poem"), "--task poem: none of the tasks .* poems, news; did you mean poems"),
-    (("--input", "in.jsonl"), "line 1: says no 'adapter', and the model by itself cannot be asked; .* poems, news"),
-    (("--input", "named.jsonl"), "adapter 'poem': there is none of that name; .* poems, news; did you mean poem"),
-    (("--input", "named.jsonl", "--task", "news"), "asks for the adapter 'poem', and none is loaded"),
+    (
+      ("--input", "in.jsonl"),
+      "line 1: has no 'adapter', and the base model cannot be used without one; .* poems, news",
+    ),
+    (("--input", "named.jsonl"), "adapter 'poem': unknown name; .* poems, news; did you mean poem"),
+    (("--input", "named.jsonl", "--task", "news"), "selects the adapter 'poem', but none is loaded"),
     (("--checkpoint", "{base}", "--input", "in.txt", "--task", "news"), "tells no tasks apart; leave it out"),
     (
       ("--checkpoint", "{base}", "--adapter", "poem={run}", "--input", "in.jsonl"),

@@ -81,7 +81,7 @@ def expected(architecture, texts, *, pool, longest=48):
 def test_vectors_are_pooled_states(architecture, pool, run, tmp_path):
   """Of any architecture: of each text alone, whatever stands beside it; float32, and not numbers of an empty line."""
   code, said = run("--pool", pool, "--layer", "all", architecture=architecture)
-  assert code == 0 and "lines          18 (3 empty, 3 cut to 48 tokens)" in said and "vectors        " in said
+  assert code == 0 and "lines          18 (3 empty, 3 truncated to 48 tokens)" in said and "vectors        " in said
   found = np.load(tmp_path / "out.npy")
   layers = expected(architecture, [text for text in TEXTS if text], pool=pool)
   assert found.dtype == np.float32 and found.shape == (18, 2, 16)
@@ -138,7 +138,7 @@ def test_resumed_at_any_byte_equals_uninterrupted(run, tmp_path):
     assert run("--layer=all")[0] == 0
     assert (tmp_path / "out.npy").read_bytes() == whole, size
   code, said = run("--layer=all")
-  assert code == 0 and "is complete: 18 lines; nothing is left to do" in said
+  assert code == 0 and "is complete: 18 lines; nothing left to do" in said
 
 
 @pytest.mark.exhaustive
@@ -159,7 +159,7 @@ def test_parquet_has_the_same_vectors_and_their_texts(run, tmp_path, monkeypatch
   path.unlink()
   content = (tmp_path / "out.npy").read_bytes()
   (tmp_path / "out.parquet.part.npy").write_bytes(content[: len(content) // 2])
-  assert "lines; going on from there" in run("--layer=all", output="out.parquet")[1]
+  assert "lines; resuming after them" in run("--layer=all", output="out.parquet")[1]
   assert pyarrow.parquet.read_table(path).equals(table) and not list(tmp_path.glob("*.part*"))
   assert run(output="one.parquet")[0] == 0
   assert pyarrow.parquet.read_table(tmp_path / "one.parquet").column_names == ["line", "inputs", "vector"]
@@ -170,29 +170,29 @@ def test_the_output_of_another_run_is_refused(run, tmp_path):
   assert run()[0] == 0
   before = (tmp_path / "out.npy").read_bytes()
   for others, how, message in (
-    (("--pool=last",), {}, "--pool last, it was mean"),
-    (("--layer=0",), {}, "--layer 0, it was 1"),
-    ((), {"texts": [*TEXTS, "more"]}, "in.txt are not those that it was begun with"),
+    (("--pool=last",), {}, "--pool last, previously mean"),
+    (("--layer=0",), {}, "--layer 0, previously 1"),
+    ((), {"texts": [*TEXTS, "more"]}, "in.txt differ from its recorded lines"),
     ((), {"texts": ["other", *TEXTS[1:]]}, "belongs to another input"),
   ):
     code, said = run(*others, **how)
-    assert code == 2 and message in said and "to start anew" in said
+    assert code == 2 and message in said and "to start over" in said
     assert (tmp_path / "out.npy").read_bytes() == before
   (tmp_path / "out.npy.run.json").unlink()
-  assert "no out.npy.run.json beside it" in run()[1]
+  assert "exists without its record out.npy.run.json" in run()[1]
 
 
 @pytest.mark.parametrize(
   ("others", "message"),
   [
-    (("--layer=2",), "--layer 2: give 0, which is what was embedded, to 1, the last, or all"),
+    (("--layer=2",), "--layer 2: give 0 (embedding layer) to 1 (last layer), or all"),
     (("--layer=last",), "--layer last: give 0"),
     (("--pool=man",), "--pool man: give one of mean, first, last; did you mean mean?"),
     (("--output=out.txt",), "--output out.txt: give a file that ends in .npy or .parquet"),
     (("--output=gs://b/out.npy",), "must be a local file"),
     (("--input=-",), "--input -: a file of vectors says how many"),
     (("--beam=3",), "unknown option --beam=3"),
-    (("--inputs_length=81",), "--inputs_length 81: the model has learned 80 positions"),
+    (("--inputs_length=81",), "--inputs_length 81: the model has only 80 positions"),
     (("--strict",), "line 3: empty line"),
     (("--probe=docs_match",), "--probe reads a task and writes a table"),
   ],

@@ -129,7 +129,7 @@ def test_a_row_for_each_line_in_their_order(architecture, run, tmp_path):
   assert all(row["score"] < 0 for row in rows if "error" not in row)
   # A model of two steps may find the end the likeliest thing to write.
   blanks = ", 10 without a blank" if architecture == "encoder_decoder" else ""
-  counted = rf"lines          12 \(2 empty, (\d+ with an empty prediction, )?1 cut to 48 tokens{blanks}\)"
+  counted = rf"lines          12 \(2 empty, (\d+ with an empty prediction, )?1 truncated to 48 tokens{blanks}\)"
   assert re.search(counted, said) and "out.jsonl" in said
   backwards = text_file(tmp_path, reversed(TEXTS), "backwards.txt")
   _, again, _ = run(architecture=architecture, source=backwards, output=tmp_path / "backwards.jsonl")
@@ -204,7 +204,7 @@ def test_resumed_at_any_byte_equals_uninterrupted(architecture, options, run, tm
 def test_a_complete_output_is_left_alone(run, finished):
   before = finished.stat()
   code, _, said = run()
-  assert code == 0 and "is complete: 12 lines; nothing is left to do" in said
+  assert code == 0 and "is complete: 12 lines; nothing left to do" in said
   assert finished.stat().st_mtime_ns == before.st_mtime_ns
 
 
@@ -213,7 +213,7 @@ def test_lines_that_were_added_are_done(run, finished, tmp_path):
   """What is there is not done again."""
   before = finished.read_bytes()
   code, rows, said = run(source=text_file(tmp_path, [*TEXTS, "one more"]))
-  assert code == 0 and "has 12 lines; going on from there" in said
+  assert code == 0 and "has 12 lines; resuming after them" in said
   assert len(rows) == 13 and finished.read_bytes().startswith(before)
 
 
@@ -228,7 +228,7 @@ def test_standard_input_is_resumed_with_the_same_lines(run, finished, monkeypatc
   finished.write_bytes(b"".join(whole.splitlines(keepends=True)[:5]))
   pipe([*TEXTS[:3], "another", *TEXTS[4:]])
   code, _, said = run(source="-")
-  assert code == 2 and "its line 4 is not of standard input, line 4" in said
+  assert code == 2 and "line 4 differs from standard input, line 4" in said
 
 
 @pytest.mark.exhaustive
@@ -243,7 +243,7 @@ def test_beams_write_a_token_at_least():
   config = text_generation.decode_config
   assert [config(max_length=4, beam=beam).min_length for beam in (1, 4)] == [0, 1]
   assert config(max_length=4, beam=4, min_length=0).min_length == 0
-  with pytest.raises(UserError, match="--min_length 5: give 0 to 4"):
+  with pytest.raises(UserError, match="--min_length 5: must be 0 to 4, the value of --max_length"):
     config(max_length=4, min_length=5)
 
 
@@ -277,7 +277,7 @@ def test_killed_for_real(number, run, tmp_path):
   told = process.communicate()[1]
   assert process.returncode == (143 if number == signal.SIGTERM else -number)
   if number == signal.SIGTERM:
-    assert re.search(r"ended at once; \d+ of 240 lines are done; the same command goes on from there", told)
+    assert re.search(r"ended at once; finished \d+ of 240 lines; rerun the same command to resume", told)
   assert 0 < len(rows_of(output)) < 240
   assert run("--inputs_length", "15", source=source)[0] == 0
   texts = lambda path: [(row["line"], row["inputs"], row["prediction"]) for row in rows_of(path)]
@@ -311,17 +311,22 @@ def a_line_of_something_else(tmp_path, output):
 
 
 REFUSED = {
-  "options": (lambda *_: ("--max_length", "7"), ["--max_length 7, it was 6"]),
-  "beams": (lambda *_: ("--beam", "2"), ["--beam 2, it was 1", "--length_penalty 0.6, it was None"]),
+  "options": (lambda *_: ("--max_length", "7"), ["--max_length 7, previously 6"]),
+  "beams": (lambda *_: ("--beam", "2"), ["--beam 2, previously 1", "--length_penalty 0.6, previously None"]),
   "seed": (
     lambda *_: ("--temperature", "1", "--top_k", "5", "--top_p", "0.5", "--seed", "4"),
-    ["--temperature 1.0, it was 0.0", "--top_k 5, it was", "--top_p 0.5, it was", "--seed 4, it was None"],
+    [
+      "--temperature 1.0, previously 0.0",
+      "--top_k 5, previously",
+      "--top_p 0.5, previously",
+      "--seed 4, previously None",
+    ],
   ),
-  "checkpoint": (another_checkpoint, ["--checkpoint", "copy/checkpoints/2", "it was"]),
-  "input": (another_input, ["its line 3 is not of", "other.txt, line 3"]),
+  "checkpoint": (another_checkpoint, ["--checkpoint", "copy/checkpoints/2", "previously"]),
+  "input": (another_input, ["line 3 differs from", "other.txt, line 3"]),
   "shorter input": (a_shorter_input, ["it has 12 lines, more than", "shorter.txt"]),
-  "no record": (no_record, ["exists, and no out.jsonl.run.json beside it"]),
-  "written by something else": (a_line_of_something_else, ["line 13 is none that t2t wrote"]),
+  "no record": (no_record, ["exists without its record out.jsonl.run.json"]),
+  "written by something else": (a_line_of_something_else, ["line 13 was not written by t2t"]),
 }
 
 
@@ -333,7 +338,7 @@ def test_the_output_of_another_run_is_refused(name, run, finished, tmp_path):
   before = finished.read_bytes()
   code, _, said = run(*options)
   assert code == 2 and "Traceback" not in said
-  for part in [*expected, "another --output", "to start anew"]:
+  for part in [*expected, "another --output", "to start over"]:
     assert part in said
   assert finished.read_bytes() == before
 
@@ -372,7 +377,7 @@ BAD = {
   "a folder": (lambda t: ["--input", (t / "a.txt").mkdir() or t / "a.txt"], ["a.txt", "cannot be read"]),
   "another ending": (written(b"a\n", "in.odt"), ["in.odt", ".txt", ".jsonl", ".csv"]),
   "nothing in it": (written(b"", "bad.txt"), ["bad.txt is empty"]),
-  "only empty lines": (written(b"\n \n", "bad.txt"), ["bad.txt has nothing but empty lines"]),
+  "only empty lines": (written(b"\n \n", "bad.txt"), ["bad.txt: all lines are empty"]),
   "not UTF-8": (written(b"fine\n\xff\xfe\n", "bad.txt"), ["bad.txt, line 2", "not valid UTF-8", "0xff"]),
   "not JSON": (written(b'{"inputs": "a"}\n{oops\n', "in.jsonl"), ["in.jsonl, line 2", "not JSON", "column 2", "{oops"]),
   "no object": (written(b'["a"]\n', "in.jsonl"), ["in.jsonl, line 1", "not an object"]),
@@ -384,10 +389,10 @@ BAD = {
   "half a character": (written(b'{"inputs": "\\ud800"}\n', "in.jsonl"), ["line 1", "unpaired surrogate"]),
   "a field of the output": (written(b'{"inputs": "a", "score": 3}\n', "in.jsonl"), ["line 1", "'score'", "rename"]),
   "a field of text": (lambda t: ["--field", "a"], ["--field a", "lines of text"]),
-  "strict, empty": (lambda t: ["--strict"], ["in.txt, line 2", "empty", "without --strict"]),
+  "strict, empty": (lambda t: ["--strict"], ["in.txt, line 2", "empty", "leave out --strict"]),
   "strict, too long": (
     lambda t: ["--strict", *written(LONG, "long.txt")(t)],
-    ["long.txt, line 2", "of its 61 tokens do not fit into the 48 tokens", "--inputs_length"],
+    ["long.txt, line 2", "of its 61 tokens do not fit (limit: 48 tokens)", "--inputs_length"],
   ),
   "no beams": (lambda t: ["--beam", "0"], ["--beam 0"]),
   "beams and chance": (lambda t: ["--beam", "2", "--top_k", "5"], ["--beam 2 and --top_k 5"]),
@@ -507,7 +512,7 @@ def test_what_a_decoder_was_trained_on_decides(run, tmp_path):
   assert "prompts end in EOS, --prompt_eos yes" in said and wanted == ended
   code, _, said = asked()  # of the output that was just written
   assert "prompts end without EOS, as in training: config.data.objective=causal_lm" in said
-  assert code == 2 and "--prompt_eos None, it was yes" in said
+  assert code == 2 and "--prompt_eos None, previously yes" in said
 
 
 def test_what_a_mixture_showed():

@@ -78,15 +78,15 @@ def test_table(finetuning):
     "held-out accuracy pre-trained 60.000 ± 0.000 70.000 ± 0.000",
     "held-out accuracy from scratch 60.000 ± 0.000 70.000 ± 0.000",
   ]
-  assert "the best loss from scratch, 3.000, is passed after 10 of 30 steps when pre-trained" in told
+  assert "pre-trained: reaches the best loss from scratch, 3.000, after 10 of 30 steps" in told
   never = {"pre-trained": [run(4.0, 4.0, 4.0)], "from scratch": [run(4.0, 3.0, 3.5)]}
-  assert "never reaches the loss of the other, 3.000" in finetuning.table(never, "docs_match")
+  assert "never reaches the loss from scratch, 3.000" in finetuning.table(never, "docs_match")
 
 
 @pytest.mark.parametrize(
   ("argument", "message"),
   [
-    ("--task=docs_macth", "--task docs_macth: no such task; there are docs_summary, docs_match"),
+    ("--task=docs_macth", "--task docs_macth: unknown task; known are docs_summary, docs_match"),
     ("--seeds=0", "--seeds 0: must be 1 or more"),
     ("--checkpoint=nowhere", "--checkpoint nowhere: no checkpoint there"),
   ],

@@ -55,9 +55,9 @@ def sentences(label=lambda i: ("bad", "good")[i % 2]):
 def test_a_table_is_not_written_over_another_file():
   """Neither over the input; a table that `t2t infer` made is gone on with."""
   given, other = tsv("given.tsv", "text", [("a",)]), tsv("other.tsv", "text", [("b",)])
-  with pytest.raises(UserError, match="--output given.tsv: is the input"):
+  with pytest.raises(UserError, match="--output given.tsv: is also the input"):
     table_output.check(given, given)
-  with pytest.raises(UserError, match="--output other.tsv: exists, and no other.tsv.rows.jsonl"):
+  with pytest.raises(UserError, match="--output other.tsv: exists without its rows file other.tsv.rows.jsonl"):
     table_output.check(other, given)
   pathlib.Path(table_output.rows_path(other)).write_text("")
   table_output.check(other, given)
@@ -607,7 +607,7 @@ def test_each_kind_of_table_is_trained_and_asked(architecture, row, fields):
     if row(0).keys() >= {"score"}:
       with pytest.raises(UserError, match="the request: has 2 text"):
         asker.parse(b'{"parts": ["a", "b"]}')
-    with pytest.raises(UserError, match="'inputs' and '.*': each has the text; give one of them"):
+    with pytest.raises(UserError, match="'inputs' and '.*': both give the text; give only one of them"):
       asker.parse(json.dumps({"inputs": "a"} | columns).encode())
     first = next(iter(columns))
     with pytest.raises(UserError, match=f"{first}: is missing"):

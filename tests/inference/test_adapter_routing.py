@@ -20,20 +20,20 @@ ASKED = ("a", None, "b", "c", "a", "b", "c")
 
 
 def adapters(architecture="encoder_decoder"):
-  """Two of one structure, and one of another."""
+  """Two adapters with the same structure, and one with another."""
   make = lambda *options, seed=0: str(trained.adapter(architecture, *options, seed=seed))
   return {"a": make(*LORA), "b": make(*LORA, seed=1), "c": make(*NARROW)}
 
 
 def in_front(architecture):
-  """One of each kind, beside one that is not: they are computed with more positions, or with more keys."""
+  """A LoRA adapter, a learned prompt (more positions) and a learned prefix (more keys)."""
   make = lambda *options: str(trained.adapter(architecture, *options))
   prefix = "--config.prefix.length=3", "--config.prefix.hidden=8"
   return {"a": make(*LORA), "b": make("--config.prompt.length=5"), "c": make(*prefix)}
 
 
 def infer(tmp_path, checkpoint, lines, *options):
-  """The rows that the command writes."""
+  """Returns the rows that the command writes."""
   (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
   out = tmp_path / "out.jsonl"
   files = ["--input", str(tmp_path / "in.jsonl"), "--output", str(out)]
@@ -58,7 +58,7 @@ def named(found):
   ],
 )
 def test_each_line_is_answered_as_by_its_adapter_alone(architecture, adapters, options, tmp_path):
-  """What is drawn for a line is what its number draws; a line that names none is the base's."""
+  """Samples depend on the number of the line; lines without an adapter use the base model."""
   texts = [f"{text} [MASK]" for text in TEXTS] if architecture == "encoder_only" else TEXTS
   lines = [{"inputs": text} | ({"adapter": name} if name else {}) for text, name in zip(texts, ASKED, strict=True)]
   base, found = trained.workdir(architecture), adapters(architecture)
@@ -79,15 +79,15 @@ def test_each_line_is_answered_as_by_its_adapter_alone(architecture, adapters, o
 @pytest.mark.parametrize(
   ("arguments", "line", "message"),
   [
-    ([], {"adapter": "law"}, "line 1: asks for the adapter 'law', and none is loaded; give --adapter law=RUN"),
+    ([], {"adapter": "law"}, "line 1: selects the adapter 'law', but none is loaded; give --adapter law=RUN"),
     (["--adapter", "law"], {}, "--adapter law: give NAME=RUN"),
     (["--adapter", "a=A", "a=B"], {}, "--adapter a=B: a is A already"),
-    (["--adapter", "a=A"], {"adapter": "b"}, "line 1: adapter 'b': there is none of that name; known are a"),
-    (["--adapter", "a=A"], {"adapter": 3}, "line 1: adapter '3': there is none of that name; known are a"),
+    (["--adapter", "a=A"], {"adapter": "b"}, "line 1: adapter 'b': unknown name; known are a"),
+    (["--adapter", "a=A"], {"adapter": 3}, "line 1: adapter '3': unknown name; known are a"),
   ],
 )
 def test_what_names_no_adapter_is_refused(arguments, line, message, tmp_path, capsys):
-  """Before the model is loaded; with those that there are."""
+  """The error comes before the model is loaded, and lists the known adapters."""
   own = str(trained.adapter("encoder_decoder", *LORA))
   (tmp_path / "in.jsonl").write_text(json.dumps({"inputs": "the quick"} | line) + "\n")
   files = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
@@ -99,7 +99,7 @@ def test_what_names_no_adapter_is_refused(arguments, line, message, tmp_path, ca
 
 
 def test_lines_of_text_can_name_none(tmp_path, capsys):
-  """A .txt file is refused."""
+  """A .txt file is refused, because its lines cannot name an adapter."""
   base, own = trained.workdir("encoder_decoder"), trained.adapter("encoder_decoder", *LORA)
   (tmp_path / "in.txt").write_text("the quick\n")
   files = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.jsonl")]
@@ -109,7 +109,7 @@ def test_lines_of_text_can_name_none(tmp_path, capsys):
 
 @pytest.mark.exhaustive
 def test_a_request_names_its_adapter():
-  """Of the page's server: token by token and with beams; an unknown name is answered with those that there are."""
+  """Requests to the server work token by token and with beams; an unknown name gets the known ones."""
   source = pretrained.read_source(str(trained.workdir("encoder_decoder")))
   sources = multi_adapter.open_all(source, adapters())
   config = decoding.DecodeConfig(max_length=5)
@@ -128,13 +128,13 @@ def test_a_request_names_its_adapter():
       assert found["prediction"] == alone["prediction"] and found["score"] == pytest.approx(alone["score"], rel=1e-3)
       scores.append(found["score"])
     assert len(set(scores)) == 3
-  with pytest.raises(UserError, match="the request: adapter 'd': there is none of that name; known are a, b, c"):
+  with pytest.raises(UserError, match="the request: adapter 'd': unknown name; known are a, b, c"):
     service.parse(b'{"inputs": "x", "adapter": "d"}')
 
 
 @pytest.mark.exhaustive
 def test_an_adapter_reads_behind_the_prefix_of_its_own_table():
-  """Texts, scores and completions; the base reads a text as it is."""
+  """Texts, scores and completions get the adapter's prefix; the base model gets none."""
   source = pretrained.read_source(str(trained.workdir("encoder_decoder")))
   sources = multi_adapter.open_all(source, {"b": adapters()["b"]})
   spec = tables.TableSpec("class", ("sound",), "kind", classes=("bark", "yelp"), prefix="sound: ")

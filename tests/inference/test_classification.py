@@ -1,4 +1,4 @@
-"""`t2t infer` with models that do not write: heads answer, and masked language models fill blanks."""
+"""`t2t infer` with models that do not generate: predictions of heads, and blanks of masked language models."""
 
 import functools
 import json
@@ -24,7 +24,7 @@ from t2t.data import vocabularies
 from t2t.inference import classification, fill_mask, head_predictor
 from t2t.models.config import HeadConfig
 
-# A task for each kind of head that is asked of texts.
+# A task for each kind of head that predicts for whole texts.
 MODULE = """
   import functools
   import seqio
@@ -72,7 +72,7 @@ MODULE = """
   )
   seqio.MixtureRegistry.add("asked", [("asked_pair", 1.0), ("asked_copa", 1.0), ("asked_stsb", 1.0)])
 """
-# head -> lines that say what the examples of its task do
+# Lines equal to the examples of each head's task.
 LINES = {
   "copa": [
     {"inputs": f"dog {i} What was the cause of this?", "candidates": ["x" * i, "fox"], "id": f"a{i}"} for i in range(5)
@@ -84,7 +84,7 @@ LINES = {
 
 @functools.cache
 def module() -> pathlib.Path:
-  """The file that registers the tasks; one, since a process registers a task once."""
+  """Writes the file that registers the tasks; a process registers a task only once."""
   path = pathlib.Path(os.environ["T2T_TEST_PROGRAMS"]) / f"asked_tasks_{os.getpid()}.py"
   path.write_text(textwrap.dedent(MODULE))
   return path
@@ -96,7 +96,7 @@ def options(mixture: str) -> list[str]:
 
 
 def tuned(folder: pathlib.Path, architecture: str, mixture: str, *others: str) -> pathlib.Path:
-  """Where a model was fine-tuned for a step."""
+  """Fine-tunes a model for a step; returns its workdir."""
   path = folder / f"{architecture}_{mixture}"
   started = f"--config.init.checkpoint={trained.workdir(architecture)}"
   argv = ["train", "--config=finetune_superglue", started, f"--workdir={path}", *options(mixture)]
@@ -112,14 +112,14 @@ def several(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def behind_a_prefix(tmp_path_factory) -> pathlib.Path:
-  """P-tuning v2: three heads, and keys and values that are seen by each candidate of a row."""
+  """P-tuning v2: three heads, and a learned prefix that each candidate of a row attends to."""
   prefix = "--config.prefix.length=4", "--config.prefix.hidden=0"
   return tuned(tmp_path_factory.mktemp("prefix"), "encoder_only", "asked", *prefix)
 
 
 @pytest.fixture
 def run(tmp_path, capsys):
-  """Runs the command; gives its exit code, its rows and what it said."""
+  """Runs the command; returns its exit code, rows and output."""
 
   def run(checkpoint, lines, *others, name="in.jsonl", output="out.jsonl"):
     (tmp_path / name).write_text("".join(f"{line if name.endswith('txt') else json.dumps(line)}\n" for line in lines))
@@ -141,14 +141,14 @@ def run(tmp_path, capsys):
 @pytest.mark.exhaustive_from(2)
 @pytest.mark.parametrize("head", LINES)
 def test_a_line_is_answered_as_the_example_of_a_task(head, several, run, tmp_path):
-  """`t2t eval` says the same of the examples that say the same, whatever kind of head answers."""
+  """Predictions equal those of `t2t eval` on the same examples, for every kind of head."""
   check_answers(head, several, run, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("head", ["pair", "copa"])
 def test_python_gets_what_the_command_gets(head, several, run):
-  """From the same lines, by `t2t.load`."""
+  """`t2t.load` predicts the same for the same lines."""
   code, rows, _ = run(several, LINES[head], "--head", head)
   assert code == 0
   found = t2t.load(str(several)).answer(LINES[head], task=head)
@@ -158,13 +158,13 @@ def test_python_gets_what_the_command_gets(head, several, run):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("head", ["pair", "copa"])
 def test_behind_a_prefix_a_line_is_answered_as_the_example_of_a_task(head, behind_a_prefix, run, tmp_path):
-  """Training, evaluation and asking know of it alike, with one text in a row and with several."""
+  """Training, evaluation and inference apply the prefix, with one text per row and with several."""
   check_answers(head, behind_a_prefix, run, tmp_path)
 
 
 @pytest.mark.exhaustive
 def test_a_prompt_is_for_one_text_in_a_row(run, tmp_path, capsys):
-  """Of a task with candidates it is said what would do instead; others are answered behind it."""
+  """A task with candidates is refused with an alternative; other tasks work."""
   started = f"--config.init.checkpoint={trained.workdir('encoder_only')}"
   fixed = ["train", "--config=finetune_superglue", started, "--config.train.loss=heads", "--config.prompt.length=5"]
   assert command.main([*fixed, f"--workdir={tmp_path / 'refused'}", *options("asked")]) == 2
@@ -205,7 +205,7 @@ def check_answers(head, several, run, tmp_path):
 
 @pytest.mark.exhaustive
 def test_a_model_that_writes_answers_by_its_head(run, tmp_path):
-  """With one head it need not be named; the text is what its task puts together, and no parts of it."""
+  """A single head need not be named; the input is the joined text, and parts are refused."""
   checkpoint = tuned(tmp_path, "encoder_decoder", "asked_pair")
   texts = ["pair a: dog b: fox 1", "", "pair a: b: fox 0"]
   code, rows, said = run(checkpoint, texts, name="in.txt")
@@ -218,7 +218,6 @@ def test_a_model_that_writes_answers_by_its_head(run, tmp_path):
 
 @pytest.mark.exhaustive
 def test_resumed_at_any_byte_equals_uninterrupted(several, run, tmp_path):
-  """As what is written is."""
   lines = [{"parts": ["dog " * (i % 7), f"fox {i}"]} for i in range(20)]
   run(several, lines, "--head=pair")
   whole = (tmp_path / "out.jsonl").read_bytes()
@@ -227,12 +226,12 @@ def test_resumed_at_any_byte_equals_uninterrupted(several, run, tmp_path):
     assert run(several, lines, "--head=pair")[0] == 0
     assert (tmp_path / "out.jsonl").read_bytes() == whole
   code, _, said = run(several, lines, "--head=stsb")
-  assert code == 2 and "--head stsb, it was pair" in said
+  assert code == 2 and "--head stsb, previously pair" in said
 
 
 @pytest.mark.exhaustive
 def test_two_processes_answer_as_one_does(several, run, tmp_path):
-  """The first reads and writes, both compute; heads and blanks."""
+  """The first process reads and writes, both compute; for heads and blanks."""
   _, expected, _ = run(several, LINES["copa"], "--head=copa", name="copa.jsonl")
   blanks = ["the [MASK] fox", "", "no blank", "dog <mask>"] * 5
   _, filled, _ = run(trained.workdir("encoder_only"), blanks, name="blanks.txt", output="filled.jsonl")
@@ -258,29 +257,29 @@ def test_two_processes_answer_as_one_does(several, run, tmp_path):
     ({"inputs": "a"}, ("--head=copa",), "line 1: has no 'candidates' for the head copa"),
     ({"inputs": "a", "candidates": "b"}, ("--head=copa",), "line 1: field 'candidates' is \"b\"; give a list"),
     ({"inputs": "a", "candidates": []}, ("--head=copa",), "line 1: field 'candidates' is []; give a list"),
-    ({"inputs": "a", "candidates": ["b"] * 40}, ("--head=copa",), "line 1: has 40 'candidates', and in 72 tokens"),
+    ({"inputs": "a", "candidates": ["b"] * 40}, ("--head=copa",), "line 1: has 40 'candidates', but 72 tokens"),
     ({"parts": ["a", 3]}, ("--head=pair",), "line 1: field 'parts' is [\"a\", 3]; give a list"),
     ({"text": "a"}, ("--head=pair",), "line 1: has no field 'inputs'"),
-    ({"inputs": "a"}, (), "; say which by --head"),
-    ({"inputs": "a"}, ("--head=pairs",), "--head pairs: --checkpoint"),
+    ({"inputs": "a"}, (), "has several heads; give --head with one of "),
+    ({"inputs": "a"}, ("--head=pairs",), "--head pairs: unknown in --checkpoint"),
     ({"inputs": "a"}, ("--head=pair", "--beam=4"), "is asked by its head and writes nothing"),
     ({"inputs": "a"}, ("--head=pair", "--top=4"), "fills no blanks"),
     (
       {"inputs": "a"},
       ("--head=pair", "--inputs_length=100"),
-      "--inputs_length 100: the model has learned 80",
+      "--inputs_length 100: the model has only 80",
     ),
-    ({"inputs": "x" * 90}, ("--head=pair", "--strict"), "line 1: 19 of its 91 tokens do not fit into the 72 tokens"),
+    ({"inputs": "x" * 90}, ("--head=pair", "--strict"), "line 1: 19 of its 91 tokens do not fit (limit: 72 tokens)"),
   ],
 )
 def test_what_cannot_be_asked(line, others, message, several, run, tmp_path):
-  """One line, before anything is computed."""
+  """A line is refused before anything is computed."""
   code, rows, said = run(several, [line], *others)
   assert code == 2 and message in said and not rows
 
 
 def test_fields_of_a_row():
-  """The example of the docstring; classes without texts are called by their numbers."""
+  """The example of the docstring; classes without labels are named by number."""
   head = HeadConfig("h", 2, labels=("no", "yes"))
   expected = {"prediction": "yes", "score": -0.313262, "probabilities": {"no": 0.268941, "yes": 0.731059}}
   assert head_predictor.fields(head, {}, np.array([[0.0, 1.0]])) == expected
@@ -289,19 +288,19 @@ def test_fields_of_a_row():
 
 @pytest.mark.slow
 def test_a_head_that_says_no_number():
-  """Not the class that happens to be the first."""
+  """NaN logits raise an error, rather than predicting the first class."""
   head = HeadConfig("pair", 2, labels=("no", "yes"))
   config = toy.encoder(heads=(head,))
   graphdef, params = toy.split(toy.model(config))
   params["heads"]["pair"]["projection_bias"] = np.array([0.0, np.nan], np.float32)
   asks = head_predictor.Answerer(config, graphdef, sharding.make_mesh({"data": -1}), pad_id=0, batch_size=2)
   given = {"inputs": [3, 4], "token_types": [0, 0], "texts": [0, 0], "answer_heads": [1, 0]}
-  with pytest.raises(UserError, match="the head pair says what is no number: its training had gone wrong"):
+  with pytest.raises(UserError, match="head pair produced NaN or Inf; use a different checkpoint"):
     asks.logits(params, head, [given])
 
 
 def test_a_head_that_answers_nothing():
-  """ELECTRA's is none that answers."""
+  """ELECTRA's head predicts no answers."""
   config = toy.encoder(heads=(HeadConfig("replaced", 1, kind="detector"),))
   with pytest.raises(UserError, match="C has no head"):
     classification.choose_head(config, "", where="C")
@@ -312,10 +311,10 @@ def test_a_head_that_answers_nothing():
 
 @pytest.mark.slow
 def test_blanks_are_filled(run):
-  """The likeliest tokens of each, best first; the text has the best; a line without a blank is an error."""
+  """Fillings are the likeliest tokens, best first; the text has the best; a line without a blank gets an error."""
   lines = ["the quick <mask> fox <mask>ver", "no blank", "", "[MASK]", "<extra_id_0> dog" * 3, "x" * 60 + "[MASK]"]
   code, rows, said = run(trained.workdir("encoder_only"), lines, "--top=3", name="in.txt")
-  assert code == 0 and "lines          6 (1 empty, 2 without a blank, 1 cut to 48 tokens)" in said
+  assert code == 0 and "lines          6 (1 empty, 2 without a blank, 1 truncated to 48 tokens)" in said
   assert [row.get("error") for row in rows] == [None, "no blank", "empty line", None, None, "no blank"]
   assert [len(row["fillings"] or ()) for row in rows] == [2, 0, 0, 1, 3, 0]
   for row in (rows[0], rows[3], rows[4]):
@@ -329,7 +328,7 @@ def test_blanks_are_filled(run):
 
 @pytest.mark.exhaustive
 def test_a_filling_is_as_likely_as_the_model_says():
-  """By its logits on the text with the mask, the special tokens around it."""
+  """Probabilities equal the model's softmax on the masked text with special tokens."""
   source = pretrained.read_source(str(trained.workdir("encoder_only")))
   mesh = sharding.make_mesh({"data": -1})
   way = fill_mask.Filling(source, mesh, top=359, longest=48, batch_size=2)
@@ -358,7 +357,7 @@ def word_pieces(folder: pathlib.Path):
 
 @pytest.mark.parametrize("blank", ["[MASK]", "<mask>", "<extra_id_0>", "<extra_id_7>"])
 def test_a_blank_has_any_of_its_names(blank, tmp_path):
-  """Framed as in pre-training, whatever stands around the blank; what does not fit is cut at the end."""
+  """Special tokens are as in pre-training; long texts are truncated at the end."""
   blanks = fill_mask.Blanks(word_pieces(tmp_path), "encoder_only")
   assert blanks(f"Paris is the {blank} of {blank}.", 20) == ([2, 5, 6, 7, 4, 8, 4, 12, 3], 0)
   assert blanks(f"Paris is the {blank} of {blank}.", 7) == ([2, 5, 6, 7, 4, 8, 3], 2)
@@ -366,7 +365,7 @@ def test_a_blank_has_any_of_its_names(blank, tmp_path):
 
 
 def test_blanks_of_bytes():
-  """Where the mask is no text to the vocabulary, what stands between blanks is read as it is, spaces too."""
+  """Text between blanks is encoded unchanged, including spaces, if the vocabulary cannot parse its mask."""
   vocabulary = vocabularies.load("bytes", extra_ids=1)
   ids, cut = fill_mask.Blanks(vocabulary, "encoder_only")("a [MASK] <mask>b", 20)
   assert (ids, cut) == ([100, 35, 259, 35, 259, 101, 1], 0)
@@ -375,7 +374,7 @@ def test_blanks_of_bytes():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("loss", "asked"), [("tokens_and_heads", "fillings"), ("heads", "probabilities")])
 def test_what_was_learned_beside_tokens_is_asked_by_name(loss, asked, several, run, tmp_path):
-  """A model that was trained to predict tokens, too, fills blanks, unless a head is named."""
+  """A model trained to predict tokens, too, fills blanks unless a head is named."""
   copy = shutil.copytree(several, tmp_path / "run", ignore=shutil.ignore_patterns(manifest.NAME))
   for path in copy.glob("checkpoints/*/config/metadata"):
     config = json.loads(path.read_text())
@@ -388,7 +387,7 @@ def test_what_was_learned_beside_tokens_is_asked_by_name(loss, asked, several, r
 
 
 def test_replaced_tokens_are_no_fillings(run, tmp_path):
-  """ELECTRA's discriminator has learned which tokens were replaced, and nothing of which are likely."""
+  """ELECTRA's discriminator detects replaced tokens, but does not predict tokens."""
   copy = shutil.copytree(trained.workdir("encoder_only"), tmp_path / "run")
   path = copy / "checkpoints" / "2" / "config" / "metadata"
   (copy / "checkpoints" / "2" / manifest.NAME).unlink()
@@ -396,4 +395,4 @@ def test_replaced_tokens_are_no_fillings(run, tmp_path):
   config["model"] |= {"heads": [{"name": "replaced", "num_classes": 1, "kind": "detector"}]}
   path.write_text(json.dumps(config))
   code, _, said = run(copy, ["[MASK]"], name="in.txt")
-  assert code == 2 and "is a discriminator: it says which tokens were replaced" in said
+  assert code == 2 and "is a discriminator: it detects replaced tokens" in said

@@ -1,4 +1,4 @@
-"""Decoders as rows of a table: an encoder that reads in both directions and generates by unmasking."""
+"""Decoder registry: a bidirectional encoder that generates by unmasking."""
 
 import dataclasses
 import re
@@ -19,7 +19,7 @@ LENGTH = 4
 
 
 class Unmasking:
-  """Fills one masked position in each iteration: the one whose likeliest token has the highest probability."""
+  """Fills one masked position per iteration, with the highest probability of its likeliest token."""
 
   streams = False
 
@@ -60,7 +60,7 @@ class Unmasking:
 
 @pytest.fixture
 def unmasking(monkeypatch):
-  """A row of the table: config.model.decoder=unmasking."""
+  """Registers config.model.decoder=unmasking."""
   monkeypatch.setitem(config_lib.DECODERS.rows, "unmasking", f"{__name__}:Unmasking")
 
 
@@ -76,7 +76,7 @@ def make_predictor(config, graphdef, max_length=LENGTH):
 
 @pytest.mark.exhaustive
 def test_an_encoder_generates(unmasking):
-  """Whether a model generates does not depend on the directions in which it reads."""
+  """Generation does not depend on the attention direction."""
   config = encoder()
   assert config.is_generative and not toy.KINDS["bert"].is_generative
   graphdef, params = toy.split(toy.model(config, seed=1))
@@ -90,17 +90,19 @@ def test_an_encoder_generates(unmasking):
 
 
 def test_a_decoder_checks_lengths_and_streams(unmasking):
-  """A row's own check is the predictor's; what is not written from left to right cannot be streamed."""
+  """The predictor calls the decoder's own check; decoders that do not generate from left to right cannot stream."""
   config = encoder()
   graphdef, _ = toy.split(toy.model(config, seed=1))
   with pytest.raises(UserError, match="max_length=9: at most 8 positions are unmasked"):
     make_predictor(config, graphdef, max_length=9)
-  with pytest.raises(UserError, match="config.model.decoder=unmasking: does not write from left to right"):
+  with pytest.raises(
+    UserError, match="config.model.decoder=unmasking: cannot stream, because it does not generate from left to right"
+  ):
     decoding.make_stream(graphdef, config, decoding.DecodeConfig(4), eos_id=1, tokens_per_call=1)
 
 
 def test_unknown_decoders_are_refused():
-  """The message has the nearest name; a model without a decoder has none to ask."""
+  """The message has the nearest name; a model without a decoder has none."""
   with pytest.raises(UserError, match=re.escape("config.model.decoder='autoregresive': known are autoregressive; ")):
     dataclasses.replace(toy.KINDS["gpt2"], decoder="autoregresive")
   with pytest.raises(UserError, match="an encoder alone writes no text"):

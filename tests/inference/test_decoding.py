@@ -50,7 +50,7 @@ def prompts(architecture):
 
 
 def forced(batch, tokens, eos_id=toy.EOS):
-  """The batch that has the model read what it wrote, [batch, length], and predict it."""
+  """Returns the batch that feeds generated tokens, [batch, length], back to the model and predicts them."""
   tokens = np.asarray(tokens)
   ends = np.cumsum(tokens == eos_id, axis=1) - (tokens == eos_id)
   weights = (ends == 0).astype(np.float32)
@@ -73,12 +73,12 @@ def forced(batch, tokens, eos_id=toy.EOS):
   return found
 
 
-# ---- Greedy ----------------------------------------------------------------------------------------------------------
+# ---- Greedy decoding -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.exhaustive
 def test_greedy_takes_the_likeliest_token_at_each_position():
-  """Given what was written, teacher forcing finds every written token the likeliest."""
+  """With teacher forcing, every generated token is the likeliest."""
   model, batch = example()
   written = greedy(model, batch)
   assert len(np.unique(written)) > 3  # the same token everywhere would prove little
@@ -87,7 +87,7 @@ def test_greedy_takes_the_likeliest_token_at_each_position():
 
 
 def test_greedy_stops_at_eos():
-  """A sequence ends with its first EOS and zeros behind it; the others go on as they would have."""
+  """Zeros follow the first EOS of a sequence; other sequences are unaffected."""
   model, batch = example()
   free = greedy(model, batch)
   eos_id = int(free[0, 2])
@@ -103,7 +103,7 @@ def test_greedy_stops_at_eos():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("num_beams", [1, 4])
 def test_decoding_ends_when_every_sequence_has(num_beams):
-  """What ends at once is EOS and zeros, and the loop does not run on."""
+  """A batch that ends at once has EOS and zeros, and the loop stops."""
   model, batch = example()
   batch = jax.tree.map(lambda x: x[:1], batch)
   eos_id = int(greedy(model, batch)[0, 0])
@@ -114,7 +114,7 @@ def test_decoding_ends_when_every_sequence_has(num_beams):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [{}, {"num_beams": 4}, {"temperature": 1.0}], ids=str)
 def test_a_text_has_the_least_length(options):
-  """Where EOS is the likeliest first token; what is written has the likelihood that the model gives it."""
+  """EOS is the likeliest first token; scores equal the model's log-likelihoods."""
   model, batch = example()
   eos_id = int(greedy(model, batch)[0, 0])
   key = jax.random.key(0) if "temperature" in options else None
@@ -131,7 +131,7 @@ def test_a_text_has_the_least_length(options):
 @pytest.mark.parametrize("kind", ["learned_prefix_lm", "llama", "local_prefix_lm"])
 @pytest.mark.parametrize("num_beams", [1, 4])
 def test_decoding_goes_on_from_each_prompt(kind, num_beams):
-  """Prompts of 8, 5 and 3 tokens: each text is the one that its prompt gets in a batch of its own, and unpadded."""
+  """Prompts of 8, 5 and 3 tokens give the same texts as each alone and unpadded."""
   model, batch = toy.model(toy.KINDS[kind], seed=6), prompts("decoder_only")
   config = FREE if num_beams == 1 else BEAMS
   together = decode(model, batch, NEVER, config=config)
@@ -144,7 +144,7 @@ def test_decoding_goes_on_from_each_prompt(kind, num_beams):
 
 
 def test_decoding_starts_with_the_token_that_is_given():
-  """Another token at the start, another text."""
+  """Another start token gives another text."""
   model, batch = example()
   started = batch | {"decoder_input_tokens": batch["decoder_input_tokens"].at[:, 0].set(9)}
   written = greedy(model, started)
@@ -158,9 +158,9 @@ def test_decoding_starts_with_the_token_that_is_given():
   "kind", [kind for kind in WRITERS if kind not in ("shared_stacks", "gemma_t5", "prefix_lm", "gpt2")]
 )
 def test_scores_are_the_likelihood_of_what_was_written(kind):
-  """Teacher forcing finds every text as likely as the search did, divided by its penalty; greedy and with beams.
+  """Scores equal the log-likelihoods under teacher forcing, divided by the penalty; greedy and with beams.
 
-  A beam that read another's keys would have another score.
+  A beam with the keys of another beam would have another score.
   """
   model, batch = toy.model(toy.KINDS[kind], seed=6), prompts(toy.KINDS[kind].architecture)
   one, beams = decode(model, batch, toy.EOS), decode(model, batch, toy.EOS, config=BEAMS)
@@ -175,12 +175,12 @@ def test_scores_are_the_likelihood_of_what_was_written(kind):
   assert all(len(np.unique(row, axis=0)) == 4 for row in np.asarray(beams.tokens))
 
 
-# ---- Beams -----------------------------------------------------------------------------------------------------------
+# ---- Beam search -----------------------------------------------------------------------------------------------------
 
 
 @functools.cache
 def every_text(kind):
-  """A model of four tokens, its inputs, all texts of at most four that end in EOS or at four, and their likelihoods."""
+  """Returns a model with four tokens, its inputs, all texts up to length four, and their log-likelihoods."""
   make = toy.config if kind == "encoder_decoder" else toy.decoder
   model = toy.model(make(vocab_size=4), seed=3)
   inputs = np.array([[2, 3, 1, 0], [3, 3, 2, 1]], np.int32)
@@ -190,7 +190,7 @@ def every_text(kind):
     batch = {"decoder_input_tokens": inputs, "decoder_causal_attention": np.array([[1, 1, 1, 0], [1] * 4], np.int32)}
   texts = {(*text[: text.index(1)], 1) if 1 in text else text for text in itertools.product(range(4), repeat=4)}
   texts = [np.pad(text, (0, 4 - len(text))) for text in sorted(texts)]
-  # 0 is a token of this vocabulary, too: what stands behind EOS has no weight.
+  # 0 is a token of this vocabulary, too; positions after EOS have no weight.
   rows = [jax.tree.map(lambda x, row=row: jnp.repeat(x[row : row + 1], len(texts), axis=0), batch) for row in (0, 1)]
   likelihoods = [np.asarray(log_likelihood(model, forced(row, np.stack(texts)))) for row in rows]
   return model, batch, np.stack(texts), np.stack(likelihoods)
@@ -200,7 +200,7 @@ def every_text(kind):
 @pytest.mark.parametrize("kind", ["encoder_decoder", "decoder_only"])
 @pytest.mark.parametrize(("penalty", "form"), [(0.6, "gnmt"), (0.0, "gnmt"), (0.5, "power"), (-1.0, "power")])
 def test_wide_beam_search_is_exhaustive_search(kind, penalty, form):
-  """With a beam for each prefix, the best texts are the best of all that there are, in their order."""
+  """With a beam for each prefix, beam search finds the best of all texts, in order."""
   model, batch, texts, likelihoods = every_text(kind)
   config = DecodeConfig(4, num_beams=64, length_penalty=penalty, length_penalty_form=form)
   found = decode(model, batch, toy.EOS, config=config)
@@ -211,11 +211,11 @@ def test_wide_beam_search_is_exhaustive_search(kind, penalty, form):
     best = np.argsort(-scores[row], kind="stable")[:12]
     np.testing.assert_allclose(found.scores[row, :12], scores[row, best], atol=1e-5)
     np.testing.assert_array_equal(found.tokens[row, :12], texts[best])
-  assert len({*lengths[np.argsort(-scores[0])[:12]]}) > 1  # that some are shorter is what a penalty is about
+  assert len({*lengths[np.argsort(-scores[0])[:12]]}) > 1  # a length penalty matters only if some are shorter
 
 
 def plain_search(model, batch, config, eos_id):
-  """Beam search of one row in NumPy with lists, all running sequences forced through the model again at each step."""
+  """Beam search of one row in NumPy with lists; runs the model on whole sequences at each step."""
   running, ended = [(0.0, ())], []
   for length in range(1, config.max_length + 1):
     padded = [np.pad(np.array(text, np.int32), (0, config.max_length - len(text))) for _, text in running]
@@ -241,7 +241,7 @@ def plain_search(model, batch, config, eos_id):
 @pytest.mark.parametrize("kind", ["t5_1_1", "llama"])
 @pytest.mark.parametrize(("penalty", "form"), [(0.6, "gnmt"), (-2.0, "gnmt"), (3.0, "power")])
 def test_beam_search_equals_one_without_caches_or_early_stops(kind, penalty, form):
-  """The search that keeps no keys, reorders nothing and runs to the end finds the same texts, for each row alone."""
+  """A search without caches, reordering and early stops finds the same texts, for each row alone."""
   model, batch = toy.model(toy.KINDS[kind], seed=6), prompts(toy.KINDS[kind].architecture)
   eos_id = int(greedy(model, batch)[0, 2])
   config = DecodeConfig(LENGTH, num_beams=3, length_penalty=penalty, length_penalty_form=form)
@@ -256,7 +256,7 @@ def test_beam_search_equals_one_without_caches_or_early_stops(kind, penalty, for
 
 @pytest.mark.slow
 def test_one_beam_is_greedy():
-  """A search with one beam, whose end is taken as soon as it is the likeliest."""
+  """A search with one beam ends as soon as EOS is the likeliest."""
   model, batch = example()
   eos_id = int(greedy(model, batch)[0, 2])
   config = DecodeConfig(LENGTH, length_penalty=0.0)
@@ -268,7 +268,7 @@ def test_one_beam_is_greedy():
 
 @pytest.mark.exhaustive
 def test_fewer_texts_than_beams():
-  """Beams that have nothing to write hold nothing, with a score of minus infinity."""
+  """Empty beams have zeros and a score of minus infinity."""
   model, batch, *_ = every_text("encoder_decoder")
   found = decode(model, batch, toy.EOS, config=DecodeConfig(1, num_beams=6))
   assert np.all(np.isfinite(found.scores) == [True] * 4 + [False] * 2)
@@ -276,15 +276,15 @@ def test_fewer_texts_than_beams():
   np.testing.assert_array_equal(np.sort(found.tokens[:, :4, 0]), [[0, 1, 2, 3]] * 2)
 
 
-# ---- Chance ----------------------------------------------------------------------------------------------------------
+# ---- Sampling --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_the_largest_are_those_of_top_k():
-  """Values and indices, of equals the first, whether or not blocks divide the size."""
+  """Values and indices equal those of `top_k`, including ties, for any size."""
   random = np.random.default_rng(0)
   for size, number in ((40, 3), (1_024, 1), (1_024, 8), (1_000, 5)):
-    x = random.integers(-4, 40, (3, 2, size)).astype(np.float32)  # many equals
+    x = random.integers(-4, 40, (3, 2, size)).astype(np.float32)  # many ties
     found, expected = decoding.largest(jnp.asarray(x), number), jax.lax.top_k(x, number)
     np.testing.assert_array_equal(found[0], expected[0])
     np.testing.assert_array_equal(found[1], expected[1])
@@ -304,13 +304,13 @@ def test_the_largest_are_those_of_top_k():
   ],
 )
 def test_the_nucleus_ends_with_the_token_that_crosses_the_threshold(top_p, expected):
-  """At least one, and no more than are needed."""
+  """The set has at least one token, and no more than needed."""
   probabilities = jnp.array([[0.125, 0.5, 0.125, 0.25]]).at[0, 0].set(0.1).at[0, 2].set(0.15)
   np.testing.assert_array_equal(decoding.nucleus(probabilities, top_p), [expected])
 
 
 def drawn(config, logits, number=20_000):
-  """How often each token comes."""
+  """Returns the frequency of each token."""
   rows = jnp.broadcast_to(jnp.asarray(logits), (number, len(logits)))
   tokens = decoding.draw(rows, jax.random.split(jax.random.key(0), number), config)
   return np.bincount(np.asarray(tokens), minlength=len(logits)) / number
@@ -323,15 +323,15 @@ def drawn(config, logits, number=20_000):
     (dict(temperature=0.5), [0.01, 0.25, 0.0225, 0.0625]),
     (dict(temperature=1.0, top_k=2), [0.0, 0.5, 0.0, 0.25]),
     (dict(temperature=1.0, top_p=0.8), [0.0, 0.5, 0.15, 0.25]),
-    # Half the temperature squares the shares, so that fewer tokens have 0.8 together: the temperature comes first.
+    # A temperature of 0.5 squares the probabilities before top_p, so fewer tokens reach 0.8.
     (dict(temperature=0.5, top_p=0.8), [0.0, 0.25, 0.0, 0.0625]),
-    # Of 0.5 and 0.25 the first alone has two thirds: what top_k leaves is all there is for top_p.
+    # After top_k, the first of 0.5 and 0.25 has two thirds, which satisfies top_p.
     (dict(temperature=1.0, top_k=2, top_p=0.6), [0.0, 1.0, 0.0, 0.0]),
     (dict(temperature=1.0, top_k=9), [0.1, 0.5, 0.15, 0.25]),
   ],
 )
 def test_tokens_are_drawn_as_often_as_they_should(options, expected):
-  """Frequencies of 20,000 draws, within five standard deviations."""
+  """Frequencies of 20,000 samples are within five standard deviations."""
   expected = np.array(expected) / np.sum(expected)
   found = drawn(DecodeConfig(1, **options), np.log([0.1, 0.5, 0.15, 0.25]))
   assert np.all(np.abs(found - expected) <= 5 * np.sqrt(expected * (1 - expected) / 20_000))
@@ -339,7 +339,7 @@ def test_tokens_are_drawn_as_often_as_they_should(options, expected):
 
 @pytest.mark.slow
 def test_drawing_among_one_is_greedy():
-  """Whatever the temperature; and the scores are the model's own."""
+  """The temperature does not matter, and scores are the model's own."""
   model, batch = example()
   config = DecodeConfig(LENGTH, temperature=3.0, top_k=1)
   found, expected = decode(model, batch, toy.EOS, toy.key(), config=config), decode(model, batch, toy.EOS)
@@ -349,7 +349,7 @@ def test_drawing_among_one_is_greedy():
 
 @pytest.mark.exhaustive
 def test_the_same_key_writes_the_same_text():
-  """Another key another one; a row's text does not depend on the other rows; equal rows differ."""
+  """Another key gives another text; rows are independent; equal rows differ."""
   model, batch = example()
   config = DecodeConfig(LENGTH, temperature=1.0)
   batch = jax.tree.map(lambda x: x[jnp.array([0, 0, 1])], batch)
@@ -365,7 +365,7 @@ def test_the_same_key_writes_the_same_text():
 
 @pytest.mark.slow
 def test_drawn_texts_have_the_likelihood_that_the_model_gives_them():
-  """Not the likelihood at the temperature."""
+  """Scores ignore the temperature."""
   model, batch = example()
   found = decode(model, batch, toy.EOS, jax.random.key(3), config=DecodeConfig(LENGTH, temperature=2.0, top_p=0.9))
   np.testing.assert_allclose(found.scores[:, 0], log_likelihood(model, forced(batch, found.tokens[:, 0])), atol=1e-4)
@@ -378,7 +378,7 @@ def test_drawn_texts_have_the_likelihood_that_the_model_gives_them():
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_stream_writes_what_decode_writes(temperature):
-  """In calls of three tokens: the text grows to the same one, and then nothing changes."""
+  """Calls of three tokens give the same text; after the end nothing changes."""
   model, batch = example()
   config, key = DecodeConfig(LENGTH, temperature=temperature), jax.random.key(5)
   expected = decode(model, batch, toy.EOS, key, config=config)
@@ -402,7 +402,7 @@ def test_a_stream_writes_what_decode_writes(temperature):
 @pytest.mark.parametrize("shape", [{"fsdp": 8}, {"data": 4, "tensor": 2}])
 @pytest.mark.parametrize(("kind", "config"), [("t5_1_1", BEAMS), ("llama", FREE)])
 def test_decoding_on_a_mesh_equals_one_device(shape, kind, config):
-  """Texts and scores; what is carried from token to token lies by rows and heads."""
+  """Texts and scores are equal; the decoding state is sharded by rows and heads."""
   architecture = toy.KINDS[kind].architecture
   model, batch = toy.model(toy.KINDS[kind], seed=6), toy.batch((7, 4) * 4, (1,) * 8, architecture=architecture)
   expected, likelihoods = decode(model, batch, toy.EOS, config=config), log_likelihood(model, batch)
@@ -428,7 +428,7 @@ def test_decoding_on_a_mesh_equals_one_device(shape, kind, config):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["t5_1_1", "gpt2", "prefix_lm", "bert"])
 def test_log_likelihood_is_the_sum_over_what_counts(kind, monkeypatch):
-  """Log-softmax of all logits at the targets, times the weights, summed by row; by chunks, padding or not."""
+  """Log-softmax of all logits at the targets, times the weights, summed by row; independent of chunks and padding."""
   model, architecture = toy.model(toy.KINDS[kind], seed=1), toy.KINDS[kind].architecture
   batch = toy.batch(architecture=architecture)
   side = "encoder" if architecture == "encoder_only" else "decoder"
@@ -445,7 +445,7 @@ def test_log_likelihood_is_the_sum_over_what_counts(kind, monkeypatch):
   np.testing.assert_allclose(jax.jit(lambda m, b: decoding.log_likelihood(m, b))(model, batch), expected, atol=1e-4)
 
 
-# ---- What is refused -------------------------------------------------------------------------------------------------
+# ---- Errors ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -459,39 +459,42 @@ def test_log_likelihood_is_the_sum_over_what_counts(kind, monkeypatch):
     (dict(temperature=1.0, top_p=0.0), "top_p=0.0: must be above 0 and at most 1"),
     (dict(temperature=1.0, top_p=1.5), "top_p=1.5: must be above 0"),
     (dict(length_penalty_form="gmnt"), "length_penalty_form='gmnt': known are gnmt, power.*did you mean gnmt"),
-    (dict(num_beams=4, temperature=0.7), "num_beams=4 and temperature=0.7: beam search draws nothing"),
-    (dict(top_k=5), "top_k=5 and temperature=0.0: without a temperature nothing is drawn; set temperature=1"),
+    (dict(num_beams=4, temperature=0.7), "num_beams=4 and temperature=0.7: beam search does not sample"),
+    (dict(top_k=5), "top_k=5 and temperature=0.0: needs sampling; set temperature=1"),
   ],
 )
 def test_bad_options_are_refused(options, message):
-  """The message names the option and what would be right."""
   with pytest.raises(UserError, match=message):
     DecodeConfig(**(dict(max_length=4) | options))
 
 
 def test_what_cannot_be_streamed_or_drawn_is_refused():
-  """Beams are known at the end; chance needs a key."""
+  """Beam search cannot stream; sampling needs a key."""
   model, batch = example()
   graphdef, _ = toy.split(model)
-  with pytest.raises(UserError, match="num_beams=4: what beams write is known only at the end"):
+  with pytest.raises(
+    UserError, match="num_beams=4: beam search cannot stream, because its result is known only at the end"
+  ):
     decoding.make_stream(graphdef, model.config, BEAMS, eos_id=1, tokens_per_call=1)
   with pytest.raises(UserError, match="tokens_per_call=0"):
     decoding.make_stream(graphdef, model.config, FREE, eos_id=1, tokens_per_call=0)
-  with pytest.raises(UserError, match="temperature=1.0: tokens are drawn, which needs a random key"):
+  with pytest.raises(UserError, match="temperature=1.0: sampling needs a random key"):
     decode(model, batch, toy.EOS, config=DecodeConfig(2, temperature=1.0))
 
 
 def test_positions_that_were_not_learned_are_refused():
-  """A decoder alone reads all it wrote but the last token; an encoder-decoder has two sequences; others have no end."""
+  """Decoder-only models need no position for the last token; an encoder-decoder has two sequences; others have no
+  limit.
+  """
   gpt, t5 = toy.KINDS["gpt2"], toy.KINDS["shared_everything"]  # 40 positions
   decoding.check_positions(gpt, 30, 11)
-  with pytest.raises(UserError, match="max_length=12 behind a prompt of 30 tokens: .* 40 positions .* max_length=11"):
+  with pytest.raises(UserError, match="max_length=12 after a prompt of 30 tokens: .* 40 positions .* max_length=11"):
     decoding.check_positions(gpt, 30, 12)
-  with pytest.raises(UserError, match="prompts may have up to 40 tokens"):
+  with pytest.raises(UserError, match="shorten the prompt to at most 40 tokens"):
     decoding.check_positions(gpt, 41, 1)
   decoding.check_positions(t5, 40, 40)
   for lengths, name in (((41, 1), "inputs_length=41"), ((1, 41), "max_length=41")):
-    with pytest.raises(UserError, match=f"{name}: the model has learned 40 positions"):
+    with pytest.raises(UserError, match=f"{name}: the model has only 40 positions"):
       decoding.check_positions(t5, *lengths)
   for kind in ("t5_1_1", "llama"):
     decoding.check_positions(toy.KINDS[kind], 1_000, 1_000)
@@ -500,6 +503,6 @@ def test_positions_that_were_not_learned_are_refused():
 
 
 def test_every_model_that_writes_is_tried():
-  """The kinds of this file are those of toy.py, but for T5 1.0, which is decoded as T5 1.1 is."""
+  """This file covers the kinds of toy.py except T5 1.0, which decodes like T5 1.1."""
   writes = lambda config: config.kind.is_generative
   assert {*WRITERS, "t5_1_0"} == {name for name, config in toy.KINDS.items() if writes(config)}

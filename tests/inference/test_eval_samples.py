@@ -1,4 +1,4 @@
-"""What is shown when training ends says what the model gives."""
+"""Samples shown during training agree with the model's predictions."""
 
 import re
 
@@ -26,7 +26,7 @@ def likeliest(model, batch, *, number=2, sentinel_ids=SENTINELS, vocab_size=40):
 
 
 def expected(logits, row, places, *, masked=False):
-  """The lines of one row, from the logits of all positions; what ends a blank is one guess, of masked tokens none."""
+  """Returns the lines of a row from the logits of all positions; tokens that end a blank count as one guess."""
   ends = [0, toy.EOS, *SENTINELS]
   lines = []
   for blank, place in enumerate(places, start=1):
@@ -43,7 +43,7 @@ def expected(logits, row, places, *, masked=False):
 
 
 def test_a_blank_begins_behind_its_sentinel():
-  """One that opens the last position of a row that was cut has no first token; one that does not count is none."""
+  """A sentinel at the end of a truncated row, or one without loss weight, has no first token."""
   targets = np.array([[39, 5, 38, 6, 1], [9, 39, 5, 5, 38]])
   counts = np.array([[True] * 5, [True, False, True, True, True]])
   found = eval_samples.places_of(targets, counts, SENTINELS)
@@ -53,7 +53,7 @@ def test_a_blank_begins_behind_its_sentinel():
 
 @pytest.mark.exhaustive
 def test_the_likeliest_tokens_of_blanks():
-  """Behind the true text of the blanks before it, and not of the second sequence of a packed row."""
+  """Guesses follow the true text of earlier blanks; the second sequence of a packed row is ignored."""
   model, batch = toy.model(toy.KINDS["t5_1_1"]), toy.batch((8, 7), (7, 6), padded_to=(9, 8))
   targets = batch["decoder_target_tokens"].at[0, :7].set(jnp.array([39, 5, 38, 6, 7, 37, 1]))
   batch |= {"decoder_target_tokens": targets.at[1, 0].set(39)}
@@ -62,7 +62,6 @@ def test_the_likeliest_tokens_of_blanks():
 
 
 def test_samples_are_compiled_once():
-  """At the next evaluation the programs are those of the first."""
   model, batch = toy.model(toy.KINDS["t5_1_1"]), toy.batch((8, 7), (7, 6), padded_to=(9, 8))
   looks = lambda: (likeliest(model, batch), test_samples.held_out(model, batch, sentinel_ids=SENTINELS))
   first, compiled = looks(), (eval_samples._guesses._cache_size(), samples._writing.cache_info().misses)
@@ -71,7 +70,7 @@ def test_samples_are_compiled_once():
 
 
 def test_an_encoders_masked_tokens_are_blanks():
-  """Each position whose loss counts, the first three."""
+  """The first three positions with a loss weight are blanks."""
   model, batch = toy.model(toy.KINDS["bert"]), toy.batch((8, 5), padded_to=(9, 6), architecture="encoder_only")
   weights = jnp.zeros(batch["encoder_input_tokens"].shape).at[0, jnp.array([1, 4, 5, 6])].set(1).at[1, 2].set(1)
   batch |= {"encoder_loss_weights": weights}
@@ -85,7 +84,7 @@ def test_an_encoders_masked_tokens_are_blanks():
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize(("vocab_size", "sentinel_ids"), [(7, SENTINELS), (40, (7, 8, 11))])
 def test_the_prediction_is_the_first_of_the_likeliest(vocab_size, sentinel_ids):
-  """Of an encoder, whatever special ids have together, and of ids that have a piece; so is what a decoder writes."""
+  """An encoder never predicts special ids or ids without a token; neither does a decoder."""
   model, batch = toy.model(toy.KINDS["bert"]), toy.batch((8, 5), padded_to=(9, 6), architecture="encoder_only")
   batch["encoder_loss_weights"] = jnp.ones(batch["encoder_input_tokens"].shape, jnp.int32)
   options = dict(sentinel_ids=sentinel_ids, vocab_size=vocab_size)
@@ -101,14 +100,14 @@ def test_the_prediction_is_the_first_of_the_likeliest(vocab_size, sentinel_ids):
 
 
 def test_text_without_blanks_has_none():
-  """A decoder that goes on with text is not asked, nor are rows of nothing."""
+  """Continuations and padding rows have no blanks."""
   model, batch = toy.model(toy.KINDS["llama"]), toy.batch((5, 3), (4, 4), architecture="decoder_only")
   assert likeliest(model, batch, sentinel_ids=()) == [[], []]
   assert likeliest(model, {name: jnp.zeros_like(x) for name, x in batch.items()}) == []
 
 
 def test_a_guess_can_be_read_in_a_list_with_commas():
-  """What is a comma itself stands in quotes, and what is less than a percent is not nothing."""
+  """Commas are quoted, and small probabilities are not 0%."""
   told = [eval_samples.in_words(text) for text in (" the", ",", "'", "don't", " ", "", "_")]
   assert told == ["the", "','", '"\'"', "don't", "_", "_", "'_'"]
   assert [eval_samples.in_percent(chance) for chance in (0.0004, 0.02, 1.0)] == ["<1%", "2%", "100%"]

@@ -26,7 +26,7 @@ def predictor_of(kind: str, *, batch_size: int = 2, mesh=None, **decode):
   ("length", "longest", "expected"), [(1, 512, 16), (16, 512, 16), (17, 512, 32), (300, 512, 512), (300, 400, 400)]
 )
 def test_buckets_are_powers_of_two(length, longest, expected):
-  """From 16 up, and never longer than what is allowed."""
+  """From 16 up to the limit."""
   assert predictor.bucket(length, longest) == expected
 
 
@@ -50,7 +50,7 @@ def test_what_an_encoder_decoder_writes_from():
 
 
 def test_what_a_decoder_writes_from():
-  """BOS and the prompt, and which positions are read."""
+  """BOS and the prompt are marked as the bidirectional prefix."""
   features = prompt_features.prompt_features([[7, 8], [9]], 4, architecture="decoder_only", framing=FRAMING)
   same(
     features,
@@ -59,7 +59,7 @@ def test_what_a_decoder_writes_from():
 
 
 def test_what_a_masked_language_model_scores():
-  """A mask for each token of the target between prompt and [SEP]; the loss counts there."""
+  """Each target token is a mask between prompt and [SEP], with a loss weight."""
   features = predictor.scored_features([([7, 8], [5, 6])], (8,), architecture="encoder_only", framing=FRAMING)
   same(
     features,
@@ -75,7 +75,7 @@ def test_what_a_masked_language_model_scores():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["t5_1_1", "llama", "learned_prefix_lm"])
 def test_each_prompt_gets_what_it_would_get_alone(kind):
-  """Whatever its batch and its length; in the order of the prompts."""
+  """Generations do not depend on the batch or the order of lengths."""
   together, params = predictor_of(kind)
   alone, _ = predictor_of(kind, batch_size=1)
   found = together.generate(params, PROMPTS)
@@ -89,7 +89,7 @@ def test_each_prompt_gets_what_it_would_get_alone(kind):
 
 @pytest.mark.exhaustive
 def test_what_is_drawn_depends_on_the_number_of_the_prompt():
-  """A run that goes on in the middle draws what one that never stopped would have drawn."""
+  """A resumed run samples the same as an uninterrupted one."""
   sampler, params = predictor_of("t5_1_1", temperature=1.0)
   all_at_once = [each.tokens for each in sampler.generate(params, PROMPTS, seed=5)]
   later = [each.tokens for each in sampler.generate(params, PROMPTS[2:], seed=5, numbers=range(2, len(PROMPTS)))]
@@ -100,7 +100,7 @@ def test_what_is_drawn_depends_on_the_number_of_the_prompt():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["t5_1_1", "llama", "learned_prefix_lm", "bert"])
 def test_scores_are_log_probabilities(kind):
-  """Of each target alone behind its prompt, by the model's own logits."""
+  """Scores equal the sums of the model's log-probabilities of each target."""
   scorer, params = predictor_of(kind)
   scores = scorer.log_likelihood(params, list(zip(PROMPTS, TARGETS, strict=True)))
   model, architecture = toy.model(toy.KINDS[kind], seed=3), toy.KINDS[kind].architecture
@@ -115,7 +115,7 @@ def test_scores_are_log_probabilities(kind):
 
 @pytest.mark.exhaustive
 def test_meshes_give_the_same():
-  """Eight devices, rows that do not fill a batch."""
+  """Eight devices, and rows that do not fill a batch."""
   one, params = predictor_of("t5_1_1")
   expected = [each.tokens for each in one.generate(params, PROMPTS)]
   mesh = sharding.make_mesh({"fsdp": 4, "tensor": 2})
@@ -126,6 +126,6 @@ def test_meshes_give_the_same():
 
 
 def test_learned_positions_end():
-  """Prompt and answer together are longer than what was learned."""
+  """Prompt and answer together exceed the learned positions."""
   with pytest.raises(UserError, match="40"):
     predictor_of("learned_prefix_lm", max_length=30)

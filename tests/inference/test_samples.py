@@ -34,7 +34,7 @@ def shown(inputs, prediction, targets, **how):
 
 
 def test_blanks_are_numbered():
-  """The example of the docstring; EOS and padding are not shown."""
+  """The example of the docstring; EOS and padding are omitted."""
   assert shown(
     ["the", FIRST, "sat", "on", SECOND, "mat", "</s>", 0],
     [FIRST, "dog", SECOND, "the", "</s>", 0, 0],
@@ -43,7 +43,7 @@ def test_blanks_are_numbered():
 
 
 def test_only_the_first_blanks_are_shown():
-  """With what stands around them, up to the next blank, and dots where text is left out."""
+  """Context extends up to the next blank, with dots for omitted text."""
   inputs = ["a", "a", "the", FIRST, "sat", SECOND, "on", "the", THIRD, "mat"]
   prediction = [FIRST, "dog", SECOND, "a", THIRD, "cat"]
   given, predicted, _ = shown(inputs, prediction, prediction, num_blanks=2, context=1)
@@ -60,12 +60,11 @@ def test_a_blank_without_an_answer_is_a_dash():
 
 
 def test_text_without_blanks_is_shown_as_it_is():
-  """There is nothing to fill in."""
   assert shown(["the", "cat"], ["a"], ["a"]) == ("the cat", "", "")
 
 
 def test_masked_tokens_are_blanks():
-  """Those whose loss counts, whatever the model makes of the others."""
+  """Blanks are the positions with a loss weight; other predictions are ignored."""
   ids = lambda words: np.array([WORDS.index(word) for word in words.split()] + [1, 0])
   given = samples.masked_tokens(
     ids("a dog sat on the </s>"),
@@ -78,7 +77,7 @@ def test_masked_tokens_are_blanks():
 
 
 def test_only_the_first_masked_tokens_are_shown():
-  """Six, with the dozen tokens before them and up to the next."""
+  """Six blanks with twelve tokens before them."""
   tokens = np.array([WORDS.index("a")] * 14 + [WORDS.index("cat")] * 8)
   given, _, truth = samples.masked_tokens(tokens, tokens, np.arange(22) >= 14, vocabulary=Words(), hidden_ids={0, 1})
   assert given == "... " + "a " * 12 + "[1] [2] [3] [4] [5] [6] ..."
@@ -89,7 +88,7 @@ def test_only_the_first_masked_tokens_are_shown():
 
 
 class Ids:
-  """A vocabulary whose tokens are called by their ids."""
+  """A vocabulary that decodes tokens as their ids."""
 
   def decode(self, ids):
     return " ".join(str(token) for token in ids)
@@ -111,12 +110,12 @@ def held_out(model, batch, *, number=2, sentinel_ids=(), hidden_ids=(0, toy.EOS)
 
 
 def words(tokens):
-  """As `Ids` has them; without EOS and padding."""
+  """Returns tokens as text like `Ids`, without EOS and padding."""
   return " ".join(str(token) for token in np.asarray(tokens).tolist() if token > 1)
 
 
 def written(model, prompt, *, number):
-  """What the model writes behind a prompt, reading all over again for each token; up to EOS."""
+  """Generates greedily up to EOS, without a cache."""
   length, tokens = len(prompt), []
   row = np.zeros((1, length + number), np.int32)
   row[0, 1 : length + 1] = prompt
@@ -130,7 +129,7 @@ def written(model, prompt, *, number):
 
 @pytest.mark.exhaustive
 def test_an_encoder_guesses_masked_tokens():
-  """The likeliest token of each position whose loss counts."""
+  """Predictions are the likeliest tokens at positions with a loss weight."""
   model, batch = toy.model(toy.KINDS["bert"]), toy.batch((8, 5), padded_to=(9, 6), architecture="encoder_only")
   batch["encoder_loss_weights"] = jnp.zeros((2, 9)).at[0, jnp.array([1, 4])].set(1).at[1, 2].set(1)
   likeliest, targets = np.argmax(toy.logits(model, batch), axis=-1), np.asarray(batch["encoder_target_tokens"])
@@ -143,7 +142,7 @@ def test_an_encoder_guesses_masked_tokens():
 
 
 def test_an_encoder_decoder_fills_blanks():
-  """What it writes between the sentinels of its own; the spans of the targets beside it."""
+  """Predictions come from the generated sentinels; the truth comes from the targets."""
   model, batch = toy.model(toy.config(), seed=1), toy.batch((6, 4), (6, 4))
   inputs = jnp.array([[7, 39, 8, 38, 9, 1, 0, 0], [5, 6, 39, 4, 1, 0, 0, 0]])
   targets = jnp.array([[39, 3, 4, 38, 5, 1], [39, 2, 1, 0, 0, 0]])
@@ -154,7 +153,7 @@ def test_an_encoder_decoder_fills_blanks():
 
 
 def test_a_sentinel_that_stands_for_masked_tokens_is_no_blank():
-  """Where targets have no sentinels the text is shown as it is."""
+  """If targets have no sentinels, the whole text is shown."""
   model, batch = toy.model(toy.config(), seed=1), toy.batch((6, 4), (6, 4))
   batch["encoder_input_tokens"] = jnp.array([[7, 39, 39, 9, 1, 0], [5, 6, 39, 4, 1, 0]])
   batch["decoder_target_tokens"] = jnp.array([[7, 3, 4, 9, 1, 0], [5, 6, 2, 4, 1, 0]])
@@ -165,7 +164,7 @@ def test_a_sentinel_that_stands_for_masked_tokens_is_no_blank():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["llama", "local_prefix_lm"])
 def test_a_decoder_goes_on_behind_its_inputs(kind):
-  """With what the model itself finds likeliest, token by token, as far as the longest leaves room for."""
+  """The continuation is the likeliest by the model, limited by the longest prompt."""
   model, batch = toy.model(toy.KINDS[kind], seed=2), toy.batch((5, 3), (4, 6), architecture="decoder_only")
   found, rows = held_out(model, batch), np.asarray(batch["decoder_target_tokens"])
   for (given, prediction, truth), row, length, end in zip(found, rows, (5, 3), (9, 9), strict=True):
@@ -175,7 +174,7 @@ def test_a_decoder_goes_on_behind_its_inputs(kind):
 
 @pytest.mark.exhaustive
 def test_of_long_inputs_both_ends_are_shown():
-  """What decides may stand at either."""
+  """The answer may depend on either end."""
   model, batch = toy.model(toy.KINDS["modern_t5"], seed=2), toy.batch((70, 64), (3, 3), padded_to=(70, 4))
   (long, _, _), (whole, _, _) = held_out(model, batch)
   tokens = np.asarray(batch["encoder_input_tokens"])
@@ -184,7 +183,7 @@ def test_of_long_inputs_both_ends_are_shown():
 
 @pytest.mark.exhaustive
 def test_a_language_model_goes_on_behind_half_of_a_text():
-  """Where there are no inputs."""
+  """The prompt is half of the text if there are no inputs."""
   model, batch = toy.model(toy.KINDS["llama"], seed=2), toy.batch((5, 3), (4, 4), architecture="decoder_only")
   del batch["decoder_causal_attention"]
   found, rows = held_out(model, batch), np.asarray(batch["decoder_target_tokens"])
@@ -196,13 +195,13 @@ def test_a_language_model_goes_on_behind_half_of_a_text():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["bert", "modern_t5", "prefix_lm", "llama"])
 def test_of_packed_rows_the_first_sequence_is_shown(kind):
-  """As if it were alone, but for where the writing ends."""
+  """Text and truth equal those of the sequence alone; predictions may end elsewhere."""
   config = toy.KINDS[kind]
   model, batch = toy.model(config, seed=2), toy.batch((5, 4), (3, 3), architecture=config.architecture)
   if kind == "bert":
     batch["encoder_loss_weights"] = jnp.ones((2, 8)).at[:, 1].set(0)
   if kind == "llama":
-    del batch["decoder_causal_attention"]  # the text of a language model, which has no inputs
+    del batch["decoder_causal_attention"]  # a language model's text without inputs
   (alone, _), (found,) = held_out(model, batch), held_out(model, toy.packed(batch))
   assert (found[0], found[2]) == (alone[0], alone[2])
   predictions = [one[1].split() for one in (found, alone)]
@@ -212,11 +211,11 @@ def test_of_packed_rows_the_first_sequence_is_shown(kind):
 
 @pytest.mark.exhaustive
 def test_a_decoder_writes_no_further_than_its_positions():
-  """Of 40 learned positions 36 inputs and what starts them leave three, which four tokens follow."""
+  """With 40 learned positions, 36 inputs and BOS leave three; four tokens can follow."""
   model = toy.model(toy.KINDS["gpt2"], seed=3)
   batch = toy.batch((36, 20), (3, 3), padded_to=(36, 4), architecture="decoder_only")
   tokens = np.asarray(batch["decoder_target_tokens"])
-  # Beyond them a model would write what is likeliest of not-a-number: 0.
+  # Beyond them the model's logits are NaN, and it would generate 0.
   (given, prediction, _), _ = held_out(model, batch, hidden_ids=(toy.EOS,))
   assert given == words(tokens[0, :36])
   assert len(prediction.split()) == 4
@@ -225,7 +224,7 @@ def test_a_decoder_writes_no_further_than_its_positions():
 
 @pytest.mark.exhaustive
 def test_a_text_may_have_token_0():
-  """Where a vocabulary pads with another id, segment ids tell what is text."""
+  """If a vocabulary pads with another id, segment ids mark the text."""
   model, batch = toy.model(toy.KINDS["llama"], seed=2), toy.batch((5, 3), (4, 4), architecture="decoder_only")
   tokens = jnp.array([[0, 7, 0, 8, 0, 9, 1, 1], [6, 0, 0, 5, 1, 1, 1, 1]])
   batch = {
@@ -240,13 +239,13 @@ def test_a_text_may_have_token_0():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["bert", "llama"])
 def test_rows_of_nothing_are_not_shown(kind):
-  """A last batch is filled up with them."""
+  """Padding rows fill the last batch."""
   config = toy.KINDS[kind]
   model, batch = toy.model(config), toy.batch((5, 4), (3, 3), architecture=config.architecture)
   if kind == "bert":
     batch["encoder_loss_weights"] = jnp.ones((2, 8)).at[:, 1].set(0)
   both = held_out(model, batch)
-  for kept in range(2):  # behind the rows of each stream, and so before those of others
+  for kept in range(2):  # padding of each data stream, anywhere in the batch
     left = {name: x.at[1 - kept].set(0) for name, x in batch.items()}
     assert held_out(model, left) == [both[kept]]
   assert held_out(model, {name: jnp.zeros_like(x) for name, x in batch.items()}) == []
@@ -254,7 +253,7 @@ def test_rows_of_nothing_are_not_shown(kind):
 
 @pytest.mark.exhaustive
 def test_rows_that_ask_nothing_are_not_shown():
-  """Nor examples: an answer that is not given is not asked."""
+  """Rows and examples without targets are skipped."""
   config = test_head_losses.with_heads("bert")
   (unpacked, packed) = test_head_losses.asked("encoder_only")
   graphdef, params = toy.split(toy.model(config))
@@ -267,7 +266,7 @@ def test_rows_that_ask_nothing_are_not_shown():
   every = answered(batch, rows)
   quiet = batch | {"encoder_answer_heads": batch["encoder_answer_heads"].at[0].set(0)}
   assert len(every) == rows and answered(quiet, rows) == every[1:]
-  # In a packed row the second example, where the first asks nothing.
+  # The second example of a packed row, if the first has no targets.
   groups, heads = (packed[f"encoder_answer_{name}"] for name in ("groups", "heads"))
   later = {name: jnp.asarray(x) for name, x in packed.items()}
   later["encoder_answer_heads"] = jnp.where(groups == 1, 0, heads)

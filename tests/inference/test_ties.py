@@ -1,4 +1,4 @@
-"""Answers that tie: each of k counts 1/k, wherever accuracy is measured, and how many tied is told."""
+"""Ties: each of k tied answers counts 1/k in every accuracy, and the number of ties is reported."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -49,7 +49,7 @@ def test_classes_and_tags():
 
 @pytest.mark.slow
 def test_choices_count_by_the_share_of_the_best_that_is_right():
-  """Two examples in a row: of three that tie two are right; of two one."""
+  """Two examples in a row: three tied with two right, and two tied with one right."""
   scores = jnp.array([1.0, 1.0, 1.0, 0.0, 2.0, 2.0])[None, :, None]
   found = head_losses._choice(scores, asked([1, 1, 0, 0, 1, 0], groups=[1, 1, 1, 1, 2, 2]))
   assert float(jnp.sum(found.right[0, :4])) == pytest.approx(2 / 3)
@@ -58,7 +58,7 @@ def test_choices_count_by_the_share_of_the_best_that_is_right():
 
 @pytest.mark.slow
 def test_bounds_of_spans():
-  """Of ten starts and ten ends that tie one pair is right."""
+  """Ten tied starts and ten tied ends have one right pair."""
   targets = [0] * 10
   targets[3], targets[5] = 1, 2
   found = head_losses._span(jnp.zeros((1, 10, 2)), asked(targets))
@@ -118,7 +118,7 @@ def test_spans_that_tie_are_told():
   assert head_predictor.answer(head, example, logits)[0] in (
     "Ann Bob",
     "Bob",
-  )  # the likeliest, of which rounding decides
+  )  # the likeliest by rounding
   assert head_predictor.tied(head, example, logits) == ("Ann", "Ann Bob", "Bob")
   assert "none" in head_predictor.tied(head, example | {"no_answer": "none"}, np.zeros((3, 2), np.float32))
 
@@ -127,7 +127,7 @@ def test_spans_that_tie_are_told():
 
 
 class Task:
-  """As much of a seqio task as is measured."""
+  """The attributes of a seqio task that evaluation needs."""
 
   name = "t"
   score_metric_fns = ()
@@ -137,7 +137,7 @@ class Task:
 
 
 def measured(given, *metrics):
-  """Metrics of (target, values that tie)."""
+  """Returns the metrics of pairs of a target and its tied predictions."""
   found = [
     results.Answer({}, "", tied[0], target, 0.0, tied=tuple(tied) if len(tied) > 1 else ()) for target, tied in given
   ]
@@ -145,7 +145,7 @@ def measured(given, *metrics):
 
 
 def test_a_model_that_cannot_tell_classes_apart_is_at_chance():
-  """Whichever class is right: the first that np.argmax takes, too."""
+  """The result does not depend on the right class, even if np.argmax selects it."""
   every = list(range(1000))
   assert measured([(0, every)] * 4, task_metrics.accuracy)["accuracy"] == pytest.approx(0.1)
   assert measured([(999, every)] * 4, task_metrics.accuracy)["accuracy"] == pytest.approx(0.1)

@@ -1,4 +1,4 @@
-"""`t2t infer` with heads that answer within a text: tags of its words, and spans of a context."""
+"""`t2t infer` with token-level heads: tags of words, and spans of a context."""
 
 import functools
 import json
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.exhaustive
 
 run = test_classification.run  # the fixture
 
-# Two tasks whose records are those of `WORDS` and `QUESTIONS`.
+# Two tasks with the records of `WORDS` and `QUESTIONS`.
 MODULE = """
   import json
   import pathlib
@@ -75,7 +75,7 @@ WORDS = [
   ["Ann", "Lee", "saw", "Zoë", "."],
   ["Rome"],
   ["O'Neil", "-", "of", "U.S.", "fame"],
-  ["a", "long", "one", *(f"w{i}" for i in range(80))],  # the last do not fit
+  ["a", "long", "one", *(f"w{i}" for i in range(80))],  # too long for the model
 ]
 QUESTIONS = [("Whom?", LONG), ("Where?", "In Rome."), ("x" * 80, "Ann met Bob."), ("Who?", f"Bob {LONG} {LONG}")]
 LENGTH = 256
@@ -83,7 +83,7 @@ LENGTH = 256
 
 @functools.cache
 def module() -> pathlib.Path:
-  """The file that registers the tasks."""
+  """Writes the file that registers the tasks."""
   path = pathlib.Path(os.environ["T2T_TEST_PROGRAMS"]) / f"marked_tasks_{os.getpid()}.py"
   path.write_text(textwrap.dedent(MODULE))
   words = [{"words": words, "ner": [1, 2, 0, 3, 4][: len(words)] + [0] * (len(words) - 5)} for words in WORDS]
@@ -108,7 +108,7 @@ def marked(tmp_path_factory) -> pathlib.Path:
 
 
 def evaluated(checkpoint, task: str, folder: pathlib.Path) -> list[dict]:
-  """What `t2t eval` writes of a task's examples."""
+  """Returns the predictions of `t2t eval` for a task's examples."""
   data = [f"--config.data.mixture={task}", f"--config.data.task_modules={module()}"]
   data += [f"--config.data.inputs_length={LENGTH}", "--config.train.batch_size=8"]
   assert command.main(["eval", f"--checkpoint={checkpoint}", f"--workdir={folder}", *data]) == 0
@@ -120,10 +120,10 @@ def evaluated(checkpoint, task: str, folder: pathlib.Path) -> list[dict]:
 
 
 def test_words_are_tagged_as_the_example_of_a_task(marked, run, tmp_path):
-  """`t2t eval` says the same of the same words; entities are where their text is."""
+  """Tags equal those of `t2t eval`; entities have the offsets of their text."""
   expected = evaluated(marked, "marked_ner", tmp_path / "eval")
   code, rows, said = run(marked, [{"words": words, "id": 7} for words in WORDS], "--head=ner")
-  assert code == 0 and "lines          4 (1 cut to 256 tokens)" in said
+  assert code == 0 and "lines          4 (1 truncated to 256 tokens)" in said
   for row, other, words in zip(rows, expected, WORDS, strict=True):
     assert (row["inputs"], row["words"], row["id"]) == (" ".join(words), words, 7)
     assert " ".join(row["tags"]) == other["prediction"]
@@ -133,7 +133,7 @@ def test_words_are_tagged_as_the_example_of_a_task(marked, run, tmp_path):
 
 
 def test_a_text_is_tagged_as_its_words(marked, run):
-  """Those that stand apart from punctuation; offsets are of the text as it was given."""
+  """Words are separated from punctuation; offsets refer to the original text."""
   texts = ["  Ann Lee, saw\\tZoë. ".replace("\\t", "\t"), "", "Rome"]
   code, rows, said = run(marked, texts, "--head=ner", name="in.txt")
   apart = [{"words": tags_lib.split(text)} for text in texts if text]
@@ -150,11 +150,11 @@ def test_a_text_is_tagged_as_its_words(marked, run):
 
 
 def test_a_question_is_answered_as_the_example_of_a_task(marked, run, tmp_path):
-  """`t2t eval` says the same of the same context, over all of its windows; the answer is where its text is."""
+  """Answers equal those of `t2t eval` over all windows; offsets are those of the answer."""
   expected = evaluated(marked, "marked_squad", tmp_path / "eval")
   lines = [{"question": question, "context": context, "id": 7} for question, context in QUESTIONS]
   code, rows, said = run(marked, lines, "--head=span")
-  assert code == 0 and "lines          4 (1 cut to 64 tokens of the question)" in said
+  assert code == 0 and "lines          4 (1 truncated to 64 tokens of the question)" in said
   assert [row.get("cut") for row in rows] == [None, None, 16, None]
   for row, other, line in zip(rows, expected, lines, strict=True):
     assert (row["inputs"], row["context"], row["id"]) == (line["question"], line["context"], 7)
@@ -167,18 +167,18 @@ def test_a_question_is_answered_as_the_example_of_a_task(marked, run, tmp_path):
 
 
 def test_whether_there_may_be_no_answer(marked, run):
-  """As in training, unless it is said; rows of one are not gone on with as the other's."""
+  """The default is as in training; an output of one setting cannot be resumed with the other."""
   lines = [{"question": question, "context": context} for question, context in QUESTIONS]
   _, rows, _ = run(marked, lines, "--head=span")
   assert all(0 <= row["null"] <= 1 for row in rows)
   code, others, _ = run(marked, lines, "--head=span", "--no_answer=no", output="others.jsonl")
   assert code == 0 and all("null" not in row and row["prediction"] == row["best"][0]["text"] for row in others)
   code, _, said = run(marked, lines, "--head=span", "--no_answer=no")
-  assert code == 2 and "--no_answer no, it was yes" in said
+  assert code == 2 and "--no_answer no, previously yes" in said
 
 
 def test_a_line_without_a_context_or_a_question(marked, run):
-  """Nothing is computed of it, and its row says why."""
+  """The line is not computed, and its row has the error."""
   lines = [
     {"question": "Who?", "context": " "},
     {"question": "", "context": "Bob."},
@@ -201,24 +201,24 @@ def test_a_line_without_a_context_or_a_question(marked, run):
     (
       {"inputs": "b a", "words": ["a", "b"]},
       ("--head=ner",),
-      "line 1: its text has not all 'words', one after another",
+      "line 1: its text does not contain all 'words' in order",
     ),
-    ({"inputs": "a", "tags": [0]}, ("--head=ner",), "line 1: has a field 'tags', which the output has of its own"),
+    ({"inputs": "a", "tags": [0]}, ("--head=ner",), "line 1: has a field 'tags', which is reserved for the output"),
     (
       {"parts": ["a"]},
       ("--head=ner",),
       "a tag head reads one text, 'inputs', or a list, 'words'",
     ),
-    ({"inputs": "a" * 300}, ("--head=ner", "--strict"), "line 1: 45 of its 301 tokens do not fit into the 256 tokens"),
+    ({"inputs": "a" * 300}, ("--head=ner", "--strict"), "line 1: 45 of its 301 tokens do not fit (limit: 256 tokens)"),
     ({"inputs": "a"}, ("--head=ner", "--no_answer=yes"), "--no_answer yes: ner is a tag head"),
     ({"context": "a"}, ("--head=span",), "line 1: has no field 'question'"),
-    ({"question": "a"}, ("--head=span",), "line 1: has no 'context' for the head span to find the answer in"),
+    ({"question": "a"}, ("--head=span",), "line 1: has no 'context' for the head span; give a .jsonl file"),
     ({"question": "a", "context": ["b"]}, ("--head=span",), "line 1: field 'context' is [\"b\"], not a string"),
     ({"question": "a", "context": "b", "best": 1}, ("--head=span",), "line 1: has a field 'best'"),
     (
       {"question": "a" * 80, "context": "b"},
       ("--head=span", "--strict"),
-      "line 1: 16 of its 83 tokens do not fit into the 64 tokens of the question",
+      "line 1: 16 of its 83 tokens do not fit (limit: 64 tokens of the question)",
     ),
     (
       {"question": "a", "context": "b"},
@@ -228,7 +228,7 @@ def test_a_line_without_a_context_or_a_question(marked, run):
   ],
 )
 def test_what_cannot_be_asked(line, others, message, marked, run):
-  """One line, before anything is computed."""
+  """A line is refused before anything is computed."""
   code, rows, said = run(marked, [line], *others)
   assert code == 2 and message in said and not rows
 
@@ -241,7 +241,6 @@ def test_what_cannot_be_asked(line, others, message, marked, run):
   ],
 )
 def test_resumed_at_any_byte_equals_uninterrupted(head, lines, marked, run, tmp_path):
-  """Though rows have fields of their own that no other head's have."""
   run(marked, lines, f"--head={head}")
   whole = (tmp_path / "out.jsonl").read_bytes()
   for size in (1, len(whole) // 2, len(whole) - 1):
@@ -254,7 +253,7 @@ def test_resumed_at_any_byte_equals_uninterrupted(head, lines, marked, run, tmp_
 
 
 def test_two_processes_answer_as_one_does(marked, run, tmp_path):
-  """The first reads and writes, both compute."""
+  """The first process reads and writes, both compute."""
   questions = [{"question": question, "context": context} for question, context in QUESTIONS]
   _, answered, _ = run(marked, questions, "--head=span", name="span.jsonl", output="spans.jsonl")
   asked = ["infer", f"--checkpoint={marked}", "--head=span", "--batch_size=1"]
@@ -271,7 +270,7 @@ def test_two_processes_answer_as_one_does(marked, run, tmp_path):
 
 
 def test_the_page_is_answered_as_a_line(marked, run):
-  """The last event has the fields of a row; what is missing is said."""
+  """The last event has the fields of a row; missing fields are reported."""
   tagger, extractor = (test_served_commands.service(marked, f"--head={head}") for head in ("ner", "span"))
   assert (tagger.about()["asks"], extractor.about()["asks"]) == ("tag", "span")
   assert not tagger.about()["pairs"] and not extractor.about()["pairs"]
@@ -285,11 +284,11 @@ def test_the_page_is_answered_as_a_line(marked, run):
     assert found["prediction"] == row["prediction"] or head == "ner" and found["tags"] == row["tags"]
   for fields, message in (
     ({"question": "Who?"}, "the request: has no 'context'"),
-    ({"context": "Bob."}, "question: there is nothing to read"),
+    ({"context": "Bob."}, "question: is empty; give a text"),
     ({"question": "Who?", "context": 3}, "field 'context' is 3, not a string"),
-    ({"question": "Who?", "context": "Bob.", "inputs": "a"}, "'inputs': no such option; there are question, context"),
+    ({"question": "Who?", "context": "Bob.", "inputs": "a"}, "'inputs': unknown field; known are question, context"),
   ):
     with pytest.raises(UserError, match=message):
       extractor.parse(json.dumps(fields).encode())
-  with pytest.raises(UserError, match="empty context: give the text that the answer is looked for in"):
+  with pytest.raises(UserError, match="empty context: give the text with the answer"):
     list(extractor.generate(extractor.parse(b'{"question": "Who?", "context": " "}')))

@@ -1,4 +1,4 @@
-"""Who may ask the page's server, how much, and for how long; a model would only make these tests slow."""
+"""Server limits: access, amounts and deadlines, with a service without a model."""
 
 import collections
 import contextlib
@@ -22,7 +22,7 @@ ASKED = {"inputs": "a"}
 
 
 class Counting:
-  """A service that counts for as long as it is asked to, and says when it was left."""
+  """A service that counts as far as requested, and records when a client leaves."""
 
   def __init__(self, number: int = 3):
     self.number, self.left, self.goes_on = number, threading.Event(), threading.Event()
@@ -61,11 +61,11 @@ POST = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application
 WHOLE = POST + b'Content-Length: 15\r\n\r\n{"inputs": "a"}'
 
 
-# ---- Who -------------------------------------------------------------------------------------------------------------
+# ---- Access ----------------------------------------------------------------------------------------------------------
 
 
 def test_names_origins_and_tokens():
-  """Neither another site's name nor its page gets in, nor who does not have the token; an address is nobody's name."""
+  """Other sites' names and pages, and clients without the token, are refused; IP addresses are accepted."""
   here = admission.Admission("127.0.0.1")
   there = admission.Admission("0.0.0.0", "a" * 20)
   right = {"Authorization": "Bearer " + "a" * 20}
@@ -91,11 +91,11 @@ def test_names_origins_and_tokens():
 
 
 def test_beyond_this_machine_only_with_a_token(monkeypatch):
-  """A new one each time, or that of the environment; the page itself has no secrets."""
+  """The token is new each time, or that of the environment; the page itself needs none."""
   first, second = (admission.of("0.0.0.0").token for _ in range(2))
   assert first != second and len(first) >= 16 and admission.of("localhost").token == ""
   monkeypatch.setenv(admission.TOKEN, "short")
-  with pytest.raises(UserError, match="T2T_SERVER_TOKEN: must be 16 characters"):
+  with pytest.raises(UserError, match="T2T_SERVER_TOKEN: must have at least 16 characters"):
     admission.of("localhost")
   monkeypatch.setenv(admission.TOKEN, "0123456789abcdef")
   with running(Counting(), host="0.0.0.0") as found:
@@ -106,11 +106,11 @@ def test_beyond_this_machine_only_with_a_token(monkeypatch):
     assert ask(port, "POST", "/generate", ASKED, Authorization="Bearer 0123456789abcdef")[0] == 200
 
 
-# ---- How much --------------------------------------------------------------------------------------------------------
+# ---- Sizes -----------------------------------------------------------------------------------------------------------
 
 
 def test_texts_are_bounded():
-  """What would hold the model for long is refused with the limit, of whatever the texts are fields."""
+  """A request with too much text is refused with the limit, in any field."""
   with running(Counting()) as found:
     for body in (
       {"inputs": "a" * 100_001},
@@ -118,9 +118,9 @@ def test_texts_are_bounded():
       {"candidates": [{"a": ["b" * 60_000, "b" * 60_000]}]},
     ):
       status, _, content = ask(found.server_port, "POST", "/generate", body)
-      assert status == 413 and "100,000 in 256 are the most" in json.loads(content)["error"]
+      assert status == 413 and "the maximum is 100,000 in 256" in json.loads(content)["error"]
     status, _, content = ask(found.server_port, "POST", "/generate", b" " * 1_000_001)
-    assert status == 413 and "1,000,000 are the most" in json.loads(content)["error"]
+    assert status == 413 and "more than 1,000,000" in json.loads(content)["error"]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_texts_are_bounded():
   ],
 )
 def test_lengths_that_are_none(length, status, capfd):
-  """Refused in a sentence, and no traceback anywhere."""
+  """The error is one sentence, without a traceback."""
   with running(Counting()) as found, send(found.server_port, POST + length + b"\r\n\r\n") as client:
     assert b" %d " % status in client.recv(100)
   assert capfd.readouterr().err == ""
@@ -147,11 +147,11 @@ def test_temperatures(monkeypatch):
       decoding.DecodeConfig(max_length=3, temperature=value)
 
 
-# ---- How many --------------------------------------------------------------------------------------------------------
+# ---- Numbers ---------------------------------------------------------------------------------------------------------
 
 
 def test_connections_and_requests_are_bounded(monkeypatch):
-  """One too many is told to come again; when others have gone, it is answered."""
+  """A connection above the limit is refused, and accepted after others have closed."""
   monkeypatch.setattr(connection, "MAX_CONNECTIONS", 3)
   monkeypatch.setattr(app, "MAX_REQUESTS", 1)
   service = Counting()
@@ -162,10 +162,10 @@ def test_connections_and_requests_are_bounded(monkeypatch):
     assert status == 503 and headers["Retry-After"]
     while (
       len(found.server_state.connections) > 1
-    ):  # until the server has let go of it, or it would refuse one of the next
+    ):  # until the server has closed it; otherwise it would refuse one of the next
       time.sleep(0.01)
     idle = [send(found.server_port, head) for head in (b"GET", POST + b"Content-Length: 15\r\n\r\n{")]
-    while len(found.server_state.connections) < 3:  # until the server has taken both
+    while len(found.server_state.connections) < 3:  # until the server has accepted both
       time.sleep(0.01)
     assert ask(found.server_port, "GET", "/about")[0] == 503
     for each in idle:
@@ -175,13 +175,13 @@ def test_connections_and_requests_are_bounded(monkeypatch):
     first.close()
     status = 503
     while status == 503:
-      with contextlib.suppress(ConnectionError):  # who is refused may be hung up on before all is sent
+      with contextlib.suppress(ConnectionError):  # a refused client may be disconnected before it has sent everything
         status = ask(found.server_port, "POST", "/generate", ASKED)[0]
     assert status == 200
 
 
 def test_many_clients_at_once():
-  """200 clients: each is answered whole or told to come again, the limits say how many, and none keeps a place."""
+  """Each of 200 clients gets a whole answer or a refusal, within the limits, and all places are freed."""
   service = Counting()
   service.goes_on.clear()
   answers = collections.Counter()
@@ -189,7 +189,7 @@ def test_many_clients_at_once():
   def client(path):
     try:
       status, headers, content = ask(found.server_port, "POST", path, ASKED)
-    except ConnectionError:  # who is refused may be hung up on before all is sent
+    except ConnectionError:  # a refused client may be disconnected before it has sent everything
       status, headers, content = 503, {"Retry-After": "2"}, b""
     whole = json.loads(content.splitlines()[-1])["tokens"] == 2 if status == 200 else headers["Retry-After"]
     answers[status, bool(whole)] += 1
@@ -205,14 +205,14 @@ def test_many_clients_at_once():
       thread.join(60)
     assert answers == {(200, True): app.MAX_REQUESTS, (503, True): 200 - app.MAX_REQUESTS}
     assert ask(found.server_port, "POST", "/generate", ASKED)[0] == 200
-    assert found.application.wait_for_answers(30.0) == 0  # a place is freed behind the last byte
+    assert found.application.wait_for_answers(30.0) == 0  # a place is freed after the last byte
 
 
-# ---- How long --------------------------------------------------------------------------------------------------------
+# ---- Deadlines -------------------------------------------------------------------------------------------------------
 
 
 def test_a_request_must_come_in_time(monkeypatch):
-  """However often it sends a byte: a head that does not end is cut off, a body is told so."""
+  """Slow heads are disconnected and slow bodies get an error, even if they keep sending."""
   monkeypatch.setattr(connection, "READ_SECONDS", 0.3)
   with running(Counting()) as found:
     with send(found.server_port, b"GET / HT") as client:
@@ -229,7 +229,7 @@ def test_a_request_must_come_in_time(monkeypatch):
 
 
 def test_slow_clients_block_nobody():
-  """A hundred that send a byte now and then, in their heads or bodies, while others are answered at once."""
+  """A hundred clients that send a byte now and then do not delay other clients."""
   stopped = threading.Event()
   head = POST + b"Content-Length: 1000\r\n\r\n{"
 
@@ -265,7 +265,7 @@ def test_who_leaves_or_does_not_read_frees_the_model(leaves, monkeypatch):
 
 
 def test_who_waits_for_a_whole_answer_and_leaves_frees_the_model():
-  """Though nothing is written to them that would show it."""
+  """A disconnected client frees the model, although nothing is written to it."""
   service = Counting(number=10**9)
   with running(service) as found, send(found.server_port, WHOLE.replace(b"/generate", b"/v1/whole")) as client:
     while found.application.places._value == app.MAX_REQUESTS:  # until it is being answered
@@ -275,13 +275,15 @@ def test_who_waits_for_a_whole_answer_and_leaves_frees_the_model():
 
 
 def test_whole_answers_have_the_guards_of_all():
-  """The last event alone; too many, too late and without a token they are refused in OpenAI's words."""
+  """Only the last event is sent; refusals for load, shutdown and access have OpenAI's format."""
   with running(Counting()) as found:
     status, headers, content = ask(found.server_port, "POST", "/v1/whole", ASKED)
     assert status == 200 and headers["Content-Type"] == "application/json" and json.loads(content)["tokens"] == 2
     found.application.cutting = True
     status, headers, content = ask(found.server_port, "POST", "/v1/whole", ASKED)
-    assert status == 503 and headers["Retry-After"] and "has ended" in json.loads(content)["error"]["message"]
+    assert (
+      status == 503 and headers["Retry-After"] and "the server shut down" in json.loads(content)["error"]["message"]
+    )
     found.application.ending = True
     assert ask(found.server_port, "POST", "/v1/whole", ASKED)[0] == 503
   with running(Counting(), host="0.0.0.0") as found:
@@ -292,7 +294,7 @@ def test_whole_answers_have_the_guards_of_all():
 
 
 def test_what_goes_wrong_in_a_whole_answer_is_said(capfd):
-  """A device's error is 500 in a sentence, what a user can mend 400; the next is answered."""
+  """A device error gives 500, a user error 400, each as a sentence; the next request works."""
   service = Counting()
 
   def fails(request):
@@ -310,7 +312,7 @@ def test_what_goes_wrong_in_a_whole_answer_is_said(capfd):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("in_time", [True, False])
 def test_who_has_asked_is_answered_before_the_end(in_time, number, capsys, monkeypatch):
-  """Or told, where that takes too long; who comes later is refused, and the exit code is the signal's."""
+  """Late answers get an error, new clients are refused, and the exit code is that of the signal."""
   monkeypatch.setattr(app, "END_SECONDS", 60.0 if in_time else 0.2)
   service, found = Counting(number=3 if in_time else 10**9), []
   service.goes_on.clear()
@@ -322,7 +324,7 @@ def test_who_has_asked_is_answered_before_the_end(in_time, number, capsys, monke
     sender = send(port, WHOLE)
     sender.recv(100)
     os.kill(os.getpid(), number)
-    with contextlib.suppress(ConnectionError):  # one that had not been accepted when the port closed is reset
+    with contextlib.suppress(ConnectionError):  # a connection that was not accepted when the port closed is reset
       while True:
         socket.create_connection(("127.0.0.1", port)).close()
     service.goes_on.set()
@@ -336,4 +338,4 @@ def test_who_has_asked_is_answered_before_the_end(in_time, number, capsys, monke
   thread.join(30)
   answer = b"".join(found)
   assert stopped.value.code == 128 + number and answer.endswith(b"0\r\n\r\n")
-  assert (b'"tokens": 2' in answer and b"error" not in answer) if in_time else b"the server has ended" in answer
+  assert (b'"tokens": 2' in answer and b"error" not in answer) if in_time else b"the server shut down" in answer

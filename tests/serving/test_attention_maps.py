@@ -1,4 +1,4 @@
-"""What attention looked at: probabilities that give what the layers give, of every architecture."""
+"""Attention maps: probabilities consistent with the layers' outputs, for every architecture."""
 
 from flax import nnx
 import jax
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("kv_heads", [0, 2])
 def test_probabilities_weigh_the_values(kv_heads):
-  """What they make of the values is what the attention gives, with a bias, a window and grouped keys, too."""
+  """Weighted values equal the attention's output, including bias, window and grouped keys."""
   config = toy.encoder(num_heads=4, num_kv_heads=kv_heads, attention_window=2)
   layer = attention.Attention(config, nnx.Rngs(0))
   x = jax.random.normal(jax.random.key(1), (2, 6, config.embed_dim))
@@ -33,7 +33,7 @@ def test_probabilities_weigh_the_values(kv_heads):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", toy.REPRESENTATIVES)
 def test_maps_of_every_architecture(kind):
-  """[layers, batch, query, key], whose rows are shares of one whole; a decoder looks at nothing to the right."""
+  """Maps are [layers, batch, query, key] with rows that sum to one; decoders are causal."""
   model = toy.model(toy.KINDS[kind])
   batch = toy.batch((7, 5), (6, 4), architecture=model.architecture.name)
   inputs, targets = 8, 6
@@ -53,7 +53,7 @@ def test_maps_of_every_architecture(kind):
 
 
 def test_a_layer_is_that_layer():
-  """What the second layer's queries are made of changes its map, and no earlier one."""
+  """Changing the second layer's queries changes its map, and no earlier one."""
   model = toy.model(toy.encoder())
   batch = toy.batch((7, 5), (6, 4), architecture="encoder_only")
   before = model.attention_map(batch, "encoder", jnp.array(0))

@@ -1,4 +1,4 @@
-"""`/v1/completions`: what programs that know OpenAI's API get is what `t2t.load` gives, and what is refused."""
+"""`/v1/completions`: results equal to those of `t2t.load`, and errors."""
 
 import contextlib
 import functools
@@ -31,7 +31,7 @@ def loaded(architecture: str):
 
 @pytest.fixture(scope="module")
 def ports():
-  """Architecture -> of a server with such a model."""
+  """Ports of servers by architecture."""
   with contextlib.ExitStack() as stack:
     start = lambda kind: server.make_server(test_server.service(kind), host="127.0.0.1", port=0)
     yield {kind: stack.enter_context(start(kind)).server_port for kind in KINDS}
@@ -49,17 +49,17 @@ def refused(port: int, request: dict | bytes) -> dict:
   return json.loads(content)["error"]
 
 
-# ---- What is written -------------------------------------------------------------------------------------------------
+# ---- Texts -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_and_log_probabilities_are_those_of_python(kind, ports):
-  """Greedily the text of `generate`; each token's number is that of `logits`, and their sum that of `score`."""
+  """Greedy text equals `generate`; token log-probabilities equal `logits`, and their sum equals `score`."""
   model, prompt = loaded(kind), "quick dog"
   choice = complete(ports[kind], prompt=prompt, temperature=0, max_tokens=7)["choices"][0]
   assert [choice["text"]] == model.generate([prompt], max_length=7)
-  # Of what random weights write, a text that is read as it was written: `logits` is given texts.
+  # Selects a text that is tokenized as it was generated, because `logits` takes texts.
   for seed in range(300):
     asked = {"prompt": prompt, "seed": seed, "max_tokens": 3, "logprobs": 2}
     choice = complete(ports[kind], **asked)["choices"][0]
@@ -82,7 +82,7 @@ def test_text_and_log_probabilities_are_those_of_python(kind, ports):
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_choices_are_drawn_as_the_rows_of_a_file(kind, ports):
-  """Those of a prompt one after another, of all prompts: the same seed, the same texts."""
+  """Choices are grouped by prompt; the same seed gives the same texts."""
   prompts = ["dog", "lazy fox"]
   found = complete(ports[kind], prompt=prompts, n=3, temperature=0.9, top_p=0.95, seed=5, max_tokens=6)
   rows = [prompt for prompt in prompts for _ in range(3)]
@@ -95,7 +95,7 @@ def test_choices_are_drawn_as_the_rows_of_a_file(kind, ports):
 
 
 def test_a_text_ends_before_what_stops_it(ports):
-  """Whichever comes first; tokens behind are not told, and the reason says so."""
+  """The first stop string counts; tokens after it are omitted, and the finish reason is "stop"."""
   port, asked = ports["decoder_only"], {"prompt": "dog", "temperature": 1.2, "seed": 7, "max_tokens": 40}
   whole = complete(port, **asked)["choices"][0]["text"]
   stop = whole[2:4]
@@ -108,7 +108,7 @@ def test_a_text_ends_before_what_stops_it(ports):
 
 
 def test_an_echo_is_told_as_it_is_read(ports):
-  """Of a decoder that reads from left to right: every token of the prompt has its number."""
+  """For a causal decoder, every token of the prompt has a log-probability."""
   found = complete(ports["decoder_only"], prompt="quick dog", echo=True, max_tokens=0, logprobs=1)["choices"][0]
   logits = loaded("decoder_only").logits(["quick dog"])[0]
   ids = loaded("decoder_only").tokenize(["quick dog"])[0]
@@ -120,9 +120,10 @@ def test_an_echo_is_told_as_it_is_read(ports):
 
 
 def harness(choice: dict, context_tokens: int) -> tuple[float, bool]:
-  """What lm-evaluation-harness reads of a choice: tokens behind the context, but for the one that was written.
+  """Returns what lm-evaluation-harness reads of a choice: tokens after the context, except the generated one.
 
-  Source: lm_eval 0.4.13, models/openai_completions.py, `parse_logprobs`, which is taken where it is installed.
+  Source: lm_eval 0.4.13, models/openai_completions.py, `parse_logprobs`, which is also called if it is
+  installed.
   """
   told = choice["logprobs"]
   log_p, likeliest = (told[name][context_tokens:-1] for name in ("token_logprobs", "top_logprobs"))
@@ -135,18 +136,18 @@ def harness(choice: dict, context_tokens: int) -> tuple[float, bool]:
   return found
 
 
-# What evaluation harnesses ask with.
+# Options of evaluation harnesses.
 TOLD = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
 
 
 def test_harnesses_get_the_scores(ports):
-  """Of tokens behind a context, of a text by itself, and of texts that are asked together: those of `score`."""
+  """Scores after a context, of a text alone, and of batched texts equal `score`."""
   model = loaded("decoder_only")
   pairs = [("quick dog", " jumps over"), ("the lazy", " fox"), ("a", "b"), ("", "seven wizards"), ("", "box")]
   ids = [[model.tokenize([text])[0] for text in pair] for pair in pairs]
   expected = model.score(*(list(texts) for texts in zip(*pairs, strict=True)))
   for start in (model.vocabulary.eos_id, 0):
-    # A text by itself stands behind the token that begins one, as the harness has it: BOS, or else EOS.
+    # Like the harness, a text alone follows a start token: BOS, or else EOS.
     prompts = [[*(context or [start]), *continuation] for context, continuation in ids]
     found = complete(ports["decoder_only"], prompt=prompts, **TOLD)
     for choice, (context, _), score in zip(found["choices"], ids, expected, strict=True):
@@ -166,7 +167,7 @@ def test_harnesses_get_the_scores(ports):
 
 
 def test_the_end_of_a_text_has_an_entry(ports):
-  """Of each token that `usage` counts: EOS as well, with or without the prompt, whichever pass tells it."""
+  """Every token in `usage` has an entry, including EOS, with and without the prompt, in one pass and in several."""
   port, ended = ports["decoder_only"], 0
   for seed in range(40):
     asked = {"prompt": "dog", "temperature": 1.6, "seed": seed, "max_tokens": 30, "logprobs": 1}
@@ -186,7 +187,7 @@ def test_the_end_of_a_text_has_an_entry(ports):
 
 
 def test_greedy_is_told_exactly(ports):
-  """What the model writes is greedy to a harness; token by token and in one pass the same token comes next."""
+  """Generated text counts as greedy in the harness; one pass gives the same next token as decoding."""
   port, prompt = ports["decoder_only"], "quick dog"
   whole = complete(port, prompt=prompt, temperature=0, max_tokens=5, echo=True, logprobs=1)["choices"][0]
   count = len(whole["logprobs"]["tokens"])
@@ -200,18 +201,18 @@ def test_greedy_is_told_exactly(ports):
 
 
 def test_long_texts_are_told_as_far_as_there_are_positions(ports):
-  """All 80 that were learned, where 40 are for what is written behind; then an error with the number."""
+  """All 80 learned positions are available for scoring, although 40 are reserved for output; then an error follows."""
   model, text = loaded("decoder_only"), "quick brown fox " * 5
   (choice,) = complete(ports["decoder_only"], prompt="</s>" + text[:79], **TOLD)["choices"]
   np.testing.assert_allclose(harness(choice, 1)[0], model.score([""], [text[:79]])[0], rtol=1e-4)
   found = refused(ports["decoder_only"], {"prompt": text, **TOLD})
   assert found["code"] == "context_length_exceeded"
-  assert "prompt: has 80 tokens; this model reads 79 at most with echo and max_tokens=1" in found["message"]
+  assert "prompt: has 80 tokens, more than 79, the maximum of this model with echo and max_tokens=1" in found["message"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_targets_are_scored(kind, ports):
-  """Of any model that writes, an encoder-decoder above all, which has no echo: the numbers of `score`."""
+  """Scores equal `score` for any generative model, including an encoder-decoder, which has no echo."""
   inputs, targets = ["quick dog", "lazy fox", "quick dog"], ["box", "jumps over", "jugs"]
   status, _, content = ask(ports[kind], "POST", "/score", {"inputs": inputs, "targets": targets})
   found = json.loads(content)
@@ -221,9 +222,9 @@ def test_targets_are_scored(kind, ports):
   assert found["tokens"] == [[*target, *ends] for target in targets] and len(found["is_greedy"]) == 3
   np.testing.assert_allclose([sum(each) for each in found["token_logprobs"]], found["scores"], rtol=1e-5)
   for wrong, message in (
-    ({"inputs": inputs, "targets": ["a"]}, "targets: there are 1, and 3 inputs"),
-    ({"inputs": ["x" * 200], "targets": ["a"]}, "at most; shorten it"),
-    ({"inputs": ["a"], "targets": [" "]}, "targets: there is nothing to read"),
+    ({"inputs": inputs, "targets": ["a"]}, "targets: there are 1 for 3 inputs"),
+    ({"inputs": ["x" * 200], "targets": ["a"]}, "the maximum of this model; shorten it"),
+    ({"inputs": ["a"], "targets": [" "]}, 'targets: is " "; give a text that is not empty'),
     ({"inputs": ["a"], "targets": ["b\udc00"]}, "targets: is not valid Unicode"),
   ):
     status, _, content = ask(ports[kind], "POST", "/score", wrong)
@@ -231,7 +232,7 @@ def test_targets_are_scored(kind, ports):
 
 
 def test_ids_are_what_text_is(ports):
-  """A prompt of token ids gets what its text gets, by each kind of model; one that begins a text begins it once."""
+  """A prompt of token ids gets the same text as its text, for each kind of model; a start token is not doubled."""
   for kind, model in ((kind, loaded(kind)) for kind in KINDS):
     asked = {"temperature": 0, "max_tokens": 5}
     text, ids = "quick dog", model.tokenize(["quick dog"])[0]
@@ -246,7 +247,7 @@ def test_ids_are_what_text_is(ports):
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
-  """Architecture -> workdir and port of the same model, fine-tuned on a table whose prefix is "sum: "."""
+  """Workdir and port of the same model by architecture, fine-tuned on a table with the prefix "sum: "."""
   table = tables.TableSpec("text", ("text",), "answer", prefix="sum: ").to_dict()
   found = {}
   with contextlib.ExitStack() as stack:
@@ -254,7 +255,7 @@ def tuned(tmp_path_factory):
       workdir = tmp_path_factory.mktemp(kind) / "tuned"
       shutil.copytree(trained.workdir(kind), workdir)
       for manifest in workdir.glob("checkpoints/*/manifest.json"):
-        manifest.unlink()  # as of an older checkpoint, whose files have no checksums
+        manifest.unlink()  # like an older checkpoint without checksums
       for path in workdir.glob("checkpoints/*/config/metadata"):
         content = json.loads(path.read_text())
         path.write_text(json.dumps(content | {"data": content["data"] | {"table": table}}))
@@ -269,7 +270,7 @@ def tuned(tmp_path_factory):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_is_read_behind_the_prefix_of_its_table(kind, ports, tuned):
-  """Once, by each path as by Python; a prompt of token ids is read as it is."""
+  """The prefix is added once, in every endpoint and in Python; token ids get no prefix."""
   (workdir, port), plain = tuned[kind], ports[kind]
   told = {"temperature": 0, "max_tokens": 6, "logprobs": 0}
   told_of = lambda port, prompt: complete(port, prompt=prompt, **told)
@@ -293,7 +294,7 @@ def test_a_text_is_read_behind_the_prefix_of_its_table(kind, ports, tuned):
 
 @pytest.mark.exhaustive
 def test_the_command_passes_special_tokens_on(tmp_path, monkeypatch):
-  """`t2t infer --server --special_tokens none` reads the letters of a sentinel as text."""
+  """`t2t infer --server --special_tokens none` reads the name of a sentinel as text."""
   texts = [f"the number {number} of things in a text" for number in range(200)]
   model = training.train_sentencepiece(texts, size=48, output_dir=tmp_path / "vocabulary", character_coverage=1.0)
   (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -314,7 +315,7 @@ def test_the_command_passes_special_tokens_on(tmp_path, monkeypatch):
 
 
 def test_an_echo_has_no_prefix_in_front(ports, tuned):
-  """Its tokens would be counted among those of the text whose likelihood is wanted."""
+  """Tokens of a prefix would count among the tokens of the scored text."""
   for more in ({"max_tokens": 0}, {"max_tokens": 1}, {"max_tokens": 3}):
     asked = {"prompt": "lazy dog", "temperature": 0, "echo": True, "logprobs": 0} | more
     found, expected = (complete(port, **asked) for port in (tuned["decoder_only"][1], ports["decoder_only"]))
@@ -324,9 +325,9 @@ def test_an_echo_has_no_prefix_in_front(ports, tuned):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stream_comes_to_the_same(kind, ports):
-  """Server-sent events, whose pieces make the whole texts, before what stops them; the last one is [DONE]."""
+  """Server-sent events join to the whole texts, before the stop strings; the last one is [DONE]."""
   asked = {"prompt": ["dog", "fox"], "n": 2, "temperature": 1.0, "seed": 3, "max_tokens": 20}
-  # What begins with one token and ends with another, in two of the texts.
+  # Starts with a token and ends with another, in two of the texts.
   asked["stop"] = [choice["text"][2:5] for choice in complete(ports[kind], **asked)["choices"][1:3]]
   whole = complete(ports[kind], **asked)["choices"]
   status, headers, content = ask(ports[kind], "POST", "/v1/completions", asked | {"stream": True})
@@ -344,7 +345,7 @@ def test_a_stream_comes_to_the_same(kind, ports):
 
 
 def test_a_stream_may_end_in_usage(ports):
-  """An event with the numbers of the whole answer and no choices, and null in the others."""
+  """The last event has the usage of the whole answer and no choices; other events have null."""
   asked = {"prompt": [[103, 114], [71, 112, 71]], "n": 2, "temperature": 1.0, "seed": 3, "max_tokens": 6}
   asked["stop"] = complete(ports["decoder_only"], **asked)["choices"][1]["text"][2:4]
   usage = complete(ports["decoder_only"], **asked)["usage"]
@@ -358,26 +359,26 @@ def test_a_stream_may_end_in_usage(ports):
 
 
 def test_openais_own_client(ports):
-  """Reads a text, a stream of it, the models and an error, where it is installed."""
+  """The client reads a text, a stream, the models and an error, if it is installed."""
   openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
   with openai.OpenAI(base_url=f"http://127.0.0.1:{ports['decoder_only']}/v1", api_key="none", max_retries=0) as client:
     asked = {"model": client.models.list().data[0].id, "prompt": "quick", "max_tokens": 6, "temperature": 0}
     whole = client.completions.create(**asked)
     pieces = [piece.choices[0].text for piece in client.completions.create(**asked, stream=True)]
     assert whole.choices[0].text == "".join(pieces) and whole.usage.completion_tokens
-    with pytest.raises(openai.NotFoundError, match="there is no 'other'"):
+    with pytest.raises(openai.NotFoundError, match="unknown 'other'"):
       client.completions.create(**asked | {"model": "other"})
 
 
 def test_what_a_stream_holds_back():
-  """Halves of characters, and what may yet become what stops a text."""
+  """Incomplete characters and possible beginnings of stop strings are held back."""
   assert openai_api._held_back("ab\ufffd", ()) == 1
   assert openai_api._held_back("the en", ("end", "x")) == 2
   assert openai_api._held_back("the", ("end",)) == 1 and openai_api._held_back("th", ("end",)) == 0
 
 
 def test_long_texts_are_told_one_by_one(monkeypatch):
-  """However few are read together, the same numbers."""
+  """Results do not depend on the number of texts scored together."""
   asked = {"inputs": "dog", "temperature": 0.9, "seed": 2, "max_length": 8, "n": 3, "token_probabilities": True}
   ask_all = lambda: list(
     test_server.service("decoder_only").generate(text_predictor.parse(json.dumps(asked).encode()))
@@ -391,7 +392,7 @@ def test_long_texts_are_told_one_by_one(monkeypatch):
 
 
 def test_pieces_make_the_text():
-  """Whatever is decoded, and none of them is half of a character."""
+  """Parts join to the text for any decoding, and none is an incomplete character."""
   text = "naïve 校服"
   decode = lambda ids: bytes(ids).decode(errors="replace")
   found = token_logprobs.pieces(decode, list(text.encode()))
@@ -401,7 +402,7 @@ def test_pieces_make_the_text():
 
 @pytest.mark.exhaustive
 def test_pieces_of_words_join_to_the_text(tmp_path):
-  """Of SentencePiece, whose decoder takes the space off a text: a prompt and what is written behind it read right."""
+  """SentencePiece drops the first space of a text; prompt and continuation still join correctly."""
   texts = [f"the number {number} of things in a naïve text" for number in range(200)]
   model = training.train_sentencepiece(texts, size=48, output_dir=tmp_path / "vocabulary", character_coverage=1.0)
   (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -426,12 +427,12 @@ def test_pieces_of_words_join_to_the_text(tmp_path):
       assert choice["text"] == "".join(told["tokens"])
       for offset, token in zip(told["text_offset"], told["tokens"], strict=True):
         assert choice["text"].startswith(token, offset)
-    before, space = prompt.rstrip(), " " * prompt.endswith(" ")  # which the vocabulary drops, so the text has none
+    before, space = prompt.rstrip(), " " * prompt.endswith(" ")  # the vocabulary drops it, so the text has none
     assert echoed["text"].startswith(before)
     assert echoed["text"].removeprefix(before).removeprefix(space) == apart["text"]
     spaces += apart["text"].startswith(" ")
   assert spaces, "no word began behind a prompt"
-  # What is written begins a word, read from left to right.
+  # A continuation that begins a word, read from left to right.
   ids = encode("the number of things")
   for prompt in (ids[:2], [1, *ids[:2]]):
     (choice,) = answer(prompt=prompt, echo=True, max_tokens=0, logprobs=1)["choices"]
@@ -441,27 +442,30 @@ def test_pieces_of_words_join_to_the_text(tmp_path):
     np.testing.assert_allclose(harness(choice, 1)[0], loaded_model.score([""], ["the number of things"])[0], rtol=1e-4)
 
 
-# ---- What is refused -------------------------------------------------------------------------------------------------
+# ---- Errors ----------------------------------------------------------------------------------------------------------
 
 REFUSED = {
-  "prompt": ({}, "prompt: there is nothing to read"),
-  "prompt ": ({"prompt": " "}, "nothing to read"),
+  "prompt": ({}, "prompt: is missing; give a text"),
+  "prompt ": ({"prompt": " "}, 'prompt: is " "; give a text that is not empty'),
   "prompts": ({"prompt": [1, "a"]}, 'prompt: is [1, "a"]; give a string, a list of strings, or lists of token ids'),
   "ids": ({"prompt": [[5, 6], [True]]}, "give a string, a list of strings, or lists of token ids"),
-  "unknown": ({"prompt": [5, 9_999]}, "prompt: has the token id 9999; this model has 0 to 358"),
-  "none": ({"prompt": [[]]}, "prompt: there is nothing to read; give token ids"),
+  "unknown": ({"prompt": [5, 9_999]}, "prompt: has the token id 9999; the ids of this model are 0 to 358"),
+  "none": ({"prompt": [[]]}, "prompt: is [[]]; give token ids, no list of them empty"),
   "half": ({"prompt": "ab\ud800"}, "prompt: is not valid Unicode: character 3, \\ud800, is an unpaired surrogate"),
   "many": ({"prompt": ["a"] * 17}, "prompt: has 17 strings; give 1 to 16"),
-  "long": ({"prompt": "x" * 60}, "prompt: has 61 tokens; this model reads 48 at most"),
+  "long": ({"prompt": "x" * 60}, "prompt: has 61 tokens, more than 48, the maximum of this model"),
   "twice": (b'{"prompt": "a", "prompt": "b"}', "'prompt': is given twice; give it once"),
   "infinite": (b'{"prompt": "a", "temperature": 1e400}', "temperature: is inf; give 0 to 2"),
   "digits": (b'{"prompt": "a", "seed": ' + b"9" * 5_000 + b"}", "seed: is Infinity; give a whole number"),
-  "deep": (b'{"prompt": ' + b"[" * 100_000 + b"}", "the request is nested too deep"),
+  "deep": (b'{"prompt": ' + b"[" * 100_000 + b"}", "request: is nested too deeply"),
   "bytes": (b'{"prompt": "\xff"}', "the request is not JSON: 'utf-8' codec can't decode byte 0xff"),
   "suffix": ({"prompt": "a", "suffix": "b"}, 'suffix: is "b"; leave it out. Only empty'),
   "logit_bias": ({"prompt": "a", "logit_bias": {"5": -100}}, 'logit_bias: is {"5": -100}; leave it out. Only empty'),
-  "max_completion_tokens": ({"prompt": "a", "max_tokens": 3, "max_completion_tokens": 4}, "and max_tokens 3"),
-  "stream_options": ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options: are of streams"),
+  "max_completion_tokens": ({"prompt": "a", "max_tokens": 3, "max_completion_tokens": 4}, "but max_tokens is 3"),
+  "stream_options": (
+    {"prompt": "a", "stream_options": {"include_usage": True}},
+    "stream_options: only supported with stream=true",
+  ),
   "stream_options.include_usage": (
     {"prompt": "a", "stream": True, "stream_options": {"include_usage": 1}},
     "stream_options.include_usage: is 1; give true or false",
@@ -469,16 +473,19 @@ REFUSED = {
   "max_tokens": ({"prompt": "a", "max_tokens": 0}, "max_tokens: is 0; give 1 or more, or echo as well"),
   "temperature": ({"prompt": "a", "temperature": 2.5}, "temperature: is 2.5; give 0 to 2"),
   "n": ({"prompt": "a", "n": 17}, "n: is 17; give 1 to 16"),
-  "best_of": ({"prompt": "a", "n": 2, "best_of": 3}, "best_of: is 3; give 2, which is n"),
+  "best_of": ({"prompt": "a", "n": 2, "best_of": 3}, "best_of: is 3; give 2, the value of n"),
   "logprobs": ({"prompt": "a", "logprobs": 6}, "logprobs: is 6; give 0 to 5"),
   "logprobs ": ({"prompt": "a", "logprobs": 1, "stream": True}, "leave out stream, or logprobs"),
   "stop": ({"prompt": "a", "stop": ["a"] * 5}, "stop: has 5 strings; give 0 to 4"),
   "presence_penalty": ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty: is 0.5; give 0, or leave it out"),
   "echo": (
     {"prompt": "a", "echo": True},
-    "echo: this model reads the prompt apart from what it writes; leave it out; POST",
+    "echo: not supported, because this model reads the prompt in its encoder; leave it out; POST",
   ),
-  "max_tokens ": ({"prompt": ["a"] * 2, "n": 16, "max_tokens": 1024}, "32,768; 16,384 are the most at a time"),
+  "max_tokens ": (
+    {"prompt": ["a"] * 2, "n": 16, "max_tokens": 1024},
+    "32,768 tokens, more than 16,384; split the request",
+  ),
   "max_token": ({"prompt": "a", "max_token": 3}, "did you mean"),
 }
 
@@ -496,7 +503,7 @@ def test_a_bad_request_is_an_error_of_openais_shape(name, ports):
 
 
 def test_other_errors_have_that_shape_too(ports):
-  """An unknown model, what is no JSON, another path, another host."""
+  """An unknown model, invalid JSON, another path, another host."""
   port = ports["encoder_decoder"]
   for status, code, found in (
     (404, "model_not_found", ask(port, "POST", "/v1/completions", {"prompt": "a", "model": "gpt-4"})),
@@ -510,7 +517,7 @@ def test_other_errors_have_that_shape_too(ports):
 
 
 def test_neutral_values_and_nulls_are_taken(ports):
-  """What clients send that changes nothing."""
+  """Values without effect are accepted."""
   asked = {"prompt": "dog", "temperature": 0, "max_completion_tokens": 3}
   expected = complete(ports["decoder_only"], **asked)["choices"]
   neutral = {"n": 1, "best_of": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "user": "me"}
@@ -521,7 +528,7 @@ def test_neutral_values_and_nulls_are_taken(ports):
 
 
 def test_a_model_is_found_by_its_name(ports):
-  """Also if it is written as URLs have it; of another one the error says which there are."""
+  """URL-encoded names work; an unknown name gets the known ones."""
   port = ports["decoder_only"]
   listed = json.loads(ask(port, "GET", "/v1/models")[2])["data"]
   for name in ("decoder_only", "decoder%5Fonly"):
@@ -529,24 +536,24 @@ def test_a_model_is_found_by_its_name(ports):
     assert status == 200 and json.loads(content) == listed[0]
   status, _, content = ask(port, "GET", "/v1/models/gpt-4")
   found = json.loads(content)["error"]
-  assert status == 404 and found["code"] == "model_not_found" and "there are decoder_only" in found["message"]
+  assert status == 404 and found["code"] == "model_not_found" and "known are decoder_only" in found["message"]
 
 
 def test_models_are_listed(ports):
-  """By the name that a request may give; nulls are as nothing."""
+  """Names are those that a request may give; null values have no effect."""
   found = json.loads(ask(ports["decoder_only"], "GET", "/v1/models")[2])
   assert found["object"] == "list" and [each["id"] for each in found["data"]] == ["decoder_only"]
   asked = {"prompt": "dog", "model": "decoder_only", "stop": None, "logprobs": None, "seed": None, "max_tokens": 2}
   assert complete(ports["decoder_only"], **asked)["choices"][0]["logprobs"] is None
 
 
-# ---- What the page asks besides --------------------------------------------------------------------------------------
+# ---- Other requests of the page --------------------------------------------------------------------------------------
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_side_by_side_and_their_tokens(kind, ports):
-  """`n` texts as of so many lines; the probabilities of a text's tokens make its score, its end included."""
+  """`n` texts equal those of as many lines; token probabilities multiply to the score, EOS included."""
   asked = {"inputs": "dog", "temperature": 0.9, "seed": 2, "max_length": 8, "n": 3, "token_probabilities": True}
   last = test_server.events(ports[kind], **asked)[-1]
   texts = [last, *last["alternatives"]]
@@ -567,7 +574,7 @@ def test_beams_have_probabilities_too(ports):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_map_of_attention(kind, ports):
-  """Rows and columns are the tokens, each row a whole; what is too long or is not there is refused with the limit."""
+  """Rows and columns are the tokens, and rows sum to one; long texts and missing layers are refused with the limit."""
   look = lambda **fields: ask(ports[kind], "POST", "/attention", {"inputs": "dog", "targets": "fox"} | fields)
   for which in loaded(kind).config.kind.attentions:
     asked = {"which": which} | ({"targets": "fox"} if which != "encoder" else {})
@@ -581,10 +588,10 @@ def test_a_map_of_attention(kind, ports):
     np.testing.assert_allclose(np.sum(found["weights"], axis=1), 1.0, atol=0.01)
     assert np.shape(found["weights"]) == (len(found["queries"]), len(found["keys"]))
   for fields, message in (
-    ({"which": "decoder", "targets": "x" * 200}, "a map of attention has 128 at most"),
+    ({"which": "decoder", "targets": "x" * 200}, "an attention map has at most 128"),
     ({"which": "decoder", "layer": 2}, "layer: is 2; give 1, or leave it out"),
     ({"which": "decoder", "head": 0}, "head: is 0; give 1 to 2"),
-    ({"which": "decode"}, 'which: is "decode"; there are '),
+    ({"which": "decode"}, 'which: is "decode"; known are '),
     ({}, "which: is missing"),
     ({"which": "decoder", "adapter": "law"}, "no adapter is loaded"),
   ):

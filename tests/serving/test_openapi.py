@@ -1,4 +1,4 @@
-"""What `/schema.json` says is what the server does: requests that are valid by it are taken, and others refused."""
+"""`/schema.json` agrees with the server: requests valid by it are accepted, and others refused."""
 
 import functools
 import json
@@ -17,26 +17,27 @@ pytestmark = pytest.mark.slow
 
 ask = test_server.ask
 
-# Options that have nothing to do with each other, which no schema tells; the message names both.
+# Contradictory options, which no schema expresses; the message names both.
 _TOGETHER = (
-  "beams find the likeliest text",
+  "beam search does not sample",
   "only for beam search",
-  "takes the likeliest token each time",
-  "which is max_length",
-  "of texts that are not drawn",
-  "which is n, or leave it out",
+  "is greedy decoding",
+  "the value of max_length",
+  "several texts need sampling",
+  "the value of n, or leave it out",
   "or echo as well",
   "leave it out",
   "leave out stream",
-  "there is no",  # a model or an adapter of that name
+  "model: unknown",
+  ": unknown name",  # an adapter
   "no adapter is loaded",
-  "are the most at a time",
+  "; split the request",
   "room for",
 )
 
 
 def values(schema):
-  """Values that are valid by a schema."""
+  """Generates values that are valid by a schema."""
   if "const" in schema:
     return st.just(schema["const"])
   if "enum" in schema:
@@ -61,7 +62,7 @@ def values(schema):
 
 
 def objects(schema):
-  """With those properties that must be there, and any of the others."""
+  """Generates objects with all required properties, and any of the others."""
   properties = {name: values(each) for name, each in schema["properties"].items()}
   needed = [schema["required"]]
   if "anyOf" in schema:
@@ -74,7 +75,7 @@ def objects(schema):
 
 
 def spoiled(schema, request, draw):
-  """A valid request with one thing that the schema forbids."""
+  """Returns a valid request with one violation of the schema."""
   schema = draw(st.sampled_from(schema["oneOf"])) if "oneOf" in schema else schema
   name = draw(st.sampled_from(sorted(schema["properties"])))
   own = schema["properties"][name]
@@ -92,7 +93,7 @@ def spoiled(schema, request, draw):
 
 
 def _endpoints():
-  """Each endpoint of each kind of model, by a name."""
+  """Yields the names of all endpoints of each kind of model."""
   for kind in ("encoder_decoder", "decoder_only", "encoder_only"):
     for path in ("/generate", "/attention", "/score", "/v1/completions"):
       if kind != "encoder_only" or path not in ("/score", "/v1/completions"):
@@ -109,7 +110,7 @@ def found(kind: str):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", list(_endpoints()))
 def test_a_request_is_taken_if_its_schema_says_so(name):
-  """And refused in a sentence if not; what comes over HTTP is this schema."""
+  """A request is refused if its schema refuses it; the schema over HTTP is the same."""
   kind, _, path = name.partition("/")
   endpoint = found(kind)[f"/{path}"]
   schema = openapi.document(found(kind))["paths"][f"/{path}"]["post"]["requestBody"]["content"]["application/json"]
@@ -132,7 +133,7 @@ def test_a_request_is_taken_if_its_schema_says_so(name):
 
 
 def test_the_document_over_http():
-  """OpenAPI 3.1 with every path, and by the validator of JSON Schema, where one is installed, no schema is wrong."""
+  """OpenAPI 3.1 with every path; schemas are valid by a JSON Schema validator, if one is installed."""
   with server.make_server(test_server.service("encoder_decoder"), host="127.0.0.1", port=0) as running:
     status, _, content = ask(running.server_port, "GET", "/schema.json")
     refused = ask(running.server_port, "GET", "/schema.json", Host="evil.example")[0]
@@ -152,7 +153,7 @@ def test_the_document_over_http():
 
 
 def test_a_whole_number_may_be_written_with_a_point():
-  """As JSON Schema has it; a boolean is none."""
+  """JSON Schema counts 4.0 as an integer, but no boolean."""
   number = request_schema.Field("number", "integer", "", 1, 9)
   assert number.check(4.0) == 4 and isinstance(number.check(4.0), int)
   for wrong in (4.5, True, "4", float("nan"), float("inf"), 10**400):

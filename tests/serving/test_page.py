@@ -1,4 +1,4 @@
-"""The page of the server in a real browser: by keyboard alone, narrow and dark, read as a screen reader does."""
+"""Page of the server in a real browser: with the keyboard only, narrow, dark, and through the accessibility tree."""
 
 import contextlib
 
@@ -15,14 +15,14 @@ pytestmark = pytest.mark.slow
 
 @contextlib.contextmanager
 def served(service):
-  """The address of a page, while it is served."""
+  """Serves a page; yields its address."""
   with server.make_server(service, host="127.0.0.1", port=0) as running:
     yield f"http://127.0.0.1:{running.server_port}/"
 
 
 @pytest.fixture(scope="module")
 def writes():
-  """A browser, and the page of an encoder-decoder."""
+  """A browser, and the address of the page of an encoder-decoder."""
   with browser.opened() as page, served(test_server.service("encoder_decoder")) as address:
     yield page, address
 
@@ -36,7 +36,7 @@ def opened(writes, **options):
 
 
 def choose(page, **values):
-  """Sets what stands in the page's controls, as who types there."""
+  """Sets the values of the page's controls, with the events of typing."""
   for name, value in values.items():
     chosen = "checked" if isinstance(value, bool) else "value"
     shown = str(value).lower() if isinstance(value, bool) else f"'{value}'"
@@ -50,11 +50,11 @@ def mode(page, name):
   page.do(f"document.querySelector('[name=mode][value={name}]').click()")
 
 
-ANSWERED = "document.getElementById('write').textContent === 'Write' && document.querySelector('article .facts')"
+ANSWERED = "document.getElementById('write').textContent === 'Generate' && document.querySelector('article .facts')"
 
 
 def test_by_keyboard_alone(writes):
-  """Typed, asked, each token heard with its probability, stopped at the last one; no script failed."""
+  """Typing, sending, and moving through the tokens with their probabilities work without script errors."""
   page = opened(writes)
   assert page.do("document.activeElement.id") == "inputs"
   choose(page, max_length=6)
@@ -82,7 +82,7 @@ def test_by_keyboard_alone(writes):
 
 
 def test_several_inputs_behind_a_prefix(writes):
-  """A line each, with the prefix in front; each answer has its heading."""
+  """Each line gets the prefix; each answer has its heading."""
   page = opened(writes)
   choose(page, max_length=3, prefix="fix:", lines=True, inputs="one\\n\\ntwo")
   mode(page, "greedy")
@@ -108,7 +108,7 @@ def test_alternatives_side_by_side(how, options, writes):
 
 
 def test_attention_is_drawn(writes):
-  """Cell by cell with the arrow keys; a layer of another kind when it is chosen; without a text a sentence."""
+  """Arrow keys move between cells; selecting another kind redraws; without a text an error is shown."""
   page = opened(writes)
   page.do("document.getElementById('look').click()")
   page.until("!document.getElementById('attention-error').hidden")
@@ -126,13 +126,13 @@ def test_attention_is_drawn(writes):
   page.do("document.getElementById('picture').focus()")
   page.press("ArrowRight")
   said = page.do("document.getElementById('cell').textContent")
-  assert said.startswith("(start) (1) looks at o (2): ") and said.endswith("%")
+  assert said.startswith("(start) (1) attends to o (2): ") and said.endswith("%")
   assert page.do("document.getElementById('picture').getContext('2d').getImageData(0, 0, 400, 300).data.some((x) => x)")
   assert page.said == []
 
 
 def test_a_screen_reader_finds_everything(writes):
-  """Every control has a name, headings go down by one, and what changes is in live regions."""
+  """Every control has a name, heading levels do not skip, and changes are in live regions."""
   page = opened(writes)
   mode(page, "sample")
   choose(page, max_length=4, n=2, inputs="dog")
@@ -151,7 +151,7 @@ def test_a_screen_reader_finds_everything(writes):
   assert page.do("[...document.querySelectorAll('[role=status], [role=alert], [aria-live]')].length") >= 5
 
 
-# The ratio of two colours (WCAG 2.2, 1.4.3) of each text that is seen, and of what stands behind it.
+# Contrast ratio (WCAG 2.2, 1.4.3) of each visible text with its background.
 _CONTRASTS = """
 (() => {
   const parse = (text) => text.match(/[\\d.]+/g).map(Number);
@@ -176,7 +176,7 @@ _CONTRASTS = """
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_narrow_and_readable(dark, writes):
-  """At 390 pixels nothing sticks out to the side, texts stand out by 4.5, and what has the focus shows it."""
+  """At 390 pixels nothing overflows, contrast is at least 4.5, and the focus is visible."""
   page = opened(writes, width=390, height=844, dark=dark)
   mode(page, "sample")
   choose(page, max_length=4, n=2, inputs="dog " * 10)
@@ -200,7 +200,7 @@ def test_narrow_and_readable(dark, writes):
 
 
 def test_blanks_are_filled(writes):
-  """Of an encoder alone: the blank's fillings, and its own attention."""
+  """An encoder-only model: the blank's fillings, and its self-attention."""
   page, _ = writes
   with served(test_served_commands.service(trained.workdir("encoder_only"), "--top=3")) as address:
     page.open(address)
@@ -215,7 +215,7 @@ def test_blanks_are_filled(writes):
 
 
 def test_nothing_else_is_asked(writes):
-  """The policy of the page refused nothing, and no other host was asked."""
+  """The page's policy blocks nothing, and no other host is contacted."""
   page, address = writes
   page.open(address)
   page.until("document.getElementById('limit').textContent")

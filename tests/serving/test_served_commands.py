@@ -1,4 +1,4 @@
-"""The page of models that do not write: it is told what they are asked, and answers as `t2t infer` does for a line."""
+"""Server for models that do not generate: answers equal those of `t2t infer` for a line."""
 
 import functools
 import json
@@ -19,11 +19,11 @@ from t2t.serving import html_page, model_service, server
 
 pytestmark = pytest.mark.exhaustive
 
-several = test_classification.several  # the fixture
+several = test_classification.several  # fixture
 
 
 def service(checkpoint, *options) -> model_service.Asker:
-  """As the command makes it."""
+  """Builds the service as the command does."""
   parsed = infer._parser().parse_args(["--checkpoint", str(checkpoint), "--server", *options])
   return infer._service(
     parsed, pretrained.read_source(str(checkpoint)), {}, text_generation.decode_config(max_length=64)
@@ -31,7 +31,7 @@ def service(checkpoint, *options) -> model_service.Asker:
 
 
 def row(checkpoint, line, folder: pathlib.Path, *options) -> dict:
-  """What the command writes for a line."""
+  """Returns the row that the command writes for a line."""
   (folder / "in.jsonl").write_text(json.dumps(line))
   files = ["--input", str(folder / "in.jsonl"), "--output", str(folder / "out.jsonl")]
   assert command.main(["infer", "--checkpoint", str(checkpoint), *files, *options]) == 0
@@ -39,14 +39,14 @@ def row(checkpoint, line, folder: pathlib.Path, *options) -> dict:
 
 
 def values(fields: dict) -> dict:
-  """What is the model's, its numbers apart."""
+  """Returns the prediction, and score and probabilities as lists."""
   kept = {name: x for name, x in fields.items() if name in ("prediction", "score", "probabilities")}
   return {name: list(x.values()) if isinstance(x, dict) else x for name, x in kept.items()}
 
 
-@pytest.mark.parametrize("head", ["pair", "copa"])  # a number is told as a class is
+@pytest.mark.parametrize("head", ["pair", "copa"])  # a number is handled like a class
 def test_a_head_answers_as_for_a_line(head, several, tmp_path):
-  """The last event has the fields of a row; the page knows which kind of answer it is."""
+  """The last event has the fields of a row; `about` has the kind of answer."""
   asker = service(several, f"--head={head}")
   about = asker.about()
   kind = {"pair": "class", "copa": "choice"}[head]
@@ -62,7 +62,7 @@ def test_a_head_answers_as_for_a_line(head, several, tmp_path):
 
 
 def test_blanks_are_filled_over_http(tmp_path):
-  """A server answers with a line for each event; without a blank it says what to write."""
+  """The server sends a line for each event; a text without a blank gets instructions."""
   checkpoint = trained.workdir("encoder_only")
   asker = service(checkpoint, "--top=4")
   with server.make_server(asker, host="127.0.0.1", port=0) as running:
@@ -75,16 +75,16 @@ def test_blanks_are_filled_over_http(tmp_path):
   assert filled[0] == {"cut": 12} and len(filled[-1]["fillings"][0]) == 4 and filled[-1]["tokens"] == 48
   expected = row(checkpoint, {"inputs": "the [MASK] fox" + "x" * 50}, tmp_path, "--top=4")
   assert filled[-1]["prediction"] == expected["prediction"]
-  assert without[-1] == {"error": "no blank: write [MASK] where a word is to be filled in"}
-  assert status == 400 and "'beam': no such option; there are inputs" in json.loads(refused)["error"]
+  assert without[-1] == {"error": "no blank: put [MASK] in place of each missing word"}
+  assert status == 400 and "'beam': unknown field; known are inputs" in json.loads(refused)["error"]
 
 
 @pytest.mark.parametrize(
   ("body", "message"),
   [
-    (b"[]", "no JSON object"),
-    (b"{}", "nothing to read"),
-    (b'{"inputs": " "}', "nothing to read"),
+    (b"[]", "not a JSON object"),
+    (b"{}", "inputs: is empty; give a text"),
+    (b'{"inputs": " "}', "inputs: is empty; give a text"),
     (b'{"inputs": 3}', "inputs: is a number; give a text"),
     (b'{"parts": "a", "candidates": ["b"]}', "field 'parts' is \"a\"; give a list"),
     (b'{"inputs": "a"}', "the request: has no 'candidates'"),
@@ -103,6 +103,6 @@ def _choice(checkpoint) -> model_service.Asker:
 
 
 def test_the_page_shows_every_kind_of_answer():
-  """What it can be told that a model is asked stands in its table."""
+  """The page's table has every kind of model."""
   table = html_page.page()[0].decode().partition("const WAYS = {")[2].partition("\n};")[0]
   assert set(re.findall(r"^  (\w+): \{", table, re.MULTILINE)) == {"write", "fill", *head_predictor.KINDS}

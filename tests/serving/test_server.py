@@ -1,4 +1,4 @@
-"""The page and what stands behind it: streams, refusals, and who is let in."""
+"""Server and page: streams, errors and access."""
 
 import base64
 import functools
@@ -34,13 +34,13 @@ def service(architecture: str) -> text_predictor.WritingService:
 
 @pytest.fixture(scope="module")
 def port():
-  """Of a server with the encoder-decoder."""
+  """Port of a server with the encoder-decoder."""
   with server.make_server(service("encoder_decoder"), host="127.0.0.1", port=0) as running:
     yield running.server_port
 
 
 def ask(port, method, path, body=None, **headers):
-  """Status, headers and content of an answer."""
+  """Returns status, headers and content of a response."""
   connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
   content = json.dumps(body).encode() if isinstance(body, dict) else body
   named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -61,7 +61,7 @@ def events(port, **request):
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
 def test_an_old_client_gets_no_chunks(path, port):
-  """HTTP/1.0 has none: their lengths would be read as text; the end of the connection ends the answer."""
+  """HTTP/1.0 has no chunked encoding; closing the connection ends the response."""
   body = {"/generate": GREEDY, "/v1/completions": {"prompt": "dog", "max_tokens": 3, "stream": True}}[path]
   content = json.dumps(body).encode()
   head = f"POST {path} HTTP/1.0\r\nHost: localhost\r\nConnection: keep-alive\r\nContent-Type: application/json\r\n"
@@ -81,7 +81,7 @@ def test_an_old_client_gets_no_chunks(path, port):
   ("headers", "status", "message"),
   [
     ({"Transfer-Encoding": "chunked"}, 411, "Transfer-Encoding: is chunked; send Content-Length instead"),
-    ({"Content-Encoding": "gzip", "Content-Length": "2"}, 415, "Content-Encoding: is gzip; send the JSON as it is"),
+    ({"Content-Encoding": "gzip", "Content-Length": "2"}, 415, "Content-Encoding: is gzip; send the JSON uncompressed"),
     ({}, 411, "Content-Length: is missing; send the number of bytes"),
   ],
 )
@@ -95,14 +95,14 @@ def test_a_body_that_is_not_read_is_named(headers, status, message, port):
   assert answer.startswith(f"HTTP/1.1 {status} ") and message in answer
 
 
-# ---- What is written -------------------------------------------------------------------------------------------------
+# ---- Texts -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("architecture", ["encoder_decoder", "decoder_only"])
 @pytest.mark.parametrize("request_", [GREEDY, SAMPLED, BEAM], ids=["greedy", "sampled", "beam"])
 def test_the_page_writes_what_a_file_gets(architecture, request_, tmp_path):
-  """The last event has text, score and alternatives of `t2t infer` for a file with this line."""
+  """The last event has text, score and alternatives of `t2t infer` for the same line."""
   found = list(service(architecture).generate(text_predictor.parse(json.dumps(request_).encode())))[-1]
   (tmp_path / "in.txt").write_text(request_["inputs"])
   options = [f"--{name}={value}" for name, value in request_.items() if name != "inputs"]
@@ -118,7 +118,7 @@ def test_the_page_writes_what_a_file_gets(architecture, request_, tmp_path):
 
 @pytest.mark.exhaustive
 def test_a_text_has_as_many_tokens_as_are_asked_for():
-  """At least, where it would have ended before; of more than the model has room for as many as it has."""
+  """The minimum length holds even if the text would end earlier; the model's positions limit it."""
   service_ = service("decoder_only")
 
   def written(seed: int, **options) -> dict:
@@ -130,7 +130,7 @@ def test_a_text_has_as_many_tokens_as_are_asked_for():
 
 
 def test_what_a_request_does_not_say():
-  """Is as without the command's option."""
+  """Defaults are those of the command."""
   decode = lambda **options: text_predictor.parse(json.dumps({"inputs": "a"} | options).encode()).decode
   assert decode() == decoding.DecodeConfig(max_length=64)
   assert decode(beam=4) == decoding.DecodeConfig(max_length=64, min_length=1, num_beams=4)
@@ -139,7 +139,7 @@ def test_what_a_request_does_not_say():
 
 @pytest.mark.slow
 def test_text_comes_token_by_token(port):
-  """Each event has one token more, its text begins with the one before, and the last is the whole."""
+  """Each event has one more token and extends the text; the last has the whole text."""
   found = [event for event in events(port, **SAMPLED) if "prediction" in event]
   assert [event["tokens"] for event in found] == list(range(1, len(found) + 1))
   assert len(found) == 12 or found[-1]["ended"]
@@ -149,7 +149,7 @@ def test_text_comes_token_by_token(port):
 
 
 def test_length_asked_for_is_kept(port):
-  """Texts of another length are written by the same program, and begin the same."""
+  """The same program generates texts of different lengths, with the same beginning."""
   short, long = events(port, **(SAMPLED | {"max_length": 3})), events(port, **SAMPLED)
   assert short[-1]["tokens"] == 3 and long[-1]["prediction"].startswith(short[-1]["prediction"])
   assert not any("state" in event for event in long)
@@ -161,29 +161,29 @@ def test_a_long_input_is_cut_and_said_to_be(port):
 
 
 def test_requests_wait_for_each_other():
-  """While one is answered the next one waits, and is told so."""
+  """A pending request gets the state "waiting"."""
   first, second = (
     service("encoder_decoder").generate(text_predictor.parse(json.dumps(GREEDY).encode())) for _ in range(2)
   )
   next(first)
   assert next(second) == {"state": "waiting"}
-  first.close()  # who asked has left
+  first.close()  # the first client has left
   assert list(second)[-1]["tokens"] == 12
 
 
-# ---- What is refused -------------------------------------------------------------------------------------------------
+# ---- Errors ----------------------------------------------------------------------------------------------------------
 
 REFUSED = {
   b"{": "not JSON",
-  b"[]": "no JSON object",
-  b'{"inputs": ""}': "nothing to read",
-  b'{"inputs": " \\n"}': "nothing to read",
-  b"{}": "nothing to read",
+  b"[]": "not a JSON object",
+  b'{"inputs": ""}': 'inputs: is ""; give a text that is not empty',
+  b'{"inputs": " \\n"}': r'inputs: is " \n"; give a text that is not empty',
+  b"{}": "inputs: is missing; give a text",
   b'{"inputs": "\\ud800"}': "inputs: is not valid Unicode: character 1, \\ud800, is an unpaired surrogate",
   b'{"inputs": "a", "beam": 2, "length_penalty": NaN}': "length_penalty: is nan; give -10 to 10",
   b'{"inputs": "a", "beam": 2, "length_penalty": 1e400}': "length_penalty: is inf; give -10 to 10",
   b'{"inputs": 3}': "inputs: is 3; give a string",
-  b'{"inputs": "a", "beams": 3}': "'beams': no such option; there are inputs, adapter, max_length, min_length, beam",
+  b'{"inputs": "a", "beams": 3}': "'beams': unknown field; known are inputs, adapter, max_length, min_length, beam",
   b'{"inputs": "a", "beam": 17}': "beam: is 17; give 1 to 16",
   b'{"inputs": "a", "beam": true}': "beam: is true; give a whole number",
   b'{"inputs": "a", "temperature": "hot"}': 'temperature: is "hot"; give a number',
@@ -193,10 +193,10 @@ REFUSED = {
   b'{"inputs": "a", "max_length": 0}': "max_length: is 0; give 1 to 1024",
   b'{"inputs": "a", "min_length": -1}': "min_length: is -1; give 0 to 1024",
   b'{"inputs": "a", "min_length": 1.5}': "min_length: is 1.5; give a whole number",
-  b'{"inputs": "a", "min_length": 65}': "min_length 65: give 0 to 64, which is max_length",
-  b'{"inputs": "a", "beam": 2, "top_k": 3}': "beam 2 and top_k 3: beams find the likeliest text",
+  b'{"inputs": "a", "min_length": 65}': "min_length 65: must be 0 to 64, the value of max_length",
+  b'{"inputs": "a", "beam": 2, "top_k": 3}': "beam 2 and top_k 3: beam search does not sample",
   b'{"inputs": "a", "length_penalty": 1}': "length_penalty 1: only for beam search; give beam 4",
-  b'{"inputs": "a", "temperature": 0, "top_p": 0.5}': "temperature 0 takes the likeliest token each time",
+  b'{"inputs": "a", "temperature": 0, "top_p": 0.5}': "temperature 0 is greedy decoding",
   b'{"inputs": "a", "temperature": 1, "top_p": 0}': "top_p: is 0; give above 0 to 1",
   b'{"inputs": "a", "seed": -1}': "seed: is -1; give 0 to 4294967295",
 }
@@ -210,7 +210,7 @@ def test_a_bad_request_is_400_and_says_why(body, port):
 
 
 def test_other_paths_sites_and_types(port):
-  """Only the page itself is answered: no other host's name, and no form of another site."""
+  """Other hosts' names and forms of other sites are refused; the page itself is served."""
   assert ask(port, "GET", "/favicon.ico")[0] == 404
   assert ask(port, "POST", "/other", {"inputs": "a"})[0] == 404
   assert ask(port, "GET", "/about", Host="evil.example:80")[0] == 403
@@ -228,7 +228,7 @@ def test_other_paths_sites_and_types(port):
   ],
 )
 def test_methods_of_a_path(path, allowed, port):
-  """HEAD is GET without its content; others are refused in JSON, with those that there are."""
+  """HEAD is GET without content; other methods are refused in JSON with the allowed ones."""
   status, headers, content = ask(port, "OPTIONS", path)
   assert (status, headers["Allow"], content) == (204, allowed, b"")
   if "GET" in allowed:
@@ -242,7 +242,7 @@ def test_methods_of_a_path(path, allowed, port):
 
 
 def test_what_is_no_http_is_refused_in_json(port):
-  """Bad lines, versions and headers, and methods of paths that there are not."""
+  """Malformed lines, versions and headers, and unknown methods."""
   host = f"Host: 127.0.0.1:{port}\r\n"
   for request, status in (
     ("GET / HTTP/9.9\r\n\r\n", 505),
@@ -263,7 +263,7 @@ def test_what_is_no_http_is_refused_in_json(port):
 
 @pytest.mark.parametrize("path", ["/generate", "/other"])
 def test_a_refusal_reaches_who_still_sends(port, path):
-  """Of a body that fills the buffers between the two: the connection is not reset before the answer has been read."""
+  """The connection is not reset before the client has read the response to a body larger than the buffers."""
   status, _, content = ask(port, "POST", path, b" " * 30_000_000)
   assert status == (413 if path == "/generate" else 404) and json.loads(content)["error"]
 
@@ -273,11 +273,11 @@ def test_a_port_that_is_taken(port):
     server.make_server(service("encoder_decoder"), host="127.0.0.1", port=port)
 
 
-# ---- The page --------------------------------------------------------------------------------------------------------
+# ---- Page ------------------------------------------------------------------------------------------------------------
 
 
 def test_what_the_page_is_told(port):
-  """Facts of the model and the defaults that the command was given."""
+  """`/about` has facts of the model and the defaults of the command."""
   found = json.loads(ask(port, "GET", "/about")[2])
   assert found["architecture"] == "encoder-decoder" and found["max_inputs"] == 48
   assert (found["checkpoint"], found["step"]) == ("encoder_decoder", 2) and found["max_length"] == 1_024
@@ -285,7 +285,7 @@ def test_what_the_page_is_told(port):
 
 
 def test_the_page_needs_nothing_from_elsewhere(port):
-  """No address of another host, no file beside it, and a policy that lets its own script and style run alone."""
+  """The page has no URLs of other hosts and no other files, and its policy allows only its own script and style."""
   status, headers, content = ask(port, "GET", "/")
   text = content.decode()
   assert status == 200 and headers["Content-Type"].startswith("text/html")
@@ -307,7 +307,7 @@ def test_the_page_needs_nothing_from_elsewhere(port):
 
 
 def test_the_page_sends_what_the_server_takes():
-  """Every option of the page is one of a request, within its limits."""
+  """Every option of the page is a field of a request, within its limits."""
   known = {field.name: field for field in text_predictor.FIELDS}
   inputs = re.findall(r'data-option="(\w+)" min="([\d.]+)"(?: max="([\d.]+)")?', html_page.page()[0].decode())
   assert len(inputs) == len(known) - len({"inputs", "adapter", "token_probabilities"})

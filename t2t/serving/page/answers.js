@@ -1,4 +1,4 @@
-// What a model is asked, and how its answers are shown; a card is where one answer stands, see asking.js.
+// Rendering of answers by kind of model; a card shows one answer, see asking.js.
 
 function showOthers(card, ...nodes) {
   card.others.replaceChildren(...nodes);
@@ -27,7 +27,7 @@ function showFillings(card, event) {
     const likeliest = event.fillings.map((found) => marked(found[0].text));
     card.text.replaceChildren(...between.flatMap((part, index) => index ? [likeliest[index - 1], part] : [part]));
   } else {
-    card.text.textContent = event.prediction; // a part of the text did not fit, and blanks with it
+    card.text.textContent = event.prediction; // truncation removed some blanks
   }
   const blanks = event.fillings.map((found) => likeliestFirst(found.map((each) => [each.text, each.probability])));
   const titles = blanks.map((_, index) => heading(blanks.length > 1 ? `Blank ${index + 1}` : "The blank"));
@@ -37,7 +37,7 @@ function showFillings(card, event) {
 function showEntities(card, event) {
   card.text.replaceChildren(...withMarks(card.sent.inputs, event.prediction));
   if (!event.prediction.length) {
-    showOthers(card, heading("Nothing is marked in this text"));
+    showOthers(card, heading("No entities in this text"));
     return;
   }
   const legend = element("ul", "legend");
@@ -46,26 +46,26 @@ function showEntities(card, event) {
     legend.append(element("li", "", marked(String(number), label)));
   }
   const row = ({text, label, probability}) => [marked(text, label), percent(probability), probability];
-  showOthers(card, heading("What is marked"), legend, bars(["Words", "Probability"], event.prediction.map(row)));
+  showOthers(card, heading("Entities"), legend, bars(["Words", "Probability"], event.prediction.map(row)));
 }
 
 function showSpan(card, event) {
   card.text.textContent = event.prediction || "No answer";
   const pairs = event.best.map(({text, probability}) => [text, probability]);
   if (event.null !== undefined) pairs.push(["No answer", event.null]);
-  const likeliest = [heading("The likeliest"), bars(["Answer", "Probability"], likeliestFirst(pairs))];
+  const likeliest = [heading("Likeliest answers"), bars(["Answer", "Probability"], likeliestFirst(pairs))];
   if (!event.prediction) {
     showOthers(card, ...likeliest);
     return;
   }
   const passage = element("p", "passage", ...withMarks(card.sent.context, [event]));
   passage.tabIndex = 0;
-  showOthers(card, heading("Where it stands"), passage, ...likeliest);
-  // Into view, and the page stays where it is.
+  showOthers(card, heading("Answer in the context"), passage, ...likeliest);
+  // Scrolls the answer into view without moving the page.
   passage.scrollTop = passage.querySelector("mark").offsetTop - passage.offsetTop - 48;
 }
 
-// A text, its tokens' probabilities where they were asked for; and beside it others, of beams or draws.
+// Shows a text with its token probabilities, if requested, and the alternatives of beam search or sampling.
 function showText(card, event) {
   const tokens = tokenDetails(event.token_probabilities);
   if (!event.alternatives) {
@@ -75,7 +75,7 @@ function showText(card, event) {
   }
   const all = [event, ...event.alternatives];
   const best = Math.max(...all.map((each) => each.score));
-  // Scores are logarithms: a bar is as long as the text is likely, beside the best.
+  // Scores are logarithms: the length of a bar is the probability relative to the best text.
   const beside = all.map((each, index) => element("div", "alternative",
     heading(`Text ${index + 1}`), element("p", "text", ...shownText(each)),
     element("p", "hint", `score ${shownScore(each.score)}`), bar(Math.exp(each.score - best))));
@@ -83,42 +83,42 @@ function showText(card, event) {
   showOthers(card, element("div", "beside", ...beside), ...tokens);
 }
 
-const NOTHING = "(nothing: the model ended the text at once)";
+const NOTHING = "(empty: the model generated EOS first)";
 
 function shownText(event) {
   if (event.token_probabilities?.length) return [tokensOf(event.token_probabilities)];
   return [event.prediction || NOTHING];
 }
 
-// What a model is asked -> what the page is called by, and how an answer is shown.
+// Kind of model -> labels of the page, and the function that shows an answer.
 const WAYS = {
   write: {
-    writes: true, show: showText, button: "Write", does: "writes", placeholder: "What the model is to read",
-    empty: "What the model writes appears here, token by token.",
+    writes: true, show: showText, button: "Generate", does: "generates", placeholder: "Input text of the model",
+    empty: "The generated text appears here, token by token.",
   },
   class: {
-    show: showClasses, button: "Classify", does: "classifies", placeholder: "The text",
-    empty: "The class that the model finds likeliest appears here, and how likely each is.",
+    show: showClasses, button: "Classify", does: "classifies", placeholder: "Text",
+    empty: "The predicted class and the probabilities of all classes appear here.",
   },
   choice: {
-    show: showCandidates, button: "Choose", does: "chooses", placeholder: "The text, or the question",
-    empty: "The candidate that the model chooses appears here, and how likely each is.",
+    show: showCandidates, button: "Choose", does: "chooses", placeholder: "Text or question",
+    empty: "The predicted candidate and the probabilities of all candidates appear here.",
   },
   score: {
-    show: showNumber, button: "Score", does: "scores", placeholder: "The text",
-    empty: "The number that the model gives appears here.",
+    show: showNumber, button: "Score", does: "scores", placeholder: "Text",
+    empty: "The predicted number appears here.",
   },
   tag: {
-    show: showEntities, button: "Tag the words", does: "tags them", placeholder: "The text",
-    empty: "The text with the tags of its words appears here, and how likely each is.",
+    show: showEntities, button: "Tag the words", does: "tags", placeholder: "Text",
+    empty: "The text with its entities and their probabilities appears here.",
   },
   span: {
     show: showSpan, button: "Answer", does: "answers", title: "Question", field: "question", limit: "at a time",
-    placeholder: "What you want to know of the context",
-    empty: "The part of the context that answers the question appears here, and what else might.",
+    placeholder: "Question about the context",
+    empty: "The answer from the context appears here, with other likely answers.",
   },
   fill: {
-    show: showFillings, button: "Fill", does: "fills", placeholder: "Text with [MASK] where a word is to be filled in",
-    empty: "The text with its blanks filled appears here, and what else each may be.",
+    show: showFillings, button: "Fill", does: "fills", placeholder: "Text with [MASK] in place of missing words",
+    empty: "The text with its blanks filled appears here, with other likely tokens.",
   },
 };

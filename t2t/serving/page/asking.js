@@ -1,7 +1,7 @@
-// One request after another, each with a card that its answer comes into.
+// Sends requests one after another; each has a card for its answer.
 
 let running = null;
-let ask = WAYS.write; // what the model is asked
+let ask = WAYS.write; // kind of the model
 let cards = [];
 const ranges = [...document.querySelectorAll("[data-option]")];
 
@@ -17,12 +17,12 @@ function showOptions() {
   }
 }
 
-// The inputs that are typed: one, or one for each line.
+// Returns the typed inputs: one, or one for each line.
 function inputs() {
   const text = find("inputs").value;
   const found = find("lines").checked && !find("lines-field").hidden ? filledLines("inputs") : [text];
   const prefix = find("prefix-field").hidden ? "" : find("prefix").value;
-  // What is chosen ends in a space, which who types may leave out.
+  // Listed prefixes end in a space, which a typed prefix may lack.
   const between = prefix && !/\s$/.test(prefix) ? " " : "";
   return (found.length ? found : [""]).map((each) => each.trim() ? prefix + between + each : each);
 }
@@ -35,7 +35,7 @@ function request(text) {
   if (!find("candidates").hidden) found.candidates = filledLines("candidates");
   if (!ask.writes) return found;
   for (const input of ranges) {
-    // What is left empty is as without it.
+    // Empty fields are not sent.
     if (!input.closest(".option").hidden && input.value !== "") found[input.dataset.option] = Number(input.value);
   }
   if (find("odds").checked) found.token_probabilities = true;
@@ -49,14 +49,14 @@ function setRunning(controller) {
 }
 
 const STATES = {
-  waiting: "Another request is being answered; this one is next in line …",
-  compiling: "Compiling for these options or texts of this length, once …",
+  waiting: "Waiting for another request …",
+  compiling: "Compiling for these options and lengths (once) …",
   searching: "Searching …",
-  telling: "Asking how likely each token was …",
+  telling: "Computing token probabilities …",
 };
 
 function newCard(text, number, all) {
-  const title = element("h3", all > 1 ? "" : "unseen", all > 1 ? `${number + 1}. ${text}` : "The answer");
+  const title = element("h3", all > 1 ? "" : "unseen", all > 1 ? `${number + 1}. ${text}` : "Answer");
   const card = {
     title: text, sent: request(text), text: element("p", "text running"), note: element("p", "note"),
     facts: element("p", "facts"), others: element("div", "others"), prediction: null,
@@ -72,7 +72,7 @@ function show(card, event) {
   if (event.state) find("status").textContent = STATES[event.state];
   if (event.cut) {
     const where = (ask.title ?? "Input").toLowerCase();
-    card.note.textContent = `${count(event.cut, "token")} of the ${where} did not fit and were left out.`;
+    card.note.textContent = `${count(event.cut, "token")} of the ${where} did not fit and were truncated.`;
     card.note.hidden = false;
   }
   if (event.prediction === undefined) return;
@@ -83,7 +83,7 @@ function show(card, event) {
     const speed = event.tokens_per_second;
     if (speed) facts.push(`${speed.toFixed(speed < 10 ? 1 : 0)} tokens/s`);
     if (event.score !== undefined) facts.push(`score ${shownScore(event.score)}`);
-    if (event.ended !== undefined) facts.push(event.ended ? "came to its end" : "cut at this length");
+    if (event.ended !== undefined) facts.push(event.ended ? "complete" : "stopped at maximum length");
   }
   card.facts.textContent = facts.join(" · ");
   if (event.ended === undefined) card.text.textContent = event.prediction;

@@ -1,7 +1,7 @@
-// The attention of one layer and head, as a picture with a row for each token that looks.
+// Attention map of one layer and head, with a row for each query token.
 
-let map = null; // what the server answered
-let cell = {row: 0, column: 0}; // where the arrow keys are
+let map = null; // response of the server
+let cell = {row: 0, column: 0}; // selected cell
 let drawn = {size: 0, left: 0, top: 0};
 
 const numbers = (most) => Array.from({length: most}, (_, index) => new Option(index + 1));
@@ -9,7 +9,7 @@ const numbers = (most) => Array.from({length: most}, (_, index) => new Option(in
 function setAttention(sizes) {
   find("attention").hidden = !sizes;
   if (!sizes) return;
-  const named = {encoder: "encoder to itself", decoder: "decoder to itself", cross: "decoder to encoder"};
+  const named = {encoder: "encoder self-attention", decoder: "decoder self-attention", cross: "cross-attention"};
   find("which").replaceChildren(...Object.keys(sizes).map((name) => new Option(named[name], name)));
   const chosen = () => {
     const {layers, heads} = sizes[find("which").value];
@@ -23,7 +23,7 @@ function setAttention(sizes) {
   }
 }
 
-// The texts whose attention may be looked at.
+// Lists the texts with available attention maps.
 function setLooked(cards) {
   find("of").replaceChildren(...cards.map((card, index) => new Option(`${index + 1}: ${card.title.slice(0, 40)}`, index)));
   find("of-field").hidden = cards.length < 2;
@@ -32,7 +32,7 @@ function setLooked(cards) {
 async function look() {
   const card = cards[Number(find("of").value)];
   if (!card) {
-    showError("Ask the model first: there is no text yet.", "attention-error");
+    showError("No text yet; run the model first.", "attention-error");
     return;
   }
   showError("", "attention-error");
@@ -107,7 +107,7 @@ function draw() {
     context.globalAlpha = 1;
     context.fillStyle = colour("--sunken");
     context.fillRect(left + column * size, top + row * size, size - 1, size - 1);
-    // By the root, so that small shares are seen.
+    // The square root makes small shares visible.
     context.globalAlpha = Math.sqrt(share);
     context.fillStyle = colour("--accent");
     context.fillRect(left + column * size, top + row * size, size - 1, size - 1);
@@ -124,7 +124,7 @@ function draw() {
 function sayCell() {
   const {row, column} = cell;
   const share = percent(map.weights[row][column]);
-  find("cell").textContent = `${visible(map.queries[row])} (${row + 1}) looks at ${visible(map.keys[column])} (${column + 1}): ${share}`;
+  find("cell").textContent = `${visible(map.queries[row])} (${row + 1}) attends to ${visible(map.keys[column])} (${column + 1}): ${share}`;
 }
 
 function showMost() {
@@ -132,7 +132,7 @@ function showMost() {
     const order = shares.map((share, column) => [share, column]).sort((one, other) => other[0] - one[0]).slice(0, 3);
     return [visible(map.queries[row]), order.map(([share, column]) => `${visible(map.keys[column])} ${percent(share)}`).join(", ")];
   });
-  find("most").replaceChildren(table(["Token", "Looks at most"], rows));
+  find("most").replaceChildren(table(["Token", "Attends to"], rows));
 }
 
 find("picture").addEventListener("keydown", (event) => {

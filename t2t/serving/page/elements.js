@@ -1,5 +1,5 @@
 "use strict";
-// What the page is made of.
+// Building blocks of the page.
 
 const find = (id) => document.getElementById(id);
 const count = (number, word) => `${number.toLocaleString("en")} ${word}${number === 1 ? "" : "s"}`;
@@ -10,7 +10,7 @@ const percent = (share) => {
   return `${value > 0 && value < 1 ? value.toPrecision(2) : value.toFixed(1)} %`;
 };
 
-// An element with a class, if there is one, and what stands in it.
+// Returns an element with an optional class and its content.
 function element(name, className, ...inside) {
   const found = document.createElement(name);
   if (className) found.className = className;
@@ -20,7 +20,7 @@ function element(name, className, ...inside) {
 
 const heading = (text) => element("h4", "", text);
 
-// A table with these columns and rows of cells, text or nodes; the first of each row names it.
+// Returns a table with these columns and rows of cells (text or nodes).
 function table(columns, rows) {
   const names = columns.map((name) => {
     const cell = element("th", "", name);
@@ -31,25 +31,25 @@ function table(columns, rows) {
   return element("table", "", element("thead", "", element("tr", "", ...names)), element("tbody", "", ...lines));
 }
 
-// A bar as long as a share of one.
+// Returns a bar for a share from 0 to 1.
 function bar(share) {
   const part = element("div", "");
   part.style.width = `${100 * share}%`;
   return element("div", "bar", part);
 }
 
-// A table of rows [text or node, what stands beside it, share of a bar].
+// Returns a table of rows [text or node, second column, share of a bar].
 function bars(columns, rows) {
-  const cells = rows.map(([text, beside, share]) => [text || "(nothing)", element("div", "", beside, bar(share))]);
+  const cells = rows.map(([text, beside, share]) => [text || "(empty)", element("div", "", beside, bar(share))]);
   return table(columns, cells);
 }
 
-// [text, probability], the likeliest first.
+// Sorts [text, probability], likeliest first, and formats the probabilities.
 function likeliestFirst(pairs) {
   return [...pairs].sort((one, other) => other[1] - one[1]).map(([text, share]) => [text, percent(share), share]);
 }
 
-// Of each type of entity the number of its colour, in the order in which they were seen.
+// Colour number of each entity label, in order of appearance.
 const kinds = new Map();
 
 function marked(text, label) {
@@ -61,7 +61,7 @@ function marked(text, label) {
   return found;
 }
 
-// A text whose spans {start, end, label} are marked; they count characters, and JavaScript counts halves of some.
+// Marks spans {start, end, label} of a text. They count characters, but JavaScript counts UTF-16 units.
 function withMarks(text, spans) {
   const characters = [...text];
   const part = (start, end) => characters.slice(start, end).join("");
@@ -79,7 +79,7 @@ function showError(message, id = "error") {
   find(id).hidden = !message;
 }
 
-// The token stands behind # in the address, where it is sent to nobody but by this.
+// The token comes after # in the address, which browsers do not send.
 const letsIn = location.hash.length > 1 ? {Authorization: `Bearer ${location.hash.slice(1)}`} : {};
 
 function post(path, body, signal) {
@@ -87,4 +87,4 @@ function post(path, body, signal) {
   return fetch(path, {method: "POST", signal, headers, body: JSON.stringify(body)});
 }
 
-const SILENT = "The server does not answer; is t2t infer --server still running?";
+const SILENT = "The server does not respond; check that t2t infer --server is running.";

@@ -1,4 +1,4 @@
-// What the page is told of the model, and what is listened to.
+// Adapts the page to the model, and registers event listeners.
 
 function setOffered(about) {
   const adapters = about.adapters ?? [];
@@ -24,7 +24,7 @@ async function start() {
     return;
   }
   const step = about.step === null ? [] : [`step ${about.step.toLocaleString("en")}`];
-  const head = about.head ? [`asks the head ${about.head}`] : [];
+  const head = about.head ? [`head ${about.head}`] : [];
   const facts = [about.architecture, `${about.parameters} parameters`, ...step, about.checkpoint, ...head];
   find("about").textContent = facts.join(" · ");
   document.title = `${about.checkpoint} · t2t`;

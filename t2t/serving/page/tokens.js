@@ -1,6 +1,6 @@
-// A text whose tokens say how likely they were: on hover, on focus, and to a screen reader.
+// A text with the probability of each token: on hover, on focus, and for screen readers.
 
-// Tokens that end within a character are shown with the one that ends it.
+// Merges tokens that end within a character with the token that completes it.
 function whole(tokens) {
   const found = [];
   let open = null;
@@ -23,7 +23,7 @@ function oddsOf(token) {
     + `${token.parts > 1 ? "" : `; likeliest: ${others}`}`;
 }
 
-// Of one text: each token a button, of which one is in the order of the Tab key; arrow keys go to the others.
+// Returns the tokens of a text as buttons; one is in the tab order, and arrow keys move between them.
 function tokensOf(tokens) {
   const tip = element("span", "tip");
   tip.hidden = true;
@@ -44,7 +44,7 @@ function tokensOf(tokens) {
   });
   const group = element("span", "tokens", ...buttons, tip);
   group.setAttribute("role", "group");
-  group.setAttribute("aria-label", `Tokens and how likely they were; arrow keys go from one to the next`);
+  group.setAttribute("aria-label", `Tokens with probabilities; arrow keys move between them`);
   group.addEventListener("keydown", (event) => {
     const at = buttons.indexOf(document.activeElement);
     const to = {ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: buttons.length - 1}[event.key];
@@ -57,7 +57,7 @@ function tokensOf(tokens) {
   return group;
 }
 
-// The same as a table, which is closed at first.
+// Returns the tokens as a table, initially collapsed.
 function tokenDetails(tokens) {
   if (!tokens?.length) return [];
   const rows = whole(tokens).map((token) => {

@@ -54,6 +54,6 @@ def test_results_are_told_objective_by_objective(matrix, tmp_path):
 
 
 def test_patterns_that_fit_nothing_are_an_error(matrix, tmp_path):
-  with pytest.raises(UserError, match="no cell fits --architectures encoder_only --objectives span_corruption"):
+  with pytest.raises(UserError, match="--architectures encoder_only --objectives span_corruption: no cell matches"):
     matrix.main(["--architectures=encoder_only", "--objectives=span_corruption", f"--output={tmp_path}/out"])
   assert not (tmp_path / "out").exists()
