@@ -108,7 +108,9 @@ def guards(config: Config, mesh: jax.sharding.Mesh, *, pairs: int, steps: int) -
     print(f"{'the same, ' + quantity + ' of the program':<44}{100 * more:>8.3f} %")
 
   watch = nan_policy.Watch(
-    dataclasses.replace(config, numbers=dataclasses.replace(config.nan_policy, spike_deviations=1e6, spike_window=128)),
+    dataclasses.replace(
+      config, nan_policy=dataclasses.replace(config.nan_policy, spike_deviations=1e6, spike_window=128)
+    ),
     epath.Path(tempfile.gettempdir()),
     program.state.params,
     {},
