@@ -193,7 +193,7 @@ def _grid(devices: Sequence[jax.Device]) -> np.ndarray | None:
 
 
 def sides(devices: Sequence[jax.Device]) -> tuple[int, ...] | None:
-  """Returns the chips along each side of a slice; None for other devices than TPUs with one device per place of a box."""
+  """Returns the chips along each side of a slice; None unless the devices are TPUs that fill a box, one per place."""
   grid = _grid(devices)
   return None if grid is None else grid.shape
 

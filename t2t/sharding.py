@@ -354,7 +354,9 @@ def param_shardings(params: nnx.State, mesh: jax.sharding.Mesh) -> dict:
 
 
 def num_shards(axis: str, mesh: jax.sharding.Mesh | None = None) -> int:
-  """Returns the number of shards of an activation along a logical axis, on `mesh` or else the current one; 1 without."""
+  """Returns the number of shards of an activation along a logical axis, on `mesh` or the current mesh; 1 without a
+  mesh.
+  """
   shape, names = _free() if mesh is None else mesh.shape, RULES[axis][0]
   return math.prod(shape.get(name, 1) for name in ((names,) if isinstance(names, str) else names or ()))
 
@@ -409,7 +411,7 @@ def _copy_axes() -> tuple[str, ...]:
 
 
 def of_each_copy(placed: NamedSharding) -> NamedSharding:
-  """Returns the sharding of an array with a leading axis of `num_copies()`, each entry of which is sharded as `placed`."""
+  """Returns the sharding of an array with a leading axis of `num_copies()` whose entries are sharded as `placed`."""
   axes = tuple(axis for axis in _COPIES if axis in placed.mesh.shape)
   return NamedSharding(placed.mesh, PartitionSpec(axes, *placed.spec))
 
