@@ -255,7 +255,7 @@ class Embed(nnx.Module):
 
   @property
   def prompt_ids(self) -> jax.Array:
-    """Returns the ids of the prompt vectors before a text, int32 [length], which follow the vocabulary's; may be empty."""
+    """Returns the ids of the prompt vectors before a text, int32 [length], which follow the vocabulary's ids."""
     size = 0 if self.prompt is None else self.prompt[...].shape[0]
     return self.table[...].shape[0] + jnp.arange(size, dtype=jnp.int32)
 

@@ -45,7 +45,10 @@ class AnswerHead(nnx.Module):
     self.projection_bias = nnx.Param(jnp.zeros(head.num_classes, jnp.float32), axes=(None,)) if has_bias else None
 
   def mixed(self, states: jax.Array) -> jax.Array:
-    """Maps [layers + 1, ..., embed] to [..., embed]: scale * sum_j softmax(mix)_j state_j (Peters et al. 2018, eq. 1)."""
+    """Maps [layers + 1, ..., embed] to [..., embed]: scale * sum_j softmax(mix)_j state_j (Peters et al. 2018, eq. 1)
+
+    The sum is in float32, and the result in the dtype of `states`.
+    """
     weights = self.mix_scale[...] * jax.nn.softmax(self.mix[...])
     states32 = states.astype(jnp.float32)
     return jnp.einsum("s,s...e->...e", weights, states32, precision="highest").astype(states.dtype)

@@ -266,11 +266,11 @@ def choose_here(
     if needed is not None and needed != here:
       raise UserError(
         f"config.model.attention_kernel={kernel}: needs a {needed.upper()}, but this is a {here.upper()}. Set "
-        "--config.model.attention_kernel= (empty) to select an available kernel automatically."
+        "--config.model.attention_kernel='' to select an available kernel automatically."
       )
     raise UserError(
       f"config.model.attention_kernel={kernel}: unavailable for queries of {list(query.shape)} and keys of "
-      f"{list(keys.shape)}, which use {chosen}. Set --config.model.attention_kernel= (empty) to select an "
+      f"{list(keys.shape)}, which use {chosen}. Set --config.model.attention_kernel='' to select an "
       "available kernel automatically."
     )
   return chosen

@@ -1,4 +1,4 @@
-"""Attention with a bias by distance: converts the model's arrays to those of the kernels in relative_bias_kernels.py."""
+"""Attention with a bias by distance: converts the model's arrays for the kernels in relative_bias_kernels.py."""
 
 import dataclasses
 
@@ -102,7 +102,7 @@ def attend(
     bias: None: no bias.
     dropout_rate: dropout of single probabilities.
     seeds: int32 [batch, heads], seeds of dropout.
-    ranks: int32 [batch, query] and [batch, key]: a query attends to keys of its rank and lower ones, if the mask allows.
+    ranks: int32 [batch, query] and [batch, key]: a query attends to keys of its own and lower ranks.
     first_query: int32 [], position of the first query in its sequence; a multiple of 128.
     whole_query_length: length of that sequence.
     largest_block: positions of queries and of keys, a power of two from 128; 0: see `blocks.largest`.
@@ -259,7 +259,7 @@ def attend_on_mesh(
 
 
 def _by_place(queries, keys, blocks: tuple[int, int], *, causal: bool, window: int):
-  """Returns which pairs of blocks starting at `queries` and `keys` may be visible under the causal mask and the window."""
+  """Returns which pairs of blocks at `queries` and `keys` may be visible under the causal mask and the window."""
   sees = (np if isinstance(queries, np.ndarray) else jnp).ones(jnp.broadcast_shapes(queries.shape, keys.shape), bool)
   if causal:
     sees = sees & (keys <= queries + blocks[0] - 1)
@@ -269,7 +269,7 @@ def _by_place(queries, keys, blocks: tuple[int, int], *, causal: bool, window: i
 
 
 def share_by_place(blocks: tuple[int, int], lengths: tuple[int, int], *, causal: bool, window: int) -> float:
-  """Returns the fraction of block pairs that remain under the causal mask and the window; of sequence shards, the mean."""
+  """Returns the fraction of block pairs under the causal mask and the window; for sequence shards, the mean."""
   queries, keys = (np.arange(0, length, block) for length, block in zip(lengths, blocks, strict=True))
   return float(_by_place(queries[:, None], keys[None, :], blocks, causal=causal, window=window).mean())
 

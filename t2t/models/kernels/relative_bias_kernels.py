@@ -261,7 +261,7 @@ def attend(
 
   Args:
     shape: static parameters of the kernels.
-    query, keys, values: [batch, length, heads * kv], in whole blocks; keys and values have fewer heads by `shape.shared`.
+    query, keys, values: [batch, length, heads * kv], in whole blocks; of `keys` and `values` heads / `shape.shared`.
     vector: float32 [heads, entries], see `Shape.distances`; None: no bias.
     integers: name -> other inputs: `offset`, `seeds`, segments, ranks, and which blocks run.
 
