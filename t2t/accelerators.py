@@ -35,7 +35,7 @@ PEAK_FLOPS: Mapping[str, float] = {
 }
 
 
-# Google Cloud's names of the devices whose `device_kind` differs.
+# Google Cloud's names of devices with another `device_kind`.
 _SOLD_AS = {"TPU v5 lite": "TPU v5e", "TPU v5": "TPU v5p", "TPU v6 lite": "TPU v6e"}
 
 # Measured fractions of Hopper's bfloat16 matmul throughput: cuBLAS float32 products in TF32, and cuDNN attention with
@@ -65,11 +65,13 @@ PACES: Mapping[str, Mapping[str, float]] = {
 class Chip:
   """One device as JAX sees it: a chip, or for TPU7x one of a chip's two halves.
 
-  hbm_bytes: memory that a program may use, without the share of the runtime. hbm_bandwidth: bytes/s. link_bandwidth:
-  bytes/s of one link to a neighbouring chip, in one direction. host_bandwidth: bytes/s to its host, or from it.
-  dcn_bandwidth: bytes/s of a chip's share of its host's network, in one direction, between slices. wraps_from: smallest
-  number of chips along a slice dimension that forms a ring; 0: GPUs, which share one switch. per_chip: devices on one
-  chip.
+  hbm_bytes: memory that a program may use, without the share of the runtime.
+  hbm_bandwidth: bytes/s.
+  link_bandwidth: bytes/s of one link to a neighbouring chip, in one direction.
+  host_bandwidth: bytes/s to its host, or from it.
+  dcn_bandwidth: bytes/s of a chip's share of its host's network, in one direction, between slices.
+  wraps_from: smallest number of chips along a slice dimension that forms a ring; 0: GPUs, which share one switch.
+  per_chip: devices on one chip.
   """
 
   hbm_bytes: float
@@ -153,7 +155,7 @@ def in_blocks(devices: Sequence[jax.Device], size: int) -> np.ndarray | None:
   """Returns a slice's devices in ring-shaped blocks of `size` neighbours, if no whole side of the slice is such a ring.
 
   A line of 8 of 16 chips sends everything over one link; a block of 2 x 4 chips has two. Among blocks with equal links,
-  the function picks those that the fewest hosts share.
+  the function picks blocks that span the fewest hosts.
 
   Args:
     devices: devices of one slice.

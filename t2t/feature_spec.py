@@ -24,9 +24,9 @@ NEXT_TOKENS = ("inputs", "targets", "loss_weights", "both_ways")
 # rows, the task id is in the high bits of the token ids, see `feature_converters.convert`.
 TASK, TASK_BITS, MOST_TASKS = "task_number", 24, 127
 UNKNOWN = "<unk>"  # T5's label of an example without an answer
-# Objectives whose examples have the features NEXT_TOKENS.
+# Objectives with the features NEXT_TOKENS.
 WITH_NEXT_TOKENS = ("masked_next_token", "next_token")
-# Objectives whose examples have targets only; examples of all other objectives have inputs, too.
+# Objectives with targets only; all others have inputs, too.
 WITHOUT_INPUTS = ("causal_lm", "fill_in_the_middle")
 # Objectives that provide explicit positions, by feature name, see `places_of`.
 WITH_PLACES = {"target_places": ("mass_in_place",), "input_places": ("translation_lm",)}
@@ -153,9 +153,10 @@ def features_of_texts(architecture: str, features: Sequence[str]) -> tuple[str, 
 
 
 def texts_apart(groups: Any, texts: Any, *, numpy: Any = np) -> tuple[Any, Any]:
-  """Returns segment ids and positions of a row whose examples may have several texts that do not attend to each other.
+  """Returns segment ids and positions of a row of examples with several texts, which do not attend to each other.
 
-  In:  groups [1, 1, 2, 2, 2, 0], texts [0, 0, 0, 1, 1, 0] Out: [1, 1, 2, 3, 3, 0], [0, 1, 0, 0, 1, 0]
+  In:  groups [1, 1, 2, 2, 2, 0], texts [0, 0, 0, 1, 1, 0]
+  Out: [1, 1, 2, 3, 3, 0], [0, 1, 0, 0, 1, 0]
 
   Args:
     groups: example index of each token, from 1; 0 is padding. int32 [length].

@@ -73,7 +73,7 @@ def matches(patterns: tuple[str, ...], path: str) -> bool:
 
 
 def split_frozen(params: Params, patterns: tuple[str, ...], *, halved: tuple[str, ...] = ()) -> tuple[Params, Params]:
-  """Splits the parameters into the trained ones and the frozen ones, whose path matches one of `patterns`.
+  """Splits the parameters into trained and frozen ones; frozen paths match one of `patterns`.
 
   Args:
     params: tree of arrays; with empty `halved`, leaves of any type.

@@ -56,7 +56,7 @@ def mesh_sizes(shape: Mapping[str, int], num_devices: int) -> dict[str, int]:
   """Returns the size of every mesh axis, with -1 filled in; dcn_data and sequence only if their size is not 1.
 
   Raises:
-    UserError: unknown axis, more than one -1, or sizes whose product is not `num_devices`.
+    UserError: unknown axis, more than one -1, or sizes with another product than `num_devices`.
   """
   unknown = sorted(set(shape) - set(MESH_AXES))
   if unknown:
@@ -411,7 +411,7 @@ def _copy_axes() -> tuple[str, ...]:
 
 
 def of_each_copy(placed: NamedSharding) -> NamedSharding:
-  """Returns the sharding of an array with a leading axis of `num_copies()` whose entries are sharded as `placed`."""
+  """Returns the sharding of an array with a leading axis of `num_copies()` and entries sharded as `placed`."""
   axes = tuple(axis for axis in _COPIES if axis in placed.mesh.shape)
   return NamedSharding(placed.mesh, PartitionSpec(axes, *placed.spec))
 

@@ -24,11 +24,11 @@ def test_minus_one_takes_the_devices_that_are_left():
 @pytest.mark.parametrize(
   ("shape", "message"),
   [
-    ({"model": 2}, "config.mesh.model: no such mesh axis; the axes are dcn_data, data, fsdp, sequence, tensor"),
+    ({"model": 2}, "config.mesh.model: unknown mesh axis. The axes are dcn_data, data, fsdp, sequence, tensor"),
     ({"data": -1, "fsdp": -1}, "data and fsdp are both -1"),
     ({"tensor": 0}, "config.mesh.tensor=0"),
     ({"tensor": -2}, "config.mesh.tensor=-2"),
-    ({"data": 2, "tensor": 2}, "makes 4 device"),
+    ({"data": 2, "tensor": 2}, "needs 4 device"),
     ({"data": 3, "fsdp": -1}, "3 does not divide 8"),
   ],
 )
@@ -116,7 +116,7 @@ def test_every_parameter_has_a_place_on_the_mesh(kind):
 def test_a_dimension_that_does_not_divide_is_refused():
   """The message names the mesh axis, the dimension and the sizes that would do."""
   mesh = sharding.make_mesh({"data": 2, "tensor": 4})
-  with pytest.raises(UserError, match=r"config.mesh.tensor=4 does not divide vocab=42 .*would do: \[1, 2, 3, 6, 7\]"):
+  with pytest.raises(UserError, match=r"config.mesh.tensor=4 does not divide vocab=42 .*that work: \[1, 2, 3, 6, 7\]"):
     sharding.param_shardings(abstract_params(vocab_size=42), mesh)
 
 

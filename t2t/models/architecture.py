@@ -21,10 +21,12 @@ Batch = Mapping[str, jax.Array]  # seqio's model features, each [batch, length]
 class Architecture:
   """Properties of an architecture; its module, in transformer.py, is built from a `TransformerConfig`.
 
-  name: value of config.model.architecture. sides: its stacks in order: encoder, decoder. features: model features of
-  every batch. packed: additional features of packed batches. Vocabularies that use token 0 have segment ids in unpacked
-  batches, too. with_inputs: additional features of tasks with inputs. decoder: default of config.model.decoder, a row
-  of `config.DECODERS`; "": generates no text.
+  name: value of config.model.architecture.
+  sides: its stacks in order: encoder, decoder.
+  features: model features of every batch.
+  packed: additional features of packed batches. Vocabularies that use token 0 have segment ids without packing, too.
+  with_inputs: additional features of tasks with inputs.
+  decoder: default of config.model.decoder, a row of `config.DECODERS`; "": generates no text.
   """
 
   name: str
@@ -41,7 +43,7 @@ class Architecture:
 
   @property
   def answers(self) -> str:
-    """Returns the side whose states heads read: the first, which contains all of the inputs."""
+    """Returns the side that heads read: the first, which contains all of the inputs."""
     return self.sides[0]
 
   @property
@@ -116,7 +118,7 @@ def sides(batch: Batch) -> list[str]:
 
 
 def predicted_side(batch: Batch) -> str:
-  """Returns the side of a batch whose tokens have a loss, see `Architecture.predicts`."""
+  """Returns the side of a batch with a loss, see `Architecture.predicts`."""
   return sides(batch)[-1]
 
 

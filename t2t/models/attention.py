@@ -269,9 +269,10 @@ class Attention(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class AttentionProbe:
-  """Selects the attention of a layer whose probabilities are returned.
+  """Selects the attention head of a layer to return probabilities of.
 
-  head: int [], index of the head. cross: cross-attention instead of self-attention.
+  head: int [], index of the head.
+  cross: cross-attention instead of self-attention.
   """
 
   head: jax.Array

@@ -32,7 +32,8 @@ class Term:
 class Carried:
   """A state that each layer returns in one step and receives in the next; see `FeedForward.carried`.
 
-  shape: shape per row of the batch, without the axes of rows and layers. dtype: dtype of the array in the train state.
+  shape: shape per row of the batch, without the axes of rows and layers.
+  dtype: dtype of the array in the train state.
   """
 
   shape: tuple[int, ...]
@@ -47,8 +48,8 @@ CARRIED = "carried/"  # prefix of features with such states: carried/decoder/NAM
 class Auxiliary:
   """Outputs of layers besides their activations.
 
-  terms: name -> float32 [], a sum over real positions; for a stack or a model the sum over all layers. states: name ->
-  array; for a stack with a leading axis "layers", for a model by stack, "encoder/NAME".
+  terms: name -> float32 [], a sum over real positions; for a stack or a model the sum over all layers.
+  states: name -> array; for a stack with a leading axis "layers", for a model by stack, "encoder/NAME".
   """
 
   terms: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)

@@ -68,7 +68,7 @@ class HeadConfig:
   """A head besides the vocabulary head; heads.py implements the kinds.
 
   name: unique name; the head's parameters are under heads/NAME.
-  num_classes: number of logits; 1 for score and choice, 2 for span. For a vector its width, 0: the model's width and
+  num_classes: number of logits; 1 for score and choice, 2 for span. For a vector its width; 0: the model's width and
     no projection. For a boundary head the number of tokens of a span that it predicts.
   kind: type of the logits: class (classes of a text), tag (classes of each word), choice (one logit per candidate),
     span (start and end of an answer), score (a number), detector (whether each token was replaced), vector (an

@@ -44,7 +44,7 @@ def relative_position_bucket(
     offset = 0
     distance = jnp.maximum(-relative_position, 0)
   num_exact = num_buckets // 2
-  # Avoids log(0), whose result is not used because small distances are exact.
+  # Avoids log(0); the result is not used, because small distances are exact.
   log_share = jnp.log(jnp.maximum(distance, 1) / num_exact) / np.log(max_distance / num_exact)
   far = num_exact + (log_share * (num_buckets - num_exact)).astype(jnp.int32)
   return offset + jnp.where(distance < num_exact, distance, jnp.minimum(far, num_buckets - 1)).astype(jnp.int32)
@@ -82,7 +82,8 @@ class RelativePositionBias(nnx.Module):
 def alibi_slopes(num_heads: int) -> np.ndarray:
   """Returns the slope of each head's bias by distance, float32 [heads].
 
-  In:  8 Out: [1/2, 1/4, 1/8, 1/16, 1/32, 1/64, 1/128, 1/256]
+  In:  8
+  Out: [1/2, 1/4, 1/8, 1/16, 1/32, 1/64, 1/128, 1/256]
 
   If the number is not a power of two: the slopes of the next lower power, then every other slope of twice that power.
 
@@ -128,7 +129,8 @@ def angles_at(positions: jax.Array, head_dim: int, base: float) -> tuple[jax.Arr
 def rotary_angles(length: int, head_dim: int, base: float, offset: jax.Array | int = 0) -> tuple[jax.Array, jax.Array]:
   """Returns cosine and sine of the rotation angle of each feature pair at each position.
 
-  In:  length 3, head_dim 4, base 100.0 Out: cos and sin of [[0, 0], [1, 0.1], [2, 0.2]]
+  In:  length 3, head_dim 4, base 100.0
+  Out: cos and sin of [[0, 0], [1, 0.1], [2, 0.2]]
 
   Args:
     length: number of positions.
@@ -162,9 +164,9 @@ class Positions:
 
   A scheme may return a subclass with other hooks.
 
-  bias: added to the logits, see `attention.attend`; None: no bias. angles: rotation of queries and keys, see
-  `rotary_angles`; None: no rotation. is_local: bool [], whether the model's window applies; a traced value if layers
-  differ.
+  bias: added to the logits, see `attention.attend`; None: no bias.
+  angles: rotation of queries and keys, see `rotary_angles`; None: no rotation.
+  is_local: bool [], whether the model's window applies; a traced value if layers differ.
   """
 
   bias: DistanceBias | jax.Array | None = None
@@ -199,7 +201,8 @@ NOWHERE = Positions()
 class Call:
   """Properties of a call of a stack, shared by its self-attentions.
 
-  front: number of learned prefix keys; `key_length` includes them. drops: whether dropout is applied.
+  front: number of learned prefix keys; `key_length` includes them.
+  drops: whether dropout is applied.
   """
 
   batch: int
@@ -218,8 +221,8 @@ class Call:
 class Scheme:
   """Base class of position schemes; it adds no position information except the causal mask of decoders.
 
-  bias: kind of bias on attention logits, see `dispatch.BIASES`. embedded: whether position vectors from a table of
-  max_length rows are added to embedded tokens.
+  bias: kind of bias on attention logits, see `dispatch.BIASES`.
+  embedded: whether position vectors from a table of max_length rows are added to embedded tokens.
   """
 
   bias: ClassVar[str] = ""

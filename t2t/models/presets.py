@@ -140,7 +140,7 @@ def t5_1_1(size: str) -> dict[str, object]:
 
 def mt5(size: str) -> dict[str, object]:
   """mT5: T5 1.1 for 101 languages, 250,112 embedding rows."""
-  # The released mT5 small has 6 heads and 8 layers like 1.1 small; all sizes equal those of 1.1.
+  # The released mT5 small has 6 heads and 8 layers like 1.1 small; all sizes equal 1.1's.
   return _t5(_T5_1_1, size, vocab_size=250_112)
 
 

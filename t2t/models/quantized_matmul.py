@@ -29,7 +29,7 @@ _MOST_IN_BFLOAT16 = 32
 
 
 def _summed_in(gradient_dtype: str, dtype: str) -> str:
-  """Returns the dtype in which devices sum a kernel gradient whose products are in `dtype`; see `TransformerConfig`."""
+  """Returns the dtype in which devices sum a kernel gradient of products in `dtype`; see `TransformerConfig`."""
   return gradient_dtype or ("float32" if sharding.num_shards("tokens") > _MOST_IN_BFLOAT16 else dtype)
 
 

@@ -54,7 +54,7 @@ _OFFLOAD_MATMULS = jax.checkpoint_policies.offload_dot_with_no_batch_dims("devic
 
 
 def _is_cudnn(primitive: jax.extend.core.Primitive) -> bool:
-  """Returns True for cuDNN's forward pass, whose output has no checkpoint name."""
+  """Returns True for cuDNN's forward pass; its output has no checkpoint name."""
   return primitive.name == "dot_product_attention_fwd_wrapper"
 
 

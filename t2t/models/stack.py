@@ -134,9 +134,9 @@ class Layer(nnx.Module):
       is_normed: bool [], whether `x` is the output of a norm, so that the self-attention reads it directly.
       memory: input of the cross-attention, [batch, length, embed], or its keys and values.
       memory_mask: mask of the cross-attention.
-      cross_layer: layer whose cross-attention is used, if this layer has none.
-      cache: keys and values of earlier positions; those of `x` are added, and queries attend to all.
-      prefix_kv: learned keys and values, [kv heads, few, kv], before those of `x`; a cache already contains them.
+      cross_layer: layer with the cross-attention, if this layer has none.
+      cache: keys and values of earlier positions; the keys and values of `x` are added.
+      prefix_kv: learned keys and values, [kv heads, few, kv], before the keys of `x`; a cache already has them.
       task_attention: a small parallel attention, (self-attention's input, mask, cache) -> (update, keys and values).
         The update is added together with the update of the feed-forward layer.
       probe: selects attention probabilities, returned instead of keys and values, float32 [batch, query, key].

@@ -166,7 +166,8 @@ class BoundaryHead(nnx.Module):
 def mean_of_segments(hidden: jax.Array, segments: jax.Array) -> jax.Array:
   """Returns at each position the mean over its segment, computed in float32.
 
-  In:  [[1, 3, 5, 0]], segments [[1, 1, 2, 0]] Out: [[2, 2, 5, 0]]
+  In:  [[1, 3, 5, 0]], segments [[1, 1, 2, 0]]
+  Out: [[2, 2, 5, 0]]
 
   Args:
     hidden: [..., batch, length, embed].
@@ -187,7 +188,8 @@ def mean_of_segments(hidden: jax.Array, segments: jax.Array) -> jax.Array:
 def read_texts(hidden: jax.Array, segments: jax.Array, *, number: int, reads: str) -> jax.Array:
   """Returns the pooled states of the first texts of each row, float32 [..., batch, number, embed]; 0 for missing texts.
 
-  In:  hidden [[1, 3, 5, 0]], segments [[1, 1, 2, 0]], number 2 Out: "first" [[1, 5]], "last" [[3, 5]], "mean" [[2, 5]]
+  In:  hidden [[1, 3, 5, 0]], segments [[1, 1, 2, 0]], number 2
+  Out: "first" [[1, 5]], "last" [[3, 5]], "mean" [[2, 5]]
 
   Args:
     hidden: [..., batch, length, embed].

@@ -325,8 +325,8 @@ class EncoderDecoder(_Transformer):
     """Encodes the inputs and allocates a cache of `max_length` positions.
 
     Args:
-      batch: encoder_input_tokens, int [batch, length]; optional decoder_input_tokens, whose first column is the start
-        token (default 0); optional decoder_positions, whose first column is its position, clipped to learned positions.
+      batch: encoder_input_tokens, int [batch, length]; optional decoder_input_tokens, with the start token in
+        the first column (default 0); optional decoder_positions, with its position, clipped to learned positions.
       max_length: maximum number of calls of `decode_step`.
       num_beams: sequences per row.
 

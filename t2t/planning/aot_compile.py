@@ -110,9 +110,11 @@ def bytes_per_device(tree) -> int:
 class Compiled:
   """Result of compiling a step; bytes are per device.
 
-  parameters: number of parameters over all devices. arguments: bytes of state and batch; `parts` has them by name.
-  temporaries, total: bytes of temporaries, and of the whole program. seconds: duration of the compilation. text: HLO
-  text of the program; None if it does not fit.
+  parameters: number of parameters over all devices.
+  arguments: bytes of state and batch; `parts` has them by name.
+  temporaries, total: bytes of temporaries, and of the whole program.
+  seconds: duration of the compilation.
+  text: HLO text of the program; None if it does not fit.
   """
 
   parameters: int
@@ -125,7 +127,7 @@ class Compiled:
 
 
 def compile_step(config: Config, mesh: jax.sharding.Mesh) -> Compiled:
-  """Compiles the step for a mesh, whose devices need not be attached.
+  """Compiles the step for a mesh; its devices need not be attached.
 
   Raises:
     UserError: the mesh does not divide a size; or the compiler fails for another reason than lack of memory.

@@ -130,8 +130,8 @@ def run(
     max_compiles: maximum number of compilations; cached plans do not count.
     budget: seconds after which no compilation is started.
     seen: results of earlier candidates, which are not tried again.
-    memory: estimate of a device's bytes, corrected by failed candidates with the same remat policy. Candidates above the
-      capacity by this estimate come last; None: no such order.
+    memory: estimate of a device's bytes, corrected by failed candidates with the same remat policy. Candidates with an
+      estimate above the capacity come last; None: no such order.
   """
   started, compiled, seen = time.monotonic(), 0, list(seen)
 
@@ -207,7 +207,7 @@ def _is_no_better(candidate: Candidate, result: SearchResult) -> bool:
 
 
 def _is_as_large(candidate: Candidate, result: SearchResult, memory: Callable[[Candidate], float]) -> bool:
-  """Returns True if the estimate, scaled by the result of a candidate with the same remat policy, exceeds the capacity."""
+  """Returns True if the estimate, scaled by the result of another candidate, exceeds the capacity."""
   if result.fits or result.plan is None or candidate.remat != result.candidate.remat:
     return False
   per_chip = result.plan["memory_per_chip"]
@@ -270,7 +270,7 @@ def search(config: Config, options: argparse.Namespace) -> None:
       "and has memory for parameters and optimizer. Give more chips or other batch sizes."
     )
   if undivided := without_evaluation(config, estimate, len(devices)):
-    reason = f"whose devices do not divide config.eval.batch_size={config.eval.batch_size}"
+    reason = f"with a number of batch shards that does not divide config.eval.batch_size={config.eval.batch_size}"
     print(f"excluded: {len(undivided)} mesh{'es' * (len(undivided) > 1)} {reason}", file=sys.stderr)
   results: list[SearchResult] = []
   with contextlib.ExitStack() as stack:

@@ -34,9 +34,10 @@ def _recomputes(remat: str) -> float:
 class Candidate:
   """Settings that the search varies.
 
-  mesh: (axis, size) for every axis. offload_optimizer: keeps the optimizer's moments in the host's memory. order:
-  layout of the mesh's axes on a slice, see `config.mesh.physical_layout`. attention_block: see
-  `config.model.attention_block`.
+  mesh: (axis, size) for every axis.
+  offload_optimizer: keeps the optimizer's moments in the host's memory.
+  order: layout of the mesh's axes on a slice, see `config.mesh.physical_layout`.
+  attention_block: see `config.model.attention_block`.
   """
 
   mesh: tuple[tuple[str, int], ...]
@@ -279,7 +280,7 @@ def candidates(
     config: base config of the search.
     devices: devices of the slice.
     capacity: bytes per device; meshes are excluded if parameters, and an optimizer on the device, do not fit.
-    estimate: estimate for this config and these devices, whose results per mesh are reused; None: a new one.
+    estimate: estimate for this config and these devices, with cached results per mesh; None: a new one.
   """
   estimate, same_batch, larger = estimate or Estimate(config, devices), [], []
   remats = list(dict.fromkeys([*reversed(_REMATS), config.model.remat]))

@@ -10,7 +10,7 @@ from t2t.training import recipe
 
 # Cycles of forward and backward kernels for each 512 x 512 pairs of the heads that fill 128 lanes, in bfloat16: kernel
 # and heads -> `jax.Device.device_kind` -> blocks of queries and of keys. Counted by benchmarks/schedules.py (libtpu
-# 0.0.42): relative_bias_attention.py without a mask; splash, whose kernels take one head at a time, with a causal mask.
+# 0.0.42): relative_bias_attention.py without a mask; splash, with kernels of one head at a time and a causal mask.
 CYCLES: Mapping[tuple[str, int], Mapping[str, Mapping[tuple[int, int], int]]] = {
   ("distance", 2): {
     "TPU v4": {(256, 256): 14_752, (512, 512): 10_963, (512, 1024): 10_229},
@@ -74,7 +74,7 @@ def share(config: Config, device_kind: str, chosen: Mapping[str, dispatch.Choice
   """Returns the fraction of peak FLOP/s that a TPU's attention kernel reaches on the longest side.
 
   It follows from the cycles that libtpu schedules for its blocks; without a count, matmuls' fraction is used. FLOPs of
-  narrow heads count as those of full-width heads.
+  narrow heads count as of full-width heads.
 
   Args:
     config: config of the step.
@@ -97,7 +97,7 @@ def saved(config: Config, device_kind: str, chosen: Mapping[str, dispatch.Choice
   """Returns `config.model.attention_block` -> predicted seconds saved per step, for blocks that save time.
 
   Larger blocks are faster, but fewer of them can be skipped. Skipping by causality is counted. Nothing is predicted for
-  packed rows, whose segments are unknown in advance, and for windows, with which larger blocks are never faster.
+  packed rows, because segments are unknown in advance, and for windows, with which larger blocks are never faster.
 
   Args:
     config, device_kind, chosen: see `share`.

@@ -40,7 +40,7 @@ def make_plan(config: Config, devices: list[jax.Device], *, hlo: str | None = No
 
   Args:
     config: see configs/default.py; its mesh must fit the devices.
-    devices: attached devices, or those of a topology.
+    devices: attached devices, or devices of a topology.
     hlo: path of a file for the HLO text.
 
   Returns:

@@ -45,11 +45,14 @@ BOUNDS = {
 class Times:
   """Seconds of one step.
 
-  compute, memory: FLOPs, each in its dtype, and bytes at the chip's published peaks. host: bytes to and from the host
-  at the published bandwidth. links: mesh axes, "fsdp" or "fsdp+tensor" -> their collectives at the links' published
-  bandwidth. waiting: exposed time of `links`: synchronous collectives, and the rest of asynchronous ones. exposed: sum
-  of `waiting`. kernels: attention kernels, as part of the work. predicted: see the rule above. bound: a key of
-  `BOUNDS`.
+  compute, memory: FLOPs, each in its dtype, and bytes at the chip's published peaks.
+  host: bytes to and from the host at the published bandwidth.
+  links: mesh axes, "fsdp" or "fsdp+tensor" -> their collectives at the links' published bandwidth.
+  waiting: exposed time of `links`: synchronous collectives, and the rest of asynchronous ones.
+  exposed: sum of `waiting`.
+  kernels: attention kernels, as part of the work.
+  predicted: see the rule above.
+  bound: a key of `BOUNDS`.
   """
 
   compute: float

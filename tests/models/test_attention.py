@@ -167,7 +167,7 @@ def test_no_gradient_comes_from_a_higher_rank(platform):
 
 def test_ranks_are_of_a_sequence_and_itself():
   """Of other queries or keys they say nothing."""
-  with pytest.raises(ValueError, match="no 1 queries' and no 4 keys'"):
+  with pytest.raises(ValueError, match="do not match 1 queries and 4 keys"):
     AttentionMask(ranks=np.zeros((1, 4), np.int32)).allowed(1, 4)
 
 

@@ -68,5 +68,8 @@ def test_both_stacks_and_the_attention_between_them_begin_so():
 @pytest.mark.parametrize("fields", [{"positions": "rotary"}, {"qk_norm": True}, {"attention_init_bias": -1.0}], ids=str)
 def test_what_cannot_begin_so_is_refused(fields):
   """Without a bias by distance there is nothing to begin with."""
-  with pytest.raises(UserError, match="config.model.attention_init_bias=(6.0: only with|-1.0: must be at least 0)"):
+  with pytest.raises(
+    UserError,
+    match="config.model.attention_init_bias=(6.0: needs config.model.positions=relative|-1.0: must be at least 0)",
+  ):
     dataclasses.replace(focused(), **fields)

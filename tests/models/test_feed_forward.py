@@ -153,6 +153,6 @@ def test_no_family_of_others_has_it(two):
 def test_a_layer_that_there_is_not():
   """The message has those that there are, and the nearest."""
   known = ", ".join(config_lib.FEED_FORWARD)
-  expected = f"config.model.feed_forward='densse': known are {known}; did you mean dense?"
+  expected = f"config.model.feed_forward='densse': unknown value. Known values: {known}; did you mean dense?"
   with pytest.raises(UserError, match=re.escape(expected)):
     dataclasses.replace(toy.KINDS["gpt2"], feed_forward="densse")

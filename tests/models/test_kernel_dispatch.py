@@ -39,7 +39,7 @@ def test_kernels_are_chosen_by_what_attention_needs(monkeypatch):
   """By distance where a bias is added or single probabilities are dropped; plain if a sequence is less than a block."""
   monkeypatch.setattr(sharding, "platform", lambda: "tpu")
   splash, biased = "splash (TPU, no bias)", "distance (TPU, bias by distance)"
-  apart = "distance (TPU, rows with masks of their own)"
+  apart = "distance (TPU, row-specific masks)"
   assert chosen(toy.KINDS["llama"], length=128) == {"decoder": splash}
   assert chosen(toy.KINDS["bert"], length=128) == {"encoder": splash}
   assert chosen(of_lanes("prefix_lm"), length=128) == {"decoder": biased}
@@ -49,9 +49,9 @@ def test_kernels_are_chosen_by_what_attention_needs(monkeypatch):
   assert chosen(toy.KINDS["t5_1_1"], length=128) == {"encoder": six, "decoder": six, "cross": splash}
   assert chosen(toy.KINDS["modern_t5"], length=128) == dict.fromkeys(("encoder", "decoder", "cross"), splash)
   assert chosen(of_lanes("llama"), length=127) == {"decoder": "distance (TPU, length 127)"}
-  assert chosen(toy.KINDS["llama"], length=63) == {"decoder": "plain (length 63, a block has 128)"}
+  assert chosen(toy.KINDS["llama"], length=63) == {"decoder": "plain (length 63, shorter than a block of 128)"}
   assert chosen(of_lanes("mpt"), length=2_048) == {"decoder": biased}
-  far = "plain (bias that changes up to distance 4095, 2048 TPU, bias by distance)"
+  far = "plain (bias with reach 4095, above 2048, TPU, bias by distance)"
   assert chosen(of_lanes("mpt"), length=4_096) == {"decoder": far}
   dropped = {"decoder": "distance (TPU, dropout of probabilities)"}
   assert chosen(of_lanes("llama", dropout_rate=0.1), length=128) == dropped
@@ -60,16 +60,17 @@ def test_kernels_are_chosen_by_what_attention_needs(monkeypatch):
 def test_a_kernel_that_is_asked_for_runs_or_says_why_not(monkeypatch):
   """Before anything is compiled."""
   asked = lambda name, **fields: chosen(of_lanes("t5_1_1", attention_kernel=name, **fields), length=128)
-  assert set(asked("plain").values()) == {"plain (as config.model.attention_kernel says)"}
-  with pytest.raises(UserError, match=r"attention_kernel=distance: cannot be had on a CPU, it runs on TPUs; leave it"):
+  assert set(asked("plain").values()) == {"plain (set by config.model.attention_kernel)"}
+  with pytest.raises(
+    UserError,
+    match=r"attention_kernel=distance: needs a TPU, but this is a CPU. Set --config.model.attention_kernel=''",
+  ):
     asked("distance")
   with pytest.raises(UserError, match="config.model.attention_kernel='flash'|attention_kernel=flash"):
     asked("flash")
   monkeypatch.setattr(sharding, "platform", lambda: "tpu")
   assert all(found.startswith("distance") for found in asked("distance").values())
-  with pytest.raises(
-    UserError, match=r"attention_kernel=splash: cannot be had .* run distance \(TPU, bias by distance"
-  ):
+  with pytest.raises(UserError, match=r"attention_kernel=splash: unavailable .* use distance \(TPU, bias by distance"):
     asked("splash")
 
 
@@ -105,7 +106,7 @@ def ran(config, batch, monkeypatch) -> set[str]:
   return found
 
 
-WINDOW, TAKES_NONE = "distance (TPU, bias by distance)", "plain (window 2048, less than 2048 TPU, bias by distance)"
+WINDOW, TAKES_NONE = "distance (TPU, bias by distance)", "plain (window 2048, not below 2048, TPU, bias by distance)"
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ WINDOW, TAKES_NONE = "distance (TPU, bias by distance)", "plain (window 2048, le
     ("t5_1_1", 4_096, 2_048, {"encoder": WINDOW, "encoder window": TAKES_NONE,
                               "decoder": WINDOW, "decoder window": TAKES_NONE}),
     ("llama", 512, 100, {"decoder": "splash (TPU, no bias)"}),
-    ("prefix_lm_rotary", 512, 100, {"decoder": "distance (TPU, rows with masks of their own)",
+    ("prefix_lm_rotary", 512, 100, {"decoder": "distance (TPU, row-specific masks)",
                                     "decoder window": "distance (TPU, window and prefix)"}),
   ],
 )  # fmt: skip
@@ -136,7 +137,7 @@ def test_a_kernel_that_some_layers_cannot_have_is_refused(monkeypatch):
   """Before anything is traced, as that of all layers is."""
   monkeypatch.setattr(sharding, "platform", lambda: "tpu")
   fields = {"attention_window": 2_048, "global_attention_every": 2, "attention_kernel": "distance"}
-  with pytest.raises(UserError, match=r"attention_kernel=distance: cannot be had .* run plain \(window 2048"):
+  with pytest.raises(UserError, match=r"attention_kernel=distance: unavailable .* use plain \(window 2048"):
     chosen(of_lanes("t5_1_1", **fields), length=4_096)
 
 

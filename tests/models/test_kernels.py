@@ -374,9 +374,9 @@ def test_the_choice_and_its_reason():
   assert chosen("tpu", batch_shards=8) == "plain (4 rows over 8 devices)"
   assert chosen("tpu", head_shards=3) == "plain (8 heads over 3 devices)"
   assert chosen("tpu", dtype="float16") == "plain (float16)"
-  assert chosen("tpu", lengths=(1, 512)) == "plain (length 1, a block has 128)"
+  assert chosen("tpu", lengths=(1, 512)) == "plain (length 1, shorter than a block of 128)"
   assert chosen("tpu", mask=prefix_window) == "distance (TPU, window and prefix)"
-  assert chosen("tpu", mask=window, lengths=(512, 1024)) == "distance (TPU, window over another sequence)"
+  assert chosen("tpu", mask=window, lengths=(512, 1024)) == "distance (TPU, window in cross-attention)"
   ranks, both = CUDNN_MASKS["ranks"], mask(ranks=RANKS, causal=True, prefix=PREFIX)
   assert chosen("tpu", mask=ranks) == "distance (TPU, ranks)"
   assert chosen("tpu", mask=both) == "plain (ranks and prefix, TPU, ranks)"
@@ -387,9 +387,9 @@ def test_the_choice_and_its_reason():
   assert chosen("gpu", head_dim=100).startswith("plain (head_dim 100")
   assert chosen("gpu", head_dim=256) == "cudnn (GPU, no bias)"
   assert chosen("gpu", head_dim=256, compute_capability="8.0").startswith("plain (head_dim 256")
-  assert chosen("gpu", compute_capability="7.5") == "plain (compute capability 7.5, less than 8.0)"
+  assert chosen("gpu", compute_capability="7.5") == "plain (compute capability 7.5, below 8.0)"
   assert chosen("gpu", compute_capability="gfx90a").startswith("plain (compute capability gfx90a")
-  assert chosen("gpu", compute_capability="") == "plain (compute capability unknown, less than 8.0)"
+  assert chosen("gpu", compute_capability="") == "plain (compute capability unknown, below 8.0)"
   assert chosen("gpu", lengths=(511, 512)) == "plain (odd length with a mask)"
   assert chosen("gpu", lengths=(511, 511), mask=MASKS["causal window"]) == "cudnn (GPU, no bias)"
   assert chosen("gpu", lengths=(1, 512)) == "plain (one query)"
@@ -400,7 +400,7 @@ def test_rows_that_are_masked_apart_run_on_distance_where_it_can(name):
   """Splash would go through the rows of a batch as one; it has what distance has not, and what it is asked for."""
   splash, of = "splash (TPU, no bias)", MASKS[name]
   apart = not of.window and (of.query_segments is not None or of.prefix is not None)
-  assert chosen("tpu", mask=of) == ("distance (TPU, rows with masks of their own)" if apart else splash)
+  assert chosen("tpu", mask=of) == ("distance (TPU, row-specific masks)" if apart else splash)
   assert chosen("tpu", mask=of, requested="splash") == splash
   assert chosen("tpu", mask=of, head_dim=80) == splash
   assert chosen("tpu", mask=of, lengths=(65_536, 65_536)) == splash
@@ -419,14 +419,14 @@ def test_rows_that_are_masked_apart_run_on_splash_where_a_core_has_room_for_smal
 
 def test_a_sequence_that_is_split_runs_on_distance_in_whole_blocks():
   causal = dict(mask=MASKS["causal"], length_shards=4)
-  assert chosen("tpu", **causal) == "distance (TPU, rows with masks of their own)"
+  assert chosen("tpu", **causal) == "distance (TPU, row-specific masks)"
   assert chosen("tpu", **causal, lengths=(768, 768)) == "splash (TPU, no bias)"
   assert chosen("tpu", mask=MASKS["bidirectional"], length_shards=4) == "splash (TPU, no bias)"
 
 
 def test_triton_is_asked_for(monkeypatch):
   """It takes what cuDNN does not; nobody gets it who does not ask for it."""
-  assert chosen("gpu", requested="triton") == "triton (GPU, as config.model.attention_kernel says)"
+  assert chosen("gpu", requested="triton") == "triton (GPU, set by config.model.attention_kernel)"
   assert chosen("gpu", requested="triton", dtype="float32", head_dim=100).startswith("triton")
   assert chosen("gpu", requested="triton", lengths=(511, 512), bias="distance").startswith("triton")
   assert chosen("gpu", requested="triton", compute_capability="7.5").startswith("plain (compute capability 7.5")

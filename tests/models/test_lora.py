@@ -287,10 +287,10 @@ def test_a_key_out_of_range_is_refused(arguments, message):
     (LoraConfig(targets=("qurey",)), "config.lora.targets: 'qurey' matches none of .*; did you mean query?"),
     (LoraConfig(targets=("embed/table",)), "config.lora.targets: 'embed/table' matches none of decoder/layers/"),
     (LoraConfig(targets=()), r"config.lora.targets=\(\): nothing would be adapted"),
-    (LoraConfig(targets=("(query",)), r"config.lora.targets: '\(query' is no regular expression: missing \)"),
+    (LoraConfig(targets=("(query",)), r"config.lora.targets: '\(query' is not a valid regular expression: missing \)"),
     (
       LoraConfig(also_train=("(?i)norm",)),
-      r"also_train: '\(\?i\)norm' is no regular expression: global flags not at",
+      r"also_train: '\(\?i\)norm' is not a valid regular expression: global flags not at",
     ),
     (LoraConfig(also_train=("nrom",)), "config.lora.also_train: 'nrom' matches none of .*; did you mean norm?"),
   ],

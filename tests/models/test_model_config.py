@@ -113,15 +113,18 @@ def count(family, size):
   [
     ({"dtype": "float16"}, "float16.*overflow"),
     ({"dtype": "float64"}, "config.model.dtype='float64'"),
-    ({"gradient_dtype": "float16"}, "config.model.gradient_dtype='float16': known are bfloat16, float32"),
-    ({"quantization": "int4"}, "config.model.quantization='int4': known are int8, fp8"),
+    (
+      {"gradient_dtype": "float16"},
+      "config.model.gradient_dtype='float16': unknown value. Known values: bfloat16, float32",
+    ),
+    ({"quantization": "int4"}, "config.model.quantization='int4': unknown value. Known values: int8, fp8"),
     ({"mlp_activation": "gated_gleu"}, "did you mean gated_gelu?"),
     ({"architecture": "encoder_decodre"}, "did you mean encoder_decoder?"),
     ({"positions": "rotray"}, "did you mean rotary?"),
     ({"norm": "layers"}, "did you mean layer?"),
     ({"remat": "ful"}, "did you mean full?"),
-    ({"remat": "query,keys@host"}, "'keys' is no policy .* did you mean key?"),
-    ({"remat": "query,query@host"}, "query is in it twice"),
+    ({"remat": "query,keys@host"}, "'keys' is neither a policy .* did you mean key?"),
+    ({"remat": "query,query@host"}, "query occurs twice"),
     (
       {"own_decoder_positions": True},
       "needs architecture=encoder_decoder and positions=learned, not encoder_decoder and",
@@ -141,34 +144,40 @@ def count(family, size):
     ({"share_stacks": True}, "share_stacks=True.*not 2 and 3"),
     (
       {"segment_types": 2, "architecture": "decoder_only", "num_encoder_layers": 0},
-      "config.model.segment_types=2: only with an encoder, not with decoder_only",
+      "config.model.segment_types=2: needs an encoder, but the architecture is decoder_only",
     ),
     # Heads by name
-    ({"heads": ("nli",)}, "config.model.heads: 'nli' is no head; give {\"name\""),
-    ({"heads": ({"name": "n/li", "num_classes": 3},)}, "config.model.heads: 'n/li' is no name"),
-    ({"heads": ({"name": "nli", "num_classes": 0},)}, "config.model.heads: nli has num_classes=0: must be at least 1"),
-    ({"heads": ({"name": "nli", "num_classes": 3, "knd": "class"},)}, "'knd': no such key; did you mean kind?"),
-    ({"heads": (HeadConfig("a", 2), HeadConfig("a", 3))}, "config.model.heads: a, a: each must have a name of its own"),
+    ({"heads": ("nli",)}, "config.model.heads: 'nli' is not a valid head. Give for example {\"name\""),
+    ({"heads": ({"name": "n/li", "num_classes": 3},)}, "config.model.heads: 'n/li' is not a valid name"),
+    (
+      {"heads": ({"name": "nli", "num_classes": 0},)},
+      "config.model.heads: nli has num_classes=0. Give an integer of at least 1",
+    ),
+    ({"heads": ({"name": "nli", "num_classes": 3, "knd": "class"},)}, "'knd': unknown key; did you mean kind?"),
+    ({"heads": (HeadConfig("a", 2), HeadConfig("a", 3))}, "config.model.heads: the names a, a are not unique"),
     ({"heads": ({"name": "nli", "num_classes": 3, "kind": "clas"},)}, "kind='clas'.*did you mean class?"),
     (
       {"architecture": "decoder_only", "num_encoder_layers": 0, "heads": (HeadConfig("nli", 3, reads="first"),)},
-      "config.model.heads: nli reads the first position, which in a decoder alone sees no other",
+      "config.model.heads: nli reads the first position, which attends to no other in a decoder-only model",
     ),
-    ({"bidirectional_prefix": True}, "config.model.bidirectional_prefix=True: only with architecture=decoder_only"),
+    (
+      {"bidirectional_prefix": True},
+      "config.model.bidirectional_prefix=True: needs architecture=decoder_only, not encoder_decoder",
+    ),
     # Fields that need one another
     ({"positions": "learned"}, "config.model.max_length=0: learned positions need"),
     ({"positions": "rotary", "head_dim": 5}, "config.model.head_dim=5.*even"),
-    ({"num_kv_heads": 3}, r"num_kv_heads=3 does not divide num_heads=4.*would do: \[1, 2, 4\]"),
-    ({"num_kv_heads": 8}, r"num_kv_heads=8 does not divide num_heads=4.*would do: \[1, 2, 4\]"),
-    ({"global_attention_every": 3}, "config.model.global_attention_every=3.*set a window"),
+    ({"num_kv_heads": 3}, r"num_kv_heads=3 does not divide num_heads=4.*that work: \[1, 2, 4\]"),
+    ({"num_kv_heads": 8}, r"num_kv_heads=8 does not divide num_heads=4.*that work: \[1, 2, 4\]"),
+    ({"global_attention_every": 3}, "config.model.global_attention_every=3.*Set a window"),
     (
       {"attention_window": 4, "global_attention_every": 3, "global_attention_first": 3},
       "config.model.global_attention_first=3: must be below config.model.global_attention_every=3",
     ),
-    ({"attention_scale_dim": 8}, "attention_scale_dim=8: only with config.model.scale_attention=True"),
+    ({"attention_scale_dim": 8}, "attention_scale_dim=8: needs config.model.scale_attention=True"),
     ({"attention_softcap": -1.0}, "config.model.attention_softcap=-1.0: must be at least 0"),
     ({"logits_softcap": -1.0}, "config.model.logits_softcap=-1.0: must be at least 0"),
-    ({"branch_norm": True, "post_norm": True}, "branch_norm=True: only with config.model.post_norm=False"),
+    ({"branch_norm": True, "post_norm": True}, "branch_norm=True: needs config.model.post_norm=False"),
   ],
 )
 def test_a_field_out_of_range_is_refused(fields, message):
@@ -180,7 +189,7 @@ def test_a_field_out_of_range_is_refused(fields, message):
 @pytest.mark.parametrize("family", ["t5_1_1", "bert", "modern_bert", "gpt2", "llama2", "llama3"])
 def test_an_unknown_size_is_refused(family):
   """The message names the sizes that there are."""
-  with pytest.raises(UserError, match="unknown size 'giant': known are"):
+  with pytest.raises(UserError, match="unknown size 'giant'. Known values:"):
     getattr(presets, family)("giant")
 
 

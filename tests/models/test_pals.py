@@ -197,7 +197,7 @@ def test_a_task_learns_nothing_of_another(packed):
 def test_several_tasks_must_be_told():
   """A row that does not say which one it is of is no row of the first."""
   model = with_pals("bert")
-  with pytest.raises(ValueError, match="3 tasks, and no feature of the batch says which one a row is of"):
+  with pytest.raises(ValueError, match="3 tasks, but the batch has no feature with task ids"):
     model(toy.batch(architecture="encoder_only"))
 
 

@@ -110,7 +110,7 @@ def test_logits_of_each_row_run_on_no_kernel(content):
   for platform in ("tpu", "gpu"):
     bias = config.position_scheme.bias
     chosen = dispatch.choose(*shapes, "bfloat16", mask, platform=platform, bias=bias, compute_capability="9.0")
-    assert str(chosen) == "plain (a bias of each row)"
+    assert str(chosen) == "plain (bias per row)"
 
 
 @pytest.mark.parametrize("name", config_lib.POSITIONS)
@@ -122,5 +122,7 @@ def test_the_help_names_each_scheme(name):
 def test_a_scheme_that_there_is_not():
   """The message has those that there are."""
   known = ", ".join(config_lib.POSITIONS)
-  with pytest.raises(UserError, match=re.escape(f"config.model.positions='contents': known are {known}")):
+  with pytest.raises(
+    UserError, match=re.escape(f"config.model.positions='contents': unknown value. Known values: {known}")
+  ):
     dataclasses.replace(toy.KINDS["gpt2"], positions="contents")

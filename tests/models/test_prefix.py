@@ -138,7 +138,7 @@ def test_no_kernel_takes_it():
   shape = (8, 4, 1024, 64)
   choose = lambda mask: dispatch.choose(shape, shape, jnp.bfloat16, mask, platform="tpu", device_kind="TPU v5")
   assert choose(dataclasses.replace(mask, front=0)).kernel == "splash"
-  assert str(choose(mask)) == "plain (learned keys in front)"
+  assert str(choose(mask)) == "plain (learned prefix keys)"
   given = override(default.get_config(), ["--config.prefix.sides=decoder"])
   config = records(given).with_(model={"positions": "rotary"})
   chosen = recipe.attention_kernels(config, recipe.batch(config))
@@ -160,8 +160,14 @@ def test_no_kernel_takes_it():
   [
     (["--config.prefix.length=0"], "config.prefix.length=0: must be at least 1"),
     (["--config.prefix.hidden=-1"], "config.prefix.hidden=-1: must be at least 0"),
-    (["--config.prefix.sides=decodr"], "config.prefix.sides: 'decodr': known are .*; did you mean decoder?"),
-    (["--config.prefix.sides="], "config.prefix.sides=: the model has none of them; give encoder,decoder"),
+    (
+      ["--config.prefix.sides=decodr"],
+      "config.prefix.sides: unknown side 'decodr'. Known values: .*; did you mean decoder?",
+    ),
+    (
+      ["--config.prefix.sides="],
+      "config.prefix.sides=: the model does not have these sides. Set --config.prefix.sides=encoder,decoder",
+    ),
     (["--config.prefix.also_train=nrom"], "config.prefix.also_train: 'nrom' matches none of .* mean norm?"),
   ],
 )

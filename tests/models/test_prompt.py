@@ -155,9 +155,12 @@ SHORT = ("--config.data.inputs_length=24", "--config.data.targets_length=8", "--
   ("arguments", "message"),
   [
     (["--config.prompt.length=0"], "config.prompt.length=0: must be at least 1"),
-    (["--config.prompt.init=vocab"], "config.prompt.init='vocab': known are .*; did you mean vocabulary?"),
+    (
+      ["--config.prompt.init=vocab"],
+      "config.prompt.init='vocab': unknown value. Known values: .*; did you mean vocabulary?",
+    ),
     (["--config.prompt.init=text"], "config.prompt.text='' and config.prompt.init=text: give config.prompt.text"),
-    (["--config.prompt.text=a"], "config.prompt.text='a' .*: it needs config.prompt.init=text"),
+    (["--config.prompt.text=a"], "config.prompt.text='a' .*: set config.prompt.init=text"),
     (["--config.prompt.also_train=nrom"], "config.prompt.also_train: 'nrom' matches none of .* mean norm?"),
     (["--config.prompt.length=4", "--config.data.pack=True"], r"config.prompt .*\(config.data.pack=True: set it to F"),
   ],
@@ -175,7 +178,7 @@ def test_learned_positions_are_the_texts_and_the_prompts():
     shared.program(*SHORT, "--config.prompt.length=17", **LEARNED)
   config = toy.config(**LEARNED)
   assert adapters_lib.as_asked(config, {"prompt": PROMPT}).most_positions == 40 - LENGTH
-  with pytest.raises(UserError, match="config.prompt.length=40: .* leaves none for a text"):
+  with pytest.raises(UserError, match="config.prompt.length=40: .* none is left for a text"):
     adapters_lib.as_asked(config, {"prompt": prompt.PromptConfig(length=40)})
 
 

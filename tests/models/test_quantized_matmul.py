@@ -123,7 +123,7 @@ def test_it_needs_its_library(monkeypatch):
   """Said when the config is read, with what to install."""
   find = importlib.util.find_spec
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "qwix" else find(name))
-  with pytest.raises(UserError, match="quantization=int8: needs qwix; pip install"):
+  with pytest.raises(UserError, match="quantization=int8: the package qwix is missing. Run: pip install"):
     toy.config(quantization="int8")
 
 

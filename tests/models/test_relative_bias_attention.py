@@ -271,11 +271,11 @@ def test_what_takes_it():
   assert chosen("tpu", bias="distance", head_shards=8) == "distance (TPU, bias by distance)"
   assert chosen("tpu", bias="distance", head_dim=128, head_shards=8) == "distance (TPU, bias by distance)"
   assert chosen("tpu", bias="distance", lengths=(64, 512)) == "distance (TPU, bias by distance)"
-  assert chosen("tpu", bias="distance", lengths=(63, 512)) == "plain (length 63, a block has 128)"
+  assert chosen("tpu", bias="distance", lengths=(63, 512)) == "plain (length 63, shorter than a block of 128)"
   assert chosen("tpu", lengths=(114, 512)) == "distance (TPU, length 114)"
-  assert chosen("tpu", requested="distance").startswith("distance (TPU, as config.model.attention_kernel says")
-  assert chosen("tpu", requested="plain") == "plain (as config.model.attention_kernel says)"
-  assert chosen("tpu", bias="distance", reach=2049).startswith("plain (bias that changes up to distance 2049, 2048")
+  assert chosen("tpu", requested="distance").startswith("distance (TPU, set by config.model.attention_kernel")
+  assert chosen("tpu", requested="plain") == "plain (set by config.model.attention_kernel)"
+  assert chosen("tpu", bias="distance", reach=2049).startswith("plain (bias with reach 2049, above 2048")
 
 
 def test_what_a_core_has_memory_for():
@@ -288,7 +288,7 @@ def test_what_a_core_has_memory_for():
   assert of(16_384, 16_384, dtype="bfloat16", device_kind="TPU v4") is None
   chosen = functools.partial(test_kernels.chosen, "tpu", bias="distance", reach=128, device_kind="TPU v4")
   assert chosen(lengths=(2_048, 2_048)) == "distance (TPU, bias by distance)"
-  assert chosen(lengths=(16_384, 16_384)).startswith("plain (length 16384, too much for a core's memory, TPU, bias")
+  assert chosen(lengths=(16_384, 16_384)).startswith("plain (length 16384, too large for a core's memory, TPU, bias")
   assert chosen(lengths=(16_384, 16_384), length_shards=8) == "distance (TPU, bias by distance)"
 
 
@@ -373,7 +373,7 @@ def test_other_lengths_than_those_of_training(as_on_tpus):
     program = recipe.make(config).build(mesh)
     short = toy.batch((16, 9), (16, 4), padded_to=(16, 16))
     run = lambda graphdef: jax.eval_shape(lambda state: state.model(graphdef)(short), program.state)
-    with pytest.raises(UserError, match="attention_kernel=distance: cannot be had"):
+    with pytest.raises(UserError, match="attention_kernel=distance: unavailable"):
       run(program.graphdef)
     assert jax.tree.leaves(run(program.reader))
 

@@ -238,7 +238,7 @@ def test_what_is_said_of_the_mesh_is_kept():
   assert choose(16, data=-1)[0] == {"data": 16, "fsdp": 1, "tensor": 1}
   assert choose(16, tensor=4)[0] == {"data": 1, "fsdp": 4, "tensor": 4}
   assert choose(64, dcn_data=2, data=2)[0] == {"dcn_data": 2, "data": 8, "fsdp": 4, "tensor": 1}
-  for mesh, message in (({"tensor": 3}, "3 does not divide 16"), ({"fsdp": 4}, "makes 4 device")):
+  for mesh, message in (({"tensor": 3}, "3 does not divide 16"), ({"fsdp": 4}, "needs 4 device")):
     with pytest.raises(UserError, match=message):
       choose(16, **mesh)
 
@@ -362,7 +362,7 @@ def test_the_command_prints_a_report_and_json(capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    (["--topology", "v9:1x1"], "no such TPU"),
+    (["--topology", "v9:1x1"], "--topology v9:1x1: unknown TPU topology"),
     (["--slices", "2"], "--slices 2: needs --topology"),
     (["--price", "4"], "--price 4: needs --tokens"),
     (["--tokens", "-1"], "argument --tokens: is -1; give a finite number, above 0"),

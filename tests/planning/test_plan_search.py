@@ -253,7 +253,7 @@ def test_a_compiler_that_dies_is_a_failure():
   """It takes its process with it; the next plan gets a new one."""
   worker = autotune.Worker("v5e:2x2", 1)
   try:
-    with pytest.raises(UserError, match="ended with its process"):
+    with pytest.raises(UserError, match="the compiler process ended with exit code"):
       # Not a config: unpickling it ends the process.
       worker.make_plan(_Exit())
   finally:

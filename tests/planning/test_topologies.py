@@ -13,11 +13,11 @@ from t2t.planning import aot_compile
 @pytest.mark.parametrize(
   ("topology", "message"),
   [
-    ("v9:4x4", "no such TPU.*v5e:16x16"),
-    ("v5e", "no such TPU"),
-    ("v5e:16xx16", "no such TPU"),
-    ("v5e:4x4x4", "a v5e slice has 2 sides"),
-    ("v5p:8x8", "a v5p slice has 3 sides, as in v5p:2x2x1"),
+    ("v9:4x4", "unknown TPU topology.*v5e:16x16"),
+    ("v5e", "unknown TPU topology"),
+    ("v5e:16xx16", "unknown TPU topology"),
+    ("v5e:4x4x4", "a v5e slice has 2 dimensions"),
+    ("v5p:8x8", "a v5p slice has 3 dimensions. Examples: v5p:2x2x1"),
   ],
 )
 def test_an_unknown_topology_is_refused(topology, message):
@@ -127,18 +127,18 @@ def test_axes_lie_over_a_slice_as_they_are_told(kind, sides, mesh, order):
 @pytest.mark.parametrize(
   ("order", "message"),
   [
-    (("tensor:3x4",), r"no box of tensor's 8 device\(s\) in the 4x8 .* there are 1x8, 2x4, 4x2"),
-    (("fsdp:1x4", "tensor:2x4"), r"in the 4x2 that are left of a slice of 4x8; there are 4x2"),
-    (("heads:2x4",), "'heads' is none of fsdp, tensor"),
-    (("tensor:2x4", "tensor:2x1"), "'tensor' is in it twice"),
-    (("tensor",), "no box of tensor's 8"),
+    (("tensor:3x4",), r"not a box of tensor's 8 device\(s\) in the remaining 4x8 .* Possible boxes: 1x8, 2x4, 4x2"),
+    (("fsdp:1x4", "tensor:2x4"), r"in the remaining 4x2 of a slice of 4x8. Possible boxes: 4x2"),
+    (("heads:2x4",), "'heads' is not one of fsdp, tensor"),
+    (("tensor:2x4", "tensor:2x1"), "'tensor' occurs twice"),
+    (("tensor",), "not a box of tensor's 8"),
   ],
 )
 def test_an_order_that_does_not_cover_a_slice_is_refused(order, message):
   """With the boxes that there are."""
   with pytest.raises(UserError, match=f"config.mesh.physical_layout=.*{message}"):
     sharding._placed({"fsdp": 4, "tensor": 8}, chips_of("TPU v5 lite", 4, 8), order)
-  with pytest.raises(UserError, match="only for whole slices of TPUs"):
+  with pytest.raises(UserError, match="needs whole TPU slices with one device per chip, but these devices are 'cpu'"):
     sharding._placed({"fsdp": 1, "tensor": 8}, jax.devices(), order)
 
 

@@ -37,7 +37,7 @@ class Adapter(Generic[AdapterSection]):
   merged_into: path of an added parameter -> paths in the base model that it is merged into.
   positions: config -> number of positions that it takes before a text.
   computes: whether these positions are computed like a text's.
-  sides: config -> sides of a model whose self-attention gets learned prefix keys.
+  sides: config -> sides of a model with learned prefix keys in self-attention.
   starts: (config, vocabulary, seed=) -> second argument of `begin`.
   begin: (path -> array, result of `starts`) -> the arrays with initial values of the adapter, if these depend on the
     base model's parameters.
@@ -119,7 +119,7 @@ def positions(adapters: Adapters, *, computed: bool = False) -> int:
 
 
 def prefixed(adapters: Adapters) -> tuple[str, ...]:
-  """Returns the sides of a model whose self-attention gets learned prefix keys."""
+  """Returns the sides of a model with learned prefix keys in self-attention."""
   return tuple(side for name, config in adapters.items() for side in ADAPTERS[name].sides(config))
 
 
@@ -143,7 +143,7 @@ def number_of(task: str, adapters: Adapters, *, where: str) -> int:
   if task not in known:
     near = did_you_mean(task, known)
     raise UserError(
-      f"{where}: {task!r} is not a task of config.{'/'.join(adapters)}. Known tasks: {', '.join(known)}{near}"
+      f"{where}: unknown task. The tasks of config.{'/'.join(adapters)} are {', '.join(known)}{near}"
     )
   return known.index(task)
 
@@ -157,7 +157,7 @@ def of_task(params: Params, adapters: Adapters, number: int) -> Params:
 
 
 def as_asked(model: TransformerConfig, adapters: Adapters) -> TransformerConfig:
-  """Returns the config as users of the model see it: learned positions without those of the adapters.
+  """Returns the config as users of the model see it: learned positions minus the adapters' positions.
 
   Raises:
     UserError: no positions are left for a text.

@@ -31,7 +31,7 @@ def adapt(model: nnx.Module, config: BitFitConfig, rngs: nnx.Rngs) -> nnx.Module
   paths = patterns.paths_of(model)
   if not any(re.search(ADDED, path) and re.search("(^|/)(encoder|decoder)/", path) for path in paths):
     raise UserError(
-      "config.bitfit: the model's layers have no biases (config.model.biases=False), like those of T5, Llama, "
+      "config.bitfit: the model's layers have no biases (config.model.biases=False), as in T5, Llama, "
       "Gemma and ModernBERT. Use config.lora or config.ia3, or a model with biases: BERT, RoBERTa, ALBERT, "
       "ELECTRA, BART or GPT-2."
     )

@@ -108,7 +108,7 @@ class Pals(nnx.Module):
       layer_matrices: the layer's entries of `of_layers`.
       mask: mask of the self-attention.
       tasks: see `_project`.
-      cache: keys and values of earlier positions; those of `x` are added, and queries attend to all.
+      cache: keys and values of earlier positions; the keys and values of `x` are added.
 
     Returns:
       [batch, length, embed], and [batch, heads, key, kv].
@@ -186,8 +186,8 @@ def base_path(path: str) -> str | None:
 def of_task(params: Mapping[str, jax.Array], number: int) -> dict[str, jax.Array]:
   """Returns path -> array of a model for one task, which takes no task ids; other arrays are not copied.
 
-  In:  {"encoder/pals/encode": [tasks, embed, size], "encoder/pals/query": [layers, tasks, size, size], ...} Out:
-  {"encoder/pals/encode": [1, embed, size], "encoder/pals/query": [layers, 1, size, size], ...}
+  In:  {"encoder/pals/encode": [tasks, embed, size], "encoder/pals/query": [layers, tasks, size, size], ...}
+  Out: {"encoder/pals/encode": [1, embed, size], "encoder/pals/query": [layers, 1, size, size], ...}
   """
   select = lambda x: jax.lax.slice_in_dim(x, number, number + 1, axis=x.ndim + _TASKS)
   return {path: select(x) if re.search(ADDED, path) else x for path, x in params.items()}

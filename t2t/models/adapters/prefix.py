@@ -35,7 +35,7 @@ class PrefixConfig:
 
   length: int = 20  # number of keys and values in each layer; each takes a position of the model
   hidden: int = 512  # width of the network, default as in the paper; 0: no network (P-tuning v2)
-  # Sides of the model whose self-attention gets a prefix; PEFT uses only the last side.
+  # Sides of the model with a prefix; PEFT uses only the last side.
   sides: tuple[str, ...] = SIDES
   also_train: tuple[str, ...] = ()  # patterns over paths of other trained parameters: "norm", "bias"
 
@@ -106,10 +106,10 @@ def _by_heads(keys: jax.Array, values: jax.Array, head_dim: int) -> attention.KV
 
 
 def adapt(model: nnx.Module, config: PrefixConfig, rngs: nnx.Rngs) -> nnx.Module:
-  """Returns the model with learned keys and values before those of its self-attentions.
+  """Returns the model with learned keys and values in its self-attentions.
 
   Raises:
-    UserError: the model has none of the sides, or a pattern of `also_train` matches no parameter.
+    UserError: the model does not have the sides, or a pattern of `also_train` matches no parameter.
   """
   model = patterns.copy_of(model)
   make = MadePrefix if config.hidden else Prefix
@@ -118,7 +118,7 @@ def adapt(model: nnx.Module, config: PrefixConfig, rngs: nnx.Rngs) -> nnx.Module
     if not sides:
       there = ",".join(submodel.architecture.sides)
       raise UserError(
-        f"config.prefix.sides={','.join(config.sides)}: the model has none of these sides. Set "
+        f"config.prefix.sides={','.join(config.sides)}: the model does not have these sides. Set "
         f"--config.prefix.sides={there}."
       )
     for side in sides:

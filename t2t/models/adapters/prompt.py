@@ -92,7 +92,7 @@ def _frequent(vocabulary: Vocabulary, number: int) -> list[int]:
 
 
 def starts(config: PromptConfig, vocabulary: Vocabulary | None, *, seed: int) -> Sequence[int] | None:
-  """Returns the ids of the tokens whose vectors initialize the prompt; None: random initialization.
+  """Returns the ids of the tokens that initialize the prompt; None: random initialization.
 
   Args:
     config: options of prompt tuning.

@@ -34,13 +34,18 @@ NT, NN, TN = (((1,), (1,)), ((), ())), (((1,), (0,)), ((), ())), (((0,), (0,)), 
 class Shape:
   """Static parameters of the kernels.
 
-  batch, heads, head_dim: sizes on this device. shared: number of query heads per key head; more than one only if a head
-  fills the lanes of a block. query_length, key_length: lengths in whole blocks. whole_query_length: length of the
-  sequence that the queries are a part of. blocks: positions of a block of queries, and of keys. reach: distance from
-  which the bias is constant, in either direction. learned: whether the bias has a gradient. dropout_rate: dropout of
-  single probabilities. steps_of_rows: whether the blocks that run differ between rows. share: largest fraction of block
-  pairs that run. memory: bytes of a core's vector memory that may be used. interpret: whether to use Pallas'
-  interpreter, on a CPU.
+  batch, heads, head_dim: sizes on this device.
+  shared: number of query heads per key head; more than one only if a head fills the lanes of a block.
+  query_length, key_length: lengths in whole blocks.
+  whole_query_length: length of the sequence that the queries are a part of.
+  blocks: positions of a block of queries, and of keys.
+  reach: distance from which the bias is constant, in either direction.
+  learned: whether the bias has a gradient.
+  dropout_rate: dropout of single probabilities.
+  steps_of_rows: whether the blocks that run differ between rows.
+  share: largest fraction of block pairs that run.
+  memory: bytes of a core's vector memory that may be used.
+  interpret: whether to use Pallas' interpreter, on a CPU.
   """
 
   batch: int

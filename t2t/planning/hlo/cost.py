@@ -36,7 +36,7 @@ _BESIDE = ("copy-start", "slice-start", "fusion-start")
 # Custom calls that are ordinary matrix products.
 _LIBRARIES = ("__cublas$", "__onednn$matmul")
 _CUDNN = "__cudnn$fmha"
-# Prefixes of HLO dtypes whose products may have their own speed.
+# Prefixes of HLO dtypes with a different speed of products.
 _KINDS = {"s8": "int8", "u8": "int8", "f8": "fp8", "f3": "float32"}
 
 
@@ -44,10 +44,11 @@ _KINDS = {"s8": "int8", "u8": "int8", "f8": "fp8", "f3": "float32"}
 class Operation:
   """An instruction and its number of executions; FLOPs and bytes of main memory are per execution.
 
-  overlaps: runs beside others (an asynchronous copy), so that it takes bandwidth but no separate time. host_bytes:
-  bytes moved between the device and its host. busy_flops: `flops`, plus those that narrow matrices leave idle on matrix
-  units; for kernels the same as `flops`. is_kernel: a custom kernel, of which only its own annotations are known. pace:
-  speed of its products relative to bfloat16, for its dtype.
+  overlaps: runs beside others (an asynchronous copy), so that it takes bandwidth but no separate time.
+  host_bytes: bytes moved between the device and its host.
+  busy_flops: `flops` plus idle capacity of matrix units for narrow matrices; for kernels `flops`.
+  is_kernel: a custom kernel, of which only its own annotations are known.
+  pace: speed of its products relative to bfloat16, for its dtype.
   """
 
   name: str
@@ -63,7 +64,7 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-  """A collective and its number of executions; `bytes` are those that one device sends per execution.
+  """A collective and its number of executions; `bytes` are sent by one device per execution.
 
   axes: mesh axes along which the devices of a group differ.
   beside: indices of operations that run during an asynchronous collective, up to its end; if the end is in another
@@ -81,8 +82,9 @@ class Collective:
 class HloProgram:
   """All operations of one device in one call.
 
-  saved_bytes: bytes of stacks that loops of the forward pass fill for the backward pass. unknown_loops: number of loops
-  with a data-dependent number of iterations. uncounted: names of kernels with unknown FLOPs.
+  saved_bytes: bytes of stacks that loops of the forward pass fill for the backward pass.
+  unknown_loops: number of loops with a data-dependent number of iterations.
+  uncounted: names of kernels with unknown FLOPs.
   """
 
   operations: tuple[Operation, ...]
@@ -373,10 +375,11 @@ def _users(computation: hlo.Computation, instruction: hlo.Instruction) -> Iterab
 def replica_groups(attributes: str, num_devices: int) -> list[tuple[int, ...]]:
   """Returns the groups of a collective from any of HLO's notations.
 
-  replica_groups={{0,1},{2,3}}                       -> [(0, 1), (2, 3)] replica_groups=[2,2]<=[2,2]T(1,0)
-  -> [(0, 2), (1, 3)] replica_groups=mesh['a'=2,'b'=2] {'a'}             -> [(0, 2), (1, 3)]
-  replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}   -> [(0, 1), (2, 3)] replica_groups={}, or none
-  -> all devices
+  replica_groups={{0,1},{2,3}}                       -> [(0, 1), (2, 3)]
+  replica_groups=[2,2]<=[2,2]T(1,0)                  -> [(0, 2), (1, 3)]
+  replica_groups=mesh['a'=2,'b'=2] {'a'}             -> [(0, 2), (1, 3)]
+  replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}   -> [(0, 1), (2, 3)]
+  replica_groups={}, or none                         -> all devices
   """
   listed = re.search(r"replica_groups=\{(\{[\d,{}]*\})\}", attributes)
   if listed:
@@ -449,7 +452,7 @@ def _piled_up(module: hlo.Module, body: hlo.Computation) -> float:
   total = 0.0
   for name in body.root.operands:
     result = body.instructions[name]
-    # JAX's transposed operations are the backward pass, whose stacks are gradients.
+    # JAX's transposed operations are the backward pass; its stacks are gradients.
     if len(result.arrays) == 1 and _updates(module, body, result):
       total += hlo_traffic.in_main_memory(result.arrays)
   return total

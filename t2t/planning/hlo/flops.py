@@ -64,7 +64,7 @@ def convolution(computation: hlo.Computation, instruction: hlo.Instruction) -> t
     )
   batch_groups = int(instruction.attribute("batch_group_count") or 1)
   batch = left[left_labels.index("b")] // batch_groups
-  # The kernel's input features are already those of one feature group.
+  # The kernel's input features are already per feature group.
   outer = right[right_labels.index("o")]
   flops = 2.0 * batch * right[right_labels.index("i")] * outer * valid
   return flops, flops * idle(inner, outer)
@@ -80,7 +80,7 @@ def _valid_positions(
 
 
 def gemm(instruction: hlo.Instruction, operands: Sequence[Sequence[hlo.Array]]) -> float:
-  """Returns the FLOPs of a cuBLAS call, whose configuration contains the contracted dimensions."""
+  """Returns the FLOPs of a cuBLAS call; its configuration contains the contracted dimensions."""
   contracted = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', instruction.attributes)
   dims = [int(i) for i in re.findall(r"\d+", contracted[1])] if contracted else [len(operands[0][0].dims) - 1]
   return 2.0 * instruction.arrays[0].elements * math.prod(operands[0][0].dims[i] for i in dims)

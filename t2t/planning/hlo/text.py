@@ -26,7 +26,7 @@ COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragg
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-  """Type and memory space of one array; `space` 0 is the device's main memory, others are on the chip or on the host."""
+  """Type and memory space of an array; `space` 0 is the device's main memory, others are on the chip or the host."""
 
   dtype: str
   dims: tuple[int, ...]
@@ -56,7 +56,7 @@ def arrays(text: str) -> tuple[Array, ...]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Instruction:
-  """One line: `name = type opcode(operands), attributes`; constants and parameters have a `literal` as operand."""
+  """A line of HLO: `name = type opcode(operands), attributes`; constants and parameters have a `literal` as operand."""
 
   name: str
   type: str
@@ -132,7 +132,7 @@ class Module:
 
   @functools.cached_property
   def spread_collectives(self) -> frozenset[str]:
-    """Returns the channels of collectives that TPUs spread over several fusions, each of which repeats the collective."""
+    """Returns the channels of collectives that TPUs spread over several fusions, each with a copy of the collective."""
     return frozenset(
       instruction.attribute("channel_id")
       for computation in self.computations.values()
