@@ -1,4 +1,4 @@
-"""Chips of a slice, and the links that the axes of a mesh have over them: descriptions alone."""
+"""Chips of a slice, and the links of a mesh's axes on them, by device descriptions."""
 
 import types
 
@@ -21,20 +21,20 @@ from t2t.planning import aot_compile
   ],
 )
 def test_an_unknown_topology_is_refused(topology, message):
-  """The message says which there are."""
+  """The message has examples."""
   with pytest.raises(UserError, match="(?s)" + message):
     aot_compile.devices(topology)
 
 
 def test_without_libtpu_the_error_says_how_to_get_it(monkeypatch):
-  """It is part of an extra, which a CPU's installation does not have."""
+  """libtpu is part of an extra, which a CPU installation does not have."""
   monkeypatch.setattr(aot_compile.importlib.util, "find_spec", lambda name: None)
   with pytest.raises(UserError, match=r"pip install -e '.\[tpu\]'"):
     aot_compile.devices("v5e:4x4")
 
 
 def torus(*sides: int, slices: int = 1) -> types.SimpleNamespace:
-  """A mesh whose axes are the sides of a slice: what `chips` asks of one."""
+  """Returns a mesh whose axes are the sides of a slice, with the attributes that `accelerators` reads."""
   devices = np.empty((slices, *sides), object)
   for index in np.ndindex(*devices.shape):
     coords = (*index[1:], *[0] * (3 - len(sides)))
@@ -43,7 +43,7 @@ def torus(*sides: int, slices: int = 1) -> types.SimpleNamespace:
 
 
 def test_bandwidth_of_axes():
-  """Two links along a ring, one along a line, all that lead along several sides, and the network between slices."""
+  """Two links along a ring, one along a line, all along several sides, and the network between slices."""
   v5e, v5p = accelerators.CHIPS["TPU v5 lite"], accelerators.CHIPS["TPU v5"]
   assert accelerators.send_seconds(v5e, torus(16, 16), ("x",), 100e9) == 1
   assert accelerators.send_seconds(v5e, torus(16, 16), ("x", "y"), 100e9) == 0.5
@@ -52,19 +52,19 @@ def test_bandwidth_of_axes():
   assert accelerators.send_seconds(v5p, torus(4, 4, 2), ("z",), 100e9) == 1
   assert accelerators.send_seconds(v5p, torus(4, 4, 4, slices=2), ("x",), 100e9) == 0.5
   assert accelerators.send_seconds(v5p, torus(4, 4, 4, slices=2), ("slice",), 100e9) == 16
-  # Of a side of 16, every second chip shares its ring with those between, and neighbours are lines.
+  # On a side of 16, every second chip shares its ring with those between, and neighbours are lines.
   cut = torus(16, 16)
   cut.devices = cut.devices.reshape(1, 8, 2, 16)
   cut.shape = {"slice": 1, "outer": 8, "inner": 2, "y": 16}
   assert accelerators.send_seconds(v5e, cut, ("outer",), 100e9) == 2
   assert accelerators.send_seconds(v5e, cut, ("inner",), 100e9) == 2
   assert accelerators.send_seconds(v5e, cut, ("outer", "inner"), 100e9) == 1
-  # The four chips of a slice each send a quarter to the other slice.
+  # Each of the four chips of a slice sends a quarter to the other slice.
   assert accelerators.send_seconds(v5p, torus(4, 4, 4, slices=2), ("slice", "x"), 100e9) == 0.5 + 4
 
 
 def chips_of(kind: str, *sides: int) -> list:
-  """Devices of a slice, of which hosts have 2 x 2 each."""
+  """Returns the devices of a slice with hosts of 2 x 2 chips."""
   places = [(*place, *[0] * (3 - len(sides))) for place in np.ndindex(sides)]
   host = lambda x, y, z: (x // 2 * 100 + y // 2) * 100 + z
   known = {"device_kind": kind, "platform": "tpu", "core_on_chip": 0}
@@ -74,9 +74,9 @@ def chips_of(kind: str, *sides: int) -> list:
 @pytest.mark.parametrize(
   ("kind", "sides", "size", "block"),
   [
-    ("TPU v5 lite", (16, 16), 8, (2, 4)),  # of a side of 16, 8 would be a line
+    ("TPU v5 lite", (16, 16), 8, (2, 4)),  # 8 on a side of 16 would be a line
     ("TPU v5 lite", (16, 16), 4, (2, 2)),
-    ("TPU v5 lite", (16, 16), 16, None),  # a side is a ring, and JAX finds it
+    ("TPU v5 lite", (16, 16), 16, None),  # a side is a ring, which JAX finds
     ("TPU v5 lite", (4, 8), 8, (2, 4)),  # too short for a ring
     ("TPU v5 lite", (16, 16), 2, None),
     ("TPU v5", (8, 8, 16), 8, None),
@@ -86,7 +86,7 @@ def chips_of(kind: str, *sides: int) -> list:
   ],
 )
 def test_a_tensor_axis_is_a_ring_of_neighbours(kind, sides, size, block):
-  """Blocks of chips that are side by side; each chip is in one; two links for what one sends, where a line has one."""
+  """Blocks of adjacent chips, each chip in one; two links per chip, instead of one in a line."""
   devices = chips_of(kind, *sides)
   found = accelerators.in_blocks(devices, size)
   if block is None:
@@ -113,7 +113,7 @@ def test_a_tensor_axis_is_a_ring_of_neighbours(kind, sides, size, block):
   ],
 )
 def test_axes_lie_over_a_slice_as_they_are_told(kind, sides, mesh, order):
-  """Each chip has one place, and the first axis of the order a box of neighbours in which only it changes."""
+  """Each chip has one position, and the first axis of the layout covers a box of neighbours."""
   devices = chips_of(kind, *sides)
   placed = sharding._placed(mesh, devices, order)
   assert placed.shape == tuple(mesh.values())
@@ -135,7 +135,7 @@ def test_axes_lie_over_a_slice_as_they_are_told(kind, sides, mesh, order):
   ],
 )
 def test_an_order_that_does_not_cover_a_slice_is_refused(order, message):
-  """With the boxes that there are."""
+  """The message has the possible boxes."""
   with pytest.raises(UserError, match=f"config.mesh.physical_layout=.*{message}"):
     sharding._placed({"fsdp": 4, "tensor": 8}, chips_of("TPU v5 lite", 4, 8), order)
   with pytest.raises(UserError, match="needs whole TPU slices with one device per chip, but these devices are 'cpu'"):
@@ -143,5 +143,5 @@ def test_an_order_that_does_not_cover_a_slice_is_refused(order, message):
 
 
 def test_every_chip_has_its_peak():
-  """Without one there would be no prediction."""
+  """Without a peak there would be no prediction."""
   assert all(accelerators.peak_flops(kind) for kind in accelerators.CHIPS)
