@@ -165,76 +165,77 @@ class TransformerConfig:
   """
 
   architecture: str  # encoder_decoder, decoder_only, encoder_only
-  # rows of the embedding, preferably a multiple of 128; 0: the vocabulary's size, rounded up to a multiple of 128
+  #: rows of the embedding, preferably a multiple of 128; 0: the vocabulary's size, rounded up to a multiple of 128
   vocab_size: int
   embed_dim: int  # width of the residual stream
   num_heads: int  # heads of each attention
   head_dim: int  # head dimension; num_heads * head_dim may differ from embed_dim
   mlp_dim: int  # hidden width of the feed-forward layers
-  num_encoder_layers: int = 0  # 0 in decoder_only
-  num_decoder_layers: int = 0  # 0 in encoder_only
-  # Positions: relative (a learned bias, T5), alibi (a bias that falls with the distance), rotary (RoFormer) or learned
-  # (a table of max_length rows)
+  num_encoder_layers: int = 0  # number of encoder layers; 0 in decoder_only
+  num_decoder_layers: int = 0  # number of decoder layers; 0 in encoder_only
+  # Positions
+  #: relative (a learned bias, T5), alibi (a bias that falls with the distance), rotary (RoFormer) or learned (a table
+  #: of max_length rows)
   positions: str = "relative"
   relative_position_buckets: int = 32  # number of distance buckets, each with a learned bias
-  relative_position_max_distance: int = 128  # positions; larger distances share the last bucket
+  relative_position_max_distance: int = 128  # distance in positions from which all share the last bucket
   rotary_base: float = 10_000.0  # base of the rotary frequencies; larger for longer texts
   local_rotary_base: float = 0.0  # rotary base of the layers with a window; 0: rotary_base
   max_length: int = 0  # number of learned positions: the longest sequence
   position_offset: int = 0  # learned positions: unused rows of the table before the first position (RoBERTa 2)
   # Attention
   num_kv_heads: int = 0  # grouped-query attention: number of key and value heads; 0: num_heads
-  scale_attention: bool = False  # logits / sqrt(head_dim); T5's initializer includes the factor instead
+  scale_attention: bool = False  # division of logits by sqrt(head_dim); T5's initializer includes the factor instead
   attention_scale_dim: int = 0  # dimension for scale_attention (Gemma 2); 0: head_dim
-  attention_softcap: float = 0.0  # logits become softcap * tanh(logits / softcap) (Gemma 2); 0: no capping
-  qk_norm: bool = False  # normalizes queries and keys of each head
+  attention_softcap: float = 0.0  # cap in softcap * tanh(logits / softcap) (Gemma 2); 0: no capping
+  qk_norm: bool = False  # norms of queries and keys, per head
   attention_window: int = 0  # positions that a query attends to on each side; 0: all
   global_attention_every: int = 0  # with a window, every n-th layer attends to all positions; 0: no layer
   global_attention_first: int = 0  # index of the first such layer, below n: 0, n, 2n, ... (Gemma 2: 1, 3, 5, ...)
   bidirectional_prefix: bool = False  # decoder_only: bidirectional attention among the inputs
   # Blocks
   norm: str = "rms"  # rms or layer
-  norm_epsilon: float = 1e-6  # added to the variance before the square root
-  norm_offset: bool = False  # norms multiply by 1 + scale, and scale starts at 0 (Gemma)
+  norm_epsilon: float = 1e-6  # number added to the variance before the square root
+  norm_offset: bool = False  # multiplication by 1 + scale in norms, with scale starting at 0 (Gemma)
   post_norm: bool = False  # norms after the residual sums (BERT) instead of at the start of each branch
   branch_norm: bool = False  # additional norms at the end of each branch, before the residual sum (Gemma 2)
   biases: bool = False  # biases in projections, feed-forward layers and layer norms
   feed_forward: str = "dense"  # the layers' second branch: dense (one MLP)
   mlp_activation: str = "gated_gelu"  # gated_gelu (T5 1.1), gated_silu (SwiGLU), gated_gelu_exact, relu, gelu, ...
-  share_layers: bool = False  # all layers of a stack share one layer's parameters (ALBERT)
-  # encoder_decoder: the decoder shares the encoder's layers and has only its cross-attention
+  share_layers: bool = False  # one layer's parameters for all layers of a stack (ALBERT)
+  #: encoder_decoder: the decoder shares the encoder's layers, except for its cross-attention
   share_stacks: bool = False
   # Embedding and head
   embedding_dim: int = 0  # width of the embedding, projected to embed_dim (ALBERT); 0: embed_dim
   embedding_norm: bool = False  # a norm after the embedding (BERT)
-  own_decoder_positions: bool = False  # the decoder has separate learned positions and embedding norm (BART)
-  scale_embedding: bool = False  # embedded tokens are multiplied by sqrt(embed_dim) (Gemma)
+  own_decoder_positions: bool = False  # separate learned positions and embedding norm of the decoder (BART)
+  scale_embedding: bool = False  # multiplication of embedded tokens by sqrt(embed_dim) (Gemma)
   segment_types: int = 0  # rows of the encoder's segment-type embedding (BERT 2)
-  tied_logits: bool = False  # output projection shares the embedding table
-  logits_softcap: float = 0.0  # logits become softcap * tanh(logits / softcap) (Gemma 2); 0: no capping
+  tied_logits: bool = False  # output projection with the embedding table
+  logits_softcap: float = 0.0  # cap in softcap * tanh(logits / softcap) (Gemma 2); 0: no capping
   logits_transform: bool = False  # a dense layer, activation and norm before the logits, and a bias on them (BERT)
   vocabulary_head: bool = True  # logits over the vocabulary; False: only `heads`
   heads: tuple[HeadConfig, ...] = ()  # other heads: ({"name": "nli", "num_classes": 3},)
   init_scale: float = 0.0  # standard deviation of all initial weights; 0: T5's, 1 of embeddings and by fan-in elsewhere
-  # Initial attention logit of half of the heads, each for one neighbour; in cross-attention for the query's own token.
-  # 0: T5's initialization.
+  #: initial attention logit of half of the heads, each for one neighbour; in cross-attention for the query's own token;
+  #: 0: T5's initialization
   attention_init_bias: float = 0.0
-  # generation: autoregressive; "": autoregressive for decoders, no generation for encoder-only models
+  #: generation: autoregressive; "": autoregressive for decoders, no generation for encoder-only models
   decoder: str = ""
   # Computation
-  dropout_rate: float = 0.0  # T5 1.1 pre-trains without dropout; T5 1.0 and fine-tuning use 0.1
-  # one dropout mask for all positions; adds dropout after activations and after the last norm
+  dropout_rate: float = 0.0  # dropout rate; T5 1.1 pre-trains with 0, T5 1.0 and fine-tuning use 0.1
+  #: one dropout mask for all positions; adds dropout after activations and after the last norm
   broadcast_dropout: bool = True
   dtype: str = "bfloat16"  # dtype of activations; parameters, norms and logits are float32
   gradient_dtype: str = ""  # dtype of gradient all-reduces of matrices; "": dtype, on more than 32 devices float32
   quantization: str = ""  # 8-bit matrix products of the layers, int8 or fp8, except for weight gradients; "": dtype
-  # splash, distance, cudnn, triton or plain; unavailable kernels are an error. "": the fastest available kernel.
+  #: splash, distance, cudnn, triton or plain; an unavailable kernel is an error; "": the fastest available kernel
   attention_kernel: str = ""
   attention_block: int = 0  # largest block of TPU kernels in positions, 128 to 2048, if memory allows; 0: default
-  # Activations that the backward pass recomputes: none, minimal (all except matmul outputs), full; offload: minimal,
-  # kept on the host; or a list of activations to keep: query,key,value,attention,input@host (see remat.py).
+  #: activations that the backward pass recomputes: none, minimal (all except matmul outputs), full; offload: minimal,
+  #: kept on the host; or a list of activations to keep: query,key,value,attention,input@host (see remat.py)
   remat: str = "none"
-  # Layers per iteration of the layer loop: more save copies and compile longer. 0: one, on CPUs all.
+  #: layers per iteration of the layer loop: more save copies and compile longer; 0: one, on CPUs all
   unroll: int = 0
 
   @property

@@ -141,7 +141,7 @@ def count(family, size):
     ({"architecture": "encoder_only"}, "num_decoder_layers=3: must be 0 with architecture=encoder_only"),
     ({"architecture": "decoder_only"}, "num_encoder_layers=2: must be 0 with architecture=decoder_only"),
     # Fields of some architectures only
-    ({"share_stacks": True}, "share_stacks=True.*not 2 and 3"),
+    ({"share_stacks": True}, "share_stacks=True.*not 2 encoder and 3 decoder layers"),
     (
       {"segment_types": 2, "architecture": "decoder_only", "num_encoder_layers": 0},
       "config.model.segment_types=2: needs an encoder, but the architecture is decoder_only",

@@ -142,9 +142,7 @@ def number_of(task: str, adapters: Adapters, *, where: str) -> int:
   known = tasks(adapters)
   if task not in known:
     near = did_you_mean(task, known)
-    raise UserError(
-      f"{where}: unknown task. The tasks of config.{'/'.join(adapters)} are {', '.join(known)}{near}"
-    )
+    raise UserError(f"{where}: unknown task. The tasks of config.{'/'.join(adapters)} are {', '.join(known)}{near}")
   return known.index(task)
 
 

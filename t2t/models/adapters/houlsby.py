@@ -16,7 +16,7 @@ class HoulsbyConfig:
   """
 
   bottleneck: int = 64  # width of the bottleneck
-  activation: str = "gelu"  # or gelu_tanh, relu
+  activation: str = "gelu"  # activation: gelu, gelu_tanh or relu
   also_train: tuple[str, ...] = ("norm",)  # patterns over paths of other trained parameters; default as in the paper
 
   def __post_init__(self):

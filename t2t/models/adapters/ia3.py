@@ -27,8 +27,8 @@ class Ia3Config:
     UserError: `targets` is empty.
   """
 
-  # Patterns over paths of attention and mlp matrices. Their outputs are scaled; for mlp/down and attention/out, their
-  # inputs. Default as in the paper.
+  #: patterns over paths of attention and mlp matrices; their outputs are scaled, for mlp/down and attention/out their
+  #: inputs; default as in the paper
   targets: tuple[str, ...] = ("attention/key", "attention/value", "mlp/down")
   also_train: tuple[str, ...] = ()  # patterns over paths of other trained parameters: "norm", "bias"
 

@@ -32,9 +32,9 @@ class LoraConfig:
   """
 
   rank: int = 8  # rank of the product: a matrix [in, out] gets [in, rank] and [rank, out]
-  alpha: float = 16.0  # the product is scaled by alpha / rank
+  alpha: float = 16.0  # numerator of the product's scale, alpha / rank
   rslora: bool = False  # scale alpha / sqrt(rank) instead
-  dora: bool = False  # trains lengths of columns, too
+  dora: bool = False  # training of column lengths, too
   dropout: float = 0.0  # dropout of the narrow matrices' inputs in training
   targets: tuple[str, ...] = ("attention/query", "attention/value")  # patterns over paths of attention and mlp matrices
   also_train: tuple[str, ...] = ()  # patterns over paths of other trained parameters: "norm", "bias"

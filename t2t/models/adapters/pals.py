@@ -36,13 +36,13 @@ class PalsConfig:
     UserError: a field is out of range, or a name is a duplicate.
   """
 
-  # Names of the tasks, by task id: of config.data.sources, or else of the tasks of config.data.mixture. Checkpoints
-  # store them, and resuming with other tasks is an error.
+  #: names of the tasks, by task id: of config.data.sources, or else of the tasks of config.data.mixture; checkpoints
+  #: store them, and resuming with other tasks is an error
   tasks: tuple[str, ...] = ()
   size: int = 204  # width of the small attentions
   heads: int = 12  # heads of the small attentions; a divisor of `size`
-  # Patterns over paths of other trained parameters, shared by all tasks: "norm"; or ".", all parameters, as in the
-  # paper.
+  #: patterns over paths of other trained parameters, shared by all tasks: "norm"; or ".", all parameters, as in the
+  #: paper
   also_train: tuple[str, ...] = ()
 
   def __post_init__(self):

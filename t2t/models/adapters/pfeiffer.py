@@ -16,7 +16,7 @@ class PfeifferConfig:
   """
 
   bottleneck: int = 48  # width of the bottleneck; in the paper a sixteenth of the model's width
-  activation: str = "relu"  # or gelu, gelu_tanh
+  activation: str = "relu"  # activation: relu, gelu or gelu_tanh
   also_train: tuple[str, ...] = ()  # patterns over paths of other trained parameters: "norm", "bias"
 
   def __post_init__(self):

@@ -35,7 +35,7 @@ class PrefixConfig:
 
   length: int = 20  # number of keys and values in each layer; each takes a position of the model
   hidden: int = 512  # width of the network, default as in the paper; 0: no network (P-tuning v2)
-  # Sides of the model with a prefix; PEFT uses only the last side.
+  #: sides of the model with a prefix; PEFT uses only the last side
   sides: tuple[str, ...] = SIDES
   also_train: tuple[str, ...] = ()  # patterns over paths of other trained parameters: "norm", "bias"
 

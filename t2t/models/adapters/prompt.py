@@ -32,8 +32,8 @@ class PromptConfig:
   """
 
   length: int = 100  # number of vectors; each takes a position of the model
-  # vocabulary: each vector starts as the embedding of a frequent token; text: of the tokens of `text`; uniform: in
-  # (-0.5, 0.5)
+  #: vocabulary: each vector starts as the embedding of a frequent token; text: of the tokens of `text`; uniform: in
+  #: (-0.5, 0.5)
   init: str = "vocabulary"
   text: str = ""  # for init=text: words of the task, such as its instruction or labels; repeated if too short
   most_frequent: int = 5_000  # for init=vocabulary: number of tokens, from the vocabulary's start, to sample from
