@@ -63,7 +63,7 @@ PACES: Mapping[str, Mapping[str, float]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """One device as JAX sees it: a chip, or for TPU7x one of a chip's two halves.
+  """A device as JAX sees it: a chip, or for TPU7x one of a chip's two halves.
 
   hbm_bytes: memory that a program may use, without the share of the runtime.
   hbm_bandwidth: bytes/s.

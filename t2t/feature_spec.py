@@ -20,8 +20,8 @@ PAIRED = ("inputs", "token_types", "texts")
 # Features of a decoder-only model with an explicit mask: input tokens, which replace the shifted targets, labels, loss
 # weights, and the positions that attend in both directions.
 NEXT_TOKENS = ("inputs", "targets", "loss_weights", "both_ways")
-# The task id of an example, for models that take it, and the largest number of tasks. While examples are packed into
-# rows, the task id is in the high bits of the token ids, see `feature_converters.convert`.
+# Feature with the example's task id for models that take it, number of bits of a token id, and largest number of tasks.
+# During packing, the bits above a token id contain the task id, see `feature_converters.convert`.
 TASK, TASK_BITS, MOST_TASKS = "task_number", 24, 127
 UNKNOWN = "<unk>"  # T5's label of an example without an answer
 # Objectives with the features NEXT_TOKENS.

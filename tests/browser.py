@@ -28,7 +28,7 @@ def program() -> str:
 
 
 class Page:
-  """One page of a browser.
+  """A page of a browser.
 
   Args:
     write, read: descriptors of the pipes to it and from it.

@@ -47,7 +47,7 @@ hypothesis.settings.register_profile("t2t", deadline=None)
 hypothesis.settings.load_profile("t2t")
 
 # These tests run commands that train and read the same small models. A program cache shared by all workers saves a
-# sixth of the CPU time of the first group. Other tests rarely compile a program twice, and writing the cache costs more
+# sixth of these tests' CPU time. Other tests rarely compile a program twice, and writing the cache costs more
 # than it saves.
 _COMPILE_ONCE = (
   "test_adapt",

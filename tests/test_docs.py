@@ -51,7 +51,7 @@ def test_links_lead_somewhere(path):
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_headings_are_in_order(path):
-  """One first-level heading comes first, no level is skipped, and pictures have descriptions."""
+  """A first-level heading comes first, no level is skipped, and pictures have descriptions."""
   text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
   levels = [len(marks) for marks in re.findall(r"^(#+) ", text, re.MULTILINE)]
   assert levels[0] == 1 and levels.count(1) == 1 and text.startswith("# ")

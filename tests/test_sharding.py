@@ -16,7 +16,7 @@ def abstract_params(**fields) -> nnx.State:
 
 
 def test_minus_one_takes_the_devices_that_are_left():
-  """One axis of -1 is filled in, and an axis without a size has size 1."""
+  """An axis of -1 is filled in, and an axis without a size has size 1."""
   assert sharding.mesh_sizes({"fsdp": -1, "tensor": 2}, 8) == {"data": 1, "fsdp": 4, "tensor": 2}
   assert sharding.mesh_sizes({"data": 2, "fsdp": 2, "tensor": 2}, 8) == {"data": 2, "fsdp": 2, "tensor": 2}
 

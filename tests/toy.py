@@ -47,7 +47,7 @@ _ROTARY = dict(positions="rotary", scale_attention=True, num_kv_heads=2)
 _BERT = _LEARNED | dict(post_norm=True, biases=True, mlp_activation="gelu", segment_types=2)
 
 # Kinds of models: each config switch is set in one model of each architecture that has it. Initial weights are T5's,
-# because those of BERT and GPT-2 are so small that outputs hardly depend on anything.
+# because BERT's and GPT-2's are so small that outputs hardly depend on anything.
 KINDS: dict[str, TransformerConfig] = {
   "t5_1_1": config(),
   "t5_1_0": config(mlp_activation="relu", tied_logits=True),

@@ -137,7 +137,7 @@ def _attend_forward(query, keys, values, bias, allowed):
   total = jnp.sum(exponentials, axis=-1, keepdims=True, dtype=jnp.float32)
   attended = _by_rows("bhqs,bhsk->bhqk", exponentials, values) / total
   # `largest` and `total` are saved separately: their log-sum-exp would round `total` away for fully masked queries. The
-  # float32 output is saved, because the backward pass subtracts it from far larger values.
+  # output is saved in float32, because the backward pass takes differences that are far smaller than its terms.
   return attended.astype(dtype), (query, keys, values, bias, allowed, attended, largest, 1.0 / total)
 
 

@@ -81,7 +81,7 @@ class Candidate:
     )
 
   def is_slower(self, other: "Candidate", plan: Mapping[str, Any]) -> bool:
-    """Returns True if the candidate takes at least as long as `other` for the same batch, without waiting for a host.
+    """Returns True if the candidate takes at least as long as `other`, which must not wait for a host.
 
     Recomputed values are not stored and read back. This may save all of a step's time except its products and its
     waiting for links.

@@ -31,7 +31,7 @@ _GENERATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class TpuType:
-  """One slice: number of chips and machines, and the names that launchers need."""
+  """A slice: number of chips and machines, and the names that launchers need."""
 
   name: str
   topology: str

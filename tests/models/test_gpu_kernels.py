@@ -52,7 +52,7 @@ def operands(queries: int = 6):
 
 @pytest.mark.parametrize("is_cross", [False, True])
 def test_padding_is_a_length_to_cudnn(is_cross):
-  """Results equal those of segments, padding gets no gradient, and nothing is NaN."""
+  """Results equal attention with segments, padding gets no gradient, and nothing is NaN."""
   queries = 4 if is_cross else 6
   mask, arrays = padded(queries=queries, is_cross=is_cross), operands(queries)
   by_segments = dataclasses.replace(mask, padded=False)

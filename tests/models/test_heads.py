@@ -274,7 +274,7 @@ def test_a_class_heads_own_pooler_is_resumed(tmp_path):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("loss", ["tokens_and_heads", "heads"])
 def test_a_new_head_begins_with_the_pooler_of_pre_training(loss, tmp_path, capsys):
-  """As in Hugging Face's BERT, if the shapes match; the pooler of a fine-tuned head stays with that head."""
+  """The pooler comes from Hugging Face's BERT if shapes match; the pooler of a fine-tuned head stays with that head."""
   nsp = HeadConfig("nsp", 2)
   one = dataclasses.replace(toy.KINDS["bert"], heads=(nsp,))
   params = toy.split(toy.model(one))[1]

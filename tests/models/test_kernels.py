@@ -342,7 +342,7 @@ def test_cudnn_lowers_for_gpus(monkeypatch, name):
 @pytest.mark.parametrize("name", CUDNN_MASKS)
 @pytest.mark.parametrize(("dtype", "length"), [(jnp.bfloat16, LENGTH), (jnp.float32, 113)])
 def test_triton_lowers_for_gpus(monkeypatch, name, dtype, length):
-  """Tokamax accepts the arguments, including those that cuDNN refuses: one kernel forward, and one backward."""
+  """Tokamax accepts the arguments, also shapes and dtypes that cuDNN refuses: one kernel forward, and one backward."""
   config = pytest.importorskip("tokamax.config")
   monkeypatch.setattr(sharding, "platform", lambda: "gpu")
   cut = jax.tree.map(lambda x: x[:, :length] if isinstance(x, np.ndarray) else x, CUDNN_MASKS[name])

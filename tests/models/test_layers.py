@@ -196,7 +196,7 @@ def test_gradients_of_activations_are_jaxs(activation):
 
 @pytest.mark.parametrize("activation", layers.ACTIVATIONS)
 def test_an_activation_saves_one_array(activation):
-  """One array of the input's size; the count for automatic differentiation is a comparison."""
+  """Saves one array of the input's size; the count for automatic differentiation is a comparison."""
   x = jnp.asarray(normal(5, 7))
   saved = lambda function: sum(leaf.size == x.size for leaf in jax.tree.leaves(jax.vjp(function, x)[1]))
   assert saved(lambda x: layers.activate(activation, x)) == 1

@@ -250,7 +250,7 @@ def test_with_an_adapter_and_frozen_patterns_both_hold():
 
 
 def test_the_section_is_there_where_it_is_used():
-  """One given key adds the section with all its keys; without one it is neither in the config nor in config.json."""
+  """A given key adds the section with all its keys; without one it is neither in the config nor in config.json."""
   plain = records(override(default.get_config(), []))
   assert plain.lora is None and not plain.adapters and "lora" not in plain.to_dict()
   typed = override(default.get_config(), ["--config.lora.rank=4", "--config.lora.targets=query,mlp/up"])

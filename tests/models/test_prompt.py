@@ -55,7 +55,7 @@ def with_ids(config, batch):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", toy.KINDS)
 def test_it_is_a_text_with_more_tokens_in_front(kind):
-  """States and logits of the text equal those of a model that reads tokens with the prompt's vectors first.
+  """States and logits of the text equal a model's that reads tokens with the prompt's vectors first.
 
   The prompt therefore has the first positions, and the text the following ones.
   """

@@ -242,7 +242,7 @@ def test_t5_s_dropout_is_that_of_rows_of_values():
 @pytest.mark.parametrize("sizes", [dict(head_dim=64, kv_heads=4), dict(head_dim=128, kv_heads=2)])
 @pytest.mark.parametrize("name", ["bidirectional", "packed causal", "packed prefix"])
 def test_it_lowers_for_tpus(monkeypatch, name, sizes):
-  """One kernel forward and one backward, and no array of queries and keys."""
+  """The program has one kernel forward and one backward, and no array of queries and keys."""
   monkeypatch.setattr(sharding, "platform", lambda: "tpu")
   query, keys, values, weights = operands(heads=4, **sizes, dtype=jnp.bfloat16)
 

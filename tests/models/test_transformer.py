@@ -219,7 +219,7 @@ def test_each_parameter_is_trained(kind):
 
 @pytest.mark.exhaustive
 def test_dropout_follows_its_key():
-  """The same key gives the same logits, another key others, and no key those of a model without dropout."""
+  """The same key gives the same logits, another key others, and no key the logits of a model without dropout."""
   dropping, plain = toy.model(toy.config(dropout_rate=0.3)), toy.model(T5_1_1)
   batch = toy.batch()
   first, again, other = (toy.logits(dropping, batch, toy.key(seed)) for seed in (0, 0, 1))
@@ -231,7 +231,7 @@ def test_dropout_follows_its_key():
 
 @pytest.mark.slow
 def test_bfloat16_computes_in_bfloat16_with_float32_ends():
-  """Hidden states are bfloat16; parameters and logits float32, near those of a float32 model."""
+  """Hidden states are bfloat16; parameters and logits float32, near a float32 model's."""
   config = dataclasses.replace(T5_1_1, dtype="bfloat16")
   model, batch = toy.model(config), toy.batch()
   assert {leaf.dtype for leaf in jax.tree.leaves(model)} == {jnp.dtype("float32")}
@@ -255,7 +255,7 @@ def test_activations_keep_their_dtype(kind):
 
 
 def test_shared_modules_are_refused():
-  """One parameter under two paths raises an error when the model is split, instead of two diverging parameters."""
+  """A parameter under two paths raises an error when the model is split, instead of two diverging parameters."""
   model = toy.model(T5_1_1)
   model.head.projection = model.embed.table
   with pytest.raises(ValueError, match="[Ss]hared"):

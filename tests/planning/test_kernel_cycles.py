@@ -58,7 +58,7 @@ def test_the_share_is_that_of_the_blocks_that_run():
 
 
 def test_what_smaller_blocks_cost_larger_ones_save():
-  """As a fraction of the kernels' time; nothing if the default blocks are the fastest known."""
+  """Savings are a fraction of the kernels' time; nothing if the default blocks are the fastest known."""
   cycles = kernel_cycles.CYCLES["distance", 2][_V6E]
   small = a_t5(4096, "--config.model.attention_block=256")
   relative = {size: cycles[size, size] / cycles[256, 256] for size in (512, 1024)}
@@ -96,7 +96,7 @@ def a_gpt(length: int, *more: str):
 
 
 def test_what_a_causal_mask_leaves_out_counts():
-  """10 of 4 x 4 blocks are computed, and 3 of 2 x 2: on a v5e this cancels the gain of larger blocks."""
+  """A kernel computes 10 of 4 x 4 blocks, and 3 of 2 x 2: on a v5e this cancels the gain of larger blocks."""
   of = lambda length, kind, *more: kernel_cycles.saved(a_gpt(length, *more), kind, on("splash"), 1.0)
   cycles = kernel_cycles.CYCLES["splash", 1][_V6E]
   relative = cycles[1024, 1024] / cycles[512, 512] * (3 / 4) / (10 / 16)

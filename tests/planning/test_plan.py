@@ -377,7 +377,7 @@ def test_the_command_prints_a_report_and_json(capsys, tmp_path, monkeypatch):
   ],
 )
 def test_bad_options_are_refused(capsys, arguments, message):
-  """One line, with exit code 2."""
+  """Prints one line, with exit code 2."""
   try:
     code = command.main(["plan", "--config", "t5_1_1_small", *arguments])
   except SystemExit as ended:  # for options that argparse refuses

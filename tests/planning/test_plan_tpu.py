@@ -76,7 +76,7 @@ def test_a_matrix_is_made_orthogonal_on_one_device():
 
 
 def test_a_search_begins_with_what_reads_little():
-  """Layers that keep all activations move so many bytes that a little recomputation is tried first."""
+  """Layers that keep all activations move enough bytes that a little recomputation is tried first."""
   config = records(override(load_config("t5_1_1_base"), ["--config.train.batch_size=256"]))
   ordered = autotune_candidates.candidates(config, list(aot_compile.devices("v5e:4x4")), capacity=16e9)
   own = [each.remat for each in ordered if each.mesh == ordered[0].mesh and each.batch_size == 256]
@@ -152,7 +152,7 @@ def test_t5_holds_no_logits_of_attention(tmp_path):
 
 @pytest.mark.parametrize(("parts", "products"), [(8, [2, 5]), (1, [2, 3, 4])])
 def test_what_splash_attention_computes_is_counted(monkeypatch, parts, products):
-  """3 of 2 x 2 blocks of a causal mask; backward one kernel, or two if one would have too many parts."""
+  """A causal mask leaves 3 of 2 x 2 blocks; backward one kernel, or two if one would have too many parts."""
   monkeypatch.setattr(splash, "MOST_PARTS", parts)
   device = aot_compile.devices(SLICES["v5e"])[0]
   where = jax.sharding.NamedSharding(jax.sharding.Mesh(np.array([device]), ("data",)), jax.sharding.PartitionSpec())

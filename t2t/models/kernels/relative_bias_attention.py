@@ -12,8 +12,8 @@ from t2t.models.kernels import relative_bias_kernels
 from t2t.models.kernels.relative_bias_tiles import HIDDEN, LANES, Shape
 from t2t.models.masks import AttentionMask, DistanceBias
 
-# Bytes of a core's vector memory that a kernel may use, by `jax.Device.device_kind`; on other TPUs this is at most
-# half.
+# Bytes of a core's vector memory that a kernel may use, by `jax.Device.device_kind`; on other TPUs `_MOST_MEMORY`,
+# which is half or all of it.
 _MEMORY = {"TPU v2": 16 * 2**20, "TPU v3": 16 * 2**20, "TPU v4": 16 * 2**20}
 _MOST_MEMORY = 63 * 2**20
 SHORTEST = 64  # shortest sequence that is padded to a block; for shorter ones, arrays of all pairs are small
@@ -102,7 +102,7 @@ def attend(
     bias: None: no bias.
     dropout_rate: dropout of single probabilities.
     seeds: int32 [batch, heads], seeds of dropout.
-    ranks: int32 [batch, query] and [batch, key]: a query attends to keys of its own and lower ranks.
+    ranks: int32 [batch, query] and [batch, key]: a query attends to keys of its own and lower ranks if `mask` allows.
     first_query: int32 [], position of the first query in its sequence; a multiple of 128.
     whole_query_length: length of that sequence.
     largest_block: positions of queries and of keys, a power of two from 128; 0: see `blocks.largest`.
