@@ -207,9 +207,7 @@ def boxes(sides: Sequence[int], size: int) -> list[tuple[int, ...]]:
 
 
 def _cut(grid: np.ndarray, nested: Sequence[Sequence[int]]) -> np.ndarray:
-  """Reshapes [sides] to [boxes of the last kind, ..., boxes of the first kind in one of the second, chips in the
-  first].
-  """
+  """Reshapes [sides] to [boxes of the last kind, ..., boxes of the first kind in a box of the second, chips]."""
   shape, last = [], np.ones(grid.ndim, int)
   for box in nested:
     last = last * box

@@ -269,8 +269,7 @@ _WHOLE, _SPLIT = (("batch", "length", "embed"), 0), (("batch", "length", "residu
 
 
 def split_residual(x: jax.Array) -> jax.Array:
-  """Splits the residual stream, [batch, length, embed], so that each device of the tensor axis holds part of the
-  features.
+  """Splits the residual stream, [batch, length, embed], by features over the devices of the tensor axis.
 
   Products that are split along the tensor axis are reduce-scattered into it. Norms, dropout and sums are then computed
   once, instead of on each of the axis's devices. Source: Korthikanti et al. 2022, section 4.2.2, which splits
@@ -354,9 +353,7 @@ def param_shardings(params: nnx.State, mesh: jax.sharding.Mesh) -> dict:
 
 
 def num_shards(axis: str, mesh: jax.sharding.Mesh | None = None) -> int:
-  """Returns the number of shards of an activation along a logical axis, on `mesh` or the current mesh; 1 without a
-  mesh.
-  """
+  """Returns an activation's number of shards along a logical axis, on `mesh` or the current mesh; 1 without."""
   shape, names = _free() if mesh is None else mesh.shape, RULES[axis][0]
   return math.prod(shape.get(name, 1) for name in ((names,) if isinstance(names, str) else names or ()))
 
@@ -364,8 +361,7 @@ def num_shards(axis: str, mesh: jax.sharding.Mesh | None = None) -> int:
 def per_device(
   function: Callable[..., jax.Array], in_axes: tuple[tuple[str | None, ...], ...], out_axes: tuple[str | None, ...]
 ) -> Callable[..., jax.Array]:
-  """Runs `function` on every device's own part of the activations, for code that the compiler cannot split, such as
-  kernels.
+  """Runs `function` on each device's part of the activations, for code that the compiler cannot split (kernels).
 
   Args:
     function: takes positional arrays (or None), each a device's part, and returns a device's part.

@@ -109,9 +109,7 @@ class Gcs(http.server.ThreadingHTTPServer):
     """Ignores clients that disconnect."""
 
   def environment(self) -> dict[str, str]:
-    """Returns environment variables that redirect TensorStore, google-cloud-storage (t2t, Orbax) and TensorFlow
-    (etils).
-    """
+    """Returns environment variables that redirect TensorStore, google-cloud-storage and TensorFlow (etils)."""
     address = f"http://127.0.0.1:{self.server_port}"
     return {
       "TENSORSTORE_GCS_HTTP_URL": address,

@@ -48,9 +48,7 @@ class Architecture:
 
   @property
   def is_generative(self) -> bool:
-    """Returns True if the model generates text; otherwise attention is bidirectional, with predictions at every
-    position.
-    """
+    """Returns True if the model generates text; otherwise its attention is bidirectional."""
     return self.predicts == "decoder"
 
   @property
@@ -123,8 +121,7 @@ def predicted_side(batch: Batch) -> str:
 
 
 def real_positions(batch: Batch, side: str) -> jax.Array:
-  """Returns the positions of one side that are not padding: bool, in the shape of the features, which may be NumPy
-  arrays.
+  """Returns the positions of one side that are not padding, bool in the shape of the (NumPy or JAX) features.
 
   Segment ids decide if present, because id 0 may be a token. Decoder inputs may start with id 0, so targets decide
   there.
@@ -201,9 +198,7 @@ class ModelProtocol(Protocol):
     ...
 
   def logits_fn(self, name: str = "") -> Callable[[jax.Array], jax.Array]:
-    """Returns a function from [..., embed] to float32 [..., vocab], a pytree with its weights; a boundary head if
-    named.
-    """
+    """Returns a pytree function from [..., embed] to float32 [..., vocab]; `name`: a boundary head."""
     ...
 
   def logits(self, hidden: jax.Array) -> jax.Array:

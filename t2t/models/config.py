@@ -268,8 +268,7 @@ class TransformerConfig:
     return DECODERS[self.decoder or self.kind.decoder]
 
   def for_inference(self, *, on_cpu: bool) -> "TransformerConfig":
-    """Returns the config for evaluation and generation: without dropout, 8-bit products and the kernel settings of
-    training.
+    """Returns the config for inference: without dropout, 8-bit products and the kernel settings of training.
 
     Evaluation during training and all commands that read checkpoints use it, so that their results agree. Without an
     accelerator the dtype is float32, which is faster than bfloat16 on a CPU.

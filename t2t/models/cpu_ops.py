@@ -77,8 +77,7 @@ _in_bfloat16.defvjp(_in_bfloat16_forward, _in_bfloat16_backward)
 
 
 def dense(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
-  """Computes x @ kernel for [..., in] and [in, out] as one two-dimensional product; its gradients are two-dimensional,
-  too.
+  """Computes x @ kernel for [..., in] and [in, out] as one two-dimensional product, also in its gradients.
 
   Args:
     x, kernel: operands of one dtype.
@@ -119,8 +118,7 @@ def _scores(query, keys, bias, allowed):
 def attend(
   query: jax.Array, keys: jax.Array, values: jax.Array, bias: jax.Array | None, allowed: jax.Array | None
 ) -> jax.Array:
-  """Computes softmax(query keys^T + bias) values in the dtype of `query`, without dropout; shapes as in
-  `attention.attend`.
+  """Computes softmax(query keys^T + bias) values without dropout; shapes and dtypes as in `attention.attend`.
 
   The softmax is in float32. The division follows the weighted sum of values, on [batch, heads, query, kv] instead of
   [batch, heads, query, key]. The backward pass recomputes the scores.

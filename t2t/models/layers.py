@@ -72,8 +72,7 @@ def fan_in_scale(config: TransformerConfig, fan_in: int) -> float:
 
 
 def residual_scale(config: TransformerConfig, fan_in: int) -> float:
-  """Returns the standard deviation of initial weights of a branch's last layer, whose output enters the residual
-  stream.
+  """Returns the standard deviation of initial weights of a branch's last layer, before the residual sum.
 
   In pre-norm models with one initial scale for all weights, the residual stream would grow with the number of layers.
   GPT-2 divides by its square root (Radford et al. 2019, section 2.3).
@@ -124,9 +123,7 @@ def dense(
 
 
 def add_bias(y: jax.Array, bias: nnx.Param | None) -> jax.Array:
-  """Returns y + bias in the dtype of `y`, added in float32, so that the bias gradient is summed over positions in
-  float32.
-  """
+  """Returns y + bias in the dtype of `y`; sum and gradient of the bias are computed in float32."""
   return y if bias is None else (y + bias[...]).astype(y.dtype)
 
 

@@ -87,8 +87,7 @@ class AttentionMask:
     return dataclasses.replace(self, window=0) if self.window and idle else self
 
   def key_positions(self, key_length: int) -> np.ndarray:
-    """Returns the position of each of a row's own keys, int [key]: its index; with beams, the last positions repeat per
-    beam.
+    """Returns the position of each of a row's own keys, int [key]; with beams, the last positions repeat.
 
     key_length 7, 2 beams with 2 separate positions -> [0, 1, 2, 3, 3, 4, 4]
     """

@@ -1,5 +1,4 @@
-"""Published sizes of Transformers: one function per family, from the name of a size to all fields of
-`TransformerConfig`.
+"""Published sizes of Transformers: one function per family, from a size to all fields of `TransformerConfig`.
 
 The fields are in a dict, which a config may change.
 """

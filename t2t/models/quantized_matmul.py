@@ -72,9 +72,7 @@ def _quantized(x: jax.Array, kernel: jax.Array, dtypes: tuple) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _product(x: jax.Array, kernel: jax.Array, summed_in: str, kinds: tuple[str, str]) -> jax.Array:
-  """Computes `product` with kernel gradients leaving each device in `summed_in`; kinds: 8-bit kind forward and
-  backward.
-  """
+  """Computes `product`; kernel gradients leave each device in `summed_in`; kinds: 8 bits forward, backward."""
   return _forward(x, kernel, summed_in, kinds)[0]
 
 

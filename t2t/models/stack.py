@@ -77,9 +77,7 @@ class Layer(nnx.Module):
   def _add(
     self, x: jax.Array, update: jax.Array, branch: str, key: jax.Array | None, beside: jax.Array | None = None
   ) -> jax.Array:
-    """Adds a branch's output and optionally `beside` to the residual stream `x`, followed by the norm of post-norm
-    models.
-    """
+    """Adds a branch's output and `beside` to the residual stream `x`; applies the norm of post-norm models."""
     update = sharding.split_residual(update)
     update = update if self.branch_norms is None else self.branch_norms[branch](update)
     update = layers.dropout(update, self.dropout_rate, key, broadcast_axis=self.broadcast_axis)
@@ -125,8 +123,7 @@ class Layer(nnx.Module):
     carried: Mapping[str, jax.Array] | None = None,
     dropout_key: jax.Array | None = None,
   ) -> tuple[jax.Array, attention.KVCache | jax.Array | None, Auxiliary]:
-    """Maps [batch, length, embed] to the same shape; also returns the self-attention's keys and values and auxiliary
-    outputs.
+    """Maps [batch, length, embed] to the same shape; also returns the self-attention's cache and auxiliary outputs.
 
     Args:
       x: residual stream.

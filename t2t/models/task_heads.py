@@ -135,8 +135,7 @@ class BoundaryHead(nnx.Module):
     self.bias = nnx.Param(jnp.zeros(config.vocab_size, jnp.float32), axes=("vocab",))
 
   def read(self, hidden: jax.Array, left: jax.Array, right: jax.Array, places: jax.Array) -> jax.Array:
-    """Returns the inputs, [batch, length, 2 * embed + `POSITION_WIDTH`]: both boundaries' states and the position
-    embedding.
+    """Returns both boundaries' states and the position embedding, [batch, length, 2 * embed + `POSITION_WIDTH`].
 
     Args:
       hidden: [batch, length, embed].

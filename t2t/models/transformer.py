@@ -119,8 +119,7 @@ class _Transformer(nnx.Module):
     return self.hidden_states(batch, every_layer=every_layer, dropout_key=dropout_key).x
 
   def logits_fn(self, name: str = "") -> Callable[[jax.Array], jax.Array]:
-    """Returns a function from [..., embed] to float32 logits [..., vocab], a pytree with the head's weights; see
-    `heads`.
+    """Returns a function from [..., embed] to float32 logits [..., vocab], a pytree with its weights; see `heads`.
 
     Args:
       name: a boundary head, which maps its own inputs to logits; "": the vocabulary head.
@@ -188,9 +187,7 @@ class _Transformer(nnx.Module):
     return states[..., self.embed.prompt_ids.size :, :]
 
   def _real(self, batch: Batch, side: str, length: int) -> jax.Array | None:
-    """Returns which of `length` positions hold a token, including the prompt; None: all, or the feed-forward layer
-    ignores it.
-    """
+    """Returns which of `length` positions hold a token, prompt included; None: all, or no layer reads it."""
     is_known = f"{side}_segment_ids" in batch or side == "encoder" or "decoder_target_tokens" in batch
     if not self.config.feed_forward_class.reads_real or not is_known:
       return None

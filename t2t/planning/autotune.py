@@ -161,9 +161,7 @@ def run(
 def _in_turns(
   ordered: Sequence[Candidate], is_worth_it: Callable[[Candidate], bool], *, batch_size: int
 ) -> Iterator[Candidate]:
-  """Alternates between candidates with the config's batch size and others, each in order; tests each when it is
-  reached.
-  """
+  """Alternates between candidates with the config's batch size and others; tests each when it is reached."""
   kinds = [
     iter([candidate for candidate in ordered if (candidate.batch_size == batch_size) == is_own])
     for is_own in (True, False)
@@ -178,9 +176,7 @@ def _in_turns(
 
 
 def refined(config: Config, results: Sequence[SearchResult], devices: Sequence[jax.Device]) -> list[Candidate]:
-  """Returns variants of the fastest fitting candidate, with other kernel blocks and mesh layouts, that should be
-  faster.
-  """
+  """Returns variants of the fastest fitting candidate with kernel blocks and mesh layouts that should be faster."""
   best = next(iter(ranked(results)), None)
   if best is None or best.plan["seconds_at_peak"] is None:
     return []

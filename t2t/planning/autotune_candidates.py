@@ -143,9 +143,7 @@ def meshes(config: Config, num_devices: int) -> list[dict[str, int]]:
 
 
 class _Parts(NamedTuple):
-  """Properties of a mesh: the mesh, bytes of parameters and of the optimizer per device, and the sides whose attention
-  uses no kernel.
-  """
+  """Mesh, bytes of parameters and of the optimizer per device, and sides with attention without a kernel."""
 
   mesh: jax.sharding.Mesh
   params: int
@@ -169,9 +167,7 @@ class Estimate:
     self._parts: dict[tuple[tuple[str, int], ...], _Parts | None] = {}
 
   def state(self, mesh_sizes: tuple[tuple[str, int], ...]) -> _Parts | None:
-    """Returns the properties of a mesh; None if it does not divide the parameters, or a requested kernel is
-    unavailable.
-    """
+    """Returns a mesh's properties; None if it does not divide the parameters, or lacks a requested kernel."""
     if mesh_sizes not in self._parts:
       try:
         mesh = sharding.make_mesh(dict(mesh_sizes), devices=self._devices)
@@ -193,9 +189,7 @@ class Estimate:
     return 2 * params + optimizer + kept_bytes - away + working
 
   def _activations(self, candidate: Candidate) -> tuple[float, float, float]:
-    """Returns bytes of all kept activations, bytes of the current layer's working memory, and bytes of kept activations
-    in the host's memory.
-    """
+    """Returns bytes of kept activations, of one layer's working memory, and of activations on the host."""
     mesh, _, _, plain = self.state(candidate.mesh)
     model, tensor = self._model, dict(candidate.mesh)["tensor"]
     rows = candidate.batch_size / sharding.num_shards("batch", mesh) / candidate.microbatches
@@ -228,9 +222,7 @@ class Estimate:
     return total, working, away
 
   def seconds(self, candidate: Candidate) -> float:
-    """Returns a rough estimate of a step's time: matmuls, kept activations to memory and back, the main collectives,
-    and optimizer offloading.
-    """
+    """Returns a rough estimate of a step's time: matmuls, activations, main collectives, and offloading."""
     mesh, params, optimizer, _ = self.state(candidate.mesh)
     model, sizes = self._model, dict(candidate.mesh)
     sides = recipe.positions(self._config)

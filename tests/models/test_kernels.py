@@ -397,9 +397,7 @@ def test_the_choice_and_its_reason():
 
 @pytest.mark.parametrize("name", MASKS)
 def test_rows_that_are_masked_apart_run_on_distance_where_it_can(name):
-  """Splash would process the rows of a batch as one sequence; it remains for shapes that distance does not support, and
-  on request.
-  """
+  """Splash would process rows as one sequence; it remains for other shapes, and on request."""
   splash, of = "splash (TPU, no bias)", MASKS[name]
   apart = not of.window and (of.query_segments is not None or of.prefix is not None)
   assert chosen("tpu", mask=of) == ("distance (TPU, row-specific masks)" if apart else splash)

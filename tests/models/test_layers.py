@@ -269,9 +269,7 @@ def test_what_many_positions_share_is_added_up_in_float32():
 
 
 def test_initial_weights_are_as_large_as_the_config_says():
-  """By fan-in, or `init_scale`; for last layers of pre-norm branches, divided by the root of twice the number of
-  layers.
-  """
+  """By fan-in, or `init_scale`; at the end of pre-norm branches divided by the root of twice the layers."""
 
   def deviations(**fields):
     mlp = feed_forward.Mlp(toy.config(embed_dim=100, mlp_dim=200, **fields), nnx.Rngs(0))

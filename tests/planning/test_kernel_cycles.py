@@ -43,9 +43,7 @@ def reached(cycles: int, kind: str, *, heads: int = 1) -> float:
 
 
 def test_the_share_is_that_of_the_blocks_that_run():
-  """Encoders without skipped blocks, packed rows, short texts and requested blocks; the fraction of matmuls for
-  uncounted kernels and without a kernel.
-  """
+  """Encoders, packed rows, short texts, requested blocks; and matmuls' fraction for uncounted kernels."""
   share = lambda of, kernel="distance", kind=_V6E: kernel_cycles.share(of, kind, on(kernel))
   cycles = kernel_cycles.CYCLES["distance", 2][_V6E]
   assert share(a_t5(512)) == share(a_t5(128)) == reached(cycles[512, 512], _V6E, heads=2)
@@ -109,9 +107,7 @@ def test_what_a_causal_mask_leaves_out_counts():
 
 @pytest.mark.parametrize("kind", kernel_cycles.CYCLES["splash", 1])
 def test_long_causal_sequences_have_the_blocks_that_are_faster(kind):
-  """On each generation, and no faster blocks are known; except with segments, sharded sequences, float32, wide heads or
-  requested blocks.
-  """
+  """Except with segments, sharded sequences, float32, wide heads or requested blocks."""
   cycles = kernel_cycles.CYCLES["splash", 1][kind]
   share = lambda length, *more: kernel_cycles.share(a_gpt(length, *more), kind, on("splash"))
   assert share(splash.LONG) == reached(cycles[1024, 1024], kind)

@@ -86,7 +86,5 @@ def _attend(function, implementation: str, query, keys, values, mask: AttentionM
 
 
 def _tunes_nothing(record: logging.LogRecord) -> bool:
-  """Filters Tokamax's warning, at every call, that its blocks are not tuned for these shapes; its defaults are
-  intended.
-  """
+  """Filters Tokamax's warning at every call that its blocks are not tuned; the defaults are intended."""
   return not record.getMessage().startswith("Autotuning cache miss")

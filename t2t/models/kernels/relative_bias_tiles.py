@@ -117,8 +117,7 @@ class Shape:
 
 
 def make_bank(vector: jax.Array) -> jax.Array:
-  """Returns shifted copies of a vector, in which the bias of 128 keys and any number of queries is a lane-aligned
-  slice.
+  """Returns shifted copies of a vector, in which the bias of 128 keys and any queries is a lane-aligned slice.
 
   bank[:, r, x] = vector[:, x - r + 127]. Neither it nor its gradient gathers or scatters.
 
@@ -137,8 +136,7 @@ def make_bank(vector: jax.Array) -> jax.Array:
 
 
 def keep(seed: jax.Array, keys: jax.Array, queries: jax.Array, rate: float) -> jax.Array:
-  """Returns which probabilities dropout keeps, by a hash of their positions, so that recomputation gives the same
-  result.
+  """Returns which probabilities dropout keeps: a hash of their positions, equal in every recomputation.
 
   Args:
     seed: int32, of a row and a head.

@@ -68,9 +68,7 @@ def _blocks_that_run(
   shape: tuple[int, int, int],
   blocks: tuple[int, int],
 ) -> jax.Array:
-  """Returns which blocks may contain visible keys, by the blocks' extremes: bool [batch, query blocks, key blocks],
-  `shape`.
-  """
+  """Returns which blocks may contain visible keys, by their extremes: bool [batch, query blocks, key blocks]."""
   runs = jnp.ones(shape, bool)
   if reach is not None:
     farthest = reach.reshape(shape[0], -1, blocks[0]).max(axis=2)
@@ -90,8 +88,7 @@ def attend(
   largest_block: int,
   reach: jax.Array | None = None,
 ) -> jax.Array:
-  """Computes splash attention on one device; `reach`: see `blocks.positions_seen`, for queries that are part of a
-  sequence.
+  """Computes splash attention on one device; `reach`: of `blocks.positions_seen`, if the sequence is sharded.
 
   If the mask is the same in all rows (causal, window), the blocks to skip are known at compile time, and the batch is
   an axis of the grid. If it differs (segments, prefix), the kernel reads the blocks to run from arrays. These arrays

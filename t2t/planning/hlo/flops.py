@@ -124,8 +124,7 @@ def splash(instruction: hlo.Instruction, operands: Sequence[Sequence[hlo.Array]]
 
 
 def cudnn(instruction: hlo.Instruction, operands: Sequence[Sequence[hlo.Array]]) -> float:
-  """Returns the FLOPs of cuDNN attention: two products forward and five backward, over pairs visible under causal mask
-  and window.
+  """Returns the FLOPs of cuDNN attention: two products forward and five backward, over visible pairs.
 
   Its first operands are queries and keys, [batch, length, heads, kv], as in `jax.nn.dot_product_attention`.
   """
