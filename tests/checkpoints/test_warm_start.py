@@ -309,7 +309,7 @@ WRONG = {
     dict(rows=("zzz",)),
     ["config.init.resize: 'zzz'", "there are embed, encoder, head, "],
   ),
-  "no pattern": (moved(), dict(fresh=("(head",)), ["config.init.reinit: '(head' is not a valid regular expression"]),
+  "no pattern": (moved(), dict(fresh=("(head",)), ["config.init.reinit: '(head' is no regular expression"]),
   "no such part there": (
     moved(),
     dict(parts=("encodr=encoder",)),

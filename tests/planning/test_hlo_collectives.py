@@ -85,7 +85,7 @@ def test_what_goes_from_slice_to_slice(transfer, kind, sent):
 
 def test_groups_in_an_unknown_form_are_an_error():
   """A wrong interpretation would silently give wrong numbers."""
-  with pytest.raises(UserError, match="not known"):
+  with pytest.raises(UserError, match="unknown HLO notation of a collective.s groups"):
     analyse("%a = f32[8]{0} parameter(0)\nROOT %b = f32[8]{0} all-reduce(%a), replica_groups=<3>")
 
 
