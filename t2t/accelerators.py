@@ -1,7 +1,7 @@
-"""What accelerators can do: FLOP/s, memory, bandwidth and links of a chip, and how a mesh lies on a slice's links.
+"""Accelerator data: FLOP/s, memory, bandwidth and links of a chip, and the layout of a mesh on the links of a slice.
 
-TPUs: Google Cloud's page of each generation, docs.cloud.google.com/tpu/docs
-with /v4, /v5e, /v5p, /v6e and /tpu7x.  GPUs: NVIDIA's data sheets.
+TPUs: Google Cloud's page of each generation, docs.cloud.google.com/tpu/docs with /v4, /v5e, /v5p, /v6e and /tpu7x.
+GPUs: NVIDIA's data sheets.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ import numpy as np
 
 _GIB = 2**30
 
-# bfloat16 FLOP/s of one device, by `jax.Device.device_kind`.  Google Cloud's TPU system pages and NVIDIA's data sheets
-# (dense, without sparsity).  A device that is not here (a CPU) has no MFU.
+# bfloat16 FLOP/s of one device, by `jax.Device.device_kind`. Sources: Google Cloud's TPU system pages and NVIDIA's data
+# sheets (dense, without sparsity). Devices that are not listed, such as CPUs, have no MFU.
 PEAK_FLOPS: Mapping[str, float] = {
   "TPU v2": 22.5e12,
   "TPU v3": 61.5e12,
@@ -35,16 +35,16 @@ PEAK_FLOPS: Mapping[str, float] = {
 }
 
 
-# What Google Cloud calls the devices that name themselves otherwise.
+# Google Cloud's names of devices with another `device_kind`.
 _SOLD_AS = {"TPU v5 lite": "TPU v5e", "TPU v5": "TPU v5p", "TPU v6 lite": "TPU v6e"}
 
-# Of Hopper's GPUs, as shares of what large products in bfloat16 reach: cuBLAS' products of float32, in TF32, and
-# cuDNN's attention of 64 features, with a bias to be learned and without.  Taken from the steps of T5 1.1 base and
-# GPT-2 small that are in benchmarks/results/h200.jsonl, and tried on the others there.
+# Measured fractions of Hopper's bfloat16 matmul throughput: cuBLAS float32 products in TF32, and cuDNN attention with
+# head dimension 64, without and with a learned bias. Fitted to the steps of T5 1.1 base and GPT-2 small in
+# benchmarks/results/h200.jsonl, and checked on the other runs there.
 _HOPPER = {"float32": 0.33, "attention": 0.31, "biased attention": 0.16}
 
-# How many times as fast as in bfloat16 a device multiplies matrices of 8 bits, by the same sources; of what is not here
-# no faster: v4 has int8 at the same pace, v5e, v5p and v6e have no fp8, and of TPU7x nothing is published for int8.
+# Speed of 8-bit matrix products relative to bfloat16, from the same sources; 1 for devices that are not listed. v4 runs
+# int8 at bfloat16 speed, v5e, v5p and v6e have no fp8, and no int8 figure is published for TPU7x.
 PACES: Mapping[str, Mapping[str, float]] = {
   "TPU v5 lite": {"int8": 2.0},
   "TPU v5": {"int8": 2.0},
@@ -63,15 +63,14 @@ PACES: Mapping[str, Mapping[str, float]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """One device as JAX sees it: a chip, or for TPU7x one of a chip's two halves.
+  """A device as JAX sees it: a chip, or for TPU7x one of a chip's two halves.
 
-  hbm_bytes: what a program may use; the runtime keeps the rest.
+  hbm_bytes: memory that a program may use, without the share of the runtime.
   hbm_bandwidth: bytes/s.
-  link_bandwidth: bytes/s, one link, one way, of those that connect a chip to its neighbours.
+  link_bandwidth: bytes/s of one link to a neighbouring chip, in one direction.
   host_bandwidth: bytes/s to its host, or from it.
-  dcn_bandwidth: bytes/s of a chip's share of its host's network, one way, between slices.
-  wraps_from: chips along a dimension of a slice from which on its two ends are connected, too; 0: GPUs, which have one
-    switch for all.
+  dcn_bandwidth: bytes/s of a chip's share of its host's network, in one direction, between slices.
+  wraps_from: smallest number of chips along a slice dimension that forms a ring; 0: GPUs, which share one switch.
   per_chip: devices on one chip.
   """
 
@@ -84,12 +83,12 @@ class Chip:
   per_chip: int = 1
 
 
-# `jax.Device.device_kind` -> chip.  HBM: what libtpu's compiler says is there for a program ("exceeds available HBM
-# (15.75G)").  Links: the published bandwidth of all links both ways, by links and by two: 400 GB/s over 4 links for
-# v5e, 1,200 over 6 for v5p and TPU7x, 800 over 4 for v6e; v4's 6 links have 50 GB/s each way (Jouppi et al. 2023).
-# Slices are tori from 4 chips a side on where there are optical switches (v4, v5p, TPU7x); of v5e and v6e only a side
-# of 16 is a ring.  Hosts: PCIe, for TPUs as Austin et al. 2025 ("How to Scale Your Model") give it, 16 GB/s and v6e 32;
-# of TPU7x it is not published, and taken to be v6e's.
+# `jax.Device.device_kind` -> chip. HBM: memory that libtpu's compiler reports for a program ("exceeds available HBM
+# (15.75G)"). Links: the published bandwidth of all links in both directions, divided by the number of links and by two:
+# 400 GB/s over 4 links for v5e, 1,200 over 6 for v5p and TPU7x, 800 over 4 for v6e. v4's 6 links have 50 GB/s in each
+# direction (Jouppi et al. 2023). Slices with optical switches (v4, v5p, TPU7x) are tori from 4 chips a side; on v5e and
+# v6e only a side of 16 is a ring. Hosts: PCIe, for TPUs from Austin et al. 2025 ("How to Scale Your Model"): 16 GB/s,
+# v6e 32. For TPU7x it is not published; the value of v6e is used.
 CHIPS: Mapping[str, Chip] = {
   "TPU v4": Chip(30.75 * _GIB, 1200e9, 50e9, 16e9, 6.25e9, 4),
   "TPU v5 lite": Chip(15.75 * _GIB, 819e9, 50e9, 16e9, 3.125e9, 16),
@@ -103,26 +102,26 @@ CHIPS: Mapping[str, Chip] = {
   "NVIDIA B200": Chip(180e9, 8000e9, 900e9, 64e9, 50e9, 0),
 }
 
-# The two halves of a TPU7x are six times as close as neighbouring chips (Cloud's page of TPU7x).
+# Bandwidth between the two halves of a TPU7x, in links to a neighbouring chip (Google Cloud's page of TPU7x).
 _ACROSS_A_CHIP = 6
 
 
 def sold_as(device_kind: str) -> str:
-  """What the chip of a device is called where it is to be had: "TPU v5" is v5p."""
+  """Returns the product name of a device's chip: "TPU v5p" for "TPU v5"."""
   return _SOLD_AS.get(device_kind, device_kind)
 
 
 def peak_flops(device_kind: str) -> float | None:
-  """bfloat16 FLOP/s of one device; None where it is not known, as of a CPU."""
+  """Returns the bfloat16 FLOP/s of one device; None if unknown, as for a CPU."""
   return PEAK_FLOPS.get(device_kind)
 
 
 def send_seconds(chip: Chip, mesh: jax.sharding.Mesh, axes: Sequence[str], number: float) -> float:
-  """How long a device takes to send so many bytes along these axes of the mesh, all its links that way together.
+  """Returns the seconds that a device needs to send `number` bytes along `axes` of the mesh over all links in use.
 
-  Links lead both ways along each dimension of the torus that the axes cover, if its ends are connected, and one way
-  otherwise.  Where others lie between neighbours, they share the links.  Of what goes over several slices, each device
-  of a slice sends its part from slice to slice.
+  Along each torus dimension that the axes cover, a ring sends in both directions and an open line in one. Devices
+  between neighbours of the group share the links. For a group over several slices, each device of a slice sends its
+  part from slice to slice.
   """
   if not chip.wraps_from:
     return number / chip.link_bandwidth
@@ -144,7 +143,7 @@ def send_seconds(chip: Chip, mesh: jax.sharding.Mesh, axes: Sequence[str], numbe
 
 
 def _links(chip: Chip, covered: Sequence[int], sides: Sequence[int], strides: Sequence[int]) -> float:
-  """A chip's share of those to others of a group that has so many of each side of a slice, so far from each other."""
+  """Returns a chip's share of links to other chips of a group with `covered` chips per side at distances `strides`."""
   number = 0.0
   for part, side, stride in zip(covered, sides, strides, strict=True):
     if part > 1:
@@ -153,18 +152,18 @@ def _links(chip: Chip, covered: Sequence[int], sides: Sequence[int], strides: Se
 
 
 def in_blocks(devices: Sequence[jax.Device], size: int) -> np.ndarray | None:
-  """A slice's devices in blocks of `size` neighbours that are a ring, where no whole side of the slice is one.
+  """Returns a slice's devices in ring-shaped blocks of `size` neighbours, if no whole side of the slice is such a ring.
 
-  A line of 8 of 16 chips has one link for what all of it sends; around 2 x 4 chips there are two.  Of such blocks those
-  are taken that the fewest hosts share.
+  A line of 8 of 16 chips sends everything over one link; a block of 2 x 4 chips has two. Among blocks with equal links,
+  the function picks blocks that span the fewest hosts.
 
   Args:
-    devices: of one slice.
-    size: of a block.
+    devices: devices of one slice.
+    size: devices per block.
 
   Returns:
-    [number of blocks, size]; None where whole sides or nothing else will do, the devices fill no box, or nothing is
-    known of their links.
+    [number of blocks, size]; None if whole sides are as good, no block is better than a line, the devices fill no box,
+    or their links are unknown.
   """
   grid = None if size < 4 else _grid(devices)
   if grid is None:
@@ -184,7 +183,7 @@ def in_blocks(devices: Sequence[jax.Device], size: int) -> np.ndarray | None:
 
 
 def _grid(devices: Sequence[jax.Device]) -> np.ndarray | None:
-  """A slice's devices by their place in it, [chips along each side]; None: see `sides`."""
+  """Returns a slice's devices by coordinates, [chips along each side]; None: see `sides`."""
   chip = CHIPS.get(devices[0].device_kind)
   if chip is None or not chip.wraps_from:
     return None
@@ -196,43 +195,43 @@ def _grid(devices: Sequence[jax.Device]) -> np.ndarray | None:
 
 
 def sides(devices: Sequence[jax.Device]) -> tuple[int, ...] | None:
-  """Chips along each side of a slice; None where its devices are not one on each place of a box, or no TPUs."""
+  """Returns the chips along each side of a slice; None unless the devices are TPUs that fill a box, one per place."""
   grid = _grid(devices)
   return None if grid is None else grid.shape
 
 
 def boxes(sides: Sequence[int], size: int) -> list[tuple[int, ...]]:
-  """The boxes of so many chips that whole numbers of fill a slice: of 4 in 2 x 4 they are 1 x 4 and 2 x 2."""
+  """Returns the boxes of `size` chips that tile a slice: for 4 in 2 x 4, 1 x 4 and 2 x 2."""
   divisors = ([n for n in range(1, side + 1) if side % n == 0] for side in sides)
   return [box for box in itertools.product(*divisors) if math.prod(box) == size]
 
 
 def _cut(grid: np.ndarray, nested: Sequence[Sequence[int]]) -> np.ndarray:
-  """[sides] -> [boxes of the last kind, ..., of the second kind in one of the next, chips in a box of the first]."""
+  """Reshapes [sides] to [boxes of the last kind, ..., boxes of the first kind in a box of the second, chips]."""
   shape, last = [], np.ones(grid.ndim, int)
   for box in nested:
     last = last * box
   for side, box_side, parts in zip(grid.shape, last, zip(*reversed(nested), strict=True), strict=True):
     shape += [side // box_side, *parts]
   depth = len(nested) + 1
-  # Of each side by itself as it is cut, to each kind by itself as it lies along the sides.
+  # From axes by side, then kind of box, to axes by kind, then side.
   cut = grid.reshape(shape).transpose([side * depth + kind for kind in range(depth) for side in range(grid.ndim)])
   return cut.reshape(-1, *(math.prod(box) for box in reversed(nested)))
 
 
 def in_order(devices: Sequence[jax.Device], nested: Sequence[Sequence[int]]) -> np.ndarray:
-  """A slice's devices in boxes of neighbours, those in boxes of such boxes, and so on.
+  """Returns a slice's devices in nested boxes of neighbours.
 
   Args:
-    devices: of one slice that has `sides`, which the boxes together must divide.
-    nested: a box of chips; of such boxes; ...
+    devices: devices of one slice with known `sides`, which the product of the boxes must divide.
+    nested: a box of chips, then a box of such boxes, and so on.
 
   Returns:
-    [boxes that are left, ..., chips in the first box].
+    [remaining boxes, ..., chips in the first box].
   """
   return _cut(_grid(devices), nested)
 
 
 def _slice(device: jax.Device) -> int:
-  """Which slice a device is of; JAX says so only where there are several."""
+  """Returns the slice of a device; JAX sets `slice_index` only if there are several slices."""
   return getattr(device, "slice_index", 0)

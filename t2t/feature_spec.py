@@ -1,4 +1,4 @@
-"""Which features a model is trained on and how long they are: one table for the pipeline and for what plans it."""
+"""Names and lengths of the features that a model trains on, shared by the data pipeline and by planning."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,33 +9,33 @@ from t2t import UserError
 from t2t.models.architecture import ARCHITECTURES, Architecture, architecture_of
 
 ENCODER = ("inputs", "targets", "loss_weights", "token_types")
-# What stands beside the inputs of a task that heads answer: token by token which head is asked, what it should say, and
-# which of several texts of the example the token belongs to.
+# Features of a task for heads: for each input token the head that predicts there, its label, and the index of the text
+# in the example that the token belongs to.
 ANSWERED = ("inputs", "token_types", "answer_heads", "answer_targets", "texts")
-# What stands beside the targets of some tasks of an encoder with a decoder: where their loss counts, and at which
-# places of a text they stand, if not at its first.
+# Optional features beside the targets of an encoder-decoder: loss weights, and token positions in the original text
+# where these are not 0, 1, 2, ...
 BESIDE_TARGETS = ("loss_weights", "target_places")
-# Of pairs of texts: the tokens of both, and which of them each belongs to.
+# Features of text pairs: the tokens of both texts, and the text that each token belongs to.
 PAIRED = ("inputs", "token_types", "texts")
-# Of a decoder alone whose rows say who sees whom: what is read, in the place of what stood there, what is predicted,
-# where that counts, and whether all see each other.
+# Features of a decoder-only model with an explicit mask: input tokens, which replace the shifted targets, labels, loss
+# weights, and the positions that attend in both directions.
 NEXT_TOKENS = ("inputs", "targets", "loss_weights", "both_ways")
-# The number of an example's task, where a model is told of it, and how many there may be: while rows are made of
-# examples it stands in the high bits of their ids, see `converters.convert`.
+# Feature with the example's task id for models that take it, number of bits of a token id, and largest number of tasks.
+# During packing, the bits above a token id contain the task id, see `feature_converters.convert`.
 TASK, TASK_BITS, MOST_TASKS = "task_number", 24, 127
-UNKNOWN = "<unk>"  # what T5 writes as the answer of an example whose answer is not given
-# Objectives whose examples have these.
+UNKNOWN = "<unk>"  # T5's label of an example without an answer
+# Objectives with the features NEXT_TOKENS.
 WITH_NEXT_TOKENS = ("masked_next_token", "next_token")
-# Objectives whose examples have targets alone; those of all others have inputs as well.
+# Objectives with targets only; all others have inputs, too.
 WITHOUT_INPUTS = ("causal_lm", "fill_in_the_middle")
-# Those whose examples say where their tokens stand, by the feature that says so, see `places_of`.
+# Objectives that provide explicit positions, by feature name, see `places_of`.
 WITH_PLACES = {"target_places": ("mass_in_place",), "input_places": ("translation_lm",)}
 
 
 def places_of(kind: Architecture) -> str:
-  """The feature by which a task may say where in its text each token stands, instead of at 0, 1, 2, ...
+  """Returns the feature with explicit token positions, which a task may give instead of 0, 1, 2, ...
 
-  It is of the side that is predicted; "" of a decoder alone, which reads and writes one text.
+  The positions are of the predicted side. A decoder-only model has one sequence and no such feature: "".
   """
   if kind.is_decoder_only:
     return ""
@@ -43,22 +43,22 @@ def places_of(kind: Architecture) -> str:
 
 
 def are_compared(features: Sequence[str]) -> bool:
-  """Whether a task yields pairs of texts that are compared; texts that are asked may be two as well."""
+  """Returns True for tasks that compare pairs of texts; texts with head labels may be pairs, too, and do not count."""
   return "texts" in features and "answer_heads" not in features
 
 
 def task_lengths(
   architecture: str, features: Sequence[str], *, inputs_length: int, targets_length: int
 ) -> dict[str, int]:
-  """How long each feature of a task may be, in the order that the feature converter expects.
+  """Returns the maximum length of each feature of a task, in the order that the feature converter expects.
 
   Args:
-    architecture: of the model.
-    features: those that the task yields.
-    inputs_length, targets_length: of the config; an encoder alone has but inputs, whose targets are as long.
+    architecture: name of the architecture.
+    features: features of the task's examples.
+    inputs_length, targets_length: lengths in the config; an encoder-only model uses inputs_length for its targets, too.
 
   Raises:
-    UserError: no such architecture.
+    UserError: the architecture is unknown.
   """
   kind = architecture_of(architecture)
   if "texts" in features:
@@ -78,7 +78,7 @@ def task_lengths(
 
 
 def model_lengths(architecture: str, lengths: Mapping[str, int]) -> dict[str, int]:
-  """Positions of the encoder and of the decoder, given `task_lengths`."""
+  """Returns the sequence lengths of the encoder and the decoder from the lengths of `task_lengths`."""
   kind = ARCHITECTURES[architecture]
   if "texts" in lengths:
     return {kind.answers: lengths["inputs"]}
@@ -90,15 +90,15 @@ def model_lengths(architecture: str, lengths: Mapping[str, int]) -> dict[str, in
 
 
 def check_learned(architecture: str, lengths: Mapping[str, int], most: int) -> None:
-  """Whether so many positions are learned as a sequence may have.
+  """Checks that the learned position embeddings cover the sequence length.
 
   Args:
-    architecture: of the model.
-    lengths: of `task_lengths`.
-    most: positions that are learned; 0: any number will do.
+    architecture: name of the architecture.
+    lengths: result of `task_lengths`.
+    most: number of learned positions; 0: any length is allowed.
 
   Raises:
-    UserError: there are fewer; names the keys that say how long a sequence is.
+    UserError: a sequence is longer; the message contains the config keys of its length.
   """
   for side, length in model_lengths(architecture, lengths).items():
     if most and length > most:
@@ -107,19 +107,20 @@ def check_learned(architecture: str, lengths: Mapping[str, int], most: int) -> N
         lengths if joined else [{"encoder": "inputs", "decoder": "inputs" if "texts" in lengths else "targets"}[side]]
       )
       raise UserError(
-        f"{' + '.join(f'config.data.{key}_length' for key in keys)}: sequences of {length} in the {side}, but"
-        f" config.model.max_length={most} positions are learned; shorten the data or learn more"
+        f"{' + '.join(f'config.data.{key}_length' for key in keys)}: sequences of {length} tokens in the {side}, "
+        f"but only config.model.max_length={most} positions are learned. Shorten the sequences or set "
+        f"--config.model.max_length={length}."
       )
 
 
 def model_features(architecture: str, lengths: Mapping[str, int], *, pack: bool, tasks: bool = False) -> dict[str, int]:
-  """Name and length of each feature of a batch, given `task_lengths`.
+  """Returns name and length of each feature of a batch from the lengths of `task_lengths`.
 
   Args:
-    architecture: of the model.
-    lengths: of the task's features.
-    pack: whether a row has several examples.
-    tasks: whether the model is told which task each position is of, or each row, where it has one example.
+    architecture: name of the architecture.
+    lengths: lengths of the task's features.
+    pack: whether a row contains several examples.
+    tasks: whether the model takes task ids: one per position with packing, else one per row.
   """
   kind = ARCHITECTURES[architecture]
   sides = model_lengths(architecture, lengths)
@@ -135,31 +136,31 @@ def model_features(architecture: str, lengths: Mapping[str, int], *, pack: bool,
 
 
 def features_of_texts(architecture: str, features: Sequence[str]) -> tuple[str, ...]:
-  """Features of a batch whose rows have several texts, whether or not its examples are packed.
+  """Returns the features of a batch with several texts in a row, packed or not.
 
   Args:
-    architecture: of the model.
-    features: of the task: heads are asked of the texts, or they are compared; tokens may be predicted as well.
+    architecture: name of the architecture.
+    features: features of the task, with head labels or with compared texts; tokens may be predicted, too.
   """
   side = ARCHITECTURES[architecture].answers
   names = ["input_tokens", "segment_ids", "positions"]
   names += ["answer_heads", "answer_targets", "answer_groups"] if "answer_heads" in features else []
   names += ["token_types"] if side == "encoder" else []
   names += ["target_tokens", "loss_weights"] if "targets" in features else []
-  # What is read and not predicted is a prefix, as inputs are.
+  # Texts without predicted tokens are a prefix with bidirectional attention, as inputs are.
   prefix = () if "targets" in features else ARCHITECTURES[architecture].with_inputs
   return (*(f"{side}_{name}" for name in names), *prefix)
 
 
 def texts_apart(groups: Any, texts: Any, *, numpy: Any = np) -> tuple[Any, Any]:
-  """Segment ids and positions of a row in which an example may have several texts that do not see each other.
+  """Returns segment ids and positions of a row of examples with several texts, which do not attend to each other.
 
   In:  groups [1, 1, 2, 2, 2, 0], texts [0, 0, 0, 1, 1, 0]
   Out: [1, 1, 2, 3, 3, 0], [0, 1, 0, 0, 1, 0]
 
   Args:
-    groups: number of the example of each token, from 1 on; 0: padding. int32 [length].
-    texts: number of the text in the example, int32 [length].
+    groups: example index of each token, from 1; 0 is padding. int32 [length].
+    texts: index of the text in the example, int32 [length].
     numpy: NumPy for arrays, tensorflow.experimental.numpy for tensors.
   """
   pairs = numpy.stack([groups, texts])
@@ -170,5 +171,5 @@ def texts_apart(groups: Any, texts: Any, *, numpy: Any = np) -> tuple[Any, Any]:
 
 
 def rows_of(vocab_size: int) -> int:
-  """Rows of an embedding for a vocabulary: up to a multiple of 128, which meshes divide."""
+  """Returns the number of embedding rows for a vocabulary: rounded up to a multiple of 128, which meshes divide."""
   return -(-vocab_size // 128) * 128

@@ -1,4 +1,4 @@
-"""What training measures: sums, with the weights that divide them."""
+"""Training metrics as weighted sums."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WeightedSum:
-  """A sum and the weight that it is divided by, once, after all parts have been added."""
+  """A sum and its weight; the division comes once, after all parts have been added."""
 
   total: jax.Array
   weight: jax.Array
@@ -19,7 +19,7 @@ class WeightedSum:
     return WeightedSum(self.total + other.total, self.weight + other.weight)
 
   def value(self) -> jax.Array:
-    """total / weight; 0 where nothing counted."""
+    """Returns total / weight, or 0 if the weight is 0."""
     return jnp.where(self.weight > 0, self.total / jnp.maximum(self.weight, 1e-8), 0.0)
 
 
@@ -28,5 +28,5 @@ Outputs = Mapping[str, WeightedSum | jax.Array]  # of a loss: metrics, and featu
 
 
 def merge(first: Metrics, second: Metrics) -> Metrics:
-  """The metrics of two batches as one."""
+  """Adds the metrics of two batches by name."""
   return {name: first[name] + second[name] for name in first}

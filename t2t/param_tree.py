@@ -1,4 +1,4 @@
-"""Parameters as nested dicts of arrays: the names of their paths, and which of them are trained."""
+"""Parameter trees as nested dicts of arrays: path names, patterns, and the split into trained and frozen parameters."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import re
@@ -18,95 +18,97 @@ class Vocabulary(Protocol):
 
   @property
   def pad_id(self) -> int:
-    """The id of padding."""
+    pass
 
   @property
   def eos_id(self) -> int | None:
-    """The id that ends a text."""
+    pass
 
   @property
   def unk_id(self) -> int | None:
-    """The id of what has no piece."""
+    pass
 
   @property
   def vocab_size(self) -> int:
-    """The number of ids."""
+    pass
 
   def encode(self, s: str) -> Sequence[int]:
-    """Returns the ids of a text."""
+    pass
 
   def decode(self, ids: Iterable[int]) -> str:
-    """Returns the text of ids."""
+    pass
 
 
 def flatten(params: Params) -> dict[str, jax.Array]:
-  """Returns the parameters by path, "encoder/layers/mlp/up"."""
-  # Flax types values as if they might be its marker of an empty dict, which is never returned here.
+  """Returns the parameters by path, such as "encoder/layers/mlp/up"."""
+  # Flax's return type includes its marker of an empty dict, which never occurs here.
   return cast(dict[str, jax.Array], traverse_util.flatten_dict(params, sep="/"))
 
 
 def unflatten(flat: Mapping[str, jax.Array]) -> Params:
-  """Returns the nested parameters of a mapping by path."""
+  """Returns the nested parameters of a mapping by path; inverse of `flatten`."""
   return traverse_util.unflatten_dict(flat, sep="/")
 
 
 def check_pattern(pattern: str, where: str) -> None:
-  """Refuses what cannot be looked for in paths, alone or beside others.
+  """Checks that a pattern is a regular expression that also compiles inside a group.
 
   Args:
     pattern: a regular expression.
-    where: it was given, for the message.
+    where: the config key or flag of the pattern, for the message.
 
   Raises:
-    UserError: it is none.
+    UserError: the pattern does not compile.
   """
   try:
     re.compile(pattern)
-    re.compile(f"(?:{pattern})")  # as it stands among others: flags are of a group, (?i:...), and not of all
+    re.compile(f"(?:{pattern})")  # patterns are joined in groups: flags must be local, (?i:...)
   except re.error as error:
-    raise UserError(f"{where}: {pattern!r} is no regular expression: {error}") from error
+    raise UserError(f"{where}: {pattern!r} is not a valid regular expression: {error}") from error
 
 
 def matches(patterns: tuple[str, ...], path: str) -> bool:
-  """Whether one of the patterns is found in the path."""
+  """Returns True if one of the patterns is found in the path."""
   return any(re.search(pattern, path) for pattern in patterns)
 
 
 def split_frozen(params: Params, patterns: tuple[str, ...], *, halved: tuple[str, ...] = ()) -> tuple[Params, Params]:
-  """The parameters that are trained, and those that are not: whose path matches one of `patterns`.
+  """Splits the parameters into trained and frozen ones; frozen paths match one of `patterns`.
 
   Args:
-    params: of arrays, or with `halved` empty of anything else.
-    patterns: of what is not trained.
-    halved: of what is held in bfloat16 of that.
+    params: tree of arrays; with empty `halved`, leaves of any type.
+    patterns: regular expressions of frozen paths.
+    halved: regular expressions of frozen paths that are cast to bfloat16.
 
   Raises:
-    UserError: a pattern that matches nothing, or nothing left to train.
+    UserError: a pattern matches nothing, or no trained parameter is left.
   """
   flat = flatten(params)
   for pattern in patterns:
     if not any(re.search(pattern, path) for path in flat):
-      raise UserError(f"config.train.freeze: {pattern!r} matches no parameter; there are {', '.join(sorted(flat))}")
+      raise UserError(f"config.train.freeze: {pattern!r} matches no parameter. Parameters: {', '.join(sorted(flat))}")
   frozen = {path: x for path, x in flat.items() if matches(patterns, path)}
   if len(frozen) == len(flat):
-    raise UserError(f"config.train.freeze={patterns}: every parameter is frozen; nothing is left to train")
+    raise UserError(
+      f"config.train.freeze={patterns}: every parameter is frozen, so nothing is trained. Remove a pattern."
+    )
   trained = {path: x for path, x in flat.items() if path not in frozen}
   frozen = {path: x.astype(jnp.bfloat16) if matches(halved, path) else x for path, x in frozen.items()}
   return unflatten(trained), unflatten(frozen)
 
 
 def join_frozen(params: Params, frozen: Params) -> Params:
-  """The inverse of `split_frozen`; of what both have, the second's."""
+  """Merges both trees, the inverse of `split_frozen`; a path in both takes the value of `frozen`."""
   flat = traverse_util.flatten_dict(params) | traverse_util.flatten_dict(frozen)
   return traverse_util.unflatten_dict(flat)
 
 
 def path_name(path: tuple) -> str:
-  """A key path of a tree as text: "encoder/layers/mlp/up"."""
+  """Returns a key path of a tree as text, such as "encoder/layers/mlp/up"."""
   return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def stack_of(path: str) -> str:
-  """The stack that a parameter belongs to: "encoder/layers" of "encoder/layers/mlp/up"; "" of others."""
+  """Returns the layer stack of a parameter: "encoder/layers" for "encoder/layers/mlp/up"; "" outside of stacks."""
   parts = path.split("/")
   return "/".join(parts[: parts.index("layers") + 1]) if "layers" in parts else ""

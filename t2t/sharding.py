@@ -1,7 +1,7 @@
-"""How arrays lie on the mesh: the only file that knows which logical axis goes to which mesh axis.
+"""Sharding of arrays on the mesh: the only file that maps logical axes to mesh axes.
 
-Models, losses and decoding name axes ("batch", "embed", "mlp", ...) and never devices.  One table with two columns says
-what a name means: for activations (`shard`) and for parameters (`param_shardings`).
+Models, losses and decoding name logical axes ("batch", "embed", "mlp", ...) and never devices. One table has two
+columns: mesh axes of activations (`shard`) and of parameters (`param_shardings`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,21 +20,21 @@ from t2t import UserError, accelerators
 
 # From the slowest links to the fastest: between slices, within a slice, between neighbours.
 MESH_AXES = ("dcn_data", "data", "fsdp", "sequence", "tensor")
-# Axes that a mesh has only where they have a size.
+# Mesh axes that exist only with a size other than 1.
 _OPTIONAL = ("dcn_data", "sequence")
 
-_COPIES = ("dcn_data", "data")  # axes along which parameters are copied
+_COPIES = ("dcn_data", "data")  # axes along which parameters are replicated
 _BATCH, _PARAMETER = (*_COPIES, "fsdp"), ("fsdp", "sequence")
 
 # logical axis -> (mesh axes of an activation, mesh axes of a parameter)
 RULES: dict[str, tuple[str | tuple[str, ...] | None, str | tuple[str, ...] | None]] = {
   "batch": (_BATCH, None),
   "copies": (_COPIES, None),
-  "rows": ("fsdp", None),  # those of one copy
+  "rows": ("fsdp", None),  # rows of one copy
   "length": ("sequence", None),
   "tokens": ((*_BATCH, "sequence"), None),
   "embed": (None, _PARAMETER),
-  "residual": ("tensor", None),  # the embed axis of the sum that layers add to, see `split_residual`
+  "residual": ("tensor", None),  # embed axis of the residual stream, see `split_residual`
   "heads": ("tensor", "tensor"),
   "mlp": ("tensor", "tensor"),
   "vocab": ("tensor", "tensor"),
@@ -45,43 +45,49 @@ RULES: dict[str, tuple[str | tuple[str, ...] | None, str | tuple[str, ...] | Non
   "segments": (None, None),
   "factor": (None, _PARAMETER),
   "rank": (None, None),
-  # Of an update that is made matrix by matrix: whole ones over a slice's devices, and before and after by their rows.
+  # Axes of updates that work on whole matrices: matrices are split over a slice's devices during the update, and by
+  # their rows before and after it.
   "matrices": ((*_PARAMETER, "tensor", "data"), None),
   "matrix_rows": (_PARAMETER, None),
 }
 
 
 def mesh_sizes(shape: Mapping[str, int], num_devices: int) -> dict[str, int]:
-  """The size of every mesh axis, with the one -1 filled in; dcn_data and sequence only where they are more than 1.
+  """Returns the size of every mesh axis, with -1 filled in; dcn_data and sequence only if their size is not 1.
 
   Raises:
-    UserError: unknown axis, more than one -1, or sizes whose product is not `num_devices`.
+    UserError: unknown axis, more than one -1, or sizes with another product than `num_devices`.
   """
   unknown = sorted(set(shape) - set(MESH_AXES))
   if unknown:
-    raise UserError(f"config.mesh.{unknown[0]}: no such mesh axis; the axes are {', '.join(MESH_AXES)}")
+    raise UserError(f"config.mesh.{unknown[0]}: unknown mesh axis. The axes are {', '.join(MESH_AXES)}.")
   sizes = {axis: int(shape.get(axis, 1)) for axis in MESH_AXES}
   wrong = {axis: size for axis, size in sizes.items() if size < 1 and size != -1}
   if wrong:
     axis, size = next(iter(wrong.items()))
-    raise UserError(f"config.mesh.{axis}={size}: give a positive size, or -1 for all devices that are left")
+    raise UserError(
+      f"config.mesh.{axis}={size}: invalid size. Give a positive number, or -1 for all remaining devices."
+    )
   free = [axis for axis, size in sizes.items() if size == -1]
   if len(free) > 1:
-    raise UserError(f"config.mesh: {' and '.join(free)} are both -1; only one axis can take the devices that are left")
+    raise UserError(
+      f"config.mesh: {' and '.join(free)} are both -1, but only one axis can take the remaining devices. Set the "
+      "others to a number."
+    )
   fixed = math.prod(size for size in sizes.values() if size != -1)
   text = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if axis not in _OPTIONAL or size != 1)
   if free:
     if num_devices % fixed:
       divisors = [d for d in range(1, num_devices + 1) if num_devices % d == 0]
       raise UserError(
-        f"config.mesh: {text} does not fit {num_devices} device(s): {fixed} does not divide {num_devices}; the sizes"
-        f" beside {free[0]}, which takes the rest, must multiply to {' or '.join(map(str, divisors))}"
+        f"config.mesh: {text} does not fit {num_devices} device(s): {fixed} does not divide {num_devices}. "
+        f"{free[0]} takes the rest; the product of the other sizes must be {' or '.join(map(str, divisors))}."
       )
     sizes[free[0]] = num_devices // fixed
   elif fixed != num_devices:
     raise UserError(
-      f"config.mesh: {text} makes {fixed} device(s), but there are {num_devices};"
-      " set one axis to -1 to use all that are left, for example --config.mesh.fsdp=-1"
+      f"config.mesh: {text} needs {fixed} device(s), but there are {num_devices}. Set one axis to -1 for all "
+      "remaining devices, for example --config.mesh.fsdp=-1."
     )
   return {axis: size for axis, size in sizes.items() if axis not in _OPTIONAL or size != 1}
 
@@ -89,19 +95,19 @@ def mesh_sizes(shape: Mapping[str, int], num_devices: int) -> dict[str, int]:
 def make_mesh(
   shape: Mapping[str, int], *, devices: list[jax.Device] | None = None, order: Sequence[str] = ()
 ) -> jax.sharding.Mesh:
-  """A mesh with axes data, fsdp and tensor, and where they are asked for dcn_data and sequence, over all devices.
+  """Returns a mesh over all devices with axes data, fsdp and tensor, and dcn_data and sequence if their size is not 1.
 
-  dcn_data goes from slice to slice (or, where there are no slices, from host to host): over the network of the data
-  centre, where the gradients of a step are summed and nothing else.
+  dcn_data runs across slices (without slices, across hosts), over the data-centre network. Only the gradients of a step
+  are summed along it.
 
   Args:
-    shape: size of each axis; an axis left out is 1, and one may be -1 (all devices that are left).
-    devices: defaults to `jax.devices()`; devices of an ahead-of-time topology work too.
-    order: how it lies on a slice, "tensor:2x4": tensor covers 2 x 4 neighbours; then "fsdp:4x2": fsdp 4 x 2 such
-      boxes.  Axes that are not named share what is left, row by row; (): see `_placed`.
+    shape: size of each axis; a missing axis is 1, and one axis may be -1 (all remaining devices).
+    devices: defaults to `jax.devices()`; devices of an ahead-of-time topology work, too.
+    order: layout on a slice: "tensor:2x4" puts tensor on 2 x 4 neighbours; a following "fsdp:4x2" puts fsdp on 4 x 2
+      such boxes. The other axes share the rest, row by row; (): see `_placed`.
 
   Raises:
-    UserError: see `mesh_sizes`; or the slices are not as many as `dcn_data`; or the slice cannot be covered so.
+    UserError: see `mesh_sizes`; or the number of slices is not `dcn_data`; or `order` does not fit the slice.
   """
   devices = jax.devices() if devices is None else list(devices)
   sizes = mesh_sizes(shape, len(devices))
@@ -110,20 +116,21 @@ def make_mesh(
   has_slices = len({_slice(device) for device in devices}) > 1
   if wanted != len(granules) and (has_slices or (wanted > 1 and len(granules) > 1)):
     raise UserError(
-      f"config.mesh.dcn_data={wanted}, but the devices are {len(granules)} {'slices' if has_slices else 'hosts'};"
-      f" set --config.mesh.dcn_data={len(granules)}"
+      f"config.mesh.dcn_data={wanted}, but the devices form {len(granules)} "
+      f"{'slices' if has_slices else 'hosts'}. Set --config.mesh.dcn_data={len(granules)}."
     )
   if wanted == 1 or len(granules) == 1:
     return jax.sharding.Mesh(_placed(sizes, devices, order), tuple(sizes), axis_types=axis_types)
-  # Each slice in the order that suits its own links, one slice after another.
+  # Each slice is ordered by its own links; the slices follow one after another.
   inner = {axis: size for axis, size in sizes.items() if axis != "dcn_data"}
   return jax.sharding.Mesh(np.stack([_placed(inner, g, order) for g in granules]), tuple(sizes), axis_types=axis_types)
 
 
 def _placed(sizes: Mapping[str, int], devices: list[jax.Device], order: Sequence[str]) -> np.ndarray:
-  """A slice's devices by their place in a mesh, [sizes]: as JAX lays them, but a tensor axis on rings.
+  """Returns a slice's devices by mesh position, [sizes]: JAX's layout, but with the tensor axis on rings.
 
-  It is waited for in every layer, and its devices hold the same rows of a batch, which few hosts should share.
+  Every layer waits for communication on the tensor axis. Its devices read the same rows of a batch, so few hosts should
+  share them.
   """
   if order:
     boxes = _boxes(sizes, devices, order)
@@ -138,24 +145,27 @@ def _placed(sizes: Mapping[str, int], devices: list[jax.Device], order: Sequence
 
 
 def box_text(box: Sequence[int]) -> str:
-  """Returns a box as `config.mesh.physical_layout` has it: (2, 4, 1) -> "2x4"."""
+  """Returns a box in the syntax of `config.mesh.physical_layout`: (2, 4, 1) -> "2x4"."""
   last = max([i for i, part in enumerate(box) if part > 1], default=0)
   return "x".join(map(str, box[: max(last + 1, 2)]))
 
 
 def _boxes(sizes: Mapping[str, int], devices: list[jax.Device], order: Sequence[str]) -> dict[str, tuple[int, ...]]:
-  """Axis -> chips along each side, in the order of `config.mesh.physical_layout`."""
+  """Returns the chips along each side by axis, in the order of `config.mesh.physical_layout`."""
   text, sides = f"config.mesh.physical_layout={','.join(order)}", accelerators.sides(devices)
   if sides is None:
-    raise UserError(f"{text}: only for whole slices of TPUs with one device on a chip, which these devices are not")
+    raise UserError(
+      f"{text}: needs whole TPU slices with one device per chip, but these devices are {devices[0].device_kind!r} "
+      "or an incomplete slice. Remove the key."
+    )
   left, boxes = list(sides), {}
   for entry in order:
     axis, _, box = entry.partition(":")
     parts = [int(part) if part.isdecimal() else 0 for part in box.split("x")]
-    parts += [1] * (len(sides) - len(parts))  # a slice of two sides has a third of one chip
+    parts += [1] * (len(sides) - len(parts))  # a two-dimensional slice has a third side of one chip
     if axis not in sizes or axis in boxes:
-      known = f"is none of {', '.join(sizes)}"
-      raise UserError(f"{text}: {axis!r} {'is in it twice' if axis in boxes else known}")
+      known = f"is not one of {', '.join(sizes)}"
+      raise UserError(f"{text}: {axis!r} {'occurs twice' if axis in boxes else known}")
     if (
       len(parts) != len(sides)
       or math.prod(parts) != sizes[axis]
@@ -163,8 +173,8 @@ def _boxes(sizes: Mapping[str, int], devices: list[jax.Device], order: Sequence[
     ):
       works = ", ".join(box_text(shape) for shape in accelerators.boxes(left, sizes[axis]))
       raise UserError(
-        f"{text}: {entry} is no box of {axis}'s {sizes[axis]} device(s) in the {box_text(left)} that are left of"
-        f" a slice of {box_text(sides)}; {f'there are {works}' if works else 'no box has so many'}"
+        f"{text}: {entry} is not a box of {axis}'s {sizes[axis]} device(s) in the remaining {box_text(left)} of "
+        f"a slice of {box_text(sides)}. {f'Possible boxes: {works}' if works else 'No box has this size.'}"
       )
     boxes[axis] = tuple(parts)
     left = [side // part for side, part in zip(left, parts, strict=True)]
@@ -176,7 +186,7 @@ def _slice(device: jax.Device) -> int:
 
 
 def _granules(devices: list[jax.Device]) -> list[list[jax.Device]]:
-  """The devices of each slice; where there are no slices, of each host."""
+  """Returns the devices of each slice; without slices, of each host."""
   has_slices = len({_slice(device) for device in devices}) > 1
   groups: dict[int, list[jax.Device]] = {}
   for device in devices:
@@ -197,12 +207,12 @@ def _spec(axes: tuple[str | None, ...], column: int, *, used: Mapping[str, int])
   return PartitionSpec(*entries)
 
 
-# Whether what is traced sees the rows of one copy of the parameters alone; see `by_copy`.
+# True while `by_copy` traces a function, which sees only the rows of one copy of the parameters.
 _in_a_copy = contextvars.ContextVar("in_a_copy", default=False)
 
 
 def _free() -> dict[str, int]:
-  """Sizes of the axes of the mesh that is set, without those that `by_copy` has split the batch along already."""
+  """Returns the sizes of the current mesh's axes, without the axes that `by_copy` has already split the batch along."""
   shape = jax.sharding.get_abstract_mesh().shape
   return {axis: size for axis, size in shape.items() if not (_in_a_copy.get() and axis in _COPIES)}
 
@@ -213,7 +223,7 @@ def _constrain(x: jax.Array, axes: tuple[str | None, ...], column: int) -> jax.A
     return x
   if len(axes) != x.ndim:
     raise ValueError(f"shard: {len(axes)} axis names {axes} for an array of shape {x.shape}")
-  # A single token that is being decoded stays whole, as does a width that the devices do not divide.
+  # A single token in decoding stays whole, as does a width that the devices do not divide.
   axes = tuple(
     None if axis in ("length", "residual") and size % num_shards(axis) else axis
     for axis, size in zip(axes, x.shape, strict=True)
@@ -222,16 +232,16 @@ def _constrain(x: jax.Array, axes: tuple[str | None, ...], column: int) -> jax.A
 
 
 def shard(x: jax.Array, *axes: str | None) -> jax.Array:
-  """Constrains an activation by the logical name of each of its dimensions; without a mesh it does nothing.
+  """Constrains the sharding of an activation by the logical name of each dimension; does nothing without a mesh.
 
-  None is a dimension that no device splits, "any" one that the compiler may split as it likes.
+  None is a dimension that is not split, "any" a dimension that the compiler may split.
   """
   return _constrain(x, axes, 0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _exchange(x: jax.Array, there: tuple, back: tuple) -> jax.Array:
-  """`x` constrained by names and their column of the table, and its gradient by others: that of `shard` has its own."""
+  """Constrains `x` by `there` and its gradient by `back`, pairs of axis names and a column of RULES."""
   return _constrain(x, *there)
 
 
@@ -247,10 +257,10 @@ _exchange.defvjp(_exchange_forward, _exchange_backward)
 
 
 def gather(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-  """A parameter as activations meet it: gathered over the axes that only parameters are split along.
+  """Gathers a parameter over the axes along which only parameters are split.
 
-  Its gradient goes straight back into the parameter's shards, by a reduce-scatter; the transpose of `shard` would have
-  it summed on every device first.
+  The gradient goes directly into the parameter's shards, by a reduce-scatter. The transpose of `shard` would first
+  all-reduce it on every device.
   """
   return _exchange(x, (axes, 0), (axes, 1))
 
@@ -259,55 +269,55 @@ _WHOLE, _SPLIT = (("batch", "length", "embed"), 0), (("batch", "length", "residu
 
 
 def split_residual(x: jax.Array) -> jax.Array:
-  """[batch, length, embed] as the residual sum lies: each device of a tensor axis has a part of the features.
+  """Splits the residual stream, [batch, length, embed], by features over the devices of the tensor axis.
 
-  What a product that is split along that axis gives is reduce-scattered into it, and norms, dropout and sums are
-  computed once, not by each of the axis's devices, which keep only their part.  Source: Korthikanti et al. 2022,
-  section 4.2.2, who split positions; features divide whatever a sequence's length.
+  Products that are split along the tensor axis are reduce-scattered into it. Norms, dropout and sums are then computed
+  once, instead of on each of the axis's devices. Source: Korthikanti et al. 2022, section 4.2.2, which splits
+  positions; features divide evenly at any sequence length.
   """
   return _exchange(x, _SPLIT, _WHOLE) if num_shards("residual") > 1 else shard(x, *_WHOLE[0])
 
 
 def join_residual(x: jax.Array) -> jax.Array:
-  """The same, as a product reads it that is split along a tensor axis: all features on each of its devices."""
+  """Gathers all features of the residual stream on each device, for products that are split along the tensor axis."""
   return _exchange(x, _WHOLE, _SPLIT) if num_shards("residual") > 1 else x
 
 
 def platform() -> str:
-  """What the program is made for, "cpu", "gpu" or "tpu": the devices of the mesh that is set, or else those here."""
+  """Returns the target platform, "cpu", "gpu" or "tpu": of the current mesh, or else of the attached devices."""
   device = jax.sharding.get_abstract_mesh().abstract_device
   return jax.default_backend() if device is None else device.platform
 
 
 def is_alone() -> bool:
-  """Whether the program is made for one device: on the mesh that is set, or on none."""
+  """Returns True if the program targets one device: the current mesh has one device, or no mesh is set."""
   return jax.sharding.get_abstract_mesh().size <= 1
 
 
 def device_kind() -> str:
-  """`jax.Device.device_kind` of what the program is made for, as `platform` has it."""
+  """Returns the `jax.Device.device_kind` of the target, see `platform`."""
   device = jax.sharding.get_abstract_mesh().abstract_device
   return (jax.devices()[0] if device is None else device).device_kind
 
 
 def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
-  """How a batch, [batch, ...], lies on the mesh."""
+  """Returns the sharding of a batch, [batch, ...]."""
   return NamedSharding(mesh, _spec(("batch",), 0, used=mesh.shape))
 
 
 def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
-  """The same value on every device."""
+  """Returns the sharding with the same value on every device."""
   return NamedSharding(mesh, PartitionSpec())
 
 
 def mesh_of(x: jax.Array) -> jax.sharding.Mesh:
-  """Returns the mesh that an array, or the shape of one with a sharding, lies on."""
-  placed: Any = x.sharding  # a NamedSharding, of which JAX's type says nothing
+  """Returns the mesh of an array, or of a shape with a sharding."""
+  placed: Any = x.sharding  # NamedSharding, which JAX's type does not show
   return placed.mesh
 
 
 def logical_axes(path: str, shape: tuple[int, ...], axes: tuple[str, ...]) -> tuple[str, ...]:
-  """The axis names of a parameter; a stacked layer has one more dimension than its module declared."""
+  """Returns the axis names of a parameter; a stacked layer has one more dimension than its module declares."""
   if len(shape) == len(axes) + 1:
     return ("layers", *axes)
   if len(shape) != len(axes):
@@ -316,10 +326,10 @@ def logical_axes(path: str, shape: tuple[int, ...], axes: tuple[str, ...]) -> tu
 
 
 def param_shardings(params: nnx.State, mesh: jax.sharding.Mesh) -> dict:
-  """A sharding for each parameter, from its `axes` metadata, as a nested dict like `nnx.to_pure_dict(params)`.
+  """Returns a sharding for each parameter from its `axes` metadata, nested like `nnx.to_pure_dict(params)`.
 
   Raises:
-    UserError: a dimension that its mesh axes do not divide; names the parameter, the axis and sizes that would do.
+    UserError: mesh axes do not divide a dimension; the message contains the parameter, the axis and sizes that work.
   """
 
   def param_sharding(path, variable: nnx.Variable) -> NamedSharding:
@@ -333,8 +343,8 @@ def param_shardings(params: nnx.State, mesh: jax.sharding.Mesh) -> dict:
       if size % parts:
         works = [n for n in range(1, int(np.prod(list(mesh.shape.values()))) + 1) if size % n == 0]
         raise UserError(
-          f"config.mesh.{'*'.join(names)}={parts} does not divide {axis}={size} (parameter {name} {shape});"
-          f" sizes that would do: {works}"
+          f"config.mesh.{'*'.join(names)}={parts} does not divide {axis}={size} (parameter {name} {shape}). "
+          f"Sizes that work: {works}."
         )
     return NamedSharding(mesh, spec)
 
@@ -343,7 +353,7 @@ def param_shardings(params: nnx.State, mesh: jax.sharding.Mesh) -> dict:
 
 
 def num_shards(axis: str, mesh: jax.sharding.Mesh | None = None) -> int:
-  """In how many parts an activation is split along a logical axis, on `mesh` or else the one that is set; or 1."""
+  """Returns an activation's number of shards along a logical axis, on `mesh` or the current mesh; 1 without."""
   shape, names = _free() if mesh is None else mesh.shape, RULES[axis][0]
   return math.prod(shape.get(name, 1) for name in ((names,) if isinstance(names, str) else names or ()))
 
@@ -351,10 +361,10 @@ def num_shards(axis: str, mesh: jax.sharding.Mesh | None = None) -> int:
 def per_device(
   function: Callable[..., jax.Array], in_axes: tuple[tuple[str | None, ...], ...], out_axes: tuple[str | None, ...]
 ) -> Callable[..., jax.Array]:
-  """`function` run by every device on its own part of the activations: for what the compiler cannot split, as kernels.
+  """Runs `function` on each device's part of the activations, for code that the compiler cannot split (kernels).
 
   Args:
-    function: of arrays (or None), positional; sees a device's part, and what it returns is a device's part.
+    function: takes positional arrays (or None), each a device's part, and returns a device's part.
     in_axes: logical axes of each argument; the mesh must divide these dimensions (see `num_shards`).
     out_axes: logical axes of the result.
   """
@@ -362,24 +372,23 @@ def per_device(
   if not used:
     return function
   in_specs, out_specs = tuple(_spec(axes, 0, used=used) for axes in in_axes), _spec(out_axes, 0, used=used)
-  # Not check_vma: the kernels do not say along which mesh axes their results vary.
+  # Without check_vma, because the kernels do not declare the mesh axes along which their results vary.
   return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def num_copies() -> int:
-  """How often the mesh that is set holds the parameters."""
+  """Returns the number of copies of the parameters on the current mesh."""
   shape = jax.sharding.get_abstract_mesh().shape
   return math.prod(shape.get(axis, 1) for axis in _COPIES)
 
 
 def by_copy(function: Callable[..., Any]) -> Callable[..., Any]:
-  """`function` of each copy of the parameters by itself, as `jax.vmap`: nothing is summed over the copies.
+  """Maps `function` over the copies of the parameters, like `jax.vmap`; nothing is summed over the copies.
 
-  Left to the compiler, gradients are, wherever they come up: in each of the microbatches, where once would do.
+  The compiler would otherwise all-reduce gradients in each microbatch, where once per step is enough.
 
   Args:
-    function: (parameters, rows, key), of which rows and keys have a leading axis of `num_copies()` here, and the
-      result has one.
+    function: (parameters, rows, key); rows, keys and the result have a leading axis of `num_copies()` outside.
   """
 
   def run_copy(*args):
@@ -398,11 +407,11 @@ def _copy_axes() -> tuple[str, ...]:
 
 
 def of_each_copy(placed: NamedSharding) -> NamedSharding:
-  """Of an array with a leading axis of `num_copies()`, each of which lies as `placed`."""
+  """Returns the sharding of an array with a leading axis of `num_copies()` and entries sharded as `placed`."""
   axes = tuple(axis for axis in _COPIES if axis in placed.mesh.shape)
   return NamedSharding(placed.mesh, PartitionSpec(axes, *placed.spec))
 
 
 def most_of_copies(x: jax.Array) -> jax.Array:
-  """The largest of all copies, inside of `by_copy`; elsewhere `x`."""
+  """Returns the maximum over all copies inside of `by_copy`; elsewhere `x`."""
   return jax.lax.pmax(x, "copies") if _in_a_copy.get() else x

@@ -1,4 +1,4 @@
-"""What the tests of adapters of other formats share: an adapter of random numbers, on top of any model."""
+"""Helpers for tests of adapters in other formats: an adapter with random values for any model."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -21,7 +21,7 @@ from t2t.training import recipe
 
 
 def adapted_shapes(config: TransformerConfig, adapters: adapters_lib.Adapters) -> dict[str, tuple[int, ...]]:
-  """Path and shape of each parameter of an adapted model."""
+  """Returns path and shape of each parameter of an adapted model."""
 
   def build():
     rngs = nnx.Rngs(0)
@@ -34,7 +34,7 @@ def adapted_shapes(config: TransformerConfig, adapters: adapters_lib.Adapters) -
 def random_adapter(
   config: TransformerConfig, adapters: adapters_lib.Adapters, *, seed: int = 1
 ) -> dict[str, np.ndarray]:
-  """Path -> float32, of all that an adapter adds, and of heads."""
+  """Returns path -> float32 of all parameters of an adapter, and of heads."""
   random = np.random.default_rng(seed)
   shapes = adapted_shapes(config, adapters)
   trained = [path for path in shapes if adapters_lib.base_path(path, adapters) is None or path.startswith("heads/")]
@@ -47,7 +47,7 @@ def with_adapter(
   params: Mapping[str, np.ndarray],
   arrays: Mapping[str, np.ndarray],
 ) -> nnx.Module:
-  """The adapted model, of the parameters of what it lies on top of and of what an adapter adds."""
+  """Returns the adapted model with parameters of its base and of the adapter."""
 
   def build():
     rngs = nnx.Rngs(0)
@@ -59,7 +59,7 @@ def with_adapter(
 
 
 def tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-  """Arrays as parameters that are read one by one."""
+  """Returns arrays as parameters that are read one by one."""
 
   def tensor(path: str, x: np.ndarray) -> Tensor:
     stacked = "/layers/" in path
@@ -70,20 +70,20 @@ def tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
 
 
 def merged(params: Mapping[str, np.ndarray], adapter: Mapping[str, np.ndarray], adapters: Any) -> dict[str, np.ndarray]:
-  """Parameters of the model that computes the same without an adapter; heads are the adapter's."""
+  """Returns the parameters of an equivalent model without an adapter; heads are the adapter's."""
   base_paths = {path: adapters_lib.base_path(path, adapters) for path in adapter_paths(params, adapters, adapter)}
   below = {path: params[name] for path, name in base_paths.items()}
   return {path: np.asarray(x) for path, x in adapters_lib.merge(below | dict(adapter), adapters).items()}
 
 
 def adapter_paths(params: Mapping[str, np.ndarray], adapters: Any, adapter: Mapping[str, np.ndarray]) -> list[str]:
-  """Where the base's parameters are in the adapted model."""
+  """Returns the paths of the base's parameters in the adapted model."""
   owners = {path.rpartition("/")[0] for path in adapter}
   return [f"{path}/kernel" if path in owners else path for path in params]
 
 
 def program(*arguments, **model):
-  """The programs of the defaults with these options, at toy size; nothing is compiled."""
+  """Returns the programs of the default config with these options, at toy size, without compiling."""
   run_config = override(default.get_config(), ["--config.train.batch_size=8", *arguments])
   run_config.model.update(dataclasses.asdict(toy.config(**model)))
   mesh = sharding.make_mesh({"data": 8})

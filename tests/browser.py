@@ -1,4 +1,4 @@
-"""A headless Chromium that tests drive over pipes, as Chrome's DevTools protocol has it."""
+"""A headless Chromium that tests control over pipes, by Chrome's DevTools protocol."""
 
 import base64
 from collections.abc import Iterator
@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-CHROMIUM = "T2T_TEST_CHROMIUM"  # in the environment: a program, where it is not found by its name
+CHROMIUM = "T2T_TEST_CHROMIUM"  # environment variable with the program, if it is not found by its name
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-_SECONDS = 60.0  # for an answer of the browser, and for what a page is waited for
+_SECONDS = 60.0  # time limit of the browser's answers and of waiting for a page
 
 
 def program() -> str:
-  """The browser; a test that finds none is left out, and says so."""
+  """Returns the browser's path; skips the test if none is found."""
   browser_path = os.environ.get(CHROMIUM) or next(filter(None, map(shutil.which, _NAMES)), "")
   if not browser_path:
     pytest.skip(f"no Chromium is installed (or named by {CHROMIUM}): the page is not looked at in a browser")
@@ -28,7 +28,7 @@ def program() -> str:
 
 
 class Page:
-  """One page of a browser.
+  """A page of a browser.
 
   Args:
     write, read: descriptors of the pipes to it and from it.
@@ -37,14 +37,14 @@ class Page:
   def __init__(self, write: int, read: int):
     self._write, self._read, self._rest, self._number = write, read, b"", 0
     self._session = ""
-    self.said: list[str] = []  # errors of scripts, and what the console was told
+    self.said: list[str] = []  # errors of scripts, and console messages
     target = self.call("Target.createTarget", url="about:blank")["targetId"]
     self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
     for domain in ("Page", "Runtime", "Log", "Accessibility", "Network"):
       self.call(f"{domain}.enable")
 
   def call(self, method: str, **params: Any) -> dict[str, Any]:
-    """What a method of the protocol gives."""
+    """Returns the result of a method of the protocol."""
     self._number += 1
     message = {"id": self._number, "method": method, "params": params}
     os.write(
@@ -75,20 +75,20 @@ class Page:
       self.said.append(json.dumps(event["params"]["entry"]))
 
   def do(self, script: str) -> Any:
-    """The value of an expression on the page, awaited if it is a promise."""
+    """Returns the value of an expression on the page, awaited if it is a promise."""
     reply = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
     assert "exceptionDetails" not in reply, (script, reply)
     return reply["result"].get("value")
 
   def until(self, condition: str) -> None:
-    """Waits for an expression to be true."""
+    """Waits until an expression is true."""
     end = time.monotonic() + _SECONDS
     while not self.do(f"Boolean({condition})"):
       assert time.monotonic() < end, (condition, self.said, self.do("document.body.innerText"))
       time.sleep(0.02)
 
   def open(self, address: str, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-    """Goes there, and waits until it has loaded."""
+    """Opens an address and waits until it has loaded."""
     self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
     scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
     self.call("Emulation.setEmulatedMedia", features=[scheme])
@@ -97,7 +97,7 @@ class Page:
     self.until("location.href !== 'about:blank' && document.readyState === 'complete'")
 
   def press(self, key: str, *, code: int = 0, control: bool = False) -> None:
-    """One key, down and up."""
+    """Presses and releases one key."""
     codes = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38}
     codes |= {"ArrowRight": 39, "ArrowDown": 40}
     options = {"key": key, "windowsVirtualKeyCode": codes.get(key, code), "modifiers": 2 if control else 0}
@@ -107,11 +107,11 @@ class Page:
     self.call("Input.dispatchKeyEvent", type="keyUp", **options)
 
   def type(self, text: str) -> None:
-    """Into what has the focus."""
+    """Types into the focused element."""
     self.call("Input.insertText", text=text)
 
   def picture(self, *, height: int | None = None, width: int = 1280) -> bytes:
-    """What is seen, as PNG."""
+    """Returns a screenshot as PNG."""
     clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1} if height else None
     options = {"clip": clip, "captureBeyondViewport": True} if clip else {}
     return base64.b64decode(self.call("Page.captureScreenshot", format="png", **options)["data"])
@@ -119,7 +119,7 @@ class Page:
 
 @contextlib.contextmanager
 def opened() -> Iterator[Page]:
-  """A new browser with one page, which ends with the test."""
+  """Yields the page of a new browser, which ends with the test."""
   to_it, from_it = os.pipe(), os.pipe()
   # The protocol is read from descriptor 3 and written to 4.
   script = 'exec 3<&"$1" 4>&"$2"; shift 2; exec "$@"'

@@ -1,4 +1,4 @@
-"""All tests run on eight CPU devices, so that meshes can be tried on any machine."""
+"""Runs all tests on eight CPU devices, so that meshes can be tested on any machine."""
 
 import collections
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ import toy
 from t2t.models import stack
 from t2t.runtime import hosts
 
-# A test module may import another by its name: names are unique in tests/, as pytest wants them.
+# Test modules may import each other by name, because pytest requires unique names in tests/.
 sys.path.extend(
   sorted(
     {str(path.parent) for path in folders.TESTS.rglob("test_*.py") if path.parent.name != "parity"}
@@ -26,14 +26,14 @@ sys.path.extend(
   )
 )
 
-# Programs of the tests run for milliseconds: to optimise them takes five times longer than to compile them as they are.
-# To compile their parts side by side costs up to a third more CPU time, and the workers keep the cores busy anyway.
+# Programs of tests run for milliseconds, and optimising them takes five times longer than compiling without. Parallel
+# compilation of their parts costs up to a third more CPU time, while the workers keep the cores busy anyway.
 FASTER_COMPILES = (
   "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_parallel_codegen_split_count=1"
 )
-# Where other work has the cores, eight devices may take longer than 40 s to meet, at which XLA ends the process.
+# On busy cores, eight devices may take longer than 40 s to meet; XLA would then end the process.
 PATIENCE = ""
-if jax.__version_info__ < (0, 11):  # XLA ends at a flag that it does not know, as 0.12 the first
+if jax.__version_info__ < (0, 11):  # XLA, from 0.12, ends at an unknown flag
   FASTER_COMPILES += " --xla_cpu_use_fusion_emitters=false"
   PATIENCE = " --xla_cpu_collective_call_terminate_timeout_seconds=600"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FASTER_COMPILES}{PATIENCE}".strip()
@@ -42,13 +42,13 @@ jax.config.update("jax_num_cpu_devices", 8)
 hosts.start_enough_cpu_threads()
 jax.config.update("jax_default_matmul_precision", "highest")
 
-# How long an example takes is no test's business.
+# Examples have no time limit.
 hypothesis.settings.register_profile("t2t", deadline=None)
 hypothesis.settings.load_profile("t2t")
 
-# Tests of these run commands, which train and read the same small models again and again: a cache of programs, which
-# all workers share, saves a sixth of the CPU time of the first.  Others seldom compile a program twice: there writing
-# them costs more than it saves.
+# These tests run commands that train and read the same small models. A program cache shared by all workers saves a
+# sixth of these tests' CPU time. Other tests rarely compile a program twice, and writing the cache costs more
+# than it saves.
 _COMPILE_ONCE = (
   "test_adapt",
   "test_adapter_routing",
@@ -71,38 +71,38 @@ jax.config.update("jax_enable_compilation_cache", False)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
-# Resident bytes of a worker above which it gives back what it has compiled, between two modules.
+# Resident bytes of a worker above which it clears compiled programs between two modules.
 _MOST_MEMORY = 3e9
 
 
 def pytest_configure(config: pytest.Config) -> None:
-  """A folder for programs that is new for each run of the tests, so that none is older than what compiled it."""
+  """Creates a new folder for programs in each test run, so that none is older than its compiler."""
   if not hasattr(config, "workerinput"):
     folder = tempfile.TemporaryDirectory(prefix="t2t_programs_")
     config.add_cleanup(folder.cleanup)
-    os.environ["T2T_TEST_PROGRAMS"] = folder.name  # for the workers
+    os.environ["T2T_TEST_PROGRAMS"] = folder.name  # read by the workers
   jax.config.update("jax_compilation_cache_dir", os.environ["T2T_TEST_PROGRAMS"])
   if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
     _read_data_as_it_is_written()
-  # A worker has millions of objects after a while, which tracing would have looked through again and again.
+  # A worker accumulates millions of objects, which garbage collection would scan during tracing.
   gc.freeze()
   gc.set_threshold(50_000, 20, 100)
 
 
 def _read_data_as_it_is_written() -> None:
-  """Functions that read data run a few times: to optimise each takes a third of the CPU time of tests of the pipeline.
+  """Disables optimisation of tf.data functions, which takes a third of the CPU time of pipeline tests.
 
-  TensorFlow heeds this until it runs its first operation, which modules of tests do.  Commands that tests start in
-  processes of their own are as users have them.
+  TensorFlow reads this setting until its first operation, which test modules run. Commands in separate processes use
+  the users' setting.
   """
-  from t2t import data  # loads TensorFlow without what nobody needs
+  from t2t import data  # loads TensorFlow without unused parts
 
   data.tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
 @pytest.fixture(autouse=True, scope="module")
 def no_global_seed() -> Iterator[None]:
-  """A seed of all of TensorFlow would stay, and shuffle the data of whatever runs after it in the process."""
+  """Resets TensorFlow's global seed, which would otherwise shuffle the data of later tests in the process."""
   yield
   if "tensorflow" in sys.modules:
     assert sys.modules["tensorflow"].compat.v1.get_seed(None) == (None, None)
@@ -110,7 +110,7 @@ def no_global_seed() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def programs_are_given_back() -> Iterator[None]:
-  """A worker would hold all that it ever compiled, 9 GB after the slow tests."""
+  """Clears compiled programs between modules; a worker would otherwise hold 9 GB after the slow tests."""
   yield
   pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1]) if sys.platform == "linux" else 0
   if pages * os.sysconf("SC_PAGE_SIZE") > _MOST_MEMORY:
@@ -120,22 +120,22 @@ def programs_are_given_back() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def compile_once(request: pytest.FixtureRequest) -> None:
-  """Keeps programs of the modules that compile the same ones."""
+  """Caches programs of modules that compile the same ones."""
   jax.config.update("jax_enable_compilation_cache", request.module.__name__ in _COMPILE_ONCE)
-  compilation_cache.reset_cache()  # or JAX goes on as it began
+  compilation_cache.reset_cache()  # otherwise JAX keeps its first setting
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_layer_is_compiled(request: pytest.FixtureRequest) -> Iterator[None]:
-  """As on accelerators: layers one by one take a third longer to compile, and save nothing where they are so small."""
+  """Scans over layers as on accelerators; unrolled toy layers take a third longer to compile and save nothing."""
   with pytest.MonkeyPatch.context() as patch:
-    if request.module.__name__ not in ("test_plan", "test_stack"):  # which look at the program that users have
+    if request.module.__name__ not in ("test_plan", "test_stack"):  # these test users' programs
       patch.setattr(stack, "unrolled", lambda *_: 1)
     yield
 
 
 def _is_of_another_kind(item: pytest.Item) -> bool:
-  """Returns whether a test is of a kind of model beyond the representatives."""
+  """Returns True for tests of a kind of model beyond the representatives."""
   params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
   return params.get("kind") in toy.KINDS and params["kind"] not in toy.REPRESENTATIVES
 
@@ -154,7 +154,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     else:
       tiers.append("slow" if item.get_closest_marker("slow") else None)
   for item, tier in zip(items, tiers, strict=True):
-    for node in item.listchain():  # a mark of a whole file is the module's
+    for node in item.listchain():  # a mark of a whole file belongs to the module
       node.own_markers[:] = [mark for mark in node.own_markers if mark.name not in ("slow", "exhaustive")]
     if tier:
       item.add_marker(tier)

@@ -1,8 +1,8 @@
-"""Google Cloud Storage on 127.0.0.1: PyPI's gcp-storage-emulator, with what the real clients need besides, and faults.
+"""Google Cloud Storage on 127.0.0.1: PyPI's gcp-storage-emulator, with additions that real clients need, and faults.
 
-The emulator alone takes stale preconditions, leaves generations out of its headers and offsets out of its listings, and
-speaks HTTP/1.0 without TLS.  TensorFlow's client has Google's addresses built in: it comes through a proxy (CONNECT),
-with a certificate made here.  No other address is let through.
+The emulator alone accepts stale preconditions, omits generations in headers and offsets in listings, and uses HTTP/1.0
+without TLS. TensorFlow's client has Google's addresses built in, so it uses a proxy (CONNECT) with a certificate made
+here. The proxy refuses all other addresses.
 """
 
 from collections.abc import Callable
@@ -26,14 +26,14 @@ from gcp_storage_emulator.handlers import buckets
 from gcp_storage_emulator.storage import Storage
 
 BUCKET = "bucket"
-_HOSTS = ("www.googleapis.com", "storage.googleapis.com")  # where TensorFlow goes
+_HOSTS = ("www.googleapis.com", "storage.googleapis.com")  # TensorFlow's addresses
 
 logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
 _read_data = emulator._read_data
 
 
 def _body(handler, query):
-  """An empty object, such as TensorFlow's "folder/", has a body, too."""
+  """Returns a body for empty objects, too, such as TensorFlow's "folder/"."""
   data = _read_data(handler, query)
   return b"" if data is None and query.get("uploadType") == ["media"] else data
 
@@ -43,18 +43,18 @@ emulator._read_data = _body
 
 @dataclasses.dataclass
 class Fault:
-  """What is wrong with the answers to some requests.
+  """A fault in the answers to some requests.
 
   match: a part of the requests' method and path.
-  times: how many are answered so.
-  after: how many are answered well before.
-  status: answered instead of what was asked for.
+  times: number of faulty answers.
+  after: number of correct answers before.
+  status: status of the answer.
   slow: seconds before the answer.
-  cut: half of the answer is sent, and the connection closed.
-  lost: what was asked for is done, and the connection closed without an answer.
-  dropped: nothing is done, and the connection closed.
-  away: seconds for which this and every other connection is closed.
-  then: called at each such request, before anything else.
+  cut: half of the answer is sent, and the connection is closed.
+  lost: the request is executed, and the connection is closed without an answer.
+  dropped: the request is not executed, and the connection is closed.
+  away: seconds for which this and all other connections are closed.
+  then: called first at each such request.
   """
 
   match: str
@@ -70,7 +70,7 @@ class Fault:
 
 
 class Gcs(http.server.ThreadingHTTPServer):
-  """The server, with one bucket in memory; a context manager, within which it answers."""
+  """A server with one bucket in memory, as a context manager."""
 
   daemon_threads = True
   request_queue_size = 128
@@ -78,12 +78,12 @@ class Gcs(http.server.ThreadingHTTPServer):
   def __init__(self, folder: pathlib.Path):
     super().__init__(("127.0.0.1", 0), _Handler)
     self.storage = Storage(use_memory_fs=True)
-    self.storage._write_config_to_file = lambda: None  # nobody reads it, and it is quadratic
+    self.storage._write_config_to_file = lambda: None  # unused, and takes quadratic time
     buckets.create_bucket(BUCKET, self.storage)
     self.storage.buckets[BUCKET]["softDeletePolicy"] = {"retentionDurationSeconds": "0"}
     self.lock = threading.Lock()
     self.faults: list[Fault] = []
-    self.requests: list[tuple[str, int]] = []  # method and path, and bytes that came with it
+    self.requests: list[tuple[str, int]] = []  # method and path, and bytes of the body
     self.away_until = 0.0
     self._certificate, key = folder / "ca.pem", folder / "key.pem"
     names = ",".join(f"DNS:{host}" for host in _HOSTS)
@@ -106,10 +106,10 @@ class Gcs(http.server.ThreadingHTTPServer):
     return time.monotonic() >= self.away_until
 
   def handle_error(self, request, client_address):
-    """A client that went away is no news."""
+    """Ignores clients that disconnect."""
 
   def environment(self) -> dict[str, str]:
-    """What makes every client come here: TensorStore, google-cloud-storage (t2t, Orbax) and TensorFlow (etils)."""
+    """Returns environment variables that redirect TensorStore, google-cloud-storage and TensorFlow (etils)."""
     address = f"http://127.0.0.1:{self.server_port}"
     return {
       "TENSORSTORE_GCS_HTTP_URL": address,
@@ -122,29 +122,29 @@ class Gcs(http.server.ThreadingHTTPServer):
       "NO_PROXY": "127.0.0.1",
       "no_proxy": "127.0.0.1",
       "CURL_CA_BUNDLE": str(self._certificate),
-      # TensorFlow waits a second before it tries again, and longer each time.
+      # TensorFlow waits a second before its first retry, then longer.
       "GCS_RETRY_CONFIG_INIT_DELAY_TIME_US": "20000",
       "GCS_RETRY_CONFIG_MAX_DELAY_TIME_US": "1000000",
     }
 
   def sizes(self, prefix: str = "") -> dict[str, int]:
-    """Name -> bytes of each object."""
+    """Returns name -> bytes of each object."""
     found = self.storage.objects.get(BUCKET, {})
     return {name: int(found[name]["size"]) for name in sorted(found) if name.startswith(prefix)}
 
   def read(self, name: str) -> bytes:
-    """The content of an object."""
+    """Returns the content of an object."""
     return self.storage.get_file(BUCKET, name)
 
   def write(self, name: str, content: bytes) -> None:
-    """Makes an object."""
+    """Creates an object."""
     address = f"http://127.0.0.1:{self.server_port}"
     record = emulator.objects._make_object_resource(address, BUCKET, name, "application/octet-stream", len(content))
     with self.lock:
       self.storage.create_file(BUCKET, name, content, emulator.objects._checksums(content, record))
 
   def upload(self, folder: pathlib.Path, prefix: str) -> None:
-    """Makes objects of all files in a folder."""
+    """Creates objects from all files in a folder."""
     for path in sorted(folder.rglob("*")):
       if path.is_file():
         self.write(f"{prefix}/{path.relative_to(folder)}", path.read_bytes())
@@ -225,7 +225,7 @@ class _Handler(emulator.RequestHandler):
     self._do(method, url, body)
 
   def _take_body(self) -> bytes:
-    # TensorFlow's curl sends both headers with a PUT; chunked is what it means (RFC 9112, 6.3).
+    # TensorFlow's curl sends both headers with a PUT; chunked applies (RFC 9112, 6.3).
     if "chunked" in self.headers.get("Transfer-Encoding", ""):
       chunks = []
       while size := int(self.rfile.readline().split(b";")[0], 16):
@@ -256,7 +256,7 @@ class _Handler(emulator.RequestHandler):
 
   def _do(self, method: str, url: parse.SplitResult, body: bytes) -> None:
     query = parse.parse_qs(url.query)
-    if url.path.endswith("/storageLayout"):  # TensorFlow asks before it renames a folder
+    if url.path.endswith("/storageLayout"):  # TensorFlow requests it before renaming a folder
       self._answer(200, {"kind": "storage#storageLayout", "hierarchicalNamespace": {"enabled": False}})
       return
     bucket, name = self._named(url.path, query, body)
@@ -293,9 +293,9 @@ class _Handler(emulator.RequestHandler):
     return int(self.headers["Range"].removeprefix("bytes=").split("-")[0] or 0)
 
   def _named(self, path: str, query, body: bytes) -> tuple[str | None, str | None]:
-    """Bucket and object that a request is about; None: about none."""
+    """Returns bucket and object of a request; None: no bucket or object."""
     parts = path.split("/")
-    if "/o/" in path:  # .../b/BUCKET/o/OBJECT, and behind it perhaps rewriteTo/b/BUCKET/o/OBJECT or compose
+    if "/o/" in path:  # .../b/BUCKET/o/OBJECT, optionally followed by rewriteTo/b/BUCKET/o/OBJECT or compose
       last = len(parts) - 1 - parts[::-1].index("o")
       return parse.unquote(parts[last - 1]), parse.unquote("/".join(parts[last + 1 :])).removesuffix("/compose")
     if path.startswith("/upload/"):
@@ -333,7 +333,7 @@ class _Handler(emulator.RequestHandler):
 
   def send_header(self, name, value):
     if name.lower() == "range" and value == "bytes=0-0":
-      return  # of an upload that has brought nothing yet the emulator says that it brought one byte
+      return  # for an empty upload, the emulator reports one byte
     if self.tls and name.lower() == "location":
       value = value.replace("http://", "https://", 1)
     super().send_header(name, value)

@@ -1,4 +1,4 @@
-"""What the tests of conversion share: models in memory as checkpoints to be written, and files read byte by byte."""
+"""Helpers for tests of conversion: models in memory as checkpoints, and files read byte by byte."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -19,13 +19,13 @@ from t2t.inference import decoding
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 
-MAX_LENGTH, LENGTH_PENALTY = 12, 0.8  # of what is written
+MAX_LENGTH, LENGTH_PENALTY = 12, 0.8  # of generated text
 
 _DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 
 
 def random_params(config: TransformerConfig) -> dict[str, np.ndarray]:
-  """Path of each parameter -> float32 values, no two alike: neither do norms start as ones nor biases as zeros."""
+  """Returns path -> float32 values of each parameter, all different, with norms not at one and biases not at zero."""
   random = np.random.default_rng(0)
   shapes = {path: x.shape for path, x in expected(config).items()}
   is_norm = lambda path: path.endswith("norm/scale")
@@ -33,13 +33,13 @@ def random_params(config: TransformerConfig) -> dict[str, np.ndarray]:
     path: (is_norm(path) + 0.3 * random.normal(size=shape)).astype(np.float32) for path, shape in shapes.items()
   }
   if config.embedding_norm and not config.post_norm:
-    # What the embedding's norm gives is not normed again: this one is passed over, and never trained.
+    # The embedding's norm is not followed by another norm, so this scale is unused and never trained.
     params["encoder/layers/self_attention_norm/scale"][0] = 1.0
   return params
 
 
 def in_memory(config: TransformerConfig, params: Mapping[str, np.ndarray], *, vocabulary="", extra_ids=0) -> Foreign:
-  """A model as a checkpoint that may be written in any format."""
+  """Returns a model as a checkpoint that can be written in any format."""
 
   def tensor(path: str, x: np.ndarray) -> Tensor:
     stacked = "/layers/" in path
@@ -51,36 +51,36 @@ def in_memory(config: TransformerConfig, params: Mapping[str, np.ndarray], *, vo
 
 
 def read(foreign: Foreign) -> dict[str, np.ndarray]:
-  """Path -> all of the parameter."""
+  """Returns path -> full array of all parameters."""
   return {path: tensor.read() for path, tensor in foreign.tensors.items()}
 
 
 def graphdef(config: TransformerConfig) -> nnx.GraphDef:
-  """Of a model, without parameters."""
+  """Returns the structure of a model without parameters."""
   return toy.split(jax.eval_shape(lambda: transformer.build(config, nnx.Rngs(0))))[0]
 
 
 def nested(params: Mapping[str, np.ndarray]) -> dict:
-  """Parameters by path, as the model has them."""
+  """Returns parameters by path as the model's nested dict."""
   return traverse_util.unflatten_dict({path: jnp.asarray(x) for path, x in params.items()}, sep="/")
 
 
 def model(foreign: Foreign, *, dtype: str) -> nnx.Module:
-  """The checkpoint as a model that computes in `dtype`."""
+  """Returns the checkpoint as a model that computes in `dtype`."""
   return nnx.merge(graphdef(dataclasses.replace(foreign.model, dtype=dtype)), nested(read(foreign)))
 
 
 def writes(
   graphdef: nnx.GraphDef, params: dict, batch: transformer.Batch, *, num_beams: int, eos_id: int, min_length: int = 0
 ) -> np.ndarray:
-  """What our model writes, greedily or by beam search with transformers' penalty: int [batch, MAX_LENGTH]."""
+  """Returns the model's output, greedy or by beam search with transformers' penalty: int [batch, MAX_LENGTH]."""
   options = dict(length_penalty=LENGTH_PENALTY, length_penalty_form="power") if num_beams > 1 else {}
   config = decoding.DecodeConfig(MAX_LENGTH, min_length=min_length, num_beams=num_beams, **options)
   return np.asarray(decoding.make_decode(graphdef, config, eos_id=eos_id)(params, batch).tokens[:, 0])
 
 
 def safetensors(folder: pathlib.Path) -> dict[str, np.ndarray]:
-  """Every tensor of a folder's files, read as the format is described."""
+  """Returns every tensor of a folder's files, read by the format's description."""
   tensors = {}
   for path in sorted(folder.glob("*.safetensors")):
     content = path.read_bytes()
@@ -93,7 +93,7 @@ def safetensors(folder: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def write_safetensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
-  """A file of float32 tensors, written as the format is described."""
+  """Writes a file of float32 tensors by the format's description."""
   header, data = {}, b""
   for name, x in tensors.items():
     header[name] = {"dtype": "F32", "shape": x.shape, "data_offsets": [len(data), len(data) + x.nbytes]}

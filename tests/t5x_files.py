@@ -1,4 +1,4 @@
-"""Checkpoints as T5X writes them, by the description of its format: folders of zarr arrays and single msgpack files."""
+"""Checkpoints in T5X's format, written by its description: folders of zarr arrays and single msgpack files."""
 
 import pathlib
 
@@ -6,13 +6,13 @@ from flax import serialization, traverse_util
 import numpy as np
 import tensorstore
 
-# No two sizes are the same, so that no two axes can be taken for one another.
+# All sizes differ, so that no two axes can be confused.
 VOCAB, EMBED, HEADS, KV, MLP, BUCKETS = 37, 10, 5, 3, 14, 8
 LAYERS = {"encoder": 2, "decoder": 4}
 
 
 def parameters(*, gated: bool = True, tied: bool = False) -> dict[str, np.ndarray]:
-  """T5X's minimal model, random, by name."""
+  """Returns random parameters of T5X's minimal model by name."""
   random = np.random.default_rng(0)
   params = {}
 
@@ -41,7 +41,7 @@ def parameters(*, gated: bool = True, tied: bool = False) -> dict[str, np.ndarra
 
 
 def heads_apart(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Kernels of attention with an axis for the heads."""
+  """Splits kernels of attention along an axis for the heads."""
   split_params = dict(params)
   for name, x in params.items():
     if name.endswith(("query/kernel", "key/kernel", "value/kernel")):
@@ -52,7 +52,7 @@ def heads_apart(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def scanned(params: dict[str, np.ndarray], *, axis: int, name: str = "layers") -> dict[str, np.ndarray]:
-  """The layers of each stack as one array, with the layers on `axis`; `name` may say {stack}."""
+  """Stacks the layers of each stack along `axis`; `name` may contain {stack}."""
   stacked = {key: x for key, x in params.items() if "/layers_" not in key}
   for key in params:
     if "/layers_0/" in key:
@@ -63,7 +63,7 @@ def scanned(params: dict[str, np.ndarray], *, axis: int, name: str = "layers") -
 
 
 def relative_positions_in_layers(params: dict[str, np.ndarray], name: str, *, differ: bool = False):
-  """Each layer has the table of its stack."""
+  """Copies the table of each stack into its layers."""
   layered = {key: x for key, x in params.items() if "rel_embedding" not in key}
   for stack, number in LAYERS.items():
     for index in range(number):
@@ -87,7 +87,7 @@ STORED = {
 
 
 def zarr(folder: pathlib.Path, x: np.ndarray, *, compressor: str | None = "gzip") -> None:
-  """An array in a folder of its own, in several chunks if it has several rows."""
+  """Writes an array to a folder, in several chunks if it has several rows."""
   spec = {
     "driver": "zarr",
     "dtype": x.dtype.name,
@@ -103,7 +103,7 @@ def zarr(folder: pathlib.Path, x: np.ndarray, *, compressor: str | None = "gzip"
 
 
 def specification(path: str, driver: str) -> dict:
-  """What T5X's msgpack file has in place of an array."""
+  """Returns the entry of T5X's msgpack file that replaces an array."""
   if driver == "gcs":
     return {"driver": "zarr", "dtype": "float32", "kvstore": {"driver": "gcs", "bucket": "gone"}, "path": path}
   return {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{path}/"}, "metadata": {"chunks": [3, 4]}}
@@ -115,7 +115,7 @@ OPTIMIZER = {"step": np.int32(7), "param_states": {"decoder": {"v": np.ones(3, n
 def write(
   folder: pathlib.Path, params: dict[str, np.ndarray], *, reference: str = "file", optimizer: bool = True, inline=()
 ) -> pathlib.Path:
-  """A folder as T5X writes it; `inline` arrays stand in the msgpack file."""
+  """Writes a folder in T5X's format; `inline` arrays are in the msgpack file."""
   folder.mkdir(parents=True)
   tree = {}
   for name, x in params.items():
@@ -133,7 +133,7 @@ def write(
 
 
 def single_file(path: pathlib.Path, params: dict[str, np.ndarray]) -> pathlib.Path:
-  """T5X's older form: all arrays in one file."""
+  """Writes T5X's older format: all arrays in one file."""
   state = {"target": traverse_util.unflatten_dict(params, sep="/"), "state": OPTIMIZER}
   path.write_bytes(serialization.to_bytes({"version": 3, "optimizer": state}))
   return path

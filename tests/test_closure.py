@@ -1,4 +1,4 @@
-"""What each command imports at module level, and the files from `t2t train` to attention.
+"""Module-level imports of each command, and the files from `t2t train` to attention.
 
 `python -m pytest -s tests/test_closure.py` prints the table.
 """
@@ -13,7 +13,7 @@ import test_rooms
 from t2t import __main__ as command
 from t2t.training import callbacks
 
-# Files and lines that a command may import.  An increase is a decision: move what few runs need behind a table.
+# Files and lines that a command may import. An increase is a decision: move code that few runs need behind a table.
 MOST = {
   "train": (160, 28_500),
   "plan": (95, 17_600),
@@ -23,14 +23,14 @@ MOST = {
 
 
 def always_used():
-  """Modules of the callbacks of every run, which a table names."""
+  """Returns the modules of callbacks of every run, which a table names."""
   rows = {**callbacks.CALLBACKS.rows, **callbacks.LAST.rows}
   return [rows[name].partition(":")[0].removeprefix("t2t.") for name in rows if name not in callbacks.OPTIONAL]
 
 
 @functools.cache
 def imported(name: str) -> frozenset[str]:
-  """Modules that importing a module imports: its own statements outside of functions, and its packages."""
+  """Returns the modules that importing a module imports: its statements outside of functions, and its packages."""
   found = set()
 
   def visit(statements):
@@ -109,7 +109,7 @@ def test_a_corpus_is_read_by_few_files():
   assert files <= 36 and lines <= 8_950
 
 
-# From the command to the attention: each file names the next, and calls it.
+# From the command to the attention: each file names and calls the next.
 PATH = (
   ("commands/train.py", "train("),
   ("training/train.py", "run.train_step("),
@@ -122,7 +122,7 @@ PATH = (
 
 
 def test_the_path_to_attention_is_short():
-  """A reader opens these files in order; the loop, the gradient and the model are seen on the way."""
+  """A reader who opens these files in order sees the loop, the gradient and the model."""
   for file, text in PATH:
     assert text.lower() in (pathlib.Path(test_rooms.ROOT) / "t2t" / file).read_text().lower(), file
   assert "jax.value_and_grad(" in (test_rooms.ROOT / "t2t" / "training" / "train_step.py").read_text()

@@ -1,4 +1,4 @@
-"""What is released: a wheel, made of the released sources, is the whole of t2t outside of any checkout."""
+"""Distribution: a wheel built from the source release contains all of t2t."""
 
 import os
 import pathlib
@@ -16,7 +16,7 @@ ROOT = folders.ROOT
 
 
 def run(*command, **options) -> str:
-  """What it prints; its errors are the test's."""
+  """Returns the output of a command; its errors fail the test."""
   done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
   assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
   return done.stdout
@@ -24,7 +24,7 @@ def run(*command, **options) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> pathlib.Path:
-  """A folder with the sources as they are released, and with the wheel that is made of those alone."""
+  """Builds the source release, and a wheel from it alone; returns their folder."""
   folder = tmp_path_factory.mktemp("dist")
   build = (sys.executable, "-m", "hatchling", "build", "-d", str(folder))
   run(*build, "-t", "sdist", cwd=ROOT)
@@ -38,7 +38,7 @@ def built(tmp_path_factory) -> pathlib.Path:
 
 @pytest.mark.exhaustive
 def test_all_that_runs_is_in_the_wheel(built):
-  """Every module, config, task and launcher, and the sign that it is typed; neither tests nor benchmarks."""
+  """Every module, config, task and launcher, and the type marker; neither tests nor benchmarks."""
   (wheel,) = built.glob("*.whl")
   with zipfile.ZipFile(wheel) as archive:
     names = set(archive.namelist())
@@ -50,7 +50,7 @@ def test_all_that_runs_is_in_the_wheel(built):
 
 
 def test_what_changes_it_is_in_the_sources(built):
-  """Whoever gets them can test them, too."""
+  """The source release contains the tests."""
   (unpacked,) = (built / "sources").iterdir()
   there = {path.name for path in unpacked.iterdir()}
   assert {
@@ -67,7 +67,7 @@ def test_what_changes_it_is_in_the_sources(built):
 
 
 def test_it_trains_outside_of_a_checkout(built, tmp_path):
-  """Installed in a folder of its own, which Python finds before this checkout."""
+  """Installed in a separate folder, which precedes this checkout on Python's path."""
   (wheel,) = built.glob("*.whl")
   place = tmp_path / "installed"
   run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(place), str(wheel))

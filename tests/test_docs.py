@@ -1,4 +1,4 @@
-"""The documents: pages that are found, links that lead somewhere, and pictures and tables that are as the code is."""
+"""Documentation: index, links, and pictures and tables that match the code."""
 
 import fnmatch
 import importlib
@@ -34,7 +34,7 @@ name_of = lambda path: path.name
 
 
 def test_every_page_is_in_the_index_once():
-  """Under a heading with a line about it; pages that others write come at the end until they have one."""
+  """Each page has a heading with a line; pages without an entry come last."""
   listed = pages.in_order()
   assert len(listed) > 30
   assert sorted([*listed, "index"]) == [path.stem for path in PAGES]
@@ -43,7 +43,7 @@ def test_every_page_is_in_the_index_once():
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_links_lead_somewhere(path):
-  """To a file, and to a heading of it."""
+  """Each link leads to a file and a heading in it."""
   for target, anchor in pages.links(path.read_text()):
     there = (path.parent / target).resolve() if target else path
     assert there.exists() or target in pages.COMING, target
@@ -53,7 +53,7 @@ def test_links_lead_somewhere(path):
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_headings_are_in_order(path):
-  """One of the first level, which comes first, and none that leaves a level out; pictures say what they show."""
+  """A first-level heading comes first, no level is skipped, and pictures have descriptions."""
   text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
   levels = [len(marks) for marks in re.findall(r"^(#+) ", text, re.MULTILINE)]
   assert levels[0] == 1 and levels.count(1) == 1 and text.startswith("# ")
@@ -78,7 +78,7 @@ def test_a_page_begins_with_its_purpose_and_a_command(path):
 
 
 def test_a_page_for_the_site():
-  """What is not in docs/ is named, or taken along; what leads nowhere stays, so that Sphinx says so."""
+  """Links outside of docs/ are rewritten or copied; broken links stay, so that Sphinx reports them."""
   text = (
     "[a](start.md) [b](../configs) [c](../configs/tiny.py) [d](../README.md#x) [e](../CONTRIBUTING.md) [f](none.md)"
   )
@@ -86,7 +86,7 @@ def test_a_page_for_the_site():
 
 
 def test_the_list_for_programs():
-  """A line for each page, with its title and how it begins."""
+  """A line for each page, with its title and first sentence."""
   listed = pages.listed({path.stem: path.read_text() for path in PAGES})
   assert "- [Start in five minutes](start.md): After this page you have trained a tiny T5" in listed
   assert listed.count("\n- [") == len(pages.in_order())
@@ -106,7 +106,7 @@ print(1)
 
 
 def test_a_notebook_for_the_site():
-  """Its python blocks are cells of MyST's, and pictures have their words; a page without the mark is none."""
+  """Python blocks become MyST cells and pictures keep their captions; pages without the mark are not notebooks."""
   made = notebooks.as_myst(NOTEBOOK)
   assert made.startswith("---\nfile_format: mystnb\n") and made.count("```{code-cell}\n") == 2
   assert "```{code-cell}\n---\nmystnb:\n  image:\n    alt: A line\n---\n2\n```" in made
@@ -114,7 +114,7 @@ def test_a_notebook_for_the_site():
 
 
 def test_the_twin_of_a_notebook():
-  """Each cell has what it printed behind it, without what went to standard error, and pictures as words."""
+  """Each cell is followed by its output without standard error, with pictures as words."""
   printed = [{"output_type": "stream", "name": name, "text": [f"{name} 1\n"]} for name in ("stdout", "stderr")]
   value = [{"output_type": "execute_result", "data": {"text/plain": ["2"]}}]
   cells = [{"cell_type": "markdown"}, *({"cell_type": "code", "outputs": each} for each in (printed, value))]
@@ -124,7 +124,7 @@ def test_the_twin_of_a_notebook():
 
 
 def test_the_notebooks_are_python():
-  """Each block is a cell, but for magics valid Python; `make docs` runs them, and `make readme` nothing of them."""
+  """Each block is a cell with valid Python except magics; `make docs` runs them, `make readme` does not."""
   found = [path for path in PAGES if notebooks.is_notebook(path.read_text())]
   assert [path.stem for path in found] == ["notebook"]
   for path in found:
@@ -136,7 +136,7 @@ def test_the_notebooks_are_python():
 
 
 def test_each_block_is_run_once(tmp_path):
-  """In the order of the files; indented ones are not."""
+  """Blocks run in order of the files, without indented ones."""
   reader = importlib.util.spec_from_file_location("reader", ROOT / ".ci" / "readme.py")
   module = importlib.util.module_from_spec(reader)
   reader.loader.exec_module(module)
@@ -177,12 +177,12 @@ def test_commands_that_are_named_are_there(path):
 
 @pytest.mark.parametrize("path", commands.pages(), ids=lambda path: path.stem)
 def test_commands_fit_the_column_of_a_page(path):
-  """Of 80 characters; `python docs/site/commands.py` wraps them."""
+  """At most 80 characters; `python docs/site/commands.py` wraps them."""
   assert commands.too_wide(path.read_text()) == []
 
 
 def test_a_command_is_wrapped_between_its_options():
-  """In blocks of sh and indented; text, tables and other code stay as they are."""
+  """In sh blocks and indented; text, tables and other code are unchanged."""
   option = "--config.data.files='a b/*.txt'"
   text = (
     f"text {'x' * 90}\n\n    t2t train {option} --workdir runs/one {option} {option}\n\n```text\nt2t {'y ' * 50}\n```\n"
@@ -197,7 +197,7 @@ def test_a_command_is_wrapped_between_its_options():
 
 
 def test_the_page_of_keys_is_made_of_the_code():
-  """Every key, with its default and what it says; none is written by hand."""
+  """Every key, with its default and help, is generated."""
   assert keys.MARK in (ROOT / "docs" / "config_keys.md").read_text()
   assert "| `config" not in (ROOT / "docs" / "config_keys.md").read_text()
   made = keys.markdown()
@@ -209,7 +209,7 @@ def test_the_page_of_keys_is_made_of_the_code():
 
 
 def test_what_t5x_calls_it():
-  """The page has what the converter of gin files has, and no other."""
+  """The page has exactly the names of the converter of gin files."""
   text = (ROOT / "docs" / "from_t5x.md").read_text()
   rows = re.findall(r"^\| `([^`]+)`[^|]*\| `config\.([\w.]+)", text, re.MULTILINE)
   known = gin_names.SAME | gin_names.ADAFACTOR
@@ -219,7 +219,7 @@ def test_what_t5x_calls_it():
 
 
 def test_what_the_t5_packages_preprocessors_are_here():
-  """Each row has a name that is here, or says that there is none; and no preprocessor of theirs has two answers."""
+  """Each row has an existing name or is marked as missing, and no preprocessor occurs twice."""
   text = (ROOT / "docs" / "from_t5x.md").read_text()
   section = text.partition("\n## Preprocessors of the t5 package\n")[2].partition("\n## ")[0]
   rows = re.findall(r"^\| (.*) \| (.*) \|$", section, re.MULTILINE)[1:]
@@ -238,7 +238,7 @@ def test_what_the_t5_packages_preprocessors_are_here():
 
 
 def test_every_floor_is_on_the_page():
-  """Of the rooms, by the first part of their names."""
+  """The rooms are named by the first part of their names."""
   text = (ROOT / "docs" / "building.md").read_text()
   rooms = {room.split(".")[0] for room in test_rooms.FLOORS} - {"__main__"}
   assert [room for room in rooms if f"`{room}`" not in text] == []
@@ -264,14 +264,14 @@ def test_every_objective_has_a_picture():
 
 
 def test_a_picture_of_an_objective_is_as_the_code_is():
-  """Of one that is drawn soon; all are looked at below."""
+  """Checks one that is drawn fast; the test below checks all."""
   name = "causal_lm"
   assert objectives.draw(name) == (objectives.FOLDER / f"{name}.svg").read_text()
 
 
 @pytest.mark.exhaustive
 def test_all_pictures_of_objectives_are_as_the_code_is():
-  """`python docs/site/objectives.py` draws them anew."""
+  """`python docs/site/objectives.py` redraws them."""
   old = [
     name for name in registry.OBJECTIVES if objectives.draw(name) != (objectives.FOLDER / f"{name}.svg").read_text()
   ]
@@ -280,7 +280,7 @@ def test_all_pictures_of_objectives_are_as_the_code_is():
 
 @pytest.mark.parametrize("drawn", [masks, meshes], ids=["masks", "meshes"])
 def test_pictures_of_masks_and_meshes_are_as_the_code_is(drawn):
-  """`python docs/site/masks.py` and `meshes.py` draw them anew."""
+  """`python docs/site/masks.py` and `meshes.py` redraw them."""
   names = drawn.MASKS if drawn is masks else drawn.MESHES
   assert {path.stem for path in drawn.FOLDER.glob("*.svg")} == set(names)
   for name in names:

@@ -1,4 +1,4 @@
-"""The rules of the house: what may be imported where, and that every shipped config works."""
+"""Rules of the code base: allowed imports, and checks of every shipped config."""
 
 import ast
 import dataclasses
@@ -32,7 +32,7 @@ def parsed(name):
 
 
 def imports(name):
-  """Top-level packages that a file imports, anywhere in it."""
+  """Returns the top-level packages that a file imports anywhere."""
   for node in parsed(name):
     if isinstance(node, ast.Import):
       yield from (alias.name.split(".")[0] for alias in node.names)
@@ -41,7 +41,7 @@ def imports(name):
 
 
 def test_the_rules_look_at_files():
-  """A rule over no files holds always."""
+  """A rule over no files would always hold."""
   assert {
     "training/train.py",
     "models/attention.py",
@@ -55,14 +55,14 @@ def test_the_rules_look_at_files():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tensorflow_is_imported_where_data_is_read(name):
-  """Under t2t/data, in evaluation/ and in commands that show data, nowhere else."""
+  """Only under t2t/data, in evaluation/ and in commands that show data."""
   if not name.startswith(("data/", "evaluation/", "commands/tasks.py")):
     assert not set(imports(name)) & {"tensorflow", "seqio", "tensorflow_datasets", "tensorflow_text", "t5"}
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n.startswith(("models/", "losses/", "inference/decoding"))])
 def test_models_know_no_mesh(name):
-  """They name logical axes; which device holds what is sharding.py's business (rule 4)."""
+  """They name logical axes; only sharding.py assigns devices (rule 4)."""
   words = {node.id for node in parsed(name) if isinstance(node, ast.Name)}
   words |= {node.attr for node in parsed(name) if isinstance(node, ast.Attribute)}
   words |= {node.arg for node in parsed(name) if isinstance(node, ast.arg)}
@@ -88,7 +88,7 @@ def test_models_know_neither_loss_nor_optimizer_nor_data(name):
 @pytest.mark.exhaustive_from(233)
 @pytest.mark.parametrize("name", NAMES)
 def test_no_default_is_hidden_in_a_get(name):
-  """A config's default stands in configs/default.py: no `config.get(key, default)`, no `getattr` with one (rule 1)."""
+  """Defaults are in configs/default.py: no `config.get(key, default)`, no `getattr` with a default (rule 1)."""
   for node in parsed(name):
     if isinstance(node, ast.Call):
       called, text = node.func, ast.unparse(node)
@@ -99,7 +99,7 @@ def test_no_default_is_hidden_in_a_get(name):
         assert ast.unparse(node.args[0]).split(".")[-1] not in ("config", "cfg"), text
 
 
-# Private names of seqio, TensorFlow Datasets and TensorFlow that are used, each with its reason beside it.
+# Private names of seqio, TensorFlow Datasets and TensorFlow that are used, each with its reason.
 PRIVATE = {
   ("t2t/data/offline_cache.py", "files._reader"),
   ("t2t/data/offline_cache.py", "seqio.dataset_providers._CachedDataSource"),
@@ -113,14 +113,14 @@ PRIVATE = {
 
 @pytest.mark.exhaustive
 def test_private_names_of_seqio_are_counted():
-  """In files that import it or TFDS: any release may rename them, so that a new one is a decision."""
+  """In files that import seqio or TFDS: any release may rename them, so a new use is a decision."""
   found = set()
   for path in [*FILES, *sorted((ROOT / "tasks").glob("*.py"))]:
     nodes = list(ast.walk(ast.parse(path.read_text())))
     if not {"seqio", "tensorflow_datasets"} & set(imports(path)):
       continue
     attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
-    # What the file itself defines, or sets on `self`, is its own, but for what a class above has of that name.
+    # Names that the file defines, or sets on `self`, are its own, except names of base classes.
     own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     own |= {node.attr for node in attributes if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"}
     for node in attributes:
@@ -133,7 +133,7 @@ def test_private_names_of_seqio_are_counted():
 @pytest.mark.exhaustive_from(285)
 @pytest.mark.parametrize("name", NAMES)
 def test_architectures_are_asked_not_compared(name):
-  """What differs between them is declared in models/architecture.py; a fourth is a row there and a module."""
+  """Differences are declared in models/architecture.py; a fourth architecture is a row there and a module."""
   names = set(architecture.ARCHITECTURES)
   compared = [
     side.value
@@ -145,8 +145,8 @@ def test_architectures_are_asked_not_compared(name):
   assert not names & set(compared)
 
 
-# The only module outside t2t/configuration that reads config.data.files, .mixture and .sources: others call its
-# `RunSource`, or read `DataConfig.source_list` and its properties, which do not depend on the key that a user has set.
+# The only module outside t2t/configuration that reads config.data.files, .mixture and .sources. Others call its
+# `RunSource`, or read `DataConfig.source_list` and its properties, which do not depend on the key in use.
 READS_OF_SOURCE_KEYS = "data/run_sources.py"
 
 
@@ -169,7 +169,7 @@ def test_reads_of_source_keys_are_found():
 @pytest.mark.exhaustive_from(358)
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("configuration/")])
 def test_sources_are_read_from_one_list(name):
-  """Which of the three keys names the sources is decided in `DataConfig`, and not by each module again."""
+  """`DataConfig` decides which of the three keys names the sources; other modules do not repeat this."""
   reads = reads_of_source_keys(ast.parse((ROOT / "t2t" / name).read_text()))
   assert bool(reads) == (name == READS_OF_SOURCE_KEYS), f"call run_sources.of instead of {reads}"
 
@@ -182,13 +182,13 @@ def test_files_stay_small(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_files_are_named_for_what_they_own(name):
-  """No utils.py, base.py or core/, and a docstring that says what the file is for."""
+  """No utils.py, base.py or core/, and a docstring with the file's purpose."""
   assert not {"utils", "util", "base", "common", "helpers", "core"} & set(name.removesuffix(".py").split("/"))
   assert ast.get_docstring(ast.parse((ROOT / "t2t" / name).read_text()))
 
 
 def test_what_is_promised_is_shown():
-  """Every test that docs/guarantees.md names is there, and each of its promises names one."""
+  """Every test that docs/guarantees.md names exists, and each promise names one."""
   text = (ROOT / "docs" / "guarantees.md").read_text()
   named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", text)
   assert len(named) == text.count("::") > 50
@@ -212,7 +212,7 @@ def test_marks_for_later_parameter_sets_are_on_parametrized_tests():
 
 
 def test_hooks_have_the_versions_of_the_lock():
-  """Each tool that pre-commit and `requirements.lock` both install has one version, so that they agree."""
+  """pre-commit and `requirements.lock` install the same version of each tool."""
   hooks = re.findall(r"\[([\w-]+==[\w.]+)\]", (ROOT / ".pre-commit-config.yaml").read_text())
   locked = (ROOT / "requirements.lock").read_text().splitlines()
   names = {line.partition("==")[0] for line in locked}
@@ -227,7 +227,7 @@ CONFIGS = config_names()
 @pytest.mark.exhaustive_from(10)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_config_builds_at_full_size(name):
-  """The shapes of its model, optimizer included, without a device; and a mesh of eight divides them."""
+  """Builds shapes of model and optimizer without a device; a mesh of eight divides them."""
   config = load_config(name)
   mesh = sharding.make_mesh({"fsdp": 4, "tensor": 2})
   _, state, _ = recipe.make(records(config)).state(mesh)
@@ -239,7 +239,7 @@ def test_every_config_builds_at_full_size(name):
 
 @functools.cache
 def first_losses(model_config, loss, optimizer_config):
-  """Losses of three steps on one small batch."""
+  """Returns the losses of three steps on one small batch."""
   tx, _ = optimizers.make_optimizer(optimizer_config, 1_000)
   model = toy.model(model_config) if isinstance(loss, losses.CrossEntropy) else loss.build(model_config, nnx.Rngs(0))
   mesh = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
@@ -248,9 +248,9 @@ def first_losses(model_config, loss, optimizer_config):
   found = []
   for _ in range(3):
     batch = toy.batch((8,) * 8, (6,) * 8, architecture=model_config.architecture)
-    if isinstance(loss, contrastive.Contrastive):  # of two texts in each row
+    if isinstance(loss, contrastive.Contrastive):  # two texts in each row
       batch |= {"encoder_segment_ids": jnp.tile(jnp.repeat(jnp.array([1, 2]), 4), (8, 1))}
-    if isinstance(loss, head_losses.HeadLosses):  # of the first head, at the first position
+    if isinstance(loss, head_losses.HeadLosses):  # labels of the first head at the first position
       first = jnp.zeros((8, 8), jnp.int32).at[:, 0]
       answers = {"heads": first.set(1), "targets": first.set(jnp.arange(8) % 2), "groups": jnp.ones((8, 8), jnp.int32)}
       batch |= {f"encoder_answer_{name}": x for name, x in answers.items()}
@@ -260,15 +260,15 @@ def first_losses(model_config, loss, optimizer_config):
 
 
 def at_toy_size(config):
-  """The model, loss and optimizer of a config, small: alike for all sizes of a family, which compile once."""
+  """Returns a small model, loss and optimizer of a config, equal for all sizes of a family, which compile once."""
   fields = config.model.to_dict() | dict(vocab_size=40, embed_dim=16, num_heads=4, head_dim=6, mlp_dim=32)
-  # After so few steps the draws of dropout would decide which loss is the lower; and numbers that change no program.
+  # Dropout would decide which loss is lower after few steps; the other values change no program.
   fields |= dict(dropout_rate=0.0, remat="none", dtype="float32", init_scale=0.1, norm_epsilon=1e-6)
   fields |= {key: 10_000.0 for key in ("rotary_base", "local_rotary_base") if fields[key]}
   optimizer = default.get_config().optimizer.to_dict() | dict(name=config.optimizer.name)
   optimizer |= dict(scale_by_parameter=True, warmup_steps=1, learning_rate=0.01)
   config.train.z_loss, config.train.logits_chunk_tokens = 1e-4, 256
-  # What a family does not have, it does not have at toy size, either.
+  # Features that a family does not have stay off at toy size.
   toys = dict(num_encoder_layers=2, num_decoder_layers=2, num_kv_heads=2, embedding_dim=8, attention_window=2)
   model_config = TransformerConfig(**(fields | {key: value for key, value in toys.items() if fields[key]}))
   if "electra" in config:
@@ -277,7 +277,7 @@ def at_toy_size(config):
   return model_config, loss, OptimizerConfig(**optimizer)
 
 
-# One test each, since workers share no programs.
+# One test each, because workers share no programs.
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind_of_model", architecture.ARCHITECTURES)
 def test_every_config_trains_at_toy_size(kind_of_model):
@@ -291,16 +291,16 @@ def test_every_config_trains_at_toy_size(kind_of_model):
 
 
 def test_config_and_records_have_the_same_keys():
-  """Every field of a section is a declared key with help, and the config has it with its default."""
+  """Every field of a section is a declared key with help, and the config has its default."""
   given = default.get_config()
   made = records(given)
   assert set(given) == {*SECTIONS, "stages"} and made.stages == given.stages == ()
   assert not set(OPTIONAL) & set(given) and not any(getattr(made, name) for name in OPTIONAL)
   for section, record in SECTIONS.items():
-    made_by_t2t = {"table"} if section == "data" else set()  # what the columns of a table were resolved to
+    made_by_t2t = {"table"} if section == "data" else set()  # result of resolving a table's columns
     names = {field.name for field in dataclasses.fields(record)} - made_by_t2t
     assert names == set(given[section])
-    if section != "model":  # whose keys are declared by TransformerConfig, and set by a named size
+    if section != "model":  # TransformerConfig declares these keys, and a named size sets them
       assert {field.name for field in keys(record) if field.metadata["help"]} == names
       for field in keys(record):
         if field.default is not dataclasses.MISSING:

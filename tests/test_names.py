@@ -11,19 +11,19 @@ import pytest
 import t2t
 
 PACKAGE = pathlib.Path(t2t.__file__).parent
-# Words that say of any value only that it is there; a noun says what it is.
+# Words that fit any value; a noun describes it.
 VAGUE = ("found", "each", "own", "asked", "told", "place")
 MOST_OF_EACH = 30
 
 
 @functools.cache
 def trees() -> dict[str, ast.Module]:
-  """Path below the package -> its parsed source."""
+  """Returns path below the package -> parsed source."""
   return {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def assigned(tree: ast.AST) -> Iterator[str]:
-  """Every name that a variable, parameter, function, class or import gets."""
+  """Yields every name that a variable, parameter, function, class or import gets."""
   for node in ast.walk(tree):
     match node:
       case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):

@@ -1,4 +1,4 @@
-"""The rooms of the house: each imports from those below it, and nothing comes round to where it began."""
+"""Layers of packages: each package imports from lower ones, without cycles."""
 
 import ast
 import functools
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = folders.ROOT
 
-# From the ground up: a module imports from its own room and from those before it, in functions, too.
+# From the lowest: a module imports from its own package and from earlier ones, in functions, too.
 FLOORS = (
   "runtime",
   "storage",
@@ -96,7 +96,7 @@ FLOORS = (
 
 @functools.cache
 def modules() -> dict[str, pathlib.Path]:
-  """Name without t2t in front -> file; a package has its own name."""
+  """Returns name without the prefix t2t -> file; a package has its own name."""
   found = {}
   for folder, prefix in (("t2t", ""), ("configs", "configs"), ("tasks", "tasks"), ("launch", "launch")):
     for path in sorted((ROOT / folder).rglob("*.py")):
@@ -106,7 +106,7 @@ def modules() -> dict[str, pathlib.Path]:
 
 
 def imports(name: str) -> set[str]:
-  """Modules of t2t that a module imports, anywhere in it; t2t itself left out."""
+  """Returns the modules of t2t that a module imports anywhere, without t2t itself."""
   found = set()
   for node in ast.walk(ast.parse(modules()[name].read_text())):
     if isinstance(node, ast.Import):
@@ -124,12 +124,12 @@ def floor(name: str) -> int:
   return FLOORS.index(max(rooms, key=len)) if rooms else -1
 
 
-NAMES = [name for name in modules() if name not in ("", "data")]  # "data" only has TensorFlow keep off the GPUs
+NAMES = [name for name in modules() if name not in ("", "data")]  # "data" itself only keeps TensorFlow off the GPUs
 
 
 def test_the_rooms_are_found():
-  """A rule over no files holds always."""
-  assert "data.train_data" in imports("training.stage_program")  # in a function
+  """A rule over no files would always hold."""
+  assert "data.train_data" in imports("training.stage_program")  # imported in a function
   assert floor("data.vocabularies.reserved_ids") == FLOORS.index("data.vocabularies")
   assert len(NAMES) > 100
 
@@ -143,7 +143,7 @@ def test_each_module_has_a_room_and_imports_from_those_below(name):
 
 @pytest.mark.slow
 def test_no_import_comes_round():
-  """Of modules: in functions and for type checkers alone, too."""
+  """Cycles of modules, including imports in functions and for type checkers."""
   list(graphlib.TopologicalSorter({name: imports(name) for name in NAMES}).static_order())
 
 

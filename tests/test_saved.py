@@ -1,8 +1,8 @@
-"""What was written by an earlier t2t is read by this one.
+"""Files written by earlier versions of t2t can be read.
 
-tests/saved/runs.tar.gz has two runs of four steps as commit 6c73112 left them, with the checkpoint of step 2 alone:
-T5 1.1, and BERT with the pooler that nothing read.  Their metrics.jsonl go to step 4.  The third, a small GPT-2, is as
-commit fbd0cb7 left it, the last before config keys were renamed.
+tests/saved/runs.tar.gz has two runs of four steps from commit 6c73112, with the checkpoint of step 2: T5 1.1, and BERT
+with an unused pooler. Their metrics.jsonl go to step 4. The third, a small GPT-2, is from commit fbd0cb7, the last
+before config keys were renamed.
 """
 
 import json
@@ -23,7 +23,7 @@ SAVED = folders.TESTS / "saved"
 _CONFIGS = {"t5": "t5_1_1_small", "bert": "bert_base"}
 
 
-# What was typed for the third run, with the keys that it had.
+# Options of the third run, with their former keys.
 _EARLIER_KEYS = (
   "--config.data.files=text.txt",
   "--config.data.vocabulary=bytes",
@@ -65,7 +65,7 @@ _EARLIER_KEYS = (
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch) -> pathlib.Path:
-  """The folder of both, from which they were started."""
+  """Extracts the runs; returns the folder that they were started from."""
   with tarfile.open(SAVED / "runs.tar.gz") as archive:
     archive.extractall(tmp_path, filter="data")
   monkeypatch.chdir(tmp_path)
@@ -73,7 +73,7 @@ def runs(tmp_path, monkeypatch) -> pathlib.Path:
 
 
 def options(config: dict, prefix: str = "--config") -> list[str]:
-  """What was typed: the values of a config.json, as far as a user chose them."""
+  """Returns the options of a config.json that a user chose."""
   chosen = {
     "data": ("files", "objective", "vocabulary", "inputs_length", "targets_length"),
     "model": (
@@ -89,7 +89,7 @@ def options(config: dict, prefix: str = "--config") -> list[str]:
 
 
 def losses(path: pathlib.Path) -> dict[tuple[int, str], float]:
-  """(step, name) -> loss."""
+  """Returns (step, name) -> loss."""
   rows = map(json.loads, path.read_text().splitlines())
   return {(row["step"], name): value for row in rows for name, value in row.items() if name.endswith("/loss")}
 
@@ -98,14 +98,14 @@ def losses(path: pathlib.Path) -> dict[tuple[int, str], float]:
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("name", _CONFIGS)
 def test_a_run_goes_on(name, runs):
-  """The same command makes the steps that were made then, on the same data."""
+  """The same command repeats the original steps on the same data."""
   metrics = runs / name / "metrics.jsonl"
   expected = losses(metrics)
   rows = metrics.read_text().splitlines(keepends=True)
   metrics.write_text("".join(row for row in rows if json.loads(row)["step"] <= 2))
   config = json.loads((runs / name / "config.json").read_text())
   argv = ["train", "--config", _CONFIGS[name], *options(config), "--workdir", str(runs / name)]
-  assert command.main([*argv, "--config.stages=()"]) == 0  # which BERT's config has since
+  assert command.main([*argv, "--config.stages=()"]) == 0  # BERT's config has gained stages since
   found = losses(metrics)
   assert {step for step, _ in found} == {1, 2, 3, 4}
   assert found == pytest.approx(expected, rel=1e-4)
@@ -113,7 +113,7 @@ def test_a_run_goes_on(name, runs):
 
 @pytest.mark.slow
 def test_a_run_with_earlier_keys_goes_on(runs, capfd):
-  """It makes the same steps, and no key counts as changed; each earlier key is printed with its present name."""
+  """The steps are equal, no key counts as changed, and each former key is printed with its new name."""
   renamed_keys._tell.cache_clear()
   metrics = runs / "renamed" / "metrics.jsonl"
   expected = losses(metrics)
@@ -131,7 +131,7 @@ def test_a_run_with_earlier_keys_goes_on(runs, capfd):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _CONFIGS)
 def test_a_checkpoint_is_read(name, runs):
-  """Its model is what the config beside it says, its parameters are all there, and its vocabulary."""
+  """The model matches its config, with all parameters and its vocabulary."""
   source = pretrained.read_source(str(runs / name))
   params = pretrained.load(source, sharding.make_mesh({"data": -1})).params
   assert source.model.embed_dim == 8 and not source.model.heads
@@ -140,6 +140,6 @@ def test_a_checkpoint_is_read(name, runs):
 
 
 def test_a_recipe_is_read():
-  """A user's file on top of a config that comes with t2t."""
+  """Reads a user's file on top of a shipped config."""
   config = records(load_config(str(SAVED / "config.py")))
   assert (config.model.num_encoder_layers, config.optimizer.schedule) == (2, "inverse_sqrt")

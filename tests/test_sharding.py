@@ -16,7 +16,7 @@ def abstract_params(**fields) -> nnx.State:
 
 
 def test_minus_one_takes_the_devices_that_are_left():
-  """One axis of -1 is filled in, and an axis that is not named has size 1."""
+  """An axis of -1 is filled in, and an axis without a size has size 1."""
   assert sharding.mesh_sizes({"fsdp": -1, "tensor": 2}, 8) == {"data": 1, "fsdp": 4, "tensor": 2}
   assert sharding.mesh_sizes({"data": 2, "fsdp": 2, "tensor": 2}, 8) == {"data": 2, "fsdp": 2, "tensor": 2}
 
@@ -24,11 +24,11 @@ def test_minus_one_takes_the_devices_that_are_left():
 @pytest.mark.parametrize(
   ("shape", "message"),
   [
-    ({"model": 2}, "config.mesh.model: no such mesh axis; the axes are dcn_data, data, fsdp, sequence, tensor"),
+    ({"model": 2}, "config.mesh.model: unknown mesh axis. The axes are dcn_data, data, fsdp, sequence, tensor"),
     ({"data": -1, "fsdp": -1}, "data and fsdp are both -1"),
     ({"tensor": 0}, "config.mesh.tensor=0"),
     ({"tensor": -2}, "config.mesh.tensor=-2"),
-    ({"data": 2, "tensor": 2}, "makes 4 device"),
+    ({"data": 2, "tensor": 2}, "needs 4 device"),
     ({"data": 3, "fsdp": -1}, "3 does not divide 8"),
   ],
 )
@@ -39,14 +39,14 @@ def test_a_mesh_that_does_not_fit_is_refused(shape, message):
 
 
 def test_mesh_has_automatic_axes():
-  """Explicit axes, JAX's default, would make every operation ask for a sharding."""
+  """Explicit axes, JAX's default, would make every operation require a sharding."""
   mesh = sharding.make_mesh({"fsdp": -1})
   assert dict(mesh.shape) == {"data": 1, "fsdp": 8, "tensor": 1}
   assert set(mesh.axis_types) == {jax.sharding.AxisType.Auto}
 
 
 def test_the_fastest_links_are_tensors():
-  """Devices are numbered by what lies close together; the axis that sends most has those next to each other."""
+  """Device numbers follow proximity; the axis that sends most gets adjacent numbers."""
   mesh = sharding.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
   ids = np.vectorize(lambda device: device.id)(mesh.devices)
   np.testing.assert_array_equal(ids.reshape(-1), np.arange(8))
@@ -55,13 +55,13 @@ def test_the_fastest_links_are_tensors():
 
 
 def test_shard_does_nothing_without_a_mesh():
-  """Model code runs on one device as it stands."""
+  """Model code runs unchanged on one device."""
   x = jnp.ones((2, 3))
   assert sharding.shard(x, "batch", "embed") is x
 
 
 def test_shard_splits_an_activation():
-  """batch lies over data and fsdp, mlp over tensor, length nowhere."""
+  """batch is split over data and fsdp, mlp over tensor, length not at all."""
   with jax.set_mesh(sharding.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})):
     x = jax.jit(lambda x: sharding.shard(x, "batch", "length", "mlp"))(np.ones((8, 3, 6)))
   assert x.sharding.spec == PartitionSpec(("data", "fsdp"), None, "tensor")
@@ -69,7 +69,7 @@ def test_shard_splits_an_activation():
 
 
 def test_shard_wants_a_name_for_each_dimension():
-  """A forgotten name is an error, not another sharding."""
+  """A missing name is an error, not another sharding."""
   with jax.set_mesh(sharding.make_mesh({"data": 8})), pytest.raises(ValueError, match="2 axis names"):
     sharding.shard(jnp.ones((8, 2, 2)), "batch", "embed")
 
@@ -101,7 +101,7 @@ def test_parameters_lie_over_fsdp_and_tensor():
 
 @pytest.mark.parametrize("kind", toy.KINDS)
 def test_every_parameter_has_a_place_on_the_mesh(kind):
-  """Matrices of a layer are split over fsdp and tensor; no mesh axis is used twice, whatever the model is made of."""
+  """Matrices of a layer are split over fsdp and tensor, and no mesh axis is used twice, for any kind of model."""
   model = jax.eval_shape(lambda: transformer.build(toy.KINDS[kind], nnx.Rngs(0)))
   mesh = sharding.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
   shardings = sharding.param_shardings(nnx.split(model, graph=False)[1], mesh)
@@ -114,14 +114,14 @@ def test_every_parameter_has_a_place_on_the_mesh(kind):
 
 
 def test_a_dimension_that_does_not_divide_is_refused():
-  """The message names the mesh axis, the dimension and the sizes that would do."""
+  """The message names the mesh axis, the dimension and sizes that work."""
   mesh = sharding.make_mesh({"data": 2, "tensor": 4})
-  with pytest.raises(UserError, match=r"config.mesh.tensor=4 does not divide vocab=42 .*would do: \[1, 2, 3, 6, 7\]"):
+  with pytest.raises(UserError, match=r"config.mesh.tensor=4 does not divide vocab=42 .*that work: \[1, 2, 3, 6, 7\]"):
     sharding.param_shardings(abstract_params(vocab_size=42), mesh)
 
 
 def test_a_parameter_whose_axes_do_not_fit_is_an_error():
-  """A stacked parameter has one more dimension than names; any other number is a mistake in the model."""
+  """A stacked parameter has one more dimension than names; any other number is an error in the model."""
   assert sharding.logical_axes("w", (3, 4, 5), ("embed", "mlp")) == ("layers", "embed", "mlp")
   with pytest.raises(ValueError, match="parameter w has shape"):
     sharding.logical_axes("w", (3,), ("embed", "mlp"))

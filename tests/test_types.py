@@ -1,4 +1,4 @@
-"""Public signatures of the packages that `make types` covers: an exact type everywhere, and no Any."""
+"""Public signatures of the packages that `make types` covers have exact types, without Any."""
 
 import ast
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ import pytest
 
 PATTERNS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyrefly"]["project-includes"]
 FILES = {str(path.relative_to(ROOT)): path for pattern in PATTERNS for path in sorted(ROOT.glob(pattern))}
-# Without parameters in brackets these imply Any.
+# Without type parameters these imply Any.
 GENERIC = {
   *("dict", "list", "tuple", "set", "frozenset", "type", "Callable", "Collection", "Generator", "Iterable", "Iterator"),
   *("LazyTable", "Mapping", "MutableMapping", "Sequence"),
 }
-# File, name -> why it may be inexact; at most 10.
+# File, name -> reason for an inexact type; at most 10.
 EXCEPTIONS = {
   ("t2t/models/config.py", "TransformerConfig.text_decoder"): "decoders are on a floor above",
   ("t2t/models/config.py", "TransformerConfig.position_scheme"): "schemes import the config, and no import comes round",
@@ -28,7 +28,7 @@ EXCEPTIONS = {
 
 
 def inexact(annotation: ast.expr | None) -> str:
-  """Returns what is inexact in an annotation; "" if nothing is."""
+  """Returns the inexact part of an annotation; "" if it is exact."""
   if annotation is None:
     return "no annotation"
   if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
@@ -45,7 +45,7 @@ def inexact(annotation: ast.expr | None) -> str:
 
 
 def annotations(function: ast.FunctionDef, *, is_method: bool) -> Iterator[ast.expr | None]:
-  """Yields the annotations of a function's parameters and of what it returns."""
+  """Yields the annotations of a function's parameters and of its result."""
   arguments = function.args
   is_static = any(ast.unparse(decorator) == "staticmethod" for decorator in function.decorator_list)
   own = [*arguments.posonlyargs, *arguments.args]

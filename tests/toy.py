@@ -1,4 +1,4 @@
-"""What the tests share: a model that compiles in a second or two, batches for it, and a look into a program."""
+"""Helpers for tests: a model that compiles in a second or two, batches for it, and inspection of programs."""
 
 from collections.abc import Iterator, Sequence
 import dataclasses
@@ -22,7 +22,7 @@ EOS = 1
 
 
 def config(**fields) -> TransformerConfig:
-  """A T5 1.1 whose sizes are all different, and divide over 8 devices where an axis is split."""
+  """Returns a T5 1.1 with distinct sizes that divide over 8 devices along split axes."""
   sizes = dict(vocab_size=40, embed_dim=16, num_heads=4, head_dim=6, mlp_dim=32)
   layers = dict(num_encoder_layers=2, num_decoder_layers=3)
   other_fields = dict(architecture="encoder_decoder", dtype="float32")
@@ -31,14 +31,14 @@ def config(**fields) -> TransformerConfig:
 
 
 def encoder(**fields) -> TransformerConfig:
-  """An encoder alone, of parts that are not T5's."""
+  """Returns an encoder-only model with parts other than T5's."""
   other_fields = dict(norm="layer", embedding_norm=True, scale_attention=True, logits_transform=True, tied_logits=True)
   layers = dict(num_encoder_layers=3, num_decoder_layers=0)
   return config(**(dict(architecture="encoder_only", broadcast_dropout=False) | layers | other_fields | fields))
 
 
 def decoder(**fields) -> TransformerConfig:
-  """A decoder alone."""
+  """Returns a decoder-only model."""
   return config(**(dict(architecture="decoder_only", num_encoder_layers=0, broadcast_dropout=False) | fields))
 
 
@@ -46,8 +46,8 @@ _LEARNED = dict(positions="learned", max_length=40)
 _ROTARY = dict(positions="rotary", scale_attention=True, num_kv_heads=2)
 _BERT = _LEARNED | dict(post_norm=True, biases=True, mlp_activation="gelu", segment_types=2)
 
-# What models there are, by what is told apart: each switch of the config is thrown in one of each architecture that has
-# it.  The initial weights are T5's, for BERT's and GPT-2's are so small that hardly anything depends on anything.
+# Kinds of models: each config switch is set in one model of each architecture that has it. Initial weights are T5's,
+# because BERT's and GPT-2's are so small that outputs hardly depend on anything.
 KINDS: dict[str, TransformerConfig] = {
   "t5_1_1": config(),
   "t5_1_0": config(mlp_activation="relu", tied_logits=True),
@@ -105,12 +105,12 @@ KINDS: dict[str, TransformerConfig] = {
   "mosaic_bert": encoder(positions="alibi", mlp_activation="gated_gelu_exact"),
 }
 
-# One of each architecture, which between them throw most switches: what `make test` sees of a test of all kinds.
+# One of each architecture, which together set most switches: the kinds that `make test` uses.
 REPRESENTATIVES = ("t5_1_1", "local_prefix_lm", "bert")
 
 
 def kinds(*architectures: str) -> list[str]:
-  """Names of the kinds of these architectures."""
+  """Returns the names of the kinds of these architectures."""
   return [name for name, config in KINDS.items() if config.architecture in architectures]
 
 
@@ -123,7 +123,7 @@ def loss(**fields) -> losses.CrossEntropy:
 
 
 def summed_loss(config: losses.CrossEntropyConfig | None = None):
-  """(model, batch, dropout key or None) -> (summed loss, metrics): cross-entropy before it is divided."""
+  """Returns (model, batch, dropout key or None) -> (summed loss, metrics): cross-entropy before the division."""
   cross_entropy = losses.CrossEntropy(config or loss_config())
 
   def loss_fn(model, batch, key):
@@ -134,7 +134,7 @@ def summed_loss(config: losses.CrossEntropyConfig | None = None):
 
 
 def optimizer_config(**fields) -> OptimizerConfig:
-  """Plain gradient descent."""
+  """Returns a config of plain gradient descent."""
   defaults = dict(
     name="sgd",
     learning_rate=0.1,
@@ -166,7 +166,7 @@ def optimizer_config(**fields) -> OptimizerConfig:
 
 
 def key(seed: int = 0) -> jax.Array:
-  """A random key whose draws compile ten times faster than those of JAX's default."""
+  """Returns a random key whose draws compile ten times faster than with JAX's default."""
   return jax.random.key(seed, impl="unsafe_rbg")
 
 
@@ -176,7 +176,7 @@ def _params(config: TransformerConfig, seed: int) -> dict:
 
 
 def model(config: TransformerConfig, *, seed: int = 0) -> nnx.Module:
-  """A model with random parameters; they do not depend on dropout, remat or dtype."""
+  """Returns a model with random parameters, which do not depend on dropout, remat or dtype."""
   graphdef, _ = split(jax.eval_shape(lambda: transformer.build(config, nnx.Rngs(0))))
   return nnx.merge(
     graphdef, _params(dataclasses.replace(config, dropout_rate=0.0, remat="none", dtype="float32"), seed)
@@ -191,9 +191,9 @@ def batch(
   seed: int = 0,
   architecture: str = "encoder_decoder",
 ) -> dict[str, jax.Array]:
-  """Examples with so many random tokens each, EOS last, the same tokens however far they are padded.
+  """Returns examples of the given lengths with random tokens, EOS last; the tokens do not depend on padding.
 
-  A decoder alone reads the inputs and then the targets, both together in a row; an encoder alone the inputs.
+  A decoder-only model reads inputs and targets in one row; an encoder-only model reads the inputs.
   """
   random = np.random.default_rng(seed)
 
@@ -222,7 +222,7 @@ def batch(
     features["decoder_loss_weights"] = (decoder > 0).astype(np.float32)
   else:
     decoder = padded([np.concatenate(pair) for pair in zip(inputs, targets, strict=True)], sum(padded_to))
-    read = [np.ones(len(row) + 1, np.int32) for row in inputs]  # and what starts the sequence
+    read = [np.ones(len(row) + 1, np.int32) for row in inputs]  # and the start token
     features["decoder_causal_attention"] = padded(read, sum(padded_to))
     is_input = padded([np.ones_like(row) for row in inputs], sum(padded_to))
     features["decoder_loss_weights"] = ((decoder > 0) & (is_input == 0)).astype(np.float32)
@@ -232,12 +232,12 @@ def batch(
 
 
 def packed(batch: transformer.Batch) -> dict[str, jax.Array]:
-  """All examples of a batch in one row, with segment ids and positions, and padding behind."""
+  """Packs all examples of a batch into one row, with segment ids and positions, and padding at the end."""
   packed_batch = {}
   for side in ("encoder", "decoder"):
     features = {name: np.asarray(x) for name, x in batch.items() if name.startswith(side)}
     if features:
-      # What a decoder is fed starts with 0, which is no padding.
+      # Decoder inputs start with 0, which is not padding.
       tokens = features.get(f"{side}_target_tokens", features.get(f"{side}_input_tokens"))
       lengths = np.sum(tokens > 0, axis=1)
       features[f"{side}_segment_ids"] = np.broadcast_to(np.arange(1, len(lengths) + 1)[:, None], tokens.shape)
@@ -250,23 +250,23 @@ def packed(batch: transformer.Batch) -> dict[str, jax.Array]:
 
 @jax.jit
 def logits(model: nnx.Module, batch: transformer.Batch, dropout_key: jax.Array | None = None) -> jax.Array:
-  """float32 [batch, length, vocab]."""
+  """Returns float32 logits [batch, length, vocab]."""
   return model.logits(model(batch, dropout_key=dropout_key))
 
 
 def split(model: nnx.Module) -> tuple[nnx.GraphDef, dict]:
-  """The structure of a model and its parameters as a nested dict; `nnx.merge` puts them together."""
+  """Returns a model's structure and its parameters as a nested dict; `nnx.merge` combines them."""
   graphdef, state = nnx.split(model, graph=False)
   return graphdef, nnx.to_pure_dict(state)
 
 
 def flat(tree) -> dict[str, jax.Array]:
-  """Path -> leaf."""
+  """Returns path -> leaf."""
   return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def dropout_keys(monkeypatch) -> list[bytes]:
-  """The keys of what is dropped from here on, as programs run; nothing is dropped in fact."""
+  """Records the dropout keys of programs that run from now on; nothing is dropped."""
   keys = []
 
   def dropout(x, rate, key, *, broadcast_axis=None):
@@ -287,7 +287,7 @@ def assert_trees_close(actual, expected, *, atol: float = 1e-5, rtol: float = 1e
 
 
 def equations(jaxpr, repeated: int = 1) -> Iterator[tuple[jax.extend.core.JaxprEqn, int]]:
-  """Every primitive that a program calls, at any depth, and how often it runs (the body of a scan: many times)."""
+  """Yields every primitive of a program, at any depth, with its number of executions (many in the body of a scan)."""
   for equation in jaxpr.eqns:
     yield equation, repeated
     inner = repeated * equation.params["length"] if equation.primitive.name == "scan" else repeated
@@ -298,7 +298,7 @@ def equations(jaxpr, repeated: int = 1) -> Iterator[tuple[jax.extend.core.JaxprE
 
 
 def benchmark(name: str) -> types.ModuleType:
-  """The script benchmarks/NAME.py as a module, which has not run."""
+  """Returns the script benchmarks/NAME.py as a module, without running it."""
   path = pathlib.Path(__file__).parents[1] / "benchmarks" / f"{name}.py"
   spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", path)
   module = importlib.util.module_from_spec(spec)

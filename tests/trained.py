@@ -1,4 +1,4 @@
-"""Checkpoints that the tests use: trained by the command for two steps, once for all workers."""
+"""Checkpoints for tests: trained by the command for two steps, once for all workers."""
 
 from collections.abc import Iterator
 import contextlib
@@ -13,7 +13,7 @@ import numpy as np
 
 from t2t import __main__ as command
 
-# A model and a corpus so small that what takes time is Python.
+# A model and a corpus so small that Python takes most of the time.
 MODEL = (
   "--config.model.vocab_size=384",
   "--config.model.embed_dim=16",
@@ -35,7 +35,7 @@ SMALL = (
 )
 ONE_DECODER, ONE_ENCODER = "--config.model.num_decoder_layers=1", "--config.model.num_encoder_layers=1"
 
-# architecture -> what is trained
+# architecture -> options of its training
 _MODELS = {
   "encoder_decoder": ("--config=t5_1_1_small", ONE_ENCODER, ONE_DECODER),
   "decoder_only": (
@@ -54,14 +54,14 @@ _MODELS = {
 
 
 def arguments(architecture: str, workdir: pathlib.Path) -> list[str]:
-  """The command that trains this one in a workdir, when `workdir` has made its text."""
+  """Returns the command that trains this architecture in a workdir, after `workdir` has written its text."""
   text = pathlib.Path(os.environ["T2T_TEST_PROGRAMS"]) / "trained" / f"{architecture}.jsonl"
   return ["train", *_MODELS[architecture], *SMALL, f"--config.data.files={text}", "--workdir", str(workdir)]
 
 
 @functools.cache
 def workdir(architecture: str) -> pathlib.Path:
-  """Where a model of this architecture was trained on random words and bytes; nothing else is written there."""
+  """Returns the workdir of a model of this architecture, trained on random words and bytes; treat it as read-only."""
   with _once(architecture) as (path, is_new):
     if is_new:
       words = ("quick", "brown", "fox", "jumps", "over", "lazy", "dog", "seven", "wizards", "box", "dire", "jugs")
@@ -73,7 +73,7 @@ def workdir(architecture: str) -> pathlib.Path:
   return path
 
 
-# What every adapter is trained with: a rate at which two steps change what a model says.
+# Common options of all adapters: a rate at which two steps change the outputs.
 _ADAPTER = (
   "--config.init.use_model_config=True",
   "--config.optimizer.name=adamw",
@@ -86,12 +86,12 @@ _ADAPTER = (
 
 @functools.cache
 def adapter(architecture: str, *options: str, seed: int = 0) -> pathlib.Path:
-  """Where an adapter was trained on top of `workdir(architecture)`; nothing else is written there.
+  """Returns the workdir of an adapter trained on top of `workdir(architecture)`; treat it as read-only.
 
   Args:
-    architecture: of the base.
-    options: what the command is told besides, as --config.lora.rank=2.
-    seed: of the run.
+    architecture: architecture of the base.
+    options: additional options of the command, such as --config.lora.rank=2.
+    seed: seed of the run.
   """
   base = workdir(architecture)
   name = hashlib.sha256(repr((options, seed)).encode()).hexdigest()[:8]
@@ -104,7 +104,7 @@ def adapter(architecture: str, *options: str, seed: int = 0) -> pathlib.Path:
 
 @contextlib.contextmanager
 def _once(name: str) -> Iterator[tuple[pathlib.Path, bool]]:
-  """A folder's path, and whether it is to be written: of the workers one does, and the others wait for it."""
+  """Yields a folder's path, and whether to write it: one worker writes, and the others wait."""
   folder = pathlib.Path(os.environ["T2T_TEST_PROGRAMS"]) / "trained"
   folder.mkdir(exist_ok=True)
   path, done = folder / name, folder / f"{name}.done"

@@ -1,1 +1,1 @@
-"""Transformers as plain Flax NNX trees."""
+"""Transformer models as plain Flax NNX modules."""

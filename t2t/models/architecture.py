@@ -1,4 +1,4 @@
-"""The three architectures as all else knows them: what each reads, which side it predicts, whether it writes."""
+"""Properties of the three architectures (features, stacks, predicted side), and the protocol that models implement."""
 
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -19,15 +19,14 @@ Batch = Mapping[str, jax.Array]  # seqio's model features, each [batch, length]
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-  """What holds for every model of an architecture; its module, in transformer.py, is built from a `TransformerConfig`.
+  """Properties of an architecture; its module, in transformer.py, is built from a `TransformerConfig`.
 
-  name: in configs, config.model.architecture.
-  sides: its stacks, in the order in which they read: encoder, decoder.
-  features: model features that every batch has.
-  packed: those that are there besides where examples are packed.  Of vocabularies whose token 0 is no padding,
-    segment ids are there unpacked, too.
-  with_inputs: those besides of tasks that have inputs.
-  decoder: row of `config.DECODERS` that generates text where config.model.decoder names none; "": none does.
+  name: value of config.model.architecture.
+  sides: its stacks in order: encoder, decoder.
+  features: model features of every batch.
+  packed: additional features of packed batches. Vocabularies that use token 0 have segment ids without packing, too.
+  with_inputs: additional features of tasks with inputs.
+  decoder: default of config.model.decoder, a row of `config.DECODERS`; "": generates no text.
   """
 
   name: str
@@ -39,32 +38,32 @@ class Architecture:
 
   @property
   def predicts(self) -> str:
-    """The side whose tokens have a loss and a score: the last."""
+    """Returns the side with loss and scores: the last."""
     return self.sides[-1]
 
   @property
   def answers(self) -> str:
-    """The side whose states heads read: the first, which has seen all of the inputs."""
+    """Returns the side that heads read: the first, which contains all of the inputs."""
     return self.sides[0]
 
   @property
   def is_generative(self) -> bool:
-    """Whether it writes text, token after token; otherwise it reads both ways, and answers at every position."""
+    """Returns True if the model generates text; otherwise its attention is bidirectional."""
     return self.predicts == "decoder"
 
   @property
   def has_encoder_and_decoder(self) -> bool:
-    """Whether inputs are read by a stack of their own, and not in one row with the targets."""
+    """Returns True if a separate stack reads the inputs, instead of one row with inputs and targets."""
     return len(self.sides) == 2
 
   @property
   def attentions(self) -> tuple[str, ...]:
-    """Its kinds of attention: of each side to itself, and of the second to the first."""
+    """Returns the kinds of attention: self-attention of each side, and cross-attention."""
     return (*self.sides, "cross") if self.has_encoder_and_decoder else self.sides
 
   @property
   def is_decoder_only(self) -> bool:
-    """Whether it writes on, in the same row, behind what it was given."""
+    """Returns True if the model generates text in the same row as its input."""
     return self.is_generative and not self.has_encoder_and_decoder
 
 
@@ -97,31 +96,35 @@ ARCHITECTURES = {architecture.name: architecture for architecture in (ENCODER_DE
 
 
 def architecture_of(name: str) -> Architecture:
-  """The architecture of that name.
+  """Returns the architecture with this name.
 
   Raises:
-    UserError: there is none; names those that there are.
+    UserError: the name is unknown; the message contains the known names.
   """
   if name not in ARCHITECTURES:
     known = ", ".join(ARCHITECTURES)
-    raise UserError(f"architecture {name!r}: there are {known}{did_you_mean(name, ARCHITECTURES)}")
+    raise UserError(
+      f"config.model.architecture={name!r}: unknown architecture. Known values: "
+      f"{known}{did_you_mean(name, ARCHITECTURES)}"
+    )
   return ARCHITECTURES[name]
 
 
 def sides(batch: Batch) -> list[str]:
-  """Which of "encoder" and "decoder" a batch has features for."""
+  """Returns the sides, "encoder" and "decoder", that a batch has features of."""
   return [side for side in ENCODER_DECODER.sides if any(name.startswith(side) for name in batch)]
 
 
 def predicted_side(batch: Batch) -> str:
-  """The side of a batch whose tokens have a loss, see `Architecture.predicts`."""
+  """Returns the side of a batch with a loss, see `Architecture.predicts`."""
   return sides(batch)[-1]
 
 
 def real_positions(batch: Batch, side: str) -> jax.Array:
-  """Which positions of one side are not padding: bool, in the shape of the features, which may be NumPy's.
+  """Returns the positions of one side that are not padding, bool in the shape of the (NumPy or JAX) features.
 
-  Where id 0 is a token, segment ids tell.  What a decoder is fed may start with padding; what it writes does not.
+  Segment ids decide if present, because id 0 may be a token. Decoder inputs may start with id 0, so targets decide
+  there.
   """
   if f"{side}_segment_ids" in batch:
     return batch[f"{side}_segment_ids"] > 0
@@ -129,18 +132,18 @@ def real_positions(batch: Batch, side: str) -> jax.Array:
 
 
 def segments_of(batch: Batch, side: str) -> jax.Array:
-  """Segment ids of a packed batch; of others, 1 where there is a token: int [batch, length]."""
+  """Returns segment ids, int [batch, length]; without packing, 1 for tokens and 0 for padding."""
   segments = batch.get(f"{side}_segment_ids")
   return real_positions(batch, side).astype(jnp.int32) if segments is None else segments
 
 
 def is_padded(batch: Batch) -> bool:
-  """Whether all that is hidden of an encoder's positions is padding behind the text of a row."""
+  """Returns True if the encoder's mask hides only padding at the ends of rows."""
   return "encoder_segment_ids" not in batch
 
 
 def reading_mask(batch: Batch, side: str) -> AttentionMask:
-  """Who on a side of the batch sees which positions of the encoder: those of its own text, or all that has text."""
+  """Returns the mask of a side's attention to the encoder: keys of the query's segment, or all that are not padding."""
   segments, padded = segments_of(batch, "encoder"), is_padded(batch)
   if side == "encoder":
     return AttentionMask(segments, segments, positions=batch.get("encoder_positions"), padded=padded)
@@ -150,58 +153,58 @@ def reading_mask(batch: Batch, side: str) -> AttentionMask:
 
 
 def decoder_mask(batch: Batch, *, bidirectional_prefix: bool) -> AttentionMask:
-  """Padding ends a sequence, so that the causal mask already hides it; only packed sequences need more."""
+  """Returns the decoder's mask. Without packing the causal mask suffices, because padding ends a sequence."""
   segments = batch.get("decoder_segment_ids")
   prefix = batch.get("decoder_causal_attention") if bidirectional_prefix else None
   return AttentionMask(segments, segments, prefix=prefix, positions=batch.get("decoder_positions"), causal=True)
 
 
 class ModelProtocol(Protocol):
-  """What a loss, a head and an evaluation know of a model, whatever its architecture.
+  """Interface of a model for losses, heads and evaluation, independent of the architecture.
 
-  One that writes has `start_decode`, `decode_step` and `ready` as well.
+  Generative models also have `start_decode`, `decode_step` and `ready`.
   """
 
   architecture: ClassVar[Architecture]
-  heads: "nnx.Dict"  # by name, each a `heads.Head`
+  heads: "nnx.Dict"  # name -> `heads.Head`
 
   def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> jax.Array:
-    """Hidden states [batch, length, embed] of the side that is predicted."""
+    """Returns hidden states [batch, length, embed] of the predicted side."""
     ...
 
   def states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> jax.Array:
-    """Hidden states of the side that heads read, `Architecture.answers`: [batch, length, embed].
+    """Returns hidden states of the side that heads read, `Architecture.answers`: [batch, length, embed].
 
     With `every_layer` [layers + 1, batch, length, embed]; see `Stack`.
     """
     ...
 
   def hidden(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> Hidden:
-    """As a call gives them, with what layers return beside."""
+    """Returns the hidden states of a call, with auxiliary outputs of the layers."""
     ...
 
   def hidden_states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> Hidden:
-    """As `states` gives them, with what the layers of its side return beside."""
+    """Returns the result of `states`, with auxiliary outputs of that side's layers."""
     ...
 
   def attention_map(self, batch: Batch, kind: str, head: jax.Array) -> jax.Array:
-    """How much each position takes of each other one, float32 [layers, batch, query, key], learned ones in front.
+    """Returns attention probabilities, float32 [layers, batch, query, key], with learned prefix positions first.
 
     Args:
       batch: model features.
       kind: one of `Architecture.attentions`.
-      head: int [], its number.
+      head: int [], index of the head.
     """
     ...
 
   def logits_fn(self, name: str = "") -> Callable[[jax.Array], jax.Array]:
-    """[..., embed] -> float32 [..., vocab], as a pytree that holds its weights; with a name a boundary head's."""
+    """Returns a pytree function from [..., embed] to float32 [..., vocab]; `name`: a boundary head."""
     ...
 
   def logits(self, hidden: jax.Array) -> jax.Array:
-    """float32 [batch, length, vocab]."""
+    """Returns float32 logits [batch, length, vocab]."""
     ...
 
   def head_logits(self, name: str, hidden: jax.Array, *, dropout_key: jax.Array | None = None) -> jax.Array:
-    """float32 [..., classes] of the head of that name, from the states that it reads, [..., embed]."""
+    """Returns the logits of a head, float32 [..., classes], from its input states, [..., embed]."""
     ...

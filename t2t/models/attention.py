@@ -1,4 +1,4 @@
-"""Multi-head attention, its mask as structure, what it knows of positions, and the cache for decoding."""
+"""Multi-head attention and its cache for decoding."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ from t2t.models.positions import NOWHERE, Positions, bias_of
 class KVCache:
   """Keys and values of the positions decoded so far, [batch, kv heads, length, kv]; unwritten ones are zero.
 
-  beside: those of a small attention beside the layer, which lie alike; None: there is none.
+  beside: cache of a small parallel attention, with the same layout; None: there is no such attention.
   """
 
   keys: jax.Array
@@ -30,17 +30,17 @@ class KVCache:
   beside: "KVCache | None" = None
 
   def write(self, keys: jax.Array, values: jax.Array, index: jax.Array | int) -> "KVCache":
-    """The cache with [batch, kv heads, few, kv] written from `index`, int [], on."""
+    """Returns the cache with [batch, kv heads, few, kv] written at `index`, int []."""
     written = cpu_ops.write if sharding.platform() == "cpu" else jax.lax.dynamic_update_slice_in_dim
     update = lambda old, new: written(old, new.astype(old.dtype), index, 2)
     return KVCache(update(self.keys, keys), update(self.values, values))
 
   def behind(self, front: "KVCache") -> "KVCache":
-    """The same behind others that all rows have, [kv heads, few, kv]; in both there may be an axis of layers first."""
+    """Prepends a prefix common to all rows, [kv heads, few, kv]; both may have a leading axis of layers."""
 
     def join(front: jax.Array, x: jax.Array) -> jax.Array:
       shape = (*x.shape[:-2], *front.shape[-2:])
-      # Cast behind the copies, so that their gradients are added up in float32.
+      # Cast after the broadcast, so that gradients of the copies are summed in float32.
       copies = jnp.broadcast_to(front[..., None, :, :, :], shape).astype(x.dtype)
       return jnp.concatenate([copies, x], axis=-2)
 
@@ -61,30 +61,30 @@ def attend(
   kernel: str = "",
   largest_block: int = 0,
 ) -> jax.Array:
-  """softmax(softcap(query keys^T) + bias) values, with the softmax in float32 and no scaling.
+  """Computes softmax(softcap(query keys^T) + bias) values, with the softmax in float32 and without scaling.
 
   Args:
     query: [batch, heads, query, kv].
-    keys, values: [batch, kv heads, key, kv]; a divisor of `heads`: so many heads in a row share one.
-    mask: a query that may see nothing sees everything alike, or anything else that is finite.
-    bias: by distance; or float32 [1 or batch, heads, query, key], which saves many layers to compute it where there is
-      no kernel that takes it by distance.
-    softcap: see `TransformerConfig.attention_softcap`; no kernel has it.
-    dropout_rate, dropout_key, broadcast_dropout: on the probabilities; T5's is one draw for all queries.
+    keys, values: [batch, kv heads, key, kv]; kv heads divides heads, and consecutive query heads share a kv head.
+    mask: a query that attends to no key gets an arbitrary finite result.
+    bias: by distance; or float32 [1 or batch, heads, query, key], computed once for many layers if no kernel takes a
+      bias by distance.
+    softcap: see `TransformerConfig.attention_softcap`; no kernel supports it.
+    dropout_rate, dropout_key, broadcast_dropout: dropout of the probabilities; T5 shares one mask among all queries.
     kernel: see `dispatch.choose_here`.
-    largest_block: of a kernel of TPUs, see `dispatch.attend`.
+    largest_block: largest block of a TPU kernel, see `dispatch.attend`.
 
   Returns:
     [batch, heads, query, kv] in the dtype of `query`.
   """
   if sharding.num_shards("length") > 1 and not mask.is_decoding:
-    # Where the mesh splits sequences, each device has all keys to its part of the queries (Dubey et al. 2024, section
-    # 3.3.2): they are small, and any mask works as it is.
+    # If the mesh splits sequences, each device gathers all keys for its part of the queries (Dubey et al. 2024, section
+    # 3.3.2). Keys are small, and every mask works unchanged.
     keys, values = (sharding.shard(x, "batch", "heads", None, "kv") for x in (keys, values))
   mask = mask.without_idle_window(query.shape[2], keys.shape[2])
   groups = query.shape[1] // keys.shape[1]
   if broadcast_dropout and dropout_key is not None and dropout_rate > 0.0:
-    # To drop a key's probabilities for all queries is to drop its row of values, of each head by itself.
+    # Dropping a key's probabilities for all queries equals dropping its row of values, separately for each head.
     if groups > 1:
       keys, values, groups = jnp.repeat(keys, groups, axis=1), jnp.repeat(values, groups, axis=1), 1
     values, dropout_key = layers.dropout(values, dropout_rate, dropout_key, broadcast_axis=-1), None
@@ -109,7 +109,7 @@ def attend(
   allowed = mask.allowed(query.shape[2], keys.shape[2])
   in_groups = groups > 1 and mask.is_decoding
   on_cpu = cpu_ops.is_fast(query) and not dropped and not softcap and (bias is None or bias.shape[0] == 1)
-  if on_cpu and in_groups and query.dtype == jnp.bfloat16:  # in float32 what follows is as fast
+  if on_cpu and in_groups and query.dtype == jnp.bfloat16:  # in float32 the code below is as fast
     return cpu_ops.attend_in_groups(query, keys, values, bias, allowed)
   if on_cpu and not in_groups:
     if groups > 1:
@@ -133,7 +133,7 @@ def attend(
 class Attention(nnx.Module):
   """Multi-head attention (Vaswani et al. 2017); with fewer key heads than query heads, grouped-query (Ainslie 2023).
 
-  The projections are matrices: num_heads * head_dim is one dimension, so that Adafactor factors it as T5's did.
+  The projections are matrices with num_heads * head_dim as one dimension, so that Adafactor factors them as T5's did.
   """
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, cross: bool = False):
@@ -147,12 +147,12 @@ class Attention(nnx.Module):
     self.scale = (config.attention_scale_dim or head_dim) ** -0.5 if config.scale_attention else 1.0
     self.softcap = config.attention_softcap
     self.kernel, self.largest_block = config.attention_kernel, config.attention_block
-    # Without scaling the initializer carries the 1/sqrt(head_dim) of the logits.
+    # Without scaling, the initializer includes the factor 1/sqrt(head_dim) of the logits.
     query_scale = layers.fan_in_scale(config, embed if config.scale_attention else embed * head_dim)
     self.query = layers.param(rngs, (embed, joined), ("embed", "heads"), scale=query_scale)
     self.key = layers.param(rngs, (embed, kv_joined), ("embed", "heads"), scale=layers.fan_in_scale(config, embed))
     if cross and config.attention_init_bias:
-      # Queries as keys are: what a normed token asks for is itself, by so many logits on average.
+      # Queries start as scaled keys, so that a normed token attends to itself with this logit on average.
       self_logit = self.scale * head_dim * embed * layers.fan_in_scale(config, embed) ** 2
       keys = self.key[...].reshape(embed, config.kv_heads, head_dim)
       keys = jnp.repeat(keys, config.num_heads // config.kv_heads, axis=1)
@@ -185,12 +185,12 @@ class Attention(nnx.Module):
     *,
     dropout_key: jax.Array | None = None,
   ) -> tuple[jax.Array, jax.Array]:
-    """Keys and values, each [batch, kv heads, length, kv], of [batch, length, embed].
+    """Returns keys and values, each [batch, kv heads, length, kv], of [batch, length, embed].
 
     Args:
-      memory: what is attended to.
-      positions: of the keys.
-      dropout_key: of adapted matrices; None at evaluation.
+      memory: input of the projections.
+      positions: positions of the keys.
+      dropout_key: key for dropout in adapted matrices; None at evaluation.
     """
     keys, values = (self._project(memory, name, dropout_key) for name in ("key", "value"))
     keys = keys if self.key_norm is None else self.key_norm(keys)
@@ -206,13 +206,13 @@ class Attention(nnx.Module):
     positions: Positions = NOWHERE,
     dropout_key: jax.Array | None = None,
   ) -> jax.Array:
-    """Attends from `x`, [batch, length, embed], to `keys_and_values(memory)`; the same shape as `x`.
+    """Attends from `x`, [batch, length, embed], to `keys_and_values(memory)`; returns the shape of `x`.
 
     Args:
-      x: what asks.
-      keys, values: of what is attended to.
-      mask: who sees whom.
-      positions: how far they lie from each other.
+      x: input of the queries.
+      keys, values: result of `keys_and_values`.
+      mask: attention mask.
+      positions: position scheme's hooks.
       dropout_key: None at evaluation.
     """
     options = {"mask": mask, "positions": positions, "dropout_key": dropout_key, "kernel": self.kernel}
@@ -223,9 +223,9 @@ class Attention(nnx.Module):
   def probabilities(
     self, x: jax.Array, keys: jax.Array, *, mask: AttentionMask, positions: Positions = NOWHERE
   ) -> jax.Array:
-    """How much each position of `x` takes of each key, float32 [batch, heads, query, key]; see `__call__`.
+    """Returns the attention probabilities of each position of `x`, float32 [batch, heads, query, key]; see `__call__`.
 
-    They are what attention makes of values that are one at a key of their own and zero elsewhere.
+    They are computed as attention over one-hot values.
     """
     length = keys.shape[2]
     ones = jnp.broadcast_to(jnp.eye(length, dtype=keys.dtype), (*keys.shape[:2], length, length))
@@ -243,7 +243,7 @@ class Attention(nnx.Module):
     dropout_key: jax.Array | None,
     kernel: str,
   ) -> jax.Array:
-    """What the heads find, [batch, heads, query, size of a value]."""
+    """Returns the output of each head, [batch, heads, query, size of a value]."""
     query = self._project(x, "query", dropout_key)
     query = query if self.query_norm is None else self.query_norm(query)
     query = positions.on_queries(query) * self.scale
@@ -269,10 +269,10 @@ class Attention(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class AttentionProbe:
-  """Of which attention of a layer the probabilities are looked at.
+  """Selects the attention head of a layer to return probabilities of.
 
-  head: int [], its number.
-  cross: of the cross-attention; otherwise of the self-attention.
+  head: int [], index of the head.
+  cross: cross-attention instead of self-attention.
   """
 
   head: jax.Array
@@ -281,5 +281,5 @@ class AttentionProbe:
   def at(
     self, attention: Attention, x: jax.Array, keys: jax.Array, *, mask: AttentionMask, positions: Positions = NOWHERE
   ) -> jax.Array:
-    """Those of the one head, float32 [batch, query, key]; see `Attention.probabilities`."""
+    """Returns the probabilities of the head, float32 [batch, query, key]; see `Attention.probabilities`."""
     return jnp.take(attention.probabilities(x, keys, mask=mask, positions=positions), self.head, axis=1)

@@ -11,17 +11,17 @@ import jax.numpy as jnp
 
 
 def number_of_positions(real: jax.Array) -> jax.Array:
-  """float32 []: how many of the positions, bool [batch, length], hold a token."""
+  """Returns the number of positions, bool [batch, length], with a token, as float32 []."""
   return jnp.sum(real.astype(jnp.float32))
 
 
 @dataclasses.dataclass(frozen=True)
 class Term:
-  """A term that layers of a kind return; its name is that of the metric, too.
+  """An auxiliary term that layers return; its name is also the metric's.
 
-  coefficient: its factor in the loss; 0.0: it is a metric alone.
-  weight: real positions, bool [batch, length], -> float32 [], the weight of one layer's sum.  The weights of the parts
-    of a batch must add up to that of the batch.
+  coefficient: factor in the loss; 0.0: a metric only.
+  weight: real positions, bool [batch, length], -> float32 [], the weight of one layer's sum. Weights of the parts of a
+    batch must add up to the weight of the batch.
   """
 
   coefficient: float
@@ -30,26 +30,26 @@ class Term:
 
 @dataclasses.dataclass(frozen=True)
 class Carried:
-  """A state that each layer returns in one step and is given in the next; see `FeedForward.carried`.
+  """A state that each layer returns in one step and receives in the next; see `FeedForward.carried`.
 
-  shape: of a row of the batch, without the axes of rows and layers.
-  dtype: of the array that the train state keeps.
+  shape: shape per row of the batch, without the axes of rows and layers.
+  dtype: dtype of the array in the train state.
   """
 
   shape: tuple[int, ...]
   dtype: str = "float32"
 
 
-CARRIED = "carried/"  # begins the names of features that have such states: carried/decoder/NAME, [rows, layers, ...]
+CARRIED = "carried/"  # prefix of features with such states: carried/decoder/NAME, [rows, layers, ...]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Auxiliary:
-  """What layers return beside their activations.
+  """Outputs of layers besides their activations.
 
-  terms: name -> float32 [], a sum over real positions; of a stack or a model the sum over all layers.
-  states: name -> array; of a stack with a leading axis "layers", of a model by stack, "encoder/NAME".
+  terms: name -> float32 [], a sum over real positions; for a stack or a model the sum over all layers.
+  states: name -> array; for a stack with a leading axis "layers", for a model by stack, "encoder/NAME".
   """
 
   terms: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)
@@ -59,36 +59,36 @@ class Auxiliary:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Hidden:
-  """Activations, [..., embed], and what the layers that made them return beside."""
+  """Activations, [..., embed], and auxiliary outputs of the layers."""
 
   x: jax.Array
   aux: Auxiliary = dataclasses.field(default_factory=Auxiliary)
 
 
 def hidden_of(output: jax.Array | Hidden) -> Hidden:
-  """The output of a layer, which may be its activations alone.
+  """Wraps the output of a layer, which may be just activations, as `Hidden`.
 
   Raises:
-    ValueError: a term is no scalar; while it is traced.
+    ValueError: a term is not a scalar (raised during tracing).
   """
   if not isinstance(output, Hidden):
     return Hidden(output)
   for name, total in output.aux.terms.items():
     if jnp.shape(total):
-      raise ValueError(f"the auxiliary term {name!r} has the shape {jnp.shape(total)}; return its sum, a scalar")
+      raise ValueError(f"the auxiliary term {name!r} has the shape {jnp.shape(total)}. Return its sum, a scalar.")
   terms = {name: jnp.asarray(total, jnp.float32) for name, total in output.aux.terms.items()}
   return Hidden(output.x, Auxiliary(terms, output.aux.states))
 
 
 def of_layers(stacked: Auxiliary | tuple[Auxiliary, ...]) -> Auxiliary:
-  """The outputs of a stack from those of its layers, which a scan has stacked, or which are in a tuple."""
+  """Combines the outputs of a stack's layers, stacked by a scan or in a tuple."""
   if isinstance(stacked, tuple):
     stacked = jax.tree.map(lambda *values: jnp.stack(values), *stacked)
   return Auxiliary({name: jnp.sum(total) for name, total in stacked.terms.items()}, stacked.states)
 
 
 def of_stacks(**stacks: Auxiliary) -> Auxiliary:
-  """The outputs of a model from those of its stacks, by their sides: terms are added, states stand side by side."""
+  """Combines the outputs of a model's stacks, given by side: terms are added, states keep separate names."""
   names = dict.fromkeys(name for aux in stacks.values() for name in aux.terms)
   total = lambda name: functools.reduce(operator.add, (aux.terms[name] for aux in stacks.values() if name in aux.terms))
   states: dict[str, Any] = {f"{side}/{name}": x for side, aux in stacks.items() for name, x in aux.states.items()}

@@ -1,12 +1,12 @@
-"""The same mathematics, said so that XLA's CPU backend runs it fast; other platforms never see it.
+"""Operations in a form that XLA's CPU backend runs fast; other platforms do not use them.
 
-On a CPU a matrix product reaches the machine's speed when it is a plain [m, k] x [k, n] product, or a batch of them
-over leading axes, that nothing is fused into; an `optimization_barrier` keeps the neighbours out.  Memory is slow, so
-what is cheap to compute again is not saved.  Each function of arrays equals its plain counterpart (a test).
+On a CPU a matrix product reaches full speed as a plain [m, k] x [k, n] product, or a batch of them over leading axes,
+without fused operations; `optimization_barrier` prevents fusion. Memory is slow, so cheap values are recomputed instead
+of saved. Each function of arrays equals its plain counterpart, which a test checks.
 
-Products of bfloat16 run at twice the pace of float32 where the CPU has instructions for them (AVX512-BF16, AMX), if
-they are said to come out in float32, if what is multiplied lies in memory as the product reads it, and if it has more
-than one row; all others are turned into products of float32.
+bfloat16 products are twice as fast as float32 on CPUs with suitable instructions (AVX512-BF16, AMX). XLA uses these
+only if the output is float32, the operands are in memory in the product's order, and there is more than one row. It
+converts all other products to float32.
 """
 
 import functools
@@ -19,23 +19,23 @@ from t2t import sharding
 
 _barrier = jax.lax.optimization_barrier
 
-# So many times one row, of which the first is read, take as long as it would if it ran in bfloat16.
+# Number of copies of a single row with which the product runs in bfloat16; the first row of the result is used.
 _LEAST_ROWS = 4
 
-# Queries that share the keys up to the last of them: small enough to leave out much of what a causal mask hides.
+# Queries per block, which share the keys up to the block's last; small enough to skip most masked keys.
 _CAUSAL_BLOCK = 128
 
 
 def is_fast(x: jax.Array) -> bool:
-  """Whether products of an array like this are said otherwise here than elsewhere.
+  """Returns True if products of such an array take the paths of this file.
 
-  On a mesh of several devices those of bfloat16 are not: the compiler would gather what is to lie in memory.
+  On a mesh of several devices, bfloat16 products do not, because the compiler would gather operands to lay them out.
   """
   return sharding.platform() == "cpu" and (x.dtype == jnp.float32 or sharding.is_alone())
 
 
 def _in_memory(x: jax.Array) -> jax.Array:
-  """`x`, written in the order of its axes before a product of bfloat16 reads it."""
+  """Constrains a bfloat16 `x` to row-major layout in memory before a product reads it."""
   if x.dtype != jnp.bfloat16:
     return x
   return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
@@ -50,7 +50,7 @@ def _dot(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _by_rows(axes: str, rows: jax.Array, y: jax.Array) -> jax.Array:
-  """`_dot` of [batch, heads, rows, ...]."""
+  """Computes `_dot` of [batch, heads, rows, ...]; a single bfloat16 row is repeated."""
   if rows.dtype != jnp.bfloat16 or rows.shape[2] != 1:
     return _dot(axes, rows, y)
   return _dot(axes, jnp.repeat(rows, _LEAST_ROWS, axis=2), y)[:, :, :1]
@@ -58,7 +58,7 @@ def _by_rows(axes: str, rows: jax.Array, y: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def _in_bfloat16(rows: jax.Array, kernel: jax.Array) -> jax.Array:
-  """float32 [m, n] of bfloat16 [m, k] and [k, n], whose gradients are bfloat16."""
+  """Returns float32 [m, n] of bfloat16 [m, k] and [k, n], with bfloat16 gradients."""
   return _in_bfloat16_forward(rows, kernel)[0]
 
 
@@ -77,11 +77,11 @@ _in_bfloat16.defvjp(_in_bfloat16_forward, _in_bfloat16_backward)
 
 
 def dense(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
-  """x @ kernel for [..., in] and [in, out], as one two-dimensional product, so that its gradients are such, too.
+  """Computes x @ kernel for [..., in] and [in, out] as one two-dimensional product, also in its gradients.
 
   Args:
-    x, kernel: of one dtype.
-    dtype: of the result; None: that of `x`.
+    x, kernel: operands of one dtype.
+    dtype: dtype of the result; None: the dtype of `x`.
   """
   rows = x.reshape(-1, x.shape[-1])
   y = _in_bfloat16(rows, kernel) if is_fast(x) and x.dtype == jnp.bfloat16 else rows @ kernel
@@ -90,9 +90,9 @@ def dense(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype | None = None) -> ja
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
 def write(x: jax.Array, part: jax.Array, index: jax.Array, axis: int) -> jax.Array:
-  """`part` in place of what stands in `x` from `index` on, as `jax.lax.dynamic_update_slice_in_dim`.
+  """Replaces a slice of `x` from `index` by `part`, as `jax.lax.dynamic_update_slice_in_dim`.
 
-  Of bfloat16 all of `x` would be turned into float32 and back, instead of a part of it written where it lies.
+  For bfloat16, XLA would convert all of `x` to float32 and back instead of writing the part in place.
   """
   if x.dtype != jnp.bfloat16:
     return jax.lax.dynamic_update_slice_in_dim(x, part, index, axis=axis)
@@ -118,10 +118,10 @@ def _scores(query, keys, bias, allowed):
 def attend(
   query: jax.Array, keys: jax.Array, values: jax.Array, bias: jax.Array | None, allowed: jax.Array | None
 ) -> jax.Array:
-  """softmax(query keys^T + bias) values; shapes as in `attention.attend`, in the dtype of `query`, without dropout.
+  """Computes softmax(query keys^T + bias) values without dropout; shapes and dtypes as in `attention.attend`.
 
-  The softmax is one of float32.  It divides after the values are weighted, [batch, heads, query, kv] instead of
-  [batch, heads, query, key], and the backward pass computes the scores again instead of reading them back.
+  The softmax is in float32. The division follows the weighted sum of values, on [batch, heads, query, kv] instead of
+  [batch, heads, query, key]. The backward pass recomputes the scores.
   """
   return _attend_forward(query, keys, values, bias, allowed)[0]
 
@@ -134,15 +134,15 @@ def _attend_forward(query, keys, values, bias, allowed):
   exponentials = _barrier(jnp.exp(scores - largest).astype(dtype))
   total = jnp.sum(exponentials, axis=-1, keepdims=True, dtype=jnp.float32)
   attended = _by_rows("bhqs,bhsk->bhqk", exponentials, values) / total
-  # Not their logarithm in one: where a query may see nothing, `largest` is so low that it would swallow it.  And not
-  # rounded: what all values have in common is taken from the change of each probability, which is far smaller.
+  # `largest` and `total` are saved separately: their log-sum-exp would round `total` away for fully masked queries. The
+  # output is saved in float32, because the backward pass takes differences that are far smaller than its terms.
   return attended.astype(dtype), (query, keys, values, bias, allowed, attended, largest, 1.0 / total)
 
 
 def _attend_backward(residuals, cotangent):
   query, keys, values, bias, allowed, attended, largest, share = residuals
   dtype, cotangent = query.dtype, _in_memory(cotangent)
-  # XLA aborts over the small products of two or three queries if they are kept apart.
+  # XLA aborts on small products of two or three queries behind a barrier.
   apart = _barrier if query.shape[2] >= _LEAST_ROWS else lambda x: x
   probabilities = apart((jnp.exp(_scores(query, keys, bias, allowed) - largest) * share).astype(dtype))
   d_values = apart(_dot("bhkq,bhqs->bhks", _transposed(cotangent), probabilities))
@@ -152,12 +152,12 @@ def _attend_backward(residuals, cotangent):
   d_scores = apart((d_scores if allowed is None else jnp.where(allowed, d_scores, 0.0)).astype(dtype))
   d_query = _dot("bhqs,bhsk->bhqk", d_scores, keys).astype(dtype)
   d_keys = apart(_dot("bhkq,bhqs->bhks", _transposed(query), d_scores))
-  # A sum over the batch as a product with ones: XLA's own reduction over a leading axis runs at a fifth of the speed.
+  # The sum over the batch is a product with ones: XLA's own reduction over a leading axis runs at a fifth of the speed.
   rows = d_scores.reshape(d_scores.shape[0], -1)
   ones = jnp.ones((1, rows.shape[0]), dtype)
   d_bias = None
   if bias is not None:
-    alike = tuple(axis for axis in (1, 2) if bias.shape[axis] == 1)  # for all heads, or queries
+    alike = tuple(axis for axis in (1, 2) if bias.shape[axis] == 1)  # broadcast over heads, or queries
     d_bias = _dot("rb,bn->rn", ones, rows).reshape(1, *d_scores.shape[1:]).sum(axis=alike, keepdims=True)
   swap = lambda x: jnp.swapaxes(x, -1, -2).astype(dtype)
   return d_query, swap(d_keys), swap(d_values), d_bias, None
@@ -169,7 +169,7 @@ attend.defvjp(_attend_forward, _attend_backward)
 def attend_in_groups(
   query: jax.Array, keys: jax.Array, values: jax.Array, bias: jax.Array | None, allowed: jax.Array | None
 ) -> jax.Array:
-  """`attend` where so many heads in a row share their keys: as more queries of one head, so that no key is copied."""
+  """Computes `attend` with grouped key heads: the groups become more queries of one head, so that no key is copied."""
   kv_heads, groups = keys.shape[1], query.shape[1] // keys.shape[1]
   shape = (query.shape[2], keys.shape[2])
   if bias is not None:
@@ -184,7 +184,7 @@ def attend_in_groups(
 def attend_causally(
   query: jax.Array, keys: jax.Array, values: jax.Array, bias: jax.Array | None, allowed: jax.Array | None
 ) -> jax.Array:
-  """`attend` where no query sees a key to its right: blocks of queries, each with the keys up to its end."""
+  """Computes `attend` with a causal mask in blocks of queries, each with the keys up to the block's end."""
   length, blocks = query.shape[2], []
   for start in range(0, length, _CAUSAL_BLOCK):
     end = min(start + _CAUSAL_BLOCK, length)
@@ -196,7 +196,7 @@ def attend_causally(
 
 @jax.custom_jvp
 def select(x: jax.Array, index: jax.Array) -> jax.Array:
-  """x[..., index] for [..., n] and int [...], 0 where the index is out of range, without a pass over all of `x`."""
+  """Returns x[..., index] for [..., n] and int [...], 0 if the index is out of range, without a pass over `x`."""
   is_inside = (index >= 0) & (index < x.shape[-1])
   taken = jnp.take_along_axis(x, jnp.where(is_inside, index, 0)[..., None], axis=-1)[..., 0]
   return jnp.where(is_inside, taken, 0)
@@ -204,7 +204,7 @@ def select(x: jax.Array, index: jax.Array) -> jax.Array:
 
 @select.defjvp
 def _select_jvp(primals, tangents):
-  # The gradient is not scattered: compared with the index it is fused into what else is added to it.
+  # A comparison instead of a scatter, so that the gradient fuses into the following sum.
   x, index = primals
   at = index[..., None] == jnp.arange(x.shape[-1])
   return select(x, index), jnp.sum(jnp.where(at, tangents[0], 0), axis=-1)

@@ -1,4 +1,4 @@
-"""Feed-forward layers, the second branch of a block: rows of `config.FEED_FORWARD`."""
+"""Feed-forward layers, the second branch of a block, registered in `config.FEED_FORWARD`."""
 
 from collections.abc import Mapping
 import functools
@@ -17,15 +17,15 @@ from t2t.models.config import TransformerConfig
 class FeedForward(nnx.Module):
   """Base class of feed-forward layers; each row of the table is a subclass.
 
-  Parameters have a logical name for each axis (`layers.param`), by which a mesh splits them; "layers" is not among
-  them.  A parameter with two axes is multiplied by `layers.dense`, so that an adapter can take its place.  Outputs of
-  matrices have names of `remat.NAMES`, by which the backward pass keeps them.
+  Parameters have a logical name for each axis (`layers.param`), by which a mesh splits them, without "layers".
+  Parameters with two axes are multiplied by `layers.dense`, so that an adapter can replace them. Outputs of matrices
+  are named by `remat.NAMES`, so that the backward pass can keep them.
 
-  reads_real: whether a call is given which positions hold a token; layers that return terms need it.
+  reads_real: whether calls take the mask of real positions; layers that return terms need it.
 
   Args:
     config: shape of the model.
-    rngs: of the initial values.
+    rngs: random keys of the initial values.
   """
 
   reads_real: ClassVar[bool] = False
@@ -41,47 +41,47 @@ class FeedForward(nnx.Module):
     real: jax.Array | None = None,
     **carried: Mapping[str, jax.Array],
   ) -> jax.Array | Hidden:
-    """[batch, length, embed] -> the same, with auxiliary outputs or without.
+    """Maps [batch, length, embed] to the same shape, optionally with auxiliary outputs.
 
     Args:
-      x: the normed residual sum.
+      x: normed residual stream.
       dropout_key: None at evaluation.
-      real: bool [batch, length], which positions hold a token, if the class `reads_real`; None: all do.
-      carried: carried=name -> [batch, ...], the states that the layer returned for the rows before these; not given in
-        evaluation and decoding, and to a class that carries none.
+      real: bool [batch, length], positions with a token, if the class `reads_real`; None: all positions.
+      carried: carried=name -> [batch, ...], states that the layer returned for the previous rows; only in training, and
+        only for classes with carried states.
     """
     raise NotImplementedError
 
   @classmethod
   def terms(cls, config: TransformerConfig) -> Mapping[str, Term]:
-    """The auxiliary terms that each call returns, by name."""
+    """Returns the auxiliary terms of each call by name."""
     del config
     return {}
 
   @classmethod
   def carried(cls, config: TransformerConfig) -> Mapping[str, Carried]:
-    """The states, of those that each call returns, that training keeps for the next step, by name."""
+    """Returns the states of each call that training keeps for the next step, by name."""
     del config
     return {}
 
   @classmethod
   def multiply_adds(cls, config: TransformerConfig) -> float:
-    """Multiplications with parameters for each position, of which `model_flops` is made."""
+    """Returns multiplications with parameters per position, for `model_flops`."""
     raise NotImplementedError
 
   @classmethod
   def inner_features(cls, config: TransformerConfig) -> float:
-    """Features of each position that matrices give inside the layer, which the backward pass may keep."""
+    """Returns features per position of the layer's inner matrix outputs, which the backward pass may keep."""
     raise NotImplementedError
 
 
 class Mlp(FeedForward):
-  """activation(x W_up) W_down, or activation(x W_gate) * (x W_up) W_down (Shazeer 2020)."""
+  """MLP: activation(x W_up) W_down, or gated, activation(x W_gate) * (x W_up) W_down (Shazeer 2020)."""
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
     embed, mlp = config.embed_dim, config.mlp_dim
     self.activation = config.mlp_activation
-    # T5 alone drops out between the two products; BERT, GPT-2 and those after them only behind the second.
+    # Only T5 applies dropout between the two products; BERT, GPT-2 and later models only after the second.
     self.dropout_rate = config.dropout_rate if config.broadcast_dropout else 0.0
     self.gradient_dtype, self.quantization = config.gradient_dtype, config.quantization
     scale = layers.fan_in_scale(config, embed)
@@ -93,7 +93,7 @@ class Mlp(FeedForward):
     self.down_bias = layers.bias(config, embed, "embed")
 
   def __call__(self, x: jax.Array, dropout_key: jax.Array | None = None, *, real: jax.Array | None = None) -> jax.Array:
-    """[batch, length, embed] -> [batch, length, mlp] -> [batch, length, embed]."""
+    """Maps [batch, length, embed] -> [batch, length, mlp] -> [batch, length, embed]."""
     del real
     product = functools.partial(
       layers.dense, gradient_dtype=self.gradient_dtype, quantization=self.quantization, dropout_key=dropout_key
@@ -110,10 +110,8 @@ class Mlp(FeedForward):
 
   @classmethod
   def multiply_adds(cls, config: TransformerConfig) -> float:
-    """Two matrices, or three with a gate."""
     return (3 if config.gated else 2) * config.embed_dim * config.mlp_dim
 
   @classmethod
   def inner_features(cls, config: TransformerConfig) -> float:
-    """The width inside, twice with a gate."""
     return (2 if config.gated else 1) * config.mlp_dim

@@ -1,4 +1,4 @@
-"""How many floating-point operations a training step of a model has."""
+"""FLOPs of a training step."""
 
 from collections.abc import Mapping
 
@@ -8,22 +8,21 @@ from t2t.models.config import TransformerConfig
 def model_flops(
   config: TransformerConfig, *, batch_size: int, lengths: Mapping[str, int], predicted: float = 1.0
 ) -> float:
-  """Floating-point operations of one training step, forward and backward, without recomputation.
+  """Returns the FLOPs of one training step, forward and backward, without recomputation.
 
-  Two for each multiply-add, three times the forward pass for forward and backward: 6 x parameters of a matmul x the
-  tokens that pass through it, plus attention's scores and weighted values (a causal mask saves nothing here; a window
-  saves what is farther away, to either side).  Embedding lookups, norms, softmax and activations are not counted (PaLM,
-  Chowdhery et al. 2022, appendix B).
+  Two for each multiply-add, three times the forward pass for forward and backward: 6 x parameters of a matmul x its
+  tokens, plus attention's scores and weighted values. A causal mask does not reduce the count; a window does. Embedding
+  lookups, norms, softmax and activations are not counted (PaLM, Chowdhery et al. 2022, appendix B).
 
   Args:
     config: shape of the model.
     batch_size: sequences.
-    lengths: positions of "encoder" and "decoder" that are computed, padding included.
-    predicted: share of the last stack's positions whose logits are needed.
+    lengths: computed positions of "encoder" and "decoder", padding included.
+    predicted: fraction of the last stack's positions with logits.
   """
   encoder_length, decoder_length = (lengths.get(side, 0) for side in ("encoder", "decoder"))
   joined, kv_joined = config.num_heads * config.head_dim, config.kv_heads * config.head_dim
-  queries, keys = 2 * config.embed_dim * joined, 2 * config.embed_dim * kv_joined  # and out, and values
+  queries, keys = 2 * config.embed_dim * joined, 2 * config.embed_dim * kv_joined  # with output projection, and values
   mlp = config.feed_forward_class.multiply_adds(config)
   block = queries + keys + mlp
   encoder = config.num_encoder_layers * block * encoder_length
@@ -42,7 +41,7 @@ def model_flops(
 
 
 def _pairs(config: TransformerConfig, num_layers: int, length: int) -> int:
-  """How many pairs of positions of a row see each other in the self-attention of so many layers, causal or not."""
+  """Returns the number of attended position pairs in the self-attention of all layers, ignoring causality."""
   with_window = sum(bool(config.is_local(index)) for index in range(num_layers))
   window = min(config.attention_window, length)
   near = length * (2 * window + 1) - window * (window + 1)

@@ -1,4 +1,4 @@
-"""What stands on a model's hidden states: the head over the vocabulary, which all have, and those that go by a name."""
+"""Heads on a model's hidden states: the vocabulary head, and the registry of named heads."""
 
 from collections.abc import Callable
 import dataclasses
@@ -17,10 +17,10 @@ from t2t.runtime.lazy_table import LazyTable
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _against(hidden: jax.Array, table: jax.Array, axes: str) -> jax.Array:
-  """float32 [..., vocab] of hidden states [..., embed] and a table, by the axes of an einsum.
+  """Returns float32 [..., vocab] of hidden states [..., embed] and a table, by the axes of an einsum.
 
-  Its gradients are products in the operands' dtype, as TPUs round what they multiply anyway: GPUs would multiply in
-  TF32, at a third of the pace, which took a quarter of a step of GPT-2 small on an H200.
+  Its gradients are products in the operands' dtype, because TPUs round operands anyway. GPUs would multiply in TF32 at
+  a third of the speed, which took a quarter of a step of GPT-2 small on an H200.
   """
   return jnp.einsum(axes, hidden, table, preferred_element_type=jnp.float32)
 
@@ -44,7 +44,7 @@ _against.defvjp(_against_forward, _against_backward)
 
 @dataclasses.dataclass(frozen=True)
 class Logits:
-  """What is computed from the weights of a head; compared by value, as the static part of a pytree must be."""
+  """Function of a head's weights; compared by value, as required of the static part of a pytree."""
 
   activation: str
   norm_epsilon: float
@@ -53,7 +53,7 @@ class Logits:
   softcap: float
 
   def __call__(self, weights: dict[str, jax.Array], hidden: jax.Array) -> jax.Array:
-    """float32 [..., vocab] of [..., embed]."""
+    """Maps [..., embed] to float32 [..., vocab]."""
     if "transform" in weights:
       hidden = self.transformed(weights, hidden)
     if self.scale != 1.0:
@@ -69,7 +69,7 @@ class Logits:
     return layers.softcap(logits, self.softcap)
 
   def transformed(self, weights: dict[str, jax.Array], hidden: jax.Array) -> jax.Array:
-    """A dense layer, activation and norm, in the dtype of `hidden`."""
+    """Applies a dense layer, activation and norm, in the dtype of `hidden`."""
     x = jnp.einsum("...e,ef->...f", hidden, weights["transform"])
     if "transform_bias" in weights:
       x = x + weights["transform_bias"].astype(x.dtype)
@@ -80,14 +80,14 @@ class Logits:
 
 
 def gathered(parameter: nnx.Param, dtype: str = "float32") -> jax.Array:
-  """A parameter in `dtype` as activations meet it, see `sharding.gather`."""
+  """Returns a parameter cast to `dtype` and gathered, see `sharding.gather`."""
   return sharding.gather(parameter[...].astype(dtype), tuple(parameter.get_metadata()["axes"]))
 
 
 def transform_weights(
   config: TransformerConfig, kernel: nnx.Param, bias: nnx.Param | None, norm: layers.Norm
 ) -> dict[str, jax.Array]:
-  """The weights of `Logits.transformed`."""
+  """Returns the weights of `Logits.transformed`."""
   weights = {"transform": gathered(kernel, config.dtype), "norm_scale": gathered(norm.scale)}
   if config.norm_offset:
     weights["norm_scale"] = 1.0 + weights["norm_scale"]
@@ -98,9 +98,9 @@ def transform_weights(
 
 
 class VocabularyHead(nnx.Module):
-  """Logits over the vocabulary: hidden states against the embedding if they are tied, else against a projection.
+  """Logits over the vocabulary: a product of hidden states with the embedding if tied, else with a projection.
 
-  With `config.logits_transform`, a dense layer, activation and norm stand before and a bias behind (BERT).
+  With `config.logits_transform`, a dense layer, activation and norm come before, and a bias after (BERT).
   """
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
@@ -116,9 +116,9 @@ class VocabularyHead(nnx.Module):
       self.bias = nnx.Param(jnp.zeros(rows, jnp.float32), axes=("vocab",))
 
   def logits_fn(self, embed: layers.Embed) -> Callable[[jax.Array], jax.Array]:
-    """[..., embed] -> float32 logits [..., vocab], as a pytree that holds its weights.
+    """Returns a function from [..., embed] to float32 logits [..., vocab], a pytree with its weights.
 
-    The weights are gathered and cast once, however often the function is called.
+    The weights are gathered and cast once for all calls of the function.
     """
     config = self.config
     if config.tied_logits:
@@ -129,31 +129,31 @@ class VocabularyHead(nnx.Module):
     if config.logits_transform:
       weights |= transform_weights(config, self.transform, self.transform_bias, self.norm)
       weights["bias"] = gathered(self.bias)
-    # T5 scales, because its embedding's entries have standard deviation 1.
+    # T5's scale, because its embedding has standard deviation 1.
     scale = config.embed_dim**-0.5 if config.tied_logits and not config.init_scale else 1.0
     function = Logits(config.mlp_activation, config.norm_epsilon, config.norm == "layer", scale, config.logits_softcap)
     return jax.tree_util.Partial(function, weights)
 
 
-# ---- By name ---------------------------------------------------------------------------------------------------------
+# ---- Named heads -----------------------------------------------------------------------------------------------------
 
 
 class Head(Protocol):
-  """What a model has under a name of its own; its parameters are at heads/NAME.
+  """A named head of a model; its parameters are under heads/NAME.
 
-  reads: which hidden states: those of the "first" or "last" position of each text, their "mean", "each", or those of
-    the "boundaries" of a span; such a head has `logits_fn` instead, see `task_heads.BoundaryHead`.
-  layers: "last", or "mix": it weighs those of all layers.
+  reads: states that it reads: "first" or "last" position of each text, their "mean", "each", or the "boundaries" of a
+    span; the latter has `logits_fn` instead, see `task_heads.BoundaryHead`.
+  layers: "last", or "mix": a weighted sum of all layers' states.
   """
 
   reads: str
   layers: str
 
   def __call__(self, hidden: jax.Array, *, dropout_key: jax.Array | None = None) -> jax.Array:
-    """float32 [..., classes] of [..., embed]; with a mix of layers, of [layers + 1, ..., embed]."""
+    """Maps [..., embed] to float32 [..., classes]; with layers="mix", [layers + 1, ..., embed]."""
 
 
-# kind -> its module; the file is imported when a model has a head by name
+# kind -> class; imported when a model has such a head
 HEADS: LazyTable[Callable[[TransformerConfig, HeadConfig, nnx.Rngs], Head]] = LazyTable(
   {
     "class": "t2t.models.task_heads:AnswerHead",
@@ -169,5 +169,5 @@ HEADS: LazyTable[Callable[[TransformerConfig, HeadConfig, nnx.Rngs], Head]] = La
 
 
 def build(config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Dict:
-  """The heads of a model by their names."""
+  """Returns the named heads of a model."""
   return nnx.Dict({head.name: HEADS[head.kind](config, head, rngs) for head in config.heads})

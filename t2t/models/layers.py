@@ -1,4 +1,4 @@
-"""Parts that every Transformer block has: dense layers, embeddings, norms, dropout."""
+"""Shared parts of Transformer blocks: dense layers, embeddings, norms, dropout."""
 
 from collections.abc import Callable
 import functools
@@ -25,10 +25,10 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def activate(name: str, x: jax.Array) -> jax.Array:
-  """One of `ACTIVATIONS`, elementwise, at least in float32; its derivative is all that the backward pass finds saved.
+  """Applies one of `ACTIVATIONS` elementwise, at least in float32, and saves only the derivative for the backward pass.
 
-  Left to itself, automatic differentiation saves five arrays of the size of `x` for a gelu; and a gelu of bfloat16
-  rounds ten times on its way, which on a CPU takes longer than the gelu.
+  Plain automatic differentiation saves five arrays of the size of `x` for a gelu. A bfloat16 gelu also rounds ten
+  times, which on a CPU takes longer than the gelu itself.
   """
   return ACTIVATIONS[name](_wide(x)).astype(x.dtype)
 
@@ -52,30 +52,30 @@ activate.defvjp(_activate_forward, _activate_backward)
 
 
 def split_key(key: jax.Array | None, num: int) -> list[jax.Array | None]:
-  """`num` keys of one, or none of none."""
+  """Splits a key into `num` keys; None gives a list of None."""
   return [None] * num if key is None else list(jax.random.split(key, num))
 
 
 def param(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str | None, ...], *, scale: float) -> nnx.Param:
-  """A float32 parameter, normal with standard deviation `scale`, with a logical name for each axis."""
+  """Returns a float32 parameter, normal with standard deviation `scale`, with a logical name for each axis."""
   return nnx.Param(scale * jax.random.normal(rngs.params(), shape, jnp.float32), axes=axes)
 
 
 def bias(config: TransformerConfig, size: int, axis: str) -> nnx.Param | None:
-  """A vector of zeros to add behind a dense layer, if the model has biases."""
+  """Returns a zero-initialized bias vector, or None if the model has no biases."""
   return nnx.Param(jnp.zeros(size, jnp.float32), axes=(axis,)) if config.biases else None
 
 
 def fan_in_scale(config: TransformerConfig, fan_in: int) -> float:
-  """Standard deviation of the initial weights of a layer that reads `fan_in` features."""
+  """Returns the standard deviation of initial weights of a layer with `fan_in` inputs."""
   return config.init_scale or fan_in**-0.5
 
 
 def residual_scale(config: TransformerConfig, fan_in: int) -> float:
-  """Standard deviation of the initial weights of a layer that ends a branch, whose output is added to the residual sum.
+  """Returns the standard deviation of initial weights of a branch's last layer, before the residual sum.
 
-  Where branches are normed on their way in and all weights start alike, the sum over the layers would grow with their
-  number; GPT-2 divides by its square root (Radford et al. 2019, section 2.3).
+  In pre-norm models with one initial scale for all weights, the residual stream would grow with the number of layers.
+  GPT-2 divides by its square root (Radford et al. 2019, section 2.3).
   """
   if config.init_scale and not config.post_norm:
     return config.init_scale * (2 * max(config.num_encoder_layers, config.num_decoder_layers)) ** -0.5
@@ -83,7 +83,7 @@ def residual_scale(config: TransformerConfig, fan_in: int) -> float:
 
 
 class AdaptedMatrix(Protocol):
-  """A module that stands in place of a matrix's parameter in an adapted model."""
+  """A module that replaces a matrix parameter in an adapted model."""
 
   def dense(
     self,
@@ -94,7 +94,7 @@ class AdaptedMatrix(Protocol):
     quantization: str,
     dropout_key: jax.Array | None,
   ) -> jax.Array:
-    """Computes what `layers.dense` does of the parameter alone, adapted."""
+    """Computes `layers.dense` with the adapted matrix."""
 
 
 def dense(
@@ -106,13 +106,13 @@ def dense(
   quantization: str = "",
   dropout_key: jax.Array | None = None,
 ) -> jax.Array:
-  """x @ kernel + bias for [..., in], [in, out] and [out], in the dtype of `x`.
+  """Computes x @ kernel + bias for [..., in], [in, out] and [out], in the dtype of `x`.
 
   Args:
-    x: of any number of leading axes.
+    x: input with any number of leading axes.
     kernel, bias: parameters.
-    gradient_dtype, quantization: see `TransformerConfig`; what is added to an adapted kernel is not quantized.
-    dropout_key: of an adapted kernel's dropout; None at evaluation.
+    gradient_dtype, quantization: see `TransformerConfig`; an adapter's addition is not quantized.
+    dropout_key: key of an adapted kernel's dropout; None at evaluation.
   """
   if not isinstance(kernel, nnx.Param):
     return kernel.dense(x, bias, gradient_dtype=gradient_dtype, quantization=quantization, dropout_key=dropout_key)
@@ -123,23 +123,23 @@ def dense(
 
 
 def add_bias(y: jax.Array, bias: nnx.Param | None) -> jax.Array:
-  """y + bias in the dtype of `y`, in float32, where the gradient of a bias is added up over all positions."""
+  """Returns y + bias in the dtype of `y`; sum and gradient of the bias are computed in float32."""
   return y if bias is None else (y + bias[...]).astype(y.dtype)
 
 
 def matrix_axes(kernel: nnx.Param) -> tuple[str | None, str | None]:
-  """Logical names of a matrix's axes; of one that was made without, no mesh splits any."""
+  """Returns the logical axis names of a matrix; (None, None), which is not sharded, if it has no metadata."""
   return kernel.get_metadata().get("axes", (None, None))
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, broadcast_axis: int | None = None) -> jax.Array:
-  """Sets a share `rate` of `x` to zero and scales the rest by 1 / (1 - rate); without a key it does nothing.
+  """Sets a fraction `rate` of `x` to zero and scales the rest by 1 / (1 - rate); returns `x` without a key.
 
   Args:
     x: any shape.
     rate: in [0, 1).
     key: None at evaluation.
-    broadcast_axis: an axis along which all entries share one draw.
+    broadcast_axis: an axis along which all entries share one mask.
   """
   if key is None or rate == 0.0:
     return x
@@ -151,14 +151,14 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, broadcast_axis:
 
 
 def softcap(logits: jax.Array, cap: float) -> jax.Array:
-  """Logits between -cap and cap, which hardly changes small ones; with 0 they stay (Gemma team 2024, section 2)."""
+  """Limits logits to (-cap, cap) by a scaled tanh; 0: no change (Gemma team 2024, section 2)."""
   return cap * jnp.tanh(logits / cap) if cap else logits
 
 
 def normalise(
   x: jax.Array, scale: jax.Array, bias: jax.Array | None = None, *, epsilon: float, centered: bool
 ) -> jax.Array:
-  """Root mean square norm, or layer norm if `centered`, of float32 [..., size] over its last axis."""
+  """Applies root mean square norm, or layer norm if `centered`, to float32 [..., size] over the last axis."""
   if centered:
     x = x - jnp.mean(x, axis=-1, keepdims=True)
   variance = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
@@ -179,18 +179,18 @@ class Norm(nnx.Module):
 
   @property
   def factor(self) -> jax.Array:
-    """What is multiplied with, float32 [size]."""
+    """Returns the multiplier, float32 [size]."""
     return 1.0 + self.scale[...] if self.offset else self.scale[...]
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    """[..., size] -> the same, in the dtype of `x`."""
+    """Maps [..., size] to the same shape, in the dtype of `x`."""
     shift = None if self.bias is None else self.bias[...]
     normed = normalise(x.astype(jnp.float32), self.factor, shift, epsilon=self.epsilon, centered=self.centered)
     return normed.astype(x.dtype)
 
 
 class DecoderPositions(nnx.Module):
-  """What a decoder's tokens get that an encoder's do not: positions, and a norm behind them, of its own (BART)."""
+  """Separate learned positions and embedding norm of the decoder (BART)."""
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
     width = config.embedding_dim or config.embed_dim
@@ -202,12 +202,12 @@ class DecoderPositions(nnx.Module):
 
 
 class Embed(nnx.Module):
-  """Vectors of token ids; with learned positions and segments, those of the position and of the segment added."""
+  """Token embedding; optionally adds learned embeddings of positions and segments."""
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
     width = config.embedding_dim or config.embed_dim
     axis = "embed" if width == config.embed_dim else "factor"
-    # Standard deviation 1 by default: T5 does not scale embeddings up on their way in.
+    # Default standard deviation 1: T5 does not scale embeddings at the input.
     scale = config.init_scale or 1.0
     self.table = param(rngs, (config.vocab_size, width), ("vocab", axis), scale=scale)
     rows = config.max_length + config.position_offset
@@ -220,7 +220,7 @@ class Embed(nnx.Module):
     shape, axes = (width, config.embed_dim), ("factor", None)
     self.projection = param(rngs, shape, axes, scale=fan_in_scale(config, width)) if factored else None
     self.projection_bias = bias(config, config.embed_dim, "embed") if factored else None
-    self.prompt: nnx.Param | None = None  # [length, width], of ids behind those of the table: of an adapted model
+    self.prompt: nnx.Param | None = None  # adapted models: [length, width], for ids after the table
     self.position_offset = config.position_offset
     self.max_length = config.max_length
     self.scale = config.embed_dim**0.5 if config.scale_embedding else 1.0
@@ -235,13 +235,13 @@ class Embed(nnx.Module):
     segments: jax.Array | None = None,
     decoder_positions: DecoderPositions | None = None,
   ) -> jax.Array:
-    """int [batch, length] -> [batch, length, embed].
+    """Maps int [batch, length] to [batch, length, embed].
 
     Args:
       tokens: ids.
       positions: int [batch, length]; None: 0, 1, 2, ...
-      segments: int [batch, length], which part of its sequence a token belongs to; None: the first.
-      decoder_positions: whose positions and norm are taken in place of those here.
+      segments: int [batch, length], segment type of each token; None: 0.
+      decoder_positions: module whose positions and norm replace this module's.
 
     Raises:
       ValueError: more positions than are learned.
@@ -252,7 +252,7 @@ class Embed(nnx.Module):
 
   @property
   def prompt_ids(self) -> jax.Array:
-    """Ids of the vectors that stand in front of a text, int32 [length]: those behind the vocabulary's; or none."""
+    """Returns the ids of the prompt vectors before a text, int32 [length], which follow the vocabulary's ids."""
     size = 0 if self.prompt is None else self.prompt[...].shape[0]
     return self.table[...].shape[0] + jnp.arange(size, dtype=jnp.int32)
 
@@ -264,26 +264,29 @@ class Embed(nnx.Module):
     segments: jax.Array | None = None,
     decoder_positions: DecoderPositions | None = None,
   ) -> jax.Array:
-    """What the tables say, normed if they are: [batch, length, width of the embedding]; see `__call__`."""
-    # Rows are looked up in float32 and cast then, so that the gradients of many positions are added up in float32: in
-    # bfloat16 a sum stops growing at 256 equal terms, and a token that occurs 9,913 times had a gradient wrong by half.
-    # Where devices add up tables of positions and segments, too, they send those in float32: of BERT base on 4 x 4 v5e
-    # chips 845 MB a step, not 754.
-    # The table is gathered over its embed axis first: rows that come in pieces would have to be put together again.
+    """Looks up the embedding tables, followed by the norm if any: [batch, length, embedding width]; see `__call__`."""
+    # Rows are looked up in float32 and then cast, so that gradients of many positions are summed in float32. In
+    # bfloat16 a sum stops growing at 256 equal terms, and the gradient of a token with 9,913 occurrences was wrong by
+    # half. Devices also all-reduce the tables of positions and segments in float32: 845 MB a step instead of 754 for
+    # BERT base on 4 x 4 v5e chips. The table is gathered over its embed axis first, because sharded rows would have to
+    # be reassembled.
     table = sharding.shard(self.table[...], "vocab", "embed")
     x = jnp.take(table, tokens, axis=0)
     if self.prompt is not None:
       behind = tokens - table.shape[0]
       x = jnp.where(behind[..., None] < 0, x, jnp.take(self.prompt[...], jnp.maximum(behind, 0), axis=0))
     x = sharding.shard(x.astype(self.dtype), "batch", "length", "embed")
-    # Rounded as Gemma was trained, whose factor was a number in the dtype of its activations.
+    # Rounded as in Gemma's training, where the factor had the dtype of the activations.
     x = x if self.scale == 1.0 else x * jnp.asarray(self.scale, self.dtype)
     small = lambda table: sharding.shard(table[...], None, None)
     added = decoder_positions or self
     if added.positions is not None:
       if positions is None and tokens.shape[1] > self.max_length:
-        raise ValueError(f"{tokens.shape[1]} positions, but only {self.max_length} are learned")
-      # One row per position of the batch where they are the same for all sequences: no gather, and a small gradient.
+        raise ValueError(
+          f"config.model.max_length={self.max_length}: a sequence has {tokens.shape[1]} positions, but only "
+          f"{self.max_length} are learned"
+        )
+      # A slice instead of a gather if all sequences have the same positions; its gradient is small, too.
       learned = small(added.positions)[self.position_offset :]
       x = x + (learned[: tokens.shape[1]] if positions is None else jnp.take(learned, positions, axis=0))
     if added.segments is not None:
@@ -294,7 +297,7 @@ class Embed(nnx.Module):
     return x.astype(self.dtype)
 
   def project(self, x: jax.Array) -> jax.Array:
-    """[batch, length, width of the embedding] -> [batch, length, embed]."""
+    """Maps [batch, length, embedding width] to [batch, length, embed]."""
     if self.projection is not None:
       x = dense(x, self.projection, self.projection_bias, gradient_dtype=self.gradient_dtype)
     return sharding.shard(x, "batch", "length", "embed")

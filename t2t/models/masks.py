@@ -1,4 +1,4 @@
-"""Who sees whom: attention's mask as structure."""
+"""Attention masks as structure, and biases by distance."""
 
 import dataclasses
 
@@ -10,25 +10,26 @@ import numpy as np
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AttentionMask:
-  """Which keys a query sees, as structure: [query, key] arrays are built inside attention alone.
+  """Attention mask as structure: [query, key] arrays are built only inside attention.
 
-  query_segments, key_segments: int [batch, length]; a query sees the keys of its own segment. 0 is padding. Without
-    packing a sequence is one segment, so these are `tokens > 0`. None: all of them.
-  prefix: int [batch, length], 1 for the positions of a causal sequence that all see each other. None: there are none.
+  query_segments, key_segments: int [batch, length]; a query attends to keys of its own segment. 0 is padding. Without
+    packing a sequence is one segment, so these are `tokens > 0`. None: one segment without padding.
+  prefix: int [batch, length], 1 for positions of a causal sequence that attend to each other in both directions. None:
+    no prefix.
   query_offset: int [], position of the first query among the keys (when decoding).
-  ranks: int32 [batch, length], below 2**31 - 1, of a sequence that attends to itself: a query sees the keys of its own
-    rank and of lower ones (Yang et al. 2019, whose ranks are places in a permutation).  Causality is ranks of 0, 1, 2,
-    ...; a prefix has 0 all along.  Whatever else is said of a mask hides keys besides.  None: there are none.
-  ancestors: int [batch, beams, length], which of the keys of each position belongs to a beam's own past, -1 where none
-    does.  The queries are beams, all at one position; keys lie as `key_positions` says.  None: there are no beams.
-  front: keys that stand in front of a row's own, and are seen by all queries of every segment: learned ones.  All else
-    that is said here is of the others.
-  positions: int [batch or 1, query], of the queries in their own segments, which `front` comes before; None: they are
-    places in the row.
-  causal: a query sees no key to its right.
-  window: a query sees the keys that are at most so many positions away; 0: all.
-  padded: the segments say no more than which keys are padding, at the ends of rows: 1, 1, 1, 0, 0.  Queries that are
-    padding themselves may then see anything.
+  ranks: int32 [batch, length], below 2**31 - 1, for self-attention: a query attends to keys of its own and lower ranks
+    (Yang et al. 2019, where ranks are indices in a permutation). Causality is ranks 0, 1, 2, ...; a prefix has rank 0.
+    The other fields hide further keys. None: no ranks.
+  ancestors: int [batch, beams, length], for each position the beam whose key belongs to this beam's past, -1: none. The
+    queries are beams at one position; `key_positions` gives the layout of keys. None: no beams.
+  front: number of learned prefix keys before a row's own, which all queries of every segment attend to. The other
+    fields apply to the other keys.
+  positions: int [batch or 1, query], positions of the queries in their segments, counted after `front`; None: indices
+    in the row.
+  causal: a query attends to no key to its right.
+  window: a query attends to keys at a distance of at most `window`; 0: all.
+  padded: the segments mark only padding at the ends of rows: 1, 1, 1, 0, 0. Queries at padding may then attend to
+    anything.
   """
 
   query_segments: jax.Array | None = None
@@ -44,7 +45,7 @@ class AttentionMask:
   padded: bool = dataclasses.field(default=False, metadata={"static": True})
 
   def allowed(self, query_length: int, key_length: int) -> jax.Array | None:
-    """bool, broadcastable to [batch, heads, query, key]; None where everything is seen."""
+    """Returns bool, broadcastable to [batch, heads, query, key]; None if nothing is masked."""
     if self.front:
       row_mask = dataclasses.replace(self, front=0).allowed(query_length, key_length - self.front)
       distances = self.front_distances(query_length)[:, None]
@@ -54,7 +55,7 @@ class AttentionMask:
       return jnp.concatenate([jnp.broadcast_to(x, (*pairs, x.shape[-1])) for x in (near, row_mask)], axis=-1)
     allowed = None
     queries = jnp.arange(query_length) if self.ancestors is None else jnp.zeros(query_length, jnp.int32)
-    # How far to the left of the query a key lies.
+    # Distance from a key to the query to its right.
     distance = queries[:, None] + self.query_offset - self.key_positions(key_length)[None, :]
     distance = distance[None, None]
     if self.causal:
@@ -63,7 +64,7 @@ class AttentionMask:
         allowed |= (self.prefix[:, None, :, None] > 0) & (self.prefix[:, None, None, :] > 0)
     if self.ranks is not None:
       if not query_length == key_length == self.ranks.shape[1]:
-        raise ValueError(f"ranks {self.ranks.shape} are no {query_length} queries' and no {key_length} keys'")
+        raise ValueError(f"ranks of shape {self.ranks.shape} do not match {query_length} queries and {key_length} keys")
       before = self.ranks[:, None, :, None] >= self.ranks[:, None, None, :]
       allowed = before if allowed is None else allowed & before
     if self.window:
@@ -81,14 +82,14 @@ class AttentionMask:
     return allowed
 
   def without_idle_window(self, query_length: int, key_length: int) -> "AttentionMask":
-    """The same without a window that hides nothing, of a text that is no longer than it."""
+    """Returns the mask without a window that covers the whole sequence."""
     idle = self.window >= max(query_length, key_length) - 1 and not self.front and not self.is_decoding
     return dataclasses.replace(self, window=0) if self.window and idle else self
 
   def key_positions(self, key_length: int) -> np.ndarray:
-    """Position of each of a row's own keys, int [key]: its index; with beams the last ones have a key of every beam.
+    """Returns the position of each of a row's own keys, int [key]; with beams, the last positions repeat.
 
-    key_length 7, 2 beams, of which 2 positions are told apart -> [0, 1, 2, 3, 3, 4, 4]
+    key_length 7, 2 beams with 2 separate positions -> [0, 1, 2, 3, 3, 4, 4]
     """
     if self.ancestors is None:
       return np.arange(key_length)
@@ -97,7 +98,7 @@ class AttentionMask:
     return np.concatenate([np.arange(shared), shared + np.arange(length).repeat(beams)])
 
   def key_index(self, key_length: int) -> jax.Array | int:
-    """Where among so many keys those of the queries' position lie, int []."""
+    """Returns the index among the keys at which keys of the queries' position are written, int []."""
     if self.ancestors is None:
       return self.query_offset + self.front
     beams, length = self.ancestors.shape[1:]
@@ -105,32 +106,32 @@ class AttentionMask:
     return self.front + shared + (self.query_offset - shared) * beams
 
   def front_distances(self, query_length: int) -> jax.Array:
-    """How far to the right of each query the keys in front lie, int [batch or 1, query, front]: below 0."""
+    """Returns the distances of prefix keys to the right of each query, int [batch or 1, query, front]: below 0."""
     places = jnp.arange(query_length)[None] + self.query_offset if self.positions is None else self.positions
     return jnp.arange(self.front) - (self.front + places)[..., None]
 
   @property
   def is_decoding(self) -> bool:
-    """Whether a few queries come to many keys, again and again: then no key is copied, and no kernel is started."""
+    """Returns True in decoding, with few queries and many keys; attention then copies no keys and uses no kernel."""
     return not isinstance(self.query_offset, int)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DistanceBias:
-  """A bias of logits by how far to the right of its query a key lies.
+  """A bias of logits by the distance of a key to the right of its query.
 
-  values: float32 [heads, 2 * reach + 1], for distances from -reach to reach; beyond, it is the last.
+  values: float32 [heads, 2 * reach + 1], for distances from -reach to reach; the last value applies beyond.
   """
 
   values: jax.Array
 
   @property
   def reach(self) -> int:
-    """The distance from which on it is the same, to either side."""
+    """Returns the distance from which the bias is constant, in either direction."""
     return self.values.shape[1] // 2
 
   def at(self, distances: jax.Array | np.ndarray) -> jax.Array:
-    """[heads, ...] for int distances, [...]."""
+    """Returns [heads, ...] for int distances, [...]."""
     places = (np if isinstance(distances, np.ndarray) else jnp).clip(distances, -self.reach, self.reach) + self.reach
     return jnp.take(self.values, places, axis=1)

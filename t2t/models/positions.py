@@ -1,6 +1,6 @@
-"""Position schemes of self-attention: relative bias (T5), ALiBi, rotary, learned; rows of `config.POSITIONS`.
+"""Position schemes of self-attention: relative bias (T5), ALiBi, rotary, learned; registered in `config.POSITIONS`.
 
-A scheme has parameters of each stack and of each layer, and hooks on queries, keys and logits.
+A scheme defines parameters per stack and per layer, and hooks on queries, keys and logits.
 """
 
 from collections.abc import Callable
@@ -23,13 +23,13 @@ from t2t.models.masks import AttentionMask, DistanceBias
 def relative_position_bucket(
   relative_position: jax.Array | np.ndarray, *, bidirectional: bool, num_buckets: int, max_distance: int
 ) -> jax.Array:
-  """Maps distances to buckets: near ones have their own, far ones share buckets that widen logarithmically.
+  """Maps distances to buckets: one per small distance, then logarithmically wider ones.
 
   Args:
     relative_position: int, key position minus query position, any shape.
-    bidirectional: half of the buckets for keys to the right; else these all fall in bucket 0.
-    num_buckets: how many there are in all.
-    max_distance: from here on all share the last bucket.
+    bidirectional: whether half of the buckets are for keys to the right; otherwise such keys get bucket 0.
+    num_buckets: total number of buckets.
+    max_distance: distances from here on share the last bucket.
 
   Returns:
     int32 of the same shape, in [0, num_buckets).
@@ -44,14 +44,14 @@ def relative_position_bucket(
     offset = 0
     distance = jnp.maximum(-relative_position, 0)
   num_exact = num_buckets // 2
-  # The logarithm of 0 is never used: those distances are exact.
+  # Avoids log(0); the result is not used, because small distances are exact.
   log_share = jnp.log(jnp.maximum(distance, 1) / num_exact) / np.log(max_distance / num_exact)
   far = num_exact + (log_share * (num_buckets - num_exact)).astype(jnp.int32)
   return offset + jnp.where(distance < num_exact, distance, jnp.minimum(far, num_buckets - 1)).astype(jnp.int32)
 
 
 class RelativePositionBias(nnx.Module):
-  """A learned number for each head and bucket of distance, added to attention logits; one table serves all layers."""
+  """Learned bias of attention logits for each head and distance bucket; one table for all layers."""
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, bidirectional: bool):
     self.num_buckets = config.relative_position_buckets
@@ -60,8 +60,8 @@ class RelativePositionBias(nnx.Module):
     scale = layers.fan_in_scale(config, config.embed_dim)
     self.table = layers.param(rngs, (self.num_buckets, config.num_heads), ("buckets", "heads"), scale=scale)
     if config.attention_init_bias:
-      # Half of the heads begin with a neighbour each, -1, 1, -2, 2, ..., of a causal stack -1, -2, ...; the others with
-      # all positions.
+      # Half of the heads start focused on one neighbour each: -1, 1, -2, 2, ..., in causal stacks -1, -2, ...; the
+      # other heads start with all positions.
       heads = np.arange(config.num_heads // 2)
       distances = (heads // 2 + 1) * np.where(heads % 2, 1, -1) if bidirectional else -(heads + 1)
       self.table[...] = self.table[...].at[self._buckets(distances), heads].add(config.attention_init_bias)
@@ -75,20 +75,19 @@ class RelativePositionBias(nnx.Module):
     )
 
   def __call__(self) -> DistanceBias:
-    """Returns the bias of the logits by distance."""
     buckets = self._buckets(np.arange(-self.max_distance, self.max_distance + 1))
     return DistanceBias(jnp.take(self.table[...].T, buckets, axis=1))
 
 
 def alibi_slopes(num_heads: int) -> np.ndarray:
-  """By how much each head's logits fall with every position of distance, float32 [heads].
+  """Returns the slope of each head's bias by distance, float32 [heads].
 
   In:  8
   Out: [1/2, 1/4, 1/8, 1/16, 1/32, 1/64, 1/128, 1/256]
 
-  Of a number that is no power of two: those of the next lower one, and between them of twice as many.
+  If the number is not a power of two: the slopes of the next lower power, then every other slope of twice that power.
 
-  Source: Press et al. 2022 (ALiBi), section 3, and the code beside it.
+  Source: Press et al. 2022 (ALiBi), section 3, and the accompanying code.
   """
   lower = 2 ** int(np.log2(num_heads))
   falling = lambda number: 2.0 ** (-8.0 * np.arange(1, number + 1) / number)
@@ -96,7 +95,7 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
 
 
 def alibi(num_heads: int, reach: int) -> DistanceBias:
-  """What ALiBi adds to logits, up to a distance of `reach`, to either side alike."""
+  """Returns ALiBi's bias of logits up to a distance of `reach`, symmetric in both directions."""
   distances = np.abs(np.arange(-reach, reach + 1, dtype=np.float32))
   return DistanceBias(jnp.asarray(-alibi_slopes(num_heads)[:, None] * distances))
 
@@ -104,13 +103,13 @@ def alibi(num_heads: int, reach: int) -> DistanceBias:
 def bias_of(bias: DistanceBias, mask: AttentionMask, query_length: int, key_length: int) -> jax.Array:
   """Returns the bias of the logits of these queries and keys, float32 [1, heads, query, key].
 
-  It is [batch, heads, query, key] where keys stand in front, and queries' positions are not alike in all rows.
+  The shape is [batch, heads, query, key] if prefix keys are present and the queries' positions differ between rows.
 
   Args:
-    bias: by distance.
-    mask: says where queries begin, and where keys lie.
-    query_length: with beams 1, since all are at one position.
-    key_length: those in front, and others as `mask.key_positions` has it.
+    bias: bias by distance.
+    mask: contains the query offset and the key layout.
+    query_length: 1 with beams, because all beams are at one position.
+    key_length: prefix keys, then keys as in `mask.key_positions`.
   """
   queries = jnp.arange(query_length)[:, None] + mask.query_offset
   row_bias = bias.at(mask.key_positions(key_length - mask.front)[None, :] - queries)[None]
@@ -121,22 +120,22 @@ def bias_of(bias: DistanceBias, mask: AttentionMask, query_length: int, key_leng
 
 
 def angles_at(positions: jax.Array, head_dim: int, base: float) -> tuple[jax.Array, jax.Array]:
-  """`rotary_angles` of any positions: float32 [..., head_dim / 2], twice, of int [...]."""
+  """Returns `rotary_angles` of arbitrary positions, int [...]: cosine and sine, float32 [..., head_dim / 2] each."""
   frequencies = base ** -(np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)
   angles = positions[..., None] * frequencies
   return jnp.cos(angles), jnp.sin(angles)
 
 
 def rotary_angles(length: int, head_dim: int, base: float, offset: jax.Array | int = 0) -> tuple[jax.Array, jax.Array]:
-  """Cosine and sine of the angle by which each position turns each pair of features.
+  """Returns cosine and sine of the rotation angle of each feature pair at each position.
 
   In:  length 3, head_dim 4, base 100.0
   Out: cos and sin of [[0, 0], [1, 0.1], [2, 0.2]]
 
   Args:
-    length: positions.
+    length: number of positions.
     head_dim: features of a head; feature i and feature i + head_dim / 2 are a pair.
-    base: the slowest pair turns once in almost 2 pi * base positions.
+    base: the slowest pair has a period of almost 2 pi * base positions.
     offset: int [], the first position.
 
   Returns:
@@ -148,7 +147,7 @@ def rotary_angles(length: int, head_dim: int, base: float, offset: jax.Array | i
 
 
 def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
-  """Turns queries or keys, [batch, heads, length, kv], by `rotary_angles`, or those of each row; in float32."""
+  """Rotates queries or keys, [batch, heads, length, kv], by `rotary_angles`, or by angles of each row; in float32."""
   cos, sin = (
     jnp.concatenate([first, second], axis=-1) for first, second in ((angles[0], angles[0]), (-angles[1], angles[1]))
   )
@@ -161,13 +160,13 @@ def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Positions:
-  """Positions as one layer's self-attention reads them, beside its mask; a cross-attention reads none.
+  """Position information for one layer's self-attention, beside its mask; cross-attention uses none.
 
   A scheme may return a subclass with other hooks.
 
-  bias: added to the logits, see `attention.attend`; None: positions are not relative.
-  angles: by which queries and keys turn, see `rotary_angles`; None: positions are not rotary.
-  is_local: bool [], whether the model's window applies; where layers differ, it is known only when they run.
+  bias: added to the logits, see `attention.attend`; None: no bias.
+  angles: rotation of queries and keys, see `rotary_angles`; None: no rotation.
+  is_local: bool [], whether the model's window applies; a traced value if layers differ.
   """
 
   bias: DistanceBias | jax.Array | None = None
@@ -175,11 +174,11 @@ class Positions:
   is_local: jax.Array | bool = False
 
   def on_queries(self, queries: jax.Array) -> jax.Array:
-    """Queries, [batch, heads, length, kv], before they are scaled."""
+    """Transforms queries, [batch, heads, length, kv], before scaling."""
     return queries if self.angles is None else rotate(queries, self.angles)
 
   def on_keys(self, keys: jax.Array) -> jax.Array:
-    """Keys, [batch, kv heads, length, kv], before a cache has them."""
+    """Transforms keys, [batch, kv heads, length, kv], before they are cached."""
     return keys if self.angles is None else rotate(keys, self.angles)
 
   def on_logits(
@@ -188,8 +187,8 @@ class Positions:
     """Returns the bias of the logits, see `attention.attend`.
 
     Args:
-      queries, keys: as the logits are computed of them.
-      parameters: of the layer, see `Scheme.layer_parameters`.
+      queries, keys: operands of the logits.
+      parameters: parameters of the layer, see `Scheme.layer_parameters`.
     """
     del queries, keys, parameters
     return self.bias
@@ -200,10 +199,10 @@ NOWHERE = Positions()
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-  """A call of a stack's self-attentions.
+  """Properties of a call of a stack, shared by its self-attentions.
 
-  front: learned keys in front of a row's own; `key_length` has them.
-  drops: whether there is dropout.
+  front: number of learned prefix keys; `key_length` includes them.
+  drops: whether dropout is applied.
   """
 
   batch: int
@@ -215,15 +214,15 @@ class Call:
 
   @property
   def query_positions(self) -> int:
-    """Returns the number of positions of the queries; beams are all at one."""
+    """Returns the number of query positions; all beams are at one."""
     return self.query_length if self.mask.ancestors is None else 1
 
 
 class Scheme:
-  """A position scheme, of a model's config; this one knows nothing, and decoders see the order by their mask.
+  """Base class of position schemes; it adds no position information except the causal mask of decoders.
 
-  bias: what is added to logits, of `dispatch.BIASES`.
-  embedded: whether embedded tokens have vectors of positions added, of a table of max_length rows.
+  bias: kind of bias on attention logits, see `dispatch.BIASES`.
+  embedded: whether position vectors from a table of max_length rows are added to embedded tokens.
   """
 
   bias: ClassVar[str] = ""
@@ -233,41 +232,40 @@ class Scheme:
     self.config = config
 
   def reach(self, length: int) -> int:
-    """The distance within a sequence of `length` from which on a bias by distance stays the same."""
+    """Returns the distance from which a bias by distance is constant, within a sequence of `length`."""
     return max(length - 1, 1)
 
   def stack_parameters(self, rngs: nnx.Rngs, *, bidirectional: bool) -> nnx.Module | None:
-    """Parameters that the layers of a stack share; they are at position_bias/ of the stack."""
+    """Returns parameters that the layers of a stack share, under position_bias/ of the stack."""
     del rngs, bidirectional
     return None
 
   def layer_parameters(self, rngs: nnx.Rngs) -> nnx.Module | None:
-    """Parameters of each layer; they are at self_attention/position/."""
+    """Returns parameters of each layer, under self_attention/position/."""
     del rngs
     return None
 
   def positions(self, shared: nnx.Module | None, call: Call) -> Callable[[jax.Array], Positions]:
-    """The `Positions` of each layer, by its number; what is alike in all is computed once, outside.
+    """Returns a function from a layer's index to its `Positions`; values common to all layers are computed once.
 
     Args:
-      shared: what `stack_parameters` gave.
-      call: of the stack.
+      shared: result of `stack_parameters`.
+      call: properties of the call.
     """
     del shared, call
     return lambda index: Positions(is_local=self.config.is_local(index))
 
 
 class ByDistance(Scheme):
-  """A bias by distance, the same in all layers."""
+  """Base class of biases by distance that are the same in all layers."""
 
   bias = "distance"
 
   def values(self, shared: nnx.Module | None, key_length: int) -> DistanceBias:
-    """Returns the bias by distance."""
     raise NotImplementedError
 
   def positions(self, shared: nnx.Module | None, call: Call) -> Callable[[jax.Array], Positions]:
-    """By distance where a kernel of any layer takes it so; else of all pairs, once for all layers."""
+    """Returns the bias by distance if a layer's kernel supports it, else of all pairs, computed once for all layers."""
     config, bias, mask = self.config, self.values(shared, call.key_length), call.mask
     on_kernel = False
     if not mask.is_decoding:
@@ -284,38 +282,34 @@ class ByDistance(Scheme):
 
 
 class Relative(ByDistance):
-  """A learned bias for each head and bucket of distance (Raffel et al. 2020)."""
+  """Learned bias for each head and distance bucket (Raffel et al. 2020)."""
 
   def reach(self, length: int) -> int:
-    """Returns the distance of the last bucket."""
     del length
     return self.config.relative_position_max_distance
 
   def stack_parameters(self, rngs: nnx.Rngs, *, bidirectional: bool) -> nnx.Module:
-    """The table."""
     return RelativePositionBias(self.config, rngs, bidirectional=bidirectional)
 
   def values(self, shared: nnx.Module | None, key_length: int) -> DistanceBias:
-    """Returns the bias that the table has."""
     del key_length
     table: Any = shared
     return table()
 
 
 class Alibi(ByDistance):
-  """A bias that falls with the distance (Press et al. 2022)."""
+  """Bias that decreases linearly with the distance (Press et al. 2022)."""
 
   def values(self, shared: nnx.Module | None, key_length: int) -> DistanceBias:
-    """Slopes times distances."""
     del shared
     return alibi(self.config.num_heads, self.reach(key_length))
 
 
 class Rotary(Scheme):
-  """Queries and keys turn by their positions (Su et al. 2021)."""
+  """Rotation of queries and keys by their positions (Su et al. 2021)."""
 
   def positions(self, shared: nnx.Module | None, call: Call) -> Callable[[jax.Array], Positions]:
-    """Layers with a window turn by local_rotary_base, if there is one."""
+    """Returns rotation angles; layers with a window use local_rotary_base, if set."""
     del shared
     config, local = self.config, None
     everywhere = self._angles(call, config.rotary_base)
@@ -331,7 +325,7 @@ class Rotary(Scheme):
     return of_layer
 
   def _angles(self, call: Call, base: float) -> tuple[jax.Array, jax.Array]:
-    """By which queries and a row's own keys turn; those in front do not, so that it matters how far they are."""
+    """Returns the angles of queries and a row's own keys; prefix keys are not rotated, so their distance matters."""
     head_dim, mask = self.config.head_dim, call.mask
     if not call.front or mask.positions is None:
       return rotary_angles(call.query_positions, head_dim, base, mask.query_offset + call.front)
@@ -339,6 +333,6 @@ class Rotary(Scheme):
 
 
 class Learned(Scheme):
-  """A vector for each position, added to the embedded tokens (Devlin et al. 2019); attention knows nothing."""
+  """Learned vector for each position, added to the embedded tokens (Devlin et al. 2019); attention is unchanged."""
 
   embedded = True

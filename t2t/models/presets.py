@@ -1,6 +1,6 @@
-"""The published shapes of Transformers: one function for each family, from the name of a size to its fields.
+"""Published sizes of Transformers: one function per family, from a size to all fields of `TransformerConfig`.
 
-The fields are those of `TransformerConfig`, all of them, as a dict that a config may change.
+The fields are in a dict, which a config may change.
 """
 
 from collections.abc import Mapping
@@ -36,26 +36,26 @@ _BYT5 = {
 }
 # embed_dim, num_heads, mlp_dim, layers; heads have 64 features.
 _BERT = {"base": (768, 12, 3072, 12), "large": (1024, 16, 4096, 24)}
-# Lan et al. 2020, table 1; heads as released, of which those of xlarge have 128 features.
+# Lan et al. 2020, table 1; heads as released, with 128 features in xlarge.
 _ALBERT = _BERT | {"xlarge": (2048, 16, 8192, 24), "xxlarge": (4096, 64, 16384, 12)}
 # Shoeybi et al. 2020, table 4.
 _MEGATRON_BERT = {"336m": _BERT["large"], "1_3b": (2048, 32, 8192, 24), "3_9b": (2560, 40, 10240, 48)}
 # Conneau et al. 2020, table 7 (XLM's), and Ogueji et al. 2021 with the released configs.
 _XLM = {"15": (1024, 8, 4096, 12), "100": (1280, 16, 5120, 16)}
 _AFRIBERTA = {"small": (768, 6, 3072, 4), "base": (768, 6, 3072, 8), "large": (768, 6, 3072, 10)}
-# Charpentier & Samuel 2024, with the configs that they released; and how many pieces.
+# Charpentier & Samuel 2024, with their released configs; the last number is the vocabulary size.
 _GPT_BERT = {"small": (384, 6, 1280, 12, 8_192), "base": (768, 12, 2560, 12, 16_384)}
 # Warner et al. 2024, table 4.
 _ELECTRA = {"small": (256, 4, 1024, 12)} | _BERT
 _MODERN_BERT = {"base": (768, 12, 1152, 22), "large": (1024, 16, 2624, 28)}
-# Weller et al. 2025, table 1; each is an encoder and a decoder.
+# Weller et al. 2025, table 1; each as an encoder and as a decoder.
 _ETTIN = {"17m": (256, 4, 384, 7), "32m": (384, 6, 576, 10), "68m": (512, 8, 768, 19)}
 _ETTIN |= {"150m": _MODERN_BERT["base"], "400m": _MODERN_BERT["large"], "1b": (1792, 28, 3840, 28)}
-# Radford et al. 2019, table 2, as released: small is the 124 M that is often called gpt2.
+# Radford et al. 2019, table 2, as released: small has 124 M parameters and is often called gpt2.
 _GPT2 = {"small": (768, 12, 3072, 12), "medium": (1024, 16, 4096, 24), "large": (1280, 20, 5120, 36)}
 _GPT2["xl"] = (1600, 25, 6400, 48)
-# Brown et al. 2020, table 2.1.  Two of its rows do not add up, and are here what has as many parameters as they say:
-# xl has 16 heads, not 24 of 128 features in a width of 2,048; 13B a width of 5,120, not 5,140, for 40 heads of 128.
+# Brown et al. 2020, table 2.1. Two inconsistent rows are changed to match the given parameter counts: xl has 16 heads
+# of 128 features, not 24, at width 2,048; 13B has width 5,120, not 5,140, for 40 heads of 128.
 _GPT3 = {
   "small": (768, 12, 3072, 12),
   "medium": (1024, 16, 4096, 24),
@@ -104,12 +104,12 @@ UL2_SIZES = tuple(_UL2)
 
 def _row(table: Mapping[str, tuple], size: str) -> tuple:
   if size not in table:
-    raise UserError(f"unknown size {size!r}: known are {', '.join(table)}{did_you_mean(size, table)}")
+    raise UserError(f"unknown size {size!r}. Known values: {', '.join(table)}{did_you_mean(size, table)}")
   return table[size]
 
 
 def _fields(**fields: Any) -> dict[str, Any]:
-  """All fields of `TransformerConfig`: a config that took another family's keeps nothing of it."""
+  """Returns all fields of `TransformerConfig`, so that nothing of another family's config remains."""
   return dataclasses.asdict(TransformerConfig(**fields))
 
 
@@ -128,30 +128,30 @@ def _t5(table: Mapping[str, tuple], size: str, **overrides: Any) -> dict[str, An
 
 
 def t5_1_0(size: str) -> dict[str, object]:
-  """The original T5: relu, logits from the embedding."""
+  """Original T5: relu, tied logits."""
   return _t5(_T5_1_0, size, vocab_size=32_128, mlp_activation="relu", tied_logits=True)
 
 
 def t5_1_1(size: str) -> dict[str, object]:
-  """T5 1.1: gated gelu, logits of their own."""
+  """T5 1.1: gated gelu, untied logits."""
   return _t5(_T5_1_1, size, vocab_size=32_128)
 
 
 def mt5(size: str) -> dict[str, object]:
-  """mT5: T5 1.1 over 101 languages, 250,112 rows in the embedding."""
-  # The released mT5 small has 6 heads and 8 layers as 1.1 small; all sizes agree with 1.1.
+  """mT5: T5 1.1 for 101 languages, 250,112 embedding rows."""
+  # The released mT5 small has 6 heads and 8 layers like 1.1 small; all sizes equal 1.1's.
   return _t5(_T5_1_1, size, vocab_size=250_112)
 
 
 def byt5(size: str) -> dict[str, object]:
-  """ByT5: bytes instead of pieces, a deep encoder and a shallow decoder."""
+  """ByT5: bytes instead of subword tokens, a deep encoder and a shallow decoder."""
   return _t5(_BYT5, size, vocab_size=384)
 
 
 def modern_t5(size: str) -> dict[str, object]:
-  """An encoder-decoder of T5 1.1's sizes from today's parts: rotary positions, grouped queries, SwiGLU, QK-norm.
+  """Encoder-decoder in T5 1.1's sizes with modern parts: rotary positions, grouped queries, SwiGLU, QK-norm.
 
-  One head of keys and values for four of queries (three in small).
+  Four query heads share a key and value head (three in small).
   """
   fields: dict[str, Any] = t5_1_1(size)
   group = 4 if fields["num_heads"] % 4 == 0 else 3
@@ -187,7 +187,7 @@ def _encoder(row: tuple[int, int, int, int], **overrides: Any) -> dict[str, Any]
 
 
 def bert(size: str) -> dict[str, object]:
-  """BERT, uncased (Devlin et al. 2019): norms behind the sums, learned positions, two segments."""
+  """BERT, uncased (Devlin et al. 2019): post-norm, learned positions, two segment types."""
   return _encoder(
     _row(_BERT, size),
     vocab_size=30_522,
@@ -211,14 +211,14 @@ def electra(size: str) -> dict[str, object]:
 
 
 def roberta(size: str) -> dict[str, object]:
-  """RoBERTa (Liu et al. 2019): BERT with GPT-2's byte-level pieces, and one segment."""
-  # Its positions count from the padding id, 1, plus 1: the first two rows of the table are never looked up.
+  """RoBERTa (Liu et al. 2019): BERT with GPT-2's byte-level vocabulary, and one segment type."""
+  # Positions start after the padding id, 1: the first two rows of the table are unused.
   changed = dict(vocab_size=50_265, segment_types=1, norm_epsilon=1e-5, position_offset=2)
   return bert(size) | changed
 
 
 def bart(size: str) -> dict[str, object]:
-  """BART (Lewis et al. 2020): RoBERTa's parts on both sides, half the layers each, logits from the embedding alone."""
+  """BART (Lewis et al. 2020): RoBERTa's parts on both sides, half the layers each, tied logits without a transform."""
   changed = dict(architecture="encoder_decoder", segment_types=0, max_length=1024, logits_transform=False)
   layers = _row(_BERT, size)[-1] // 2
   changed |= dict(num_encoder_layers=layers, num_decoder_layers=layers, own_decoder_positions=True)
@@ -226,35 +226,35 @@ def bart(size: str) -> dict[str, object]:
 
 
 def albert(size: str) -> dict[str, object]:
-  """ALBERT version 2 (Lan et al. 2020): one layer run again and again, an embedding of 128 features projected up."""
+  """ALBERT version 2 (Lan et al. 2020): one shared layer, an embedding of 128 features with a projection."""
   changed = dict(vocab_size=30_000, embedding_dim=128, share_layers=True, mlp_activation="gelu_tanh", dropout_rate=0.0)
   return bert("base") | _encoder_row(_row(_ALBERT, size)) | changed
 
 
 def megatron_bert(size: str) -> dict[str, object]:
-  """Megatron's BERT (Shoeybi et al. 2020, section 5.3): norms before the branches, without which depth does not pay."""
+  """Megatron's BERT (Shoeybi et al. 2020, section 5.3): pre-norm, which depth requires."""
   changed = dict(post_norm=False, embedding_norm=False, norm_epsilon=1e-5)
   return bert("base") | _encoder_row(_row(_MEGATRON_BERT, size)) | changed
 
 
 def xlm_r(size: str) -> dict[str, object]:
-  """XLM-R (Conneau et al. 2020): RoBERTa with 250,002 pieces."""
+  """XLM-R (Conneau et al. 2020): RoBERTa with a vocabulary of 250,002."""
   return roberta(size) | {"vocab_size": 250_002}
 
 
 def afriberta(size: str) -> dict[str, object]:
-  """AfriBERTa (Ogueji et al. 2021): few layers of XLM-R's, six heads, 70,006 pieces."""
+  """AfriBERTa (Ogueji et al. 2021): XLM-R with fewer layers, six heads, a vocabulary of 70,006."""
   return roberta("base") | _encoder_row(_row(_AFRIBERTA, size)) | {"vocab_size": 70_006}
 
 
 def xlm(size: str) -> dict[str, object]:
-  """XLM (Conneau & Lample 2019): BERT's parts, logits from the embedding alone; 15 with a second segment for TLM."""
+  """XLM (Conneau & Lample 2019): BERT's parts, tied logits without a transform; 15 has two segment types for TLM."""
   sizes = {"15": dict(vocab_size=95_000, segment_types=2), "100": dict(vocab_size=200_000, segment_types=0)}
   return bert("base") | _encoder_row(_row(_XLM, size)) | sizes[size] | {"logits_transform": False}
 
 
 def modern_bert(size: str) -> dict[str, object]:
-  """ModernBERT (Warner et al. 2024): rotary positions, norms before the branches, GeGLU, every third layer global."""
+  """ModernBERT (Warner et al. 2024): rotary positions, pre-norm, GeGLU, every third layer global."""
   return _encoder(
     _row(_MODERN_BERT, size),
     vocab_size=50_368,
@@ -300,27 +300,27 @@ def _gpt(row: tuple[int, int, int, int], **overrides: Any) -> dict[str, Any]:
 
 
 def gpt2(size: str) -> dict[str, object]:
-  """GPT-2 (Radford et al. 2019): learned positions, layer norms before the branches, logits from the embedding."""
+  """GPT-2 (Radford et al. 2019): learned positions, layer norms before the branches, tied logits."""
   return _gpt(_row(_GPT2, size), vocab_size=50_257, max_length=1024)
 
 
 def gpt1(size: str) -> dict[str, object]:
-  """GPT (Radford et al. 2018): GPT-2 small with norms behind the sums, half the positions and pieces of its own."""
+  """GPT (Radford et al. 2018): GPT-2 small with post-norm, half the positions and a separate vocabulary."""
   return _gpt(_row({"base": _GPT2["small"]}, size), vocab_size=40_478, max_length=512, post_norm=True, dropout_rate=0.1)
 
 
 def gpt3(size: str) -> dict[str, object]:
-  """GPT-3 (Brown et al. 2020): GPT-2 for 2,048 tokens, in which every other layer sees what is near alone.
+  """GPT-3 (Brown et al. 2020): GPT-2 for 2,048 tokens, with local attention in every other layer.
 
-  The width of these bands is not published; 256 positions are GPT-Neo's (Black et al. 2021).
+  The width of the local attention is not published; 256 positions are GPT-Neo's (Black et al. 2021).
   """
-  # Which is how many a query sees to its left; GPT-Neo counts the query itself.
+  # The window is the number of positions to the left of a query; GPT-Neo counts the query, too.
   bands = dict(attention_window=255, global_attention_every=2)
   return _gpt(_row(_GPT3, size), vocab_size=50_257, max_length=2048, **bands)
 
 
 def megatron_gpt(size: str) -> dict[str, object]:
-  """Megatron's GPT-2 (Shoeybi et al. 2020): rows of the embedding up to 51,200, which 8 x 128 divides."""
+  """Megatron's GPT-2 (Shoeybi et al. 2020): 51,200 embedding rows, which 8 x 128 divides."""
   return _gpt(_row(_MEGATRON_GPT, size), vocab_size=51_200, max_length=1024, dropout_rate=0.1)
 
 
@@ -330,7 +330,7 @@ def turing_nlg(size: str) -> dict[str, object]:
 
 
 def mpt(size: str) -> dict[str, object]:
-  """MPT (MosaicML 2023): ALiBi (Press et al. 2022), layer norms, no bias anywhere, logits from the embedding."""
+  """MPT (MosaicML 2023): ALiBi (Press et al. 2022), layer norms, no biases, tied logits."""
   embed_dim, num_heads, num_layers = _row(_MPT, size)
   return _fields(
     architecture="decoder_only",
@@ -352,7 +352,7 @@ def mpt(size: str) -> dict[str, object]:
 
 
 def prefix_lm(size: str) -> dict[str, object]:
-  """A T5 1.1 without its encoder: one stack reads the inputs in both directions and writes the targets.
+  """T5 1.1 without its encoder: one stack with bidirectional attention over inputs and causal attention over targets.
 
   Source: Raffel et al. 2020, section 3.2.1 ("prefix LM").
   """
@@ -361,10 +361,10 @@ def prefix_lm(size: str) -> dict[str, object]:
 
 
 def gpt_bert(size: str) -> dict[str, object]:
-  """GPT-BERT (Charpentier & Samuel 2024): a decoder that can read both ways, of LTG-BERT's parts where there are such.
+  """GPT-BERT (Charpentier & Samuel 2024): a decoder with optional bidirectional attention, approximately LTG-BERT.
 
-  Norms stand at both ends of each branch, and positions are distances, here T5's bias in place of DeBERTa's attention
-  to them; gates on what attention gives, and weights of all layers below, are left out.
+  Norms are at both ends of each branch. Positions are T5's bias by distance instead of DeBERTa's attention to
+  distances. Gates on attention outputs, and weights of all lower layers, are omitted.
   """
   *row, vocab_size = _row(_GPT_BERT, size)
   changed = dict(positions="relative", mlp_activation="gated_gelu_exact", branch_norm=True, logits_transform=True)

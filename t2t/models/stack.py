@@ -1,4 +1,4 @@
-"""Blocks, and the stack of them that one layer scan runs: the same for encoders and decoders."""
+"""The Transformer block, and a stack of blocks that runs as one layer scan, for encoders and decoders."""
 
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -22,31 +22,31 @@ TaskAttention = Callable[..., tuple[jax.Array, attention.KVCache]]  # see `Layer
 
 
 class LearnedKeys(Protocol):
-  """A module that makes keys and values of all layers, which stand in front of a row's own."""
+  """A module that returns learned keys and values of all layers, which precede a row's own."""
 
   length: int
 
   def __call__(self) -> attention.KVCache:
-    """[layers, kv heads, length, kv]."""
+    """Returns keys and values, [layers, kv heads, length, kv]."""
 
 
 class SmallAttentions(Protocol):
-  """A module with a small attention beside each layer, see `adapters.pals.Pals`."""
+  """A module with a small attention in parallel to each layer, see `adapters.pals.Pals`."""
 
   @property
   def of_layers(self) -> tuple[jax.Array, ...]:
-    """Parameters of each layer, with an axis of layers in front."""
+    """Returns the parameters of all layers, stacked along a leading axis."""
 
   def room(self, batch_size: int, length: int, dtype: str) -> attention.KVCache:
-    """An empty cache of all layers."""
+    """Returns an empty cache of all layers."""
 
   __call__: TaskAttention
 
 
 class Layer(nnx.Module):
-  """Residual block: self-attention, cross-attention if `cross`, feed-forward; norms before the branches or behind.
+  """Residual block: self-attention, optional cross-attention, feed-forward; norms before or after the branches.
 
-  With `only_cross` it has no more than a cross-attention: the rest is another layer's (see `__call__`).
+  With `only_cross` it has just a cross-attention, and another layer has the rest (see `__call__`).
   """
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, cross: bool, only_cross: bool = False):
@@ -67,17 +67,17 @@ class Layer(nnx.Module):
       nnx.Dict({name: layers.Norm(config, config.embed_dim) for name in branches}) if config.branch_norm else None
     )
     self.branch_norms = branch_norms
-    self.adapters: nnx.Dict | None = None  # branch -> a small layer behind it: of an adapted model
+    self.adapters: nnx.Dict | None = None  # branch -> adapter after the branch; only in adapted models
 
   def _branch_input(self, x: jax.Array, norm: layers.Norm, is_normed: jax.Array | bool = False) -> jax.Array:
-    """What a branch reads of the residual sum `x`, which may be normed already."""
+    """Returns the input of a branch from the residual stream `x`, which may already be normed."""
     normed = x if self.post_norm else norm(x)
     return sharding.join_residual(normed if is_normed is False else jnp.where(is_normed, x, normed))
 
   def _add(
     self, x: jax.Array, update: jax.Array, branch: str, key: jax.Array | None, beside: jax.Array | None = None
   ) -> jax.Array:
-    """`x` with what a branch gives, and what stands `beside` it, normed where norms stand behind the branches."""
+    """Adds a branch's output and `beside` to the residual stream `x`; applies the norm of post-norm models."""
     update = sharding.split_residual(update)
     update = update if self.branch_norms is None else self.branch_norms[branch](update)
     update = layers.dropout(update, self.dropout_rate, key, broadcast_axis=self.broadcast_axis)
@@ -94,7 +94,7 @@ class Layer(nnx.Module):
     keys: list[jax.Array | None],
     probe: attention.AttentionProbe | None,
   ) -> tuple[jax.Array, jax.Array | None]:
-    """`x` and what the cross-attention finds in `memory`; and its probabilities, if they are looked at."""
+    """Returns `x` plus the cross-attention over `memory`, and the attention probabilities if the probe reads them."""
     assert mask is not None
     normed = self._branch_input(x, self.cross_attention_norm)
     if not isinstance(memory, attention.KVCache):
@@ -123,20 +123,20 @@ class Layer(nnx.Module):
     carried: Mapping[str, jax.Array] | None = None,
     dropout_key: jax.Array | None = None,
   ) -> tuple[jax.Array, attention.KVCache | jax.Array | None, Auxiliary]:
-    """[batch, length, embed] -> the same; the keys and values that the self-attention read; auxiliary outputs.
+    """Maps [batch, length, embed] to the same shape; also returns the self-attention's cache and auxiliary outputs.
 
     Args:
-      x: the residual sum.
-      mask, positions: of the self-attention.
-      is_normed: bool [], whether `x` comes out of a norm, so that the self-attention reads it as it is.
-      memory: what the cross-attention reads, [batch, length, embed], or its keys and values.
-      memory_mask: of the cross-attention.
-      cross_layer: the layer whose cross-attention is used, if this one has none.
-      cache: keys and values of earlier positions; those of `x` are written into it, and all are attended to.
-      prefix_kv: learned keys and values, [kv heads, few, kv], in front of those of `x`; they are in a cache already.
-      task_attention: a small attention beside the layer, (self-attention's input, mask, cache) -> (update, its keys and
-        values).  The update is added together with that of the feed-forward layer.
-      probe: at which probabilities; they are returned in place of keys and values, float32 [batch, query, key].
+      x: residual stream.
+      mask, positions: mask and positions of the self-attention.
+      is_normed: bool [], whether `x` is the output of a norm, so that the self-attention reads it directly.
+      memory: input of the cross-attention, [batch, length, embed], or its keys and values.
+      memory_mask: mask of the cross-attention.
+      cross_layer: layer with the cross-attention, if this layer has none.
+      cache: keys and values of earlier positions; the keys and values of `x` are added.
+      prefix_kv: learned keys and values, [kv heads, few, kv], before the keys of `x`; a cache already has them.
+      task_attention: a small parallel attention, (self-attention's input, mask, cache) -> (update, keys and values).
+        The update is added together with the update of the feed-forward layer.
+      probe: selects attention probabilities, returned instead of keys and values, float32 [batch, query, key].
       real, carried: see `FeedForward`.
       dropout_key: None at evaluation.
     """
@@ -162,17 +162,17 @@ class Layer(nnx.Module):
     return x, dataclasses.replace(cache, beside=task_cache) if probe is None else seen, output.aux
 
 
-Weights = tuple[Layer | None, Layer | None]  # a stack's own layers, and those that it borrows
+Weights = tuple[Layer | None, Layer | None]  # a stack's own layers, and layers shared from another stack
 Caches = attention.KVCache | tuple[attention.KVCache, ...]  # with a leading "layers" axis, or one for each layer
 
 
 def unstack_layers(stacked: T, num_layers: int) -> tuple[T, ...]:
-  """A tree of stacked arrays as a tuple with a tree for each layer."""
+  """Splits a tree of stacked arrays into a tuple of one tree per layer."""
   return tuple(jax.tree.map(lambda x, index=index: x[index], stacked) for index in range(num_layers))
 
 
 def unrolled(num_layers: int, requested: int = 0) -> int:
-  """How many layers a step of the scan has, where `config.model.unroll` asks for so many.
+  """Returns the number of layers per scan iteration; `requested` is `config.model.unroll`.
 
   A loop on a CPU copies each layer's weights out of the stack, forward and backward: a fifth of a step of T5 small.
   """
@@ -182,7 +182,7 @@ def unrolled(num_layers: int, requested: int = 0) -> int:
 class Stack(nnx.Module):
   """Layers of one shape, each parameter with a leading "layers" axis, run with one `jax.lax.scan`.
 
-  One layer is compiled, whatever their number.  With `config.share_layers` there is one layer, run as often.
+  Only one layer is compiled. With `config.share_layers` there is one layer, which runs repeatedly.
   """
 
   def __init__(
@@ -207,32 +207,32 @@ class Stack(nnx.Module):
       self.layers = jax.vmap(make)(jax.random.split(key, num_layers))
     self.norm = None if config.post_norm else layers.Norm(config, config.embed_dim)
     self.embed = layers.DecoderPositions(config, rngs) if causal and config.own_decoder_positions else None
-    self.prefix: LearnedKeys | None = None  # of an adapted model, in front of a row's own keys
-    self.pals: SmallAttentions | None = None  # of an adapted model, of several tasks
+    self.prefix: LearnedKeys | None = None  # adapted models: learned keys before a row's own
+    self.pals: SmallAttentions | None = None  # adapted models with several tasks
 
   @property
   def front(self) -> int:
-    """How many learned keys stand in front of a row's own; they have its first positions."""
+    """Returns the number of learned keys before a row's own; they take the first positions."""
     return 0 if self.prefix is None else self.prefix.length
 
   @property
   def own_layers(self) -> Layer:
-    """The stacked layers, or the one that is run again and again."""
+    """Returns the stacked layers, or the single shared layer."""
     return self.layer if self.config.share_layers else self.layers
 
   def weights(self, body: Layer | None = None) -> Weights:
-    """What is scanned: layers that are all the same layer are no part of it."""
+    """Returns the weights that the scan iterates over; a shared layer is not among them."""
     return (None, None) if self.config.share_layers else (self.layers, body)
 
   def ready_weights(self, body: Layer | None = None) -> Weights | tuple[Weights, ...]:
-    """`weights` as many calls read them fastest: matrices in the activations' dtype, on a CPU each layer by itself."""
-    # Vectors, which have two dimensions here, stay as they are: norms are computed in float32.
+    """Returns `weights` prepared for many calls: matrices in the activations' dtype, on a CPU split by layer."""
+    # Vectors, which have two dimensions here, stay float32, because norms are computed in float32.
     cast = lambda x: x.astype(self.config.dtype) if x.ndim > 2 else x
     weights = jax.tree.map(cast, self.weights(body))
     return unstack_layers(weights, self.num_layers) if sharding.platform() == "cpu" else weights
 
   def read(self, memory: jax.Array) -> attention.KVCache:
-    """Keys and values of [batch, length, embed] for each layer's cross-attention, with a leading "layers" axis."""
+    """Returns each layer's cross-attention keys and values of [batch, length, embed], with a leading "layers" axis."""
     read_layer = lambda layer: attention.KVCache(*layer.cross_attention.keys_and_values(memory))
     if self.config.share_layers:
       return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape)), read_layer(self.layer))
@@ -244,7 +244,7 @@ class Stack(nnx.Module):
     )[1]
 
   def _is_normed(self, index: jax.Array) -> jax.Array | bool:
-    """Whether the layer of this number is given what a norm made: ModernBERT's first (Warner et al. 2024)."""
+    """Returns whether a layer's input is the output of a norm, as for ModernBERT's first layer (Warner et al. 2024)."""
     return self.config.embedding_norm and not self.config.post_norm and index == 0
 
   def __call__(
@@ -265,26 +265,26 @@ class Stack(nnx.Module):
     carried: Mapping[str, jax.Array] | None = None,
     dropout_key: jax.Array | None = None,
   ) -> tuple[jax.Array, Caches | jax.Array | None, Auxiliary]:
-    """[batch, length, embed] -> the same, normed; keys and values of all layers, if `keep_cache`; auxiliary outputs.
+    """Maps [batch, length, embed] to the same shape, normed; also returns all layers' cache and auxiliary outputs.
 
-    With `every_layer` what was embedded, and what came out of each layer, [layers + 1, batch, length, embed]; of these
-    only the last is normed, in models whose norms stand before the branches.
+    With `every_layer` the result is [layers + 1, batch, length, embed]: the embedded tokens and each layer's output. In
+    pre-norm models only the last of them is normed.
 
     Args:
       x: embedded tokens.
-      mask: of the self-attention.
-      body: stacked layers whose self-attention and feed-forward layers are used, if this stack's have none.
-      weights: what `weights` or `ready_weights` gives, if it was called before.
+      mask: mask of the self-attention.
+      body: stacked layers with the self-attention and feed-forward layers, if this stack has only cross-attentions.
+      weights: result of `weights` or `ready_weights`, if already computed.
       memory: the encoder's output, or its keys and values.
-      memory_mask: of the cross-attention.
+      memory_mask: mask of the cross-attention.
       cache: keys and values of earlier positions.
-      tasks: int [batch, length], the number of each position's task, or [batch, 1] of each row's; what an adapted model
-        asks for that has several.
-      keep_cache: otherwise nothing but the result is kept.
+      tasks: task id of each position, int [batch, length], or of each row, [batch, 1]; for adapted models with several
+        tasks.
+      keep_cache: whether to return keys and values of all layers.
       every_layer: see above.
-      probe: at which probabilities; they are returned in place of a cache, float32 [layers, batch, query, key].
+      probe: selects attention probabilities, returned instead of a cache, float32 [layers, batch, query, key].
       real: see `FeedForward`.
-      carried: name -> [layers, batch, ...], see there.
+      carried: name -> [layers, batch, ...], see `FeedForward`.
       dropout_key: None at evaluation.
     """
     config = self.config
@@ -348,9 +348,9 @@ class Stack(nnx.Module):
   def _run_all(
     self, run: Callable, x: jax.Array, layer_inputs: dict[str, Any], *, apart: bool
   ) -> tuple[jax.Array, Any]:
-    """One layer after another; `layer_inputs`: argument -> values of all layers, stacked, or `apart` in tuples."""
+    """Runs the layers in sequence; `layer_inputs`: argument -> values of all layers, stacked, or tuples if `apart`."""
     if self.config.remat != "none":
-      # The scan itself keeps XLA from merging the recomputation with the forward pass.
+      # The scan already prevents XLA from merging the recomputation with the forward pass.
       run = jax.checkpoint(run, policy=remat.policy(self.config.remat, self.config.quantization), prevent_cse=False)
     if not apart:
       return jax.lax.scan(run, x, layer_inputs, unroll=unrolled(self.num_layers, self.config.unroll))
@@ -358,5 +358,5 @@ class Stack(nnx.Module):
     for index in range(self.num_layers):
       x, output = run(x, {name: None if part is None else part[index] for name, part in layer_inputs.items()})
       outputs.append(output)
-    # As a scan gives them: a tree of tuples, not a tuple of trees.
+    # Same structure as from a scan: a tree of tuples, not a tuple of trees.
     return x, tuple(zip(*outputs, strict=True))

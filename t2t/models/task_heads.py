@@ -1,4 +1,4 @@
-"""Heads by name on a model's hidden states: answers, scores of each token, tokens of spans by their boundaries."""
+"""Named heads on a model's hidden states: classes and scores of texts and tokens, and tokens of spans by boundaries."""
 
 from collections.abc import Callable
 import dataclasses
@@ -15,9 +15,9 @@ from t2t.models.heads import Logits, gathered, transform_weights
 
 
 class AnswerHead(nnx.Module):
-  """Logits of an answer: what is read, a pooler, dropout and a projection, as `HeadConfig` has them.
+  """Head that selects states and applies a pooler, dropout and a projection, as configured by `HeadConfig`.
 
-  What its kind implies is said in `HeadConfig.spelled_out`.  A vector may do without the projection.
+  `HeadConfig.spelled_out` gives the defaults of each kind. A vector head may omit the projection.
   """
 
   def __init__(self, config: TransformerConfig, head: HeadConfig, rngs: nnx.Rngs):
@@ -26,8 +26,8 @@ class AnswerHead(nnx.Module):
     self.reads, self.layers, pooler = head.reads, head.layers, head.pooler
     self.activation = config.mlp_activation if pooler == "norm" else pooler
     self.dropout_rate = config.dropout_rate if head.dropout_rate < 0 else head.dropout_rate
-    # A span is read off the states as they are (Devlin et al. 2019, and their code).
-    # A vector is compared as it is (Gao et al. 2021, and their code).
+    # Spans are predicted from states without dropout (Devlin et al. 2019, and their code), and vectors are compared
+    # without dropout (Gao et al. 2021, and their code).
     self.drops, self.drops_inputs = head.kind not in ("span", "vector") or head.dropout_rate > 0, head.drops_inputs
     self.gradient_dtype = config.gradient_dtype
     if head.layers == "mix":
@@ -40,18 +40,21 @@ class AnswerHead(nnx.Module):
     self.norm = layers.Norm(config, embed) if pooler == "norm" else None
     projects, shape = head.num_classes > 0, (embed, head.num_classes)
     self.projection = layers.param(rngs, shape, ("embed", None), scale=scale) if projects else None
-    # In models without biases, too: some classes are more frequent than others.
+    # Models without biases have this bias, too, because class frequencies differ.
     has_bias = projects and head.bias
     self.projection_bias = nnx.Param(jnp.zeros(head.num_classes, jnp.float32), axes=(None,)) if has_bias else None
 
   def mixed(self, states: jax.Array) -> jax.Array:
-    """[layers + 1, ..., embed] -> [..., embed]: scale * sum_j softmax(mix)_j state_j (Peters et al. 2018, eq. 1)."""
+    """Maps [layers + 1, ..., embed] to [..., embed]: scale * sum_j softmax(mix)_j state_j (Peters et al. 2018, eq. 1)
+
+    The sum is in float32, and the result in the dtype of `states`.
+    """
     weights = self.mix_scale[...] * jax.nn.softmax(self.mix[...])
     states32 = states.astype(jnp.float32)
     return jnp.einsum("s,s...e->...e", weights, states32, precision="highest").astype(states.dtype)
 
   def pooled(self, hidden: jax.Array) -> jax.Array:
-    """[..., embed] -> the same, in the dtype of `hidden`."""
+    """Applies the pooler to [..., embed], in the dtype of `hidden`."""
     if not self.activation:
       return hidden
     x = layers.dense(hidden, self.pooler, self.pooler_bias, gradient_dtype=self.gradient_dtype)
@@ -59,7 +62,6 @@ class AnswerHead(nnx.Module):
     return x if self.norm is None else self.norm(x)
 
   def __call__(self, hidden: jax.Array, *, dropout_key: jax.Array | None = None) -> jax.Array:
-    """See `Head`."""
     before, behind = layers.split_key(dropout_key, 2)
     if self.layers == "mix":
       hidden = self.mixed(hidden)
@@ -88,7 +90,6 @@ class DetectorHead(nnx.Module):
     self.projection_bias = nnx.Param(jnp.zeros(head.num_classes, jnp.float32), axes=(None,))
 
   def __call__(self, hidden: jax.Array, *, dropout_key: jax.Array | None = None) -> jax.Array:
-    """See `Head`."""
     del dropout_key
     x = layers.dense(hidden, self.dense, self.dense_bias, gradient_dtype=self.gradient_dtype)
     x = layers.activate(self.activation, x)
@@ -96,25 +97,25 @@ class DetectorHead(nnx.Module):
     return jnp.einsum("...e,ec->...c", x, kernel, preferred_element_type=jnp.float32) + self.projection_bias[...]
 
 
-POSITION_WIDTH = 200  # of a boundary head's embedding of positions in a span, as in the authors' code
+POSITION_WIDTH = 200  # width of the position-in-span embedding, as in the authors' code
 
 
 @dataclasses.dataclass(frozen=True)
 class _BoundaryLogits:
-  """Computation of a boundary head from its weights: two layers, of which `Logits` has the second."""
+  """Function of a boundary head's weights: two layers, of which `Logits` has the second."""
 
   logits: Logits
 
   def __call__(self, weights: dict[str, dict[str, jax.Array]], read: jax.Array) -> jax.Array:
-    """float32 [..., vocab] of what `BoundaryHead.read` gives."""
+    """Returns float32 [..., vocab] from the result of `BoundaryHead.read`."""
     return self.logits(weights["logits"], self.logits.transformed(weights["first"], read))
 
 
 class BoundaryHead(nnx.Module):
-  """A token of a span over the vocabulary, by what stands on both sides of the span and how far in the token is.
+  """Vocabulary logits of a token in a span, from the states at both boundaries and the position in the span.
 
-  Two dense layers, each with activation and norm; then the rows of the embedding, and a bias (Joshi et al. 2020,
-  section 3.2, and their code).  It has no logits of single states: `logits_fn` takes what `read` gives.
+  Two dense layers, each with activation and norm; then the token embedding and a bias (Joshi et al. 2020, section 3.2,
+  and their code). `logits_fn` takes the result of `read` instead of single states.
   """
 
   def __init__(self, config: TransformerConfig, head: HeadConfig, rngs: nnx.Rngs):
@@ -122,7 +123,7 @@ class BoundaryHead(nnx.Module):
     embed, width = config.embed_dim, config.embedding_dim or config.embed_dim
     axis = "embed" if width == embed else "factor"
     read = 2 * embed + POSITION_WIDTH
-    # As the embedding's: the states beside it are normed.
+    # Same scale as the embedding's, because the states beside it are normed.
     scale = config.init_scale or 1.0
     self.positions = layers.param(rngs, (head.num_classes, POSITION_WIDTH), (None, None), scale=scale)
     self.first = layers.param(rngs, (read, embed), (None, "embed"), scale=layers.fan_in_scale(config, read))
@@ -134,21 +135,21 @@ class BoundaryHead(nnx.Module):
     self.bias = nnx.Param(jnp.zeros(config.vocab_size, jnp.float32), axes=("vocab",))
 
   def read(self, hidden: jax.Array, left: jax.Array, right: jax.Array, places: jax.Array) -> jax.Array:
-    """[batch, length, 2 * embed + `POSITION_WIDTH`] of each position: both boundaries' states, and its place's vector.
+    """Returns both boundaries' states and the position embedding, [batch, length, 2 * embed + `POSITION_WIDTH`].
 
     Args:
       hidden: [batch, length, embed].
-      left, right: int [batch, length], the positions of the boundaries.
-      places: int [batch, length], of the token in its span, from 0.
+      left, right: int [batch, length], positions of the boundaries.
+      places: int [batch, length], index of the token in its span, from 0.
     """
     state = lambda at: jnp.take_along_axis(hidden, at[..., None], axis=1)
     vectors = self.positions[...].astype(hidden.dtype)[places]
     return sharding.shard(jnp.concatenate([state(left), state(right), vectors], axis=-1), "batch", "length", None)
 
   def logits_fn(self, embed: layers.Embed) -> Callable[[jax.Array], jax.Array]:
-    """What `read` gives -> float32 logits [..., vocab], as a pytree that holds its weights.
+    """Returns a function from the result of `read` to float32 logits [..., vocab], a pytree with the head's weights.
 
-    The embedding is there whether or not the model's own logits are tied to it.
+    It uses the token embedding even if the model's own logits are not tied to it.
     """
     config = self.config
     weights = {
@@ -162,14 +163,14 @@ class BoundaryHead(nnx.Module):
 
 
 def mean_of_segments(hidden: jax.Array, segments: jax.Array) -> jax.Array:
-  """At each position the mean over all of its segment, in float32 and back.
+  """Returns at each position the mean over its segment, computed in float32.
 
   In:  [[1, 3, 5, 0]], segments [[1, 1, 2, 0]]
   Out: [[2, 2, 5, 0]]
 
   Args:
     hidden: [..., batch, length, embed].
-    segments: int [batch, length], 0 for padding, whose mean is 0.
+    segments: int [batch, length], 0 for padding, with mean 0.
   """
 
   def of_row(x: jax.Array, segments: jax.Array) -> jax.Array:
@@ -184,24 +185,24 @@ def mean_of_segments(hidden: jax.Array, segments: jax.Array) -> jax.Array:
 
 
 def read_texts(hidden: jax.Array, segments: jax.Array, *, number: int, reads: str) -> jax.Array:
-  """What is read of the first texts of each row, float32 [..., batch, number, embed]; zeros where there is none.
+  """Returns the pooled states of the first texts of each row, float32 [..., batch, number, embed]; 0 for missing texts.
 
   In:  hidden [[1, 3, 5, 0]], segments [[1, 1, 2, 0]], number 2
   Out: "first" [[1, 5]], "last" [[3, 5]], "mean" [[2, 5]]
 
   Args:
     hidden: [..., batch, length, embed].
-    segments: int [batch, length], text 1, 2, ... of its row that a position belongs to; 0: padding.
-    number: texts.
+    segments: int [batch, length], index of each position's text in its row, from 1; 0: padding.
+    number: number of texts.
     reads: "first", "last" or "mean".
   """
   in_text = (segments[:, None, :] == jnp.arange(1, number + 1)[None, :, None]).astype(jnp.float32)
   if reads == "mean":
     share = in_text / jnp.maximum(jnp.sum(in_text, axis=-1, keepdims=True), 1.0)
   else:
-    # A text's positions stand side by side: its first is where they begin, its last where they end.
+    # A text's positions are contiguous: the first has no predecessor in the text, and the last no successor.
     before = jnp.pad(in_text[..., :-1], [(0, 0), (0, 0), (1, 0)])
     behind = jnp.pad(in_text[..., 1:], [(0, 0), (0, 0), (0, 1)])
     share = in_text * (1.0 - {"first": before, "last": behind}[reads])
-  # A TPU would otherwise round the shares, and what is read, to bfloat16.
+  # Highest precision, because a TPU would otherwise round weights and states to bfloat16.
   return jnp.einsum("bnl,...ble->...bne", share, hidden.astype(jnp.float32), precision="highest")

@@ -1,6 +1,6 @@
-"""The three architectures: how stacks of blocks are put together, and which batch features each one reads.
+"""The three architectures: how each one combines its stacks, and which batch features it reads.
 
-Each is a `ModelProtocol`; those that write text have `start_decode`, `decode_step` and `ready` besides.
+Each is a `ModelProtocol`; generative ones also have `start_decode`, `decode_step` and `ready`.
 """
 
 from collections.abc import Callable
@@ -33,19 +33,18 @@ from t2t.models.stack import Caches, Layer, Stack, Weights, unstack_layers
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodeState:
-  """What decoding carries from one position to the next.
+  """State that decoding carries from one position to the next.
 
-  cache: keys and values of the positions so far: of a prompt once, behind it of every beam; see
-    `AttentionMask.key_positions`.
-  position: int [], of the next token.
-  segments: int [batch, key], 0 for keys of the cache that hold nothing; None: all hold something.
-  padding: int [batch], positions before a sequence's first token; below 0 where it stands further on itself.  None:
-    there are none.
+  cache: keys and values of the positions so far: a prompt once, then every beam; see `AttentionMask.key_positions`.
+  position: int [], position of the next token.
+  segments: int [batch, key], 0 for empty keys of the cache; None: all keys are filled.
+  padding: int [batch], positions before a sequence's first token; negative if the sequence starts at a later position.
+    None: 0 for all.
   memory: keys and values of the encoder's output for each layer's cross-attention.
-  memory_mask: which of the encoder's positions are real.
-  ancestors: see `AttentionMask`; None: there are no beams.
-  tasks: int [batch, 1], see `Stack`; None: nothing asks for them.
-  weights, logits_fn: of the decoder and of the head, laid out for many steps by `ready`; None: as they are.
+  memory_mask: mask of the encoder's padding.
+  ancestors: see `AttentionMask`; None: no beams.
+  tasks: int [batch, 1], see `Stack`; None: the model does not read task ids.
+  weights, logits_fn: the decoder's weights and head as prepared by `ready` for many steps; None: not prepared.
   """
 
   cache: Caches
@@ -61,13 +60,13 @@ class DecodeState:
 
   @property
   def num_keys(self) -> int:
-    """How many keys the cache has room for."""
+    """Returns the number of keys that the cache can hold."""
     return (self.cache[0] if isinstance(self.cache, tuple) else self.cache).keys.shape[-2]
 
   def follow(self, parents: jax.Array) -> "DecodeState":
-    """The state in which each beam goes on from another one, `parents` int [batch, beams].
+    """Returns the state in which each beam continues another beam, `parents` int [batch, beams].
 
-    Keys and values stay where they are, which is less to move than one beam's worth of them.
+    Only `ancestors` is permuted; keys and values stay in place.
     """
     if self.ancestors is None:
       return self
@@ -79,12 +78,11 @@ def _shard_cache(cache: attention.KVCache) -> attention.KVCache:
 
 
 def _of_rows(batch: Batch) -> jax.Array | None:
-  """The task of each row that is written, int [batch, 1]: of packed rows that of the first sequence; None: of none."""
+  """Returns the task of each generated row (of its first sequence, if packed), int [batch, 1]; None: no tasks."""
   return batch["decoder_tasks"][:, :1] if "decoder_tasks" in batch else None
 
 
 def _looked_at(kept: Caches | jax.Array | None) -> jax.Array:
-  """Returns the probabilities that a stack with a probe returns beside its output."""
   assert isinstance(kept, jax.Array)
   return kept
 
@@ -96,9 +94,9 @@ def _no_ancestors(batch_size: int, num_beams: int, max_length: int) -> jax.Array
 
 
 class _Transformer(nnx.Module):
-  """What all three share: a config, an embedding, a head over the vocabulary, and what others there are."""
+  """Base class: config, embedding, vocabulary head and other heads."""
 
-  if TYPE_CHECKING:  # of the subclasses; `decoder` of those that write
+  if TYPE_CHECKING:  # set by subclasses; `decoder` only by generative ones
     architecture: ClassVar[Architecture]
     decoder: Stack
 
@@ -115,62 +113,62 @@ class _Transformer(nnx.Module):
     self.heads = heads.build(config, rngs)
 
   def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> jax.Array:
-    """See `ModelProtocol`."""
     return self.hidden(batch, dropout_key=dropout_key).x
 
   def states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> jax.Array:
-    """See `ModelProtocol`."""
     return self.hidden_states(batch, every_layer=every_layer, dropout_key=dropout_key).x
 
   def logits_fn(self, name: str = "") -> Callable[[jax.Array], jax.Array]:
-    """[..., embed] -> float32 logits [..., vocab], as a pytree that holds its weights; see `heads`.
+    """Returns a function from [..., embed] to float32 logits [..., vocab], a pytree with its weights; see `heads`.
 
     Args:
-      name: of a boundary head, whose logits are of what it reads; "": the head over the vocabulary.
+      name: a boundary head, which maps its own inputs to logits; "": the vocabulary head.
 
     Raises:
-      UserError: the model has no head over the vocabulary.
+      UserError: the model has no vocabulary head.
     """
     if name:
       return self.heads[name].logits_fn(self.embed)
     if self.head is None:
       there = ", ".join(self.heads) or "none"
       raise UserError(
-        "config.model.vocabulary_head=False: the model knows of no token how likely it is; it has heads by name:"
-        f" {there}.  config.model.vocabulary_head=True gives it one, and config.init.reinit=^head/ begins its"
-        " parameters fresh, if it has any"
+        f"config.model.vocabulary_head=False: the model has no logits over the vocabulary; its heads: {there}. "
+        "Set --config.model.vocabulary_head=True, and --config.init.reinit=^head/ to initialize its parameters, "
+        "if the checkpoint has none."
       )
     return self.head.logits_fn(self.embed)
 
   def logits(self, hidden: jax.Array) -> jax.Array:
-    """float32 [batch, length, vocab] from [batch, length, embed]."""
+    """Returns float32 logits [batch, length, vocab] from hidden states [batch, length, embed]."""
     return sharding.shard(self.logits_fn()(hidden), "batch", "length", "vocab")
 
   def head_logits(self, name: str, hidden: jax.Array, *, dropout_key: jax.Array | None = None) -> jax.Array:
-    """float32 [..., classes] of the head of that name, from the states that it reads, [..., embed]; see `heads.Head`.
+    """Returns the logits of a head, float32 [..., classes], from its input states, [..., embed]; see `heads.Head`.
 
     Raises:
       UserError: the model has no such head.
     """
     if name not in self.heads:
       there = ", ".join(self.heads) or "none"
-      raise UserError(f"the model has no head {name!r}; there are: {there}{did_you_mean(name, self.heads)}")
+      raise UserError(
+        f"config.model.heads: the model has no head {name!r}. Its heads: {there}{did_you_mean(name, self.heads)}"
+      )
     return self.heads[name](hidden, dropout_key=dropout_key)
 
   def _places(self, stack: Stack, tokens: jax.Array, positions: jax.Array | None) -> jax.Array | None:
-    """Positions of tokens among those that are learned, behind what a stack has in front; None: 0, 1, 2, ..."""
+    """Returns indices into the position embeddings, after the stack's learned prefix; None: 0, 1, 2, ..."""
     if not stack.front:
       return positions
     return stack.front + (jnp.arange(tokens.shape[1])[None] if positions is None else positions)
 
   def _body(self) -> Layer | None:
-    """The layers that the decoder borrows."""
+    """Returns the encoder layers that the decoder shares, if any."""
     return None
 
   def _prompted(self, batch: Batch) -> Batch:
-    """The batch with a learned prompt in front of each row of what is read first; itself, if there is none.
+    """Prepends the learned prompt to each row of the input side; returns the batch unchanged without a prompt.
 
-    What is predicted, and where, stays as it is: states of the prompt are cut off, see `_of_text`.
+    Targets keep their positions; `_of_text` removes the states of the prompt.
     """
     ids = self.embed.prompt_ids
     if not ids.size:
@@ -185,11 +183,11 @@ class _Transformer(nnx.Module):
     return prompted
 
   def _of_text(self, states: jax.Array) -> jax.Array:
-    """[..., length, embed] without the states of a prompt."""
+    """Removes the prompt's states from [..., length, embed]."""
     return states[..., self.embed.prompt_ids.size :, :]
 
   def _real(self, batch: Batch, side: str, length: int) -> jax.Array | None:
-    """Which of `length` positions of a side hold a token, those of a prompt among them; None: all, or nobody asks."""
+    """Returns which of `length` positions hold a token, prompt included; None: all, or no layer reads it."""
     is_known = f"{side}_segment_ids" in batch or side == "encoder" or "decoder_target_tokens" in batch
     if not self.config.feed_forward_class.reads_real or not is_known:
       return None
@@ -197,17 +195,17 @@ class _Transformer(nnx.Module):
     return jnp.pad(real, [(0, 0), (length - real.shape[1], 0)], constant_values=True)
 
   def _carried(self, batch: Batch, side: str) -> dict[str, jax.Array]:
-    """States that a side's layers returned for the rows before these, name -> [layers, batch, ...]; {}: none."""
+    """Returns a side's layer states after the previous rows, name -> [layers, batch, ...]; empty if there are none."""
     begin = f"{auxiliary.CARRIED}{side}/"
     states = {name.removeprefix(begin): x for name, x in batch.items() if name.startswith(begin)}
     return {name: jnp.moveaxis(x, 0, 1) for name, x in states.items()}
 
   def _types(self, batch: Batch) -> jax.Array | None:
-    """Which part of its sequence each token of the encoder belongs to; None: the first, as all that is written."""
+    """Returns the segment type of each encoder token; None: type 0 everywhere, as in all generated text."""
     return batch.get("encoder_token_types") if self.config.segment_types > 1 else None
 
   def ready(self, state: DecodeState) -> DecodeState:
-    """The same state, with what every step reads laid out once: the steps behind it give the same, and faster."""
+    """Returns an equivalent state with weights and caches laid out for many steps, which makes decoding faster."""
     num_layers = self.config.num_decoder_layers
     apart = lambda x: unstack_layers(x, num_layers) if sharding.platform() == "cpu" and x is not None else x
     return dataclasses.replace(
@@ -219,9 +217,9 @@ class _Transformer(nnx.Module):
     )
 
   def decode_step(self, tokens: jax.Array, state: DecodeState) -> tuple[jax.Array, DecodeState]:
-    """Logits of the next token, float32 [batch, vocab], after `tokens`, int [batch]; and the state with them.
+    """Returns logits of the next token, float32 [batch, vocab], after `tokens`, int [batch], and the updated state.
 
-    With beams, [batch, beams, vocab] after int [batch, beams]; see `DecodeState.follow`.
+    With beams, logits are [batch, beams, vocab] after int [batch, beams]; see `DecodeState.follow`.
     """
     columns = tokens.reshape(tokens.shape[0], -1)
     num_beams, position, ancestors = columns.shape[1], state.position, state.ancestors
@@ -257,7 +255,7 @@ class _Transformer(nnx.Module):
 
 
 class EncoderDecoder(_Transformer):
-  """T5 (Raffel et al. 2020) and its descendants: an encoder reads the inputs, a decoder writes the targets."""
+  """T5 (Raffel et al. 2020) and its descendants: an encoder for the inputs, a decoder for the targets."""
 
   architecture = ENCODER_DECODER
 
@@ -269,22 +267,20 @@ class EncoderDecoder(_Transformer):
     )
 
   def _body(self) -> Layer | None:
-    """The layers that the decoder borrows, with `share_stacks`."""
     return self.encoder.own_layers if self.config.share_stacks else None
 
   def hidden_states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> Hidden:
-    """See `ModelProtocol`: the encoder's output, whatever the decoder is given."""
+    """Returns the encoder's output, which does not depend on the decoder's input; see `ModelProtocol`."""
     x, _, aux = self._encode(self._prompted(batch), every_layer=every_layer, dropout_key=dropout_key)
     return Hidden(self._of_text(x), auxiliary.of_stacks(encoder=aux))
 
   def attention_map(self, batch: Batch, kind: str, head: jax.Array) -> jax.Array:
-    """See `ModelProtocol`."""
     if kind == "encoder":
       return _looked_at(self._encode(self._prompted(batch), probe=attention.AttentionProbe(head))[1])
     return _looked_at(self._run(batch, probe=attention.AttentionProbe(head, cross=kind == "cross"))[1])
 
   def _encode(self, batch: Batch, **options: Any) -> tuple[jax.Array, Caches | jax.Array | None, Auxiliary]:
-    """The encoder's output at every position that it reads, those of a prompt included; and what `Stack` has beside."""
+    """Returns the encoder's output at all its positions, prompt included, and the other outputs of `Stack`."""
     tokens, positions = batch["encoder_input_tokens"], batch.get("encoder_positions")
     x = self.embed(tokens, positions=self._places(self.encoder, tokens, positions), segments=self._types(batch))
     mask, tasks = reading_mask(batch, "encoder"), batch.get("encoder_tasks")
@@ -292,7 +288,7 @@ class EncoderDecoder(_Transformer):
     return self.encoder(x, mask=mask, tasks=tasks, real=real, carried=self._carried(batch, "encoder"), **options)
 
   def hidden(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> Hidden:
-    """The decoder's output, [batch, targets length, embed], for seqio's encoder-decoder features.
+    """Returns the decoder's output, [batch, targets length, embed], for seqio's encoder-decoder features.
 
     Args:
       batch: encoder_input_tokens, decoder_input_tokens int [batch, length]; packed, also their segment_ids and
@@ -323,16 +319,16 @@ class EncoderDecoder(_Transformer):
     return Hidden(x, auxiliary.of_stacks(encoder=read, decoder=written)), kv_cache
 
   def start_decode(self, batch: Batch, max_length: int, *, num_beams: int = 1) -> tuple[jax.Array, DecodeState]:
-    """Encodes the inputs and makes room for `max_length` positions.
+    """Encodes the inputs and allocates a cache of `max_length` positions.
 
     Args:
-      batch: encoder_input_tokens, int [batch, length]; decoder_input_tokens, whose first column starts each sequence,
-        if that is not 0; decoder_positions, whose first column is where, as far as so many positions are learned.
-      max_length: how many positions `decode_step` may be called for.
-      num_beams: sequences that are written for each row.
+      batch: encoder_input_tokens, int [batch, length]; optional decoder_input_tokens, with the start token in
+        the first column (default 0); optional decoder_positions, with its position, clipped to learned positions.
+      max_length: maximum number of calls of `decode_step`.
+      num_beams: sequences per row.
 
     Returns:
-      The token that starts each sequence, int32 [batch], and the state.
+      The start token of each sequence, int32 [batch], and the state.
     """
     batch = self._prompted(batch)
     memory, segments = self._encode(batch)[0], segments_of(batch, "encoder")
@@ -369,22 +365,20 @@ class DecoderOnly(_Transformer):
     self.decoder = Stack(config, rngs, num_layers=config.num_decoder_layers, causal=True)
 
   def hidden(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> Hidden:
-    """Hidden states [batch, length, embed] for seqio's decoder features.
+    """Returns hidden states [batch, length, embed] for seqio's decoder features.
 
     Args:
       batch: decoder_input_tokens int [batch, length]; packed, also decoder_segment_ids and decoder_positions; with
-        inputs, decoder_causal_attention, 1 where they are read. Padding ends a sequence.
+        inputs, decoder_causal_attention, which is 1 at inputs. Padding ends a sequence.
       dropout_key: None at evaluation.
     """
     return self.hidden_states(batch, dropout_key=dropout_key)
 
   def hidden_states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> Hidden:
-    """See `ModelProtocol`."""
     x, _, aux = self._run(batch, every_layer=every_layer, dropout_key=dropout_key)
     return Hidden(self._of_text(x), auxiliary.of_stacks(decoder=aux))
 
   def attention_map(self, batch: Batch, kind: str, head: jax.Array) -> jax.Array:
-    """See `ModelProtocol`."""
     return _looked_at(self._run(batch, probe=attention.AttentionProbe(head))[1])
 
   def _run(self, batch: Batch, **options: Any) -> tuple[jax.Array, Caches | jax.Array | None, Auxiliary]:
@@ -398,19 +392,19 @@ class DecoderOnly(_Transformer):
     return self.decoder(x, mask=mask, **beside, **options)
 
   def start_decode(self, batch: Batch, max_length: int, *, num_beams: int = 1) -> tuple[jax.Array, DecodeState]:
-    """Reads the prompts and makes room for `max_length` positions behind the longest that the batch could hold.
+    """Runs the prompts and allocates a cache of `max_length` positions after the longest possible prompt.
 
-    The prompts are moved to the right, so that all sequences go on at the same position.
+    Prompts are right-aligned, so that all sequences continue at the same position.
 
     Args:
-      batch: decoder_input_tokens int [batch, length] and decoder_causal_attention, 1 where the prompt is read (what
-        starts a sequence included); or decoder_segment_ids, 1 there, of a prompt that is read from left to right even
-        by a model that can read both ways; without them the first token alone is the prompt.
-      max_length: how many positions `decode_step` may be called for.
-      num_beams: sequences that are written for each row.
+      batch: decoder_input_tokens int [batch, length] and decoder_causal_attention, which is 1 at the prompt (including
+        the start token). Alternatively decoder_segment_ids, 1 at the prompt, for causal attention even with
+        `bidirectional_prefix`. Without both, the prompt is the first token.
+      max_length: maximum number of calls of `decode_step`.
+      num_beams: sequences per row.
 
     Returns:
-      The last token of each prompt, int32 [batch], to be given to `decode_step`, and the state.
+      The last token of each prompt, int32 [batch], as input of `decode_step`, and the state.
     """
     batch = self._prompted(batch)
     tokens = batch["decoder_input_tokens"]
@@ -425,7 +419,7 @@ class DecoderOnly(_Transformer):
     columns = jnp.arange(width)[None, :] - padding[:, None]
     tokens = jnp.take_along_axis(tokens, jnp.maximum(columns, 0), axis=1)
     real = (columns >= 0).astype(jnp.int32)
-    # The last token of the prompt is written once more, by the first step, which also gives its logits.
+    # The first step runs the prompt's last token again, to compute its logits, so the cache excludes it.
     room = max_length * num_beams
     segments = jnp.pad(real[:, :-1], [(0, 0), (0, room)], constant_values=1)
     positions, prefix = jnp.maximum(columns, 0), real if both_ways else None
@@ -448,7 +442,7 @@ class DecoderOnly(_Transformer):
 
 
 class EncoderOnly(_Transformer):
-  """BERT (Devlin et al. 2019), RoBERTa, ALBERT, ModernBERT: reads a text in both directions."""
+  """BERT (Devlin et al. 2019), RoBERTa, ALBERT, ModernBERT: bidirectional attention over a text."""
 
   architecture = ENCODER_ONLY
 
@@ -457,24 +451,21 @@ class EncoderOnly(_Transformer):
     self.encoder = Stack(config, rngs, num_layers=config.num_encoder_layers, causal=False)
 
   def hidden(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> Hidden:
-    """Hidden states [batch, length, embed] for seqio's encoder features.
+    """Returns hidden states [batch, length, embed] for seqio's encoder features.
 
     Args:
-      batch: encoder_input_tokens int [batch, length]; encoder_token_types int [batch, length], which part of its
-        sequence a token belongs to, if there are several; packed, also encoder_segment_ids and encoder_positions.
-        0 is padding.
+      batch: encoder_input_tokens int [batch, length]; optional encoder_token_types int [batch, length], the segment
+        type of each token; packed, also encoder_segment_ids and encoder_positions. 0 is padding.
       dropout_key: None at evaluation.
     """
     return self.hidden_states(batch, dropout_key=dropout_key)
 
   def hidden_states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> Hidden:
-    """See `ModelProtocol`."""
     batch = self._prompted(batch)
     read = self.read(self._embedded(batch), batch, every_layer=every_layer, dropout_key=dropout_key)
     return dataclasses.replace(read, x=self._of_text(read.x))
 
   def attention_map(self, batch: Batch, kind: str, head: jax.Array) -> jax.Array:
-    """See `ModelProtocol`."""
     batch = self._prompted(batch)
     return _looked_at(self._run(self._embedded(batch), batch, self.encoder, probe=attention.AttentionProbe(head))[1])
 
@@ -483,12 +474,12 @@ class EncoderOnly(_Transformer):
     return self.embed.project(self.look_up(batch, places=places))
 
   def look_up(self, batch: Batch, *, embed: layers.Embed | None = None, places: jax.Array | None = None) -> jax.Array:
-    """What the tables of the embedding, or of another, have for the tokens, [batch, length, their width].
+    """Returns the token embeddings, [batch, length, embedding width], from this model's or another embedding.
 
     Args:
       batch: model features.
-      embed: the other.
-      places: positions of the tokens; None: those of the batch.
+      embed: another embedding; None: this model's.
+      places: positions of the tokens; None: the batch's positions.
     """
     places = batch.get("encoder_positions") if places is None else places
     tokens, types = batch["encoder_input_tokens"], self._types(batch)
@@ -503,7 +494,7 @@ class EncoderOnly(_Transformer):
     every_layer: bool = False,
     dropout_key: jax.Array | None = None,
   ) -> Hidden:
-    """Hidden states of embedded tokens, [batch, length, embed], by its own layers or those of another."""
+    """Returns hidden states of embedded tokens, [batch, length, embed], by this model's layers or another encoder's."""
     x, _, aux = self._run(x, batch, encoder or self.encoder, every_layer=every_layer, dropout_key=dropout_key)
     return Hidden(x, auxiliary.of_stacks(encoder=aux))
 
@@ -521,5 +512,5 @@ _MODULES = {module.architecture.name: module for module in MODELS}
 
 
 def build(config: TransformerConfig, rngs: nnx.Rngs) -> Transformer:
-  """The model that `config.architecture` names."""
+  """Returns a new model of the class that `config.architecture` names."""
   return _MODULES[config.architecture](config, rngs)

@@ -1,1 +1,1 @@
-"""What a training step costs on devices that are not here."""
+"""Predicts time and memory of a training step on devices that are not attached."""

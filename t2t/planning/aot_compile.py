@@ -1,6 +1,6 @@
-"""The training step as it is compiled for devices that are here or for TPUs that are not: `t2t plan`'s subject.
+"""Compiles the training step ahead of time, for attached devices or for TPUs that are not attached.
 
-libtpu compiles for any TPU; that takes its wheel (the [tpu] extra) and no accelerator.
+libtpu compiles for any TPU. It needs only its wheel (the [tpu] extra), and no accelerator.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from t2t.planning.hlo import cost as hlo_cost
 from t2t.runtime import quiet, xla_flags
 from t2t.training import recipe
 
-# Generation -> how many sides a slice has, and examples of slices.
+# Generation -> number of dimensions of a slice, and examples of slices.
 GENERATIONS: Mapping[str, tuple[int, str]] = {
   "v4": (3, "v4:2x2x1, v4:2x2x4, v4:4x4x4, v4:8x8x16"),
   "v5e": (2, "v5e:1x1, v5e:2x2, v5e:2x4, v5e:4x4, v5e:4x8, v5e:8x8, v5e:8x16, v5e:16x16"),
@@ -36,10 +36,10 @@ def _known() -> str:
 
 
 def num_devices(topology: str, *, slices: int = 1) -> int:
-  """How many devices `devices` gives; libtpu is not asked.
+  """Returns the number of devices of `devices` without calling libtpu.
 
   Raises:
-    UserError: no such topology.
+    UserError: the topology is unknown.
   """
   _check_topology(topology, slices)
   generation, _, shape = topology.partition(":")
@@ -51,68 +51,70 @@ def _check_topology(topology: str, slices: int) -> None:
   generation, _, shape = topology.partition(":")
   sides = shape.split("x")
   if generation not in GENERATIONS or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):
-    raise UserError(f"--topology {topology}: no such TPU; there are, for example,\n{_known()}")
+    raise UserError(f"--topology {topology}: unknown TPU topology. Examples:\n{_known()}")
   number, examples = GENERATIONS[generation]
   if len(sides) != number:
-    raise UserError(f"--topology {topology}: a {generation} slice has {number} sides, as in {examples}")
+    raise UserError(f"--topology {topology}: a {generation} slice has {number} dimensions. Examples: {examples}")
   if slices < 1:
     raise UserError(f"--slices {slices}: must be at least 1")
 
 
 def devices(topology: str, *, slices: int = 1) -> Sequence[jax.Device]:
-  """The devices of a TPU slice that is not here, or of several slices.
+  """Returns the devices of one or several TPU slices that are not attached.
 
   Args:
     topology: generation and chips along each side, "v5e:16x16", "v5p:8x8x16".
-    slices: how many such slices, connected by the data centre's network.
+    slices: number of such slices, connected by the data-centre network.
 
   Raises:
-    UserError: no such topology (lists those there are), or libtpu is not installed or fails.
+    UserError: the topology is unknown (the message has examples), or libtpu is not installed or fails.
   """
   _check_topology(topology, slices)
   generation, _, shape = topology.partition(":")
   sides = shape.split("x")
   if importlib.util.find_spec("libtpu") is None:
     raise UserError(
-      f"--topology {topology}: compiling for a TPU that is not there needs libtpu; install it with"
-      " `pip install -e '.[tpu]'` (it needs no TPU), or leave --topology out to compile for what is here"
+      f"--topology {topology}: libtpu is not installed. Run: pip install -e '.[tpu]' (it needs no TPU); or omit "
+      "--topology to compile for the attached devices."
     )
   os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-  # Nothing runs on a TPU here: others may have one, or compile for one, at the same time.
+  # Nothing runs on a TPU here, so other processes may use one, or compile for one, at the same time.
   os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-  # Otherwise libtpu would look for a TPU to run on, or take one that is there.
+  # Otherwise libtpu would look for a TPU and occupy it.
   jax.config.update("jax_platforms", "cpu")
   from jax.experimental import topologies
 
-  # A v4's two cores are one device, as on Cloud's machines; and one chip alone has a host to itself.
+  # A v4's two cores are one device, as on Google Cloud; a slice of one chip has a host with one chip.
   options = {"chip_config_name": "megacore"} if generation == "v4" else {}
   if all(side == "1" for side in sides):
     options["chips_per_host_bounds"] = (1, 1, 1)
   if slices > 1:
     options["num_slices"] = slices
   try:
-    with quiet.stderr():  # it speaks of the TPU that is not here
+    with quiet.stderr():  # libtpu logs messages about the missing TPU
       return topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices
-  except Exception as error:  # libtpu raises several kinds, about the shape or about itself
+  except Exception as error:  # libtpu raises several types, for bad shapes and for failures
     text = str(error).splitlines()[0]
-    raise UserError(f"--topology {topology}: libtpu says: {text}\nThere are, for example,\n{_known()}") from error
+    raise UserError(
+      f"--topology {topology}: libtpu fails: {text}\nGive a known topology. Examples:\n{_known()}"
+    ) from error
 
 
 def bytes_per_device(tree) -> int:
-  """Memory that each device gives to abstract arrays with shardings; not what lies in its host's."""
+  """Returns the bytes per device of abstract arrays with shardings, without arrays in host memory."""
   on_device = [x for x in jax.tree.leaves(tree) if x.sharding.memory_kind != "pinned_host"]
   return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in on_device)
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-  """What the compiler made of a step; bytes are of one device.
+  """Result of compiling a step; bytes are per device.
 
-  parameters: how many, over all devices.
-  arguments: of state and batch; the parts of it by name in `parts`.
-  temporaries, total: what the program needs besides, and altogether.
-  seconds: compilation took.
-  text: the program; None if it does not fit.
+  parameters: number of parameters over all devices.
+  arguments: bytes of state and batch; `parts` has them by name.
+  temporaries, total: bytes of temporaries, and of the whole program.
+  seconds: duration of the compilation.
+  text: HLO text of the program; None if it does not fit.
   """
 
   parameters: int
@@ -125,10 +127,10 @@ class Compiled:
 
 
 def compile_step(config: Config, mesh: jax.sharding.Mesh) -> Compiled:
-  """Compiles the step on a mesh, of devices that may not be there.
+  """Compiles the step for a mesh; its devices need not be attached.
 
   Raises:
-    UserError: sizes that the mesh does not divide; or the compiler fails, other than for lack of memory.
+    UserError: the mesh does not divide a size; or the compiler fails for another reason than lack of memory.
   """
   platform = mesh.devices.flat[0].platform
   flags = xla_flags.as_options(platform) if config.train.xla_flags else {}
@@ -145,12 +147,12 @@ def compile_step(config: Config, mesh: jax.sharding.Mesh) -> Compiled:
       compiled = _with_flags(program.train_step.lower(state, batch, key), flags)
     except UserError:
       raise
-    except Exception as error:  # of XLA's, and others of what compiles kernels
+    except Exception as error:  # XLA errors, and others from kernel compilers
       arguments = sum(parts.values())
       needed = _needed(str(error), arguments)
       if needed is None:
         text = (str(error).splitlines() or [""])[0][:400]
-        raise UserError(f"the compiler fails: {type(error).__name__}: {text}") from error
+        raise UserError(f"compilation of the training step fails: {type(error).__name__}: {text}") from error
       return Compiled(number, parts, arguments, needed - arguments, needed, time.monotonic() - started, None)
   memory = compiled.memory_analysis()
   arguments = memory.argument_size_in_bytes
@@ -160,7 +162,7 @@ def compile_step(config: Config, mesh: jax.sharding.Mesh) -> Compiled:
 
 
 def _with_flags(lowered: jax.stages.Lowered, flags: Mapping[str, str | bool]) -> jax.stages.Compiled:
-  """Compiles with those of the flags that a program may have: XLA still reads some from its environment alone."""
+  """Compiles with the flags that a program accepts; XLA reads some flags only from the environment."""
   try:
     return lowered.compile(compiler_options=dict(flags) or None)
   except jax.errors.JaxRuntimeError as error:
@@ -174,7 +176,7 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def _needed(message: str, arguments: int) -> int | None:
-  """Bytes of memory that a program would need, in the compiler's own words; None if that is not why it fails."""
+  """Returns the bytes that a program would need, from the compiler's error; None if the error has another cause."""
   used = re.search(r"Used ([\d.]+)([KMGT])\w* of [\d.]+[KMGT]\w* hbm", message)
   temporaries = re.search(r"HLO temporaries \(([\d.]+)([KMGT])\) exceeds", message)
   if not used and not temporaries:
@@ -184,19 +186,19 @@ def _needed(message: str, arguments: int) -> int | None:
 
 
 def counted(text: str, config: Config, mesh: jax.sharding.Mesh) -> hlo_cost.HloProgram:
-  """What the text of a step's program computes and moves on one device of the mesh, at the pace of its kind."""
+  """Counts operations, bytes and collectives of a step's HLO text on one device of the mesh."""
   paces = accelerators.PACES.get(mesh.devices.flat[0].device_kind)
   return hlo_cost.analyse(text, mesh.shape, unknown_trips=unknown_trips(config, mesh), paces=paces)
 
 
 def attention_kernels(config: Config, mesh: jax.sharding.Mesh) -> dict[str, dispatch.Choice]:
-  """What each kind of attention runs on, see `recipe.attention_kernels`."""
+  """Returns the kernel of each kind of attention, see `recipe.attention_kernels`."""
   with jax.set_mesh(mesh):
     return recipe.attention_kernels(config, recipe.batch(config))
 
 
 def predicted(executed: hlo_cost.HloProgram, config: Config, mesh: jax.sharding.Mesh) -> roofline.Times | None:
-  """The times of a config's step as it was compiled for a mesh; None: nothing is known of such devices."""
+  """Returns the predicted times of a config's compiled step; None for devices without published figures."""
   kind = mesh.devices.flat[0].device_kind
   chip, peak = accelerators.CHIPS.get(kind), accelerators.peak_flops(kind)
   if chip is None or peak is None:
@@ -206,7 +208,7 @@ def predicted(executed: hlo_cost.HloProgram, config: Config, mesh: jax.sharding.
 
 
 def unknown_trips(config: Config, mesh: jax.sharding.Mesh) -> float:
-  """Chunks of logits that have a loss; where much has none, the loop over them ends when the data says so."""
+  """Returns the number of logits chunks with a loss; the loop over chunks ends early if few positions have a loss."""
   rows = config.train.batch_size // config.train.microbatches
   tokens = rows * list(recipe.lengths(config).values())[-1] // sharding.num_shards("tokens", mesh)
   chunks = -(-tokens // config.train.logits_chunk_tokens)

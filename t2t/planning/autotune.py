@@ -1,8 +1,8 @@
-"""`t2t plan --search`: which mesh, remat policy, microbatches, batch and kernels' blocks run a config best on a slice.
+"""`t2t plan --search`: searches for the fastest mesh, remat policy, microbatches, batch and kernel blocks on a slice.
 
-Candidates are ordered by an estimate, so that good ones are compiled first; those whose parameters and optimizer alone
-do not fit are never compiled, nor those that a compiled one shows to be slower or too large.  What counts in the end is
-the compiled program.
+An estimate orders the candidates, so that good ones are compiled first. Candidates are skipped if their parameters and
+optimizer do not fit, or if a compiled candidate shows that they are slower or too large. The ranking uses compiled
+programs only.
 """
 
 import argparse
@@ -27,16 +27,15 @@ from t2t.planning import aot_compile, kernel_cycles, mesh_layouts, plan
 from t2t.planning.autotune_candidates import Candidate, Estimate, candidates, without_evaluation
 from t2t.runtime import amounts
 
-# What is compiled of the best candidate in other orders of its axes, and with other blocks in its kernels of attention,
-# if so much of its step is to be saved.
+# Number of layouts and kernel blocks that are also compiled for the best candidate, and the smallest predicted gain.
 _MOST_REFINED, _WORTH_IT = 2, 0.01
-# As the table names them.
+# Abbreviations in the table.
 _SHORT = {ATTENTION_KEPT: "qkv", ATTENTION_ON_HOST: "on host"}
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchResult:
-  """What came of a candidate: a plan, or why there is none."""
+  """Result of a candidate: a plan, or a failure."""
 
   candidate: Candidate
   plan: plan.Plan | None
@@ -44,12 +43,12 @@ class SearchResult:
 
   @property
   def fits(self) -> bool:
-    """Where the capacity is not known, what compiles counts as fitting."""
+    """Returns True if the candidate fits; with unknown capacity, if it compiles."""
     return self.plan is not None and self.plan["fits"] is not False
 
   @property
   def speed(self) -> float:
-    """To rank by: predicted tokens/s, or where there is no prediction, how little is computed."""
+    """Returns the ranking key: predicted tokens/s, or without a prediction the negative FLOPs per token."""
     if self.plan["tokens_per_second"] is not None:
       return self.plan["tokens_per_second"]
     return -(self.plan["executed_flops_per_step"] or math.inf) / self.plan["tokens_per_step"]
@@ -59,29 +58,29 @@ class SearchResult:
 
 
 def _serve(connection, topology: str, slices: int) -> None:
-  """The other process: compiles what it is sent."""
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends this one
+  """Main loop of the worker process, which compiles the configs that it receives."""
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this one
   devices = list(aot_compile.devices(topology, slices=slices))
   while True:
     config = connection.recv()
     try:
       connection.send((plan.make_plan(config, devices), ""))
-    except Exception as error:  # a result like any other: the next candidate may do better
+    except Exception as error:  # reported as a result, because the next candidate may compile
       connection.send((None, str(error)))
 
 
 class Worker:
-  """Compiles in a process of its own: what brings the compiler down does not end the search."""
+  """Compiles in a separate process, so that a crash of the compiler does not end the search."""
 
   def __init__(self, topology: str, slices: int):
     self._arguments = topology, slices
     self._process, self._connection = None, None
 
   def make_plan(self, config: Config) -> plan.Plan:
-    """As `plan.make_plan`.
+    """Returns `plan.make_plan` of the config.
 
     Raises:
-      UserError: the compiler fails, or ends with its process.
+      UserError: the compiler fails or crashes.
     """
     if self._process is None:
       context = multiprocessing.get_context("spawn")
@@ -96,13 +95,13 @@ class Worker:
       self._process.join()
       code = self._process.exitcode
       self.close()
-      raise UserError(f"the compiler ended with its process (exit code {code})") from error
+      raise UserError(f"the compiler process ended with exit code {code}") from error
     if failure:
       raise UserError(failure)
     return planned
 
   def close(self) -> None:
-    """Ends the process, whatever it does."""
+    """Kills the process."""
     if self._process is not None:
       self._process.kill()
       self._process.join()
@@ -121,18 +120,18 @@ def run(
   seen: Sequence[SearchResult] = (),
   memory: Callable[[Candidate], float] | None = None,
 ) -> Iterator[SearchResult]:
-  """Compiles candidates one after another and yields what came of each.
+  """Compiles candidates in sequence and yields their results.
 
   Args:
-    config: what is searched around.
-    ordered: see `candidates`; those of the config's own batch size and others take turns.
+    config: base config of the search.
+    ordered: see `candidates`; candidates with the config's batch size and others alternate.
     make_plan: config -> plan; raises a UserError if the compiler fails.
-    where: names the devices, for the cache.
-    max_compiles: how many may be compiled; what is in the cache does not count.
-    budget: seconds after which no other compilation is started.
-    seen: what came of others before, which are not tried again.
-    memory: estimate of a device's bytes: what was too small by so much for one candidate is taken to be so for others
-      that keep the same, and those that are too large by that come last; None: none does.
+    where: name of the devices, for the cache.
+    max_compiles: maximum number of compilations; cached plans do not count.
+    budget: seconds after which no compilation is started.
+    seen: results of earlier candidates, which are not tried again.
+    memory: estimate of a device's bytes, corrected by failed candidates with the same remat policy. Candidates with an
+      estimate above the capacity come last; None: no such order.
   """
   started, compiled, seen = time.monotonic(), 0, list(seen)
 
@@ -162,7 +161,7 @@ def run(
 def _in_turns(
   ordered: Sequence[Candidate], is_worth_it: Callable[[Candidate], bool], *, batch_size: int
 ) -> Iterator[Candidate]:
-  """Those of the config's own batch size and others by turns, each kind in its order; asked when it is their turn."""
+  """Alternates between candidates with the config's batch size and others; tests each when it is reached."""
   kinds = [
     iter([candidate for candidate in ordered if (candidate.batch_size == batch_size) == is_own])
     for is_own in (True, False)
@@ -177,7 +176,7 @@ def _in_turns(
 
 
 def refined(config: Config, results: Sequence[SearchResult], devices: Sequence[jax.Device]) -> list[Candidate]:
-  """The fastest candidate that fits with other blocks, and in other orders of its axes: those that should be faster."""
+  """Returns variants of the fastest fitting candidate with kernel blocks and mesh layouts that should be faster."""
   best = next(iter(ranked(results)), None)
   if best is None or best.plan["seconds_at_peak"] is None:
     return []
@@ -197,14 +196,14 @@ def refined(config: Config, results: Sequence[SearchResult], devices: Sequence[j
 
 
 def _is_no_better(candidate: Candidate, result: SearchResult) -> bool:
-  """Whether it fails as well, or is slower."""
+  """Returns True if the candidate certainly fails, too, or is slower."""
   if result.fits:
     return candidate.is_slower(result.candidate, result.plan)
   return result.plan is not None and candidate.needs_more(result.candidate)
 
 
 def _is_as_large(candidate: Candidate, result: SearchResult, memory: Callable[[Candidate], float]) -> bool:
-  """Whether it should be too large, by how wrong the estimate was of one that keeps the same and is."""
+  """Returns True if the estimate, scaled by the result of another candidate, exceeds the capacity."""
   if result.fits or result.plan is None or candidate.remat != result.candidate.remat:
     return False
   per_chip = result.plan["memory_per_chip"]
@@ -215,14 +214,14 @@ def _is_as_large(candidate: Candidate, result: SearchResult, memory: Callable[[C
 
 
 def ranked(results: Iterable[SearchResult]) -> list[SearchResult]:
-  """Those that fit, the fastest first."""
+  """Returns the results that fit, the fastest first."""
   return sorted((result for result in results if result.fits), key=lambda result: result.speed, reverse=True)
 
 
 def table(results: Sequence[SearchResult]) -> str:
-  """The ranking, what bounds each, then what does not fit or compile; at most 80 columns.
+  """Returns the ranking with the bound of each candidate, then failures; at most 80 columns.
 
-  A star: the optimizer is in the host's memory.
+  A star marks an optimizer in the host's memory.
   """
   lines = [f"{'mesh':<25}{'batch':>6} {'mic':>3} {'remat':<8}{'memory':>8}{'step':>8}{'MFU':>5}{'tok/s':>7} bound"]
   for result in [*ranked(results), *(result for result in results if not result.fits)]:
@@ -241,34 +240,34 @@ def table(results: Sequence[SearchResult]) -> str:
         line += f"{seconds:>8}{result.plan['predicted_mfu']:>5.0%}{speed:>7} {result.plan['bound']}"
     lines += line.splitlines()
     if result.candidate.order:
-      lines.append(f"    in the order {','.join(result.candidate.order)}")
+      lines.append(f"    physical_layout {','.join(result.candidate.order)}")
     if result.candidate.attention_block:
-      lines.append(f"    attention in blocks of {result.candidate.attention_block}")
+      lines.append(f"    attention blocks of {result.candidate.attention_block}")
   return "\n".join(lines)
 
 
 def _say(number: int, result: SearchResult) -> None:
-  """One line for each result, as it comes."""
+  """Prints one line per result as it arrives."""
   text = "\n    ".join(table([result]).splitlines()[1:])
   print(f"{number:>3} {text}", file=sys.stderr, flush=True)
 
 
 def search(config: Config, options: argparse.Namespace) -> None:
-  """The command, from `t2t plan`'s options; prints the ranking and the best plan, also when it is interrupted."""
+  """Runs the search command; prints the ranking and the best plan, also after an interrupt."""
   devices, where = plan.find_devices(options.topology, slices=options.slices)
   chip = accelerators.CHIPS.get(devices[0].device_kind)
-  with plan.working("estimating which meshes may do"):
+  with plan.working("estimating candidate meshes"):
     estimate = Estimate(config, devices)
     ordered = candidates(config, devices, capacity=None if chip is None else chip.hbm_bytes, estimate=estimate)
   if not ordered:
     raise UserError(
-      f"--search: no mesh of {len(devices)} device(s) divides the model, config.train.batch_size="
-      f"{config.train.batch_size} and config.eval.batch_size={config.eval.batch_size}, and has room for parameters and"
-      " optimizer; give more chips or other batch sizes"
+      f"--search: no mesh of {len(devices)} device(s) divides the model, "
+      f"config.train.batch_size={config.train.batch_size} and config.eval.batch_size={config.eval.batch_size}, "
+      "and has memory for parameters and optimizer. Give more chips or other batch sizes."
     )
   if undivided := without_evaluation(config, estimate, len(devices)):
-    reason = f"config.eval.batch_size={config.eval.batch_size} does not divide over"
-    print(f"without {len(undivided)} mesh{'es' * (len(undivided) > 1)} that {reason}", file=sys.stderr)
+    reason = f"with a number of batch shards that does not divide config.eval.batch_size={config.eval.batch_size}"
+    print(f"excluded: {len(undivided)} mesh{'es' * (len(undivided) > 1)} {reason}", file=sys.stderr)
   results: list[SearchResult] = []
   with contextlib.ExitStack() as stack:
     make_plan = lambda changed: plan.make_plan(changed, devices)
@@ -278,7 +277,7 @@ def search(config: Config, options: argparse.Namespace) -> None:
       make_plan = worker.make_plan
     print(f"compiling up to {options.max_compiles} of {len(ordered)} candidates for {where}", file=sys.stderr)
     print(f"    {table([])}", file=sys.stderr)
-    # What was found is told whatever ends the search.
+    # Results are reported even if an exception ends the search.
     stack.callback(_finish, config, options, results)
     started = time.monotonic()
 
@@ -293,9 +292,9 @@ def search(config: Config, options: argparse.Namespace) -> None:
 
     kept_back = min(_MOST_REFINED, options.max_compiles // 4)
     compile_some(ordered, options.max_compiles - kept_back)
-    # Only what came of these says of which candidate other blocks and another order are worth trying.
+    # The results determine which candidate is worth refining, and with which blocks and layouts.
     again = refined(config, results, devices)[:kept_back]
-    compile_some(again, kept_back, memory=None)  # of which it is known what they need
+    compile_some(again, kept_back, memory=None)  # their memory is already known
     compile_some(ordered, kept_back - len(again))
 
 
@@ -304,10 +303,10 @@ def _finish(config: Config, options: argparse.Namespace, results: Sequence[Searc
     return
   print(table(results))
   if any(result.candidate.offload_optimizer for result in results):
-    print("* with the optimizer's moments in the host's memory")
+    print("* optimizer moments in the host's memory")
   best = ranked(results)
   if not best:
-    print("\nnothing that was tried fits; more chips, or --max_compiles and --budget for a longer search")
+    print("\nno compiled candidate fits. Give more chips, or a longer search with --max_compiles and --budget.")
     best = sorted(
       (result for result in results if result.plan), key=lambda result: result.plan["memory_per_chip"]["total"]
     )

@@ -1,4 +1,4 @@
-"""What a search for a config's best plan may try, and how good it looks before anything is compiled."""
+"""Candidates of the search for the best plan of a config, and estimates of their memory and time before compilation."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -16,27 +16,27 @@ from t2t.planning import aot_compile, mesh_layouts, roofline
 from t2t.training import recipe
 
 _MOST_TENSOR = 16
-_BATCHES = (1, 2, 4)  # times config.train.batch_size
+_BATCHES = (1, 2, 4)  # multiples of config.train.batch_size
 _MICROBATCHES = (1, 2, 4, 8, 16)
-# From what keeps most on the device to what keeps least; what is computed again as a share of forward and backward
-# together: these are three passes of matmuls, and "full" runs the forward one again, ATTENTION_KEPT two thirds of it.
+# From the largest to the smallest activation memory; recomputation as a fraction of forward and backward together.
+# These are three passes of matmuls; "full" repeats the forward pass, and ATTENTION_KEPT two thirds of it.
 _RECOMPUTES = {"none": 0.0, "minimal": 0.02, ATTENTION_KEPT: 0.22, ATTENTION_ON_HOST: 0.22, "full": 1 / 3}
 _REMATS = tuple(_RECOMPUTES)
-_WORTH_OFFLOADING = 0.02  # of a device's memory
+_WORTH_OFFLOADING = 0.02  # fraction of a device's memory
 
 
 def _recomputes(remat: str) -> float:
-  """See `_RECOMPUTES`; a policy of the user's own names about as much as that which keeps attention's."""
+  """Returns the fraction of `_RECOMPUTES`; a custom policy counts as ATTENTION_KEPT."""
   return _RECOMPUTES.get(remat, _RECOMPUTES[ATTENTION_KEPT])
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-  """What a search may change.
+  """Settings that the search varies.
 
   mesh: (axis, size) for every axis.
-  offload_optimizer: its moments wait in the host's memory.
-  order: of the mesh's axes over a slice, see `config.mesh.physical_layout`.
+  offload_optimizer: keeps the optimizer's moments in the host's memory.
+  order: layout of the mesh's axes on a slice, see `config.mesh.physical_layout`.
   attention_block: see `config.model.attention_block`.
   """
 
@@ -49,7 +49,7 @@ class Candidate:
   attention_block: int = 0
 
   def apply(self, config: Config) -> Config:
-    """The config with this in it."""
+    """Returns the config with these settings."""
     return config.with_(
       mesh=dict(self.mesh) | {"physical_layout": self.order},
       train={
@@ -61,7 +61,7 @@ class Candidate:
     )
 
   def needs_more(self, other: "Candidate") -> bool:
-    """Whether it certainly takes at least the memory of `other`."""
+    """Returns True if the candidate certainly needs at least the memory of `other`."""
     if self.remat == other.remat:
       remat_ranks = (0, 0)
     elif {self.remat, other.remat} <= set(_REMATS):
@@ -69,27 +69,28 @@ class Candidate:
     else:
       return False
     larger = self.batch_size >= other.batch_size and self.microbatches <= other.microbatches
-    # Of as many rows at a time more parts need more, for their gradients are added up.
+    # For the same rows per microbatch, more microbatches need more memory, because gradients are accumulated.
     rows, other_rows = self.batch_size / self.microbatches, other.batch_size / other.microbatches
     larger = larger or (rows >= other_rows and self.microbatches >= other.microbatches)
     return (
       self.mesh == other.mesh
-      and self.remat != ATTENTION_ON_HOST  # which even "full" may need more for: what layers read
+      and self.remat != ATTENTION_ON_HOST  # may need less than even "full", because the host keeps layer inputs
       and larger
       and remat_ranks[0] <= remat_ranks[1]
       and self.offload_optimizer <= other.offload_optimizer
     )
 
   def is_slower(self, other: "Candidate", plan: Mapping[str, Any]) -> bool:
-    """Whether it takes at least as long as `other` for the same batch, which waits for no host.
+    """Returns True if the candidate takes at least as long as `other`, which must not wait for a host.
 
-    What is computed again is not kept and read: that may save all that a step takes but its products and its waiting.
+    Recomputed values are not stored and read back. This may save all of a step's time except its products and its
+    waiting for links.
 
     Args:
-      other: whose batch is to be the same.
-      plan: of `other`.
+      other: candidate with the same batch.
+      plan: plan of `other`.
     """
-    # In all else that a candidate may have, they must be alike.
+    # All other fields must be equal.
     ordered = {name: getattr(other, name) for name in ("microbatches", "remat", "offload_optimizer")}
     more = (1 + _recomputes(self.remat)) / (1 + _recomputes(other.remat))
     if (
@@ -107,7 +108,7 @@ class Candidate:
     return least >= plan["predicted_step_seconds"]
 
   def flags(self) -> str:
-    """What to type for it."""
+    """Returns the command-line flags of these settings."""
     mesh = " ".join(f"--config.mesh.{axis}={size}" for axis, size in self.mesh if size > 1)
     mesh += f" --config.mesh.physical_layout={','.join(self.order)}" if self.order else ""
     return (
@@ -118,9 +119,9 @@ class Candidate:
 
 
 def meshes(config: Config, num_devices: int) -> list[dict[str, int]]:
-  """Meshes to try: tensor over up to 16 devices that share the heads, the rest fsdp, data, or both.
+  """Returns the meshes to try: tensor over up to 16 devices that divide the heads, the rest fsdp, data, or both.
 
-  Axes besides these three stay as the config has them.
+  Other axes stay as in the config.
   """
   sizes = sharding.mesh_sizes({**config.mesh.sizes, "data": 1, "fsdp": -1, "tensor": 1}, num_devices)
   other_axes = {axis: size for axis, size in sizes.items() if axis not in ("data", "fsdp", "tensor")}
@@ -138,12 +139,11 @@ def meshes(config: Config, num_devices: int) -> list[dict[str, int]]:
   return [{axis: mesh[axis] for axis in sizes} for mesh in layouts]
 
 
-# ---- Arithmetic before anything is compiled --------------------------------------------------------------------------
+# ---- Estimates before compilation ------------------------------------------------------------------------------------
 
 
 class _Parts(NamedTuple):
-  """What is known of a mesh: itself, bytes of parameters and of the optimizer on one device, and which sides' attention
-  runs on no kernel."""
+  """Mesh, bytes of parameters and of the optimizer per device, and sides with attention without a kernel."""
 
   mesh: jax.sharding.Mesh
   params: int
@@ -152,11 +152,11 @@ class _Parts(NamedTuple):
 
 
 class Estimate:
-  """Memory and time of candidates by arithmetic, for the order in which they are compiled.
+  """Estimates memory and time of candidates, to order their compilation.
 
   Args:
-    config: what is searched around.
-    devices: of the slice.
+    config: base config of the search.
+    devices: devices of the slice.
   """
 
   def __init__(self, config: Config, devices: Sequence[jax.Device]):
@@ -167,7 +167,7 @@ class Estimate:
     self._parts: dict[tuple[tuple[str, int], ...], _Parts | None] = {}
 
   def state(self, mesh_sizes: tuple[tuple[str, int], ...]) -> _Parts | None:
-    """None if the mesh does not divide the parameters, or a kernel that is asked for cannot be had on it."""
+    """Returns a mesh's properties; None if it does not divide the parameters, or lacks a requested kernel."""
     if mesh_sizes not in self._parts:
       try:
         mesh = sharding.make_mesh(dict(mesh_sizes), devices=self._devices)
@@ -182,49 +182,47 @@ class Estimate:
     return self._parts[mesh_sizes]
 
   def memory(self, candidate: Candidate) -> float:
-    """Bytes of one device: state, gradients, and what the layers keep for the backward pass; rough."""
+    """Returns a rough estimate of bytes per device: state, gradients, and activations kept for the backward pass."""
     _, params, optimizer, _ = self.state(candidate.mesh)
     optimizer = 0 if candidate.offload_optimizer else optimizer
     kept_bytes, working, away = self._activations(candidate)
     return 2 * params + optimizer + kept_bytes - away + working
 
   def _activations(self, candidate: Candidate) -> tuple[float, float, float]:
-    """Bytes of what a device's layers keep, of what the one that is worked on needs besides, and of the first what lies
-    in the host's memory."""
+    """Returns bytes of kept activations, of one layer's working memory, and of activations on the host."""
     mesh, _, _, plain = self.state(candidate.mesh)
     model, tensor = self._model, dict(candidate.mesh)["tensor"]
     rows = candidate.batch_size / sharding.num_shards("batch", mesh) / candidate.microbatches
     width = 2 if model.dtype == "bfloat16" else 4
-    # Features for each position and layer: the residual sums; outputs of matmuls; what lies between those.
+    # Features per position and layer: residual stream; matmul outputs; values between these.
     residual = model.embed_dim / tensor
     joined, inner = model.num_heads * model.head_dim, model.feed_forward_class.inner_features(model)
     matmuls = 2 * residual + (2 * joined + 2 * model.kv_heads * model.head_dim + inner) / tensor
     per_token = {"full": residual, "minimal": residual + matmuls, "none": 4 * model.embed_dim + 2 * matmuls}
     per_token[ATTENTION_KEPT] = residual + 2 * (joined + model.kv_heads * model.head_dim) / tensor
-    # In the host's memory is all of it but what attention finds.
+    # The host's memory holds all of it except attention outputs.
     is_away = candidate.remat == ATTENTION_ON_HOST
     sides = recipe.positions(self._config)
     layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
     total, working, away = 0.0, 0.0, 0.0
     for side, length in sides.items():
-      # Where no kernel runs, logits of all pairs.
+      # Without a kernel, logits of all pairs.
       scores = model.num_heads / tensor * length * 3 if side in plain else 0
       extra = {"none": scores}.get(candidate.remat, 0.0)
       features = per_token.get(candidate.remat, per_token[ATTENTION_KEPT]) + extra
       total += rows * length * width * layers[side] * features
       away += is_away * rows * length * width * layers[side] * (features - joined / tensor)
       if side == "decoder" and "encoder" in sides and candidate.remat != "full":
-        # Queries and what attention finds, and of the encoder's positions keys and values.
+        # Queries and attention outputs, and keys and values of the encoder's positions.
         both = 2 * length * joined + 2 * sides["encoder"] * model.kv_heads * model.head_dim
         total += rows * width * layers[side] * both / tensor
         away += is_away * rows * width * layers[side] * (both - length * joined) / tensor
-      # One layer is worked on at a time.
+      # One layer at a time.
       working = max(working, rows * length * width * (per_token["none"] + scores))
     return total, working, away
 
   def seconds(self, candidate: Candidate) -> float:
-    """Of one step, rough: matmuls, what layers keep on its way to memory and back, the traffic of the axes that matters
-    most, and the optimizer's way to its host."""
+    """Returns a rough estimate of a step's time: matmuls, activations, main collectives, and offloading."""
     mesh, params, optimizer, _ = self.state(candidate.mesh)
     model, sizes = self._model, dict(candidate.mesh)
     sides = recipe.positions(self._config)
@@ -241,7 +239,7 @@ class Estimate:
         return 0.0
       return accelerators.send_seconds(self._chip, mesh, (axis,), number * (sizes[axis] - 1) / sizes[axis])
 
-    # Weights are gathered in bfloat16 for every pass of every microbatch; gradients go back once in each.
+    # Weights are gathered in bfloat16 for every pass of every microbatch; gradients are reduced once in each.
     gathered = params * sizes["fsdp"] / 2
     fsdp = send("fsdp", gathered * (passes + 1) * candidate.microbatches)
     data = send("data", 2 * params * candidate.microbatches)
@@ -250,13 +248,13 @@ class Estimate:
     sums += model.num_decoder_layers * (3 if model.num_encoder_layers else 2) * sides.get("decoder", 0)
     tensor = send("tensor", 2 * passes * rows * sums * model.embed_dim * 2)
     to_host = lambda number: 2 * number / (self._chip.host_bandwidth * roofline.BANDWIDTH_SHARE)
-    # Of what is gathered ahead and added up behind, about so much does not hide.
+    # About this fraction of prefetched gathers and deferred reductions is not hidden.
     step = compute + 0.6 * fsdp + data + tensor + (to_host(optimizer) if candidate.offload_optimizer else 0.0)
     return max(step, to_host(away * candidate.microbatches))
 
 
 def without_evaluation(config: Config, estimate: Estimate, num_devices: int) -> list[dict[str, int]]:
-  """Meshes that are no candidates because config.eval.batch_size is not divided among them."""
+  """Returns the meshes that are excluded because they do not divide config.eval.batch_size."""
   states = ((sizes, estimate.state(tuple(sizes.items()))) for sizes in meshes(config, num_devices))
   return [sizes for sizes, state in states if state is not None and not _evaluates(config, state.mesh)]
 
@@ -268,14 +266,13 @@ def _evaluates(config: Config, mesh: jax.sharding.Mesh) -> bool:
 def candidates(
   config: Config, devices: Sequence[jax.Device], *, capacity: float | None, estimate: Estimate | None = None
 ) -> list[Candidate]:
-  """What may be compiled, the most promising first: of the own batch size, then of larger ones.
+  """Returns candidates for compilation, the most promising first: with the config's batch size, then with larger ones.
 
   Args:
-    config: what is searched around.
-    devices: of the slice.
-    capacity: bytes of one device; a mesh is left out whose parameters alone do not fit, or with their optimizer, where
-      that stays on the device.
-    estimate: of this config on these devices, which keeps what it finds of meshes; None: one is made.
+    config: base config of the search.
+    devices: devices of the slice.
+    capacity: bytes per device; meshes are excluded if parameters, and an optimizer on the device, do not fit.
+    estimate: estimate for this config and these devices, with cached results per mesh; None: a new one.
   """
   estimate, same_batch, larger = estimate or Estimate(config, devices), [], []
   remats = list(dict.fromkeys([*reversed(_REMATS), config.model.remat]))
@@ -289,14 +286,14 @@ def candidates(
     if not _evaluates(config, mesh):
       continue
     for offload in (False, True):
-      # A small optimizer in the host's memory costs time and gives next to nothing.
+      # Offloading a small optimizer costs time and saves almost no memory.
       if offload and optimizer < _WORTH_OFFLOADING * (capacity or math.inf):
         continue
       if capacity is not None and params + (0 if offload else optimizer) > capacity:
         continue
       for times, parts, remat in itertools.product(_BATCHES, _MICROBATCHES, remats):
         batch_size = config.train.batch_size * times
-        # Larger batches that are computed in no larger parts gain next to nothing, unless they wait for the host.
+        # Larger batches gain almost nothing with proportionally more microbatches, except with offloading.
         if batch_size % (shards * parts) == 0 and (times == 1 or times > parts or offload):
           candidate = Candidate(
             mesh_sizes, batch_size, parts, remat, offload, attention_block=config.model.attention_block
@@ -304,7 +301,7 @@ def candidates(
           (same_batch if times == 1 else larger).append(candidate)
 
   def key(candidate: Candidate):
-    # The estimate of memory may be off by a third.
+    # The memory estimate may be off by a third.
     too_large = capacity is not None and estimate.memory(candidate) > capacity * 1.3
     return too_large, estimate.seconds(candidate) / candidate.batch_size
 

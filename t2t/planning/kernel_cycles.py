@@ -1,4 +1,4 @@
-"""What the size of blocks makes of the kernels of attention on TPUs, by libtpu's schedules."""
+"""Effect of block sizes on TPU attention kernels, by libtpu's schedules."""
 
 from collections.abc import Mapping
 
@@ -9,8 +9,8 @@ from t2t.planning import roofline
 from t2t.training import recipe
 
 # Cycles of forward and backward kernels for each 512 x 512 pairs of the heads that fill 128 lanes, in bfloat16: kernel
-# and heads -> `jax.Device.device_kind` -> blocks of queries and of keys.  Counted by benchmarks/schedules.py (libtpu
-# 0.0.42): relative_bias_attention.py without a mask; splash, whose kernels take one head at a time, with a causal mask.
+# and heads -> `jax.Device.device_kind` -> blocks of queries and of keys. Counted by benchmarks/schedules.py (libtpu
+# 0.0.42): relative_bias_attention.py without a mask; splash, with kernels of one head at a time and a causal mask.
 CYCLES: Mapping[tuple[str, int], Mapping[str, Mapping[tuple[int, int], int]]] = {
   ("distance", 2): {
     "TPU v4": {(256, 256): 14_752, (512, 512): 10_963, (512, 1024): 10_229},
@@ -35,26 +35,26 @@ CYCLES: Mapping[tuple[str, int], Mapping[str, Mapping[tuple[int, int], int]]] = 
   },
 }
 
-# Multiply-adds of a core's matrix units in a cycle: what its peak is at the clock that it runs at.
+# Multiply-adds per cycle of a core's matrix units: its peak divided by its clock rate.
 _MULTIPLY_ADDS = {"TPU v4": 2**16, "TPU v5 lite": 2**16, "TPU v5": 2**16, "TPU v6 lite": 2**18, "TPU7x": 2**18}
-# Of a block and a head, two products forward and five backward, as if the head had 128 features.
+# Multiply-adds of a block and a head with 128 features: two products forward and five backward.
 _PRODUCTS = 7 * 512 * 512 * 128
 
-# What a search may try.
+# Block sizes that a search tries.
 SIZES = (256, 512, 1024)
 
 
 def _longest(config: Config) -> tuple[str, int]:
-  """The side that has the most positions, and how many."""
+  """Returns the longest side and its number of positions."""
   lengths = recipe.positions(config)
   side = max(lengths, key=lengths.get)
   return side, lengths[side]
 
 
 def _bounds(config: Config, side: str, length: int, kernel: str, device_kind: str) -> tuple[int, int]:
-  """Of the blocks of queries and of keys of a side's attention to itself."""
+  """Returns the largest query and key blocks of a side's self-attention."""
   model = config.model
-  # Of layers that take turns those that see all, which take longest.
+  # Of alternating layers, the slowest: those without a window.
   window = min(model.windows(length))
   if kernel == "splash":
     apart = config.data.pack or model.bidirectional_prefix or config.mesh.sequence != 1
@@ -71,15 +71,15 @@ def _bounds(config: Config, side: str, length: int, kernel: str, device_kind: st
 
 
 def share(config: Config, device_kind: str, chosen: Mapping[str, dispatch.Choice]) -> float:
-  """The share of its peak that a TPU's kernel of attention reaches, on the side that has the most positions.
+  """Returns the fraction of peak FLOP/s that a TPU's attention kernel reaches on the longest side.
 
-  By the cycles that libtpu schedules for its blocks; where they were not counted, as much as matmuls do.  FLOPs of
-  narrow heads count as if these were wide.
+  It follows from the cycles that libtpu schedules for its blocks; without a count, matmuls' fraction is used. FLOPs of
+  narrow heads count as of full-width heads.
 
   Args:
-    config: of the step.
+    config: config of the step.
     device_kind: `jax.Device.device_kind`.
-    chosen: of `recipe.attention_kernels`.
+    chosen: result of `recipe.attention_kernels`.
   """
   side, length = _longest(config)
   kernel = chosen[side].kernel
@@ -94,14 +94,14 @@ def share(config: Config, device_kind: str, chosen: Mapping[str, dispatch.Choice
 
 
 def saved(config: Config, device_kind: str, chosen: Mapping[str, dispatch.Choice], seconds: float) -> dict[int, float]:
-  """`config.model.attention_block` -> seconds of a step that kernels in such blocks should save, if any.
+  """Returns `config.model.attention_block` -> predicted seconds saved per step, for blocks that save time.
 
-  Larger blocks are faster, and fewer of them can be left out: by causality, which is counted; by the segments of packed
-  rows, which nobody knows before, or a window, beside which larger ones never are the faster: of those nothing is said.
+  Larger blocks are faster, but fewer of them can be skipped. Skipping by causality is counted. Nothing is predicted for
+  packed rows, because segments are unknown in advance, and for windows, with which larger blocks are never faster.
 
   Args:
     config, device_kind, chosen: see `share`.
-    seconds: that the step's kernels of attention take.
+    seconds: seconds of the step's attention kernels.
   """
   side, length = _longest(config)
   if config.data.pack or any(config.model.windows(length)):

@@ -1,6 +1,6 @@
-"""In which orders a mesh's axes may lie over a slice, and what another one would make of a step that was compiled.
+"""Physical layouts of a mesh on a slice, and predictions of a compiled step's time with another layout.
 
-Which numbers are sent along which axis hardly depends on the order; over how many links they go does.
+The bytes sent along an axis hardly depend on the layout, but the number of links does.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ Order = tuple[str, ...]
 
 
 def _nested(left: tuple[int, ...], axes: tuple[str, ...], sizes: Mapping[str, int]) -> Iterator[Order]:
-  """Boxes for all axes but the last, which has what they leave; neighbours first."""
+  """Yields boxes for all axes except the last, which takes the rest; neighbours first."""
   if len(axes) < 2:
     yield ()
     return
@@ -28,7 +28,7 @@ def _nested(left: tuple[int, ...], axes: tuple[str, ...], sizes: Mapping[str, in
 
 
 def speeds(mesh: jax.sharding.Mesh) -> dict[str, float]:
-  """Axes of a mesh, alone and together as reports name them -> seconds for a byte that a chip sends along them."""
+  """Returns seconds per byte that a chip sends, by mesh axes (single and combined, named as in reports)."""
   chip = accelerators.CHIPS[mesh.devices.flat[0].device_kind]
   split = [axis for axis, size in mesh.shape.items() if size > 1]
   groups = itertools.chain.from_iterable(itertools.combinations(split, n) for n in range(1, len(split) + 1))
@@ -36,9 +36,9 @@ def speeds(mesh: jax.sharding.Mesh) -> dict[str, float]:
 
 
 def all_orders(mesh: jax.sharding.Mesh) -> dict[Order, dict[str, float]]:
-  """The orders of a mesh in which some axis has other links than in each of the others -> `speeds`; none but for TPUs.
+  """Returns the layouts of a mesh with distinct link speeds -> `speeds`; empty for other devices than TPUs.
 
-  `mesh`'s own order is (), whether or not a config names it.
+  The mesh's own layout is (), whether or not a config names it.
   """
   devices = list(mesh.devices[0].flat if "dcn_data" in mesh.shape else mesh.devices.flat)
   sides, sizes = accelerators.sides(devices), dict(mesh.shape)
@@ -56,19 +56,19 @@ def all_orders(mesh: jax.sharding.Mesh) -> dict[Order, dict[str, float]]:
 
 
 def seconds(plan: Mapping[str, Any], own_links: Mapping[str, float], other_links: Mapping[str, float]) -> float:
-  """What the step of a plan would take if its collectives had another order's links, by the rule of roofline.py.
+  """Returns the predicted time of a plan's step with another layout's links, by the rule of roofline.py.
 
   Args:
-    plan: of `plan.make_plan`, with a prediction.
+    plan: result of `plan.make_plan`, with a prediction.
     own_links: `speeds` of its mesh.
-    other_links: those of the mesh in another order.
+    other_links: `speeds` of the other layout.
   """
-  if plan["bound"] in ("copies", "host"):  # which take as long in any order
+  if plan["bound"] in ("copies", "host"):  # independent of the layout
     return plan["predicted_step_seconds"]
   hidden = waits = 0.0
   for name, took in plan["seconds_at_peak"]["links"].items():
     then, waited = took * other_links[name] / own_links[name], plan["waiting_seconds"].get(name, 0.0)
-    if waited:  # behind what is computed no more is hidden than it is
+    if waited:  # hidden time is limited by the computation beside it
       waits += max(0.0, then - (took - waited))
     else:
       hidden += then
@@ -76,12 +76,12 @@ def seconds(plan: Mapping[str, Any], own_links: Mapping[str, float], other_links
 
 
 def promising(plan: Mapping[str, Any], mesh: jax.sharding.Mesh, *, gain: float) -> list[Order]:
-  """Orders in which a step should take less time than in its own, the fastest first.
+  """Returns layouts with a shorter predicted step time than the plan's own, the fastest first.
 
   Args:
-    plan: of the step, with a prediction.
-    mesh: that it was compiled for.
-    gain: share of the step that an order must save to be worth a compilation.
+    plan: plan of the step, with a prediction.
+    mesh: the mesh that it was compiled for.
+    gain: fraction of the step that a layout must save to be worth a compilation.
   """
   order_speeds = all_orders(mesh)
   if len(order_speeds) < 2:

@@ -1,7 +1,7 @@
-"""Whether a training step fits a TPU slice, and how fast it may be, before the slice is paid for.
+"""Predicts whether a training step fits a TPU slice, and how fast it is, before paying for the slice.
 
-The step that `t2t train` runs, optimizer included, is compiled for the TPU by libtpu, on any machine; what is reported
-is read off that program.  Without --topology it is compiled for the devices that are here.
+libtpu compiles the step of `t2t train`, optimizer included, for the TPU on any machine. The report is derived from that
+program. Without --topology the step is compiled for the attached devices.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,15 +36,15 @@ Plan = dict[str, Any]
 
 
 def make_plan(config: Config, devices: list[jax.Device], *, hlo: str | None = None) -> Plan:
-  """Compiles the step of `config` for `devices` and says what it takes.
+  """Compiles the step of `config` for `devices` and returns its memory and predicted time.
 
   Args:
     config: see configs/default.py; its mesh must fit the devices.
-    devices: here, or of a topology.
-    hlo: a file that the program is written to.
+    devices: attached devices, or devices of a topology.
+    hlo: path of a file for the HLO text.
 
   Returns:
-    What `--json` prints (see `t2t plan --help`); bytes and FLOP/s are of one device, None what is not known of it.
+    The fields that `--json` prints (see `t2t plan --help`); bytes and FLOP/s per device, None for unknown values.
 
   Raises:
     UserError: see `aot_compile.compile_step`.
@@ -109,12 +109,12 @@ def make_plan(config: Config, devices: list[jax.Device], *, hlo: str | None = No
 
 
 def _running(config: Config, mesh: jax.sharding.Mesh, compiled: aot_compile.Compiled, plan: Plan) -> Plan:
-  """What a plan says of the compiled program."""
+  """Returns the plan's fields that depend on the compiled program."""
   kind = mesh.devices.flat[0].device_kind
   executed = aot_compile.counted(compiled.text, config, mesh)
   saved = min(executed.saved_bytes, compiled.temporaries)
   running: Plan = {
-    # Of layers that are not scanned nothing piles up, and what they keep is not told from other temporaries.
+    # Layers that are not scanned fill no stacks, so their activations cannot be separated from other temporaries.
     "memory_per_chip": plan["memory_per_chip"] | {"activations": saved or None},
     "executed_flops_per_step": executed.flops * mesh.size,
     "bytes_per_step": executed.bytes,
@@ -146,7 +146,7 @@ def _running(config: Config, mesh: jax.sharding.Mesh, compiled: aot_compile.Comp
 
 
 def _capacity(device: jax.Device, chip: accelerators.Chip | None) -> int | None:
-  """Memory for a program on one device: the table's, or what the device says, or a CPU's share of the machine's."""
+  """Returns a device's memory for a program: from the table or the device, or a CPU device's share of the machine."""
   if chip is not None:
     return int(chip.hbm_bytes)
   if device.platform == "cpu":
@@ -156,13 +156,13 @@ def _capacity(device: jax.Device, chip: accelerators.Chip | None) -> int | None:
 
 
 def would_fit(plan: Plan) -> list[str]:
-  """Changes of the config after which the step should fit, by arithmetic; last what layers keep, which is not known.
+  """Returns changes of the config after which the step should fit; the last one has an unknown effect on activations.
 
   Args:
-    plan: one whose total is above its capacity.
+    plan: a plan with a total above its capacity.
   """
   memory, rows = plan["memory_per_chip"], plan["rows_at_a_time"]
-  capacity, gradients = memory["capacity"], memory["parameters"]  # float32, and they lie as the parameters do
+  capacity, gradients = memory["capacity"], memory["parameters"]  # float32, sharded like the parameters
   state = memory["parameters"] + memory["optimizer"] + gradients
   changes = []
   if state > capacity:
@@ -170,15 +170,15 @@ def would_fit(plan: Plan) -> list[str]:
     unsharded = 4 * plan["parameters"] / memory["parameters"] * state
     least = 2 ** math.ceil(math.log2(unsharded / (capacity * 2 / 3)))
     if least <= math.prod(plan["mesh"].values()):
-      changes.append(f"split the parameters {least} ways or more: config.mesh.fsdp times config.mesh.tensor")
+      changes.append(f"split the parameters at least {least} ways: config.mesh.fsdp times config.mesh.tensor")
     else:
       changes.append(
         f"{least} chips or more: parameters, optimizer and gradients alone fill {unsharded / capacity:.0f}"
       )
     if plan["optimizer"] != "adafactor" and memory["optimizer"] > memory["parameters"] / 2:
-      changes.append("--config.optimizer.name=adafactor: its state is hardly more than the parameters")
+      changes.append("--config.optimizer.name=adafactor: its state is little more than the parameters")
     return changes
-  # Gradients stay, and with microbatches their sums; the rest is of a batch, and falls with what runs at once.
+  # Gradients stay, and with microbatches their accumulators; the rest is proportional to the rows per microbatch.
   sums = gradients if plan["takes_microbatches"] else 0
   activations, room = max(memory["temporaries"] - gradients, 0), capacity - memory["arguments"] - gradients - sums
   parts = next((n for n in range(2, rows + 1) if rows % n == 0 and activations / n <= room), None)
@@ -188,11 +188,9 @@ def would_fit(plan: Plan) -> list[str]:
       changes.append(f"--config.train.microbatches={plan['microbatches'] * parts}: {at_once}")
     changes.append(f"--config.train.batch_size={plan['batch_size'] // parts}")
   else:
-    changes.append(
-      "more chips, or a mesh with more tensor and less fsdp: one row of the batch is too much for one chip"
-    )
+    changes.append("more chips, or a mesh with more tensor and less fsdp: one row of the batch does not fit a chip")
   if plan["remat"] != "full":
-    changes.append("--config.model.remat=full: keeps one array per layer, computes a third more; may not be enough")
+    changes.append("--config.model.remat=full: keeps one array per layer, computes a third more; may not suffice")
   return changes
 
 
@@ -209,7 +207,7 @@ def _version(distribution: str) -> str | None:
 
 @functools.cache
 def _sources() -> str:
-  """A hash of t2t itself: another model, optimizer or loss makes another program."""
+  """Returns a hash of t2t's sources, which determine the program."""
   digest = hashlib.sha256()
   package = pathlib.Path(__file__).parents[1]
   for path in sorted(package.rglob("*.py")):
@@ -219,11 +217,11 @@ def _sources() -> str:
 
 
 def cache_path(config: Config, where: str) -> pathlib.Path:
-  """Where the plan of a config is kept; it changes with the config, the devices, t2t and what compiles.
+  """Returns the cache path of a plan, which depends on the config, the devices, t2t and the compiler.
 
   Args:
-    config: all of it.
-    where: which devices: topology and slices, or those that are here.
+    config: the whole config.
+    where: name of the devices: topology and slices, or the attached devices.
   """
   versions = {name: _version(name) for name in ("jax", "jaxlib", "libtpu", "flax", "optax")}
   flags = {name: os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")}
@@ -232,11 +230,11 @@ def cache_path(config: Config, where: str) -> pathlib.Path:
 
 
 def cached(path: pathlib.Path, compute: Callable[[], Plan]) -> Plan:
-  """The plan that lies at `path`, or else what `compute` gives, which is then kept there."""
+  """Returns the plan at `path`, or computes and stores it."""
   with contextlib.suppress(OSError, ValueError):
     return json.loads(path.read_text())
   plan = compute()
-  with contextlib.suppress(OSError):  # without a cache it is slow, but as right
+  with contextlib.suppress(OSError):  # without a cache it is only slower
     cache_folder.write_atomically(path, json.dumps(plan).encode())
   return plan
 
@@ -245,7 +243,7 @@ def cached(path: pathlib.Path, compute: Callable[[], Plan]) -> Plan:
 
 
 def with_budget(plan: Plan, tokens: float | None, price: float | None) -> Plan:
-  """A plan with the hours, chip-hours and cost of so many tokens, and with the price's currency left to the user."""
+  """Adds hours, chip-hours and cost of training on `tokens` to a plan; the currency is that of `price`."""
   if tokens is None or not plan["tokens_per_second"]:
     return plan
   hours = tokens / plan["tokens_per_second"] / 3600
@@ -254,17 +252,17 @@ def with_budget(plan: Plan, tokens: float | None, price: float | None) -> Plan:
 
 
 def seconds(number: float) -> str:
-  """1.234 s, 56.7 ms, 89.1 us."""
+  """Formats seconds: 1.234 s, 56.7 ms, 89.1 us."""
   if number >= 1:
     return f"{number:.3f} s"
   return f"{number * 1e3:.3g} ms" if number >= 1e-3 else f"{number * 1e6:.3g} us"
 
 
-_bytes = functools.partial(amounts.nbytes, digits=4)  # of a chip that is nearly full the fourth says whether it is
+_bytes = functools.partial(amounts.nbytes, digits=4)  # four digits, because they matter for a nearly full chip
 
 
 def report(plan: Plan) -> str:
-  """A plan as text, at most 80 columns wide."""
+  """Returns a plan as text, at most 80 columns wide."""
   memory = plan["memory_per_chip"]
   mesh = " x ".join(f"{axis} {size}" for axis, size in plan["mesh"].items() if size > 1) or "one device"
   sides = " + ".join(f"{length:,} {side}" for side, length in plan["lengths"].items())
@@ -299,7 +297,7 @@ def report(plan: Plan) -> str:
 
 
 def sum_of_stages(plans: Sequence[Plan]) -> str:
-  """What the stages of a run take together, a line for each."""
+  """Returns a table of a run's stages with their steps, memory and time."""
   lines = [f"{'stage':<22}{'steps':>10}{'memory':>10}  {'fits':<8}{'step':>10}{'all of it':>14}"]
   hours = [
     plan["steps"] * plan["predicted_step_seconds"] / 3600 if plan["predicted_step_seconds"] else None for plan in plans
@@ -320,7 +318,7 @@ def sum_of_stages(plans: Sequence[Plan]) -> str:
 def _verdict(plan: Plan) -> list[str]:
   memory = plan["memory_per_chip"]
   if plan["fits"] is None:
-    return ["whether it fits is not known: the memory of this device is not"]
+    return ["unknown whether it fits: the memory of this device is unknown"]
   if plan["fits"]:
     free = memory["capacity"] - memory["total"]
     lines = [f"it fits, with {_bytes(free)} to spare ({free / memory['capacity']:.0%})"]
@@ -391,7 +389,7 @@ def _work(plan: Plan) -> list[str]:
 
 @contextlib.contextmanager
 def working(text: str) -> Iterator[None]:
-  """Says on standard error what takes so long: with a clock on a terminal, in two lines elsewhere."""
+  """Shows progress on standard error: with a clock on a terminal, in two lines elsewhere."""
   console = rich.console.Console(stderr=True)
   started = time.monotonic()
   if not console.is_terminal:
@@ -404,10 +402,10 @@ def working(text: str) -> Iterator[None]:
 
 
 def find_devices(topology: str | None, *, slices: int) -> tuple[list[jax.Device], str]:
-  """The devices to compile for, and their name."""
+  """Returns the devices to compile for, and their name."""
   if topology is None:
     if slices != 1:
-      raise UserError(f"--slices {slices}: needs --topology")
+      raise UserError(f"--slices {slices}: needs --topology. Give for example --topology v5e:4x4.")
     devices = jax.devices()
     return devices, f"here: {len(devices)} x {devices[0].device_kind}"
   return list(aot_compile.devices(topology, slices=slices)), topology + (f" x {slices}" if slices > 1 else "")

@@ -1,18 +1,18 @@
-"""From what a program computes and moves to how long a step may take: a prediction, by one simple rule.
+"""Predicts the time of a step from the operations and bytes of its program, by one simple rule.
 
   step = max(work + exposed, memory, host)
 
-work: each instruction for itself takes max(FLOPs / (share of peak that matmuls reach), bytes / (share of bandwidth that
-  is reached)): matmuls hide the memory traffic of what is fused into them, but not that of their neighbours.  Matrices
-  and heads narrower than a TPU's matrix unit take as long as if they filled it.  TPUs' kernels of attention reach what
-  libtpu's schedules of them say.
-memory: all bytes, copies that run ahead included, at that bandwidth.
-host: bytes between the device and its host's memory, which are on their way while other things are computed.
-exposed: collectives, during which a chip waits.  What is started ahead of its use is exposed by what is left of it once
-  the instructions between have had their time, each of which hides one collective after the other; TPUs move what they
-  spread over several fusions in these alone.
+work: sum over instructions of max(FLOPs / (fraction of peak that matmuls reach), bytes / (fraction of bandwidth that is
+  reached)). Matmuls hide the memory traffic of operations fused into them, but not of their neighbours. Matrices and
+  heads narrower than a TPU's matrix unit take as long as full ones. TPU attention kernels reach the fraction of
+  libtpu's schedules.
+memory: all bytes, asynchronous copies included, at that bandwidth.
+host: bytes between the device and its host's memory, which are transferred during computation.
+exposed: time that a chip waits for collectives. An asynchronous collective is exposed by what remains after the
+  instructions between its start and its end; each instruction hides one collective after the other. On TPUs, a
+  collective that is spread over several fusions progresses only during these.
 
-What is left out: latencies (of hundreds of small collectives), waiting for data, and hosts that are late.
+Not included: latencies (of hundreds of small collectives), waiting for data, and late hosts.
 """
 
 from collections.abc import Iterable
@@ -24,21 +24,20 @@ from t2t import accelerators
 from t2t.planning.hlo import cost as hlo_cost
 from t2t.planning.hlo import flops as hlo_flops
 
-# Round numbers, the same for all chips, for the rule is no more exact than that.  How far it is off is in
-# docs/prediction.md, on runs that were published, which these numbers were not fitted to: benchmarks/prediction.py
-# compiles them.
+# Round numbers, the same for all chips, because the rule is not more exact. docs/prediction.md compares predictions
+# with published runs, which these numbers were not fitted to; benchmarks/prediction.py compiles them.
 MATMUL_SHARE = 0.8
 BANDWIDTH_SHARE = 0.8
 
 
-# What may take the largest part of a step.
+# Possible largest parts of a step.
 BOUNDS = {
-  "matmuls": "products of matrices, one after another",
-  "kernels": "kernels of attention",
+  "matmuls": "matrix products, one after another",
+  "kernels": "attention kernels",
   "memory": "reading and writing the chip's memory",
-  "copies": "memory, copies that run ahead included",
+  "copies": "memory, asynchronous copies included",
   "host": "copies to and from the host's memory",
-  "waiting": "for other chips, with nothing to do",
+  "waiting": "waiting for other chips",
 }
 
 
@@ -47,11 +46,11 @@ class Times:
   """Seconds of one step.
 
   compute, memory: FLOPs, each in its dtype, and bytes at the chip's published peaks.
-  host: bytes to and from the host at the published bandwidth of that way.
-  links: axes of the mesh, "fsdp" or "fsdp+tensor" -> their collectives at the links' published bandwidth.
-  waiting: of `links`, what all wait for; of what runs beside other work, what is left when that is done.
-  exposed: all of `waiting`.
-  kernels: of the work, kernels of attention.
+  host: bytes to and from the host at the published bandwidth.
+  links: mesh axes, "fsdp" or "fsdp+tensor" -> their collectives at the links' published bandwidth.
+  waiting: exposed time of `links`: synchronous collectives, and the rest of asynchronous ones.
+  exposed: sum of `waiting`.
+  kernels: attention kernels, as part of the work.
   predicted: see the rule above.
   bound: a key of `BOUNDS`.
   """
@@ -68,7 +67,7 @@ class Times:
 
 
 def name(axes: Iterable[str]) -> str:
-  """Axes as the report writes them."""
+  """Returns the name of axes in reports."""
   return "+".join(axes)
 
 
@@ -81,21 +80,21 @@ def times(
   head_dim: int = 0,
   kernel_share: float = MATMUL_SHARE,
 ) -> Times:
-  """The times of a program.
+  """Returns the times of a program.
 
   Args:
-    program: of one device.
-    chip: what the device can do.
+    program: program of one device.
+    chip: properties of the device.
     peak: its FLOP/s in bfloat16.
-    mesh: whose axes the collectives name, of real devices or of a topology's.
-    head_dim: of attention, for its kernels; 0: they have none.
-    kernel_share: of the peak, that kernels of attention reach, see `schedules.share`.
+    mesh: the mesh with the collectives' axes, of real devices or of a topology's.
+    head_dim: head dimension of attention kernels; 0: no kernels.
+    kernel_share: fraction of the peak that attention kernels reach, see `kernel_cycles.share`.
   """
   stream = BANDWIDTH_SHARE * chip.hbm_bandwidth
-  # GPUs have small units.
+  # GPUs have small matrix units.
   narrow = hlo_flops.idle(head_dim) if head_dim and chip.wraps_from else 1.0
   took = {"matmuls": 0.0, "kernels": 0.0, "memory": 0.0}
-  left = []  # of each operation: for how much longer it hides what is on its way
+  left = []  # per operation: remaining time that can hide collectives
   for item in program.operations:
     left.append(0.0)
     if not item.overlaps:

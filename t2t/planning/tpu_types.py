@@ -8,14 +8,14 @@ import t2t
 
 @dataclasses.dataclass(frozen=True)
 class _Generation:
-  cores: int  # what the number in a name counts for each chip: v5p-8 has four chips
-  runtime: str | None  # software of its TPU VMs; None: the Cloud TPU API does not lend it
-  label: str | None  # what GKE calls it in `cloud.google.com/gke-tpu-accelerator`; None: not for training on GKE
-  machine: str | None  # machine type of a GKE node, less "-4t"
+  cores: int  # units per chip of the number in a name: v5p-8 has four chips
+  runtime: str | None  # software of its TPU VMs; None: not available in the Cloud TPU API
+  label: str | None  # value of `cloud.google.com/gke-tpu-accelerator` on GKE; None: not for training on GKE
+  machine: str | None  # machine type of a GKE node, without "-4t"
   topologies: str
 
 
-# Runtimes: cloud.google.com/tpu/docs/runtimes.  TPU7x is for GKE alone.  Labels and machine types: Google's xpk.
+# Runtimes: cloud.google.com/tpu/docs/runtimes. TPU7x is only on GKE. Labels and machine types: Google's xpk.
 _CUBES = "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16"
 _SQUARES = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
 _GENERATIONS = {
@@ -31,7 +31,7 @@ _GENERATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class TpuType:
-  """One slice: how many chips, on how many machines, and what the launchers ask for."""
+  """A slice: number of chips and machines, and the names that launchers need."""
 
   name: str
   topology: str
@@ -39,12 +39,12 @@ class TpuType:
   hosts: int  # TPU VMs of the slice
   runtime: str | None
   label: str | None
-  machine: str | None  # type of a GKE node
+  machine: str | None  # machine type of a GKE node
   gke_hosts: int  # GKE nodes of the slice
 
   @property
   def devices(self) -> int:
-    """How many JAX sees: one for each chip, or for each core of v2, v3 and TPU7x."""
+    """Returns the number of JAX devices: one per chip, or per core for v2, v3 and TPU7x."""
     return self.chips * (2 if self.name.startswith(("v2-", "v3-", "tpu7x-")) else 1)
 
 
@@ -55,7 +55,7 @@ def _types() -> dict[str, TpuType]:
       chips = math.prod(int(side) for side in topology.split("x"))
       name = f"{prefix}-{chips * generation.cores}"
       per_node = min(chips, 4)
-      # v5e and v6e come on one machine up to eight chips; GKE's machines for training have four throughout.
+      # v5e and v6e slices up to eight chips have one machine; GKE's machines for training always have four chips.
       single_host = "x" in topology and topology.count("x") == 1 and prefix in ("v5litepod", "v6e") and chips <= 8
       types[name] = TpuType(
         name,
@@ -74,7 +74,7 @@ TYPES = _types()
 
 
 def described() -> str:
-  """All names, a line for each generation."""
+  """Returns all names, one line per generation."""
   lines = []
   for prefix in _GENERATIONS:
     sizes = sorted(int(name.rpartition("-")[2]) for name in TYPES if name.rpartition("-")[0] == prefix)
@@ -83,14 +83,14 @@ def described() -> str:
 
 
 def tpu_type(name: str, *, where: str = "--type") -> TpuType:
-  """The slice that is called `name`: v5litepod-16, v5e-16 or v5e:4x4.
+  """Returns the slice with this name: v5litepod-16, v5e-16 or v5e:4x4.
 
   Args:
-    name: of the slice.
-    where: the option that has it, for messages.
+    name: name of the slice.
+    where: the option with the name, for messages.
 
   Raises:
-    UserError: there is none; names the nearest and lists all.
+    UserError: the name is unknown; the message has the most similar name and all names.
   """
   normalized = "v5litepod" + name.removeprefix("v5e") if name.startswith(("v5e-", "v5e:")) else name
   generation, colon, topology = normalized.partition(":")
@@ -99,14 +99,15 @@ def tpu_type(name: str, *, where: str = "--type") -> TpuType:
     normalized = next(iter(names), normalized)
   if normalized not in TYPES:
     raise t2t.UserError(
-      f"{where} {name}: no such TPU type{t2t.did_you_mean(normalized, TYPES)}; after the dash (TensorCores, or chips of"
-      f" v5litepod and v6e) there can be\n{described()}\nor the chips along each side, as v5e:4x4 and v5p:2x4x4"
+      f"{where} {name}: unknown TPU type{t2t.did_you_mean(normalized, TYPES)}. Known types, by number of "
+      f"TensorCores (v5litepod and v6e: chips):\n{described()}\nAlternatively, give the chips along each side, "
+      "for example v5e:4x4 or v5p:2x4x4."
     )
   return TYPES[normalized]
 
 
 def topology(name: str, *, where: str = "--topology") -> str:
-  """The chips along each side of a slice that is called `name`: v5e:4x4 of v5e-16; of any other name the name itself.
+  """Returns a slice's topology: v5e:4x4 for v5e-16; other names unchanged.
 
   Raises:
     UserError: see `tpu_type`.

@@ -97,7 +97,10 @@ def test_a_task_that_is_not_read_stays_as_it_was(architecture, tmp_path, capsys)
   ("options", "message"),
   [
     (("--input", "in.txt"), "--task is missing: .*tells tasks apart.* one of poems, news"),
-    (("--input", "in.txt", "--task", "poem"), "--task poem: none of the tasks .* poems, news; did you mean poems"),
+    (
+      ("--input", "in.txt", "--task", "poem"),
+      "--task poem: unknown task. The tasks .* poems, news; did you mean poems",
+    ),
     (
       ("--input", "in.jsonl"),
       "line 1: has no 'adapter', and the base model cannot be used without one; .* poems, news",
@@ -107,7 +110,7 @@ def test_a_task_that_is_not_read_stays_as_it_was(architecture, tmp_path, capsys)
     (("--checkpoint", "{base}", "--input", "in.txt", "--task", "news"), "tells no tasks apart; leave it out"),
     (
       ("--checkpoint", "{base}", "--adapter", "poem={run}", "--input", "in.jsonl"),
-      "--adapter poem=.*: the task poem: none of the tasks of config.pals.*did you mean poems",
+      "--adapter poem=.*: the task poem: unknown task. The tasks of config.pals.*did you mean poems",
     ),
   ],
 )
@@ -193,7 +196,7 @@ def test_each_registered_task_is_measured_as_its_own(module, tmp_path, capsys):
   asked = ["eval", f"--checkpoint={tmp_path / 'run'}", f"--workdir={tmp_path / 'no'}"]
   assert command.main([*asked, *test_evaluate.options(module, "odd_tags")]) == 2
   said = " ".join(capsys.readouterr().err.split())
-  assert "config.data.mixture=odd_tags: odd_tags: none of the tasks of config.pals, which are odd_label" in said
+  assert "config.data.mixture=odd_tags: odd_tags: unknown task. The tasks of config.pals are odd_label" in said
 
 
 def test_superglue_does_not_ask_by_task(tmp_path, capsys):

@@ -334,8 +334,8 @@ def test_what_is_frozen_in_part_is_no_contradiction():
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    (["--config.bitfit.also_train="], "config.bitfit: this model's layers have no biases .*BERT.* have them"),
-    (["--config.bitfit.also_train=nrom"], "config.bitfit: this model's layers have no biases"),
+    (["--config.bitfit.also_train="], "config.bitfit: the model's layers have no biases .* a model with biases: BERT"),
+    (["--config.bitfit.also_train=nrom"], "config.bitfit: the model's layers have no biases"),
     (
       ["--config.ia3.targets=attention/queri"],
       "config.ia3.targets: 'attention/queri' matches none of .*attention/query",
@@ -343,7 +343,10 @@ def test_what_is_frozen_in_part_is_no_contradiction():
     (["--config.ia3.targets="], r"config.ia3.targets=\(\): nothing would be adapted"),
     (["--config.ia3.also_train=nrom"], "config.ia3.also_train: 'nrom' matches none of .*; did you mean norm?"),
     (["--config.houlsby.bottleneck=0"], "config.houlsby.bottleneck=0: must be at least 1"),
-    (["--config.houlsby.activation=rleu"], "config.houlsby.activation='rleu': known are .*; did you mean relu?"),
+    (
+      ["--config.houlsby.activation=rleu"],
+      "config.houlsby.activation='rleu': unknown activation. Known values: .*; did you mean relu?",
+    ),
     (
       ["--config.pfeiffer.also_train=nrom"],
       "config.pfeiffer.also_train: 'nrom' matches .* mean norm?",

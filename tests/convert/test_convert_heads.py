@@ -315,7 +315,9 @@ def test_a_classifier_of_theirs_is_fine_tuned_and_evaluated(tmp_path):
   assert not any("/head/" in f"/{path}" for path in (*toy.flat(state.params), *toy.flat(state.frozen_params)))
   assert "heads/nli/projection" in toy.flat(state.params)
   model, batch = toy.model(config), toy.batch(architecture="encoder_only")
-  with pytest.raises(UserError, match=r"vocabulary_head=False: the model knows .* by name: nli\.  config.*=True gives"):
+  with pytest.raises(
+    UserError, match=r"vocabulary_head=False: the model has no logits .* its heads: nli\. Set --config.*=True, and"
+  ):
     jax.eval_shape(lambda batch: model.logits(model(batch)), batch)
 
 

@@ -394,7 +394,7 @@ def test_a_head_knows_whether_there_may_be_no_answer(squad):
   assert (kept([squad]), kept([given])) == ([True], [False])
   assert kept([given, squad]) == kept([squad, given]) == [True]
   assert kept([squad], (HEAD,)) == kept([given], (dataclasses.replace(HEAD, no_answer=True),)) == [True]
-  with pytest.raises(UserError, match="ner has no_answer=True: only a span has, not a tag"):
+  with pytest.raises(UserError, match="ner has no_answer=True and kind='tag'. Only kind='span' supports no_answer"):
     HeadConfig("ner", 2, "tag", no_answer=True)
 
 

@@ -102,8 +102,10 @@ def test_a_decoder_checks_lengths_and_streams(unmasking):
 
 
 def test_unknown_decoders_are_refused():
-  """The message has the nearest name; a model without a decoder has none."""
-  with pytest.raises(UserError, match=re.escape("config.model.decoder='autoregresive': known are autoregressive; ")):
+  """The message has the nearest name; a model without a decoder has none to ask."""
+  with pytest.raises(
+    UserError, match=re.escape("config.model.decoder='autoregresive': unknown value. Known values: autoregressive; ")
+  ):
     dataclasses.replace(toy.KINDS["gpt2"], decoder="autoregresive")
-  with pytest.raises(UserError, match="an encoder alone writes no text"):
+  with pytest.raises(UserError, match="an encoder-only model cannot generate text"):
     toy.KINDS["bert"].text_decoder  # noqa: B018 - a property

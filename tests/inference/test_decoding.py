@@ -498,7 +498,7 @@ def test_positions_that_were_not_learned_are_refused():
       decoding.check_positions(t5, *lengths)
   for kind in ("t5_1_1", "llama"):
     decoding.check_positions(toy.KINDS[kind], 1_000, 1_000)
-  with pytest.raises(UserError, match="an encoder alone writes no text"):
+  with pytest.raises(UserError, match="an encoder-only model cannot generate text"):
     decoding.check_positions(toy.KINDS["bert"], 1, 1)
 
 

@@ -306,9 +306,9 @@ def test_a_slice_has_the_same_names_everywhere(name):
 
 def test_a_slice_that_there_is_not_is_named_with_its_option():
   """By either name."""
-  with pytest.raises(UserError, match="--topology v5e-17: no such TPU type"):
+  with pytest.raises(UserError, match="--topology v5e-17: unknown TPU type"):
     tpu_types.topology("v5e-17")
-  with pytest.raises(UserError, match="--type v5e:3x3: no such TPU type"):
+  with pytest.raises(UserError, match="--type v5e:3x3: unknown TPU type"):
     tpu_types.tpu_type("v5e:3x3")
 
 

@@ -13,8 +13,8 @@ from t2t.models import attention, cpu_ops
 from t2t.models import positions as positions_lib
 from t2t.models.masks import AttentionMask
 
-# The first distance of each bucket in T5's tables, 32 buckets up to distance 128: exact ones, then
-# ceil(8 * 16**(k/8)) in each direction, and ceil(16 * 8**(k/16)) where only the past is seen.
+# The first distance of each bucket in T5's tables, 32 buckets up to distance 128: exact ones, then ceil(8 * 16**(k/8))
+# in each direction, or ceil(16 * 8**(k/16)) for the past only.
 BIDIRECTIONAL_STARTS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]
 CAUSAL_STARTS = [*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
 
@@ -37,7 +37,7 @@ def softmax(x):
 
 
 def test_bidirectional_buckets_are_t5s():
-  """Keys to the left have the buckets 0 to 15, keys to the right 16 to 31, wider and wider with the distance."""
+  """Keys to the left have the buckets 0 to 15, keys to the right 16 to 31, wider with the distance."""
   distances = np.arange(300)
   expected = np.array([bisect.bisect_right(BIDIRECTIONAL_STARTS, d) - 1 for d in distances])
   np.testing.assert_array_equal(bucket(-distances, bidirectional=True), expected)
@@ -45,7 +45,7 @@ def test_bidirectional_buckets_are_t5s():
 
 
 def test_causal_buckets_are_t5s():
-  """All 32 buckets are for the past; the future, which no query sees, falls in bucket 0."""
+  """All 32 buckets are for the past; the masked future gets bucket 0."""
   distances = np.arange(300)
   expected = np.array([bisect.bisect_right(CAUSAL_STARTS, d) - 1 for d in distances])
   np.testing.assert_array_equal(bucket(-distances, bidirectional=False), expected)
@@ -79,7 +79,7 @@ def test_buckets_are_used_in_order(num_buckets, factor, bidirectional):
   [(1, [8]), (2, [4, 8]), (8, [1, 2, 3, 4, 5, 6, 7, 8]), (3, [4, 8, 2]), (6, [2, 4, 6, 8, 1, 3]), (5, [2, 4, 6, 8, 1])],
 )
 def test_slopes_of_alibi_are_the_published(num_heads, halvings):
-  """The logits of a head fall by a power of two with each position, to both sides."""
+  """The logits of a head fall by a power of two with each position, in both directions."""
   np.testing.assert_allclose(positions_lib.alibi_slopes(num_heads), 0.5 ** np.array(halvings), rtol=1e-6)
   found = positions_lib.alibi(num_heads, 2).at(np.array([-2, 0, 1]))
   np.testing.assert_allclose(found, np.outer(0.5 ** np.array(halvings), [-2, 0, -1]), rtol=1e-6)
@@ -87,11 +87,11 @@ def test_slopes_of_alibi_are_the_published(num_heads, halvings):
 
 @pytest.fixture(params=["cpu", "tpu"])
 def platform(request, monkeypatch):
-  """A CPU runs the same formulas in another order; what accelerators run is tried here, too."""
+  """Also tests the formulas of accelerators, because a CPU uses another order of operations."""
   monkeypatch.setattr(sharding, "platform", lambda: request.param)
 
 
-# Nothing is hidden.
+# A mask that hides nothing.
 NO_MASK = AttentionMask()
 
 
@@ -108,7 +108,7 @@ def test_attend_is_its_formula(platform):
 
 
 def test_heads_in_a_row_share_keys_and_values(platform):
-  """Grouped queries: with 6 heads and 2 of keys, the first three heads read the first."""
+  """Grouped queries: with 6 heads and 2 key heads, the first three heads use the first."""
   query, keys, values = normal(2, 6, 4, 5), normal(2, 2, 7, 5, seed=1), normal(2, 2, 7, 5, seed=2)
   bias, mask = normal(1, 6, 4, 7), AttentionMask(causal=True, query_offset=3)
   wide = lambda x: x[:, [0, 0, 0, 1, 1, 1]]
@@ -127,7 +127,7 @@ def test_heads_in_a_row_share_keys_and_values(platform):
 )
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_query_sees_keys_of_its_rank_and_lower_ones(data, length, packed, window, causal):
-  """Pair by pair, whatever the ranks, and where segments, a window and causality let it."""
+  """Pair by pair for any ranks, within segments, window and causality."""
   draw = lambda low, high: np.array(
     data.draw(strategies.lists(strategies.integers(low, high), min_size=length, max_size=length))
   )
@@ -142,7 +142,7 @@ def test_a_query_sees_keys_of_its_rank_and_lower_ones(data, length, packed, wind
 
 
 def test_causality_and_a_prefix_are_ranks():
-  """0, 1, 2, ...; and 0 for all of a prefix."""
+  """Ranks 0, 1, 2, ...; and 0 for all of a prefix."""
   length, prefix = 7, np.array([[1, 1, 1, 0, 0, 0, 0]], np.int32)
   for one, ranks in (
     (AttentionMask(causal=True), np.arange(length)[None]),
@@ -155,24 +155,25 @@ def test_causality_and_a_prefix_are_ranks():
 
 @pytest.mark.slow
 def test_no_gradient_comes_from_a_higher_rank(platform):
-  """What a query is given depends on all keys and values that it sees, and on no other."""
+  """A query's output depends on all keys and values that it attends to, and on no others."""
   ranks = np.random.default_rng(3).permutation(6).astype(np.int32)[None]
   query, keys, values = normal(1, 1, 6, 5), normal(1, 1, 6, 5, seed=1), normal(1, 1, 6, 5, seed=2)
   of = lambda keys, values: attention.attend(query, keys, values, mask=AttentionMask(ranks=ranks)).sum((0, 1, 3))
   seen = ranks[0][:, None] >= ranks[0][None, :]
   by_keys, by_values = (np.abs(each).sum((1, 2, 4)) > 0 for each in jax.jacobian(of, argnums=(0, 1))(keys, values))
   np.testing.assert_array_equal(by_values, seen)
-  np.testing.assert_array_equal(by_keys, seen & (seen.sum(1, keepdims=True) > 1))  # of a single key it is certain
+  # the probability of a single key is constant
+  np.testing.assert_array_equal(by_keys, seen & (seen.sum(1, keepdims=True) > 1))
 
 
 def test_ranks_are_of_a_sequence_and_itself():
-  """Of other queries or keys they say nothing."""
-  with pytest.raises(ValueError, match="no 1 queries' and no 4 keys'"):
+  """Ranks require as many queries as keys."""
+  with pytest.raises(ValueError, match="do not match 1 queries and 4 keys"):
     AttentionMask(ranks=np.zeros((1, 4), np.int32)).allowed(1, 4)
 
 
 def test_what_is_not_allowed_has_no_weight(platform):
-  """Keys that are masked could as well not be there."""
+  """Masked keys equal absent keys."""
   query, keys, values = normal(2, 3, 4, 5), normal(2, 3, 6, 5, seed=1), normal(2, 3, 6, 5, seed=2)
   mask = AttentionMask(segments(*[[1] * 4] * 2), segments(*[[1] * 4 + [0] * 2] * 2))
   masked = attention.attend(query, keys, values, mask=mask)
@@ -181,7 +182,7 @@ def test_what_is_not_allowed_has_no_weight(platform):
 
 
 def test_a_query_that_may_see_nothing_sees_everything_alike(platform):
-  """Padding has results, though nobody reads them: the mean of all values."""
+  """Padding has a finite result: the mean of all values."""
   query, keys, values = normal(1, 1, 2, 5), normal(1, 1, 6, 5, seed=1), normal(1, 1, 6, 5, seed=2)
   mask = AttentionMask(segments([1, 1]), segments([0] * 6))
   out = attention.attend(query, keys, values, mask=mask)
@@ -219,7 +220,7 @@ def test_gradients_of_attend_are_those_of_its_formula(platform, masked, kv_heads
 
 
 def causal_arrays(length):
-  """Queries, keys, values, a bias, and what a causal mask allows in rows of several sequences and padding."""
+  """Returns queries, keys, values, a bias, and the causal mask of rows with several sequences and padding."""
   ids = np.minimum(np.arange(length)[None] * 5 // length + 1, [[9], [2]])
   ids[1, length - length // 7 :] = 0
   allowed = AttentionMask(segments(*ids), segments(*ids), causal=True).allowed(length, length)
@@ -232,7 +233,7 @@ def causal_arrays(length):
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("length", [1, 127, 128, 129, 300])
 def test_causal_blocks_are_the_whole(length):
-  """Whether or not they divide the length: the same result and the same gradients, with and without a bias."""
+  """Same result and gradients with and without a bias, whether or not blocks divide the length."""
   *arrays, bias, allowed = causal_arrays(length)
   read_out = normal(2, 2, length, 4, seed=4)
   for arguments in ((*arrays, bias), (*arrays, None)):
@@ -248,7 +249,7 @@ def test_causal_blocks_are_the_whole(length):
 
 @pytest.mark.slow
 def test_causal_blocks_do_not_touch_the_keys_behind_them():
-  """What is hidden from a whole block is not multiplied by zero: it is not read."""
+  """Keys that are masked for a whole block are not read, instead of multiplied by zero."""
   query, keys, values, bias, allowed = causal_arrays(300)
   values[:, :, 256:] = np.nan
   attended = np.asarray(cpu_ops.attend_causally(query, keys, values, bias, allowed))
@@ -268,7 +269,7 @@ def test_attention_logits_and_softmax_are_float32():
 
 @pytest.mark.slow
 def test_attention_dropout_is_shared_by_the_queries():
-  """One draw of keys for all queries of a head, as T5 does it; heads draw their own, and other models' queries too."""
+  """T5 shares one mask among all queries of a head; heads, and queries of other models, have separate masks."""
   query, keys, values = np.zeros((1, 8, 4, 5), np.float32), normal(1, 4, 6, 5), normal(1, 4, 6, 5, seed=1)
   how = dict(mask=NO_MASK, dropout_rate=0.5, dropout_key=jax.random.key(0))
   out = np.asarray(attention.attend(query, keys, values, **how))
@@ -280,7 +281,7 @@ def test_attention_dropout_is_shared_by_the_queries():
 
 
 def test_mask_is_causal_within_segments():
-  """A query sees the keys of its segment that are not to its right; padding is a segment of its own."""
+  """A query attends to keys of its segment that are not to its right; padding is a separate segment."""
   segments = jnp.array([[1, 1, 2, 2, 0]])
   mask = AttentionMask(segments, segments, causal=True)
   expected = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]]
@@ -292,7 +293,7 @@ def allowed(length, **fields):
 
 
 def test_a_prefix_sees_itself_in_both_directions():
-  """What comes behind is causal, and no position of the prefix sees it."""
+  """Attention after the prefix is causal, and no position of the prefix attends to it."""
   assert allowed(4, causal=True, prefix=segments([1, 1, 0, 0])) == [
     [1, 1, 0, 0],
     [1, 1, 0, 0],
@@ -315,7 +316,7 @@ def test_packed_prefixes_do_not_see_each_other():
 
 
 def test_a_window_is_so_many_positions_to_each_side():
-  """With window 1 a query sees its neighbours; of a causal mask and a prefix what lies within it."""
+  """With window 1 a query attends to its neighbours, within a causal mask or a prefix."""
   assert allowed(4, window=1) == [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
   assert allowed(4, window=1, causal=True) == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
   prefix = segments([1, 1, 1, 0])
@@ -323,24 +324,24 @@ def test_a_window_is_so_many_positions_to_each_side():
 
 
 def test_a_window_counts_from_the_offset():
-  """When decoding, too."""
+  """Windows in decoding."""
   found = AttentionMask(causal=True, window=1, query_offset=jnp.array(3)).allowed(1, 6)
   np.testing.assert_array_equal(found[0, 0], [[False, False, True, True, False, False]])
 
 
 def test_a_mask_without_structure_is_none():
-  """Nothing is hidden, and nothing is computed to hide it."""
+  """Without masking, no mask is computed."""
   assert AttentionMask().allowed(3, 4) is None
 
 
 def test_causal_mask_counts_from_the_offset():
-  """When decoding, the only query stands at `query_offset` among the keys."""
+  """In decoding, the single query is at `query_offset` among the keys."""
   allowed = AttentionMask(causal=True, query_offset=jnp.array(2)).allowed(1, 5)
   np.testing.assert_array_equal(allowed[0, 0], [[True, True, True, False, False]])
 
 
 def test_cache_is_written_at_its_position():
-  """The other positions stay as they were."""
+  """The other positions are unchanged."""
   empty = jnp.zeros((1, 1, 4, 2))
   cache = attention.KVCache(empty, empty).write(jnp.ones((1, 1, 1, 2)), 2 * jnp.ones((1, 1, 1, 2)), jnp.array(1))
   np.testing.assert_array_equal(cache.keys[0, 0, :, 0], [0, 1, 0, 0])
@@ -350,7 +351,7 @@ def test_cache_is_written_at_its_position():
 @pytest.mark.slow
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_position_bias_of_one_query_is_a_row_of_the_whole(bidirectional):
-  """What decoding computes for one position is what training computes for all at once."""
+  """Decoding computes one row of the bias that training computes for all positions."""
   bias = positions_lib.RelativePositionBias(toy.config(), nnx.Rngs(0), bidirectional=bidirectional)
   whole = positions_lib.bias_of(bias(), NO_MASK, 7, 7)
   assert whole.shape == (1, 4, 7, 7)
@@ -370,7 +371,7 @@ def test_position_bias_depends_on_the_distance_alone():
 
 @pytest.mark.slow
 def test_position_bias_is_the_same_from_its_largest_distance_on():
-  """By distance, for kernels, as for each pair: of T5's 32 buckets the last begins before 128 positions."""
+  """The bias by distance equals that of pairs: the last of T5's 32 buckets begins before 128 positions."""
   bias = positions_lib.RelativePositionBias(
     toy.config(relative_position_buckets=32, relative_position_max_distance=128), nnx.Rngs(0), bidirectional=True
   )
@@ -381,7 +382,7 @@ def test_position_bias_is_the_same_from_its_largest_distance_on():
 
 
 def test_rotary_angles_are_those_of_their_docstring():
-  """Position times base ** -(2 i / head_dim), from the offset on."""
+  """Position times base ** -(2 i / head_dim), counted from the offset."""
   expected = np.array([[0, 0], [1, 0.1], [2, 0.2]])
   cos, sin = positions_lib.rotary_angles(3, 4, 100.0)
   np.testing.assert_allclose(cos, np.cos(expected), atol=1e-6)
@@ -391,7 +392,7 @@ def test_rotary_angles_are_those_of_their_docstring():
 
 
 def test_rotation_is_a_multiplication_of_complex_numbers():
-  """Features i and i + head_dim / 2 are the real and imaginary part of one."""
+  """Features i and i + head_dim / 2 are the real and imaginary part of a number."""
   x, (cos, sin) = normal(2, 3, 5, 6), positions_lib.rotary_angles(5, 6, 50.0)
   turned = (x[..., :3] + 1j * x[..., 3:]) * (np.asarray(cos) + 1j * np.asarray(sin))
   expected = np.concatenate([turned.real, turned.imag], axis=-1)
@@ -399,7 +400,7 @@ def test_rotation_is_a_multiplication_of_complex_numbers():
 
 
 def test_rotated_products_depend_on_the_distance_alone():
-  """Query and key both moved by three positions: the same logit."""
+  """Moving query and key by three positions gives the same logit."""
   query, key = normal(1, 1, 1, 8), normal(1, 1, 1, 8, seed=1)
 
   def logit(query_position, key_position):
@@ -414,7 +415,7 @@ def test_rotated_products_depend_on_the_distance_alone():
 
 
 def test_rotation_of_bfloat16_is_computed_in_float32():
-  """Angles of far positions would have no digits left."""
+  """bfloat16 angles of far positions would have no digits left."""
   x, angles = jnp.asarray(normal(1, 1, 4, 6), jnp.bfloat16), positions_lib.rotary_angles(4, 6, 1e4, 10_000)
   out = positions_lib.rotate(x, angles)
   assert out.dtype == jnp.bfloat16
@@ -428,7 +429,7 @@ def attention_layer(**fields):
 
 @pytest.mark.slow
 def test_scaled_attention_divides_by_the_root_of_head_dim():
-  """Otherwise the same layer."""
+  """Otherwise the layers are equal."""
   plain, x = attention_layer()
   scaled, _ = attention_layer(scale_attention=True)
   for name in ("query", "key", "value", "out"):
@@ -439,7 +440,7 @@ def test_scaled_attention_divides_by_the_root_of_head_dim():
 
 
 def test_queries_and_keys_are_normed_head_by_head():
-  """With QK-norm the length of neither counts: projections a thousand times larger give the same."""
+  """QK-norm removes lengths: projections a thousand times larger give the same result."""
   layer, x = attention_layer(qk_norm=True, num_kv_heads=2, norm_epsilon=1e-12)
   expected = layer(x, *layer.keys_and_values(x), mask=NO_MASK)
   keys, _ = layer.keys_and_values(x)

@@ -1,4 +1,4 @@
-"""Attention may begin with neighbours, and cross-attention with the token that asks, instead of with all alike."""
+"""Attention initialized to neighbours, and cross-attention to the query's own token."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ def focused(**fields):
 @pytest.mark.slow
 @pytest.mark.parametrize(("bidirectional", "neighbours"), [(True, [-1, 1]), (False, [-1, -2])])
 def test_half_of_the_heads_begin_with_a_neighbour(bidirectional, neighbours):
-  """By the focus itself: all else is T5's start, with the same draws."""
+  """The bias is the key's value; all else is T5's initialization with the same random numbers."""
   make = lambda config: positions_lib.RelativePositionBias(config, nnx.Rngs(0), bidirectional=bidirectional)()
   distances = np.arange(-9, 10 if bidirectional else 1)
   added = np.asarray(make(focused()).at(distances) - make(WIDE).at(distances))
@@ -37,7 +37,7 @@ def test_half_of_the_heads_begin_with_a_neighbour(bidirectional, neighbours):
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"num_kv_heads": 2}, {"scale_attention": True}, {"init_scale": 0.05}], ids=str)
 def test_a_token_asks_for_itself(fields):
-  """By as many logits on average as the focus says, and no other token comes near, however queries are scaled."""
+  """The mean logit is the key's value, and other tokens are far below, with any scale of queries."""
   config = focused(**fields)
   layer = attention.Attention(config, nnx.Rngs(0), cross=True)
   tokens = jax.random.normal(toy.key(), (1, 200, config.embed_dim))
@@ -53,7 +53,7 @@ def test_a_token_asks_for_itself(fields):
 
 @pytest.mark.exhaustive
 def test_both_stacks_and_the_attention_between_them_begin_so():
-  """The model's parameters are T5's, with the same draws, but for the biases and the cross-attention's queries."""
+  """Except for biases and the cross-attention's queries, parameters are T5's with the same random numbers."""
   params = lambda config: nnx.to_pure_dict(nnx.state(transformer.build(config, nnx.Rngs(0))))
   flat = lambda config: dict(jax.tree.leaves_with_path(params(config)))
   plain, own = flat(WIDE), flat(focused())
@@ -67,6 +67,9 @@ def test_both_stacks_and_the_attention_between_them_begin_so():
 
 @pytest.mark.parametrize("fields", [{"positions": "rotary"}, {"qk_norm": True}, {"attention_init_bias": -1.0}], ids=str)
 def test_what_cannot_begin_so_is_refused(fields):
-  """Without a bias by distance there is nothing to begin with."""
-  with pytest.raises(UserError, match="config.model.attention_init_bias=(6.0: only with|-1.0: must be at least 0)"):
+  """The initialization needs a bias by distance."""
+  with pytest.raises(
+    UserError,
+    match="config.model.attention_init_bias=(6.0: needs config.model.positions=relative|-1.0: must be at least 0)",
+  ):
     dataclasses.replace(focused(), **fields)

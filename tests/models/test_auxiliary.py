@@ -25,7 +25,7 @@ from t2t.training import fisher_information, optimizers, train_state, train_step
 
 
 class Balanced(FeedForward):
-  """Two MLPs and a gate, whose shares' squares are a term, the first share a metric, and all shares a state."""
+  """Two MLPs and a gate; squared gate shares are a term, the first share is a metric, and all shares are a state."""
 
   reads_real = True
 
@@ -56,15 +56,15 @@ class Balanced(FeedForward):
 
 
 class Silent(Mlp):
-  """The MLP, as a layer that could return terms, and returns none."""
+  """The MLP, as a layer that could return terms, but returns none."""
 
   def __call__(self, x, dropout_key=None, *, real=None):
-    assert real is None  # it is not asked for
+    assert real is None  # reads_real is False
     return Hidden(super().__call__(x, dropout_key))
 
 
 class Undeclared(Balanced):
-  """A layer whose terms its class does not name."""
+  """A layer with terms that its class does not declare."""
 
   @classmethod
   def terms(cls, config):
@@ -72,7 +72,7 @@ class Undeclared(Balanced):
 
 
 class Taken(Balanced):
-  """A layer with a term of the name of a loss's metric."""
+  """A layer with a term named like a metric of the loss."""
 
   def __call__(self, x, dropout_key=None, *, real=None):
     found = super().__call__(x, dropout_key, real=real)
@@ -84,7 +84,7 @@ class Taken(Balanced):
 
 
 class Unsummed(Balanced):
-  """A layer that returns a vector."""
+  """A layer with a vector as term."""
 
   def __call__(self, x, dropout_key=None, *, real=None):
     return Hidden(x, Auxiliary({"balance": x[0, 0]}))
@@ -92,7 +92,7 @@ class Unsummed(Balanced):
 
 @pytest.fixture(autouse=True)
 def rows(monkeypatch):
-  """Rows of the table: config.model.feed_forward=balanced, for example."""
+  """Registers the layers in the table: config.model.feed_forward=balanced, for example."""
   for row in (Balanced, Silent, Undeclared, Taken, Unsummed):
     monkeypatch.setitem(config_lib.FEED_FORWARD.rows, row.__name__.lower(), f"{__name__}:{row.__name__}")
 
@@ -111,7 +111,7 @@ ELECTRA = ("embed_dim=12", "num_heads=2", "mlp_dim=16", "num_layers=1", "generat
 
 
 def make(loss, kind, **fields):
-  """Loss, model with all that the loss trains, and its config."""
+  """Returns a loss, a model with all parameters that the loss trains, and its config."""
   electra = [f"--config.electra.{each}" for each in ELECTRA] if loss == "electra" else []
   given = override(default.get_config(), [f"--config.train.loss={loss}", *electra])
   config = model_config(kind, heads=HEADS.get(loss, ()), **fields)
@@ -122,7 +122,7 @@ def make(loss, kind, **fields):
 
 
 def batch_of(loss, architecture, lengths=((8, 3, 5, 7), (6, 2, 1, 4)), padded_to=(8, 6)):
-  """Rows of uneven lengths, with answers of the first head, and of two texts where these are compared."""
+  """Returns rows of uneven lengths, with labels of the first head, or two texts for losses that compare them."""
   batch = toy.batch(*lengths, architecture=architecture, padded_to=padded_to)
   side = config_lib.ARCHITECTURES[architecture].answers
   tokens = batch[f"{side}_input_tokens"]
@@ -137,7 +137,7 @@ def batch_of(loss, architecture, lengths=((8, 3, 5, 7), (6, 2, 1, 4)), padded_to
 
 
 def value_and_gradient(loss, module, batch, *, name="balance", train=False):
-  """Terms, metrics, and the gradient of one of the terms."""
+  """Returns terms, metrics, and the gradient of one of the terms."""
   graphdef, params = toy.split(module)
 
   def one(params):
@@ -165,7 +165,7 @@ def test_a_term_of_layers_is_one_of_the_loss(loss, kind):
   made, module, config = make(loss, kind)
   batch = batch_of(loss, config.architecture)
   if loss == "electra":
-    # The generator's: what the discriminator reads is drawn.
+    # The generator's, because the discriminator's input is sampled.
     aux, sides = module.hidden(batch).aux, ("encoder",)
     name, gate, other = (
       "generator_balance",
@@ -188,18 +188,18 @@ def test_a_term_of_layers_is_one_of_the_loss(loss, kind):
     assert shares.shape == (getattr(module, side).num_layers if loss != "electra" else 1, *real.shape, 2)
     total += float(jnp.sum(jnp.square(shares) * real[None, ..., None]))
     weight += shares.shape[0] * float(jnp.sum(real))
-  assert weight < sum(x.shape[0] * x.shape[1] * x.shape[2] for x in aux.states.values())  # some are padding
+  assert weight < sum(x.shape[0] * x.shape[1] * x.shape[2] for x in aux.states.values())  # some positions are padding
   np.testing.assert_allclose(metrics[name].value(), total / weight, rtol=1e-5)
   np.testing.assert_allclose(terms[name], 0.25 * total / weight, rtol=1e-5)
   assert np.all(np.isfinite(gradient[gate])) and np.any(np.abs(gradient[gate]) > 1e-6)
   first = name.replace("balance", "first_share")
-  assert first in metrics and first not in terms  # without a coefficient it is a metric alone
+  assert first in metrics and first not in terms  # without a coefficient it is only a metric
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["t5_1_1", "local_prefix_lm", "bert"])
 def test_padding_does_not_count(kind):
-  """However far rows are padded, the term is the same."""
+  """The term does not depend on the amount of padding."""
   made, module, config = make("cross_entropy", kind)
   short, long = (batch_of("cross_entropy", config.architecture, padded_to=to) for to in ((8, 6), (11, 9)))
   found = [value_and_gradient(made, module, batch) for batch in (short, long)]
@@ -207,7 +207,7 @@ def test_padding_does_not_count(kind):
   toy.assert_trees_close(found[0][2], found[1][2])
 
 
-# Layers in a loop, one after another, or computed again for the backward pass.
+# Unrolled layers, or layers recomputed for the backward pass.
 WAYS = {
   "scanned": dict(unroll=1),
   "unrolled": dict(unroll=3),
@@ -221,7 +221,7 @@ WAYS = {
 @pytest.mark.parametrize("share_layers", [False, True])
 def test_scan_equals_loop_and_remat_equals_none(share_layers, monkeypatch):
   """Terms, metrics and gradients, dropout included."""
-  monkeypatch.setattr(stack, "unrolled", lambda num_layers, asked: asked)  # which tests have 1 elsewhere
+  monkeypatch.setattr(stack, "unrolled", lambda num_layers, asked: asked)  # a fixture sets it to 1 elsewhere
   found = {}
   for name, fields in WAYS.items():
     made, module, config = make("cross_entropy", "bert", dropout_rate=0.1, share_layers=share_layers, **fields)
@@ -234,7 +234,7 @@ def test_scan_equals_loop_and_remat_equals_none(share_layers, monkeypatch):
 
 @pytest.mark.exhaustive
 def test_layers_apart_return_the_same():
-  """As decoding on a CPU runs them, each with a cache of its own."""
+  """Decoding on a CPU runs layers this way, with a cache per layer."""
   _, model, _ = make("cross_entropy", "gpt2")
   tokens = toy.batch((4, 4), (3, 3), architecture="decoder_only")["decoder_input_tokens"]
   first, state = model.start_decode({"decoder_input_tokens": tokens}, 4)
@@ -254,7 +254,7 @@ def test_layers_apart_return_the_same():
   [("t5_1_1", 2, {"data": 2}), ("bert", 4, {"data": 1}), ("bert", 1, {"data": 2, "fsdp": 2})],
 )
 def test_microbatches_equal_the_full_batch(kind, microbatches, mesh):
-  """A step's parameters and metrics, however tokens lie over the parts, the copies and the shards."""
+  """Parameters and metrics after a step, for any distribution of tokens over microbatches, copies and shards."""
   config = model_config(kind)
   loss, module, _ = make("cross_entropy", kind)
   lengths = (8, 3, 5, 7, 2, 8, 4, 6), (6, 2, 1, 4, 5, 3, 2, 6)
@@ -279,7 +279,7 @@ def test_microbatches_equal_the_full_batch(kind, microbatches, mesh):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["bert", "local_prefix_lm"])
 def test_positions_of_a_learned_prompt_count(kind):
-  """They pass through the layers as a text's do."""
+  """They pass through the layers like a text's positions."""
   config, length = model_config(kind), 3
   adapted = adapters_lib.adapt(toy.model(config), {"prompt": PromptConfig(length=length)}, nnx.Rngs(toy.key()))
   batch, side = batch_of("", config.architecture), config.kind.predicts
@@ -296,7 +296,7 @@ def test_positions_of_a_learned_prompt_count(kind):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["t5_1_1", "local_prefix_lm", "bert"])
 def test_without_terms_nothing_is_computed_or_named(kind):
-  """The program of a layer that returns none is that of the MLP, equation by equation, and no metric is added."""
+  """The program of a layer without terms equals that of the MLP, equation by equation, and has no more metrics."""
   batch = batch_of("cross_entropy", toy.KINDS[kind].architecture)
 
   def program(loss, config):
@@ -317,7 +317,7 @@ def test_without_terms_nothing_is_computed_or_named(kind):
 
 
 def test_fisher_information_is_of_the_likelihood_alone():
-  """Terms of layers are no part of it."""
+  """Terms of layers are not part of it."""
   given = default.get_config()
   given.model.update(dataclasses.asdict(model_config("gpt2")))
   config = records(given)
@@ -331,11 +331,11 @@ def test_fisher_information_is_of_the_likelihood_alone():
   [
     ("undeclared", r"feed_forward=undeclared: its layers return the terms \['balance', 'first_share'\]"),
     ("taken", "the auxiliary term 'accuracy' has the name of a term or metric of the loss"),
-    ("unsummed", r"the auxiliary term 'balance' has the shape \(16,\); return its sum"),
+    ("unsummed", r"the auxiliary term 'balance' has the shape \(16,\). Return its sum"),
   ],
 )
 def test_terms_that_a_loss_cannot_take_are_refused(row, message):
-  """While the step is traced."""
+  """During tracing of the step."""
   made, module, config = make("cross_entropy", "gpt2", feed_forward=row)
   batch = batch_of("", config.architecture)
   with pytest.raises(ValueError, match=message):
@@ -344,7 +344,7 @@ def test_terms_that_a_loss_cannot_take_are_refused(row, message):
 
 @pytest.mark.slow
 def test_a_loss_may_leave_them_out():
-  """As one that was made without a config does."""
+  """A loss without a config has no terms."""
   _, module, config = make("cross_entropy", "gpt2")
   batch = batch_of("", config.architecture)
   assert toy.loss().auxiliary == AuxiliaryTerms()

@@ -1,4 +1,4 @@
-"""What a CPU multiplies in bfloat16: the numbers of the formula in float32, at any shape, and products of bfloat16."""
+"""bfloat16 products on a CPU: results near the float32 formula, at any shape, and bfloat16 operands."""
 
 import re
 
@@ -24,7 +24,7 @@ def wide(x):
 
 
 def assert_near(found, expected):
-  """As near as numbers of 8 bits and sums of some of them are, beside the largest."""
+  """Compares up to 8-bit rounding and a few summed terms, relative to the largest entry."""
   np.testing.assert_allclose(wide(found), wide(expected), atol=0.02 * (1 + np.abs(wide(expected)).max()))
 
 
@@ -32,7 +32,7 @@ def assert_near(found, expected):
 @given(batch=_SIZES, length=_SIZES, inner=_SIZES, width=_SIZES)
 @settings(max_examples=12, deadline=None)
 def test_a_dense_layer_and_its_gradients(batch, length, inner, width):
-  """All of bfloat16."""
+  """All arrays are bfloat16."""
   x, kernel, cotangent = (
     normal(batch, length, inner),
     normal(inner, width, seed=2),
@@ -47,7 +47,7 @@ def test_a_dense_layer_and_its_gradients(batch, length, inner, width):
 
 
 def test_logits_keep_what_bfloat16_would_round():
-  """A result that is asked for in float32 is the sum as it is."""
+  """A float32 result is not rounded."""
   x, kernel = normal(4, 64), normal(64, 32, seed=1)
   found = cpu_ops.dense(x, kernel, jnp.float32)
   assert found.dtype == jnp.float32
@@ -58,7 +58,7 @@ def test_logits_keep_what_bfloat16_would_round():
 @given(batch=_SIZES, heads=_SIZES, queries=_SIZES, keys=_SIZES, kv=_SIZES, biased=st.booleans(), hides=st.booleans())
 @settings(max_examples=12, deadline=None)
 def test_attention_and_its_gradients(batch, heads, queries, keys, kv, biased, hides):
-  """Arrays that a layer has turned from [batch, length, heads, kv], as all are, and what a mask hides."""
+  """Arrays transposed from [batch, length, heads, kv], as in layers, with masks."""
   arrays = [normal(batch, length, heads, kv, seed=i) for i, length in enumerate((queries, keys, keys))]
   bias = normal(1, heads, queries, keys, seed=3, dtype="float32") if biased else None
   allowed = np.arange(keys) <= np.arange(queries)[:, None] if hides else None
@@ -84,7 +84,7 @@ def test_attention_and_its_gradients(batch, heads, queries, keys, kv, biased, hi
 @pytest.mark.parametrize("alike", [(), (1,), (2,), (1, 2)])
 @pytest.mark.parametrize("queries", [1, 2, 3, 4, 5])
 def test_gradients_of_few_queries(queries, alike):
-  """Of arrays that lie as they are read, and of a bias that heads or queries share."""
+  """Arrays in their memory layout, and a bias shared by heads or queries."""
   arrays = [normal(2, 2, length, 16, seed=i, dtype="float32") for i, length in enumerate((queries, 7, 7))]
   bias = normal(*(1 if axis in alike else size for axis, size in enumerate((1, 2, queries, 7))), dtype="float32")
   allowed = np.arange(7) < 5
@@ -111,7 +111,7 @@ def test_gradients_of_few_queries(queries, alike):
 @settings(max_examples=12, deadline=None)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_heads_that_share_their_keys_are_more_queries(dtype, groups, queries, biased, hides, one):
-  """As with a copy of the keys for each; `one`: bias and mask are the same for all queries."""
+  """Equal to a copy of the keys for each head; `one`: bias and mask are the same for all queries."""
   batch, kv_heads, kv, length, rows = 2, 3, 8, 5, 1 if one else queries
   query = normal(batch, kv_heads * groups, queries, kv, dtype=dtype)
   keys, values = (normal(batch, kv_heads, length, kv, seed=i, dtype=dtype) for i in (1, 2))
@@ -130,19 +130,19 @@ def test_heads_that_share_their_keys_are_more_queries(dtype, groups, queries, bi
 
 @pytest.mark.slow
 def test_what_all_values_have_in_common_changes_no_gradient():
-  """A softmax's gradient takes it away from sums that are a thousand times as small."""
+  """A softmax's gradient subtracts the common part from sums that are a thousand times as small."""
   query, keys, values, read_out = (normal(2, 4, 32, 16, seed=i) for i in range(4))
   common = 16.0
   gradient = lambda values: jax.grad(
     lambda query: jnp.sum(cpu_ops.attend(query, keys, values, None, None).astype(jnp.float32) * read_out)
   )(query)
-  rounded = (values + jnp.bfloat16(common)).astype(jnp.bfloat16)  # bfloat16 leaves this much of them
+  rounded = (values + jnp.bfloat16(common)).astype(jnp.bfloat16)  # bfloat16 keeps this part of them
   found, expected = wide(gradient(rounded)), wide(gradient(rounded - jnp.bfloat16(common)))
   assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
 
 
 def multiplied(program: str) -> list[tuple[str, ...]]:
-  """The dtypes of what each product of a compiled program multiplies."""
+  """Returns the operand dtypes of each product of a compiled program."""
   found = re.findall(r" \w+\[[^ ]* dot\(%?([\w.-]+), %?([\w.-]+)\)", program)
   dtypes = dict(re.findall(r"%?([\w.-]+) = (\w+)\[", program))
   return [tuple(dtypes[name] for name in operands) for operands in found]
@@ -150,7 +150,7 @@ def multiplied(program: str) -> list[tuple[str, ...]]:
 
 @pytest.fixture(scope="module")
 def products_of_bfloat16():
-  """Skips where there are none."""
+  """Skips on CPUs without bfloat16 products."""
   program = jax.jit(cpu_ops.dense).lower(normal(64, 128), normal(128, 128)).compile().as_text()
   if "__ynn_fusion" not in program:
     pytest.skip("this CPU, or this version of XLA, has no products of bfloat16")
@@ -159,7 +159,7 @@ def products_of_bfloat16():
 @pytest.mark.usefixtures("products_of_bfloat16")
 @pytest.mark.parametrize("queries", [1, 2])
 def test_what_is_written_token_by_token_is_multiplied_in_bfloat16(queries):
-  """A row alone would be turned into float32, and all keys and values with it, for each token."""
+  """A single row would be converted to float32, and all keys and values with it, for each token."""
   query, keys = normal(4, 2, queries, 64), normal(4, 2, 128, 64, seed=1)
   program = jax.jit(cpu_ops.attend).lower(query, keys, keys, None, None).compile().as_text()
   assert multiplied(program) == [("bf16", "bf16")] * 2
@@ -167,7 +167,7 @@ def test_what_is_written_token_by_token_is_multiplied_in_bfloat16(queries):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_part_is_written_where_it_lies(dtype):
-  """The bits of both; and in a loop nothing of bfloat16 is turned into float32 as a whole."""
+  """Bits are unchanged, and a loop converts no whole bfloat16 array to float32."""
   x, part = normal(2, 16, 4, dtype=dtype).at[0, 0, 0].set(jnp.nan), normal(2, 3, 4, seed=1, dtype=dtype)
   write = lambda x, part, index: cpu_ops.write(x, part, index, 1)
   found, expected = np.asarray(write(x, part, 5)), np.asarray(x).copy()
@@ -183,7 +183,7 @@ def test_a_part_is_written_where_it_lies(dtype):
 
 @pytest.mark.usefixtures("products_of_bfloat16")
 def test_products_are_of_bfloat16():
-  """None of a dense layer and an attention, forward or backward, has operands that were turned into float32."""
+  """No product of a dense layer or an attention, forward or backward, has operands converted to float32."""
 
   def layer(x, kernel):
     heads = lambda y: jnp.swapaxes(y.reshape(4, 64, 2, 64), 1, 2)
@@ -198,7 +198,7 @@ def test_products_are_of_bfloat16():
 
 
 def test_a_mesh_gathers_nothing_to_multiply():
-  """Devices that have a part of the rows each send sums, and keep their rows."""
+  """Devices with parts of the rows send sums and keep their rows."""
   mesh = jax.make_mesh((4,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))
   place = lambda x, *axes: jax.device_put(x, NamedSharding(mesh, PartitionSpec(*axes)))
   x, kernel = normal(8, 16, 32), normal(32, 16, seed=1, dtype="float32")
@@ -215,7 +215,7 @@ def test_a_mesh_gathers_nothing_to_multiply():
 
 
 def test_what_is_selected_by_an_index_and_its_gradient():
-  """Equal to the bit to the sum of what a comparison leaves; nothing where the index is out of range."""
+  """Bitwise equal to the sum of a comparison mask; zero if the index is out of range."""
   x, cotangent = normal(2, 6, 9, dtype="float32"), normal(2, 6, seed=1, dtype="float32")
   index = jnp.array([[0, 8, 4, 3, 9, -1]] * 2)
   compared = lambda x: jnp.sum(jnp.where(index[..., None] == jnp.arange(9), x, 0.0), axis=-1)

@@ -1,4 +1,4 @@
-"""Feed-forward layers as rows of a table: two experts of another file, between which a gate weighs softly."""
+"""A feed-forward layer registered in the table: two experts with a soft gate."""
 
 import dataclasses
 import re
@@ -25,7 +25,7 @@ from t2t.training import optimizers, recipe, train_state, train_step
 
 
 class Two(FeedForward):
-  """Two MLPs, each of which counts as much as a gate says."""
+  """Two MLPs weighted by a gate."""
 
   def __init__(self, config, rngs):
     self.first, self.second = Mlp(config, rngs), Mlp(config, rngs)
@@ -47,7 +47,7 @@ class Two(FeedForward):
 
 @pytest.fixture
 def two(monkeypatch):
-  """A row of the table: config.model.feed_forward=two."""
+  """Registers the layer: config.model.feed_forward=two."""
   monkeypatch.setitem(config_lib.FEED_FORWARD.rows, "two", f"{__name__}:Two")
 
 
@@ -61,7 +61,7 @@ def config_of(kind, **fields):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_of_another_file_is_trained(two, kind):
-  """Its parameters take the place of the MLP's, all are trained, and the loss falls."""
+  """Its parameters replace the MLP's, all are trained, and the loss falls."""
   config, mesh = config_of(kind), sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
   tx, _ = optimizers.make_optimizer(toy.optimizer_config(), 10)
   model = toy.model(config)
@@ -82,7 +82,7 @@ def test_a_layer_of_another_file_is_trained(two, kind):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["t5_1_1", "local_prefix_lm"])
 def test_it_decodes_as_it_is_trained(two, kind):
-  """Token after token from the cache, as all at once."""
+  """Decoding by token equals the logits of all positions."""
   config = config_of(kind)
   model, batch = toy.model(config), toy.batch((7, 7), (6, 6), architecture=config.architecture)
   tokens = batch["decoder_input_tokens"][:, :6]
@@ -96,7 +96,7 @@ def test_it_decodes_as_it_is_trained(two, kind):
 
 
 def test_a_mesh_splits_it_by_the_names_of_its_axes(two):
-  """As it splits the MLP's own."""
+  """Sharding equals that of the MLP."""
   given = default.get_config()
   given.model.update(dataclasses.asdict(config_of("t5_1_1")))
   mesh = sharding.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
@@ -108,7 +108,7 @@ def test_a_mesh_splits_it_by_the_names_of_its_axes(two):
 
 
 def test_its_products_are_counted(two):
-  """By the row, in each layer at each position."""
+  """By the layer's class, in each layer at each position."""
   sizes = dict(batch_size=2, lengths={"encoder": 8, "decoder": 6})
   more = model_flops(config_of("t5_1_1"), **sizes) - model_flops(toy.KINDS["t5_1_1"], **sizes)
   assert more == 6 * 2 * (2 * 8 + 3 * 6) * (3 * 16 * 32 + 2 * 16)
@@ -123,7 +123,7 @@ ADAPTERS = {
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_adapters_find_its_matrices(two, name):
-  """Of the layers that it is made of, too; merged, the model computes the same without."""
+  """In its inner layers, too; after a merge the model without the adapter has the same outputs."""
   config = config_of("gpt2")
   model, batch = toy.model(config), toy.batch(architecture="decoder_only")
   graphdef, params = toy.split(adapters_lib.adapt(model, {name: ADAPTERS[name]}, nnx.Rngs(toy.key(1))))
@@ -140,19 +140,19 @@ def test_adapters_find_its_matrices(two, name):
   assert np.max(np.abs(expected - toy.logits(model, batch))) > 0.1
   if name == "ia3":
     sizes = {path.split("/mlp/")[1]: x.shape[-1] for path, x in flat.items() if path.endswith("/ia3")}
-    assert sizes["first/down/ia3"] == config.mlp_dim  # what the matrix reads
+    assert sizes["first/down/ia3"] == config.mlp_dim  # scales the matrix's input
 
 
 def test_no_family_of_others_has_it(two):
-  """A converter says so, and writes nothing."""
+  """A converter reports it and writes nothing."""
   gpt2 = config_of("gpt2", tied_logits=True)
   with pytest.raises(hf_mappings.Unknown, match=re.escape("config.model.feed_forward='two' (theirs 'dense')")):
     settings_lib.write_settings(settings_lib.FAMILIES["gpt2"], gpt2)
 
 
 def test_a_layer_that_there_is_not():
-  """The message has those that there are, and the nearest."""
+  """The message has the known names, and the most similar one."""
   known = ", ".join(config_lib.FEED_FORWARD)
-  expected = f"config.model.feed_forward='densse': known are {known}; did you mean dense?"
+  expected = f"config.model.feed_forward='densse': unknown value. Known values: {known}; did you mean dense?"
   with pytest.raises(UserError, match=re.escape(expected)):
     dataclasses.replace(toy.KINDS["gpt2"], feed_forward="densse")

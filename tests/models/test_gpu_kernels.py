@@ -1,4 +1,4 @@
-"""What GPUs run: cuDNN on padded rows, its results kept for the backward pass, programs as XLA writes them for GPUs."""
+"""GPU kernels: cuDNN on padded rows, its results kept for the backward pass, and programs in XLA's GPU notation."""
 
 import dataclasses
 import math
@@ -34,7 +34,7 @@ def padded(*, queries: int = 6, is_cross: bool = False) -> AttentionMask:
 
 
 def gradients(mask: AttentionMask, kernel: str, arrays, bias=None):
-  """Result, and gradients of queries, keys and values, of a sum over what is no padding."""
+  """Returns result, and gradients of queries, keys and values, of a sum over positions that are not padding."""
   query, keys, values, weights = arrays
   weights = weights * (np.asarray(mask.query_segments) > 0)[:, None, :, None]
 
@@ -52,14 +52,14 @@ def operands(queries: int = 6):
 
 @pytest.mark.parametrize("is_cross", [False, True])
 def test_padding_is_a_length_to_cudnn(is_cross):
-  """What is no padding is attended to as with segments, and what is gets no gradient; nothing is not a number."""
+  """Results equal attention with segments, padding gets no gradient, and nothing is NaN."""
   queries = 4 if is_cross else 6
   mask, arrays = padded(queries=queries, is_cross=is_cross), operands(queries)
   by_segments = dataclasses.replace(mask, padded=False)
   bias = jnp.asarray(np.random.default_rng(1).normal(size=(1, 2, queries, 6)), jnp.float32)
   (_, result), found = gradients(mask, "cudnn", arrays, bias)
   (_, expected), known = gradients(by_segments, "cudnn", arrays, bias)
-  rows = slice(0, 2)  # of the third all is padding
+  rows = slice(0, 2)  # the third row is only padding
   asks = (np.asarray(mask.query_segments) > 0)[rows, None, :, None]
   np.testing.assert_allclose(np.where(asks, result[rows], 0), np.where(asks, expected[rows], 0), atol=1e-6)
   for one, other in zip(found, known, strict=True):
@@ -70,7 +70,7 @@ def test_padding_is_a_length_to_cudnn(is_cross):
 
 
 def test_a_padded_batch_needs_no_pairs_of_each_row(lowers_for_gpus):
-  """The bias goes to cuDNN as all rows share it, and the lengths of rows beside it."""
+  """cuDNN gets the common bias and the lengths of rows."""
   arrays = [x.astype(jnp.bfloat16) for x in operands()]
   bias = jnp.zeros((1, 2, 6, 6), jnp.bfloat16)
   text = jax.jit(lambda *x: gradients(padded(), "cudnn", x, bias)).trace(*arrays).lower(lowering_platforms=("cuda",))
@@ -80,7 +80,7 @@ def test_a_padded_batch_needs_no_pairs_of_each_row(lowers_for_gpus):
 
 
 def test_padding_does_not_need_even_lengths():
-  """A length of each row is no bias, which cuDNN takes of even lengths alone."""
+  """Lengths of rows are not a bias, for which cuDNN requires even lengths."""
   shapes = ((3, 2, 511, 64), (3, 2, 511, 64))
   asked = lambda mask: dispatch.choose(*shapes, "bfloat16", mask, platform="gpu", compute_capability="9.0").kernel
   segments = np.ones((3, 511), np.int32)
@@ -93,7 +93,7 @@ def test_padding_does_not_need_even_lengths():
   [("minimal", 1), ("offload", 1), ("query,key,value,attention", 1), ("query,key,value", 2), ("full", 2)],
 )
 def test_a_policy_that_keeps_kernels_keeps_cudnns(lowers_for_gpus, remat, times):
-  """Its forward pass is run again only where the policy says so."""
+  """Its forward pass is repeated only under policies that drop it."""
   policy = remat_lib.policy(remat, "")
   arrays = [x.astype(jnp.bfloat16) for x in operands()[:3]]
   attend = jax.checkpoint(lambda *x: jnp.tanh(dispatch.attend(*x, AttentionMask(), kernel="cudnn")), policy=policy)
@@ -104,7 +104,7 @@ def test_a_policy_that_keeps_kernels_keeps_cudnns(lowers_for_gpus, remat, times)
 
 @pytest.mark.slow
 def test_the_gradients_of_logits_are_products_in_the_activations_dtype():
-  """In float32 they are those of autodiff; in bfloat16 no operand is wider, and they are as near as bfloat16 is."""
+  """float32 gradients equal autodiff's; for bfloat16 no operand is wider, and results agree to bfloat16 precision."""
   rng = np.random.default_rng(3)
   hidden, table = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((2, 5, 8), (32, 8)))
   weights = jnp.asarray(rng.normal(size=(2, 5, 32)), jnp.float32)
@@ -126,7 +126,7 @@ def test_the_gradients_of_logits_are_products_in_the_activations_dtype():
 
 @pytest.mark.exhaustive
 def test_layers_may_be_unrolled(monkeypatch):
-  """The loop over them has as many in a turn as are asked for, and there are, and the loss is what it was."""
+  """Each iteration of the loop has the requested number of layers, at most all, and the loss is unchanged."""
   monkeypatch.setattr(stack, "unrolled", unrolled)
   found = {}
   for unroll in (1, 2, 9):
@@ -151,7 +151,7 @@ def analyse(entry: str, *others: str) -> hlo_cost.HloProgram:
 
 
 def test_flops_of_cudnns_attention():
-  """Two products forward and five back, of all pairs or the half that a causal mask leaves; each at its own pace."""
+  """Two products forward and five backward, of all pairs or the causal half; each at its own speed."""
   query, keys = "bf16[3,8,2,64]{3,2,1,0}", "bf16[3,16,2,64]{3,2,1,0}"
   shared = f"  %q = {query} parameter(0)\n  %k = {keys} parameter(1)\n"
   call = lambda name, target, mask, root="", window=0: (
@@ -165,14 +165,14 @@ def test_flops_of_cudnns_attention():
   assert all(each.is_kernel for each in found.operations)
   assert not found.uncounted
   causal = analyse(shared + call("a", "Softmax", "CAUSAL", "ROOT "))
-  # Of eight queries the first sees one key, and the last eight.
+  # Of eight queries the first attends to one key, and the last to eight.
   assert causal.flops == 2 * pairs / (8 * 16) * sum(range(1, 9))
   windowed = analyse(shared + call("a", "Softmax", "CAUSAL", "ROOT ", window=3))
   assert windowed.flops == 2 * pairs / (8 * 16) * (1 + 2 + 3 * 6)
 
 
 def test_a_fusion_beside_others_moves_what_it_updates():
-  """Of what it is given and gives back whole, the slice that is new; it takes no time of its own."""
+  """It moves the new slice of its in-place update, and takes no separate time."""
   stack_of, layer = "bf16[12,64]{1,0}", "bf16[1,64]{1,0}"
   fused = (
     f"%update (a: {stack_of}, i: s32[], x: {layer}) -> {stack_of} {{\n  %a = {stack_of} parameter(0)\n"
@@ -191,14 +191,14 @@ def test_a_fusion_beside_others_moves_what_it_updates():
 
 
 def test_products_of_float32_take_longer():
-  """In TF32, at a third of the pace of bfloat16's."""
+  """They use TF32, at a third of bfloat16's speed."""
   dims = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
   entry = f"  %a = f32[8,8]{{1,0}} parameter(0)\n  ROOT %dot = f32[8,8]{{1,0}} dot(%a, %a), {dims}\n"
   assert [each.pace for each in analyse(entry).operations] == [pytest.approx(0.33)]
 
 
 def test_a_flag_that_no_program_may_have_is_left_out():
-  """As of GPUs, whose compiler reads some from the environment alone; what else it refuses is told."""
+  """Some GPU flags are read only from the environment; other errors are raised."""
   lowered = jax.jit(lambda x: x + 1).lower(jnp.ones(3))
   compiled = aot_compile._with_flags(lowered, {"xla_no_such_flag": True, "xla_cpu_enable_fast_math": False})
   np.testing.assert_array_equal(compiled(jnp.ones(3)), [2, 2, 2])

@@ -26,7 +26,7 @@ HIDDEN = np.random.default_rng(0).normal(size=(1, 3, 16)).astype(np.float32)
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits_come_from_the_embedding_or_a_projection(tied):
-  """Tied: hidden * embed_dim**-0.5 against the embedding, for its entries have standard deviation 1."""
+  """Tied: hidden * embed_dim**-0.5 times the embedding, because its entries have standard deviation 1."""
   model = toy.model(toy.KINDS["t5_1_0" if tied else "t5_1_1"])
   kernel = model.embed.table[...].T / 4 if tied else model.head.projection[...]
   np.testing.assert_allclose(model.logits(HIDDEN), HIDDEN @ np.asarray(kernel), atol=1e-5)
@@ -35,7 +35,7 @@ def test_logits_come_from_the_embedding_or_a_projection(tied):
 
 @pytest.mark.slow
 def test_an_embedding_with_small_entries_is_not_scaled():
-  """Where the config says how large initial weights are (GPT-2, BERT), logits are hidden against embedding."""
+  """With a configured initial scale (GPT-2, BERT), logits are hidden times embedding."""
   model = toy.model(toy.config(tied_logits=True, init_scale=0.02))
   np.testing.assert_allclose(model.logits(HIDDEN), HIDDEN @ np.asarray(model.embed.table[...]).T, atol=1e-6)
 
@@ -43,7 +43,7 @@ def test_an_embedding_with_small_entries_is_not_scaled():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "albert", "modern_bert"])
 def test_a_transform_stands_before_the_logits(kind):
-  """norm(gelu(hidden W + b)) against the embedding, as wide as that is, plus a bias for each token."""
+  """norm(gelu(hidden W + b)) times the embedding, with the embedding's width, plus a bias for each token."""
   config = toy.KINDS[kind]
   model, random = toy.model(config), np.random.default_rng(1)
   graphdef, params = toy.split(model)
@@ -54,7 +54,7 @@ def test_a_transform_stands_before_the_logits(kind):
   centered = transformed - transformed.mean(-1, keepdims=True)
   normed = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + config.norm_epsilon) * head["norm"]["scale"]
   normed = normed + head["norm"].get("bias", 0.0)
-  # This family's logits are scaled only because the toy's embedding starts as T5's.
+  # The scale is here only because the toy's embedding starts as T5's.
   expected = normed * 16**-0.5 @ table.T + head["bias"]
   np.testing.assert_allclose(nnx.merge(graphdef, params).logits(HIDDEN), expected, atol=1e-4)
   assert ("transform_bias" in head) == ("bias" in head["norm"]) == config.biases
@@ -63,7 +63,7 @@ def test_a_transform_stands_before_the_logits(kind):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["bert", "gemma", "modern_bert"])
 def test_norms_that_multiply_with_one_more_begin_as_the_others(kind):
-  """Their scales begin as zeros, in front of the logits of tokens and of a class, too."""
+  """Their scales start at zero, before the logits of tokens and of a class, too."""
   head = dataclasses.replace(NLI, pooler="norm", reads="last")
   first = dataclasses.replace(toy.KINDS[kind], norm_offset=False, heads=(head,))
   batch, found = toy.batch(architecture=first.architecture), {}
@@ -81,7 +81,7 @@ def test_norms_that_multiply_with_one_more_begin_as_the_others(kind):
 
 
 def test_the_function_of_logits_is_a_pytree_of_the_same_structure():
-  """Taken from a model twice, it compiles once; its leaves are the weights that it reads."""
+  """Two functions from one model compile once; the leaves are the weights."""
   model = toy.model(toy.KINDS["bert"])
   first, again = model.logits_fn(), model.logits_fn()
   assert jax.tree.structure(first) == jax.tree.structure(again)
@@ -91,7 +91,7 @@ def test_the_function_of_logits_is_a_pytree_of_the_same_structure():
 # ---- By name ---------------------------------------------------------------------------------------------------------
 
 NLI, TOPIC = HeadConfig("nli", 3), HeadConfig("topic", 5)
-THEIRS = dataclasses.replace(toy.KINDS["bert"], head_dim=4, init_scale=0.02)  # as transformers has it
+THEIRS = dataclasses.replace(toy.KINDS["bert"], head_dim=4, init_scale=0.02)  # the layout of transformers
 
 
 def with_heads(kind):
@@ -99,7 +99,7 @@ def with_heads(kind):
 
 
 def test_kinds_of_heads_are_those_that_a_config_may_name():
-  """Two lists of one thing: the config's, which loads no model, and the table."""
+  """The config's list, which loads no model, equals the table's."""
   assert tuple(heads.HEADS) == config_lib.HEADS
 
 
@@ -107,7 +107,7 @@ def test_kinds_of_heads_are_those_that_a_config_may_name():
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("kind", ["bert", "roberta", "modern_bert", "t5_1_1"])
 def test_a_class_head_is_a_pooler_and_a_projection(kind):
-  """tanh(first W + b) V + c of each sequence's first position, one vector of logits for each."""
+  """tanh(first W + b) V + c of each sequence's first position, one vector of logits per sequence."""
   config, random = with_heads(kind), np.random.default_rng(2)
   graphdef, params = toy.split(toy.model(config))
   nonzero = lambda x: x + jnp.asarray(random.normal(size=x.shape), x.dtype)
@@ -138,7 +138,7 @@ def test_logits_are_not_rounded_to_the_dtype_of_the_activations(kind):
 
 @pytest.mark.slow
 def test_a_gradient_reaches_every_parameter_of_a_head():
-  """And of the encoder under it; nothing of another head, or of the one over the vocabulary."""
+  """And every parameter of the encoder, but none of other heads or the vocabulary head."""
   graphdef, params = toy.split(toy.model(with_heads("bert")))
   batch = toy.batch(architecture="encoder_only")
 
@@ -153,7 +153,7 @@ def test_a_gradient_reaches_every_parameter_of_a_head():
 
 
 def test_a_head_drops_out_what_it_pools():
-  """By its key, at the model's rate; without one it does not."""
+  """With a key, at the model's rate; without a key there is no dropout."""
   model = toy.model(dataclasses.replace(with_heads("bert"), dropout_rate=0.5))
   hidden = np.random.default_rng(0).normal(size=(2, 3, 16)).astype(np.float32)
   plain, first, again = (model.head_logits("nli", hidden, dropout_key=key) for key in (None, toy.key(), toy.key()))
@@ -162,16 +162,16 @@ def test_a_head_drops_out_what_it_pools():
 
 
 def test_a_head_that_is_not_there():
-  """The message names those that are, and the nearest."""
-  with pytest.raises(UserError, match="no head 'topics'; there are: nli, topic; did you mean topic?"):
+  """The message has the known heads, and the most similar one."""
+  with pytest.raises(UserError, match="no head 'topics'. Its heads: nli, topic; did you mean topic?"):
     toy.model(with_heads("bert")).head_logits("topics", HIDDEN)
-  with pytest.raises(UserError, match="no head 'nli'; there are: none"):
+  with pytest.raises(UserError, match="no head 'nli'. Its heads: none"):
     toy.model(toy.KINDS["bert"]).head_logits("nli", HIDDEN)
 
 
 @pytest.mark.parametrize(("name", "idle"), [("tiny_bert", {"nli"}), ("tiny_electra", {"nli"})])
 def test_a_head_that_the_loss_makes_nothing_of_is_not_trained(name, idle):
-  """It has no gradient, and weight decay would make it smaller and smaller."""
+  """It has no gradient, and weight decay would shrink it."""
   config = load_config(name)
   config.model.heads = (*config.model.heads, {"name": "nli", "num_classes": 3})
   made = recipe.make(records(config))
@@ -184,7 +184,7 @@ def test_a_head_that_the_loss_makes_nothing_of_is_not_trained(name, idle):
 
 
 def test_a_config_with_heads_is_the_same_when_it_is_read_again():
-  """From a file of JSON, where a head is a dict; and on the command line."""
+  """From JSON, where a head is a dict, and from the command line."""
   config = with_heads("bert")
   assert TransformerConfig(**json.loads(json.dumps(dataclasses.asdict(config)))) == config
   typed = override(default.get_config(), ["--config.model.heads=({'name': 'nli', 'num_classes': 3},)"])
@@ -192,7 +192,7 @@ def test_a_config_with_heads_is_the_same_when_it_is_read_again():
 
 
 def test_a_pooler_of_theirs_is_left_behind_or_taken(tmp_path):
-  """A model without a class head has none, and whoever converts it is told; a run with one starts from theirs."""
+  """Without a class head the model has no pooler, and the converter reports it; a run with the head starts from it."""
   config = THEIRS
   huggingface.save(foreign.in_memory(config, foreign.random_params(config)), epath.Path(tmp_path / "bert"))
   plain = huggingface.open_foreign(str(tmp_path / "bert"))
@@ -219,7 +219,7 @@ def test_a_pooler_of_theirs_is_left_behind_or_taken(tmp_path):
 
 
 def test_a_checkpoint_from_before_heads_had_names(tmp_path):
-  """With `pooler: true` in its config and a pooler that nothing read among its arrays: it is passed over."""
+  """A checkpoint with `pooler: true` in its config and an unused pooler, which is skipped."""
   config = toy.KINDS["bert"]
   params = toy.split(toy.model(config))[1]
   old = params | {"pooler": jnp.ones((16, 16)), "pooler_bias": jnp.ones(16)}
@@ -234,7 +234,7 @@ def test_a_checkpoint_from_before_heads_had_names(tmp_path):
 
 
 def restored(workdir, saved, state, config):
-  """What was saved, as it is resumed by a run whose state is like `state`."""
+  """Saves a state and restores it in a run with a state like `state`."""
   checkpoints = manager.Checkpoints(epath.Path(workdir), keep=1)
   checkpoints.save(0, saved, {}, config, metrics=None)
   checkpoints.wait()
@@ -246,7 +246,7 @@ def restored(workdir, saved, state, config):
 
 @pytest.mark.exhaustive
 def test_a_run_from_before_heads_had_names_goes_on(tmp_path):
-  """With the moments of its pooler, too, which are passed over: all else is as it was saved."""
+  """The moments of its pooler are skipped, too; all else is restored."""
   tx, _ = optimizers.make_optimizer(toy.optimizer_config(name="adamw"), 10)
   mesh = sharding.make_mesh({"fsdp": 4, "tensor": 2})
   model = toy.model(toy.KINDS["bert"])
@@ -260,7 +260,7 @@ def test_a_run_from_before_heads_had_names_goes_on(tmp_path):
 
 @pytest.mark.exhaustive
 def test_a_class_heads_own_pooler_is_resumed(tmp_path):
-  """It is called as the one that nothing read, and is no such thing."""
+  """It has the same name as the unused pooler, but is restored."""
   tx, _ = optimizers.make_optimizer(toy.optimizer_config(name="adamw"), 10)
   mesh = sharding.make_mesh({"fsdp": 4, "tensor": 2})
   model = toy.model(with_heads("bert"))
@@ -274,7 +274,7 @@ def test_a_class_heads_own_pooler_is_resumed(tmp_path):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("loss", ["tokens_and_heads", "heads"])
 def test_a_new_head_begins_with_the_pooler_of_pre_training(loss, tmp_path, capsys):
-  """As Hugging Face keeps BERT's, where it is the same; that of a head which was fine-tuned stays with it."""
+  """The pooler comes from Hugging Face's BERT if shapes match; the pooler of a fine-tuned head stays with that head."""
   nsp = HeadConfig("nsp", 2)
   one = dataclasses.replace(toy.KINDS["bert"], heads=(nsp,))
   params = toy.split(toy.model(one))[1]
@@ -308,7 +308,7 @@ def test_a_new_head_begins_with_the_pooler_of_pre_training(loss, tmp_path, capsy
 
 @pytest.mark.slow
 def test_a_head_may_be_taken_under_another_name(tmp_path):
-  """By the parts of a warm start that name it; a head that none names is left behind."""
+  """The rename option of a warm start selects it; other heads are not loaded."""
   one = dataclasses.replace(toy.KINDS["bert"], heads=(NLI,))
   params = toy.split(toy.model(one))[1]
   checkpoints = manager.Checkpoints(epath.Path(tmp_path), keep=1)

@@ -1,4 +1,4 @@
-"""Which kernel a model's attention runs on: what is said of it before, and what its program then has."""
+"""Kernel of each attention of a model: the dispatch result, and the kernel in the program."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from t2t.models.kernels import dispatch
 
 
 def features(config, *, length):
-  """Model features of two rows: their shapes, which is all that is asked for."""
+  """Returns the shapes of model features of two rows."""
   batch = toy.batch(architecture=config.architecture, padded_to=(length, length if config.num_encoder_layers else 0))
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
 
@@ -24,22 +24,22 @@ def chosen(config, *, length):
 
 
 def of_lanes(kind, **fields):
-  """Whose heads fill the lanes of a TPU."""
+  """Returns a config with heads that fill the lanes of a TPU."""
   return dataclasses.replace(toy.KINDS[kind], num_heads=4, num_kv_heads=0, head_dim=64, **fields)
 
 
 def test_a_cpu_has_no_kernels():
-  """Each kind of attention that a model has is told."""
+  """Each kind of attention of a model is listed."""
   assert chosen(toy.KINDS["t5_1_1"], length=256) == dict.fromkeys(("encoder", "decoder", "cross"), "plain (CPU)")
   assert chosen(toy.KINDS["llama"], length=256) == {"decoder": "plain (CPU)"}
   assert chosen(toy.KINDS["bert"], length=256) == {"encoder": "plain (CPU)"}
 
 
 def test_kernels_are_chosen_by_what_attention_needs(monkeypatch):
-  """By distance where a bias is added or single probabilities are dropped; plain if a sequence is less than a block."""
+  """ "distance" for a bias or dropout of single probabilities; plain for a sequence shorter than a block."""
   monkeypatch.setattr(sharding, "platform", lambda: "tpu")
   splash, biased = "splash (TPU, no bias)", "distance (TPU, bias by distance)"
-  apart = "distance (TPU, rows with masks of their own)"
+  apart = "distance (TPU, row-specific masks)"
   assert chosen(toy.KINDS["llama"], length=128) == {"decoder": splash}
   assert chosen(toy.KINDS["bert"], length=128) == {"encoder": splash}
   assert chosen(of_lanes("prefix_lm"), length=128) == {"decoder": biased}
@@ -49,9 +49,9 @@ def test_kernels_are_chosen_by_what_attention_needs(monkeypatch):
   assert chosen(toy.KINDS["t5_1_1"], length=128) == {"encoder": six, "decoder": six, "cross": splash}
   assert chosen(toy.KINDS["modern_t5"], length=128) == dict.fromkeys(("encoder", "decoder", "cross"), splash)
   assert chosen(of_lanes("llama"), length=127) == {"decoder": "distance (TPU, length 127)"}
-  assert chosen(toy.KINDS["llama"], length=63) == {"decoder": "plain (length 63, a block has 128)"}
+  assert chosen(toy.KINDS["llama"], length=63) == {"decoder": "plain (length 63, shorter than a block of 128)"}
   assert chosen(of_lanes("mpt"), length=2_048) == {"decoder": biased}
-  far = "plain (bias that changes up to distance 4095, 2048 TPU, bias by distance)"
+  far = "plain (bias with reach 4095, above 2048, TPU, bias by distance)"
   assert chosen(of_lanes("mpt"), length=4_096) == {"decoder": far}
   dropped = {"decoder": "distance (TPU, dropout of probabilities)"}
   assert chosen(of_lanes("llama", dropout_rate=0.1), length=128) == dropped
@@ -60,22 +60,23 @@ def test_kernels_are_chosen_by_what_attention_needs(monkeypatch):
 def test_a_kernel_that_is_asked_for_runs_or_says_why_not(monkeypatch):
   """Before anything is compiled."""
   asked = lambda name, **fields: chosen(of_lanes("t5_1_1", attention_kernel=name, **fields), length=128)
-  assert set(asked("plain").values()) == {"plain (as config.model.attention_kernel says)"}
-  with pytest.raises(UserError, match=r"attention_kernel=distance: cannot be had on a CPU, it runs on TPUs; leave it"):
+  assert set(asked("plain").values()) == {"plain (set by config.model.attention_kernel)"}
+  with pytest.raises(
+    UserError,
+    match=r"attention_kernel=distance: needs a TPU, but this is a CPU. Set --config.model.attention_kernel=''",
+  ):
     asked("distance")
   with pytest.raises(UserError, match="config.model.attention_kernel='flash'|attention_kernel=flash"):
     asked("flash")
   monkeypatch.setattr(sharding, "platform", lambda: "tpu")
   assert all(found.startswith("distance") for found in asked("distance").values())
-  with pytest.raises(
-    UserError, match=r"attention_kernel=splash: cannot be had .* run distance \(TPU, bias by distance"
-  ):
+  with pytest.raises(UserError, match=r"attention_kernel=splash: unavailable .* use distance \(TPU, bias by distance"):
     asked("splash")
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5_1_1", "modern_t5", "bert"])
 def test_the_kernel_that_is_told_is_the_one_that_runs(kind, monkeypatch):
-  """In the program of a model there is a kernel for each attention that is said to have one, and no other."""
+  """A model's program has a kernel for each attention that is listed with one, and no other."""
   monkeypatch.setattr(sharding, "platform", lambda: "tpu")
   config = of_lanes(kind)
   if config.max_length:
@@ -91,7 +92,7 @@ def test_the_kernel_that_is_told_is_the_one_that_runs(kind, monkeypatch):
 
 
 def ran(config, batch, monkeypatch) -> set[str]:
-  """What `dispatch.choose` says where the attentions of a model's program are traced, those across apart."""
+  """Returns the results of `dispatch.choose` for the attentions in a model's traced program, except cross-attention."""
   found, own = set(), dispatch.choose
 
   def spy(query_shape, key_shape, *arguments, **options):
@@ -105,23 +106,23 @@ def ran(config, batch, monkeypatch) -> set[str]:
   return found
 
 
-WINDOW, TAKES_NONE = "distance (TPU, bias by distance)", "plain (window 2048, less than 2048 TPU, bias by distance)"
+WINDOW, TAKES_NONE = "distance (TPU, bias by distance)", "plain (window 2048, not below 2048, TPU, bias by distance)"
 
 
 @pytest.mark.parametrize(
   ("kind", "length", "window", "layers"),
   [
     ("t5_1_1", 512, 100, {"encoder": WINDOW, "decoder": WINDOW}),
-    # Too far a window for the kernel, and layers without one in between, which keep theirs.
+    # A window too large for the kernel, alternating with layers without one, which keep their kernel.
     ("t5_1_1", 4_096, 2_048, {"encoder": WINDOW, "encoder window": TAKES_NONE,
                               "decoder": WINDOW, "decoder window": TAKES_NONE}),
     ("llama", 512, 100, {"decoder": "splash (TPU, no bias)"}),
-    ("prefix_lm_rotary", 512, 100, {"decoder": "distance (TPU, rows with masks of their own)",
+    ("prefix_lm_rotary", 512, 100, {"decoder": "distance (TPU, row-specific masks)",
                                     "decoder window": "distance (TPU, window and prefix)"}),
   ],
 )  # fmt: skip
 def test_layers_with_a_window_between_others_run_on_what_is_told(kind, length, window, layers, monkeypatch):
-  """Each kind of layer on its own kernel, by name where they differ."""
+  """Each kind of layer has its own kernel, listed separately if they differ."""
   monkeypatch.setattr(sharding, "platform", lambda: "tpu")
   fields = {"attention_window": window, "global_attention_every": 2}
   if kind == "prefix_lm_rotary":
@@ -133,16 +134,16 @@ def test_layers_with_a_window_between_others_run_on_what_is_told(kind, length, w
 
 
 def test_a_kernel_that_some_layers_cannot_have_is_refused(monkeypatch):
-  """Before anything is traced, as that of all layers is."""
+  """Before tracing, as for a kernel that all layers lack."""
   monkeypatch.setattr(sharding, "platform", lambda: "tpu")
   fields = {"attention_window": 2_048, "global_attention_every": 2, "attention_kernel": "distance"}
-  with pytest.raises(UserError, match=r"attention_kernel=distance: cannot be had .* run plain \(window 2048"):
+  with pytest.raises(UserError, match=r"attention_kernel=distance: unavailable .* use plain \(window 2048"):
     chosen(of_lanes("t5_1_1", **fields), length=4_096)
 
 
 @pytest.mark.parametrize("every", [0, 2])
 def test_a_window_as_long_as_the_text_is_none(every, monkeypatch):
-  """What hides nothing does not keep attention off its kernel."""
+  """A window without effect does not prevent a kernel."""
   monkeypatch.setattr(sharding, "platform", lambda: "tpu")
   config = of_lanes("t5_1_1", attention_window=4_096, global_attention_every=every)
   batch = features(config, length=512)

@@ -1,4 +1,4 @@
-"""Fused attention equals its formula: splash in Pallas' interpreter, and what cuDNN is asked for, by JAX itself."""
+"""Fused attention equals its formula: splash in Pallas' interpreter, and cuDNN's calls in JAX's own implementation."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from t2t.models import remat
 from t2t.models.kernels import blocks, dispatch, gpu, splash
 from t2t.models.masks import AttentionMask
 
-# Two rows of 300 positions, three blocks of 128: packed and padded, and packed otherwise with less padding.
+# Two rows of 300 positions, three blocks of 128: packed and padded, with different amounts of padding.
 LENGTH = 300
 SEGMENTS = np.array(
   [
@@ -19,7 +19,7 @@ SEGMENTS = np.array(
   ],
   np.int32,
 )
-# 1 in the first positions of each segment: none, some or all of them.
+# 1 at the first positions of each segment: none, some or all of them.
 PREFIX = np.array(
   [
     np.repeat([1, 0, 1, 1, 0, 0], [130, 10, 20, 60, 40, 40]),
@@ -27,7 +27,7 @@ PREFIX = np.array(
   ],
   np.int32,
 )
-# Few, so that many positions share one, in no order.
+# Few values, so that many positions share one, in no order.
 RANKS = np.random.default_rng(2).integers(0, 20, (2, LENGTH)).astype(np.int32)
 UNPACKED = (np.arange(LENGTH) < [[270], [LENGTH]]).astype(np.int32)
 UNPACKED_PREFIX = (np.arange(LENGTH) < [[200], [1]]).astype(np.int32)
@@ -52,7 +52,7 @@ MASKS = {
   "packed window": mask(SEGMENTS, window=150),
   "packed causal window": mask(SEGMENTS, causal=True, window=150),
 }
-# Splash has no kernel for these.
+# Masks that splash does not support.
 CUDNN_MASKS = MASKS | {
   "packed prefix window": mask(SEGMENTS, causal=True, prefix=PREFIX, window=40),
   "ranks": mask(ranks=RANKS),
@@ -61,7 +61,7 @@ CUDNN_MASKS = MASKS | {
 
 
 def seen(mask, query_length, key_length):
-  """bool [1 or batch, query, key], pair by pair as the words have it."""
+  """Returns bool [1 or batch, query, key], pair by pair from the mask's definition."""
   q, k = np.arange(query_length)[:, None], np.arange(key_length)[None, :]
   pairs = np.ones((1, query_length, key_length), bool)
   if mask.causal:
@@ -78,7 +78,7 @@ def seen(mask, query_length, key_length):
 
 
 def formula(query, keys, values, pairs):
-  """softmax(query keys^T) values in float32, [query, key] arrays and all; zeros where a query sees nothing."""
+  """Computes softmax(query keys^T) values in float32, pair by pair; zeros for queries without visible keys."""
   groups = query.shape[1] // keys.shape[1]
   query, keys, values = (x.astype(jnp.float32) for x in (query, keys, values))
   keys, values = (jnp.repeat(x, groups, axis=1) for x in (keys, values))
@@ -89,7 +89,7 @@ def formula(query, keys, values, pairs):
 
 
 def operands(*, heads=2, kv_heads=2, head_dim=16, batch=2, query_length=LENGTH, key_length=None, dtype=jnp.float32):
-  """Queries, keys, values, and weights of the sum that is differentiated."""
+  """Returns queries, keys, values, and weights of the differentiated sum."""
   key_length = query_length if key_length is None else key_length
   rng = np.random.default_rng(0)
   shapes = [(heads, query_length), (kv_heads, key_length), (kv_heads, key_length), (heads, query_length)]
@@ -98,7 +98,7 @@ def operands(*, heads=2, kv_heads=2, head_dim=16, batch=2, query_length=LENGTH, 
 
 
 def value_and_grads(function, query, keys, values, weights):
-  """The result of `function`, and gradients of queries, keys and values."""
+  """Returns the result of `function`, and gradients of queries, keys and values."""
 
   def total(query, keys, values):
     result = function(query, keys, values)
@@ -109,7 +109,7 @@ def value_and_grads(function, query, keys, values, weights):
 
 
 def assert_is_formula(mask, kernel, *, atol=2e-5, rtol=0.0, **sizes):
-  """Result and gradients are the formula's; returns the result."""
+  """Checks that result and gradients equal the formula's; returns the result."""
   query, keys, values, weights = operands(**sizes)
   pairs = seen(mask, query.shape[2], keys.shape[2])
   fused = lambda *x: dispatch.attend(*x, mask, kernel=kernel, largest_block=128)
@@ -134,7 +134,7 @@ def test_splash_is_the_formula(name):
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("name", ["bidirectional", "causal"])
 def test_splash_whose_gradient_of_queries_has_too_many_parts(monkeypatch, name):
-  """A kernel of its own computes it."""
+  """A separate kernel computes it."""
   monkeypatch.setattr(splash, "MOST_PARTS", 2)
   assert_is_formula(MASKS[name], "splash")
 
@@ -151,7 +151,7 @@ def test_what_gpus_are_asked_for_is_the_formula(kernel, name):
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("kernel", ["cudnn", "triton"])
 def test_a_bias_on_gpus(kernel):
-  """Result, and gradients of queries and of the bias, are the formula's."""
+  """Result, and gradients of queries and of the bias, equal the formula's."""
   query, keys, values, weights = operands()
   bias = jnp.asarray(np.random.default_rng(1).normal(size=(1, 2, LENGTH, LENGTH)), jnp.float32)
   packed = MASKS["packed"]
@@ -182,7 +182,7 @@ def test_grouped_queries(kernel, kv_heads):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kernel", ["splash", "cudnn", "triton"])
 def test_another_sequence(kernel):
-  """Queries of a decoder, keys of an encoder: other lengths, and a segment without keys gives zeros, not NaN."""
+  """Decoder queries and encoder keys of other lengths; a segment without keys gives zeros, not NaN."""
   queries = np.repeat([[1, 2, 3]] * 2, [120, 136, 4], axis=1).astype(np.int32)
   keys = np.array([np.repeat([1, 2, 0], [50, 100, 250]), np.repeat([1, 3, 0], [384, 10, 6])], np.int32)
   assert_is_formula(mask(queries, keys), kernel, query_length=260, key_length=400)
@@ -202,7 +202,7 @@ def test_bfloat16(kernel, name):
 @pytest.mark.parametrize("kernel", ["splash", "cudnn", "triton"])
 @pytest.mark.parametrize("kv_heads", [1, 4])
 def test_on_a_mesh(kernel, kv_heads):
-  """Every device does its rows and heads, and one head of keys for two devices is on both."""
+  """Every device computes its rows and heads; a key head shared by two devices is on both."""
   several = mask(np.repeat(SEGMENTS, 2, axis=0), causal=True, prefix=np.repeat(PREFIX, 2, axis=0))
   mesh = sharding.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
   with jax.set_mesh(mesh):
@@ -213,7 +213,7 @@ def test_on_a_mesh(kernel, kv_heads):
 
 @pytest.mark.slow
 def test_heads_of_keys_that_devices_share_stay_with_their_queries():
-  """Two heads of keys on four devices: the first is that of the first two, and not of every other one."""
+  """Two key heads on four devices: the first belongs to the first two query heads, not to every other one."""
   with jax.set_mesh(sharding.make_mesh({"fsdp": 2, "tensor": 4})):
     assert_is_formula(mask(SEGMENTS[:2], causal=True), "cudnn", batch=2, heads=8, kv_heads=2)
 
@@ -222,7 +222,7 @@ def test_heads_of_keys_that_devices_share_stay_with_their_queries():
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("name", sorted(MASKS))
 def test_a_split_sequence(name):
-  """Every device does its part of the queries with all keys, wherever its part lies."""
+  """Every device computes its part of the queries with all keys."""
   one = MASKS[name]
   if one.window:
     pytest.skip("a window over a split sequence runs without a kernel")
@@ -232,7 +232,7 @@ def test_a_split_sequence(name):
 
 
 def gradient_of_layers(weights, run, **options):
-  """Gradient function of two attention layers, [2, kv, kv], that `run` calls one after another."""
+  """Returns the gradient function of two attention layers, [2, kv, kv], which `run` calls in sequence."""
 
   def layer(x, kernel):
     attended = dispatch.attend(x, x @ kernel, x, MASKS["packed causal"], kernel="splash", largest_block=128)
@@ -244,7 +244,7 @@ def gradient_of_layers(weights, run, **options):
 
 @pytest.mark.exhaustive
 def test_layers_in_a_scan_with_checkpoints():
-  """As in a loop without."""
+  """Equal to a loop without checkpoints."""
   x, _, _, weights = operands(head_dim=8)
   layers = jnp.asarray(np.random.default_rng(1).normal(size=(2, 8, 8)) / 3, jnp.float32)
   loop = lambda body, x, layers: body(body(x, layers[0])[0], layers[1])
@@ -254,7 +254,7 @@ def test_layers_in_a_scan_with_checkpoints():
 
 @pytest.mark.slow
 def test_a_policy_that_saves_by_name_runs_forward_once(monkeypatch):
-  """Three kernels are left, forward and for two gradients, of the four with nothing saved."""
+  """Three kernels are left, forward and for two gradients, instead of four with nothing saved."""
   monkeypatch.setattr(sharding, "platform", lambda: "tpu")
   x, _, _, weights = operands(head_dim=8)
   policies = jax.checkpoint_policies
@@ -275,7 +275,7 @@ def test_a_policy_that_saves_by_name_runs_forward_once(monkeypatch):
   ],
 )
 def test_blocks_that_no_query_sees_are_not_read(segments, poisoned, clean, fields):
-  """What is in them, NaN here, would reach a query even with a probability of 0."""
+  """NaN in these blocks would reach a query even with probability 0."""
   segments = np.repeat([*range(1, len(segments) + 1), 0], [*segments, 384 - sum(segments)])[None].astype(np.int32)
   query, keys, values, weights = operands(batch=1, heads=1, kv_heads=1, query_length=384)
   positions = lambda blocks: np.isin(np.arange(384) // 128, blocks)
@@ -289,14 +289,14 @@ def test_blocks_that_no_query_sees_are_not_read(segments, poisoned, clean, field
 
 
 def test_every_query_has_a_block():
-  """The second block of queries has a segment that in the second row no key has."""
+  """The second block of queries has a segment without keys in the second row."""
   queries, keys = np.array([[1, 1, 2, 2, 3, 3]] * 2), np.array([[1, 1, 1, 3], [1, 1, 3, 3]])
   runs = splash._blocks_that_run(None, queries, keys, shape=(2, 3, 2), blocks=(2, 2))
   np.testing.assert_array_equal(runs, [[[1, 1], [0, 1], [0, 1]], [[1, 0], [1, 0], [0, 1]]])
 
 
 def test_how_far_a_prefix_sees():
-  """The docstring's arrays; without segments the last two runs are what the ids make of them."""
+  """The docstring's arrays; without segments the last two prefixes follow from the ids."""
   prefix, segments = np.array([[1, 1, 1, 0, 0, 1, 1, 0]]), np.array([[1, 1, 1, 1, 1, 2, 2, 2]])
   np.testing.assert_array_equal(blocks.reach(prefix, segments), [[2, 2, 2, 3, 4, 6, 6, 7]])
   both = np.ones((1, 4), np.int32)
@@ -320,7 +320,7 @@ def test_blocks_pad_little():
 @pytest.mark.parametrize("head_dim", [64, 80])
 @pytest.mark.parametrize("name", ["bidirectional", "causal", "packed prefix", "packed window"])
 def test_splash_lowers_for_tpus(monkeypatch, name, head_dim):
-  """Mosaic takes the blocks and types of all kernels: forward, and backwards one or two."""
+  """Mosaic accepts the blocks and types of all kernels: forward, and one or two backward."""
   monkeypatch.setattr(sharding, "platform", lambda: "tpu")
   text = lowered(MASKS[name], "splash", "tpu", head_dim=head_dim)
   assert text.count("@tpu_custom_call") == (3 if "packed" in name else 2)
@@ -328,7 +328,7 @@ def test_splash_lowers_for_tpus(monkeypatch, name, head_dim):
 
 @pytest.mark.parametrize("name", CUDNN_MASKS)
 def test_cudnn_lowers_for_gpus(monkeypatch, name):
-  """JAX accepts what cuDNN is asked for, and needs a [query, key] array only where cuDNN has no name for the mask."""
+  """JAX accepts cuDNN's arguments, and needs a [query, key] array only for masks that cuDNN does not have."""
   cudnn = pytest.importorskip("jax._src.cudnn.fused_attention_stablehlo")
   monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91_000)
   monkeypatch.setattr(sharding, "platform", lambda: "gpu")
@@ -342,7 +342,7 @@ def test_cudnn_lowers_for_gpus(monkeypatch, name):
 @pytest.mark.parametrize("name", CUDNN_MASKS)
 @pytest.mark.parametrize(("dtype", "length"), [(jnp.bfloat16, LENGTH), (jnp.float32, 113)])
 def test_triton_lowers_for_gpus(monkeypatch, name, dtype, length):
-  """Tokamax takes what it is asked for, also what cuDNN does not take: a kernel forward, and one back."""
+  """Tokamax accepts the arguments, also shapes and dtypes that cuDNN refuses: one kernel forward, and one backward."""
   config = pytest.importorskip("tokamax.config")
   monkeypatch.setattr(sharding, "platform", lambda: "gpu")
   cut = jax.tree.map(lambda x: x[:, :length] if isinstance(x, np.ndarray) else x, CUDNN_MASKS[name])
@@ -352,7 +352,7 @@ def test_triton_lowers_for_gpus(monkeypatch, name, dtype, length):
 
 
 def lowered(mask, kernel, platform, *, dtype=jnp.bfloat16, **sizes):
-  """The program of the gradients for `platform`."""
+  """Returns the program of the gradients for `platform`."""
   arrays = operands(heads=4, kv_heads=2, dtype=dtype, **sizes)
   function = lambda *x: value_and_grads(lambda *y: dispatch.attend(*y, mask, kernel=kernel), *x)
   return jax.jit(function).trace(*arrays).lower(lowering_platforms=(platform,)).as_text()
@@ -374,9 +374,9 @@ def test_the_choice_and_its_reason():
   assert chosen("tpu", batch_shards=8) == "plain (4 rows over 8 devices)"
   assert chosen("tpu", head_shards=3) == "plain (8 heads over 3 devices)"
   assert chosen("tpu", dtype="float16") == "plain (float16)"
-  assert chosen("tpu", lengths=(1, 512)) == "plain (length 1, a block has 128)"
+  assert chosen("tpu", lengths=(1, 512)) == "plain (length 1, shorter than a block of 128)"
   assert chosen("tpu", mask=prefix_window) == "distance (TPU, window and prefix)"
-  assert chosen("tpu", mask=window, lengths=(512, 1024)) == "distance (TPU, window over another sequence)"
+  assert chosen("tpu", mask=window, lengths=(512, 1024)) == "distance (TPU, window in cross-attention)"
   ranks, both = CUDNN_MASKS["ranks"], mask(ranks=RANKS, causal=True, prefix=PREFIX)
   assert chosen("tpu", mask=ranks) == "distance (TPU, ranks)"
   assert chosen("tpu", mask=both) == "plain (ranks and prefix, TPU, ranks)"
@@ -387,9 +387,9 @@ def test_the_choice_and_its_reason():
   assert chosen("gpu", head_dim=100).startswith("plain (head_dim 100")
   assert chosen("gpu", head_dim=256) == "cudnn (GPU, no bias)"
   assert chosen("gpu", head_dim=256, compute_capability="8.0").startswith("plain (head_dim 256")
-  assert chosen("gpu", compute_capability="7.5") == "plain (compute capability 7.5, less than 8.0)"
+  assert chosen("gpu", compute_capability="7.5") == "plain (compute capability 7.5, below 8.0)"
   assert chosen("gpu", compute_capability="gfx90a").startswith("plain (compute capability gfx90a")
-  assert chosen("gpu", compute_capability="") == "plain (compute capability unknown, less than 8.0)"
+  assert chosen("gpu", compute_capability="") == "plain (compute capability unknown, below 8.0)"
   assert chosen("gpu", lengths=(511, 512)) == "plain (odd length with a mask)"
   assert chosen("gpu", lengths=(511, 511), mask=MASKS["causal window"]) == "cudnn (GPU, no bias)"
   assert chosen("gpu", lengths=(1, 512)) == "plain (one query)"
@@ -397,10 +397,10 @@ def test_the_choice_and_its_reason():
 
 @pytest.mark.parametrize("name", MASKS)
 def test_rows_that_are_masked_apart_run_on_distance_where_it_can(name):
-  """Splash would go through the rows of a batch as one; it has what distance has not, and what it is asked for."""
+  """Splash would process rows as one sequence; it remains for other shapes, and on request."""
   splash, of = "splash (TPU, no bias)", MASKS[name]
   apart = not of.window and (of.query_segments is not None or of.prefix is not None)
-  assert chosen("tpu", mask=of) == ("distance (TPU, rows with masks of their own)" if apart else splash)
+  assert chosen("tpu", mask=of) == ("distance (TPU, row-specific masks)" if apart else splash)
   assert chosen("tpu", mask=of, requested="splash") == splash
   assert chosen("tpu", mask=of, head_dim=80) == splash
   assert chosen("tpu", mask=of, lengths=(65_536, 65_536)) == splash
@@ -409,7 +409,7 @@ def test_rows_that_are_masked_apart_run_on_distance_where_it_can(name):
 
 
 def test_rows_that_are_masked_apart_run_on_splash_where_a_core_has_room_for_small_blocks_alone():
-  """As a v4 at 8,192 positions, where distance would be the slower one; what has a bias has no choice."""
+  """On a v4 at 8,192 positions distance would be slower; a bias requires distance."""
   on_v4 = lambda length, **fields: chosen("tpu", device_kind="TPU v4", lengths=(length, length), **fields)
   assert on_v4(4_096, head_dim=128).startswith("distance")
   assert on_v4(8_192, head_dim=128).startswith("splash")
@@ -419,14 +419,14 @@ def test_rows_that_are_masked_apart_run_on_splash_where_a_core_has_room_for_smal
 
 def test_a_sequence_that_is_split_runs_on_distance_in_whole_blocks():
   causal = dict(mask=MASKS["causal"], length_shards=4)
-  assert chosen("tpu", **causal) == "distance (TPU, rows with masks of their own)"
+  assert chosen("tpu", **causal) == "distance (TPU, row-specific masks)"
   assert chosen("tpu", **causal, lengths=(768, 768)) == "splash (TPU, no bias)"
   assert chosen("tpu", mask=MASKS["bidirectional"], length_shards=4) == "splash (TPU, no bias)"
 
 
 def test_triton_is_asked_for(monkeypatch):
-  """It takes what cuDNN does not; nobody gets it who does not ask for it."""
-  assert chosen("gpu", requested="triton") == "triton (GPU, as config.model.attention_kernel says)"
+  """It supports shapes that cuDNN does not; it is used only on request."""
+  assert chosen("gpu", requested="triton") == "triton (GPU, set by config.model.attention_kernel)"
   assert chosen("gpu", requested="triton", dtype="float32", head_dim=100).startswith("triton")
   assert chosen("gpu", requested="triton", lengths=(511, 512), bias="distance").startswith("triton")
   assert chosen("gpu", requested="triton", compute_capability="7.5").startswith("plain (compute capability 7.5")
@@ -437,5 +437,5 @@ def test_triton_is_asked_for(monkeypatch):
 
 def test_an_unknown_kernel():
   query, keys, values, _ = operands()
-  with pytest.raises(ValueError, match="'flash'; there are splash, distance, cudnn, triton"):
+  with pytest.raises(ValueError, match="kernel='flash': unknown kernel. Known values: splash, distance, cudnn, triton"):
     dispatch.attend(query, keys, values, mask(), kernel="flash")

@@ -24,7 +24,7 @@ def test_dropout_without_a_key_does_nothing():
 
 
 def test_dropout_is_the_same_for_the_same_key():
-  """Another key draws another mask."""
+  """Another key gives another mask."""
   x = jnp.ones((64, 64))
   first, again, other = (layers.dropout(x, 0.5, jax.random.key(seed)) for seed in (0, 0, 1))
   np.testing.assert_array_equal(first, again)
@@ -32,7 +32,7 @@ def test_dropout_is_the_same_for_the_same_key():
 
 
 def test_dropout_keeps_the_mean():
-  """A share `rate` of the entries is zero, and the others grow by 1 / (1 - rate)."""
+  """A fraction `rate` of the entries is zero, and the others grow by 1 / (1 - rate)."""
   dropped = layers.dropout(jnp.full((400, 400), 3.0), 0.25, jax.random.key(0))
   assert set(np.unique(dropped)) == {0.0, 4.0}
   assert np.mean(dropped == 0.0) == pytest.approx(0.25, abs=0.01)
@@ -40,7 +40,7 @@ def test_dropout_keeps_the_mean():
 
 
 def test_dropout_shares_one_draw_along_an_axis():
-  """With broadcast_axis=-2 the same features are dropped at all positions, others in other sequences."""
+  """With broadcast_axis=-2 the same features are dropped at all positions, and others in other sequences."""
   dropped = np.asarray(layers.dropout(jnp.ones((2, 5, 50)), 0.5, jax.random.key(0), broadcast_axis=-2))
   np.testing.assert_array_equal(dropped, np.broadcast_to(dropped[:, :1], dropped.shape))
   assert np.any(dropped[0] != dropped[1])
@@ -73,7 +73,7 @@ def test_embed_looks_up_rows():
 
 
 def test_embed_adds_positions_and_segments():
-  """Rows of three tables; positions start at the offset, and may be given."""
+  """Sums rows of three tables; positions start at the offset, or are given."""
   config = toy.encoder(positions="learned", max_length=5, position_offset=2, segment_types=2, embedding_norm=False)
   embed = layers.Embed(config, nnx.Rngs(0))
   token, place, part = (np.asarray(x[...]) for x in (embed.table, embed.positions, embed.segments))
@@ -86,7 +86,7 @@ def test_embed_adds_positions_and_segments():
 
 @pytest.mark.slow
 def test_a_small_embedding_is_normed_and_then_projected():
-  """ALBERT: the table is as wide as `embedding_dim`, and so is its norm; a dense layer makes it wider."""
+  """ALBERT: the table and its norm have the width `embedding_dim`; a dense layer projects to embed_dim."""
   embed = layers.Embed(toy.encoder(embedding_dim=10, biases=True), nnx.Rngs(0))
   embed.projection_bias = nnx.Param(jnp.arange(16.0))
   rows = embed.table[...][jnp.array([[3, 7]])]
@@ -97,7 +97,7 @@ def test_a_small_embedding_is_normed_and_then_projected():
 
 
 def test_rms_norm_is_its_formula():
-  """x / sqrt(mean(x**2) + epsilon) * scale: no mean is taken away."""
+  """x / sqrt(mean(x**2) + epsilon) * scale, without subtracting the mean."""
   norm = layers.Norm(toy.config(norm_epsilon=0.1), 16)
   norm.scale = nnx.Param(jnp.arange(16.0))
   x = normal(2, 3, 16) + 5.0
@@ -113,19 +113,19 @@ def test_layer_norm_is_its_formula():
   expected = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 0.1) * np.arange(16)
   np.testing.assert_allclose(norm(x), expected + np.arange(16)[::-1], rtol=1e-4, atol=1e-5)
   assert layers.Norm(toy.config(norm="layer"), 16).bias is None
-  assert layers.Norm(toy.config(biases=True), 16).bias is None  # root mean square norms have none
+  assert layers.Norm(toy.config(biases=True), 16).bias is None  # root mean square norms have no bias
 
 
 @settings(deadline=None, max_examples=20)
 @given(strategies.floats(min_value=0.01, max_value=1e4))
 def test_rms_norm_ignores_the_scale_of_its_input(factor):
-  """norm(factor * x) = norm(x) where epsilon does not count."""
+  """norm(factor * x) = norm(x) if epsilon is negligible."""
   norm = layers.Norm(toy.config(norm_epsilon=1e-12), 16)
   np.testing.assert_allclose(norm(factor * normal(3, 16)), norm(normal(3, 16)), rtol=1e-4)
 
 
 def test_rms_norm_computes_in_float32():
-  """bfloat16 inputs are normed as if they were float32, and rounded once at the end."""
+  """bfloat16 inputs are normed in float32 and rounded once at the end."""
   norm = layers.Norm(toy.config(), 16)
   x = jnp.asarray(normal(4, 16), jnp.bfloat16)
   out = norm(x)
@@ -156,7 +156,7 @@ def exact_gelu(z):
 def test_mlp_is_its_formula(activation, function, platform, monkeypatch):
   """f(x W_gate) * (x W_up) W_down, or f(x W_up) W_down; and its gradient.
 
-  A CPU runs the formula in another order than accelerators do.
+  A CPU uses another order of operations than accelerators.
   """
   monkeypatch.setattr(sharding, "platform", lambda: platform)
   mlp = feed_forward.Mlp(toy.config(mlp_activation=activation), nnx.Rngs(0))
@@ -174,7 +174,7 @@ def test_mlp_is_its_formula(activation, function, platform, monkeypatch):
 
 @pytest.mark.parametrize("activation", layers.ACTIVATIONS)
 def test_gradients_of_activations_are_jaxs(activation):
-  """Though the derivative is computed on the way forward; in bfloat16 to its precision, and from shards as from one."""
+  """Even though the forward pass computes the derivative; in bfloat16 to its precision, and with shards as without."""
   x, read_out = jnp.asarray([[-3.0, -0.5, 0.0, 2.0], *normal(7, 4)]), normal(8, 4, seed=1)
   plain = layers.ACTIVATIONS[activation]
   ours = lambda x: layers.activate(activation, x)
@@ -196,7 +196,7 @@ def test_gradients_of_activations_are_jaxs(activation):
 
 @pytest.mark.parametrize("activation", layers.ACTIVATIONS)
 def test_an_activation_saves_one_array(activation):
-  """Of the size of its input; what automatic differentiation would save is told for comparison."""
+  """Saves one array of the input's size; the count for automatic differentiation is a comparison."""
   x = jnp.asarray(normal(5, 7))
   saved = lambda function: sum(leaf.size == x.size for leaf in jax.tree.leaves(jax.vjp(function, x)[1]))
   assert saved(lambda x: layers.activate(activation, x)) == 1
@@ -235,7 +235,7 @@ def test_the_gradient_of_a_kernel_comes_in_its_dtype(dtype, gradient_dtype):
 
 @pytest.mark.parametrize(("devices", "dtype"), [(32, "bfloat16"), (64, "float32")])
 def test_gradients_of_many_devices_are_summed_in_float32(devices, dtype):
-  """Over so many a sum in bfloat16 loses what it adds; over few it is as good, and half as many bytes are sent."""
+  """A bfloat16 sum over many devices loses terms; over few it is as good, with half the bytes."""
   mesh = jax.sharding.AbstractMesh((devices // 2, 2), ("data", "fsdp"), (jax.sharding.AxisType.Auto,) * 2)
   x, kernel = jnp.ones((64, 2, 16), "bfloat16"), jnp.ones((16, 8))
   function = lambda x, w: jnp.sum(layers.dense(x, nnx.Param(w)).astype(jnp.float32))
@@ -248,7 +248,7 @@ def test_gradients_of_many_devices_are_summed_in_float32(devices, dtype):
 
 @pytest.mark.slow
 def test_what_many_positions_share_is_added_up_in_float32():
-  """A row looked up 8,000 times, segments, packed positions, a bias: a sum in bfloat16 ends at 256 equal terms."""
+  """A row looked up 8,000 times, segments, packed positions, a bias: a bfloat16 sum stops at 256 equal terms."""
   config = toy.encoder(dtype="bfloat16", positions="learned", max_length=512, segment_types=2, embedding_norm=False)
   tokens = jnp.where(jnp.arange(8192).reshape(16, 512) % 128 == 0, 5, 3)
   cotangent = jnp.asarray(1 + 0.3 * normal(16, 512, 16), "bfloat16")
@@ -269,7 +269,7 @@ def test_what_many_positions_share_is_added_up_in_float32():
 
 
 def test_initial_weights_are_as_large_as_the_config_says():
-  """By fan-in, or `init_scale`; where a branch ends before its norm, over the root of twice the number of layers."""
+  """By fan-in, or `init_scale`; at the end of pre-norm branches divided by the root of twice the layers."""
 
   def deviations(**fields):
     mlp = feed_forward.Mlp(toy.config(embed_dim=100, mlp_dim=200, **fields), nnx.Rngs(0))

@@ -27,7 +27,7 @@ KINDS = pytest.mark.parametrize("kind", ["t5_1_1", "local_prefix_lm", "bert", "s
 
 
 def adapted(model, config):
-  """The model with an adapter of which every number counts, as after training; its structure and parameters."""
+  """Returns structure and parameters of a model with an adapter of nonzero values, as after training."""
   graphdef, params = toy.split(adapters_lib.adapt(model, {"lora": config}, nnx.Rngs(toy.key(1))))
   random = np.random.default_rng(0)
   flat = traverse_util.flatten_dict(params, sep="/")
@@ -44,13 +44,13 @@ def merged(params, config):
 @pytest.mark.exhaustive
 @KINDS
 def test_an_adapted_model_starts_as_the_model(kind):
-  """Logits are equal bit for bit, dropout included: one of the two new matrices is zero."""
+  """Logits are bitwise equal, dropout included, because one of the two new matrices is zero."""
   config = dataclasses.replace(toy.KINDS[kind], dropout_rate=0.1)
   model, batch = toy.model(config), toy.batch(architecture=config.architecture)
   before = toy.flat(model)
   new = adapters_lib.adapt(model, {"lora": EVERYTHING}, nnx.Rngs(toy.key(1)))
   np.testing.assert_array_equal(toy.logits(new, batch, toy.key()), toy.logits(model, batch, toy.key()))
-  assert toy.flat(model).keys() == before.keys()  # it was not changed itself
+  assert toy.flat(model).keys() == before.keys()  # the base model is not modified
   added = {path.rpartition("/")[0] for path in toy.flat(toy.split(new)[1]) if path.endswith("lora_down")}
   names = {"query", "key", "value", "out", "up", "down"} | ({"gate"} if config.gated else set())
   assert {path.rpartition("/")[2] for path in added} == names
@@ -59,7 +59,7 @@ def test_an_adapted_model_starts_as_the_model(kind):
 @pytest.mark.exhaustive
 @KINDS
 def test_with_dora_it_starts_as_the_model_as_well(kind):
-  """Bit for bit, operation by operation; what XLA makes one of several it may round otherwise in a larger program."""
+  """Bitwise, operation by operation; XLA may round a fused computation differently in a larger program."""
   config = dataclasses.replace(toy.KINDS[kind], dropout_rate=0.1)
   model, batch = toy.model(config), toy.batch(architecture=config.architecture)
   new = adapters_lib.adapt(model, {"lora": WAYS["dora"]}, nnx.Rngs(toy.key(1)))
@@ -69,7 +69,7 @@ def test_with_dora_it_starts_as_the_model_as_well(kind):
 
 
 def test_a_merge_is_exact_on_every_device():
-  """A TPU multiplies float32 in bfloat16 unless it is told otherwise, and what is merged is there for good."""
+  """By default a TPU multiplies float32 in bfloat16, and a merge is permanent."""
   flat = {"up/kernel": (4, 6), "up/lora_down": (4, 3), "up/lora_up": (3, 6)}
   params = {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in flat.items()}
   with jax.default_matmul_precision("bfloat16"):
@@ -82,7 +82,7 @@ def test_a_merge_is_exact_on_every_device():
 @pytest.mark.parametrize("way", WAYS)
 @KINDS
 def test_merged_is_the_same_model_without_an_adapter(kind, way):
-  """Paths, shapes and logits; which are not those of the model that was adapted."""
+  """Paths, shapes and logits equal those without an adapter; the base model's logits differ."""
   config = toy.KINDS[kind]
   plain, batch = toy.model(config), toy.batch(architecture=config.architecture)
   graphdef, params = adapted(plain, WAYS[way])
@@ -108,7 +108,7 @@ def test_what_is_added_is_the_product_times_alpha_over_rank():
 
 @pytest.fixture
 def low_rank():
-  """An adapted matrix [12, 10] of which every number counts, its config, and vectors that it is given, [5, 12]."""
+  """Returns an adapted matrix [12, 10] with nonzero values, its config, and input vectors, [5, 12]."""
   config = LoraConfig(rank=4, alpha=3.0, rslora=True, dora=True, dropout=0.5)
   draw = lambda seed, *shape: nnx.Param(jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32))
   kernel, down, up, longer = draw(0, 12, 10), draw(1, 12, 4), draw(2, 4, 10), draw(3, 10)
@@ -117,13 +117,13 @@ def low_rank():
 
 
 def test_with_rslora_what_is_added_counts_by_the_root_of_the_rank():
-  """alpha / sqrt(rank) in place of alpha / rank."""
+  """alpha / sqrt(rank) instead of alpha / rank."""
   assert LoraConfig(rank=16, alpha=8.0, rslora=True).scale == 2.0 == 4 * LoraConfig(rank=16, alpha=8.0).scale
 
 
 @pytest.mark.slow
 def test_with_dora_columns_are_as_long_as_is_said(low_rank):
-  """|w| + magnitude, whatever is added; multiplied one after the other or merged, what comes out is the same."""
+  """|w| + magnitude for any addition; factored or merged, the result is the same."""
   made, config, x = low_rank
   matrix = merged({"m": toy.split(made)[1]}, config)["m"]
   lengths = jnp.linalg.norm(made.kernel[...], axis=0) + made.lora_magnitude[...]
@@ -133,7 +133,7 @@ def test_with_dora_columns_are_as_long_as_is_said(low_rank):
 
 @pytest.mark.slow
 def test_the_length_that_dora_divides_by_has_no_gradient(low_rank):
-  """Liu et al. 2024, section 4.3: what is narrow is pulled as if the factors of the columns were given."""
+  """Liu et al. 2024, section 4.3: the narrow matrices' gradient treats the factors of the columns as constant."""
   made, _, x = low_rank
   graphdef, params = toy.split(made)
   factors = made.factors()
@@ -152,7 +152,7 @@ def test_the_length_that_dora_divides_by_has_no_gradient(low_rank):
 
 
 def test_dropout_is_of_what_the_narrow_matrices_read(low_rank):
-  """Given a key, and then alone: what the kernel gives stays, and dropped inputs count as zero, the others double."""
+  """With a key only: the kernel's output is unchanged, dropped inputs are zero, and the others double."""
   made, _, x = low_rank
   made.lora_magnitude = None
   dropped = layers.dropout(x, 0.5, jax.random.fold_in(toy.key(), made.number))
@@ -165,7 +165,7 @@ def test_dropout_is_of_what_the_narrow_matrices_read(low_rank):
 @pytest.mark.exhaustive
 @KINDS
 def test_every_adapted_matrix_drops_by_a_key_of_its_own(kind, monkeypatch):
-  """In every layer; and without a key nothing is dropped."""
+  """In every layer; without a key nothing is dropped."""
   config, lora = toy.KINDS[kind], dataclasses.replace(EVERYTHING, dropout=0.1)
   model, batch = toy.model(config), toy.batch(architecture=config.architecture)
   new = adapters_lib.adapt(model, {"lora": lora}, nnx.Rngs(toy.key(1)))
@@ -185,7 +185,7 @@ def test_every_adapted_matrix_drops_by_a_key_of_its_own(kind, monkeypatch):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["t5_1_1", "local_prefix_lm", "shared_everything"])
 def test_an_adapted_model_writes_what_the_merged_one_does(kind):
-  """Step by step from its cache, token for token."""
+  """Cached decoding gives the same tokens."""
   config = toy.KINDS[kind]
   plain, batch = toy.model(config), toy.batch(architecture=config.architecture)
   graphdef, params = adapted(plain, WAYS["dora"])
@@ -195,7 +195,7 @@ def test_an_adapted_model_writes_what_the_merged_one_does(kind):
 
 
 def steps(mesh, *, lora, freeze=(), **fields):
-  """The state before and after two steps of AdamW."""
+  """Returns the state before and after two steps of AdamW."""
   config = toy.config(**fields)
 
   def model_fn(key):
@@ -215,7 +215,7 @@ def steps(mesh, *, lora, freeze=(), **fields):
 
 @pytest.mark.exhaustive
 def test_only_what_is_added_is_trained():
-  """The model's own parameters stay bit for bit, and the optimizer has nothing for them; `also_train` names others."""
+  """The base model's parameters are bitwise unchanged and have no optimizer state; `also_train` adds others."""
   lora = LoraConfig(rank=2, also_train=("encoder/.*norm",))
   first, last = steps(sharding.make_mesh({"data": 8}), lora=lora, remat="full")
   trained_paths = toy.flat(last.params).keys()
@@ -233,7 +233,7 @@ def test_only_what_is_added_is_trained():
 
 @pytest.mark.exhaustive
 def test_on_a_mesh_the_same_is_learned():
-  """Parameters split over fsdp 4 and tensor 2; what is narrow is split where the wide matrix is."""
+  """Parameters split over fsdp 4 and tensor 2; narrow matrices are split like the wide one."""
   meshes = (sharding.make_mesh({"data": 1}, devices=jax.devices()[:1]), sharding.make_mesh({"fsdp": 4, "tensor": 2}))
   (_, one), (_, split) = (steps(mesh, lora=EVERYTHING) for mesh in meshes)
   toy.assert_trees_close(split.params, one.params, atol=1e-4)
@@ -244,13 +244,13 @@ def test_on_a_mesh_the_same_is_learned():
 
 @pytest.mark.exhaustive
 def test_with_an_adapter_and_frozen_patterns_both_hold():
-  """`config.train.freeze` may leave out a part of what is added."""
+  """`config.train.freeze` may exclude a part of the adapter."""
   _, last = steps(sharding.make_mesh({"data": 8}), lora=LoraConfig(rank=2), freeze=("^encoder/",))
   assert {path.split("/")[0] for path in toy.flat(last.params)} == {"decoder"}
 
 
 def test_the_section_is_there_where_it_is_used():
-  """One key of it that is typed brings the others; without one it is neither in the config nor in config.json."""
+  """A given key adds the section with all its keys; without one it is neither in the config nor in config.json."""
   plain = records(override(default.get_config(), []))
   assert plain.lora is None and not plain.adapters and "lora" not in plain.to_dict()
   typed = override(default.get_config(), ["--config.lora.rank=4", "--config.lora.targets=query,mlp/up"])
@@ -276,7 +276,7 @@ def test_the_section_is_there_where_it_is_used():
   ],
 )
 def test_a_key_out_of_range_is_refused(arguments, message):
-  """The message names the key, and the nearest."""
+  """The message names the key, and the most similar one."""
   with pytest.raises(UserError, match=message):
     records(override(default.get_config(), arguments))
 
@@ -287,16 +287,16 @@ def test_a_key_out_of_range_is_refused(arguments, message):
     (LoraConfig(targets=("qurey",)), "config.lora.targets: 'qurey' matches none of .*; did you mean query?"),
     (LoraConfig(targets=("embed/table",)), "config.lora.targets: 'embed/table' matches none of decoder/layers/"),
     (LoraConfig(targets=()), r"config.lora.targets=\(\): nothing would be adapted"),
-    (LoraConfig(targets=("(query",)), r"config.lora.targets: '\(query' is no regular expression: missing \)"),
+    (LoraConfig(targets=("(query",)), r"config.lora.targets: '\(query' is not a valid regular expression: missing \)"),
     (
       LoraConfig(also_train=("(?i)norm",)),
-      r"also_train: '\(\?i\)norm' is no regular expression: global flags not at",
+      r"also_train: '\(\?i\)norm' is not a valid regular expression: global flags not at",
     ),
     (LoraConfig(also_train=("nrom",)), "config.lora.also_train: 'nrom' matches none of .*; did you mean norm?"),
   ],
 )
 def test_patterns_that_match_nothing_are_refused(config, message):
-  """The message names what there is, and the nearest."""
+  """The message has the paths, and the most similar one."""
   with pytest.raises(UserError, match=message):
     jax.eval_shape(
       lambda: adapters_lib.adapt(transformer.build(toy.config(), nnx.Rngs(0)), {"lora": config}, nnx.Rngs(0))
@@ -305,7 +305,7 @@ def test_patterns_that_match_nothing_are_refused(config, message):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-  """A checkpoint, a workdir that was trained from it by LoRA, stopped after two steps and went on, and its text."""
+  """Returns a checkpoint, a workdir of LoRA training that stopped after two steps and resumed, and its text."""
   base = trained.workdir("encoder_decoder")
   workdir = tmp_path_factory.mktemp("lora") / "run"
   options = (
@@ -328,7 +328,7 @@ def run(tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_command_trains_resumes_and_is_read_by_all(run, tmp_path, capsys):
-  """From a checkpoint; then what evaluates, writes text and converts finds plain matrices, merged."""
+  """From a checkpoint; evaluation, generation and conversion then read merged plain matrices."""
   base, workdir = run
   assert json.loads((workdir / "config.json").read_text())["lora"]["rank"] == 2
   assert "lora" not in json.loads((base / "config.json").read_text())
@@ -351,7 +351,7 @@ def test_the_command_trains_resumes_and_is_read_by_all(run, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_heads_are_trained_beside_an_adapter():
-  """They begin with random values: frozen, what they say would be of those."""
+  """Frozen heads would keep their random values."""
   heads = ({"name": "nli", "kind": "class", "num_classes": 3},)
   model = toy.model(dataclasses.replace(toy.KINDS["bert"], heads=heads))
   config = LoraConfig(rank=2, also_train=("^embed/norm",))
@@ -363,7 +363,7 @@ def test_heads_are_trained_beside_an_adapter():
 
 
 def test_an_adapter_without_a_model_to_adapt_is_refused(tmp_path, capsys):
-  """Of random matrices that never change nothing would come."""
+  """Random matrices that never change would learn nothing."""
   assert command.main(["train", "--config=tiny_t5", "--config.lora.rank=2", "--workdir", str(tmp_path / "run")]) == 2
   assert "config.lora changes a model that is trained already" in capsys.readouterr().err
   assert not (tmp_path / "run").exists()

@@ -32,12 +32,12 @@ from t2t.models.config import HeadConfig, TransformerConfig
     ("mt5", "xxl", 12_921_057_280),
     ("byt5", "small", 299_637_760),
     ("byt5", "base", 581_653_248),
-    # As released for pre-training, without the pooler and the two outputs that tell whether a sentence follows another.
+    # As released for pre-training, without the pooler and the two outputs of next-sentence prediction.
     ("bert", "base", 110_106_428 - 1_538 - 768 * 769),
     ("bert", "large", 336_226_108 - 2_050 - 1_024 * 1_025),
     ("albert", "base", 11_813_810 - 1_538 - 768 * 769),
     ("albert", "large", 17_847_474 - 2_050 - 1_024 * 1_025),
-    # Released for fine-tuning, with the pooler and without what is in front of the logits.
+    # Released for fine-tuning, with the pooler and without the layers before the logits.
     ("albert", "xlarge", 58_724_864 - 2_048 * 2_049 + 2_048 * 128 + 128 + 2 * 128 + 30_000),
     ("albert", "xxlarge", 222_595_584 - 4_096 * 4_097 + 4_096 * 128 + 128 + 2 * 128 + 30_000),
     ("bart", "base", 139_420_416),
@@ -46,7 +46,7 @@ from t2t.models.config import HeadConfig, TransformerConfig
     ("roberta", "large", 355_412_057),
     ("xlm_r", "base", 278_295_186),
     ("xlm_r", "large", 560_142_482),
-    # The first layer of theirs has no norm before its attention; ours has one that is not used.
+    # The released first layer has no norm before its attention; ours has an unused one.
     ("modern_bert", "base", 149_655_232 + 768),
     ("modern_bert", "large", 395_881_664 + 1_024),
     ("ettin", "encoder_150m", 149_655_232 + 768),
@@ -70,7 +70,7 @@ def test_parameter_counts_are_the_published_ones(family, size, published):
 @pytest.mark.parametrize(
   ("family", "size", "published"),
   [
-    # Brown et al. 2020, table 2.1, which calls 356 M 350 M and 2.65 B 2.7 B.
+    # Brown et al. 2020, table 2.1, which rounds 356 M to 350 M and 2.65 B to 2.7 B.
     ("gpt3", "small", 125e6),
     ("gpt3", "medium", 350e6),
     ("gpt3", "large", 760e6),
@@ -87,18 +87,18 @@ def test_parameter_counts_are_the_published_ones(family, size, published):
     ("megatron_bert", "1_3b", 1.3e9),
     ("megatron_bert", "3_9b", 3.9e9),
     ("turing_nlg", "17b", 17e9),
-    # Conneau et al. 2020, table 7; Ogueji et al. 2021, whose small would be 97 M with six layers, and has four.
+    # Conneau et al. 2020, table 7; Ogueji et al. 2021: small would have 97 M with six layers, but has four.
     ("xlm", "15", 250e6),
     ("xlm", "100", 570e6),
     ("afriberta", "base", 111e6),
     ("afriberta", "large", 126e6),
-    # Charpentier & Samuel 2024, without the gate of each layer's attention, a matrix of the model's width squared.
+    # Charpentier & Samuel 2024, without each layer's attention gate, a matrix of the model's width squared.
     ("gpt_bert", "small", 30e6 - 12 * 384**2),
     ("gpt_bert", "base", 119e6 - 12 * 768**2),
   ],
 )
 def test_parameter_counts_are_about_those_of_papers(family, size, published):
-  """Of models that nobody released: what papers say in two or three digits, to 2 %."""
+  """Models without a release: papers give two or three digits, to 2 %."""
   assert count(family, size) == pytest.approx(published, rel=0.02)
 
 
@@ -113,15 +113,18 @@ def count(family, size):
   [
     ({"dtype": "float16"}, "float16.*overflow"),
     ({"dtype": "float64"}, "config.model.dtype='float64'"),
-    ({"gradient_dtype": "float16"}, "config.model.gradient_dtype='float16': known are bfloat16, float32"),
-    ({"quantization": "int4"}, "config.model.quantization='int4': known are int8, fp8"),
+    (
+      {"gradient_dtype": "float16"},
+      "config.model.gradient_dtype='float16': unknown value. Known values: bfloat16, float32",
+    ),
+    ({"quantization": "int4"}, "config.model.quantization='int4': unknown value. Known values: int8, fp8"),
     ({"mlp_activation": "gated_gleu"}, "did you mean gated_gelu?"),
     ({"architecture": "encoder_decodre"}, "did you mean encoder_decoder?"),
     ({"positions": "rotray"}, "did you mean rotary?"),
     ({"norm": "layers"}, "did you mean layer?"),
     ({"remat": "ful"}, "did you mean full?"),
-    ({"remat": "query,keys@host"}, "'keys' is no policy .* did you mean key?"),
-    ({"remat": "query,query@host"}, "query is in it twice"),
+    ({"remat": "query,keys@host"}, "'keys' is neither a policy .* did you mean key?"),
+    ({"remat": "query,query@host"}, "query occurs twice"),
     (
       {"own_decoder_positions": True},
       "needs architecture=encoder_decoder and positions=learned, not encoder_decoder and",
@@ -137,55 +140,61 @@ def count(family, size):
     ({"num_decoder_layers": 0}, "num_decoder_layers=0: must be 1 or more with architecture=encoder_decoder"),
     ({"architecture": "encoder_only"}, "num_decoder_layers=3: must be 0 with architecture=encoder_only"),
     ({"architecture": "decoder_only"}, "num_encoder_layers=2: must be 0 with architecture=decoder_only"),
-    # What only some architectures have
-    ({"share_stacks": True}, "share_stacks=True.*not 2 and 3"),
+    # Fields of some architectures only
+    ({"share_stacks": True}, "share_stacks=True.*not 2 encoder and 3 decoder layers"),
     (
       {"segment_types": 2, "architecture": "decoder_only", "num_encoder_layers": 0},
-      "config.model.segment_types=2: only with an encoder, not with decoder_only",
+      "config.model.segment_types=2: needs an encoder, but the architecture is decoder_only",
     ),
-    # Heads by name
-    ({"heads": ("nli",)}, "config.model.heads: 'nli' is no head; give {\"name\""),
-    ({"heads": ({"name": "n/li", "num_classes": 3},)}, "config.model.heads: 'n/li' is no name"),
-    ({"heads": ({"name": "nli", "num_classes": 0},)}, "config.model.heads: nli has num_classes=0: must be at least 1"),
-    ({"heads": ({"name": "nli", "num_classes": 3, "knd": "class"},)}, "'knd': no such key; did you mean kind?"),
-    ({"heads": (HeadConfig("a", 2), HeadConfig("a", 3))}, "config.model.heads: a, a: each must have a name of its own"),
+    # Named heads
+    ({"heads": ("nli",)}, "config.model.heads: 'nli' is not a valid head. Give for example {\"name\""),
+    ({"heads": ({"name": "n/li", "num_classes": 3},)}, "config.model.heads: 'n/li' is not a valid name"),
+    (
+      {"heads": ({"name": "nli", "num_classes": 0},)},
+      "config.model.heads: nli has num_classes=0. Give an integer of at least 1",
+    ),
+    ({"heads": ({"name": "nli", "num_classes": 3, "knd": "class"},)}, "'knd': unknown key; did you mean kind?"),
+    ({"heads": (HeadConfig("a", 2), HeadConfig("a", 3))}, "config.model.heads: the names a, a are not unique"),
     ({"heads": ({"name": "nli", "num_classes": 3, "kind": "clas"},)}, "kind='clas'.*did you mean class?"),
     (
       {"architecture": "decoder_only", "num_encoder_layers": 0, "heads": (HeadConfig("nli", 3, reads="first"),)},
-      "config.model.heads: nli reads the first position, which in a decoder alone sees no other",
+      "config.model.heads: nli reads the first position, which attends to no other in a decoder-only model",
     ),
-    ({"bidirectional_prefix": True}, "config.model.bidirectional_prefix=True: only with architecture=decoder_only"),
-    # Fields that need one another
+    (
+      {"bidirectional_prefix": True},
+      "config.model.bidirectional_prefix=True: needs architecture=decoder_only, not encoder_decoder",
+    ),
+    # Fields that depend on each other
     ({"positions": "learned"}, "config.model.max_length=0: learned positions need"),
     ({"positions": "rotary", "head_dim": 5}, "config.model.head_dim=5.*even"),
-    ({"num_kv_heads": 3}, r"num_kv_heads=3 does not divide num_heads=4.*would do: \[1, 2, 4\]"),
-    ({"num_kv_heads": 8}, r"num_kv_heads=8 does not divide num_heads=4.*would do: \[1, 2, 4\]"),
-    ({"global_attention_every": 3}, "config.model.global_attention_every=3.*set a window"),
+    ({"num_kv_heads": 3}, r"num_kv_heads=3 does not divide num_heads=4.*that work: \[1, 2, 4\]"),
+    ({"num_kv_heads": 8}, r"num_kv_heads=8 does not divide num_heads=4.*that work: \[1, 2, 4\]"),
+    ({"global_attention_every": 3}, "config.model.global_attention_every=3.*Set a window"),
     (
       {"attention_window": 4, "global_attention_every": 3, "global_attention_first": 3},
       "config.model.global_attention_first=3: must be below config.model.global_attention_every=3",
     ),
-    ({"attention_scale_dim": 8}, "attention_scale_dim=8: only with config.model.scale_attention=True"),
+    ({"attention_scale_dim": 8}, "attention_scale_dim=8: needs config.model.scale_attention=True"),
     ({"attention_softcap": -1.0}, "config.model.attention_softcap=-1.0: must be at least 0"),
     ({"logits_softcap": -1.0}, "config.model.logits_softcap=-1.0: must be at least 0"),
-    ({"branch_norm": True, "post_norm": True}, "branch_norm=True: only with config.model.post_norm=False"),
+    ({"branch_norm": True, "post_norm": True}, "branch_norm=True: needs config.model.post_norm=False"),
   ],
 )
 def test_a_field_out_of_range_is_refused(fields, message):
-  """The message names the config key, and the nearest known name."""
+  """The message has the config key, and the most similar known name."""
   with pytest.raises(UserError, match=message):
     toy.config(**fields)
 
 
 @pytest.mark.parametrize("family", ["t5_1_1", "bert", "modern_bert", "gpt2", "llama2", "llama3"])
 def test_an_unknown_size_is_refused(family):
-  """The message names the sizes that there are."""
-  with pytest.raises(UserError, match="unknown size 'giant': known are"):
+  """The message has the known sizes."""
+  with pytest.raises(UserError, match="unknown size 'giant'. Known values:"):
     getattr(presets, family)("giant")
 
 
 def test_a_misspelt_size_is_recognised():
-  """The message names the nearest."""
+  """The message has the most similar size."""
   with pytest.raises(UserError, match="did you mean large?"):
     presets.t5_1_1("lage")
 
@@ -194,7 +203,7 @@ def test_a_misspelt_size_is_recognised():
   ("first", "second"), [("train.steps=4", "train.epochs=2"), ("optimizer.warmup_steps=9", "optimizer.warmup_ratio=0.1")]
 )
 def test_two_keys_of_which_one_has_no_effect_are_refused(first, second):
-  """In either order; 0 leaves the word to the other."""
+  """In either order; 0 leaves the choice to the other."""
   options = [f"--config.{first}", f"--config.{second}"]
   for given in (options, options[::-1]):
     with pytest.raises(UserError, match=f"{first} and --config.{second} are mutually exclusive; give one of them"):

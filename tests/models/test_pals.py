@@ -1,4 +1,4 @@
-"""Projected attention layers of several tasks: what they compute, and that each task has its own alone."""
+"""Projected attention layers of several tasks: their outputs, and the separation of tasks."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ KINDS = ("t5_1_1", "local_prefix_lm", "gpt2", "bert", "shared_everything", "albe
 
 
 def with_pals(kind, **fields):
-  """A model with PALs of three tasks, as after training: every number of theirs is another."""
+  """Returns a model with PALs of three tasks and random values, as after training."""
   model = adapters_lib.adapt(
     toy.model(dataclasses.replace(toy.KINDS[kind], **fields)), {"pals": CONFIG}, nnx.Rngs(toy.key(1))
   )
@@ -34,13 +34,13 @@ def with_pals(kind, **fields):
 
 
 def told(model, batch, tasks):
-  """The batch with the task of each row, or of each position."""
+  """Returns the batch with the task of each row, or of each position."""
   tasks = np.asarray(tasks, np.int32)
   return batch | {f"{side}_tasks": jnp.asarray(tasks[:, None]) for side in model.architecture.sides}
 
 
 def alone(model, task):
-  """The model that has but this task, and is told of none."""
+  """Returns the model for one task, which takes no task ids."""
   graphdef, params = toy.split(model)
   return nnx.merge(graphdef, adapters_lib.of_task(params, {"pals": CONFIG}, task))
 
@@ -49,7 +49,7 @@ def alone(model, task):
 
 
 def reference(x, task, layer, found, *, causal):
-  """V^D MultiHead(V^E h) of one text, [length, embed], head by head, in float64."""
+  """Computes V^D MultiHead(V^E h) of one text, [length, embed], head by head, in float64."""
   encode, decode = found.encode[...][task], found.decode[...][task]
   matrices = [np.asarray(getattr(found, name)[...][layer, task], np.float64) for name in ("query", "key", "value")]
   hidden = np.asarray(x, np.float64) @ np.asarray(encode, np.float64)
@@ -66,14 +66,14 @@ def reference(x, task, layer, found, *, causal):
 
 
 def layer_of(model, side, number):
-  """A layer by itself, of a stack."""
+  """Returns one layer of a stack."""
   return jax.tree.map(lambda x: x[number], getattr(model, side).layers)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("kind", "side"), [("bert", "encoder"), ("gpt2", "decoder")])
 def test_they_are_the_papers_formula(kind, side):
-  """LN(x + FFN(x) + PAL(h)) of BERT's norms behind the branches, and x + FFN(norm(x)) + PAL(norm(h)) of GPT-2's."""
+  """LN(x + FFN(x) + PAL(h)) for BERT's post-norm, and x + FFN(norm(x)) + PAL(norm(h)) for GPT-2's pre-norm."""
   model = with_pals(kind)
   stack, config = getattr(model, side), model.config
   lengths, tasks = (7, 4), (2, 0)
@@ -81,7 +81,7 @@ def test_they_are_the_papers_formula(kind, side):
   segments = jnp.asarray(np.arange(7) < np.array(lengths)[:, None]).astype(jnp.int32)
   mask = AttentionMask(segments, segments, causal=side == "decoder")
   states, *_ = stack(x, mask=mask, tasks=jnp.array(tasks)[:, None], every_layer=True)
-  for number in range(stack.num_layers - (stack.norm is not None)):  # the last is normed once more
+  for number in range(stack.num_layers - (stack.norm is not None)):  # the last one has an additional norm
     layer, h = layer_of(model, side, number), states[number]
     read = h if config.post_norm else layer.self_attention_norm(h)
     own = layer.self_attention.keys_and_values(read)
@@ -109,7 +109,7 @@ def test_they_are_as_many_as_the_papers():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_row_is_of_its_task(kind):
-  """Rows of several tasks in a batch are what each is in a model that has its task alone."""
+  """Rows of several tasks in a batch equal the rows of single-task models."""
   model = with_pals(kind)
   batch = toy.batch((7, 4, 6), (3, 5, 4), architecture=model.config.architecture)
   found = toy.logits(model, told(model, batch, (2, 0, 1)))
@@ -122,7 +122,7 @@ def test_each_row_is_of_its_task(kind):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_rows_are_as_rows_by_themselves(kind):
-  """Texts of different tasks in one row do not see each other, and each has the small attention of its own."""
+  """Texts of different tasks in one row do not attend to each other, and each uses its own small attention."""
   model = with_pals(kind)
   architecture = model.config.architecture
   inputs, targets, tasks = (7, 4, 5), (3, 5, 2), (1, 0, 2)
@@ -153,7 +153,7 @@ def test_packed_rows_are_as_rows_by_themselves(kind):
 @pytest.mark.parametrize("num_beams", [1, 2])
 @pytest.mark.parametrize("kind", ["t5_1_1", "local_prefix_lm", "shared_everything"])
 def test_cached_decode_equals_teacher_forcing(kind, num_beams):
-  """Of rows of different tasks, token by token."""
+  """Rows of different tasks, token by token."""
   model = with_pals(kind)
   inputs, lengths, rows = np.array([2, 6]), (3, 5), np.arange(2)
   batch = toy.batch(inputs, lengths, padded_to=(6, 5), architecture=model.config.architecture)
@@ -180,7 +180,7 @@ def test_cached_decode_equals_teacher_forcing(kind, num_beams):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_task_learns_nothing_of_another(packed):
-  """Rows of one have a gradient at its own matrices, all of them, and none at the others'."""
+  """Rows of one task have gradients at all of its matrices, and none at others'."""
   model = with_pals("t5_1_1")
   batch = told(model, toy.batch(), (1, 1))
   if packed:
@@ -195,16 +195,16 @@ def test_a_task_learns_nothing_of_another(packed):
 
 
 def test_several_tasks_must_be_told():
-  """A row that does not say which one it is of is no row of the first."""
+  """A row without a task id is not of the first task."""
   model = with_pals("bert")
-  with pytest.raises(ValueError, match="3 tasks, and no feature of the batch says which one a row is of"):
+  with pytest.raises(ValueError, match="3 tasks, but the batch has no feature with task ids"):
     model(toy.batch(architecture="encoder_only"))
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("packed", [False, True])
 def test_any_mesh_computes_the_same(packed):
-  """Rows, positions, features and heads split over eight devices: loss and gradients, with all computed twice."""
+  """Rows, positions, features and heads split over eight devices: loss and gradients, with full recomputation."""
   model = with_pals("t5_1_1", remat="full")
   batch = told(model, toy.batch((7, 4) * 4, (3, 5) * 4), (2, 0, 1, 1, 0, 2, 1, 0))
   if packed:

@@ -1,4 +1,4 @@
-"""Position schemes as rows of a table: one with parameters per stack and per layer, and every hook."""
+"""A position scheme registered in the table, with parameters per stack and per layer, and every hook."""
 
 import dataclasses
 import re
@@ -27,7 +27,7 @@ class Vectors(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class ContentPositions(Positions):
-  """Logits of queries against a vector for each distance, which each layer scales; queries and keys are doubled."""
+  """Logits of queries with a vector per distance, scaled by each layer; queries and keys are doubled."""
 
   vectors: jax.Array | None = None
 
@@ -43,7 +43,7 @@ class ContentPositions(Positions):
 
 
 class Content(Scheme):
-  """A vector for each distance up to 7, which a stack has once, and a factor of each layer."""
+  """A vector for each distance up to 7, shared by a stack, and a factor of each layer."""
 
   bias = "rows"
 
@@ -62,7 +62,7 @@ class Content(Scheme):
 
 @pytest.fixture
 def content(monkeypatch):
-  """A row of the table: config.model.positions=content."""
+  """Registers the scheme: config.model.positions=content."""
   monkeypatch.setitem(config_lib.POSITIONS.rows, "content", f"{__name__}:Content")
 
 
@@ -72,7 +72,7 @@ KINDS = ["t5_1_1", "gpt2", "bert"]
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_scheme_of_another_file_is_trained(content, kind):
-  """Its parameters are the stack's and each layer's, all have gradients, and the order of the tokens counts."""
+  """Its parameters are in the stack and in each layer, all have gradients, and the order of tokens matters."""
   config = dataclasses.replace(toy.KINDS[kind], positions="content", dropout_rate=0.0, dtype="float32")
   batch = toy.batch((8, 8), (6, 6), architecture=config.architecture)
   graphdef, params = toy.split(toy.model(config))
@@ -91,7 +91,7 @@ def test_a_scheme_of_another_file_is_trained(content, kind):
 
 @pytest.mark.exhaustive
 def test_a_scheme_of_another_file_decodes_as_it_is_trained(content):
-  """Token after token from the cache, as all at once."""
+  """Decoding by token equals the logits of all positions."""
   config = dataclasses.replace(toy.KINDS["gpt2"], positions="content", dropout_rate=0.0, dtype="float32")
   model = toy.model(config)
   tokens = jnp.asarray(np.random.default_rng(1).integers(1, config.vocab_size, (2, 6)), jnp.int32)
@@ -103,24 +103,26 @@ def test_a_scheme_of_another_file_decodes_as_it_is_trained(content):
 
 
 def test_logits_of_each_row_run_on_no_kernel(content):
-  """A kernel has no room for them, whatever the platform."""
+  """No kernel supports them, on any platform."""
   config = dataclasses.replace(toy.KINDS["gpt2"], positions="content")
   shapes = (4, 4, 256, 64), (4, 4, 256, 64)
   mask = dispatch.AttentionMask(causal=True)
   for platform in ("tpu", "gpu"):
     bias = config.position_scheme.bias
     chosen = dispatch.choose(*shapes, "bfloat16", mask, platform=platform, bias=bias, compute_capability="9.0")
-    assert str(chosen) == "plain (a bias of each row)"
+    assert str(chosen) == "plain (bias per row)"
 
 
 @pytest.mark.parametrize("name", config_lib.POSITIONS)
 def test_the_help_names_each_scheme(name):
-  """`t2t train --help model` and docs/config_keys.md have it from the comment beside the key."""
+  """`t2t train --help model` and docs/config_keys.md take it from the key's comment."""
   assert re.search(rf"\b{name} \(", schema.comments()["model.positions"])
 
 
 def test_a_scheme_that_there_is_not():
-  """The message has those that there are."""
+  """The message has the known names."""
   known = ", ".join(config_lib.POSITIONS)
-  with pytest.raises(UserError, match=re.escape(f"config.model.positions='contents': known are {known}")):
+  with pytest.raises(
+    UserError, match=re.escape(f"config.model.positions='contents': unknown value. Known values: {known}")
+  ):
     dataclasses.replace(toy.KINDS["gpt2"], positions="contents")

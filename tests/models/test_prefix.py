@@ -22,18 +22,18 @@ from t2t.training import recipe
 pytestmark = pytest.mark.slow
 
 LENGTH = 5
-DUMMY = 7  # a token
+DUMMY = 7  # an arbitrary token
 
 
 def with_prefix(config, *, sides=prefix.SIDES, hidden=0):
-  """A model with a prefix in front of some of its stacks."""
+  """Returns a model with a prefix in some of its stacks."""
   wanted = prefix.PrefixConfig(length=LENGTH, hidden=hidden, sides=sides)
   return adapters_lib.adapt(toy.model(config), {"prefix": wanted}, nnx.Rngs(toy.key(1)))
 
 
 @pytest.fixture
 def by_hand(monkeypatch):
-  """(model, side) -> the model without the prefix, whose first keys and values are it: of tokens that mean nothing."""
+  """Returns (model, side) -> the model without the prefix, which replaces keys and values of dummy tokens."""
   plain = attention.Attention.keys_and_values
 
   def keys_and_values(self, memory, positions=NOWHERE, *, dropout_key=None):
@@ -48,7 +48,7 @@ def by_hand(monkeypatch):
   def replaced(model, side):
     stack = getattr(model, side)
     made, stack.prefix = stack.prefix(), None
-    if model.config.share_layers:  # of which there is one
+    if model.config.share_layers:  # which has one layer
       made = jax.tree.map(lambda x: x[0], made)
     layer = stack.own_layers if hasattr(stack.own_layers, "self_attention") else model.encoder.own_layers
     layer.self_attention.fixed = nnx.data({name: nnx.Param(getattr(made, name)) for name in ("keys", "values")})
@@ -58,7 +58,7 @@ def by_hand(monkeypatch):
 
 
 def longer(batch, side):
-  """A batch with tokens in front of one side that are read, and mean nothing."""
+  """Returns a batch with dummy tokens before one side."""
   front = {"input_tokens": DUMMY, "token_types": 0, "causal_attention": 1, "target_tokens": DUMMY, "loss_weights": 0}
   names = [f"{side}_{name}" for name in front if f"{side}_{name}" in batch]
   pad = lambda name: jnp.pad(batch[name], [(0, 0), (LENGTH, 0)], constant_values=front[name.removeprefix(f"{side}_")])
@@ -66,7 +66,7 @@ def longer(batch, side):
 
 
 def alike_in_all_layers(model, side):
-  """Where layers are one and the same, it is not known which one is running."""
+  """Makes the prefix equal in all layers; with shared layers the running layer is unknown."""
   if model.config.share_layers or model.config.share_stacks:
     made = getattr(model, side).prefix
     for each in (made.keys, made.values):
@@ -79,7 +79,7 @@ def alike_in_all_layers(model, side):
   ("kind", "side"), [(kind, side) for kind, config in toy.KINDS.items() for side in config.kind.sides]
 )
 def test_it_is_keys_and_values_in_front_of_a_row(kind, side, by_hand):
-  """Of each layer, seen as those of tokens in front would be, at their positions and through the same masks."""
+  """In each layer it acts like keys of preceding tokens, at their positions and under the same masks."""
   config = toy.KINDS[kind]
   batch = toy.batch(architecture=config.architecture)
   make = lambda: alike_in_all_layers(with_prefix(config, sides=(side,)), side)
@@ -97,7 +97,7 @@ def test_it_is_keys_and_values_in_front_of_a_row(kind, side, by_hand):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", toy.KINDS)
 def test_packed_equals_unpacked(kind):
-  """Each text of a row sees the prefix as if it stood in front of it."""
+  """Each text of a row attends to the prefix as if directly after it."""
   config = toy.KINDS[kind]
   batch = toy.batch(architecture=config.architecture)
   model = with_prefix(config, hidden=4)
@@ -110,7 +110,7 @@ def test_packed_equals_unpacked(kind):
 
 @pytest.mark.parametrize("kind", ["t5_1_1", "prefix_lm", "gemma", "shared_everything"])
 def test_what_beams_write_is_as_likely_as_it_is_said_to_be(kind):
-  """The sum of a beam's log-probabilities is that of the same text when it is read at once."""
+  """The sum of a beam's log-probabilities equals that of the same text in one pass."""
   config = toy.KINDS[kind]
   model = with_prefix(config)
   settings = decoding.DecodeConfig(max_length=4, num_beams=3, length_penalty=0.0)
@@ -133,12 +133,12 @@ def test_what_beams_write_is_as_likely_as_it_is_said_to_be(kind):
 
 
 def test_no_kernel_takes_it():
-  """On a TPU, too, where the other attentions run on what they can; what a run prints says why."""
+  """On a TPU, too, where the other attentions use kernels; a run prints the reason."""
   mask = attention.AttentionMask(front=LENGTH, causal=True)
   shape = (8, 4, 1024, 64)
   choose = lambda mask: dispatch.choose(shape, shape, jnp.bfloat16, mask, platform="tpu", device_kind="TPU v5")
   assert choose(dataclasses.replace(mask, front=0)).kernel == "splash"
-  assert str(choose(mask)) == "plain (learned keys in front)"
+  assert str(choose(mask)) == "plain (learned prefix keys)"
   given = override(default.get_config(), ["--config.prefix.sides=decoder"])
   config = records(given).with_(model={"positions": "rotary"})
   chosen = recipe.attention_kernels(config, recipe.batch(config))
@@ -160,20 +160,26 @@ def test_no_kernel_takes_it():
   [
     (["--config.prefix.length=0"], "config.prefix.length=0: must be at least 1"),
     (["--config.prefix.hidden=-1"], "config.prefix.hidden=-1: must be at least 0"),
-    (["--config.prefix.sides=decodr"], "config.prefix.sides: 'decodr': known are .*; did you mean decoder?"),
-    (["--config.prefix.sides="], "config.prefix.sides=: the model has none of them; give encoder,decoder"),
+    (
+      ["--config.prefix.sides=decodr"],
+      "config.prefix.sides: unknown side 'decodr'. Known values: .*; did you mean decoder?",
+    ),
+    (
+      ["--config.prefix.sides="],
+      "config.prefix.sides=: the model does not have these sides. Set --config.prefix.sides=encoder,decoder",
+    ),
     (["--config.prefix.also_train=nrom"], "config.prefix.also_train: 'nrom' matches none of .* mean norm?"),
   ],
 )
 def test_what_does_not_fit_is_refused(arguments, message):
-  """Before anything is on a device; the message names the key, and what would be right."""
+  """Before anything is on a device; the message has the key and a value that works."""
   with pytest.raises(UserError, match=message):
     shared.program(*arguments)
 
 
 @pytest.mark.exhaustive
 def test_learned_positions_are_the_texts_and_the_prefixs():
-  """Rows may be packed; nothing more is computed."""
+  """Rows may be packed; no more positions are computed."""
   lengths = ("--config.data.inputs_length=24", "--config.data.targets_length=8", "--config.data.pack=True")
   learned = dict(positions="learned", max_length=40)
   shared.program(*lengths, "--config.prefix.length=16", **learned)

@@ -27,21 +27,21 @@ PROMPT = prompt.PromptConfig(length=LENGTH)
 
 
 def with_prompt(config):
-  """A model with a prompt, and the same model whose vocabulary has a piece more for each of its vectors."""
+  """Returns a model with a prompt, and the same model with the prompt's vectors as additional tokens."""
   model = adapters_lib.adapt(toy.model(config), {"prompt": PROMPT}, nnx.Rngs(toy.key(1)))
   params = toy.split(model)[1]
   whole = toy.split(toy.model(dataclasses.replace(config, vocab_size=config.vocab_size + LENGTH)))
   flat = traverse_util.flatten_dict(params, sep="/")
   vectors = flat.pop("embed/prompt")
   flat["embed/table"] = jnp.concatenate([flat["embed/table"], vectors])
-  # Logits of the new pieces are not looked at.
+  # Logits of the additional tokens are ignored.
   given = traverse_util.flatten_dict(whole[1], sep="/")
   flat = {path: x if given[path].shape == x.shape else given[path] for path, x in flat.items()}
   return model, nnx.merge(whole[0], traverse_util.unflatten_dict(flat, sep="/"))
 
 
 def with_ids(config, batch):
-  """A batch with those pieces in front of what is read first, typed by hand."""
+  """Returns a batch with these tokens before the input side."""
   side = config.kind.answers
   ids = np.broadcast_to(config.vocab_size + np.arange(LENGTH), (2, LENGTH))
   front = {"input_tokens": ids, "token_types": 0 * ids, "causal_attention": 0 * ids + 1}
@@ -55,9 +55,9 @@ def with_ids(config, batch):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", toy.KINDS)
 def test_it_is_a_text_with_more_tokens_in_front(kind):
-  """States of the text are those of a model that reads it behind pieces with the prompt's vectors; logits begin there.
+  """States and logits of the text equal a model's that reads tokens with the prompt's vectors first.
 
-  So that the prompt has the first positions, and the text those behind them.
+  The prompt therefore has the first positions, and the text the following ones.
   """
   config = toy.KINDS[kind]
   model, whole = with_prompt(config)
@@ -74,7 +74,7 @@ def test_it_is_a_text_with_more_tokens_in_front(kind):
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("kind", toy.REPRESENTATIVES)
 def test_rows_that_say_their_positions_are_the_same(kind):
-  """As those that heads are asked about have them, with segments: one text in a row."""
+  """Rows for heads, with segments: one text in a row."""
   config = toy.KINDS[kind]
   model, _ = with_prompt(config)
   batch = toy.batch(architecture=config.architecture)
@@ -104,7 +104,7 @@ def vocabulary():
 
 
 def test_it_begins_with_the_words_of_a_text():
-  """Repeated until it is full, or cut off."""
+  """Repeated or cut off to the prompt's length."""
   begins = lambda length: prompt.PromptConfig(length=length, init="text", text="ab c")
   ids = vocabulary().encode("ab c")
   assert prompt.starts(begins(9), vocabulary(), seed=0) == [*ids, *ids, ids[0]]
@@ -112,7 +112,7 @@ def test_it_begins_with_the_words_of_a_text():
 
 
 def test_it_begins_with_frequent_pieces():
-  """Each of them is text, other than the one before while there are enough, and among the first; by the seed."""
+  """Each is text, different from the previous one if possible, and among the first; by the seed."""
   frequent = prompt.PromptConfig(length=20, most_frequent=40)
   found = prompt.starts(frequent, vocabulary(), seed=0)
   texts = [vocabulary().decode([each]) for each in found]
@@ -125,7 +125,7 @@ def test_it_begins_with_frequent_pieces():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [(), ("--config.prompt.init=text", "--config.prompt.text=fox")])
 def test_a_run_begins_with_vectors_of_its_checkpoint(options, tmp_path):
-  """By the command: with a rate of zero the prompt is rows of the checkpoint's embedding; the same run goes on."""
+  """By the command: with a rate of zero the prompt equals rows of the checkpoint's embedding; resuming works."""
   base = trained.workdir("encoder_decoder")
   fixed = ("--config=t5_1_1_small", "--config.init.use_model_config=True", "--config.prompt.length=4", *options)
   small = (*trained.SMALL[len(trained.MODEL) :], f"--config.data.files={base}.jsonl", "--config.optimizer.name=adamw")
@@ -139,7 +139,7 @@ def test_a_run_begins_with_vectors_of_its_checkpoint(options, tmp_path):
   assert all(len(each) == 1 for each in rows)
   if options:
     assert [int(each[0]) for each in rows] == (vocabulary().encode("fox") * 2)[:4]
-  # A run that starts from it trains its prompt further.
+  # A run that starts from it continues to train its prompt.
   assert command.main(["train", *fixed, *small, start(tmp_path / "run"), rate, "--workdir", str(tmp_path / "on")]) == 0
   again = toy.flat(pretrained.load(pretrained.read_source(str(tmp_path / "on")), mesh).params)
   np.testing.assert_array_equal(again["embed/prompt"], vectors)
@@ -155,32 +155,35 @@ SHORT = ("--config.data.inputs_length=24", "--config.data.targets_length=8", "--
   ("arguments", "message"),
   [
     (["--config.prompt.length=0"], "config.prompt.length=0: must be at least 1"),
-    (["--config.prompt.init=vocab"], "config.prompt.init='vocab': known are .*; did you mean vocabulary?"),
+    (
+      ["--config.prompt.init=vocab"],
+      "config.prompt.init='vocab': unknown value. Known values: .*; did you mean vocabulary?",
+    ),
     (["--config.prompt.init=text"], "config.prompt.text='' and config.prompt.init=text: give config.prompt.text"),
-    (["--config.prompt.text=a"], "config.prompt.text='a' .*: it needs config.prompt.init=text"),
+    (["--config.prompt.text=a"], "config.prompt.text='a' .*: set config.prompt.init=text"),
     (["--config.prompt.also_train=nrom"], "config.prompt.also_train: 'nrom' matches none of .* mean norm?"),
     (["--config.prompt.length=4", "--config.data.pack=True"], r"config.prompt .*\(config.data.pack=True: set it to F"),
   ],
 )
 def test_what_does_not_fit_is_refused(arguments, message):
-  """Before anything is on a device; the message names the key, and what would be right."""
+  """Before anything is on a device; the message has the key and a value that works."""
   with pytest.raises(UserError, match=message):
     shared.program(*arguments)
 
 
 def test_learned_positions_are_the_texts_and_the_prompts():
-  """As many as there are do; of one more it is said what would."""
+  """At the limit it works; one more is refused with a value that works."""
   shared.program(*SHORT, **LEARNED)
   with pytest.raises(UserError, match=r"length=17 in front of the encoder's 24 positions: .* learned 40 .* to 23, or"):
     shared.program(*SHORT, "--config.prompt.length=17", **LEARNED)
   config = toy.config(**LEARNED)
   assert adapters_lib.as_asked(config, {"prompt": PROMPT}).most_positions == 40 - LENGTH
-  with pytest.raises(UserError, match="config.prompt.length=40: .* leaves none for a text"):
+  with pytest.raises(UserError, match="config.prompt.length=40: .* none is left for a text"):
     adapters_lib.as_asked(config, {"prompt": prompt.PromptConfig(length=40)})
 
 
 def test_what_is_computed_is_counted():
-  """Its positions in a plan's and a run's operations, and where the mesh splits them; not among those with a loss."""
+  """FLOPs of plans and runs include its positions, also with a sharded sequence; positions with a loss do not."""
   given = override(default.get_config(), list(SHORT))
   given.model.update(dataclasses.asdict(toy.decoder()))
   config = records(given)
@@ -192,7 +195,7 @@ def test_what_is_computed_is_counted():
 
 @pytest.mark.exhaustive
 def test_a_line_is_cut_to_what_is_left(tmp_path, capsys):
-  """By the command, of a decoder with learned positions: what is asked and written fits behind the prompt."""
+  """By the command, for a decoder with learned positions: prompt, input and output fit together."""
   base = trained.workdir("decoder_only")
   fixed = ("--config=tiny_gpt", "--config.init.use_model_config=True", f"--config.init.checkpoint={base}")
   small = (*trained.SMALL[len(trained.MODEL) :], f"--config.data.files={base}.jsonl", "--config.prompt.length=30")

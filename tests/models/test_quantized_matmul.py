@@ -1,4 +1,4 @@
-"""Products in 8 bits: what they lose, what their gradients are, and what is kept of them."""
+"""8-bit products: their errors, their gradients, and their saved activations."""
 
 import dataclasses
 import importlib.util
@@ -24,7 +24,7 @@ def normal(*shape, seed=0):
 
 
 def rounded(x, kind, axis):
-  """Each slice along `axis` to the numbers of 8 bits, scaled so that its largest is theirs; float64."""
+  """Rounds each slice along `axis` to scaled 8-bit numbers; float64."""
   others = [i for i in range(x.ndim) if i != axis % x.ndim]
   found = qwix.dequantize(qwix.quantize(x.astype(jnp.float32), kind, channelwise_axes=others))
   largest = np.max(np.abs(np.asarray(x, np.float64)), axis=axis, keepdims=True)
@@ -35,7 +35,7 @@ def rounded(x, kind, axis):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("kind", "forward", "backward"), [("int8",) * 3, ("fp8", "float8_e4m3fn", "float8_e5m2")])
 def test_both_ways_are_products_of_what_8_bits_hold(kind, forward, backward, dtype):
-  """y and dx are those of rounded operands, a scale for each row and column; the gradient of the kernel is exact."""
+  """y and dx are products of rounded operands, with a scale per row and column; the kernel's gradient is exact."""
   x, cotangent = normal(2, 9, 64).astype(dtype), normal(2, 9, 32, seed=1).astype(dtype)
   kernel = normal(64, 32, seed=2)
   y, vjp = jax.vjp(lambda x, kernel: quantized_matmul.product(x, kernel, quantization=kind), x, kernel)
@@ -52,7 +52,7 @@ def test_both_ways_are_products_of_what_8_bits_hold(kind, forward, backward, dty
 
 @pytest.mark.parametrize("kind", QUANTIZATIONS)
 def test_rows_do_not_share_a_scale(kind):
-  """A row a million times as large as its neighbours takes nothing from them."""
+  """A row a million times larger than its neighbours does not affect them."""
   x, kernel = normal(4, 64), normal(64, 32, seed=1)
   large = x.at[1].multiply(2.0**20)
   expected = quantized_matmul.product(x, kernel, quantization=kind).at[1].multiply(2.0**20)
@@ -61,7 +61,7 @@ def test_rows_do_not_share_a_scale(kind):
 
 @pytest.mark.parametrize("kind", QUANTIZATIONS)
 def test_nothing_is_the_product_of_nothing(kind):
-  """Rows of zeros, as of padding, and what is no number."""
+  """Rows of zeros, such as padding, and rows of NaN."""
   x, kernel = normal(3, 16).at[0].set(0.0).at[1, 3].set(jnp.nan), normal(16, 8, seed=1)
   y, vjp = jax.vjp(lambda x: quantized_matmul.product(x, kernel, quantization=kind), x)
   assert np.all(np.asarray(y[0]) == 0.0)
@@ -94,7 +94,7 @@ def test_a_model_in_8_bits_is_near_itself(kind):
 
 @pytest.mark.exhaustive
 def test_what_is_kept_has_the_bits_of_activations():
-  """Under `minimal` no 32-bit sum of int8 products waits for the backward pass."""
+  """Under `minimal` no 32-bit sum of int8 products is saved for the backward pass."""
   config = toy.config(dtype="bfloat16", quantization="int8", remat="minimal")
   function, params = loss_and_params(config)
   kept = jax.tree.leaves(jax.eval_shape(lambda params: jax.vjp(function, params)[1], params))
@@ -105,7 +105,7 @@ def test_what_is_kept_has_the_bits_of_activations():
 
 @pytest.mark.exhaustive
 def test_devices_do_not_send_sums_of_32_bits():
-  """Where a tensor axis splits what is added up, the product is not in 8 bits; the others are."""
+  """If a tensor axis splits the summed dimension, the product is not in 8 bits; the others are."""
   function, params = loss_and_params(toy.config(dtype="bfloat16", quantization="int8"), copies=4)
   found = {}
   _, abstract = nnx.split(jax.eval_shape(lambda: transformer.build(toy.config(), nnx.Rngs(0))), graph=False)
@@ -120,17 +120,17 @@ def test_devices_do_not_send_sums_of_32_bits():
 
 
 def test_it_needs_its_library(monkeypatch):
-  """Said when the config is read, with what to install."""
+  """Reported when the config is read, with the command to install it."""
   find = importlib.util.find_spec
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "qwix" else find(name))
-  with pytest.raises(UserError, match="quantization=int8: needs qwix; pip install"):
+  with pytest.raises(UserError, match="quantization=int8: the package qwix is missing. Run: pip install"):
     toy.config(quantization="int8")
 
 
 @pytest.mark.exhaustive_from(1)
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_of_8_bits_every_mesh_makes_the_same(kind):
-  """Scales are of whole rows and columns, wherever the parts of a kernel lie: integers are the same to the bit."""
+  """Scales are of whole rows and columns for any sharding of a kernel: integers are bitwise equal."""
   random = np.random.default_rng(0)
   shapes = dict(x=(8, 16, 24), kernel=(24, 32), cotangent=(8, 16, 32))
   arrays = [random.normal(size=shape).astype(np.float32) for shape in shapes.values()]

@@ -1,4 +1,4 @@
-"""Attention with a bias by distance: the kernels in Pallas' interpreter are the plain formula, wherever they run."""
+"""Attention with a bias by distance: the kernels in Pallas' interpreter equal the plain formula."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ from t2t.models.kernels import dispatch, relative_bias_attention, relative_bias_
 from t2t.models.masks import AttentionMask
 from t2t.training import recipe
 
-MASKS_OF_ALL = CUDNN_MASKS  # a window with a prefix included
+MASKS_OF_ALL = CUDNN_MASKS  # including a window with a prefix
 
 
 def a_bias(heads: int, reach: int, seed: int = 1) -> positions_lib.DistanceBias:
@@ -31,13 +31,13 @@ def a_bias(heads: int, reach: int, seed: int = 1) -> positions_lib.DistanceBias:
 
 
 def formula(query, keys, values, bias, pairs, kept=None):
-  """In float32, pair by pair; zeros where a query sees nothing.
+  """Computes attention in float32, pair by pair; zeros for queries without visible keys.
 
   Args:
     query, keys, values: [batch, heads, length, kv].
-    bias: see `positions_lib.DistanceBias`; None: there is none.
-    pairs: bool [batch or 1, query, key], who sees whom.
-    kept: float32 [batch, heads, query, key], what probabilities are multiplied by; None: 1.
+    bias: see `positions_lib.DistanceBias`; None: no bias.
+    pairs: bool [batch or 1, query, key], visible pairs.
+    kept: float32 [batch, heads, query, key], factors of the probabilities; None: 1.
   """
   query, keys, values = (x.astype(jnp.float32) for x in (query, keys, values))
   groups = query.shape[1] // keys.shape[1]
@@ -53,7 +53,7 @@ def formula(query, keys, values, bias, pairs, kept=None):
 
 
 def value_and_gradients(function, weights, *arguments):
-  """The result of `function`, and the gradients of a weighted sum of it."""
+  """Returns the result of `function`, and the gradients of a weighted sum of it."""
 
   def total(*arguments):
     result = function(*arguments)
@@ -65,7 +65,7 @@ def value_and_gradients(function, weights, *arguments):
 
 
 def assert_is_formula(mask, *, reach=128, rate=0.0, largest_block=128, tolerance=1e-5, **sizes):
-  """Result and every gradient, relative to the largest entry; returns the result."""
+  """Compares result and every gradient, relative to the largest entry; returns the result."""
   query, keys, values, weights = operands(**{"head_dim": 64} | sizes)
   given = (query, keys, values, *([a_bias(query.shape[1], reach)] if reach else []))
   pairs, key, kept = seen(mask, query.shape[2], keys.shape[2]), None, None
@@ -86,7 +86,7 @@ def assert_is_formula(mask, *, reach=128, rate=0.0, largest_block=128, tolerance
   for number, (one, other) in enumerate(zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)):
     assert np.isfinite(one).all()
     one, other = one.astype(np.float32), other.astype(np.float32)
-    # A number of the bias has a gradient from a hundred thousand pairs, which either sums in its own order.
+    # Entries of the bias sum gradients of a hundred thousand pairs, in different orders.
     np.testing.assert_allclose(one, other, atol=(5 if number == 4 else 1) * tolerance * np.abs(other).max())
   return found[0]
 
@@ -105,20 +105,20 @@ def test_it_is_the_formula(name, reach):
   ("sizes", "reach"),
   [
     (dict(query_length=128), 128),  # one block
-    (dict(query_length=100, largest_block=512), 7),  # less than one
-    (dict(query_length=520, largest_block=256), 20),  # a bias that is the same for most
+    (dict(query_length=100, largest_block=512), 7),  # less than one block
+    (dict(query_length=520, largest_block=256), 20),  # constant bias for most pairs
     (dict(query_length=260, key_length=400), 128),
     (dict(heads=4, kv_heads=2), 128),
     (dict(heads=3, kv_heads=1), 128),  # no whole groups
-    (dict(heads=6, kv_heads=2, head_dim=128), 128),  # read where they lie
+    (dict(heads=6, kv_heads=2, head_dim=128), 128),  # read in place
     (dict(heads=2, kv_heads=1, head_dim=256, query_length=260, key_length=400), 0),
     (dict(batch=1, heads=2, kv_heads=1, query_length=700, largest_block=512), 300),
-    (dict(query_length=280, largest_block=256), 200),  # the last block is filled by more than 128
+    (dict(query_length=280, largest_block=256), 200),  # more than 128 positions of filling in the last block
     (dict(query_length=280, key_length=600, largest_block=256), 500),
   ],
 )
 def test_other_shapes(sizes, reach):
-  """Blocks of other sizes, another sequence, heads that share keys, and a bias that reaches far or not at all."""
+  """Blocks of other sizes, cross-attention, shared key heads, and a bias with a large reach or none."""
   sizes = sizes | dict(batch=sizes.get("batch", 2))
   assert_is_formula(MASKS["bidirectional"], reach=reach, **sizes)
   assert_is_formula(MASKS["causal"], reach=reach, **sizes)
@@ -127,14 +127,14 @@ def test_other_shapes(sizes, reach):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["bidirectional", "packed causal", "packed prefix window"])
 def test_dropout_of_single_probabilities(name):
-  """By where they stand: forward, backward and in the formula the same are dropped."""
+  """By a hash of positions: forward, backward and formula drop the same."""
   assert_is_formula(MASKS_OF_ALL[name], rate=0.25)
   assert_is_formula(MASKS_OF_ALL[name], rate=0.1, reach=0)
 
 
 @pytest.mark.slow
 def test_a_query_that_sees_nothing():
-  """Has zeros, and gives no gradient to anything."""
+  """The result is zero, without gradients."""
   queries = np.repeat([[1, 2, 3]] * 2, [120, 136, 4], axis=1).astype(np.int32)
   keys = np.array([np.repeat([1, 2, 0], [50, 100, 250]), np.repeat([1, 3, 0], [384, 10, 6])], np.int32)
   result = assert_is_formula(AttentionMask(queries, keys), query_length=260, key_length=400)
@@ -143,7 +143,7 @@ def test_a_query_that_sees_nothing():
 
 @pytest.mark.slow
 def test_a_query_of_any_rank_that_sees_nothing():
-  """Neither its own position, nor lower ranks, have its segment: zeros, and numbers for all the rest."""
+  """Neither its own position nor lower ranks have its segment: zeros, and finite numbers elsewhere."""
   queries = np.repeat([[1, 2]] * 2, [200, 100], axis=1).astype(np.int32)
   keys = np.repeat([[1, 3], [3, 1]], [250, 50], axis=1).astype(np.int32)
   result = assert_is_formula(AttentionMask(queries, keys, ranks=test_kernels.RANKS))
@@ -153,7 +153,7 @@ def test_a_query_of_any_rank_that_sees_nothing():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("as_ranks", ["causal", "prefix"])
 def test_causality_and_prefixes_are_ranks(as_ranks):
-  """To the last bit: the kernel makes ranks of a prefix itself."""
+  """Bitwise: the kernel converts a prefix to ranks."""
   prefix = test_kernels.UNPACKED_PREFIX if as_ranks == "prefix" else np.zeros((2, LENGTH), np.int32)
   ranks = np.where(prefix > 0, 0, np.arange(LENGTH, dtype=np.int32))
   query, keys, values, weights = operands(head_dim=64)
@@ -171,7 +171,7 @@ def test_causality_and_prefixes_are_ranks(as_ranks):
   "name", ["packed", "packed causal", "packed prefix", "packed causal window", "packed causal ranks window"]
 )
 def test_on_a_mesh(name, sizes):
-  """Every device does its rows and heads, and of a split sequence its queries; one gradient of the bias for all."""
+  """Every device computes its rows, heads and queries of a sharded sequence; one gradient of the bias for all."""
   one = MASKS_OF_ALL[name]
   many = {field: np.repeat(value, 2, axis=0)[:, :256] for field, value in vars(one).items() if np.ndim(value) == 2}
   several = AttentionMask(**many, causal=one.causal, window=one.window)
@@ -184,14 +184,14 @@ def test_on_a_mesh(name, sizes):
 
 @pytest.mark.exhaustive
 def test_parts_of_a_sequence_that_are_no_whole_blocks():
-  """A part's last block begins further on than a block before the sequence's end."""
+  """A part's last block extends past the sequence's end by more than a block."""
   with jax.set_mesh(sharding.make_mesh({"fsdp": 2, "sequence": 2, "tensor": 2})):
     assert_is_formula(MASKS["causal"], batch=2, heads=4, kv_heads=4, query_length=768, largest_block=256, reach=600)
 
 
 @pytest.mark.slow
 def test_bfloat16():
-  """Hardly worse than the plain formula in the same type, of whose products none is rounded here, as a TPU's are."""
+  """Slightly less exact than the plain formula in bfloat16, whose products are not rounded here, unlike on a TPU."""
   one, (query, keys, values, weights) = MASKS["packed causal"], operands(head_dim=64, dtype=jnp.bfloat16)
   bias, pairs = a_bias(2, 128), seen(MASKS["packed causal"], LENGTH, LENGTH)
   exact = value_and_gradients(lambda *x: formula(*x, pairs), weights, query, keys, values, bias)
@@ -208,7 +208,7 @@ def test_bfloat16():
 
 @pytest.mark.exhaustive
 def test_blocks_that_no_query_sees_are_not_read():
-  """What is in them, NaN here, would reach a query even with a probability of 0."""
+  """NaN in these blocks would reach a query even with probability 0."""
   segments = np.repeat([1, 2, 3, 0], [128, 128, 64, 64])[None].astype(np.int32)
   query, keys, values, weights = operands(batch=1, head_dim=64, query_length=384)
   at = lambda blocks: np.isin(np.arange(384) // 128, blocks)
@@ -227,7 +227,7 @@ def test_blocks_that_no_query_sees_are_not_read():
 
 @pytest.mark.slow
 def test_t5_s_dropout_is_that_of_rows_of_values():
-  """The same draw as of probabilities for all queries at once, on any kernel."""
+  """Same mask as dropping probabilities for all queries at once, on any kernel."""
   query, keys, values, _ = operands(head_dim=64)
   key, rate, pairs = jax.random.key(5), 0.3, seen(MASKS["packed"], LENGTH, LENGTH)
   kept = jax.random.bernoulli(key, 1.0 - rate, (2, 2, 1, LENGTH)) / (1.0 - rate)
@@ -242,7 +242,7 @@ def test_t5_s_dropout_is_that_of_rows_of_values():
 @pytest.mark.parametrize("sizes", [dict(head_dim=64, kv_heads=4), dict(head_dim=128, kv_heads=2)])
 @pytest.mark.parametrize("name", ["bidirectional", "packed causal", "packed prefix"])
 def test_it_lowers_for_tpus(monkeypatch, name, sizes):
-  """One kernel forward and one backward, and no array of queries and keys."""
+  """The program has one kernel forward and one backward, and no array of queries and keys."""
   monkeypatch.setattr(sharding, "platform", lambda: "tpu")
   query, keys, values, weights = operands(heads=4, **sizes, dtype=jnp.bfloat16)
 
@@ -257,7 +257,7 @@ def test_it_lowers_for_tpus(monkeypatch, name, sizes):
 
 
 def test_what_takes_it():
-  """See also test_kernels.py: who has nothing of this kind stays with splash and cuDNN."""
+  """See also test_kernels.py: other attentions use splash and cuDNN."""
   chosen = functools.partial(test_kernels.chosen, mask=test_kernels.MASKS["causal"])
   assert chosen("tpu", bias="distance") == "distance (TPU, bias by distance)"
   assert chosen("gpu", bias="distance") == "cudnn (GPU, bias by distance)"
@@ -271,15 +271,15 @@ def test_what_takes_it():
   assert chosen("tpu", bias="distance", head_shards=8) == "distance (TPU, bias by distance)"
   assert chosen("tpu", bias="distance", head_dim=128, head_shards=8) == "distance (TPU, bias by distance)"
   assert chosen("tpu", bias="distance", lengths=(64, 512)) == "distance (TPU, bias by distance)"
-  assert chosen("tpu", bias="distance", lengths=(63, 512)) == "plain (length 63, a block has 128)"
+  assert chosen("tpu", bias="distance", lengths=(63, 512)) == "plain (length 63, shorter than a block of 128)"
   assert chosen("tpu", lengths=(114, 512)) == "distance (TPU, length 114)"
-  assert chosen("tpu", requested="distance").startswith("distance (TPU, as config.model.attention_kernel says")
-  assert chosen("tpu", requested="plain") == "plain (as config.model.attention_kernel says)"
-  assert chosen("tpu", bias="distance", reach=2049).startswith("plain (bias that changes up to distance 2049, 2048")
+  assert chosen("tpu", requested="distance").startswith("distance (TPU, set by config.model.attention_kernel")
+  assert chosen("tpu", requested="plain") == "plain (set by config.model.attention_kernel)"
+  assert chosen("tpu", bias="distance", reach=2049).startswith("plain (bias with reach 2049, above 2048")
 
 
 def test_what_a_core_has_memory_for():
-  """A v4 has a quarter of the others' or less: smaller blocks, and at last none."""
+  """A v4 has at most a quarter of the others' memory: smaller blocks, and finally no kernel."""
   of = functools.partial(relative_bias_attention.blocks_for, head_dim=64, reach=128)
   assert of(2_048, 2_048, dtype="float32", device_kind="TPU v5 lite") == (512, 512)
   assert of(2_048, 2_048, dtype="float32", device_kind="TPU v4") == (256, 256)
@@ -288,12 +288,12 @@ def test_what_a_core_has_memory_for():
   assert of(16_384, 16_384, dtype="bfloat16", device_kind="TPU v4") is None
   chosen = functools.partial(test_kernels.chosen, "tpu", bias="distance", reach=128, device_kind="TPU v4")
   assert chosen(lengths=(2_048, 2_048)) == "distance (TPU, bias by distance)"
-  assert chosen(lengths=(16_384, 16_384)).startswith("plain (length 16384, too much for a core's memory, TPU, bias")
+  assert chosen(lengths=(16_384, 16_384)).startswith("plain (length 16384, too large for a core's memory, TPU, bias")
   assert chosen(lengths=(16_384, 16_384), length_shards=8) == "distance (TPU, bias by distance)"
 
 
 def test_what_is_chosen_fits(monkeypatch):
-  """A window reaches one position further than it says, which may be what a core has no memory for."""
+  """A window reaches one position further than its size, which may exceed a core's memory."""
   monkeypatch.setattr(sharding, "platform", lambda: "tpu")
   monkeypatch.setattr(sharding, "device_kind", lambda: "TPU v4")
   mask = AttentionMask(causal=True, window=256)
@@ -310,7 +310,7 @@ def test_what_is_chosen_fits(monkeypatch):
 
 @pytest.mark.parametrize(("causal", "window", "share"), [(False, 0, 1.0), (True, 0, 10 / 16), (True, 512, 7 / 16)])
 def test_what_runs_is_counted(causal, window, share):
-  """Blocks that a mask hides whole cost no FLOPs, and the kernels say so to who plans: 16 pairs of blocks in all."""
+  """Fully masked blocks cost no FLOPs, and the kernels' cost estimates reflect this: 16 pairs of blocks in all."""
   x = jax.ShapeDtypeStruct((1, 2, 2_048, 64), jnp.float32)
   mask = AttentionMask(causal=causal, window=window)
   run = lambda x: jnp.sum(dispatch.attend(x, x, x, mask, kernel="distance", bias=a_bias(2, 128)))
@@ -328,13 +328,13 @@ def test_what_runs_is_counted(causal, window, share):
 
 @pytest.fixture
 def as_on_tpus(monkeypatch):
-  """Kernels are chosen as there, and run in the interpreter."""
+  """Selects TPU kernels and runs them in the interpreter."""
   choose = dispatch.choose
   monkeypatch.setattr(dispatch, "choose", lambda *shapes, **known: choose(*shapes, **known | {"platform": "tpu"}))
 
 
 def loss_and_gradients(config, batch):
-  """Of the whole model, with dropout."""
+  """Returns loss and gradients of the whole model, with dropout."""
   graphdef, params = toy.split(toy.model(config))
   of = lambda params: toy.summed_loss()(nnx.merge(graphdef, params), batch, jax.random.key(7))[0]
   kernels_run = sum(
@@ -349,7 +349,7 @@ def loss_and_gradients(config, batch):
 @pytest.mark.parametrize("remat", ["none", "minimal", "full"])
 @pytest.mark.parametrize("kind", ["t5_1_1", "prefix_lm", "mpt", "mosaic_bert", "bert"])
 def test_a_model_computes_what_it_does_without(kind, remat, as_on_tpus):
-  """Its loss and all gradients, with T5's dropout, under each policy; BERT, which drops otherwise, without."""
+  """Loss and all gradients, with T5's dropout, under each policy; for BERT, with another dropout, without it."""
   fields = dict(num_heads=4, num_kv_heads=0, head_dim=32, remat=remat)
   fields["dropout_rate"] = 0.1 if toy.KINDS[kind].broadcast_dropout else 0.0
   fields |= dict(max_length=80) if toy.KINDS[kind].max_length else {}
@@ -364,7 +364,7 @@ def test_a_model_computes_what_it_does_without(kind, remat, as_on_tpus):
 
 
 def test_other_lengths_than_those_of_training(as_on_tpus):
-  """A run that asks for a kernel measures its tasks on whatever their lengths allow."""
+  """A run with a requested kernel evaluates its tasks with any kernel that fits their lengths."""
   overrides = ["--config.model.attention_kernel=distance", "--config.model.num_heads=4", "--config.model.head_dim=32"]
   overrides += ["--config.data.inputs_length=128", "--config.data.targets_length=128"]
   config = records(override(load_config("tiny_t5"), overrides))
@@ -373,13 +373,13 @@ def test_other_lengths_than_those_of_training(as_on_tpus):
     program = recipe.make(config).build(mesh)
     short = toy.batch((16, 9), (16, 4), padded_to=(16, 16))
     run = lambda graphdef: jax.eval_shape(lambda state: state.model(graphdef)(short), program.state)
-    with pytest.raises(UserError, match="attention_kernel=distance: cannot be had"):
+    with pytest.raises(UserError, match="attention_kernel=distance: unavailable"):
       run(program.graphdef)
     assert jax.tree.leaves(run(program.reader))
 
 
 def losses_of_training(config, steps):
-  """Of so many steps of Adam with dropout, on four batches again and again."""
+  """Returns the losses of Adam with dropout on four repeated batches."""
   graphdef, params = toy.split(toy.model(config))
   batches = [toy.batch((70, 40), (66, 9), padded_to=(80, 70), seed=seed) for seed in range(4)]
   optimizer = optax.adam(1e-3)
@@ -400,7 +400,7 @@ def losses_of_training(config, steps):
 
 @pytest.mark.exhaustive
 def test_training_goes_as_it_does_without(as_on_tpus):
-  """200 steps, each from where the last one led: losses stay the same."""
+  """200 steps, each from the previous state: the losses agree."""
   config = dataclasses.replace(toy.KINDS["t5_1_1"], num_heads=4, head_dim=32, dropout_rate=0.1)
   found = losses_of_training(config, 200)
   expected = losses_of_training(dataclasses.replace(config, attention_kernel="plain"), 200)
@@ -414,7 +414,7 @@ def test_training_goes_as_it_does_without(as_on_tpus):
   [({"data": 2, "fsdp": 2, "tensor": 2}, 2), ({"fsdp": 2, "sequence": 2, "tensor": 2}, 1)],
 )
 def test_a_mesh_trains_as_one_device_does_without(sizes, microbatches, as_on_tpus, monkeypatch):
-  """Copies of the parameters, microbatches and parts of sequences: a step's metrics and parameters are the same."""
+  """Copies of the parameters, microbatches and sharded sequences: a step's metrics and parameters agree."""
   config = dataclasses.replace(toy.KINDS["t5_1_1"], num_heads=4, head_dim=64)
   for name, kernel in (("kernel", "distance"), ("no_kernel", "plain")):
     monkeypatch.setitem(toy.KINDS, name, dataclasses.replace(config, attention_kernel=kernel))

@@ -20,7 +20,7 @@ def layer_of(layers, index):
 
 
 def loop(stack, x, *, body=None, **inputs):
-  """The layers of a stack one after another, each told by plain numbers what it is."""
+  """Runs the layers of a stack in a loop, with plain numbers as indices."""
   config = stack.config
   pick = (lambda layers, index: layers) if config.share_layers else layer_of
   bias = (
@@ -51,7 +51,7 @@ def loop(stack, x, *, body=None, **inputs):
   "kind", ["t5_1_1", "shared_stacks", "shared_everything", "local_llama", "local_prefix_lm", "modern_bert"]
 )
 def test_scan_equals_a_loop_over_the_layers(kind):
-  """The stack of layers is each layer after another, in the encoder and in the decoder."""
+  """In the encoder and in the decoder."""
   model = toy.model(toy.KINDS[kind])
   x, memory = (jax.random.normal(jax.random.key(seed), (2, 6, 16)) for seed in (0, 1))
   prefix = jnp.array([[1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0]]) if model.config.bidirectional_prefix else None
@@ -74,7 +74,7 @@ def test_scan_equals_a_loop_over_the_layers(kind):
 
 
 def loss_and_gradient(config):
-  """A function of parameters, and parameters."""
+  """Returns a function of parameters, and parameters."""
   graphdef, params = toy.split(toy.model(config))
   batch, dropout_key = toy.batch(architecture=config.architecture), toy.key(7)
   loss_fn = toy.summed_loss(toy.loss_config())
@@ -99,7 +99,7 @@ def computed(kind, remat):
   ],
 )
 def test_remat_changes_neither_loss_nor_gradients(kind, remat):
-  """What is computed again, dropout included, is what was computed before."""
+  """Recomputed values, dropout included, equal the original ones."""
   (expected, expected_gradient), (loss, gradient) = computed(kind, "none"), computed(kind, remat)
   np.testing.assert_allclose(loss, expected, rtol=1e-6)
   toy.assert_trees_close(gradient, expected_gradient, atol=1e-4)
@@ -108,7 +108,7 @@ def test_remat_changes_neither_loss_nor_gradients(kind, remat):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("how", [{}, {"gradient_dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
 def test_remat_computes_again(how):
-  """minimal computes attention's products again but no projection, full computes both again."""
+  """minimal recomputes attention's products but no projection, full recomputes both."""
 
   def matmuls(remat):
     function, params = loss_and_gradient(toy.config(remat=remat, dropout_rate=0.1, **how))
@@ -124,7 +124,7 @@ def test_remat_computes_again(how):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("tensor", [1, 4])
 def test_devices_keep_their_part_of_the_residual_sum(tensor, monkeypatch):
-  """Of what layers add to and keep for the backward pass no device of a tensor axis has all features."""
+  """No device of a tensor axis has all features of the residual stream or of saved layer inputs."""
   monkeypatch.setattr(stack, "unrolled", lambda *_: 1)
   function, params = loss_and_gradient(toy.config(remat="full"))
   with jax.set_mesh(sharding.make_mesh({"fsdp": 2, "tensor": tensor}, devices=jax.devices()[: 2 * tensor])):
@@ -135,14 +135,14 @@ def test_devices_keep_their_part_of_the_residual_sum(tensor, monkeypatch):
 
 
 def test_every_name_of_a_policy_is_kept():
-  """Each name is that of something that a layer computes, so that keeping it is keeping something."""
+  """Each name exists in a layer, so that keeping it keeps an array."""
   function, params = loss_and_gradient(toy.config(mlp_activation="gated_gelu", remat="full"))
   names = {e.params["name"] for e, _ in toy.equations(jax.make_jaxpr(function)(params).jaxpr) if "name" in e.params}
   assert names >= set(remat_lib.NAMES) - {"attention"}
 
 
 def unshared(config, params):
-  """The parameters of a model that shares nothing, each a copy of what was shared."""
+  """Returns the parameters of a model without sharing, with copies of shared parameters."""
   copies = lambda layer, number: jax.tree.map(lambda x: jnp.stack([x] * number), layer)
   stacks = {name: dict(params[name]) for name in ("encoder", "decoder") if name in params}
   if config.share_layers:
@@ -155,7 +155,7 @@ def unshared(config, params):
 
 @pytest.mark.parametrize("kind", ["shared_stacks", "shared_everything"])
 def test_what_is_shared_is_one_parameter(kind):
-  """The loss is that of a model with copies in each place, and the gradient the sum of the copies' gradients."""
+  """The loss is that of a model with copies, and the gradient the sum of the copies' gradients."""
   config = toy.KINDS[kind]
   apart = dataclasses.replace(config, share_layers=False, share_stacks=False)
   function, params = loss_and_gradient(config)
@@ -182,7 +182,7 @@ def test_one_layer_is_compiled():
 
 @pytest.mark.slow
 def test_layers_draw_their_own_dropout():
-  """Two layers with the same parameters drop other features."""
+  """Two layers with the same parameters drop different features."""
   stack = toy.model(toy.config(dropout_rate=0.5)).encoder
 
   def updates(stack, key):
@@ -196,13 +196,13 @@ def test_layers_draw_their_own_dropout():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["t5_1_1", "shared_everything", "local_prefix_lm", "bert"])
 def test_each_draw_has_a_key_of_its_own(kind, monkeypatch):
-  """In all places of all layers: what is dropped in one says nothing of what is dropped in another."""
+  """Dropout masks at all places of all layers are independent."""
   config = dataclasses.replace(toy.KINDS[kind], dropout_rate=0.1)
   keys, batch = toy.dropout_keys(monkeypatch), toy.batch(architecture=config.architecture)
   jax.block_until_ready(jax.jit(lambda model, key: model(batch, dropout_key=key))(toy.model(config), jax.random.key(0)))
   jax.effects_barrier()
   assert len(set(keys)) == len(keys)
-  # Probabilities, each branch's result, and of T5 what is between the products of a feed-forward layer, and both ends.
+  # Probabilities, each branch's result, and for T5 the inner features of a feed-forward layer, and both ends.
   t5 = int(config.broadcast_dropout)
   both = config.architecture == "encoder_decoder"
   number = config.num_encoder_layers * (3 + t5) + config.num_decoder_layers * (3 + 2 * both + t5)
@@ -212,13 +212,13 @@ def test_each_draw_has_a_key_of_its_own(kind, monkeypatch):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("broadcast_dropout", [True, False])
 def test_t5_drops_the_same_features_at_all_positions(broadcast_dropout):
-  """Without positions, equal tokens stay equal under T5's dropout; others draw for each position."""
+  """Without positions, equal tokens stay equal under T5's dropout; other models draw for each position."""
   config = toy.config(dropout_rate=0.15, broadcast_dropout=broadcast_dropout, positions="learned", max_length=4)
   stack = toy.model(config).encoder
   run = jax.jit(lambda stack, key: stack(jnp.ones((1, 4, 16)), mask=AttentionMask(), dropout_key=key)[0])
   out = np.asarray(run(stack, toy.key()))
   assert np.allclose(out, out[:, :1], atol=1e-5) == broadcast_dropout
-  # T5 drops behind the last norm, too.
+  # T5 has dropout after the last norm, too.
   assert np.any(out == 0.0) == broadcast_dropout
 
 
@@ -235,7 +235,7 @@ def test_layers_are_stacked_and_start_apart():
   [("t5_1_1", "encoder", True), ("t5_1_1", "decoder", False), ("prefix_lm", "decoder", True)],
 )
 def test_relative_positions_tell_right_from_left_where_both_are_seen(kind, stack, bidirectional):
-  """In a causal decoder all buckets are for the past, behind a prefix that is seen in both directions half of them."""
+  """In a causal decoder all buckets are for the past; with a bidirectional prefix half of them."""
   bias = getattr(toy.model(toy.KINDS[kind]), stack).position_bias()
   bias = positions_lib.bias_of(bias, AttentionMask(), 5, 5)
   assert np.all(bias[0, :, 0, 1] == bias[0, :, 0, 0]) == (not bidirectional)
@@ -244,7 +244,7 @@ def test_relative_positions_tell_right_from_left_where_both_are_seen(kind, stack
 
 @pytest.mark.exhaustive
 def test_norms_stand_before_the_branches_or_behind():
-  """x + f(norm(x)), or norm(x + f(x)) as in BERT, whose stack then has no last norm."""
+  """x + f(norm(x)), or norm(x + f(x)) as in BERT, where the stack has no last norm."""
   x, mask = jax.random.normal(jax.random.key(0), (1, 3, 16)), AttentionMask()
 
   def by_hand(layer, *, post_norm):

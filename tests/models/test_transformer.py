@@ -11,11 +11,11 @@ from t2t.models import transformer
 
 T5_1_1 = toy.KINDS["t5_1_1"]
 KINDS = pytest.mark.parametrize("kind", toy.KINDS)
-ENCODER, DECODER = np.arange(2, 9)[None], np.arange(10, 20)[None]  # every token has a row of the table to itself
+ENCODER, DECODER = np.arange(2, 9)[None], np.arange(10, 20)[None]  # every token has a separate row of the table
 
 
 def reached(config, batch, tokens):
-  """bool [position, token]: by gradient, whether the output of a position depends on each of these tokens."""
+  """Returns bool [position, token]: whether a position's output depends on a token, by gradient."""
   graphdef, params = toy.split(toy.model(config))
   read_out = np.random.default_rng(0).normal(size=16)
 
@@ -24,13 +24,13 @@ def reached(config, batch, tokens):
     return hidden[0] @ read_out
 
   gradient = np.abs(jax.jit(jax.jacrev(of_table))(params["embed"]["table"])).max(-1)[:, np.ravel(tokens)]
-  # Nothing at all, or a dependence that is more than rounding.
+  # Either zero, or more than rounding errors.
   assert np.all((gradient == 0.0) | (gradient > 1e-6))
   return gradient > 0.0
 
 
 def seen(config, length, prefix):
-  """bool [position, position]: who sees whom through all the layers, one after another."""
+  """Returns bool [position, position]: visibility through all layers together."""
   place, reach = np.arange(length), np.eye(length, dtype=bool)
   within = (place[:, None] < prefix) & (place[None, :] < prefix)
   causal = within | (place[:, None] >= place[None, :])
@@ -55,7 +55,7 @@ def test_decoder_is_causal_by_gradient():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "local_llama", "prefix_lm", "local_prefix_lm"])
 def test_a_decoder_alone_is_causal_by_gradient(kind):
-  """No position depends on a token to its right, unless both are in a prefix; a window ends what each layer reaches."""
+  """No position depends on a token to its right, except within a prefix; a window limits the reach of each layer."""
   config = toy.KINDS[kind]
   batch = {"decoder_input_tokens": DECODER, "decoder_causal_attention": np.array([[1] * 4 + [0] * 6])}
   expected = seen(config, 10, prefix=4 if config.bidirectional_prefix else 0)
@@ -67,7 +67,7 @@ def test_a_decoder_alone_is_causal_by_gradient(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "modern_bert", "local_bert"])
 def test_an_encoder_alone_sees_both_directions_by_gradient(kind):
-  """Every position depends on every token; with a window in all layers, on those that so many windows reach."""
+  """Every position depends on every token; with windows in all layers, on tokens within their combined reach."""
   expected = seen(toy.KINDS[kind], 10, prefix=0)
   np.testing.assert_array_equal(reached(toy.KINDS[kind], {"encoder_input_tokens": DECODER}, DECODER), expected)
   assert np.all(expected) != (kind == "local_bert")
@@ -88,7 +88,7 @@ def test_encoder_sees_both_directions_by_gradient():
 
 
 def real(batch):
-  """bool [batch, length]: positions whose output is read."""
+  """Returns bool [batch, length]: positions with used outputs."""
   return np.asarray(batch.get("decoder_target_tokens", batch.get("encoder_target_tokens"))) > 0
 
 
@@ -96,7 +96,7 @@ def real(batch):
 @pytest.mark.exhaustive_from(2)
 @KINDS
 def test_packed_equals_unpacked(kind):
-  """Examples that share a row, kept apart by segment ids, have the logits that they have in rows of their own."""
+  """Examples in one row, separated by segment ids, have the same logits as in separate rows."""
   model, architecture = toy.model(toy.KINDS[kind]), toy.KINDS[kind].architecture
   rows = toy.batch(architecture=architecture)
   apart = np.asarray(toy.logits(model, rows))[real(rows)]
@@ -107,7 +107,7 @@ def test_packed_equals_unpacked(kind):
 @pytest.mark.slow
 @KINDS
 def test_padding_changes_nothing(kind):
-  """Logits of real positions do not depend on how far inputs and targets are padded."""
+  """Logits of real positions do not depend on the padding of inputs and targets."""
   model, architecture = toy.model(toy.KINDS[kind]), toy.KINDS[kind].architecture
   short, long = (toy.batch(padded_to=lengths, architecture=architecture) for lengths in ((8, 6), (11, 9)))
   found, expected = (np.asarray(toy.logits(model, batch))[real(batch)] for batch in (long, short))
@@ -116,7 +116,7 @@ def test_padding_changes_nothing(kind):
 
 @jax.jit
 def decoded(model, batch, tokens):
-  """Logits [step, batch, vocab] of steps that are fed `tokens`, [step, batch], and the token that starts each row."""
+  """Returns logits [step, batch, vocab] of steps with inputs `tokens`, [step, batch], and each row's start token."""
   first, state = model.start_decode(batch, max_length=9)
   step = lambda state, tokens: model.decode_step(tokens, state)[::-1]
   return first, jax.lax.scan(step, state, tokens)[1]
@@ -135,7 +135,7 @@ def test_cached_decode_equals_teacher_forcing(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", toy.kinds("decoder_only"))
 def test_decoding_behind_a_prompt_equals_teacher_forcing(kind):
-  """Prompts of 5 and 8 tokens, read at once and gone on with token by token."""
+  """Prompts of 5 and 8 tokens, run at once and continued token by token."""
   model = toy.model(toy.KINDS[kind])
   batch = toy.batch(architecture="decoder_only")
   given, forced = np.asarray(batch["decoder_input_tokens"]), toy.logits(model, batch)
@@ -151,7 +151,7 @@ def test_decoding_behind_a_prompt_equals_teacher_forcing(kind):
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "prefix_lm"])
 def test_decoding_without_a_prompt_equals_teacher_forcing(kind):
-  """The first token alone is read, whatever stands behind it."""
+  """Only the first token is the prompt."""
   model, batch = toy.model(toy.KINDS[kind]), toy.batch(architecture="decoder_only")
   unread = {"decoder_input_tokens": batch["decoder_input_tokens"]}
   _, logits = decoded(model, unread, batch["decoder_input_tokens"][:, :9].T)
@@ -159,7 +159,7 @@ def test_decoding_without_a_prompt_equals_teacher_forcing(kind):
 
 
 def test_a_row_starts_with_its_own_token():
-  """An encoder-decoder goes on from the first of the decoder's tokens, if it is given some."""
+  """An encoder-decoder starts with the first decoder input token, if given."""
   batch = toy.batch()
   started = batch | {"decoder_input_tokens": batch["decoder_input_tokens"].at[:, 0].set(jnp.array([3, 7]))}
   first, _ = jax.jit(lambda model, batch: model.start_decode(batch, 1))(toy.model(T5_1_1), started)
@@ -168,15 +168,15 @@ def test_a_row_starts_with_its_own_token():
 
 @pytest.mark.slow
 def test_a_sequence_longer_than_the_learned_positions_is_an_error():
-  """There is no row of the table for what lies beyond."""
+  """The position table has no row beyond its length."""
   model = toy.model(toy.KINDS["gpt2"])
-  with pytest.raises(ValueError, match="41 positions, but only 40 are learned"):
+  with pytest.raises(ValueError, match="max_length=40: a sequence has 41 positions, but only 40 are learned"):
     jax.eval_shape(model, {"decoder_input_tokens": np.ones((1, 41), np.int32)})
   jax.eval_shape(model, {"decoder_input_tokens": np.ones((1, 40), np.int32)})
 
 
 def test_token_types_tell_the_parts_of_a_sequence_apart():
-  """Each type has its row; without types all tokens are of the first."""
+  """Each type has its row; without types all tokens have type 0."""
   model, batch = toy.model(toy.KINDS["bert"]), toy.batch(architecture="encoder_only")
   untyped = {name: x for name, x in batch.items() if name != "encoder_token_types"}
   first = batch | {"encoder_token_types": jnp.zeros((2, 8), jnp.int32)}
@@ -186,7 +186,7 @@ def test_token_types_tell_the_parts_of_a_sequence_apart():
 
 @pytest.mark.slow
 def test_positions_are_counted_from_the_offset():
-  """RoBERTa's first position has the third row of the table; the first two are never looked up."""
+  """RoBERTa's first position has the third row of the table; the first two are unused."""
   model, batch = toy.model(toy.KINDS["roberta"]), toy.batch(architecture="encoder_only")
   graphdef, params = toy.split(model)
   rows = params["embed"]["positions"]
@@ -204,7 +204,7 @@ def test_positions_are_counted_from_the_offset():
 @pytest.mark.exhaustive
 @KINDS
 def test_each_parameter_is_trained(kind):
-  """Every parameter has a part in the loss of pre-training, and a gradient: none is made and then forgotten."""
+  """Every parameter affects the pre-training loss and has a gradient."""
   graphdef, params = toy.split(toy.model(toy.KINDS[kind]))
   batch = toy.batch(architecture=toy.KINDS[kind].architecture)
   loss_fn = toy.summed_loss()
@@ -219,7 +219,7 @@ def test_each_parameter_is_trained(kind):
 
 @pytest.mark.exhaustive
 def test_dropout_follows_its_key():
-  """The same key gives the same logits, another key others, and no key those of a model without dropout."""
+  """The same key gives the same logits, another key others, and no key the logits of a model without dropout."""
   dropping, plain = toy.model(toy.config(dropout_rate=0.3)), toy.model(T5_1_1)
   batch = toy.batch()
   first, again, other = (toy.logits(dropping, batch, toy.key(seed)) for seed in (0, 0, 1))
@@ -231,7 +231,7 @@ def test_dropout_follows_its_key():
 
 @pytest.mark.slow
 def test_bfloat16_computes_in_bfloat16_with_float32_ends():
-  """Hidden states are bfloat16; parameters and logits float32, near those of a float32 model."""
+  """Hidden states are bfloat16; parameters and logits float32, near a float32 model's."""
   config = dataclasses.replace(T5_1_1, dtype="bfloat16")
   model, batch = toy.model(config), toy.batch()
   assert {leaf.dtype for leaf in jax.tree.leaves(model)} == {jnp.dtype("float32")}
@@ -243,7 +243,7 @@ def test_bfloat16_computes_in_bfloat16_with_float32_ends():
 
 @KINDS
 def test_activations_keep_their_dtype(kind):
-  """In bfloat16 no sum or norm on the way turns the residual stream to float32; decoding neither."""
+  """In bfloat16 no sum or norm converts the residual stream to float32, in decoding, too."""
   config = dataclasses.replace(toy.KINDS[kind], dtype="bfloat16")
   abstract = jax.eval_shape(lambda: transformer.build(config, nnx.Rngs(0)))
   batch = toy.batch(architecture=config.architecture)
@@ -255,7 +255,7 @@ def test_activations_keep_their_dtype(kind):
 
 
 def test_shared_modules_are_refused():
-  """One parameter under two paths is an error when the model is split, not two parameters that part ways."""
+  """A parameter under two paths raises an error when the model is split, instead of two diverging parameters."""
   model = toy.model(T5_1_1)
   model.head.projection = model.embed.table
   with pytest.raises(ValueError, match="[Ss]hared"):

@@ -1,4 +1,4 @@
-"""What is read off a compiled program: from text written here, and from programs whose numbers are known."""
+"""Counts from compiled programs: from text written here, and from programs with known numbers."""
 
 import functools
 import textwrap
@@ -15,7 +15,7 @@ MESH = {"data": 2, "fsdp": 4}
 
 
 def program(entry: str, *others: str) -> str:
-  """HLO text with a main computation, and others before it."""
+  """Returns HLO text with a main computation after others."""
   body = lambda text: textwrap.indent(textwrap.dedent(text).strip(), "  ")
   others = [f"%{name} (p: f32[]) -> f32[] {{\n{body(text)}\n}}\n" for name, text in others]
   return "HloModule main\n\n" + "\n".join(others) + f"\nENTRY %main (p: f32[]) -> f32[] {{\n{body(entry)}\n}}\n"
@@ -29,7 +29,7 @@ def analyse(entry: str, *others: str, mesh=MESH, **options) -> hlo_cost.HloProgr
 
 
 def test_an_instruction_is_taken_apart():
-  """Name, arrays with their memory, operands and attributes, however the line is decorated."""
+  """Name, arrays with their memory space, operands and attributes, in any notation of the line."""
   text = program(
     """
     %a = bf16[8,128]{1,0:T(8,128)(2,1)S(1)} parameter(0)
@@ -44,13 +44,13 @@ def test_an_instruction_is_taken_apart():
 
 
 def test_attributes_may_have_lines_of_their_own():
-  """Kernels bring their settings along as text with line breaks."""
+  """Kernels have settings as text with line breaks."""
   text = program('ROOT %k = f32[4]{0} custom-call(), frontend_attributes={kernel_metadata={\n"block_q": 512\n}}, x=3')
   assert hlo.parse(text).entry.root.attribute("x") == "3"
 
 
 def test_other_text_is_refused():
-  """A program in another form would count as nothing at all."""
+  """A program in another format would silently count as empty."""
   with pytest.raises(ValueError, match="ENTRY"):
     hlo.parse("module @jit_step {\n}")
 
@@ -59,7 +59,7 @@ def test_other_text_is_refused():
 
 
 def loop(body: str, *, limit: str = "12", step: int = 1, note: str = "") -> tuple[str, ...]:
-  """A program whose loop counts from 0 to `limit` in steps and runs `body` in each."""
+  """Returns a program whose loop counts from 0 to `limit` in steps and runs `body` in each."""
   entry = f"""
     %zero = s32[] constant(0)
     %w = f32[64,64]{{1,0}} parameter(0)
@@ -83,24 +83,24 @@ _DOT = "%y = f32[64,64]{1,0} dot(%x, %x), lhs_contracting_dims={1}, rhs_contract
   ("options", "trips"), [({}, 12), ({"step": 2}, 6), ({"limit": "7", "step": 2}, 4), ({"limit": "0"}, 0)]
 )
 def test_a_loop_counts_as_often_as_it_runs(options, trips):
-  """Where the compiler does not note how often, its counter is run."""
+  """Without the compiler's note, the loop's counter is evaluated."""
   assert analyse(*loop(_DOT, **options)).flops == trips * 2 * 64**3
 
 
 def test_what_the_compiler_notes_of_a_loop_is_believed():
-  """Its backend_config has the number of iterations, in some versions."""
+  """In some versions its backend_config has the number of iterations."""
   note = ', backend_config={"known_trip_count":{"n":"5"}}'
   assert analyse(*loop(_DOT, note=note)).flops == 5 * 2 * 64**3
 
 
 def test_a_loop_that_the_data_ends_runs_as_often_as_is_said():
-  """Of such loops the number is told, that it can be."""
+  """The option `unknown_trips` gives the number for such loops."""
   found = analyse(*loop(_DOT, limit="n"), unknown_trips=3)
   assert (found.flops, found.unknown_loops) == (3 * 2 * 64**3, 1)
 
 
 def test_loops_multiply():
-  """A loop in a loop, with its limit handed through the outer one."""
+  """A nested loop gets its limit through the outer one."""
   entry, body, condition = loop("%y = f32[64,64]{1,0} get-tuple-element(%inner), index=1", limit="3")
   inner_entry, inner_body, inner_condition = loop(_DOT, limit="n")
   del inner_entry
@@ -128,7 +128,7 @@ def test_collectives_in_loops_are_sent_each_time():
 @pytest.mark.parametrize(
   ("line", "flops"),
   [
-    # A plain matmul, as a TPU writes it.
+    # A plain matmul in a TPU's notation.
     ("f32[8,32]{1,0} convolution(%a, %b), dim_labels=bf_io->bf", 2 * 8 * 16 * 32),
     # 3 x 3 over 4 x 4 without padding: each of 2 x 2 positions sees the whole window.
     (
@@ -148,7 +148,7 @@ def test_collectives_in_loops_are_sent_each_time():
   ],
 )
 def test_flops_of_convolutions(line, flops):
-  """Positions in the padding or between dilated inputs cost nothing: a batch of matmuls costs what it should."""
+  """Positions in padding or between dilated inputs cost nothing, so a batch of matmuls has its normal cost."""
   found = analyse(
     f"""
     %a = f32[8,16]{{1,0}} parameter(0)
@@ -167,7 +167,7 @@ def test_flops_of_convolutions(line, flops):
   ("left", "right", "pace"), [("s8", "s8", 2), ("f8e4m3fn", "f8e5m2", 4), ("s8", "bf16", 1), ("bf16", "bf16", 1)]
 )
 def test_products_of_8_bits_have_a_pace_of_their_own(left, right, pace):
-  """If both operands have them, and the device is faster with them; inside of fusions, too."""
+  """If both operands have 8 bits and the device is faster with them; inside fusions, too."""
   entry = f"""
   %a = {left}[8,16]{{1,0}} parameter(0)
   %b = {right}[16,32]{{1,0}} parameter(1)
@@ -186,9 +186,9 @@ def test_products_of_8_bits_have_a_pace_of_their_own(left, right, pace):
 @pytest.mark.parametrize("segments", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_flops_of_splash_attention(causal, segments):
-  """2 + 3 + 5 matmuls over the blocks of the grid; a causal mask leaves out those above the diagonal.
+  """2 + 3 + 5 matmuls over the blocks of the grid; a causal mask omits blocks above the diagonal.
 
-  Positions of queries, which a causal kernel is given, and segments lie as JAX's kernels have them.
+  Segments, and query positions of causal kernels, have the layout of JAX's kernels.
   """
   sizes = ", ".join(f'\\"{name}{part}\\": 128' for part in ("", "_dq", "_dkv") for name in ("block_q", "block_kv"))
   metadata = '{kernel_metadata={\n"xprof_metadata":"{' + sizes + '}"\n}}'
@@ -197,7 +197,7 @@ def test_flops_of_splash_attention(causal, segments):
     operands, target = ", ".join(["%grid", "%q", *places]), 'custom_call_target="tpu_custom_call"'
     return f"custom-call({operands}), {target}, frontend_attributes={metadata}"
 
-  # A number for each position, in every lane or in every sublane; segments of keys lie the other way than queries'.
+  # One number per position, in every lane or in every sublane; key segments have the opposite layout of query segments.
   upright, turned = ["%lanes"] * causal + ["%lanes", "%sublanes"] * segments, ["%sublanes"] * causal
   turned += ["%sublanes", "%lanes"] * segments
   found = analyse(
@@ -226,7 +226,7 @@ def test_a_kernel_that_is_not_known_is_named():
 
 
 def test_what_goes_to_the_host_and_comes_back():
-  """Slices of what lies there, and copies; of on-chip memory nothing does, and indices are not counted."""
+  """Slices of host arrays, and copies; on-chip memory does not count, nor do indices."""
   far, near, chip = "f32[4,8]{1,0:S(5)}", "f32[1,8]{1,0}", "f32[1,8]{1,0:S(1)}"
   found = analyse(
     f"""
@@ -250,7 +250,7 @@ def test_what_goes_to_the_host_and_comes_back():
 
 
 def test_of_what_is_sliced_the_slice_is_read():
-  """A loop over stacked weights reads one layer at a time, not all of them each time; a stack is written so, too."""
+  """A loop over stacked weights reads one layer per iteration; writing a stack counts likewise."""
   found = analyse(
     """
     %stack = f32[24,1000]{1,0} parameter(0)
@@ -273,7 +273,7 @@ def test_of_what_is_sliced_the_slice_is_read():
 
 
 def test_memory_on_the_chip_is_not_counted():
-  """Copying into it reads main memory once; computing in it moves nothing."""
+  """A copy to on-chip memory reads main memory once; computing there moves nothing."""
   found = analyse(
     """
     %a = f32[1000]{0} parameter(0)
@@ -291,7 +291,7 @@ def test_memory_on_the_chip_is_not_counted():
 
 @functools.cache
 def compiled(kind: str) -> hlo_cost.HloProgram:
-  """A small program on eight devices, data 2 x fsdp 4."""
+  """Returns a small program on eight devices, data 2 x fsdp 4."""
   mesh = jax.make_mesh((2, 4), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
   put = lambda shape, *spec: jax.ShapeDtypeStruct(
     shape, jnp.float32, sharding=NamedSharding(mesh, PartitionSpec(*spec))
@@ -314,33 +314,33 @@ def compiled(kind: str) -> hlo_cost.HloProgram:
 
 
 def test_a_sharded_matmul():
-  """Each device multiplies its rows, and is sent the three quarters of the weights that it does not have."""
+  """Each device multiplies its rows, and receives the other three quarters of the weights."""
   found = compiled("matmul")
   assert found.flops == 2 * 8 * 32 * 48
   assert found.sent() == {"all-gather": {("fsdp",): 32 * 48 * 4 * 3 / 4}}
 
 
 def test_a_gradient_is_summed_over_all_devices():
-  """Forward and backward are a matmul each; the sum goes over both axes, of 8 devices."""
+  """Forward and backward are a matmul each; the sum is over both axes, of 8 devices."""
   found = compiled("gradient")
   assert found.flops == 2 * 2 * 8 * 32 * 48
   assert found.sent() == {"all-reduce": {("data", "fsdp"): 2 * 32 * 48 * 4 * 7 / 8}}
 
 
 def test_a_scan_over_layers():
-  """Six layers: six matmuls and six gathered weights, though one is in the program."""
+  """Six layers: six matmuls and six gathered weights, though the program has one."""
   found = compiled("scan")
   assert found.flops == 6 * 2 * 8 * 32 * 32
   assert found.sent() == {"all-gather": {("fsdp",): 6 * 32 * 32 * 4 * 3 / 4}}
 
 
 def test_what_a_scan_keeps_for_its_backward_pass():
-  """The forward loop's stacks are counted, the gradients that the backward loop stacks are not."""
+  """Stacks of the forward loop count, gradients that the backward loop stacks do not."""
 
   def loss(layers, x):
     return jnp.sum(jax.lax.scan(lambda x, w: (jnp.sin(x @ w), None), x, layers)[0])
 
   shapes = jax.ShapeDtypeStruct((6, 32, 32), jnp.float32), jax.ShapeDtypeStruct((8, 32), jnp.float32)
   text = jax.jit(jax.grad(loss)).lower(*shapes).compile().as_text()
-  # The input of each layer, and what the sine is taken of.
+  # The input of each layer, and the argument of the sine.
   assert hlo_cost.analyse(text, {"data": 1}).saved_bytes == 2 * 6 * 8 * 32 * 4

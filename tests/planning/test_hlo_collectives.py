@@ -1,4 +1,4 @@
-"""What devices send to each other, counted from small programs, and beside which instructions it is on its way."""
+"""Collectives of small programs: bytes sent, and operations that run beside them."""
 
 import pytest
 from test_hlo import MESH, analyse
@@ -6,7 +6,7 @@ from test_hlo import MESH, analyse
 from t2t import UserError
 from t2t.planning.hlo import cost as hlo_cost
 
-# 1,024 floats: 4,096 bytes.  In the mesh of 2 x 4 devices, data is 0..1 and fsdp 0..3: device 4 * data + fsdp.
+# 1,024 floats: 4,096 bytes. In the mesh of 2 x 4 devices, data is 0..1 and fsdp 0..3: device 4 * data + fsdp.
 _FSDP = "replica_groups={{0,1,2,3},{4,5,6,7}}, use_global_device_ids=true"
 
 
@@ -63,7 +63,7 @@ def test_what_a_collective_sends(line, kind, axes, sent):
   ],
 )
 def test_what_goes_from_slice_to_slice(transfer, kind, sent):
-  """Through the hosts: it counts where it is handed over, not where it comes back."""
+  """Through the hosts: it counts where data is sent, not where it is received."""
   handler = (
     f'frontend_attributes={{_xla_megascale_target="{{1,2,3}}x{{0:7}}",_xla_megascale_transfer_type="{transfer}"}}'
   )
@@ -84,20 +84,20 @@ def test_what_goes_from_slice_to_slice(transfer, kind, sent):
 
 
 def test_groups_in_an_unknown_form_are_an_error():
-  """Taken for something else, they would give wrong numbers in silence."""
-  with pytest.raises(UserError, match="not known"):
+  """A wrong interpretation would silently give wrong numbers."""
+  with pytest.raises(UserError, match="unknown HLO notation of a collective.s groups"):
     analyse("%a = f32[8]{0} parameter(0)\nROOT %b = f32[8]{0} all-reduce(%a), replica_groups=<3>")
 
 
 def test_a_group_of_one_sends_nothing():
-  """Nor does a permute of everyone to itself."""
+  """Neither does a permute from each device to itself."""
   alone = "%a = f32[8]{0} parameter(0)\n%b = f32[8]{0} all-reduce(%a), replica_groups={{0},{1},{2},{3},{4},{5},{6},{7}}"
   found = analyse(f"{alone}\nROOT %c = f32[8]{{0}} collective-permute(%b), source_target_pairs={{{{0,0}},{{1,1}}}}")
   assert found.sent() == {}
 
 
 def test_a_collective_that_is_started_ahead_counts_once():
-  """Its end is not another one; and it runs beside what is between, and that alone."""
+  """Its end does not count again, and it runs beside exactly the operations between start and end."""
   found = analyse(
     f"""
     %a = f32[1024]{{0}} parameter(0)
@@ -115,7 +115,7 @@ def test_a_collective_that_is_started_ahead_counts_once():
 
 
 def test_what_is_started_in_a_loop_runs_beside_what_is_left_of_it():
-  """Its end is in the next time round, or behind the loop."""
+  """Its end is in the next iteration, or after the loop."""
   found = analyse(
     """
     %a = f32[1024]{0} parameter(0)
@@ -153,7 +153,7 @@ def test_what_is_started_in_a_loop_runs_beside_what_is_left_of_it():
 
 
 def test_what_a_branch_sends_runs_beside_that_branch():
-  """Of two branches, the dearer is counted, behind what ran before it."""
+  """The branch with the higher cost counts, after the operations before it."""
   branch = f"""
     %p = f32[1024]{{0}} parameter(0)
     %s = (f32[1024]{{0}}, f32[4096]{{0}}) all-gather-start(%p), channel_id=1, {_FSDP}
@@ -176,7 +176,7 @@ def test_what_a_branch_sends_runs_beside_that_branch():
 
 
 def test_a_collective_spread_over_fusions_counts_once():
-  """TPUs write it down again in each fusion that moves a part of it; the one that starts it counts."""
+  """TPUs repeat it in each fusion that moves a part of it; only the starting one counts."""
   gather = f"%p = f32[1024]{{0}} parameter(0)\n%g = f32[4096]{{0}} all-gather(%p), channel_id=7, {_FSDP}\n"
   call = 'ROOT %r = (f32[1024]{0}, f32[4096]{0}) custom-call(%g), custom_call_target="AsyncCollective'
   found = analyse(
@@ -196,7 +196,7 @@ def test_a_collective_spread_over_fusions_counts_once():
 
 
 def test_what_runs_beside_a_spread_collective_moves_its_own():
-  """Neither what is gathered, nor what of it is there already, is read or written by the product of that step."""
+  """The product of that step reads or writes neither the gathered array nor its existing part."""
   found = analyse(
     """
     %a = f32[1024]{0} parameter(0)
@@ -229,7 +229,7 @@ def test_what_runs_beside_a_spread_collective_moves_its_own():
 
 
 def test_a_reduction_of_which_each_keeps_a_slice_is_a_reduce_scatter():
-  """As TPUs write it: an all-reduce and a slice in one fusion, which sends half of what an all-reduce does."""
+  """TPUs write it as an all-reduce and a slice in one fusion, which sends half of an all-reduce."""
   found = analyse(
     "%a = f32[1024]{0} parameter(0)\nROOT %f = f32[256]{0} fusion(%a), kind=kCustom, calls=%scatter",
     (
@@ -246,7 +246,7 @@ def test_a_reduction_of_which_each_keeps_a_slice_is_a_reduce_scatter():
 
 
 def test_only_what_has_a_step_of_a_spread_collective_moves_it():
-  """What stands between two steps has none of it, and so hides nothing of it."""
+  """Operations between two steps do not move it, and so hide nothing of it."""
   gather = f"%p = f32[1024]{{0}} parameter(0)\n%g = f32[4096]{{0}} all-gather(%p), channel_id=7, {_FSDP}\n"
   step = f"{gather}%n = f32[1024]{{0}} negate(%p)\nROOT %r = (f32[1024]{{0}}, f32[4096]{{0}}) tuple(%n, %g)"
   found = analyse(
@@ -270,7 +270,7 @@ def test_only_what_has_a_step_of_a_spread_collective_moves_it():
 
 
 def test_what_a_sparse_core_runs_is_a_computation_too():
-  """TPU7x's programs say behind a computation which core has it."""
+  """TPU7x's programs mark the core after a computation."""
   text = """HloModule step, is_scheduled=true
 
 %gathered (p: f32[2]) -> f32[4] {

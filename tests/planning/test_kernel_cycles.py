@@ -1,4 +1,4 @@
-"""What blocks of other sizes make of the kernels of attention: of the plan's times, and of what a search tries."""
+"""Effect of block sizes on attention kernels, in the plan's times and in the search."""
 
 import pytest
 from test_plan import config
@@ -22,7 +22,7 @@ def a_t5(length: int, *more: str):
 
 @pytest.mark.parametrize("kernel", kernel_cycles.CYCLES)
 def test_all_that_is_known_is_of_t2ts_own_blocks_too(kernel):
-  """Which stand for those that were not counted; no core does more in a cycle than its matrix units can."""
+  """The default blocks serve for uncounted ones; no core exceeds the rate of its matrix units."""
   for kind, cycles in kernel_cycles.CYCLES[kernel].items():
     assert blocks.LARGEST in cycles
     clock = (
@@ -31,20 +31,19 @@ def test_all_that_is_known_is_of_t2ts_own_blocks_too(kernel):
       / kernel_cycles._MULTIPLY_ADDS[kind]
       / (2 if kind in ("TPU v4", "TPU v5") else 1)
     )
-    assert 1.0e9 < clock < 2.5e9  # of a v4 and a v5p two cores are one device
+    assert 1.0e9 < clock < 2.5e9  # two cores of a v4 or a v5p are one device
     assert all(
       kernel[1] * kernel_cycles._PRODUCTS / kernel_cycles._MULTIPLY_ADDS[kind] < each for each in cycles.values()
     )
 
 
 def reached(cycles: int, kind: str, *, heads: int = 1) -> float:
-  """The share of its peak at which a core takes so many cycles for seven products of 512 x 512 x 128."""
+  """Returns the fraction of peak for seven products of 512 x 512 x 128 in this number of cycles."""
   return 7 * heads * 512 * 512 * 128 / cycles / (262_144 if kind in (_V6E, "TPU7x") else 65_536)
 
 
 def test_the_share_is_that_of_the_blocks_that_run():
-  """Of an encoder, where no block can be skipped, of packed rows, short texts, and blocks that are asked for; and that
-  of matmuls where nothing was counted, and where no kernel runs."""
+  """Encoders, packed rows, short texts, requested blocks; and matmuls' fraction for uncounted kernels."""
   share = lambda of, kernel="distance", kind=_V6E: kernel_cycles.share(of, kind, on(kernel))
   cycles = kernel_cycles.CYCLES["distance", 2][_V6E]
   assert share(a_t5(512)) == share(a_t5(128)) == reached(cycles[512, 512], _V6E, heads=2)
@@ -57,7 +56,7 @@ def test_the_share_is_that_of_the_blocks_that_run():
 
 
 def test_what_smaller_blocks_cost_larger_ones_save():
-  """As a share of what kernels take; nothing where the own blocks are the fastest that are known."""
+  """Savings are a fraction of the kernels' time; nothing if the default blocks are the fastest known."""
   cycles = kernel_cycles.CYCLES["distance", 2][_V6E]
   small = a_t5(4096, "--config.model.attention_block=256")
   relative = {size: cycles[size, size] / cycles[256, 256] for size in (512, 1024)}
@@ -68,14 +67,14 @@ def test_what_smaller_blocks_cost_larger_ones_save():
 
 @pytest.mark.parametrize("skips", ["--config.data.pack=True", "--config.model.attention_window=128"])
 def test_nothing_is_said_where_segments_or_a_window_skip_blocks(skips):
-  """Of which there are fewer than cycles save: as many as that, nobody knows before."""
+  """Larger blocks skip less, by an amount that is unknown in advance."""
   assert kernel_cycles.saved(a_t5(8192, skips), _V6E, on("distance"), 10.0) == {}
   llama = config("--config.data.targets_length=8192", skips, name="llama2_1b")
   assert kernel_cycles.saved(llama, _V6E, on("splash"), 10.0) == {}
 
 
 def test_a_share_is_that_of_the_blocks_that_a_core_has_room_for():
-  """A v4 has no room for keys of 1,024 beside queries of 512, and at 8,192 positions for 256 alone."""
+  """A v4 does not fit keys of 1,024 with queries of 512, and at 8,192 positions only 256."""
   cycles = kernel_cycles.CYCLES["distance", 2]["TPU v4"]
   for length, block in ((2048, 512), (8192, 256)):
     own = reached(cycles[block, block], "TPU v4", heads=2)
@@ -83,7 +82,7 @@ def test_a_share_is_that_of_the_blocks_that_a_core_has_room_for():
 
 
 def test_a_window_that_hides_nothing_is_none():
-  """And of layers that take turns those without one count."""
+  """Among alternating layers, those without a window count."""
   share = lambda of: kernel_cycles.share(of, _V6E, on("distance"))
   assert share(a_t5(4096, "--config.model.attention_window=5000")) == share(a_t5(4096))
   turns = ("--config.model.attention_window=100", "--config.model.global_attention_every=2")
@@ -95,7 +94,7 @@ def a_gpt(length: int, *more: str):
 
 
 def test_what_a_causal_mask_leaves_out_counts():
-  """Of 4 x 4 blocks 10 are computed, of 2 x 2 there are 3 of 4: what a v5e's larger ones save is lost again."""
+  """A kernel computes 10 of 4 x 4 blocks, and 3 of 2 x 2: on a v5e this cancels the gain of larger blocks."""
   of = lambda length, kind, *more: kernel_cycles.saved(a_gpt(length, *more), kind, on("splash"), 1.0)
   cycles = kernel_cycles.CYCLES["splash", 1][_V6E]
   relative = cycles[1024, 1024] / cycles[512, 512] * (3 / 4) / (10 / 16)
@@ -108,8 +107,7 @@ def test_what_a_causal_mask_leaves_out_counts():
 
 @pytest.mark.parametrize("kind", kernel_cycles.CYCLES["splash", 1])
 def test_long_causal_sequences_have_the_blocks_that_are_faster(kind):
-  """On each generation, and no faster ones are known; not where segments skip some or sequences are split, in float32,
-  of wide heads, or where some are asked for."""
+  """Except with segments, sharded sequences, float32, wide heads or requested blocks."""
   cycles = kernel_cycles.CYCLES["splash", 1][kind]
   share = lambda length, *more: kernel_cycles.share(a_gpt(length, *more), kind, on("splash"))
   assert share(splash.LONG) == reached(cycles[1024, 1024], kind)
@@ -123,7 +121,7 @@ def test_long_causal_sequences_have_the_blocks_that_are_faster(kind):
 
 
 def test_keys_of_a_block_are_more_where_none_can_be_skipped():
-  """In an encoder whose segments say what is padding, and nowhere else, and not where a size is asked for."""
+  """Only in an encoder whose segments mark just padding, and only if no size is requested."""
   ids = object()
   padded = AttentionMask(ids, ids, padded=True)
   assert blocks.largest(padded, 0) == blocks.largest(AttentionMask(), 0) == (512, 1024)
@@ -140,7 +138,7 @@ def test_blocks_can_be_halved_down_to_whole_lanes():
 
 
 def test_blocks_of_2048_are_taken_where_a_core_has_the_room():
-  """Of half the positions elsewhere, where libtpu has none left."""
+  """Elsewhere half the positions, because libtpu runs out of memory."""
   bounds = lambda kind, head_dim=128, dtype="bfloat16": splash.bounds(
     2_048, (8_192, 8_192), head_dim, dtype, causal=True, device_kind=kind
   )

@@ -1,4 +1,4 @@
-"""Orders of a mesh's axes over a slice: which there are, and what another one makes of a step."""
+"""Layouts of a mesh's axes on a slice: their enumeration, and predicted step times."""
 
 import dataclasses
 import types
@@ -16,7 +16,7 @@ _V5E, _V5P = "TPU v5 lite", "TPU v5"
 
 @pytest.fixture(autouse=True)
 def meshes_of_chips(monkeypatch):
-  """Meshes of devices that are descriptions alone, which JAX would not take."""
+  """Allows meshes of device descriptions, which JAX would refuse."""
 
   def make(sizes, *, devices, order=()):
     sizes = sharding.mesh_sizes(sizes, len(devices))
@@ -30,7 +30,7 @@ def mesh(kind: str, *sides: int, **sizes: int):
 
 
 def a_plan(its, *, work: float, sent: dict[str, float], bound: str = "matmuls") -> dict:
-  """Of a step whose collectives all wait for."""
+  """Returns the plan of a step with synchronous collectives."""
   links = {name: its[name] * number for name, number in sent.items()}
   waited = sum(links.values())
   return {
@@ -52,7 +52,7 @@ def a_plan(its, *, work: float, sent: dict[str, float], bound: str = "matmuls") 
   ],
 )
 def test_every_order_has_links_of_its_own(kind, sides, sizes):
-  """And a config that names it gets a mesh that sends as fast."""
+  """A config with the layout gets a mesh with equal speeds."""
   one = mesh(kind, *sides, **sizes)
   found = mesh_layouts.all_orders(one)
   seen = [tuple(round(1e15 * its[name]) for name in sorted(its)) for its in found.values()]
@@ -62,26 +62,26 @@ def test_every_order_has_links_of_its_own(kind, sides, sizes):
 
 
 def test_a_step_in_another_order_waits_as_long_as_its_links_take():
-  """Twice the links, half the time, of what waits; what is computed stays."""
+  """Twice the links halve the waiting time; the computation stays."""
   own, other = {"fsdp": 1.0, "tensor": 1.0}, {"fsdp": 2.0, "tensor": 0.5}
   found = a_plan(own, work=10.0, sent={"fsdp": 2.0, "tensor": 4.0})
   assert mesh_layouts.seconds(found, own, own) == pytest.approx(found["predicted_step_seconds"])
   assert mesh_layouts.seconds(found, own, other) == pytest.approx(10.0 + 4.0 + 2.0)
-  # All but a second of fsdp runs beside the work, until it takes longer.
+  # All but a second of fsdp is hidden, until it takes longer.
   beside = found | {"waiting_seconds": {"tensor": 4.0}, "exposed_seconds": 4.0, "predicted_step_seconds": 14.0}
   assert mesh_layouts.seconds(beside, own, other) == pytest.approx(10.0 + 2.0)
   assert mesh_layouts.seconds(beside, own, other | {"fsdp": 8.0}) == pytest.approx(16.0 + 2.0)
-  # What is computed hides 3 of tensor's 4 seconds, in any order.
+  # Computation hides 3 of tensor's 4 seconds, in any layout.
   partly = found | {"waiting_seconds": {"tensor": 1.0}, "exposed_seconds": 1.0, "predicted_step_seconds": 11.0}
   assert mesh_layouts.seconds(partly, own, own) == pytest.approx(11.0)
   assert mesh_layouts.seconds(partly, own, own | {"tensor": 0.5}) == pytest.approx(10.0)
   assert mesh_layouts.seconds(partly, own, own | {"tensor": 2.0}) == pytest.approx(10.0 + 8.0 - 3.0)
-  # What the host's memory takes is no shorter.
+  # Host transfers do not become shorter.
   assert mesh_layouts.seconds(found | {"bound": "host"}, own, other) == found["predicted_step_seconds"]
 
 
 def test_the_axis_that_sends_most_is_given_the_neighbours():
-  """Where fsdp sends all there is, it; where tensor does, the order that a mesh has anyway is the best."""
+  """If fsdp sends all, fsdp; if tensor does, the default layout is the best."""
   one = mesh(_V5E, 8, 8, fsdp=8, tensor=8)
   own = mesh_layouts.speeds(one)
   best = mesh_layouts.promising(a_plan(own, work=1.0, sent={"fsdp": 100e9}), one, gain=0.01)
@@ -92,7 +92,7 @@ def test_the_axis_that_sends_most_is_given_the_neighbours():
 
 
 def test_the_search_tries_orders_of_the_best(monkeypatch):
-  """Of the fastest candidate that fits, with its flags; a plan without a prediction has none."""
+  """For the fastest candidate that fits, with its flags; a plan without a prediction has no other layouts."""
   one = mesh(_V5E, 8, 8, fsdp=8, tensor=8)
   devices, own = list(one.devices.flat), mesh_layouts.speeds(one)
   sizes = (("data", 1), ("fsdp", 8), ("tensor", 8))
@@ -111,7 +111,7 @@ def test_the_search_tries_orders_of_the_best(monkeypatch):
 
 
 def test_the_search_tries_other_blocks_of_the_best(monkeypatch):
-  """Before other orders, if they save a hundredth of the step; and the flags name them."""
+  """Before other layouts, if they save a hundredth of the step; the flags contain them."""
   one = mesh("TPU v6 lite", 8, 8, fsdp=64)
   devices, own = list(one.devices.flat), mesh_layouts.speeds(one)
   choice = dispatch.Choice("distance", "as the test says")

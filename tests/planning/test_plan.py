@@ -1,4 +1,4 @@
-"""`t2t plan`: what it says of a step, here on eight CPU devices; tests/planning/test_plan_tpu.py compiles for TPUs."""
+"""`t2t plan` on eight CPU devices; tests/planning/test_plan_tpu.py compiles for TPUs."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def config(*overrides: str, name: str = "t5_1_1_small"):
 
 @pytest.fixture(scope="module")
 def small() -> plan.Plan:
-  """The plan of a small T5 on fsdp 4 x tensor 2."""
+  """Returns the plan of a small T5 on fsdp 4 x tensor 2."""
   return plan.make_plan(config(*T5, "--config.mesh.fsdp=4", "--config.mesh.tensor=2"), jax.devices())
 
 
@@ -61,7 +61,7 @@ def small() -> plan.Plan:
   ],
 )
 def test_a_plan_has_the_features_that_training_reads(tmp_path, name, objective, pack):
-  """Without reading data it knows the names and shapes of the batches that the pipeline makes."""
+  """Names and shapes of the pipeline's batches are known without reading data."""
   from t2t.data import pipeline
 
   (tmp_path / "a.txt").write_text("\n\n".join(f"a line of text with the number {i} in it" for i in range(20_000)))
@@ -71,7 +71,7 @@ def test_a_plan_has_the_features_that_training_reads(tmp_path, name, objective, 
   mesh = sharding.make_mesh({"fsdp": 8})
   batch = next(pipeline.train_batches(changed.data, changed.model.architecture, mesh, batch_size=16, seed=0))
   if not pack and objective in ("causal_lm", "prefix_lm"):
-    batch.pop("decoder_segment_ids", None)  # of vocabularies whose token 0 is not padding, as bytes' is
+    batch.pop("decoder_segment_ids", None)  # for vocabularies with a token 0, such as bytes
   assert {name: (x.shape, x.dtype) for name, x in batch.items()} == {
     name: (x.shape, x.dtype) for name, x in recipe.batch(changed).items()
   }
@@ -79,7 +79,7 @@ def test_a_plan_has_the_features_that_training_reads(tmp_path, name, objective, 
 
 @pytest.mark.exhaustive
 def test_a_plan_knows_which_tasks_have_inputs(tmp_path):
-  """Of every objective, of tasks that come with t2t, and of a user's whatever its name: as it is registered."""
+  """For every objective, shipped tasks, and registered tasks of users with any name."""
   import seqio
 
   from t2t.data import feature_converters, objectives, registry
@@ -113,14 +113,14 @@ for name, objective in (("my_corpus", "causal_lm"), ("causal_lm_in_name_alone", 
 
 
 def test_flops_of_a_plan_are_those_of_the_program(small):
-  """Without recomputation the program multiplies as much as the formula says."""
+  """Without recomputation the program's multiplications equal the formula's."""
   assert small["executed_flops_per_step"] == pytest.approx(small["flops_per_step"], rel=0.02)
   assert small["tokens_per_step"] == 16 * (32 + 16)
   assert small["flops_per_token"] == small["flops_per_step"] / small["tokens_per_step"]
 
 
 def test_what_has_a_loss_is_what_the_objective_hides():
-  """Of an encoder alone as much as is masked, of a decoder alone what stands behind its inputs."""
+  """For an encoder-only model the masked positions, for a decoder-only model those after its inputs."""
   share = lambda *keys, name: recipe.share_predicted(config(*keys, name=name))
   assert share(name="tiny_bert") == 0.15
   files = ("--config.data.files=a.txt", "--config.data.mixture=", "--config.data.vocabulary=bytes")
@@ -132,7 +132,7 @@ def test_what_has_a_loss_is_what_the_objective_hides():
 
 @pytest.mark.exhaustive
 def test_flops_where_little_has_a_loss():
-  """A loop over what has one ends when the data says so; it is taken to run as often as the objective masks."""
+  """A data-dependent loop over chunks is assumed to run by the objective's masked fraction."""
   chunks = ("--config.train.logits_chunk_tokens=4", "--config.model.vocab_size=1024", "--config.model.max_length=64")
   found = plan.make_plan(config(*chunks, name="tiny_bert"), jax.devices())
   assert found["executed_flops_per_step"] == pytest.approx(found["flops_per_step"], rel=0.05)
@@ -140,8 +140,8 @@ def test_flops_where_little_has_a_loss():
 
 @pytest.mark.exhaustive
 def test_full_remat_runs_the_layers_forward_again():
-  """A third more is executed, but for what no later layer needs."""
-  # With fsdp: where parameters are whole on each device, XLA for CPUs sees that it has computed the same before.
+  """A third more is executed, except for the parts that no later layer needs."""
+  # With fsdp: if parameters are whole on each device, XLA for CPUs merges the recomputation.
   model = ("--config.model.remat=full", "--config.model.vocab_size=8", "--config.model.mlp_dim=512")
   changed = config(*T5, *model, "--config.mesh.fsdp=-1")
   found = plan.make_plan(changed, jax.devices())
@@ -150,13 +150,13 @@ def test_full_remat_runs_the_layers_forward_again():
 
 @pytest.mark.exhaustive
 def test_microbatches_compute_the_same(small):
-  """The loop over them is counted as often as it runs; the mesh does not matter to the sum over devices."""
+  """The microbatch loop counts per iteration; the mesh does not change the total over devices."""
   two = plan.make_plan(config(*T5, "--config.train.microbatches=2"), jax.devices())
   assert two["executed_flops_per_step"] == pytest.approx(small["executed_flops_per_step"], rel=0.02)
 
 
 def test_what_waits_in_the_hosts_memory_takes_none_of_the_devices():
-  """A shard is counted where it lies."""
+  """A shard counts in its own memory."""
   mesh = sharding.make_mesh({"fsdp": 8})
   place = lambda kind: sharding.batch_sharding(mesh).with_memory_kind(kind)
   moment = lambda kind: jax.ShapeDtypeStruct((16, 4), np.float32, sharding=place(kind))
@@ -164,18 +164,18 @@ def test_what_waits_in_the_hosts_memory_takes_none_of_the_devices():
 
 
 def test_memory_is_that_of_the_shards(small):
-  """float32 parameters over eight devices, a batch over four; the whole is what the parts make."""
+  """float32 parameters over eight devices, a batch over four; the total is the sum of the parts."""
   memory = small["memory_per_chip"]
   assert memory["parameters"] == pytest.approx(4 * small["parameters"] / 8, rel=0.05)
   assert memory["batch"] == (16 // 4) * (32 + 3 * 16) * 4
   parts = memory["parameters"] + memory["optimizer"] + memory["batch"]
-  assert memory["arguments"] == pytest.approx(parts, rel=0.05)  # what the step does not read is no argument
+  assert memory["arguments"] == pytest.approx(parts, rel=0.05)  # unused inputs are not arguments
   assert memory["total"] >= memory["temporaries"] >= memory["activations"] > 0
   assert small["fits"] is (memory["total"] <= memory["capacity"])
 
 
 def test_collectives_of_a_plan_are_over_the_axes_of_its_mesh(small):
-  """Weights are gathered over fsdp, activations summed over tensor; nothing names an axis of one device."""
+  """Weights are gathered over fsdp, activations summed over tensor; no axis of one device occurs."""
   sent = small["collective_bytes"]
   assert sent["all-gather"]["fsdp"] > 0
   assert sent["all-reduce"]["tensor"] > 0
@@ -192,7 +192,7 @@ def test_collectives_of_a_plan_are_over_the_axes_of_its_mesh(small):
   ],
 )
 def test_sizes_that_do_not_divide_are_refused(overrides, message):
-  """Before anything is compiled, with sizes that would do."""
+  """Before anything is compiled, with sizes that work."""
   with pytest.raises(UserError, match=message):
     plan.make_plan(config(*T5, *overrides), jax.devices())
 
@@ -213,7 +213,7 @@ def test_sizes_that_do_not_divide_are_refused(overrides, message):
     ),
     ("t5_1_1_xxl", 1_024, "TPU v5", {"data": 32, "fsdp": 32, "tensor": 1}, "fsdp 32, no more"),
     ("t5_1_1_xxl", 8, "TPU v5", {"data": 1, "fsdp": 8, "tensor": 1}, "fsdp 8, all there are$"),
-    # Wide enough shards would have 11.3 GB of the state, which is more than a half of a v5e.
+    # Wide enough shards would have 11.3 GB of the state, more than half of a v5e's memory.
     ("t5_xxl", 256, "TPU v5 lite", {"data": 16, "fsdp": 16, "tensor": 1}, "fsdp 16, so many, for the 90.* GB of param"),
     ("ul2_20b", 64, "TPU v5 lite", {"data": 2, "fsdp": 32, "tensor": 1}, "fsdp 32, no more"),
     ("llama2_13b", 256, "TPU v5 lite", {"data": 8, "fsdp": 32, "tensor": 1}, "fsdp 32"),
@@ -222,14 +222,14 @@ def test_sizes_that_do_not_divide_are_refused(overrides, message):
   ],
 )
 def test_the_mesh_that_is_chosen(name, devices, kind, mesh, why):
-  """Shards stay as wide as a TPU's rows, unless the state of training needs more of them; data takes the rest."""
+  """Shards stay as wide as a TPU's rows, unless the training state needs more of them; data takes the rest."""
   found = mesh_selection.choose(records(load_config(name)), devices, device_kind=kind)
   assert found[0] == mesh
   assert re.search(why, found[1]), found[1]
 
 
 def test_what_is_said_of_the_mesh_is_kept():
-  """Sizes and -1 are as written; fsdp is chosen for what tensor and dcn_data leave, and errors name what is wrong."""
+  """Given sizes and -1 are kept; fsdp is chosen for the rest beside tensor and dcn_data, and errors name the cause."""
   choose = lambda devices, **mesh: mesh_selection.choose(records(config_of_mesh(**mesh)), devices)
   config_of_mesh = lambda **mesh: override(
     load_config("t5_1_1_base"), [f"--config.mesh.{axis}={size}" for axis, size in mesh.items()]
@@ -238,7 +238,7 @@ def test_what_is_said_of_the_mesh_is_kept():
   assert choose(16, data=-1)[0] == {"data": 16, "fsdp": 1, "tensor": 1}
   assert choose(16, tensor=4)[0] == {"data": 1, "fsdp": 4, "tensor": 4}
   assert choose(64, dcn_data=2, data=2)[0] == {"dcn_data": 2, "data": 8, "fsdp": 4, "tensor": 1}
-  for mesh, message in (({"tensor": 3}, "3 does not divide 16"), ({"fsdp": 4}, "makes 4 device")):
+  for mesh, message in (({"tensor": 3}, "3 does not divide 16"), ({"fsdp": 4}, "needs 4 device")):
     with pytest.raises(UserError, match=message):
       choose(16, **mesh)
 
@@ -247,7 +247,7 @@ def test_what_is_said_of_the_mesh_is_kept():
 
 
 def on_a_tpu(small: plan.Plan, **memory: float) -> plan.Plan:
-  """A plan as it would be with a prediction."""
+  """Returns a plan as it would be with a prediction."""
   times = {"compute": 0.5, "memory": 0.25, "host": 0.1, "links": {"fsdp": 0.125, "fsdp+tensor": 1e-5}}
   found = small | {
     "seconds_at_peak": times,
@@ -270,7 +270,7 @@ def test_hours_and_cost_of_a_number_of_tokens(small):
 
 
 def test_a_report_is_80_columns_wide(small):
-  """On a CPU, with a prediction, and when it does not fit."""
+  """On a CPU, with a prediction, and without enough memory."""
   tight = on_a_tpu(small, total=3e10, capacity=16e9, temporaries=2.9e10)
   tight["would_fit"] = plan.would_fit(tight)
   for each in (small, plan.with_budget(on_a_tpu(small), 1e12, 4.2), tight):
@@ -282,7 +282,7 @@ def test_a_report_is_80_columns_wide(small):
 
 
 def test_a_report_begins_with_what_one_asks_first(small):
-  """The chip as it is sold, and whether it fits; then why."""
+  """The product name of the chip, and whether the step fits; then the details."""
   said = plan.report(on_a_tpu(small, capacity=16e9) | {"device": "8 x TPU v5"}).splitlines()
   assert said[0].startswith("8 x TPU v5p, ")
   first = [next(place for place, line in enumerate(said) if line.startswith(text)) for text in ("it fits", "a step")]
@@ -297,18 +297,19 @@ def test_what_a_plan_calls_longest_fits_its_line():
 
 
 def test_what_would_make_a_plan_fit(small):
-  """More shards where the state is too large; otherwise less of the batch at a time, or less kept for its layers."""
+  """More shards if the state is too large; otherwise fewer rows at a time, or more recomputation."""
   gigabytes = {"parameters": 2e9, "optimizer": 4e9, "arguments": 6e9, "capacity": 16e9}
   large = on_a_tpu(small, total=30e9, temporaries=24e9, **gigabytes)
-  # 2 GB of gradients and 22 GB of 4 rows; 10 GB are free, of which sums of gradients take 4.
+  # 2 GB of gradients and 22 GB for 4 rows; 10 GB are free, of which gradient accumulators take 4.
   assert plan.would_fit(large)[0].startswith("--config.train.microbatches=4: 1 row of the batch at a time")
-  assert plan.would_fit(large)[-1].startswith("--config.model.remat=full")  # of which nothing is known before
+  assert plan.would_fit(large)[-1].startswith("--config.model.remat=full")  # with an unknown effect
   # A contrastive loss compares the rows of a whole batch.
   whole = large | {"takes_microbatches": False}
   assert (whole["batch_size"], whole["rows_at_a_time"]) == (16, 4)
-  assert plan.would_fit(whole)[0] == "--config.train.batch_size=4"  # 5.5 GB for a row, and 8 are free: no sums
+  assert plan.would_fit(whole)[0] == "--config.train.batch_size=4"  # 5.5 GB for a row, and 8 are free: no accumulators
   wide = on_a_tpu(small, total=36e9, temporaries=30e9, **gigabytes) | {"takes_microbatches": False}
-  assert plan.would_fit(wide)[0] == "--config.train.batch_size=4"  # 7 GB for a row, which fit without sums alone
+  # 7 GB for a row, which fits only without accumulators
+  assert plan.would_fit(wide)[0] == "--config.train.batch_size=4"
   state = on_a_tpu(small, total=60e9, temporaries=30e9, **(gigabytes | {"parameters": 10e9, "optimizer": 20e9}))
   state |= {"parameters": 2.5e9 * 8, "optimizer": "adamw"}
   assert plan.would_fit(state)[0] == "32 chips or more: parameters, optimizer and gradients alone fill 20"
@@ -319,7 +320,7 @@ def test_what_would_make_a_plan_fit(small):
 
 
 def test_a_finished_plan_is_kept(tmp_path):
-  """What was compiled once is read, until anything that it depends on changes."""
+  """A compiled plan is read from the cache, until one of its inputs changes."""
   path = tmp_path / "plans" / "a.json"
   assert plan.cached(path, lambda: {"fits": True}) == {"fits": True}
   assert plan.cached(path, lambda: pytest.fail("compiled again")) == {"fits": True}
@@ -328,7 +329,7 @@ def test_a_finished_plan_is_kept(tmp_path):
 
 
 def test_the_name_of_a_plan_depends_on_config_devices_and_flags(monkeypatch):
-  """A different step or TPU is another plan, and so is what the compiler is told otherwise."""
+  """Another step, TPU or compiler flag gives another plan."""
   first = plan.cache_path(config(), "v5e:4x4")
   assert plan.cache_path(config(), "v5e:4x4") == first
   others = plan.cache_path(config(), "v5e:4x8"), plan.cache_path(config("--config.train.z_loss=0"), "v5e:4x4")
@@ -342,7 +343,7 @@ def test_the_name_of_a_plan_depends_on_config_devices_and_flags(monkeypatch):
 
 @pytest.mark.exhaustive
 def test_the_command_prints_a_report_and_json(capsys, tmp_path, monkeypatch):
-  """The same numbers for people and programs; a second time without compiling."""
+  """Both have the same numbers; the second run does not compile."""
   monkeypatch.setenv("T2T_CACHE_DIR", str(tmp_path))
   arguments = ["plan", "--config", "t5_1_1_small", *SMALL, *T5, "--json"]
   assert command.main(arguments) == 0
@@ -362,24 +363,27 @@ def test_the_command_prints_a_report_and_json(capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    (["--topology", "v9:1x1"], "no such TPU"),
+    (["--topology", "v9:1x1"], "--topology v9:1x1: unknown TPU topology"),
     (["--slices", "2"], "--slices 2: needs --topology"),
     (["--price", "4"], "--price 4: needs --tokens"),
     (["--tokens", "-1"], "argument --tokens: is -1; give a finite number, above 0"),
     (["--tokens", "1e9", "--price", "0"], "argument --price: is 0; give a finite number, above 0"),
     (["--search", "--max_compiles", "0"], "argument --max_compiles: is 0; give a whole number, 1 or more"),
     (["--config.model.positions=learned", "--config.model.max_length=64"], "config.model.max_length=64 positions"),
-    (["--search", "--config.model.positions=learned", "--config.model.max_length=64"], "of 512 in the encoder"),
+    (
+      ["--search", "--config.model.positions=learned", "--config.model.max_length=64"],
+      "sequences of 512 tokens in the encoder",
+    ),
     (["--config.data.inputs_length=0"], "config.data.inputs_length=0: must be at least 1"),
     (["--search", "--config.data.targets_length=-5"], "config.data.targets_length=-5: must be at least 1"),
     (["--hlo", "/proc/none/step.txt"], "--hlo /proc/none/step.txt: cannot be written (No such file or directory)"),
   ],
 )
 def test_bad_options_are_refused(capsys, arguments, message):
-  """In one line, with exit code 2."""
+  """Prints one line, with exit code 2."""
   try:
     code = command.main(["plan", "--config", "t5_1_1_small", *arguments])
-  except SystemExit as ended:  # at an option that argparse refuses
+  except SystemExit as ended:  # for options that argparse refuses
     code = ended.code
   assert code == 2
   assert message in capsys.readouterr().err
@@ -406,7 +410,7 @@ def test_what_only_the_data_knows(name, overrides, asks):
 
 @pytest.mark.exhaustive
 def test_a_plan_of_fine_tuning_has_the_heads_of_its_tasks(module, capsys):
-  """The model is the checkpoint's, the head the task's, and the recipe that of an encoder, as in training."""
+  """The model is the checkpoint's, the head the task's, and the recipe an encoder's, as in training."""
   argv = ["plan", "--json", "--config=finetune_superglue", *test_evaluate.options(module)]
   assert command.main([*argv, f"--config.init.checkpoint={trained.workdir('encoder_only')}"]) == 0
   plan = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -419,6 +423,6 @@ def test_a_plan_of_fine_tuning_has_the_heads_of_its_tasks(module, capsys):
 
 @pytest.mark.exhaustive
 def test_planning_loads_no_tensorflow():
-  """A machine without it can plan."""
+  """A machine without TensorFlow can plan."""
   code = "import sys, t2t.commands.plan; sys.exit('tensorflow' in sys.modules or 'seqio' in sys.modules)"
   assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""`t2t plan --search`: which candidates there are, which are compiled, and how they are ranked."""
+"""`t2t plan --search`: candidates, their compilation, and the ranking."""
 
 import json
 
@@ -23,7 +23,7 @@ def candidate(
 
 
 def planned(total: float, speed: float, capacity: float = 10.0) -> dict:
-  """As much of a plan as a search looks at."""
+  """Returns the fields of a plan that a search reads."""
   found = {"memory_per_chip": {"total": total, "capacity": capacity}, "fits": total <= capacity}
   return found | {
     "tokens_per_second": speed,
@@ -46,7 +46,7 @@ def run(ordered, make_plan, **options):
 
 
 def test_meshes_divide_devices_and_heads():
-  """Every mesh uses all devices; tensor divides the heads, of keys and values as well."""
+  """Every mesh uses all devices; tensor divides query heads and key heads."""
   found = autotune_candidates.meshes(config("--config.model.num_heads=12"), 32)
   assert all(mesh["data"] * mesh["fsdp"] * mesh["tensor"] == 32 for mesh in found)
   assert {mesh["tensor"] for mesh in found} == {1, 2, 4}
@@ -56,19 +56,19 @@ def test_meshes_divide_devices_and_heads():
 
 @pytest.mark.exhaustive
 def test_candidates_fit_their_mesh_and_begin_with_the_own_batch_size():
-  """Batches divide; a mesh is left out that has no room for parameters and optimizer."""
+  """Batches divide; meshes without memory for parameters and optimizer are excluded."""
   found = autotune_candidates.candidates(config(*T5), jax.devices(), capacity=None)
   assert found[0].batch_size == 16
   assert {each.batch_size for each in found} == {16, 32, 64}
   assert all(each.batch_size % (dict(each.mesh)["data"] * dict(each.mesh)["fsdp"]) == 0 for each in found)
-  # All parameters, float32, take 118 kB; so much is there for them only where they are split.
+  # All float32 parameters take 118 kB, so they fit only if they are split.
   split = autotune_candidates.candidates(config(*T5), jax.devices(), capacity=60e3)
   assert {dict(each.mesh)["fsdp"] * dict(each.mesh)["tensor"] for each in split} <= {4, 8}
   assert autotune_candidates.candidates(config(*T5), jax.devices(), capacity=1e3) == []
 
 
 def test_what_cannot_be_better_is_not_compiled(cache):
-  """What recomputes more than a candidate that fits is slower; what keeps more than one that does not fit is larger."""
+  """A candidate with more recomputation than a fitting one is slower; one with less than a failing one is larger."""
   sizes = {"none": 20.0, "minimal": 5.0, "full": 1.0}
   compiled = []
 
@@ -78,22 +78,22 @@ def test_what_cannot_be_better_is_not_compiled(cache):
 
   ordered = [candidate(remat=remat, microbatches=n) for n in (1, 2) for remat in ("minimal", "none", "full")]
   run(ordered, make_plan)
-  # "full" and two microbatches of "minimal" are slower than "minimal"; "none" is tried again in two parts.
+  # "full" and two microbatches of "minimal" are slower than "minimal"; "none" is tried again in two microbatches.
   assert compiled == [("minimal", 1), ("none", 1), ("none", 2)]
 
 
 def test_what_computes_more_may_be_faster_where_memory_bounds():
-  """What is not kept is not read either: more is computed in vain where products and waiting take most of the step."""
+  """Recomputed values are not read; recomputation is useless only if products and waiting take most of the step."""
   plan = planned(1.0, 1.0)
   own, again = candidate(), candidate(remat="full")
   slower = lambda **times: again.is_slower(own, plan | times)
   assert slower()
-  assert not slower(seconds_at_peak={"compute": 0.4})  # of a second 0.5 for products, and a third more is less than one
+  assert not slower(seconds_at_peak={"compute": 0.4})  # products take 0.5 of one second, and a third more is below one
   assert slower(seconds_at_peak={"compute": 0.4}, exposed_seconds=0.35)
   assert not own.is_slower(again, plan)
-  # Where nothing is known of times, FLOPs are what ranks.
+  # Without predicted times, FLOPs rank.
   assert slower(seconds_at_peak=None)
-  # Parts of the same are no faster whatever bounds.
+  # More microbatches of the same are never faster.
   assert candidate(microbatches=2).is_slower(own, plan | {"seconds_at_peak": {"compute": 0.1}})
 
 
@@ -112,17 +112,17 @@ def test_meshes_that_evaluation_does_not_divide_over_are_no_candidates():
 
 
 def test_what_is_as_large_as_what_did_not_fit_comes_last(cache):
-  """By an estimate, as wrong as it was of the one that was compiled; and by parts of as many rows for certain."""
+  """By an estimate scaled by the compiled candidate's error; microbatches of as many rows fail for certain."""
   first, second, smaller = candidate(batch_size=16), candidate(batch_size=16, fsdp=4, data=2), candidate(fsdp=2, data=4)
   sizes = {first: 8.0, second: 7.0, smaller: 6.0, candidate(remat="full"): 7.9}
   compiled = []
 
   def make_plan(changed):
     compiled.append((changed.mesh.sizes["fsdp"], changed.model.remat))
-    return planned(12.0, 1.0)  # half as much again as was estimated, of 10
+    return planned(12.0, 1.0)  # half as much again as estimated, of 10
 
   run(list(sizes), make_plan, memory=sizes.get)
-  # 12.0, 9.0 and another policy; and then 10.5, for the estimate may be as wrong of one mesh as it is not of another.
+  # 12.0, 9.0 and another policy; then 10.5, because the estimate's error may differ between meshes.
   assert compiled == [(8, "none"), (2, "none"), (8, "full"), (4, "none")]
   assert candidate(batch_size=32, microbatches=2).needs_more(candidate(batch_size=16))
   assert not candidate(batch_size=32, microbatches=4).needs_more(candidate(batch_size=16))
@@ -130,7 +130,7 @@ def test_what_is_as_large_as_what_did_not_fit_comes_last(cache):
 
 
 def test_batch_sizes_take_turns_though_some_are_left_out(cache):
-  """What is skipped does not cost a turn."""
+  """A skipped candidate does not cost a turn."""
   own = [candidate(batch_size=16, microbatches=n) for n in (1, 2, 4)]
   larger = [candidate(batch_size=32, fsdp=n) for n in (8, 4, 2)]
   compiled = []
@@ -140,7 +140,7 @@ def test_batch_sizes_take_turns_though_some_are_left_out(cache):
     return planned(1.0, 1.0)
 
   run([own[0], *own[1:], candidate(batch_size=16, data=2, fsdp=4), *larger], make_plan)
-  assert compiled == [16, 32, 16, 32, 32]  # in more parts the first is slower for certain
+  assert compiled == [16, 32, 16, 32, 32]  # with more microbatches the first is certainly slower
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ def test_larger_batches_are_tried_in_larger_parts():
 
 
 def test_what_waits_on_the_host_is_its_own_way_out():
-  """It may fit where all else is too large, and may be slower than what computes as much again on the device."""
+  """Offloading may fit if all else is too large, and may be slower than recomputation on the device."""
   on_host, kept = candidate(remat=ATTENTION_ON_HOST), candidate(remat=ATTENTION_KEPT)
   assert not on_host.needs_more(candidate(remat="full"))
   plan = planned(1.0, 1.0)
@@ -161,7 +161,7 @@ def test_what_waits_on_the_host_is_its_own_way_out():
 
 @pytest.mark.slow
 def test_a_policy_of_ones_own_is_tried():
-  """Beside the others, and compared with itself alone."""
+  """Beside the others, and compared only with itself."""
   found = autotune_candidates.candidates(
     config(*T5, "--config.model.remat=input,attention"), jax.devices(), capacity=None
   )
@@ -173,7 +173,7 @@ def test_a_policy_of_ones_own_is_tried():
 
 
 def test_logits_are_counted_where_no_kernel_runs(monkeypatch):
-  """On a TPU none of them lie in memory, unless that is asked for."""
+  """On a TPU memory holds no logits, unless the plain kernel is requested."""
   memory = lambda *more: autotune_candidates.Estimate(config(*T5, *more), jax.devices()[:1]).memory(one)
   one = candidate(fsdp=1)
   long = ("--config.data.inputs_length=4096", "--config.data.targets_length=4096", "--config.model.head_dim=32")
@@ -184,7 +184,7 @@ def test_logits_are_counted_where_no_kernel_runs(monkeypatch):
 
 @pytest.mark.exhaustive
 def test_the_optimizer_may_wait_on_the_host():
-  """Where it takes a share of the memory that is worth its way; the config then says so, and so does the table."""
+  """If it takes a relevant fraction of memory; config and table then contain it."""
   own, away = candidate(), candidate(offload_optimizer=True)
   assert own.needs_more(away)
   assert not away.needs_more(own)
@@ -193,7 +193,7 @@ def test_the_optimizer_may_wait_on_the_host():
   assert away.apply(config(*T5)).train.offload_optimizer
   assert away.flags() == own.flags() + " --config.train.offload_optimizer=True"
   assert "none*" in autotune.table([autotune.SearchResult(away, planned(1.0, 1.0))])
-  # AdamW's moments take twice what the parameters do, 236 kB: split over 8 devices, 30 kB beside 15 kB.
+  # AdamW's moments take twice the parameters' bytes, 236 kB: split over 8 devices, 30 kB beside 15 kB.
   found = lambda capacity: {
     each.offload_optimizer
     for each in autotune_candidates.candidates(config(*T5, _ADAMW), jax.devices(), capacity=capacity)
@@ -205,7 +205,7 @@ def test_the_optimizer_may_wait_on_the_host():
 
 
 def test_a_failure_is_a_result(cache):
-  """The search goes on, and says what failed, but not in the place of a plan."""
+  """The search continues, and reports the failure instead of a plan."""
 
   def make_plan(changed):
     if changed.train.batch_size == 16:
@@ -219,7 +219,7 @@ def test_a_failure_is_a_result(cache):
 
 
 def test_a_search_ends_and_goes_on(cache):
-  """After so many compilations; what they gave costs nothing the next time."""
+  """After a number of compilations; cached results cost nothing the next time."""
   calls = []
 
   def make_plan(changed):
@@ -232,11 +232,11 @@ def test_a_search_ends_and_goes_on(cache):
   assert calls == [16, 32, 64]
   assert run([candidate(128)], make_plan, budget=-1.0) == []
   seen = [autotune.SearchResult(candidate(16), planned(1.0, 1.0))]
-  assert run([candidate(16), candidate(16, remat="full")], make_plan, seen=seen) == []  # and what is slower
+  assert run([candidate(16), candidate(16, remat="full")], make_plan, seen=seen) == []  # and slower candidates
 
 
 def test_the_fastest_that_fits_comes_first():
-  """What does not fit follows, however fast it would be; lines have at most 80 columns."""
+  """Failing candidates follow, however fast; lines have at most 80 columns."""
   results = [
     autotune.SearchResult(candidate(16), planned(5.0, 3e6)),
     autotune.SearchResult(candidate(32, data=16, fsdp=16, tensor=16), planned(6.0, 4e6)),
@@ -250,10 +250,10 @@ def test_the_fastest_that_fits_comes_first():
 
 @pytest.mark.slow
 def test_a_compiler_that_dies_is_a_failure():
-  """It takes its process with it; the next plan gets a new one."""
+  """Its process ends, and the next plan gets a new one."""
   worker = autotune.Worker("v5e:2x2", 1)
   try:
-    with pytest.raises(UserError, match="ended with its process"):
+    with pytest.raises(UserError, match="the compiler process ended with exit code"):
       # Not a config: unpickling it ends the process.
       worker.make_plan(_Exit())
   finally:
@@ -261,7 +261,7 @@ def test_a_compiler_that_dies_is_a_failure():
 
 
 class _Exit:
-  """Whoever receives it exits."""
+  """Ends the process that unpickles it."""
 
   def __reduce__(self):
     return exit, (7,)
@@ -269,11 +269,11 @@ class _Exit:
 
 @pytest.mark.exhaustive
 def test_the_command_searches(capsys, cache):
-  """A table, then the best plan with the flags that give it, as JSON with the whole ranking."""
+  """A table, then the best plan with its flags, and JSON with the whole ranking."""
   arguments = ["plan", "--config", "t5_1_1_small", *SMALL, *T5, "--search", "--max_compiles", "4", "--json"]
   assert command.main(arguments) == 0
   out, error = capsys.readouterr()
   found = json.loads(out.splitlines()[-1])
-  assert len(found["ranking"]) == 4  # the one as well that is kept for another order, which a CPU has not
+  assert len(found["ranking"]) == 4  # including the compilation reserved for other layouts, which a CPU does not have
   assert "--config.train.batch_size=" in out
   assert "compiling up to 4 of" in error

@@ -11,7 +11,7 @@ from t2t.planning.hlo import cost as hlo_cost
 
 
 def test_the_rule_of_the_prediction():
-  """Each instruction is bound by FLOPs or by bytes; for collectives all wait, but for what runs beside instructions."""
+  """Each instruction is bound by FLOPs or by bytes; synchronous collectives wait, asynchronous ones overlap."""
   chip, peak = accelerators.CHIPS["TPU v5 lite"], 100e12
   mesh = torus(16, 16)
   second = {"flops": peak * roofline.MATMUL_SHARE, "bytes": chip.hbm_bandwidth * roofline.BANDWIDTH_SHARE}
@@ -29,7 +29,7 @@ def test_the_rule_of_the_prediction():
   assert times.links == pytest.approx({"x": 2.0, "y": 0.5})
   assert times.predicted == pytest.approx(2 + 1 + 0.5)
   assert times.waiting == pytest.approx({"y": 0.5})
-  # What waits in the host's memory has its own way there, beside everything else.
+  # Host transfers run beside everything else.
   offload = hlo_cost.Operation("offload", 4, 0, 0, True, host_bytes=chip.host_bandwidth)
   times = roofline.times(dataclasses.replace(program, operations=(*operations, offload)), chip, peak, mesh)
   assert times.host == pytest.approx(4.0)
@@ -38,7 +38,7 @@ def test_the_rule_of_the_prediction():
 
 
 def test_an_instruction_hides_at_most_as_much_as_it_takes():
-  """Of two collectives beside a product of a second, that take 0.6 and 1 s, the other is beside a copy as well."""
+  """Two collectives of 0.6 and 1 s beside a product of a second; the second one is beside a copy, too."""
   chip, peak = accelerators.CHIPS["TPU v5 lite"], 100e12
   operations = (
     hlo_cost.Operation(
@@ -51,13 +51,13 @@ def test_an_instruction_hides_at_most_as_much_as_it_takes():
   second = hlo_cost.Collective("all-reduce", ("y",), 10, 10e9, beside=(0, 1, 2))
   times = roofline.times(hlo_cost.HloProgram(operations, (first, second), 0, 0, ()), chip, peak, torus(16, 16))
   assert times.links == pytest.approx({"x": 0.6, "y": 1.0})
-  # What was hidden beside the product, 0.6 s, is no more there for the other; a copy that runs ahead hides nothing.
+  # The 0.6 s hidden beside the product are used up for the other; an asynchronous copy hides nothing.
   assert times.waiting == pytest.approx({"y": 1.0 - 0.4 - 0.25})
   assert times.exposed == pytest.approx(0.35)
 
 
 def test_narrow_matrices_take_as_long_as_wide_ones():
-  """A TPU's matrix units take 128 rows and columns at a time; kernels are told how wide a head is."""
+  """A TPU's matrix units process 128 rows and columns at a time; kernels get the head dimension."""
   chip, peak = accelerators.CHIPS["TPU v5 lite"], accelerators.peak_flops("TPU v5 lite")
   one = lambda chip=chip, **fields: roofline.times(
     hlo_cost.HloProgram((hlo_cost.Operation("x", 1, flops=peak, bytes=0.0, **fields),), (), 0, 0, ()),

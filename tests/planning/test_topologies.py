@@ -1,4 +1,4 @@
-"""Chips of a slice, and the links that the axes of a mesh have over them: descriptions alone."""
+"""Chips of a slice, and the links of a mesh's axes on them, by device descriptions."""
 
 import types
 
@@ -13,28 +13,28 @@ from t2t.planning import aot_compile
 @pytest.mark.parametrize(
   ("topology", "message"),
   [
-    ("v9:4x4", "no such TPU.*v5e:16x16"),
-    ("v5e", "no such TPU"),
-    ("v5e:16xx16", "no such TPU"),
-    ("v5e:4x4x4", "a v5e slice has 2 sides"),
-    ("v5p:8x8", "a v5p slice has 3 sides, as in v5p:2x2x1"),
+    ("v9:4x4", "unknown TPU topology.*v5e:16x16"),
+    ("v5e", "unknown TPU topology"),
+    ("v5e:16xx16", "unknown TPU topology"),
+    ("v5e:4x4x4", "a v5e slice has 2 dimensions"),
+    ("v5p:8x8", "a v5p slice has 3 dimensions. Examples: v5p:2x2x1"),
   ],
 )
 def test_an_unknown_topology_is_refused(topology, message):
-  """The message says which there are."""
+  """The message has examples."""
   with pytest.raises(UserError, match="(?s)" + message):
     aot_compile.devices(topology)
 
 
 def test_without_libtpu_the_error_says_how_to_get_it(monkeypatch):
-  """It is part of an extra, which a CPU's installation does not have."""
+  """libtpu is part of an extra, which a CPU installation does not have."""
   monkeypatch.setattr(aot_compile.importlib.util, "find_spec", lambda name: None)
   with pytest.raises(UserError, match=r"pip install -e '.\[tpu\]'"):
     aot_compile.devices("v5e:4x4")
 
 
 def torus(*sides: int, slices: int = 1) -> types.SimpleNamespace:
-  """A mesh whose axes are the sides of a slice: what `chips` asks of one."""
+  """Returns a mesh whose axes are the sides of a slice, with the attributes that `accelerators` reads."""
   devices = np.empty((slices, *sides), object)
   for index in np.ndindex(*devices.shape):
     coords = (*index[1:], *[0] * (3 - len(sides)))
@@ -43,7 +43,7 @@ def torus(*sides: int, slices: int = 1) -> types.SimpleNamespace:
 
 
 def test_bandwidth_of_axes():
-  """Two links along a ring, one along a line, all that lead along several sides, and the network between slices."""
+  """Two links along a ring, one along a line, all along several sides, and the network between slices."""
   v5e, v5p = accelerators.CHIPS["TPU v5 lite"], accelerators.CHIPS["TPU v5"]
   assert accelerators.send_seconds(v5e, torus(16, 16), ("x",), 100e9) == 1
   assert accelerators.send_seconds(v5e, torus(16, 16), ("x", "y"), 100e9) == 0.5
@@ -52,19 +52,19 @@ def test_bandwidth_of_axes():
   assert accelerators.send_seconds(v5p, torus(4, 4, 2), ("z",), 100e9) == 1
   assert accelerators.send_seconds(v5p, torus(4, 4, 4, slices=2), ("x",), 100e9) == 0.5
   assert accelerators.send_seconds(v5p, torus(4, 4, 4, slices=2), ("slice",), 100e9) == 16
-  # Of a side of 16, every second chip shares its ring with those between, and neighbours are lines.
+  # On a side of 16, every second chip shares its ring with those between, and neighbours are lines.
   cut = torus(16, 16)
   cut.devices = cut.devices.reshape(1, 8, 2, 16)
   cut.shape = {"slice": 1, "outer": 8, "inner": 2, "y": 16}
   assert accelerators.send_seconds(v5e, cut, ("outer",), 100e9) == 2
   assert accelerators.send_seconds(v5e, cut, ("inner",), 100e9) == 2
   assert accelerators.send_seconds(v5e, cut, ("outer", "inner"), 100e9) == 1
-  # The four chips of a slice each send a quarter to the other slice.
+  # Each of the four chips of a slice sends a quarter to the other slice.
   assert accelerators.send_seconds(v5p, torus(4, 4, 4, slices=2), ("slice", "x"), 100e9) == 0.5 + 4
 
 
 def chips_of(kind: str, *sides: int) -> list:
-  """Devices of a slice, of which hosts have 2 x 2 each."""
+  """Returns the devices of a slice with hosts of 2 x 2 chips."""
   places = [(*place, *[0] * (3 - len(sides))) for place in np.ndindex(sides)]
   host = lambda x, y, z: (x // 2 * 100 + y // 2) * 100 + z
   known = {"device_kind": kind, "platform": "tpu", "core_on_chip": 0}
@@ -74,9 +74,9 @@ def chips_of(kind: str, *sides: int) -> list:
 @pytest.mark.parametrize(
   ("kind", "sides", "size", "block"),
   [
-    ("TPU v5 lite", (16, 16), 8, (2, 4)),  # of a side of 16, 8 would be a line
+    ("TPU v5 lite", (16, 16), 8, (2, 4)),  # 8 on a side of 16 would be a line
     ("TPU v5 lite", (16, 16), 4, (2, 2)),
-    ("TPU v5 lite", (16, 16), 16, None),  # a side is a ring, and JAX finds it
+    ("TPU v5 lite", (16, 16), 16, None),  # a side is a ring, which JAX finds
     ("TPU v5 lite", (4, 8), 8, (2, 4)),  # too short for a ring
     ("TPU v5 lite", (16, 16), 2, None),
     ("TPU v5", (8, 8, 16), 8, None),
@@ -86,7 +86,7 @@ def chips_of(kind: str, *sides: int) -> list:
   ],
 )
 def test_a_tensor_axis_is_a_ring_of_neighbours(kind, sides, size, block):
-  """Blocks of chips that are side by side; each chip is in one; two links for what one sends, where a line has one."""
+  """Blocks of adjacent chips, each chip in one; two links per chip, instead of one in a line."""
   devices = chips_of(kind, *sides)
   found = accelerators.in_blocks(devices, size)
   if block is None:
@@ -113,7 +113,7 @@ def test_a_tensor_axis_is_a_ring_of_neighbours(kind, sides, size, block):
   ],
 )
 def test_axes_lie_over_a_slice_as_they_are_told(kind, sides, mesh, order):
-  """Each chip has one place, and the first axis of the order a box of neighbours in which only it changes."""
+  """Each chip has one position, and the first axis of the layout covers a box of neighbours."""
   devices = chips_of(kind, *sides)
   placed = sharding._placed(mesh, devices, order)
   assert placed.shape == tuple(mesh.values())
@@ -127,21 +127,21 @@ def test_axes_lie_over_a_slice_as_they_are_told(kind, sides, mesh, order):
 @pytest.mark.parametrize(
   ("order", "message"),
   [
-    (("tensor:3x4",), r"no box of tensor's 8 device\(s\) in the 4x8 .* there are 1x8, 2x4, 4x2"),
-    (("fsdp:1x4", "tensor:2x4"), r"in the 4x2 that are left of a slice of 4x8; there are 4x2"),
-    (("heads:2x4",), "'heads' is none of fsdp, tensor"),
-    (("tensor:2x4", "tensor:2x1"), "'tensor' is in it twice"),
-    (("tensor",), "no box of tensor's 8"),
+    (("tensor:3x4",), r"not a box of tensor's 8 device\(s\) in the remaining 4x8 .* Possible boxes: 1x8, 2x4, 4x2"),
+    (("fsdp:1x4", "tensor:2x4"), r"in the remaining 4x2 of a slice of 4x8. Possible boxes: 4x2"),
+    (("heads:2x4",), "'heads' is not one of fsdp, tensor"),
+    (("tensor:2x4", "tensor:2x1"), "'tensor' occurs twice"),
+    (("tensor",), "not a box of tensor's 8"),
   ],
 )
 def test_an_order_that_does_not_cover_a_slice_is_refused(order, message):
-  """With the boxes that there are."""
+  """The message has the possible boxes."""
   with pytest.raises(UserError, match=f"config.mesh.physical_layout=.*{message}"):
     sharding._placed({"fsdp": 4, "tensor": 8}, chips_of("TPU v5 lite", 4, 8), order)
-  with pytest.raises(UserError, match="only for whole slices of TPUs"):
+  with pytest.raises(UserError, match="needs whole TPU slices with one device per chip, but these devices are 'cpu'"):
     sharding._placed({"fsdp": 1, "tensor": 8}, jax.devices(), order)
 
 
 def test_every_chip_has_its_peak():
-  """Without one there would be no prediction."""
+  """Without a peak there would be no prediction."""
   assert all(accelerators.peak_flops(kind) for kind in accelerators.CHIPS)

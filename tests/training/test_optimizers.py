@@ -344,7 +344,10 @@ def test_frozen_and_trained_join_to_the_whole(frozen_paths):
 
 @pytest.mark.parametrize(
   ("patterns", "message"),
-  [(("enocder",), "'enocder' matches no parameter; there are decoder/layers/up"), (("",), "nothing is left")],
+  [
+    (("enocder",), "'enocder' matches no parameter. Parameters: decoder/layers/up"),
+    (("",), "every parameter is frozen, so nothing is trained"),
+  ],
 )
 def test_freezing_nothing_or_everything_is_refused(patterns, message):
   """A pattern without a match is a typing mistake."""

@@ -159,8 +159,8 @@ def test_an_optimizer_without_first_moments_cannot_halve_them():
   [
     (("embed",), "'embed': a rule is PATTERN: SETTING"),
     (("embed:",), "'embed:': a rule is PATTERN: SETTING"),
-    (("(: frozen",), r"'\(' is no regular expression"),
-    (("(?i)EMBED: frozen",), r"'\(\?i\)EMBED' is no regular expression: global flags"),
+    (("(: frozen",), r"'\(' is not a valid regular expression"),
+    (("(?i)EMBED: frozen",), r"'\(\?i\)EMBED' is not a valid regular expression: global flags"),
     (("embed: frosen",), "no setting 'frosen'; there are frozen, .*; did you mean frozen?"),
     (("embed: rate=0",), "rate=0: give a factor on the learning rate, above 0; what is not to change is frozen"),
     (("embed: rate=nan",), "rate=nan: give a factor"),

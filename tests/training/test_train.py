@@ -403,18 +403,18 @@ BAD_INPUT = {
   ),
   "inputs longer than learned positions": (
     lambda t: ["--config.model.positions=learned", "--config.model.max_length=63"],
-    ["config.data.inputs_length", "sequences of 64 in the encoder", "config.model.max_length=63"],
+    ["config.data.inputs_length", "sequences of 64 tokens in the encoder", "config.model.max_length=63"],
   ),
   "targets longer than learned positions": (
     lambda t: ["--config.model.positions=learned", "--config.model.max_length=64", "--config.data.targets_length=65"],
-    ["config.data.targets_length", "sequences of 65 in the decoder", "config.model.max_length=64"],
+    ["config.data.targets_length", "sequences of 65 tokens in the decoder", "config.model.max_length=64"],
   ),
   "inputs and targets longer than learned positions": (
     lambda t: [
       *("--config.model.architecture=decoder_only", "--config.model.num_encoder_layers=0"),
       *("--config.model.positions=learned", "--config.model.max_length=95"),
     ],
-    ["config.data.inputs_length + config.data.targets_length", "sequences of 96 in the decoder"],
+    ["config.data.inputs_length + config.data.targets_length", "sequences of 96 tokens in the decoder"],
   ),
   "no mask": (
     lambda t: [

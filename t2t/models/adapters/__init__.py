@@ -1,7 +1,7 @@
 """Parameter-efficient adapters: one file per method, registered in ADAPTERS.
 
-A run has an adapter where its config has the adapter's section, `config.lora` for example, which is absent elsewhere.
-The model's own parameters stay as they are; what the adapter adds is trained.
+A run uses an adapter if its config has the adapter's section, for example `config.lora`. The model's own parameters are
+frozen, and the adapter's parameters are trained.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from t2t.param_tree import Params, Vocabulary, flatten, unflatten
 from t2t.runtime.lazy_table import LazyTable
 
 AdapterSection = TypeVar("AdapterSection")
-Adapters = Mapping[str, object]  # section of the config -> its record; at most one, or none
+Adapters = Mapping[str, object]  # config section -> its dataclass; at most one entry
 
 
 def _owner(path: str) -> tuple[str, ...]:
@@ -26,24 +26,23 @@ def _owner(path: str) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Adapter(Generic[AdapterSection]):
-  """A method, the ADAPTER of its file.
+  """An adapter method, the ADAPTER of its file.
 
-  config: the record of its section; has `also_train`, patterns over paths.
-  adapt: (model, config, rngs) -> the adapted model; where it can it gives the same as the model before anything is
-    trained.
-  added: pattern of the paths of the parameters that it adds, or else trains.
-  base_path: path of a parameter -> where it was before; None: it is added.
-  merge: (path -> array, config) -> path -> array, as the model has them that needs no adapter; None: no such model
-    computes the same, and whoever reads a checkpoint keeps the adapter.
-  merged_into: path of a parameter that is added -> those of the model, as it was, that it is merged into.
-  positions: config -> how many positions it takes in front of a text.
-  computes: whether these are computed as a text's are.
-  sides: config -> sides of a model whose self-attention has learned keys in front of its own.
-  starts: (config, vocabulary, seed=) -> what `begin` is given.
-  begin: (path -> array, what `starts` gave) -> the same with what it adds as training begins with it, where that
-    depends on the model's own parameters.
-  tasks: config -> names of the tasks that it tells apart, in the order of their numbers; (): it is the same for all.
-  of_task: (path -> array, number) -> the same of the model that has but this task, and is told of none.
+  config: dataclass of its section; has `also_train`, patterns over paths.
+  adapt: (model, config, rngs) -> the adapted model, if possible with the same outputs as the model before training.
+  added: pattern of the paths of the parameters that it adds, or otherwise trains.
+  base_path: path of a parameter -> its path in the base model; None: the adapter added it.
+  merge: (path -> array, config) -> path -> array of a base model with the same outputs; None: no such model exists, and
+    readers of checkpoints keep the adapter.
+  merged_into: path of an added parameter -> paths in the base model that it is merged into.
+  positions: config -> number of positions that it takes before a text.
+  computes: whether these positions are computed like a text's.
+  sides: config -> sides of a model with learned prefix keys in self-attention.
+  starts: (config, vocabulary, seed=) -> second argument of `begin`.
+  begin: (path -> array, result of `starts`) -> the arrays with initial values of the adapter, if these depend on the
+    base model's parameters.
+  tasks: config -> names of tasks with separate parameters, by task id; (): the same for all tasks.
+  of_task: (path -> array, task id) -> the arrays of a model for this task only, which takes no task ids.
   """
 
   config: type[AdapterSection]
@@ -61,7 +60,7 @@ class Adapter(Generic[AdapterSection]):
   of_task: Callable[[Mapping[str, jax.Array], int], dict[str, jax.Array]] = lambda params, number: dict(params)
 
 
-# Section of the config -> method; a file is imported when a config has its section.
+# Config section -> method; its file is imported when a config has the section.
 ADAPTERS: LazyTable[Adapter[object]] = LazyTable(
   {
     "lora": "t2t.models.adapters.lora:ADAPTER",
@@ -75,15 +74,15 @@ ADAPTERS: LazyTable[Adapter[object]] = LazyTable(
   }
 )
 
-# Section of the config -> its record.
+# Config section -> its dataclass.
 SECTIONS = {name: f"{path}.config" for name, path in ADAPTERS.rows.items()}
 
 
 def adapt(model: nnx.Module, adapters: Adapters, rngs: nnx.Rngs) -> nnx.Module:
-  """The model with what the config adapts it by.
+  """Returns the model with the adapters of the config.
 
   Raises:
-    UserError: patterns that match nothing of the model, or a model that has not what is trained in this way.
+    UserError: patterns that match nothing in the model, or a model without the parameters that the adapter trains.
   """
   for name, config in adapters.items():
     model = ADAPTERS[name].adapt(model, config, rngs)
@@ -91,15 +90,15 @@ def adapt(model: nnx.Module, adapters: Adapters, rngs: nnx.Rngs) -> nnx.Module:
 
 
 def beginning(adapters: Adapters, vocabulary: Vocabulary | None, *, seed: int) -> Callable[[Params], Params]:
-  """What makes of a model's parameters, among which are fresh ones that adapters add, those that training begins with.
+  """Returns a function that sets initial values of new adapter parameters among a model's parameters.
 
   Args:
-    adapters: that are new.
-    vocabulary: of the model (`seqio.Vocabulary`).
-    seed: of what is drawn.
+    adapters: new adapters.
+    vocabulary: the model's vocabulary (`seqio.Vocabulary`).
+    seed: seed of random choices.
 
   Raises:
-    UserError: a text that the vocabulary has no piece of.
+    UserError: the vocabulary has no token of a text.
   """
   begins = [(ADAPTERS[name].begin, ADAPTERS[name].starts(x, vocabulary, seed=seed)) for name, x in adapters.items()]
 
@@ -113,42 +112,42 @@ def beginning(adapters: Adapters, vocabulary: Vocabulary | None, *, seed: int) -
 
 
 def positions(adapters: Adapters, *, computed: bool = False) -> int:
-  """How many positions they take in front of a text; those alone that are `computed` as a text's are."""
+  """Returns the number of positions that adapters take before a text; with `computed` only computed ones."""
   return sum(
     ADAPTERS[name].positions(config) for name, config in adapters.items() if ADAPTERS[name].computes or not computed
   )
 
 
 def prefixed(adapters: Adapters) -> tuple[str, ...]:
-  """Sides of a model whose self-attention has learned keys in front of its own."""
+  """Returns the sides of a model with learned prefix keys in self-attention."""
   return tuple(side for name, config in adapters.items() for side in ADAPTERS[name].sides(config))
 
 
 def tasks(adapters: Adapters) -> tuple[str, ...]:
-  """Names of the tasks that they tell apart, in the order of their numbers."""
+  """Returns the names of tasks with separate parameters, by task id."""
   return tuple(task for name, config in adapters.items() for task in ADAPTERS[name].tasks(config))
 
 
 def number_of(task: str, adapters: Adapters, *, where: str) -> int:
-  """The number of a task.
+  """Returns the id of a task.
 
   Args:
     task: its name.
-    adapters: that tell tasks apart.
-    where: what names it, for messages.
+    adapters: adapters with separate parameters per task.
+    where: config key or flag of the name, for messages.
 
   Raises:
-    UserError: they have none of that name; names those that there are.
+    UserError: the task is unknown; the message contains the known names.
   """
   known = tasks(adapters)
   if task not in known:
     near = did_you_mean(task, known)
-    raise UserError(f"{where}: none of the tasks of config.{'/'.join(adapters)}, which are {', '.join(known)}{near}")
+    raise UserError(f"{where}: unknown task. The tasks of config.{'/'.join(adapters)} are {', '.join(known)}{near}")
   return known.index(task)
 
 
 def of_task(params: Params, adapters: Adapters, number: int) -> Params:
-  """The parameters of the model that has but the task of this number; what all tasks share are the same arrays."""
+  """Returns the parameters of a model for one task; arrays that all tasks share are not copied."""
   flat = flatten(params)
   for name in adapters:
     flat = ADAPTERS[name].of_task(flat, number)
@@ -156,24 +155,24 @@ def of_task(params: Params, adapters: Adapters, number: int) -> Params:
 
 
 def as_asked(model: TransformerConfig, adapters: Adapters) -> TransformerConfig:
-  """The shape of a model as those know it who ask it something: with as many learned positions as a text may have.
+  """Returns the config as users of the model see it: learned positions minus the adapters' positions.
 
   Raises:
-    UserError: none are left for it.
+    UserError: no positions are left for a text.
   """
   taken = positions(adapters)
   if not taken or not model.most_positions:
     return model
   if taken >= model.most_positions:
     raise UserError(
-      f"config.{next(iter(adapters))}.length={taken}: the model has learned {model.most_positions} positions"
-      f" (config.model.max_length), which leaves none for a text"
+      f"config.{next(iter(adapters))}.length={taken}: the model has {model.most_positions} learned positions "
+      f"(config.model.max_length), so none is left for a text. Give a length below {model.most_positions}."
     )
   return dataclasses.replace(model, max_length=model.most_positions - taken)
 
 
 def base_path(path: str, adapters: Adapters) -> str | None:
-  """Where a parameter of an adapted model is in the model itself; None: the adapter added it."""
+  """Returns the path in the base model of a parameter of an adapted model; None: the adapter added it."""
   base: str | None = path
   for name in adapters:
     base = base if base is None else ADAPTERS[name].base_path(base)
@@ -181,22 +180,22 @@ def base_path(path: str, adapters: Adapters) -> str | None:
 
 
 def mergeable(adapters: Adapters) -> dict[str, object]:
-  """Those of them that can be merged."""
+  """Returns the adapters that can be merged into the model."""
   return {name: config for name, config in adapters.items() if ADAPTERS[name].merge is not None}
 
 
 def kept(adapters: Adapters) -> dict[str, object]:
-  """Those of them that cannot, and stay beside the model."""
+  """Returns the adapters that cannot be merged into the model."""
   return {name: config for name, config in adapters.items() if ADAPTERS[name].merge is None}
 
 
 def merged_into(path: str, adapters: Adapters) -> tuple[str, ...]:
-  """What a parameter that an adapter added is merged into: paths in the model itself."""
+  """Returns the paths in the base model that an added parameter is merged into."""
   return tuple(base for name in adapters for base in ADAPTERS[name].merged_into(path))
 
 
 def merge(params: Mapping[str, jax.Array], adapters: Adapters) -> dict[str, jax.Array]:
-  """Path -> array of the model that computes the same without these adapters, which must be `mergeable`."""
+  """Returns path -> array of a model with the same outputs without these adapters, which must be `mergeable`."""
   for name, config in adapters.items():
     merge_one = ADAPTERS[name].merge
     assert merge_one is not None
@@ -205,12 +204,12 @@ def merge(params: Mapping[str, jax.Array], adapters: Adapters) -> dict[str, jax.
 
 
 def trained(adapters: Adapters) -> tuple[tuple[str, ...], ...]:
-  """Patterns of what each adapter trains: its own, heads by name and `also_train`."""
+  """Returns the patterns that each adapter trains: its own, named heads and `also_train`."""
   configs: Mapping[str, Any] = adapters
   return tuple((ADAPTERS[name].added, "(^|/)heads/", *config.also_train) for name, config in configs.items())
 
 
 def frozen(adapters: Adapters) -> tuple[str, ...]:
-  """Patterns of the parameters that an adapter leaves as they are: all but what it trains."""
-  # One that is found where none of the others is; and none, where "." leaves nothing.
+  """Returns the patterns of the parameters that an adapter freezes: all except the trained ones."""
+  # Negative lookahead over the trained patterns; no pattern if "." trains everything.
   return tuple(f"^(?!.*({'|'.join(patterns)}))" for patterns in trained(adapters) if "." not in patterns)

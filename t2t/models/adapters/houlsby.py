@@ -1,4 +1,4 @@
-"""Adapters of Houlsby et al. 2019: a small layer behind every attention and every feed-forward layer."""
+"""Adapters of Houlsby et al. 2019: a bottleneck after every attention and every feed-forward layer."""
 
 import dataclasses
 
@@ -9,15 +9,15 @@ from t2t.models.adapters import Adapter, bottleneck
 
 @dataclasses.dataclass(frozen=True)
 class HoulsbyConfig:
-  """What they are.
+  """Options of Houlsby's adapters.
 
   Raises:
-    UserError: a field that is out of range.
+    UserError: a field is out of range.
   """
 
-  bottleneck: int = 64  # their width inside
-  activation: str = "gelu"  # or gelu_tanh, relu
-  also_train: tuple[str, ...] = ("norm",)  # patterns over paths of parameters that are trained as they are: the paper's
+  bottleneck: int = 64  # width of the bottleneck
+  activation: str = "gelu"  # activation: gelu, gelu_tanh or relu
+  also_train: tuple[str, ...] = ("norm",)  # patterns over paths of other trained parameters; default as in the paper
 
   def __post_init__(self):
     bottleneck.check("houlsby", self.bottleneck, self.activation)
@@ -25,7 +25,7 @@ class HoulsbyConfig:
 
 
 def adapt(model: nnx.Module, config: HoulsbyConfig, rngs: nnx.Rngs) -> nnx.Module:
-  """The model with a small layer behind each branch of its layers; see `bottleneck.adapt`."""
+  """Returns the model with a bottleneck after each branch of its layers; see `bottleneck.adapt`."""
   branches = ("self_attention", "cross_attention", "mlp")
   return bottleneck.adapt(model, config, rngs, section="houlsby", branches=branches)
 

@@ -1,4 +1,4 @@
-"""(IA)3 (Liu et al. 2022): keys, values and the inside of feed-forward layers are multiplied with learned vectors."""
+"""(IA)3 (Liu et al. 2022): learned vectors scale keys, values and the hidden features of feed-forward layers."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -14,35 +14,36 @@ from t2t.models import layers
 from t2t.models.adapters import Adapter, patterns
 from t2t.param_tree import matches
 
-_KERNEL, _VECTOR = "kernel", "ia3"  # of `Scaled`
+_KERNEL, _VECTOR = "kernel", "ia3"  # parameters of `Scaled`
 ADDED = f"/{_VECTOR}$"
-_ENDS_BRANCH = r"(attention/out|(^|/)mlp/(.+/)?down)$"  # of a feed-forward layer that is made of several, each one's
+_ENDS_BRANCH = r"(attention/out|(^|/)mlp/(.+/)?down)$"  # also matches each part of a composite feed-forward layer
 
 
 @dataclasses.dataclass(frozen=True)
 class Ia3Config:
-  """What is multiplied.
+  """Options of (IA)3.
 
   Raises:
-    UserError: nothing is.
+    UserError: `targets` is empty.
   """
 
-  #: patterns over paths of attention and mlp matrices, whose outputs are multiplied, or of mlp/down and attention/out
-  #: their inputs; the paper's are these
+  #: patterns over paths of attention and mlp matrices; their outputs are scaled, for mlp/down and attention/out their
+  #: inputs; default as in the paper
   targets: tuple[str, ...] = ("attention/key", "attention/value", "mlp/down")
-  also_train: tuple[str, ...] = ()  # patterns over paths of parameters that are trained as they are: "norm", "bias"
+  also_train: tuple[str, ...] = ()  # patterns over paths of other trained parameters: "norm", "bias"
 
   def __post_init__(self):
     for name in ("targets", "also_train"):  # lists, in a config.json
       object.__setattr__(self, name, tuple(getattr(self, name)))
     if not self.targets:
       raise UserError(
-        "config.ia3.targets=(): nothing would be adapted; give patterns, as attention/key,attention/value,mlp/down"
+        "config.ia3.targets=(): nothing would be adapted. Give patterns, for example "
+        "--config.ia3.targets=attention/key,attention/value,mlp/down."
       )
 
 
 class Scaled(nnx.Module):
-  """A matrix, and by how much more than once each of its outputs counts, or of what it `reads`."""
+  """A matrix with a learned scale of each of its outputs, or of its inputs with `reads`."""
 
   def __init__(self, kernel: nnx.Param, ia3: nnx.Param, *, reads: bool):
     self.kernel = kernel
@@ -50,7 +51,7 @@ class Scaled(nnx.Module):
     self.reads = reads
 
   def scale(self, x: jax.Array) -> jax.Array:
-    """[..., size] -> the same, in the dtype of `x`."""
+    """Scales [..., size], in the dtype of `x`."""
     return (x * (1.0 + self.ia3[...])).astype(x.dtype)
 
   def dense(
@@ -62,17 +63,17 @@ class Scaled(nnx.Module):
     quantization: str,
     dropout_key: jax.Array | None,
   ) -> jax.Array:
-    """[..., in] -> [..., out]; see `layers.dense`."""
+    """Maps [..., in] to [..., out]; see `layers.dense`."""
     options: dict[str, Any] = dict(gradient_dtype=gradient_dtype, quantization=quantization, dropout_key=dropout_key)
     y = layers.dense(self.scale(x) if self.reads else x, self.kernel, bias, **options)
     return y if self.reads else self.scale(y)
 
 
 def adapt(model: nnx.Module, config: Ia3Config, rngs: nnx.Rngs) -> nnx.Module:
-  """The model with `Scaled` in place of the matrices that `config.targets` match.
+  """Returns the model with `Scaled` in place of the matrices that match `config.targets`.
 
   Raises:
-    UserError: a pattern that matches none of them, or one of `also_train` that matches no parameter.
+    UserError: a pattern matches no matrix, or a pattern of `also_train` matches no parameter.
   """
   del rngs
   model = patterns.copy_of(model)
@@ -83,7 +84,7 @@ def adapt(model: nnx.Module, config: Ia3Config, rngs: nnx.Rngs) -> nnx.Module:
       kernel, is_read = getattr(module, name), reads(path)
       *stack, rows, columns = kernel[...].shape
       axis = kernel.get_metadata()["axes"][0 if is_read else 1]
-      # Ones, held as what they differ by: training starts from the model as it is.
+      # Stored as the difference from one, so that training starts from the unchanged model.
       vector = nnx.Param(jnp.zeros((*stack, rows if is_read else columns), jnp.float32), axes=(axis,))
       setattr(module, name, Scaled(kernel, vector, reads=is_read))
   patterns.check(config.also_train, "config.ia3.also_train", patterns.paths_of(model))
@@ -91,24 +92,24 @@ def adapt(model: nnx.Module, config: Ia3Config, rngs: nnx.Rngs) -> nnx.Module:
 
 
 def reads(path: str) -> bool:
-  """Whether it is what a matrix reads that is multiplied: of those that a branch ends with."""
+  """Returns True if the vector scales the inputs of this matrix, which must be the last of a branch."""
   return bool(re.search(_ENDS_BRANCH, path))
 
 
 def base_path(path: str) -> str | None:
-  """Where a parameter was before; None: it is new."""
+  """Returns the path of a parameter in the base model; None: the adapter added it."""
   owner, _, name = path.rpartition("/")
   return {_KERNEL: owner, _VECTOR: None}.get(name, path)
 
 
 def merged_into(path: str) -> tuple[str, ...]:
-  """What a vector is merged into: its matrix, and the bias behind that."""
+  """Returns the parameters that a vector is merged into: its matrix, and its bias if outputs are scaled."""
   owner = path.rpartition("/")[0]
   return (owner,) if reads(owner) else (owner, f"{owner}_bias")
 
 
 def merge(params: Mapping[str, jax.Array], config: Ia3Config) -> dict[str, jax.Array]:
-  """Path -> array of a model with plain matrices; each may be of one layer, or of a stack."""
+  """Returns path -> array of a model with plain matrices, of one layer or stacked."""
   del config
   merged = {}
   for path, x in params.items():

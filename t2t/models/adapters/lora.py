@@ -1,7 +1,7 @@
-"""LoRA (Hu et al. 2021): to a frozen matrix W the product of two narrow ones is added, W + alpha / rank * down up.
+"""LoRA (Hu et al. 2021): adds a low-rank product to a frozen matrix W, W + alpha / rank * down up.
 
-With `rslora` it counts alpha / sqrt(rank) times (Kalajdzievski 2023), so that a wider one learns no slower; with `dora`
-each column of the sum has a length of its own, and the product changes where it points (Liu et al. 2024).
+With `rslora` the factor is alpha / sqrt(rank) (Kalajdzievski 2023), so that higher ranks do not learn more slowly. With
+`dora` each column of the sum has a trained length, and the product changes its direction (Liu et al. 2024).
 """
 
 from collections.abc import Mapping
@@ -18,30 +18,30 @@ from t2t.models import layers, quantized_matmul
 from t2t.models.adapters import Adapter, patterns
 from t2t.param_tree import matches
 
-# Of `LowRank`:
+# Parameters of `LowRank`:
 _KERNEL, _DOWN, _UP, _MAGNITUDE = "kernel", "lora_down", "lora_up", "lora_magnitude"
 ADDED = f"/({_DOWN}|{_UP}|{_MAGNITUDE})$"
 
 
 @dataclasses.dataclass(frozen=True)
 class LoraConfig:
-  """What is adapted, and by how much.
+  """Options of LoRA.
 
   Raises:
-    UserError: a field that is out of range.
+    UserError: a field is out of range.
   """
 
-  rank: int = 8  # width of what is added: a matrix [in, out] gets [in, rank] and [rank, out]
-  alpha: float = 16.0  # their product counts alpha / rank times
-  rslora: bool = False  # it counts alpha / sqrt(rank) times
-  dora: bool = False  # columns have lengths of their own, which are trained as well
-  dropout: float = 0.0  # of what the narrow matrices read, while training
+  rank: int = 8  # rank of the product: a matrix [in, out] gets [in, rank] and [rank, out]
+  alpha: float = 16.0  # numerator of the product's scale, alpha / rank
+  rslora: bool = False  # scale alpha / sqrt(rank) instead
+  dora: bool = False  # training of column lengths, too
+  dropout: float = 0.0  # dropout of the narrow matrices' inputs in training
   targets: tuple[str, ...] = ("attention/query", "attention/value")  # patterns over paths of attention and mlp matrices
-  also_train: tuple[str, ...] = ()  # patterns over paths of parameters that are trained as they are: "norm", "bias"
+  also_train: tuple[str, ...] = ()  # patterns over paths of other trained parameters: "norm", "bias"
 
   @property
   def scale(self) -> float:
-    """What the product is multiplied by."""
+    """Returns the factor of the product."""
     return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
 
   def __post_init__(self):
@@ -56,18 +56,18 @@ class LoraConfig:
 
 
 class LowRank(nnx.Module):
-  """A matrix and what is added to it, kernel + scale * down up; in place of a parameter where a model is adapted.
+  """A matrix with a low-rank addition, kernel + scale * down up; replaces a parameter in an adapted model.
 
-  The two are multiplied with one after the other: a matrix of the kernel's size is never made of them.  With a
-  magnitude the columns of the sum are as long as the kernel's were, and as much more as it says (Liu et al. 2024).
+  Inputs are multiplied by the two factors in turn, so that no matrix of the kernel's size is built. With a magnitude,
+  each column of the sum has the length of the kernel's column plus the magnitude (Liu et al. 2024).
 
   Args:
-    kernel: [in, out], with more axes in front where layers are stacked, and so the others.
+    kernel: [in, out], with leading axes if layers are stacked, as for the others.
     lora_down, lora_up: [in, rank] and [rank, out].
-    scale: of their product.
-    magnitude: [out], by which each column is longer than the kernel's; None: they are as long as they come out.
-    dropout_rate: of what enters `lora_down`, while training.
-    number: of this matrix among all that are adapted; those that are given one key draw by it.
+    scale: factor of their product.
+    magnitude: [out], difference of each column's length from the kernel's; None: lengths are not fixed.
+    dropout_rate: dropout of the input of `lora_down` in training.
+    number: index of this matrix among the model's; it is folded into the dropout key.
   """
 
   def __init__(
@@ -90,11 +90,11 @@ class LowRank(nnx.Module):
     self.number = number
 
   def factors(self) -> jax.Array:
-    """What the columns of the sum are multiplied with, float32 [out]: 1 exactly, while nothing is added to any.
+    """Returns the factors of the sum's columns, float32 [out]; exactly 1 while the addition is zero.
 
-    The square of a column's length grows from |w|^2 by 2 s (W^T A) b + s^2 b^T (A^T A) b, which needs no matrix of W's
-    size, and is zero bit for bit where b is; two lengths that are divided by each other might be rounded differently.
-    Like PEFT's it has no gradient (Liu et al. 2024, section 4.3).  Columns of zeros have no direction to keep.
+    The square of a column's length grows from |w|^2 by 2 s (W^T A) b + s^2 b^T (A^T A) b. This needs no matrix of W's
+    size and is exactly zero if b is; a quotient of two lengths could round differently. As in PEFT it has no gradient
+    (Liu et al. 2024, section 4.3). Columns of zeros have no direction to keep.
     """
     assert self.lora_magnitude is not None
     dot = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
@@ -106,7 +106,7 @@ class LowRank(nnx.Module):
     grown = 2 * self.scale * crossed + self.scale**2 * added
     there = square > 0
     square = jnp.where(there, square, 1.0)
-    # What rounding leaves of a column that is taken away altogether is no length.
+    # The limit is for columns that the addition cancels, of which only rounding errors remain.
     shorter = jnp.sqrt(1.0 / jnp.maximum(1.0 + grown / square, 1e-12))
     longer = 1.0 + self.lora_magnitude[...].astype(jnp.float32) / jnp.sqrt(square)
     return jnp.where(there, longer * shorter, 1.0)
@@ -120,24 +120,24 @@ class LowRank(nnx.Module):
     quantization: str,
     dropout_key: jax.Array | None,
   ) -> jax.Array:
-    """[..., in] -> [..., out]; see `layers.dense`."""
+    """Maps [..., in] to [..., out]; see `layers.dense`."""
     product = functools.partial(quantized_matmul.product, gradient_dtype=gradient_dtype)
     y = product(x, self.kernel[...], quantization=quantization, axes=layers.matrix_axes(self.kernel))
     if dropout_key is not None and self.dropout_rate:
       x = layers.dropout(x, self.dropout_rate, jax.random.fold_in(dropout_key, self.number))
     added = self.scale * product(product(x, self.lora_down[...]), self.lora_up[...])
     if self.lora_magnitude is not None:
-      # What is more than `y`, so that nothing is rounded otherwise than without it where that is zero.
+      # Computed as a difference from `y`, so that `y` is rounded as in the base model while the addition is zero.
       factors = self.factors()
       added = ((factors - 1.0) * y + factors * added).astype(y.dtype)
     return layers.add_bias(y + added, bias)
 
 
 def _low_rank(kernel: nnx.Param, config: LoraConfig, rngs: nnx.Rngs, *, number: int) -> LowRank:
-  *stack, rows, columns = kernel[...].shape  # of layers that are stacked all at once
+  *stack, rows, columns = kernel[...].shape  # all stacked layers at once
   row_axis, column_axis = kernel.get_metadata()["axes"]
   down = rows**-0.5 * jax.random.normal(rngs.params(), (*stack, rows, config.rank), jnp.float32)
-  # Zeros: training starts from the model as it is.
+  # Zeros, so that training starts from the unchanged model.
   up = jnp.zeros((*stack, config.rank, columns), jnp.float32)
   longer = nnx.Param(jnp.zeros((*stack, columns), jnp.float32), axes=(column_axis,)) if config.dora else None
   return LowRank(
@@ -152,14 +152,15 @@ def _low_rank(kernel: nnx.Param, config: LoraConfig, rngs: nnx.Rngs, *, number: 
 
 
 def adapt(model: nnx.Module, config: LoraConfig, rngs: nnx.Rngs) -> nnx.Module:
-  """The model with `LowRank` in place of the matrices that `config.targets` match.
+  """Returns the model with `LowRank` in place of the matrices that match `config.targets`.
 
   Raises:
-    UserError: a pattern that matches none of them, or one of `also_train` that matches no parameter.
+    UserError: a pattern matches no matrix, or a pattern of `also_train` matches no parameter.
   """
   if not config.targets:
     raise UserError(
-      "config.lora.targets=(): nothing would be adapted; give patterns, as attention/query,attention/value"
+      "config.lora.targets=(): nothing would be adapted. Give patterns, for example "
+      "--config.lora.targets=attention/query,attention/value."
     )
   model = patterns.copy_of(model)
   matrices = list(patterns.matrices(model))
@@ -172,15 +173,15 @@ def adapt(model: nnx.Module, config: LoraConfig, rngs: nnx.Rngs) -> nnx.Module:
 
 
 def base_path(path: str) -> str | None:
-  """Where a parameter was before; None: it is new."""
+  """Returns the path of a parameter in the base model; None: the adapter added it."""
   owner, _, name = path.rpartition("/")
   return {_KERNEL: owner, _DOWN: None, _UP: None, _MAGNITUDE: None}.get(name, path)
 
 
 def merge(params: Mapping[str, jax.Array], config: LoraConfig) -> dict[str, jax.Array]:
-  """Path -> array of a model with plain matrices, W + scale * down up; with `dora` its columns are as long as it says.
+  """Returns path -> array of a model with plain matrices, W + scale * down up, with the trained lengths if `dora`.
 
-  Each of them may be of one layer, or of a stack.
+  Arrays may be of one layer or stacked.
   """
   merged = {}
   for path, x in params.items():

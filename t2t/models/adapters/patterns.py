@@ -1,4 +1,4 @@
-"""What adapters say over paths of parameters, checked before anything is built on it."""
+"""Helpers for adapters: copies of models, iteration over modules and matrices, and checks of patterns over paths."""
 
 from collections.abc import Iterable, Iterator, Sequence
 import re
@@ -16,19 +16,19 @@ _WITH_MATRICES = (attention.Attention, FeedForward)
 
 
 def paths_of(model: nnx.Module) -> list[str]:
-  """Of all parameters: what patterns are set against."""
+  """Returns the paths of all parameters, which patterns are matched against."""
   return list(traverse_util.flatten_dict(nnx.to_pure_dict(nnx.split(model, graph=False)[1]), sep="/"))
 
 
 def copy_of(model: nnx.Module) -> nnx.Module:
-  """The same model, with modules of its own: what is put into them is not put into the one that was given."""
+  """Returns a copy of the model with separate modules, so that changes do not affect the original."""
   return nnx.merge(*nnx.split(model, graph=False))
 
 
 def modules(
   model: nnx.Module, kind: type[Kind] | tuple[type[Kind], ...], prefix: str = ""
 ) -> Iterator[tuple[str, Kind]]:
-  """Path and module of every one of a kind, the model itself among them; none of what lies in one is looked at."""
+  """Yields path and module of every instance of a kind, the model included; does not descend into matches."""
   if isinstance(model, kind):
     yield prefix, model
     return
@@ -38,13 +38,13 @@ def modules(
 
 
 def matrices(model: nnx.Module) -> Iterator[tuple[str, nnx.Module, str]]:
-  """Path, owner and name of every matrix of attentions and feed-forward layers; these go through `layers.dense`."""
+  """Yields path, owner and name of every matrix of attentions and feed-forward layers (see `layers.dense`)."""
   for prefix, module in modules(model, _WITH_MATRICES):
     yield from _matrices_of(module, prefix)
 
 
 def _matrices_of(module: nnx.Module, prefix: str) -> Iterator[tuple[str, nnx.Module, str]]:
-  """Those of a module, and of the feed-forward layers that it is made of."""
+  """Yields the matrices of a module and of feed-forward layers inside it."""
   for name, child in sorted(vars(module).items()):
     if isinstance(child, nnx.Param) and len(child.get_metadata()["axes"]) == 2:
       yield f"{prefix}/{name}", module, name
@@ -53,15 +53,15 @@ def _matrices_of(module: nnx.Module, prefix: str) -> Iterator[tuple[str, nnx.Mod
 
 
 def check(patterns: Iterable[str], key: str, paths: Sequence[str]) -> None:
-  """Refuses patterns that are none, or fit nothing.
+  """Checks that patterns are valid and match a path.
 
   Args:
-    patterns: of `key`.
-    key: "config.lora.also_train".
-    paths: that they are set against.
+    patterns: value of `key`.
+    key: config key, such as "config.lora.also_train".
+    paths: paths that patterns are matched against.
 
   Raises:
-    UserError: names the first, what there is, and what is nearest.
+    UserError: a pattern is invalid or matches nothing; the message contains the paths and the most similar name.
   """
   for pattern in patterns:
     check_pattern(pattern, key)

@@ -1,4 +1,4 @@
-"""Adapters of Pfeiffer et al. 2020: a small layer behind every feed-forward layer, and there alone."""
+"""Adapters of Pfeiffer et al. 2020: a bottleneck after every feed-forward layer only."""
 
 import dataclasses
 
@@ -9,15 +9,15 @@ from t2t.models.adapters import Adapter, bottleneck
 
 @dataclasses.dataclass(frozen=True)
 class PfeifferConfig:
-  """What they are.
+  """Options of Pfeiffer's adapters.
 
   Raises:
-    UserError: a field that is out of range.
+    UserError: a field is out of range.
   """
 
-  bottleneck: int = 48  # their width inside; the paper's is a sixteenth of the model's
-  activation: str = "relu"  # or gelu, gelu_tanh
-  also_train: tuple[str, ...] = ()  # patterns over paths of parameters that are trained as they are: "norm", "bias"
+  bottleneck: int = 48  # width of the bottleneck; in the paper a sixteenth of the model's width
+  activation: str = "relu"  # activation: relu, gelu or gelu_tanh
+  also_train: tuple[str, ...] = ()  # patterns over paths of other trained parameters: "norm", "bias"
 
   def __post_init__(self):
     bottleneck.check("pfeiffer", self.bottleneck, self.activation)
@@ -25,7 +25,7 @@ class PfeifferConfig:
 
 
 def adapt(model: nnx.Module, config: PfeifferConfig, rngs: nnx.Rngs) -> nnx.Module:
-  """The model with a small layer behind each feed-forward layer; see `bottleneck.adapt`."""
+  """Returns the model with a bottleneck after each feed-forward layer; see `bottleneck.adapt`."""
   return bottleneck.adapt(model, config, rngs, section="pfeiffer", branches=("mlp",))
 
 

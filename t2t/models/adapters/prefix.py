@@ -1,11 +1,11 @@
-"""Prefix tuning (Li & Liang 2021): in every layer learned keys and values stand in front of the self-attention's own.
+"""Prefix tuning (Li & Liang 2021): learned keys and values precede the self-attention's own in every layer.
 
-They are made of one vector for each position by a small network, which is trained with them; without it, `hidden=0`,
-they are what is trained: P-tuning v2 (Liu et al. 2022), which has heads for its tasks (config.train.loss=heads).
+A small network, trained with them, computes them from one vector per position. With `hidden=0` they are trained
+directly: P-tuning v2 (Liu et al. 2022), which uses heads for its tasks (config.train.loss=heads).
 
-The prefix has the first positions, and a text those behind it, as PEFT and transformers have them: a bias by distance
-(T5, ALiBi) counts from there, learned positions begin behind it, and a window reaches it from near alone.  Its keys do
-not turn where positions are rotary.  Every text of a packed row sees it, each as if it stood in front of it.
+The prefix takes the first positions, and the text the following ones, as in PEFT and transformers. A bias by distance
+(T5, ALiBi) and learned positions count accordingly, and a window reaches the prefix only from nearby. Rotary positions
+do not rotate its keys. Every text of a packed row attends to it, as if it directly preceded that text.
 """
 
 import dataclasses
@@ -27,17 +27,17 @@ SIDES = ENCODER_DECODER.sides
 
 @dataclasses.dataclass(frozen=True)
 class PrefixConfig:
-  """What it is.
+  """Options of prefix tuning.
 
   Raises:
-    UserError: a field that is out of range, or no such side.
+    UserError: a field is out of range, or a side is unknown.
   """
 
-  length: int = 20  # keys, and values, in each layer; each takes a position of the model's
-  hidden: int = 512  # width of the network that makes them, the paper's; 0: there is none (P-tuning v2)
-  #: whose self-attention has them, of the sides that the model has; PEFT's are those of its last one
+  length: int = 20  # number of keys and values in each layer; each takes a position of the model
+  hidden: int = 512  # width of the network, default as in the paper; 0: no network (P-tuning v2)
+  #: sides of the model with a prefix; PEFT uses only the last side
   sides: tuple[str, ...] = SIDES
-  also_train: tuple[str, ...] = ()  # patterns over paths of parameters that are trained as they are: "norm", "bias"
+  also_train: tuple[str, ...] = ()  # patterns over paths of other trained parameters: "norm", "bias"
 
   def __post_init__(self):
     for name, least in (("length", 1), ("hidden", 0)):
@@ -47,11 +47,13 @@ class PrefixConfig:
       object.__setattr__(self, name, tuple(getattr(self, name)))
     for side in self.sides:
       if side not in SIDES:
-        raise UserError(f"config.prefix.sides: {side!r}: known are {', '.join(SIDES)}{did_you_mean(side, SIDES)}")
+        raise UserError(
+          f"config.prefix.sides: unknown side {side!r}. Known values: {', '.join(SIDES)}{did_you_mean(side, SIDES)}"
+        )
 
 
 class Prefix(nnx.Module):
-  """Keys and values for each layer, which are trained as they are."""
+  """Directly trained keys and values for each layer."""
 
   def __init__(self, model: TransformerConfig, config: PrefixConfig, rngs: nnx.Rngs, *, num_layers: int):
     self.length, self.head_dim = config.length, model.head_dim
@@ -60,12 +62,12 @@ class Prefix(nnx.Module):
     self.values = layers.param(rngs, shape, axes, scale=1.0)
 
   def __call__(self) -> attention.KVCache:
-    """[layers, kv heads, length, kv]."""
+    """Returns keys and values, [layers, kv heads, length, kv]."""
     return _by_heads(self.keys[...], self.values[...], self.head_dim)
 
 
 class MadePrefix(nnx.Module):
-  """Keys and values for each layer, made of a vector for each position by a layer with tanh and another without."""
+  """Keys and values for each layer, computed from a vector per position by a tanh layer and a linear layer."""
 
   keys: nnx.Param
   keys_bias: nnx.Param
@@ -84,7 +86,7 @@ class MadePrefix(nnx.Module):
       setattr(self, f"{name}_bias", nnx.Param(jnp.zeros((num_layers, joined), jnp.float32), axes=("heads",)))
 
   def __call__(self) -> attention.KVCache:
-    """[layers, kv heads, length, kv]."""
+    """Returns keys and values, [layers, kv heads, length, kv]."""
     hidden = jnp.tanh(self.table[...] @ self.hidden[...] + self.hidden_bias[...])
     keys, values = (
       jnp.einsum("ph,lhk->lpk", hidden, out[...]) + bias[...][:, None]
@@ -94,7 +96,7 @@ class MadePrefix(nnx.Module):
 
 
 def _by_heads(keys: jax.Array, values: jax.Array, head_dim: int) -> attention.KVCache:
-  """[layers, length, kv heads * kv] -> [layers, kv heads, length, kv], both."""
+  """Reshapes both from [layers, length, kv heads * kv] to [layers, kv heads, length, kv]."""
 
   def split(x: jax.Array) -> jax.Array:
     x = jnp.swapaxes(x.reshape(*x.shape[:2], -1, head_dim), 1, 2)
@@ -104,10 +106,10 @@ def _by_heads(keys: jax.Array, values: jax.Array, head_dim: int) -> attention.KV
 
 
 def adapt(model: nnx.Module, config: PrefixConfig, rngs: nnx.Rngs) -> nnx.Module:
-  """The model with keys and values in front of those of its self-attentions.
+  """Returns the model with learned keys and values in its self-attentions.
 
   Raises:
-    UserError: it has none of the sides, or a pattern of `also_train` matches no parameter.
+    UserError: the model does not have the sides, or a pattern of `also_train` matches no parameter.
   """
   model = patterns.copy_of(model)
   make = MadePrefix if config.hidden else Prefix
@@ -115,16 +117,19 @@ def adapt(model: nnx.Module, config: PrefixConfig, rngs: nnx.Rngs) -> nnx.Module
     sides = [side for side in submodel.architecture.sides if side in config.sides]
     if not sides:
       there = ",".join(submodel.architecture.sides)
-      raise UserError(f"config.prefix.sides={','.join(config.sides)}: the model has none of them; give {there}")
+      raise UserError(
+        f"config.prefix.sides={','.join(config.sides)}: the model does not have these sides. Set "
+        f"--config.prefix.sides={there}."
+      )
     for side in sides:
       stack = getattr(submodel, side)
-      stack.prefix = nnx.data(make(submodel.config, config, rngs, num_layers=stack.num_layers))  # in place of a None
+      stack.prefix = nnx.data(make(submodel.config, config, rngs, num_layers=stack.num_layers))  # replaces None
   patterns.check(config.also_train, "config.prefix.also_train", patterns.paths_of(model))
   return model
 
 
 def base_path(path: str) -> str | None:
-  """Where a parameter was before; None: it is new."""
+  """Returns the path of a parameter in the base model; None: the adapter added it."""
   return None if re.search(ADDED, path) else path
 
 

@@ -1,1 +1,1 @@
-"""Fused attention kernels: one file per kind, imported when attention runs on it; see dispatch.py."""
+"""Fused attention kernels: one file per kind, imported on first use by dispatch.py."""

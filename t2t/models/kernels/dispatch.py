@@ -1,9 +1,9 @@
-"""Choice and call of fused attention kernels, which never hold [query, key] arrays of logits.
+"""Selects and calls fused attention kernels, which never store [query, key] arrays of logits.
 
-On TPUs these are splash attention, Pallas kernels that JAX ships, and where something is added to the logits by
-distance (T5), single probabilities are dropped, or rows have masks of their own, those of
-relative_bias_attention.py; on NVIDIA GPUs it is cuDNN's attention, or one in Triton if requested.  All compute the
-softmax in float32, block by block; their backward passes compute the logits again (Dao et al. 2022).
+On TPUs: splash attention, Pallas kernels from JAX; or the kernels of relative_bias_attention.py for a bias by distance
+(T5), dropout of single probabilities, or row-specific masks. On NVIDIA GPUs: cuDNN's attention, or one in Triton if
+requested. All compute the softmax in float32, block by block, and recompute logits in the backward pass (Dao et al.
+2022).
 """
 
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ from t2t.models.config import ATTENTION_KERNELS, TransformerConfig
 from t2t.models.masks import AttentionMask, DistanceBias
 from t2t.runtime.lazy_table import LazyTable
 
-# kernel -> `sharding.platform` that has it.
+# kernel -> `sharding.platform` that supports it.
 PLATFORMS = {"splash": "tpu", "distance": "tpu", "cudnn": "gpu", "triton": "gpu"}
 
-# kernel -> its function of one device's arrays; "distance" has its own for a mesh.
+# kernel -> its function of one device's arrays; "distance" has a separate function for a mesh.
 _ATTEND = LazyTable(
   {
     "splash": "t2t.models.kernels.splash:attend",
@@ -32,14 +32,14 @@ _ATTEND = LazyTable(
   }
 )
 
-# What may be added to the logits or done to them, and how probabilities may be dropped: "rows", all of a key's at once,
-# as T5, which is to drop rows of values and any kernel's; or "each" by itself.
+# Additions to the logits or transformations of them; and kinds of dropout: "rows" drops all probabilities of a key, as
+# T5, by dropping rows of values, which works with any kernel; "each" drops single probabilities.
 BIASES, DROPOUTS = ("", "distance", "array", "rows", "soft cap"), ("", "rows", "each")
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-  """Which kernel attention runs on, of `ATTENTION_KERNELS` ("plain": none), and why."""
+  """Selected attention kernel, one of `ATTENTION_KERNELS` ("plain": no kernel), and the reason."""
 
   kernel: str
   reason: str
@@ -49,7 +49,7 @@ class Choice:
 
 
 def described(chosen: Mapping[str, Choice | str]) -> str:
-  """Which kernels were chosen, in a line, as a run and a plan of it say.
+  """Returns one line with the selected kernels, for logs of runs and plans.
 
   Args:
     chosen: part of the model, such as "encoder" -> its choice.
@@ -74,32 +74,32 @@ def choose(
   head_shards: int = 1,
   length_shards: int = 1,
 ) -> Choice:
-  """The kernel for an attention of these shapes; decided from what is known before anything is compiled.
+  """Selects the kernel for an attention of these shapes, from information available before compilation.
 
   Args:
     query_shape, key_shape: [batch, heads, query, kv] and [batch, kv heads, key, kv], over all devices.
-    dtype: of queries, keys and values.
-    mask: what it has matters, not the numbers in it.
+    dtype: dtype of queries, keys and values.
+    mask: only its structure matters, not its values.
     platform: "cpu", "gpu" or "tpu", see `sharding.platform`.
     bias: one of `BIASES`.
-    reach: of a bias by distance, see `DistanceBias.reach`.
+    reach: reach of a bias by distance, see `DistanceBias.reach`.
     dropout: one of `DROPOUTS`.
-    device_kind: `jax.Device.device_kind` of a TPU, whose memory it may be that a kernel does not fit into.
+    device_kind: `jax.Device.device_kind` of a TPU, which determines the memory for kernels.
     compute_capability: of the GPU, "9.0" for an H100; see `compute_capability`.
-    requested: the kernel that is wanted, where there are several.
-    batch_shards, head_shards, length_shards: in how many parts the mesh splits these axes, see `sharding.num_shards`;
-      of the lengths the queries' alone.
+    requested: the requested kernel, if there is a choice.
+    batch_shards, head_shards, length_shards: number of shards of these axes on the mesh, see `sharding.num_shards`; for
+      lengths, of the queries only.
   """
   batch, heads, query_length, head_dim = query_shape
   key_length = key_shape[2]
   mask = mask.without_idle_window(query_length, key_length)
   dtype = jnp.dtype(dtype).name
   refusals = [
-    (requested == "plain", "as config.model.attention_kernel says"),
+    (requested == "plain", "set by config.model.attention_kernel"),
     (platform not in ("tpu", "gpu"), platform.upper()),
     (bias == "soft cap", "soft cap on the logits"),
-    (mask.front, "learned keys in front"),
-    (bias == "rows", "a bias of each row"),
+    (mask.front, "learned prefix keys"),
+    (bias == "rows", "bias per row"),
     (batch % batch_shards, f"{batch} rows over {batch_shards} devices"),
     (heads % head_shards, f"{heads} heads over {head_shards} devices"),
     (query_length % length_shards, f"{query_length} positions over {length_shards} devices"),
@@ -128,7 +128,7 @@ def _on_tpu(
   reach: int,
   device_kind: str,
 ) -> tuple[str, str, list[tuple[object, str]]]:
-  """A TPU's kernel, why it is this one, and what would refuse it; see `choose`."""
+  """Returns a TPU's kernel, the reason, and conditions that exclude it; see `choose`."""
   from t2t.models.kernels import blocks, relative_bias_attention, splash
 
   _, _, query_length, head_dim = query_shape
@@ -139,19 +139,19 @@ def _on_tpu(
   bounds = relative_bias_attention.bounds_for(part, key_length, head_dim, dtype, reach=farther, device_kind=device_kind)
   in_lanes = relative_bias_attention.LANES % head_dim == 0 or head_dim % relative_bias_attention.LANES == 0
   in_blocks = length_shards == 1 or part % blocks.SMALLEST == 0
-  # Splash goes through all such rows as one, and twice backwards.
+  # Splash processes all such rows as one sequence, and twice in the backward pass.
   apart = splash.goes_end_to_end(mask, is_split=length_shards > 1)
   faster = apart and bounds == blocks.LARGEST and in_lanes and in_blocks
   for needed, reason in (
-    (requested == "distance", "as config.model.attention_kernel says"),
+    (requested == "distance", "set by config.model.attention_kernel"),
     (bias, "bias by distance"),
     (dropout == "each", "dropout of probabilities"),
     (mask.ranks is not None, "ranks"),
     (mask.window and mask.causal and mask.prefix is not None, "window and prefix"),
-    (mask.window and query_length != key_length, "window over another sequence"),
-    (mask.window and length_shards > 1, "window over a split sequence"),
+    (mask.window and query_length != key_length, "window in cross-attention"),
+    (mask.window and length_shards > 1, "window over a sharded sequence"),
     (relative_bias_attention.SHORTEST <= shortest < blocks.SMALLEST, f"length {shortest}"),
-    (faster and requested != "splash", "rows with masks of their own"),
+    (faster and requested != "splash", "row-specific masks"),
   ):
     if needed and kernel == "splash":
       kernel, why = "distance", f"TPU, {reason}"
@@ -159,17 +159,17 @@ def _on_tpu(
   refusals: list[tuple[object, str]] = [
     (bias == "array", "bias on the logits"),
     (dtype not in ("bfloat16", "float32"), dtype),
-    (shortest < least, f"length {shortest}, a block has {blocks.SMALLEST}"),
+    (shortest < least, f"length {shortest}, shorter than a block of {blocks.SMALLEST}"),
   ]
   if kernel == "distance":
     farthest = relative_bias_attention.FARTHEST
     refusals += [
       (mask.ranks is not None and mask.causal and mask.prefix is not None, f"ranks and prefix, {why}"),
       (not in_lanes, f"head_dim {head_dim}, {why}"),
-      (not in_blocks, f"parts of a sequence that are no blocks, {why}"),
-      (mask.window >= farthest, f"window {mask.window}, less than {farthest} {why}"),
-      (reach > farthest, f"bias that changes up to distance {reach}, {farthest} {why}"),
-      (bounds is None, f"length {part}, too much for a core's memory, {why}"),
+      (not in_blocks, f"sequence shards that are not whole blocks, {why}"),
+      (mask.window >= farthest, f"window {mask.window}, not below {farthest}, {why}"),
+      (reach > farthest, f"bias with reach {reach}, above {farthest}, {why}"),
+      (bounds is None, f"length {part}, too large for a core's memory, {why}"),
     ]
   return kernel, why, refusals
 
@@ -186,20 +186,20 @@ def _on_gpu(
   length_shards: int,
   compute_capability: str,
 ) -> tuple[str, str, list[tuple[object, str]]]:
-  """A GPU's kernel, why it is this one, and what would refuse it; see `choose`."""
+  """Returns a GPU's kernel, the reason, and conditions that exclude it; see `choose`."""
   from t2t.models.kernels import gpu
 
   _, _, query_length, head_dim = query_shape
   kernel, why = "cudnn", "GPU, bias by distance" if bias else "GPU, no bias"
   if requested == "triton":
-    kernel, why = requested, "GPU, as config.model.attention_kernel says"
+    kernel, why = requested, "GPU, set by config.model.attention_kernel"
   version, _, minor = compute_capability.partition(".")
   version = int(version) if version.isdecimal() and minor.isdecimal() else 0
   largest = 256 if version >= 9 else 128
   odd = query_length % 2 or key_length % 2
   refusals: list[tuple[object, str]] = [
     (dropout == "each", "dropout of probabilities"),
-    (version < 8, f"compute capability {compute_capability or 'unknown'}, less than 8.0"),
+    (version < 8, f"compute capability {compute_capability or 'unknown'}, below 8.0"),
     (query_length == 1, "one query"),
     (length_shards > 1, "split sequence"),
   ]
@@ -211,7 +211,7 @@ def _on_gpu(
   else:
     refusals += [
       (dtype not in ("bfloat16", "float16"), dtype),
-      (head_dim % 8 or head_dim > largest, f"head_dim {head_dim}, cuDNN takes multiples of 8 up to {largest}"),
+      (head_dim % 8 or head_dim > largest, f"head_dim {head_dim}, cuDNN supports multiples of 8 up to {largest}"),
       (odd and bias, "odd length with a bias"),
       (odd and not gpu.is_structure(mask), "odd length with a mask"),
     ]
@@ -219,7 +219,7 @@ def _on_gpu(
 
 
 def compute_capability() -> str:
-  """What `choose` asks of the GPU that is here, such as "9.0"; empty on other platforms."""
+  """Returns the compute capability of the attached GPU for `choose`, such as "9.0"; empty on other platforms."""
   return str(getattr(jax.devices()[0], "compute_capability", ""))
 
 
@@ -233,17 +233,17 @@ def choose_here(
   reach: int = 0,
   kernel: str = "",
 ) -> Choice:
-  """The kernel that `attention.attend` runs on under the mesh that is set; shapes will do.
+  """Returns the kernel that `attention.attend` uses on the current mesh; arrays or their shapes.
 
   Args:
     query, keys: see `attention.attend`.
-    mask: what it has matters, not the numbers in it.
+    mask: only its structure matters, not its values.
     bias, dropout: see `BIASES` and `DROPOUTS`.
-    reach: of a bias by distance.
-    kernel: the one that is asked for; "": the best.
+    reach: reach of a bias by distance.
+    kernel: the requested kernel; "": the fastest available.
 
   Raises:
-    UserError: it cannot be had; says why not.
+    UserError: the requested kernel is unavailable; the message contains the reason.
   """
   chosen = choose(
     query.shape,
@@ -265,12 +265,13 @@ def choose_here(
     needed, here = PLATFORMS.get(kernel), sharding.platform()
     if needed is not None and needed != here:
       raise UserError(
-        f"config.model.attention_kernel={kernel}: cannot be had on a {here.upper()}, it runs on {needed.upper()}s;"
-        " leave it empty, and each attention runs on what it can"
+        f"config.model.attention_kernel={kernel}: needs a {needed.upper()}, but this is a {here.upper()}. Set "
+        "--config.model.attention_kernel='' to select an available kernel automatically."
       )
     raise UserError(
-      f"config.model.attention_kernel={kernel}: cannot be had for queries of {list(query.shape)} and keys of"
-      f" {list(keys.shape)}, which run {chosen}; leave it empty, and each attention runs on what it can"
+      f"config.model.attention_kernel={kernel}: unavailable for queries of {list(query.shape)} and keys of "
+      f"{list(keys.shape)}, which use {chosen}. Set --config.model.attention_kernel='' to select an "
+      "available kernel automatically."
     )
   return chosen
 
@@ -285,14 +286,14 @@ def choose_for_config(
   biased: bool,
   drops: bool = True,
 ) -> Choice:
-  """`choose_here` for a kind of attention that layers of this config have.
+  """Returns `choose_here` for one kind of attention of this config's layers.
 
   Args:
-    config: of the model.
+    config: the model's config.
     batch, query_length, key_length: sizes of queries and keys.
     mask: with the window of these layers.
-    biased: something is added by distance.
-    drops: as in training.
+    biased: whether a bias by distance is added.
+    drops: whether dropout is applied, as in training.
   """
   shape = lambda heads, length: jax.ShapeDtypeStruct((batch, heads, length, config.head_dim), config.dtype)
   return choose_here(
@@ -309,16 +310,16 @@ def choose_for_config(
 def attention_kernels(
   config: TransformerConfig, batch: Batch, *, prompt: int = 0, prefix: Mapping[str, int] | None = None
 ) -> dict[str, Choice]:
-  """What each kind of attention runs on in training, under the mesh that is set.
+  """Returns the kernel of each kind of attention in training on the current mesh.
 
-  They are "encoder", "decoder" and "cross"; and "encoder window" and "decoder window" where layers with a window take
-  turns with others, which "encoder" and "decoder" are then, and run on another kernel.
+  Keys are "encoder", "decoder" and "cross". "encoder window" and "decoder window" are present if layers with a window
+  alternate with others and use another kernel; "encoder" and "decoder" are then the layers without a window.
 
   Args:
-    config: of the model.
+    config: the model's config.
     batch: model features, or their shapes.
-    prompt: vectors in front of the text of the side that reads first.
-    prefix: side -> learned keys in front of its own; None: there are none.
+    prompt: number of prompt vectors before the text of the input side.
+    prefix: side -> number of learned prefix keys; None: no prefix keys.
   """
   tokens = {side: batch[f"{side}_input_tokens"] for side in sides(batch)}
   added = {config.kind.answers: prompt}
@@ -333,11 +334,11 @@ def attention_kernels(
   def choose_for_layers(side: str, mask: AttentionMask) -> dict[str, Choice]:
     windows = config.windows(length(side))
     first, *other_choices = (choose_for_stacks(side, side, mask, window) for window in windows)
-    # Where layers with a window take turns with others, and run on something else.
+    # Layers with a window that alternate with others and use another kernel.
     return {side: first} | {f"{side} window": choice for choice in other_choices if str(choice) != str(first)}
 
   kernels = {}
-  # That an encoder's positions have segments matters, not which.
+  # The encoder's mask needs segments of any value here.
   reading = functools.partial(AttentionMask, key_segments=tokens.get("encoder"), padded=is_padded(batch))
   if "encoder" in tokens:
     kernels |= choose_for_layers("encoder", reading(tokens["encoder"]))
@@ -360,32 +361,31 @@ def attend(
   dropout_key: jax.Array | None = None,
   largest_block: int = 0,
 ) -> jax.Array:
-  """softmax(query keys^T + bias) values on a kernel, without scaling; every device of a mesh does its rows and heads.
+  """Computes softmax(query keys^T + bias) values on a kernel, without scaling; each device computes its rows and heads.
 
-  On a CPU the kernels run too, slowly: those of TPUs in Pallas' interpreter, and for those of GPUs formulas of JAX and
-  Tokamax.
+  Kernels also run on a CPU, slowly: TPU kernels in Pallas' interpreter, and GPU kernels as formulas of JAX and Tokamax.
 
   Args:
     query: [batch, heads, query, kv].
-    keys, values: [batch, kv heads, key, kv]; a divisor of `heads`: so many heads in a row share one.
-    mask: its `query_offset` is taken as 0; a segment's prefix must be one run of positions.
-    kernel: "splash", "distance", "cudnn" or "triton", as `choose` has it.
-    bias: by distance for the kernel of that name, float32 [1, heads, query, key] on GPUs; splash takes none.
-    dropout_rate, dropout_key: of each probability by itself, with the kernel "distance".
-    largest_block: of TPUs, in positions, a power of two from 128 on; lengths are padded to whole blocks. 0: the
-      kernel's own.
+    keys, values: [batch, kv heads, key, kv]; kv heads divides heads, and consecutive query heads share a kv head.
+    mask: its `query_offset` is ignored; a segment's prefix must be contiguous.
+    kernel: "splash", "distance", "cudnn" or "triton", as selected by `choose`.
+    bias: by distance for kernel "distance", float32 [1, heads, query, key] on GPUs; splash takes none.
+    dropout_rate, dropout_key: dropout of single probabilities, with kernel "distance".
+    largest_block: block size on TPUs in positions, a power of two from 128; lengths are padded to whole blocks. 0: the
+      kernel's default.
 
   Returns:
-    [batch, heads, query, kv] in the dtype of `query`; zeros where no key has a query's segment.
+    [batch, heads, query, kv] in the dtype of `query`; zeros for queries without a key of their segment.
   """
-  # Every device needs a whole number of key heads: with too few, heads that one device shares are on others, too.
+  # Each device needs a whole number of key heads; with too few, key heads are repeated on several devices.
   parts = sharding.num_shards("heads")
   copies = parts // math.gcd(keys.shape[1], parts)
   if kernel == "distance":
     from t2t.models.kernels import relative_bias_attention
 
     if query.shape[3] < relative_bias_attention.LANES:
-      copies = query.shape[1] // keys.shape[1]  # several heads lie in the lanes of one block
+      copies = query.shape[1] // keys.shape[1]  # several heads share the lanes of one block
   if copies > 1:
     keys, values = (jnp.repeat(x, copies, axis=1) for x in (keys, values))
   if kernel == "distance":
@@ -396,11 +396,11 @@ def attend(
       *(query, keys, values, mask, bias, dropout_rate, dropout_key), largest_block=largest_block
     )
   if kernel not in _ATTEND:
-    raise ValueError(f"kernel is {kernel!r}; there are {', '.join(ATTENTION_KERNELS[:-1])}")
+    raise ValueError(f"kernel={kernel!r}: unknown kernel. Known values: {', '.join(ATTENTION_KERNELS[:-1])}")
   function = _ATTEND[kernel]
   if kernel == "splash":
     function = functools.partial(function, largest_block=largest_block)
-  # Of a split sequence every device has its part of the queries and all keys, and must be told where its part lies.
+  # On a sharded sequence each device has its part of the queries and all keys, and needs the positions of its part.
   reach = None
   if mask.causal and not mask.window and sharding.num_shards("length") > 1:
     from t2t.models.kernels.blocks import positions_seen

@@ -1,7 +1,7 @@
-"""Attention on NVIDIA GPUs: cuDNN's, and Tokamax's in Triton for shapes and dtypes that cuDNN does not take.
+"""Attention on NVIDIA GPUs: cuDNN's, and Tokamax's in Triton for shapes and dtypes that cuDNN does not support.
 
-Both sum the gradient of a bias over rows, Tokamax only after it has written it for each: [batch, heads, query, key] in
-float32.  Without a bias neither has anything of that size in memory.
+Both sum the gradient of a bias over rows, but Tokamax first writes it for each row: [batch, heads, query, key] in
+float32. Without a bias neither allocates an array of that size.
 """
 
 import dataclasses
@@ -18,20 +18,20 @@ from t2t.models.masks import AttentionMask
 
 
 def is_structure(mask: AttentionMask) -> bool:
-  """Whether cuDNN knows this mask by its name: causal or padding or none, with a window only if it is causal."""
+  """Returns True if cuDNN has this mask built in: causal, padding or none; a window only with a causal mask."""
   is_hidden = mask.key_segments is not None and not mask.padded
   return not is_hidden and mask.ranks is None and (mask.prefix is None if mask.causal else not mask.window)
 
 
 def has_triton() -> bool:
-  """Whether Tokamax is installed, the extra `tokamax`."""
+  """Returns True if Tokamax, the extra `tokamax`, is installed."""
   return importlib.util.find_spec("tokamax") is not None
 
 
 def attend_cudnn(
   query: jax.Array, keys: jax.Array, values: jax.Array, mask: AttentionMask, *, bias: jax.Array | None = None
 ) -> jax.Array:
-  """cuDNN's attention of one device; what it has no name for is a mask of [batch, 1, query, key].
+  """Computes cuDNN's attention on one device; other masks than the built-in ones become [batch, 1, query, key].
 
   Args:
     query: [batch, heads, query, kv].
@@ -41,8 +41,8 @@ def attend_cudnn(
   """
   lengths = None
   if mask.padded:
-    # A mask would be added to the bias, which then is [batch, heads, query, key].  A row of nothing but padding sees
-    # its first position, or its softmax would be over nothing.
+    # Lengths instead of a mask, which cuDNN would add to the bias and expand to [batch, heads, query, key]. Rows of
+    # padding keep their first position, because a softmax needs at least one key.
     assert mask.key_segments is not None
     lengths = jnp.maximum(jnp.sum(mask.key_segments > 0, axis=1, dtype=jnp.int32), 1)
     mask = dataclasses.replace(mask, query_segments=None, key_segments=None)
@@ -58,12 +58,12 @@ def attend_cudnn(
 def attend_triton(
   query: jax.Array, keys: jax.Array, values: jax.Array, mask: AttentionMask, *, bias: jax.Array | None = None
 ) -> jax.Array:
-  """Tokamax's in Triton, see `attend_cudnn`.
+  """Computes Tokamax's attention in Triton, see `attend_cudnn`.
 
   Source: openxla/tokamax.
   """
   if not flags.FLAGS.is_parsed():
-    flags.FLAGS.mark_as_parsed()  # or it would take the command line's arguments for its own
+    flags.FLAGS.mark_as_parsed()  # prevents it from parsing the command line
   import tokamax
 
   logging.getLogger("absl").addFilter(_tunes_nothing)
@@ -86,5 +86,5 @@ def _attend(function, implementation: str, query, keys, values, mask: AttentionM
 
 
 def _tunes_nothing(record: logging.LogRecord) -> bool:
-  """Not Tokamax's warning, at every call, that its blocks were not tuned for these shapes: its own choice is meant."""
+  """Filters Tokamax's warning at every call that its blocks are not tuned; the defaults are intended."""
   return not record.getMessage().startswith("Autotuning cache miss")

@@ -1,4 +1,4 @@
-"""Attention with a bias by distance: the model's arrays as those of the kernels in relative_bias_kernels.py."""
+"""Attention with a bias by distance: converts the model's arrays for the kernels in relative_bias_kernels.py."""
 
 import dataclasses
 
@@ -12,12 +12,13 @@ from t2t.models.kernels import relative_bias_kernels
 from t2t.models.kernels.relative_bias_tiles import HIDDEN, LANES, Shape
 from t2t.models.masks import AttentionMask, DistanceBias
 
-# Bytes of a core's vector memory that a kernel may take, by `jax.Device.device_kind`; of other TPUs it is half or all.
+# Bytes of a core's vector memory that a kernel may use, by `jax.Device.device_kind`; on other TPUs `_MOST_MEMORY`,
+# which is half or all of it.
 _MEMORY = {"TPU v2": 16 * 2**20, "TPU v3": 16 * 2**20, "TPU v4": 16 * 2**20}
 _MOST_MEMORY = 63 * 2**20
-SHORTEST = 64  # sequence that is filled up to a block: of shorter ones arrays of all pairs are small
-FARTHEST = 2_048  # that a bias or a window may reach: so much of a bank fits into a core's memory
-# Segments of padding, and of what fills blocks: of none that is there and above all, so that those of a row never fall.
+SHORTEST = 64  # shortest sequence that is padded to a block; for shorter ones, arrays of all pairs are small
+FARTHEST = 2_048  # largest reach of a bias or a window: a larger bank does not fit into a core's memory
+# Segments of padding and of block filling: unused and above all others, so that segments of a row are sorted.
 _PADDING, _FILLING_QUERY, _FILLING_KEY = (np.iinfo(np.int32).max - i for i in (2, 1, 0))
 
 
@@ -31,25 +32,25 @@ def bounds_for(
   device_kind: str,
   largest: tuple[int, int] = blocks_lib.LARGEST,
 ) -> tuple[int, int] | None:
-  """Bounds of a block of queries and of keys, the largest that a core has the memory for; None: it has for none.
+  """Returns the largest query and key blocks that fit into a core's memory; None if no block fits.
 
   Args:
-    query_length, key_length: of one device.
+    query_length, key_length: lengths on one device.
     head_dim: see `attend`.
-    dtype: of queries, keys and values.
-    reach: of the bias, and of the window.
-    device_kind: of the TPU.
-    largest: of both.
+    dtype: dtype of queries, keys and values.
+    reach: reach of the bias and the window.
+    device_kind: kind of the TPU.
+    largest: upper limits of both.
   """
   lanes, group, itemsize = max(head_dim, LANES), max(1, LANES // head_dim), jnp.dtype(dtype).itemsize
   while min(largest) >= blocks_lib.SMALLEST:
     query_block, key_block = map(blocks_lib.block, (query_length, key_length), largest)
     corners = min(2 * max(query_length, key_length), 2 * (-(-reach // LANES) * LANES) + LANES + query_block)
     bank = group * LANES * (corners + query_block) * 4
-    # Whatever comes and goes is there twice, so that one is computed while the other is fetched.
+    # Inputs and outputs are double-buffered: one is computed while the other is fetched.
     fetched = 2 * (2 * bank + lanes * itemsize * (3 * query_block + 4 * key_block + query_length))
     sums = 4 * lanes * (2 * key_block + query_length)
-    # What libtpu 0.0.42 keeps beside, with segments and dropout; a single block is not computed one head at a time.
+    # Additional memory of libtpu 0.0.42, with segments and dropout; a single block computes several heads at once.
     logits = 4 * query_block * key_block * (3 if itemsize == 2 else 6)
     kept_bytes = logits * (2 if query_block >= query_length and key_block >= key_length else 1) + 2**19
     if fetched + sums + kept_bytes <= _MEMORY.get(device_kind, _MOST_MEMORY):
@@ -69,7 +70,7 @@ def blocks_for(
   device_kind: str,
   largest: tuple[int, int] = blocks_lib.LARGEST,
 ) -> tuple[int, int] | None:
-  """Positions of a block of queries and of keys within `bounds_for` the same."""
+  """Returns the sizes of query and key blocks within `bounds_for` with the same arguments."""
   bounds = bounds_for(
     *(query_length, key_length, head_dim, dtype), reach=reach, device_kind=device_kind, largest=largest
   )
@@ -92,27 +93,27 @@ def attend(
   whole_query_length: int | None = None,
   largest_block: int = 0,
 ) -> jax.Array:
-  """softmax(query keys^T + bias) values of one device, see `dispatch.attend`.
+  """Computes softmax(query keys^T + bias) values on one device, see `dispatch.attend`.
 
   Args:
     query: [batch, heads, query, kv].
-    keys, values: [batch, kv heads, key, kv]: as many heads, or where one fills 128 lanes a divisor, which share them.
-    mask: causal, window and segments; ranks, and a prefix as ranks, are given apart.
-    bias: None: nothing is added.
-    dropout_rate: of single probabilities.
-    seeds: int32 [batch, heads], of what is dropped.
-    ranks: int32 [batch, query] and [batch, key]: a query sees keys of its rank and lower ones, if the mask lets it.
-    first_query: int32 [], where in their sequence the queries begin; a multiple of 128.
-    whole_query_length: of that sequence.
-    largest_block: positions of queries and of keys, a power of two from 128 on; 0: see `blocks.largest`.
+    keys, values: [batch, kv heads, key, kv]: kv heads equals heads, or divides it if a head fills 128 lanes.
+    mask: causal, window and segments; ranks, and a prefix as ranks, are separate arguments.
+    bias: None: no bias.
+    dropout_rate: dropout of single probabilities.
+    seeds: int32 [batch, heads], seeds of dropout.
+    ranks: int32 [batch, query] and [batch, key]: a query attends to keys of its own and lower ranks if `mask` allows.
+    first_query: int32 [], position of the first query in its sequence; a multiple of 128.
+    whole_query_length: length of that sequence.
+    largest_block: positions of queries and of keys, a power of two from 128; 0: see `blocks.largest`.
 
   Returns:
-    [batch, heads, query, kv]; zeros for a query that sees no key.
+    [batch, heads, query, kv]; zeros for a query without visible keys.
   """
   batch, heads, query_length, head_dim = query.shape
   spare = -heads % max(1, LANES // head_dim)
   if spare:
-    # Blocks are of whole groups of heads; what is left of the last is filled up with heads that are zero.
+    # Blocks contain whole groups of heads; the last group is filled with zero heads.
     fill = lambda x, axis: blocks_lib.pad(x, heads + spare, axis=axis)
     filled = attend(
       *(fill(query, 1), fill(keys, 1), fill(values, 1), mask),
@@ -140,7 +141,10 @@ def attend(
     largest=blocks_lib.largest(mask, largest_block, has_ranks=ranks is not None),
   )
   if blocks is None:
-    raise ValueError(f"queries of {query.shape} do not fit into a core of {device_kind or 'a TPU'}")
+    raise ValueError(
+      f"config.model.attention_kernel=distance: queries of {query.shape} do not fit into a core of "
+      f"{device_kind or 'a TPU'}"
+    )
   lengths = tuple(-(-length // block) * block for length, block in zip((query_length, key_length), blocks, strict=True))
   integers = {}
   if first_query is not None:
@@ -177,7 +181,7 @@ def attend(
     heads // keys.shape[1],
     head_dim,
     *lengths,
-    # To where the blocks of its last part end.
+    # Up to the end of the blocks of its last part.
     whole_query_length=-(-((whole_query_length or query_length) + lengths[0] - query_length) // LANES) * LANES,
     blocks=blocks,
     reach=reach,
@@ -214,14 +218,14 @@ def attend_on_mesh(
   *,
   largest_block: int,
 ) -> jax.Array:
-  """See `dispatch.attend`; heads that do not fill the lanes of a block have keys of their own."""
+  """See `dispatch.attend`; heads that do not fill the lanes of a block have separate keys."""
   batch, heads, whole_length, _ = query.shape
   ranks, key_ranks = mask.ranks, mask.ranks
   seeds = starts = None
   has_prefix = mask.causal and mask.prefix is not None
   if has_prefix:
     if ranks is not None:
-      raise ValueError("the kernel takes ranks, or a prefix, which it makes ranks of")
+      raise ValueError("config.model.attention_kernel=distance: the kernel takes ranks or a prefix, not both")
     ranks = blocks_lib.positions_seen(mask, batch, whole_length)
   if dropout_rate:
     assert dropout_key is not None
@@ -230,7 +234,7 @@ def attend_on_mesh(
     starts = jnp.arange(whole_length, dtype=jnp.int32)
 
   def part(query, keys, values, query_segments, key_segments, ranks, key_ranks, by_distance, seeds, starts):
-    if has_prefix:  # of keys, where they are
+    if has_prefix:  # ranks of keys are their positions
       key_ranks = jnp.broadcast_to(jnp.arange(keys.shape[2], dtype=jnp.int32), (len(keys), keys.shape[2]))
     local_fields = {"query_segments": query_segments, "key_segments": key_segments, "prefix": None, "ranks": None}
     return attend(
@@ -255,7 +259,7 @@ def attend_on_mesh(
 
 
 def _by_place(queries, keys, blocks: tuple[int, int], *, causal: bool, window: int):
-  """Where a query of a block that begins at `queries` may see a key of one at `keys`, whatever else is hidden."""
+  """Returns which pairs of blocks at `queries` and `keys` may be visible under the causal mask and the window."""
   sees = (np if isinstance(queries, np.ndarray) else jnp).ones(jnp.broadcast_shapes(queries.shape, keys.shape), bool)
   if causal:
     sees = sees & (keys <= queries + blocks[0] - 1)
@@ -265,13 +269,13 @@ def _by_place(queries, keys, blocks: tuple[int, int], *, causal: bool, window: i
 
 
 def share_by_place(blocks: tuple[int, int], lengths: tuple[int, int], *, causal: bool, window: int) -> float:
-  """The share of all pairs of blocks that causality and a window leave: of a part of a sequence, the mean of all."""
+  """Returns the fraction of block pairs under the causal mask and the window; for sequence shards, the mean."""
   queries, keys = (np.arange(0, length, block) for length, block in zip(lengths, blocks, strict=True))
   return float(_by_place(queries[:, None], keys[None, :], blocks, causal=causal, window=window).mean())
 
 
 def _runs(integers: dict, blocks, lengths, *, causal: bool, window: int):
-  """Where a query of a block may see a key of another, bool [batch or 1, query blocks, key blocks]; None: all over."""
+  """Returns which blocks may contain visible keys, bool [batch or 1, query blocks, key blocks]; None: all blocks."""
   starts = [np.arange(0, length, block) for length, block in zip(lengths, blocks, strict=True)]
   queries, keys = starts[0][:, None], starts[1][None, :]
   if "offset" in integers:
@@ -284,5 +288,5 @@ def _runs(integers: dict, blocks, lengths, *, causal: bool, window: int):
   if "query_segments" in integers:
     runs = runs & blocks_lib.segments_meet(integers["query_segments"], integers["key_segments"], blocks)
   if lengths == tuple(blocks) or (isinstance(runs, np.ndarray) and runs.all()):
-    return None  # a single block is not worth asking
+    return None  # skipping a single block gains nothing
   return jnp.asarray(runs)

@@ -60,7 +60,7 @@ def _forward_kernel(shape: tiles.Shape, refs: dict, scratch: tuple):
       most_ref[g : g + 1] = most
       total_ref[g : g + 1] = shrunk * total_ref[g : g + 1] + jnp.sum(exponentials, axis=0, keepdims=True)
       rows = tiles.rows_of_head(g, head_dim)
-      # All lanes of the values at once: rows of the product that are another head's are left alone.
+      # The product covers all lanes of the values; rows of other heads are not used.
       product = tiles.dot(values, tile.dropped(exponentials, g).astype(values.dtype), tiles.TN)
       sum_ref[rows] = shrunk * sum_ref[rows] + product[rows]
 
@@ -113,7 +113,7 @@ def _backward_kernel(shape: tiles.Shape, refs: dict, scratch: tuple):
       rows = tiles.rows_of_head(g, head_dim)
       logits = tile.logits(query, tiles.of_head(keys, g, head_dim), g)
       probabilities = jnp.exp(logits - refs["lse"][0, 0, g : g + 1])
-      mean = jnp.sum(weighted[rows], axis=0, keepdims=True)  # of what a change of each probability does
+      mean = jnp.sum(weighted[rows], axis=0, keepdims=True)  # sum over keys of probability times its gradient
       change = tile.dropped(tiles.dot(tiles.of_head(values, g, head_dim), d_out, tiles.NT), g)
       d_logits = probabilities * (change - mean)
       if shape.learned:
@@ -146,12 +146,12 @@ def _call(kernel, shape: tiles.Shape, inputs: dict, outs: dict, scratch: list, *
   """Runs a kernel.
 
   Args:
-    kernel: given the references by name, and its own memory.
-    shape: see there.
-    inputs: name -> array; scalars first, as they are in `_SCALARS`.
+    kernel: takes the references by name, and its scratch memory.
+    shape: see `Shape`.
+    inputs: name -> array; scalars first, in the order of `_SCALARS`.
     outs: name -> (shape and dtype).
-    scratch: memory that stays from block to block.
-    backward: its grid is that of `Shape.place`.
+    scratch: sizes of memory that persists from block to block.
+    backward: whether the grid is the backward one, see `Shape.grid_position`.
   """
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import tpu as pltpu
@@ -162,8 +162,9 @@ def _call(kernel, shape: tiles.Shape, inputs: dict, outs: dict, scratch: list, *
   scalars = [name for name in _SCALARS if name in inputs]
 
   def block(of: str):
-    """Number of the block of "queries" or "keys" that a step of the grid is given: of one that does not run, the next
-    that does, so that nothing is fetched for it."""
+    """Returns the index map of "queries" or "keys" blocks; a step that does not run gets the next running step's block,
+    so that nothing is fetched for it.
+    """
 
     def index(row, first, second, references):
       i, j = (second, first) if backward else (first, second)
@@ -226,7 +227,7 @@ def _call(kernel, shape: tiles.Shape, inputs: dict, outs: dict, scratch: list, *
 
 
 def _given(shape: tiles.Shape, integers: dict, *, backward: bool) -> dict:
-  """Integers in the order of the kernels' arguments."""
+  """Returns the integer inputs in the order of the kernels' arguments."""
   steps = {"steps": integers["backward_steps" if backward else "forward_steps"]} if "forward_steps" in integers else {}
   ordered = {name: integers[name] for name in ("offset", "seeds") if name in integers} | steps
   return ordered | {name: integers[name][:, None] for name in (*_OF_QUERIES, *_OF_KEYS) if name in integers}
@@ -256,16 +257,16 @@ def attend(
   vector: jax.Array | None,
   integers: Mapping[str, jax.Array],
 ) -> jax.Array:
-  """Attention of one device.
+  """Computes attention on one device.
 
   Args:
-    shape: see there.
-    query, keys, values: [batch, length, heads * kv], in whole blocks, of keys and values by `shape.shared` fewer.
-    vector: float32 [heads, entries], see `Shape.distances`; None: nothing is added.
-    integers: name -> what else the kernels are given, of `offset`, `seeds`, segments and ranks, and which blocks run.
+    shape: static parameters of the kernels.
+    query, keys, values: [batch, length, heads * kv], in whole blocks; of `keys` and `values` heads / `shape.shared`.
+    vector: float32 [heads, entries], see `Shape.distances`; None: no bias.
+    integers: name -> other inputs: `offset`, `seeds`, segments, ranks, and which blocks run.
 
   Returns:
-    the shape of `query`.
+    an array of the shape of `query`.
   """
   return _forward(shape, query, keys, values, vector, integers)[0]
 
@@ -279,7 +280,7 @@ def _attend_backward(shape: tiles.Shape, residuals, d_out):
   query, keys, values, vector, integers, out, lse = residuals
   inputs = _given(shape, integers, backward=True) | {"query": query, "keys": keys, "values": values}
   inputs |= {"out": out, "lse": lse, "d_out": d_out.astype(query.dtype)}
-  outs = {  # of every head
+  outs = {  # gradients for every head
     name: jax.ShapeDtypeStruct((*x.shape[:2], query.shape[2]), x.dtype)
     for name, x in (("d_query", query), ("d_keys", keys), ("d_values", values))
   }

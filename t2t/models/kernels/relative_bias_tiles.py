@@ -1,11 +1,11 @@
-"""A block of logits of attention with a bias by distance, as its kernels compute it; and the bank its bias is from.
+"""A block of logits of attention with a bias by distance, inside a kernel; and the bank that its bias is read from.
 
 Logits are computed as [key, query], block by block, so that the softmax reduces over sublanes and its statistics are
-rows.  Queries, keys and values are [batch, length, heads * kv], as the projections make them: a block of 128 lanes has
-128 / kv heads, a group, and nothing is padded or transposed in memory.
+rows. Queries, keys and values are [batch, length, heads * kv], as the projections return them. A block of 128 lanes has
+a group of 128 / kv heads, and nothing is padded or transposed in memory.
 
-What a block adds to its logits is a slice of a bank (see `make_bank`), aligned to lanes, which costs its loads and no
-more; causal masks and windows stand in the bank, too.  The gradient of the bias is summed in the same slices.
+A block's bias is a lane-aligned slice of a bank (see `make_bank`), which costs only its loads. Causal masks and windows
+are part of the bank. The gradient of the bias is summed in the same slices.
 
 Source: Dao et al. 2022 and Dao 2023 for the blocks and the backward pass; Raffel et al. 2020 for the bias.
 """
@@ -18,34 +18,34 @@ import jax.numpy as jnp
 import numpy as np
 
 LANES = 128
-# Far below all logits, and yet finite: a sum of two is no -inf, and no difference is NaN.
+# Far below all logits but finite: a sum of two is not -inf, and no difference is NaN.
 HIDDEN = -0.7 * float(np.finfo(np.float32).max)
-# Below all logits of float32 activations, above what is hidden: the maximum of a query that sees nothing.
+# Below all logits of float32 activations, above masked ones: the maximum of a query without visible keys.
 FLOOR = -1e30
 
-Index = jax.Array | int  # 0 where there is but one block
+Index = jax.Array | int  # 0 if there is only one block
 Refs = Mapping[str, jax.Ref]  # in a kernel, name -> reference
 
-# Contracted dimensions of products of matrices: of a b^T, a b, and a^T b.
+# Contracted dimensions of matrix products: a b^T, a b, and a^T b.
 NT, NN, TN = (((1,), (1,)), ((), ())), (((1,), (0,)), ((), ())), (((0,), (0,)), ((), ()))
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-  """What the kernels are compiled for; all of it is known before.
+  """Static parameters of the kernels.
 
-  batch, heads, head_dim: of this device.
-  shared: heads that have keys and values in common; more than one only where a head fills the lanes of a block.
-  query_length, key_length: whole blocks.
-  whole_query_length: of the sequence that the queries are a part of.
+  batch, heads, head_dim: sizes on this device.
+  shared: number of query heads per key head; more than one only if a head fills the lanes of a block.
+  query_length, key_length: lengths in whole blocks.
+  whole_query_length: length of the sequence that the queries are a part of.
   blocks: positions of a block of queries, and of keys.
-  reach: the bias is the same for all distances from here on, in either direction.
-  learned: the bias has a gradient.
-  dropout_rate: of single probabilities.
-  steps_of_rows: which blocks run differs from row to row.
-  share: of the pairs of blocks, how many run at most.
-  memory: bytes of a core's vector memory that may be taken.
-  interpret: on a CPU.
+  reach: distance from which the bias is constant, in either direction.
+  learned: whether the bias has a gradient.
+  dropout_rate: dropout of single probabilities.
+  steps_of_rows: whether the blocks that run differ between rows.
+  share: largest fraction of block pairs that run.
+  memory: bytes of a core's vector memory that may be used.
+  interpret: whether to use Pallas' interpreter, on a CPU.
   """
 
   batch: int
@@ -66,7 +66,7 @@ class Shape:
 
   @property
   def corners(self) -> tuple[int, int]:
-    """Least and largest key minus query of the corner of a block's bias; beyond, it is the same."""
+    """Returns the smallest and largest key minus query at a corner of a block's bias; the bias is constant beyond."""
     query_block, _ = self.blocks
     reach = -(-self.reach // LANES) * LANES
     least = min(self.whole_query_length - query_block, reach + LANES)
@@ -74,26 +74,26 @@ class Shape:
 
   @property
   def bank_length(self) -> int:
-    """Lanes of the bank."""
+    """Returns the number of lanes of the bank."""
     low, high = self.corners
     return high - low + self.blocks[0]
 
   @property
   def group(self) -> int:
-    """Heads that lie in the lanes of one block."""
+    """Returns the number of heads in the lanes of one block."""
     return max(1, LANES // self.head_dim)
 
   @property
   def num_blocks(self) -> tuple[int, int]:
-    """Of queries, and of keys."""
+    """Returns the number of blocks of queries, and of keys."""
     return self.query_length // self.blocks[0], self.key_length // self.blocks[1]
 
   def grid_position(
     self, program_id: Callable[[int], jax.Array], *, backward: bool
   ) -> tuple[Index, Index, Index, Index]:
-    """Row, group of heads, block of queries and block of keys that a call of a kernel is for; 0 where there is but one.
+    """Returns row, group of heads, query block and key block of a kernel call; 0 for a single block.
 
-    Keys come inside of queries forward, and queries inside of keys backward.
+    The inner loop is over keys in the forward pass, and over queries in the backward pass.
     """
     group, row = program_id(0), program_id(1)
     i, j = (program_id(3), program_id(2)) if backward else (program_id(2), program_id(3))
@@ -101,7 +101,7 @@ class Shape:
     return row, group, 0 if query_blocks == 1 else i, 0 if key_blocks == 1 else j
 
   def where_it_runs(self, refs: Refs, row: Index, i: Index, j: Index, function: Callable[[], None]) -> None:
-    """Calls `function` unless no query of the block sees a key of the other."""
+    """Calls `function` unless all pairs of the block are masked."""
     from jax.experimental import pallas as pl
 
     if "steps" not in refs:
@@ -112,14 +112,14 @@ class Shape:
       pl.when(refs["steps"][(row * query_blocks + i) * key_blocks + j] & 1)(function)
 
   def distances(self) -> np.ndarray:
-    """Key minus query of a vector's entries, int [bank_length + 127]: it falls."""
+    """Returns key minus query of a vector's entries, int [bank_length + 127], in descending order."""
     return self.corners[1] + LANES - 1 - np.arange(self.bank_length + LANES - 1)
 
 
 def make_bank(vector: jax.Array) -> jax.Array:
-  """Shifted copies of a vector, so that the bias of 128 keys and any number of queries is a slice aligned to lanes.
+  """Returns shifted copies of a vector, in which the bias of 128 keys and any queries is a lane-aligned slice.
 
-  bank[:, r, x] = vector[:, x - r + 127].  Neither it nor its gradient gathers or scatters.
+  bank[:, r, x] = vector[:, x - r + 127]. Neither it nor its gradient gathers or scatters.
 
   Args:
     vector: float32 [heads, bank_length + 127], see `Shape.distances`.
@@ -129,22 +129,22 @@ def make_bank(vector: jax.Array) -> jax.Array:
   """
   heads, number = vector.shape
   length = number - (LANES - 1)
-  # Repeated rows of a width that is one less than their own come to lie one further to the right each.
+  # Repeated rows, reshaped to a width that is one less than theirs, shift by one from row to row.
   row = jnp.concatenate([vector[:, LANES - 1 :], vector[:, :1], vector[:, : LANES - 1]], axis=1)
   width = length + LANES
   return jnp.tile(row, (1, LANES))[:, : LANES * (width - 1)].reshape(heads, LANES, width - 1)[:, :, :length]
 
 
 def keep(seed: jax.Array, keys: jax.Array, queries: jax.Array, rate: float) -> jax.Array:
-  """Which probabilities dropout keeps: a hash of where they stand, the same wherever and however often it is computed.
+  """Returns which probabilities dropout keeps: a hash of their positions, equal in every recomputation.
 
   Args:
     seed: int32, of a row and a head.
     keys, queries: int32, positions; all three broadcast.
-    rate: how many are dropped.
+    rate: fraction that is dropped.
 
   Returns:
-    bool, of the shape that the three broadcast to.
+    bool, of the broadcast shape.
 
   Source: the finalizer of MurmurHash3 (Appleby 2011).
   """
@@ -158,16 +158,16 @@ def keep(seed: jax.Array, keys: jax.Array, queries: jax.Array, rate: float) -> j
 
 
 def dot(a: jax.Array, b: jax.Array, dims: jax.lax.DotDimensionNumbers) -> jax.Array:
-  """A product of matrices in float32; of bfloat16 it is one pass of the matrix unit."""
+  """Computes a matrix product in float32; for bfloat16 operands it is one pass of the matrix unit."""
   precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
   return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32, precision=precision)
 
 
-# ---- What a block has to see -----------------------------------------------------------------------------------------
+# ---- Contents of a block ---------------------------------------------------------------------------------------------
 
 
 def of_head(x: jax.Array, g: int, head_dim: int) -> jax.Array:
-  """`x`, [n, lanes], with zeros outside the lanes of the g-th head."""
+  """Returns `x`, [n, lanes], with zeros outside the lanes of the g-th head."""
   if head_dim >= LANES:
     return x
   lanes = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
@@ -176,14 +176,14 @@ def of_head(x: jax.Array, g: int, head_dim: int) -> jax.Array:
 
 
 def rows_of_head(g: int, head_dim: int) -> slice:
-  """Of a group's lanes those of its g-th head."""
+  """Returns the lanes of a group's g-th head."""
   return slice(g * head_dim, (g + 1) * head_dim) if head_dim < LANES else slice(None)
 
 
 class Tile:
-  """Logits of a block of keys and one of queries, inside of a kernel: [key, query].
+  """Logits of a block of keys and one of queries, inside a kernel: [key, query].
 
-  refs: name -> reference, of what there is.
+  refs: name -> reference, for the inputs that are present.
   """
 
   def __init__(self, shape: Shape, refs: Refs, b: Index, group: Index, i: Index, j: Index):
@@ -196,7 +196,7 @@ class Tile:
     self.starts = self._starts()
 
   def _starts(self) -> list:
-    """Where in the bank the bias of each 128 keys lies."""
+    """Returns the index in the bank of the bias of each 128 keys."""
     if "bank" not in self._refs:
       return []
     from jax.experimental import pallas as pl
@@ -209,7 +209,7 @@ class Tile:
     return [pl.multiple_of(high - jnp.clip(x, low, high), LANES) for x in corners]
 
   def _seen(self) -> jax.Array | None:
-    """bool [key, query]: by segments, and by ranks; None where nothing is hidden by them."""
+    """Returns the mask by segments and ranks, bool [key, query]; None if they mask nothing."""
     query_block, key_block = self._shape.blocks
     spread = lambda ref: jnp.broadcast_to(ref[0], (key_block, query_block))
     upright = lambda ref: jnp.tile(
@@ -224,7 +224,7 @@ class Tile:
     return seen
 
   def logits(self, query: jax.Array, keys: jax.Array, g: int) -> jax.Array:
-    """Of one head of the group; `keys` have zeros elsewhere."""
+    """Returns the logits of one head of the group; `keys` are zero in the other heads' lanes."""
     from jax.experimental import pallas as pl
 
     scores = dot(keys, query, NT)
@@ -234,7 +234,7 @@ class Tile:
     return scores if self._allowed is None else jnp.where(self._allowed, scores, HIDDEN)
 
   def dropped(self, x: jax.Array, g: int) -> jax.Array:
-    """`x` where dropout keeps it, scaled up; the same draw each time."""
+    """Applies dropout with scaling to `x`; repeated calls use the same mask."""
     rate = self._shape.dropout_rate
     if not rate:
       return x

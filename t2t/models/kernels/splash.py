@@ -10,13 +10,13 @@ from t2t.models.kernels import blocks as blocks_lib
 from t2t.models.masks import AttentionMask
 from t2t.models.remat import SAVED
 
-# Causal sequences of so many positions run in blocks of 1,024, if heads have no more features than every generation has
-# the memory for: by `planning.schedules.CYCLES` these save more than they compute above the diagonal.
+# Causal sequences from this length run in blocks of 1,024, if the head dimension fits every TPU generation's memory. By
+# `planning.kernel_cycles.CYCLES` larger blocks save more than they compute above the diagonal.
 LONG, LARGEST_OF_LONG, WIDEST = 4_096, (1_024, 1_024), 128
-# Backwards one kernel computes logits once where two would do it twice, and leaves a part of the queries' gradient for
-# each block of keys, to be summed: of so many at most, for each has the size of the queries.
+# The fused backward kernel computes logits once instead of twice, and writes a partial query gradient for each block of
+# keys, which are then summed. Each part has the size of the queries, so their number is limited.
 MOST_PARTS = 8
-# Of 2,048 positions blocks compile here alone, and for heads of `WIDEST` features at most (libtpu 0.0.42).
+# Blocks of 2,048 positions compile only on this TPU, for heads of at most `WIDEST` features (libtpu 0.0.42).
 _ROOMY, _LARGEST = ("TPU v6 lite",), 1_024
 
 
@@ -29,14 +29,14 @@ def bounds(
   causal: bool,
   device_kind: str,
 ) -> tuple[int, int]:
-  """Of a block of queries and one of keys, see `blocks.bounds`.
+  """Returns the largest sizes of query and key blocks, see `blocks.bounds`.
 
   Args:
-    requested: of both, or 0; where a core has no room for so many, as many as it has.
-    lengths: of queries and of keys.
-    head_dim, dtype: of both.
-    causal: nothing else hides any, so that it is known before which blocks are left out.
-    device_kind: of the TPU.
+    requested: size of both, or 0; reduced to what a core's memory allows.
+    lengths: lengths of queries and keys.
+    head_dim, dtype: head dimension and dtype of both.
+    causal: whether the mask is only causal, so that skipped blocks are known at compile time.
+    device_kind: kind of the TPU.
   """
   is_small = head_dim <= WIDEST and jnp.dtype(dtype).itemsize == 2
   if not requested and causal and min(lengths) >= LONG and is_small:
@@ -47,13 +47,13 @@ def bounds(
 
 
 def goes_end_to_end(mask: AttentionMask, *, is_split: bool) -> bool:
-  """Whether rows differ in what is hidden, so that they must lie end to end, see `attend`.
+  """Returns True if masks differ between rows, so that rows must be concatenated into one sequence, see `attend`.
 
-  A window's blocks are few, and known before.
+  A window has few blocks, which are known at compile time.
 
   Args:
-    mask: what it has matters, not the numbers in it.
-    is_split: the queries are part of a sequence.
+    mask: only its structure matters, not its values.
+    is_split: whether the queries are part of a sequence.
   """
   return not mask.window and (
     mask.query_segments is not None or (mask.causal and (mask.prefix is not None or is_split))
@@ -68,14 +68,14 @@ def _blocks_that_run(
   shape: tuple[int, int, int],
   blocks: tuple[int, int],
 ) -> jax.Array:
-  """Where a query may see a key, by extremes of blocks: bool [batch, query blocks, key blocks], which is `shape`."""
+  """Returns which blocks may contain visible keys, by their extremes: bool [batch, query blocks, key blocks]."""
   runs = jnp.ones(shape, bool)
   if reach is not None:
     farthest = reach.reshape(shape[0], -1, blocks[0]).max(axis=2)
     runs &= farthest[:, :, None] >= blocks[1] * jnp.arange(shape[2])
   if query_segments is not None and key_segments is not None:
     runs &= blocks_lib.segments_meet(query_segments, key_segments, blocks)
-  # A query's softmax is over one block at least: over none it would divide by zero.
+  # A query's softmax needs at least one block; with none it would divide by zero.
   return runs.at[:, :, 0].set(runs[:, :, 0] | ~runs.any(axis=2))
 
 
@@ -88,19 +88,18 @@ def attend(
   largest_block: int,
   reach: jax.Array | None = None,
 ) -> jax.Array:
-  """Splash attention of one device; `reach` is that of `blocks.positions_seen`, if the queries are part of a sequence.
+  """Computes splash attention on one device; `reach`: of `blocks.positions_seen`, if the sequence is sharded.
 
-  Where the mask is the same in all rows (causal, window), the kernel knows from compilation which blocks to skip, and
-  the batch is an axis of its grid.  Where it differs (segments, prefix), the kernel finds in arrays which blocks to
-  run, and those arrays can have no batch axis: so the rows lie end to end, as one sequence, of which no block meets
-  another row's.
+  If the mask is the same in all rows (causal, window), the blocks to skip are known at compile time, and the batch is
+  an axis of the grid. If it differs (segments, prefix), the kernel reads the blocks to run from arrays. These arrays
+  cannot have a batch axis, so the rows are concatenated into one sequence, and no block runs across rows.
   """
   query_length, key_length = query.shape[2], keys.shape[2]
   has_prefix = mask.causal and mask.prefix is not None
   if mask.ranks is not None:
-    raise ValueError("splash attention has no ranks")
+    raise ValueError("config.model.attention_kernel=splash: splash attention does not support ranks")
   if has_prefix and mask.window:
-    raise ValueError("splash attention has no window with a prefix")
+    raise ValueError("config.model.attention_kernel=splash: splash attention does not support a window with a prefix")
   end_to_end = goes_end_to_end(mask, is_split=reach is not None)
   alone = mask.causal and not mask.window and not end_to_end
   sizes, kind = (query_length, key_length), sharding.device_kind()
@@ -110,9 +109,10 @@ def attend(
   query = blocks_lib.pad(query, query_block, axis=2)
   keys, values = blocks_lib.pad(keys, key_block, axis=2), blocks_lib.pad(values, key_block, axis=2)
   lengths = query.shape[2], keys.shape[2]
-  # Of rows that lie end to end, and of a window's blocks, most parts would be zeros.
+  # With concatenated rows, or a window, most partial gradients would be zero.
   fused = not end_to_end and not mask.window and lengths[1] // key_block <= MOST_PARTS
-  # JAX looks for what to skip element by element, in minutes at 131,072 positions; found in arrays it needs no look.
+  # JAX finds blocks to skip element by element, which takes minutes at 131,072 positions; block arrays avoid the
+  # search.
   shape = blocks if end_to_end else lengths
   kernel = _make_splash(mask, shape, blocks=blocks, heads=query.shape[1], fused=fused)
   segments = _splash_segments(mask, query.shape[0], (query_length, key_length), blocks=blocks)
@@ -129,14 +129,14 @@ def attend(
 def _make_splash(
   mask: AttentionMask, shape: tuple[int, int], *, blocks: tuple[int, int], heads: int, fused: bool
 ) -> Any:
-  """JAX's kernel, for what all rows have in common of a mask.
+  """Returns JAX's kernel for the part of a mask that all rows share.
 
   Args:
-    mask, blocks, heads: of the attention.
-    shape: how much of the mask the kernel looks at.
-    fused: there is one kernel backwards, not one for the queries and one for keys and values.
+    mask, blocks, heads: properties of the attention.
+    shape: shape of the mask that the kernel inspects.
+    fused: whether the backward pass is one kernel instead of two, for queries and for keys and values.
   """
-  # A tenth of a second to import, which other platforms need not pay.
+  # Imported here, because it takes a tenth of a second and other platforms do not need it.
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
 
   if mask.window:
@@ -165,7 +165,7 @@ def _make_splash(
 
 
 def _splash_segments(mask: AttentionMask, batch: int, lengths: tuple[int, int], *, blocks: tuple[int, int]):
-  """Segments of queries and keys, [batch, whole blocks]; None where nothing has to be hidden by them."""
+  """Returns the segments of queries and keys, [batch, whole blocks]; None if segments mask nothing."""
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
 
   query_length, key_length = lengths
@@ -175,7 +175,7 @@ def _splash_segments(mask: AttentionMask, batch: int, lengths: tuple[int, int], 
       jnp.where(x == 0, blocks_lib.PADDING, x.astype(jnp.int32)) for x in (mask.query_segments, mask.key_segments)
     )
   elif key_length % blocks[1] and not (mask.causal and query_length <= key_length):
-    # What fills the last block of keys is to be hidden; it lies to the right of all queries if attention is causal.
+    # Padding of the last block of keys must be masked; with causal attention it is already to the right of all queries.
     pair = (jnp.zeros((batch, length), jnp.int32) for length in lengths)
   else:
     return None
@@ -188,14 +188,14 @@ def _splash_segments(mask: AttentionMask, batch: int, lengths: tuple[int, int], 
 def _rows_end_to_end(
   kernel, query: jax.Array, keys: jax.Array, values: jax.Array, segments, reach: jax.Array | None, *, blocks
 ) -> jax.Array:
-  """The rows of a batch as one sequence; the kernel is told in arrays which blocks to run.
+  """Runs the rows of a batch as one sequence; arrays tell the kernel which blocks to run.
 
   Args:
-    kernel: of one block.
+    kernel: a kernel of one block.
     query, keys, values: [batch, heads, whole blocks, kv].
-    segments: of `_splash_segments`.
-    reach: of `blocks.positions_seen`, in whole blocks, if attention is causal.
-    blocks: of queries and of keys, in positions.
+    segments: result of `_splash_segments`.
+    reach: result of `blocks.positions_seen`, padded to whole blocks, for causal attention.
+    blocks: block sizes of queries and of keys.
   """
   batch, key_length = query.shape[0], keys.shape[2]
   num_blocks = query.shape[2] // blocks[0], key_length // blocks[1]
@@ -206,7 +206,7 @@ def _rows_end_to_end(
   by_keys = lambda x: jnp.swapaxes(x, 0, 1).reshape(1, num_blocks[0], -1).astype(jnp.int32)
   next_keys = by_queries(blocks_lib.to_fetch(runs, 2) + rows * num_blocks[1])
   next_queries = by_keys(blocks_lib.to_fetch(runs, 1) + rows * num_blocks[0])
-  # The causal kernel compares the positions of keys with these numbers, which need not be the queries' own positions.
+  # The causal kernel compares key positions with these numbers, which may differ from the queries' own positions.
   changes = {} if reach is None else {"q_sequence": (reach + rows[:, 0] * key_length).reshape(-1)}
   for name, data_next, block_mask in (
     ("fwd_mask_info", next_keys, by_queries(runs)),

@@ -1,1 +1,1 @@
-"""XLA's optimised programs: read as text, counted in operations, bytes and collectives."""
+"""Parses XLA's optimised HLO text and counts its operations, bytes and collectives."""

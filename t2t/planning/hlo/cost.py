@@ -1,12 +1,12 @@
-"""What a compiled program computes and moves in one run on one device, loops counted as often as they run.
+"""Counts operations, bytes and collectives of a compiled program on one device, with loops counted per iteration.
 
-XLA's own `cost_analysis()` counts a loop's body once.  Rules:
+XLA's own `cost_analysis()` counts a loop's body once. Rules:
 - FLOPs: two for each multiply-add of dots, convolutions (into which TPUs turn dots) and the matmuls of attention
   kernels; nothing else.
-- Memory traffic, an estimate: the operands and results of each instruction that runs by itself, a fusion as one; of
-  what is sliced, the slice; of what is updated in place, the update; nothing for what lies in on-chip memory.
-- Bytes that a device sends to others: of an all-gather to B bytes in a group of n, B(n-1)/n; of a reduce-scatter or
-  all-to-all from B bytes, B(n-1)/n; of an all-reduce 2B(n-1)/n; of a collective-permute B.
+- Memory traffic, an estimate: the operands and results of each instruction, with a fusion as one. A slice counts as
+  the slice, an in-place update as the update, and on-chip memory as nothing.
+- Bytes that a device sends to others in a group of n: B(n-1)/n for an all-gather to B bytes, and for a reduce-scatter
+  or all-to-all from B bytes; 2B(n-1)/n for an all-reduce; B for a collective-permute.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,34 +21,34 @@ from t2t.planning.hlo import flops as hlo_flops
 from t2t.planning.hlo import text as hlo
 from t2t.planning.hlo import traffic as hlo_traffic
 
-# The program for several TPU slices is that of one of them: its device hands to its host what is for the others, and
-# says in an attribute which collective the hosts carry out.
+# The program for several TPU slices is that of one slice. A device sends data for other slices to its host, and an
+# attribute contains the collective that the hosts perform.
 _HANDED_OVER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _BETWEEN_SLICES = "dcn_data"
 
-# Instructions that move nothing: names, bookkeeping, and the ends of what was counted at its start.
+# Instructions that move nothing: names, bookkeeping, and ends of asynchronous operations, which count at their start.
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id"}
 _FREE |= {"opt-barrier", "add-dependency", "domain", "get-dimension-size", "async-update", "async-done"}
 
 
-# What goes on beside what comes next.
+# Operations that run asynchronously beside the following ones.
 _BESIDE = ("copy-start", "slice-start", "fusion-start")
-# Custom calls that are products of matrices as any other.
+# Custom calls that are ordinary matrix products.
 _LIBRARIES = ("__cublas$", "__onednn$matmul")
 _CUDNN = "__cudnn$fmha"
-# Products whose pace may be their own: how the dtypes of HLO begin.
+# Prefixes of HLO dtypes with a different speed of products.
 _KINDS = {"s8": "int8", "u8": "int8", "f8": "fp8", "f3": "float32"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-  """An instruction and how often it runs; FLOPs and bytes of main memory are of one time.
+  """An instruction and its number of executions; FLOPs and bytes of main memory are per execution.
 
-  overlaps: runs beside others (a copy that was started ahead), so that it takes bandwidth but no time of its own.
-  host_bytes: what it moves between the device and its host.
-  busy_flops: `flops`, and those for which matrix units stand idle as the matrices are narrow; of kernels the same.
-  is_kernel: written by hand, so that nothing is known of it but what it says itself.
-  pace: how many times as fast as in bfloat16 its products are computed, of numbers of so few bits.
+  overlaps: runs beside others (an asynchronous copy), so that it takes bandwidth but no separate time.
+  host_bytes: bytes moved between the device and its host.
+  busy_flops: `flops` plus idle capacity of matrix units for narrow matrices; for kernels `flops`.
+  is_kernel: a custom kernel, of which only its own annotations are known.
+  pace: speed of its products relative to bfloat16, for its dtype.
   """
 
   name: str
@@ -64,11 +64,11 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-  """A collective and how often it runs; `bytes` are what one device sends at one time.
+  """A collective and its number of executions; `bytes` are sent by one device per execution.
 
-  axes: of the mesh, those along which the devices of a group differ.
-  beside: which of the program's operations run while it is on its way, if it is started ahead of where its result is
-    needed; of one whose end is in another computation, all to the end of its own.  None: all wait for it.
+  axes: mesh axes along which the devices of a group differ.
+  beside: indices of operations that run during an asynchronous collective, up to its end; if the end is in another
+    computation, all up to the end of its own. None: synchronous.
   """
 
   kind: str
@@ -80,11 +80,11 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class HloProgram:
-  """All that one device runs in one call.
+  """All operations of one device in one call.
 
-  saved_bytes: what loops of the forward pass pile up for the backward pass.
-  unknown_loops: loops whose number of iterations the data decides.
-  uncounted: kernels whose FLOPs are not known, by name.
+  saved_bytes: bytes of stacks that loops of the forward pass fill for the backward pass.
+  unknown_loops: number of loops with a data-dependent number of iterations.
+  uncounted: names of kernels with unknown FLOPs.
   """
 
   operations: tuple[Operation, ...]
@@ -95,21 +95,21 @@ class HloProgram:
 
   @property
   def flops(self) -> float:
-    """Executed, recomputation included."""
+    """Returns the executed FLOPs, recomputation included."""
     return sum(operation.times * operation.flops for operation in self.operations)
 
   @property
   def bytes(self) -> float:
-    """From and to main memory."""
+    """Returns the bytes from and to main memory."""
     return sum(operation.times * operation.bytes for operation in self.operations)
 
   @property
   def host_bytes(self) -> float:
-    """From and to the host."""
+    """Returns the bytes from and to the host."""
     return sum(operation.times * operation.host_bytes for operation in self.operations)
 
   def sent(self) -> dict[str, dict[tuple[str, ...], float]]:
-    """Kind of collective -> axes -> bytes that one device sends."""
+    """Returns kind of collective -> axes -> bytes that one device sends."""
     sent_bytes: dict[str, dict[tuple[str, ...], float]] = {}
     for collective in self.collectives:
       by_axes = sent_bytes.setdefault(collective.kind, {})
@@ -125,8 +125,8 @@ def analyse(
   Args:
     text: `compiled.as_text()`.
     mesh_shape: axis -> size, in the order in which the program numbers its devices; dcn_data first.
-    unknown_trips: how often a loop is taken to run whose number of iterations depends on data.
-    paces: "int8", "fp8", "float32", "attention" -> how many times as fast as bfloat16's products, see `chips.PACES`.
+    unknown_trips: assumed number of iterations of loops with a data-dependent number.
+    paces: "int8", "fp8", "float32", "attention" -> speed relative to bfloat16 products, see `accelerators.PACES`.
   """
   counter = _Counter(hlo.parse(text), mesh_shape, unknown_trips, paces or {})
   counter.visit(hlo.Scope(counter.module, counter.module.entry), 1.0)
@@ -134,7 +134,7 @@ def analyse(
 
 
 class _Counter:
-  """Walks through a program as it runs."""
+  """Traverses a program in execution order."""
 
   def __init__(
     self, module: hlo.Module, mesh_shape: Mapping[str, int], unknown_trips: float, paces: Mapping[str, float]
@@ -145,8 +145,7 @@ class _Counter:
     self._paces = paces
     self._operations: list[Operation] = []
     self._collectives: list[Collective] = []
-    # Of collectives that are spread over fusions: channel -> which of `_collectives` it is, and of that one the
-    # operations that move it.
+    # For collectives spread over fusions: channel -> index in `_collectives`, and index -> operations that move it.
     self._spread: dict[str, int] = {}
     self._moved_by: dict[int, list[int]] = {}
     self._flops_of: dict[str, np.ndarray] = {}
@@ -169,7 +168,7 @@ class _Counter:
   # ---- Control flow ----------------------------------------------------------
 
   def visit(self, scope: hlo.Scope, times: float, *, overlaps: bool = False) -> None:
-    """Counts a computation that runs so many times."""
+    """Counts a computation that runs `times` times."""
     begun: dict[str, tuple[range, int]] = {}
     for instruction in scope.computation:
       opcode, collected = instruction.opcode, len(self._collectives)
@@ -199,17 +198,17 @@ class _Counter:
           begun[instruction.name] = pending
         elif pending:
           self._travelled(*pending)
-    for pending in begun.values():  # what ends elsewhere
+    for pending in begun.values():  # operations that end in another computation
       self._travelled(*pending)
 
   def _travelled(self, collectives: Iterable[int], since: int) -> None:
-    """Notes beside what collectives were on their way: all operations since then."""
+    """Records all operations since `since` as running during the collectives."""
     beside = range(since, len(self._operations))
     for index in collectives:
       self._collectives[index] = dataclasses.replace(self._collectives[index], beside=beside)
 
   def _visit_dearest(self, instruction: hlo.Instruction, times: float, *, overlaps: bool) -> None:
-    """Of a conditional's branches, the one with the most FLOPs and then bytes."""
+    """Counts the branch of a conditional with the most FLOPs and then bytes."""
     names = instruction.called("branch_computations")
     names = names or instruction.called("true_computation") + instruction.called("false_computation")
     branches = []
@@ -252,10 +251,10 @@ class _Counter:
   # ---- Collectives -----------------------------------------------------------
 
   def _collect_inside(self, computation: hlo.Computation, times: float, *, overlaps: bool) -> set[int]:
-    """Counts the collectives of a fusion; what is spread over several, in that which starts it.
+    """Counts the collectives of a fusion; a collective that is spread over several counts in the fusion that starts it.
 
     Returns:
-      Which of `_collectives` it moves a part of.
+      Indices in `_collectives` that the fusion moves a part of.
     """
     starts = computation.root.target == "AsyncCollectiveStart"
     moving = set()
@@ -281,8 +280,8 @@ class _Counter:
     groups = self._groups(instruction)
     held = [sum(array.bytes for array in arrays) for arrays in computation.operand_arrays(instruction)]
     if kind == "all-reduce" and any(user.opcode == "dynamic-slice" for user in _users(computation, instruction)):
-      kind = "reduce-scatter"  # as TPUs write it: inside of a fusion
-    # Of a permute's operands the others are where its result goes.
+      kind = "reduce-scatter"  # TPUs write it inside a fusion
+    # The other operands of a permute are its destination buffers.
     sent = _sent(kind, held[0] if kind == "collective-permute" else sum(held), len(groups[0]))
     axes = varying_axes(groups, self._mesh_shape)
     if axes and sent:
@@ -292,7 +291,7 @@ class _Counter:
     self, computation: hlo.Computation, instruction: hlo.Instruction, times: float, kind: str
   ) -> None:
     held = sum(array.bytes for array in computation.operand_arrays(instruction)[0])
-    kind = kind if kind in hlo.COLLECTIVES else "collective-permute"  # from one to one
+    kind = kind if kind in hlo.COLLECTIVES else "collective-permute"  # point to point
     sent = _sent(kind, held, self._mesh_shape[_BETWEEN_SLICES])
     self._collectives.append(Collective(kind, (_BETWEEN_SLICES,), times, sent, beside=()))
 
@@ -305,7 +304,7 @@ class _Counter:
   # ---- FLOPs -----------------------------------------------------------------
 
   def _flops(self, computation: hlo.Computation, instruction: hlo.Instruction) -> np.ndarray:
-    """[3]: FLOPs, those that the matrix units are busy with, and as many as take the same time in bfloat16."""
+    """Returns [3]: FLOPs, FLOPs including idle parts of matrix units, and bfloat16 FLOPs of the same duration."""
     opcode = instruction.opcode
     if opcode in ("fusion", "fusion-start", "call"):
       called = instruction.called("calls") or instruction.called("to_apply")
@@ -354,7 +353,7 @@ class _Counter:
 
 
 def _sent(kind: str, held: float, size: int) -> float:
-  """Bytes that one device of a group of `size` sends, of the bytes that it holds at first."""
+  """Returns the bytes that one device of a group of `size` sends, from the bytes that it holds at first."""
   if kind == "collective-permute":
     return held
   total = held * (size if kind == "all-gather" else 1)
@@ -362,7 +361,7 @@ def _sent(kind: str, held: float, size: int) -> float:
 
 
 def _users(computation: hlo.Computation, instruction: hlo.Instruction) -> Iterable[hlo.Instruction]:
-  """Who reads a value, through other names of it."""
+  """Yields the instructions that read a value, also through bitcasts."""
   for user in computation.users.get(instruction.name, ()):
     if user.opcode == "bitcast":
       yield from _users(computation, user)
@@ -370,11 +369,11 @@ def _users(computation: hlo.Computation, instruction: hlo.Instruction) -> Iterab
       yield user
 
 
-# ---- Who talks to whom -----------------------------------------------------------------------------------------------
+# ---- Groups of collectives -------------------------------------------------------------------------------------------
 
 
 def replica_groups(attributes: str, num_devices: int) -> list[tuple[int, ...]]:
-  """The groups of a collective, whichever of HLO's ways of writing they are in.
+  """Returns the groups of a collective from any of HLO's notations.
 
   replica_groups={{0,1},{2,3}}                       -> [(0, 1), (2, 3)]
   replica_groups=[2,2]<=[2,2]T(1,0)                  -> [(0, 2), (1, 3)]
@@ -394,7 +393,10 @@ def replica_groups(attributes: str, num_devices: int) -> list[tuple[int, ...]]:
   if mesh:
     return _mesh_groups(mesh[1], mesh[2] or "", mesh[3])
   if re.search(r"replica_groups=(?!\{\})", attributes):
-    raise UserError(f"this XLA writes the groups of a collective in a form that is not known here: {attributes[:200]}")
+    raise UserError(
+      f"unknown HLO notation of a collective's groups: {attributes[:200]}. Use the JAX version of t2t's lock file, "
+      "or report this text."
+    )
   return [tuple(range(num_devices))]
 
 
@@ -403,12 +405,12 @@ def _rows(groups: np.ndarray) -> list[tuple[int, ...]]:
 
 
 def _mesh_groups(mesh: str, device_ids: str, axes: str) -> list[tuple[int, ...]]:
-  """ "'a'=2,'b'=4" and "'b':(2)2": axes of a mesh, or of one of them a part: as many steps of so many devices."""
+  """Parses mesh axes, "'a'=2,'b'=4", and parts of axes, "'b':(2)2", with stride and size."""
   sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
   chosen = re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", axes)
   dims, used = [], []
   for name, size in sizes.items():
-    # An axis of size 8 of which ":(2)2" is used is one of 2 x 2 x 2.
+    # An axis of size 8 with the part ":(2)2" is split into 2 x 2 x 2.
     cuts = [(int(before), int(part)) for axis, before, part in chosen if axis == name and before]
     done = 1
     for before, part in sorted(cuts):
@@ -431,7 +433,7 @@ def _mesh_groups(mesh: str, device_ids: str, axes: str) -> list[tuple[int, ...]]
 
 
 def varying_axes(groups: Sequence[Sequence[int]], mesh_shape: Mapping[str, int]) -> tuple[str, ...]:
-  """Axes along which the members of a group differ; devices are numbered along the last axis first."""
+  """Returns the axes along which the members of a group differ; device numbers vary fastest along the last axis."""
   sizes = tuple(mesh_shape.values())
   varies = np.zeros(len(sizes), bool)
   for group in groups:
@@ -440,24 +442,24 @@ def varying_axes(groups: Sequence[Sequence[int]], mesh_shape: Mapping[str, int])
   return tuple(axis for axis, yes in zip(mesh_shape, varies, strict=True) if yes)
 
 
-# ---- What is kept for the backward pass ------------------------------------------------------------------------------
+# ---- Memory kept for the backward pass -------------------------------------------------------------------------------
 
 
 def _piled_up(module: hlo.Module, body: hlo.Computation) -> float:
-  """Bytes of the stacks that a loop of the forward pass fills, one slice in each iteration."""
+  """Returns the bytes of stacks that a loop of the forward pass fills, one slice per iteration."""
   if body.root.opcode != "tuple":
     return 0.0
   total = 0.0
   for name in body.root.operands:
     result = body.instructions[name]
-    # What JAX transposes is the backward pass; the stacks that it fills are gradients.
+    # JAX's transposed operations are the backward pass; its stacks are gradients.
     if len(result.arrays) == 1 and _updates(module, body, result):
       total += hlo_traffic.in_main_memory(result.arrays)
   return total
 
 
 def _updates(module: hlo.Module, computation: hlo.Computation, value: hlo.Instruction, index: int = 0) -> bool:
-  """Whether a value, or one element of it, is an array of the forward pass with a slice of it written anew."""
+  """Returns True if a value, or one element of it, is an array of the forward pass with an updated slice."""
   if value.opcode == "dynamic-update-slice":
     return "transpose(" not in value.attributes
   if value.opcode in ("bitcast", "get-tuple-element"):

@@ -1,7 +1,7 @@
-"""FLOPs of the instructions of a compiled program that multiply matrices: two for each multiply-add.
+"""FLOPs of the matrix products of a compiled program: two for each multiply-add.
 
-Each also as what the matrix units of a TPU are busy with: they take 128 rows and columns at a time, and what is less
-takes as long.  (Those of v6e and TPU7x are twice as wide; published runs with heads of 128 show no loss there.)
+A second count includes idle parts of a TPU's matrix units, which process 128 rows and columns at a time. (Units of v6e
+and TPU7x are twice as wide; published runs with heads of 128 show no loss there.)
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ MATRIX_UNIT = 128
 
 
 def idle(*sizes: int) -> float:
-  """How many times as long matrices of these sizes take as they would if they filled the units."""
+  """Returns the factor by which partly filled matrix units slow down products of these sizes."""
   return math.prod(-(-size // MATRIX_UNIT) * MATRIX_UNIT / max(size, 1) for size in sizes)
 
 
@@ -26,7 +26,7 @@ def _dims(instruction: hlo.Instruction, name: str) -> list[int]:
 
 
 def dot(computation: hlo.Computation, instruction: hlo.Instruction) -> tuple[float, float]:
-  """A dot: every element of the result is a sum over the contracted dimensions."""
+  """Returns the FLOPs of a dot: every element of the result is a sum over the contracted dimensions."""
   left, right = (operand[0].dims for operand in computation.operand_arrays(instruction)[:2])
   contracted, batch = _dims(instruction, "lhs_contracting_dims"), _dims(instruction, "lhs_batch_dims")
   inner, batches = (math.prod(left[i] for i in dims) for dims in (contracted, batch))
@@ -35,19 +35,19 @@ def dot(computation: hlo.Computation, instruction: hlo.Instruction) -> tuple[flo
 
 
 def _window(attributes: str) -> dict[str, list]:
-  """A convolution's window, field -> one entry per dimension: "size=1x3 pad=0_0x2_2"."""
+  """Parses a convolution's window, field -> one entry per dimension: "size=1x3 pad=0_0x2_2"."""
   match = re.search(r"window=\{([^{}]*)\}", attributes)
   fields = dict(part.split("=") for part in match[1].split()) if match else {}
   return {name: [tuple(map(int, part.split("_"))) for part in text.split("x")] for name, text in fields.items()}
 
 
 def convolution(computation: hlo.Computation, instruction: hlo.Instruction) -> tuple[float, float]:
-  """As XLA counts them: positions where the window meets padding or the holes of a dilation cost nothing."""
+  """Returns the FLOPs of a convolution as XLA counts them: padding and holes of dilations cost nothing."""
   left, right = (operand[0].dims for operand in computation.operand_arrays(instruction)[:2])
   labels = instruction.attribute("dim_labels")
   left_labels, right_labels, out_labels = re.split(r"_|->", labels)
   out, window = instruction.arrays[0].dims, _window(instruction.attributes)
-  # A dimension of which one position is left is summed over, as the features are.
+  # A spatial dimension with one output position is summed over, like the features.
   valid, inner = 1, right[right_labels.index("i")]
   for dimension in range(sum(label.isdigit() for label in left_labels)):
     field = lambda name, default, i=dimension: window[name][i][0] if name in window else default
@@ -64,7 +64,7 @@ def convolution(computation: hlo.Computation, instruction: hlo.Instruction) -> t
     )
   batch_groups = int(instruction.attribute("batch_group_count") or 1)
   batch = left[left_labels.index("b")] // batch_groups
-  # The kernel's input features are already those of one feature group.
+  # The kernel's input features are already per feature group.
   outer = right[right_labels.index("o")]
   flops = 2.0 * batch * right[right_labels.index("i")] * outer * valid
   return flops, flops * idle(inner, outer)
@@ -74,26 +74,28 @@ def convolution(computation: hlo.Computation, instruction: hlo.Instruction) -> t
 def _valid_positions(
   left: int, right: int, out: int, *, stride: int, pad: int, left_dilation: int, right_dilation: int
 ) -> int:
-  """How many pairs of an output's position and a kernel's meet an input."""
+  """Returns the number of pairs of output and kernel positions that meet an input."""
   at = np.arange(out)[:, None] * stride - pad + np.arange(right)[None, :] * right_dilation
   return int(np.sum((at >= 0) & (at % left_dilation == 0) & (at // left_dilation < left)))
 
 
 def gemm(instruction: hlo.Instruction, operands: Sequence[Sequence[hlo.Array]]) -> float:
-  """cuBLAS: the dimensions that are summed over stand in the configuration."""
+  """Returns the FLOPs of a cuBLAS call; its configuration contains the contracted dimensions."""
   contracted = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', instruction.attributes)
   dims = [int(i) for i in re.findall(r"\d+", contracted[1])] if contracted else [len(operands[0][0].dims) - 1]
   return 2.0 * instruction.arrays[0].elements * math.prod(operands[0][0].dims[i] for i in dims)
 
 
-# Matmuls of a block: scores and weighted values; backwards scores again, the gradient of the probabilities, and that
-# of the queries or those of keys and values, or of all three, in parts that have an axis more than the queries.
+# Matmuls per block: scores and weighted values; in the backward pass scores, the gradient of the probabilities, and
+# that of the queries (dq), or of keys and values (dkv). The fused kernel (all) returns all three, with query gradients
+# in parts along an additional axis.
 _SPLASH_MATMULS = {"fwd": 2, "dq": 3, "dkv": 4, "all": 5}
 
 
 def splash(instruction: hlo.Instruction, operands: Sequence[Sequence[hlo.Array]]) -> float | None:
-  """Splash attention: the blocks of its grid, of which a causal mask leaves out those above the diagonal, a window the
-  first rows' beyond the text."""
+  """Returns the FLOPs of splash attention: the blocks of its grid, without those above the diagonal of a causal mask,
+  or beyond the text for a window.
+  """
   part = re.match(r"splash_m[hq]a_(fwd|dq|dkv)", instruction.name)
   blocks = dict(re.findall(r"\b(block_\w+)\W+(\d+)", instruction.attributes))
   arrays = [operand[0] for operand in operands if operand]
@@ -104,27 +106,27 @@ def splash(instruction: hlo.Instruction, operands: Sequence[Sequence[hlo.Array]]
   suffix = "" if part[1] == "fwd" else f"_{part[1]}"
   if f"block_q{suffix}" not in blocks:
     return None
-  query = floats[0]  # [heads, length, kv], perhaps with the batch in front
+  query = floats[0]  # [heads, length, kv], optionally with a leading batch axis
   block = int(blocks[f"block_q{suffix}"]) * int(blocks[f"block_kv{suffix}"])
   _, rows, columns = grids[0]
-  # Positions of queries are given where the mask is causal, as [length, 128], or where blocks are turned, [8, length];
-  # segments of both are given in either way.
+  # Causal masks have positions of queries, [length, 128], or [8, length] if blocks are transposed; segments of both
+  # sides have either layout.
   lanes = sum(array.dtype == "s32" and len(array.dims) >= 2 and array.dims[-1] == 128 for array in arrays)
   sublanes = sum(array.dtype == "s32" and len(array.dims) >= 2 and array.dims[-2] == 8 for array in arrays)
   products = "all" if any(len(array.dims) > len(query) for array in instruction.arrays) else part[1]
   causal = sublanes > lanes if part[1] == "dkv" else lanes > sublanes
-  # Of a window the grid has no more blocks in a row than see each other somewhere; the first rows have fewer, as those
-  # of a causal mask alone have.  It may reach to both sides, which nothing here says: then as many are missing at both
-  # ends, together half of these, of few.
+  # The grid of a window has the largest number of visible blocks per row; the first rows have fewer, as with a causal
+  # mask. A window to both sides is not marked in the program. Then as many blocks are missing at both ends, half of
+  # these in total, which is few.
   side = min(rows, columns)
   run = rows * columns - (side * (side - 1) // 2 if causal else 0)
   return 2.0 * _SPLASH_MATMULS[products] * math.prod(query[:-2]) * run * block * query[-1]
 
 
 def cudnn(instruction: hlo.Instruction, operands: Sequence[Sequence[hlo.Array]]) -> float:
-  """cuDNN's attention: two products forward and five back, of the pairs that a causal mask and its window leave.
+  """Returns the FLOPs of cuDNN attention: two products forward and five backward, over visible pairs.
 
-  Its operands begin with queries and keys, [batch, length, heads, kv], as `jax.nn.dot_product_attention` has them.
+  Its first operands are queries and keys, [batch, length, heads, kv], as in `jax.nn.dot_product_attention`.
   """
   query, keys = (operand[0].dims for operand in operands[:2])
   seen = np.full(query[1], keys[1])

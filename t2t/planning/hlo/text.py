@@ -1,4 +1,4 @@
-"""Reads the text of a compiled program: computations, instructions, arrays, and how often its loops run.
+"""Parses the text of a compiled program: computations, instructions, arrays, and numbers of loop iterations.
 
 The text is `compiled.as_text()`, HLO after all optimizations, of one device.
 """
@@ -10,13 +10,13 @@ import math
 import operator
 import re
 
-# Bits of an element; types that are not here (token, opaque) take no memory.
+# Bits per element; other types (token, opaque) take no memory.
 _BITS = {"pred": 8, "s4": 4, "u4": 4, "s2": 2, "u2": 2, "bf16": 16, "c64": 64, "c128": 128}
 _BITS |= {f"{kind}{bits}": bits for kind in "suf" for bits in (8, 16, 32, 64)}
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<=]*)\](?:\{([^{}]*)\})?")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _START = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
-_END = re.compile(r'\}(, execution_thread="\w+")?$')  # "sparsecore": that core of a TPU runs it
+_END = re.compile(r'\}(, execution_thread="\w+")?$')  # "sparsecore": runs on that core of a TPU
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _NAME = re.compile(r"%?([\w.\-]+)$")
 _MOST_TRIPS = 1_000_000
@@ -26,7 +26,7 @@ COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragg
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-  """Type and place of one array; `space` 0 is the device's main memory, others are on the chip or on the host."""
+  """Type and memory space of an array; `space` 0 is the device's main memory, others are on the chip or the host."""
 
   dtype: str
   dims: tuple[int, ...]
@@ -34,18 +34,17 @@ class Array:
 
   @property
   def elements(self) -> int:
-    """How many."""
     return math.prod(self.dims)
 
   @property
   def bytes(self) -> float:
-    """Without the padding of tiles."""
+    """Returns the bytes without padding of tiles."""
     bits = _BITS.get(self.dtype, 8 if self.dtype.startswith("f8") else 0)
     return self.elements * bits / 8
 
 
 def arrays(text: str) -> tuple[Array, ...]:
-  """All arrays of a type, of nested tuples one after the other: "(f32[2,3]{1,0:S(1)}, s32[])"."""
+  """Returns all arrays of a type, with nested tuples flattened: "(f32[2,3]{1,0:S(1)}, s32[])"."""
   parsed = []
   for dtype, dims, layout in _ARRAY.findall(text):
     space = re.search(r"S\((\d+)\)", layout)
@@ -57,7 +56,7 @@ def arrays(text: str) -> tuple[Array, ...]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Instruction:
-  """One line: `name = type opcode(operands), attributes`; for constants and parameters the operand is a `literal`."""
+  """A line of HLO: `name = type opcode(operands), attributes`; constants and parameters have a `literal` as operand."""
 
   name: str
   type: str
@@ -69,27 +68,27 @@ class Instruction:
 
   @functools.cached_property
   def arrays(self) -> tuple[Array, ...]:
-    """What it yields."""
+    """Returns the arrays of the result."""
     return arrays(self.type)
 
   def attribute(self, name: str) -> str | None:
-    """The value of `name=...` up to the next comma or blank; of a list in braces, what stands in them."""
+    """Returns the value of `name=...` up to the next comma or blank, or the content of braces."""
     match = re.search(rf"(?:^|[ ,]){name}=(\{{[^{{}}]*\}}|[^,\s]+)", self.attributes)
     return None if match is None else match[1].strip("{}")
 
   @property
   def target(self) -> str:
-    """What a custom call calls."""
+    """Returns the target of a custom call."""
     return (self.attribute("custom_call_target") or "").strip('"')
 
   def called(self, name: str) -> list[str]:
-    """Names of computations in an attribute: calls, to_apply, body, condition, branch_computations."""
+    """Returns the computations in an attribute: calls, to_apply, body, condition, branch_computations."""
     return [part.strip().lstrip("%") for part in (self.attribute(name) or "").split(",") if part.strip()]
 
 
 @dataclasses.dataclass(eq=False)
 class Computation:
-  """Instructions by name, in the order of their execution."""
+  """Instructions by name, in execution order."""
 
   name: str
   instructions: dict[str, Instruction] = dataclasses.field(default_factory=dict)
@@ -99,17 +98,17 @@ class Computation:
 
   @functools.cached_property
   def root(self) -> Instruction:
-    """What the computation yields."""
+    """Returns the instruction with the computation's result."""
     return next(instruction for instruction in self if instruction.is_root)
 
   @functools.cached_property
   def parameters(self) -> dict[int, Instruction]:
-    """By number."""
+    """Returns the parameters by number."""
     return {int(instruction.literal): instruction for instruction in self if instruction.opcode == "parameter"}
 
   @functools.cached_property
   def users(self) -> dict[str, list[Instruction]]:
-    """Who reads an instruction."""
+    """Returns the instructions that read each instruction."""
     users: dict[str, list[Instruction]] = {}
     for instruction in self:
       for name in instruction.operands:
@@ -117,13 +116,13 @@ class Computation:
     return users
 
   def operand_arrays(self, instruction: Instruction) -> list[tuple[Array, ...]]:
-    """What each operand of an instruction holds."""
+    """Returns the arrays of each operand of an instruction."""
     return [self.instructions[name].arrays if name in self.instructions else () for name in instruction.operands]
 
 
 @dataclasses.dataclass(eq=False)
 class Module:
-  """A program: its computations by name, and the one that is run."""
+  """A program: its computations by name, and the entry computation."""
 
   computations: dict[str, Computation]
   entry: Computation
@@ -133,7 +132,7 @@ class Module:
 
   @functools.cached_property
   def spread_collectives(self) -> frozenset[str]:
-    """Channels of collectives that TPUs spread over several fusions, in each of which they are written down again."""
+    """Returns the channels of collectives that TPUs spread over several fusions, each with a copy of the collective."""
     return frozenset(
       instruction.attribute("channel_id")
       for computation in self.computations.values()
@@ -144,13 +143,13 @@ class Module:
 
 
 def _closing(text: str, start: int) -> int:
-  """Where the parenthesis that opens at `start` closes."""
+  """Returns the index of the parenthesis that closes the one at `start`."""
   depth = 0
   for match in re.compile(r"[()]").finditer(text, start):
     depth += 1 if match[0] == "(" else -1
     if not depth:
       return match.start()
-  raise ValueError(f"a parenthesis is not closed: {text[start : start + 80]}")
+  raise ValueError(f"HLO text: unclosed parenthesis: {text[start : start + 80]}")
 
 
 def _instruction(line: str) -> Instruction:
@@ -174,7 +173,7 @@ def _instruction(line: str) -> Instruction:
 
 
 def _parts(text: str) -> list[str]:
-  """At the commas outside of brackets."""
+  """Splits at commas outside of brackets."""
   parts, depth, last = [], 0, 0
   for match in re.finditer(r"[(){}\[\],]", text):
     if match[0] != ",":
@@ -186,10 +185,10 @@ def _parts(text: str) -> list[str]:
 
 
 def parse(text: str) -> Module:
-  """The program that `compiled.as_text()` shows.
+  """Parses the text of `compiled.as_text()`.
 
   Raises:
-    ValueError: it is not HLO text.
+    ValueError: the text is not HLO.
   """
   computations, entry, current, lines = {}, None, None, []
 
@@ -212,13 +211,13 @@ def parse(text: str) -> Module:
       flush()
       lines.append(line)
     elif lines:
-      lines.append(line)  # attributes of kernels have lines of their own
+      lines.append(line)  # attributes of kernels are on separate lines
   if entry is None:
-    raise ValueError("no ENTRY: this is not the text of a compiled program")
+    raise ValueError("HLO text has no ENTRY: not the text of a compiled program")
   return Module(computations, entry)
 
 
-# ---- How often a loop runs -------------------------------------------------------------------------------------------
+# ---- Numbers of loop iterations --------------------------------------------------------------------------------------
 
 _SAME = ("copy", "bitcast", "convert", "reshape", "broadcast", "copy-start", "copy-done", "opt-barrier")
 _ARITHMETIC: dict[str, Callable[..., int]] = {
@@ -244,12 +243,12 @@ _COMPARISONS = {
 
 
 class Scope:
-  """A computation where it is called: what is known of its integers before the program runs.
+  """A computation at its call site, with the integers that are known before the program runs.
 
   Args:
-    module: of the computation.
-    computation: whose values are asked for.
-    argument: number of a parameter -> its value, if that is one integer, or None.
+    module: module of the computation.
+    computation: the computation to evaluate.
+    argument: number of a parameter -> its value, if it is a known integer, or None.
     element: number of a parameter, index -> that element of a tuple, or None.
   """
 
@@ -265,7 +264,7 @@ class Scope:
     self._known: dict[str, int | None] = {}
 
   def value(self, name: str) -> int | None:
-    """The integer that an instruction yields, if it is known."""
+    """Returns the integer result of an instruction, if known."""
     if name not in self._known:
       self._known[name] = self._evaluate(self.computation.instructions[name])
     return self._known[name]
@@ -294,7 +293,7 @@ class Scope:
     return None
 
   def element(self, name: str, index: int) -> int | None:
-    """One element of the tuple that an instruction yields, if it is known."""
+    """Returns one element of an instruction's tuple, if known."""
     instruction = self.computation.instructions[name]
     opcode, operands = instruction.opcode, instruction.operands
     if opcode == "tuple":
@@ -311,7 +310,7 @@ class Scope:
     return None
 
   def inner(self, instruction: Instruction) -> "Scope | None":
-    """The computation that a fusion or call runs, with what is known of its operands."""
+    """Returns the computation of a fusion or call, with the known values of its operands."""
     called = instruction.called("calls") or instruction.called("to_apply")
     if not called or called[0] not in self.module.computations:
       return None
@@ -327,13 +326,13 @@ class Scope:
     return self.module[loop.called("body")[0]]
 
   def body(self, loop: Instruction) -> "Scope":
-    """A loop's body, in which is known what no iteration changes."""
+    """Returns a loop's body with the values that do not change between iterations."""
     body, start = self._body(loop), loop.operands[0]
     known_element = lambda _, index: self.element(start, index) if _is_kept(body, index) else None
     return Scope(self.module, body, element=known_element)
 
   def trips(self, loop: Instruction) -> int | None:
-    """How often a `while` runs: as the compiler has noted, or by running its counter; None: the data decides."""
+    """Returns the iterations of a `while`, from the compiler's note or by running its counter; None: data-dependent."""
     noted = re.search(r"known_trip_count\W+n\W+(\d+)", loop.attributes)
     if noted:
       return int(noted[1])
@@ -347,7 +346,7 @@ class Scope:
 
       return Scope(self.module, computation, element=element)
 
-    # The elements that the condition depends on, through the body, too.
+    # Elements that the condition depends on, directly or through the body.
     start = lambda index: self.element(loop.operands[0], index)
     goes_on = of(condition, start).value(condition.root.name)
     known, seen = {}, set()
@@ -368,7 +367,7 @@ class Scope:
 
 
 def _is_kept(body: Computation, index: int) -> bool:
-  """Whether a loop's body hands on an element of its tuple as it came."""
+  """Returns True if a loop's body returns an element of its tuple unchanged."""
   root = body.root
   if root.opcode != "tuple":
     return False

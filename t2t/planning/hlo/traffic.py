@@ -1,35 +1,33 @@
-"""How many bytes an instruction of a compiled program moves: in the device's main memory, and to and from its host."""
+"""Bytes that an instruction of a compiled program moves, in the device's main memory and to and from its host."""
 
 from collections.abc import Iterable, Sequence
 
 from t2t.planning.hlo import text as hlo
 
-_HOST = 5  # XLA's number of the host's memory
+_HOST = 5  # XLA's number of the host's memory space
 _BUFFERS = ("AllocateBuffer", "ConcatBitcast", "AsyncCollectiveStart", "AsyncCollectiveDone")
 
 
 def _is_spread(module: hlo.Module, instruction: hlo.Instruction) -> bool:
-  """Whether it is a part of a collective that goes on beside what is computed: as of others, its own traffic is not
-  counted, in none of the fusions that hand its arrays on.
-  """
+  """Returns True for a part of a collective that runs beside computation; its memory traffic is not counted."""
   is_collective = instruction.opcode in hlo.COLLECTIVES
   return is_collective and instruction.attribute("channel_id") in module.spread_collectives
 
 
 def in_main_memory(arrays: Iterable[hlo.Array]) -> float:
-  """Bytes of those that lie in main memory."""
+  """Returns the bytes of the arrays in main memory."""
   return sum(array.bytes for array in arrays if not array.space)
 
 
 def device_bytes(module: hlo.Module, computation: hlo.Computation, instruction: hlo.Instruction) -> float:
-  """Bytes that an instruction reads from and writes to the device's main memory."""
+  """Returns the bytes that an instruction reads from and writes to the device's main memory."""
   opcode, results, operands = instruction.opcode, instruction.arrays, computation.operand_arrays(instruction)
   if opcode == "copy-start":
     return in_main_memory(results[:2])
   if opcode == "slice-start":
     return sum(results[1].bytes for array in results[:2] if not array.space)
   if opcode in ("dynamic-slice-start", "dynamic-update-slice-start"):
-    # Of the whole array, and of the slice; the rest are indices.
+    # Only the whole array and the slice; the other operands are indices.
     part = _slice(computation, instruction)
     return sum(part.bytes for array in (operands[0][0], part) if not array.space)
   if opcode in ("dynamic-slice", "slice", "gather"):
@@ -42,7 +40,7 @@ def device_bytes(module: hlo.Module, computation: hlo.Computation, instruction: 
   if opcode == "send":
     return in_main_memory(operands[0])
   if opcode == "fusion-start":
-    results = results[sum(map(len, operands)) : -1]  # what it is given stands in front
+    results = results[sum(map(len, operands)) : -1]  # the operands come first
   elif opcode != "fusion":
     return in_main_memory(results) + sum(in_main_memory(operand) for operand in operands)
   called = module[instruction.called("calls")[0]]
@@ -53,13 +51,13 @@ def device_bytes(module: hlo.Module, computation: hlo.Computation, instruction: 
   return read + min(in_main_memory(results), _written(module, called, called.root, results))
 
 
-# What needs all of its operands whichever part of its result is needed.
+# Operations that need all elements of their operands for any part of the result.
 _MIXING = {"convolution", "dot", "reduce", "reduce-window", "sort", "scatter", "custom-call", "cholesky", "fft"}
 _MIXING |= set(hlo.COLLECTIVES)
 
 
 def _read(module: hlo.Module, computation: hlo.Computation, value: hlo.Instruction) -> float:
-  """How many bytes of a fusion's parameter are looked at."""
+  """Returns the bytes of a fusion's parameter that are read."""
   array = value.arrays[0]
   return _needed(module, computation, value, {}) * array.bytes / max(array.elements, 1)
 
@@ -67,7 +65,7 @@ def _read(module: hlo.Module, computation: hlo.Computation, value: hlo.Instructi
 def _needed(
   module: hlo.Module, computation: hlo.Computation, value: hlo.Instruction, known: dict[tuple[str, str], float]
 ) -> float:
-  """How many elements of a value a fusion computes with: of what is sliced in the end, the slice."""
+  """Returns the number of elements of a value that a fusion uses; for values that are sliced later, of the slice."""
   key = computation.name, value.name
   if key not in known:
     elements = value.arrays[0].elements if value.arrays else 0
@@ -79,16 +77,16 @@ def _needed(
 
 
 def _needed_by(module, computation, value: hlo.Instruction, user: hlo.Instruction, known) -> float:
-  """How many elements of a value one of its users computes with."""
+  """Returns the number of elements of a value that one of its users uses."""
   elements, first = value.arrays[0].elements, user.operands[0] == value.name
   if user.opcode in ("dynamic-slice", "slice", "gather") and first:
     return user.arrays[0].elements
   if user.opcode == "dynamic-update-slice" and first:
-    return 0  # it is updated in place
+    return 0  # in-place update
   if _is_spread(module, user) or user.target in _BUFFERS:
     return 0
   if user.opcode == "tuple":
-    return 0 if value.opcode == "parameter" else elements  # a parameter is handed on
+    return 0 if value.opcode == "parameter" else elements  # a parameter is passed through
   if user.opcode == "fusion":
     inner = module[user.called("calls")[0]]
     parameters = (inner.parameters[number] for number, name in enumerate(user.operands) if name == value.name)
@@ -102,7 +100,7 @@ def _needed_by(module, computation, value: hlo.Instruction, user: hlo.Instructio
 def _written(
   module: hlo.Module, computation: hlo.Computation, value: hlo.Instruction, results: Sequence[hlo.Array]
 ) -> float:
-  """How much of a fusion's result, whose places are `results`, is new."""
+  """Returns the bytes of a fusion's result, stored as `results`, that are newly written."""
   if value.opcode == "tuple":
     parts = [computation.instructions[name] for name in value.operands]
     if all(len(part.arrays) == 1 for part in parts) and len(parts) == len(results):
@@ -125,14 +123,14 @@ def _written(
 
 
 def _slice(computation: hlo.Computation, instruction: hlo.Instruction) -> hlo.Array:
-  """The part of an array that an asynchronous slice or update moves."""
+  """Returns the part of an array that an asynchronous slice or update moves."""
   if instruction.opcode == "dynamic-slice-start":
     return instruction.arrays[len(instruction.operands)]
   return computation.operand_arrays(instruction)[1][0]
 
 
 def host_bytes(computation: hlo.Computation, instruction: hlo.Instruction) -> float:
-  """Bytes that an instruction moves between the memory of the device and that of its host."""
+  """Returns the bytes that an instruction moves between the memory of the device and that of its host."""
   opcode, results, operands = instruction.opcode, instruction.arrays, computation.operand_arrays(instruction)
   if opcode in ("dynamic-slice-start", "dynamic-update-slice-start"):
     part = _slice(computation, instruction)
