@@ -188,7 +188,7 @@ def by_task(run: runs.RecordedRun) -> dict[str, dict[str, dict[float, float]]]:
 
 
 def curves_of(run: runs.RecordedRun, points: int) -> list[curves.Picture]:
-  """Returns pictures of all metrics, the loss first."""
+  """Returns step -> estimated sum of a metric up to it; logged values also count for the steps before them."""
   pictures = []
   line = lambda title, series, noisy=False: curves.lines(title, series, run=run.stages, points=points, noisy=noisy)
   train, held_out = (curves.finite(run.metrics.get(name, {})) for name in ("train/loss", "eval/loss"))
