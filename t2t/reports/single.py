@@ -155,7 +155,7 @@ def total(run: runs.RecordedRun, name: str) -> float:
 
 
 def running(run: runs.RecordedRun, name: str) -> dict[int, float]:
-  """Returns step -> estimated sum of a metric up to it; each logged value also stands for the unlogged steps before it."""
+  """Returns step -> estimated sum of a metric up to it; a logged value counts for the steps since the previous one."""
   sums, sum_, before = {}, 0.0, 0
   for step, value in run.metrics.get(name, {}).items():
     sum_ += value * (step - before)

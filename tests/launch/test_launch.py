@@ -28,15 +28,15 @@ def cloud(tmp_path, monkeypatch):
   [
     ("v5p-32", "v5p-30", "did you mean v5p-32?"),
     ("v5p-32", "v7-32", "tpu7x-     2 8 16"),
-    ("v5p-32", "tpu7x-8", "by GKE alone"),
+    ("v5p-32", "tpu7x-8", "only on GKE"),
     (" --type v5p-32", "", "--type is missing"),
-    ("v5p-32", "v3-32 --slices 2", "v4 and later"),
+    ("v5p-32", "v3-32 --slices 2", "v4 or later"),
     ("tpu-vm --name base --type v5p-32 --zone us-central1-a", "gke --name b --type v3-32 --image x", "v4 and later"),
     ("tpu-vm --name base --type v5p-32 --zone us-central1-a", "gke --name b --type v5p-32", "--image is missing"),
     (
       "tpu-vm --name base --type v5p-32 --zone us-central1-a",
       "gke --name b --type v4-8 --image x --slices 2",
-      "slices of several machines",
+      "several slices only of several machines each",
     ),
     ("gs://bucket/base", "runs/base", "give a path in a bucket"),
     ("gs://bucket/base", "gs://bucket", "give a path in a bucket"),
@@ -70,7 +70,7 @@ def cloud(tmp_path, monkeypatch):
     ),
     ("-- train", "-- train --gin_file own.gin", "t2t convert --gin_file"),
     ("-- train", "-- trian", "did you mean train?"),
-    ("-- train", "-- launch", "no t2t command"),
+    ("-- train", "-- launch", "not a t2t command"),
     ("--name base", "--name Base_1", "small letters"),
     ("-- train", "status -- train", "give one of them"),
     ("--type", "--slices 0 --type", "at least 1"),
@@ -152,10 +152,14 @@ def test_a_name_that_nobody_has_or_several_have(jobs, capfd):
     (
       "gcloud .*list",
       "ERROR: The required property [compute/zone] is not currently set.",
-      "give --zone with the one that",
+      "give --zone with the zone of your TPUs",
     ),
-    ("kubectl", "E1125 01:02 memcache.go:265] x\nThe connection to the server x was refused", "it reaches no cluster"),
-    ("kubectl", 'error: the server doesn\'t have a resource type "jobsets"', "the cluster knows no JobSets"),
+    (
+      "kubectl",
+      "E1125 01:02 memcache.go:265] x\nThe connection to the server x was refused",
+      "no connection to a cluster",
+    ),
+    ("kubectl", 'error: the server doesn\'t have a resource type "jobsets"', "the cluster does not support JobSets"),
     ("squeue", "slurm_load_jobs error: Unable to contact slurm controller", "the controller of SLURM does not answer"),
     ("squeue", "line\nsomething else", "exit code 1, something else"),
   ],
@@ -165,7 +169,7 @@ def test_a_program_that_fails_is_told_in_a_sentence(jobs, capfd, program, error,
   jobs.on(program, (1, "", error))
   assert jobs.launch("status") == 2
   told = capfd.readouterr()
-  assert f"{program.split()[0]} cannot list what there is: " in told.err and words in told.err
+  assert f"{program.split()[0]} cannot list jobs: " in told.err and words in told.err
   assert told.out.count("; t2t launch ") == 2
   assert "memcache" not in told.err and "slurm_load_jobs" not in told.err
 
@@ -187,7 +191,7 @@ def test_an_answer_that_is_not_understood_is_shown(jobs, capfd, program, answer)
   jobs.on(program, answer)
   assert jobs.launch("status") == 2
   told = capfd.readouterr()
-  assert f"{program.split()[0]} answers what t2t does not understand" in told.err
+  assert f"{program.split()[0]}: unexpected output" in told.err
   assert told.out.count("; t2t launch ") == 2 and told.out.count("not known") == 1
 
 
@@ -208,7 +212,7 @@ def test_a_job_that_is_described_oddly_is_refused(jobs, capfd, name, described):
   """Whichever program describes it."""
   jobs.on(described, "WARNING: something\n{}")
   assert jobs.launch(f"status {name}") == 2
-  assert "answers what t2t does not understand" in capfd.readouterr().err
+  assert ": unexpected output" in capfd.readouterr().err
 
 
 def test_a_program_that_never_answers_is_told(jobs, capfd, monkeypatch):
@@ -217,13 +221,13 @@ def test_a_program_that_never_answers_is_told(jobs, capfd, monkeypatch):
 
   def hanging(self, command, *, timeout=3600.0, **options):
     if command[0] == "squeue":
-      return shell.Answer(shell.TIMED_OUT, "", f"no end after {timeout:.0f} s")
+      return shell.Answer(shell.TIMED_OUT, "", f"timeout after {timeout:.0f} s")
     return ask(self, command, timeout=timeout, **options)
 
   monkeypatch.setattr(shell.Shell, "ask", hanging)
   assert jobs.launch("status") == 2
   told = capfd.readouterr()
-  assert "squeue cannot list what there is: it does not answer: no end after 60 s" in told.err
+  assert "squeue cannot list jobs: no answer: timeout after 60 s" in told.err
   assert "base" in told.out and "pods" in told.out
 
 
@@ -243,7 +247,9 @@ def test_a_job_that_cannot_be_looked_up_is_told_in_a_sentence(cloud, capfd, line
   cloud.on("squeue", (1, "", "slurm_load_jobs error: Unable to contact slurm controller"))
   assert cloud.launch(line) == 2
   told = capfd.readouterr().err
-  assert "it reaches no cluster; run `gcloud container" in told or "the controller of SLURM does not answer" in told
+  assert (
+    "no connection to a cluster; run `gcloud container" in told or "the controller of SLURM does not answer" in told
+  )
   assert "memcache" not in told and "slurm_load_jobs" not in told
 
 
@@ -262,7 +268,7 @@ def test_a_command_without_dashes_before_it(cloud, capfd, words):
   [
     (LAUNCH.replace("--type", "--dry_run --create_flag=--a_b --type", 1), "--a_b"),
     ("status --dry_run", "gcloud compute tpus"),
-    ("status --dry_run", "Cloud TPU: not asked, in a dry run"),
+    ("status --dry_run", "Cloud TPU: not listed in a dry run"),
     ("", "t2t launch status|logs|stop|delete [NAME]"),
   ],
 )

@@ -163,7 +163,7 @@ def test_looking_after(cloud, capfd):
 @pytest.mark.parametrize(
   ("change", "words"),
   [
-    (("runs/base", "/tmp/base"), "each node has a folder of its own"),
+    (("runs/base", "/tmp/base"), "each node has its own folder there"),
     (("--nodes 2", "--nodes 2 --time tomorrow"), "--time tomorrow"),
   ],
 )

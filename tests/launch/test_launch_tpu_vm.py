@@ -361,7 +361,7 @@ def test_all_are_listed(cloud, capfd):
   assert capfd.readouterr().out == f"{line}Cloud TPU:\n{line}"
   assert cloud.launch("delete") == 2
   told = capfd.readouterr()
-  assert told.out == f"Cloud TPU:\n{line}" and "of which? Give its name: t2t launch delete NAME" in told.err
+  assert told.out == f"Cloud TPU:\n{line}" and "delete: no name. Give `t2t launch delete NAME`" in told.err
 
 
 def test_looking_after(cloud, capfd):

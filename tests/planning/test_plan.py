@@ -212,9 +212,9 @@ def test_sizes_that_do_not_divide_are_refused(overrides, message):
       "fsdp 4, no more, .* 128 wide; the rest",
     ),
     ("t5_1_1_xxl", 1_024, "TPU v5", {"data": 32, "fsdp": 32, "tensor": 1}, "fsdp 32, no more"),
-    ("t5_1_1_xxl", 8, "TPU v5", {"data": 1, "fsdp": 8, "tensor": 1}, "fsdp 8, all there are$"),
+    ("t5_1_1_xxl", 8, "TPU v5", {"data": 1, "fsdp": 8, "tensor": 1}, "fsdp 8, all devices$"),
     # Wide enough shards would have 11.3 GB of the state, which is more than a half of a v5e.
-    ("t5_xxl", 256, "TPU v5 lite", {"data": 16, "fsdp": 16, "tensor": 1}, "fsdp 16, so many, for the 90.* GB of param"),
+    ("t5_xxl", 256, "TPU v5 lite", {"data": 16, "fsdp": 16, "tensor": 1}, "fsdp 16, to fit 90.* GB of param"),
     ("ul2_20b", 64, "TPU v5 lite", {"data": 2, "fsdp": 32, "tensor": 1}, "fsdp 32, no more"),
     ("llama2_13b", 256, "TPU v5 lite", {"data": 8, "fsdp": 32, "tensor": 1}, "fsdp 32"),
     ("tiny", 8, "", {"data": 8, "fsdp": 1, "tensor": 1}, "fsdp 1, no more"),

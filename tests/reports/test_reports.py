@@ -130,7 +130,7 @@ def test_what_the_model_was_given_is_shown_piece_by_piece(tmp_path):
   text = single.html(runs.read(str(folder)))
   found = check(text).text
   assert text.count("<b class=k0>&lt;X&gt;</b>") == 2 and "<span>the</span>" in text
-  assert "read by the encoder: 7 tokens; 4 more; 1,000 positions are padding" in found
+  assert "input of the encoder: 7 tokens; 4 more; 1,000 positions are padding" in found
   assert f"Stage {NASTY}, from step 11" in found
 
 
@@ -172,7 +172,7 @@ def test_what_cannot_be_read_is_told(tmp_path):
   (folder / "metrics.jsonl").unlink()
   (folder / "config.json").write_text("[")
   found = check(single.html(runs.read(str(folder)))).text
-  assert "Nothing has been measured yet" in found and "no config.json that can be read" in found
+  assert "No metrics yet" in found and "config.json is missing or cannot be read" in found
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
@@ -182,10 +182,10 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
   (tmp_path / "other").mkdir()
   (tmp_path / "other" / "notes.txt").touch()
   for path, expected in {
-    tmp_path / "all": "there are runs in it: one",
+    tmp_path / "all": "is not a run, but contains runs: one",
     run / "checkpoints": f"the run is {run}",
     tmp_path / "other": "but notes.txt",
-    tmp_path / "nowhere": "is empty, or not there",
+    tmp_path / "nowhere": "is empty or does not exist",
   }.items():
     assert command.main(["report", str(path)]) == 2
     assert expected in capsys.readouterr().err
@@ -264,7 +264,7 @@ def test_runs_are_compared(tmp_path, capsys):
   assert "config.optimizer.learning_rate" in found and "0.25" in found and "eval/loss/de" in found
   capsys.readouterr()
   for arguments, expected in {
-    (one, other, "--over", "flops"): "give --over steps",
+    (one, other, "--over", "flops"): "Give --over steps",
     (one, one): "is given twice",
     (one, "--over", "time"): "leave it out",
     (one, "--output", tmp_path): "is a folder",

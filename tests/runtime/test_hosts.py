@@ -203,7 +203,7 @@ def assert_told_by_the_first(workdir: pathlib.Path, said: Sequence[str]) -> None
   assert not others and [label for label, _ in samples[0]][:2] == ["input", "prediction"]
   assert [given["step"] for given in first_batches.read(workdir)] == [0]
   page = (workdir / "report.html").read_text()
-  assert "step 2 of 2" in page and "Example 1" in page and "What the model is given" in page
+  assert "step 2 of 2" in page and "Example 1" in page and "First training rows" in page
   tracker = said[0].count("config.logging.tracker=mlflow: not installed") or said[0].count("mlflow: run ")
   assert (tracker, said[1].count("mlflow:")) == (1, 0)
   assert [each.count(f"{workdir / 'report.html'}") for each in said] == [1, 0]
@@ -250,8 +250,8 @@ def test_two_processes_do_as_one_does(text, module, alone, tmp_path):
   assert "SIGHUP: saving after this step" in said[1] and "SIGHUP came: saving after this step" in said[0]
   assert "step 2/2" in said[0] and "step 2/2" not in said[1]
   for index in range(2):
-    assert f"; process {index} on {socket.gethostname()} ends, too" in said[index]
-    assert "no step has ended for 20 s; where they stand:" in said[index]
+    assert f"; process {index} on {socket.gethostname()} exits, too" in said[index]
+    assert "no step has ended for 20 s; positions:" in said[index]
     assert f"process 1 on {socket.gethostname()} in t2t/data/" in said[index]
 
 
@@ -394,7 +394,7 @@ def test_without_the_first_process_the_others_say_so():
     (dict(coordinator="a:1"), "--num_processes is missing"),
     (dict(num_processes=2, process_id=0), "--coordinator is missing"),
     (dict(coordinator="a", num_processes=2, process_id=0), "--coordinator a: give HOST:PORT"),
-    (dict(coordinator="a:1", num_processes=2, process_id=2), "of 2 processes the first is 0, the last 1"),
+    (dict(coordinator="a:1", num_processes=2, process_id=2), r"--process_id 2: give 0 to 1 \(--num_processes 2\)"),
   ],
 )
 def test_options_that_do_not_go_together(given, message):

@@ -97,8 +97,8 @@ def test_one_that_is_killed_is_named():
   with Three("work", "work", "idle") as three:
     three.children[1].kill()
     for index, said in zip((0, 2), three.last_lines(0, 2), strict=True):
-      assert said.startswith(f"t2t: {on_this_host(1)} ended without a word: killed")
-      assert said.endswith(f"; {on_this_host(index)} ends, too")
+      assert said.startswith(f"t2t: {on_this_host(1)} exited without a message: killed")
+      assert said.endswith(f"; {on_this_host(index)} exits, too")
 
 
 @pytest.mark.exhaustive
@@ -110,7 +110,7 @@ def test_the_first_one_is_named_as_well():
   with Three("idle", "bye", "idle") as three:
     three.children[0].kill()
     said = three.last_lines(1, 2)
-    assert all("process 0 on localhost ended without a word" in each for each in said), said
+    assert all("process 0 on localhost exited without a message" in each for each in said), said
 
 
 @pytest.mark.exhaustive
@@ -118,7 +118,7 @@ def test_sigterm_before_there_is_anything_to_save_ends_all():
   """At once: nobody has asked for notices yet."""
   with Three("idle", "work", "work") as three:
     three.children[2].terminate()
-    assert all(f"{on_this_host(2)} ended without a word" in said for said in three.last_lines(0, 1))
+    assert all(f"{on_this_host(2)} exited without a message" in said for said in three.last_lines(0, 1))
     assert three.children[2].wait() == -signal.SIGTERM
 
 
@@ -159,7 +159,7 @@ def test_of_those_who_stand_still_the_one_that_holds_up_the_others_comes_first()
   """Each says where it stands when one of them has waited for too long."""
   with Three("work", "hang", "stall") as three:
     for said in three.last_lines(0, 1, 2):
-      assert "no step has ended for 2 s; where they stand: " in said
+      assert "no step has ended for 2 s; positions: " in said
       assert f"{on_this_host(1)} in t2t/runtime/rendezvous.py, line " in said and "in _line" in said
 
 

@@ -79,13 +79,13 @@ def test_where_there_is_nothing_to_save_it_ends(number):
   assert found == CODES[number] and "Traceback" not in said
   assert said.count("t2t train: ") == (2 if number == signal.SIGINT else 1)
   assert ("SIGINT: ending; again to end at once" in said) == (number == signal.SIGINT)
-  assert "there is nothing to save; the same command begins again" in said
+  assert "nothing was saved; the same command starts from the beginning" in said
 
 
 def test_what_is_left_behind_is_told():
   """By who knows it, in place of that nothing is."""
   found, said = run("with preemption.leaving(lambda: 'three of five are done'): hang()", signal.SIGTERM)
-  assert found == 143 and "SIGTERM: ended at once; three of five are done" in said and "nothing to save" not in said
+  assert found == 143 and "SIGTERM: ended at once; three of five are done" in said and "nothing was saved" not in said
 
 
 @pytest.mark.parametrize("number", CODES)

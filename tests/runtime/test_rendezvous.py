@@ -48,7 +48,7 @@ def test_strangers_are_ignored(capfd):
   assert {index: sorted(others) for index, others in said.items()} == {0: [1, 2], 1: [0], 2: [0]}
   for caller in callers:
     caller.close()
-  assert capfd.readouterr().err.count("is no process of this run") == 1
+  assert capfd.readouterr().err.count("is not a process of this run") == 1
 
 
 def test_more_strangers_than_may_come_are_hung_up_on(monkeypatch):
@@ -64,7 +64,7 @@ def test_more_strangers_than_may_come_are_hung_up_on(monkeypatch):
 
 
 def test_the_token_must_be_the_same(monkeypatch, capfd):
-  """One that was started with another is no process of this run, and is told so."""
+  """One that was started with another is not a process of this run, and is told so."""
   port, said = test_hosts.free_port(), {}
   monkeypatch.setattr(rendezvous, "_token", lambda place: b"another" if place.index else b"one")
   first = test_hosts.called(rendezvous.ProcessSpec(f"localhost:{port}", 2, 0), 1.5, said)

@@ -42,7 +42,7 @@ def test_a_source_that_hangs_is_named(tmp_path, capfd, monkeypatch):
     for _ in range(5):
       dog.step()
     assert told.wait(30)
-  assert f"it waits for {path}: 0 s" in capfd.readouterr().err
+  assert f"waiting for {path}: 0 s" in capfd.readouterr().err
   path.open("w").close()
   assert ended.wait(30)
   assert waiting.pending() == []

@@ -380,7 +380,7 @@ def test_a_bucket_that_is_away_is_asked_again_by_who_starts_runs(gcs, monkeypatc
   with pytest.raises(Away, match="gs://bucket/run/.lock cannot be written") as unwritten:
     lease.Lease("gs://bucket/run/.lock", on_lost=print)
   gcs.faults.clear()
-  with pytest.raises(UserError, match="there is no bucket 'gone'") as gone:
+  with pytest.raises(UserError, match="bucket 'gone' does not exist") as gone:
     gcs_module.check("gs://gone/a", where="")
   codes = [each.value.exit_code for each in (away, unwritten, gone)]
   assert [exit_codes.goes_on(code) for code in codes] == [True, True, False]
@@ -445,21 +445,30 @@ def test_cached_tasks_are_read_from_a_bucket(gcs, cached):
 @pytest.mark.parametrize(
   "arguments, named",
   [
-    (train("x", "--workdir=gs://nothing/run"), "--workdir gs://nothing/run: there is no bucket 'nothing'"),
-    (train("x", "--config.data.files=gs://nothing/*.txt"), "config.data.files: gs://nothing/.*: there is no bucket"),
+    (train("x", "--workdir=gs://nothing/run"), "--workdir gs://nothing/run: bucket 'nothing' does not exist"),
+    (
+      train("x", "--config.data.files=gs://nothing/*.txt"),
+      "config.data.files: gs://nothing/.*: bucket 'nothing' does not exist",
+    ),
     (train("x", "--config.data.files=gs://bucket/txt/*"), "no file matches gs://bucket/txt/.*gs://bucket/, holds"),
     (
       train("x", "--config.data.vocabulary=gs://nothing/v"),
-      "config.data.vocabulary=gs://nothing/v: there is no bucket",
+      "config.data.vocabulary=gs://nothing/v: bucket 'nothing' does not exist",
     ),
     (
       train("x", "--config.init.checkpoint=gs://nothing/a"),
-      "config.init.checkpoint=gs://nothing/a: there is no bucket",
+      "config.init.checkpoint=gs://nothing/a: bucket 'nothing' does not exist",
     ),
-    (["eval", "--checkpoint=gs://nothing/a", "--workdir=x"], "--checkpoint gs://nothing/a: there is no bucket"),
-    (["infer", "--checkpoint=gs://nothing/a", "--input=x.txt", "--output=-"], "gs://nothing/a: there is no bucket"),
-    (["convert", "gs://nothing/a", "--to", "hf", "x"], "gs://nothing/a: there is no bucket"),
-    (["convert", "x", "--to", "hf", "gs://nothing/b"], "gs://nothing/b: there is no bucket"),
+    (
+      ["eval", "--checkpoint=gs://nothing/a", "--workdir=x"],
+      "--checkpoint gs://nothing/a: bucket 'nothing' does not exist",
+    ),
+    (
+      ["infer", "--checkpoint=gs://nothing/a", "--input=x.txt", "--output=-"],
+      "gs://nothing/a: bucket 'nothing' does not exist",
+    ),
+    (["convert", "gs://nothing/a", "--to", "hf", "x"], "gs://nothing/a: bucket 'nothing' does not exist"),
+    (["convert", "x", "--to", "hf", "gs://nothing/b"], "gs://nothing/b: bucket 'nothing' does not exist"),
   ],
 )
 def test_a_bucket_that_is_not_there_is_one_sentence(gcs, arguments, named, capsys):

@@ -117,7 +117,7 @@ def test_what_is_no_file_is_not_waited_for(name, folder):
   for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero"), os.mkdir):
     path.unlink()
     make(path)
-    with pytest.raises(UserError, match="is no file but a folder, a pipe or a device"):
+    with pytest.raises(UserError, match="is not a file but a folder, a pipe or a device"):
       huggingface.open_foreign(str(folder))
     path.rmdir() if path.is_dir() else path.unlink()
     path.touch()
@@ -251,7 +251,7 @@ def test_arrays_that_say_what_cannot_be(tmp_path):
   (folder / ".zarray").write_text(json.dumps(good))
   (folder / "0.0").unlink()
   os.mkfifo(folder / "0.0")
-  with pytest.raises(UserError, match="is no file but a folder, a pipe or a device"):
+  with pytest.raises(UserError, match="is not a file but a folder, a pipe or a device"):
     t5x.open_foreign(str(folder.parent))
 
 

@@ -24,7 +24,9 @@ def test_the_first_parameter_that_is_not_finite_is_named(value):
   names = {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)}
   moment = next(name for name in sorted(names) if ".mu" in name and "kernel" in name)
   parameter = next(name for name in names if name.startswith(".params") and "encoder" in name and "kernel" in name)
-  with pytest.raises(UserError, match="step 3: opt_state/.*kernel not finite after this update; it was not saved"):
+  with pytest.raises(
+    UserError, match="step 3: opt_state/.*kernel not finite after this update; the step was not saved"
+  ):
     checkpointing.check_finite(spoilt(state, moment, value=value), step=3)
   with pytest.raises(UserError, match="step 3: params/encoder/kernel and 1 more arrays not finite"):
     checkpointing.check_finite(spoilt(state, moment, parameter, value=value), step=3)

@@ -53,7 +53,7 @@ def test_it_ends_when_so_many_were_no_better(values, patience, ends, stopped):
 
 def test_it_says_what_was_best():
   _, why = noted([3.0, 2.0, 2.5, 2.5])
-  assert why.startswith("loss 2.0000 of step 20 was not bettered in 2 evaluations")
+  assert why.startswith("loss 2.0000 of step 20 did not improve in 2 evaluations")
 
 
 def test_a_stage_begins_anew():
@@ -71,7 +71,7 @@ def test_a_metric_that_is_not_measured_is_refused():
   with pytest.raises(UserError, match="measured by loss, rte/accuracy; did you mean rte/accuracy"):
     found.note(1, {"loss": 1.0, "rte/accuracy": 2.0})
   with pytest.raises(
-    UserError, match="early_stopping_metric='eval/loss': the run is measured by loss; did you mean loss"
+    UserError, match="early_stopping_metric='eval/loss': not a metric of this run. Give one of loss; did you mean loss"
   ):
     config_checks.check_measured(dataclasses.replace(CONFIG, patience=1, early_stopping_metric="eval/loss"), ["loss"])
   config_checks.check_measured(dataclasses.replace(CONFIG, patience=0, early_stopping_metric="eval/loss"), ["loss"])
@@ -88,9 +88,9 @@ def test_a_run_ends_early_and_goes_on_with_more_patience(text, tmp_path, capsys)
   still = ("--config.optimizer.learning_rate=0.0", "--config.eval.every=1", "--config.train.steps=6")
   arguments = lambda *options: test_nan_policy.arguments(text, tmp_path, *still, *options)
   assert command.main(arguments("--config.eval.patience=2")) == 0
-  assert "of step 1 was not bettered in 2 evaluations (config.eval.patience=2)" in (err := capsys.readouterr().err), err
+  assert "of step 1 did not improve in 2 evaluations (config.eval.patience=2)" in (err := capsys.readouterr().err), err
   assert list(test_train.losses(tmp_path)) == [1, 2, 3] and (tmp_path / "checkpoints" / "3").is_dir()
   assert command.main(arguments("--config.eval.patience=2")) == 0  # has ended
-  assert list(test_train.losses(tmp_path)) == [1, 2, 3] and "not bettered in 2" in capsys.readouterr().err
+  assert list(test_train.losses(tmp_path)) == [1, 2, 3] and "did not improve in 2" in capsys.readouterr().err
   assert command.main(arguments("--config.eval.patience=4")) == 0
   assert list(test_train.losses(tmp_path)) == [1, 2, 3, 4, 5]

@@ -133,9 +133,7 @@ def test_only_a_likelihood_has_it():
   )
   made = fisher_lib.likelihood(config).config
   assert (made.z_loss, made.label_smoothing) == (0.0, 0.0)
-  with pytest.raises(
-    UserError, match="config.train.loss=electra: gives an example no likelihood.*: cross_entropy, heads"
-  ):
+  with pytest.raises(UserError, match="config.train.loss=electra: is not a likelihood, .* cross_entropy, heads"):
     fisher_lib.likelihood(config.with_(train={"loss": "electra"}))
 
 
@@ -203,10 +201,10 @@ def test_what_is_in_files_is_left_out_and_put_back():
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    ((), "config.optimizer.fisher=F: says how fast .* no rule of config.optimizer.param_groups says which: add one"),
+    ((), "config.optimizer.fisher=F: no rule of config.optimizer.param_groups sets anchor, .* Add a rule"),
     (
       ("--config.optimizer.param_groups=.: anchor=1", "--config.lora.rank=2"),
-      "config.optimizer.fisher=F: config.lora leaves what the checkpoint has learned as it is",
+      "config.optimizer.fisher=F: config.lora already freezes the checkpoint's parameters",
     ),
   ],
 )
@@ -376,7 +374,7 @@ def test_a_run_whose_checkpoint_is_gone_says_so(information, tmp_path):
   [
     (("--config.data.mixtrue=a",), "no such key; nearest: data.mixture"),
     (("--config.data.mixtrue=a b",), "no such key; nearest: data.mixture"),
-    (("--config.train.loss=electra",), "config.train.loss=electra: gives an example no likelihood"),
+    (("--config.train.loss=electra",), "config.train.loss=electra: is not a likelihood"),
   ],
 )
 def test_what_cannot_be_asked(arguments, message, tmp_path, capsys):

@@ -51,7 +51,7 @@ def test_a_warmup_as_long_as_a_stage_is_refused():
   [
     ("optimizer.schedule=t5_inverse_sqrt optimizer.warmup_steps=500", "the learning rate stays at 0.05"),
     ("optimizer.warmup_ratio=0.0005", "of 500 steps is less than one step: there is no warm-up"),
-    ("optimizer.warmup_steps=499", "the warm-up leaves one of 500 steps: the learning rate does not fall"),
+    ("optimizer.warmup_steps=499", "the warm-up leaves one of 500 steps, so the learning rate does not fall"),
     (
       "optimizer.schedule=wsd optimizer.decay_fraction=0.002",
       "of 500 steps is 1 step: the learning rate does not fall",
@@ -85,7 +85,7 @@ def test_a_warmup_as_long_as_a_stage_is_refused():
       "eval.early_stopping_metric=rte/f1",
       "early_stopping_metric=rte/f1 has no effect: config.eval.patience=0: no evaluation ends the run",
     ),
-    ("nan_policy.spike_deviations=4 nan_policy.spike_window=500", "no loss counts as a spike; give fewer steps"),
+    ("nan_policy.spike_deviations=4 nan_policy.spike_window=500", "no loss counts as a spike. Give a smaller window"),
     ("nan_policy.on_spike=rollback", "config.nan_policy.on_spike=rollback has no effect"),
     ("nan_policy.max_skipped_fraction=0.5", "no update is skipped"),
     ("model.rotary_base=500000", "rotary_base=500000.0 has no effect: config.model.positions=relative"),
@@ -102,8 +102,11 @@ def test_a_warmup_as_long_as_a_stage_is_refused():
     ("data.files=a.txt data.alpha=0.3", "config.data.alpha=0.3 has no effect"),
     ("data.files=a.txt data.translation=fr", "translation=fr has no effect: config.data.objective=span_corruption"),
     ("data.files=a.txt data.annotations=names", "config.data.annotations=names has no effect"),
-    ("data.files=a.txt eval.num_shots=2", "config.eval.num_shots=2 has no effect: .* has no answers to measure"),
-    ("data.mixture=rte data.language=sw", "config.data.mixture=rte makes the examples itself"),
+    (
+      "data.files=a.txt eval.num_shots=2",
+      "config.eval.num_shots=2 has no effect: .* training text without answers to evaluate",
+    ),
+    ("data.mixture=rte data.language=sw", "config.data.mixture=rte defines the examples itself"),
     ("data.mixture=rte data.field=body", "config.data.field=body has no effect"),
     ("data.mixture=rte data.noise_density=0.3", "config.data.noise_density=0.3 has no effect"),
     ("data.mixture=rte data.alpha=0.3", "config.data.alpha=0.3 has no effect: config.data.sources is empty"),
@@ -141,15 +144,15 @@ def test_keys_that_a_table_does_not_read_are_reported(option):
   """Columns make the examples; splits, objectives and rates are of other data."""
   found = notes("data.files=a.tsv", "data.mixture=", "data.labels=auto", f"data.{option}")
   assert [note for note in found if "a table" in note] == [
-    f"config.data.{option} has no effect: config.data.files is a table (config.data.labels), whose columns make the"
-    " examples"
+    f"config.data.{option} has no effect: config.data.files is a table (config.data.labels), whose columns define"
+    " the examples"
   ]
 
 
 def test_writing_by_an_encoder_alone_is_reported():
   """Its tasks are answered by heads."""
   (note,) = (note for note in notes("eval.method=generate", name="tiny_bert") if "eval.method" in note)
-  assert note == "config.eval.method=generate has no effect: an encoder alone writes nothing"
+  assert note == "config.eval.method=generate has no effect: an encoder alone generates no text"
 
 
 def test_a_ratio_in_place_of_steps_is_reported():

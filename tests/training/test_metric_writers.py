@@ -155,7 +155,7 @@ def test_a_bad_event_costs_no_other(place, tmp_path, capsys):
     metric_writers.MetricWriter(epath.Path(tmp_path), start=3).close()
   assert events(tmp_path) == [(step, "train/loss", float(step)) for step in (1, 3)]
   assert (tmp_path / "events.damaged").read_bytes() == bytes(bad)
-  assert capsys.readouterr().err.count("damaged records were taken out (1), and are kept in ") == 1
+  assert capsys.readouterr().err.count("1 damaged records were removed; they are kept in ") == 1
 
 
 @given(strategies.lists(strategies.binary(max_size=30), max_size=4), strategies.binary(max_size=40), strategies.data())
@@ -187,7 +187,7 @@ def test_what_is_no_row_is_kept_beside_the_rows(tmp_path, capsys):
     writer.close()
   assert path.read_bytes().splitlines() == [row(step) for step in (1, 2, 3, 4)]
   assert (tmp_path / "metrics.jsonl.damaged").read_bytes().splitlines() == foreign
-  assert capsys.readouterr().err.count("6 damaged lines were taken out, and are kept in metrics.jsonl.damaged") == 1
+  assert capsys.readouterr().err.count("6 damaged lines were removed; they are kept in metrics.jsonl.damaged") == 1
   path.write_bytes(b"\n".join([row(1), *foreign]))  # as if it had been killed between
   metric_writers.MetricWriter(epath.Path(tmp_path), start=1).close()
   assert (tmp_path / "metrics.jsonl.damaged").read_bytes().splitlines() == foreign
@@ -202,7 +202,7 @@ def test_rows_that_no_checkpoint_belongs_to_are_kept_beside(tmp_path, capsys):
   row = lambda value: json.dumps({"step": 1, "train/loss": value}).encode()
   assert (tmp_path / "metrics.jsonl").read_bytes().splitlines() == [row(2.0)]
   assert (tmp_path / "metrics.jsonl.earlier").read_bytes().splitlines() == [row(1.0)]
-  assert "no checkpoint that its 1 rows lead to; they are kept in metrics.jsonl.earlier" in capsys.readouterr().err
+  assert "no checkpoint belongs to its 1 rows; they are kept in metrics.jsonl.earlier" in capsys.readouterr().err
 
 
 def test_a_disk_that_is_full_for_a_while_costs_no_line(tmp_path, monkeypatch, capsys):

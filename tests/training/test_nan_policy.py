@@ -132,7 +132,7 @@ def test_updates_are_left_out_until_there_are_too_many(tmp_path):
   few = watch(tmp_path, "on_nonfinite=skip", "max_consecutive_skips=2")
   assert [each.skipped for each in judged(few, nan, nan, 1.0, nan, nan)] == [1, 2, 2, 3, 4]
   again = watch(tmp_path, "on_nonfinite=skip", "max_consecutive_skips=2", saved=few.state())
-  with pytest.raises(UserError, match="more than config.nan_policy.max_consecutive_skips=2 updates one after another"):
+  with pytest.raises(UserError, match="more than config.nan_policy.max_consecutive_skips=2 consecutive updates"):
     judged(again, nan)
   rare = watch(tmp_path, "on_nonfinite=skip", "max_skipped_fraction=0.002")
   steps = rare._config.train.steps
@@ -171,7 +171,7 @@ def test_a_spike_is_gone_back_from(tmp_path):
 
 @pytest.mark.parametrize(
   "option, wanted",
-  [("on_spike=skip", "whether a loss is a spike is known when"), ("max_rollbacks=-1", "must be at least 0")],
+  [("on_spike=skip", "a spike is known only after"), ("max_rollbacks=-1", "must be at least 0")],
 )
 def test_what_cannot_be_asked_for_is_refused(option, wanted):
   """Before anything is built."""
@@ -210,7 +210,7 @@ def test_a_run_leaves_out_an_update_and_says_so(text, tmp_path, capsys, monkeypa
   """The row of that step has no loss, and the run goes on with the next batch."""
   poison(monkeypatch, 4)
   assert command.main(arguments(text, tmp_path, "--config.nan_policy.on_nonfinite=skip", "--config.train.steps=5")) == 0
-  assert "step 4: loss nan" in (err := capsys.readouterr().err) and "its update is left out, 1 so far" in err
+  assert "step 4: loss nan" in (err := capsys.readouterr().err) and "its update is skipped, 1 so far" in err
   assert list(test_train.losses(tmp_path)) == [1, 2, 3, 5]
   assert test_train.losses(tmp_path, "train/skipped") == {1: 0, 2: 0, 3: 0, 4: 1, 5: 1}
   assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()

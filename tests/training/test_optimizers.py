@@ -374,5 +374,5 @@ def test_rates_fall_towards_the_embedding():
 def test_layers_that_are_one_have_one_rate():
   """Those of ALBERT: nothing could fall from one to the next."""
   config = records(load_config("albert_base")).with_(optimizer={"layer_decay": 0.9})
-  with pytest.raises(UserError, match=r"config.optimizer.layer_decay=0.9: all layers of this model are one"):
+  with pytest.raises(UserError, match=r"config.optimizer.layer_decay=0.9: all layers share their parameters"):
     recipe.make(config)

@@ -50,7 +50,10 @@ def test_the_vocabulary_says_how_many_rows_its_embedding_has(config):
   assert found.model.vocab_size % 128 == 0 and 0 <= found.model.vocab_size - size < 128
   assert found.to_dict()["model"]["vocab_size"] == found.model.vocab_size
   assert train_data.resolved(config).model.vocab_size == 384
-  with pytest.raises(UserError, match="config.model.vocab_size=0 is the size of the vocabulary, .* give a number"):
+  with pytest.raises(
+    UserError,
+    match="config.model.vocab_size=0: the vocabulary size is only known .* Give --config.model.vocab_size=NUMBER",
+  ):
     recipe.make(config.with_(model={"vocab_size": 0}))
 
 

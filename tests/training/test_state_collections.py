@@ -217,9 +217,12 @@ def test_runs_without_collections_save_none(plain):
   [
     ({"optimizer.average": "emma"}, "config.optimizer.average='emma': known are ema; did you mean ema?"),
     ({"optimizer.average": "ema", "optimizer.average_decay": 1.5}, "config.optimizer.average_decay=1.5: must be from"),
-    ({"eval.average": True}, "config.eval.average=True: the run keeps no average; give config.optimizer.average=ema"),
-    ({"optimizer.param_groups": ("mlp: mask=1.5",)}, "mask=1.5: give a share, at least 0 and below 1"),
-    ({"optimizer.param_groups": ("mlp: maks=0.5",)}, "no setting 'maks'; there are frozen"),
+    ({"eval.average": True}, "config.eval.average=True: the run keeps no average. Give config.optimizer.average=ema"),
+    (
+      {"optimizer.param_groups": ("mlp: mask=1.5",)},
+      "mask=1.5: give the fraction of each parameter that is zero, at least 0 and below 1",
+    ),
+    ({"optimizer.param_groups": ("mlp: maks=0.5",)}, "unknown setting 'maks'. Give one of frozen"),
   ],
 )
 def test_bad_settings_are_refused(options, message):

@@ -88,7 +88,7 @@ def test_a_resumed_run_goes_on_in_the_same_place(notes, tmp_path, monkeypatch):
 WRONG = {
   "raises": ("raise RuntimeError('no way to the server')", "RuntimeError: no way to the server"),
   "exits": ("raise SystemExit(3)", "SystemExit: 3"),
-  "dies": ("os._exit(9)", "its process has ended with 9"),
+  "dies": ("os._exit(9)", "its process ended with exit status 9"),
   "hangs": ("time.sleep(600)", "more in the background"),
 }
 
@@ -109,7 +109,7 @@ def test_a_tracker_that_fails_costs_one_line(how, at, notes, tmp_path, monkeypat
   tracker.finish(trackers.FINISHED)
   wrong = [line for line in found if "https://" not in line]
   assert len(wrong) == 1 and expected in wrong[0] and wrong[0].startswith("config.logging.tracker=wandb: ")
-  assert wrong[0].endswith("; metrics.jsonl has all numbers")
+  assert wrong[0].endswith("; metrics.jsonl has all metrics")
   assert ("wandb login" in wrong[0]) == (how != "dies" and (at == "init" or how != "hangs"))
   tracker.write(2, {"train/loss": 1.0})
   tracker._child.wait(timeout=30)
@@ -142,7 +142,7 @@ def test_rows_that_come_too_fast_are_left_out_and_it_is_said_once(notes, tmp_pat
   for step in range(5_000):
     found.write(step, values)
   found.finish(trackers.FINISHED)
-  assert ["lacks some from step" in line for line in said] == [True, False]
+  assert ["some are missing from step" in line for line in said] == [True, False]
   found._child.wait(timeout=30)
 
 
@@ -165,7 +165,7 @@ def test_a_run_that_is_killed_is_told_of(notes, tmp_path):
   [
     ({"tracker": "wandbb"}, "did you mean wandb?"),
     ({"tracker": "mlflow", "project": ""}, "config.logging.project is empty"),
-    ({"histograms": -1}, "give steps between them"),
+    ({"histograms": -1}, "give the number of steps between histograms"),
   ],
 )
 def test_what_there_is_not_is_refused(values, message):

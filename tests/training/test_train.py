@@ -111,7 +111,7 @@ def test_a_run_writes_what_it_says(text, tmp_path, capsys, monkeypatch):
   (given,) = first_batches.read(workdir)
   assert (given["step"], len(given["rows"])) == (0, 3) and "encoder_input_tokens" in given["rows"][0]
   report = (workdir / "report.html").read_text()
-  assert "What the model made of the input of example 3" in report and "to be written by the decoder" in report
+  assert "Predictions on the input of example 3" in report and "target of the decoder" in report
   # Step 3 was not measured: it has no numbers, least of all those of step 2.
   checkpoints = manager.Checkpoints(epath.Path(workdir), keep=2)
   assert checkpoints.metrics() == {3: None, 6: {"loss": pytest.approx(losses(workdir, "eval/loss")[6])}}
@@ -178,7 +178,7 @@ def test_a_finished_run_keeps_its_config(text, tmp_path, capsys):
   assert command.main(arguments(text, workdir)) == 0
   config = (workdir / "config.json").read_bytes()
   assert command.main(arguments(text, workdir, "--config.train.log_every=2")) == 0
-  assert "nothing left to train" in capsys.readouterr().err
+  assert "training already finished at step" in capsys.readouterr().err
   assert (workdir / "config.json").read_bytes() == config
   assert command.main(arguments(text, workdir, "--config.train.log_every=2", "--config.train.steps=7")) == 0
   assert json.loads((workdir / "config.json").read_text())["train"]["log_every"] == 2
@@ -359,7 +359,7 @@ def test_a_state_that_is_not_finite_is_not_saved(text, tmp_path, capsys):
     "--config.optimizer.name=sgd",
   )
   assert command.main(arguments(text, tmp_path, *rate, "--config.checkpoint.save_interval_steps=1")) == 2
-  assert re.search("step 1: params/.* not finite after this update; it was not saved", capsys.readouterr().err)
+  assert re.search("step 1: params/.* not finite after this update; the step was not saved", capsys.readouterr().err)
   assert not any(path.name.isdigit() for path in (tmp_path / "checkpoints").iterdir())
 
 

@@ -172,7 +172,7 @@ def test_a_term_without_a_gradient_is_an_error():
   with jax.set_mesh(mesh):
     graphdef, state, shardings = train_state.init_train_state(lambda _: model, tx, toy.key(), mesh)
     step = train_step.make_train_step(graphdef, OfMetrics(toy.loss_config()), tx, shardings)
-    with pytest.raises(ValueError, match="the term 'of_metrics' of the loss does not depend on any parameter"):
+    with pytest.raises(ValueError, match="loss term 'of_metrics' does not depend on any trained parameter"):
       step.lower(state, uneven_batch(), toy.key())
 
 
