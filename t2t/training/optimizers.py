@@ -345,9 +345,7 @@ def make_optimizer(
   """
   if config.name not in OPTIMIZERS:
     near = did_you_mean(config.name, OPTIMIZERS)
-    raise UserError(
-      f"config.optimizer.name={config.name!r}: unknown optimizer. Give one of {', '.join(OPTIMIZERS)}{near}"
-    )
+    raise UserError(f"config.optimizer.name={config.name!r}: unknown. Give one of {', '.join(OPTIMIZERS)}{near}")
   schema.check_ranges("optimizer", config)
   schedule = schedules.make_schedule(config, num_steps) if schedule is None else schedule
   for pattern in config.no_decay:

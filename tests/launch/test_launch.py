@@ -38,8 +38,8 @@ def cloud(tmp_path, monkeypatch):
       "gke --name b --type v4-8 --image x --slices 2",
       "several slices only of several machines each",
     ),
-    ("gs://bucket/base", "runs/base", "give a path in a bucket"),
-    ("gs://bucket/base", "gs://bucket", "give a path in a bucket"),
+    ("gs://bucket/base", "runs/base", "Give a path in a bucket"),
+    ("gs://bucket/base", "gs://bucket", "Give a path in a bucket"),
     ("--workdir gs://bucket/base", "", "--workdir is missing"),
     ("tiny", "tinny", "nearest: tiny"),
     ("gs://bucket/base", "gs://bucket/base --config.train.step=3", "nearest: train.steps"),
@@ -72,7 +72,7 @@ def cloud(tmp_path, monkeypatch):
     ("-- train", "-- trian", "did you mean train?"),
     ("-- train", "-- launch", "not a t2t command"),
     ("--name base", "--name Base_1", "small letters"),
-    ("-- train", "status -- train", "give one of them"),
+    ("-- train", "status -- train", "give one of the two"),
     ("--type", "--slices 0 --type", "at least 1"),
     ("--type", "--wheel own.txt --type", "not a wheel of t2t"),
     ("tpu-vm", "tpu", "did you mean tpu-vm?"),
@@ -137,7 +137,7 @@ def test_a_name_that_nobody_has_or_several_have(jobs, capfd):
   jobs.on("squeue --me --noheader --format=%j", "base|41|RUNNING|node1\n")
   assert jobs.launch("delete --name base") == 2
   told = capfd.readouterr().err
-  assert "there are 2 of this name" in told and "t2t launch slurm --name base logs" in told
+  assert "2 jobs have this name" in told and "t2t launch slurm --name base logs" in told
   assert not [call for call in jobs.calls if "delete base" in call or "scancel" in call]
 
 
@@ -237,7 +237,7 @@ def test_what_could_not_be_asked_is_told_before_a_job_is_ended(jobs, capfd):
   jobs.on("squeue", (1, "", "slurm_load_jobs error: Unable to contact slurm controller"))
   jobs.launch("delete base")
   told = capfd.readouterr().err
-  assert told.index("squeue cannot list") < told.index("goes on with base") < told.index("Deleting")
+  assert told.index("squeue cannot list") < told.index("continuing with base") < told.index("Deleting")
 
 
 @pytest.mark.parametrize("line", ["gke --name base status", "slurm --name base status", "status base"])

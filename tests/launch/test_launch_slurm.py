@@ -118,8 +118,8 @@ def test_second_run_attaches(cloud, ended, capfd, tmp_path):
   ("error", "advice"),
   [
     ("sbatch: error: invalid partition specified: gpu", "--partition"),
-    ("sbatch: error: AssocGrpGRES: Job violates accounting/QOS policy", "fewer nodes"),
-    ("sbatch: error: Requested node configuration is not available", "asked for 4 GPUs each"),
+    ("sbatch: error: AssocGrpGRES: Job violates accounting/QOS policy", "fewer --nodes"),
+    ("sbatch: error: Requested node configuration is not available", "--gpus-per-node is 4"),
   ],
 )
 def test_refused(cloud, capfd, error, advice):

@@ -25,7 +25,7 @@ def test_a_process_takes_what_it_may(monkeypatch, limits, given):
 def test_too_few_are_refused(monkeypatch):
   """With what to type."""
   monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 64))
-  with pytest.raises(UserError, match=r"64 files open here.*ulimit -n 4096"):
+  with pytest.raises(UserError, match=r"open 64 files here.*ulimit -n 4096"):
     descriptors.allow()
 
 

@@ -163,7 +163,7 @@ def test_an_optimizer_without_first_moments_cannot_halve_them():
     (("embed:",), "'embed:': not a rule. Give PATTERN: SETTING"),
     (("(: frozen",), r"'\(' is no regular expression"),
     (("(?i)EMBED: frozen",), r"'\(\?i\)EMBED' is no regular expression: global flags"),
-    (("embed: frosen",), "no setting 'frosen'; there are frozen, .*; did you mean frozen?"),
+    (("embed: frosen",), "unknown setting 'frosen'. Give one of frozen, .*; did you mean frozen?"),
     (("embed: rate=0",), "rate=0: give a factor on the learning rate, above 0; use frozen to disable training"),
     (("embed: rate=nan",), "rate=nan: give a factor"),
     (("embed: rate",), "rate: give a factor"),

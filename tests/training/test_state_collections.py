@@ -215,7 +215,7 @@ def test_runs_without_collections_save_none(plain):
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    ({"optimizer.average": "emma"}, "config.optimizer.average='emma': known are ema; did you mean ema?"),
+    ({"optimizer.average": "emma"}, "config.optimizer.average='emma': unknown. Give one of ema; did you mean ema?"),
     ({"optimizer.average": "ema", "optimizer.average_decay": 1.5}, "config.optimizer.average_decay=1.5: must be from"),
     ({"eval.average": True}, "config.eval.average=True: the run keeps no average. Give config.optimizer.average=ema"),
     (
