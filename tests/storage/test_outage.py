@@ -135,6 +135,6 @@ def test_who_has_no_right_is_not_told_to_come_again():
   from google.api_core import exceptions
 
   codes = {}
-  for error in (exceptions.Forbidden("access to bucket"), exceptions.ServiceUnavailable("later")):
+  for error in (exceptions.Forbidden("no right"), exceptions.ServiceUnavailable("later")):
     codes[error.code] = outage.refusal("gs://bucket/a cannot be written", error).exit_code
   assert codes == {403: 2, 503: 75}

@@ -153,7 +153,7 @@ def test_a_config_with_absurd_values(key, value, folder):
 )
 def test_a_config_that_is_no_json(content, folder):
   (folder / "config.json").write_bytes(content)
-  with pytest.raises(UserError, match=r"config\.json: (cannot be read as JSON|holds no JSON object)"):
+  with pytest.raises(UserError, match=r"config\.json: (cannot be read as JSON|not a JSON object)"):
     convert.open_foreign(str(folder))
 
 
