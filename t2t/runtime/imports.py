@@ -14,7 +14,7 @@ from t2t import UserError
 
 
 class UnknownName(UserError, ImportError):
-  """A name that a stand-in for a package lacks; the message has the lines that replace it.
+  """A missing name in a stand-in for a package; the message has the lines that replace it.
 
   It is also an ImportError, so that code with an optional import of the package catches it.
   """

@@ -104,7 +104,7 @@ def _line(connection: socket.socket, seconds: float, *, limit: int = _LINE) -> s
     connection.settimeout(max(0.01, deadline - time.monotonic()))
     byte = connection.recv(1)
     if not byte:
-      raise ConnectionError("connection closed")
+      raise ConnectionError("connection closed by the peer")
     received += byte
     if len(received) > limit or time.monotonic() > deadline:
       raise ConnectionError("line too long")

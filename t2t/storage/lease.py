@@ -118,7 +118,7 @@ class Lease:
     return new_generation
 
   def _refusal(self, holder: _Holder) -> str:
-    return f"{self._path}: another run ({holder}) writes there. Wait for it, stop it, or give another --workdir"
+    return f"{self._path}: another run ({holder}) is writing there. Wait for it, stop it, or give another --workdir"
 
   def _wait_for_the_end_of(self, holder: _Holder, generation: int) -> None:
     if holder.is_dead():

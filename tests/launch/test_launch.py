@@ -1,4 +1,4 @@
-"""What all launchers share: what is refused before anything is paid for, TPU types, hosts, and docs/launch.md."""
+"""Common parts of all launchers: checks before anything costs money, TPU types, hosts, and docs/launch.md."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def cloud(tmp_path, monkeypatch):
   ],
 )
 def test_refused_before_anything_is_paid_for(cloud, tmp_path, capfd, old, new, words):
-  """A mistake costs a message that names it, and no machine."""
+  """A mistake costs an error message, but no machine."""
   (tmp_path / "own.txt").write_text("text")
   assert old in LAUNCH
   assert cloud.launch(LAUNCH.replace(old, new, 1)) == 2
@@ -88,7 +88,7 @@ def test_refused_before_anything_is_paid_for(cloud, tmp_path, capfd, old, new, w
 
 
 def test_own_files_come_along(cloud, tmp_path, capsys):
-  """A config and task modules of one's own are copied, and the hosts' command names the copies."""
+  """A local config and task modules are copied, and the hosts' command names the copies."""
   (tmp_path / "my").mkdir()
   (tmp_path / "my" / "own.py").write_text("from t2t.configs import tiny\nget_config = tiny.get_config\n")
   (tmp_path / "my" / "tasks.py").write_text("")
@@ -122,7 +122,7 @@ def jobs(cloud):
   ],
 )
 def test_a_job_is_looked_after_by_its_name(jobs, name, call):
-  """Wherever it runs, without the command that launched it."""
+  """On any platform, without the command that launched it."""
   jobs.on("queued-resources describe", json.dumps(NODE))
   jobs.on("get jobset pods", json.dumps(JOBSET))
   jobs.on("squeue .*--name", "41|RUNNING|node1|t2t:x\n")
@@ -131,7 +131,7 @@ def test_a_job_is_looked_after_by_its_name(jobs, name, call):
 
 
 def test_a_name_that_nobody_has_or_several_have(jobs, capfd):
-  """Is told, with what to write; nothing is deleted."""
+  """The error shows what to write; nothing is deleted."""
   assert jobs.launch("delete nobody") == 2
   assert "no job nobody on Cloud TPU, GKE, SLURM" in capfd.readouterr().err
   jobs.on("squeue --me --noheader --format=%j", "base|41|RUNNING|node1\n")
@@ -165,7 +165,7 @@ def test_a_name_that_nobody_has_or_several_have(jobs, capfd):
   ],
 )
 def test_a_program_that_fails_is_told_in_a_sentence(jobs, capfd, program, error, words):
-  """And by the exit code; what the others have is shown."""
+  """With the exit code; jobs of the other platforms are shown."""
   jobs.on(program, (1, "", error))
   assert jobs.launch("status") == 2
   told = capfd.readouterr()
@@ -187,7 +187,7 @@ def test_a_program_that_fails_is_told_in_a_sentence(jobs, capfd, program, error,
   ],
 )
 def test_an_answer_that_is_not_understood_is_shown(jobs, capfd, program, answer):
-  """With who gave it; what the others have is shown."""
+  """With the program; jobs of the other platforms are shown."""
   jobs.on(program, answer)
   assert jobs.launch("status") == 2
   told = capfd.readouterr()
@@ -196,7 +196,7 @@ def test_an_answer_that_is_not_understood_is_shown(jobs, capfd, program, answer)
 
 
 def test_what_is_not_said_yet_is_not_there_yet(jobs, capfd):
-  """Machines of a request that were given none, and conditions of a JobSet that has none."""
+  """A request without machines, and a JobSet without conditions."""
   jobs.on("queued-resources list", json.dumps([NODE | {"tpu": {"nodeSpec": []}}]))
   jobs.on("get jobsets", json.dumps({"items": [JOBSET | {"status": None}]}))
   assert jobs.launch("status") == 0
@@ -209,14 +209,14 @@ def test_what_is_not_said_yet_is_not_there_yet(jobs, capfd):
 
 @pytest.mark.parametrize(("name", "described"), [("base", "queued-resources describe"), ("pods", "get jobset pods")])
 def test_a_job_that_is_described_oddly_is_refused(jobs, capfd, name, described):
-  """Whichever program describes it."""
+  """From any program."""
   jobs.on(described, "WARNING: something\n{}")
   assert jobs.launch(f"status {name}") == 2
   assert ": unexpected output" in capfd.readouterr().err
 
 
 def test_a_program_that_never_answers_is_told(jobs, capfd, monkeypatch):
-  """And what the others have is shown."""
+  """Jobs of the other platforms are shown."""
   ask = shell.Shell.ask
 
   def hanging(self, command, *, timeout=3600.0, **options):
@@ -232,7 +232,7 @@ def test_a_program_that_never_answers_is_told(jobs, capfd, monkeypatch):
 
 
 def test_what_could_not_be_asked_is_told_before_a_job_is_ended(jobs, capfd):
-  """It may have one of the same name."""
+  """It may have a job of the same name."""
   jobs.on("queued-resources describe", json.dumps(NODE))
   jobs.on("squeue", (1, "", "slurm_load_jobs error: Unable to contact slurm controller"))
   jobs.launch("delete base")
@@ -242,7 +242,7 @@ def test_what_could_not_be_asked_is_told_before_a_job_is_ended(jobs, capfd):
 
 @pytest.mark.parametrize("line", ["gke --name base status", "slurm --name base status", "status base"])
 def test_a_job_that_cannot_be_looked_up_is_told_in_a_sentence(cloud, capfd, line):
-  """And by the exit code; what the program wrote is no part of it."""
+  """With the exit code, and without the program's output."""
   cloud.on("kubectl", (1, "", "E1125 memcache.go:265] x\nThe connection to the server x was refused"))
   cloud.on("squeue", (1, "", "slurm_load_jobs error: Unable to contact slurm controller"))
   assert cloud.launch(line) == 2
@@ -257,7 +257,7 @@ def test_a_job_that_cannot_be_looked_up_is_told_in_a_sentence(cloud, capfd, line
   "words", ["train --config tiny --workdir gs://bucket/base", "--config tiny --workdir gs://b/x"]
 )
 def test_a_command_without_dashes_before_it(cloud, capfd, words):
-  """What is to be written is told, to be pasted."""
+  """The error has the line to paste."""
   assert cloud.launch(f"{LAUNCH.partition(' -- ')[0]} {words}") == 2
   told = capfd.readouterr().err
   assert f"--zone us-central1-a -- train {words.removeprefix('train ')}" in " ".join(told.split())
@@ -273,7 +273,7 @@ def test_a_command_without_dashes_before_it(cloud, capfd, words):
   ],
 )
 def test_options_are_written_as_those_of_other_commands_too(cloud, capfd, line, words):
-  """With underscores; what they are given stays as it is."""
+  """With underscores; values do not change."""
   assert cloud.launch(line) == 0
   assert words in capfd.readouterr().out and not cloud.calls
 
@@ -296,14 +296,14 @@ def test_options_are_written_as_those_of_other_commands_too(cloud, capfd, line, 
   ],
 )
 def test_tpu_types(name, topology, chips, hosts, gke_hosts):
-  """Chips, machines and topologies as Google's tables have them."""
+  """Chips, machines and topologies of Google's tables."""
   found = tpu_types.tpu_type(name)
   assert (found.topology, found.chips, found.hosts, found.gke_hosts) == (topology, chips, hosts, gke_hosts)
 
 
 @pytest.mark.parametrize("name", [*tpu_types.TYPES, "v5e-16"])
 def test_a_slice_has_the_same_names_everywhere(name):
-  """What `plan` takes `launch` takes, and the other way round."""
+  """`plan` and `launch` accept the same names."""
   sides = tpu_types.topology(name)
   found = tpu_types.tpu_type(name)
   assert tpu_types.tpu_type(sides) == found and sides.endswith(f":{found.topology}")
@@ -311,7 +311,7 @@ def test_a_slice_has_the_same_names_everywhere(name):
 
 
 def test_a_slice_that_there_is_not_is_named_with_its_option():
-  """By either name."""
+  """With either name."""
   with pytest.raises(UserError, match="--topology v5e-17: no such TPU type"):
     tpu_types.topology("v5e-17")
   with pytest.raises(UserError, match="--type v5e:3x3: no such TPU type"):
@@ -319,20 +319,20 @@ def test_a_slice_that_there_is_not_is_named_with_its_option():
 
 
 def test_shown_commands_can_be_pasted():
-  """Whatever the words are, and however long: a shell reads back what was shown."""
+  """For any words and lengths: a shell parses the output back to the same words."""
   words = ["echo", "a b", "it's", "$HOME", "line\nline", "", *(f"--flag-{i}={'x' * i}" for i in range(40))]
   done = subprocess.run(["bash", "-c", shell.shown(["printf", "%s\\0", *words])], capture_output=True, text=True)
   assert done.stdout.split("\0")[:-1] == words
 
 
 def test_a_program_that_does_not_end():
-  """It is ended with what it has started, and its exit code says so."""
+  """It is killed with its children, and the exit code shows the timeout."""
   answer = shell.Shell().ask(["bash", "-c", "sleep 1000 & wait"], timeout=0.2)
   assert answer.code == 124 and "timeout" in answer.reason()
 
 
 def test_host_that_may_not_write(tmp_path):
-  """The machines have an account of their own: whether it may write is tried before training."""
+  """The machines have their own account: its write access is tested before training."""
   host.check_workdir(str(tmp_path / "run"))
   assert not list((tmp_path / "run").iterdir())
   (tmp_path / "file").write_text("")
@@ -341,20 +341,20 @@ def test_host_that_may_not_write(tmp_path):
 
 
 def readme_lines():
-  """Every `t2t launch` of the page, its continuation lines joined."""
+  """Returns every `t2t launch` line of the page, with continuation lines joined."""
   text = PAGE.read_text().replace("\\\n", " ")
   return [line.strip() for line in text.splitlines() if line.strip().startswith("t2t launch ")]
 
 
 def test_readme_has_commands():
-  """A test over no lines passes always."""
+  """A test over no lines would always pass."""
   assert len(readme_lines()) > 10
   assert {line.split()[2] for line in readme_lines()} == {"status", "logs", "stop", "delete", "tpu-vm", "gke", "slurm"}
 
 
 @pytest.mark.parametrize("line", readme_lines())
 def test_commands_of_the_readme(cloud, tmp_path, monkeypatch, line):
-  """Each is accepted, under --dry-run and with nothing installed."""
+  """Each is accepted with --dry-run and without installed programs."""
   monkeypatch.setenv("PATH", "")
   (tmp_path / "my_config.py").write_text("from t2t.configs import tiny\nget_config = tiny.get_config\n")
   for setting in ("PROJECT=my-project", "REGION=us-central1", "ZONE=us-central1-a", "BUCKET=my-bucket"):

@@ -1,4 +1,4 @@
-"""`t2t replay` does a step of a run again, bit for bit, and says where a number that is not finite arises."""
+"""`t2t replay` repeats a step of a run bit for bit, and finds the origin of a NaN."""
 
 import json
 import shutil
@@ -11,12 +11,12 @@ from t2t import __main__ as command
 
 pytestmark = pytest.mark.slow
 
-text = test_train.text  # the fixture
+text = test_train.text  # fixture
 
 
 @pytest.fixture(scope="module")
 def run(text, tmp_path_factory):
-  """A run of five steps that ended at the last, whose batch gives a NaN; checkpoints 2 and 4."""
+  """A run that ended at step 5 because of a NaN batch, with checkpoints 2 and 4."""
   workdir = tmp_path_factory.mktemp("replay") / "run"
   options = ("--config.train.steps=5", "--config.checkpoint.save_interval_steps=2")
   with pytest.MonkeyPatch.context() as patch:
@@ -31,8 +31,8 @@ def content(folder):
 
 @pytest.mark.exhaustive
 def test_a_step_is_what_it_was_and_the_run_is_left_alone(run, capsys):
-  """Replayed from a checkpoint that is not the last, two steps before it."""
-  unfinished = run / "checkpoints" / "3.orbax-checkpoint-tmp"  # which the same command again would take away
+  """From an earlier checkpoint, two steps before the step."""
+  unfinished = run / "checkpoints" / "3.orbax-checkpoint-tmp"  # the same command again would remove it
   unfinished.mkdir()
   before = content(run)
   assert command.main(["replay", str(run), "--step", "4", "--rows", "2"]) == 0
@@ -57,8 +57,8 @@ def test_another_loss_than_the_one_recorded_is_told(run, tmp_path, capsys):
 
 @pytest.mark.exhaustive
 def test_the_first_place_of_a_nan_is_named(run, capsys, monkeypatch):
-  """In the weights of the batch, which the loss reads: parameters were finite, gradients are not."""
-  test_nan_policy.poison(monkeypatch, 1)  # the one batch behind step 4
+  """The origin is in the weights of the batch: parameters were finite, gradients are not."""
+  test_nan_policy.poison(monkeypatch, 1)  # the only batch after step 4
   assert command.main(["replay", str(run), "--step", "5", "--rows", "1"]) == 0
   out = capsys.readouterr().out
   assert "loss now       nan; none is recorded" in out and "parameters     were finite" in out
