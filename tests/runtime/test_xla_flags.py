@@ -92,7 +92,7 @@ def test_the_opposite_of_deterministic_is_refused(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", same)
     assert xla_flags.make_deterministic() == []
   monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/tmp/x --xla_gpu_deterministic_ops=false")
-  with pytest.raises(UserError, match="but XLA_FLAGS has --xla_gpu_deterministic_ops=false: take it out"):
+  with pytest.raises(UserError, match="but XLA_FLAGS has --xla_gpu_deterministic_ops=false. Remove it"):
     xla_flags.make_deterministic()
 
 
