@@ -171,7 +171,7 @@ def manifest(request: Request, job: job_lib.Job, *, token: str = "TOKEN") -> str
 def _node_pool(request: Request) -> str:
   """Returns the command that creates a node pool for one slice."""
   tpu = request.tpu
-  # TPU7x needs a workload policy; the README shows how to create it.
+  # TPU7x needs a workload policy; docs/launch.md shows how to create it.
   placement = f"--tpu-topology={tpu.topology}" if tpu.label != "tpu7x" else "--placement-policy=POLICY"
   return shell_lib.shown(
     ["gcloud", "container", "node-pools", "create", f"{tpu.name}-0", "--cluster=CLUSTER", "--location=REGION"]
